@@ -1,0 +1,1 @@
+//! Summaries and views of a decoded flow

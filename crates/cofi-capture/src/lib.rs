@@ -1,0 +1,1 @@
+//! Engines that run a program and drive the trace unit

@@ -1,0 +1,1 @@
+//! From packets and code to the exact flow of control

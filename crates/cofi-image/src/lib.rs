@@ -1,0 +1,1 @@
+//! What code stood where, and when

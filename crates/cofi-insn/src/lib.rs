@@ -1,0 +1,1 @@
+//! Branch class, length and direct target of one x86 instruction

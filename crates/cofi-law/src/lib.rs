@@ -1,0 +1,1 @@
+//! The law: decode(trace(execution)) = execution, tested over generated programs

@@ -1,0 +1,1 @@
+//! The packet formats of Processor Trace: decode, encode and print, from one table each

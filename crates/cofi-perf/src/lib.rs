@@ -1,0 +1,1 @@
+//! perf.data: read and write, with Processor Trace and its sideband

@@ -1,0 +1,1 @@
+//! Joins trace, sideband and code into the flow of every thread

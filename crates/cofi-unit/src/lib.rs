@@ -1,0 +1,1 @@
+//! The trace unit of Processor Trace as an executable model

@@ -1,0 +1,3 @@
+//! The `cofi` command.
+
+fn main() {}
