@@ -1,0 +1,83 @@
+//! When timing packets are due: MTC, CYC, TSC with TMA (33.3.6, 33.4.2.11–14).
+
+use crate::client::Clock;
+use crate::spec::{CrystalRatio, Ctl};
+use cofi_packet::intel::{Packet, Uint};
+
+/// What the passing of time asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Due {
+    Nothing,
+    /// The watched bit range of the ART changed: an MTC with this payload.
+    Mtc(u8),
+    /// So much time passed unseen that MTCs can no longer tell it: TSC, TMA and CBR.
+    Resync,
+}
+
+/// The state behind the timing packets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Timing {
+    /// ART >> MTCFreq when last looked at.
+    mtc_count: u64,
+    /// Core cycles at the last CYC, or when counting began.
+    cyc_origin: u64,
+    /// A CYC was sent in the cycle `cyc_origin`.
+    cyc_sent: bool,
+}
+
+/// So many MTCs may be dropped in a row before a resync: half of what their 8-bit payload can tell.
+const MAX_DROPPED_MTC: u64 = 128;
+
+impl Timing {
+    /// TriggerEn was set: counting begins.
+    pub(crate) fn start(&mut self, clock: Clock, ctl: Ctl, crystal: CrystalRatio) {
+        self.mtc_count = crystal.art(clock.tsc).0 >> ctl.mtc_freq();
+        self.cyc_origin = clock.cycles;
+        self.cyc_sent = false;
+    }
+
+    /// Time went on to `clock`. An MTC is due whenever the watched bits change; where the client's clock jumps over
+    /// several, only the last is sent (33.4.2.12 lets MTCs be dropped).
+    pub(crate) fn advance(&mut self, clock: Clock, ctl: Ctl, crystal: CrystalRatio) -> Due {
+        if !ctl.mtc_en() {
+            return Due::Nothing;
+        }
+        let count = crystal.art(clock.tsc).0 >> ctl.mtc_freq();
+        let passed = count.wrapping_sub(core::mem::replace(&mut self.mtc_count, count));
+        match passed {
+            0 => Due::Nothing,
+            1..=MAX_DROPPED_MTC => Due::Mtc(count as u8),
+            _ if ctl.tsc_en() => Due::Resync,
+            _ => Due::Mtc(count as u8),
+        }
+    }
+
+    /// A CYC-eligible packet is about to be sent: the cycle count to send before it, if one is due.
+    pub(crate) fn cyc(&mut self, clock: Clock, ctl: Ctl) -> Option<u64> {
+        let cycles = clock.cycles.wrapping_sub(self.cyc_origin);
+        let threshold = match ctl.cyc_thresh() {
+            0 => 0,
+            n => 1 << (n - 1),
+        };
+        let same_cycle = self.cyc_sent && cycles == 0;
+        if !ctl.cyc_en() || cycles < threshold || same_cycle {
+            return None;
+        }
+        self.cyc_origin = clock.cycles;
+        self.cyc_sent = true;
+        Some(cycles)
+    }
+}
+
+/// The TSC packet for a moment, and its TMA where MTCs are on too.
+pub(crate) fn tsc_tma(clock: Clock, ctl: Ctl, crystal: CrystalRatio) -> (Packet, Option<Packet>) {
+    let tsc = Packet::Tsc {
+        tsc: Uint::truncate(clock.tsc),
+    };
+    let (art, fast) = crystal.art(clock.tsc);
+    let tma = Packet::Tma {
+        ctc: art as u16,
+        fc: Uint::truncate(fast),
+    };
+    (tsc, ctl.mtc_en().then_some(tma))
+}

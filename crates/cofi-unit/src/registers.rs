@@ -1,0 +1,132 @@
+//! The register file: a write is checked whole, then committed; the unit acts on it afterwards.
+
+use crate::spec::Capabilities;
+use crate::spec::msr::{
+    self, Access, Cr3Match, Ctl, OutputBase, OutputMaskPtrs, RegisterSpec, Status,
+};
+
+/// The fault that an access to a register raises.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// General protection fault, with the rule that was broken.
+    #[error("#GP: MSR {msr:#x}, value {value:#x}: {rule}")]
+    GeneralProtection {
+        /// The MSR's address.
+        msr: u32,
+        /// The value written (zero for a read).
+        value: u64,
+        /// The rule, with its section.
+        rule: &'static str,
+    },
+}
+
+/// The trace configuration registers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Registers {
+    pub(crate) ctl: Ctl,
+    pub(crate) status: Status,
+    pub(crate) cr3_match: Cr3Match,
+    pub(crate) base: OutputBase,
+    pub(crate) mask_ptrs: OutputMaskPtrs,
+}
+
+const LOWER_MASK: u64 = 0x7f;
+
+impl Registers {
+    pub(crate) fn new() -> Self {
+        Self {
+            mask_ptrs: OutputMaskPtrs(LOWER_MASK),
+            ..Self::default()
+        }
+    }
+
+    fn spec(caps: &Capabilities, address: u32) -> Option<&'static RegisterSpec> {
+        let spec = msr::ALL.iter().find(|spec| spec.address == address)?;
+        let exists = match address {
+            msr::IA32_RTIT_CR3_MATCH => caps.cr3_filter,
+            msr::IA32_RTIT_OUTPUT_BASE | msr::IA32_RTIT_OUTPUT_MASK_PTRS => caps.single_range,
+            _ => true,
+        };
+        exists.then_some(spec)
+    }
+
+    fn slot(&mut self, address: u32) -> Option<&mut u64> {
+        Some(match address {
+            msr::IA32_RTIT_CTL => &mut self.ctl.0,
+            msr::IA32_RTIT_STATUS => &mut self.status.0,
+            msr::IA32_RTIT_CR3_MATCH => &mut self.cr3_match.0,
+            msr::IA32_RTIT_OUTPUT_BASE => &mut self.base.0,
+            msr::IA32_RTIT_OUTPUT_MASK_PTRS => &mut self.mask_ptrs.0,
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn read(&self, caps: &Capabilities, address: u32) -> Result<u64, Fault> {
+        let absent = Fault::GeneralProtection {
+            msr: address,
+            value: 0,
+            rule: "no such register (33.2.8, Table 33-11)",
+        };
+        Self::spec(caps, address).ok_or(absent)?;
+        let mut copy = *self;
+        copy.slot(address).map(|slot| *slot).ok_or(absent)
+    }
+
+    /// Checks a write as a whole and commits it; nothing changes when it faults.
+    pub(crate) fn write(
+        &mut self,
+        caps: &Capabilities,
+        address: u32,
+        value: u64,
+    ) -> Result<(), Fault> {
+        let gp = |rule| {
+            Err(Fault::GeneralProtection {
+                msr: address,
+                value,
+                rule,
+            })
+        };
+        let Some(spec) = Self::spec(caps, address) else {
+            return gp("no such register (33.2.8, Table 33-11)");
+        };
+        if self.ctl.trace_en() && address != msr::IA32_RTIT_CTL {
+            return gp("TraceEn is set (33.2.8.1)");
+        }
+        let mut writable = 0;
+        let mut ignored = 0;
+        let mut forced = 0;
+        for field in spec.fields.iter().filter(|field| (field.present)(caps)) {
+            match field.access {
+                Access::Rw => writable |= field.mask(),
+                Access::ReadOnly => ignored |= field.mask(),
+                Access::ForcedOne => forced |= field.mask(),
+            }
+            let encoding = (value & field.mask()) >> field.low;
+            if field.high - field.low <= 4 && (field.encodings)(caps) >> encoding & 1 == 0 {
+                return gp("an encoding that CPUID does not enumerate (Table 33-6, Table 33-12)");
+            }
+        }
+        if address == msr::IA32_RTIT_OUTPUT_BASE {
+            writable &= u64::MAX >> (64 - u32::from(caps.max_phys_addr.clamp(8, 64)));
+        }
+        if value & !(writable | ignored | forced) != 0 {
+            return gp("a reserved bit is set (33.2.8.1)");
+        }
+        if address == msr::IA32_RTIT_CTL {
+            let new = Ctl(value);
+            if self.ctl.trace_en() && new.trace_en() && new != self.ctl {
+                return gp("a change while TraceEn stays set (33.2.8.3)");
+            }
+            if new.trace_en() && !caps.single_range {
+                return gp(
+                    "TraceEn without an output scheme that the processor has (Table 33-6, ToPA)",
+                );
+            }
+        }
+        if let Some(slot) = self.slot(address) {
+            *slot = value & writable | *slot & ignored | forced;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,7 @@
+//! The manual's declarations, and nothing else: registers with their fields, capabilities. Behaviour lives elsewhere.
+
+mod cpuid;
+pub mod msr;
+
+pub use cpuid::{Capabilities, CrystalRatio};
+pub use msr::{Cr3Match, Ctl, OutputBase, OutputMaskPtrs, Status};

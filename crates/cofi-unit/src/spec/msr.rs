@@ -1,0 +1,198 @@
+//! The trace configuration MSRs (33.2.8), each declared once: address, section, and every field with its bits, its
+//! access and what it takes to be there. What no field covers is reserved. Every register is zero after reset but
+//! for bits forced to 1.
+
+use super::Capabilities;
+
+/// How software may access a field.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Read and write.
+    Rw,
+    /// Written by the processor; what software writes there is ignored.
+    ReadOnly,
+    /// Always 1; what software writes there is ignored.
+    ForcedOne,
+}
+
+/// One field of a register.
+#[derive(Clone, Copy)]
+pub struct FieldSpec {
+    /// The manual's name.
+    pub name: &'static str,
+    /// Its lowest bit.
+    pub low: u32,
+    /// The bit after its highest.
+    pub high: u32,
+    /// Who writes it.
+    pub access: Access,
+    /// Whether a processor has it; otherwise its bits are reserved.
+    pub present: fn(&Capabilities) -> bool,
+    /// The legal encodings as a bitmap, for fields of up to four bits; all ones where every encoding is legal.
+    pub encodings: fn(&Capabilities) -> u16,
+}
+
+impl FieldSpec {
+    /// The field's bits.
+    #[must_use]
+    pub const fn mask(&self) -> u64 {
+        (u64::MAX >> (64 - (self.high - self.low))) << self.low
+    }
+}
+
+/// One register.
+#[derive(Clone, Copy)]
+pub struct RegisterSpec {
+    /// The manual's name.
+    pub name: &'static str,
+    /// The MSR address.
+    pub address: u32,
+    /// The section that defines it.
+    pub section: &'static str,
+    /// Its fields.
+    pub fields: &'static [FieldSpec],
+}
+
+const fn always(_: &Capabilities) -> bool {
+    true
+}
+const fn any(_: &Capabilities) -> u16 {
+    u16::MAX
+}
+
+macro_rules! field_type {
+    ($value:expr, bool) => {
+        $value != 0
+    };
+    ($value:expr, u64) => {
+        $value
+    };
+}
+macro_rules! or {
+    ($default:expr $(,)?) => {
+        $default
+    };
+    ($default:expr, $given:expr) => {
+        $given
+    };
+}
+
+macro_rules! registers {
+    ($(
+        $(#[$doc:meta])*
+        $Type:ident $CONST:ident $name:literal $address:literal $section:literal {
+            $( $(#[$fdoc:meta])* $field:ident $with:ident $fname:literal $low:literal..$high:literal $ty:ident $access:ident
+               $(if $present:expr)? $(, encodings $encodings:expr)? ; )*
+        }
+    )*) => {
+        $(
+            #[doc = concat!("Address of ", $name, " (", $section, ").")]
+            pub const $CONST: u32 = $address;
+
+            $(#[$doc])* #[doc = concat!("\n\n", $name, ", section ", $section, ".")]
+            #[derive(Clone, Copy, PartialEq, Eq, Default)]
+            pub struct $Type(pub u64);
+
+            impl $Type {
+                /// The register's declaration.
+                pub const SPEC: RegisterSpec = RegisterSpec {
+                    name: $name,
+                    address: $address,
+                    section: $section,
+                    fields: &[$( FieldSpec {
+                        name: $fname, low: $low, high: $high, access: Access::$access,
+                        present: or!(always, $($present)?),
+                        encodings: or!(any, $($encodings)?),
+                    } ),*],
+                };
+                $(
+                    $(#[$fdoc])*
+                    #[must_use]
+                    pub const fn $field(self) -> $ty {
+                        field_type!((self.0 >> $low) & (u64::MAX >> (64 - ($high - $low))), $ty)
+                    }
+                    #[doc = concat!("The value with ", $fname, " set to `value` (which is cut to the field's width).")]
+                    #[must_use]
+                    pub const fn $with(self, value: $ty) -> Self {
+                        let mask = u64::MAX >> (64 - ($high - $low));
+                        Self(self.0 & !(mask << $low) | (value as u64 & mask) << $low)
+                    }
+                )*
+            }
+
+            impl core::fmt::Debug for $Type {
+                fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                    write!(f, concat!($name, " = {:#x}"), self.0)
+                }
+            }
+        )*
+
+        /// Every register.
+        pub const ALL: &[RegisterSpec] = &[$($Type::SPEC),*];
+    };
+}
+
+registers! {
+    /// The primary enable and control register.
+    Ctl IA32_RTIT_CTL "IA32_RTIT_CTL" 0x570 "33.2.8.2" {
+        /// Tracing is enabled.
+        trace_en with_trace_en "TraceEn" 0..1 bool Rw;
+        /// CYC packets.
+        cyc_en with_cyc_en "CYCEn" 1..2 bool Rw if |c| c.psb_cyc;
+        /// Trace CPL 0.
+        os with_os "OS" 2..3 bool Rw;
+        /// Trace CPL > 0.
+        user with_user "User" 3..4 bool Rw;
+        /// Trace only where CR3 matches IA32_RTIT_CR3_MATCH.
+        cr3_filter with_cr3_filter "CR3Filter" 7..8 bool Rw if |c| c.cr3_filter;
+        /// MTC packets.
+        mtc_en with_mtc_en "MTCEn" 9..10 bool Rw if |c| c.mtc;
+        /// TSC packets.
+        tsc_en with_tsc_en "TSCEn" 10..11 bool Rw;
+        /// No RET compression.
+        dis_retc with_dis_retc "DisRETC" 11..12 bool Rw;
+        /// COFI-based packets.
+        branch_en with_branch_en "BranchEn" 13..14 bool Rw;
+        /// The ART bit whose toggling sends an MTC.
+        mtc_freq with_mtc_freq "MTCFreq" 14..18 u64 Rw if |c| c.mtc, encodings |c| c.mtc_periods;
+        /// CYC packets at most every 2^(n-1) cycles; 0: every cycle.
+        cyc_thresh with_cyc_thresh "CycThresh" 19..23 u64 Rw if |c| c.psb_cyc, encodings |c| c.cycle_thresholds;
+        /// A PSB every 2^(n+11) bytes.
+        psb_freq with_psb_freq "PSBFreq" 24..28 u64 Rw if |c| c.psb_cyc, encodings |c| c.psb_frequencies;
+    }
+    /// What the unit is doing.
+    Status IA32_RTIT_STATUS "IA32_RTIT_STATUS" 0x571 "33.2.8.4" {
+        /// Tracing is allowed for the current IP.
+        filter_en with_filter_en "FilterEn" 0..1 bool ReadOnly;
+        /// Tracing is allowed for the current context.
+        context_en with_context_en "ContextEn" 1..2 bool ReadOnly;
+        /// Tracing is active.
+        trigger_en with_trigger_en "TriggerEn" 2..3 bool ReadOnly;
+        /// An operational error was met (33.3.10).
+        error with_error "Error" 4..5 bool Rw;
+        /// A stop condition was met.
+        stopped with_stopped "Stopped" 5..6 bool Rw;
+        /// Packet bytes sent since the last PSB.
+        packet_byte_cnt with_packet_byte_cnt "PacketByteCnt" 32..49 u64 Rw if |c| c.psb_cyc;
+    }
+    /// The CR3 value that CR3 filtering lets through.
+    Cr3Match IA32_RTIT_CR3_MATCH "IA32_RTIT_CR3_MATCH" 0x572 "33.2.8.6" {
+        /// Bits 63:5 of CR3.
+        cr3 with_cr3 "CR3[63:5]" 5..64 u64 Rw if |c| c.cr3_filter;
+    }
+    /// Where output goes.
+    OutputBase IA32_RTIT_OUTPUT_BASE "IA32_RTIT_OUTPUT_BASE" 0x560 "33.2.8.7" {
+        // MAXPHYADDR cuts this field further: the register file checks it.
+        /// The region's physical address, divided by 128.
+        base with_base "BasePhysAddr" 7..64 u64 Rw;
+    }
+    /// How large the output region is, and where the next byte goes.
+    OutputMaskPtrs IA32_RTIT_OUTPUT_MASK_PTRS "IA32_RTIT_OUTPUT_MASK_PTRS" 0x561 "33.2.8.8" {
+        /// The mask's lower seven bits.
+        lower_mask with_lower_mask "LowerMask" 0..7 u64 ForcedOne;
+        /// The mask's bits 31:7.
+        mask with_mask "MaskOrTableOffset" 7..32 u64 Rw;
+        /// Offset of the next byte in the region.
+        offset with_offset "OutputOffset" 32..64 u64 Rw;
+    }
+}

@@ -1,0 +1,593 @@
+//! The unit itself: what each instruction, event and register write does to the packet stream.
+
+use crate::client::Client;
+use crate::clock::{Due, Timing, tsc_tma};
+use crate::compress::ReturnStack;
+use crate::output;
+use crate::registers::{Fault, Registers};
+use crate::spec::{Capabilities, Ctl, Status, msr};
+use cofi_packet::intel::{Cr3, IpPayload, Kind, LastIp, Packet, Tnt, TsxState};
+use cofi_packet::{ExecMode, Ip};
+
+/// The processor state on which filtering and the mode packets depend.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Context {
+    /// Current privilege level, 0 to 3.
+    pub cpl: u8,
+    /// CR3.
+    pub cr3: u64,
+    /// CS.L & LMA and CS.D.
+    pub mode: ExecMode,
+    /// Executing transactionally.
+    pub in_tx: bool,
+}
+
+/// Where an instruction stands and which follows it in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct At {
+    /// The instruction's own IP: the manual's Current IP, CLIP.
+    pub ip: Ip,
+    /// The next sequential IP: Next IP, NLIP.
+    pub next: Ip,
+}
+
+/// What a retired instruction did to the flow, as Table 33-1 divides them; far transfers are [`Unit::far_transfer`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Branch {
+    /// No branch.
+    None,
+    /// Jcc, J*CXZ or LOOP, taken to this target or not taken.
+    Conditional(Option<Ip>),
+    /// Near direct JMP.
+    DirectJump(Ip),
+    /// Near direct CALL.
+    DirectCall(Ip),
+    /// Near indirect JMP.
+    IndirectJump(Ip),
+    /// Near indirect CALL.
+    IndirectCall(Ip),
+    /// Near RET.
+    Return(Ip),
+}
+
+/// A retired instruction other than a far transfer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retired {
+    /// Its place.
+    pub at: At,
+    /// What it did.
+    pub branch: Branch,
+}
+
+impl Retired {
+    /// Where control went.
+    #[must_use]
+    pub fn destination(&self) -> Ip {
+        match self.branch {
+            Branch::None | Branch::Conditional(None) => self.at.next,
+            Branch::Conditional(Some(to))
+            | Branch::DirectJump(to)
+            | Branch::DirectCall(to)
+            | Branch::IndirectJump(to)
+            | Branch::IndirectCall(to)
+            | Branch::Return(to) => to,
+        }
+    }
+}
+
+/// TNT results that wait for their packet (33.4.2.1): short or long as the processor has chosen.
+#[derive(Clone, Copy, Debug)]
+enum TntBuffer {
+    Empty,
+    Short(Tnt<6>),
+    Long(Tnt<47>),
+}
+
+/// A logical processor's trace unit.
+///
+/// Feed it every instruction ([`Unit::retire`]), far transfer ([`Unit::far_transfer`]), event ([`Unit::event`]) and
+/// register access; it stores packets through the [`Client`]. Instructions and events come in program order, and each
+/// carries the [`Context`] that holds after it, where it changes it.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    caps: Capabilities,
+    regs: Registers,
+    context: Context,
+    /// Core:bus ratio.
+    ratio: u8,
+    timing: Timing,
+    last_ip: LastIp,
+    tnt: TntBuffer,
+    returns: ReturnStack,
+    /// The mode that the stream has told, if it has.
+    told_mode: Option<ExecMode>,
+    /// Packet bytes since the last PSB.
+    byte_count: u64,
+}
+
+impl Unit {
+    /// A unit after reset, in a processor with these capabilities, in this context.
+    #[must_use]
+    pub fn new(caps: Capabilities, context: Context) -> Self {
+        Self {
+            caps,
+            regs: Registers::new(),
+            context,
+            ratio: 0,
+            timing: Timing::default(),
+            last_ip: LastIp::new(),
+            tnt: TntBuffer::Empty,
+            returns: ReturnStack::new(),
+            told_mode: None,
+            byte_count: 0,
+        }
+    }
+
+    /// The processor's capabilities.
+    #[must_use]
+    pub const fn capabilities(&self) -> &Capabilities {
+        &self.caps
+    }
+
+    /// RDMSR of a trace register.
+    ///
+    /// # Errors
+    /// #GP when the processor has no such register.
+    pub fn rdmsr(&self, address: u32) -> Result<u64, Fault> {
+        self.regs.read(&self.caps, address)
+    }
+
+    /// WRMSR, at `at`, of a trace register. Setting and clearing TraceEn sends the packets of Table 33-56, cases 1–3.
+    ///
+    /// # Errors
+    /// #GP, with nothing changed, when the write breaks a rule of 33.2.8.
+    pub fn wrmsr(
+        &mut self,
+        client: &mut impl Client,
+        at: At,
+        address: u32,
+        value: u64,
+    ) -> Result<(), Fault> {
+        self.regs.clone().write(&self.caps, address, value)?;
+        let was_enabled = self.regs.ctl.trace_en();
+        let enabled = if address == msr::IA32_RTIT_CTL {
+            Ctl(value).trace_en()
+        } else {
+            was_enabled
+        };
+        if was_enabled && !enabled {
+            self.disable(client, at);
+        }
+        self.regs.write(&self.caps, address, value)?;
+        if address == msr::IA32_RTIT_STATUS {
+            self.byte_count = self.regs.status.packet_byte_cnt();
+        }
+        if enabled && !was_enabled {
+            self.enable(client, at);
+        }
+        Ok(())
+    }
+
+    /// PacketEn: TriggerEn and ContextEn and FilterEn and BranchEn (33.2.6.1).
+    #[must_use]
+    pub const fn packet_en(&self) -> bool {
+        let status = self.regs.status;
+        status.trigger_en()
+            && status.context_en()
+            && status.filter_en()
+            && self.regs.ctl.branch_en()
+    }
+
+    /// An instruction that is no far transfer retired.
+    pub fn retire(&mut self, client: &mut impl Client, insn: Retired) {
+        if !self.begin(client) {
+            return;
+        }
+        if self.packet_en() {
+            match insn.branch {
+                Branch::None | Branch::DirectJump(_) => {}
+                Branch::Conditional(taken) => self.push_tnt(client, taken.is_some()),
+                // A call of the next instruction reads its own address, and has no return (33.4.2.2).
+                Branch::DirectCall(target) if target == insn.at.next => {}
+                Branch::DirectCall(_) => self.returns.push(insn.at.next),
+                Branch::IndirectJump(target) => self.tip(client, target),
+                Branch::IndirectCall(target) => {
+                    self.returns.push(insn.at.next);
+                    self.tip(client, target);
+                }
+                Branch::Return(target) => {
+                    let expected = self.returns.pop();
+                    if expected == Some(target) && !self.regs.ctl.dis_retc() {
+                        self.push_tnt(client, true);
+                    } else {
+                        self.tip(client, target);
+                    }
+                }
+            }
+        }
+        self.end(client, insn.destination());
+    }
+
+    /// A far transfer that the binary shows (SYSCALL, SYSRET, IRET, far JMP/CALL/RET …) went to `target`, where
+    /// `context` holds: Table 33-55, cases 8–10; Table 33-56, cases 5–6.
+    pub fn far_transfer(&mut self, client: &mut impl Client, target: Ip, context: Context) {
+        self.transfer(client, None, target, context);
+    }
+
+    /// An event, which the binary does not show, led from `from` to `target`, where `context` holds: Table 33-55,
+    /// cases 11–13; Table 33-56, cases 5, 7 and 8. `from` is as in Table 33-23: NLIP for interrupts and traps, CLIP
+    /// for faults and software interrupts.
+    pub fn event(&mut self, client: &mut impl Client, from: Ip, target: Ip, context: Context) {
+        self.transfer(client, Some(from), target, context);
+    }
+
+    /// MOV to CR3 retired: Table 33-55, case 14.
+    pub fn mov_cr3(&mut self, client: &mut impl Client, at: At, cr3: u64) {
+        if !self.begin(client) {
+            self.context.cr3 = cr3;
+            return;
+        }
+        let before = self.packet_en();
+        self.enter(Context {
+            cr3,
+            ..self.context
+        });
+        self.pip(client);
+        self.follow_enables(client, before, at.next);
+        self.end(client, at.next);
+    }
+
+    /// A transaction began (`true`) or was committed at the instruction `at`: Table 33-55, cases 19 and 20.
+    pub fn transaction(&mut self, client: &mut impl Client, at: At, in_tx: bool) {
+        let live = self.begin(client);
+        self.context.in_tx = in_tx;
+        if !live {
+            return;
+        }
+        if self.context_packets() {
+            let tx = if in_tx {
+                TsxState::InTx
+            } else {
+                TsxState::NotInTx
+            };
+            self.emit_eligible(client, Packet::ModeTsx { tx });
+            if self.packet_en() {
+                self.fup(client, at.ip);
+            }
+        }
+        self.end(client, at.next);
+    }
+
+    /// A transaction aborted at `from`; control went to `target`: Table 33-55, case 21.
+    pub fn transaction_abort(&mut self, client: &mut impl Client, from: Ip, target: Ip) {
+        let live = self.begin(client);
+        self.context.in_tx = false;
+        if !live {
+            return;
+        }
+        if self.context_packets() {
+            self.emit_eligible(
+                client,
+                Packet::ModeTsx {
+                    tx: TsxState::Aborted,
+                },
+            );
+            if self.packet_en() {
+                self.fup(client, from);
+                self.tip(client, target);
+            }
+        }
+        self.end(client, target);
+    }
+
+    /// The core:bus ratio changed: CBR (33.4.2.10).
+    pub fn set_core_bus_ratio(&mut self, client: &mut impl Client, ratio: u8) {
+        let live = self.begin(client);
+        self.ratio = ratio;
+        if live {
+            self.flush_tnt(client);
+            self.cbr(client);
+        }
+    }
+
+    /// The clocks behind MTC and CYC had stopped, and run again: Table 33-55, case 25.
+    pub fn clocks_resumed(&mut self, client: &mut impl Client) {
+        if self.regs.status.trigger_en() {
+            let clock = client.now();
+            self.timing.advance(clock, self.regs.ctl, self.caps.crystal);
+            self.resync_time(client);
+        }
+    }
+
+    // Enabling and disabling (33.2.8.3).
+
+    fn enable(&mut self, client: &mut impl Client, at: At) {
+        self.regs.status = self.regs.status.with_filter_en(true);
+        if !output::is_legal(&self.regs) {
+            self.regs.status = self.regs.status.with_error(true);
+        }
+        if self.regs.status.error() || self.regs.status.stopped() {
+            return;
+        }
+        self.timing
+            .start(client.now(), self.regs.ctl, self.caps.crystal);
+        self.told_mode = None;
+        self.regs.status = self.regs.status.with_trigger_en(true);
+        self.enter(self.context);
+        if self.byte_count == 0 || !self.caps.psb_cyc {
+            // PacketEn becomes 1 after this, with a TIP.PGE of its own.
+            self.psb_plus(client, None);
+        } else {
+            self.resync_time(client);
+        }
+        self.follow_enables(client, false, at.next);
+    }
+
+    fn disable(&mut self, client: &mut impl Client, at: At) {
+        if self.begin(client) {
+            self.flush_tnt(client);
+            if self.packet_en() {
+                self.fup(client, at.ip);
+                self.pgd(client);
+            }
+        }
+        let status = self
+            .regs
+            .status
+            .with_trigger_en(false)
+            .with_context_en(false)
+            .with_filter_en(false);
+        // The field has 17 bits; a longer count stays at their limit, so that it does not read as "PSB due".
+        self.regs.status = if self.caps.psb_cyc {
+            status.with_packet_byte_cnt(self.byte_count.min(0x1_ffff))
+        } else {
+            Status(status.0)
+        };
+        self.byte_count = self.regs.status.packet_byte_cnt();
+    }
+
+    /// Takes over a context; ContextEn follows while TriggerEn is set (33.2.6.3).
+    fn enter(&mut self, context: Context) {
+        self.context = context;
+        let ctl = self.regs.ctl;
+        if self.regs.status.trigger_en() {
+            let level = if context.cpl == 0 {
+                ctl.os()
+            } else {
+                ctl.user()
+            };
+            // 63:12 outside PAE paging (33.2.5.2); PAE is told apart when 16- and 32-bit systems are modelled.
+            let space = !ctl.cr3_filter() || (context.cr3 ^ self.regs.cr3_match.0) >> 12 == 0;
+            self.regs.status = self.regs.status.with_context_en(level && space);
+        }
+    }
+
+    fn context_packets(&self) -> bool {
+        self.regs.status.context_en() && self.regs.ctl.branch_en()
+    }
+
+    // One instruction or event.
+
+    /// Time goes on to the present instruction or event; whether the unit is tracing at all.
+    fn begin(&mut self, client: &mut impl Client) -> bool {
+        if !self.regs.status.trigger_en() {
+            return false;
+        }
+        match self
+            .timing
+            .advance(client.now(), self.regs.ctl, self.caps.crystal)
+        {
+            Due::Nothing => {}
+            Due::Mtc(ctc) => self.emit_eligible(client, Packet::Mtc { ctc }),
+            Due::Resync => self.resync_time(client),
+        }
+        true
+    }
+
+    /// The instruction or event is complete, and control stands at `ip`: a PSB+ if one is due.
+    fn end(&mut self, client: &mut impl Client, ip: Ip) {
+        if self.byte_count >> 11 >> self.regs.ctl.psb_freq() != 0 {
+            self.psb_plus(client, self.packet_en().then_some(ip));
+        }
+    }
+
+    fn transfer(
+        &mut self,
+        client: &mut impl Client,
+        from: Option<Ip>,
+        target: Ip,
+        context: Context,
+    ) {
+        if !self.begin(client) {
+            self.context = context;
+            return;
+        }
+        let before = self.packet_en();
+        if let (true, Some(from)) = (before, from) {
+            self.fup(client, from);
+        }
+        let old = self.context;
+        self.enter(context);
+        if old.cr3 != context.cr3 {
+            self.pip(client);
+        }
+        if before && self.packet_en() {
+            self.mode_exec(client);
+            self.tip(client, target);
+        } else {
+            self.follow_enables(client, before, target);
+        }
+        self.end(client, target);
+    }
+
+    /// PacketEn may have changed: TIP.PGD or TIP.PGE tells.
+    fn follow_enables(&mut self, client: &mut impl Client, before: bool, ip: Ip) {
+        match (before, self.packet_en()) {
+            (true, false) => self.pgd(client),
+            (false, true) => {
+                self.mode_exec(client);
+                let ip = self.ip(ip);
+                self.emit_eligible(client, Packet::TipPge { ip });
+            }
+            _ => {}
+        }
+    }
+
+    // Packets.
+
+    /// PSB+ (33.3.7), with the Current IP where PacketEn is set.
+    fn psb_plus(&mut self, client: &mut impl Client, ip: Option<Ip>) {
+        self.flush_tnt(client);
+        self.byte_count = 0;
+        self.emit(client, Packet::Psb);
+        self.last_ip.reset();
+        self.returns.clear();
+        self.told_mode = None;
+        self.resync_time(client);
+        self.pip(client);
+        if self.context_packets() {
+            let tx = if self.context.in_tx {
+                TsxState::InTx
+            } else {
+                TsxState::NotInTx
+            };
+            self.emit_eligible(client, Packet::ModeTsx { tx });
+        }
+        if let Some(ip) = ip {
+            self.mode_exec(client);
+            self.fup(client, ip);
+        }
+        self.emit(client, Packet::PsbEnd);
+    }
+
+    /// TSC and TMA as far as they are enabled, and CBR.
+    fn resync_time(&mut self, client: &mut impl Client) {
+        let ctl = self.regs.ctl;
+        if ctl.tsc_en() {
+            let (tsc, tma) = tsc_tma(client.now(), ctl, self.caps.crystal);
+            self.emit_eligible(client, tsc);
+            if let Some(tma) = tma {
+                self.emit(client, tma);
+            }
+        } else {
+            self.flush_tnt(client);
+        }
+        self.cbr(client);
+    }
+
+    fn cbr(&mut self, client: &mut impl Client) {
+        self.emit(client, Packet::Cbr { ratio: self.ratio });
+    }
+
+    fn pip(&mut self, client: &mut impl Client) {
+        if self.regs.status.context_en() && self.regs.ctl.os() {
+            let cr3 = Cr3::truncate(self.context.cr3);
+            self.emit_eligible(client, Packet::Pip { cr3, nr: false });
+        }
+    }
+
+    /// MODE.Exec, unless the stream has told the mode already (33.4.2.8 lets a repetition be suppressed).
+    fn mode_exec(&mut self, client: &mut impl Client) {
+        let mode = self.context.mode;
+        if self.told_mode != Some(mode) {
+            self.told_mode = Some(mode);
+            // IF is told only by processors with Event Trace.
+            self.emit_eligible(
+                client,
+                Packet::ModeExec {
+                    mode,
+                    interrupt_flag: false,
+                },
+            );
+        }
+    }
+
+    fn ip(&mut self, ip: Ip) -> IpPayload {
+        self.last_ip.compress(ip)
+    }
+
+    fn tip(&mut self, client: &mut impl Client, target: Ip) {
+        let ip = self.ip(target);
+        self.emit_eligible(client, Packet::Tip { ip });
+    }
+
+    /// TIP.PGD where ContextEn or TraceEn is 0 afterwards, so without IP; no return is compressed across it.
+    fn pgd(&mut self, client: &mut impl Client) {
+        self.returns.clear();
+        self.emit_eligible(
+            client,
+            Packet::TipPgd {
+                ip: IpPayload::Suppressed,
+            },
+        );
+    }
+
+    fn fup(&mut self, client: &mut impl Client, ip: Ip) {
+        self.flush_tnt(client);
+        let ip = self.ip(ip);
+        self.emit(client, Packet::Fup { ip });
+    }
+
+    fn push_tnt(&mut self, client: &mut impl Client, taken: bool) {
+        match &mut self.tnt {
+            TntBuffer::Empty => {
+                // The CYC before a TNT tells when the first branch in it retired (33.3.6.2).
+                self.cyc(client);
+                self.tnt = if self.caps.long_tnt {
+                    TntBuffer::Long(Tnt::new(taken))
+                } else {
+                    TntBuffer::Short(Tnt::new(taken))
+                };
+            }
+            TntBuffer::Short(tnt) => {
+                let pushed = tnt.push(taken);
+                debug_assert!(pushed, "a full buffer has been sent");
+            }
+            TntBuffer::Long(tnt) => {
+                let pushed = tnt.push(taken);
+                debug_assert!(pushed, "a full buffer has been sent");
+            }
+        }
+        let full = match self.tnt {
+            TntBuffer::Empty => false,
+            TntBuffer::Short(tnt) => tnt.is_full(),
+            TntBuffer::Long(tnt) => tnt.is_full(),
+        };
+        if full {
+            self.flush_tnt(client);
+        }
+    }
+
+    fn flush_tnt(&mut self, client: &mut impl Client) {
+        match core::mem::replace(&mut self.tnt, TntBuffer::Empty) {
+            TntBuffer::Empty => {}
+            TntBuffer::Short(bits) => self.emit(client, Packet::Tnt8 { bits }),
+            TntBuffer::Long(bits) => self.emit(client, Packet::Tnt64 { bits }),
+        }
+    }
+
+    fn cyc(&mut self, client: &mut impl Client) {
+        if self.regs.ctl.cyc_en() {
+            if let Some(cycles) = self.timing.cyc(client.now(), self.regs.ctl) {
+                self.emit(client, Packet::Cyc { cycles });
+            }
+        }
+    }
+
+    /// Sends a packet that is CYC-eligible (33.3.6); waiting TNT results go first.
+    fn emit_eligible(&mut self, client: &mut impl Client, packet: Packet) {
+        self.flush_tnt(client);
+        self.cyc(client);
+        self.emit(client, packet);
+    }
+
+    fn emit(&mut self, client: &mut impl Client, packet: Packet) {
+        debug_assert!(
+            matches!(self.tnt, TntBuffer::Empty) || matches!(packet.kind(), Kind::Cyc),
+            "waiting TNT results go first"
+        );
+        let raw = packet.encode();
+        self.byte_count += raw.len() as u64;
+        output::store(&mut self.regs, client, &raw.bytes()[..raw.len()]);
+    }
+}
