@@ -567,10 +567,10 @@ impl Unit {
     }
 
     fn cyc(&mut self, client: &mut impl Client) {
-        if self.regs.ctl.cyc_en() {
-            if let Some(cycles) = self.timing.cyc(client.now(), self.regs.ctl) {
-                self.emit(client, Packet::Cyc { cycles });
-            }
+        if self.regs.ctl.cyc_en()
+            && let Some(cycles) = self.timing.cyc(client.now(), self.regs.ctl)
+        {
+            self.emit(client, Packet::Cyc { cycles });
         }
     }
 
