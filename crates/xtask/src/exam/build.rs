@@ -1,0 +1,90 @@
+//! Compiles what the exam needs: `cofi` itself, the programs, and the decoder on libipt.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::programs::{Origin, Program};
+
+/// Runs a tool to its end; its own words become the error.
+fn tool(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command
+        .output()
+        .with_context(|| format!("running {}", command.get_program().display()))?;
+    if !output.status.success() {
+        bail!(
+            "{} failed: {}",
+            command.get_program().display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(output.stdout)
+}
+
+/// Builds the release `cofi` and asks cargo where it put it.
+pub(crate) fn cofi(root: &Path) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let answer = tool(
+        Command::new(cargo)
+            .args([
+                "build",
+                "--release",
+                "--quiet",
+                "--package",
+                "cofi",
+                "--bin",
+                "cofi",
+            ])
+            .arg("--message-format=json")
+            .current_dir(root),
+    )?;
+    String::from_utf8_lossy(&answer)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|message| message["target"]["name"] == "cofi")
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .context("cargo built no cofi")
+}
+
+/// The program's path, compiled into `folder` if it comes as source.
+pub(crate) fn program(sources: &Path, folder: &Path, program: &Program) -> Result<PathBuf> {
+    match program.origin {
+        Origin::System(path) => Ok(PathBuf::from(path)),
+        Origin::Source { file, flags } => {
+            let out = folder.join(program.name);
+            tool(
+                Command::new("gcc")
+                    .arg("-Wall")
+                    .arg("-o")
+                    .arg(&out)
+                    .args(flags)
+                    .arg(sources.join(file)),
+            )
+            .with_context(|| format!("compiling {file}"))?;
+            Ok(out)
+        }
+    }
+}
+
+/// The decoder on libipt, or the reason why there is none.
+pub(crate) fn ptinsn(root: &Path, folder: &Path) -> Result<PathBuf, String> {
+    let out = folder.join("ptinsn");
+    tool(
+        Command::new("gcc")
+            .args(["-O2", "-Wall", "-o"])
+            .arg(&out)
+            .arg(root.join("exam/libipt/ptinsn.c"))
+            .arg("-lipt"),
+    )
+    .map(|_| out)
+    .map_err(|error| format!("ptinsn does not compile (is libipt-dev installed?): {error:#}"))
+}
+
+/// The version perf gives itself, or the reason why there is none.
+pub(crate) fn perf() -> Result<String, String> {
+    tool(Command::new("perf").arg("--version"))
+        .map(|words| String::from_utf8_lossy(&words).trim().to_owned())
+        .map_err(|error| format!("no perf (is linux-perf installed?): {error:#}"))
+}

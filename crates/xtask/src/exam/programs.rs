@@ -1,0 +1,137 @@
+//! What is recorded: the programs, the configurations, and what each of the other decoders is known not to manage.
+
+/// How a program gets onto the machine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Origin {
+    /// Compiled from `exam/programs/` with these compiler options.
+    Source {
+        /// The file's name.
+        file: &'static str,
+        /// The options after the common ones.
+        flags: &'static [&'static str],
+    },
+    /// Installed with the system.
+    System(&'static str),
+}
+
+/// A decoder other than Cofi's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// `perf script --itrace=i1i`.
+    Perf,
+    /// libipt's instruction decoder.
+    Libipt,
+}
+
+/// A difference that is the peer's, with the argument why. It is still decoded and its verdict still printed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quirk {
+    /// Whose.
+    pub(crate) peer: Peer,
+    /// In which configurations, all if empty.
+    pub(crate) configs: &'static [&'static str],
+    /// Why the peer is in the wrong, or cannot know better.
+    pub(crate) why: &'static str,
+}
+
+/// One program of the exam.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Program {
+    /// Its name in the table.
+    pub(crate) name: &'static str,
+    /// Where it comes from.
+    pub(crate) origin: Origin,
+    /// What it is run with; `@PROGRAMS` stands for the folder of the programs' sources.
+    pub(crate) arguments: &'static [&'static str],
+    /// What the peers are known not to manage with it.
+    pub(crate) quirks: &'static [Quirk],
+}
+
+/// A named value for `cofi record --config`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Config {
+    /// Its name in the table.
+    pub(crate) name: &'static str,
+    /// The option's value; none leaves the option away.
+    pub(crate) value: Option<&'static str>,
+}
+
+/// The configurations every program is recorded with.
+pub(crate) const CONFIGS: &[Config] = &[
+    Config {
+        name: "default",
+        value: None,
+    },
+    Config {
+        name: "noretcomp",
+        value: Some("noretcomp"),
+    },
+    Config {
+        name: "timed",
+        value: Some("tsc,mtc,cyc"),
+    },
+    Config {
+        name: "small",
+        value: Some("psb_period=0"),
+    },
+];
+
+const STATIC: &[&str] = &["-O1", "-static"];
+const ASM: &[&str] = &["-nostdlib", "-static", "-no-pie"];
+
+const fn source(name: &'static str, file: &'static str, flags: &'static [&'static str]) -> Program {
+    Program {
+        name,
+        origin: Origin::Source { file, flags },
+        arguments: &[],
+        quirks: &[],
+    }
+}
+
+const fn system(
+    name: &'static str,
+    path: &'static str,
+    arguments: &'static [&'static str],
+) -> Program {
+    Program {
+        name,
+        origin: Origin::System(path),
+        arguments,
+        quirks: &[],
+    }
+}
+
+/// All programs, small ones first.
+pub(crate) const PROGRAMS: &[Program] = &[
+    source("branches", "branches.S", ASM),
+    source("far", "far.S", ASM),
+    source(
+        "m32_int80",
+        "m32_int80.S",
+        &["-m32", "-nostdlib", "-static", "-no-pie"],
+    ),
+    source("m32", "m32.c", &["-m32", "-O1", "-static"]),
+    Program {
+        arguments: &["argument"],
+        ..source("static", "static.c", STATIC)
+    },
+    source("tables", "tables.c", &["-O1", "-static", "-s"]),
+    source("recursion", "recursion.c", STATIC),
+    source("longjmp", "longjmp.c", STATIC),
+    source("flags", "flags.c", STATIC),
+    source("vectors", "vectors.c", STATIC),
+    source("vdso", "vdso.c", STATIC),
+    source("rep", "rep.c", STATIC),
+    source("signals", "signals.c", STATIC),
+    source("killed", "killed.c", STATIC),
+    source("jit_wx", "jit_wx.c", STATIC),
+    source("jit_rwx", "jit_rwx.c", STATIC),
+    source("smc", "smc.c", STATIC),
+    source("stormed", "stormed.c", STATIC),
+    source("processes", "processes.c", STATIC),
+    source("threads", "threads.c", &["-O1", "-pthread"]),
+    source("dynamic", "dynamic.c", &["-O1"]),
+    system("ls", "/bin/ls", &["-l", "@PROGRAMS"]),
+    system("pipeline", "/bin/sh", &["-c", "ls @PROGRAMS | wc"]),
+    system("gzip", "/bin/gzip", &["-c", "-n", "@PROGRAMS/far.S"]),
+];

@@ -1,0 +1,49 @@
+//! The project's own chores, run as `cargo xtask CHORE`: the exam against other decoders, and the checks of house rules.
+
+mod deps;
+mod exam;
+mod source;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask CHORE
+
+  deps    check that the crates depend on each other only as ARCHITECTURE.md says
+  tidy    check module docs, file lengths and the names in ARCHITECTURE.md
+  exam    record real programs and compare every decoder with the truth, address by address
+          [--only PROGRAM]... [--config NAME]... [--cofi PATH] [--keep FOLDER] [--jobs N] [--list]";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let chore = arguments.next().unwrap_or_default();
+    let rest: Vec<String> = arguments.collect();
+    let root = root();
+    let outcome = match (chore.as_str(), rest.is_empty()) {
+        ("deps", true) => deps::run(&root),
+        ("tidy", true) => tidy::run(&root),
+        ("exam", _) => exam::run(&root, &rest),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("xtask {chore}: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The workspace's root folder, two above this crate's own.
+fn root() -> PathBuf {
+    let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    root.pop();
+    root.pop();
+    root
+}

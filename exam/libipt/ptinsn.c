@@ -1,0 +1,262 @@
+/* Prints the address of every instruction that libipt finds in an Intel PT stream, one a line.
+ *
+ *   ptinsn [OPTION…] STREAM [SECTION | --at TSC | --clear]…
+ *
+ * SECTION is FILE:OFFSET:SIZE:ADDRESS: SIZE bytes of FILE from OFFSET on stand at ADDRESS. Sections are added in the
+ * order given; a later one replaces what it overlaps. What follows `--at TSC` happens when the trace's clock has reached
+ * that time, so that code may change as the program runs; `--clear` empties the address space (an exec).
+ * Every error is told on standard error with its offset and ends the run of instructions up to the next PSB.
+ * Exit status: 0 without errors, 1 with errors, 2 for wrong usage.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <intel-pt.h>
+
+struct change {
+    uint64_t at;
+    bool clear;
+    const char *file;
+    uint64_t offset, size, address;
+};
+
+static int usage(const char *what)
+{
+    fprintf(stderr,
+            "ptinsn: %s\nusage: ptinsn [--cpu FAMILY/MODEL/STEPPING] [--mtc-freq N] [--nom-freq N] [--cpuid-15 EAX,EBX] "
+            "STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
+            what);
+    return 2;
+}
+
+static bool number(const char *text, const char *end, uint64_t *out)
+{
+    char copy[32], *rest;
+    size_t length = (size_t)(end - text);
+    if (length == 0 || length >= sizeof copy)
+        return false;
+    memcpy(copy, text, length);
+    copy[length] = 0;
+    errno = 0;
+    *out = strtoull(copy, &rest, 0);
+    return errno == 0 && *rest == 0;
+}
+
+/* Cuts FILE:OFFSET:SIZE:ADDRESS at its last three colons (a file's name may hold some of its own). */
+static bool section(char *text, struct change *change)
+{
+    uint64_t *fields[] = {&change->address, &change->size, &change->offset};
+    char *end = text + strlen(text);
+    for (int i = 0; i < 3; i++) {
+        char *colon = end;
+        while (colon > text && colon[-1] != ':')
+            colon--;
+        if (colon == text || !number(colon, end, fields[i]))
+            return false;
+        end = colon - 1;
+        *end = 0;
+    }
+    change->file = text;
+    return end > text;
+}
+
+static uint8_t *slurp(const char *name, size_t *size)
+{
+    FILE *file = fopen(name, "rb");
+    uint8_t *bytes = NULL;
+    size_t room = 0, used = 0;
+    if (!file)
+        return NULL;
+    for (;;) {
+        if (used == room) {
+            uint8_t *grown = realloc(bytes, room = room ? room * 2 : 1 << 16);
+            if (!grown)
+                break;
+            bytes = grown;
+        }
+        size_t got = fread(bytes + used, 1, room - used, file);
+        if (got == 0) {
+            fclose(file);
+            *size = used;
+            return bytes;
+        }
+        used += got;
+    }
+    free(bytes);
+    fclose(file);
+    return NULL;
+}
+
+/* The address space as the changes up to now made it. */
+struct space {
+    const struct change *changes;
+    size_t count, applied;
+    struct pt_image *image;
+};
+
+static int apply(struct space *space, struct pt_insn_decoder *decoder, uint64_t now)
+{
+    while (space->applied < space->count && space->changes[space->applied].at <= now) {
+        const struct change *change = &space->changes[space->applied++];
+        if (change->clear) {
+            struct pt_image *empty = pt_image_alloc(NULL);
+            int status = empty ? pt_insn_set_image(decoder, empty) : -pte_nomem;
+            if (status < 0)
+                return status;
+            pt_image_free(space->image);
+            space->image = empty;
+            continue;
+        }
+        int status = pt_image_add_file(space->image, change->file, change->offset, change->size, NULL, change->address);
+        if (status < 0) {
+            fprintf(stderr, "ptinsn: %s at 0x%" PRIx64 ": %s\n", change->file, change->address,
+                    pt_errstr(pt_errcode(status)));
+            return status;
+        }
+    }
+    return 0;
+}
+
+static int catch_up(struct space *space, struct pt_insn_decoder *decoder)
+{
+    uint64_t now = 0;
+    if (space->applied == space->count)
+        return 0;
+    if (pt_insn_time(decoder, &now, NULL, NULL) < 0)
+        now = 0; /* no clock in the stream: only what stood there from the start */
+    return apply(space, decoder, now);
+}
+
+static unsigned long complain(struct pt_insn_decoder *decoder, int status, uint64_t ip)
+{
+    uint64_t offset = 0;
+    if (pt_insn_get_offset(decoder, &offset) < 0)
+        offset = 0;
+    fprintf(stderr, "ptinsn: error at offset 0x%" PRIx64 ", near 0x%" PRIx64 ": %s\n", offset, ip,
+            pt_errstr(pt_errcode(status)));
+    return 1;
+}
+
+static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space)
+{
+    unsigned long errors = 0;
+    for (;;) {
+        struct pt_insn insn = {0};
+        int status = pt_insn_sync_forward(decoder);
+        if (status < 0) {
+            if (status != -pte_eos)
+                errors += complain(decoder, status, 0);
+            return errors;
+        }
+        for (;;) {
+            int failed = catch_up(space, decoder);
+            if (failed < 0)
+                return errors + complain(decoder, failed, 0);
+            while (status & pts_event_pending) {
+                struct pt_event event;
+                status = pt_insn_event(decoder, &event, sizeof event);
+                if (status < 0)
+                    break;
+                failed = catch_up(space, decoder);
+                if (failed < 0)
+                    return errors + complain(decoder, failed, 0);
+            }
+            if (status < 0 || (status & pts_eos))
+                break;
+            /* An error may come together with an instruction that did run: libipt then fills in its class. */
+            insn.iclass = ptic_error;
+            status = pt_insn_next(decoder, &insn, sizeof insn);
+            if (insn.iclass != ptic_error)
+                printf("0x%" PRIx64 "\n", insn.ip);
+            if (status < 0)
+                break;
+        }
+        if (status < 0 && status != -pte_eos)
+            errors += complain(decoder, status, insn.ip);
+        else if (status == -pte_eos || (status & pts_eos))
+            return errors;
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct pt_config config;
+    struct change *changes = calloc((size_t)argc, sizeof *changes);
+    struct space space = {.changes = changes};
+    const char *stream = NULL;
+    uint64_t at = 0;
+
+    pt_config_init(&config);
+    if (!changes)
+        return 2;
+    for (int i = 1; i < argc; i++) {
+        char *word = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        uint64_t n = 0;
+        if (!strcmp(word, "--clear")) {
+            changes[space.count++] = (struct change){.at = at, .clear = true};
+            continue;
+        }
+        if (strncmp(word, "--", 2) == 0) {
+            unsigned family = 0, model = 0, stepping = 0, eax = 0, ebx = 0;
+            if (!value)
+                return usage("an option's value is missing");
+            i++;
+            if (!strcmp(word, "--cpu") && sscanf(value, "%u/%u/%u", &family, &model, &stepping) >= 2) {
+                config.cpu.vendor = pcv_intel;
+                config.cpu.family = (uint16_t)family;
+                config.cpu.model = (uint8_t)model;
+                config.cpu.stepping = (uint8_t)stepping;
+                if (pt_cpu_errata(&config.errata, &config.cpu) < 0)
+                    return usage("libipt does not know this processor");
+            } else if (!strcmp(word, "--cpuid-15") && sscanf(value, "%u,%u", &eax, &ebx) == 2) {
+                config.cpuid_0x15_eax = eax;
+                config.cpuid_0x15_ebx = ebx;
+            } else if (!number(value, value + strlen(value), &n)) {
+                return usage("not a number");
+            } else if (!strcmp(word, "--mtc-freq")) {
+                config.mtc_freq = (uint8_t)n;
+            } else if (!strcmp(word, "--nom-freq")) {
+                config.nom_freq = (uint8_t)n;
+            } else if (!strcmp(word, "--at") && n >= at) {
+                at = n;
+            } else {
+                return usage("unknown option, or times that do not rise");
+            }
+            continue;
+        }
+        if (!stream) {
+            stream = word;
+            continue;
+        }
+        changes[space.count].at = at;
+        if (!section(word, &changes[space.count]))
+            return usage("a section is FILE:OFFSET:SIZE:ADDRESS");
+        space.count++;
+    }
+    if (!stream)
+        return usage("which stream?");
+
+    size_t size = 0;
+    uint8_t *bytes = slurp(stream, &size);
+    if (!bytes)
+        return usage("cannot read the stream");
+    config.begin = bytes;
+    config.end = bytes + size;
+    struct pt_insn_decoder *decoder = pt_insn_alloc_decoder(&config);
+    space.image = pt_image_alloc(NULL);
+    if (!decoder || !space.image || pt_insn_set_image(decoder, space.image) < 0)
+        return usage("libipt has no decoder for this");
+
+    unsigned long errors = decode(decoder, &space);
+    if (fflush(stdout) != 0)
+        return 2;
+    pt_insn_free_decoder(decoder);
+    pt_image_free(space.image);
+    free(bytes);
+    free(changes);
+    return errors ? 1 : 0;
+}
