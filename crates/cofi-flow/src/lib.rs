@@ -1,1 +1,63 @@
-//! From packets and code to the exact flow of control
+//! From packets and code to the exact flow of control.
+//!
+//! A processor trace says only what the code itself does not: which way a conditional branch went, where an indirect
+//! one led, at which instruction an interrupt struck. [`FlowDecoder`] joins a packet stream with the code that ran, taken
+//! from a [`CodeSource`](cofi_insn::CodeSource), and yields every executed instruction in order, with the events
+//! between them in their places.
+//!
+//! ```
+//! use cofi_flow::{FlowConfig, FlowDecoder, Item};
+//! use cofi_insn::Segment;
+//! use cofi_packet::{Ip, intel::PSB};
+//!
+//! // nop; jne to the nop; syscall
+//! let code = Segment { base: Ip(0x1000), bytes: &[0x90, 0x75, 0xfd, 0x0f, 0x05] };
+//! let mut trace = Vec::from(PSB);
+//! trace.extend([0x02, 0x23]); // PSBEND
+//! trace.extend([0x51, 0x00, 0x10, 0x00, 0x00]); // TIP.PGE 0x1000
+//! trace.extend([0b1100 | 0b100, 0x01]); // TNT: taken, not taken; TIP.PGD without IP
+//! let ips: Vec<u64> = FlowDecoder::new(&trace, code, FlowConfig::default())
+//!     .filter_map(|item| match item {
+//!         Item::Insn(insn) => Some(insn.ip.0),
+//!         _ => None,
+//!     })
+//!     .collect();
+//! assert_eq!(ips, [0x1000, 0x1001, 0x1000, 0x1001, 0x1003]);
+//! ```
+//!
+//! # What counts as executed
+//!
+//! Every instruction that retired, once, in order. A repeated string instruction is one entry. An instruction that
+//! faulted is none (its later, successful restart is), and neither is a software interrupt: the trace tells of it
+//! as of a fault. `SYSCALL` and `SYSENTER` are entries.
+//!
+//! # The caller's duties
+//!
+//! The code source must answer with the code that stood at an address when it ran. Every event is returned before any
+//! code at the address that follows it is read, so a caller may change its source at any item; it then calls
+//! [`FlowDecoder::code_changed`], because decoded code is cached.
+//!
+//! # Errors
+//!
+//! A stream that contradicts the code, or itself, never stops the decoder: it yields [`Item::Error`] with the place and
+//! the reason, and goes on at the next packets that tell the address of the code without needing what went before.
+#![no_std]
+
+extern crate alloc;
+
+mod cache;
+mod config;
+mod decoder;
+mod error;
+mod event;
+mod pending;
+mod reader;
+mod retstack;
+mod time;
+mod walk;
+
+pub use config::{Cpu, Errata, FilterRanges, FlowConfig};
+pub use decoder::FlowDecoder;
+pub use error::{Expected, FlowError, FlowErrorKind};
+pub use event::{ControlEvent, Event, Executed, Item};
+pub use time::{Time, TimeTracker};

@@ -28,8 +28,10 @@ pub enum Class {
     FarReturn,
     /// `SYSCALL` or `SYSENTER`: a far transfer without a FUP.
     Syscall,
-    /// `INT n`, `INT3`, `INT1` or `INTO`: a FUP with the instruction's own address, then a TIP packet.
+    /// `INT n`, `INT3` or `INT1`: a FUP with the instruction's own address, then a TIP packet.
     SoftwareInterrupt,
+    /// `INTO`: a software interrupt if the overflow flag is set, nothing otherwise.
+    Into,
     /// `VMLAUNCH` or `VMRESUME` (or AMD's `VMRUN`). A TIP packet where guests are traced too.
     VmEntry,
     /// `VMCALL`, `VMFUNC`, `VMXOFF` and the like: may leave a guest, goes on with the next instruction otherwise.
@@ -151,7 +153,8 @@ pub(crate) fn classify(raw: &Instruction) -> Class {
         | Code::Erets
         | Code::Rsm => Class::FarReturn,
         Code::Syscall | Code::Sysenter => Class::Syscall,
-        Code::Int_imm8 | Code::Int3 | Code::Int1 | Code::Into => Class::SoftwareInterrupt,
+        Code::Int_imm8 | Code::Int3 | Code::Int1 => Class::SoftwareInterrupt,
+        Code::Into => Class::Into,
         Code::Vmlaunch | Code::Vmresume | Code::Vmrunw | Code::Vmrund | Code::Vmrunq => {
             Class::VmEntry
         }

@@ -90,7 +90,7 @@ const GOLDEN: &str = "
 64 1000  cc                             SoftwareInterrupt -
 64 1000  cd 80                          SoftwareInterrupt -
 64 1000  f1                             SoftwareInterrupt -
-32 1000  ce                             SoftwareInterrupt -
+32 1000  ce                             Into         -
 64 1000  0f 01 c2                       VmEntry      -
 64 1000  0f 01 c3                       VmEntry      -
 64 1000  0f 01 c1                       VmOther      -

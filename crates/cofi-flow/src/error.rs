@@ -1,0 +1,126 @@
+//! Where and why the flow was lost.
+
+use core::fmt;
+
+use cofi_insn::InsnError;
+use cofi_packet::intel::{DecodeError, Kind};
+use cofi_packet::{Ip, StreamOffset};
+use thiserror::Error;
+
+/// Where and why the flow was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("at stream offset {offset}{}: {kind}", At(*ip))]
+pub struct FlowError {
+    /// The packet that was being used.
+    pub offset: StreamOffset,
+    /// The instruction that had been reached.
+    pub ip: Option<Ip>,
+    /// What is wrong.
+    pub kind: FlowErrorKind,
+}
+
+struct At(Option<Ip>);
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(ip) => write!(f, ", instruction {ip}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum FlowErrorKind {
+    /// The bytes form no packet.
+    #[error("{0}")]
+    Packet(#[from] DecodeError),
+    /// The code cannot be read, or is none.
+    #[error("{0}")]
+    Code(#[from] InsnError),
+    /// The next packet does not fit the instruction or the packets before it.
+    #[error("found {} where {expected} was expected", found.name())]
+    Unexpected {
+        /// The packet found.
+        found: Kind,
+        /// What would have fitted.
+        expected: Expected,
+    },
+    /// An IP packet came without the IP that is needed.
+    #[error("{} came without an IP", packet.name())]
+    SuppressedIp {
+        /// The packet.
+        packet: Kind,
+    },
+    /// The code walked never reaches the address that a packet gives.
+    #[error("the code does not lead to {target}, where {} says that control was", packet.name())]
+    Unreachable {
+        /// The address.
+        target: Ip,
+        /// The packet.
+        packet: Kind,
+    },
+    /// A return that the trace calls compressed, while no call is known to which it could return.
+    #[error("a compressed return without a call that it could return from")]
+    EmptyReturnStack,
+    /// A compressed return that the trace calls not taken.
+    #[error("a compressed return that is said not to be taken")]
+    ReturnNotTaken,
+    /// The code goes in circles without a branch that needs a packet, while the trace has further packets.
+    #[error("the code loops without using up a packet; next is {}", next.name())]
+    EndlessLoop {
+        /// The packet that the code never gets to.
+        next: Kind,
+    },
+    /// Too much code that needs no packet.
+    #[error("{insns} instructions without using up a packet")]
+    EndlessCode {
+        /// How many instructions were walked.
+        insns: u32,
+    },
+    /// The stream has no PSB, so that no packet boundary in it is known.
+    #[error("the stream has no PSB to begin at")]
+    NoPsb,
+}
+
+/// What would have fitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Expected {
+    /// A TNT bit for a conditional branch.
+    Tnt,
+    /// A TIP packet for an indirect branch.
+    Tip,
+    /// A TNT bit or a TIP packet for a return.
+    TntOrTip,
+    /// A TIP or TIP.PGD packet for a far transfer.
+    FarTip,
+    /// TIP.PGE, as tracing is off.
+    TipPge,
+    /// FUP or TIP.PGE, after an overflow.
+    FupOrTipPge,
+    /// The packets of a PSB+.
+    PsbPlus,
+    /// A FUP with the address of the packet before.
+    Fup,
+    /// Anything but TIP.PGE, as tracing is on.
+    TracingOn,
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tnt => "a TNT bit for a conditional branch",
+            Self::Tip => "a TIP for an indirect branch",
+            Self::TntOrTip => "a TNT bit or a TIP for a return",
+            Self::FarTip => "a TIP or TIP.PGD for a far transfer",
+            Self::TipPge => "TIP.PGE, tracing being off,",
+            Self::FupOrTipPge => "FUP or TIP.PGE after an overflow",
+            Self::PsbPlus => "a packet of PSB+ or PSBEND",
+            Self::Fup => "a FUP for the packet before",
+            Self::TracingOn => "a packet for code being traced",
+        })
+    }
+}

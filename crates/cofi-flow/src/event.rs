@@ -1,0 +1,214 @@
+//! What the decoder yields.
+
+use cofi_insn::Class;
+use cofi_packet::intel::TsxState;
+use cofi_packet::{ExecMode, Ip};
+
+use crate::FlowError;
+
+/// One item of the flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// An instruction that retired.
+    Insn(Executed),
+    /// Something else that happened, in its place.
+    Event(Event),
+    /// The flow was lost here; it goes on where the address is known again.
+    Error(FlowError),
+}
+
+/// An instruction that retired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Executed {
+    /// Its address.
+    pub ip: Ip,
+    /// Its length in bytes.
+    pub len: u8,
+    /// Its class.
+    pub class: Class,
+    /// The mode it ran in.
+    pub mode: ExecMode,
+}
+
+/// Something that happened between two instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// Tracing is on, from this address.
+    Enabled {
+        /// The first instruction.
+        ip: Ip,
+        /// Whether this is just where tracing had gone off.
+        resumed: bool,
+    },
+    /// The instruction before switched tracing off.
+    Disabled {
+        /// Where control went, if the trace may tell.
+        ip: Option<Ip>,
+    },
+    /// Control went elsewhere between two instructions: an interrupt, a fault, an aborted transaction, …
+    AsyncBranch {
+        /// The instruction that would have been next.
+        from: Ip,
+        /// The one that was.
+        to: Ip,
+    },
+    /// Tracing went off between two instructions.
+    AsyncDisabled {
+        /// The instruction that would have been next.
+        at: Ip,
+        /// Where control went, if the trace may tell.
+        ip: Option<Ip>,
+    },
+    /// The page tables changed.
+    Paging {
+        /// The new CR3, address part.
+        cr3: u64,
+        /// Whether this is in a guest (VMX non-root operation).
+        nr: bool,
+    },
+    /// Packets were lost.
+    Overflow {
+        /// Where tracing goes on; none if tracing is off.
+        ip: Option<Ip>,
+    },
+    /// The execution mode changed, or is known for the first time.
+    ExecMode {
+        /// The mode from here on.
+        mode: ExecMode,
+        /// RFLAGS.IF, which is meaningful with event tracing only.
+        interrupt_flag: bool,
+    },
+    /// A transaction began, was committed or was aborted.
+    Tsx {
+        /// What became of it.
+        state: TsxState,
+        /// Where; none if tracing is off.
+        ip: Option<Ip>,
+    },
+    /// Tracing stopped because control entered a TraceStop range.
+    Stop,
+    /// The VMCS pointer changed.
+    Vmcs {
+        /// Its new value.
+        base: u64,
+    },
+    /// Execution stopped for power-saving.
+    ExStop {
+        /// At which instruction, if known.
+        ip: Option<Ip>,
+    },
+    /// `MWAIT` or the like requested a power state.
+    Mwait {
+        /// Its hints.
+        hints: u8,
+        /// Its extensions.
+        ext: u8,
+    },
+    /// A power state deeper than C0.0 was entered.
+    Pwre {
+        /// On the hardware's own initiative.
+        hw: bool,
+        /// The state, as encoded.
+        state: u8,
+        /// The sub-state, as encoded.
+        sub_state: u8,
+    },
+    /// Back to C0.0.
+    Pwrx {
+        /// The last core state, as encoded.
+        last: u8,
+        /// The deepest core state, as encoded.
+        deepest: u8,
+        /// Why, a bit a reason.
+        wake: u8,
+    },
+    /// `PTWRITE` wrote a value.
+    Ptwrite {
+        /// The instruction, if known.
+        ip: Option<Ip>,
+        /// The value.
+        payload: u64,
+        /// 4 or 8 bytes.
+        size: u8,
+    },
+    /// A control flow event of event tracing.
+    Control {
+        /// Which.
+        event: ControlEvent,
+        /// The vector of an interrupt, exception or SIPI.
+        vector: Option<u8>,
+        /// Where, if known.
+        ip: Option<Ip>,
+    },
+    /// Data about the control flow event that follows.
+    EventData {
+        /// The type field: 0 page fault address, 1 VM-exit qualification, 2 VM-exit reason.
+        kind: u8,
+        /// The payload.
+        payload: u64,
+    },
+}
+
+/// The control flow events (table 33-50).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ControlEvent {
+    /// An interrupt, exception or fault was delivered.
+    Interrupt,
+    /// Return from interrupt.
+    Iret,
+    /// System management interrupt.
+    Smi,
+    /// Return from system management mode.
+    Rsm,
+    /// Start-up inter-processor interrupt.
+    Sipi,
+    /// INIT.
+    Init,
+    /// VM entry.
+    VmEntry,
+    /// VM exit.
+    VmExit,
+    /// VM exit because of an interrupt or exception.
+    VmExitIntr,
+    /// Shutdown.
+    Shutdown,
+    /// A user interrupt was delivered.
+    Uintr,
+    /// Return from a user interrupt.
+    Uiret,
+    /// A type that the manual reserves.
+    Reserved(u8),
+}
+
+impl ControlEvent {
+    /// The event of a type field.
+    #[must_use]
+    pub const fn from_type(kind: u8) -> Self {
+        match kind {
+            0x1 => Self::Interrupt,
+            0x2 => Self::Iret,
+            0x3 => Self::Smi,
+            0x4 => Self::Rsm,
+            0x5 => Self::Sipi,
+            0x6 => Self::Init,
+            0x7 => Self::VmEntry,
+            0x8 => Self::VmExit,
+            0x9 => Self::VmExitIntr,
+            0xa => Self::Shutdown,
+            0xc => Self::Uintr,
+            0xd => Self::Uiret,
+            other => Self::Reserved(other),
+        }
+    }
+
+    /// Whether the vector field means something.
+    #[must_use]
+    pub const fn has_vector(self) -> bool {
+        matches!(
+            self,
+            Self::Interrupt | Self::Sipi | Self::VmExitIntr | Self::Uintr
+        )
+    }
+}

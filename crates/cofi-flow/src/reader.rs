@@ -1,0 +1,262 @@
+//! The packet stream as the flow sees it: addresses decompressed, time kept, padding and maintenance left out.
+
+use cofi_packet::intel::{DecodeError, Kind, LastIp, Packet, TsxState, decode, sync_forward};
+use cofi_packet::{ExecMode, Ip};
+
+use crate::time::TimeTracker;
+
+/// A packet that concerns the flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    Tnt {
+        bits: u64,
+        len: u8,
+    },
+    Tip(Option<Ip>),
+    Pge(Option<Ip>),
+    Pgd(Option<Ip>),
+    Fup(Option<Ip>),
+    Pip {
+        cr3: u64,
+        nr: bool,
+    },
+    ModeExec {
+        mode: ExecMode,
+        interrupt_flag: bool,
+    },
+    ModeTsx(TsxState),
+    TraceStop,
+    Vmcs(u64),
+    Ovf,
+    Psb,
+    PsbEnd,
+    ExStop {
+        ip: bool,
+    },
+    Mwait {
+        hints: u8,
+        ext: u8,
+    },
+    Pwre {
+        hw: bool,
+        state: u8,
+        sub_state: u8,
+    },
+    Pwrx {
+        last: u8,
+        deepest: u8,
+        wake: u8,
+    },
+    Cfe {
+        ip: bool,
+        kind: u8,
+        vector: u8,
+    },
+    Evd {
+        kind: u8,
+        payload: u64,
+    },
+}
+
+impl Flow {
+    pub(crate) const fn kind(&self) -> Kind {
+        match self {
+            Flow::Tnt { len: ..=6, .. } => Kind::Tnt8,
+            Flow::Tnt { .. } => Kind::Tnt64,
+            Flow::Tip(_) => Kind::Tip,
+            Flow::Pge(_) => Kind::TipPge,
+            Flow::Pgd(_) => Kind::TipPgd,
+            Flow::Fup(_) => Kind::Fup,
+            Flow::Pip { .. } => Kind::Pip,
+            Flow::ModeExec { .. } => Kind::ModeExec,
+            Flow::ModeTsx(_) => Kind::ModeTsx,
+            Flow::TraceStop => Kind::TraceStop,
+            Flow::Vmcs(_) => Kind::Vmcs,
+            Flow::Ovf => Kind::Ovf,
+            Flow::Psb => Kind::Psb,
+            Flow::PsbEnd => Kind::PsbEnd,
+            Flow::ExStop { .. } => Kind::ExStop,
+            Flow::Mwait { .. } => Kind::Mwait,
+            Flow::Pwre { .. } => Kind::Pwre,
+            Flow::Pwrx { .. } => Kind::Pwrx,
+            Flow::Cfe { .. } => Kind::Cfe,
+            Flow::Evd { .. } => Kind::Evd,
+        }
+    }
+}
+
+/// What came of asking for the next packet.
+pub(crate) type Next = Option<Result<Flow, DecodeError>>;
+
+/// Reads packets in order.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader<'t> {
+    bytes: &'t [u8],
+    at: usize,
+    /// Where the packet last returned began.
+    offset: usize,
+    last_ip: LastIp,
+    /// The time when the packet last returned was made.
+    pub(crate) time: TimeTracker,
+    /// A packet that was read too early and is to be returned again.
+    back: Option<(usize, Flow)>,
+    skd007: bool,
+}
+
+impl<'t> Reader<'t> {
+    pub(crate) fn new(bytes: &'t [u8], time: TimeTracker, skd007: bool) -> Self {
+        Self {
+            bytes,
+            at: 0,
+            offset: 0,
+            last_ip: LastIp::new(),
+            time,
+            back: None,
+            skd007,
+        }
+    }
+
+    /// Where the packet last returned began.
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Gives the packet last returned back, to be returned again.
+    pub(crate) fn put_back(&mut self, flow: Flow) {
+        self.back = Some((self.offset, flow));
+    }
+
+    /// Goes on at the next PSB, which is returned next; `false` if there is none.
+    pub(crate) fn skip_to_psb(&mut self) -> bool {
+        self.back = None;
+        match sync_forward(self.bytes, self.at) {
+            Some(psb) => {
+                self.at = psb;
+                true
+            }
+            None => {
+                self.at = self.bytes.len();
+                false
+            }
+        }
+    }
+
+    /// Whether the stream holds nothing but padding.
+    pub(crate) fn only_padding(&self) -> bool {
+        self.bytes.iter().all(|byte| *byte == 0)
+    }
+
+    /// The next packet that concerns the flow; `None` at the end of the stream. After an error the caller skips to the
+    /// next PSB.
+    pub(crate) fn next(&mut self) -> Next {
+        if let Some((offset, flow)) = self.back.take() {
+            self.offset = offset;
+            return Some(Ok(flow));
+        }
+        loop {
+            while self.bytes.get(self.at) == Some(&0) {
+                self.at += 1; // PAD
+            }
+            let rest = self.bytes.get(self.at..).filter(|rest| !rest.is_empty())?;
+            self.offset = self.at;
+            let decoded = match decode(rest) {
+                Ok(decoded) => decoded,
+                Err(error) => {
+                    // One byte on, so that a search for a PSB makes progress.
+                    self.at += 1;
+                    return Some(Err(error));
+                }
+            };
+            self.at += decoded.raw.len();
+            let flow = match decoded.packet {
+                Packet::Tnt8 { bits } => Flow::Tnt {
+                    bits: bits.bits(),
+                    len: bits.len() as u8,
+                },
+                Packet::Tnt64 { bits } => Flow::Tnt {
+                    bits: bits.bits(),
+                    len: bits.len() as u8,
+                },
+                Packet::Tip { ip } => Flow::Tip(self.last_ip.apply(ip)),
+                Packet::TipPge { ip } => Flow::Pge(self.last_ip.apply(ip)),
+                Packet::TipPgd { ip } => Flow::Pgd(self.last_ip.apply(ip)),
+                Packet::Fup { ip } => Flow::Fup(self.last_ip.apply(ip)),
+                Packet::Cyc { cycles } => {
+                    if self.skd007 && rest[1..].starts_with(&[0x02, 0xf3]) && rest[0] & 4 != 0 {
+                        self.at = self.offset + 1;
+                    } else {
+                        self.time.cyc(cycles);
+                    }
+                    continue;
+                }
+                Packet::Mtc { ctc } => {
+                    self.time.mtc(ctc);
+                    continue;
+                }
+                Packet::Tsc { tsc } => {
+                    self.time.tsc(tsc.get());
+                    continue;
+                }
+                Packet::Tma { ctc, fc } => {
+                    self.time.tma(ctc, fc.get() as u16);
+                    continue;
+                }
+                Packet::Cbr { ratio } => {
+                    self.time.cbr(ratio);
+                    continue;
+                }
+                Packet::Pip { cr3, nr } => Flow::Pip { cr3: cr3.get(), nr },
+                Packet::ModeExec {
+                    mode,
+                    interrupt_flag,
+                } => Flow::ModeExec {
+                    mode,
+                    interrupt_flag,
+                },
+                Packet::ModeTsx { tx } => Flow::ModeTsx(tx),
+                Packet::TraceStop => Flow::TraceStop,
+                Packet::Vmcs { base } => Flow::Vmcs(base.get()),
+                Packet::Ovf => Flow::Ovf,
+                Packet::Psb => {
+                    self.last_ip.reset();
+                    Flow::Psb
+                }
+                Packet::PsbEnd => Flow::PsbEnd,
+                Packet::ExStop { ip } => Flow::ExStop { ip },
+                Packet::Mwait { hints, ext } => Flow::Mwait {
+                    hints,
+                    ext: ext.get() as u8,
+                },
+                Packet::Pwre {
+                    hw,
+                    state,
+                    sub_state,
+                } => Flow::Pwre {
+                    hw,
+                    state: state.get() as u8,
+                    sub_state: sub_state.get() as u8,
+                },
+                Packet::Pwrx {
+                    last,
+                    deepest,
+                    wake,
+                } => Flow::Pwrx {
+                    last: last.get() as u8,
+                    deepest: deepest.get() as u8,
+                    wake: wake.get() as u8,
+                },
+                Packet::Cfe { ip, kind, vector } => Flow::Cfe {
+                    ip,
+                    kind: kind.get() as u8,
+                    vector,
+                },
+                Packet::Evd { kind, payload } => Flow::Evd {
+                    kind: kind.get() as u8,
+                    payload: payload.0,
+                },
+                _ => continue,
+            };
+            return Some(Ok(flow));
+        }
+    }
+}

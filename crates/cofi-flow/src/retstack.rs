@@ -1,0 +1,63 @@
+//! The stack of return addresses by which compressed returns are resolved (33.4.2.2).
+
+use cofi_packet::Ip;
+
+const DEPTH: usize = 64;
+
+/// The youngest 64 return addresses.
+#[derive(Clone, Debug)]
+pub(crate) struct ReturnStack {
+    slots: [Ip; DEPTH],
+    /// Where the next address goes.
+    top: usize,
+    len: usize,
+}
+
+impl ReturnStack {
+    pub(crate) const fn new() -> Self {
+        Self {
+            slots: [Ip(0); DEPTH],
+            top: 0,
+            len: 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, ip: Ip) {
+        self.slots[self.top % DEPTH] = ip;
+        self.top = (self.top + 1) % DEPTH;
+        self.len = (self.len + 1).min(DEPTH);
+    }
+
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Ip> {
+        self.len = self.len.checked_sub(1)?;
+        self.top = (self.top + DEPTH - 1) % DEPTH;
+        Some(self.slots[self.top % DEPTH])
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_the_youngest_64() {
+        let mut stack = ReturnStack::new();
+        assert_eq!(stack.pop(), None);
+        for ip in 0..100 {
+            stack.push(Ip(ip));
+        }
+        for ip in (36..100).rev() {
+            assert_eq!(stack.pop(), Some(Ip(ip)));
+        }
+        assert_eq!(stack.pop(), None);
+        stack.push(Ip(7));
+        stack.clear();
+        assert_eq!(stack.pop(), None);
+    }
+}

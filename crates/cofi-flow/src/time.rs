@@ -1,0 +1,400 @@
+//! Time, estimated from the timing packets (33.8.3.2).
+
+use cofi_packet::Tsc;
+
+use crate::FlowConfig;
+
+/// An estimate of the time stamp counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Time {
+    /// The estimate.
+    pub tsc: Tsc,
+    /// How far the truth may be from it, in TSC ticks, as far as the packets bound it; `u64::MAX` if they do not.
+    pub uncertainty: u64,
+}
+
+/// Follows the time stamp counter through TSC, TMA, MTC, CYC and CBR packets.
+///
+/// The estimate never goes back, unless a TSC packet sets it back. The counter is followed over wraps of the 56 bits
+/// that a TSC packet holds; its upper 8 bits count those wraps, from zero.
+#[derive(Clone, Debug)]
+pub struct TimeTracker {
+    ratio: (u64, u64),
+    mtc_freq: u32,
+    max_nonturbo: u64,
+    ignore_tma: bool,
+    /// The estimate; none before the first TSC.
+    now: Option<u64>,
+    /// The last value that a TSC or MTC packet gave.
+    anchor: u64,
+    /// Core cycles since then.
+    cycles: u64,
+    /// Whether a CYC packet was ever seen.
+    has_cycles: bool,
+    /// The core:bus ratio; zero if unknown.
+    cbr: u64,
+    /// TSC ticks per core cycle as last measured between two crystal clock readings, in 1/65536; zero if unknown.
+    measured: u64,
+    crystal: Crystal,
+}
+
+/// What is known of the crystal clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Crystal {
+    /// Nothing: no TMA since the last TSC.
+    Unknown,
+    /// The TMA packet after the last TSC: the clock's low 16 bits, and the TSC at its last edge.
+    Aligned { ctc: u16, edge: u64 },
+    /// MTC packets have come since: the last payload, the clock's ticks since the edge.
+    Running { last: u8, ticks: u64, edge: u64 },
+}
+
+const TSC_BITS: u32 = 56;
+
+impl TimeTracker {
+    /// A tracker for the clocks of `config`.
+    #[must_use]
+    pub fn new(config: &FlowConfig) -> Self {
+        Self {
+            ratio: (
+                u64::from(config.tsc_art_ratio.0),
+                u64::from(config.tsc_art_ratio.1),
+            ),
+            mtc_freq: u32::from(config.mtc_freq.min(15)),
+            max_nonturbo: u64::from(config.max_nonturbo_ratio),
+            ignore_tma: config.errata.skz84,
+            now: None,
+            anchor: 0,
+            cycles: 0,
+            has_cycles: false,
+            cbr: 0,
+            measured: 0,
+            crystal: Crystal::Unknown,
+        }
+    }
+
+    /// The estimate now; none before the first TSC packet.
+    #[must_use]
+    pub fn time(&self) -> Option<Time> {
+        let now = self.now?;
+        Some(Time {
+            tsc: Tsc(now),
+            uncertainty: self.uncertainty(now),
+        })
+    }
+
+    fn uncertainty(&self, now: u64) -> u64 {
+        let since = now.saturating_sub(self.anchor);
+        // What the conversion of cycles can be wrong by: the ratio is an integer, so half a unit of it each way; plus
+        // the phase of the crystal clock.
+        let drift = if self.has_cycles && (self.cbr != 0 || self.measured != 0) {
+            Some(
+                (since / self.cbr.max(1))
+                    .saturating_add(self.crystal_tick())
+                    .saturating_add(1),
+            )
+        } else {
+            None
+        };
+        let window = match self.crystal {
+            Crystal::Running { .. } => self.mtc_period(),
+            _ => None,
+        };
+        match (drift, window) {
+            (Some(drift), Some(window)) => drift.min(window),
+            (Some(bound), None) | (None, Some(bound)) => bound,
+            (None, None) => u64::MAX,
+        }
+    }
+
+    /// TSC ticks per crystal clock tick, rounded up; zero if unknown.
+    fn crystal_tick(&self) -> u64 {
+        self.ratio
+            .0
+            .checked_div(self.ratio.1)
+            .map_or(0, |tick| tick + 1)
+    }
+
+    fn crystal_to_tsc(&self, ticks: u64) -> Option<u64> {
+        let (n, d) = self.ratio;
+        if n == 0 || d == 0 {
+            return None;
+        }
+        u64::try_from(u128::from(ticks) * u128::from(n) / u128::from(d)).ok()
+    }
+
+    fn mtc_period(&self) -> Option<u64> {
+        self.crystal_to_tsc(1 << self.mtc_freq)
+    }
+
+    /// A TSC packet.
+    pub fn tsc(&mut self, low: u64) {
+        let low = low & ((1 << TSC_BITS) - 1);
+        let value = match self.now {
+            Some(now) => {
+                // A great step back is a wrap of the 56 bits; a small one is the trace's own.
+                let value = now >> TSC_BITS << TSC_BITS | low;
+                if now.saturating_sub(value) > 1 << (TSC_BITS - 1) {
+                    value.wrapping_add(1 << TSC_BITS)
+                } else {
+                    value
+                }
+            }
+            None => low,
+        };
+        self.measure(value);
+        self.now = Some(value);
+        self.anchor = value;
+        self.cycles = 0;
+        self.crystal = Crystal::Unknown;
+    }
+
+    /// A TMA packet, which follows a TSC packet.
+    pub fn tma(&mut self, ctc: u16, fast: u16) {
+        if self.ignore_tma || self.now.is_none() {
+            return;
+        }
+        self.crystal = Crystal::Aligned {
+            ctc,
+            edge: self.anchor.saturating_sub(u64::from(fast)),
+        };
+    }
+
+    /// An MTC packet.
+    pub fn mtc(&mut self, payload: u8) {
+        let (ticks, edge) = match self.crystal {
+            Crystal::Unknown => return,
+            Crystal::Aligned { ctc, edge } => {
+                // The payload is bits mtc_freq to mtc_freq + 7 of the clock, of which TMA gave bits 0 to 15.
+                let bits = (8 + self.mtc_freq).min(16);
+                let next = u64::from(payload) << self.mtc_freq;
+                (next.wrapping_sub(u64::from(ctc)) & ((1 << bits) - 1), edge)
+            }
+            Crystal::Running { last, ticks, edge } => {
+                let steps = u64::from(payload.wrapping_sub(last));
+                (ticks.saturating_add(steps << self.mtc_freq), edge)
+            }
+        };
+        self.crystal = Crystal::Running {
+            last: payload,
+            ticks,
+            edge,
+        };
+        let Some(value) = self
+            .crystal_to_tsc(ticks)
+            .and_then(|since| edge.checked_add(since))
+        else {
+            return;
+        };
+        self.measure(value);
+        self.anchor = value;
+        self.cycles = 0;
+        self.now = self.now.max(Some(value));
+    }
+
+    /// A CYC packet.
+    pub fn cyc(&mut self, cycles: u64) {
+        self.has_cycles = true;
+        self.cycles = self.cycles.saturating_add(cycles);
+        if self.now.is_none() {
+            return;
+        }
+        let since = if self.cbr != 0 && self.max_nonturbo != 0 {
+            u128::from(self.cycles) * u128::from(self.max_nonturbo) / u128::from(self.cbr)
+        } else if self.measured != 0 {
+            (u128::from(self.cycles) * u128::from(self.measured)) >> 16
+        } else {
+            return;
+        };
+        let mut value = self
+            .anchor
+            .saturating_add(u64::try_from(since).unwrap_or(u64::MAX));
+        if let (Crystal::Running { .. }, Some(period)) = (self.crystal, self.mtc_period()) {
+            // The next MTC packet would have come first.
+            value = value.min(self.anchor.saturating_add(period));
+        }
+        self.now = self.now.max(Some(value));
+    }
+
+    /// A CBR packet.
+    pub fn cbr(&mut self, ratio: u8) {
+        if self.cbr != u64::from(ratio) {
+            self.cbr = u64::from(ratio);
+            self.measured = 0;
+        }
+    }
+
+    /// Takes the measure of the core clock between two readings of steady clocks (33.8.3.4).
+    fn measure(&mut self, value: u64) {
+        let Some(ticks) = value.checked_sub(self.anchor) else {
+            return;
+        };
+        if self.now.is_some() && self.cycles != 0 && ticks != 0 && ticks < 1 << 40 {
+            self.measured = (ticks << 16) / self.cycles;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> FlowConfig {
+        FlowConfig {
+            tsc_art_ratio: (80, 1),
+            mtc_freq: 3,
+            max_nonturbo_ratio: 20,
+            ..FlowConfig::default()
+        }
+    }
+
+    fn at(tracker: &TimeTracker) -> u64 {
+        tracker.time().expect("time is known").tsc.0
+    }
+
+    #[test]
+    fn nothing_is_known_before_the_first_tsc() {
+        let mut time = TimeTracker::new(&config());
+        time.cbr(20);
+        time.cyc(100);
+        time.mtc(3);
+        time.tma(1, 1);
+        assert_eq!(time.time(), None);
+        time.tsc(1000);
+        assert_eq!(
+            time.time(),
+            Some(Time {
+                tsc: Tsc(1000),
+                uncertainty: 1 + 81
+            })
+        );
+    }
+
+    #[test]
+    fn tsc_alone_bounds_nothing() {
+        let mut time = TimeTracker::new(&config());
+        time.tsc(1000);
+        assert_eq!(
+            time.time(),
+            Some(Time {
+                tsc: Tsc(1000),
+                uncertainty: u64::MAX
+            })
+        );
+    }
+
+    #[test]
+    fn mtc_counts_from_the_edge_that_tma_gives() {
+        let mut time = TimeTracker::new(&config());
+        time.tsc(100_000);
+        time.tma(0x1234, 40); // the clock showed 0x1234 at TSC 99,960
+        time.mtc(0x47); // 0x47 << 3 = 0x238, bits 10:0; 0x1234 has 0x234 there: 4 ticks on
+        assert_eq!(at(&time), 99_960 + 4 * 80);
+        assert_eq!(time.time().unwrap().uncertainty, 8 * 80);
+        time.mtc(0x48);
+        assert_eq!(at(&time), 99_960 + 12 * 80);
+        time.mtc(0x47); // 255 steps on: the payload has eight bits
+        assert_eq!(at(&time), 99_960 + (12 + 255 * 8) * 80);
+    }
+
+    #[test]
+    fn first_mtc_after_tma_is_compared_in_low_16_bits_only() {
+        let mut time = TimeTracker::new(&FlowConfig {
+            mtc_freq: 12,
+            ..config()
+        });
+        time.tsc(100_000);
+        time.tma(0xf000, 0);
+        time.mtc(0x30); // 0x30 << 12 = 0x30000: its low 16 bits are 0
+        assert_eq!(at(&time), 100_000 + 0x1000 * 80);
+        time.mtc(0x31);
+        assert_eq!(at(&time), 100_000 + 0x2000 * 80);
+    }
+
+    #[test]
+    fn cycles_are_scaled_by_the_bus_ratio() {
+        let mut time = TimeTracker::new(&config());
+        time.cbr(40); // twice the TSC's frequency
+        time.tsc(1000);
+        time.cyc(100);
+        assert_eq!(at(&time), 1050);
+        time.cyc(101);
+        assert_eq!(at(&time), 1100);
+        let uncertainty = time.time().unwrap().uncertainty;
+        assert!(uncertainty < 100, "{uncertainty}");
+    }
+
+    #[test]
+    fn cycles_are_scaled_by_measure_without_bus_ratio() {
+        let mut time = TimeTracker::new(&FlowConfig {
+            max_nonturbo_ratio: 0,
+            ..config()
+        });
+        time.tsc(10_000);
+        time.tma(0, 0);
+        time.cyc(500);
+        assert_eq!(at(&time), 10_000, "no scale is known yet");
+        time.mtc(1); // 640 TSC ticks in 500 cycles
+        assert_eq!(at(&time), 10_640);
+        time.cyc(50);
+        assert_eq!(at(&time), 10_640 + 63);
+    }
+
+    #[test]
+    fn never_goes_back_nor_beyond_the_next_mtc() {
+        let mut time = TimeTracker::new(&config());
+        time.cbr(10);
+        time.tsc(10_000);
+        time.tma(0, 0);
+        time.cyc(10_000); // 20,000 ticks by the ratio, which is plainly wrong
+        let wrong = at(&time);
+        time.mtc(1);
+        assert_eq!(at(&time), wrong, "does not go back");
+        for payload in 2..100 {
+            let before = at(&time);
+            time.cyc(1000);
+            time.mtc(payload);
+            assert!(at(&time) >= before);
+        }
+        assert_eq!(at(&time), 10_000 + 99 * 640, "later MTC packets win");
+        time.cyc(u64::MAX);
+        assert_eq!(
+            at(&time),
+            10_000 + 100 * 640,
+            "the next MTC would have come first"
+        );
+        time.tsc(5);
+        assert_eq!(at(&time), 5, "but a TSC packet may set it back");
+    }
+
+    #[test]
+    fn tsc_wraps_at_56_bits() {
+        let mut time = TimeTracker::new(&config());
+        time.tsc((1 << 56) - 10);
+        time.tsc(5);
+        assert_eq!(at(&time), (1 << 56) + 5);
+        time.tsc(3);
+        assert_eq!(at(&time), (1 << 56) + 3);
+    }
+
+    #[test]
+    fn absurd_packets_do_no_harm() {
+        for ratio in [(0, 0), (0, 1), (1, 0), (u32::MAX, 1), (1, u32::MAX)] {
+            let mut time = TimeTracker::new(&FlowConfig {
+                tsc_art_ratio: ratio,
+                mtc_freq: 255,
+                ..config()
+            });
+            for round in 0..2000_u64 {
+                time.tsc(u64::MAX);
+                time.tma(u16::MAX, u16::MAX);
+                time.cyc(u64::MAX);
+                time.mtc(round as u8);
+                time.mtc(0xff);
+                time.cbr(round as u8);
+                time.cyc(u64::MAX);
+                assert!(time.time().is_some());
+            }
+        }
+    }
+}

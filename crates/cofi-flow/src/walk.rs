@@ -1,0 +1,597 @@
+//! The walk over code while tracing is on.
+
+use cofi_insn::{Class, CodeSource};
+use cofi_packet::Ip;
+use cofi_packet::intel::{Kind, TsxState};
+
+use crate::cache::{Block, End, NONE, decode_at};
+use crate::decoder::{FlowDecoder, Phase, State, unexpected};
+use crate::pending::{AtIp, Bound, Pending};
+use crate::reader::Flow;
+use crate::{Event, Executed, Expected, FlowErrorKind, Item};
+
+/// How many blocks are tried to see whether code leads somewhere.
+const MAX_TRIED: usize = 256;
+
+/// Finds out that a walk without packets never ends.
+///
+/// Such a walk has no choices: where it is decides where it goes. So it loops if, and only if, it comes to an address
+/// twice, which Brent's algorithm notices within a few rounds; only jumps need to be looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Guard {
+    anchor: Ip,
+    jumps: u32,
+    /// How many jumps until the anchor moves; zero before the first.
+    limit: u32,
+    insns: u32,
+}
+
+impl Guard {
+    /// A packet was used: what follows may differ from what came before.
+    #[inline]
+    pub(crate) fn reset(&mut self) {
+        self.limit = 0;
+        self.insns = 0;
+    }
+
+    /// Notes a jump to `target`; `true` if it closes a loop.
+    fn jump(&mut self, target: Ip) -> bool {
+        if self.limit == 0 {
+            *self = Guard {
+                anchor: target,
+                jumps: 0,
+                limit: 1,
+                insns: self.insns,
+            };
+            return false;
+        }
+        if target == self.anchor {
+            return true;
+        }
+        self.jumps += 1;
+        if self.jumps == self.limit {
+            self.anchor = target;
+            self.jumps = 0;
+            self.limit = self.limit.saturating_mul(2);
+        }
+        false
+    }
+}
+
+impl<C: CodeSource> FlowDecoder<'_, C> {
+    /// At the start of a block: what is due before it, then as much of it as is certain.
+    pub(crate) fn enter(&mut self) {
+        let mut stop = None;
+        if self.tnt_len == 0 {
+            match self.pending {
+                Pending::None => {
+                    self.fetch();
+                    self.heed_bdm64();
+                    if !self.out.is_empty() {
+                        return;
+                    }
+                }
+                Pending::At { ip, what } if ip == self.ip => return self.arrive(ip, what),
+                Pending::At { ip, .. } => stop = Some(ip),
+                Pending::Overflow => {
+                    self.note_used();
+                    self.pending = Pending::None;
+                    return self.overflow();
+                }
+                Pending::Status(status) => {
+                    // The PSB+ tells no address; but the code goes on all the same.
+                    self.consumed();
+                    self.returns.clear();
+                    self.pending = Pending::None;
+                    return self.apply_status(status);
+                }
+                Pending::Bad(kind) => return self.fail(kind),
+                Pending::Pge(_) => {
+                    let kind = FlowErrorKind::Unexpected {
+                        found: Kind::TipPge,
+                        expected: Expected::TracingOn,
+                    };
+                    return self.fail(kind);
+                }
+                Pending::Tip(_)
+                | Pending::Pgd(_)
+                | Pending::Paging { .. }
+                | Pending::Vmcs(_)
+                | Pending::End => {}
+            }
+            if stop.is_none() && self.tnt_len == 0 && !self.is_walkable() {
+                return;
+            }
+        }
+        let (from, way) = self.left;
+        let id = self
+            .cache
+            .follow(from, way, self.ip, self.mode, &mut self.code);
+        self.left = (id, 0);
+        let block = *self.cache.block(id);
+        let first = block.first as usize;
+        let mut count = block.body;
+        self.phase = Phase::End(id);
+        if let Some(stop) = stop
+            && let Some(position) = self.cache.position(id, stop)
+        {
+            count = position;
+            self.phase = Phase::Enter;
+            self.left = (NONE, 0);
+        }
+        self.body = first..first + usize::from(count);
+        self.guard.insns += u32::from(count) + 1;
+        if self.guard.insns > self.config.max_packetless_run {
+            let insns = self.guard.insns;
+            self.body = 0..0;
+            self.endless(FlowErrorKind::EndlessCode { insns });
+        }
+    }
+
+    /// Whether what is pending lets the walk go on to the end of a block: nothing that may be due earlier.
+    fn is_walkable(&self) -> bool {
+        matches!(
+            self.pending,
+            Pending::Tip(_)
+                | Pending::Pgd(_)
+                | Pending::Paging { .. }
+                | Pending::Vmcs(_)
+                | Pending::End
+        )
+    }
+
+    /// The walk has come to the address that a packet gave.
+    fn arrive(&mut self, ip: Ip, what: AtIp) {
+        self.consumed();
+        self.pending = Pending::None;
+        let bound = core::mem::take(&mut self.bound);
+        let (before, after) = (
+            Bound {
+                tsx: bound.tsx,
+                ..Bound::default()
+            },
+            Bound { tsx: None, ..bound },
+        );
+        match what {
+            AtIp::Branch { to } => {
+                self.release_held(Some(ip));
+                self.apply(before, Some(ip));
+                self.push(Event::AsyncBranch { from: ip, to });
+                self.ip = to;
+                self.left = (NONE, 0);
+                self.apply(after, Some(to));
+            }
+            AtIp::Disable { ip: to } => {
+                self.release_held(Some(ip));
+                self.apply(before, Some(ip));
+                if self.config.errata.skd022
+                    && let Ok(insn) = decode_at(ip, self.mode, &mut self.code)
+                    && insn.class == Class::VmEntry
+                {
+                    let (len, class, mode) = (insn.len, insn.class, self.mode);
+                    self.out.push_back(Item::Insn(Executed {
+                        ip,
+                        len,
+                        class,
+                        mode,
+                    }));
+                    self.turn_off(Some(insn.next_ip(ip, mode)));
+                    self.push(Event::Disabled { ip: to });
+                } else {
+                    self.turn_off(Some(ip));
+                    self.push(Event::AsyncDisabled { at: ip, ip: to });
+                }
+                self.apply(after, to);
+            }
+            AtIp::Events => {
+                self.release_held(Some(ip));
+                self.apply(bound, Some(ip));
+            }
+            AtIp::Status(status) => {
+                self.returns.clear();
+                self.bound = bound;
+                self.apply_status(status);
+            }
+        }
+    }
+
+    /// After a block's plain instructions: the one that ends it. Returns it if it has executed and nothing else is to
+    /// be returned before it.
+    pub(crate) fn finish(&mut self, id: u32) -> Option<Executed> {
+        let block = *self.cache.block(id);
+        match block.end {
+            End::Insn => {}
+            End::Split => {
+                self.phase = Phase::Enter;
+                return None;
+            }
+            End::Fault => {
+                self.fault();
+                return None;
+            }
+        }
+        let insn = Executed {
+            ip: block.term_ip,
+            len: block.len,
+            class: block.class,
+            mode: self.mode,
+        };
+        match block.class {
+            Class::Conditional => self.conditional(&block, insn),
+            Class::DirectJump | Class::DirectCall => self.direct(&block, insn),
+            Class::Return => self.near_return(&block, insn),
+            Class::IndirectJump | Class::IndirectCall => self.indirect(&block, insn),
+            Class::FarCall
+            | Class::FarJump
+            | Class::FarReturn
+            | Class::Syscall
+            | Class::SoftwareInterrupt => self.far(&block, insn),
+            Class::VmEntry => match self.pending {
+                Pending::Tip(_) | Pending::Pgd(_) | Pending::Paging { .. } | Pending::Vmcs(_)
+                    if self.tnt_len == 0 =>
+                {
+                    self.far(&block, insn)
+                }
+                // The entry failed.
+                _ => self.go(insn, block.next, 0),
+            },
+            Class::MovCr3 => self.mov_cr3(&block, insn),
+            Class::VmPtrLoad => {
+                if let (Pending::Vmcs(base), 0) = (self.pending, self.tnt_len) {
+                    self.use_pending();
+                    self.out.push_back(Item::Insn(insn));
+                    self.apply(
+                        Bound {
+                            vmcs: Some(base),
+                            ..Bound::default()
+                        },
+                        None,
+                    );
+                    self.move_on(block.next, 0);
+                    return None;
+                }
+                self.go(insn, block.next, 0)
+            }
+            _ => self.go(insn, block.next, 0),
+        }
+    }
+
+    /// Control goes on at `ip`, by way 0 (falling through) or 1 (branching).
+    #[inline]
+    fn move_on(&mut self, ip: Ip, way: usize) {
+        self.ip = ip;
+        self.left.1 = way;
+        self.phase = Phase::Enter;
+    }
+
+    #[inline]
+    fn go(&mut self, insn: Executed, ip: Ip, way: usize) -> Option<Executed> {
+        self.move_on(ip, way);
+        Some(insn)
+    }
+
+    /// What is pending has happened.
+    fn use_pending(&mut self) {
+        self.consumed();
+        self.pending = Pending::None;
+    }
+
+    /// The instruction has executed and took tracing with it.
+    fn disable(&mut self, insn: Executed, next: Ip, ip: Option<Ip>) -> Option<Executed> {
+        self.use_pending();
+        let bound = core::mem::take(&mut self.bound);
+        self.turn_off(Some(ip.unwrap_or(next)));
+        self.push(Event::Disabled { ip });
+        self.apply(Bound { tsx: None, ..bound }, ip);
+        Some(insn)
+    }
+
+    #[inline]
+    fn take_bit(&mut self) -> bool {
+        let taken = self.tnt >> 63 == 1;
+        self.tnt <<= 1;
+        self.tnt_len -= 1;
+        self.guard.reset();
+        taken
+    }
+
+    #[inline]
+    fn conditional(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+        if self.tnt_len != 0 {
+            return if self.take_bit() {
+                self.go(insn, block.target, 1)
+            } else {
+                self.go(insn, block.next, 0)
+            };
+        }
+        match self.pending {
+            Pending::Pgd(ip) => self.disable(insn, block.next, ip),
+            _ => {
+                self.need(Expected::Tnt);
+                None
+            }
+        }
+    }
+
+    fn direct(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+        if let (Pending::Pgd(ip), 0) = (self.pending, self.tnt_len) {
+            let filter = &self.config.filter;
+            let leaves = match ip {
+                Some(ip) => ip == block.target,
+                None => {
+                    self.config.errata.skl014
+                        && !filter.is_empty()
+                        && !filter.contains(block.target)
+                }
+            };
+            if leaves {
+                return self.disable(insn, block.next, ip.or(Some(block.target)));
+            }
+        }
+        // A call to the next instruction only reads the instruction pointer.
+        if block.class == Class::DirectCall && block.target != block.next {
+            self.returns.push(block.next);
+        }
+        if self.guard.jump(block.target) {
+            let next = match self.pending {
+                _ if self.tnt_len != 0 => Kind::Tnt8,
+                Pending::Tip(_) => Kind::Tip,
+                Pending::Pgd(_) => Kind::TipPgd,
+                Pending::Paging { .. } => Kind::Pip,
+                Pending::Vmcs(_) => Kind::Vmcs,
+                _ => Kind::Fup,
+            };
+            self.endless(FlowErrorKind::EndlessLoop { next });
+            return None;
+        }
+        self.go(insn, block.target, 1)
+    }
+
+    /// The walk never ends: the end of the stream, if no packet is left, and an error otherwise.
+    fn endless(&mut self, kind: FlowErrorKind) {
+        if self.tnt_len == 0 && matches!(self.pending, Pending::End) {
+            self.state = State::Done;
+        } else {
+            self.fail(kind);
+        }
+    }
+
+    fn near_return(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+        if self.tnt_len != 0 {
+            if !self.take_bit() {
+                self.fail(FlowErrorKind::ReturnNotTaken);
+                return None;
+            }
+            let Some(mut ip) = self.returns.pop() else {
+                self.fail(FlowErrorKind::EmptyReturnStack);
+                return None;
+            };
+            if self.mode.bits() < 64 {
+                // The stack holds no more than the mode's width of what a wider caller may have pushed.
+                ip = Ip(ip.0 & 0xffff_ffff);
+            }
+            return self.go(insn, ip, 1);
+        }
+        match self.pending {
+            Pending::Tip(Some(ip)) => {
+                self.use_pending();
+                self.returns.pop();
+                self.go(insn, ip, 1)
+            }
+            Pending::Pgd(ip) => {
+                self.returns.pop();
+                self.disable(insn, block.next, ip)
+            }
+            _ => {
+                self.need(Expected::TntOrTip);
+                None
+            }
+        }
+    }
+
+    /// The target of an indirect branch for which the processor deferred the TIP: behind TNT bits that are not used yet.
+    fn deferred_tip(&mut self) -> Result<Ip, FlowErrorKind> {
+        match self.next_flow()? {
+            Some(Flow::Tip(Some(ip))) => {
+                self.consumed();
+                Ok(ip)
+            }
+            Some(flow) => {
+                let kind = unexpected(flow, Expected::Tip);
+                self.reader.put_back(flow);
+                Err(kind)
+            }
+            None => Err(FlowErrorKind::Unexpected {
+                found: Kind::Tnt8,
+                expected: Expected::Tip,
+            }),
+        }
+    }
+
+    fn indirect(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+        let target = if self.tnt_len != 0 {
+            match self.deferred_tip() {
+                Ok(ip) => ip,
+                Err(kind) => {
+                    self.fail(kind);
+                    return None;
+                }
+            }
+        } else {
+            match self.pending {
+                Pending::Tip(Some(ip)) => {
+                    self.use_pending();
+                    ip
+                }
+                Pending::Pgd(ip) => return self.disable(insn, block.next, ip),
+                _ => {
+                    self.need(Expected::Tip);
+                    return None;
+                }
+            }
+        };
+        if block.class == Class::IndirectCall {
+            self.returns.push(block.next);
+        }
+        self.go(insn, target, 1)
+    }
+
+    fn far(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+        if self.tnt_len != 0 {
+            return self.indirect(block, insn);
+        }
+        match self.pending {
+            // These belong to the transfer; its TIP follows.
+            Pending::Paging { cr3, nr } => {
+                self.bound.paging = Some((cr3, nr));
+                self.pending = Pending::None;
+                self.fetch();
+                None
+            }
+            Pending::Vmcs(base) => {
+                self.bound.vmcs = Some(base);
+                self.pending = Pending::None;
+                self.fetch();
+                None
+            }
+            Pending::Tip(Some(ip)) => {
+                self.use_pending();
+                let bound = core::mem::take(&mut self.bound);
+                self.apply(bound, Some(ip));
+                self.go(insn, ip, 1)
+            }
+            Pending::Pgd(ip) => self.disable(insn, block.next, ip),
+            _ => {
+                self.need(Expected::FarTip);
+                None
+            }
+        }
+    }
+
+    fn mov_cr3(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+        match self.pending {
+            Pending::Paging { cr3, nr } if self.tnt_len == 0 => {
+                self.use_pending();
+                if self.config.cr3_filter {
+                    self.fetch();
+                    if let (Pending::Pgd(None), 0) = (self.pending, self.tnt_len) {
+                        self.bound.paging = Some((cr3, nr));
+                        return self.disable(insn, block.next, None);
+                    }
+                }
+                self.out.push_back(Item::Insn(insn));
+                self.apply(
+                    Bound {
+                        paging: Some((cr3, nr)),
+                        ..Bound::default()
+                    },
+                    None,
+                );
+                self.move_on(block.next, 0);
+                None
+            }
+            // A MOV CR3 in traced code always comes with a PIP, unless it switches tracing off.
+            Pending::Pgd(None) if self.tnt_len == 0 => self.disable(insn, block.next, None),
+            _ => self.go(insn, block.next, 0),
+        }
+    }
+
+    /// A branch lacks its packet: gives up on what waits for another instruction, or else on the flow.
+    fn need(&mut self, expected: Expected) {
+        match self.pending {
+            Pending::None => {
+                self.fetch();
+            }
+            // No instruction has claimed these: so they came of themselves.
+            Pending::Paging { cr3, nr } => {
+                self.use_pending();
+                self.apply(
+                    Bound {
+                        paging: Some((cr3, nr)),
+                        ..Bound::default()
+                    },
+                    None,
+                );
+            }
+            Pending::Vmcs(base) => {
+                self.use_pending();
+                self.apply(
+                    Bound {
+                        vmcs: Some(base),
+                        ..Bound::default()
+                    },
+                    None,
+                );
+            }
+            Pending::At { ip, .. } if ip == self.ip => self.phase = Phase::Enter,
+            Pending::At { ip: target, what } => {
+                self.fail(FlowErrorKind::Unreachable {
+                    target,
+                    packet: what.kind(),
+                });
+            }
+            Pending::Overflow | Pending::Status(_) => self.phase = Phase::Enter,
+            Pending::Bad(kind) => self.fail(kind),
+            Pending::End => self.state = State::Done,
+            Pending::Tip(None) => self.fail(FlowErrorKind::SuppressedIp { packet: Kind::Tip }),
+            Pending::Tip(_) => self.fail(FlowErrorKind::Unexpected {
+                found: Kind::Tip,
+                expected,
+            }),
+            Pending::Pgd(_) => self.fail(FlowErrorKind::Unexpected {
+                found: Kind::TipPgd,
+                expected,
+            }),
+            Pending::Pge(_) => self.fail(FlowErrorKind::Unexpected {
+                found: Kind::TipPge,
+                expected,
+            }),
+        }
+    }
+
+    /// The code at `ip` cannot be read or is none.
+    fn fault(&mut self) {
+        match decode_at(self.ip, self.mode, &mut self.code) {
+            // The source has learnt of the code since: what else is cached may be wrong too.
+            Ok(_) => self.code_changed(),
+            Err(_) if self.tnt_len == 0 && matches!(self.pending, Pending::End) => {
+                self.state = State::Done
+            }
+            Err(error) => self.fail(error.into()),
+        }
+    }
+
+    /// Erratum BDM64: if an aborted transaction cannot be where the last branch led, it is where the abort says.
+    fn heed_bdm64(&mut self) {
+        if !self.config.errata.bdm64 || self.bound.tsx != Some(TsxState::Aborted) {
+            return;
+        }
+        if let Pending::At {
+            ip,
+            what: AtIp::Branch { .. } | AtIp::Disable { .. },
+        } = self.pending
+            && !self.leads_to(ip)
+        {
+            self.ip = ip;
+        }
+    }
+
+    /// Whether code leads from here to `stop` without a packet.
+    fn leads_to(&mut self, stop: Ip) -> bool {
+        let mut at = self.ip;
+        for _ in 0..MAX_TRIED {
+            let id = self.cache.follow(NONE, 0, at, self.mode, &mut self.code);
+            if self.cache.position(id, stop).is_some() {
+                return true;
+            }
+            let block = self.cache.block(id);
+            at = match (block.end, block.class) {
+                (End::Split, _) => block.next,
+                (End::Insn, Class::DirectJump | Class::DirectCall) => block.target,
+                (End::Insn, class) if !class.needs_packet() => block.next,
+                _ => return false,
+            };
+        }
+        false
+    }
+}
