@@ -146,8 +146,8 @@ fn every_trace_is_decoded_exactly() {
         };
         let mut hash = Sha256::new();
         let (mut insns, mut errors) = (0_u64, 0_u64);
-        let mut decoder = FlowDecoder::new(&trace, images(&case, &json), config);
-        while let Some(item) = decoder.next() {
+        let decoder = FlowDecoder::new(&trace, images(&case, &json), config);
+        for item in decoder {
             match item {
                 Item::Insn(insn) => {
                     let separator = if insns == 0 { "" } else { "\n" };
