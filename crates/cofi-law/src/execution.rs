@@ -19,6 +19,8 @@ pub struct Config {
     pub ctl: Ctl,
     /// Long TNT packets.
     pub long_tnt: bool,
+    /// Programs made of calls and returns, walked down and up again deeper than a return stack holds.
+    pub deep: bool,
     /// The most time, in TSC ticks, that an instruction takes.
     pub slowest: u64,
 }
@@ -69,6 +71,8 @@ struct Walk<'c> {
     context: Context,
     /// Real return addresses.
     stack: Vec<Ip>,
+    /// In a deep program: on the way up.
+    ascending: bool,
     /// Program, block and instruction that run next.
     at: (usize, usize, usize),
 }
@@ -90,8 +94,20 @@ pub fn run(config: &Config) -> Execution {
         0x55_0000
     };
     let programs = [
-        Program::random(&mut rng, config.blocks, Ip(high), ExecMode::Bits64),
-        Program::random(&mut rng, config.blocks, Ip(low), ExecMode::Bits32),
+        Program::random(
+            &mut rng,
+            config.blocks,
+            Ip(high),
+            ExecMode::Bits64,
+            config.deep,
+        ),
+        Program::random(
+            &mut rng,
+            config.blocks,
+            Ip(low),
+            ExecMode::Bits32,
+            config.deep,
+        ),
     ];
     let caps = Capabilities {
         long_tnt: config.long_tnt,
@@ -118,6 +134,7 @@ pub fn run(config: &Config) -> Execution {
         truth: Vec::new(),
         context,
         stack: Vec::new(),
+        ascending: false,
         at: (0, 0, 0),
         rng,
     };
@@ -190,7 +207,12 @@ impl Walk<'_> {
     }
 
     fn random_block(&mut self, program: usize) -> Ip {
-        let block = self.rng.below(self.config.blocks);
+        let mut block = self.rng.below(self.config.blocks);
+        if self.config.deep {
+            // Odd blocks return, even ones call.
+            self.ascending ^= self.rng.one_in(100);
+            block = (block & !1 | usize::from(self.ascending)).min(self.config.blocks - 1);
+        }
         self.start_of(program, block)
     }
 
@@ -251,7 +273,7 @@ impl Walk<'_> {
 
     fn step(&mut self) {
         self.pass_time();
-        match self.rng.below(150) {
+        match self.rng.below(if self.config.deep { 5000 } else { 150 }) {
             0 => return self.event(),
             1 if self.rng.one_in(4) => {
                 self.set_trace_en(false);
@@ -289,7 +311,10 @@ impl Walk<'_> {
             End::IndirectJump => Branch::IndirectJump(self.random_block(program)),
             End::Return => {
                 // Mostly to the caller; sometimes the stack has been tampered with.
-                let matched = self.stack.pop().filter(|_| !self.rng.one_in(10));
+                let matched = self
+                    .stack
+                    .pop()
+                    .filter(|_| !self.rng.one_in(if self.config.deep { 300 } else { 10 }));
                 let inside = matched.filter(|&ip| self.holds(program, ip));
                 let to = inside.unwrap_or_else(|| self.random_block(program));
                 Branch::Return(to)

@@ -64,8 +64,15 @@ const FILLERS: [&[u8]; 5] = [
     &[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0], // nop word [rax + rax]
 ];
 
-fn choose_end(rng: &mut Rng, index: usize, count: usize) -> End {
+fn choose_end(rng: &mut Rng, index: usize, count: usize, deep: bool) -> End {
     let last = index + 1 == count;
+    if deep && !rng.one_in(20) {
+        return if index % 2 == 0 && !last {
+            End::IndirectCall
+        } else {
+            End::Return
+        };
+    }
     let later = |rng: &mut Rng| index + 1 + rng.below(count - index - 1);
     match rng.below(if last { 5 } else { 20 }) {
         0 | 1 => End::Return,
@@ -107,14 +114,15 @@ fn encode_end(end: End, ip: u64, block: u64, starts: &[u64]) -> Vec<u8> {
 }
 
 impl Program {
-    /// A program of `count` (at least one) blocks at `base`, which runs in `mode`.
+    /// A program of `count` (at least one) blocks at `base`, which runs in `mode`. A `deep` one is made of calls (the
+    /// even blocks) and returns (the odd ones) for the most part.
     #[must_use]
-    pub fn random(rng: &mut Rng, count: usize, base: Ip, mode: ExecMode) -> Self {
+    pub fn random(rng: &mut Rng, count: usize, base: Ip, mode: ExecMode, deep: bool) -> Self {
         let plan: Vec<(Vec<&[u8]>, End)> = (0..count)
             .map(|i| {
                 (
                     (0..rng.below(5)).map(|_| FILLERS[rng.below(5)]).collect(),
-                    choose_end(rng, i, count),
+                    choose_end(rng, i, count, deep),
                 )
             })
             // A block needs an instruction at least.

@@ -39,6 +39,7 @@ prop_compose! {
         psb_freq in 0_u64..3,
         slowest in prop_oneof![Just(1), Just(40), Just(3000)],
         fast in any::<bool>(),
+        deep in any::<bool>(),
     ) -> Config {
         let ctl = Ctl(0)
             .with_user(true)
@@ -51,7 +52,7 @@ prop_compose! {
             .with_mtc_freq(mtc_freq)
             .with_cyc_thresh(cyc_thresh)
             .with_psb_freq(psb_freq);
-        Config { seed, steps, blocks, ctl, long_tnt, slowest }
+        Config { seed, steps, blocks, ctl, long_tnt, deep, slowest }
     }
 }
 
@@ -134,6 +135,7 @@ fn the_generator_covers_every_packet_of_control_flow() {
             blocks: 40,
             ctl,
             long_tnt: seed % 2 == 0,
+            deep: seed % 5 == 0,
             slowest: 40,
         };
         let execution = run(&config);
