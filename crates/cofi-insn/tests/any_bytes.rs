@@ -13,7 +13,7 @@ fn modes() -> impl Strategy<Value = ExecMode> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(20_000))]
+    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn total(bytes in prop::collection::vec(any::<u8>(), 0..24), ip: u64, mode in modes()) {

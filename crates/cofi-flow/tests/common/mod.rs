@@ -1,0 +1,118 @@
+//! Packets as text.
+
+use cofi_packet::ExecMode;
+use cofi_packet::intel::{Cr3, Hex64, IpPayload, Packet, Tnt, TsxState, U48, Uint, VmcsBase};
+
+pub(crate) fn hex(text: &str) -> u64 {
+    u64::from_str_radix(text, 16).unwrap_or_else(|_| panic!("no hexadecimal number: {text:?}"))
+}
+
+fn ip(text: &str) -> IpPayload {
+    match text {
+        "-" => IpPayload::Suppressed,
+        text => IpPayload::Sext48(U48::truncate(hex(text))),
+    }
+}
+
+/// Packets as words: `psb`, `tnt:TNT`, `tip:1000`, `pgd:-`, … Numbers are hexadecimal.
+pub(crate) fn packets(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for word in text.split_whitespace() {
+        let (name, field) = word.split_once(':').unwrap_or((word, ""));
+        let number = || hex(field);
+        let packet = match name {
+            "pad" => Packet::Pad,
+            "psb" => Packet::Psb,
+            "psbend" => Packet::PsbEnd,
+            "ovf" => Packet::Ovf,
+            "stop" => Packet::TraceStop,
+            "tnt" if field.len() <= 6 => Packet::Tnt8 {
+                bits: Tnt::collect(field.chars().map(|bit| bit == 'T')).unwrap(),
+            },
+            "tnt" => Packet::Tnt64 {
+                bits: Tnt::collect(field.chars().map(|bit| bit == 'T')).unwrap(),
+            },
+            "tip" => Packet::Tip { ip: ip(field) },
+            "pge" => Packet::TipPge { ip: ip(field) },
+            "pgd" => Packet::TipPgd { ip: ip(field) },
+            "fup" => Packet::Fup { ip: ip(field) },
+            "pip" => Packet::Pip {
+                cr3: Cr3::truncate(number()),
+                nr: false,
+            },
+            "pip.nr" => Packet::Pip {
+                cr3: Cr3::truncate(number()),
+                nr: true,
+            },
+            "vmcs" => Packet::Vmcs {
+                base: VmcsBase::truncate(number()),
+            },
+            "mode" => Packet::ModeExec {
+                mode: match field {
+                    "16" => ExecMode::Bits16,
+                    "32" => ExecMode::Bits32,
+                    _ => ExecMode::Bits64,
+                },
+                interrupt_flag: false,
+            },
+            "tsx" => Packet::ModeTsx {
+                tx: match field {
+                    "in" => TsxState::InTx,
+                    "abort" => TsxState::Aborted,
+                    _ => TsxState::NotInTx,
+                },
+            },
+            "tsc" => Packet::Tsc {
+                tsc: Uint::truncate(number()),
+            },
+            "tma" => Packet::Tma {
+                ctc: number() as u16,
+                fc: Uint::truncate(0),
+            },
+            "mtc" => Packet::Mtc {
+                ctc: number() as u8,
+            },
+            "cyc" => Packet::Cyc { cycles: number() },
+            "cbr" => Packet::Cbr {
+                ratio: number() as u8,
+            },
+            "exstop" => Packet::ExStop { ip: field == "ip" },
+            "mwait" => Packet::Mwait {
+                hints: number() as u8,
+                ext: Uint::truncate(0),
+            },
+            "pwre" => Packet::Pwre {
+                hw: false,
+                state: Uint::truncate(number()),
+                sub_state: Uint::truncate(0),
+            },
+            "pwrx" => Packet::Pwrx {
+                last: Uint::truncate(number()),
+                deepest: Uint::truncate(number()),
+                wake: Uint::truncate(1),
+            },
+            "cfe" => Packet::Cfe {
+                ip: false,
+                kind: Uint::truncate(number()),
+                vector: 14,
+            },
+            "cfe.ip" => Packet::Cfe {
+                ip: true,
+                kind: Uint::truncate(number()),
+                vector: 14,
+            },
+            "evd" => Packet::Evd {
+                kind: Uint::truncate(0),
+                payload: Hex64(number()),
+            },
+            "bad" => {
+                bytes.extend([0x02, 0xff]);
+                continue;
+            }
+            _ => panic!("no packet: {word:?}"),
+        };
+        let raw = packet.encode();
+        bytes.extend(&raw.bytes()[..raw.len()]);
+    }
+    bytes
+}
