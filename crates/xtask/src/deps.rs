@@ -16,7 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("cofi-insn", &["cofi-packet"]),
     ("cofi-flow", &["cofi-packet", "cofi-insn"]),
     ("cofi-image", &["cofi-packet", "cofi-insn"]),
-    ("cofi-perf", &[]),
+    ("cofi-perf", &["cofi-packet"]),
     (
         "cofi-session",
         &[
@@ -84,6 +84,10 @@ type Graph = BTreeMap<String, Vec<Edge>>;
 pub(crate) fn run(root: &Path) -> Result<bool> {
     let graph = graph(&metadata(root)?)?;
     let mut broken = judge(&graph);
+    let page = root.join("ARCHITECTURE.md");
+    if page.is_file() {
+        broken.extend(unlike_the_page(&source::text(&page)?));
+    }
     for core in CORES {
         broken.extend(no_std_sins(root, core)?);
     }
@@ -176,6 +180,37 @@ fn judge(graph: &Graph) -> Vec<String> {
         }
     }
     broken
+}
+
+/// Where the page's table of rooms says something else than [`ALLOWED`].
+///
+/// A row is `| `crate` | what it is | what it may depend on |`; a last cell in words only ("all of the above") is not judged.
+fn unlike_the_page(page: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, allowed) in ALLOWED {
+        let head = format!("| `{name}` |");
+        let Some(row) = page.lines().find(|line| line.starts_with(&head)) else {
+            found.push(format!("ARCHITECTURE.md has no row for {name}"));
+            continue;
+        };
+        let cell = row
+            .trim_end()
+            .trim_end_matches('|')
+            .rsplit('|')
+            .next()
+            .unwrap_or_default()
+            .trim();
+        let drawn: BTreeSet<&str> = cell.split('`').skip(1).step_by(2).collect();
+        if drawn.is_empty() && cell != "—" {
+            continue;
+        }
+        if drawn != allowed.iter().copied().collect() {
+            found.push(format!(
+                "ARCHITECTURE.md lets {name} depend on {cell}, the table in deps.rs on {allowed:?}"
+            ));
+        }
+    }
+    found
 }
 
 /// A way from one crate to another over normal dependencies.
@@ -277,6 +312,28 @@ mod tests {
         let mut graph = drawn();
         add(&mut graph, "cofi-packet", "cofi-perf", true);
         assert_eq!(judge(&graph), ["cofi-packet must not depend on cofi-perf"]);
+    }
+
+    #[test]
+    fn the_page_must_say_the_same() {
+        let rows: Vec<String> = ALLOWED
+            .iter()
+            .map(|(name, allowed)| match allowed.len() {
+                0 => format!("| `{name}` | a room | — |"),
+                9 => format!("| `{name}` | a room | all of the above |"),
+                _ => format!("| `{name}` | a `room` | `{}` |", allowed.join("`, `")),
+            })
+            .collect();
+        assert_eq!(unlike_the_page(&rows.join("\n")), Vec::<String>::new());
+        let page = rows.join("\n").replace(
+            "| `cofi-perf` | a `room` | `cofi-packet` |",
+            "| `cofi-perf` | a room | — |",
+        );
+        assert_eq!(unlike_the_page(&page).len(), 1);
+        assert_eq!(
+            unlike_the_page(&rows[1..].join("\n")),
+            ["ARCHITECTURE.md has no row for cofi-packet"]
+        );
     }
 
     #[test]

@@ -118,7 +118,12 @@ fn unknown(page: &str, names: &BTreeSet<String>, exists: &dyn Fn(&str) -> bool) 
                 command.split('/').next().unwrap_or_default()
             )) && (!code.contains('/') || exists(&format!("crates/{code}")))
         } else if code.contains('/') {
-            code.starts_with('/') || exists(&code)
+            // FILE.code/ and the like are what a user names, not files of ours.
+            let placeholder = code
+                .chars()
+                .take_while(|c| c.is_alphabetic())
+                .all(char::is_uppercase);
+            placeholder || exists(&code)
         } else {
             rust_path_known(&code, names, exists)
         };

@@ -1,0 +1,66 @@
+//! Any bytes as an Intel PT stream over any bytes as code: decoding ends, and errors lie in the stream.
+#![no_main]
+
+use arbitrary::Arbitrary;
+use cofi_flow::{FlowConfig, FlowDecoder, Item};
+use cofi_insn::{CodeSource, Segment};
+use cofi_packet::Ip;
+use cofi_packet::intel::PSB;
+use libfuzzer_sys::fuzz_target;
+
+/// Instructions that may pass without a packet.
+const RUN: u32 = 256;
+
+#[derive(Arbitrary, Debug)]
+struct Input<'a> {
+    /// Where the code stands: near 0, or near the end of the address space.
+    high: bool,
+    base: u16,
+    mtc_freq: u8,
+    ratio: (u32, u32),
+    code: &'a [u8],
+    stream: &'a [u8],
+}
+
+/// Code that repeats for ever, so that random addresses hit some.
+struct Tiled<'a>(Segment<'a>);
+
+impl CodeSource for Tiled<'_> {
+    fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
+        let len = self.0.bytes.len() as u64;
+        if len == 0 || ip < self.0.base {
+            return 0;
+        }
+        for (index, byte) in buf.iter_mut().enumerate() {
+            let at = (ip.0 - self.0.base.0).wrapping_add(index as u64) % len;
+            *byte = self.0.bytes[at as usize];
+        }
+        buf.len()
+    }
+}
+
+fuzz_target!(|input: Input<'_>| {
+    let mut stream = PSB.to_vec();
+    stream.extend_from_slice(input.stream);
+    let base = if input.high { u64::MAX - u64::from(input.base) } else { u64::from(input.base) };
+    let code = Tiled(Segment { base: Ip(base), bytes: input.code });
+    let mut config = FlowConfig::default();
+    config.max_packetless_run = RUN;
+    config.mtc_freq = input.mtc_freq;
+    config.tsc_art_ratio = input.ratio;
+    config.cache_limit = 1 << 16;
+
+    // A packet of one byte decides at most 47 branches' worth of bits per 8 bytes; each may be followed by a whole run.
+    let bound = (stream.len() as u64 * 8 + 64) * (u64::from(RUN) + 4);
+    let mut decoder = FlowDecoder::new(&stream, code, config);
+    let mut items = 0;
+    while let Some(item) = decoder.next() {
+        items += 1;
+        assert!(items <= bound, "{items} items out of {} bytes", stream.len());
+        if let Item::Error(error) = item {
+            assert!(error.offset.0 <= stream.len() as u64, "an error lies outside the stream: {error}");
+        }
+        assert!(decoder.offset().0 <= stream.len() as u64, "the decoder stands outside the stream");
+    }
+    assert!(decoder.next().is_none(), "a decoder that has ended goes on");
+});
