@@ -14,13 +14,20 @@
 //! `#![no_std]`, no allocation. This is the only crate of the project that names its disassembler.
 #![no_std]
 
+#[cfg(feature = "text")]
+extern crate alloc;
+
 mod class;
 mod code;
 mod error;
+#[cfg(feature = "text")]
+mod text;
 
 pub use class::Class;
 pub use code::{CodeSource, Segment};
 pub use error::InsnError;
+#[cfg(feature = "text")]
+pub use text::text;
 
 use cofi_packet::{ExecMode, Ip};
 use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction, OpKind};
