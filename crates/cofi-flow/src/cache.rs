@@ -87,6 +87,11 @@ impl Cache {
         self.lens[index]
     }
 
+    #[inline]
+    pub(crate) fn lens(&self, range: core::ops::Range<usize>) -> &[u8] {
+        &self.lens[range]
+    }
+
     fn slot(&self, ip: Ip, mode: ExecMode) -> usize {
         let key = ip.0 ^ (u64::from(mode.bits()) << 58);
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,6 +1,6 @@
 //! What the decoder yields.
 
-use cofi_insn::Class;
+use cofi_insn::{Class, advance};
 use cofi_packet::intel::TsxState;
 use cofi_packet::{ExecMode, Ip};
 
@@ -28,6 +28,76 @@ pub struct Executed {
     pub class: Class,
     /// The mode it ran in.
     pub mode: ExecMode,
+}
+
+/// A piece of the flow: [`Item`], with instructions in runs.
+#[derive(Clone, Debug)]
+pub enum Part<'d> {
+    /// Instructions that retired one after the other.
+    Run(Run<'d>),
+    /// Something else that happened, in its place.
+    Event(Event),
+    /// The flow was lost here; it goes on where the address is known again.
+    Error(FlowError),
+}
+
+/// Instructions that retired one after the other, standing one after the other: plain ones, then perhaps one of another
+/// class.
+#[derive(Clone, Debug)]
+pub struct Run<'d> {
+    pub(crate) ip: Ip,
+    pub(crate) mode: ExecMode,
+    pub(crate) plain: &'d [u8],
+    pub(crate) last: Option<Executed>,
+}
+
+impl<'d> Run<'d> {
+    /// The address of the first instruction.
+    #[must_use]
+    pub const fn ip(&self) -> Ip {
+        self.ip
+    }
+
+    /// The mode in which they ran.
+    #[must_use]
+    pub const fn mode(&self) -> ExecMode {
+        self.mode
+    }
+
+    /// How many instructions there are, at least one.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a run is never empty")]
+    pub const fn len(&self) -> usize {
+        self.plain.len() + self.last.is_some() as usize
+    }
+
+    /// The lengths of the instructions of class [`Class::Other`] with which the run begins.
+    #[must_use]
+    pub const fn plain(&self) -> &'d [u8] {
+        self.plain
+    }
+
+    /// The instruction of another class with which the run ends; none if the run was interrupted before.
+    #[must_use]
+    pub const fn last(&self) -> Option<Executed> {
+        self.last
+    }
+
+    /// The instructions.
+    pub fn iter(&self) -> impl Iterator<Item = Executed> + use<'d> {
+        let (mut ip, mode) = (self.ip, self.mode);
+        let plain = self.plain.iter().map(move |&len| {
+            let insn = Executed {
+                ip,
+                len,
+                class: Class::Other,
+                mode,
+            };
+            ip = advance(ip, len, mode);
+            insn
+        });
+        plain.chain(self.last)
+    }
 }
 
 /// Something that happened between two instructions.

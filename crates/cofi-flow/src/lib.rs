@@ -59,5 +59,5 @@ mod walk;
 pub use config::{Cpu, Errata, FilterRanges, FlowConfig};
 pub use decoder::FlowDecoder;
 pub use error::{Expected, FlowError, FlowErrorKind};
-pub use event::{ControlEvent, Event, Executed, Item};
+pub use event::{ControlEvent, Event, Executed, Item, Part, Run};
 pub use time::{Time, TimeTracker};

@@ -66,6 +66,8 @@ impl AtIp {
 /// The state that a PSB+ reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Status {
+    /// Whether this is where decoding is to end.
+    pub(crate) last: bool,
     pub(crate) ip: Option<Ip>,
     pub(crate) state: Bound,
 }
@@ -110,6 +112,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     return;
                 }
             };
+            if let (Flow::Tnt { bits, len }, false) = (flow, self.holds()) {
+                self.load_tnt(bits, len);
+                return;
+            }
             if self.hold(flow) {
                 continue;
             }
@@ -225,8 +231,17 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         true
     }
 
+    /// Whether events wait for a FUP.
+    #[inline]
+    fn holds(&self) -> bool {
+        self.claimed || !self.held.is_empty()
+    }
+
     /// Returns the events held back, now that their place is known, or known to be unknown.
     pub(crate) fn release_held(&mut self, place: Option<Ip>) {
+        if !self.holds() {
+            return;
+        }
         self.claimed = false;
         let mut held = core::mem::take(&mut self.held);
         for mut event in held.drain(..) {
@@ -293,7 +308,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// After a PSB: everything up to its PSBEND.
     pub(crate) fn read_psb_plus(&mut self) -> PsbPlus {
-        let mut status = Status::default();
+        let last = self.at_end();
+        let mut status = Status {
+            last,
+            ..Status::default()
+        };
         loop {
             let flow = match self.next_flow() {
                 Ok(Some(flow)) => flow,
@@ -311,7 +330,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     interrupt_flag,
                 } => status.state.mode = Some((mode, interrupt_flag)),
                 Flow::ModeTsx(state) => status.state.tsx = Some(state),
-                Flow::Psb => status = Status::default(),
+                Flow::Psb => {
+                    status = Status {
+                        last: status.last,
+                        ..Status::default()
+                    }
+                }
                 _ => {
                     let kind = FlowErrorKind::Unexpected {
                         found: flow.kind(),
@@ -321,6 +345,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
             }
         }
+    }
+
+    /// Whether the PSB just read is where decoding is to end.
+    pub(crate) fn at_end(&self) -> bool {
+        self.read_at >= self.end
     }
 
     /// Whether the next packet that tells of control is TIP.PGE.

@@ -141,6 +141,15 @@ impl<'t> Reader<'t> {
         }
     }
 
+    /// Reads from `offset` on.
+    pub(crate) fn start_at(&mut self, offset: usize) {
+        self.at = offset.min(self.bytes.len());
+    }
+
+    pub(crate) fn is_at_start(&self) -> bool {
+        self.at == 0
+    }
+
     /// Whether the stream holds nothing but padding.
     pub(crate) fn only_padding(&self) -> bool {
         self.bytes.iter().all(|byte| *byte == 0)
@@ -154,11 +163,16 @@ impl<'t> Reader<'t> {
             return Some(Ok(flow));
         }
         loop {
-            while self.bytes.get(self.at) == Some(&0) {
-                self.at += 1; // PAD
-            }
-            let rest = self.bytes.get(self.at..).filter(|rest| !rest.is_empty())?;
+            let rest = self.bytes.get(self.at..)?;
+            let padding = rest.iter().position(|byte| *byte != 0)?;
+            let rest = &rest[padding..];
+            self.at += padding;
             self.offset = self.at;
+            // Most packets are short TNTs: spare them the general decoder.
+            if let Some(flow) = short_tnt(rest[0]) {
+                self.at += 1;
+                return Some(Ok(flow));
+            }
             let decoded = match decode(rest) {
                 Ok(decoded) => decoded,
                 Err(error) => {
@@ -257,6 +271,41 @@ impl<'t> Reader<'t> {
                 _ => continue,
             };
             return Some(Ok(flow));
+        }
+    }
+}
+
+/// The short TNT that `byte` is, if it is one (table 33-16): even, not the first byte of a longer packet, and not PAD.
+#[inline]
+fn short_tnt(byte: u8) -> Option<Flow> {
+    if byte & 1 != 0 || byte <= 2 {
+        return None;
+    }
+    let len = 6 - byte.leading_zeros() as u8;
+    Some(Flow::Tnt {
+        bits: u64::from(byte >> 1) & ((1 << len) - 1),
+        len,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_tnts_are_what_the_packet_table_says() {
+        for byte in 0..=255_u8 {
+            let by_table = match decode(&[byte, 0xff]) {
+                Ok(decoded) => match decoded.packet {
+                    Packet::Tnt8 { bits } => Some(Flow::Tnt {
+                        bits: bits.bits(),
+                        len: bits.len() as u8,
+                    }),
+                    _ => None,
+                },
+                Err(_) => None,
+            };
+            assert_eq!(short_tnt(byte), by_table, "{byte:#04x}");
         }
     }
 }

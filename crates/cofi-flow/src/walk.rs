@@ -60,6 +60,7 @@ impl Guard {
 
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// At the start of a block: what is due before it, then as much of it as is certain.
+    #[inline]
     pub(crate) fn enter(&mut self) {
         let mut stop = None;
         if self.tnt_len == 0 {
@@ -77,6 +78,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     self.note_used();
                     self.pending = Pending::None;
                     return self.overflow();
+                }
+                Pending::Status(status) if status.last => {
+                    self.state = State::Done;
+                    return;
                 }
                 Pending::Status(status) => {
                     // The PSB+ tells no address; but the code goes on all the same.
@@ -111,11 +116,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let block = *self.cache.block(id);
         let first = block.first as usize;
         let mut count = block.body;
+        self.after_body = block.term_ip;
         self.phase = Phase::End(id);
         if let Some(stop) = stop
             && let Some(position) = self.cache.position(id, stop)
         {
             count = position;
+            self.after_body = stop;
             self.phase = Phase::Enter;
             self.left = (NONE, 0);
         }
@@ -187,6 +194,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.release_held(Some(ip));
                 self.apply(bound, Some(ip));
             }
+            AtIp::Status(status) if status.last => self.state = State::Done,
             AtIp::Status(status) => {
                 self.returns.clear();
                 self.bound = bound;
@@ -197,6 +205,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// After a block's plain instructions: the one that ends it. Returns it if it has executed and nothing else is to
     /// be returned before it.
+    #[inline]
     pub(crate) fn finish(&mut self, id: u32) -> Option<Executed> {
         let block = *self.cache.block(id);
         match block.end {

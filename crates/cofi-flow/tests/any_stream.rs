@@ -2,7 +2,7 @@
 
 mod common;
 
-use cofi_flow::{Cpu, Errata, Event, FlowConfig, FlowDecoder, Item};
+use cofi_flow::{Cpu, Errata, Event, FlowConfig, FlowDecoder, Item, Part};
 use cofi_insn::{CodeSource, Segment};
 use cofi_packet::Ip;
 use common::packets;
@@ -153,6 +153,44 @@ proptest! {
         }
         let trace = packets(&format!("psb fup:1000 psbend {words}"));
         check(&trace, Everywhere(pattern), config)?;
+    }
+
+    /// Runs hold what single items hold, in the same order.
+    #[test]
+    fn parts_are_items(words in words(), bytes in branchy(), config in configs()) {
+        let trace = packets(&format!("psb fup:1000 psbend {words}"));
+        let code = Segment { base: Ip(0x1000), bytes: &bytes };
+        let mut parts = Vec::new();
+        let mut decoder = FlowDecoder::new(&trace, code, config);
+        while let Some(part) = decoder.next_part() {
+            match part {
+                Part::Run(run) => parts.extend(run.iter().map(Item::Insn)),
+                Part::Event(event) => parts.push(Item::Event(event)),
+                Part::Error(error) => parts.push(Item::Error(error)),
+            }
+        }
+        let items: Vec<Item> = FlowDecoder::new(&trace, code, config).collect();
+        prop_assert_eq!(&parts, &items);
+
+        // Both ways mixed.
+        let mut mixed = Vec::new();
+        let mut decoder = FlowDecoder::new(&trace, code, config);
+        loop {
+            if mixed.len() % 3 == 0 {
+                match decoder.next() {
+                    Some(item) => mixed.push(item),
+                    None => break,
+                }
+                continue;
+            }
+            match decoder.next_part() {
+                Some(Part::Run(run)) => mixed.extend(run.iter().map(Item::Insn)),
+                Some(Part::Event(event)) => mixed.push(Item::Event(event)),
+                Some(Part::Error(error)) => mixed.push(Item::Error(error)),
+                None => break,
+            }
+        }
+        prop_assert_eq!(mixed, items);
     }
 
     /// A small cache that is emptied all the time changes nothing.

@@ -7,12 +7,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cofi_flow::{Cpu, Errata, FlowConfig, FlowDecoder, Item};
+use cofi_flow::{Cpu, Errata, Executed, FlowConfig, FlowDecoder, Item, Part};
 use cofi_insn::CodeSource;
-use cofi_packet::Ip;
+use cofi_packet::intel::sync_forward;
+use cofi_packet::{Ip, StreamOffset};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+#[derive(Clone)]
 struct Images(Vec<(u64, Vec<u8>)>);
 
 impl CodeSource for Images {
@@ -115,38 +117,64 @@ fn cpu(text: &str) -> Cpu {
     }
 }
 
-#[test]
-fn every_trace_is_decoded_exactly() {
+/// A case read from its folder.
+struct Case {
+    name: String,
+    trace: Vec<u8>,
+    images: Images,
+    config: FlowConfig,
+    json: Value,
+}
+
+/// The cases; says so if there are none.
+fn cases() -> Vec<Case> {
     let folder = folder();
     let Ok(entries) = fs::read_dir(&folder) else {
         eprintln!(
             "NOT RUN: no traces in {} (set COFI_TRACES)",
             folder.display()
         );
-        return;
+        return Vec::new();
     };
-    let mut cases: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-    cases.sort();
-    let (mut run, mut wrong) = (0, Vec::new());
-    for case in cases {
-        let Ok(json) = fs::read_to_string(case.join("case.json")) else {
-            continue;
-        };
-        let json: Value = serde_json::from_str(&json).unwrap();
-        let Some(trace) = json["trace"].as_str() else {
-            continue;
-        };
-        run += 1;
-        let name = case.file_name().unwrap().to_string_lossy().into_owned();
-        let trace = fs::read(case.join(trace)).unwrap();
-        let errata = Errata::for_cpu(cpu(json["cpu"].as_str().unwrap_or("")));
-        let config = FlowConfig {
-            errata,
-            ..FlowConfig::default()
-        };
+    let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    let cases: Vec<Case> = folders
+        .into_iter()
+        .filter_map(|case| {
+            let json: Value =
+                serde_json::from_str(&fs::read_to_string(case.join("case.json")).ok()?).unwrap();
+            let trace = fs::read(case.join(json["trace"].as_str()?)).unwrap();
+            let errata = Errata::for_cpu(cpu(json["cpu"].as_str().unwrap_or("")));
+            Some(Case {
+                name: case.file_name().unwrap().to_string_lossy().into_owned(),
+                trace,
+                images: images(&case, &json),
+                config: FlowConfig {
+                    errata,
+                    ..FlowConfig::default()
+                },
+                json,
+            })
+        })
+        .collect();
+    assert!(!cases.is_empty(), "no case in {}", folder.display());
+    cases
+}
+
+#[test]
+fn every_trace_is_decoded_exactly() {
+    let mut wrong = Vec::new();
+    for Case {
+        name,
+        trace,
+        images,
+        config,
+        json,
+    } in cases()
+    {
         let mut hash = Sha256::new();
         let (mut insns, mut errors) = (0_u64, 0_u64);
-        let decoder = FlowDecoder::new(&trace, images(&case, &json), config);
+        let decoder = FlowDecoder::new(&trace, images, config);
         for item in decoder {
             match item {
                 Item::Insn(insn) => {
@@ -181,6 +209,68 @@ fn every_trace_is_decoded_exactly() {
             wrong.push(name);
         }
     }
-    assert!(run > 0, "no case in {}", folder.display());
     assert!(wrong.is_empty(), "not decoded exactly: {wrong:?}");
+}
+
+/// Cut at its PSBs and decoded piece by piece, a trace gives the same instructions; and so it does in runs.
+#[test]
+fn every_trace_can_be_decoded_in_pieces() {
+    for Case {
+        name,
+        trace,
+        images,
+        config,
+        ..
+    } in cases()
+    {
+        let whole: Vec<_> = instructions(FlowDecoder::new(&trace, images.clone(), config));
+        let mut runs = Vec::new();
+        let mut decoder = FlowDecoder::new(&trace, images.clone(), config);
+        while let Some(part) = decoder.next_part() {
+            if let Part::Run(run) = part {
+                assert_eq!(run.iter().count(), run.len());
+                runs.extend(run.iter());
+            }
+        }
+        assert!(
+            whole == runs,
+            "{name}: runs differ from single instructions"
+        );
+
+        let (mut cuts, mut at) = (vec![0], 0);
+        while let Some(psb) = sync_forward(&trace, at) {
+            cuts.push(psb);
+            at = psb + 1;
+        }
+        for step in [1, 3] {
+            let ends: Vec<usize> = cuts
+                .iter()
+                .copied()
+                .step_by(step)
+                .chain([usize::MAX])
+                .collect();
+            let mut pieces = Vec::new();
+            for ends in ends.windows(2) {
+                let range = StreamOffset(ends[0] as u64)..StreamOffset(ends[1] as u64);
+                pieces.extend(instructions(
+                    FlowDecoder::new(&trace, images.clone(), config).within(range),
+                ));
+            }
+            assert!(
+                whole == pieces,
+                "{name}: {} pieces differ from the whole",
+                ends.len() - 1
+            );
+            eprintln!("{name}: the same in {} pieces", ends.len() - 1);
+        }
+    }
+}
+
+fn instructions(decoder: FlowDecoder<'_, Images>) -> Vec<Executed> {
+    decoder
+        .filter_map(|item| match item {
+            Item::Insn(insn) => Some(insn),
+            _ => None,
+        })
+        .collect()
 }
