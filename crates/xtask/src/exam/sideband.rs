@@ -80,7 +80,7 @@ fn arguments(
     }
     let ticks = |nanoseconds: u64| {
         clocks.map_or(0, |c| {
-            let wide = u128::from(nanoseconds.saturating_sub(c.zero)) << c.shift;
+            let wide = u128::from(nanoseconds.wrapping_sub(c.zero)) << c.shift;
             (wide / u128::from(c.mult.max(1))) as u64
         })
     };
