@@ -1,1 +1,53 @@
-//! What code stood where, and when
+//! What code stood where, and when.
+//!
+//! A trace tells the way a program took, not the instructions on the way. Those have to come from the files the
+//! program had mapped, at the addresses where they were mapped at that moment. This crate keeps that knowledge:
+//!
+//! - [`CodeFile`] is one file (or bytes saved from memory), read at most once, on first use; [`FileStore`] hands
+//!   out one `CodeFile` a path and knows where else to look for a file that has moved.
+//! - [`AddressSpace`] is the history of one process's mappings. Every change carries a [`Version`].
+//! - [`ImageView`] is an address space at one version. It is a [`cofi_insn::CodeSource`], so an instruction decoder
+//!   reads through it, and it names addresses by symbol.
+//!
+//! # What the caller must know
+//!
+//! Files are opened when code in them is first wanted, so a missing one is noticed late: the bytes then read as
+//! unmapped, and [`FileStore::problems`] tells which files failed and why. A file that changed since the trace was
+//! taken cannot be recognised here and yields wrong instructions.
+//!
+//! ```
+//! use cofi_image::{AddressSpace, CodeFile, ImageView, Version};
+//! use cofi_insn::CodeSource;
+//! use cofi_packet::Ip;
+//!
+//! let mut space = AddressSpace::new();
+//! let first = CodeFile::from_bytes("first", vec![0x90; 16]);
+//! let second = CodeFile::from_bytes("second", vec![0xcc; 16]);
+//! space.map(0x1000, 16, &first, 0, Version(0));
+//! space.map(0x1008, 4, &second, 0, Version(1));
+//!
+//! let mut view = ImageView::new(&space, Version(0));
+//! let mut byte = [0];
+//! assert_eq!(view.read(Ip(0x1008), &mut byte), 1);
+//! assert_eq!(byte, [0x90]);
+//! assert!(view.set_version(Version(1)));
+//! assert_eq!(view.read(Ip(0x1008), &mut byte), 1);
+//! assert_eq!(byte, [0xcc]);
+//! ```
+
+mod elf;
+mod error;
+mod file;
+mod space;
+mod spec;
+mod store;
+mod symbols;
+mod tree;
+
+pub use elf::{LoadedElf, Segment, load_elf, load_raw};
+pub use error::ImageError;
+pub use file::CodeFile;
+pub use space::{AddressSpace, ImageView, Place, Version};
+pub use spec::{ElfSpec, RawSpec, SpecError};
+pub use store::FileStore;
+pub use symbols::{Symbol, demangle};

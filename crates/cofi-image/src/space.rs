@@ -1,0 +1,274 @@
+//! The history of one process's mappings, and one moment of it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cofi_insn::CodeSource;
+use cofi_packet::Ip;
+
+use crate::file::CodeFile;
+use crate::symbols::Symbol;
+use crate::tree::{Region, Tree};
+
+/// A moment in the history of the address spaces of a trace. Only the order matters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version(pub u64);
+
+/// Every how many changes the whole state is kept, so that a view need not replay all of history.
+const CHECKPOINT: usize = 64;
+
+/// What was mapped where in one process, over time.
+///
+/// Changes are told in the order of their versions. One told with a version below the highest so far takes effect
+/// together with that one: history already told is not rewritten.
+#[derive(Clone, Debug, Default)]
+pub struct AddressSpace {
+    log: Vec<(Version, Change)>,
+    /// State before the change of index `CHECKPOINT * i`, from `i` = 0 (empty) on.
+    checkpoints: Vec<Tree>,
+    head: Tree,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Put(Region),
+    Clear { start: u64, last: u64 },
+    Replace(Tree),
+}
+
+impl Change {
+    fn apply(&self, tree: &mut Tree) {
+        match self {
+            Change::Put(region) => tree.put(region.clone()),
+            Change::Clear { start, last } => tree.clear(*start, *last),
+            Change::Replace(other) => *tree = other.clone(),
+        }
+    }
+}
+
+impl AddressSpace {
+    /// Nothing mapped, at any time.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// From version `at` on, `len` bytes from address `start` show `file` from `offset` on, and nothing that stood
+    /// there before. Addresses that would lie past the end of the address space or of the range of file offsets are
+    /// left out. A file shorter than that leaves the rest unreadable.
+    pub fn map(&mut self, start: u64, len: u64, file: &Arc<CodeFile>, offset: u64, at: Version) {
+        let Some(more) = len.checked_sub(1) else {
+            return;
+        };
+        let more = more.min(u64::MAX - start).min(u64::MAX - offset);
+        self.push(
+            at,
+            Change::Put(Region {
+                start,
+                last: start + more,
+                file: file.clone(),
+                offset,
+            }),
+        );
+    }
+
+    /// From version `at` on, nothing stands in the `len` bytes from `start`.
+    pub fn unmap(&mut self, start: u64, len: u64, at: Version) {
+        let Some(more) = len.checked_sub(1) else {
+            return;
+        };
+        self.push(
+            at,
+            Change::Clear {
+                start,
+                last: start.saturating_add(more),
+            },
+        );
+    }
+
+    /// From version `at` on, nothing is mapped at all: the process executes another program.
+    pub fn clear(&mut self, at: Version) {
+        self.push(at, Change::Replace(Tree::default()));
+    }
+
+    /// From version `at` on, this space is what `parent` is by its last change so far: the process was forked.
+    pub fn inherit(&mut self, parent: &AddressSpace, at: Version) {
+        self.push(at, Change::Replace(parent.head.clone()));
+    }
+
+    /// Whether, by the last change so far, anything is mapped in the `len` bytes from `start`.
+    pub fn overlaps(&self, start: u64, len: u64) -> bool {
+        len != 0 && self.head.overlaps(start, start.saturating_add(len - 1))
+    }
+
+    /// The version of the last change, if there was any.
+    pub fn last_version(&self) -> Option<Version> {
+        self.log.last().map(|(version, _)| *version)
+    }
+
+    fn push(&mut self, at: Version, change: Change) {
+        let at = self.last_version().map_or(at, |last| last.max(at));
+        if self.log.len().is_multiple_of(CHECKPOINT) {
+            self.checkpoints.push(self.head.clone());
+        }
+        change.apply(&mut self.head);
+        self.log.push((at, change));
+    }
+
+    /// How many changes have happened by `version`.
+    fn position(&self, version: Version) -> usize {
+        self.log.partition_point(|(at, _)| *at <= version)
+    }
+}
+
+/// An [`AddressSpace`] at one version: the bytes a processor would have fetched.
+#[derive(Clone, Debug)]
+pub struct ImageView<'a> {
+    space: &'a AddressSpace,
+    version: Version,
+    /// How many changes of the space `tree` holds.
+    applied: usize,
+    tree: Tree,
+    /// The region that was read last: code is mostly read where it was read before.
+    hit: Option<Region>,
+}
+
+impl<'a> ImageView<'a> {
+    /// `space` as it is at `version`.
+    pub fn new(space: &'a AddressSpace, version: Version) -> Self {
+        let mut view = ImageView {
+            space,
+            version,
+            applied: 0,
+            tree: Tree::default(),
+            hit: None,
+        };
+        view.set_version(version);
+        view
+    }
+
+    /// The version looked at.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The address space looked at.
+    pub fn space(&self) -> &'a AddressSpace {
+        self.space
+    }
+
+    /// Looks at another version, later or earlier. Returns whether any mapping changed on the way, which is when
+    /// code decoded through this view must not be used again.
+    pub fn set_version(&mut self, version: Version) -> bool {
+        self.version = version;
+        let target = self.space.position(version);
+        if target == self.applied {
+            return false;
+        }
+        let checkpoint = target / CHECKPOINT;
+        if target < self.applied || checkpoint * CHECKPOINT > self.applied {
+            // `target` is within the log, so that the only checkpoint that may be missing is that of its very end.
+            match self.space.checkpoints.get(checkpoint) {
+                Some(tree) => {
+                    self.tree = tree.clone();
+                    self.applied = checkpoint * CHECKPOINT;
+                }
+                None => {
+                    self.tree = self.space.head.clone();
+                    self.applied = target;
+                }
+            }
+        }
+        for (_, change) in &self.space.log[self.applied..target] {
+            change.apply(&mut self.tree);
+        }
+        self.applied = target;
+        self.hit = None;
+        true
+    }
+
+    /// What is mapped at `ip`, whether it can be read or not.
+    pub fn place(&self, ip: Ip) -> Option<Place> {
+        let region = self.tree.find(ip.0)?;
+        Some(Place {
+            file: region.file.clone(),
+            offset: region.offset_of(ip.0)?,
+        })
+    }
+
+    /// Every mapping, by address: first address, last address, file, file offset of the first byte.
+    pub fn for_each_mapping(&self, mut visit: impl FnMut(Ip, Ip, &Arc<CodeFile>, u64)) {
+        self.tree.for_each(&mut |region| {
+            visit(
+                Ip(region.start),
+                Ip(region.last),
+                &region.file,
+                region.offset,
+            );
+        });
+    }
+}
+
+impl CodeSource for ImageView<'_> {
+    fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < buf.len() {
+            let Some(address) = ip.0.checked_add(done as u64) else {
+                break;
+            };
+            if !self.hit.as_ref().is_some_and(|hit| hit.contains(address)) {
+                match self.tree.find(address) {
+                    Some(region) => self.hit = Some(region.clone()),
+                    None => break,
+                }
+            }
+            let Some(region) = &self.hit else { break };
+            let Some(offset) = region.offset_of(address) else {
+                break;
+            };
+            // At least one byte, since the region holds the address; at most what is left to fill.
+            let room = buf.len() - done;
+            let wanted = usize::try_from(region.last - address)
+                .map_or(room, |more| room.min(more.saturating_add(1)));
+            let count = region.file.read_at(offset, &mut buf[done..done + wanted]);
+            done += count;
+            if count < wanted {
+                break;
+            }
+        }
+        done
+    }
+}
+
+/// Where in which file an address lies. Prints as `function+0x12`, or as `path+0x1234` (the file's own address, or
+/// the offset in a file that has none) where no function is known.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The file mapped there.
+    pub file: Arc<CodeFile>,
+    /// The byte of the file.
+    pub offset: u64,
+}
+
+impl Place {
+    /// The function there.
+    pub fn symbol(&self) -> Option<Symbol<'_>> {
+        self.file.symbol_at(self.offset)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(symbol) = self.symbol() {
+            f.write_str(&symbol.demangled())?;
+            if symbol.offset != 0 {
+                write!(f, "+{:#x}", symbol.offset)?;
+            }
+            return Ok(());
+        }
+        let address = self
+            .file
+            .address_of_offset(self.offset)
+            .unwrap_or(self.offset);
+        write!(f, "{}+{address:#x}", self.file.path().display())
+    }
+}

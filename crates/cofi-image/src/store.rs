@@ -1,0 +1,121 @@
+//! One [`CodeFile`] a path.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::ImageError;
+use crate::file::CodeFile;
+
+/// Hands out files by path, the same one for the same path, and looks in further folders for those that are gone.
+#[derive(Debug, Default)]
+pub struct FileStore {
+    folders: Vec<PathBuf>,
+    files: HashMap<PathBuf, Arc<CodeFile>>,
+    order: Vec<Arc<CodeFile>>,
+}
+
+impl FileStore {
+    /// A store that looks nowhere but at the paths themselves.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Where to look, by a file's last name, for files that are not where their path says. Files asked for before
+    /// do not profit from it.
+    pub fn add_folder(&mut self, folder: impl Into<PathBuf>) {
+        self.folders.push(folder.into());
+    }
+
+    /// The file a mapping names. Nothing is opened yet. Names that are no absolute path (`[vdso]`, `//anon`,
+    /// `[kernel.kallsyms]_text`) are looked for in the additional folders only.
+    pub fn file(&mut self, path: &Path) -> Arc<CodeFile> {
+        if let Some(file) = self.files.get(path) {
+            return file.clone();
+        }
+        let mut candidates = Vec::new();
+        if is_real_path(path) {
+            candidates.push(path.to_owned());
+        }
+        if let Some(name) = path.file_name() {
+            candidates.extend(self.folders.iter().map(|folder| folder.join(name)));
+            // Names such as `[vdso]` can be saved under themselves, but without a folder there is nowhere to look.
+        }
+        self.remember(path, candidates)
+    }
+
+    /// A file the user named, relative to the current folder if not absolute, and looked for nowhere else.
+    pub fn named(&mut self, path: &Path) -> Arc<CodeFile> {
+        match self.files.get(path) {
+            Some(file) => file.clone(),
+            None => self.remember(path, vec![path.to_owned()]),
+        }
+    }
+
+    /// The files that were needed and could not be used, each once, in the order they were first asked for.
+    pub fn problems(&self) -> impl Iterator<Item = &ImageError> {
+        self.order.iter().filter_map(|file| file.problem())
+    }
+
+    fn remember(&mut self, path: &Path, candidates: Vec<PathBuf>) -> Arc<CodeFile> {
+        let file = CodeFile::at(path.to_owned(), candidates);
+        self.files.insert(path.to_owned(), file.clone());
+        self.order.push(file.clone());
+        file
+    }
+}
+
+/// Whether the name a kernel gave a mapping can be a file's path. `//anon` and its like begin with two slashes.
+fn is_real_path(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    path.is_absolute() && !bytes.starts_with(b"//")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_path_gives_the_same_file() {
+        let mut store = FileStore::new();
+        let first = store.file(Path::new("/a/b"));
+        assert!(Arc::ptr_eq(&first, &store.file(Path::new("/a/b"))));
+        assert!(!Arc::ptr_eq(&first, &store.file(Path::new("/a/c"))));
+    }
+
+    #[test]
+    fn moved_files_are_found_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("anon-1"), [7; 3]).unwrap();
+        std::fs::write(folder.path().join("[vdso]"), [8; 3]).unwrap();
+        let mut store = FileStore::new();
+        store.add_folder(folder.path());
+        let mut byte = [0];
+        let moved = store.file(Path::new("/no/such/folder/anon-1"));
+        assert_eq!((moved.read_at(2, &mut byte), byte), (1, [7]));
+        assert_eq!(moved.path(), Path::new("/no/such/folder/anon-1"));
+        assert_eq!(store.file(Path::new("[vdso]")).read_at(0, &mut byte), 1);
+        assert_eq!(byte, [8]);
+        assert_eq!(store.problems().count(), 0);
+    }
+
+    #[test]
+    fn each_problem_is_told_once_and_only_when_met() {
+        let mut store = FileStore::new();
+        let gone = store.file(Path::new("/no/such/file"));
+        let anonymous = store.file(Path::new("//anon"));
+        store.file(Path::new("/never/needed"));
+        assert_eq!(store.problems().count(), 0);
+        for _ in 0..3 {
+            assert_eq!(gone.read_at(0, &mut [0]), 0);
+            assert_eq!(anonymous.read_at(0, &mut [0]), 0);
+        }
+        let said: Vec<String> = store.problems().map(ToString::to_string).collect();
+        assert_eq!(said.len(), 2);
+        assert!(said[0].starts_with("/no/such/file: "), "{said:?}");
+        assert!(
+            said[1].starts_with("//anon: memory without a file"),
+            "{said:?}"
+        );
+    }
+}
