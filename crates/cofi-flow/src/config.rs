@@ -135,11 +135,6 @@ pub struct Errata {
     /// Problem: when tracing is switched off just as an overflow ends, a TIP.PGD follows the OVF.
     /// Workaround: tracing is off after such an overflow.
     pub apl11: bool,
-    /// SKL168, "CYC packets can be dropped when immediately preceding PSB".
-    ///
-    /// Problem: one CYC, and an MTC with it, may be missing just before a PSB.
-    /// Workaround: time within a PSB+ is not counted from the packets before it; its uncertainty grows.
-    pub skl168: bool,
     /// SKZ84, "use of VMX TSC scaling or TSC offsetting will result in corrupted packets".
     ///
     /// Problem: in a guest with TSC scaling or offsetting, TMA packets are wrong and a stray byte follows each.
@@ -168,7 +163,6 @@ impl Errata {
                 errata.skd022 = true;
                 errata.skd010 = true;
                 errata.skl014 = true;
-                errata.skl168 = true;
             }
             // Skylake and Cascade Lake servers.
             0x55 => {
@@ -177,7 +171,6 @@ impl Errata {
                 errata.skd022 = true;
                 errata.skd010 = true;
                 errata.skd007 = true;
-                errata.skl168 = true;
                 errata.skz84 = true;
             }
             // Ice Lake servers share the erratum of TSC scaling.

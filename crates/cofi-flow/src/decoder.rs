@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use cofi_insn::{Class, CodeSource, advance};
 use cofi_packet::intel::{Kind, TsxState};
-use cofi_packet::{ExecMode, Ip, StreamOffset};
+use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
 
 use crate::cache::{Cache, NONE};
 use crate::pending::{AtIp, Bound, Pending, PsbPlus, Status, held};
@@ -82,7 +82,22 @@ pub struct FlowDecoder<'t, C> {
     /// Decoding ends at the first PSB from here on.
     pub(crate) end: usize,
     offset: usize,
-    now: Option<Time>,
+    clock: Clock,
+}
+
+/// The time of the items returned.
+#[derive(Clone, Copy, Debug, Default)]
+struct Clock {
+    /// The best guess.
+    now: Option<Tsc>,
+    /// No item is older.
+    low: Tsc,
+    /// When the packet used last was made, at the earliest.
+    packet_low: Tsc,
+    /// How many timing packets had been read when the last TNT was.
+    tnt: Option<u64>,
+    /// How many timing packets had been read when `now` was taken.
+    timing: u64,
 }
 
 impl<'t, C: CodeSource> FlowDecoder<'t, C> {
@@ -116,7 +131,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             read_at: 0,
             end: usize::MAX,
             offset: 0,
-            now: None,
+            clock: Clock::default(),
             config,
         }
     }
@@ -142,9 +157,17 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     }
 
     /// The time of the last item, as far as timing packets tell; none before the first of them.
-    #[must_use]
-    pub fn time(&self) -> Option<Time> {
-        self.now
+    ///
+    /// Most instructions have no packet of their own: they ran some time between two timing packets, and the
+    /// uncertainty says how far apart those are. To know, this looks ahead in the stream to the next timing packet.
+    pub fn time(&mut self) -> Option<Time> {
+        let tsc = self.clock.now?;
+        let high = self.reader.latest().map_or(u64::MAX, |latest| latest.0);
+        let uncertainty = match high {
+            u64::MAX => u64::MAX,
+            high => tsc.0.abs_diff(self.clock.low.0).max(high.abs_diff(tsc.0)),
+        };
+        Some(Time { tsc, uncertainty })
     }
 
     /// The mode in which code runs now.
@@ -275,9 +298,29 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// Notes that the packets read so far are used.
     #[inline]
     pub(crate) fn consumed(&mut self) {
-        self.offset = self.read_at;
-        self.now = self.reader.time.time();
+        self.note_used();
         self.guard.reset();
+    }
+
+    /// Notes that a packet without effect on control is used.
+    #[inline]
+    pub(crate) fn note_used(&mut self) {
+        self.offset = self.read_at;
+        self.tick();
+        // A TIP right behind a TNT may have been deferred: it may be as old as the TNT's first bit.
+        if self.clock.tnt != Some(self.reader.timing) {
+            self.clock.low = self.clock.packet_low;
+        }
+    }
+
+    /// Takes the time of the packet read last.
+    #[inline]
+    fn tick(&mut self) {
+        if self.clock.timing != self.reader.timing {
+            self.clock.timing = self.reader.timing;
+            self.clock.now = self.reader.time.now();
+            self.clock.packet_low = self.reader.time.earliest();
+        }
     }
 
     #[inline]
@@ -285,7 +328,12 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         self.tnt = bits << (64 - u32::from(len));
         self.tnt_len = len;
         self.pending = Pending::None;
-        self.consumed();
+        self.offset = self.read_at;
+        self.guard.reset();
+        // Its first bits may be older than the timing packets before it: no older, though, than the packet before.
+        self.clock.low = self.clock.packet_low;
+        self.tick();
+        self.clock.tnt = Some(self.reader.timing);
     }
 
     /// Tracing is on, from `ip`.
@@ -679,12 +727,6 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         if let Some(status) = status {
             self.apply_status(status);
         }
-    }
-
-    /// Notes that a packet without effect on control is used.
-    pub(crate) fn note_used(&mut self) {
-        self.offset = self.read_at;
-        self.now = self.reader.time.time();
     }
 }
 

@@ -1,7 +1,7 @@
 //! The packet stream as the flow sees it: addresses decompressed, time kept, padding and maintenance left out.
 
 use cofi_packet::intel::{DecodeError, Kind, LastIp, Packet, TsxState, decode, sync_forward};
-use cofi_packet::{ExecMode, Ip};
+use cofi_packet::{ExecMode, Ip, Tsc};
 
 use crate::time::TimeTracker;
 
@@ -98,6 +98,10 @@ pub(crate) struct Reader<'t> {
     last_ip: LastIp,
     /// The time when the packet last returned was made.
     pub(crate) time: TimeTracker,
+    /// How many timing packets have been read.
+    pub(crate) timing: u64,
+    /// Up to where a search for the next timing packet went, and what it found.
+    searched: (usize, Option<Tsc>),
     /// A packet that was read too early and is to be returned again.
     back: Option<(usize, Flow)>,
     skd007: bool,
@@ -111,6 +115,8 @@ impl<'t> Reader<'t> {
             offset: 0,
             last_ip: LastIp::new(),
             time,
+            timing: 0,
+            searched: (0, None),
             back: None,
             skd007,
         }
@@ -155,6 +161,46 @@ impl<'t> Reader<'t> {
         self.bytes.iter().all(|byte| *byte == 0)
     }
 
+    /// The time by which everything read so far had happened, as the next timing packet tells that can.
+    ///
+    /// Searches ahead, but each part of the stream only once.
+    pub(crate) fn latest(&mut self) -> Option<Tsc> {
+        if self.searched.0 <= self.at {
+            self.searched = self.search();
+        }
+        self.searched.1
+    }
+
+    fn search(&self) -> (usize, Option<Tsc>) {
+        let (mut at, mut time) = (self.at, self.time.clone());
+        loop {
+            let rest = self.bytes.get(at..).unwrap_or_default();
+            let Some(padding) = rest.iter().position(|byte| *byte != 0) else {
+                break;
+            };
+            let rest = &rest[padding..];
+            at += padding;
+            if short_tnt(rest[0]).is_some() {
+                at += 1;
+                continue;
+            }
+            let Ok(decoded) = decode(rest) else { break };
+            at += decoded.raw.len();
+            let clock = matches!(
+                decoded.packet,
+                Packet::Tsc { .. } | Packet::Mtc { .. } | Packet::Cyc { .. }
+            );
+            if time.take(&decoded.packet)
+                && clock
+                && let Some(latest) = time.latest()
+            {
+                return (at, Some(latest));
+            }
+        }
+        // Nothing more is known, however far is read.
+        (usize::MAX, None)
+    }
+
     /// The next packet that concerns the flow; `None` at the end of the stream. After an error the caller skips to the
     /// next PSB.
     pub(crate) fn next(&mut self) -> Next {
@@ -182,6 +228,14 @@ impl<'t> Reader<'t> {
                 }
             };
             self.at += decoded.raw.len();
+            if self.skd007 && is_cut_cyc(&decoded.packet, rest) {
+                self.at = self.offset + 1;
+                continue;
+            }
+            if self.time.take(&decoded.packet) {
+                self.timing += 1;
+                continue;
+            }
             let flow = match decoded.packet {
                 Packet::Tnt8 { bits } => Flow::Tnt {
                     bits: bits.bits(),
@@ -195,30 +249,6 @@ impl<'t> Reader<'t> {
                 Packet::TipPge { ip } => Flow::Pge(self.last_ip.apply(ip)),
                 Packet::TipPgd { ip } => Flow::Pgd(self.last_ip.apply(ip)),
                 Packet::Fup { ip } => Flow::Fup(self.last_ip.apply(ip)),
-                Packet::Cyc { cycles } => {
-                    if self.skd007 && rest[1..].starts_with(&[0x02, 0xf3]) && rest[0] & 4 != 0 {
-                        self.at = self.offset + 1;
-                    } else {
-                        self.time.cyc(cycles);
-                    }
-                    continue;
-                }
-                Packet::Mtc { ctc } => {
-                    self.time.mtc(ctc);
-                    continue;
-                }
-                Packet::Tsc { tsc } => {
-                    self.time.tsc(tsc.get());
-                    continue;
-                }
-                Packet::Tma { ctc, fc } => {
-                    self.time.tma(ctc, fc.get() as u16);
-                    continue;
-                }
-                Packet::Cbr { ratio } => {
-                    self.time.cbr(ratio);
-                    continue;
-                }
                 Packet::Pip { cr3, nr } => Flow::Pip { cr3: cr3.get(), nr },
                 Packet::ModeExec {
                     mode,
@@ -273,6 +303,13 @@ impl<'t> Reader<'t> {
             return Some(Ok(flow));
         }
     }
+}
+
+/// Erratum SKD007: an OVF (02 f3) stands in a CYC packet after its first byte.
+fn is_cut_cyc(packet: &Packet, bytes: &[u8]) -> bool {
+    matches!(packet, Packet::Cyc { .. })
+        && bytes[0] & 4 != 0
+        && bytes[1..].starts_with(&[0x02, 0xf3])
 }
 
 /// The short TNT that `byte` is, if it is one (table 33-16): even, not the first byte of a longer packet, and not PAD.

@@ -1,6 +1,7 @@
-//! Time, estimated from the timing packets (33.8.3.2).
+//! Time, estimated from the timing packets (33.8.3.2), with bounds.
 
 use cofi_packet::Tsc;
+use cofi_packet::intel::Packet;
 
 use crate::FlowConfig;
 
@@ -13,9 +14,17 @@ pub struct Time {
     pub uncertainty: u64,
 }
 
+/// Between which values a time is, and the best guess.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    low: u64,
+    guess: u64,
+    high: u64,
+}
+
 /// Follows the time stamp counter through TSC, TMA, MTC, CYC and CBR packets.
 ///
-/// The estimate never goes back, unless a TSC packet sets it back. The counter is followed over wraps of the 56 bits
+/// The estimate never goes back, unless a TSC packet takes back what packets had told before. The counter is followed over wraps of the 56 bits
 /// that a TSC packet holds; its upper 8 bits count those wraps, from zero.
 #[derive(Clone, Debug)]
 pub struct TimeTracker {
@@ -25,12 +34,14 @@ pub struct TimeTracker {
     ignore_tma: bool,
     /// The estimate; none before the first TSC.
     now: Option<u64>,
+    /// When the last timing packet was made; its `high` is `u64::MAX` if unknown.
+    last: Span,
     /// The last value that a TSC or MTC packet gave.
     anchor: u64,
-    /// Core cycles since then.
+    /// When the last CYC packet was made: what the next one counts from.
+    cycle_base: Option<Span>,
+    /// Core cycles since `anchor`.
     cycles: u64,
-    /// Whether a CYC packet was ever seen.
-    has_cycles: bool,
     /// The core:bus ratio; zero if unknown.
     cbr: u64,
     /// TSC ticks per core cycle as last measured between two crystal clock readings, in 1/65536; zero if unknown.
@@ -64,9 +75,14 @@ impl TimeTracker {
             max_nonturbo: u64::from(config.max_nonturbo_ratio),
             ignore_tma: config.errata.skz84,
             now: None,
+            last: Span {
+                low: 0,
+                guess: 0,
+                high: u64::MAX,
+            },
             anchor: 0,
+            cycle_base: None,
             cycles: 0,
-            has_cycles: false,
             cbr: 0,
             measured: 0,
             crystal: Crystal::Unknown,
@@ -75,44 +91,35 @@ impl TimeTracker {
 
     /// The estimate now; none before the first TSC packet.
     #[must_use]
-    pub fn time(&self) -> Option<Time> {
-        let now = self.now?;
-        Some(Time {
-            tsc: Tsc(now),
-            uncertainty: self.uncertainty(now),
-        })
+    pub fn now(&self) -> Option<Tsc> {
+        self.now.map(Tsc)
     }
 
-    fn uncertainty(&self, now: u64) -> u64 {
-        let since = now.saturating_sub(self.anchor);
-        // What the conversion of cycles can be wrong by: the ratio is an integer, so half a unit of it each way; plus
-        // the phase of the crystal clock.
-        let drift = if self.has_cycles && (self.cbr != 0 || self.measured != 0) {
-            Some(
-                (since / self.cbr.max(1))
-                    .saturating_add(self.crystal_tick())
-                    .saturating_add(1),
-            )
-        } else {
-            None
-        };
-        let window = match self.crystal {
-            Crystal::Running { .. } => self.mtc_period(),
-            _ => None,
-        };
-        match (drift, window) {
-            (Some(drift), Some(window)) => drift.min(window),
-            (Some(bound), None) | (None, Some(bound)) => bound,
-            (None, None) => u64::MAX,
+    /// The earliest time at which the last timing packet may have been made: all packets after it are no older.
+    #[must_use]
+    pub fn earliest(&self) -> Tsc {
+        Tsc(self.last.low)
+    }
+
+    /// The latest time at which the last timing packet may have been made, if known: all packets before it are no
+    /// younger.
+    #[must_use]
+    pub fn latest(&self) -> Option<Tsc> {
+        (self.now.is_some() && self.last.high != u64::MAX).then_some(Tsc(self.last.high))
+    }
+
+    /// Takes `packet` if it is a timing packet; `false` if not.
+    #[inline]
+    pub fn take(&mut self, packet: &Packet) -> bool {
+        match *packet {
+            Packet::Tsc { tsc } => self.tsc(tsc.get()),
+            Packet::Tma { ctc, fc } => self.tma(ctc, fc.get() as u16),
+            Packet::Mtc { ctc } => self.mtc(ctc),
+            Packet::Cyc { cycles } => self.cyc(cycles),
+            Packet::Cbr { ratio } => self.cbr(ratio),
+            _ => return false,
         }
-    }
-
-    /// TSC ticks per crystal clock tick, rounded up; zero if unknown.
-    fn crystal_tick(&self) -> u64 {
-        self.ratio
-            .0
-            .checked_div(self.ratio.1)
-            .map_or(0, |tick| tick + 1)
+        true
     }
 
     fn crystal_to_tsc(&self, ticks: u64) -> Option<u64> {
@@ -121,10 +128,6 @@ impl TimeTracker {
             return None;
         }
         u64::try_from(u128::from(ticks) * u128::from(n) / u128::from(d)).ok()
-    }
-
-    fn mtc_period(&self) -> Option<u64> {
-        self.crystal_to_tsc(1 << self.mtc_freq)
     }
 
     /// A TSC packet.
@@ -143,6 +146,18 @@ impl TimeTracker {
             None => low,
         };
         self.measure(value);
+        // The next CYC counts from the last one or, if tracing was off meanwhile, from here.
+        let low = self.cycle_base.map_or(0, |base| base.low.min(value));
+        self.cycle_base = Some(Span {
+            low,
+            guess: value,
+            high: value,
+        });
+        self.last = Span {
+            low: value,
+            guess: value,
+            high: value,
+        };
         self.now = Some(value);
         self.anchor = value;
         self.cycles = 0;
@@ -163,7 +178,7 @@ impl TimeTracker {
     /// An MTC packet.
     pub fn mtc(&mut self, payload: u8) {
         let (ticks, edge) = match self.crystal {
-            Crystal::Unknown => return,
+            Crystal::Unknown => return self.unknown(),
             Crystal::Aligned { ctc, edge } => {
                 // The payload is bits mtc_freq to mtc_freq + 7 of the clock, of which TMA gave bits 0 to 15.
                 let bits = (8 + self.mtc_freq).min(16);
@@ -184,36 +199,71 @@ impl TimeTracker {
             .crystal_to_tsc(ticks)
             .and_then(|since| edge.checked_add(since))
         else {
-            return;
+            return self.unknown();
         };
         self.measure(value);
+        // It was made at the edge or later, but before the next edge, and not before the CYC packet that came first.
+        let period = self.crystal_to_tsc(1 << self.mtc_freq).unwrap_or(u64::MAX);
+        let high = value.saturating_add(period);
+        let base = self.cycle_base.unwrap_or(Span {
+            low: 0,
+            guess: value,
+            high,
+        });
+        self.cycle_base = Some(Span {
+            guess: base.guess.min(high),
+            high: base.high.min(high),
+            ..base
+        });
+        let low = self.last.low.max(value);
+        let now = self.now.map_or(value, |now| now.max(value));
+        self.last = Span {
+            low,
+            guess: now,
+            high: high.max(low),
+        };
         self.anchor = value;
         self.cycles = 0;
-        self.now = self.now.max(Some(value));
+        self.now = Some(now);
+    }
+
+    /// A timing packet that says nothing of the time, except that it is no earlier than before.
+    fn unknown(&mut self) {
+        self.last.high = u64::MAX;
     }
 
     /// A CYC packet.
     pub fn cyc(&mut self, cycles: u64) {
-        self.has_cycles = true;
         self.cycles = self.cycles.saturating_add(cycles);
-        if self.now.is_none() {
-            return;
-        }
-        let since = if self.cbr != 0 && self.max_nonturbo != 0 {
-            u128::from(self.cycles) * u128::from(self.max_nonturbo) / u128::from(self.cbr)
+        // What the scale may be wrong by: one unit of the integer ratio.
+        let (scaled, error) = if self.cbr != 0 && self.max_nonturbo != 0 {
+            let scaled = u128::from(cycles) * u128::from(self.max_nonturbo) / u128::from(self.cbr);
+            (scaled, scaled / u128::from(self.cbr))
         } else if self.measured != 0 {
-            (u128::from(self.cycles) * u128::from(self.measured)) >> 16
+            let scaled = (u128::from(cycles) * u128::from(self.measured)) >> 16;
+            (scaled, scaled / 8)
         } else {
-            return;
+            self.cycle_base = None;
+            return self.unknown();
         };
-        let mut value = self
-            .anchor
-            .saturating_add(u64::try_from(since).unwrap_or(u64::MAX));
-        if let (Crystal::Running { .. }, Some(period)) = (self.crystal, self.mtc_period()) {
-            // The next MTC packet would have come first.
-            value = value.min(self.anchor.saturating_add(period));
-        }
-        self.now = self.now.max(Some(value));
+        let (Some(base), Some(now)) = (self.cycle_base, self.now) else {
+            return self.unknown();
+        };
+        let clip = |value: u128| u64::try_from(value).unwrap_or(u64::MAX);
+        let (scaled, error) = (clip(scaled), clip(error).saturating_add(1));
+        let low = base
+            .low
+            .saturating_add(scaled.saturating_sub(error))
+            .max(self.anchor);
+        let high = base
+            .high
+            .saturating_add(scaled)
+            .saturating_add(error)
+            .max(low);
+        let guess = base.guess.saturating_add(scaled).clamp(low, high);
+        self.last = Span { low, guess, high };
+        self.cycle_base = Some(self.last);
+        self.now = Some(now.max(guess));
     }
 
     /// A CBR packet.
@@ -249,7 +299,7 @@ mod tests {
     }
 
     fn at(tracker: &TimeTracker) -> u64 {
-        tracker.time().expect("time is known").tsc.0
+        tracker.now().expect("time is known").0
     }
 
     #[test]
@@ -259,28 +309,10 @@ mod tests {
         time.cyc(100);
         time.mtc(3);
         time.tma(1, 1);
-        assert_eq!(time.time(), None);
+        assert_eq!((time.now(), time.latest()), (None, None));
         time.tsc(1000);
-        assert_eq!(
-            time.time(),
-            Some(Time {
-                tsc: Tsc(1000),
-                uncertainty: 1 + 81
-            })
-        );
-    }
-
-    #[test]
-    fn tsc_alone_bounds_nothing() {
-        let mut time = TimeTracker::new(&config());
-        time.tsc(1000);
-        assert_eq!(
-            time.time(),
-            Some(Time {
-                tsc: Tsc(1000),
-                uncertainty: u64::MAX
-            })
-        );
+        assert_eq!((time.now(), time.earliest()), (Some(Tsc(1000)), Tsc(1000)));
+        assert_eq!(time.latest(), Some(Tsc(1000)));
     }
 
     #[test]
@@ -290,7 +322,11 @@ mod tests {
         time.tma(0x1234, 40); // the clock showed 0x1234 at TSC 99,960
         time.mtc(0x47); // 0x47 << 3 = 0x238, bits 10:0; 0x1234 has 0x234 there: 4 ticks on
         assert_eq!(at(&time), 99_960 + 4 * 80);
-        assert_eq!(time.time().unwrap().uncertainty, 8 * 80);
+        assert_eq!(
+            time.latest(),
+            Some(Tsc(99_960 + 12 * 80)),
+            "the next edge had not come yet"
+        );
         time.mtc(0x48);
         assert_eq!(at(&time), 99_960 + 12 * 80);
         time.mtc(0x47); // 255 steps on: the payload has eight bits
@@ -320,8 +356,8 @@ mod tests {
         assert_eq!(at(&time), 1050);
         time.cyc(101);
         assert_eq!(at(&time), 1100);
-        let uncertainty = time.time().unwrap().uncertainty;
-        assert!(uncertainty < 100, "{uncertainty}");
+        assert!(time.earliest() <= Tsc(1100) && time.earliest() >= Tsc(1040));
+        assert!(time.latest() >= Some(Tsc(1100)) && time.latest() <= Some(Tsc(1110)));
     }
 
     #[test]
@@ -341,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn never_goes_back_nor_beyond_the_next_mtc() {
+    fn never_goes_back_but_by_tsc() {
         let mut time = TimeTracker::new(&config());
         time.cbr(10);
         time.tsc(10_000);
@@ -352,16 +388,13 @@ mod tests {
         assert_eq!(at(&time), wrong, "does not go back");
         for payload in 2..100 {
             let before = at(&time);
-            time.cyc(1000);
+            time.cyc(100);
             time.mtc(payload);
             assert!(at(&time) >= before);
         }
-        assert_eq!(at(&time), 10_000 + 99 * 640, "later MTC packets win");
-        time.cyc(u64::MAX);
-        assert_eq!(
-            at(&time),
-            10_000 + 100 * 640,
-            "the next MTC would have come first"
+        assert!(
+            at(&time) >= 10_000 + 99 * 640 && at(&time) < 10_000 + 101 * 640,
+            "later MTC packets win"
         );
         time.tsc(5);
         assert_eq!(at(&time), 5, "but a TSC packet may set it back");
@@ -393,7 +426,10 @@ mod tests {
                 time.mtc(0xff);
                 time.cbr(round as u8);
                 time.cyc(u64::MAX);
-                assert!(time.time().is_some());
+                assert!(
+                    time.now().is_some()
+                        && time.latest().is_none_or(|latest| latest >= time.earliest())
+                );
             }
         }
     }
