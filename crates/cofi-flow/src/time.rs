@@ -153,12 +153,18 @@ impl TimeTracker {
             guess: value,
             high: value,
         });
+        // An estimate that was too high stays until the truth is past it. But what was certain is taken back: then
+        // the counter itself was set back.
+        let now = match self.now {
+            Some(now) if value >= self.last.low => now.max(value),
+            _ => value,
+        };
         self.last = Span {
             low: value,
             guess: value,
             high: value,
         };
-        self.now = Some(value);
+        self.now = Some(now);
         self.anchor = value;
         self.cycles = 0;
         self.crystal = Crystal::Unknown;
