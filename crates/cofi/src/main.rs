@@ -1,3 +1,58 @@
 //! The `cofi` command.
 
-fn main() {}
+mod args;
+mod dump;
+mod input;
+mod json;
+mod output;
+mod record;
+mod verify;
+
+use anyhow::Error;
+use clap::Parser;
+use std::process::ExitCode;
+
+/// How a command ended, if it ran at all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ended {
+    /// Everything was read.
+    Well,
+    /// The input holds errors; each was reported in its place.
+    WithErrors,
+    /// `cofi record`: the traced program's own exit status.
+    Program(u8),
+}
+
+fn main() -> ExitCode {
+    let cli = match args::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version go to standard output with status 0, wrong usage to standard error with 2.
+            let _ = error.print();
+            return ExitCode::from(u8::from(error.use_stderr()) * 2);
+        }
+    };
+    let result = match cli.command {
+        args::Command::Dump(args) => dump::run(&args),
+        args::Command::Record(args) => record::run(&args.options),
+        _ => todo!(),
+    };
+    match result {
+        Ok(Ended::Well) => ExitCode::SUCCESS,
+        Ok(Ended::WithErrors) => ExitCode::from(1),
+        Ok(Ended::Program(status)) => ExitCode::from(status),
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cofi: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether the reader of our output went away, which is no error of ours.
+fn is_closed_pipe(error: &Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,105 @@
+//! What an engine tells of a running program.
+
+use cofi_insn::Insn;
+use cofi_packet::{ExecMode, Ip};
+use std::path::PathBuf;
+
+/// A process or thread number.
+pub type Pid = u32;
+
+/// How a process came to be, or to be what it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProcessCause {
+    /// The engine started it.
+    Launch,
+    /// The engine attached to it while it ran.
+    Attach,
+    /// A traced process forked it.
+    Fork,
+    /// It executed a new program; its threads but one are gone, and its memory is new.
+    Exec,
+}
+
+/// What backs a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MappingKind {
+    /// A file whose bytes are the code: mapped privately and never writable here.
+    File,
+    /// The kernel's shared object, `[vdso]`.
+    Vdso,
+    /// Anything else: anonymous, shared or writable memory. Its code is told as it runs, by [`Observer::code`].
+    Memory,
+}
+
+/// An executable range of a process's memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// Its first address.
+    pub start: u64,
+    /// The address after its last.
+    pub end: u64,
+    /// Its offset in the file.
+    pub offset: u64,
+    /// PROT_ bits.
+    pub prot: u32,
+    /// Major and minor number of the file's device.
+    pub device: (u32, u32),
+    /// The file's inode.
+    pub inode: u64,
+    /// The file.
+    pub path: PathBuf,
+    /// What backs it.
+    pub kind: MappingKind,
+}
+
+/// Bytes of code that no file holds.
+#[derive(Clone, Copy, Debug)]
+pub struct SavedCode<'a> {
+    /// Where they stand.
+    pub start: u64,
+    /// The bytes.
+    pub bytes: &'a [u8],
+}
+
+/// How a thread entered the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Entry {
+    /// By SYSCALL or SYSENTER, which retired.
+    Instruction {
+        /// Where it stands.
+        ip: Ip,
+        /// What it is.
+        insn: Insn,
+    },
+    /// By an event: a fault or software interrupt of the instruction at this address, or an interrupt before it.
+    Event {
+        /// The address.
+        from: Ip,
+    },
+}
+
+/// Takes what an engine tells. Calls come in the order in which things happened, as far as the engine sees it.
+pub trait Observer {
+    /// A process exists, or has executed a program.
+    fn process(&mut self, pid: Pid, parent: Option<Pid>, cause: ProcessCause, comm: &str);
+    /// A thread exists; it is in the kernel. `parent` is the thread that created it, if it was traced.
+    fn thread_start(&mut self, pid: Pid, tid: Pid, parent: Option<Pid>);
+    /// A thread is gone.
+    fn thread_exit(&mut self, pid: Pid, tid: Pid);
+    /// A thread has a new name.
+    fn comm(&mut self, pid: Pid, tid: Pid, comm: &str);
+    /// Executable ranges have come to be mapped from files.
+    fn mapped(&mut self, pid: Pid, tid: Pid, mappings: &[Mapping]);
+    /// The code at an address is this from now on; told before the first instruction of it retires.
+    fn code(&mut self, pid: Pid, tid: Pid, code: SavedCode<'_>);
+    /// A thread begins or goes on in user space.
+    fn resume_user(&mut self, tid: Pid, ip: Ip, mode: ExecMode);
+    /// An instruction retired in user space, and control went to `next` in user space.
+    fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip);
+    /// A thread entered the kernel.
+    fn enter_kernel(&mut self, tid: Pid, entry: Entry);
+    /// Whether the engine should stop because nothing more can be taken.
+    fn has_failed(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,110 @@
+//! What to run, and how that can fail.
+
+use super::sys::{Candidate, Gate};
+use crate::Pid;
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// A program to start. It inherits the standard streams, the environment and the working directory.
+#[derive(Clone, Debug)]
+pub struct Command {
+    /// The program: a path, or a name that is looked for along PATH.
+    pub program: OsString,
+    /// Its arguments, without its name.
+    pub args: Vec<OsString>,
+}
+
+/// What to trace.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// A program that the engine starts.
+    Launch(Command),
+    /// All threads of a process that runs already.
+    Attach(Pid),
+}
+
+/// When to stop.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// Stop after this time and let the program run on.
+    pub duration: Option<Duration>,
+    /// Stop when this is set (by a signal handler of the caller, say) and let the program run on.
+    pub stop: &'a AtomicBool,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The first process exited with this status.
+    Exited(i32),
+    /// This signal killed the first process.
+    Signaled(i32),
+    /// Tracing was stopped; what still runs runs on.
+    Detached,
+}
+
+/// Why the engine cannot begin.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The program cannot be started.
+    #[error("cannot run {program:?}: {source}")]
+    Launch {
+        /// The program.
+        program: OsString,
+        /// Why.
+        source: io::Error,
+    },
+    /// The process cannot be attached to.
+    #[error("cannot attach to process {pid}: {source}")]
+    Attach {
+        /// The process.
+        pid: Pid,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel refuses a step.
+    #[error("ptrace failed: {0}")]
+    Trace(#[from] io::Error),
+}
+
+fn c_string(text: &OsStr) -> io::Result<CString> {
+    CString::new(text.as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "a NUL in an argument"))
+}
+
+/// The files that the command may mean, as execvp tries them.
+fn candidates(command: &Command) -> io::Result<Vec<Candidate>> {
+    let mut args = vec![c_string(&command.program)?];
+    for arg in &command.args {
+        args.push(c_string(arg)?);
+    }
+    if command.program.as_bytes().contains(&b'/') {
+        return Ok(vec![Candidate::new(c_string(&command.program)?, &args)]);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    std::env::split_paths(&path)
+        .map(|folder| {
+            let folder = if folder == PathBuf::new() {
+                PathBuf::from(".")
+            } else {
+                folder
+            };
+            let file = folder.join(&command.program).into_os_string().into_vec();
+            Ok(Candidate::new(c_string(OsStr::from_bytes(&file))?, &args))
+        })
+        .collect()
+}
+
+/// Forks a child that waits to execute the command.
+pub(super) fn fork(command: &Command) -> Result<Gate, EngineError> {
+    let start = || Gate::fork(&candidates(command)?);
+    start().map_err(|source| EngineError::Launch {
+        program: command.program.clone(),
+        source,
+    })
+}

@@ -1,0 +1,320 @@
+//! The recorder: from what an engine observes to a perf.data file, through a trace unit a thread.
+
+mod code;
+mod file;
+mod settings;
+mod thread;
+mod truth;
+
+pub use settings::{RecordError, Settings};
+pub use truth::{Truth, TruthStream};
+
+use crate::{Entry, Mapping, Observer, Pid, ProcessCause, SavedCode};
+use code::SavedFiles;
+use cofi_insn::Insn;
+use cofi_packet::{ExecMode, Ip};
+use cofi_perf::{Mmap2, Task};
+use file::TraceFile;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use thread::{Thread, VirtualClock};
+
+/// So many bytes of a stream wait for the next PSB before they are written.
+const CHUNK: usize = 1 << 20;
+
+/// Takes what an engine observes, drives a trace unit for each thread, and writes the file as it goes.
+#[derive(Debug)]
+pub struct Recorder {
+    settings: Settings,
+    file: TraceFile,
+    saved: SavedFiles,
+    clock: VirtualClock,
+    threads: BTreeMap<Pid, Thread>,
+    streams: u32,
+    instructions: u64,
+    truth: Option<Truth>,
+    /// The first thing that went wrong; nothing is recorded after it.
+    error: Option<RecordError>,
+}
+
+/// What was recorded.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Recorded {
+    /// The engine's own lists, if they were asked for.
+    pub truth: Vec<TruthStream>,
+    /// How many threads were traced.
+    pub streams: u32,
+    /// How many instructions retired.
+    pub instructions: u64,
+    /// How many packet bytes were written.
+    pub trace_bytes: u64,
+}
+
+impl Recorder {
+    /// Creates the file, and checks that the trace unit takes the configuration.
+    ///
+    /// # Errors
+    /// When the unit refuses the configuration or a file cannot be created.
+    pub fn create(settings: Settings, truth: Option<Truth>) -> Result<Self, RecordError> {
+        let clock = VirtualClock::new();
+        let caps = Settings::capabilities();
+        Thread::start(
+            (0, 0, 0),
+            settings.ctl(),
+            caps,
+            settings::CORE_BUS_RATIO,
+            clock,
+        )?;
+        let saved = SavedFiles::beside(&settings.file).map_err(write_error(&settings.file))?;
+        let file = TraceFile::create(&settings)?;
+        Ok(Self {
+            settings,
+            file,
+            saved,
+            clock,
+            threads: BTreeMap::new(),
+            streams: 0,
+            instructions: 0,
+            truth,
+            error: None,
+        })
+    }
+
+    /// Writes what is left, and completes the file.
+    ///
+    /// # Errors
+    /// The first error of the whole recording. The file then holds what was written before it.
+    pub fn finish(mut self) -> Result<Recorded, RecordError> {
+        let tids: Vec<Pid> = self.threads.keys().copied().collect();
+        for tid in tids {
+            self.end_thread(tid);
+        }
+        let trace_bytes = self.file.finish()?;
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let path = self.settings.file.clone();
+        let truth = self
+            .truth
+            .map(Truth::finish)
+            .transpose()
+            .map_err(write_error(&path))?;
+        Ok(Recorded {
+            truth: truth.unwrap_or_default(),
+            streams: self.streams,
+            instructions: self.instructions,
+            trace_bytes,
+        })
+    }
+
+    fn keep<T>(&mut self, result: Result<T, RecordError>) -> Option<T> {
+        result
+            .map_err(|error| drop(self.error.get_or_insert(error)))
+            .ok()
+    }
+
+    /// Something is about to be told that changes code or names in `pid` from here on: its threads stop tracing, and
+    /// AUX records say how far they have got.
+    fn mark(
+        &mut self,
+        pid: Pid,
+        tell: impl FnOnce(&mut TraceFile, VirtualClock) -> Result<(), RecordError>,
+    ) {
+        let clock = self.clock;
+        let mut result = Ok(());
+        for thread in self.threads.values_mut().filter(|thread| thread.pid == pid) {
+            thread.mark_begin(clock);
+            result = result.and_then(|()| self.file.announce(thread, clock));
+        }
+        let result = result.and_then(|()| tell(&mut self.file, clock));
+        self.keep(result);
+        // What comes after the record is later than it.
+        self.clock.tick();
+        self.clock.tick();
+        let clock = self.clock;
+        for thread in self.threads.values_mut().filter(|thread| thread.pid == pid) {
+            thread.mark_end(clock);
+        }
+    }
+
+    fn end_thread(&mut self, tid: Pid) {
+        let Some(mut thread) = self.threads.remove(&tid) else {
+            return;
+        };
+        thread.stop(self.clock);
+        let result = self.file.announce(&mut thread, self.clock);
+        self.keep(result);
+        let result = self.file.write_stream(&mut thread, true);
+        self.keep(result);
+    }
+
+    fn after_step(&mut self, tid: Pid) {
+        if let Some(thread) = self.threads.get_mut(&tid)
+            && thread.waiting() >= CHUNK
+        {
+            let result = self
+                .file
+                .announce(thread, self.clock)
+                .and_then(|()| self.file.write_stream(thread, false));
+            self.keep(result);
+        }
+    }
+
+    fn truth(&mut self, tid: Pid, ip: Ip) {
+        self.instructions += 1;
+        if let (Some(truth), Some(thread)) = (&mut self.truth, self.threads.get(&tid)) {
+            let result = truth
+                .push(thread.index, ip)
+                .map_err(write_error(&self.settings.file));
+            self.keep(result);
+        }
+    }
+}
+
+impl Observer for Recorder {
+    fn process(&mut self, pid: Pid, parent: Option<Pid>, cause: ProcessCause, comm: &str) {
+        let task = Task { pid, tid: pid };
+        let comm = comm.to_owned();
+        self.mark(pid, |file, clock| match (cause, parent) {
+            (ProcessCause::Fork, Some(parent)) => {
+                file.fork(
+                    task,
+                    Task {
+                        pid: parent,
+                        tid: parent,
+                    },
+                    clock,
+                )?;
+                file.comm(task, &comm, false, clock)
+            }
+            _ => file.comm(task, &comm, cause == ProcessCause::Exec, clock),
+        });
+    }
+
+    fn thread_start(&mut self, pid: Pid, tid: Pid, parent: Option<Pid>) {
+        let task = Task { pid, tid };
+        let clock = self.clock;
+        // The first thread of a process came with it.
+        let result = match parent {
+            Some(parent) if tid != pid => self.file.fork(task, Task { pid, tid: parent }, clock),
+            _ => Ok(()),
+        };
+        let result = result.and_then(|()| self.file.itrace_start(task, clock));
+        self.keep(result);
+        self.clock.tick();
+        let index = self.streams;
+        self.streams += 1;
+        let caps = Settings::capabilities();
+        let thread = Thread::start(
+            (pid, tid, index),
+            self.settings.ctl(),
+            caps,
+            settings::CORE_BUS_RATIO,
+            self.clock,
+        );
+        if let Some(thread) = self.keep(thread.map_err(RecordError::from)) {
+            self.threads.insert(tid, thread);
+        }
+        if let Some(truth) = &mut self.truth {
+            let result = truth
+                .begin(index, tid)
+                .map_err(write_error(&self.settings.file));
+            self.keep(result);
+        }
+    }
+
+    fn thread_exit(&mut self, pid: Pid, tid: Pid) {
+        self.end_thread(tid);
+        let result = self.file.exit(Task { pid, tid }, self.clock);
+        self.keep(result);
+        self.clock.tick();
+    }
+
+    fn comm(&mut self, pid: Pid, tid: Pid, comm: &str) {
+        let result = self.file.comm(Task { pid, tid }, comm, false, self.clock);
+        self.keep(result);
+        self.clock.tick();
+    }
+
+    fn mapped(&mut self, pid: Pid, tid: Pid, mappings: &[Mapping]) {
+        let task = Task { pid, tid };
+        self.mark(pid, |file, clock| {
+            for map in mappings {
+                let record = Mmap2 {
+                    start: map.start,
+                    len: map.end - map.start,
+                    pgoff: map.offset,
+                    device: map.device,
+                    inode: map.inode,
+                    prot: map.prot,
+                    path: map.path.as_os_str().as_bytes(),
+                };
+                file.mmap2(task, &record, clock)?;
+            }
+            Ok(())
+        });
+    }
+
+    fn code(&mut self, pid: Pid, tid: Pid, code: SavedCode<'_>) {
+        let saved = self.saved.save(pid, code.start, code.bytes);
+        let Some(path) = self.keep(saved.map_err(write_error(&self.settings.file))) else {
+            return;
+        };
+        let task = Task { pid, tid };
+        self.mark(pid, |file, clock| {
+            let record = Mmap2 {
+                start: code.start,
+                len: code.bytes.len() as u64,
+                pgoff: 0,
+                device: (0, 0),
+                inode: 0,
+                prot: 5,
+                path: path.as_os_str().as_bytes(),
+            };
+            file.mmap2(task, &record, clock)
+        });
+    }
+
+    fn resume_user(&mut self, tid: Pid, ip: Ip, mode: ExecMode) {
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.resume_user(self.clock, ip, mode);
+        }
+    }
+
+    fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip) {
+        self.clock.tick();
+        let Some(thread) = self.threads.get_mut(&tid) else {
+            return;
+        };
+        thread.retired(self.clock, ip, insn, next);
+        self.truth(tid, ip);
+        self.after_step(tid);
+    }
+
+    fn enter_kernel(&mut self, tid: Pid, entry: Entry) {
+        let Some(thread) = self.threads.get_mut(&tid) else {
+            return;
+        };
+        match entry {
+            Entry::Instruction { ip, .. } => {
+                self.clock.tick();
+                thread.enter_kernel(self.clock, None);
+                self.truth(tid, ip);
+            }
+            Entry::Event { from } => thread.enter_kernel(self.clock, Some(from)),
+        }
+        self.after_step(tid);
+    }
+
+    fn has_failed(&self) -> bool {
+        self.error.is_some()
+    }
+}
+
+fn write_error(path: &std::path::Path) -> impl FnOnce(io::Error) -> RecordError {
+    let path = PathBuf::from(path);
+    move |source| RecordError::Write { path, source }
+}

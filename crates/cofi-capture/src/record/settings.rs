@@ -1,0 +1,61 @@
+//! What to record, and what can go wrong.
+
+use cofi_perf::PtConfig;
+use cofi_unit::{Capabilities, Ctl, Fault};
+use std::io;
+use std::path::PathBuf;
+
+/// What to record and where to.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The perf.data file.
+    pub file: PathBuf,
+    /// Also the bare packets of the first thread.
+    pub raw_output: Option<PathBuf>,
+    /// The trace's configuration, in the names of Linux's intel_pt.
+    pub config: PtConfig,
+    /// The command line that is recorded, for the file's header.
+    pub command_line: Vec<String>,
+}
+
+/// Why a recording cannot begin or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// The trace unit refuses the configuration.
+    #[error("the software trace unit does not have what --config asks for: {0}")]
+    Unit(#[from] Fault),
+    /// A file cannot be written.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The perf.data file cannot be written.
+    #[error("cannot write {}", path.display())]
+    Perf {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: cofi_perf::WriteError,
+    },
+}
+
+/// The core:bus ratio and the maximum non-turbo ratio alike: the virtual core clock and the TSC run at one speed.
+pub(super) const CORE_BUS_RATIO: u8 = 20;
+
+impl Settings {
+    /// The processor that the recorder models.
+    #[must_use]
+    pub fn capabilities() -> Capabilities {
+        Capabilities::default()
+    }
+
+    /// IA32_RTIT_CTL without TraceEn. The bits of the PMU's config are the register's own, but for bit 0.
+    #[must_use]
+    pub fn ctl(&self) -> Ctl {
+        Ctl(self.config.bits() & !1).with_user(true)
+    }
+}

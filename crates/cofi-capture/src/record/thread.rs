@@ -1,0 +1,283 @@
+//! One traced thread: a processor of its own with a trace unit in it.
+
+use cofi_insn::{Class, Insn};
+use cofi_packet::intel::PSB;
+use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
+use cofi_perf::Task;
+use cofi_unit::{
+    At, Branch, Capabilities, Client, Clock, Context, Ctl, Fault, PhysAddr, Retired, Unit, msr,
+};
+
+/// Where system calls, faults and interrupts lead: somewhere in the kernel, which is not traced.
+const KERNEL: Ip = Ip(0xffff_ffff_8000_0000);
+
+/// The virtual clock's start; a trace whose first TSC is 0 counts as timeless in perf.
+pub(crate) const FIRST_TICK: u64 = 1 << 20;
+
+/// The clock that all threads share: one core cycle and one TSC tick for every instruction that any of them retires.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VirtualClock(u64);
+
+impl VirtualClock {
+    pub(crate) const fn new() -> Self {
+        Self(FIRST_TICK)
+    }
+
+    pub(crate) const fn tick(&mut self) {
+        self.0 += 1;
+    }
+
+    pub(crate) const fn tsc(self) -> Tsc {
+        Tsc(self.0)
+    }
+}
+
+/// Packet bytes that have not been written to the file yet.
+#[derive(Debug, Default)]
+struct Buffer {
+    clock: u64,
+    bytes: Vec<u8>,
+    /// Offset in the stream of `bytes[0]`.
+    start: u64,
+    /// The clock when `bytes[0]` was sent.
+    start_tsc: u64,
+    /// Index of the last PSB in `bytes` but for one at its start, and the clock when it was sent.
+    cut: Option<(usize, u64)>,
+}
+
+impl Client for Buffer {
+    fn now(&mut self) -> Clock {
+        Clock {
+            tsc: self.clock,
+            cycles: self.clock,
+        }
+    }
+
+    // The unit's region stands for a trace port: what is stored there is taken away at once (33.2.7.1).
+    fn store(&mut self, _address: PhysAddr, bytes: &[u8]) {
+        if self.bytes.is_empty() {
+            self.start_tsc = self.clock;
+        } else if bytes == PSB {
+            self.cut = Some((self.bytes.len(), self.clock));
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+}
+
+/// A piece of a stream, ready to be written.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) offset: StreamOffset,
+    pub(crate) tsc: Tsc,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// One thread's trace unit and what it has sent.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    pub(crate) pid: u32,
+    pub(crate) tid: u32,
+    /// Number of its stream.
+    pub(crate) index: u32,
+    unit: Unit,
+    buffer: Buffer,
+    ctl: Ctl,
+    context: Context,
+    /// The instruction that runs next, while in user space.
+    ip: Option<Ip>,
+    /// Stream bytes that an AUX record has told of.
+    announced: u64,
+    /// A TSC packet is owed at the next return to user space.
+    time_owed: bool,
+}
+
+/// The output region that the unit is given: one page of address space, written round and round.
+const REGION_MASK: u64 = 0xfff;
+
+impl Thread {
+    /// A thread that is in the kernel, traced from now on.
+    ///
+    /// # Errors
+    /// The #GP of the first register write that the unit refuses: the configuration asks for what it does not have.
+    pub(crate) fn start(
+        (pid, tid, index): (u32, u32, u32),
+        ctl: Ctl,
+        caps: Capabilities,
+        core_bus_ratio: u8,
+        clock: VirtualClock,
+    ) -> Result<Self, Fault> {
+        let context = Context {
+            cpl: 0,
+            mode: ExecMode::Bits64,
+            ..Context::default()
+        };
+        let mut thread = Self {
+            pid,
+            tid,
+            index,
+            unit: Unit::new(caps, context),
+            buffer: Buffer {
+                clock: clock.0,
+                ..Buffer::default()
+            },
+            ctl,
+            context,
+            ip: None,
+            announced: 0,
+            time_owed: false,
+        };
+        thread
+            .unit
+            .set_core_bus_ratio(&mut thread.buffer, core_bus_ratio);
+        thread.write(msr::IA32_RTIT_OUTPUT_MASK_PTRS, REGION_MASK)?;
+        thread.write(msr::IA32_RTIT_CTL, ctl.with_trace_en(true).0)?;
+        Ok(thread)
+    }
+
+    fn write(&mut self, register: u32, value: u64) -> Result<(), Fault> {
+        let ip = self.ip.unwrap_or(KERNEL);
+        self.unit
+            .wrmsr(&mut self.buffer, At { ip, next: ip }, register, value)
+    }
+
+    /// Sets or clears TraceEn; the rest of the register has been accepted before, so this cannot fault.
+    fn set_trace_en(&mut self, on: bool) {
+        let result = self.write(msr::IA32_RTIT_CTL, self.ctl.with_trace_en(on).0);
+        debug_assert_eq!(result, Ok(()), "the register took this value at the start");
+    }
+
+    pub(crate) fn retired(&mut self, clock: VirtualClock, ip: Ip, insn: &Insn, next: Ip) {
+        self.buffer.clock = clock.0;
+        let after = insn.next_ip(ip, self.context.mode);
+        let branch = match insn.class {
+            Class::Conditional => {
+                // A branch to its own successor goes there either way; hardware calls it taken if its condition
+                // held, which single steps do not show. Both decode to the same flow.
+                Branch::Conditional((next != after).then_some(next))
+            }
+            Class::DirectJump => Branch::DirectJump(next),
+            Class::DirectCall => Branch::DirectCall(next),
+            Class::IndirectJump => Branch::IndirectJump(next),
+            Class::IndirectCall => Branch::IndirectCall(next),
+            Class::Return => Branch::Return(next),
+            _ if insn.class.is_far() => {
+                self.ip = Some(next);
+                self.unit.far_transfer(&mut self.buffer, next, self.context);
+                return;
+            }
+            _ => Branch::None,
+        };
+        self.ip = Some(next);
+        self.unit.retire(
+            &mut self.buffer,
+            Retired {
+                at: At { ip, next: after },
+                branch,
+            },
+        );
+    }
+
+    pub(crate) fn task(&self) -> Task {
+        Task {
+            pid: self.pid,
+            tid: self.tid,
+        }
+    }
+
+    /// Enters the kernel: by the instruction that just retired, or (`from`) by an event.
+    pub(crate) fn enter_kernel(&mut self, clock: VirtualClock, from: Option<Ip>) {
+        self.buffer.clock = clock.0;
+        self.ip = None;
+        self.context = Context {
+            cpl: 0,
+            mode: ExecMode::Bits64,
+            ..self.context
+        };
+        match from {
+            Some(from) => self
+                .unit
+                .event(&mut self.buffer, from, KERNEL, self.context),
+            None => self
+                .unit
+                .far_transfer(&mut self.buffer, KERNEL, self.context),
+        }
+    }
+
+    pub(crate) fn resume_user(&mut self, clock: VirtualClock, ip: Ip, mode: ExecMode) {
+        self.buffer.clock = clock.0;
+        if core::mem::take(&mut self.time_owed) {
+            self.unit.clocks_resumed(&mut self.buffer);
+        }
+        self.ip = Some(ip);
+        self.context = Context {
+            cpl: 3,
+            mode,
+            ..self.context
+        };
+        self.unit.far_transfer(&mut self.buffer, ip, self.context);
+    }
+
+    /// Whether the thread is in user space.
+    pub(crate) fn in_user(&self) -> bool {
+        self.ip.is_some()
+    }
+
+    /// Something outside the stream changes now, which its readers must find at this very place: tracing stops.
+    /// [`Self::mark_end`] resumes it, with the time.
+    pub(crate) fn mark_begin(&mut self, clock: VirtualClock) {
+        self.buffer.clock = clock.0;
+        if self.in_user() {
+            self.set_trace_en(false);
+        }
+    }
+
+    pub(crate) fn mark_end(&mut self, clock: VirtualClock) {
+        self.buffer.clock = clock.0;
+        if self.in_user() {
+            self.set_trace_en(true);
+        } else {
+            self.time_owed = true;
+        }
+    }
+
+    /// Stops tracing for good.
+    pub(crate) fn stop(&mut self, clock: VirtualClock) {
+        self.buffer.clock = clock.0;
+        self.set_trace_en(false);
+    }
+
+    /// What no AUX record has told of yet: offset and size.
+    pub(crate) fn announce(&mut self) -> Option<(StreamOffset, u64)> {
+        let end = self.buffer.start + self.buffer.bytes.len() as u64;
+        let from = core::mem::replace(&mut self.announced, end);
+        (end > from).then_some((StreamOffset(from), end - from))
+    }
+
+    /// How many bytes wait to be written.
+    pub(crate) fn waiting(&self) -> usize {
+        self.buffer.bytes.len()
+    }
+
+    /// Takes what may be written: everything up to the last PSB, or (`all`) to the end. Streams are cut at PSBs only.
+    pub(crate) fn take(&mut self, all: bool) -> Option<Chunk> {
+        let buffer = &mut self.buffer;
+        let (len, next_tsc) = if all {
+            (buffer.bytes.len(), buffer.clock)
+        } else {
+            buffer.cut?
+        };
+        if len == 0 {
+            return None;
+        }
+        let rest = buffer.bytes.split_off(len);
+        let chunk = Chunk {
+            offset: StreamOffset(buffer.start),
+            tsc: Tsc(buffer.start_tsc),
+            bytes: core::mem::replace(&mut buffer.bytes, rest),
+        };
+        buffer.start += len as u64;
+        buffer.start_tsc = next_tsc;
+        buffer.cut = None;
+        Some(chunk)
+    }
+}

@@ -1,0 +1,402 @@
+//! Writes a perf.data file that stock perf decodes.
+
+use crate::constants::{Feature, RecordKind, SampleType};
+use crate::{PerfTime, PtConfig, TimeConv, WriteError};
+use cofi_packet::StreamOffset;
+use std::io::{Seek, SeekFrom, Write};
+
+/// What the file says of the trace as a whole.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The trace's configuration.
+    pub config: PtConfig,
+    /// How TSC values convert to perf's time.
+    pub time: TimeConv,
+    /// CPUID leaf 15H: TSC ticks per crystal clock tick, numerator and denominator.
+    pub tsc_ctc_ratio: (u32, u32),
+    /// Maximum non-turbo ratio.
+    pub max_nonturbo_ratio: u32,
+    /// The recorded command line.
+    pub command_line: Vec<String>,
+}
+
+/// A thread, as records name it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Task {
+    /// The process.
+    pub pid: u32,
+    /// The thread.
+    pub tid: u32,
+}
+
+/// An executable mapping, as MMAP2 tells it.
+#[derive(Clone, Debug)]
+pub struct Mmap2<'a> {
+    /// Its first address.
+    pub start: u64,
+    /// Its length.
+    pub len: u64,
+    /// Its offset in the file.
+    pub pgoff: u64,
+    /// Major and minor number of the device.
+    pub device: (u32, u32),
+    /// The inode.
+    pub inode: u64,
+    /// PROT_ bits.
+    pub prot: u32,
+    /// The file.
+    pub path: &'a [u8],
+}
+
+/// Number of the PT event among the file's ids, and of the dummy event that carries the sideband.
+const PT_ID: u64 = 1;
+const DUMMY_ID: u64 = 2;
+/// The PMU's number: what it is does not matter, but every place must agree.
+const PMU_TYPE: u32 = 8;
+const ATTR_SIZE: u32 = 128;
+const HEADER_SIZE: u64 = 104;
+const MAGIC: &[u8; 8] = b"PERFILE2";
+const NO_CPU: u32 = u32::MAX;
+
+/// Writes the file as records come; nothing but an index of the AUXTRACE records is kept in memory.
+#[derive(Debug)]
+pub struct Writer<W> {
+    out: W,
+    options: Options,
+    at: u64,
+    attrs_at: u64,
+    data_at: u64,
+    auxtraces: Vec<u64>,
+}
+
+/// Little-endian bytes, one after another.
+#[derive(Default)]
+struct Bytes(Vec<u8>);
+
+impl Bytes {
+    fn u32(&mut self, value: u32) -> &mut Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+    fn u64(&mut self, value: u64) -> &mut Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+    fn u64s(&mut self, values: &[u64]) -> &mut Self {
+        for value in values {
+            self.u64(*value);
+        }
+        self
+    }
+    fn pad_to(&mut self, multiple: usize) -> &mut Self {
+        self.0.resize(self.0.len().next_multiple_of(multiple), 0);
+        self
+    }
+    /// A text that ends with NUL, padded.
+    fn text(&mut self, text: &[u8], multiple: usize) -> &mut Self {
+        self.0.extend(text);
+        self.0.push(0);
+        self.pad_to(multiple)
+    }
+    /// A feature's text: its padded length, then itself.
+    fn counted_text(&mut self, text: &str) -> &mut Self {
+        let len = (text.len() + 1).next_multiple_of(64);
+        self.u32(len as u32).text(text.as_bytes(), 1);
+        self.0.resize(self.0.len() + len - text.len() - 1, 0);
+        self
+    }
+}
+
+impl<W: Write + Seek> Writer<W> {
+    /// Begins a file: header, events, and the records that describe the trace.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn new(out: W, options: Options) -> Result<Self, WriteError> {
+        let mut this = Self { out, options, at: 0, attrs_at: 0, data_at: 0, auxtraces: Vec::new() };
+        // The header is written again at the end, when sizes are known.
+        this.put(&[0; HEADER_SIZE as usize])?;
+        let ids_at = this.at;
+        this.put(Bytes::default().u64s(&[PT_ID, DUMMY_ID]).0.as_slice())?;
+        this.attrs_at = this.at;
+        let pt = this.options.config.bits() | 1;
+        // disabled, inherit, exclude_kernel, exclude_hv, enable_on_exec, sample_id_all
+        this.attr(PMU_TYPE, pt, 0x4_1063, ids_at)?;
+        // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY; adds mmap, comm, task, mmap2, comm_exec
+        this.attr(1, 9, 0x184_3363, ids_at + 8)?;
+        this.data_at = this.at;
+        this.auxtrace_info()?;
+        if !this.is_timeless() {
+            let TimeConv { shift, mult, zero } = this.options.time;
+            this.record(RecordKind::TIME_CONV, 0, Bytes::default().u64s(&[shift, mult, zero]))?;
+        }
+        Ok(this)
+    }
+
+    fn is_timeless(&self) -> bool {
+        self.options.config.is_timeless()
+    }
+
+    fn sample_type(&self) -> u64 {
+        let always = SampleType::IP.0 | SampleType::TID.0 | SampleType::CPU.0 | SampleType::IDENTIFIER.0;
+        if self.is_timeless() { always } else { always | SampleType::TIME.0 }
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        self.out.write_all(bytes)?;
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn attr_fields(&self, kind: u32, config: u64, flags: u64) -> Bytes {
+        let mut attr = Bytes::default();
+        // period 1, read_format ID
+        attr.u32(kind).u32(ATTR_SIZE).u64s(&[config, 1, self.sample_type(), 4, flags]);
+        attr.0.resize(ATTR_SIZE as usize, 0);
+        attr
+    }
+
+    fn attr(&mut self, kind: u32, config: u64, flags: u64, ids_at: u64) -> Result<(), WriteError> {
+        let mut attr = self.attr_fields(kind, config, flags);
+        attr.u64s(&[ids_at, 8]);
+        self.put(&attr.0)
+    }
+
+    fn auxtrace_info(&mut self) -> Result<(), WriteError> {
+        let bits = |config: PtConfig| config.bits();
+        let alone = |set: fn(&mut PtConfig)| {
+            let mut config = PtConfig::NONE;
+            set(&mut config);
+            config
+        };
+        let tsc = bits(alone(|c| c.tsc = true));
+        let (n, d) = self.options.tsc_ctc_ratio;
+        let TimeConv { shift, mult, zero } = self.options.time;
+        let mut info = Bytes::default();
+        info.u32(1).u32(0).u64s(&[
+            PMU_TYPE.into(),
+            shift,
+            mult,
+            zero,
+            u64::from(!self.is_timeless()),
+            tsc,
+            bits(alone(|c| c.noretcomp = true)),
+            0, // have_sched_switch
+            0, // snapshot_mode
+            0, // per_cpu_mmaps
+            bits(alone(|c| c.mtc = true)),
+            bits(alone(|c| c.mtc_period = 15)),
+            n.into(),
+            d.into(),
+            bits(alone(|c| c.cyc = true)),
+            self.options.max_nonturbo_ratio.into(),
+            0, // filter_len
+            0, // cap_event_trace
+        ]);
+        self.record(RecordKind::AUXTRACE_INFO, 0, &mut info)
+    }
+
+    fn record(&mut self, kind: RecordKind, misc: u16, body: &mut Bytes) -> Result<(), WriteError> {
+        let size = body.0.len() + 8;
+        let stated = u16::try_from(size).map_err(|_| WriteError::RecordTooLong { kind, size })?;
+        let mut header = Vec::with_capacity(size);
+        header.extend(kind.0.to_le_bytes());
+        header.extend(misc.to_le_bytes());
+        header.extend(stated.to_le_bytes());
+        header.append(&mut body.0);
+        self.put(&header)
+    }
+
+    /// A record as the kernel writes it: with the trailer that `sample_id_all` asks for.
+    fn kernel(
+        &mut self,
+        kind: RecordKind,
+        misc: u16,
+        body: &mut Bytes,
+        task: Task,
+        time: PerfTime,
+        id: u64,
+    ) -> Result<(), WriteError> {
+        body.u32(task.pid).u32(task.tid);
+        if !self.is_timeless() {
+            body.u64(time.0);
+        }
+        body.u32(NO_CPU).u32(0).u64(id);
+        self.record(kind, misc, body)
+    }
+
+    /// A thread has a name; `exec`: because its process has executed a program.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn comm(&mut self, task: Task, name: &[u8], exec: bool, time: PerfTime) -> Result<(), WriteError> {
+        let name = &name[..name.len().min(15)];
+        let mut body = Bytes::default();
+        body.u32(task.pid).u32(task.tid).text(name, 8);
+        self.kernel(RecordKind::COMM, u16::from(exec) << 13, &mut body, task, time, DUMMY_ID)
+    }
+
+    /// Code has been mapped.
+    ///
+    /// # Errors
+    /// When the path is not one that perf takes, or the output fails.
+    pub fn mmap2(&mut self, task: Task, map: &Mmap2<'_>, time: PerfTime) -> Result<(), WriteError> {
+        if map.path.len() > 4095 || map.path.contains(&0) {
+            return Err(WriteError::Path { len: map.path.len() });
+        }
+        let mut body = Bytes::default();
+        body.u32(task.pid)
+            .u32(task.tid)
+            .u64s(&[map.start, map.len, map.pgoff])
+            .u32(map.device.0)
+            .u32(map.device.1)
+            .u64s(&[map.inode, 0])
+            .u32(map.prot)
+            .u32(2) // MAP_PRIVATE
+            .text(map.path, 8);
+        self.kernel(RecordKind::MMAP2, 2, &mut body, task, time, DUMMY_ID)
+    }
+
+    fn birth_or_death(
+        &mut self,
+        kind: RecordKind,
+        task: Task,
+        parent: Task,
+        time: PerfTime,
+    ) -> Result<(), WriteError> {
+        let mut body = Bytes::default();
+        body.u32(task.pid).u32(parent.pid).u32(task.tid).u32(parent.tid).u64(time.0);
+        self.kernel(kind, 0, &mut body, task, time, DUMMY_ID)
+    }
+
+    /// A thread was created (of the same process, or as the first of a new one).
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn fork(&mut self, task: Task, parent: Task, time: PerfTime) -> Result<(), WriteError> {
+        self.birth_or_death(RecordKind::FORK, task, parent, time)
+    }
+
+    /// A thread has ended.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn exit(&mut self, task: Task, time: PerfTime) -> Result<(), WriteError> {
+        self.birth_or_death(RecordKind::EXIT, task, task, time)
+    }
+
+    /// Tracing of a thread begins.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn itrace_start(&mut self, task: Task, time: PerfTime) -> Result<(), WriteError> {
+        let mut body = Bytes::default();
+        body.u32(task.pid).u32(task.tid);
+        self.kernel(RecordKind::ITRACE_START, 0, &mut body, task, time, PT_ID)
+    }
+
+    /// A stream has grown by `size` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn aux(
+        &mut self,
+        task: Task,
+        offset: StreamOffset,
+        size: u64,
+        flags: u64,
+        time: PerfTime,
+    ) -> Result<(), WriteError> {
+        let mut body = Bytes::default();
+        body.u64s(&[offset.0, size, flags]);
+        self.kernel(RecordKind::AUX, 0, &mut body, task, time, PT_ID)
+    }
+
+    /// A piece of stream `index`, which belongs to thread `tid`; `reference` is the TSC where it begins.
+    ///
+    /// # Errors
+    /// When `reference` is 0 although timestamps are on, or the output fails.
+    pub fn auxtrace(
+        &mut self,
+        index: u32,
+        tid: u32,
+        offset: StreamOffset,
+        reference: u64,
+        payload: &[u8],
+    ) -> Result<(), WriteError> {
+        if reference == 0 && !self.is_timeless() {
+            return Err(WriteError::ZeroReference { offset: offset.0 });
+        }
+        let reference = if self.is_timeless() { 0 } else { reference };
+        self.auxtraces.push(self.at);
+        let padded = payload.len().next_multiple_of(8);
+        let mut body = Bytes::default();
+        body.u64s(&[padded as u64, offset.0, reference]).u32(index).u32(tid).u32(NO_CPU).u32(0);
+        self.record(RecordKind::AUXTRACE, 0, &mut body)?;
+        self.put(payload)?;
+        self.put(&[0; 8][..padded - payload.len()])
+    }
+
+    /// All records so far are complete and may be sorted.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn finished_round(&mut self) -> Result<(), WriteError> {
+        self.record(RecordKind::FINISHED_ROUND, 0, &mut Bytes::default())
+    }
+
+    /// Completes the file: feature sections and the header.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn finish(mut self) -> Result<W, WriteError> {
+        let data_end = self.at;
+        let mut arch = Bytes::default();
+        arch.counted_text("x86_64");
+        let mut command = Bytes::default();
+        command.u32(self.options.command_line.len() as u32);
+        for word in &self.options.command_line {
+            command.counted_text(word);
+        }
+        let mut events = Bytes::default();
+        events.u32(2).u32(ATTR_SIZE);
+        let pt = self.options.config.bits() | 1;
+        for (kind, config, flags, name, id) in
+            [(PMU_TYPE, pt, 0x4_1063, "intel_pt//u", PT_ID), (1, 9, 0x184_3363, "dummy:u", DUMMY_ID)]
+        {
+            events.0.append(&mut self.attr_fields(kind, config, flags).0);
+            events.u32(1).counted_text(name).u64(id);
+        }
+        let mut index = Bytes::default();
+        index.u64(self.auxtraces.len() as u64);
+        for at in &self.auxtraces {
+            index.u64s(&[*at, 48]);
+        }
+        let mut features = vec![(Feature::ARCH, arch.0)];
+        if !self.options.command_line.is_empty() {
+            features.push((Feature::CMDLINE, command.0));
+        }
+        features.push((Feature::EVENT_DESC, events.0));
+        features.push((Feature::AUXTRACE, index.0));
+        let mut bitmap = [0_u64; 4];
+        let mut table = Bytes::default();
+        let mut at = data_end + 16 * features.len() as u64;
+        for (feature, payload) in &features {
+            bitmap[feature.0 as usize / 64] |= 1 << (feature.0 % 64);
+            table.u64s(&[at, payload.len() as u64]);
+            at += payload.len() as u64;
+        }
+        self.put(&table.0)?;
+        for (_, payload) in &features {
+            self.put(payload)?;
+        }
+        let attr_size = u64::from(ATTR_SIZE) + 16;
+        let mut header = Bytes(MAGIC.to_vec());
+        header.u64s(&[HEADER_SIZE, attr_size, self.attrs_at, 2 * attr_size]);
+        header.u64s(&[self.data_at, data_end - self.data_at, 0, 0]).u64s(&bitmap);
+        self.out.seek(SeekFrom::Start(0))?;
+        self.out.write_all(&header.0)?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+}

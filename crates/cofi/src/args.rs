@@ -1,0 +1,169 @@
+//! The command line, as clap reads it.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Record any program on any x86-64 Linux machine, and know exactly what it did.
+#[derive(Parser, Debug)]
+#[command(name = "cofi", version, about, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Run a program (or attach to one) and write its trace.
+    Record(RecordArgs),
+    /// Record a program, then show what it did: `record`, `report` and the last instructions in one.
+    Trace(TraceArgs),
+    /// What a trace holds: threads, hottest functions, gaps.
+    Report(ReportArgs),
+    /// List the executed instructions of a trace, in order.
+    Insn(InsnArgs),
+    /// List the packets of a trace, in order.
+    Dump(DumpArgs),
+}
+
+/// What a file holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Format {
+    /// Bare Intel PT packets.
+    Pt,
+    /// Bare RTIT packets.
+    Rtit,
+    /// A perf.data file.
+    Perf,
+}
+
+/// What runs and traces the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Engine {
+    /// Hardware where the machine has it, else the software trace unit.
+    Auto,
+    /// Intel PT hardware through perf_event_open.
+    Hardware,
+    /// Single steps through ptrace, driving the software trace unit.
+    Ptrace,
+    /// QEMU, driving the software trace unit.
+    Qemu,
+}
+
+/// How to record.
+#[derive(Args, Debug)]
+pub(crate) struct RecordOptions {
+    /// The perf.data file to write.
+    #[arg(short, long, value_name = "FILE", default_value = "cofi.data")]
+    pub(crate) output: PathBuf,
+    /// What runs and traces the program.
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub(crate) engine: Engine,
+    /// The trace's configuration, in the names of Linux's intel_pt: tsc, mtc, mtc_period, cyc, cyc_thresh,
+    /// psb_period, noretcomp, branch, …; a key without a value means 1.
+    #[arg(long, value_name = "KEY[=VALUE],…")]
+    pub(crate) config: Vec<String>,
+    /// Also write the bare packets of the first traced thread.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) raw_output: Option<PathBuf>,
+    /// Keep the engine's own list of executed addresses and compare it with the decoded flow; status 1 if they differ.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Also write the engine's own list of executed addresses: `TID 0xADDRESS` a line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) truth: Option<PathBuf>,
+    /// Stop tracing after so many seconds; the program runs on.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) duration: Option<std::time::Duration>,
+    /// Trace this running process instead of starting one; Ctrl-C ends it.
+    #[arg(short, long, value_name = "PID", conflicts_with = "program")]
+    pub(crate) pid: Option<u32>,
+    /// The program and its arguments.
+    #[arg(last = true, value_name = "PROGRAM", required_unless_present = "pid")]
+    pub(crate) program: Vec<OsString>,
+}
+
+fn seconds(text: &str) -> Result<std::time::Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| format!("{text:?} is no number of seconds"))?;
+    std::time::Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+/// Arguments of `cofi record`.
+#[derive(Args, Debug)]
+pub(crate) struct RecordArgs {
+    #[command(flatten)]
+    pub(crate) options: RecordOptions,
+}
+
+/// Arguments of `cofi trace`.
+#[derive(Args, Debug)]
+pub(crate) struct TraceArgs {
+    /// How many of the last instructions to show.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(crate) last: usize,
+    #[command(flatten)]
+    pub(crate) options: RecordOptions,
+}
+
+/// A trace to read.
+#[derive(Args, Debug)]
+pub(crate) struct Input {
+    /// What FILE holds; recognised by content if left out.
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<Format>,
+    /// The trace: perf.data or bare packets.
+    #[arg(default_value = "cofi.data")]
+    pub(crate) file: PathBuf,
+}
+
+/// A trace to decode, and the code that it ran.
+#[derive(Args, Debug)]
+pub(crate) struct FlowInput {
+    /// The processor (decimal), so that its errata are worked around.
+    #[arg(long, value_name = "FAMILY/MODEL[/STEPPING]")]
+    pub(crate) cpu: Option<String>,
+    /// Code for bare packets: an ELF file, at its link address or shifted to BASE.
+    #[arg(long, value_name = "FILE[:BASE]")]
+    pub(crate) elf: Vec<String>,
+    /// Code for bare packets: a file's bytes at ADDR (0x…).
+    #[arg(long, value_name = "FILE:ADDR")]
+    pub(crate) raw: Vec<String>,
+    #[command(flatten)]
+    pub(crate) input: Input,
+}
+
+/// Arguments of `cofi insn`.
+#[derive(Args, Debug)]
+pub(crate) struct InsnArgs {
+    /// One JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi report`.
+#[derive(Args, Debug)]
+pub(crate) struct ReportArgs {
+    /// How many functions to show.
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    pub(crate) functions: usize,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi dump`.
+#[derive(Args, Debug)]
+pub(crate) struct DumpArgs {
+    /// One JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The RTIT trace was taken in cycle-accurate mode.
+    #[arg(long)]
+    pub(crate) cycle_accurate: bool,
+    #[command(flatten)]
+    pub(crate) input: Input,
+}

@@ -1,0 +1,131 @@
+//! `cofi record`: run a program, or attach to one, and write its trace.
+
+use crate::Ended;
+use crate::args::{Engine, RecordOptions};
+use anyhow::{Context, Result, bail};
+use cofi_capture::ptrace::{self, Command, Options, Outcome, Target};
+use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
+use cofi_perf::PtConfig;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What `record` leaves behind for who goes on with it.
+pub(crate) struct Recording {
+    /// How the program ended.
+    pub(crate) ended: Ended,
+    /// What was recorded.
+    pub(crate) recorded: Recorded,
+    /// Holds the engine's lists, until it is dropped.
+    _lists: Option<tempfile::TempDir>,
+}
+
+fn config(options: &RecordOptions) -> Result<PtConfig> {
+    let mut config = PtConfig::default();
+    for list in &options.config {
+        config
+            .apply(list)
+            .with_context(|| format!("--config {list}"))?;
+    }
+    Ok(config)
+}
+
+fn check_engine(engine: Engine) -> Result<()> {
+    match engine {
+        Engine::Auto | Engine::Ptrace => Ok(()),
+        Engine::Hardware => bail!("--engine hardware is not in this version yet; use ptrace"),
+        Engine::Qemu => bail!("--engine qemu is not in this version yet; use ptrace"),
+    }
+}
+
+/// Records, and compares if that is asked for.
+pub(crate) fn run(options: &RecordOptions) -> Result<Ended> {
+    let recording = record(options)?;
+    finish(options, &recording)
+}
+
+/// Records a program.
+pub(crate) fn record(options: &RecordOptions) -> Result<Recording> {
+    check_engine(options.engine)?;
+    let wants_lists = options.verify || options.truth.is_some();
+    let lists = if wants_lists {
+        let folder =
+            tempfile::tempdir().context("cannot make a folder for the list of addresses")?;
+        Some(folder)
+    } else {
+        None
+    };
+    let mut command_line = vec!["cofi".to_owned(), "record".to_owned(), "--".to_owned()];
+    command_line.extend(
+        options
+            .program
+            .iter()
+            .map(|word| word.to_string_lossy().into_owned()),
+    );
+    let settings = Settings {
+        file: options.output.clone(),
+        raw_output: options.raw_output.clone(),
+        config: config(options)?,
+        command_line,
+    };
+    let target = match (options.pid, options.program.split_first()) {
+        (Some(pid), _) => Target::Attach(pid),
+        (None, Some((program, args))) => Target::Launch(Command {
+            program: program.clone(),
+            args: args.to_vec(),
+        }),
+        (None, None) => bail!("no program to run"),
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    if options.pid.is_some() {
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&stop))
+                .context("cannot wait for Ctrl-C")?;
+        }
+    }
+    let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
+    let mut recorder = Recorder::create(settings, truth)?;
+    let result = ptrace::run(
+        target,
+        Options {
+            duration: options.duration,
+            stop: &stop,
+        },
+        &mut recorder,
+    );
+    let recorded = recorder.finish()?;
+    let ended = match result? {
+        Outcome::Exited(0) | Outcome::Detached => Ended::Well,
+        Outcome::Exited(status) => Ended::Program(status as u8),
+        Outcome::Signaled(signal) => Ended::Program((128 + signal) as u8),
+    };
+    Ok(Recording {
+        ended,
+        recorded,
+        _lists: lists,
+    })
+}
+
+/// The comparison and the list of addresses, as the options ask for them.
+pub(crate) fn finish(options: &RecordOptions, recording: &Recording) -> Result<Ended> {
+    if let Some(path) = &options.truth {
+        write_truth(path, &recording.recorded.truth)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if options.verify && !crate::verify::run(&options.output, &recording.recorded.truth)? {
+        return Ok(Ended::WithErrors);
+    }
+    Ok(recording.ended)
+}
+
+fn write_truth(path: &Path, streams: &[TruthStream]) -> Result<()> {
+    let mut out = BufWriter::new(std::fs::File::create(path)?);
+    for stream in streams {
+        for ip in stream.addresses()? {
+            writeln!(out, "{} {}", stream.tid, ip?)?;
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
