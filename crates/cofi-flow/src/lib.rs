@@ -45,6 +45,7 @@
 
 extern crate alloc;
 
+mod away;
 mod cache;
 mod config;
 mod decoder;

@@ -1,0 +1,405 @@
+//! What the decoder does while the place of control is not known or tracing is off.
+
+use cofi_insn::CodeSource;
+use cofi_packet::intel::{Kind, TsxState};
+use cofi_packet::{Ip, StreamOffset};
+
+use crate::decoder::{FlowDecoder, Phase, State, unexpected};
+use crate::pending::{AtIp, Bound, Pending, PsbPlus, Status};
+use crate::reader::Flow;
+use crate::{Event, Expected, FlowError, FlowErrorKind, Item};
+
+impl<C: CodeSource> FlowDecoder<'_, C> {
+    /// Tracing is on, from `ip`.
+    fn turn_on(&mut self, ip: Ip) {
+        self.consumed();
+        self.state = State::On;
+        self.phase = Phase::Enter;
+        self.ip = ip;
+        self.body = 0..0;
+        self.pending = Pending::None;
+        let resumed = self.resume_at.take() == Some(ip);
+        self.push(Event::Enabled { ip, resumed });
+        let bound = core::mem::take(&mut self.bound);
+        self.apply(bound, Some(ip));
+    }
+
+    /// Tracing is off.
+    pub(crate) fn turn_off(&mut self, resume_at: Option<Ip>) {
+        self.state = State::Off;
+        self.phase = Phase::Enter;
+        self.body = 0..0;
+        self.pending = Pending::None;
+        self.bound = Bound::default();
+        self.resume_at = resume_at;
+    }
+
+    fn error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
+        let offset = StreamOffset(self.read_at as u64);
+        self.out
+            .push_back(Item::Error(FlowError { offset, ip, kind }));
+        if matches!(kind, FlowErrorKind::Packet(_)) && !self.reader.skip_to_psb() {
+            self.state = State::Done;
+        }
+    }
+
+    /// Control is lost at `ip`: reports it and goes on where what is pending tells the address, if it does.
+    pub(crate) fn fail(&mut self, kind: FlowErrorKind) {
+        self.state = State::Lost;
+        self.phase = Phase::Enter;
+        self.body = 0..0;
+        self.tnt_len = 0;
+        self.returns.clear();
+        self.resume_at = None;
+        self.error(Some(self.ip), kind);
+        match core::mem::replace(&mut self.pending, Pending::None) {
+            Pending::At {
+                what: AtIp::Status(status),
+                ..
+            }
+            | Pending::Status(status) => self.synchronise(status),
+            Pending::At {
+                what: AtIp::Branch { to },
+                ..
+            } => {
+                self.release_held(None);
+                self.turn_on(to);
+            }
+            Pending::At {
+                what: AtIp::Disable { ip },
+                ..
+            } => {
+                self.release_held(None);
+                self.turn_off(None);
+                self.push(Event::Disabled { ip });
+            }
+            Pending::At {
+                ip,
+                what: AtIp::Events,
+            } => {
+                self.release_held(Some(ip));
+                self.turn_on(ip);
+            }
+            Pending::Pge(Some(ip)) => self.turn_on(ip),
+            Pending::Pgd(ip) => {
+                self.turn_off(None);
+                self.push(Event::Disabled { ip });
+            }
+            Pending::Overflow => self.overflow(),
+            Pending::End => self.state = State::Done,
+            Pending::None
+            | Pending::Tip(_)
+            | Pending::Pge(None)
+            | Pending::Paging { .. }
+            | Pending::Vmcs(_)
+            | Pending::Bad(_) => {}
+        }
+        self.held.clear();
+        self.claimed = false;
+    }
+
+    pub(crate) fn start(&mut self) {
+        let whole = self.reader.is_at_start();
+        if self.reader.skip_to_psb() {
+            self.state = State::Lost;
+            return;
+        }
+        self.state = State::Done;
+        if whole && !self.reader.only_padding() {
+            self.error(None, FlowErrorKind::NoPsb);
+        }
+    }
+
+    /// Takes up the place that a PSB+ tells, nothing being known before.
+    fn synchronise(&mut self, status: Status) {
+        if status.last {
+            self.state = State::Done;
+            return;
+        }
+        self.consumed();
+        self.returns.clear();
+        self.bound = Bound::default();
+        match status.ip {
+            Some(ip) if !(self.config.errata.bdm70 && self.pge_is_next()) => {
+                self.turn_on(ip);
+                self.apply_status(status);
+            }
+            _ => {
+                self.turn_off(None);
+                self.apply_status(status);
+            }
+        }
+    }
+
+    /// The next packet while tracing is off or control is lost; errors and the end are dealt with.
+    fn next_while_away(&mut self) -> Option<Flow> {
+        match self.next_flow() {
+            Ok(Some(flow)) => Some(flow),
+            Ok(None) => {
+                self.release_held(None);
+                self.state = State::Done;
+                None
+            }
+            Err(error) => {
+                self.state = State::Lost;
+                self.error(None, error.into());
+                None
+            }
+        }
+    }
+
+    /// Reads on while tracing is off.
+    pub(crate) fn while_off(&mut self) {
+        let Some(flow) = self.next_while_away() else {
+            return;
+        };
+        if self.hold(flow) {
+            return;
+        }
+        if let (Flow::Fup(place), true) = (flow, self.claimed) {
+            self.consumed();
+            self.release_held(place);
+            return;
+        }
+        self.release_held(None);
+        match flow {
+            Flow::Pge(Some(ip)) => {
+                // No return is compressed across this, but processors and decoders differ in whether they forget.
+                self.turn_on(ip);
+            }
+            Flow::ModeExec {
+                mode,
+                interrupt_flag,
+            } => {
+                self.bound.mode = Some((mode, interrupt_flag));
+                return;
+            }
+            Flow::ModeTsx(state) => {
+                self.bound.tsx = Some(state).filter(|_| self.known.tsx != Some(state));
+                return;
+            }
+            Flow::Pip { cr3, nr } => {
+                self.apply(
+                    Bound {
+                        paging: Some((cr3, nr)),
+                        ..Bound::default()
+                    },
+                    None,
+                );
+            }
+            Flow::Vmcs(base) => self.apply(
+                Bound {
+                    vmcs: Some(base),
+                    ..Bound::default()
+                },
+                None,
+            ),
+            Flow::TraceStop => self.push(Event::Stop),
+            Flow::ExStop { .. } => self.push(Event::ExStop { ip: None }),
+            Flow::Pwrx {
+                last,
+                deepest,
+                wake,
+            } => self.push(Event::Pwrx {
+                last,
+                deepest,
+                wake,
+            }),
+            Flow::Ovf => self.overflow(),
+            Flow::Psb if self.at_end() => self.state = State::Done,
+            Flow::Psb => {
+                let resume_at = self.resume_at;
+                match self.read_psb_plus() {
+                    PsbPlus::Complete(status)
+                        if status.ip.is_some() && !self.config.errata.bdm70 =>
+                    {
+                        self.synchronise(status);
+                    }
+                    PsbPlus::Complete(mut status) => {
+                        self.returns.clear();
+                        status.state.mode = None;
+                        self.apply_status(status);
+                        self.resume_at = resume_at;
+                    }
+                    PsbPlus::Overflow => self.overflow(),
+                    PsbPlus::End => self.state = State::Done,
+                    PsbPlus::Bad(kind) => self.lose(kind),
+                }
+            }
+            Flow::Pge(None) => self.lose(FlowErrorKind::SuppressedIp {
+                packet: Kind::TipPge,
+            }),
+            Flow::Pgd(_) => self.error(None, unexpected(flow, Expected::TipPge)),
+            Flow::Fup(_) => {
+                self.lose(unexpected(flow, Expected::TipPge));
+                self.reader.put_back(flow);
+            }
+            Flow::Tnt { .. } | Flow::Tip(_) | Flow::PsbEnd => {
+                self.lose(unexpected(flow, Expected::TipPge))
+            }
+            // `hold` has taken these.
+            Flow::Mwait { .. } | Flow::Pwre { .. } | Flow::Cfe { .. } | Flow::Evd { .. } => {}
+        }
+        self.note_used();
+    }
+
+    fn lose(&mut self, kind: FlowErrorKind) {
+        self.state = State::Lost;
+        self.returns.clear();
+        self.error(None, kind);
+    }
+
+    /// Reads on, control being lost, up to packets that tell where it is without need of what was lost: a PSB+, an
+    /// enabling of tracing, the end of an asynchronous branch (a FUP lets no TNT bits wait), an overflow.
+    pub(crate) fn while_lost(&mut self) {
+        let Some(flow) = self.next_while_away() else {
+            return;
+        };
+        let claimed = core::mem::take(&mut self.claimed);
+        match flow {
+            Flow::Psb if self.at_end() => self.state = State::Done,
+            Flow::Psb => match self.read_psb_plus() {
+                PsbPlus::Complete(status) => self.synchronise(status),
+                PsbPlus::Overflow => self.overflow(),
+                PsbPlus::End => self.state = State::Done,
+                PsbPlus::Bad(kind) => self.error(None, kind),
+            },
+            Flow::Pge(Some(ip)) => self.turn_on(ip),
+            Flow::Pgd(ip) => {
+                self.turn_off(None);
+                self.push(Event::Disabled { ip });
+                self.note_used();
+            }
+            Flow::Fup(Some(ip)) => {
+                let alone = claimed || self.bound.mode.is_some();
+                let aborts = self.bound.tsx == Some(TsxState::Aborted);
+                if (alone || self.bound.tsx.is_some()) && !aborts {
+                    self.turn_on(ip);
+                    return;
+                }
+                match self.read_compound() {
+                    Ok(AtIp::Branch { to }) => self.turn_on(to),
+                    Ok(AtIp::Disable { ip }) => {
+                        self.turn_off(None);
+                        self.push(Event::Disabled { ip });
+                        self.note_used();
+                    }
+                    Ok(AtIp::Events | AtIp::Status(_)) => {}
+                    Err(kind) => self.error(None, kind),
+                }
+            }
+            Flow::Ovf => self.overflow(),
+            Flow::ModeExec {
+                mode,
+                interrupt_flag,
+            } => self.bound.mode = Some((mode, interrupt_flag)),
+            Flow::ModeTsx(state) => self.bound.tsx = Some(state),
+            Flow::Pip { cr3, nr } => self.bound.paging = Some((cr3, nr)),
+            Flow::Vmcs(base) => self.bound.vmcs = Some(base),
+            Flow::Tip(_) => {
+                // A far transfer has used up what was bound, though nobody knows where.
+                let bound = core::mem::take(&mut self.bound);
+                self.apply(Bound { tsx: None, ..bound }, None);
+            }
+            Flow::ExStop { ip } | Flow::Cfe { ip, .. } => self.claimed = ip,
+            Flow::Mwait { .. } | Flow::Pwre { .. } | Flow::Evd { .. } => self.claimed = claimed,
+            Flow::Tnt { .. }
+            | Flow::Fup(None)
+            | Flow::Pge(None)
+            | Flow::TraceStop
+            | Flow::PsbEnd
+            | Flow::Pwrx { .. } => {}
+        }
+    }
+
+    /// After an OVF: where tracing goes on (33.3.8).
+    pub(crate) fn overflow(&mut self) {
+        self.tnt_len = 0;
+        self.returns.clear();
+        self.bound = Bound::default();
+        self.held.clear();
+        self.claimed = false;
+        let errata = self.config.errata;
+        let mut status = None;
+        loop {
+            let flow = match self.next_flow() {
+                Ok(Some(flow)) => flow,
+                Ok(None) => {
+                    self.note_used();
+                    self.push(Event::Overflow { ip: None });
+                    self.state = State::Done;
+                    return;
+                }
+                Err(error) => {
+                    self.push(Event::Overflow { ip: None });
+                    self.lose(error.into());
+                    return;
+                }
+            };
+            match flow {
+                Flow::Ovf => {}
+                Flow::Psb if self.at_end() => {
+                    self.push(Event::Overflow { ip: None });
+                    self.state = State::Done;
+                    return;
+                }
+                Flow::Psb => match self.read_psb_plus() {
+                    PsbPlus::Complete(found) if found.ip.is_some() => {
+                        self.after_overflow(found.ip, Some(found));
+                        return;
+                    }
+                    PsbPlus::Complete(found) => status = Some(found),
+                    PsbPlus::Overflow | PsbPlus::End => {}
+                    PsbPlus::Bad(kind) => {
+                        self.push(Event::Overflow { ip: None });
+                        self.lose(kind);
+                        return;
+                    }
+                },
+                Flow::Fup(Some(ip)) => {
+                    let off = errata.apl12 && self.pge_is_next();
+                    self.after_overflow(Some(ip).filter(|_| !off), status);
+                    return;
+                }
+                Flow::Pgd(_) if errata.apl11 => {
+                    self.after_overflow(None, status);
+                    return;
+                }
+                Flow::Tnt { .. } | Flow::Tip(_) | Flow::Pgd(_) | Flow::Fup(None) | Flow::PsbEnd => {
+                    self.push(Event::Overflow { ip: None });
+                    if errata.skd010 {
+                        self.state = State::Lost;
+                    } else {
+                        self.lose(unexpected(flow, Expected::FupOrTipPge));
+                    }
+                    self.reader.put_back(flow);
+                    return;
+                }
+                _ => {
+                    self.reader.put_back(flow);
+                    self.after_overflow(None, status);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>) {
+        self.consumed();
+        self.push(Event::Overflow { ip });
+        match ip {
+            Some(ip) => {
+                self.state = State::On;
+                self.phase = Phase::Enter;
+                self.ip = ip;
+                self.body = 0..0;
+                self.pending = Pending::None;
+                self.resume_at = None;
+            }
+            None => self.turn_off(None),
+        }
+        if let Some(status) = status {
+            self.apply_status(status);
+        }
+    }
+}
