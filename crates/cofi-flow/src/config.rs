@@ -138,7 +138,8 @@ pub struct Errata {
     /// SKZ84, "use of VMX TSC scaling or TSC offsetting will result in corrupted packets".
     ///
     /// Problem: in a guest with TSC scaling or offsetting, TMA packets are wrong and a stray byte follows each.
-    /// Workaround: TMA packets are ignored. (A stray byte is met as any other damage to the stream.)
+    /// Workaround: a TMA behind which stands a byte that begins no packet is ignored, and that byte with it. (Where
+    /// the byte happens to look like a packet, that cannot be told.)
     pub skz84: bool,
 }
 
@@ -150,38 +151,77 @@ impl Errata {
         if cpu.family != 6 {
             return errata;
         }
-        match cpu.model {
-            // Broadwell: client, GT3e, Xeon E5/E7, Xeon D.
-            0x3d | 0x47 | 0x4f | 0x56 => {
-                errata.bdm70 = true;
-                errata.bdm64 = true;
-            }
-            // Skylake and Kaby Lake clients.
-            0x4e | 0x5e | 0x8e | 0x9e | 0xa5 | 0xa6 => {
-                errata.bdm70 = true;
-                errata.skd007 = true;
-                errata.skd022 = true;
-                errata.skd010 = true;
-                errata.skl014 = true;
-            }
-            // Skylake and Cascade Lake servers.
-            0x55 => {
-                errata.bdm70 = true;
-                errata.skl014 = true;
-                errata.skd022 = true;
-                errata.skd010 = true;
-                errata.skd007 = true;
-                errata.skz84 = true;
-            }
-            // Ice Lake servers share the erratum of TSC scaling.
-            0x6a | 0x6c => errata.skz84 = true,
-            // Goldmont (Apollo Lake).
-            0x5c | 0x5f => {
-                errata.apl11 = true;
-                errata.apl12 = true;
-            }
-            _ => {}
-        }
+        let model = cpu.model;
+        // Broadwell: client, Xeon E3, E5/E7 and D.
+        let broadwell = matches!(model, 0x3d | 0x47 | 0x4f | 0x56);
+        // Skylake, Kaby Lake, Coffee Lake and Comet Lake clients.
+        let skylake = matches!(model, 0x4e | 0x5e | 0x8e | 0x9e | 0xa5 | 0xa6);
+        // Skylake, Ice Lake and Sapphire Rapids servers.
+        let server = matches!(model, 0x55 | 0x6a | 0x6c | 0x8f);
+        // Cannon Lake, Ice Lake, Tiger Lake and Rocket Lake clients.
+        let later = matches!(model, 0x66 | 0x7d | 0x7e | 0x8c | 0x8d | 0xa7 | 0xa8);
+        // Alder Lake and its kin, with both kinds of cores.
+        let hybrid = matches!(model, 0x97 | 0x9a | 0xbf);
+        // Goldmont; Goldmont Plus and Tremont.
+        let goldmont = matches!(model, 0x5c | 0x5f);
+        let small = goldmont || matches!(model, 0x7a | 0x86 | 0x96 | 0x9c);
+
+        errata.bdm64 = broadwell;
+        errata.bdm70 = broadwell || skylake || server || later || hybrid;
+        errata.skd007 = skylake;
+        errata.skd010 = skylake;
+        errata.skd022 = skylake || server || later || hybrid;
+        errata.skl014 = errata.skd022;
+        errata.skz84 = server;
+        errata.apl11 = small || hybrid;
+        errata.apl12 = goldmont;
         errata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn errata_by_processor() {
+        let errata = |family, model| {
+            Errata::for_cpu(Cpu {
+                family,
+                model,
+                stepping: 1,
+            })
+        };
+        let broadwell = Errata {
+            bdm70: true,
+            bdm64: true,
+            ..Errata::default()
+        };
+        assert_eq!(errata(6, 79), broadwell);
+        assert_eq!(errata(15, 79), Errata::default());
+        assert_eq!(errata(6, 0x1a), Errata::default());
+        assert_eq!(
+            errata(6, 0x5c),
+            Errata {
+                apl11: true,
+                apl12: true,
+                ..Errata::default()
+            }
+        );
+        assert!(errata(6, 0x5e).skd010 && !errata(6, 0x55).skd010 && errata(6, 0x55).skz84);
+    }
+
+    #[test]
+    fn filter_ranges() {
+        assert!(FilterRanges::default().contains(Ip(0)));
+        let ranges = FilterRanges::new(&[(Ip(0x1000), Ip(0x1fff)), (Ip(0x3000), Ip(0x3000))]);
+        assert!(!ranges.is_empty());
+        let inside: Vec<u64> = [0xfff, 0x1000, 0x1fff, 0x2000, 0x3000, 0x3001]
+            .into_iter()
+            .filter(|ip| ranges.contains(Ip(*ip)))
+            .collect();
+        assert_eq!(inside, [0x1000, 0x1fff, 0x3000]);
     }
 }

@@ -104,7 +104,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// A decoder of `trace`, the bytes of one packet stream, whose code is in `code`.
     pub fn new(trace: &'t [u8], code: C, config: FlowConfig) -> Self {
         Self {
-            reader: Reader::new(trace, TimeTracker::new(&config), config.errata.skd007),
+            reader: Reader::new(trace, TimeTracker::new(&config), &config.errata),
             code,
             cache: Cache::new(config.cache_limit),
             returns: ReturnStack::new(),

@@ -3,6 +3,7 @@
 use cofi_packet::intel::{DecodeError, Kind, LastIp, Packet, TsxState, decode, sync_forward};
 use cofi_packet::{ExecMode, Ip, Tsc};
 
+use crate::Errata;
 use crate::time::TimeTracker;
 
 /// A packet that concerns the flow.
@@ -105,10 +106,11 @@ pub(crate) struct Reader<'t> {
     /// A packet that was read too early and is to be returned again.
     back: Option<(usize, Flow)>,
     skd007: bool,
+    skz84: bool,
 }
 
 impl<'t> Reader<'t> {
-    pub(crate) fn new(bytes: &'t [u8], time: TimeTracker, skd007: bool) -> Self {
+    pub(crate) fn new(bytes: &'t [u8], time: TimeTracker, errata: &Errata) -> Self {
         Self {
             bytes,
             at: 0,
@@ -118,7 +120,8 @@ impl<'t> Reader<'t> {
             timing: 0,
             searched: (0, None),
             back: None,
-            skd007,
+            skd007: errata.skd007,
+            skz84: errata.skz84,
         }
     }
 
@@ -232,6 +235,10 @@ impl<'t> Reader<'t> {
                 self.at = self.offset + 1;
                 continue;
             }
+            if self.skz84 && is_corrupt_tma(&decoded.packet, &rest[decoded.raw.len()..]) {
+                self.at += 1;
+                continue;
+            }
             if self.time.take(&decoded.packet) {
                 self.timing += 1;
                 continue;
@@ -312,6 +319,13 @@ fn is_cut_cyc(packet: &Packet, bytes: &[u8]) -> bool {
         && bytes[1..].starts_with(&[0x02, 0xf3])
 }
 
+/// Erratum SKZ84: a stray byte stands behind a corrupt TMA. `behind` are the bytes after the packet.
+fn is_corrupt_tma(packet: &Packet, behind: &[u8]) -> bool {
+    matches!(packet, Packet::Tma { .. })
+        && matches!(decode(behind), Err(DecodeError::Unknown { .. }))
+        && decode(&behind[1..]).is_ok()
+}
+
 /// The short TNT that `byte` is, if it is one (table 33-16): even, not the first byte of a longer packet, and not PAD.
 #[inline]
 fn short_tnt(byte: u8) -> Option<Flow> {
@@ -327,7 +341,47 @@ fn short_tnt(byte: u8) -> Option<Flow> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
+    use crate::FlowConfig;
+
+    fn kinds(bytes: &[u8], errata: &Errata) -> Vec<Option<Kind>> {
+        let time = TimeTracker::new(&FlowConfig::default());
+        let mut reader = Reader::new(bytes, time, errata);
+        core::iter::from_fn(|| reader.next())
+            .take(8)
+            .map(|next| next.ok().map(|flow| flow.kind()))
+            .collect()
+    }
+
+    #[test]
+    fn erratum_skd007_an_overflow_within_a_cyc() {
+        // A CYC that claims to go on, then OVF, then TIP.PGE without IP.
+        let bytes = [0x07, 0x02, 0xf3, 0x11];
+        let errata = Errata {
+            skd007: true,
+            ..Errata::default()
+        };
+        assert_eq!(
+            kinds(&bytes, &errata),
+            [Some(Kind::Ovf), Some(Kind::TipPge)]
+        );
+        // Without the workaround the overflow would go unnoticed: 07 02 and F3 are CYC packets too.
+        assert_eq!(kinds(&bytes, &Errata::default()), [Some(Kind::TipPge)]);
+    }
+
+    #[test]
+    fn erratum_skz84_a_stray_byte_behind_a_tma() {
+        // TMA, a byte that begins no packet, OVF.
+        let bytes = [0x02, 0x73, 1, 0, 0, 0, 0, 0xd9, 0x02, 0xf3];
+        let errata = Errata {
+            skz84: true,
+            ..Errata::default()
+        };
+        assert_eq!(kinds(&bytes, &errata), [Some(Kind::Ovf)]);
+        assert_eq!(kinds(&bytes, &Errata::default())[0], None);
+    }
 
     #[test]
     fn short_tnts_are_what_the_packet_table_says() {

@@ -31,7 +31,6 @@ pub struct TimeTracker {
     ratio: (u64, u64),
     mtc_freq: u32,
     max_nonturbo: u64,
-    ignore_tma: bool,
     /// The estimate; none before the first TSC.
     now: Option<u64>,
     /// When the last timing packet was made; its `high` is `u64::MAX` if unknown.
@@ -73,7 +72,6 @@ impl TimeTracker {
             ),
             mtc_freq: u32::from(config.mtc_freq.min(15)),
             max_nonturbo: u64::from(config.max_nonturbo_ratio),
-            ignore_tma: config.errata.skz84,
             now: None,
             last: Span {
                 low: 0,
@@ -172,7 +170,7 @@ impl TimeTracker {
 
     /// A TMA packet, which follows a TSC packet.
     pub fn tma(&mut self, ctc: u16, fast: u16) {
-        if self.ignore_tma || self.now.is_none() {
+        if self.now.is_none() {
             return;
         }
         self.crystal = Crystal::Aligned {
