@@ -113,7 +113,14 @@ impl<W: Write + Seek> Writer<W> {
     /// # Errors
     /// When the output fails.
     pub fn new(out: W, options: Options) -> Result<Self, WriteError> {
-        let mut this = Self { out, options, at: 0, attrs_at: 0, data_at: 0, auxtraces: Vec::new() };
+        let mut this = Self {
+            out,
+            options,
+            at: 0,
+            attrs_at: 0,
+            data_at: 0,
+            auxtraces: Vec::new(),
+        };
         // The header is written again at the end, when sizes are known.
         this.put(&[0; HEADER_SIZE as usize])?;
         let ids_at = this.at;
@@ -128,7 +135,11 @@ impl<W: Write + Seek> Writer<W> {
         this.auxtrace_info()?;
         if !this.is_timeless() {
             let TimeConv { shift, mult, zero } = this.options.time;
-            this.record(RecordKind::TIME_CONV, 0, Bytes::default().u64s(&[shift, mult, zero]))?;
+            this.record(
+                RecordKind::TIME_CONV,
+                0,
+                Bytes::default().u64s(&[shift, mult, zero]),
+            )?;
         }
         Ok(this)
     }
@@ -138,8 +149,13 @@ impl<W: Write + Seek> Writer<W> {
     }
 
     fn sample_type(&self) -> u64 {
-        let always = SampleType::IP.0 | SampleType::TID.0 | SampleType::CPU.0 | SampleType::IDENTIFIER.0;
-        if self.is_timeless() { always } else { always | SampleType::TIME.0 }
+        let always =
+            SampleType::IP.0 | SampleType::TID.0 | SampleType::CPU.0 | SampleType::IDENTIFIER.0;
+        if self.is_timeless() {
+            always
+        } else {
+            always | SampleType::TIME.0
+        }
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
@@ -151,7 +167,9 @@ impl<W: Write + Seek> Writer<W> {
     fn attr_fields(&self, kind: u32, config: u64, flags: u64) -> Bytes {
         let mut attr = Bytes::default();
         // period 1, read_format ID
-        attr.u32(kind).u32(ATTR_SIZE).u64s(&[config, 1, self.sample_type(), 4, flags]);
+        attr.u32(kind)
+            .u32(ATTR_SIZE)
+            .u64s(&[config, 1, self.sample_type(), 4, flags]);
         attr.0.resize(ATTR_SIZE as usize, 0);
         attr
     }
@@ -163,13 +181,6 @@ impl<W: Write + Seek> Writer<W> {
     }
 
     fn auxtrace_info(&mut self) -> Result<(), WriteError> {
-        let bits = |config: PtConfig| config.bits();
-        let alone = |set: fn(&mut PtConfig)| {
-            let mut config = PtConfig::NONE;
-            set(&mut config);
-            config
-        };
-        let tsc = bits(alone(|c| c.tsc = true));
         let (n, d) = self.options.tsc_ctc_ratio;
         let TimeConv { shift, mult, zero } = self.options.time;
         let mut info = Bytes::default();
@@ -179,16 +190,16 @@ impl<W: Write + Seek> Writer<W> {
             mult,
             zero,
             u64::from(!self.is_timeless()),
-            tsc,
-            bits(alone(|c| c.noretcomp = true)),
+            PtConfig::TSC_BIT,
+            PtConfig::NORETCOMP_BIT,
             0, // have_sched_switch
             0, // snapshot_mode
             0, // per_cpu_mmaps
-            bits(alone(|c| c.mtc = true)),
-            bits(alone(|c| c.mtc_period = 15)),
+            PtConfig::MTC_BIT,
+            PtConfig::MTC_FREQ_BITS,
             n.into(),
             d.into(),
-            bits(alone(|c| c.cyc = true)),
+            PtConfig::CYC_BIT,
             self.options.max_nonturbo_ratio.into(),
             0, // filter_len
             0, // cap_event_trace
@@ -229,11 +240,24 @@ impl<W: Write + Seek> Writer<W> {
     ///
     /// # Errors
     /// When the output fails.
-    pub fn comm(&mut self, task: Task, name: &[u8], exec: bool, time: PerfTime) -> Result<(), WriteError> {
+    pub fn comm(
+        &mut self,
+        task: Task,
+        name: &[u8],
+        exec: bool,
+        time: PerfTime,
+    ) -> Result<(), WriteError> {
         let name = &name[..name.len().min(15)];
         let mut body = Bytes::default();
         body.u32(task.pid).u32(task.tid).text(name, 8);
-        self.kernel(RecordKind::COMM, u16::from(exec) << 13, &mut body, task, time, DUMMY_ID)
+        self.kernel(
+            RecordKind::COMM,
+            u16::from(exec) << 13,
+            &mut body,
+            task,
+            time,
+            DUMMY_ID,
+        )
     }
 
     /// Code has been mapped.
@@ -242,7 +266,9 @@ impl<W: Write + Seek> Writer<W> {
     /// When the path is not one that perf takes, or the output fails.
     pub fn mmap2(&mut self, task: Task, map: &Mmap2<'_>, time: PerfTime) -> Result<(), WriteError> {
         if map.path.len() > 4095 || map.path.contains(&0) {
-            return Err(WriteError::Path { len: map.path.len() });
+            return Err(WriteError::Path {
+                len: map.path.len(),
+            });
         }
         let mut body = Bytes::default();
         body.u32(task.pid)
@@ -265,7 +291,11 @@ impl<W: Write + Seek> Writer<W> {
         time: PerfTime,
     ) -> Result<(), WriteError> {
         let mut body = Bytes::default();
-        body.u32(task.pid).u32(parent.pid).u32(task.tid).u32(parent.tid).u64(time.0);
+        body.u32(task.pid)
+            .u32(parent.pid)
+            .u32(task.tid)
+            .u32(parent.tid)
+            .u64(time.0);
         self.kernel(kind, 0, &mut body, task, time, DUMMY_ID)
     }
 
@@ -331,7 +361,11 @@ impl<W: Write + Seek> Writer<W> {
         self.auxtraces.push(self.at);
         let padded = payload.len().next_multiple_of(8);
         let mut body = Bytes::default();
-        body.u64s(&[padded as u64, offset.0, reference]).u32(index).u32(tid).u32(NO_CPU).u32(0);
+        body.u64s(&[padded as u64, offset.0, reference])
+            .u32(index)
+            .u32(tid)
+            .u32(NO_CPU)
+            .u32(0);
         self.record(RecordKind::AUXTRACE, 0, &mut body)?;
         self.put(payload)?;
         self.put(&[0; 8][..padded - payload.len()])
@@ -361,10 +395,13 @@ impl<W: Write + Seek> Writer<W> {
         let mut events = Bytes::default();
         events.u32(2).u32(ATTR_SIZE);
         let pt = self.options.config.bits() | 1;
-        for (kind, config, flags, name, id) in
-            [(PMU_TYPE, pt, 0x4_1063, "intel_pt//u", PT_ID), (1, 9, 0x184_3363, "dummy:u", DUMMY_ID)]
-        {
-            events.0.append(&mut self.attr_fields(kind, config, flags).0);
+        for (kind, config, flags, name, id) in [
+            (PMU_TYPE, pt, 0x4_1063, "intel_pt//u", PT_ID),
+            (1, 9, 0x184_3363, "dummy:u", DUMMY_ID),
+        ] {
+            events
+                .0
+                .append(&mut self.attr_fields(kind, config, flags).0);
             events.u32(1).counted_text(name).u64(id);
         }
         let mut index = Bytes::default();
@@ -393,7 +430,9 @@ impl<W: Write + Seek> Writer<W> {
         let attr_size = u64::from(ATTR_SIZE) + 16;
         let mut header = Bytes(MAGIC.to_vec());
         header.u64s(&[HEADER_SIZE, attr_size, self.attrs_at, 2 * attr_size]);
-        header.u64s(&[self.data_at, data_end - self.data_at, 0, 0]).u64s(&bitmap);
+        header
+            .u64s(&[self.data_at, data_end - self.data_at, 0, 0])
+            .u64s(&bitmap);
         self.out.seek(SeekFrom::Start(0))?;
         self.out.write_all(&header.0)?;
         self.out.flush()?;
