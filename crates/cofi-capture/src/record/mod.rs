@@ -112,7 +112,9 @@ impl Recorder {
 
     fn keep<T>(&mut self, result: Result<T, RecordError>) -> Option<T> {
         result
-            .map_err(|error| drop(self.error.get_or_insert(error)))
+            .map_err(|error| {
+                self.error.get_or_insert(error);
+            })
             .ok()
     }
 
@@ -123,17 +125,18 @@ impl Recorder {
         pid: Pid,
         tell: impl FnOnce(&mut TraceFile, VirtualClock) -> Result<(), RecordError>,
     ) {
+        let before = self.clock;
+        self.clock.pause();
         let clock = self.clock;
         let mut result = Ok(());
         for thread in self.threads.values_mut().filter(|thread| thread.pid == pid) {
-            thread.mark_begin(clock);
+            thread.mark_begin(before);
             result = result.and_then(|()| self.file.announce(thread, clock));
         }
         let result = result.and_then(|()| tell(&mut self.file, clock));
         self.keep(result);
         // What comes after the record is later than it.
-        self.clock.tick();
-        self.clock.tick();
+        self.clock.pause();
         let clock = self.clock;
         for thread in self.threads.values_mut().filter(|thread| thread.pid == pid) {
             thread.mark_end(clock);
@@ -204,7 +207,7 @@ impl Observer for Recorder {
         };
         let result = result.and_then(|()| self.file.itrace_start(task, clock));
         self.keep(result);
-        self.clock.tick();
+        self.clock.pause();
         let index = self.streams;
         self.streams += 1;
         let caps = Settings::capabilities();
@@ -230,13 +233,13 @@ impl Observer for Recorder {
         self.end_thread(tid);
         let result = self.file.exit(Task { pid, tid }, self.clock);
         self.keep(result);
-        self.clock.tick();
+        self.clock.pause();
     }
 
     fn comm(&mut self, pid: Pid, tid: Pid, comm: &str) {
         let result = self.file.comm(Task { pid, tid }, comm, false, self.clock);
         self.keep(result);
-        self.clock.tick();
+        self.clock.pause();
     }
 
     fn mapped(&mut self, pid: Pid, tid: Pid, mappings: &[Mapping]) {
