@@ -74,6 +74,10 @@ pub(crate) const CONFIGS: &[Config] = &[
         name: "small",
         value: Some("psb_period=0"),
     },
+    Config {
+        name: "timeless",
+        value: Some("tsc=0,mtc=0"),
+    },
 ];
 
 const STATIC: &[&str] = &["-O1", "-static"];
@@ -101,10 +105,42 @@ const fn system(
     }
 }
 
+/// perf asks the ELF file whether code is 64-bit, never MODE.Exec: it reads 32-bit code in a 64-bit program as 64-bit code.
+const PERF_TAKES_THE_MODE_FROM_THE_FILE: Quirk = Quirk {
+    peer: Peer::Perf,
+    configs: &[],
+    why: "perf takes the execution mode from the binary's ELF class and passes over MODE.Exec",
+};
+
+/// What ties a change of code to a place in the stream is time, for a reader that does not follow the AUX records.
+const CHANGING_CODE: &[Quirk] = &[
+    Quirk {
+        peer: Peer::Perf,
+        configs: &["timeless"],
+        why: "without times perf decodes a thread at its end, with the code that stood there last",
+    },
+    Quirk {
+        peer: Peer::Libipt,
+        configs: &["timeless"],
+        why: "ptinsn is told of changes of code by the time stamp counter, which this stream does not have",
+    },
+];
+
+/// An exec by another thread ends the first one and hands its number on.
+const TWO_STREAMS_OF_ONE_NUMBER: Quirk = Quirk {
+    peer: Peer::Libipt,
+    configs: &[],
+    why: "the bare packets are the first stream's; the thread that calls exec takes the first one's number over, so the \
+          truth goes on where that stream ends",
+};
+
 /// All programs, small ones first.
 pub(crate) const PROGRAMS: &[Program] = &[
     source("branches", "branches.S", ASM),
-    source("far", "far.S", ASM),
+    Program {
+        quirks: &[PERF_TAKES_THE_MODE_FROM_THE_FILE],
+        ..source("far", "far.S", ASM)
+    },
     source(
         "m32_int80",
         "m32_int80.S",
@@ -124,12 +160,30 @@ pub(crate) const PROGRAMS: &[Program] = &[
     source("rep", "rep.c", STATIC),
     source("signals", "signals.c", STATIC),
     source("killed", "killed.c", STATIC),
-    source("jit_wx", "jit_wx.c", STATIC),
-    source("jit_rwx", "jit_rwx.c", STATIC),
-    source("smc", "smc.c", STATIC),
+    Program {
+        quirks: CHANGING_CODE,
+        ..source("jit_wx", "jit_wx.c", STATIC)
+    },
+    Program {
+        quirks: CHANGING_CODE,
+        ..source("jit_rwx", "jit_rwx.c", STATIC)
+    },
+    Program {
+        quirks: CHANGING_CODE,
+        ..source("smc", "smc.c", STATIC)
+    },
     source("stormed", "stormed.c", STATIC),
     source("processes", "processes.c", STATIC),
     source("threads", "threads.c", &["-O1", "-pthread"]),
+    Program {
+        quirks: &[TWO_STREAMS_OF_ONE_NUMBER],
+        ..source(
+            "exec_thread",
+            "exec_thread.c",
+            &["-O1", "-static", "-pthread"],
+        )
+    },
+    source("trapflag", "trapflag.c", STATIC),
     source("dynamic", "dynamic.c", &["-O1"]),
     system("ls", "/bin/ls", &["-l", "@PROGRAMS"]),
     system("pipeline", "/bin/sh", &["-c", "ls @PROGRAMS | wc"]),

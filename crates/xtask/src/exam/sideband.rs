@@ -48,7 +48,12 @@ pub(crate) fn ptinsn_arguments(recording: &Path, tid: u32, vdso: &Path) -> Resul
             "--show-mmap-events",
             "--show-task-events",
             "-F",
-            "comm,tid,time",
+            // perf refuses to print times that are not there.
+            if clocks.is_some() {
+                "comm,tid,time"
+            } else {
+                "comm,tid"
+            },
         ])
         .arg("-i")
         .arg(recording)
