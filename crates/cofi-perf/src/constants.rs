@@ -235,16 +235,10 @@ impl Misc {
     pub const USER: Self = Self(2);
     /// COMM: the name changed because of an exec; FORK: likewise.
     pub(crate) const EXEC: u16 = 1 << 13;
-    /// MMAP: the mapping is of data.
-    pub(crate) const MMAP_DATA: u16 = 1 << 13;
     /// SWITCH: out.
     pub(crate) const SWITCH_OUT: u16 = 1 << 13;
-    /// SWITCH: out, and it could have gone on.
-    pub(crate) const SWITCH_OUT_PREEMPT: u16 = 1 << 14;
     /// MMAP2: a build id in place of the inode.
     pub(crate) const MMAP_BUILD_ID: u16 = 1 << 14;
-    /// BUILD_ID: the build id's size stands after it.
-    pub(crate) const BUILD_ID_SIZE: u16 = 1 << 15;
 
     /// Whose code the record is about.
     #[must_use]

@@ -1,0 +1,354 @@
+//! Reads a perf.data file that somebody else holds in memory (or has mapped).
+//!
+//! Nothing is copied but lists of small things: payloads stay slices of the input, so memory stays bounded whatever a
+//! size field claims.
+
+mod cursor;
+mod record;
+
+pub use record::{Body, IntelPtInfo, Record, SampleId};
+
+use crate::constants::{Feature, RecordKind, SampleType};
+use crate::{Error, ErrorKind};
+use cursor::Cursor;
+use std::ops::Range;
+
+const MAGIC: &[u8; 8] = b"PERFILE2";
+/// The part of an attribute that all versions have.
+const ATTR_MIN: u64 = 64;
+/// Sizes of the file header: today's, and that of the pipe format.
+const HEADER_SIZE: u64 = 104;
+const PIPE_HEADER_SIZE: u64 = 16;
+
+/// An event of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// `perf_event_attr.type`: the PMU's number.
+    pub kind: u32,
+    /// `perf_event_attr.config`.
+    pub config: u64,
+    /// What its samples, and the trailers of its records, hold.
+    pub sample_type: SampleType,
+    /// The flag bits.
+    pub flags: u64,
+    /// The ids by which records name it.
+    pub ids: Vec<u64>,
+}
+
+impl Attr {
+    /// Whether kernel records carry a trailer.
+    const fn has_trailer(&self) -> bool {
+        const SAMPLE_ID_ALL: u64 = 1 << 18;
+        self.flags & SAMPLE_ID_ALL != 0
+    }
+}
+
+/// An opened file.
+#[derive(Clone, Debug)]
+pub struct File<'a> {
+    bytes: &'a [u8],
+    attrs: Vec<Attr>,
+    data: Range<usize>,
+    features: Vec<(Feature, Range<usize>)>,
+    problems: Vec<Error>,
+}
+
+/// A section: offset and size, as the file states them.
+fn section(cursor: &mut Cursor<'_>) -> Option<(u64, u64)> {
+    Some((cursor.u64()?, cursor.u64()?))
+}
+
+/// The part of a section that lies inside the file.
+fn inside(bytes: &[u8], (offset, size): (u64, u64)) -> Range<usize> {
+    let len = bytes.len() as u64;
+    let start = offset.min(len);
+    let end = offset.saturating_add(size).min(len);
+    start as usize..end as usize
+}
+
+impl<'a> File<'a> {
+    /// Reads header, events and the table of features.
+    ///
+    /// # Errors
+    /// When this is no perf.data file, one of an unsupported variant, or one whose header is damaged beyond use. A
+    /// file that is merely cut off is read as far as it goes: [`Self::problems`] tells.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+        let mut cursor = Cursor::new(bytes);
+        let truncated = |needed| {
+            let available = bytes.len() as u64;
+            Error::new(
+                0,
+                ErrorKind::Truncated {
+                    what: "the file header",
+                    needed,
+                    available,
+                },
+            )
+        };
+        let magic: [u8; 8] = cursor.array().ok_or_else(|| truncated(HEADER_SIZE))?;
+        match &magic {
+            MAGIC => {}
+            b"2ELIFREP" => return Err(Error::new(0, ErrorKind::BigEndian)),
+            b"PERFFILE" | b"ELIFFREP" => return Err(Error::new(0, ErrorKind::OldFormat)),
+            _ => return Err(Error::new(0, ErrorKind::NotPerfData { magic })),
+        }
+        let size = cursor.u64().ok_or_else(|| truncated(HEADER_SIZE))?;
+        if size == PIPE_HEADER_SIZE {
+            return Err(Error::new(8, ErrorKind::PipeMode));
+        }
+        if size < HEADER_SIZE {
+            return Err(Error::new(8, ErrorKind::HeaderSize { size }));
+        }
+        let mut header = || {
+            let attr_size = cursor.u64()?;
+            let attrs = section(&mut cursor)?;
+            let data = section(&mut cursor)?;
+            let _event_types = section(&mut cursor)?;
+            let bitmap: [u64; 4] = [cursor.u64()?, cursor.u64()?, cursor.u64()?, cursor.u64()?];
+            Some((attr_size, attrs, data, bitmap))
+        };
+        let (attr_size, attrs, data, bitmap) = header().ok_or_else(|| truncated(HEADER_SIZE))?;
+        let mut problems = Vec::new();
+        // perf leaves the size at 0 when it dies before it can complete the header; then there are no features.
+        let (data_size, complete) = if data.1 == 0 {
+            (u64::MAX, false)
+        } else {
+            (data.1, true)
+        };
+        let data_range = inside(bytes, (data.0, data_size));
+        if complete && (data_range.len() as u64) < data.1 {
+            let available = data_range.len() as u64;
+            problems.push(Error::new(
+                data.0,
+                ErrorKind::DataTruncated {
+                    stated: data.1,
+                    available,
+                },
+            ));
+        }
+        let mut file = Self {
+            bytes,
+            attrs: Vec::new(),
+            data: data_range,
+            features: Vec::new(),
+            problems,
+        };
+        file.read_attrs(attr_size, attrs)?;
+        if complete {
+            file.read_features(data.0.saturating_add(data.1), &bitmap);
+        }
+        Ok(file)
+    }
+
+    fn read_attrs(&mut self, entry: u64, attrs: (u64, u64)) -> Result<(), Error> {
+        let range = inside(self.bytes, attrs);
+        if (range.len() as u64) < attrs.1 {
+            let file_size = self.bytes.len() as u64;
+            let kind = ErrorKind::SectionOutside {
+                section: "attribute",
+                size: attrs.1,
+                file_size,
+            };
+            return Err(Error::new(attrs.0, kind));
+        }
+        if entry < ATTR_MIN + 16 {
+            return Err(Error::new(
+                attrs.0,
+                ErrorKind::AttrSize { size: entry, entry },
+            ));
+        }
+        let mut count = 0;
+        for (index, raw) in self.bytes[range.clone()]
+            .chunks_exact(entry as usize)
+            .enumerate()
+        {
+            let at = (range.start + index * entry as usize) as u64;
+            let (attr, tail) = raw.split_at(raw.len() - 16);
+            let mut cursor = Cursor::new(attr);
+            let mut fields = || {
+                let (kind, size, config) = (cursor.u32()?, cursor.u32()?, cursor.u64()?);
+                let (_period, sample_type, _read_format, flags) =
+                    (cursor.u64()?, cursor.u64()?, cursor.u64()?, cursor.u64()?);
+                Some((kind, u64::from(size), config, sample_type, flags))
+            };
+            let Some((kind, size, config, sample_type, flags)) = fields() else {
+                continue;
+            };
+            if size != 0 && (size < ATTR_MIN || size > entry - 16) {
+                return Err(Error::new(at + 4, ErrorKind::AttrSize { size, entry }));
+            }
+            let ids = section(&mut Cursor::new(tail)).unwrap_or((0, 0));
+            count += ids.1 / 8;
+            if count > self.bytes.len() as u64 / 8 {
+                return Err(Error::new(at, ErrorKind::TooManyIds { count }));
+            }
+            let ids = self.bytes[inside(self.bytes, ids)]
+                .chunks_exact(8)
+                .filter_map(|id| Cursor::new(id).u64())
+                .collect();
+            self.attrs.push(Attr {
+                kind,
+                config,
+                sample_type: SampleType(sample_type),
+                flags,
+                ids,
+            });
+        }
+        Ok(())
+    }
+
+    fn read_features(&mut self, table: u64, bitmap: &[u64; 4]) {
+        let mut cursor = Cursor::new(&self.bytes[inside(self.bytes, (table, u64::MAX))]);
+        for bit in (0..256_u32).filter(|bit| bitmap[*bit as usize / 64] >> (bit % 64) & 1 == 1) {
+            let Some(stated) = section(&mut cursor) else {
+                let available = self.bytes.len() as u64 - table.min(self.bytes.len() as u64);
+                let kind = ErrorKind::Truncated {
+                    what: "the table of features",
+                    needed: 16,
+                    available,
+                };
+                self.problems.push(Error::new(table, kind));
+                return;
+            };
+            let range = inside(self.bytes, stated);
+            if (range.len() as u64) < stated.1 {
+                let file_size = self.bytes.len() as u64;
+                let kind = ErrorKind::SectionOutside {
+                    section: "feature",
+                    size: stated.1,
+                    file_size,
+                };
+                self.problems.push(Error::new(stated.0, kind));
+            }
+            self.features.push((Feature(bit), range));
+        }
+    }
+
+    /// The file's events.
+    #[must_use]
+    pub fn attrs(&self) -> &[Attr] {
+        &self.attrs
+    }
+
+    /// The event of the PMU with this number.
+    #[must_use]
+    pub fn attr_of_pmu(&self, kind: u32) -> Option<&Attr> {
+        self.attrs.iter().find(|attr| attr.kind == kind)
+    }
+
+    /// The payload of a feature section.
+    #[must_use]
+    pub fn feature(&self, feature: Feature) -> Option<&'a [u8]> {
+        let (_, range) = self.features.iter().find(|(f, _)| *f == feature)?;
+        self.bytes.get(range.clone())
+    }
+
+    /// A feature section that is a text.
+    #[must_use]
+    pub fn feature_text(&self, feature: Feature) -> Option<&'a str> {
+        let mut cursor = Cursor::new(self.feature(feature)?);
+        let len = cursor.u32()? as usize;
+        let bytes = cursor.take(len)?;
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        std::str::from_utf8(&bytes[..end]).ok()
+    }
+
+    /// What is wrong with the file as a whole.
+    #[must_use]
+    pub fn problems(&self) -> &[Error] {
+        &self.problems
+    }
+
+    /// The records, in file order.
+    #[must_use]
+    pub fn records(&self) -> Records<'a, '_> {
+        Records {
+            file: self,
+            at: self.data.start,
+        }
+    }
+
+    /// The event whose layout a record's trailer has.
+    fn attr_of(&self, body: &[u8]) -> Option<&Attr> {
+        let first = self.attrs.first()?;
+        if self.attrs.len() > 1
+            && first.sample_type.contains(SampleType::IDENTIFIER)
+            && let Some(id) = body.last_chunk::<8>().map(|id| u64::from_le_bytes(*id))
+            && let Some(attr) = self.attrs.iter().find(|attr| attr.ids.contains(&id))
+        {
+            return Some(attr);
+        }
+        Some(first)
+    }
+}
+
+/// The records of a file, in file order. A record that cannot be read is an error item; where its size is damaged, the
+/// rest of the data cannot be told apart, and that error is the last item.
+#[derive(Clone, Debug)]
+pub struct Records<'a, 'f> {
+    file: &'f File<'a>,
+    at: usize,
+}
+
+impl<'a> Iterator for Records<'a, '_> {
+    type Item = Result<Record<'a>, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let end = self.file.data.end;
+        let rest = self
+            .file
+            .bytes
+            .get(self.at..end)
+            .filter(|rest| !rest.is_empty())?;
+        let at = self.at as u64;
+        let mut cursor = Cursor::new(rest);
+        let mut header = || Some((RecordKind(cursor.u32()?), cursor.u16()?, cursor.u16()?));
+        let Some((kind, misc, size)) = header() else {
+            self.at = end;
+            let available = rest.len() as u64;
+            let kind = ErrorKind::Truncated {
+                what: "a record's header",
+                needed: 8,
+                available,
+            };
+            return Some(Err(Error::new(at, kind)));
+        };
+        if size < 8 {
+            self.at = end;
+            return Some(Err(Error::new(at, ErrorKind::RecordSize { kind, size })));
+        }
+        let Some(body) = rest.get(8..usize::from(size)) else {
+            self.at = end;
+            let available = rest.len() as u64;
+            return Some(Err(Error::new(
+                at,
+                ErrorKind::RecordTruncated {
+                    kind,
+                    size,
+                    available,
+                },
+            )));
+        };
+        self.at += usize::from(size);
+        let mut payload: &[u8] = &[];
+        if kind == RecordKind::AUXTRACE {
+            let stated = Cursor::new(body).u64().unwrap_or(0);
+            let available = (end - self.at) as u64;
+            let len = stated.min(available) as usize;
+            payload = &self.file.bytes[self.at..self.at + len];
+            self.at += len;
+            // What is there of a payload that is cut off is used; the file's own problem says that it is cut off.
+        }
+        Some(record::parse(
+            self.file.attr_of(body),
+            at,
+            kind,
+            misc,
+            body,
+            payload,
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! What the writer wrote is read back; damage is told and never panics.
+
+use super::*;
+use crate::{Mmap2, Options, PerfTime, PtConfig, Task, TimeConv, Writer};
+use cofi_packet::StreamOffset;
+use proptest::prelude::*;
+use std::io::Cursor as IoCursor;
+
+const TASK: Task = Task { pid: 10, tid: 11 };
+const TIME: TimeConv = TimeConv {
+    shift: 31,
+    mult: 1 << 30,
+    zero: 0,
+};
+
+fn written(config: PtConfig) -> Vec<u8> {
+    let options = Options {
+        config,
+        time: TIME,
+        tsc_ctc_ratio: (80, 1),
+        max_nonturbo_ratio: 20,
+        command_line: vec!["cofi".into(), "record".into()],
+    };
+    let mut writer = Writer::new(IoCursor::new(Vec::new()), options).unwrap();
+    writer
+        .comm(TASK, b"a name that is long", true, PerfTime(1))
+        .unwrap();
+    let map = Mmap2 {
+        start: 0x40_1000,
+        len: 0x2000,
+        pgoff: 0x1000,
+        device: (8, 2),
+        inode: 77,
+        prot: 5,
+        path: b"/bin/a",
+    };
+    writer.mmap2(TASK, &map, PerfTime(2)).unwrap();
+    writer
+        .fork(Task { pid: 10, tid: 12 }, TASK, PerfTime(3))
+        .unwrap();
+    writer.itrace_start(TASK, PerfTime(4)).unwrap();
+    writer
+        .aux(TASK, StreamOffset(0), 5, 0, PerfTime(5))
+        .unwrap();
+    writer
+        .auxtrace(3, 11, StreamOffset(0), 9, &[1, 2, 3, 4, 5])
+        .unwrap();
+    writer.exit(TASK, PerfTime(6)).unwrap();
+    writer.finished_round().unwrap();
+    writer.finish().unwrap().into_inner()
+}
+
+#[test]
+fn what_was_written_is_read() {
+    let config = PtConfig::default();
+    let bytes = written(config);
+    let file = File::parse(&bytes).unwrap();
+    assert_eq!(file.problems(), []);
+    assert_eq!(file.attrs().len(), 2);
+    assert_eq!(
+        PtConfig::from_bits(file.attr_of_pmu(8).unwrap().config),
+        config
+    );
+    assert_eq!(file.feature_text(Feature::ARCH), Some("x86_64"));
+    let records: Vec<_> = file.records().map(Result::unwrap).collect();
+    let bodies: Vec<_> = records.iter().map(|record| record.body.clone()).collect();
+    let info = IntelPtInfo {
+        pmu_type: 8,
+        time: Some(TIME),
+        tsc_bit: 0x400,
+        per_cpu: false,
+        mtc_freq_bits: 0x3c000,
+        tsc_ctc_ratio: (80, 1),
+        max_nonturbo_ratio: 20,
+    };
+    assert_eq!(info.mtc_freq(config.bits()), 3);
+    let expected = [
+        Body::AuxtraceInfo(info),
+        Body::TimeConv(TIME),
+        Body::Comm {
+            pid: 10,
+            tid: 11,
+            exec: true,
+            name: b"a name that is ",
+        },
+        Body::Mmap {
+            pid: 10,
+            tid: 11,
+            start: 0x40_1000,
+            len: 0x2000,
+            pgoff: 0x1000,
+            prot: Some(5),
+            build_id: None,
+            path: b"/bin/a",
+        },
+        Body::Fork {
+            pid: 10,
+            ppid: 10,
+            tid: 12,
+            ptid: 11,
+        },
+        Body::ItraceStart { pid: 10, tid: 11 },
+        Body::Aux {
+            offset: 0,
+            size: 5,
+            flags: 0,
+        },
+        Body::Auxtrace {
+            offset: 0,
+            reference: 9,
+            idx: 3,
+            tid: 11,
+            cpu: u32::MAX,
+            stated: 8,
+            payload: &[1, 2, 3, 4, 5, 0, 0, 0],
+        },
+        Body::Exit { pid: 10, tid: 11 },
+        Body::FinishedRound,
+    ];
+    assert_eq!(bodies, expected);
+    let times: Vec<_> = records
+        .iter()
+        .filter_map(|r| r.id.time)
+        .map(|t| t.0)
+        .collect();
+    assert_eq!(times, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(records[2].id.task, Some((10, 11)));
+    assert_eq!((records[2].id.id, records[5].id.id), (Some(2), Some(1)));
+}
+
+#[test]
+fn a_timeless_file_has_no_times() {
+    let bytes = written(PtConfig {
+        tsc: false,
+        mtc: false,
+        cyc: false,
+        ..PtConfig::default()
+    });
+    let file = File::parse(&bytes).unwrap();
+    let records: Vec<_> = file.records().map(Result::unwrap).collect();
+    assert!(records.iter().all(|record| record.id.time.is_none()));
+    assert!(
+        records
+            .iter()
+            .any(|record| matches!(record.body, Body::Auxtrace { reference: 0, .. }))
+    );
+    assert!(
+        records
+            .iter()
+            .any(|record| matches!(record.body, Body::Comm { pid: 10, .. }))
+    );
+}
+
+#[test]
+fn a_chunk_without_a_time_is_refused_where_perf_would_silently_decode_nothing() {
+    let options = Options {
+        config: PtConfig::default(),
+        time: TIME,
+        tsc_ctc_ratio: (80, 1),
+        max_nonturbo_ratio: 20,
+        command_line: Vec::new(),
+    };
+    let mut writer = Writer::new(IoCursor::new(Vec::new()), options).unwrap();
+    let error = writer
+        .auxtrace(0, 1, StreamOffset(64), 0, &[0])
+        .unwrap_err();
+    assert!(error.to_string().contains("offset 64"), "{error}");
+}
+
+#[test]
+fn the_header_is_what_perf_expects() {
+    let bytes = written(PtConfig::default());
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!(&bytes[..8], b"PERFILE2");
+    assert_eq!((number(8), number(16)), (104, 144));
+    assert_eq!(
+        (number(24), number(32)),
+        (120, 288),
+        "attrs after the header and two ids"
+    );
+    assert_eq!(number(40), 120 + 288, "data after the attrs");
+    assert_eq!((number(56), number(64)), (0, 0));
+    assert_eq!(number(72), 1 << 6 | 1 << 11 | 1 << 12 | 1 << 18);
+}
+
+#[test]
+fn what_is_no_perf_data_is_refused_with_what_it_is() {
+    let text = |bytes: &[u8]| File::parse(bytes).unwrap_err().to_string();
+    assert!(text(b"PERFILE").contains("7 are left"));
+    assert!(text(b"\x7fELF....").contains("not a perf.data file"));
+    assert!(text(b"2ELIFREP........").contains("big-endian"));
+    assert!(text(b"PERFILE2\x10\0\0\0\0\0\0\0").contains("pipe mode"));
+    assert!(text(b"PERFILE2\x20\0\0\0\0\0\0\0").contains("header size 32"));
+}
+
+#[test]
+fn every_truncation_keeps_what_was_complete() {
+    let bytes = written(PtConfig::default());
+    let whole = File::parse(&bytes).unwrap().records().count();
+    let data_end = 408 + u64::from_le_bytes(bytes[48..56].try_into().unwrap()) as usize;
+    for cut in 0..bytes.len() {
+        match File::parse(&bytes[..cut]) {
+            Err(_) => assert!(cut < 408, "{cut}"),
+            Ok(file) => {
+                assert!(!file.problems().is_empty(), "{cut}: the cut goes unnoticed");
+                let read = file.records().filter(Result::is_ok).count();
+                assert!(
+                    read <= whole && (cut < data_end || read == whole),
+                    "{cut}: {read}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_that_perf_did_not_complete_is_read_to_its_end() {
+    let mut bytes = written(PtConfig::default());
+    let whole = File::parse(&bytes).unwrap().records().count();
+    let data_end = 408 + u64::from_le_bytes(bytes[48..56].try_into().unwrap()) as usize;
+    bytes[48..56].fill(0);
+    bytes.truncate(data_end);
+    assert_eq!(
+        File::parse(&bytes)
+            .unwrap()
+            .records()
+            .filter(Result::is_ok)
+            .count(),
+        whole
+    );
+}
+
+proptest! {
+    #[test]
+    fn damage_never_panics_and_records_end(flips in prop::collection::vec((any::<usize>(), any::<u8>()), 1..20), cut: usize) {
+        let mut bytes = written(PtConfig::default());
+        for (at, value) in flips {
+            let at = at % bytes.len();
+            bytes[at] = value;
+        }
+        let cut = cut % (bytes.len() + 1);
+        for bytes in [&bytes[..], &bytes[..cut]] {
+            if let Ok(file) = File::parse(bytes) {
+                prop_assert!(file.records().count() <= bytes.len() / 8 + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..600), magic: bool) {
+        if magic && bytes.len() >= 16 {
+            bytes[..16].copy_from_slice(b"PERFILE2\x68\0\0\0\0\0\0\0");
+        }
+        if let Ok(file) = File::parse(&bytes) {
+            prop_assert!(file.records().count() <= bytes.len() / 8 + 1);
+        }
+    }
+}
+
+/// A file that real hardware and Linux wrote. It is not part of the repository.
+#[test]
+fn a_file_of_real_hardware() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../../shared/traces/quipper-perf-data/perf.data"
+    );
+    let Ok(bytes) = std::fs::read(path) else {
+        println!("skipped: no real traces beside the checkout");
+        return;
+    };
+    let file = File::parse(&bytes).unwrap();
+    assert_eq!(file.problems(), []);
+    let records: Vec<_> = file.records().map(Result::unwrap).collect();
+    let info = records.iter().find_map(|record| match record.body {
+        Body::AuxtraceInfo(info) => Some(info),
+        _ => None,
+    });
+    let info = info.expect("an Intel PT trace says so");
+    assert!(file.attr_of_pmu(info.pmu_type).is_some(), "{info:?}");
+    let bytes: usize = records
+        .iter()
+        .map(|record| match record.body {
+            Body::Auxtrace {
+                payload, stated, ..
+            } => {
+                assert_eq!(payload.len() as u64, stated);
+                payload.len()
+            }
+            _ => 0,
+        })
+        .sum();
+    assert!(bytes > 0, "it holds packets");
+}
