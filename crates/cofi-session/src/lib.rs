@@ -1,1 +1,52 @@
-//! Joins trace, sideband and code into the flow of every thread
+//! Joins trace, sideband and code into the flow of every thread.
+//!
+//! A trace file holds packet streams, one a thread or one a processor, and beside them a sideband: which files were
+//! mapped where, which programs were executed, which thread ran on which processor. [`Session::new`] reads all of
+//! that; [`Session::decode`] then yields the [flow](cofi_flow) of one stream, with the code that stood at each address
+//! when it ran.
+//!
+//! ```no_run
+//! use cofi_flow::Item;
+//! use cofi_session::{Session, SessionOptions};
+//!
+//! let path = "cofi.data";
+//! let bytes = std::fs::read(path)?;
+//! let session = Session::new(&bytes, &SessionOptions::beside(path))?;
+//! for stream in session.streams() {
+//!     for item in session.decode(stream) {
+//!         if let Item::Insn(insn) = item {
+//!             println!("{}: {}", stream.task().tid, insn.ip);
+//!         }
+//!     }
+//! }
+//! for diagnostic in session.diagnostics() {
+//!     eprintln!("{diagnostic}");
+//! }
+//! for problem in session.code_problems() {
+//!     eprintln!("{problem}");
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A `Session` can be shared between threads, each of which decodes another stream, or another part of the same.
+//!
+//! # The recorder's convention
+//!
+//! Code that no file holds (generated at run time, or the kernel's own vDSO) is saved into files in the folder
+//! `FILE.code` beside the trace FILE and mapped from there. When such a path is gone because the trace was moved, its
+//! last name is looked for in the folder beside the trace: [`SessionOptions::beside`].
+
+mod error;
+mod flow;
+mod perf;
+mod session;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod timeline;
+
+pub use error::{Diagnostic, SessionError};
+pub use flow::ThreadFlow;
+pub use session::{Session, SessionOptions, Stream, TraceFormat};
+pub use stream::StreamKey;
+pub use timeline::Task;

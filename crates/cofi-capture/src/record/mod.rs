@@ -33,6 +33,9 @@ pub struct Recorder {
     clock: VirtualClock,
     threads: BTreeMap<Pid, Thread>,
     streams: u32,
+    /// Streams of threads that are gone, by number of the thread: index and length. A thread with the same number (after
+    /// execve, or reused) goes on with the stream.
+    ended: BTreeMap<Pid, (u32, u64)>,
     instructions: u64,
     truth: Option<Truth>,
     /// The first thing that went wrong; nothing is recorded after it.
@@ -62,7 +65,7 @@ impl Recorder {
         let clock = VirtualClock::new();
         let caps = Settings::capabilities();
         Thread::start(
-            (0, 0, 0),
+            (0, 0, 0, 0),
             settings.ctl(),
             caps,
             settings::CORE_BUS_RATIO,
@@ -77,6 +80,7 @@ impl Recorder {
             clock,
             threads: BTreeMap::new(),
             streams: 0,
+            ended: BTreeMap::new(),
             instructions: 0,
             truth,
             error: None,
@@ -152,6 +156,7 @@ impl Recorder {
         self.keep(result);
         let result = self.file.write_stream(&mut thread, true);
         self.keep(result);
+        self.ended.insert(tid, (thread.index, thread.stream_len()));
     }
 
     fn after_step(&mut self, tid: Pid) {
@@ -208,11 +213,12 @@ impl Observer for Recorder {
         let result = result.and_then(|()| self.file.itrace_start(task, clock));
         self.keep(result);
         self.clock.pause();
-        let index = self.streams;
-        self.streams += 1;
+        let next = self.streams;
+        let (index, offset) = self.ended.remove(&tid).unwrap_or((next, 0));
+        self.streams += u32::from(index == next);
         let caps = Settings::capabilities();
         let thread = Thread::start(
-            (pid, tid, index),
+            (pid, tid, index, offset),
             self.settings.ctl(),
             caps,
             settings::CORE_BUS_RATIO,

@@ -103,12 +103,12 @@ pub(crate) struct Thread {
 const REGION_MASK: u64 = 0xfff;
 
 impl Thread {
-    /// A thread that is in the kernel, traced from now on.
+    /// A thread that is in the kernel, traced from now on; its stream begins at `offset`.
     ///
     /// # Errors
     /// The #GP of the first register write that the unit refuses: the configuration asks for what it does not have.
     pub(crate) fn start(
-        (pid, tid, index): (u32, u32, u32),
+        (pid, tid, index, offset): (u32, u32, u32, u64),
         ctl: Ctl,
         caps: Capabilities,
         core_bus_ratio: u8,
@@ -126,12 +126,13 @@ impl Thread {
             unit: Unit::new(caps, context),
             buffer: Buffer {
                 clock: clock.0,
+                start: offset,
                 ..Buffer::default()
             },
             ctl,
             context,
             ip: None,
-            announced: 0,
+            announced: offset,
             time_owed: false,
         };
         thread
@@ -259,6 +260,11 @@ impl Thread {
         let end = self.buffer.start + self.buffer.bytes.len() as u64;
         let from = core::mem::replace(&mut self.announced, end);
         (end > from).then_some((StreamOffset(from), end - from))
+    }
+
+    /// Where the stream ends.
+    pub(crate) fn stream_len(&self) -> u64 {
+        self.buffer.start + self.buffer.bytes.len() as u64
     }
 
     /// How many bytes wait to be written.

@@ -38,6 +38,9 @@ impl Truth {
     }
 
     pub(super) fn begin(&mut self, index: u32, tid: u32) -> io::Result<()> {
+        if self.writers.contains_key(&index) {
+            return Ok(());
+        }
         let file = File::create(self.path(index))?;
         self.writers.insert(index, (tid, BufWriter::new(file)));
         Ok(())

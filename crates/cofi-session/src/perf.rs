@@ -1,0 +1,155 @@
+//! What a session needs of a perf.data file.
+
+use cofi_flow::{Cpu, FlowConfig};
+use cofi_perf::{Body, Feature, File, IntelPtInfo, TimeConv};
+use std::collections::BTreeMap;
+
+use crate::error::{Diagnostic, SessionError};
+use crate::stream::{Piece, StreamKey};
+use crate::timeline::{Entry, Task, What};
+
+/// What a trace file holds.
+#[derive(Debug)]
+pub(crate) struct Contents<'t> {
+    pub(crate) entries: Vec<Entry<'t>>,
+    pub(crate) streams: Vec<(StreamKey, Vec<Piece<'t>>)>,
+    pub(crate) diagnostics: Vec<Diagnostic>,
+    pub(crate) flow: FlowConfig,
+    pub(crate) time: Option<TimeConv>,
+    pub(crate) cpu: Option<Cpu>,
+}
+
+impl Contents<'_> {
+    /// Nothing yet.
+    pub(crate) fn new(flow: FlowConfig) -> Self {
+        Self {
+            entries: Vec::new(),
+            streams: Vec::new(),
+            diagnostics: Vec::new(),
+            flow,
+            time: None,
+            cpu: None,
+        }
+    }
+}
+
+/// The processor in the file's CPUID feature: "GenuineIntel,6,94,3".
+fn cpu_of(text: &str) -> Option<Cpu> {
+    let mut words = text.strip_prefix("GenuineIntel,")?.split(',');
+    let mut number = || words.next()?.trim().parse::<u16>().ok();
+    let (family, model, stepping) = (number()?, number()?, number()?);
+    Some(Cpu { family, model: model.try_into().ok()?, stepping: stepping.try_into().ok()? })
+}
+
+/// Reads the records of a perf.data file.
+pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>, SessionError> {
+    const AUX_TRUNCATED: u64 = 1;
+    const PROT_EXEC: u32 = 4;
+    const DATA: u16 = 1 << 13;
+    const NONE: u32 = u32::MAX;
+    let file = File::parse(bytes)?;
+    let mut contents = Contents::new(flow);
+    contents.diagnostics.extend(file.problems().iter().map(|p| Diagnostic::Perf(p.to_string())));
+    contents.cpu = file.feature_text(Feature::CPUID).and_then(cpu_of);
+    let mut info = None;
+    let mut streams: BTreeMap<StreamKey, Vec<Piece<'t>>> = BTreeMap::new();
+    for record in file.records() {
+        let record = match record {
+            Ok(record) => record,
+            Err(error) => {
+                contents.diagnostics.push(Diagnostic::Perf(error.to_string()));
+                continue;
+            }
+        };
+        let id = record.id;
+        let key = |tid: u32, cpu: u32| if tid == NONE { StreamKey::Cpu(cpu) } else { StreamKey::Thread(tid) };
+        let what = match record.body {
+            Body::Mmap { pid, start, len, pgoff, prot, path, .. } => {
+                if prot.is_some_and(|prot| prot & PROT_EXEC == 0) || prot.is_none() && record.misc.0 & DATA != 0 {
+                    continue;
+                }
+                What::Map { pid, start, len, offset: pgoff, path }
+            }
+            Body::Comm { pid, tid, exec, name } => {
+                contents.entries.push(Entry { time: id.time, what: What::Task(Task { pid, tid }) });
+                if exec {
+                    contents.entries.push(Entry { time: id.time, what: What::Exec { pid } });
+                }
+                What::Name { tid, name }
+            }
+            Body::Fork { pid, ppid, tid, .. } => {
+                contents.entries.push(Entry { time: id.time, what: What::Task(Task { pid, tid }) });
+                What::Fork { pid, parent: ppid }
+            }
+            Body::ItraceStart { pid, tid } => match (id.cpu, info) {
+                (Some(cpu), Some(IntelPtInfo { per_cpu: true, .. })) => {
+                    What::Run { cpu, task: Task { pid, tid } }
+                }
+                _ => What::Task(Task { pid, tid }),
+            },
+            Body::Switch { out: false, .. } => match (id.cpu, id.task) {
+                (Some(cpu), Some((pid, tid))) => What::Run { cpu, task: Task { pid, tid } },
+                _ => continue,
+            },
+            Body::Aux { offset, size, flags } => {
+                let per_cpu = info.is_some_and(|info: IntelPtInfo| info.per_cpu);
+                let stream = match (per_cpu, id.cpu, id.task) {
+                    (true, Some(cpu), _) => StreamKey::Cpu(cpu),
+                    (false, _, Some((_, tid))) => StreamKey::Thread(tid),
+                    _ => continue,
+                };
+                let end = offset.saturating_add(size);
+                if flags & AUX_TRUNCATED != 0 {
+                    contents.diagnostics.push(Diagnostic::Truncated { stream, at: end });
+                }
+                What::Mark { stream, end }
+            }
+            Body::Auxtrace { offset, tid, cpu, payload, stated, .. } => {
+                if (payload.len() as u64) < stated {
+                    let text = format!("AUXTRACE record at {:#x}: {} of {stated} bytes are there", record.offset, payload.len());
+                    contents.diagnostics.push(Diagnostic::Perf(text));
+                }
+                streams.entry(key(tid, cpu)).or_default().push(Piece { offset, bytes: payload });
+                continue;
+            }
+            Body::AuxtraceInfo(found) => {
+                info = Some(found);
+                continue;
+            }
+            Body::TimeConv(conv) => {
+                contents.time = Some(conv);
+                continue;
+            }
+            Body::Lost { count } => {
+                contents.diagnostics.push(Diagnostic::Lost { count });
+                continue;
+            }
+            _ => continue,
+        };
+        contents.entries.push(Entry { time: id.time, what });
+    }
+    match info {
+        Some(info) => {
+            let config = file.attr_of_pmu(info.pmu_type).map_or(0, |attr| attr.config);
+            contents.flow.mtc_freq = info.mtc_freq(config);
+            contents.flow.tsc_art_ratio = info.tsc_ctc_ratio;
+            contents.flow.max_nonturbo_ratio = info.max_nonturbo_ratio.try_into().unwrap_or(0);
+            contents.time = contents.time.or(info.time);
+        }
+        None => contents.diagnostics.push(Diagnostic::NoTrace),
+    }
+    contents.streams = streams.into_iter().collect();
+    Ok(contents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_as_perf_writes_it() {
+        let cpu = cpu_of("GenuineIntel,6,79,1").expect("a processor");
+        assert_eq!((cpu.family, cpu.model, cpu.stepping), (6, 79, 1));
+        assert!(cpu_of("AuthenticAMD,23,1,2").is_none() && cpu_of("GenuineIntel,6").is_none());
+    }
+}

@@ -1,0 +1,266 @@
+//! A trace file, opened.
+
+use std::path::{Path, PathBuf};
+
+use cofi_flow::{Cpu, Errata, FlowConfig};
+use cofi_image::{
+    AddressSpace, ElfSpec, FileStore, ImageError, ImageView, RawSpec, Version, load_elf, load_raw,
+};
+use cofi_packet::StreamOffset;
+use cofi_perf::TimeConv;
+
+use crate::error::{Diagnostic, SessionError};
+use crate::flow::ThreadFlow;
+use crate::perf::{self, Contents};
+use crate::stream::{Piece, Pieces, Seam, StreamKey};
+use crate::timeline::{Cursor, Task, Timeline};
+
+/// How a trace is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TraceFormat {
+    /// Linux's perf.data.
+    Perf,
+    /// Bare Intel PT packets.
+    Pt,
+}
+
+impl TraceFormat {
+    /// Recognises a trace by its first bytes; what is not perf.data is taken for bare packets.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        if bytes.starts_with(b"PERFILE2") {
+            Self::Perf
+        } else {
+            Self::Pt
+        }
+    }
+}
+
+/// What a session cannot know from the trace alone.
+#[derive(Clone, Debug, Default)]
+pub struct SessionOptions {
+    /// The format, if it is not to be recognised.
+    pub format: Option<TraceFormat>,
+    /// Folders in which to look, by last name, for files of code that are not where the trace says.
+    pub folders: Vec<PathBuf>,
+    /// ELF files that every process has mapped.
+    pub elf: Vec<ElfSpec>,
+    /// Raw bytes that every process has mapped. They cover ELF files.
+    pub raw: Vec<RawSpec>,
+    /// The processor, whose errata are worked around, if the trace does not say or says wrong.
+    pub cpu: Option<Cpu>,
+    /// What the decoder is told. Whatever a perf.data file says of it itself counts more.
+    pub flow: FlowConfig,
+}
+
+impl SessionOptions {
+    /// Options for the trace at `path`: code the recorder saved is looked for in the folder beside it.
+    #[must_use]
+    pub fn beside(path: impl AsRef<Path>) -> Self {
+        let mut folder = path.as_ref().as_os_str().to_owned();
+        folder.push(".code");
+        Self {
+            folders: vec![folder.into()],
+            ..Self::default()
+        }
+    }
+}
+
+/// A packet stream of a session.
+#[derive(Debug)]
+pub struct Stream<'t> {
+    key: StreamKey,
+    task: Task,
+    name: Option<String>,
+    pieces: Pieces<'t>,
+}
+
+impl Stream<'_> {
+    /// Whose packets these are.
+    #[must_use]
+    pub fn key(&self) -> StreamKey {
+        self.key
+    }
+
+    /// The thread and its process; zeros if this is not a thread's stream.
+    #[must_use]
+    pub fn task(&self) -> Task {
+        self.task
+    }
+
+    /// What the thread was called last.
+    #[must_use]
+    pub fn comm(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// The packets.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.pieces.bytes()
+    }
+
+    /// How many bytes of packets there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Whether there are no packets.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A trace file, opened: its streams, and what is known of the code.
+#[derive(Debug)]
+pub struct Session<'t> {
+    streams: Vec<Stream<'t>>,
+    timeline: Timeline,
+    files: FileStore,
+    diagnostics: Vec<Diagnostic>,
+    flow: FlowConfig,
+    time: Option<TimeConv>,
+}
+
+impl<'t> Session<'t> {
+    /// Opens the trace in `bytes`. Its packets are not copied as long as each stream is in one piece.
+    ///
+    /// # Errors
+    /// When `bytes` are a perf.data file that cannot be read at all, or a file that `options` names cannot be loaded.
+    pub fn new(bytes: &'t [u8], options: &SessionOptions) -> Result<Self, SessionError> {
+        let mut contents = match options.format.unwrap_or_else(|| TraceFormat::of(bytes)) {
+            TraceFormat::Perf => perf::read(bytes, options.flow)?,
+            TraceFormat::Pt => Contents {
+                streams: vec![(StreamKey::Only, vec![Piece { offset: 0, bytes }])],
+                ..Contents::new(options.flow)
+            },
+        };
+        if let Some(cpu) = options.cpu.or(contents.cpu) {
+            contents.flow.errata = Errata::for_cpu(cpu);
+        }
+        Self::join(contents, options)
+    }
+
+    pub(crate) fn join(
+        contents: Contents<'t>,
+        options: &SessionOptions,
+    ) -> Result<Self, SessionError> {
+        let mut files = FileStore::new();
+        for folder in &options.folders {
+            files.add_folder(folder);
+        }
+        let mut base = AddressSpace::new();
+        for elf in &options.elf {
+            load_elf(&mut base, &mut files, &elf.path, elf.base, Version(0))?;
+        }
+        for raw in &options.raw {
+            load_raw(&mut base, &mut files, &raw.path, raw.address, Version(0))?;
+        }
+        let Contents {
+            entries,
+            streams: pieces,
+            mut diagnostics,
+            flow,
+            time,
+            cpu: _,
+        } = contents;
+        let mut timeline = Timeline::new(entries, &base, &mut files);
+        let mut streams = Vec::with_capacity(pieces.len());
+        for (key, pieces) in pieces {
+            let (pieces, seams) = Pieces::new(pieces);
+            diagnostics.extend(seams.into_iter().map(|seam| match seam {
+                Seam::Gap { at, len } => Diagnostic::Gap {
+                    stream: key,
+                    at,
+                    len,
+                },
+                Seam::Overlap { at, len } => Diagnostic::Overlap {
+                    stream: key,
+                    at,
+                    len,
+                },
+            }));
+            timeline.place_marks(key, |offset| pieces.place(offset));
+            let task = Cursor::new(&timeline, key).task();
+            let name = key
+                .tid()
+                .and_then(|tid| timeline.name_of(tid))
+                .map(str::to_owned);
+            streams.push(Stream {
+                key,
+                task,
+                name,
+                pieces,
+            });
+        }
+        Ok(Self {
+            streams,
+            timeline,
+            files,
+            diagnostics,
+            flow,
+            time,
+        })
+    }
+
+    /// The packet streams, in the order the file has them.
+    #[must_use]
+    pub fn streams(&self) -> &[Stream<'t>] {
+        &self.streams
+    }
+
+    /// What is wrong with the trace file.
+    #[must_use]
+    pub fn diagnostics(&self) -> &[Diagnostic] {
+        &self.diagnostics
+    }
+
+    /// The files of code that decoding needed so far and could not use, each once.
+    pub fn code_problems(&self) -> impl Iterator<Item = &ImageError> {
+        self.files.problems()
+    }
+
+    /// What the decoder is told.
+    #[must_use]
+    pub fn flow_config(&self) -> FlowConfig {
+        self.flow
+    }
+
+    /// How the time stamp counter converts to perf's time, where the file says so.
+    #[must_use]
+    pub fn time_conversion(&self) -> Option<TimeConv> {
+        self.time
+    }
+
+    /// What a thread was called last.
+    #[must_use]
+    pub fn comm_of(&self, tid: u32) -> Option<&str> {
+        self.timeline.name_of(tid)
+    }
+
+    /// The flow of one stream of this session.
+    #[must_use]
+    pub fn decode<'s>(&'s self, stream: &'s Stream<'t>) -> ThreadFlow<'s> {
+        let cursor = Cursor::new(&self.timeline, stream.key);
+        ThreadFlow::new(stream.bytes(), self.flow, cursor, self.time)
+    }
+
+    /// The flow of a part of a stream: see [`FlowDecoder::within`](cofi_flow::FlowDecoder::within).
+    #[must_use]
+    pub fn decode_within<'s>(
+        &'s self,
+        stream: &'s Stream<'t>,
+        range: std::ops::Range<StreamOffset>,
+    ) -> ThreadFlow<'s> {
+        self.decode(stream).within(range)
+    }
+
+    /// The code of a process (of 0 for bare packets) as it was last.
+    #[must_use]
+    pub fn last_view(&self, pid: u32) -> ImageView<'_> {
+        ImageView::new(self.timeline.image(pid), Version(u64::MAX))
+    }
+}

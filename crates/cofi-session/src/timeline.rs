@@ -1,0 +1,380 @@
+//! What happened beside the trace, in order: mappings, programs, threads; and how far each stream had got by then.
+//!
+//! Every entry of the sideband is a [`Version`]. The order of the entries is the only clock that all of a file has;
+//! what ties a stream to it is
+//!
+//! - an AUX record, which says how far the stream had got: whatever the sideband tells after it concerns later packets
+//!   only, and whatever it tells before it has happened by then;
+//! - the time, where both the stream and the record have it.
+//!
+//! A mapping that takes no other's place may be known too early without harm, so that it waits for neither more than
+//! it must. One that does, or another program, has to be taken up at the right packet: at the first event of the
+//! stream that is behind the last AUX record before it and, unless that record was written at the very same time, not
+//! before its time.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use cofi_image::{AddressSpace, FileStore, Version};
+use cofi_packet::StreamOffset;
+use cofi_perf::PerfTime;
+
+use crate::stream::StreamKey;
+
+/// A thread of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Task {
+    /// The process.
+    pub pid: u32,
+    /// The thread.
+    pub tid: u32,
+}
+
+/// One entry of the sideband.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry<'t> {
+    pub(crate) time: Option<PerfTime>,
+    pub(crate) what: What<'t>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum What<'t> {
+    /// A file was mapped.
+    Map {
+        pid: u32,
+        start: u64,
+        len: u64,
+        offset: u64,
+        path: &'t [u8],
+    },
+    /// A process executes another program.
+    Exec { pid: u32 },
+    /// A process began as the copy of another.
+    Fork { pid: u32, parent: u32 },
+    /// A thread belongs to a process.
+    Task(Task),
+    /// A thread is called so.
+    Name { tid: u32, name: &'t [u8] },
+    /// A stream has got so far.
+    Mark { stream: StreamKey, end: u64 },
+    /// A processor runs this thread from now on.
+    Run { cpu: u32, task: Task },
+}
+
+/// How far a stream had got.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    version: Version,
+    time: Option<PerfTime>,
+    end: u64,
+}
+
+/// A change that a stream has to take up.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    version: Version,
+    time: Option<PerfTime>,
+    /// Whether it would do harm to take it up too early.
+    exact: bool,
+}
+
+#[derive(Debug, Default)]
+struct Space {
+    image: AddressSpace,
+    changes: Vec<Change>,
+}
+
+/// Everything the sideband tells.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    spaces: Vec<Space>,
+    by_pid: HashMap<u32, usize>,
+    marks: HashMap<StreamKey, Vec<Mark>>,
+    runs: HashMap<u32, Vec<(Change, Task)>>,
+    pids: HashMap<u32, u32>,
+    names: HashMap<u32, String>,
+}
+
+impl Timeline {
+    /// Sorts the entries by time and takes them in. `base` is what every process has mapped from the beginning.
+    ///
+    /// Entries without a time come first: perf writes such for what was there when it began.
+    pub(crate) fn new(
+        mut entries: Vec<Entry<'_>>,
+        base: &AddressSpace,
+        files: &mut FileStore,
+    ) -> Self {
+        entries.sort_by_key(|entry| entry.time.unwrap_or_default());
+        let mut timeline = Self::default();
+        // What belongs to no process the file tells of: space 0.
+        timeline.spaces.push(Space {
+            image: base.clone(),
+            changes: Vec::new(),
+        });
+        for (number, entry) in (1..).zip(&entries) {
+            timeline.take(entry, Version(number), base, files);
+        }
+        timeline
+    }
+
+    fn take(
+        &mut self,
+        entry: &Entry<'_>,
+        version: Version,
+        base: &AddressSpace,
+        files: &mut FileStore,
+    ) {
+        let time = entry.time;
+        match entry.what {
+            What::Map {
+                pid,
+                start,
+                len,
+                offset,
+                path,
+            } => {
+                let file = files.file(path_of(path));
+                let space = self.space_mut(pid, base);
+                let exact = space.image.overlaps(start, len);
+                space.image.map(start, len, &file, offset, version);
+                space.changes.push(Change {
+                    version,
+                    time,
+                    exact,
+                });
+            }
+            What::Exec { pid } => {
+                let space = self.space_mut(pid, base);
+                let exact = space.image.overlaps(0, u64::MAX);
+                space.image.inherit(base, version);
+                space.changes.push(Change {
+                    version,
+                    time,
+                    exact,
+                });
+            }
+            What::Fork { pid, parent } if pid != parent => {
+                let (parent, child) = (self.space_index(parent, base), self.space_index(pid, base));
+                if let Ok([parent, child]) = self.spaces.get_disjoint_mut([parent, child]) {
+                    // Only a process number that is used again has something in it.
+                    let exact = !child.changes.is_empty();
+                    child.image.inherit(&parent.image, version);
+                    child.changes.push(Change {
+                        version,
+                        time,
+                        exact,
+                    });
+                }
+            }
+            What::Fork { .. } => {}
+            What::Task(task) => {
+                self.pids.insert(task.tid, task.pid);
+            }
+            What::Name { tid, name } => {
+                self.names
+                    .insert(tid, String::from_utf8_lossy(name).into_owned());
+            }
+            What::Mark { stream, end } => {
+                let marks = self.marks.entry(stream).or_default();
+                let end = marks.last().map_or(end, |last| last.end.max(end));
+                marks.push(Mark { version, time, end });
+            }
+            What::Run { cpu, task } => {
+                self.pids.insert(task.tid, task.pid);
+                self.runs.entry(cpu).or_default().push((
+                    Change {
+                        version,
+                        time,
+                        exact: true,
+                    },
+                    task,
+                ));
+            }
+        }
+    }
+
+    fn space_index(&mut self, pid: u32, base: &AddressSpace) -> usize {
+        let next = self.spaces.len();
+        let index = *self.by_pid.entry(pid).or_insert(next);
+        if index == next {
+            self.spaces.push(Space {
+                image: base.clone(),
+                changes: Vec::new(),
+            });
+        }
+        index
+    }
+
+    fn space_mut(&mut self, pid: u32, base: &AddressSpace) -> &mut Space {
+        let index = self.space_index(pid, base);
+        &mut self.spaces[index]
+    }
+
+    fn space_of(&self, pid: u32) -> usize {
+        self.by_pid.get(&pid).copied().unwrap_or(0)
+    }
+
+    /// The process of a thread; a thread the file does not tell of is taken for a process's first.
+    pub(crate) fn pid_of(&self, tid: u32) -> u32 {
+        self.pids.get(&tid).copied().unwrap_or(tid)
+    }
+
+    /// The last name of a thread.
+    pub(crate) fn name_of(&self, tid: u32) -> Option<&str> {
+        self.names.get(&tid).map(String::as_str)
+    }
+
+    /// Expresses how far `stream` had got in offsets into its joined bytes.
+    pub(crate) fn place_marks(&mut self, stream: StreamKey, place: impl Fn(u64) -> StreamOffset) {
+        for mark in self.marks.entry(stream).or_default() {
+            mark.end = place(mark.end).0;
+        }
+    }
+
+    /// The address space of a process.
+    pub(crate) fn image(&self, pid: u32) -> &AddressSpace {
+        &self.spaces[self.space_of(pid)].image
+    }
+
+    fn marks(&self, stream: StreamKey) -> &[Mark] {
+        self.marks.get(&stream).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Where in the timeline a stream is.
+#[derive(Clone, Debug)]
+pub(crate) struct Cursor<'s> {
+    timeline: &'s Timeline,
+    marks: &'s [Mark],
+    runs: &'s [(Change, Task)],
+    task: Task,
+    space: usize,
+    /// How many changes of the space have been taken up or passed over.
+    change: usize,
+    /// How many of `runs`.
+    run: usize,
+    version: Version,
+}
+
+impl<'s> Cursor<'s> {
+    pub(crate) fn new(timeline: &'s Timeline, stream: StreamKey) -> Self {
+        let task = match stream {
+            StreamKey::Thread(tid) => Task {
+                pid: timeline.pid_of(tid),
+                tid,
+            },
+            // Nothing is known until the first thread is said to run.
+            StreamKey::Only | StreamKey::Cpu(_) => Task { pid: 0, tid: 0 },
+        };
+        let runs = stream.cpu().and_then(|cpu| timeline.runs.get(&cpu));
+        let space = if stream == StreamKey::Only {
+            0
+        } else {
+            timeline.space_of(task.pid)
+        };
+        Self {
+            timeline,
+            marks: timeline.marks(stream),
+            runs: runs.map_or(&[], Vec::as_slice),
+            task,
+            space,
+            change: 0,
+            run: 0,
+            version: Version(0),
+        }
+    }
+
+    pub(crate) fn task(&self) -> Task {
+        self.task
+    }
+
+    pub(crate) fn image(&self) -> &'s AddressSpace {
+        &self.timeline.spaces[self.space].image
+    }
+
+    pub(crate) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Whether nothing is left to be taken up.
+    pub(crate) fn is_done(&self) -> bool {
+        self.run == self.runs.len() && self.change == self.timeline.spaces[self.space].changes.len()
+    }
+
+    /// Takes up whatever has happened by an event at `offset` and the time that `now` tells; none for a stream that
+    /// never tells the time. Returns whether there was anything.
+    pub(crate) fn advance(
+        &mut self,
+        offset: StreamOffset,
+        mut now: Option<&mut dyn FnMut() -> Option<PerfTime>>,
+    ) -> bool {
+        let mut moved = false;
+        loop {
+            let change = self.timeline.spaces[self.space].changes.get(self.change);
+            let run = self.runs.get(self.run);
+            let (next, task) = match (change, run) {
+                (Some(change), Some((run, _))) if change.version < run.version => (*change, None),
+                (_, Some((run, task))) => (*run, Some(*task)),
+                (Some(change), None) => (*change, None),
+                (None, None) => break,
+            };
+            if !self.has_come(next, offset, &mut now) {
+                break;
+            }
+            moved = true;
+            self.version = next.version;
+            match task {
+                None => self.change += 1,
+                Some(task) => {
+                    self.run += 1;
+                    self.task = task;
+                    self.space = self.timeline.space_of(task.pid);
+                    let changes = &self.timeline.spaces[self.space].changes;
+                    self.change = changes.partition_point(|change| change.version < next.version);
+                }
+            }
+        }
+        moved
+    }
+
+    fn has_come(
+        &self,
+        change: Change,
+        offset: StreamOffset,
+        now: &mut Option<&mut dyn FnMut() -> Option<PerfTime>>,
+    ) -> bool {
+        let after = self
+            .marks
+            .partition_point(|mark| mark.version < change.version);
+        let before = after.checked_sub(1).and_then(|index| self.marks.get(index));
+        if before.is_some_and(|mark| offset.0 < mark.end) {
+            return false;
+        }
+        if self
+            .marks
+            .get(after)
+            .is_some_and(|mark| offset.0 >= mark.end)
+        {
+            return true;
+        }
+        let Some(time) = change.time.filter(|_| change.exact) else {
+            return true;
+        };
+        if before.is_some_and(|mark| mark.time == Some(time)) {
+            return true;
+        }
+        now.as_mut()
+            .is_none_or(|now| now().is_some_and(|now| now >= time))
+    }
+}
+
+#[cfg(unix)]
+fn path_of(path: &[u8]) -> &Path {
+    use std::os::unix::ffi::OsStrExt;
+    Path::new(std::ffi::OsStr::from_bytes(path))
+}
+
+#[cfg(not(unix))]
+fn path_of(path: &[u8]) -> &Path {
+    Path::new(std::str::from_utf8(path).unwrap_or_default())
+}
