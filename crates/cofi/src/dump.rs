@@ -2,21 +2,22 @@
 
 use crate::Ended;
 use crate::args::DumpArgs;
-use crate::input::{self, Stream};
+use crate::input;
 use crate::json::Line;
 use crate::output::stdout;
 use anyhow::Result;
 use cofi_packet::intel::{Item, LastIp, Packet, Packets, Value};
+use cofi_session::Stream;
 use std::io::Write;
 
 /// Runs the command.
 pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
     let bytes = input::read(&args.input.file)?;
-    let trace = input::open(&args.input, &bytes)?;
+    let session = input::open(&args.input, &bytes)?;
     let mut out = stdout();
-    let mut errors = input::report(&trace.problems);
-    let several = trace.streams.len() > 1;
-    for stream in &trace.streams {
+    let mut errors = input::report(&session);
+    let several = session.streams().len() > 1;
+    for stream in session.streams() {
         errors |= dump(stream, several, args.json, &mut out)?;
     }
     out.flush()?;
@@ -33,9 +34,9 @@ fn dump(stream: &Stream<'_>, several: bool, json: bool, out: &mut impl Write) ->
     let mut last_ip = LastIp::new();
     let mut errors = false;
     if several && !json {
-        writeln!(out, "{}", stream.title())?;
+        writeln!(out, "{}", input::title(stream))?;
     }
-    for item in Packets::new(&stream.bytes) {
+    for item in Packets::new(stream.bytes()) {
         errors |= item.result.is_err();
         if json {
             line.begin()
@@ -43,7 +44,7 @@ fn dump(stream: &Stream<'_>, several: bool, json: bool, out: &mut impl Write) ->
                 .number("size", item.size as u64);
             describe(&item, &mut last_ip, &mut line);
             if several {
-                stream.tag(&mut line);
+                input::tag(stream, &mut line);
             }
             out.write_all(line.end())?;
         } else {

@@ -1,90 +1,107 @@
 //! Opening a trace: recognised by content, as the contract says.
 
-use crate::args::{Format, Input};
+use crate::args::{FlowInput, Format, Input};
 use crate::json::Line;
 use anyhow::{Context, Result, bail};
-use std::borrow::Cow;
+use cofi_flow::Cpu;
+use cofi_session::{Session, SessionOptions, Stream, TraceFormat};
 use std::path::Path;
-
-const PERF_MAGIC: &[u8] = b"PERFILE2";
-
-/// One packet stream.
-pub(crate) struct Stream<'a> {
-    /// The packets.
-    pub(crate) bytes: Cow<'a, [u8]>,
-    /// The thread it belongs to, if the file says.
-    pub(crate) tid: Option<u32>,
-    /// The processor it belongs to, if the file says.
-    pub(crate) cpu: Option<u32>,
-}
-
-impl Stream<'_> {
-    /// A heading for text output.
-    pub(crate) fn title(&self) -> String {
-        match (self.tid, self.cpu) {
-            (Some(tid), _) => format!("thread {tid}"),
-            (None, Some(cpu)) => format!("cpu {cpu}"),
-            (None, None) => "stream".into(),
-        }
-    }
-
-    /// Adds `tid` and `cpu`.
-    pub(crate) fn tag(&self, line: &mut Line) {
-        if let Some(tid) = self.tid {
-            line.number("tid", tid);
-        }
-        if let Some(cpu) = self.cpu {
-            line.number("cpu", cpu);
-        }
-    }
-}
-
-/// An opened trace.
-pub(crate) struct Trace<'a> {
-    /// Its packet streams, one a thread or processor.
-    pub(crate) streams: Vec<Stream<'a>>,
-    /// What could not be read, in sentences.
-    pub(crate) problems: Vec<String>,
-}
 
 /// The whole of a file.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The format of `bytes`, as told or as recognised.
-pub(crate) fn format(input: &Input, bytes: &[u8]) -> Format {
-    input.format.unwrap_or(if bytes.starts_with(PERF_MAGIC) {
-        Format::Perf
-    } else {
-        Format::Pt
+fn options(input: &Input) -> Result<SessionOptions> {
+    let mut options = SessionOptions::beside(&input.file);
+    options.format = match input.format {
+        None => None,
+        Some(Format::Perf) => Some(TraceFormat::Perf),
+        Some(Format::Pt) => Some(TraceFormat::Pt),
+        Some(Format::Rtit) => {
+            bail!("RTIT packets cannot be read yet; this version reads Intel PT")
+        }
+    };
+    Ok(options)
+}
+
+/// A trace whose packets are wanted.
+pub(crate) fn open<'a>(input: &Input, bytes: &'a [u8]) -> Result<Session<'a>> {
+    Ok(Session::new(bytes, &options(input)?)?)
+}
+
+fn cpu(text: &str) -> Result<Cpu> {
+    let wrong = || format!("--cpu {text}: expected FAMILY/MODEL[/STEPPING] in decimal");
+    let mut numbers = text.split('/').map(str::parse::<u16>);
+    let (family, model) = (numbers.next(), numbers.next());
+    let stepping = numbers.next().unwrap_or(Ok(0));
+    let (Some(Ok(family)), Some(Ok(model)), Ok(stepping), None) =
+        (family, model, stepping, numbers.next())
+    else {
+        bail!(wrong());
+    };
+    let byte = |number: u16| u8::try_from(number).with_context(wrong);
+    Ok(Cpu {
+        family,
+        model: byte(model)?,
+        stepping: byte(stepping)?,
     })
 }
 
-/// The packet streams in `bytes`.
-pub(crate) fn open<'a>(input: &Input, bytes: &'a [u8]) -> Result<Trace<'a>> {
-    match format(input, bytes) {
-        Format::Pt => Ok(Trace {
-            streams: vec![Stream {
-                bytes: bytes.into(),
-                tid: None,
-                cpu: None,
-            }],
-            problems: Vec::new(),
-        }),
-        Format::Perf => open_perf(input, bytes),
-        Format::Rtit => bail!("RTIT packets cannot be read yet; this version reads Intel PT"),
+/// A trace that is to be decoded.
+pub(crate) fn open_flow<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Session<'a>> {
+    let mut options = options(&input.input)?;
+    options.cpu = input.cpu.as_deref().map(cpu).transpose()?;
+    for spec in &input.elf {
+        options
+            .elf
+            .push(spec.parse().with_context(|| format!("--elf {spec}"))?);
     }
+    for spec in &input.raw {
+        options
+            .raw
+            .push(spec.parse().with_context(|| format!("--raw {spec}"))?);
+    }
+    Ok(Session::new(bytes, &options)?)
 }
 
-/// Prints problems to standard error; whether there were any.
-pub(crate) fn report(problems: &[String]) -> bool {
-    for problem in problems {
+/// Tells on standard error what is wrong with a trace as a whole; whether anything is.
+pub(crate) fn report(session: &Session<'_>) -> bool {
+    for diagnostic in session.diagnostics() {
+        eprintln!("cofi: {diagnostic}");
+    }
+    !session.diagnostics().is_empty()
+}
+
+/// Tells on standard error what code could not be read, after decoding; whether any could not.
+pub(crate) fn report_code(session: &Session<'_>) -> bool {
+    let mut any = false;
+    for problem in session.code_problems() {
         eprintln!("cofi: {problem}");
+        any = true;
     }
-    !problems.is_empty()
+    any
 }
 
-fn open_perf<'a>(_input: &Input, _bytes: &'a [u8]) -> Result<Trace<'a>> {
-    bail!("waiting for the reader")
+/// A heading for a stream in text output.
+pub(crate) fn title(stream: &Stream<'_>) -> String {
+    let comm = stream
+        .comm()
+        .map(|comm| format!(" ({comm})"))
+        .unwrap_or_default();
+    match (stream.key().tid(), stream.key().cpu()) {
+        (Some(tid), _) => format!("thread {tid}{comm}"),
+        (None, Some(cpu)) => format!("processor {cpu}"),
+        (None, None) => "stream".into(),
+    }
+}
+
+/// Adds `tid` or `cpu`.
+pub(crate) fn tag(stream: &Stream<'_>, line: &mut Line) {
+    if let Some(tid) = stream.key().tid() {
+        line.number("tid", tid);
+    }
+    if let Some(cpu) = stream.key().cpu() {
+        line.number("cpu", cpu);
+    }
 }

@@ -45,16 +45,19 @@ pub(crate) fn describe(item: &Item, line: &mut Line) {
 
 fn describe_event(event: &Event, line: &mut Line) {
     match *event {
-        Event::Enabled { ip, resumed } => {
-            line.text("event", "enabled").hex("ip", ip.0).flag("resumed", resumed)
-        }
+        Event::Enabled { ip, resumed } => line
+            .text("event", "enabled")
+            .hex("ip", ip.0)
+            .flag("resumed", resumed),
         Event::Disabled { ip } => line.text("event", "disabled").hex_or_null("ip", raw(ip)),
-        Event::AsyncBranch { from, to } => {
-            line.text("event", "async_branch").hex("from", from.0).hex("to", to.0)
-        }
-        Event::AsyncDisabled { at, ip } => {
-            line.text("event", "async_disabled").hex("at", at.0).hex_or_null("ip", raw(ip))
-        }
+        Event::AsyncBranch { from, to } => line
+            .text("event", "async_branch")
+            .hex("from", from.0)
+            .hex("to", to.0),
+        Event::AsyncDisabled { at, ip } => line
+            .text("event", "async_disabled")
+            .hex("at", at.0)
+            .hex_or_null("ip", raw(ip)),
         Event::Paging { cr3, nr } => line.text("event", "paging").hex("cr3", cr3).flag("nr", nr),
         Event::Overflow { ip } => line.text("event", "overflow").hex_or_null("ip", raw(ip)),
         Event::ExecMode { mode, .. } => line.text("event", "exec_mode").number("mode", mode.bits()),
@@ -66,15 +69,24 @@ fn describe_event(event: &Event, line: &mut Line) {
         Event::Stop => line.text("event", "stop"),
         Event::Vmcs { base } => line.text("event", "vmcs").hex("base", base),
         Event::ExStop { ip } => line.text("event", "exstop").hex_or_null("ip", raw(ip)),
-        Event::Mwait { hints, ext } => {
-            line.text("event", "mwait").number("hints", hints).number("ext", ext)
-        }
-        Event::Pwre { hw, state, sub_state } => line
+        Event::Mwait { hints, ext } => line
+            .text("event", "mwait")
+            .number("hints", hints)
+            .number("ext", ext),
+        Event::Pwre {
+            hw,
+            state,
+            sub_state,
+        } => line
             .text("event", "pwre")
             .flag("hw", hw)
             .number("state", state)
             .number("sub_state", sub_state),
-        Event::Pwrx { last, deepest, wake } => line
+        Event::Pwrx {
+            last,
+            deepest,
+            wake,
+        } => line
             .text("event", "pwrx")
             .number("last", last)
             .number("deepest", deepest)
@@ -94,9 +106,10 @@ fn describe_event(event: &Event, line: &mut Line) {
             }
             line.hex_or_null("ip", raw(ip))
         }
-        Event::EventData { kind, payload } => {
-            line.text("event", "data").number("type", kind).hex("payload", payload)
-        }
+        Event::EventData { kind, payload } => line
+            .text("event", "data")
+            .number("type", kind)
+            .hex("payload", payload),
         _ => line.text("event", "unknown"),
     };
 }
@@ -113,7 +126,9 @@ pub(crate) fn sentence(event: &Event) -> String {
         Event::Disabled { ip } => format!("control goes to {}", or_nowhere(ip)),
         Event::AsyncBranch { from, to } => format!("event before {from}, to {to}"),
         Event::AsyncDisabled { at, ip } => format!("event before {at}, to {}", or_nowhere(ip)),
-        Event::Overflow { ip } => format!("overflow: trace was lost; it goes on at {}", or_nowhere(ip)),
+        Event::Overflow { ip } => {
+            format!("overflow: trace was lost; it goes on at {}", or_nowhere(ip))
+        }
         Event::Paging { cr3, .. } => format!("CR3 = {cr3:#x}"),
         Event::ExecMode { mode, .. } => format!("{}-bit code", mode.bits()),
         _ => {

@@ -3,9 +3,14 @@
 mod args;
 mod dump;
 mod input;
+mod insn;
+mod item;
 mod json;
 mod output;
+mod progress;
 mod record;
+mod report;
+mod trace;
 mod verify;
 
 use anyhow::Error;
@@ -35,7 +40,9 @@ fn main() -> ExitCode {
     let result = match cli.command {
         args::Command::Dump(args) => dump::run(&args),
         args::Command::Record(args) => record::run(&args.options),
-        _ => todo!(),
+        args::Command::Insn(args) => insn::run(&args),
+        args::Command::Report(args) => report::run(&args),
+        args::Command::Trace(args) => trace::run(&args),
     };
     match result {
         Ok(Ended::Well) => ExitCode::SUCCESS,

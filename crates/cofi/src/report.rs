@@ -1,0 +1,205 @@
+//! `cofi report`: what a person wants to know first.
+
+use crate::Ended;
+use crate::args::ReportArgs;
+use crate::output::stdout;
+use crate::{input, progress};
+use anyhow::Result;
+use cofi_analysis::{Summary, Tally, ThreadSummary};
+use cofi_session::Session;
+use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table, presets};
+use std::io::Write;
+use std::path::Path;
+
+/// Runs the command.
+pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
+    let bytes = input::read(&args.flow.input.file)?;
+    let session = input::open_flow(&args.flow, &bytes)?;
+    let mut errors = input::report(&session);
+    let summary = summarize(&session);
+    let mut out = stdout();
+    print(&summary, args.functions, &mut out)?;
+    out.flush()?;
+    errors |= input::report_code(&session) || summary.gaps() > 0;
+    Ok(if errors {
+        Ended::WithErrors
+    } else {
+        Ended::Well
+    })
+}
+
+/// Decodes every stream and counts, with a progress bar.
+pub(crate) fn summarize(session: &Session<'_>) -> Summary {
+    let bar = progress::decoding(session.streams().iter().map(|s| s.len() as u64).sum());
+    let mut tally = Tally::new();
+    for stream in session.streams() {
+        tally.add(session, stream);
+        bar.inc(stream.len() as u64);
+    }
+    bar.finish_and_clear();
+    tally.finish()
+}
+
+/// 1234567 as 1,234,567.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn table(heads: &[&str], left: &[usize]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(
+        heads
+            .iter()
+            .map(|head| Cell::new(head).add_attribute(Attribute::Bold)),
+    );
+    for (index, column) in table.column_iter_mut().enumerate() {
+        if !left.contains(&index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn per_1000(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".into(), |value| format!("{value:.1}"))
+}
+
+fn name_of(thread: &ThreadSummary) -> String {
+    let number = match (thread.stream.tid(), thread.stream.cpu()) {
+        (Some(tid), _) => tid.to_string(),
+        (_, Some(cpu)) => format!("cpu {cpu}"),
+        _ => "–".into(),
+    };
+    match &thread.comm {
+        Some(comm) => format!("{number} {comm}"),
+        None => number,
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map_or_else(
+        || path.display().to_string(),
+        |name| name.to_string_lossy().into_owned(),
+    )
+}
+
+/// Prints a summary.
+pub(crate) fn print(summary: &Summary, functions: usize, out: &mut impl Write) -> Result<()> {
+    let heads = [
+        "thread",
+        "instructions",
+        "branches",
+        "taken",
+        "calls",
+        "returns",
+        "system calls",
+        "events",
+        "trace bytes",
+        "per 1,000",
+    ];
+    let mut threads = table(&heads, &[0]);
+    let total = (
+        &summary.total,
+        summary.trace_bytes,
+        summary.bytes_per_1000(),
+    );
+    let mut row =
+        |name: String, (counts, bytes, ratio): (&cofi_analysis::Counts, u64, Option<f64>)| {
+            threads.add_row([
+                name,
+                grouped(counts.instructions),
+                grouped(counts.branches),
+                grouped(counts.taken),
+                grouped(counts.calls),
+                grouped(counts.returns),
+                grouped(counts.system_calls),
+                grouped(counts.interruptions),
+                grouped(bytes),
+                per_1000(ratio),
+            ]);
+        };
+    for thread in &summary.threads {
+        row(
+            name_of(thread),
+            (&thread.counts, thread.trace_bytes, thread.bytes_per_1000()),
+        );
+    }
+    if summary.threads.len() > 1 {
+        row("all".into(), total);
+    }
+    writeln!(out, "{}\n", threads.to_string().trim_end())?;
+
+    let mut hot = table(&["instructions", "share", "function", "file"], &[2, 3]);
+    let all = summary.total.instructions.max(1) as f64;
+    for function in summary.functions.iter().take(functions) {
+        hot.add_row([
+            grouped(function.instructions),
+            format!("{:.1} %", 100.0 * function.instructions as f64 / all),
+            function.name.clone(),
+            function.file.as_deref().map(file_name).unwrap_or_default(),
+        ]);
+    }
+    writeln!(out, "{}", hot.to_string().trim_end())?;
+    if let Some(more) = summary
+        .functions
+        .len()
+        .checked_sub(functions)
+        .filter(|more| *more > 0)
+    {
+        writeln!(out, " … and {} more functions", grouped(more as u64))?;
+    }
+    writeln!(out)?;
+    gaps(summary, out)
+}
+
+fn gaps(summary: &Summary, out: &mut impl Write) -> Result<()> {
+    if summary.gaps() == 0 {
+        writeln!(
+            out,
+            "No gaps: every instruction of the trace is accounted for."
+        )?;
+        return Ok(());
+    }
+    writeln!(out, "Gaps: {}", grouped(summary.gaps()))?;
+    for thread in summary
+        .threads
+        .iter()
+        .filter(|thread| thread.gaps.count() > 0)
+    {
+        let gaps = &thread.gaps;
+        writeln!(
+            out,
+            "  {}: {} errors, {} overflows",
+            name_of(thread),
+            gaps.errors,
+            gaps.overflows
+        )?;
+        for gap in &gaps.first {
+            let ip = gap.ip.map(|ip| format!(", {ip}")).unwrap_or_default();
+            writeln!(out, "    at offset {}{ip}: {}", gap.offset, gap.reason)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grouped;
+
+    #[test]
+    fn digits_in_groups() {
+        let all = [0, 999, 1000, 123_456, 1_234_567].map(grouped);
+        assert_eq!(all, ["0", "999", "1,000", "123,456", "1,234,567"]);
+    }
+}

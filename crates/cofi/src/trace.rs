@@ -1,0 +1,67 @@
+//! `cofi trace`: record a program, then show what it did.
+
+use crate::args::{FlowInput, Input, TraceArgs};
+use crate::{Ended, input, insn, record, report};
+use anyhow::Result;
+use cofi_flow::Item;
+use cofi_session::{Session, Stream};
+use std::collections::VecDeque;
+use std::io::Write;
+
+/// How many functions the report shows here.
+const FUNCTIONS: usize = 10;
+
+/// Runs the command. The report goes to standard error, as standard output is the program's.
+pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
+    let options = &args.options;
+    eprintln!("cofi: single-stepping the program; expect about 85,000 instructions a second");
+    let recording = record::record(options)?;
+    let bytes = input::read(&options.output)?;
+    let flow_input = FlowInput {
+        cpu: None,
+        elf: Vec::new(),
+        raw: Vec::new(),
+        input: Input {
+            format: None,
+            file: options.output.clone(),
+        },
+    };
+    let session = input::open_flow(&flow_input, &bytes)?;
+    input::report(&session);
+    let mut out = std::io::stderr().lock();
+    writeln!(out, "\n")?;
+    report::print(&report::summarize(&session), FUNCTIONS, &mut out)?;
+    if let Some(stream) = session.streams().first() {
+        writeln!(out, "\nThe last instructions of {}:", input::title(stream))?;
+        for line in last(&session, stream, args.last) {
+            writeln!(out, "{line}")?;
+        }
+    }
+    writeln!(
+        out,
+        "\nThe trace is in {0}: see `cofi insn {0}`, `cofi dump {0}`, `perf script -i {0} --itrace=i1i`.",
+        options.output.display()
+    )?;
+    drop(out);
+    input::report_code(&session);
+    record::finish(options, &recording)
+}
+
+/// The last `count` instructions of a stream, as lines, with the events between them.
+fn last(session: &Session<'_>, stream: &Stream<'_>, count: usize) -> VecDeque<String> {
+    let mut flow = session.decode(stream);
+    let mut kept: VecDeque<Item> = VecDeque::new();
+    while let Some(item) = flow.next() {
+        if kept.len() == count {
+            kept.pop_front();
+        }
+        kept.push_back(item);
+    }
+    kept.into_iter()
+        .map(|item| match item {
+            Item::Insn(executed) => insn::line(&mut flow, &executed),
+            Item::Event(event) => format!("  -- {}", crate::item::sentence(&event)),
+            Item::Error(error) => format!("  !! {error}"),
+        })
+        .collect()
+}
