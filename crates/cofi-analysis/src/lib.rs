@@ -1,1 +1,27 @@
-//! Summaries and views of a decoded flow
+//! Summaries and views of a decoded flow.
+//!
+//! [`Tally`] counts what the streams of a [session](cofi_session) did; [`Summary`] is what comes of it: instructions,
+//! branches and system calls by thread, the functions that ran most, and where the trace was lost.
+//!
+//! ```no_run
+//! use cofi_analysis::Summary;
+//! use cofi_session::{Session, SessionOptions};
+//!
+//! let bytes = std::fs::read("cofi.data")?;
+//! let session = Session::new(&bytes, &SessionOptions::beside("cofi.data"))?;
+//! let summary = Summary::of(&session);
+//! for function in summary.functions.iter().take(10) {
+//!     println!("{:>12} {}", function.instructions, function.name);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod count;
+mod summary;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+pub use count::{Counts, Gap, Gaps};
+pub use summary::{FileCount, FunctionCount, Summary, ThreadSummary};
+pub use tally::Tally;

@@ -1,0 +1,107 @@
+//! Plain counts.
+
+use std::ops::AddAssign;
+
+use cofi_insn::Class;
+use cofi_packet::{Ip, StreamOffset};
+
+/// How often what was executed. A far transfer is neither a call nor a return here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Instructions that retired.
+    pub instructions: u64,
+    /// Branches of all kinds among them, system calls and other far transfers included.
+    pub branches: u64,
+    /// Conditional branches among those.
+    pub conditional: u64,
+    /// Conditional branches that did not go on with the next instruction.
+    pub taken: u64,
+    /// Near calls, direct and indirect.
+    pub calls: u64,
+    /// Calls whose target is in a register or memory.
+    pub indirect_calls: u64,
+    /// Near returns.
+    pub returns: u64,
+    /// Jumps whose target is in a register or memory.
+    pub indirect_jumps: u64,
+    /// `SYSCALL` and `SYSENTER`, and `INT 0x80`, which the flow does not list as an instruction.
+    pub system_calls: u64,
+    /// Times control left or went elsewhere between two instructions: interrupts, faults, signals' deliveries.
+    pub interruptions: u64,
+}
+
+impl Counts {
+    /// Adds `times` executions of an instruction of class `class`, but for the instruction itself.
+    pub(crate) fn add_class(&mut self, class: Class, times: u64) {
+        if class.is_branch() {
+            self.branches += times;
+        }
+        match class {
+            Class::Conditional => self.conditional += times,
+            Class::DirectCall => self.calls += times,
+            Class::IndirectCall => {
+                self.calls += times;
+                self.indirect_calls += times;
+            }
+            Class::Return => self.returns += times,
+            Class::IndirectJump => self.indirect_jumps += times,
+            Class::Syscall => self.system_calls += times,
+            _ => {}
+        }
+    }
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.instructions += other.instructions;
+        self.branches += other.branches;
+        self.conditional += other.conditional;
+        self.taken += other.taken;
+        self.calls += other.calls;
+        self.indirect_calls += other.indirect_calls;
+        self.returns += other.returns;
+        self.indirect_jumps += other.indirect_jumps;
+        self.system_calls += other.system_calls;
+        self.interruptions += other.interruptions;
+    }
+}
+
+/// A place where a part of the flow is missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// Where in the stream.
+    pub offset: StreamOffset,
+    /// The instruction reached last, for an error; where the flow goes on, for an overflow.
+    pub ip: Option<Ip>,
+    /// Why.
+    pub reason: String,
+}
+
+/// The places where a part of the flow is missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gaps {
+    /// How often the flow was lost because the trace or the code contradicted itself.
+    pub errors: u64,
+    /// How often the processor could not store packets.
+    pub overflows: u64,
+    /// The first few of both.
+    pub first: Vec<Gap>,
+}
+
+impl Gaps {
+    /// How many gaps are listed one by one.
+    pub const LISTED: usize = 16;
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.errors + self.overflows
+    }
+
+    pub(crate) fn list(&mut self, gap: impl FnOnce() -> Gap) {
+        if self.first.len() < Self::LISTED {
+            self.first.push(gap());
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! Counts as the flow goes by.
+//!
+//! What runs is counted by runs of consecutive instructions, which are few and repeat: each costs one look into a
+//! table. Classes and functions are worked out once for each distinct run.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cofi_flow::{Event, Part, Run};
+use cofi_image::{CodeFile, Place, Version};
+use cofi_insn::{Class, advance};
+use cofi_packet::{ExecMode, Ip};
+use cofi_session::{Session, Stream, Task, ThreadFlow};
+use rustc_hash::FxHashMap;
+
+use crate::count::{Counts, Gap, Gaps};
+use crate::summary::{FileCount, FunctionCount, Summary, ThreadSummary};
+
+/// Counts what streams did.
+#[derive(Debug, Default)]
+pub struct Tally {
+    threads: Vec<ThreadSummary>,
+    functions: Functions,
+    trace_bytes: u64,
+}
+
+impl Tally {
+    /// Nothing counted yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Decodes a stream of `session` to its end and counts what it did.
+    pub fn add(&mut self, session: &Session<'_>, stream: &Stream<'_>) {
+        let mut flow = session.decode(stream);
+        let mut counter = StreamCounter::new(&mut self.functions);
+        // The piece borrows the decoder, so that what needs both is done in two steps.
+        while let Some(step) = counter.step(&mut flow) {
+            counter.follow(step, &mut flow);
+        }
+        if counter.order.is_empty() && counter.counts.is_empty() {
+            // A stream in which nothing ran is still a thread's.
+            counter.know(flow.task());
+        }
+        let mut bytes = stream.len() as u64;
+        self.trace_bytes += bytes;
+        let threads = counter.finish();
+        for (task, counts, gaps) in threads {
+            // A processor's stream belongs to all its threads and is counted once.
+            let trace_bytes = std::mem::take(&mut bytes);
+            let comm = session.comm_of(task.tid).map(str::to_owned);
+            self.threads.push(ThreadSummary {
+                stream: stream.key(),
+                task,
+                comm,
+                counts,
+                trace_bytes,
+                gaps,
+            });
+        }
+    }
+
+    /// Puts what another tally counted to this one's.
+    pub fn merge(&mut self, other: Tally) {
+        self.threads.extend(other.threads);
+        self.trace_bytes += other.trace_bytes;
+        self.functions.merge(other.functions);
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn finish(self) -> Summary {
+        let mut total = Counts::default();
+        for thread in &self.threads {
+            total += thread.counts;
+        }
+        let (functions, files) = self.functions.finish();
+        Summary {
+            total,
+            trace_bytes: self.trace_bytes,
+            threads: self.threads,
+            functions,
+            files,
+        }
+    }
+}
+
+/// A run as it is told from others: the code in place, its first instruction, and how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct RunKey {
+    era: u32,
+    ip: Ip,
+    len: u32,
+}
+
+/// What is known of a distinct run.
+#[derive(Debug, Default)]
+struct RunCount {
+    times: u64,
+    taken: u64,
+    class: Option<Class>,
+    /// The functions it lies in, with how many of its instructions; and whether it enters them.
+    parts: Vec<(usize, u32, bool)>,
+}
+
+/// What has to be done after a piece, with the decoder at hand.
+enum Step {
+    /// Nothing.
+    Done,
+    /// A run that was not seen before.
+    NewRun {
+        key: RunKey,
+        lens: Vec<u8>,
+        mode: ExecMode,
+    },
+    /// Other code or another thread may be in place.
+    Event(Event),
+    /// The flow was lost.
+    Error(Gap),
+}
+
+/// A thread in a stream, with the code that was in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Era {
+    task: Task,
+    /// The address space, by where it is in memory: it outlives the count.
+    space: usize,
+    version: Version,
+}
+
+struct StreamCounter<'f> {
+    functions: &'f mut Functions,
+    eras: HashMap<Era, u32>,
+    /// The thread of each era.
+    owners: Vec<Task>,
+    era: Option<u32>,
+    runs: FxHashMap<RunKey, usize>,
+    counts: Vec<(RunKey, RunCount)>,
+    /// A conditional branch that came last: its run, and the address it would go on at if not taken.
+    conditional: Option<(usize, Ip)>,
+    extra: HashMap<Task, (Counts, Gaps)>,
+    order: Vec<Task>,
+}
+
+impl<'f> StreamCounter<'f> {
+    fn new(functions: &'f mut Functions) -> Self {
+        Self {
+            functions,
+            eras: HashMap::new(),
+            owners: Vec::new(),
+            era: None,
+            runs: FxHashMap::default(),
+            counts: Vec::new(),
+            conditional: None,
+            extra: HashMap::new(),
+            order: Vec::new(),
+        }
+    }
+
+    /// Counts the next piece, as far as that can be done without the decoder.
+    fn step(&mut self, flow: &mut ThreadFlow<'_>) -> Option<Step> {
+        let era = match self.era {
+            Some(era) => era,
+            None => self.enter_era(flow),
+        };
+        Some(match flow.next_part()? {
+            Part::Run(run) => self.run(era, &run),
+            Part::Event(event) => Step::Event(event),
+            Part::Error(error) => Step::Error(Gap {
+                offset: error.offset,
+                ip: error.ip,
+                reason: error.kind.to_string(),
+            }),
+        })
+    }
+
+    fn run(&mut self, era: u32, run: &Run<'_>) -> Step {
+        self.went_to(run.ip());
+        let key = RunKey {
+            era,
+            ip: run.ip(),
+            len: run.len() as u32,
+        };
+        let class = run.last().map(|last| last.class);
+        let next = self.counts.len();
+        let index = *self.runs.entry(key).or_insert(next);
+        if let Some(last) = run.last()
+            && last.class == Class::Conditional
+        {
+            self.conditional = Some((index, advance(last.ip, last.len, last.mode)));
+        }
+        if let Some((_, count)) = self.counts.get_mut(index) {
+            count.times += 1;
+            return Step::Done;
+        }
+        self.counts.push((
+            key,
+            RunCount {
+                times: 1,
+                class,
+                ..RunCount::default()
+            },
+        ));
+        let lens = run.iter().map(|insn| insn.len).collect();
+        Step::NewRun {
+            key,
+            lens,
+            mode: run.mode(),
+        }
+    }
+
+    /// Control went on at `ip`: settles whether the conditional branch before was taken.
+    fn went_to(&mut self, ip: Ip) {
+        if let Some((index, not_taken)) = self.conditional.take()
+            && ip != not_taken
+            && let Some((_, count)) = self.counts.get_mut(index)
+        {
+            count.taken += 1;
+        }
+    }
+
+    fn follow(&mut self, step: Step, flow: &mut ThreadFlow<'_>) {
+        match step {
+            Step::Done => {}
+            Step::NewRun { key, lens, mode } => {
+                let parts = self
+                    .functions
+                    .parts(key.ip, &lens, mode, |ip| flow.place(ip));
+                if let Some(index) = self.runs.get(&key)
+                    && let Some((_, count)) = self.counts.get_mut(*index)
+                {
+                    count.parts = parts;
+                }
+            }
+            Step::Event(event) => self.event(event, flow),
+            Step::Error(gap) => {
+                self.conditional = None;
+                let (_, gaps) = self.extra(flow);
+                gaps.errors += 1;
+                gaps.list(|| gap);
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event, flow: &mut ThreadFlow<'_>) {
+        match event {
+            Event::AsyncBranch { from: at, .. } | Event::AsyncDisabled { at, .. } => {
+                self.went_to(at);
+                let mut bytes = [0; 2];
+                // The code is still that which was in place before the event: no change takes effect here that
+                // would not be at a later packet than this.
+                let int_0x80 = flow.read_code(at, &mut bytes) == 2 && bytes == [0xcd, 0x80];
+                let (counts, _) = self.extra(flow);
+                if int_0x80 {
+                    counts.system_calls += 1;
+                } else {
+                    counts.interruptions += 1;
+                }
+            }
+            Event::Overflow { ip } => {
+                self.conditional = None;
+                let offset = flow.offset();
+                let (_, gaps) = self.extra(flow);
+                gaps.overflows += 1;
+                gaps.list(|| Gap {
+                    offset,
+                    ip,
+                    reason: "the processor could not store packets fast enough".into(),
+                });
+            }
+            // A branch out of what is traced was taken, or there would be no such event.
+            Event::Disabled { .. } => {
+                if let Some((index, _)) = self.conditional.take()
+                    && let Some((_, count)) = self.counts.get_mut(index)
+                {
+                    count.taken += 1;
+                }
+            }
+            _ => {}
+        }
+        self.era = None;
+    }
+
+    /// Counts of the thread that runs now, beside those of runs.
+    fn extra(&mut self, flow: &mut ThreadFlow<'_>) -> &mut (Counts, Gaps) {
+        let task = flow.task();
+        self.know(task);
+        self.extra.entry(task).or_default()
+    }
+
+    fn know(&mut self, task: Task) {
+        self.extra.entry(task).or_insert_with(|| {
+            self.order.push(task);
+            Default::default()
+        });
+    }
+
+    fn enter_era(&mut self, flow: &mut ThreadFlow<'_>) -> u32 {
+        let task = flow.task();
+        let view = flow.view();
+        let era = Era {
+            task,
+            space: std::ptr::from_ref(view.space()).addr(),
+            version: view.version(),
+        };
+        let next = self.owners.len() as u32;
+        let number = *self.eras.entry(era).or_insert(next);
+        if number == next {
+            self.owners.push(task);
+        }
+        self.era = Some(number);
+        number
+    }
+
+    /// Every thread of the stream with what it did.
+    fn finish(mut self) -> Vec<(Task, Counts, Gaps)> {
+        let counts = std::mem::take(&mut self.counts);
+        for (key, run) in counts {
+            let Some(task) = self.owners.get(key.era as usize).copied() else {
+                continue;
+            };
+            self.know(task);
+            let Some((counts, _)) = self.extra.get_mut(&task) else {
+                continue;
+            };
+            counts.instructions += run.times * u64::from(key.len);
+            counts.taken += run.taken;
+            if let Some(class) = run.class {
+                counts.add_class(class, run.times);
+            }
+            for (function, instructions, entered) in run.parts {
+                self.functions.count(
+                    function,
+                    u64::from(instructions) * run.times,
+                    u64::from(entered) * run.times,
+                );
+            }
+        }
+        let mut extra = self.extra;
+        self.order
+            .into_iter()
+            .filter_map(|task| {
+                extra
+                    .remove(&task)
+                    .map(|(counts, gaps)| (task, counts, gaps))
+            })
+            .collect()
+    }
+}
+
+/// A function, as told from others: its file, and its first address there.
+type FunctionKey = (Option<PathBuf>, Option<u64>);
+
+/// The functions seen.
+#[derive(Debug, Default)]
+struct Functions {
+    numbers: HashMap<FunctionKey, usize>,
+    list: Vec<FunctionCount>,
+    /// The file looked at last, since code stays in one for long.
+    last: Option<(Arc<CodeFile>, Option<u64>, usize)>,
+}
+
+impl Functions {
+    /// The functions in which the instructions of a run lie.
+    fn parts(
+        &mut self,
+        mut ip: Ip,
+        lens: &[u8],
+        mode: ExecMode,
+        mut place: impl FnMut(Ip) -> Option<Place>,
+    ) -> Vec<(usize, u32, bool)> {
+        let mut parts: Vec<(usize, u32, bool)> = Vec::new();
+        for len in lens {
+            let (function, first) = self.function(place(ip));
+            match parts.last_mut() {
+                Some((last, count, _)) if *last == function && !first => *count += 1,
+                _ => parts.push((function, 1, first)),
+            }
+            ip = advance(ip, *len, mode);
+        }
+        parts
+    }
+
+    /// The function there, and whether this is its first instruction.
+    fn function(&mut self, place: Option<Place>) -> (usize, bool) {
+        let symbol = place.as_ref().and_then(Place::symbol);
+        let start = symbol.map(|symbol| symbol.start);
+        let first = symbol.is_some_and(|symbol| symbol.offset == 0);
+        if let (Some(place), Some((file, address, function))) = (&place, &self.last)
+            && Arc::ptr_eq(file, &place.file)
+            && *address == start
+        {
+            return (*function, first);
+        }
+        let path = place.as_ref().map(|place| place.file.path().to_owned());
+        let name = || match (&symbol, &path) {
+            (Some(symbol), _) => symbol.demangled(),
+            (None, Some(path)) => path.display().to_string(),
+            (None, None) => "[unmapped]".into(),
+        };
+        let function = self.number((path.clone(), start), name);
+        self.last = place
+            .as_ref()
+            .map(|place| (place.file.clone(), start, function));
+        (function, first)
+    }
+
+    fn number(&mut self, key: FunctionKey, name: impl FnOnce() -> String) -> usize {
+        let next = self.list.len();
+        let (file, address) = key.clone();
+        let number = *self.numbers.entry(key).or_insert(next);
+        if number == next {
+            self.list.push(FunctionCount {
+                name: name(),
+                file,
+                address,
+                instructions: 0,
+                entries: 0,
+            });
+        }
+        number
+    }
+
+    fn count(&mut self, function: usize, instructions: u64, entries: u64) {
+        if let Some(function) = self.list.get_mut(function) {
+            function.instructions += instructions;
+            function.entries += entries;
+        }
+    }
+
+    fn merge(&mut self, other: Functions) {
+        for function in other.list {
+            let key = (function.file.clone(), function.address);
+            let number = self.number(key, || function.name.clone());
+            self.count(number, function.instructions, function.entries);
+        }
+    }
+
+    /// Functions and files, most instructions first.
+    fn finish(self) -> (Vec<FunctionCount>, Vec<FileCount>) {
+        let mut functions = self.list;
+        let mut by_file: HashMap<&PathBuf, u64> = HashMap::new();
+        for function in &functions {
+            if let Some(file) = &function.file {
+                *by_file.entry(file).or_default() += function.instructions;
+            }
+        }
+        let mut files: Vec<FileCount> = by_file
+            .into_iter()
+            .map(|(file, instructions)| FileCount {
+                file: file.clone(),
+                instructions,
+            })
+            .collect();
+        files.sort_by(|a, b| (b.instructions, &a.file).cmp(&(a.instructions, &b.file)));
+        functions.sort_by(|a, b| {
+            (b.instructions, &a.file, a.address).cmp(&(a.instructions, &b.file, b.address))
+        });
+        (functions, files)
+    }
+}
