@@ -94,8 +94,10 @@ pub trait Observer {
     fn code(&mut self, pid: Pid, tid: Pid, code: SavedCode<'_>);
     /// A thread begins or goes on in user space.
     fn resume_user(&mut self, tid: Pid, ip: Ip, mode: ExecMode);
-    /// An instruction retired in user space, and control went to `next` in user space.
+    /// An instruction other than a far branch retired in user space, and control went to `next` in user space.
     fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip);
+    /// A far branch retired, and control went to `next` in user space, which runs in `mode`.
+    fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip, mode: ExecMode);
     /// A thread entered the kernel.
     fn enter_kernel(&mut self, tid: Pid, entry: Entry);
     /// Whether the engine should stop because nothing more can be taken.

@@ -514,12 +514,14 @@ impl Engine<'_> {
     }
 
     fn far_or_near(&mut self, tid: Pid, ip: u64, code: &Code) {
-        let rip = self.regs.rip;
-        let before = self.threads.get(&tid).map(|thread| thread.mode);
-        self.observer.retired(tid, Ip(ip), &code.insn, Ip(rip));
-        if code.insn.class.is_far() && before != Some(mode(&self.regs)) {
-            // A far branch between 32- and 64-bit code.
+        let rip = Ip(self.regs.rip);
+        if code.insn.class.is_far() {
+            // It may lead from 32- to 64-bit code or back.
             self.set_mode(tid);
+            self.observer
+                .far_branch(tid, Ip(ip), &code.insn, rip, mode(&self.regs));
+        } else {
+            self.observer.retired(tid, Ip(ip), &code.insn, rip);
         }
     }
 

@@ -136,42 +136,6 @@ pub(super) fn signal_info(tid: pid_t) -> io::Result<SigInfo> {
     Ok(SigInfo { code: info.si_code })
 }
 
-/// Whether a SIGTRAP raised by the processor waits to be delivered to a stopped thread.
-pub(super) fn trap_is_pending(tid: pid_t) -> io::Result<bool> {
-    const BATCH: usize = 8;
-    let mut offset = 0u64;
-    loop {
-        let args = libc::ptrace_peeksiginfo_args {
-            off: offset,
-            flags: 0,
-            nr: BATCH as i32,
-        };
-        // SAFETY: an array of `siginfo_t`, for which zero is a value (see `signal_info`).
-        let mut infos: [libc::siginfo_t; BATCH] = unsafe { MaybeUninit::zeroed().assume_init() };
-        // SAFETY: the request reads one `ptrace_peeksiginfo_args` and writes at most `nr` elements of `siginfo_t`,
-        // which is the length of the array.
-        let result = unsafe {
-            libc::ptrace(
-                libc::PTRACE_PEEKSIGINFO,
-                tid,
-                ptr::from_ref(&args),
-                infos.as_mut_ptr(),
-            )
-        };
-        let count = check(result)? as usize;
-        if infos[..count.min(BATCH)]
-            .iter()
-            .any(|info| info.si_signo == libc::SIGTRAP && info.si_code > 0)
-        {
-            return Ok(true);
-        }
-        if count < BATCH {
-            return Ok(false);
-        }
-        offset += count as u64;
-    }
-}
-
 /// The signals that a stopped thread blocks, bit N − 1 for signal N.
 pub(super) fn signal_mask(tid: pid_t) -> io::Result<u64> {
     let mut mask = 0u64;
@@ -460,14 +424,6 @@ unsafe fn child(table: &[CandidateTable], go: &OwnedFd, go_write: RawFd, error: 
         let bytes = worst.to_ne_bytes();
         libc::write(error.as_raw_fd(), bytes.as_ptr().cast(), bytes.len());
         libc::_exit(127);
-    }
-}
-
-/// Ends a process at once.
-pub(super) fn kill(pid: pid_t) {
-    // SAFETY: no memory is involved; a process that is already gone is no harm.
-    unsafe {
-        libc::kill(pid, libc::SIGKILL);
     }
 }
 

@@ -303,6 +303,16 @@ impl Observer for Recorder {
         self.after_step(tid);
     }
 
+    fn far_branch(&mut self, tid: Pid, ip: Ip, _insn: &Insn, next: Ip, mode: ExecMode) {
+        self.clock.tick();
+        let Some(thread) = self.threads.get_mut(&tid) else {
+            return;
+        };
+        thread.far_branch(self.clock, next, mode);
+        self.truth(tid, ip);
+        self.after_step(tid);
+    }
+
     fn enter_kernel(&mut self, tid: Pid, entry: Entry) {
         let Some(thread) = self.threads.get_mut(&tid) else {
             return;

@@ -169,11 +169,6 @@ impl Thread {
             Class::IndirectJump => Branch::IndirectJump(next),
             Class::IndirectCall => Branch::IndirectCall(next),
             Class::Return => Branch::Return(next),
-            _ if insn.class.is_far() => {
-                self.ip = Some(next);
-                self.unit.far_transfer(&mut self.buffer, next, self.context);
-                return;
-            }
             _ => Branch::None,
         };
         self.ip = Some(next);
@@ -184,6 +179,16 @@ impl Thread {
                 branch,
             },
         );
+    }
+
+    pub(crate) fn far_branch(&mut self, clock: VirtualClock, next: Ip, mode: ExecMode) {
+        self.buffer.clock = clock.0;
+        self.ip = Some(next);
+        self.context = Context {
+            mode,
+            ..self.context
+        };
+        self.unit.far_transfer(&mut self.buffer, next, self.context);
     }
 
     pub(crate) fn task(&self) -> Task {
