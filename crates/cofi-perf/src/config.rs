@@ -39,7 +39,14 @@ pub struct PtConfig {
 impl Default for PtConfig {
     /// What `perf record -e intel_pt//` chooses: `tsc,mtc,mtc_period=3,psb_period=3,branch`.
     fn default() -> Self {
-        Self { tsc: true, mtc: true, mtc_period: 3, psb_period: 3, branch: true, ..Self::NONE }
+        Self {
+            tsc: true,
+            mtc: true,
+            mtc_period: 3,
+            psb_period: 3,
+            branch: true,
+            ..Self::NONE
+        }
     }
 }
 
@@ -66,8 +73,19 @@ pub enum ConfigError {
 }
 
 const NAMES: [&str; 13] = [
-    "tsc", "mtc", "mtc_period", "cyc", "cyc_thresh", "psb_period", "noretcomp", "ptw", "fup_on_ptw", "branch", "pwr_evt",
-    "event", "notnt",
+    "tsc",
+    "mtc",
+    "mtc_period",
+    "cyc",
+    "cyc_thresh",
+    "psb_period",
+    "noretcomp",
+    "ptw",
+    "fup_on_ptw",
+    "branch",
+    "pwr_evt",
+    "event",
+    "notnt",
 ];
 
 const PT: u64 = 1 << 0;
@@ -177,12 +195,20 @@ impl PtConfig {
             "mtc_period" => (None, Some(&mut self.mtc_period)),
             "cyc_thresh" => (None, Some(&mut self.cyc_thresh)),
             "psb_period" => (None, Some(&mut self.psb_period)),
-            _ => return Err(ConfigError::Unknown { name: name.to_owned() }),
+            _ => {
+                return Err(ConfigError::Unknown {
+                    name: name.to_owned(),
+                });
+            }
         };
         let max = if flag.is_some() { 1 } else { 15 };
         let number = parse_number(value)
             .filter(|&number| number <= max)
-            .ok_or_else(|| ConfigError::Value { name: name.to_owned(), value: value.to_owned(), max })?;
+            .ok_or_else(|| ConfigError::Value {
+                name: name.to_owned(),
+                value: value.to_owned(),
+                max,
+            })?;
         if let Some(flag) = flag {
             *flag = number != 0;
         }
@@ -206,10 +232,13 @@ impl PtConfig {
     /// # Ok::<(), cofi_perf::ConfigError>(())
     /// ```
     pub fn apply(&mut self, list: &str) -> Result<(), ConfigError> {
-        list.split(',').map(str::trim).filter(|part| !part.is_empty()).try_for_each(|part| {
-            let (name, value) = part.split_once('=').unwrap_or((part, "1"));
-            self.set(name.trim(), value.trim())
-        })
+        list.split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty())
+            .try_for_each(|part| {
+                let (name, value) = part.split_once('=').unwrap_or((part, "1"));
+                self.set(name.trim(), value.trim())
+            })
     }
 }
 
@@ -235,10 +264,19 @@ impl fmt::Display for PtConfig {
             ("event", self.event),
             ("notnt", self.notnt),
         ];
-        let fields =
-            [("mtc_period", self.mtc_period), ("cyc_thresh", self.cyc_thresh), ("psb_period", self.psb_period)];
-        let flags = flags.into_iter().filter(|(_, on)| *on).map(|(name, _)| name.to_owned());
-        let fields = fields.into_iter().filter(|(_, value)| *value != 0).map(|(name, value)| format!("{name}={value}"));
+        let fields = [
+            ("mtc_period", self.mtc_period),
+            ("cyc_thresh", self.cyc_thresh),
+            ("psb_period", self.psb_period),
+        ];
+        let flags = flags
+            .into_iter()
+            .filter(|(_, on)| *on)
+            .map(|(name, _)| name.to_owned());
+        let fields = fields
+            .into_iter()
+            .filter(|(_, value)| *value != 0)
+            .map(|(name, value)| format!("{name}={value}"));
         f.write_str(&flags.chain(fields).collect::<Vec<_>>().join(","))
     }
 }
@@ -264,10 +302,25 @@ mod tests {
     #[test]
     fn wrong_settings_are_named() {
         let mut config = PtConfig::default();
-        assert!(config.apply("tcs").unwrap_err().to_string().contains("`tcs`"));
-        assert!(matches!(config.apply("tsc=2"), Err(ConfigError::Value { max: 1, .. })));
-        assert!(matches!(config.apply("mtc_period=x"), Err(ConfigError::Value { max: 15, .. })));
-        assert!(matches!(config.apply("=1"), Err(ConfigError::Unknown { .. })));
+        assert!(
+            config
+                .apply("tcs")
+                .unwrap_err()
+                .to_string()
+                .contains("`tcs`")
+        );
+        assert!(matches!(
+            config.apply("tsc=2"),
+            Err(ConfigError::Value { max: 1, .. })
+        ));
+        assert!(matches!(
+            config.apply("mtc_period=x"),
+            Err(ConfigError::Value { max: 15, .. })
+        ));
+        assert!(matches!(
+            config.apply("=1"),
+            Err(ConfigError::Unknown { .. })
+        ));
         config.apply(" ,, psb_period = 0xf ,").unwrap();
         assert_eq!(config.psb_period, 15);
     }

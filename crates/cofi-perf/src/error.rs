@@ -35,7 +35,9 @@ pub enum ErrorKind {
     #[error("this perf.data has the format of perf before Linux 3.2, which is not supported")]
     OldFormat,
     /// The file was written to a pipe (`perf record -o -`).
-    #[error("this perf.data was recorded in pipe mode, which is not supported; `perf inject -i FILE -o NEW` may convert it")]
+    #[error(
+        "this perf.data was recorded in pipe mode, which is not supported; `perf inject -i FILE -o NEW` may convert it"
+    )]
     PipeMode,
     /// The size field of the file header has no known meaning.
     #[error("file header size {size} is not one of a known format")]
@@ -130,7 +132,9 @@ pub enum ErrorKind {
         id: u64,
     },
     /// A compressed record (`perf record -z`).
-    #[error("{kind} record: compressed perf.data (`perf record -z`) is not supported; `perf inject -i FILE -o NEW` decompresses")]
+    #[error(
+        "{kind} record: compressed perf.data (`perf record -z`) is not supported; `perf inject -i FILE -o NEW` decompresses"
+    )]
     Compressed {
         /// The record's kind.
         kind: RecordKind,
@@ -165,13 +169,17 @@ pub enum WriteError {
         len: usize,
     },
     /// An AUXTRACE chunk without the time it was taken at, in a trace with time stamps.
-    #[error("AUXTRACE chunk at stream offset {offset}: its reference (a TSC value) must not be 0 while TSC packets are on: perf would silently decode nothing")]
+    #[error(
+        "AUXTRACE chunk at stream offset {offset}: its reference (a TSC value) must not be 0 while TSC packets are on: perf would silently decode nothing"
+    )]
     ZeroReference {
         /// The chunk's offset in its stream.
         offset: u64,
     },
     /// The bytes given as a whole record are not one.
-    #[error("raw record: {len} bytes do not form one kernel record (type {kind}, stated size {size})")]
+    #[error(
+        "raw record: {len} bytes do not form one kernel record (type {kind}, stated size {size})"
+    )]
     RawRecord {
         /// The number of bytes given.
         len: usize,

@@ -11,7 +11,12 @@ pub struct PerfTime(pub u64);
 impl fmt::Display for PerfTime {
     /// Prints seconds with nine decimals, as `perf script --ns` does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:09}", self.0 / 1_000_000_000, self.0 % 1_000_000_000)
+        write!(
+            f,
+            "{}.{:09}",
+            self.0 / 1_000_000_000,
+            self.0 % 1_000_000_000
+        )
     }
 }
 
@@ -39,16 +44,21 @@ pub struct TimeConv {
 }
 
 impl TimeConv {
-    /// The conversion of a counter of `hertz` that was 0 at the time 0; `None` when `hertz` is 0 or so small that
-    /// the factor would not fit 32 bits.
+    /// The conversion of a counter of `hertz` that was 0 at the time 0; `None` when `hertz` is 0 or so large that
+    /// the factor would be 0.
     #[must_use]
     pub fn for_frequency(hertz: u64) -> Option<Self> {
         const NANOSECONDS: u128 = 1_000_000_000;
         // The largest shift whose factor fits 32 bits, as the kernel chooses it.
         (0..=31u32).rev().find_map(|shift| {
-            let mult = ((NANOSECONDS << shift) + u128::from(hertz) / 2).checked_div(hertz.into())?;
+            let mult =
+                ((NANOSECONDS << shift) + u128::from(hertz) / 2).checked_div(hertz.into())?;
             let mult = u32::try_from(mult).ok().filter(|&mult| mult != 0)?;
-            Some(Self { shift: shift.into(), mult: mult.into(), zero: 0 })
+            Some(Self {
+                shift: shift.into(),
+                mult: mult.into(),
+                zero: 0,
+            })
         })
     }
 
@@ -81,25 +91,50 @@ mod tests {
     #[test]
     fn numbers_of_a_real_file() {
         // A 1.2 GHz machine, from a file of Linux 4.14: the zero is negative.
-        let conv = TimeConv { shift: 31, mult: 1_789_569_706, zero: 18_446_744_041_015_200_657 };
+        let conv = TimeConv {
+            shift: 31,
+            mult: 1_789_569_706,
+            zero: 18_446_744_041_015_200_657,
+        };
         let time = conv.time_of(Tsc(0xbc_4cd5_19a6)).unwrap();
         let by_hand = (0xbc_4cd5_19a6u128 * 1_789_569_706) >> 31;
-        assert_eq!(u128::from(time.0), (by_hand + 18_446_744_041_015_200_657) & u128::from(u64::MAX));
+        assert_eq!(
+            u128::from(time.0),
+            (by_hand + 18_446_744_041_015_200_657) & u128::from(u64::MAX)
+        );
     }
 
     #[test]
     fn nonsense_gives_none() {
-        for conv in [TimeConv { shift: 64, mult: 1, zero: 0 }, TimeConv { shift: 1, mult: 0, zero: 0 }] {
+        for conv in [
+            TimeConv {
+                shift: 64,
+                mult: 1,
+                zero: 0,
+            },
+            TimeConv {
+                shift: 1,
+                mult: 0,
+                zero: 0,
+            },
+        ] {
             assert_eq!(conv.time_of(Tsc(1)), None);
             assert_eq!(conv.tsc_of(PerfTime(1)), None);
         }
         assert_eq!(TimeConv::for_frequency(0), None);
-        assert_eq!(TimeConv::for_frequency(1_000_000_000_000_000_000), None);
+        assert_eq!(TimeConv::for_frequency(u64::MAX), None);
     }
 
     #[test]
     fn two_gigahertz_is_the_known_pair() {
-        assert_eq!(TimeConv::for_frequency(2_000_000_000), Some(TimeConv { shift: 31, mult: 1 << 30, zero: 0 }));
+        assert_eq!(
+            TimeConv::for_frequency(2_000_000_000),
+            Some(TimeConv {
+                shift: 31,
+                mult: 1 << 30,
+                zero: 0
+            })
+        );
         assert_eq!(PerfTime(1_000_000_042).to_string(), "1.000000042");
     }
 
