@@ -126,14 +126,6 @@ const CHANGING_CODE: &[Quirk] = &[
     },
 ];
 
-/// An exec by another thread ends the first one and hands its number on.
-const TWO_STREAMS_OF_ONE_NUMBER: Quirk = Quirk {
-    peer: Peer::Libipt,
-    configs: &[],
-    why: "the bare packets are the first stream's; the thread that calls exec takes the first one's number over, so the \
-          truth goes on where that stream ends",
-};
-
 /// All programs, small ones first.
 pub(crate) const PROGRAMS: &[Program] = &[
     source("branches", "branches.S", ASM),
@@ -175,14 +167,11 @@ pub(crate) const PROGRAMS: &[Program] = &[
     source("stormed", "stormed.c", STATIC),
     source("processes", "processes.c", STATIC),
     source("threads", "threads.c", &["-O1", "-pthread"]),
-    Program {
-        quirks: &[TWO_STREAMS_OF_ONE_NUMBER],
-        ..source(
-            "exec_thread",
-            "exec_thread.c",
-            &["-O1", "-static", "-pthread"],
-        )
-    },
+    source(
+        "exec_thread",
+        "exec_thread.c",
+        &["-O1", "-static", "-pthread"],
+    ),
     source("trapflag", "trapflag.c", STATIC),
     source("dynamic", "dynamic.c", &["-O1"]),
     system("ls", "/bin/ls", &["-l", "@PROGRAMS"]),
