@@ -124,8 +124,12 @@ int main(void)
     }
 
     set(SIGALRM, on_alarm, 0);
+    sigemptyset(&set_of);
+    sigaddset(&set_of, SIGALRM);
+    sigprocmask(SIG_BLOCK, &set_of, &old); /* the alarm waits until someone waits for it */
     setitimer(ITIMER_REAL, &once, NULL);
-    pause(); /* a system call that a signal ends */
+    sigsuspend(&old); /* a system call that a signal ends */
+    sigprocmask(SIG_SETMASK, &old, NULL);
 
     printf("alarms %d storms %d traps %d divisions %d quotient %ld illegal %d general %d nested %d\n", (int)alarms,
            (int)storms, (int)traps, (int)divisions, quotient, (int)illegal, (int)general, (int)nested);
