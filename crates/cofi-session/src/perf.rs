@@ -38,7 +38,11 @@ fn cpu_of(text: &str) -> Option<Cpu> {
     let mut words = text.strip_prefix("GenuineIntel,")?.split(',');
     let mut number = || words.next()?.trim().parse::<u16>().ok();
     let (family, model, stepping) = (number()?, number()?, number()?);
-    Some(Cpu { family, model: model.try_into().ok()?, stepping: stepping.try_into().ok()? })
+    Some(Cpu {
+        family,
+        model: model.try_into().ok()?,
+        stepping: stepping.try_into().ok()?,
+    })
 }
 
 /// Reads the records of a perf.data file.
@@ -49,7 +53,11 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
     const NONE: u32 = u32::MAX;
     let file = File::parse(bytes)?;
     let mut contents = Contents::new(flow);
-    contents.diagnostics.extend(file.problems().iter().map(|p| Diagnostic::Perf(p.to_string())));
+    contents.diagnostics.extend(
+        file.problems()
+            .iter()
+            .map(|p| Diagnostic::Perf(p.to_string())),
+    );
     contents.cpu = file.feature_text(Feature::CPUID).and_then(cpu_of);
     let mut info = None;
     let mut streams: BTreeMap<StreamKey, Vec<Piece<'t>>> = BTreeMap::new();
@@ -57,41 +65,87 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
         let record = match record {
             Ok(record) => record,
             Err(error) => {
-                contents.diagnostics.push(Diagnostic::Perf(error.to_string()));
+                contents
+                    .diagnostics
+                    .push(Diagnostic::Perf(error.to_string()));
                 continue;
             }
         };
         let id = record.id;
-        let key = |tid: u32, cpu: u32| if tid == NONE { StreamKey::Cpu(cpu) } else { StreamKey::Thread(tid) };
+        let key = |tid: u32, cpu: u32| {
+            if tid == NONE {
+                StreamKey::Cpu(cpu)
+            } else {
+                StreamKey::Thread(tid)
+            }
+        };
         let what = match record.body {
-            Body::Mmap { pid, start, len, pgoff, prot, path, .. } => {
-                if prot.is_some_and(|prot| prot & PROT_EXEC == 0) || prot.is_none() && record.misc.0 & DATA != 0 {
+            Body::Mmap {
+                pid,
+                start,
+                len,
+                pgoff,
+                prot,
+                path,
+                ..
+            } => {
+                if prot.is_some_and(|prot| prot & PROT_EXEC == 0)
+                    || prot.is_none() && record.misc.0 & DATA != 0
+                {
                     continue;
                 }
-                What::Map { pid, start, len, offset: pgoff, path }
+                What::Map {
+                    pid,
+                    start,
+                    len,
+                    offset: pgoff,
+                    path,
+                }
             }
-            Body::Comm { pid, tid, exec, name } => {
-                contents.entries.push(Entry { time: id.time, what: What::Task(Task { pid, tid }) });
+            Body::Comm {
+                pid,
+                tid,
+                exec,
+                name,
+            } => {
+                contents.entries.push(Entry {
+                    time: id.time,
+                    what: What::Task(Task { pid, tid }),
+                });
                 if exec {
-                    contents.entries.push(Entry { time: id.time, what: What::Exec { pid } });
+                    contents.entries.push(Entry {
+                        time: id.time,
+                        what: What::Exec { pid },
+                    });
                 }
                 What::Name { tid, name }
             }
             Body::Fork { pid, ppid, tid, .. } => {
-                contents.entries.push(Entry { time: id.time, what: What::Task(Task { pid, tid }) });
+                contents.entries.push(Entry {
+                    time: id.time,
+                    what: What::Task(Task { pid, tid }),
+                });
                 What::Fork { pid, parent: ppid }
             }
             Body::ItraceStart { pid, tid } => match (id.cpu, info) {
-                (Some(cpu), Some(IntelPtInfo { per_cpu: true, .. })) => {
-                    What::Run { cpu, task: Task { pid, tid } }
-                }
+                (Some(cpu), Some(IntelPtInfo { per_cpu: true, .. })) => What::Run {
+                    cpu,
+                    task: Task { pid, tid },
+                },
                 _ => What::Task(Task { pid, tid }),
             },
             Body::Switch { out: false, .. } => match (id.cpu, id.task) {
-                (Some(cpu), Some((pid, tid))) => What::Run { cpu, task: Task { pid, tid } },
+                (Some(cpu), Some((pid, tid))) => What::Run {
+                    cpu,
+                    task: Task { pid, tid },
+                },
                 _ => continue,
             },
-            Body::Aux { offset, size, flags } => {
+            Body::Aux {
+                offset,
+                size,
+                flags,
+            } => {
                 let per_cpu = info.is_some_and(|info: IntelPtInfo| info.per_cpu);
                 let stream = match (per_cpu, id.cpu, id.task) {
                     (true, Some(cpu), _) => StreamKey::Cpu(cpu),
@@ -100,16 +154,32 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                 };
                 let end = offset.saturating_add(size);
                 if flags & AUX_TRUNCATED != 0 {
-                    contents.diagnostics.push(Diagnostic::Truncated { stream, at: end });
+                    contents
+                        .diagnostics
+                        .push(Diagnostic::Truncated { stream, at: end });
                 }
                 What::Mark { stream, end }
             }
-            Body::Auxtrace { offset, tid, cpu, payload, stated, .. } => {
+            Body::Auxtrace {
+                offset,
+                tid,
+                cpu,
+                payload,
+                stated,
+                ..
+            } => {
                 if (payload.len() as u64) < stated {
-                    let text = format!("AUXTRACE record at {:#x}: {} of {stated} bytes are there", record.offset, payload.len());
+                    let text = format!(
+                        "AUXTRACE record at {:#x}: {} of {stated} bytes are there",
+                        record.offset,
+                        payload.len()
+                    );
                     contents.diagnostics.push(Diagnostic::Perf(text));
                 }
-                streams.entry(key(tid, cpu)).or_default().push(Piece { offset, bytes: payload });
+                streams.entry(key(tid, cpu)).or_default().push(Piece {
+                    offset,
+                    bytes: payload,
+                });
                 continue;
             }
             Body::AuxtraceInfo(found) => {
@@ -126,15 +196,20 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
             }
             _ => continue,
         };
-        contents.entries.push(Entry { time: id.time, what });
+        contents.entries.push(Entry {
+            time: id.time,
+            what,
+        });
     }
     match info {
         Some(info) => {
-            let config = file.attr_of_pmu(info.pmu_type).map_or(0, |attr| attr.config);
-            contents.flow.mtc_freq = info.mtc_freq(config);
+            let config = file.attr_of_pmu(info.pmu_type).map(|attr| attr.config);
+            contents.flow.mtc_freq = info.mtc_freq(config.unwrap_or(0));
             contents.flow.tsc_art_ratio = info.tsc_ctc_ratio;
             contents.flow.max_nonturbo_ratio = info.max_nonturbo_ratio.try_into().unwrap_or(0);
-            contents.time = contents.time.or(info.time);
+            // Packets that never tell the time cannot be compared with records that do.
+            let timeless = config.is_some_and(|config| config & info.tsc_bit == 0);
+            contents.time = contents.time.or(info.time).filter(|_| !timeless);
         }
         None => contents.diagnostics.push(Diagnostic::NoTrace),
     }

@@ -1,0 +1,311 @@
+//! Whole perf.data files, written by the project's own writer.
+
+use std::io::Cursor;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use cofi_flow::{Event, Item};
+use cofi_insn::Class;
+use cofi_packet::intel::{IpPayload, Packet, U48, Uint};
+use cofi_packet::{StreamOffset, Tsc};
+use cofi_perf::{Mmap2, Options, PerfTime, PtConfig, Task, TimeConv, Writer};
+use cofi_session::{Diagnostic, Session, SessionOptions, StreamKey};
+use proptest::prelude::*;
+
+const TIME: TimeConv = TimeConv {
+    shift: 31,
+    mult: 1 << 30,
+    zero: 0,
+};
+
+/// Writes a file as the recorder does, with visits to code at 0x1000 for its threads' flow.
+struct Recording {
+    folder: tempfile::TempDir,
+    writer: Writer<Cursor<Vec<u8>>>,
+    timeless: bool,
+    clock: u64,
+    streams: Vec<(Task, Vec<u8>, u64)>,
+}
+
+impl Recording {
+    fn new(config: PtConfig) -> Self {
+        let options = Options {
+            config,
+            time: TIME,
+            tsc_ctc_ratio: (80, 1),
+            max_nonturbo_ratio: 20,
+            command_line: vec!["test".into()],
+        };
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+            writer: Writer::new(Cursor::new(Vec::new()), options).unwrap(),
+            timeless: config.is_timeless(),
+            clock: 1000,
+            streams: Vec::new(),
+        }
+    }
+
+    fn now(&self) -> PerfTime {
+        TIME.time_of(Tsc(self.clock)).unwrap()
+    }
+
+    fn thread(&mut self, pid: u32, tid: u32) -> usize {
+        let task = Task { pid, tid };
+        self.writer.itrace_start(task, self.now()).unwrap();
+        let mut bytes = encode(Packet::Psb);
+        bytes.extend(encode(Packet::PsbEnd));
+        self.streams.push((task, bytes, 0));
+        self.streams.len() - 1
+    }
+
+    /// Runs the code at 0x1000 once.
+    fn visit(&mut self, stream: usize) {
+        self.clock += 100;
+        let bytes = &mut self.streams[stream].1;
+        if !self.timeless {
+            bytes.extend(encode(Packet::Tsc {
+                tsc: Uint::truncate(self.clock),
+            }));
+        }
+        bytes.extend(encode(Packet::TipPge {
+            ip: IpPayload::Sext48(U48::truncate(0x1000)),
+        }));
+        bytes.extend(encode(Packet::TipPgd {
+            ip: IpPayload::Suppressed,
+        }));
+    }
+
+    fn announce(&mut self) {
+        let now = self.now();
+        for (task, bytes, told) in &mut self.streams {
+            let size = bytes.len() as u64 - *told;
+            if size > 0 {
+                self.writer
+                    .aux(*task, StreamOffset(*told), size, 0, now)
+                    .unwrap();
+                *told = bytes.len() as u64;
+            }
+        }
+    }
+
+    fn code(&self, plain: usize) -> PathBuf {
+        let path = self.folder.path().join(format!("code-{plain}"));
+        let mut bytes = vec![0x90; plain];
+        bytes.extend([0x0f, 0x05]);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    /// Puts code with `plain` plain instructions at 0x1000.
+    fn map(&mut self, pid: u32, plain: usize) {
+        self.clock += 100;
+        self.announce();
+        let path = self.code(plain);
+        let map = Mmap2 {
+            start: 0x1000,
+            len: 0x1000,
+            pgoff: 0,
+            device: (0, 0),
+            inode: 0,
+            prot: 5,
+            path: path.as_os_str().as_bytes(),
+        };
+        self.writer
+            .mmap2(Task { pid, tid: pid }, &map, self.now())
+            .unwrap();
+        self.clock += 100;
+    }
+
+    fn exec(&mut self, pid: u32, name: &[u8]) {
+        self.clock += 100;
+        self.announce();
+        self.writer
+            .comm(Task { pid, tid: pid }, name, true, self.now())
+            .unwrap();
+        self.clock += 100;
+    }
+
+    fn finish(mut self) -> (Vec<u8>, tempfile::TempDir) {
+        self.announce();
+        for (index, (task, bytes, _)) in self.streams.iter().enumerate() {
+            self.writer
+                .auxtrace(index as u32, task.tid, StreamOffset(0), 1000, bytes)
+                .unwrap();
+            self.writer.exit(*task, PerfTime(self.clock / 2)).unwrap();
+        }
+        self.writer.finished_round().unwrap();
+        (self.writer.finish().unwrap().into_inner(), self.folder)
+    }
+}
+
+fn encode(packet: Packet) -> Vec<u8> {
+    let raw = packet.encode();
+    raw.bytes()[..raw.len()].to_vec()
+}
+
+/// How many plain instructions each visit ran; an error is 99.
+fn decoded(session: &Session<'_>, stream: usize) -> Vec<usize> {
+    let mut visits = Vec::new();
+    for item in session.decode(&session.streams()[stream]) {
+        match item {
+            Item::Event(Event::Enabled { .. }) => visits.push(0),
+            Item::Insn(insn) if insn.class == Class::Other => *visits.last_mut().unwrap() += 1,
+            Item::Error(_) => *visits.last_mut().unwrap_or(&mut 0) = 99,
+            _ => {}
+        }
+    }
+    visits
+}
+
+/// Two processes, three threads, changing code, another program.
+fn example(config: PtConfig) -> (Vec<u8>, tempfile::TempDir) {
+    let mut r = Recording::new(config);
+    r.exec(1, b"one");
+    r.map(1, 1);
+    let main = r.thread(1, 1);
+    r.visit(main);
+    let (one, two) = (Task { pid: 1, tid: 1 }, Task { pid: 1, tid: 2 });
+    r.writer.fork(two, one, r.now()).unwrap();
+    let second = r.thread(1, 2);
+    r.visit(second);
+    r.visit(main);
+    r.map(1, 2);
+    r.visit(main);
+    r.visit(main);
+    r.writer
+        .fork(Task { pid: 3, tid: 3 }, one, r.now())
+        .unwrap();
+    let child = r.thread(3, 3);
+    r.visit(child);
+    r.map(1, 3);
+    r.visit(child);
+    r.visit(second);
+    r.exec(3, b"three");
+    r.map(3, 4);
+    r.visit(child);
+    r.visit(main);
+    r.finish()
+}
+
+#[test]
+fn files_of_our_own_recorder() {
+    for config in [
+        PtConfig::default(),
+        PtConfig {
+            tsc: false,
+            mtc: false,
+            ..PtConfig::default()
+        },
+    ] {
+        let (bytes, _folder) = example(config);
+        let session = Session::new(&bytes, &SessionOptions::default()).unwrap();
+        assert_eq!(session.diagnostics(), []);
+        let keys: Vec<_> = session
+            .streams()
+            .iter()
+            .map(|stream| stream.key())
+            .collect();
+        assert_eq!(
+            keys,
+            [
+                StreamKey::Thread(1),
+                StreamKey::Thread(2),
+                StreamKey::Thread(3)
+            ]
+        );
+        assert_eq!(decoded(&session, 0), [1, 1, 2, 2, 3]);
+        assert_eq!(decoded(&session, 1), [1, 3]);
+        assert_eq!(decoded(&session, 2), [2, 2, 4]);
+        let pids: Vec<_> = session
+            .streams()
+            .iter()
+            .map(|stream| stream.task().pid)
+            .collect();
+        assert_eq!(pids, [1, 1, 3]);
+        assert_eq!(session.streams()[2].comm(), Some("three"));
+        assert_eq!(session.code_problems().count(), 0);
+        assert_eq!(session.time_conversion().is_some(), config.tsc);
+    }
+}
+
+#[test]
+fn cut_files_are_decoded_as_far_as_they_go() {
+    let (bytes, _folder) = example(PtConfig::default());
+    let mut opened = 0;
+    for len in 0..bytes.len() {
+        let options = SessionOptions {
+            format: Some(cofi_session::TraceFormat::Perf),
+            ..SessionOptions::default()
+        };
+        let Ok(session) = Session::new(&bytes[..len], &options) else {
+            continue;
+        };
+        opened += 1;
+        let visits: usize = (0..session.streams().len())
+            .map(|stream| decoded(&session, stream).len())
+            .sum();
+        assert!(visits <= 10);
+        assert!(
+            !session.diagnostics().is_empty(),
+            "cut at {len} of {} and nothing said",
+            bytes.len()
+        );
+    }
+    assert!(opened > 100);
+}
+
+#[test]
+fn other_files_are_refused_with_a_reason() {
+    let options = SessionOptions {
+        format: Some(cofi_session::TraceFormat::Perf),
+        ..SessionOptions::default()
+    };
+    let error = Session::new(b"#!/bin/sh", &options).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("not a readable perf.data file"),
+        "{error}"
+    );
+    // The header alone, with no trace in it.
+    let writer = Writer::new(
+        Cursor::new(Vec::new()),
+        Options {
+            config: PtConfig::default(),
+            time: TIME,
+            tsc_ctc_ratio: (80, 1),
+            max_nonturbo_ratio: 20,
+            command_line: Vec::new(),
+        },
+    )
+    .unwrap();
+    let bytes = writer.finish().unwrap().into_inner();
+    let session = Session::new(&bytes, &SessionOptions::default()).unwrap();
+    assert!(session.streams().is_empty());
+    assert!(
+        !session.diagnostics().contains(&Diagnostic::NoTrace),
+        "an empty trace is one"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn damaged_files_do_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12)) {
+        let (mut bytes, _folder) = example(PtConfig::default());
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        if let Ok(session) = Session::new(&bytes, &SessionOptions::default()) {
+            let total: usize = session.streams().iter().map(|stream| stream.len()).sum();
+            prop_assert!(total <= bytes.len());
+            for stream in session.streams() {
+                // Damaged streams may run the code any number of times, but not without packets.
+                let items = session.decode(stream).take(200_000).count();
+                prop_assert!(items < 200_000);
+            }
+        }
+    }
+}
