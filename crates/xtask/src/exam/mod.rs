@@ -17,7 +17,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use compare::Verdict;
-use programs::{CONFIGS, Config, PROGRAMS, Peer, Program};
+use programs::{CONFIGS, Config, PROGRAMS, Party, Program};
 use run::{Native, Row, Tools};
 
 #[derive(Debug, Default)]
@@ -211,8 +211,8 @@ fn word(verdict: &Verdict, excused: bool) -> &'static str {
     }
 }
 
-fn is_excused(row: &Row, peer: Peer) -> bool {
-    row.excused.iter().any(|(p, _)| *p == peer)
+fn is_excused(row: &Row, party: Party) -> bool {
+    row.excused.iter().any(|(p, _)| *p == party)
 }
 
 /// Progress, as it happens.
@@ -221,13 +221,12 @@ fn print_row(row: &Row) {
 }
 
 fn line(row: &Row) -> String {
-    let record = if matches!(row.record, Verdict::Exact(_)) {
-        "good"
-    } else {
-        "BAD"
+    let record = match word(&row.record, is_excused(row, Party::Recorder)) {
+        "exact" => "good",
+        other => other,
     };
     format!(
-        "{:<11} {:<10} {:>9} {:>7} {:>9} {:>7.1} {:<7} {:<8} {:<8} {:<8}",
+        "{:<11} {:<10} {:>9} {:>7} {:>9} {:>7.1} {:<8} {:<8} {:<8} {:<8}",
         row.program,
         row.config,
         row.instructions,
@@ -236,8 +235,8 @@ fn line(row: &Row) -> String {
         row.seconds,
         record,
         word(&row.cofi, false),
-        word(&row.perf, is_excused(row, Peer::Perf)),
-        word(&row.libipt, is_excused(row, Peer::Libipt)),
+        word(&row.perf, is_excused(row, Party::Perf)),
+        word(&row.libipt, is_excused(row, Party::Libipt)),
     )
 }
 
@@ -245,7 +244,7 @@ fn line(row: &Row) -> String {
 fn report(rows: &[Row]) -> usize {
     println!();
     println!(
-        "{:<11} {:<10} {:>9} {:>7} {:>9} {:>7} {:<7} {:<8} {:<8} {:<8}",
+        "{:<11} {:<10} {:>9} {:>7} {:>9} {:>7} {:<8} {:<8} {:<8} {:<8}",
         "program",
         "config",
         "insns",
@@ -262,16 +261,16 @@ fn report(rows: &[Row]) -> usize {
     }
     println!("¹ the first thread only: bare packets hold one thread");
     for row in rows {
-        for (name, verdict, peer) in [
-            ("record", &row.record, None),
+        for (name, verdict, party) in [
+            ("record", &row.record, Some(Party::Recorder)),
             ("cofi", &row.cofi, None),
-            ("perf", &row.perf, Some(Peer::Perf)),
-            ("libipt", &row.libipt, Some(Peer::Libipt)),
+            ("perf", &row.perf, Some(Party::Perf)),
+            ("libipt", &row.libipt, Some(Party::Libipt)),
         ] {
             let excuse = row
                 .excused
                 .iter()
-                .find(|(p, _)| Some(*p) == peer)
+                .find(|(p, _)| Some(*p) == party)
                 .map(|(_, why)| *why);
             let place = format!("{} ({}), {name}", row.program, row.config);
             match (verdict, excuse) {

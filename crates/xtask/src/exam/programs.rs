@@ -14,23 +14,25 @@ pub(crate) enum Origin {
     System(&'static str),
 }
 
-/// A decoder other than Cofi's.
+/// Whose shortcoming a known difference is; Cofi's decoder has none to excuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Peer {
+pub(crate) enum Party {
+    /// `cofi record` itself: what a program can notice of being stepped.
+    Recorder,
     /// `perf script --itrace=i1i`.
     Perf,
     /// libipt's instruction decoder.
     Libipt,
 }
 
-/// A difference that is the peer's, with the argument why. It is still decoded and its verdict still printed.
+/// A known difference, with the argument why. The comparison is still made and its verdict printed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Quirk {
     /// Whose.
-    pub(crate) peer: Peer,
+    pub(crate) party: Party,
     /// In which configurations, all if empty.
     pub(crate) configs: &'static [&'static str],
-    /// Why the peer is in the wrong, or cannot know better.
+    /// Why that party is in the wrong, or cannot know better.
     pub(crate) why: &'static str,
 }
 
@@ -43,7 +45,7 @@ pub(crate) struct Program {
     pub(crate) origin: Origin,
     /// What it is run with; `@PROGRAMS` stands for the folder of the programs' sources.
     pub(crate) arguments: &'static [&'static str],
-    /// What the peers are known not to manage with it.
+    /// What is known not to work with it, and whose fault that is.
     pub(crate) quirks: &'static [Quirk],
 }
 
@@ -107,7 +109,7 @@ const fn system(
 
 /// perf asks the ELF file whether code is 64-bit, never MODE.Exec: it reads 32-bit code in a 64-bit program as 64-bit code.
 const PERF_TAKES_THE_MODE_FROM_THE_FILE: Quirk = Quirk {
-    peer: Peer::Perf,
+    party: Party::Perf,
     configs: &[],
     why: "perf takes the execution mode from the binary's ELF class and passes over MODE.Exec",
 };
@@ -115,16 +117,23 @@ const PERF_TAKES_THE_MODE_FROM_THE_FILE: Quirk = Quirk {
 /// What ties a change of code to a place in the stream is time, for a reader that does not follow the AUX records.
 const CHANGING_CODE: &[Quirk] = &[
     Quirk {
-        peer: Peer::Perf,
+        party: Party::Perf,
         configs: &["timeless"],
         why: "without times perf decodes a thread at its end, with the code that stood there last",
     },
     Quirk {
-        peer: Peer::Libipt,
+        party: Party::Libipt,
         configs: &["timeless"],
         why: "ptinsn is told of changes of code by the time stamp counter, which this stream does not have",
     },
 ];
+
+/// Under ptrace the trap flag is the tracer's.
+const ONE_TRAP_FLAG_FOR_TWO: Quirk = Quirk {
+    party: Party::Recorder,
+    configs: &[],
+    why: "the ptrace engine steps with the trap flag, so a program that sets it for itself does not get its traps",
+};
 
 /// All programs, small ones first.
 pub(crate) const PROGRAMS: &[Program] = &[
@@ -172,7 +181,10 @@ pub(crate) const PROGRAMS: &[Program] = &[
         "exec_thread.c",
         &["-O1", "-static", "-pthread"],
     ),
-    source("trapflag", "trapflag.c", STATIC),
+    Program {
+        quirks: &[ONE_TRAP_FLAG_FOR_TWO],
+        ..source("trapflag", "trapflag.c", STATIC)
+    },
     source("dynamic", "dynamic.c", &["-O1"]),
     system("ls", "/bin/ls", &["-l", "@PROGRAMS"]),
     system("pipeline", "/bin/sh", &["-c", "ls @PROGRAMS | wc"]),

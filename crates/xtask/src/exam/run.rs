@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use super::compare::{Verdict, compare};
 use super::flows::{self, Flows};
-use super::programs::{Config, Peer, Program};
+use super::programs::{Config, Party, Program};
 use super::sideband;
 
 /// Seconds after which a recording or a decoder is taken to hang.
@@ -59,19 +59,19 @@ pub(crate) struct Row {
     pub(crate) perf: Verdict,
     /// libipt's.
     pub(crate) libipt: Verdict,
-    /// Why a difference of perf or libipt is not counted as a failure.
-    pub(crate) excused: Vec<(Peer, &'static str)>,
+    /// Why a difference is not counted as a failure, and whose it is.
+    pub(crate) excused: Vec<(Party, &'static str)>,
 }
 
 impl Row {
-    /// Whether every comparison that was made held, known quirks of the peers aside.
+    /// Whether every comparison that was made held, known quirks aside.
     pub(crate) fn good(&self) -> bool {
-        let excused = |peer| self.excused.iter().any(|(p, _)| *p == peer);
+        let excused = |party| self.excused.iter().any(|(p, _)| *p == party);
         let held = |verdict: &Verdict| !matches!(verdict, Verdict::Differs(_));
-        held(&self.record)
+        (held(&self.record) || excused(Party::Recorder))
             && held(&self.cofi)
-            && (held(&self.perf) || excused(Peer::Perf))
-            && (held(&self.libipt) || excused(Peer::Libipt))
+            && (held(&self.perf) || excused(Party::Perf))
+            && (held(&self.libipt) || excused(Party::Libipt))
     }
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn examine(
         .quirks
         .iter()
         .filter(|quirk| quirk.configs.is_empty() || quirk.configs.contains(&config.name))
-        .map(|quirk| (quirk.peer, quirk.why))
+        .map(|quirk| (quirk.party, quirk.why))
         .collect();
     Ok(row)
 }
