@@ -306,6 +306,26 @@ impl SampleType {
         self.0 & ALL
     }
 
+    /// Where the id is in a sample's body.
+    pub(crate) fn sample_id_place(self) -> Option<usize> {
+        let before = [Self::IP, Self::TID, Self::TIME, Self::ADDR];
+        self.id_place(0, &before)
+    }
+
+    /// Where the id is in a trailer, counted from its end.
+    pub(crate) fn trailer_id_place(self) -> Option<usize> {
+        self.id_place(8, &[Self::STREAM_ID, Self::CPU])
+    }
+
+    /// With IDENTIFIER at a fixed place, else beside the fields that are there.
+    fn id_place(self, fixed: usize, beside: &[Self]) -> Option<usize> {
+        if self.contains(Self::IDENTIFIER) {
+            return Some(fixed);
+        }
+        let fields = beside.iter().filter(|field| self.contains(**field)).count();
+        self.contains(Self::ID).then_some(fixed + 8 * fields)
+    }
+
     /// The size of the trailer of records that are not samples.
     pub(crate) fn trailer_size(self) -> usize {
         self.trailer_bits().count_ones() as usize * 8
@@ -329,5 +349,16 @@ mod tests {
         assert_eq!(SampleType(0x10087).trailer_size(), 32);
         assert_eq!(SampleType(0x10083).trailer_size(), 24);
         assert_eq!(SampleType(0).trailer_size(), 0);
+    }
+
+    #[test]
+    fn the_id_is_where_the_other_fields_leave_it() {
+        assert_eq!(SampleType(0x10087).sample_id_place(), Some(0));
+        assert_eq!(SampleType(0x10087).trailer_id_place(), Some(8));
+        // IP|TID|TIME|ID|CPU: three fields before, one behind.
+        assert_eq!(SampleType(0xc7).sample_id_place(), Some(24));
+        assert_eq!(SampleType(0xc7).trailer_id_place(), Some(16));
+        assert_eq!(SampleType(0x87).sample_id_place(), None);
+        assert_eq!(SampleType(0x87).trailer_id_place(), None);
     }
 }

@@ -11,6 +11,7 @@ pub use record::{Body, IntelPtInfo, Record, SampleId};
 use crate::constants::{Feature, RecordKind, SampleType};
 use crate::{Error, ErrorKind};
 use cursor::Cursor;
+use std::collections::HashMap;
 use std::ops::Range;
 
 const MAGIC: &[u8; 8] = b"PERFILE2";
@@ -48,6 +49,10 @@ impl Attr {
 pub struct File<'a> {
     bytes: &'a [u8],
     attrs: Vec<Attr>,
+    /// Which of `attrs` an id names.
+    attr_of_id: HashMap<u64, usize>,
+    /// Whether all events' records are laid out alike, so that an unknown id does not matter.
+    uniform: bool,
     data: Range<usize>,
     features: Vec<(Feature, Range<usize>)>,
     problems: Vec<Error>,
@@ -129,6 +134,8 @@ impl<'a> File<'a> {
         let mut file = Self {
             bytes,
             attrs: Vec::new(),
+            attr_of_id: HashMap::new(),
+            uniform: true,
             data: data_range,
             features: Vec::new(),
             problems,
@@ -185,7 +192,10 @@ impl<'a> File<'a> {
             let ids = self.bytes[inside(self.bytes, ids)]
                 .chunks_exact(8)
                 .filter_map(|id| Cursor::new(id).u64())
-                .collect();
+                .collect::<Vec<_>>();
+            for id in &ids {
+                self.attr_of_id.entry(*id).or_insert(self.attrs.len());
+            }
             self.attrs.push(Attr {
                 kind,
                 config,
@@ -194,6 +204,11 @@ impl<'a> File<'a> {
                 ids,
             });
         }
+        let layout = |attr: &Attr| (attr.sample_type, attr.has_trailer());
+        self.uniform = self
+            .attrs
+            .windows(2)
+            .all(|pair| layout(&pair[0]) == layout(&pair[1]));
         Ok(())
     }
 
@@ -268,17 +283,32 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The event whose layout a record's trailer has.
-    fn attr_of(&self, body: &[u8]) -> Option<&Attr> {
-        let first = self.attrs.first()?;
-        if self.attrs.len() > 1
-            && first.sample_type.contains(SampleType::IDENTIFIER)
-            && let Some(id) = body.last_chunk::<8>().map(|id| u64::from_le_bytes(*id))
-            && let Some(attr) = self.attrs.iter().find(|attr| attr.ids.contains(&id))
-        {
-            return Some(attr);
+    /// The event by whose settings a kernel record is laid out; `None` in a file without events.
+    ///
+    /// As in perf: where the id stands follows from the first event, and the id 0 is that of records that perf made
+    /// up itself, which are laid out as the first event's.
+    fn attr_of(&self, offset: u64, kind: RecordKind, body: &[u8]) -> Result<Option<&Attr>, Error> {
+        let Some(first) = self.attrs.first() else {
+            return Ok(None);
+        };
+        if self.attrs.len() == 1 || (kind != RecordKind::SAMPLE && !first.has_trailer()) {
+            return Ok(Some(first));
         }
-        Some(first)
+        let place = if kind == RecordKind::SAMPLE {
+            first.sample_type.sample_id_place()
+        } else {
+            let from_end = first.sample_type.trailer_id_place();
+            from_end.and_then(|from_end| body.len().checked_sub(from_end))
+        };
+        let id = place
+            .and_then(|place| Cursor::new(body.get(place..)?).u64())
+            .unwrap_or(0);
+        match self.attr_of_id.get(&id) {
+            _ if id == 0 => Ok(Some(first)),
+            Some(index) => Ok(self.attrs.get(*index)),
+            None if self.uniform => Ok(Some(first)),
+            None => Err(Error::new(offset, ErrorKind::UnknownEventId { kind, id })),
+        }
     }
 }
 
@@ -330,25 +360,28 @@ impl<'a> Iterator for Records<'a, '_> {
             )));
         };
         self.at += usize::from(size);
-        let mut payload: &[u8] = &[];
-        if kind == RecordKind::AUXTRACE {
-            let stated = Cursor::new(body).u64().unwrap_or(0);
-            let available = (end - self.at) as u64;
-            let len = stated.min(available) as usize;
-            payload = &self.file.bytes[self.at..self.at + len];
-            self.at += len;
-            // What is there of a payload that is cut off is used; the file's own problem says that it is cut off.
-        }
-        Some(record::parse(
-            self.file.attr_of(body),
-            at,
-            kind,
-            misc,
-            body,
-            payload,
-        ))
+        // Some records are followed by bytes that their size does not count. What is there of a payload that is cut
+        // off is given out, with the size that it should have.
+        let stated = match kind {
+            RecordKind::AUXTRACE => Cursor::new(body).u64(),
+            RecordKind::HEADER_TRACING_DATA => Cursor::new(body)
+                .u32()
+                .map(|size| u64::from(size).next_multiple_of(8)),
+            _ => None,
+        };
+        let available = (end - self.at) as u64;
+        let len = stated.unwrap_or(0).min(available) as usize;
+        let payload = &self.file.bytes[self.at..self.at + len];
+        self.at += len;
+        let attr = match kind.is_kernel() {
+            true => self.file.attr_of(at, kind, body),
+            false => Ok(None),
+        };
+        Some(attr.and_then(|attr| record::parse(attr, at, kind, misc, body, payload)))
     }
 }
+
+impl std::iter::FusedIterator for Records<'_, '_> {}
 
 #[cfg(test)]
 mod tests;

@@ -19,7 +19,7 @@ pub struct Record<'a> {
     pub body: Body<'a>,
 }
 
-/// The trailer of a kernel record, as far as it has one.
+/// Who, when and where: the trailer of a kernel record or the first fields of a sample, as far as it has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SampleId {
     /// Process and thread.
@@ -128,6 +128,11 @@ pub enum Body<'a> {
         /// The other thread (pid, tid): the next one when out, the previous one when in.
         other: Option<(u32, u32)>,
     },
+    /// SAMPLE: an event was sampled. What else its first fields tell is in [`Record::id`].
+    Sample {
+        /// The instruction pointer.
+        ip: Option<u64>,
+    },
     /// LOST: so many records were lost.
     Lost {
         /// How many.
@@ -150,6 +155,10 @@ pub struct IntelPtInfo {
     pub tsc_bit: u64,
     /// One stream a processor, not one a thread.
     pub per_cpu: bool,
+    /// How context switches are told: 0 not at all (or by ITRACE_START), 1 tracepoint, 2 SWITCH, 3 SWITCH_CPU_WIDE.
+    pub have_sched_switch: u64,
+    /// The AUX buffers were overwritten and saved only at snapshots.
+    pub snapshot_mode: bool,
     /// The bits of the event's config that hold MTCFreq.
     pub mtc_freq_bits: u64,
     /// TSC ticks per crystal clock tick: numerator, denominator.
@@ -158,43 +167,67 @@ pub struct IntelPtInfo {
     pub max_nonturbo_ratio: u32,
 }
 
-fn trailer(attr: Option<&Attr>, body: &[u8]) -> (usize, SampleId) {
+impl SampleId {
+    /// Reads a trailer, which is all of the cursor.
+    fn trailer(c: &mut Cursor<'_>, has: SampleType) -> Option<Self> {
+        let mut this = Self::default();
+        if has.contains(SampleType::TID) {
+            this.task = Some((c.u32()?, c.u32()?));
+        }
+        if has.contains(SampleType::TIME) {
+            this.time = Some(PerfTime(c.u64()?));
+        }
+        if has.contains(SampleType::ID) {
+            this.id = Some(c.u64()?);
+        }
+        if has.contains(SampleType::STREAM_ID) {
+            c.u64()?;
+        }
+        if has.contains(SampleType::CPU) {
+            this.cpu = cpu(c)?;
+        }
+        if has.contains(SampleType::IDENTIFIER) {
+            this.id = Some(c.u64()?);
+        }
+        Some(this)
+    }
+}
+
+/// A processor's number, in eight bytes.
+fn cpu(c: &mut Cursor<'_>) -> Option<Option<u32>> {
+    let (cpu, _reserved) = (c.u32()?, c.u32()?);
+    Some((cpu != u32::MAX).then_some(cpu))
+}
+
+/// The first fields of a sample.
+fn sample<'a>(c: &mut Cursor<'_>, has: SampleType) -> Option<(Body<'a>, SampleId)> {
     let mut id = SampleId::default();
-    let Some(attr) = attr.filter(|attr| attr.has_trailer()) else {
-        return (0, id);
-    };
-    let size = attr.sample_type.trailer_size();
-    let Some(start) = body.len().checked_sub(size) else {
-        return (0, id);
-    };
-    let mut cursor = Cursor::new(&body[start..]);
-    let has = |bit| attr.sample_type.contains(bit);
-    let mut read = || {
-        if has(SampleType::TID) {
-            id.task = Some((cursor.u32()?, cursor.u32()?));
-        }
-        if has(SampleType::TIME) {
-            id.time = Some(PerfTime(cursor.u64()?));
-        }
-        if has(SampleType::ID) {
-            id.id = Some(cursor.u64()?);
-        }
-        if has(SampleType::STREAM_ID) {
-            cursor.u64()?;
-        }
-        if has(SampleType::CPU) {
-            let cpu = cursor.u32()?;
-            id.cpu = (cpu != u32::MAX).then_some(cpu);
-            cursor.u32()?;
-        }
-        if has(SampleType::IDENTIFIER) {
-            id.id = Some(cursor.u64()?);
-        }
-        Some(())
-    };
-    // The size was computed from the same bits.
-    let _ = read();
-    (size, id)
+    if has.contains(SampleType::IDENTIFIER) {
+        id.id = Some(c.u64()?);
+    }
+    let mut ip = None;
+    if has.contains(SampleType::IP) {
+        ip = Some(c.u64()?);
+    }
+    if has.contains(SampleType::TID) {
+        id.task = Some((c.u32()?, c.u32()?));
+    }
+    if has.contains(SampleType::TIME) {
+        id.time = Some(PerfTime(c.u64()?));
+    }
+    if has.contains(SampleType::ADDR) {
+        c.u64()?;
+    }
+    if has.contains(SampleType::ID) {
+        id.id = Some(c.u64()?);
+    }
+    if has.contains(SampleType::STREAM_ID) {
+        c.u64()?;
+    }
+    if has.contains(SampleType::CPU) {
+        id.cpu = cpu(c)?;
+    }
+    Some((Body::Sample { ip }, id))
 }
 
 pub(super) fn parse<'a>(
@@ -206,32 +239,46 @@ pub(super) fn parse<'a>(
     payload: &'a [u8],
 ) -> Result<Record<'a>, Error> {
     let misc = Misc(misc);
-    let (len, id) = if kind.is_kernel() && kind != RecordKind::SAMPLE {
-        trailer(attr, body)
-    } else {
-        (0, SampleId::default())
-    };
-    let fields = &body[..body.len() - len];
-    if matches!(kind, RecordKind::COMPRESSED | RecordKind::COMPRESSED2) {
-        return Err(Error::new(offset, ErrorKind::Compressed { kind }));
-    }
-    if kind == RecordKind::AUXTRACE_INFO {
-        let found = Cursor::new(fields).u32().unwrap_or(0);
-        if found != 1 {
-            return Err(Error::new(offset, ErrorKind::NotIntelPt { found }));
-        }
-    }
     let short = || {
         let size = body.len() as u16 + 8;
         Error::new(offset, ErrorKind::RecordShort { kind, size })
     };
-    let body = fields_of(kind, misc, fields, payload).ok_or_else(short)?;
+    match kind {
+        RecordKind::COMPRESSED | RecordKind::COMPRESSED2 => {
+            return Err(Error::new(offset, ErrorKind::Compressed { kind }));
+        }
+        RecordKind::AUXTRACE_INFO => {
+            let found = Cursor::new(body).u32().ok_or_else(short)?;
+            if found != 1 {
+                return Err(Error::new(offset, ErrorKind::NotIntelPt { found }));
+            }
+        }
+        _ => {}
+    }
+    let layout = attr.map_or(SampleType::default(), |attr| attr.sample_type);
+    let (fields, id) = if kind == RecordKind::SAMPLE {
+        sample(&mut Cursor::new(body), layout)
+    } else {
+        let trailed = kind.is_kernel() && attr.is_some_and(Attr::has_trailer);
+        let layout = if trailed {
+            layout
+        } else {
+            SampleType::default()
+        };
+        let start = body.len().checked_sub(layout.trailer_size());
+        start.and_then(|start| {
+            let (fields, trailer) = body.split_at(start);
+            let id = SampleId::trailer(&mut Cursor::new(trailer), layout)?;
+            Some((fields_of(kind, misc, fields, payload)?, id))
+        })
+    }
+    .ok_or_else(short)?;
     Ok(Record {
         offset,
         kind,
         misc,
         id,
-        body,
+        body: fields,
     })
 }
 
@@ -355,14 +402,16 @@ fn info(c: &mut Cursor<'_>) -> Option<IntelPtInfo> {
     let known = c.u64()? != 0;
     let tsc_bit = c.u64()?;
     let _noretcomp_bit = c.u64()?;
-    let _have_sched_switch = c.u64()?;
-    let _snapshot_mode = c.u64()?;
+    let have_sched_switch = c.u64()?;
+    let snapshot_mode = c.u64()? != 0;
     let per_cpu = c.u64()? != 0;
     let mut info = IntelPtInfo {
         pmu_type,
         time: (known || time.mult != 0).then_some(time),
         tsc_bit,
         per_cpu,
+        have_sched_switch,
+        snapshot_mode,
         ..IntelPtInfo::default()
     };
     let mut newer = || {

@@ -69,6 +69,8 @@ fn what_was_written_is_read() {
         time: Some(TIME),
         tsc_bit: 0x400,
         per_cpu: false,
+        have_sched_switch: 0,
+        snapshot_mode: false,
         mtc_freq_bits: 0x3c000,
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
