@@ -1,8 +1,8 @@
 //! What a session needs of a perf.data file.
 
 use cofi_flow::{Cpu, FlowConfig};
-use cofi_perf::{Body, Feature, File, IntelPtInfo, TimeConv};
-use std::collections::BTreeMap;
+use cofi_perf::{Body, Feature, File, IntelPtInfo, PerfTime, TimeConv};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::error::{Diagnostic, SessionError};
 use crate::stream::{Piece, StreamKey};
@@ -61,6 +61,9 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
     contents.cpu = file.feature_text(Feature::CPUID).and_then(cpu_of);
     let mut info = None;
     let mut streams: BTreeMap<StreamKey, Vec<Piece<'t>>> = BTreeMap::new();
+    // Processors whose stream holds one thread, and those it created, only.
+    let mut only_thread = BTreeMap::new();
+    let mut forks = Vec::new();
     for record in file.records() {
         let record = match record {
             Ok(record) => record,
@@ -72,13 +75,6 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
             }
         };
         let id = record.id;
-        let key = |tid: u32, cpu: u32| {
-            if tid == NONE {
-                StreamKey::Cpu(cpu)
-            } else {
-                StreamKey::Thread(tid)
-            }
-        };
         let what = match record.body {
             Body::Mmap {
                 pid,
@@ -120,7 +116,13 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                 }
                 What::Name { tid, name }
             }
-            Body::Fork { pid, ppid, tid, .. } => {
+            Body::Fork {
+                pid,
+                ppid,
+                tid,
+                ptid,
+            } => {
+                forks.push((id.time, ptid, tid));
                 contents.entries.push(Entry {
                     time: id.time,
                     what: What::Task(Task { pid, tid }),
@@ -176,7 +178,14 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                     );
                     contents.diagnostics.push(Diagnostic::Perf(text));
                 }
-                streams.entry(key(tid, cpu)).or_default().push(Piece {
+                let key = match cpu {
+                    NONE => StreamKey::Thread(tid),
+                    cpu => StreamKey::Cpu(cpu),
+                };
+                if cpu != NONE && tid != NONE {
+                    only_thread.insert(cpu, tid);
+                }
+                streams.entry(key).or_default().push(Piece {
                     offset,
                     bytes: payload,
                 });
@@ -213,13 +222,89 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
         }
         None => contents.diagnostics.push(Diagnostic::NoTrace),
     }
+    restrict(&mut contents.entries, &only_thread, forks);
     contents.streams = streams.into_iter().collect();
     Ok(contents)
+}
+
+/// Processors whose stream is of one thread and those it created: others that run there meanwhile leave no trace, and
+/// must not be taken for the one that does because the clocks differ by a little.
+fn restrict(
+    entries: &mut Vec<Entry<'_>>,
+    only_thread: &BTreeMap<u32, u32>,
+    mut forks: Vec<(Option<PerfTime>, u32, u32)>,
+) {
+    if only_thread.is_empty() {
+        return;
+    }
+    forks.sort_by_key(|(time, ..)| time.unwrap_or_default());
+    let mut traced: HashSet<u32> = only_thread.values().copied().collect();
+    for (_, parent, child) in forks {
+        if traced.contains(&parent) {
+            traced.insert(child);
+        }
+    }
+    entries.retain(|entry| match entry.what {
+        What::Run { cpu, task } => !only_thread.contains_key(&cpu) || traced.contains(&task.tid),
+        _ => true,
+    });
+    // Before its first record there, it is the thread that is named.
+    let tasks = entries.iter().filter_map(|entry| match entry.what {
+        What::Task(task) | What::Run { task, .. } => Some((task.tid, task.pid)),
+        _ => None,
+    });
+    let pids: HashMap<u32, u32> = tasks.collect();
+    for (cpu, tid) in only_thread {
+        let pid = pids.get(tid).copied().unwrap_or(*tid);
+        let what = What::Run {
+            cpu: *cpu,
+            task: Task { pid, tid: *tid },
+        };
+        entries.push(Entry { time: None, what });
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_of_one_thread_are_not_given_to_others() {
+        let time = |at| Some(PerfTime(at));
+        let run = |at, cpu, tid| Entry {
+            time: time(at),
+            what: What::Run {
+                cpu,
+                task: Task { pid: 5, tid },
+            },
+        };
+        let mut entries = vec![
+            run(1, 0, 7),
+            run(2, 0, 8),
+            run(3, 0, 9),
+            run(4, 0, 10),
+            run(5, 1, 9),
+        ];
+        let forks = vec![(time(3), 8, 10), (time(2), 7, 8), (time(9), 9, 11)];
+        restrict(&mut entries, &BTreeMap::from([(0, 7)]), forks);
+        let left: Vec<_> = entries
+            .iter()
+            .map(|entry| match entry.what {
+                What::Run { cpu, task } => (entry.time.map(|time| time.0), cpu, task.pid, task.tid),
+                _ => unreachable!("only such were put in"),
+            })
+            .collect();
+        assert_eq!(
+            left,
+            [
+                (Some(1), 0, 5, 7),
+                (Some(2), 0, 5, 8),
+                (Some(4), 0, 5, 10),
+                (Some(5), 1, 5, 9),
+                (None, 0, 5, 7)
+            ]
+        );
+    }
 
     #[test]
     fn the_processor_as_perf_writes_it() {

@@ -309,3 +309,47 @@ proptest! {
         }
     }
 }
+
+/// A perf.data file of a processor that kept one stream for each of its CPUs, though for one thread only. It is not part
+/// of this repository: `COFI_TRACES` names the folder of traces.
+#[test]
+fn a_file_of_real_hardware() {
+    let Some(traces) = std::env::var_os("COFI_TRACES") else {
+        eprintln!("COFI_TRACES is not set: no real traces to test with");
+        return;
+    };
+    let path = PathBuf::from(traces).join("quipper-perf-data/perf.data");
+    let bytes = std::fs::read(&path).unwrap();
+    let session = Session::new(&bytes, &SessionOptions::beside(&path)).unwrap();
+    assert_eq!(session.diagnostics(), []);
+    let keys: Vec<_> = session
+        .streams()
+        .iter()
+        .map(|stream| (stream.key(), stream.len()))
+        .collect();
+    assert_eq!(
+        keys,
+        [(StreamKey::Cpu(0), 0x2fd0), (StreamKey::Cpu(3), 0x21a00)]
+    );
+    assert_eq!(session.flow_config().mtc_freq, 3);
+    assert_eq!(session.flow_config().tsc_art_ratio, (100, 2));
+    for stream in session.streams() {
+        let mut flow = session.decode(stream);
+        let mut enabled = 0;
+        while let Some(item) = flow.next() {
+            if matches!(item, Item::Event(Event::Enabled { .. })) {
+                enabled += 1;
+                assert_eq!(
+                    flow.task(),
+                    cofi_session::Task {
+                        pid: 3174,
+                        tid: 3174
+                    }
+                );
+                let at = flow.perf_time().unwrap().0;
+                assert!((641_256_000_000..641_259_000_000).contains(&at), "{at}");
+            }
+        }
+        assert!(enabled > 0);
+    }
+}
