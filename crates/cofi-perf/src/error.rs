@@ -105,16 +105,6 @@ pub enum ErrorKind {
         /// The record's size.
         size: u16,
     },
-    /// The payload that follows a record is longer than the rest of the data.
-    #[error("{kind} record states a payload of {stated} bytes, {available} are left")]
-    PayloadTruncated {
-        /// The record's kind.
-        kind: RecordKind,
-        /// The stated size.
-        stated: u64,
-        /// The bytes there are.
-        available: u64,
-    },
     /// The data section ends before the size that the header states.
     #[error("the data section states {stated} bytes, the file holds {available} of them")]
     DataTruncated {
@@ -175,17 +165,5 @@ pub enum WriteError {
     ZeroReference {
         /// The chunk's offset in its stream.
         offset: u64,
-    },
-    /// The bytes given as a whole record are not one.
-    #[error(
-        "raw record: {len} bytes do not form one kernel record (type {kind}, stated size {size})"
-    )]
-    RawRecord {
-        /// The number of bytes given.
-        len: usize,
-        /// The type field.
-        kind: RecordKind,
-        /// The size field.
-        size: u16,
     },
 }

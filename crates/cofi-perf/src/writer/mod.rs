@@ -3,6 +3,7 @@
 use crate::constants::{Feature, RecordKind, SampleType};
 use crate::{PerfTime, PtConfig, TimeConv, WriteError};
 use cofi_packet::StreamOffset;
+use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
 
 /// What the file says of the trace as a whole.
@@ -55,18 +56,25 @@ const DUMMY_ID: u64 = 2;
 const PMU_TYPE: u32 = 8;
 const ATTR_SIZE: u32 = 128;
 const HEADER_SIZE: u64 = 104;
+/// Header, two ids, two attributes with their id sections, data.
+const IDS_AT: u64 = HEADER_SIZE;
+const ATTRS_AT: u64 = IDS_AT + 2 * 8;
+const ATTR_ENTRY: u64 = ATTR_SIZE as u64 + 16;
+const DATA_AT: u64 = ATTRS_AT + 2 * ATTR_ENTRY;
 const MAGIC: &[u8; 8] = b"PERFILE2";
 const NO_CPU: u32 = u32::MAX;
 
-/// Writes the file as records come; nothing but an index of the AUXTRACE records is kept in memory.
+/// Writes the file as records come; nothing but an index of the AUXTRACE records (eight bytes each) is kept in memory.
+///
+/// A file whose writing stopped before [`finish`](Self::finish) is still read by perf and by Cofi, up to the last
+/// complete record: its header says that it was not finished.
 #[derive(Debug)]
 pub struct Writer<W> {
     out: W,
     options: Options,
     at: u64,
-    attrs_at: u64,
-    data_at: u64,
     auxtraces: Vec<u64>,
+    descriptions: BTreeMap<Feature, String>,
 }
 
 /// Little-endian bytes, one after another.
@@ -107,6 +115,14 @@ impl Bytes {
     }
 }
 
+/// The file header.
+fn header(data_size: u64, features: &[u64; 4]) -> Vec<u8> {
+    let mut header = Bytes(MAGIC.to_vec());
+    header.u64s(&[HEADER_SIZE, ATTR_ENTRY, ATTRS_AT, 2 * ATTR_ENTRY]);
+    header.u64s(&[DATA_AT, data_size, 0, 0]).u64s(features);
+    header.0
+}
+
 impl<W: Write + Seek> Writer<W> {
     /// Begins a file: header, events, and the records that describe the trace.
     ///
@@ -117,21 +133,18 @@ impl<W: Write + Seek> Writer<W> {
             out,
             options,
             at: 0,
-            attrs_at: 0,
-            data_at: 0,
             auxtraces: Vec::new(),
+            descriptions: BTreeMap::new(),
         };
-        // The header is written again at the end, when sizes are known.
-        this.put(&[0; HEADER_SIZE as usize])?;
-        let ids_at = this.at;
+        // Written again at the end, when sizes are known. Until then the data have no known end.
+        this.put(&header(0, &[0; 4]))?;
         this.put(Bytes::default().u64s(&[PT_ID, DUMMY_ID]).0.as_slice())?;
-        this.attrs_at = this.at;
         let pt = this.options.config.bits() | 1;
         // disabled, inherit, exclude_kernel, exclude_hv, enable_on_exec, sample_id_all
-        this.attr(PMU_TYPE, pt, 0x4_1063, ids_at)?;
+        this.attr(PMU_TYPE, pt, 0x4_1063, IDS_AT)?;
         // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY; adds mmap, comm, task, mmap2, comm_exec
-        this.attr(1, 9, 0x184_3363, ids_at + 8)?;
-        this.data_at = this.at;
+        this.attr(1, 9, 0x184_3363, IDS_AT + 8)?;
+        debug_assert_eq!(this.at, DATA_AT);
         this.auxtrace_info()?;
         if !this.is_timeless() {
             let TimeConv { shift, mult, zero } = this.options.time;
@@ -371,6 +384,26 @@ impl<W: Write + Seek> Writer<W> {
         self.put(&[0; 8][..padded - payload.len()])
     }
 
+    /// Tells something of the machine: one of the features that are a text.
+    ///
+    /// `Feature::CPUID` wants perf's form, `GenuineIntel,6,94,3`: decoders work around a processor's errata by it.
+    /// The features are `HOSTNAME`, `OSRELEASE`, `VERSION` (of the recording program), `CPUDESC` and `CPUID`; another
+    /// is not written, and gives `false`.
+    pub fn describe(&mut self, feature: Feature, text: &str) -> bool {
+        let known = matches!(
+            feature,
+            Feature::HOSTNAME
+                | Feature::OSRELEASE
+                | Feature::VERSION
+                | Feature::CPUDESC
+                | Feature::CPUID
+        );
+        if known {
+            self.descriptions.insert(feature, text.to_owned());
+        }
+        known
+    }
+
     /// All records so far are complete and may be sorted.
     ///
     /// # Errors
@@ -409,12 +442,18 @@ impl<W: Write + Seek> Writer<W> {
         for at in &self.auxtraces {
             index.u64s(&[*at, 48]);
         }
-        let mut features = vec![(Feature::ARCH, arch.0)];
-        if !self.options.command_line.is_empty() {
-            features.push((Feature::CMDLINE, command.0));
+        let mut features: BTreeMap<Feature, Vec<u8>> = BTreeMap::new();
+        for (feature, text) in &self.descriptions {
+            let mut payload = Bytes::default();
+            payload.counted_text(text);
+            features.insert(*feature, payload.0);
         }
-        features.push((Feature::EVENT_DESC, events.0));
-        features.push((Feature::AUXTRACE, index.0));
+        features.insert(Feature::ARCH, arch.0);
+        if !self.options.command_line.is_empty() {
+            features.insert(Feature::CMDLINE, command.0);
+        }
+        features.insert(Feature::EVENT_DESC, events.0);
+        features.insert(Feature::AUXTRACE, index.0);
         let mut bitmap = [0_u64; 4];
         let mut table = Bytes::default();
         let mut at = data_end + 16 * features.len() as u64;
@@ -424,17 +463,11 @@ impl<W: Write + Seek> Writer<W> {
             at += payload.len() as u64;
         }
         self.put(&table.0)?;
-        for (_, payload) in &features {
+        for payload in features.values() {
             self.put(payload)?;
         }
-        let attr_size = u64::from(ATTR_SIZE) + 16;
-        let mut header = Bytes(MAGIC.to_vec());
-        header.u64s(&[HEADER_SIZE, attr_size, self.attrs_at, 2 * attr_size]);
-        header
-            .u64s(&[self.data_at, data_end - self.data_at, 0, 0])
-            .u64s(&bitmap);
         self.out.seek(SeekFrom::Start(0))?;
-        self.out.write_all(&header.0)?;
+        self.out.write_all(&header(data_end - DATA_AT, &bitmap))?;
         self.out.flush()?;
         Ok(self.out)
     }
