@@ -21,6 +21,8 @@ pub(super) enum Special {
     None,
     /// PUSHF: stores the trap flag of the step; the operand's size in bytes.
     PushFlags(u8),
+    /// POPF: replaces the trap flag; the operand's size in bytes.
+    PopFlags(u8),
     /// MOV SS or POP SS: the next instruction runs without a stop.
     LoadsStackSegment,
 }
@@ -38,9 +40,18 @@ fn special(bytes: &[u8], mode: ExecMode) -> Special {
         rest = tail;
     }
     match rest {
-        [0x9c, ..] if operand_16 => Special::PushFlags(2),
-        [0x9c, ..] if mode == ExecMode::Bits64 => Special::PushFlags(8),
-        [0x9c, ..] => Special::PushFlags(4),
+        [opcode @ (0x9c | 0x9d), ..] => {
+            let size = match mode {
+                _ if operand_16 => 2,
+                ExecMode::Bits64 => 8,
+                _ => 4,
+            };
+            if *opcode == 0x9c {
+                Special::PushFlags(size)
+            } else {
+                Special::PopFlags(size)
+            }
+        }
         [0x8e, modrm, ..] if modrm >> 3 & 7 == 2 => Special::LoadsStackSegment,
         [0x17, ..] if mode != ExecMode::Bits64 => Special::LoadsStackSegment,
         _ => Special::None,
@@ -181,7 +192,9 @@ mod tests {
         assert_eq!(special(&[0x8e, 0xd0], Bits64), Special::LoadsStackSegment);
         assert_eq!(special(&[0x8e, 0xd8], Bits64), Special::None);
         assert_eq!(special(&[0x17], Bits32), Special::LoadsStackSegment);
-        assert_eq!(special(&[0x48, 0x9d], Bits64), Special::None);
+        assert_eq!(special(&[0x48, 0x9d], Bits64), Special::PopFlags(8));
+        assert_eq!(special(&[0x66, 0x9d], Bits32), Special::PopFlags(2));
+        assert_eq!(special(&[0x90], Bits64), Special::None);
         assert_eq!(special(&[], Bits64), Special::None);
     }
 }

@@ -5,7 +5,8 @@ use super::launch::{self, EngineError, Options, Outcome, Target};
 use super::maps;
 use super::sys::{self, Dispositions, EVENT_STOP, Regs, Resume, Status, TRAP_FLAG};
 use super::thread::{
-    At, Thread, changes_mappings, is_restart, mode, r11_shows_step, renames, sets_mask,
+    At, FRAME_FLAGS, RT_SIGRETURN, Thread, changes_mappings, is_restart, mode, r11_shows_step,
+    renames, sets_mask,
 };
 use crate::{Entry, Observer, Pid, ProcessCause};
 use cofi_insn::Class;
@@ -199,6 +200,8 @@ impl Engine<'_> {
             at: At::Kernel(None),
             mode: cofi_packet::ExecMode::Bits64,
             signaled: false,
+            trap: false,
+            returning_trap: false,
             in_group_stop: false,
         };
         self.threads.insert(tid, thread);
@@ -433,6 +436,9 @@ impl Engine<'_> {
         }
         self.unblock_sigtrap(tid)?;
         self.set_mode(tid);
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.trap = false;
+        }
         self.resume_user(tid, self.regs.rip);
         self.go_on(tid, 0)
     }
@@ -508,7 +514,7 @@ impl Engine<'_> {
                 };
                 self.set_at(tid, target);
                 let _ = self.fetch(tid, target);
-                self.go_on(tid, 0)
+                self.after_instruction(tid, code.special)
             }
         }
     }
@@ -548,6 +554,53 @@ impl Engine<'_> {
         Ok(())
     }
 
+    /// An instruction retired: the program's own trap flag, if it has set it, has its effect.
+    fn after_instruction(&mut self, tid: Pid, special: Special) -> io::Result<()> {
+        let Some(thread) = self.threads.get_mut(&tid) else {
+            return Ok(());
+        };
+        let trapped = thread.trap;
+        if let Special::PopFlags(size) = special {
+            let mut flags = [0; 8];
+            let flags = &mut flags[..usize::from(size)];
+            // What was popped still stands below the stack.
+            let at = self.regs.rsp.wrapping_sub(u64::from(size));
+            thread.trap =
+                sys::read_memory(tid as i32, at, flags) == flags.len() && flags[1] & 1 != 0;
+            if !thread.trap {
+                return self.forget_step(tid, if trapped { libc::SIGTRAP } else { 0 });
+            }
+            sys::set_flags(tid as i32, self.regs.eflags | TRAP_FLAG)?;
+        }
+        if trapped {
+            self.signaled(tid, libc::SIGTRAP)
+        } else {
+            self.go_on(tid, 0)
+        }
+    }
+
+    /// Delivers `signal` (or none) after a step over POPF, from which on the kernel takes the trap flag of our steps for
+    /// the program's own. It stops doing so when the thread is let run freely; an interrupt that waits for it keeps it
+    /// from running anything.
+    fn forget_step(&mut self, tid: Pid, signal: c_int) -> io::Result<()> {
+        sys::interrupt(tid as i32)?;
+        sys::resume(tid as i32, Resume::Run, signal)?;
+        match sys::wait_for(tid as i32)? {
+            Status::Stopped {
+                event: EVENT_STOP, ..
+            } => {
+                let before = self.regs.rip;
+                sys::registers(tid as i32, &mut self.regs)?;
+                if self.regs.rip == before {
+                    self.go_on(tid, 0)
+                } else {
+                    self.handler_entry(tid)
+                }
+            }
+            other => self.handle(tid, other),
+        }
+    }
+
     /// INT n or INT3 ran: a system call of 32-bit programs, or a signal that is delivered next.
     fn software_interrupt(&mut self, tid: Pid, ip: u64) -> io::Result<()> {
         self.observer
@@ -583,6 +636,12 @@ impl Engine<'_> {
         }
         if renames(regs.orig_rax, mode) {
             self.observer.comm(pid, tid, &maps::comm(tid));
+        }
+        if let Some(thread) = self.threads.get_mut(&tid)
+            && std::mem::take(&mut thread.returning_trap)
+        {
+            thread.trap = true;
+            sys::set_flags(tid as i32, regs.eflags | TRAP_FLAG)?;
         }
         // rt_sigreturn leaves no number behind.
         if sets_mask(regs.orig_rax, mode) || (regs.orig_rax as i64) < 0 {
@@ -694,6 +753,23 @@ impl Engine<'_> {
     }
 
     fn step(&mut self, tid: Pid, signal: c_int) -> io::Result<()> {
+        if let Some(Thread {
+            at: At::User(ip), ..
+        }) = self.threads.get(&tid)
+            && let Some(code) = self.fetch(tid, *ip)
+            && code.insn.class == Class::Syscall
+            && self.regs.rax == RT_SIGRETURN
+        {
+            let mut flags = [0; 8];
+            sys::read_memory(
+                tid as i32,
+                self.regs.rsp.wrapping_add(FRAME_FLAGS),
+                &mut flags,
+            );
+            if let Some(thread) = self.threads.get_mut(&tid) {
+                thread.returning_trap = flags[1] & 1 != 0;
+            }
+        }
         unless_gone(sys::resume(tid as i32, Resume::Step, signal))
     }
 

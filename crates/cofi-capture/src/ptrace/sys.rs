@@ -120,6 +120,12 @@ pub(super) fn set_r11(tid: pid_t, value: u64) -> io::Result<()> {
     request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
 }
 
+/// Sets the flags of a stopped thread. A trap flag that is set here counts as the program's own.
+pub(super) fn set_flags(tid: pid_t, value: u64) -> io::Result<()> {
+    let offset = std::mem::offset_of!(Regs, eflags);
+    request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
+}
+
 /// The message of the event at which a thread stopped.
 pub(super) fn event_message(tid: pid_t) -> io::Result<u64> {
     let mut message: libc::c_ulong = 0;

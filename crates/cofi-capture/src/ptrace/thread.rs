@@ -23,6 +23,10 @@ pub(super) struct Thread {
     pub(super) mode: ExecMode,
     /// A signal was delivered: the next stop may be a handler's first instruction.
     pub(super) signaled: bool,
+    /// The program itself has set the trap flag: it is to get a SIGTRAP after each instruction.
+    pub(super) trap: bool,
+    /// The trap flag in the frame from which a signal handler is about to return.
+    pub(super) returning_trap: bool,
     /// Stopped for job control.
     pub(super) in_group_stop: bool,
 }
@@ -62,6 +66,11 @@ pub(super) fn changes_mappings(number: u64, mode: ExecMode) -> bool {
         ),
     }
 }
+
+/// The number of rt_sigreturn in 64-bit programs, and where its frame (at the stack pointer) keeps the flags: the 18th
+/// register after the 40 bytes that begin a `ucontext_t`.
+pub(super) const RT_SIGRETURN: u64 = 15;
+pub(super) const FRAME_FLAGS: u64 = 40 + 17 * 8;
 
 /// Whether a system call may have renamed the thread: prctl.
 pub(super) fn renames(number: u64, mode: ExecMode) -> bool {
