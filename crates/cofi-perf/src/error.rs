@@ -105,6 +105,14 @@ pub enum ErrorKind {
         /// The record's size.
         size: u16,
     },
+    /// The program that wrote the file ended before it could complete it.
+    #[error(
+        "the recording program did not complete the file: {unread} bytes at its end were not read"
+    )]
+    Unfinished {
+        /// The bytes behind the data that the header tells of; 0 when it tells no size and all were read.
+        unread: u64,
+    },
     /// The data section ends before the size that the header states.
     #[error("the data section states {stated} bytes, the file holds {available} of them")]
     DataTruncated {

@@ -131,6 +131,12 @@ impl<'a> File<'a> {
                 },
             ));
         }
+        // A recorder that keeps the size up to date, as this crate's, leaves features and last records out.
+        let unread = (bytes.len() - data_range.end) as u64;
+        if !complete || (bitmap == [0; 4] && unread != 0) {
+            let at = data_range.end as u64;
+            problems.push(Error::new(at, ErrorKind::Unfinished { unread }));
+        }
         let mut file = Self {
             bytes,
             attrs: Vec::new(),

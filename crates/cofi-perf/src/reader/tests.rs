@@ -222,14 +222,44 @@ fn a_file_that_perf_did_not_complete_is_read_to_its_end() {
     let data_end = 408 + u64::from_le_bytes(bytes[48..56].try_into().unwrap()) as usize;
     bytes[48..56].fill(0);
     bytes.truncate(data_end);
+    let file = File::parse(&bytes).unwrap();
+    assert_eq!(file.records().filter(Result::is_ok).count(), whole);
+    let unfinished = ErrorKind::Unfinished { unread: 0 };
+    assert_eq!(file.problems(), [Error::new(data_end as u64, unfinished)]);
+}
+
+/// The file as it is after each step, when writing stops there.
+#[test]
+fn a_killed_recorder_leaves_its_packets() {
+    let options = Options {
+        config: PtConfig::default(),
+        time: TIME,
+        tsc_ctc_ratio: (80, 1),
+        max_nonturbo_ratio: 20,
+        command_line: Vec::new(),
+    };
+    let mut bytes = IoCursor::new(Vec::new());
+    let mut writer = Writer::new(&mut bytes, options).unwrap();
+    writer.comm(TASK, b"x", true, PerfTime(1)).unwrap();
+    for offset in [0, 8, 16] {
+        writer
+            .auxtrace(0, 11, StreamOffset(offset), 9, &[7; 8])
+            .unwrap();
+    }
+    writer.itrace_start(TASK, PerfTime(4)).unwrap();
+    drop(writer);
+    let bytes = bytes.into_inner();
+    let file = File::parse(&bytes).unwrap();
+    let unread = 16 + 24 + 8;
+    let at = bytes.len() as u64 - unread;
     assert_eq!(
-        File::parse(&bytes)
-            .unwrap()
-            .records()
-            .filter(Result::is_ok)
-            .count(),
-        whole
+        file.problems(),
+        [Error::new(at, ErrorKind::Unfinished { unread })]
     );
+    let records: Vec<_> = file.records().map(Result::unwrap).collect();
+    assert_eq!(records.len(), 6);
+    let last = records.last().map(|record| &record.body);
+    assert!(matches!(last, Some(Body::Auxtrace { offset: 16, .. })));
 }
 
 proptest! {

@@ -66,8 +66,8 @@ const NO_CPU: u32 = u32::MAX;
 
 /// Writes the file as records come; nothing but an index of the AUXTRACE records (eight bytes each) is kept in memory.
 ///
-/// A file whose writing stopped before [`finish`](Self::finish) is still read by perf and by Cofi, up to the last
-/// complete record: its header says that it was not finished.
+/// The header keeps up with the packets and rounds: a file whose writing stopped before [`finish`](Self::finish) is
+/// still read by perf and by Cofi, up to the last of these.
 #[derive(Debug)]
 pub struct Writer<W> {
     out: W,
@@ -136,7 +136,7 @@ impl<W: Write + Seek> Writer<W> {
             auxtraces: Vec::new(),
             descriptions: BTreeMap::new(),
         };
-        // Written again at the end, when sizes are known. Until then the data have no known end.
+        // Written again at the end, when sizes are known.
         this.put(&header(0, &[0; 4]))?;
         this.put(Bytes::default().u64s(&[PT_ID, DUMMY_ID]).0.as_slice())?;
         let pt = this.options.config.bits() | 1;
@@ -174,6 +174,14 @@ impl<W: Write + Seek> Writer<W> {
     fn put(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.out.write_all(bytes)?;
         self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Lets the header tell of everything written so far.
+    fn checkpoint(&mut self) -> Result<(), WriteError> {
+        self.out.seek(SeekFrom::Start(0))?;
+        self.out.write_all(&header(self.at - DATA_AT, &[0; 4]))?;
+        self.out.seek(SeekFrom::Start(self.at))?;
         Ok(())
     }
 
@@ -381,7 +389,8 @@ impl<W: Write + Seek> Writer<W> {
             .u32(0);
         self.record(RecordKind::AUXTRACE, 0, &mut body)?;
         self.put(payload)?;
-        self.put(&[0; 8][..padded - payload.len()])
+        self.put(&[0; 8][..padded - payload.len()])?;
+        self.checkpoint()
     }
 
     /// Tells something of the machine: one of the features that are a text.
@@ -409,7 +418,8 @@ impl<W: Write + Seek> Writer<W> {
     /// # Errors
     /// When the output fails.
     pub fn finished_round(&mut self) -> Result<(), WriteError> {
-        self.record(RecordKind::FINISHED_ROUND, 0, &mut Bytes::default())
+        self.record(RecordKind::FINISHED_ROUND, 0, &mut Bytes::default())?;
+        self.checkpoint()
     }
 
     /// Completes the file: feature sections and the header.
