@@ -14,16 +14,31 @@ fuzz_target!(|bytes: &[u8]| {
             continue;
         };
         let original = decode(&bytes[at..]).expect("the iterator decoded it");
-        assert_eq!((original.packet, original.raw.len()), (packet, item.size), "the iterator decodes differently");
+        assert_eq!(
+            (original.packet, original.raw.len()),
+            (packet, item.size),
+            "the iterator decodes differently"
+        );
         let encoded = packet.encode();
         let again = decode(&encoded.bytes()[..encoded.len()]).expect("what was encoded decodes");
         assert_eq!(again.packet, packet, "encoding changed the packet");
-        assert_eq!(again.raw.len(), encoded.len(), "encoding and decoding disagree about the size");
+        assert_eq!(
+            again.raw.len(),
+            encoded.len(),
+            "encoding and decoding disagree about the size"
+        );
         // Without reserved bits there is one way to write a packet, except that a CYC may be longer than it needs be.
         if original.raw.reserved() == 0 && encoded.len() == item.size {
-            assert_eq!(encoded.bytes(), original.raw.bytes(), "encoding changed the bytes");
+            assert_eq!(
+                encoded.bytes(),
+                original.raw.bytes(),
+                "encoding changed the bytes"
+            );
         }
-        assert!(encoded.len() <= item.size, "encoding takes more bytes than the original");
+        assert!(
+            encoded.len() <= item.size,
+            "encoding takes more bytes than the original"
+        );
         at += item.size;
     }
     assert_eq!(at, bytes.len(), "items end before the input does");

@@ -42,8 +42,15 @@ impl CodeSource for Tiled<'_> {
 fuzz_target!(|input: Input<'_>| {
     let mut stream = PSB.to_vec();
     stream.extend_from_slice(input.stream);
-    let base = if input.high { u64::MAX - u64::from(input.base) } else { u64::from(input.base) };
-    let code = Tiled(Segment { base: Ip(base), bytes: input.code });
+    let base = if input.high {
+        u64::MAX - u64::from(input.base)
+    } else {
+        u64::from(input.base)
+    };
+    let code = Tiled(Segment {
+        base: Ip(base),
+        bytes: input.code,
+    });
     let mut config = FlowConfig::default();
     config.max_packetless_run = RUN;
     config.mtc_freq = input.mtc_freq;
@@ -56,11 +63,21 @@ fuzz_target!(|input: Input<'_>| {
     let mut items = 0;
     while let Some(item) = decoder.next() {
         items += 1;
-        assert!(items <= bound, "{items} items out of {} bytes", stream.len());
+        assert!(
+            items <= bound,
+            "{items} items out of {} bytes",
+            stream.len()
+        );
         if let Item::Error(error) = item {
-            assert!(error.offset.0 <= stream.len() as u64, "an error lies outside the stream: {error}");
+            assert!(
+                error.offset.0 <= stream.len() as u64,
+                "an error lies outside the stream: {error}"
+            );
         }
-        assert!(decoder.offset().0 <= stream.len() as u64, "the decoder stands outside the stream");
+        assert!(
+            decoder.offset().0 <= stream.len() as u64,
+            "the decoder stands outside the stream"
+        );
     }
     assert!(decoder.next().is_none(), "a decoder that has ended goes on");
 });
