@@ -237,6 +237,8 @@ impl Misc {
     pub(crate) const EXEC: u16 = 1 << 13;
     /// SWITCH: out.
     pub(crate) const SWITCH_OUT: u16 = 1 << 13;
+    /// BUILD_ID: the size of the id stands behind it.
+    pub(crate) const BUILD_ID_SIZE: u16 = 1 << 15;
     /// MMAP2: a build id in place of the inode.
     pub(crate) const MMAP_BUILD_ID: u16 = 1 << 14;
 

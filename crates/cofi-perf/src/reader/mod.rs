@@ -3,9 +3,11 @@
 //! Nothing is copied but lists of small things: payloads stay slices of the input, so memory stays bounded whatever a
 //! size field claims.
 
+mod build_ids;
 mod cursor;
 mod record;
 
+pub use build_ids::BuildId;
 pub use record::{Body, IntelPtInfo, Record, SampleId};
 
 use crate::constants::{Feature, RecordKind, SampleType};
@@ -260,8 +262,12 @@ impl<'a> File<'a> {
     /// The payload of a feature section.
     #[must_use]
     pub fn feature(&self, feature: Feature) -> Option<&'a [u8]> {
+        self.bytes.get(self.feature_range(feature)?)
+    }
+
+    fn feature_range(&self, feature: Feature) -> Option<Range<usize>> {
         let (_, range) = self.features.iter().find(|(f, _)| *f == feature)?;
-        self.bytes.get(range.clone())
+        Some(range.clone())
     }
 
     /// A feature section that is a text.
@@ -389,5 +395,7 @@ impl<'a> Iterator for Records<'a, '_> {
 
 impl std::iter::FusedIterator for Records<'_, '_> {}
 
+#[cfg(test)]
+mod record_tests;
 #[cfg(test)]
 mod tests;

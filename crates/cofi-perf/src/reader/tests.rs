@@ -303,23 +303,84 @@ fn a_file_of_real_hardware() {
     let file = File::parse(&bytes).unwrap();
     assert_eq!(file.problems(), []);
     let records: Vec<_> = file.records().map(Result::unwrap).collect();
-    let info = records.iter().find_map(|record| match record.body {
+    let count = |kind| records.iter().filter(|record| record.kind == kind).count();
+    // What `perf report -D` counts.
+    for (kind, expected) in [
+        (RecordKind::MMAP, 56),
+        (RecordKind::MMAP2, 10),
+        (RecordKind::COMM, 3),
+        (RecordKind::SAMPLE, 15),
+        (RecordKind::AUX, 10),
+        (RecordKind::ITRACE_START, 2),
+        (RecordKind::SWITCH_CPU_WIDE, 152),
+        (RecordKind::AUXTRACE, 2),
+    ] {
+        assert_eq!(count(kind), expected, "{kind}");
+    }
+    let found = records.iter().find_map(|record| match record.body {
         Body::AuxtraceInfo(info) => Some(info),
         _ => None,
     });
-    let info = info.expect("an Intel PT trace says so");
-    assert!(file.attr_of_pmu(info.pmu_type).is_some(), "{info:?}");
-    let bytes: usize = records
+    let info = IntelPtInfo {
+        pmu_type: 6,
+        time: Some(TimeConv {
+            shift: 31,
+            mult: 1_789_569_706,
+            zero: 18_446_744_041_015_200_657,
+        }),
+        tsc_bit: 0x400,
+        per_cpu: true,
+        have_sched_switch: 3,
+        snapshot_mode: false,
+        mtc_freq_bits: 0x3c000,
+        tsc_ctc_ratio: (100, 2),
+        max_nonturbo_ratio: 12,
+    };
+    assert_eq!(found, Some(info));
+    let event = file.attr_of_pmu(6).expect("the event");
+    assert_eq!(PtConfig::from_bits(event.config), PtConfig::default());
+    assert_eq!(event.ids, [124, 125, 126, 127]);
+    assert_eq!(
+        file.feature_text(Feature::CPUID),
+        Some("GenuineIntel,6,78,3")
+    );
+    let traces: Vec<_> = records
         .iter()
-        .map(|record| match record.body {
+        .filter_map(|record| match record.body {
             Body::Auxtrace {
-                payload, stated, ..
-            } => {
-                assert_eq!(payload.len() as u64, stated);
-                payload.len()
-            }
-            _ => 0,
+                payload,
+                stated,
+                reference,
+                idx,
+                tid,
+                cpu,
+                ..
+            } => Some((
+                payload.len() as u64 == stated,
+                stated,
+                reference,
+                idx,
+                tid,
+                cpu,
+            )),
+            _ => None,
         })
-        .sum();
-    assert!(bytes > 0, "it holds packets");
+        .collect();
+    let expected = [
+        (true, 0x2fd0, 0xbc_4cd5_19a6, 0, 3174, 0),
+        (true, 0x2_1a00, 0xbc_4cd5_84c2, 3, 3174, 3),
+    ];
+    assert_eq!(traces, expected);
+    // The samples' times are told by an event of another layout than that of the trace.
+    let sampled = records
+        .iter()
+        .filter(|record| record.kind == RecordKind::SAMPLE);
+    assert!(
+        sampled
+            .clone()
+            .all(|record| record.id.time.is_some() && record.id.cpu.is_none())
+    );
+    let ids = file.build_ids().filter(Result::is_ok).count();
+    assert_eq!(ids, file.build_ids().count());
+    assert!(ids > 0, "perf lists the binaries that samples hit");
 }
