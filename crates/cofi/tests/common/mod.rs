@@ -1,0 +1,177 @@
+//! What the tests of the command share: programs built into a folder of their own, and runs that cannot hang.
+#![allow(dead_code)] // each test file uses a part
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Longer than any run takes, even on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+
+pub(crate) const STATIC: &[&str] = &["-O1", "-static", "-pthread"];
+pub(crate) const DYNAMIC: &[&str] = &["-O1", "-pthread"];
+pub(crate) const ASM: &[&str] = &["-nostdlib", "-static", "-no-pie"];
+pub(crate) const ASM_32: &[&str] = &["-m32", "-nostdlib", "-static", "-no-pie"];
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+impl Ran {
+    /// The exit status as a shell gives it.
+    pub(crate) fn code(&self) -> i32 {
+        use std::os::unix::process::ExitStatusExt;
+        self.status
+            .code()
+            .unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0))
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+}
+
+/// The command under test.
+pub(crate) fn cofi() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_cofi"))
+}
+
+/// Waits for `child`, and kills it when it takes too long.
+pub(crate) fn wait(child: Child) -> Ran {
+    let pid = Pid::from_raw(child.id() as i32);
+    let (send, receive) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let _ = send.send(child.wait_with_output());
+        });
+        let output = match receive.recv_timeout(PATIENCE) {
+            Ok(output) => output.expect("waiting for the command"),
+            Err(RecvTimeoutError::Timeout) => {
+                let _ = kill(pid, Signal::SIGKILL);
+                panic!("the command did not end within {PATIENCE:?}");
+            }
+            Err(RecvTimeoutError::Disconnected) => panic!("waiting for the command failed"),
+        };
+        Ran {
+            status: output.status,
+            stdout: output.stdout,
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    })
+}
+
+/// Runs a command with `input` on its standard input.
+pub(crate) fn run_with(command: &mut Command, input: &[u8]) -> Ran {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starting the command");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(input).expect("writing to the command");
+    drop(stdin);
+    wait(child)
+}
+
+/// Runs a command with nothing on its standard input.
+pub(crate) fn run(command: &mut Command) -> Ran {
+    run_with(command, b"")
+}
+
+/// A folder of its own for what a test makes.
+pub(crate) struct Scratch(TempDir);
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder for the test"))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, bytes).expect("writing a file of the test");
+        path
+    }
+
+    /// Builds a source file, or tells why that is not possible here and gives nothing.
+    pub(crate) fn compile(&self, source: &Path, flags: &[&str]) -> Option<PathBuf> {
+        let stem = source.file_stem().expect("a file name").to_string_lossy();
+        let program = self.path(&stem);
+        let built = Command::new("cc")
+            .args(flags)
+            .arg("-o")
+            .arg(&program)
+            .arg(source)
+            .output();
+        match built {
+            Ok(output) if output.status.success() => Some(program),
+            Ok(output) => {
+                let why = String::from_utf8_lossy(&output.stderr);
+                eprintln!("skipped: cc {flags:?} {}: {why}", source.display());
+                None
+            }
+            Err(error) => {
+                eprintln!("skipped: no C compiler: {error}");
+                None
+            }
+        }
+    }
+
+    /// Builds one of the exam's programs.
+    pub(crate) fn program(&self, file: &str, flags: &[&str]) -> Option<PathBuf> {
+        self.compile(&repository().join("exam/programs").join(file), flags)
+    }
+}
+
+/// The repository's folder.
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// `cofi record` of `program`, comparing, into `data`.
+pub(crate) fn record(data: &Path, config: Option<&str>) -> Command {
+    let mut command = cofi();
+    command.args(["record", "--engine", "ptrace", "--verify", "-o"]);
+    command.arg(data);
+    if let Some(config) = config {
+        command.args(["--config", config]);
+    }
+    command
+}
+
+/// `cofi COMMAND --json` of `file`.
+pub(crate) fn json(command: &str, more: &[&OsStr], file: &Path) -> Command {
+    let mut cofi = cofi();
+    cofi.args([command, "--json"]).args(more).arg(file);
+    cofi
+}
+
+/// The addresses in the output of `cofi insn --json`.
+pub(crate) fn addresses(output: &[u8]) -> Vec<u64> {
+    output
+        .split(|byte| *byte == b'\n')
+        .filter_map(address)
+        .collect()
+}
+
+/// The address in a line of `cofi insn --json`, if it is an instruction.
+pub(crate) fn address(line: &[u8]) -> Option<u64> {
+    let rest = line.strip_prefix(b"{\"insn\":\"0x")?;
+    let end = rest.iter().position(|byte| *byte == b'"')?;
+    let digits = std::str::from_utf8(&rest[..end]).ok()?;
+    Some(u64::from_str_radix(digits, 16).expect("an address in hexadecimal"))
+}
