@@ -5,15 +5,19 @@
  * SECTION is FILE:OFFSET:SIZE:ADDRESS: SIZE bytes of FILE from OFFSET on stand at ADDRESS. Sections are added in the
  * order given; a later one replaces what it overlaps. What follows `--at TSC` happens when the trace's clock has reached
  * that time, so that code may change as the program runs; `--clear` empties the address space (an exec).
+ * `--count N` decodes the stream N times, each time from nothing, and prints one line instead: the instructions of one
+ * pass, the sum of their addresses (modulo 2^64), and the processor time of all passes in seconds.
  * Every error is told on standard error with its offset and ends the run of instructions up to the next PSB.
  * Exit status: 0 without errors, 1 with errors, 2 for wrong usage.
  */
+#define _POSIX_C_SOURCE 199309L
 #include <errno.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <intel-pt.h>
 
@@ -28,7 +32,7 @@ static int usage(const char *what)
 {
     fprintf(stderr,
             "ptinsn: %s\nusage: ptinsn [--cpu FAMILY/MODEL/STEPPING] [--mtc-freq N] [--nom-freq N] [--cpuid-15 EAX,EBX] "
-            "STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
+            "[--count N] STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
             what);
     return 2;
 }
@@ -141,7 +145,12 @@ static unsigned long complain(struct pt_insn_decoder *decoder, int status, uint6
     return 1;
 }
 
-static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space)
+/* What `--count` counts. */
+struct tally {
+    uint64_t instructions, sum;
+};
+
+static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space, struct tally *tally)
 {
     unsigned long errors = 0;
     for (;;) {
@@ -170,8 +179,12 @@ static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space
             /* An error may come together with an instruction that did run: libipt then fills in its class. */
             insn.iclass = ptic_error;
             status = pt_insn_next(decoder, &insn, sizeof insn);
-            if (insn.iclass != ptic_error)
+            if (insn.iclass != ptic_error && tally) {
+                tally->instructions++;
+                tally->sum += insn.ip;
+            } else if (insn.iclass != ptic_error) {
                 printf("0x%" PRIx64 "\n", insn.ip);
+            }
             if (status < 0)
                 break;
         }
@@ -188,7 +201,7 @@ int main(int argc, char **argv)
     struct change *changes = calloc((size_t)argc, sizeof *changes);
     struct space space = {.changes = changes};
     const char *stream = NULL;
-    uint64_t at = 0;
+    uint64_t at = 0, passes = 0;
 
     pt_config_init(&config);
     if (!changes)
@@ -221,6 +234,8 @@ int main(int argc, char **argv)
                 config.mtc_freq = (uint8_t)n;
             } else if (!strcmp(word, "--nom-freq")) {
                 config.nom_freq = (uint8_t)n;
+            } else if (!strcmp(word, "--count") && n > 0) {
+                passes = n;
             } else if (!strcmp(word, "--at") && n >= at) {
                 at = n;
             } else {
@@ -246,16 +261,28 @@ int main(int argc, char **argv)
         return usage("cannot read the stream");
     config.begin = bytes;
     config.end = bytes + size;
-    struct pt_insn_decoder *decoder = pt_insn_alloc_decoder(&config);
-    space.image = pt_image_alloc(NULL);
-    if (!decoder || !space.image || pt_insn_set_image(decoder, space.image) < 0)
-        return usage("libipt has no decoder for this");
 
-    unsigned long errors = decode(decoder, &space);
+    unsigned long errors = 0;
+    struct tally tally = {0};
+    struct timespec before, after;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    for (uint64_t pass = 0; pass == 0 || pass < passes; pass++) {
+        struct pt_insn_decoder *decoder = pt_insn_alloc_decoder(&config);
+        tally = (struct tally){0};
+        space.applied = 0;
+        space.image = pt_image_alloc(NULL);
+        if (!decoder || !space.image || pt_insn_set_image(decoder, space.image) < 0)
+            return usage("libipt has no decoder for this");
+        errors += decode(decoder, &space, passes ? &tally : NULL);
+        pt_insn_free_decoder(decoder);
+        pt_image_free(space.image);
+    }
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    if (passes)
+        printf("%" PRIu64 " %" PRIu64 " %.6f\n", tally.instructions, tally.sum,
+               (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) / 1e9);
     if (fflush(stdout) != 0)
         return 2;
-    pt_insn_free_decoder(decoder);
-    pt_image_free(space.image);
     free(bytes);
     free(changes);
     return errors ? 1 : 0;
