@@ -1,5 +1,6 @@
-//! The project's own chores, run as `cargo xtask CHORE`: the exam against other decoders, and the checks of house rules.
+//! The project's own chores, run as `cargo xtask CHORE`: the exam against other decoders, the race with one, and the checks of house rules.
 
+mod bench;
 mod deps;
 mod exam;
 mod source;
@@ -14,7 +15,9 @@ usage: cargo xtask CHORE
   deps    check that the crates depend on each other only as ARCHITECTURE.md says
   tidy    check module docs, file lengths and the names in ARCHITECTURE.md
   exam    record real programs and compare every decoder with the truth, address by address
-          [--only PROGRAM]... [--config NAME]... [--cofi PATH] [--keep FOLDER] [--jobs N] [--list]";
+          [--only PROGRAM]... [--config NAME]... [--cofi PATH] [--keep FOLDER] [--jobs N] [--list]
+  bench   measure the decoding speed of Cofi and of libipt on the same traces
+          [--rounds N] [--instructions N] [--traces FOLDER] [--cofi PATH]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -25,6 +28,7 @@ fn main() -> ExitCode {
         ("deps", true) => deps::run(&root),
         ("tidy", true) => tidy::run(&root),
         ("exam", _) => exam::run(&root, &rest),
+        ("bench", _) => bench::run(&root, &rest),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

@@ -25,27 +25,25 @@ fn tool(command: &mut Command) -> Result<Vec<u8>> {
 
 /// Builds the release `cofi` and asks cargo where it put it.
 pub(crate) fn cofi(root: &Path) -> Result<PathBuf> {
+    release(root, "cofi", "--bin", "cofi")
+}
+
+/// Builds a release binary or example (`kind`) of a package and asks cargo where it put it.
+pub(crate) fn release(root: &Path, package: &str, kind: &str, name: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let answer = tool(
         Command::new(cargo)
-            .args([
-                "build",
-                "--release",
-                "--quiet",
-                "--package",
-                "cofi",
-                "--bin",
-                "cofi",
-            ])
+            .args(["build", "--release", "--quiet"])
+            .args(["--package", package, kind, name])
             .arg("--message-format=json")
             .current_dir(root),
     )?;
     String::from_utf8_lossy(&answer)
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "cofi")
+        .filter(|message| message["target"]["name"] == name)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .context("cargo built no cofi")
+        .with_context(|| format!("cargo built no {name}"))
 }
 
 /// The program's path, compiled into `folder` if it comes as source.

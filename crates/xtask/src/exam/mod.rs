@@ -1,12 +1,12 @@
 //! `cargo xtask exam`: real programs, recorded by `cofi record`; every address that `cofi insn`, `perf script` and
 //! libipt then print is compared with the list of instructions that the recorder saw the processor execute.
 
-mod build;
+pub(crate) mod build;
 mod compare;
-mod flows;
-mod programs;
+pub(crate) mod flows;
+pub(crate) mod programs;
 mod run;
-mod sideband;
+pub(crate) mod sideband;
 
 use std::collections::VecDeque;
 use std::fs;

@@ -1,0 +1,148 @@
+//! Decodes bare packets against images of the code, as often as asked, and tells how long it took.
+//!
+//! ```text
+//! decode [--cpu FAMILY/MODEL/STEPPING] [--count N] STREAM [FILE:OFFSET:SIZE:ADDRESS]...
+//! ```
+//!
+//! Each pass begins with nothing decoded or cached. One line is printed: the instructions of one pass, the sum of their
+//! addresses (modulo 2^64), and the processor time of all passes in seconds. Errors of the flow go to standard error; the
+//! status is then 1. `cargo xtask bench` runs this against the same on libipt.
+
+use std::error::Error;
+use std::fs;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use cofi_flow::{Cpu, Errata, FlowConfig, FlowDecoder, Item};
+use cofi_insn::CodeSource;
+use cofi_packet::Ip;
+use nix::time::{ClockId, clock_gettime};
+
+/// The code: each piece with its address.
+struct Images(Vec<(u64, Vec<u8>)>);
+
+impl Images {
+    /// The bytes from `at` to the end of the piece that holds it, the latest piece first.
+    fn rest(&self, at: u64) -> Option<&[u8]> {
+        self.0.iter().rev().find_map(|(base, bytes)| {
+            let start = usize::try_from(at.checked_sub(*base)?).ok()?;
+            bytes.get(start..).filter(|rest| !rest.is_empty())
+        })
+    }
+}
+
+impl CodeSource for &Images {
+    fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < buf.len() {
+            let Some(rest) = self.rest(ip.0.wrapping_add(done as u64)) else {
+                break;
+            };
+            let len = rest.len().min(buf.len() - done);
+            buf[done..done + len].copy_from_slice(&rest[..len]);
+            done += len;
+        }
+        done
+    }
+}
+
+/// What the command line says.
+struct Task {
+    stream: Vec<u8>,
+    images: Images,
+    config: FlowConfig,
+    passes: u64,
+}
+
+fn number(text: &str) -> Result<u64, Box<dyn Error>> {
+    let value = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    value.map_err(|error| format!("{text}: {error}").into())
+}
+
+/// FILE:OFFSET:SIZE:ADDRESS, from the right: a file's name may hold colons.
+fn section(text: &str) -> Result<(u64, Vec<u8>), Box<dyn Error>> {
+    let fields: Vec<&str> = text.rsplitn(4, ':').collect();
+    let [address, size, offset, file] = fields[..] else {
+        return Err(format!("{text}: a section is FILE:OFFSET:SIZE:ADDRESS").into());
+    };
+    let mut bytes = fs::read(file).map_err(|error| format!("{file}: {error}"))?;
+    bytes.drain(..bytes.len().min(usize::try_from(number(offset)?)?));
+    bytes.truncate(usize::try_from(number(size)?)?);
+    Ok((number(address)?, bytes))
+}
+
+fn cpu(text: &str) -> Result<Cpu, Box<dyn Error>> {
+    let mut fields = text.split('/').map(number);
+    let mut field = || fields.next().unwrap_or(Ok(0));
+    Ok(Cpu {
+        family: field()?.try_into()?,
+        model: field()?.try_into()?,
+        stepping: field()?.try_into()?,
+    })
+}
+
+fn task(mut words: impl Iterator<Item = String>) -> Result<Task, Box<dyn Error>> {
+    let (mut stream, mut images) = (None, Vec::new());
+    let (mut config, mut passes) = (FlowConfig::default(), 1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} wants a value"));
+        match word.as_str() {
+            "--cpu" => config.errata = Errata::for_cpu(cpu(&value()?)?),
+            "--count" => passes = number(&value()?)?,
+            _ if stream.is_none() => {
+                stream = Some(fs::read(&word).map_err(|error| format!("{word}: {error}"))?);
+            }
+            _ => images.push(section(&word)?),
+        }
+    }
+    Ok(Task {
+        stream: stream.ok_or("which stream?")?,
+        images: Images(images),
+        config,
+        passes,
+    })
+}
+
+/// The processor time this process has used.
+fn processor_time() -> Result<Duration, Box<dyn Error>> {
+    Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?.into())
+}
+
+fn run() -> Result<bool, Box<dyn Error>> {
+    let task = task(std::env::args().skip(1))?;
+    let (mut instructions, mut sum, mut errors) = (0_u64, 0_u64, 0_u64);
+    let before = processor_time()?;
+    for _ in 0..task.passes {
+        (instructions, sum) = (0, 0);
+        for item in FlowDecoder::new(&task.stream, &task.images, task.config) {
+            match item {
+                Item::Insn(insn) => {
+                    instructions += 1;
+                    sum = sum.wrapping_add(insn.ip.0);
+                }
+                Item::Event(_) => {}
+                Item::Error(error) => {
+                    errors += 1;
+                    eprintln!("decode: {error}");
+                }
+            }
+        }
+    }
+    let seconds = (processor_time()? - before).as_secs_f64();
+    println!("{instructions} {sum} {seconds:.6}");
+    Ok(errors == 0)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("decode: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
