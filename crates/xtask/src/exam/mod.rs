@@ -17,7 +17,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use compare::Verdict;
-use programs::{CONFIGS, Config, PROGRAMS, Party, Program};
+use programs::{CONFIGS, Config, PROGRAMS, Peer, Program};
 use run::{Native, Row, Tools};
 
 #[derive(Debug, Default)]
@@ -211,8 +211,8 @@ fn word(verdict: &Verdict, excused: bool) -> &'static str {
     }
 }
 
-fn is_excused(row: &Row, party: Party) -> bool {
-    row.excused.iter().any(|(p, _)| *p == party)
+fn is_excused(row: &Row, peer: Peer) -> bool {
+    row.excused.iter().any(|(p, _)| *p == peer)
 }
 
 /// Progress, as it happens.
@@ -221,7 +221,7 @@ fn print_row(row: &Row) {
 }
 
 fn line(row: &Row) -> String {
-    let record = match word(&row.record, is_excused(row, Party::Recorder)) {
+    let record = match word(&row.record, false) {
         "exact" => "good",
         other => other,
     };
@@ -235,8 +235,8 @@ fn line(row: &Row) -> String {
         row.seconds,
         record,
         word(&row.cofi, false),
-        word(&row.perf, is_excused(row, Party::Perf)),
-        word(&row.libipt, is_excused(row, Party::Libipt)),
+        word(&row.perf, is_excused(row, Peer::Perf)),
+        word(&row.libipt, is_excused(row, Peer::Libipt)),
     )
 }
 
@@ -261,16 +261,16 @@ fn report(rows: &[Row]) -> usize {
     }
     println!("¹ the first thread only: bare packets hold one thread");
     for row in rows {
-        for (name, verdict, party) in [
-            ("record", &row.record, Some(Party::Recorder)),
+        for (name, verdict, peer) in [
+            ("record", &row.record, None),
             ("cofi", &row.cofi, None),
-            ("perf", &row.perf, Some(Party::Perf)),
-            ("libipt", &row.libipt, Some(Party::Libipt)),
+            ("perf", &row.perf, Some(Peer::Perf)),
+            ("libipt", &row.libipt, Some(Peer::Libipt)),
         ] {
             let excuse = row
                 .excused
                 .iter()
-                .find(|(p, _)| Some(*p) == party)
+                .find(|(p, _)| Some(*p) == peer)
                 .map(|(_, why)| *why);
             let place = format!("{} ({}), {name}", row.program, row.config);
             match (verdict, excuse) {

@@ -14,11 +14,9 @@ pub(crate) enum Origin {
     System(&'static str),
 }
 
-/// Whose shortcoming a known difference is; Cofi's decoder has none to excuse.
+/// A decoder other than Cofi's. Only theirs are known differences: `cofi record` and `cofi insn` have no excuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Party {
-    /// `cofi record` itself: what a program can notice of being stepped.
-    Recorder,
+pub(crate) enum Peer {
     /// `perf script --itrace=i1i`.
     Perf,
     /// libipt's instruction decoder.
@@ -29,10 +27,10 @@ pub(crate) enum Party {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Quirk {
     /// Whose.
-    pub(crate) party: Party,
+    pub(crate) peer: Peer,
     /// In which configurations, all if empty.
     pub(crate) configs: &'static [&'static str],
-    /// Why that party is in the wrong, or cannot know better.
+    /// Why that decoder is in the wrong, or cannot know better.
     pub(crate) why: &'static str,
 }
 
@@ -45,7 +43,7 @@ pub(crate) struct Program {
     pub(crate) origin: Origin,
     /// What it is run with; `@PROGRAMS` stands for the folder of the programs' sources.
     pub(crate) arguments: &'static [&'static str],
-    /// What is known not to work with it, and whose fault that is.
+    /// What is known not to work with it, in other decoders.
     pub(crate) quirks: &'static [Quirk],
 }
 
@@ -109,7 +107,7 @@ const fn system(
 
 /// perf asks the ELF file whether code is 64-bit, never MODE.Exec: it reads 32-bit code in a 64-bit program as 64-bit code.
 const PERF_TAKES_THE_MODE_FROM_THE_FILE: Quirk = Quirk {
-    party: Party::Perf,
+    peer: Peer::Perf,
     configs: &[],
     why: "perf takes the execution mode from the binary's ELF class and passes over MODE.Exec",
 };
@@ -117,23 +115,16 @@ const PERF_TAKES_THE_MODE_FROM_THE_FILE: Quirk = Quirk {
 /// What ties a change of code to a place in the stream is time, for a reader that does not follow the AUX records.
 const CHANGING_CODE: &[Quirk] = &[
     Quirk {
-        party: Party::Perf,
+        peer: Peer::Perf,
         configs: &["timeless"],
         why: "without times perf decodes a thread at its end, with the code that stood there last",
     },
     Quirk {
-        party: Party::Libipt,
+        peer: Peer::Libipt,
         configs: &["timeless"],
         why: "ptinsn is told of changes of code by the time stamp counter, which this stream does not have",
     },
 ];
-
-/// Under ptrace the trap flag is the tracer's.
-const ONE_TRAP_FLAG_FOR_TWO: Quirk = Quirk {
-    party: Party::Recorder,
-    configs: &[],
-    why: "the ptrace engine steps with the trap flag, so a program that sets it for itself does not get its traps",
-};
 
 /// All programs, small ones first.
 pub(crate) const PROGRAMS: &[Program] = &[
@@ -181,10 +172,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
         "exec_thread.c",
         &["-O1", "-static", "-pthread"],
     ),
-    Program {
-        quirks: &[ONE_TRAP_FLAG_FOR_TWO],
-        ..source("trapflag", "trapflag.c", STATIC)
-    },
+    source("trapflag", "trapflag.c", STATIC),
     source("dynamic", "dynamic.c", &["-O1"]),
     system("ls", "/bin/ls", &["-l", "@PROGRAMS"]),
     system("pipeline", "/bin/sh", &["-c", "ls @PROGRAMS | wc"]),

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use super::compare::{Verdict, compare};
 use super::flows::{self, Flows};
-use super::programs::{Config, Party, Program};
+use super::programs::{Config, Peer, Program};
 use super::sideband;
 
 /// Seconds after which a recording or a decoder is taken to hang.
@@ -60,18 +60,18 @@ pub(crate) struct Row {
     /// libipt's.
     pub(crate) libipt: Verdict,
     /// Why a difference is not counted as a failure, and whose it is.
-    pub(crate) excused: Vec<(Party, &'static str)>,
+    pub(crate) excused: Vec<(Peer, &'static str)>,
 }
 
 impl Row {
     /// Whether every comparison that was made held, known quirks aside.
     pub(crate) fn good(&self) -> bool {
-        let excused = |party| self.excused.iter().any(|(p, _)| *p == party);
+        let excused = |peer| self.excused.iter().any(|(p, _)| *p == peer);
         let held = |verdict: &Verdict| !matches!(verdict, Verdict::Differs(_));
-        (held(&self.record) || excused(Party::Recorder))
+        held(&self.record)
             && held(&self.cofi)
-            && (held(&self.perf) || excused(Party::Perf))
-            && (held(&self.libipt) || excused(Party::Libipt))
+            && (held(&self.perf) || excused(Peer::Perf))
+            && (held(&self.libipt) || excused(Peer::Libipt))
     }
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn examine(
         .quirks
         .iter()
         .filter(|quirk| quirk.configs.is_empty() || quirk.configs.contains(&config.name))
-        .map(|quirk| (quirk.party, quirk.why))
+        .map(|quirk| (quirk.peer, quirk.why))
         .collect();
     Ok(row)
 }
