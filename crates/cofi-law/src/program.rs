@@ -67,7 +67,7 @@ const FILLERS: [&[u8]; 5] = [
 fn choose_end(rng: &mut Rng, index: usize, count: usize, deep: bool) -> End {
     let last = index + 1 == count;
     if deep && !rng.one_in(20) {
-        return if index % 2 == 0 && !last {
+        return if index.is_multiple_of(2) && !last {
             End::IndirectCall
         } else {
             End::Return

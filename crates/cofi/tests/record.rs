@@ -348,7 +348,6 @@ fn attach(counter: &Counter, data: &Path) -> Command {
 }
 
 #[test]
-#[ignore = "a step's trap may be pending when the engine detaches, and then kills the program"]
 fn attached_for_a_while() {
     let scratch = Scratch::new();
     let Some(mut counter) = Counter::start(&scratch) else {
@@ -368,7 +367,6 @@ fn attached_for_a_while() {
 }
 
 #[test]
-#[ignore = "a step's trap may be pending when the engine detaches, and then kills the program"]
 fn attached_until_interrupted() {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let scratch = Scratch::new();

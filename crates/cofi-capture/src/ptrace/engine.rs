@@ -341,6 +341,10 @@ impl Engine<'_> {
                 self.resume_user(tid, regs.rip);
             }
         }
+        if self.stopping && maps::trap_is_pending(tid) {
+            // A step was done before our request came; its own stop is told next, and there the thread is let go.
+            return sys::resume(tid as i32, Resume::Step, 0);
+        }
         if self.stopping
             && let Some(Thread {
                 at: At::User(ip), ..

@@ -52,7 +52,7 @@ pub enum Outcome {
 #[non_exhaustive]
 pub enum EngineError {
     /// The program cannot be started.
-    #[error("cannot run {program:?}: {source}")]
+    #[error("cannot run {program:?}")]
     Launch {
         /// The program.
         program: OsString,
@@ -60,7 +60,7 @@ pub enum EngineError {
         source: io::Error,
     },
     /// The process cannot be attached to.
-    #[error("cannot attach to process {pid}: {source}")]
+    #[error("cannot attach to process {pid}")]
     Attach {
         /// The process.
         pid: Pid,
@@ -68,7 +68,7 @@ pub enum EngineError {
         source: io::Error,
     },
     /// The kernel refuses a step.
-    #[error("ptrace failed: {0}")]
+    #[error("ptrace failed")]
     Trace(#[from] io::Error),
 }
 

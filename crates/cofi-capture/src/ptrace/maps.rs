@@ -144,6 +144,14 @@ pub(super) fn comm(tid: Pid) -> String {
     String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned()
 }
 
+/// Whether a SIGTRAP waits to be delivered to a stopped thread.
+pub(super) fn trap_is_pending(tid: Pid) -> bool {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
+    let mask = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (libc::SIGTRAP - 1) & 1 == 1)
+}
+
 /// The threads of a process.
 pub(super) fn threads(pid: Pid) -> std::io::Result<Vec<Pid>> {
     let mut tids = Vec::new();

@@ -23,7 +23,7 @@ pub struct Settings {
 #[non_exhaustive]
 pub enum RecordError {
     /// The trace unit refuses the configuration.
-    #[error("the software trace unit does not have what --config asks for: {0}")]
+    #[error("the software trace unit does not have what --config asks for")]
     Unit(#[from] Fault),
     /// A file cannot be written.
     #[error("cannot write {}", path.display())]
