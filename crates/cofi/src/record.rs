@@ -48,6 +48,10 @@ pub(crate) fn run(options: &RecordOptions) -> Result<Ended> {
 /// Records a program.
 pub(crate) fn record(options: &RecordOptions) -> Result<Recording> {
     check_engine(options.engine)?;
+    let config = config(options)?;
+    if options.verify && !config.branch {
+        bail!("--verify compares the flow of control, which branch=0 leaves out of the trace");
+    }
     let wants_lists = options.verify || options.truth.is_some();
     let lists = if wants_lists {
         let folder =
@@ -66,7 +70,7 @@ pub(crate) fn record(options: &RecordOptions) -> Result<Recording> {
     let settings = Settings {
         file: options.output.clone(),
         raw_output: options.raw_output.clone(),
-        config: config(options)?,
+        config,
         command_line,
     };
     let target = match (options.pid, options.program.split_first()) {

@@ -51,7 +51,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
 fn last(session: &Session<'_>, stream: &Stream<'_>, count: usize) -> VecDeque<String> {
     let mut flow = session.decode(stream);
     let mut kept: VecDeque<Item> = VecDeque::new();
-    while let Some(item) = flow.next() {
+    for item in flow.by_ref() {
         if kept.len() == count {
             kept.pop_front();
         }
