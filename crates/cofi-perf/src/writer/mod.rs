@@ -154,6 +154,7 @@ impl<W: Write + Seek> Writer<W> {
                 Bytes::default().u64s(&[shift, mult, zero]),
             )?;
         }
+        this.checkpoint()?;
         Ok(this)
     }
 
