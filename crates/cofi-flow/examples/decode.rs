@@ -1,7 +1,7 @@
 //! Decodes bare packets against images of the code, as often as asked, and tells how long it took.
 //!
 //! ```text
-//! decode [--cpu FAMILY/MODEL/STEPPING] [--count N] STREAM [FILE:OFFSET:SIZE:ADDRESS]...
+//! decode [--cpu FAMILY/MODEL/STEPPING] [--cpuid-15 EAX,EBX] [--mtc-freq N] [--count N] STREAM [FILE:OFFSET:SIZE:ADDRESS]...
 //! ```
 //!
 //! Each pass begins with nothing decoded or cached. One line is printed: the instructions of one pass, the sum of their
@@ -91,6 +91,12 @@ fn task(mut words: impl Iterator<Item = String>) -> Result<Task, Box<dyn Error>>
         let mut value = || words.next().ok_or(format!("{word} wants a value"));
         match word.as_str() {
             "--cpu" => config.errata = Errata::for_cpu(cpu(&value()?)?),
+            "--cpuid-15" => {
+                let value = value()?;
+                let (eax, ebx) = value.split_once(',').ok_or("--cpuid-15 wants EAX,EBX")?;
+                config.tsc_art_ratio = (number(ebx)?.try_into()?, number(eax)?.try_into()?);
+            }
+            "--mtc-freq" => config.mtc_freq = number(&value()?)?.try_into()?,
             "--count" => passes = number(&value()?)?,
             _ if stream.is_none() => {
                 stream = Some(fs::read(&word).map_err(|error| format!("{word}: {error}"))?);
