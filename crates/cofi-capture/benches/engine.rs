@@ -107,7 +107,8 @@ fn recorded() -> u64 {
 }
 
 fn main() {
-    let kinds: [(&str, fn() -> u64); 3] = [
+    type Run = fn() -> u64;
+    let kinds: [(&str, Run); 3] = [
         ("bare loop", bare_loop),
         ("engine, counting", counted),
         ("engine, recording", recorded),
