@@ -100,6 +100,8 @@ struct space {
     const struct change *changes;
     size_t count, applied;
     struct pt_image *image;
+    /* Keeps files mapped: without it, libipt maps them anew whenever control goes from one to another. */
+    struct pt_image_section_cache *files;
 };
 
 static int apply(struct space *space, struct pt_insn_decoder *decoder, uint64_t now)
@@ -115,7 +117,9 @@ static int apply(struct space *space, struct pt_insn_decoder *decoder, uint64_t 
             space->image = empty;
             continue;
         }
-        int status = pt_image_add_file(space->image, change->file, change->offset, change->size, NULL, change->address);
+        int status = pt_iscache_add_file(space->files, change->file, change->offset, change->size, change->address);
+        if (status > 0)
+            status = pt_image_add_cached(space->image, space->files, status, NULL);
         if (status < 0) {
             fprintf(stderr, "ptinsn: %s at 0x%" PRIx64 ": %s\n", change->file, change->address,
                     pt_errstr(pt_errcode(status)));
@@ -262,6 +266,9 @@ int main(int argc, char **argv)
     config.begin = bytes;
     config.end = bytes + size;
 
+    space.files = pt_iscache_alloc(NULL);
+    if (!space.files || pt_iscache_set_limit(space.files, UINT64_MAX) < 0)
+        return usage("libipt has no cache for this");
     unsigned long errors = 0;
     struct tally tally = {0};
     struct timespec before, after;
@@ -283,6 +290,7 @@ int main(int argc, char **argv)
                (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) / 1e9);
     if (fflush(stdout) != 0)
         return 2;
+    pt_iscache_free(space.files);
     free(bytes);
     free(changes);
     return errors ? 1 : 0;
