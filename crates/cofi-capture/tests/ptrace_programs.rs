@@ -211,7 +211,8 @@ fn code_in_a_private_memory_file() {
 
 #[test]
 fn a_page_of_the_program_is_changed() {
-    assert_eq!(saved_values(&jit("modified")), [50]);
+    let values = saved_values(&jit("modified"));
+    assert_eq!(values.last(), Some(&50), "{values:?}");
 }
 
 #[test]

@@ -1,11 +1,18 @@
 //! The code of a process as it runs: decoded once where it cannot change, compared each time where it can.
 
-use super::maps::{Mappings, read};
+use super::maps::{self, Mappings};
+use super::special::{Special, special};
+use super::sys;
 use crate::{MappingKind, Observer, Pid, SavedCode};
-use cofi_insn::{Insn, MAX_INSN_LEN, decode};
+use cofi_insn::{Class, Insn, InsnError, MAX_INSN_LEN, decode};
 use cofi_packet::{ExecMode, Ip};
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::rc::Rc;
 
+/// The size of a page.
 const PAGE: u64 = 0x1000;
 
 /// One instruction, and what the engine must know of it beside.
@@ -15,186 +22,284 @@ pub(super) struct Code {
     pub(super) special: Special,
 }
 
-/// Instructions that a single step treats in its own way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Special {
-    None,
-    /// PUSHF: stores the trap flag of the step; the operand's size in bytes.
-    PushFlags(u8),
-    /// POPF: replaces the trap flag; the operand's size in bytes.
-    PopFlags(u8),
-    /// MOV SS or POP SS: the next instruction runs without a stop.
-    LoadsStackSegment,
-}
-
-fn special(bytes: &[u8], mode: ExecMode) -> Special {
-    let mut operand_16 = false;
-    let mut rest = bytes;
-    while let [prefix, tail @ ..] = rest {
-        match prefix {
-            0x66 => operand_16 = true,
-            0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0x67 | 0xf0 | 0xf2 | 0xf3 => {}
-            0x40..=0x4f if mode == ExecMode::Bits64 => {}
-            _ => break,
-        }
-        rest = tail;
-    }
-    match rest {
-        [opcode @ (0x9c | 0x9d), ..] => {
-            let size = match mode {
-                _ if operand_16 => 2,
-                ExecMode::Bits64 => 8,
-                _ => 4,
-            };
-            if *opcode == 0x9c {
-                Special::PushFlags(size)
-            } else {
-                Special::PopFlags(size)
-            }
-        }
-        [0x8e, modrm, ..] if modrm >> 3 & 7 == 2 => Special::LoadsStackSegment,
-        [0x17, ..] if mode != ExecMode::Bits64 => Special::LoadsStackSegment,
-        _ => Special::None,
+impl Code {
+    /// Whether this makes a system call.
+    pub(super) fn is_system_call(&self) -> bool {
+        self.insn.class == Class::Syscall || self.special == Special::SystemCall
     }
 }
 
+/// A decoded instruction that may be used again.
 #[derive(Clone, Copy, Debug)]
-struct Cached {
-    code: Code,
-    bytes: [u8; MAX_INSN_LEN],
+struct Slot {
+    ip: u64,
+    /// The state of the mappings for which it holds; 0 for an empty slot.
+    generation: u32,
+    mode: ExecMode,
     /// The bytes come from a file and cannot change.
     stable: bool,
+    bytes: [u8; MAX_INSN_LEN],
+    code: Code,
+}
+
+const EMPTY: Slot = Slot {
+    ip: 0,
+    generation: 0,
+    mode: ExecMode::Bits64,
+    stable: false,
+    bytes: [0; MAX_INSN_LEN],
+    code: Code {
+        insn: Insn {
+            len: 1,
+            class: Class::Other,
+            target: None,
+            repeats: false,
+        },
+        special: Special::None,
+    },
+};
+
+/// How many decoded instructions are kept.
+const SLOTS: usize = 1 << 14;
+
+/// What is known of a page that has been executed.
+#[derive(Clone, Debug)]
+enum Page {
+    /// Its file holds the same bytes, and it is not writable.
+    AsInFile,
+    /// No file holds it; the bytes that were told last. They begin at this address: the vDSO is told whole.
+    Saved(u64, Rc<[u8]>),
 }
 
 /// The code of one address space.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CodeSpace {
-    pub(super) mappings: Mappings,
-    decoded: HashMap<(u64, ExecMode), Cached>,
-    /// Pages that no file holds, as they were last told.
-    saved: BTreeMap<u64, Vec<u8>>,
+    mappings: Mappings,
+    pages: FxHashMap<u64, Page>,
+    files: FxHashMap<PathBuf, Option<File>>,
+    slots: Vec<Slot>,
+    generation: u32,
 }
 
-/// Instructions that may be kept decoded; beyond that the cache starts anew.
-const MAX_DECODED: usize = 1 << 20;
+impl Default for CodeSpace {
+    fn default() -> Self {
+        Self {
+            mappings: Mappings::default(),
+            pages: FxHashMap::default(),
+            files: FxHashMap::default(),
+            slots: Vec::new(),
+            generation: 1,
+        }
+    }
+}
 
 impl CodeSpace {
-    /// Reads the mappings anew and tells what files have come to be mapped.
-    pub(super) fn refresh(&mut self, pid: Pid, tid: Pid, observer: &mut dyn Observer) {
-        let fresh = self.mappings.refresh(pid);
-        self.decoded.clear();
-        if !fresh.is_empty() {
-            // What a file holds now need not be saved.
-            for mapping in &fresh {
-                self.saved
-                    .retain(|page, _| !(mapping.start..mapping.end).contains(page));
-            }
-            observer.mapped(pid, tid, &fresh);
+    /// The address space that a fork makes of this one.
+    pub(super) fn fork(&self) -> Self {
+        Self {
+            mappings: self.mappings.clone(),
+            pages: self.pages.clone(),
+            ..Self::default()
         }
     }
 
-    /// The instruction at `ip`, if it can be read; bytes that no file holds are told first when they are new.
+    /// Whether anything executable lies in `len` bytes from `start`.
+    pub(super) fn executes_in(&self, start: u64, len: u64) -> bool {
+        self.mappings.overlaps(start, start.saturating_add(len))
+    }
+
+    /// Reads the mappings anew and tells what files have come to be mapped.
+    pub(super) fn refresh(&mut self, pid: Pid, tid: Pid, observer: &mut dyn Observer) {
+        let Some(change) = self.mappings.refresh(pid) else {
+            return;
+        };
+        // Generations are told apart only as long as they do not wrap; then the slots start anew.
+        self.generation = self.generation.checked_add(1).unwrap_or_else(|| {
+            self.slots.clear();
+            1
+        });
+        self.files.clear();
+        let told = |page: u64| {
+            change
+                .fresh
+                .iter()
+                .any(|m| (m.start..m.end).contains(&page))
+        };
+        self.pages.retain(|page, state| match state {
+            Page::AsInFile => false,
+            // What a file holds now is told by the mapping; what is not mapped any more need not be kept.
+            Page::Saved(..) => !told(*page) && change.is_mapped(*page),
+        });
+        if !change.fresh.is_empty() {
+            observer.mapped(pid, tid, &change.fresh);
+        }
+    }
+
+    /// The instruction at `ip`, if there is one that can be executed. Bytes that no file holds are told first when they
+    /// are new.
+    #[inline]
     pub(super) fn fetch(
         &mut self,
-        (pid, tid): (Pid, Pid),
+        who: (Pid, Pid),
         ip: u64,
         mode: ExecMode,
         observer: &mut dyn Observer,
     ) -> Option<Code> {
-        let cached = self.decoded.get(&(ip, mode));
-        if let Some(cached) = cached.filter(|c| c.stable) {
-            return Some(cached.code);
+        if self.slots.is_empty() {
+            self.slots.resize(SLOTS, EMPTY);
         }
-        let bytes = read(
-            tid,
-            ip,
-            cached.map_or(MAX_INSN_LEN, |c| c.code.insn.len.into()),
-        );
-        if let Some(cached) = cached
-            && cached.bytes[..bytes.len()] == bytes[..]
-            && bytes.len() == usize::from(cached.code.insn.len)
-        {
-            return Some(cached.code);
+        let slot = &self.slots[ip as usize % SLOTS];
+        let hit = slot.ip == ip && slot.generation == self.generation && slot.mode == mode;
+        if hit && slot.stable {
+            return Some(slot.code);
         }
-        let bytes = read(tid, ip, MAX_INSN_LEN);
-        let insn = decode(&bytes, Ip(ip), mode).ok()?;
-        let end = ip.wrapping_add(u64::from(insn.len));
-        let in_file = |at: u64| {
-            self.mappings
-                .find(at)
-                .is_some_and(|m| m.kind == MappingKind::File)
+        if hit {
+            let mut bytes = [0; MAX_INSN_LEN];
+            let bytes = &mut bytes[..usize::from(slot.code.insn.len)];
+            let (known, code) = (slot.bytes, slot.code);
+            if sys::read_memory(who.1 as i32, ip, bytes) == bytes.len()
+                && known[..bytes.len()] == *bytes
+            {
+                self.tell(who, ip, bytes, observer);
+                return Some(code);
+            }
+        }
+        self.decode(who, ip, mode, observer)
+    }
+
+    fn decode(
+        &mut self,
+        who: (Pid, Pid),
+        ip: u64,
+        mode: ExecMode,
+        observer: &mut dyn Observer,
+    ) -> Option<Code> {
+        if self.mappings.find(ip).is_none() {
+            // A thread may run what another one has mapped before we hear of it.
+            self.refresh(who.0, who.1, observer);
+            self.mappings.find(ip)?;
+        }
+        let mut bytes = [0; MAX_INSN_LEN];
+        // The next page need not be there.
+        let in_page = (PAGE - ip % PAGE).min(MAX_INSN_LEN as u64) as usize;
+        let mut len = sys::read_memory(who.1 as i32, ip, &mut bytes[..in_page]);
+        let insn = match decode(&bytes[..len], Ip(ip), mode) {
+            Ok(insn) => insn,
+            Err(InsnError::Truncated { .. }) if len == in_page => {
+                len +=
+                    sys::read_memory(who.1 as i32, ip.wrapping_add(len as u64), &mut bytes[len..]);
+                decode(&bytes[..len], Ip(ip), mode).ok()?
+            }
+            Err(_) => return None,
         };
-        let stable = in_file(ip) && in_file(end.wrapping_sub(1));
-        if !stable {
-            self.save(pid, tid, ip, end, observer);
-        }
         let code = Code {
             insn,
-            special: special(&bytes, mode),
+            special: special(&bytes[..usize::from(insn.len)], mode),
         };
-        let mut kept = [0; MAX_INSN_LEN];
-        kept[..bytes.len()].copy_from_slice(&bytes);
-        if self.decoded.len() >= MAX_DECODED {
-            self.decoded.clear();
-        }
-        self.decoded.insert(
-            (ip, mode),
-            Cached {
-                code,
-                bytes: kept,
-                stable,
-            },
-        );
+        let stable = self.tell(who, ip, &bytes[..usize::from(insn.len)], observer);
+        self.slots[ip as usize % SLOTS] = Slot {
+            ip,
+            generation: self.generation,
+            mode,
+            stable,
+            bytes,
+            code,
+        };
         Some(code)
     }
 
-    /// Tells the pages of `start..end` that no file holds and that are not known as they are now.
-    fn save(&mut self, pid: Pid, tid: Pid, start: u64, end: u64, observer: &mut dyn Observer) {
-        let mut page = start & !(PAGE - 1);
-        while page < end {
-            let mapping = self.mappings.find(page.max(start));
-            let is_file = mapping.is_some_and(|m| m.kind == MappingKind::File);
-            // The vDSO is told whole, so that the saved file is an ELF image.
-            let whole = mapping
-                .filter(|m| m.kind == MappingKind::Vdso)
-                .map(|m| (m.start, m.end));
-            let (from, to) = whole.unwrap_or((page, page + PAGE));
-            if !is_file {
-                let bytes = read(tid, from, (to - from) as usize);
-                if !bytes.is_empty() && self.saved.get(&from) != Some(&bytes) {
-                    observer.code(
-                        pid,
-                        tid,
-                        SavedCode {
-                            start: from,
-                            bytes: &bytes,
-                        },
-                    );
-                    self.saved.insert(from, bytes);
+    /// Tells the pages of the instruction `bytes` at `ip` that no file holds and that are not known as they are now.
+    /// Whether the bytes cannot change without a change of the mappings.
+    fn tell(
+        &mut self,
+        (pid, tid): (Pid, Pid),
+        ip: u64,
+        bytes: &[u8],
+        observer: &mut dyn Observer,
+    ) -> bool {
+        let mut stable = true;
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = ip.wrapping_add(done as u64);
+            let page = at & !(PAGE - 1);
+            let len = ((PAGE - (at - page)) as usize).min(bytes.len() - done);
+            let part = &bytes[done..done + len];
+            done += len;
+            let kind = self.mappings.find(at).map(|mapping| mapping.kind);
+            let saved = match self.pages.get(&page) {
+                Some(Page::AsInFile) => continue,
+                Some(Page::Saved(start, bytes)) => {
+                    let offset = (at - start) as usize;
+                    bytes.get(offset..offset + len) == Some(part)
                 }
+                None => {
+                    if kind == Some(MappingKind::File) && self.is_as_in_file(tid, page) {
+                        self.pages.insert(page, Page::AsInFile);
+                        continue;
+                    }
+                    false
+                }
+            };
+            stable &= kind == Some(MappingKind::Vdso);
+            if !saved {
+                self.save(pid, tid, at, observer);
             }
-            page = to;
         }
+        stable
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// Whether the file behind a page holds the very bytes of the page.
+    fn is_as_in_file(&mut self, tid: Pid, page: u64) -> bool {
+        let Some(mapping) = self.mappings.find(page) else {
+            return false;
+        };
+        let offset = mapping.offset + (page - mapping.start);
+        if !self.files.contains_key(&mapping.path) {
+            let file = File::open(&mapping.path).ok();
+            self.files.insert(mapping.path.clone(), file);
+        }
+        let Some(Some(file)) = self.files.get(&mapping.path) else {
+            return false;
+        };
+        let mut here = [0; PAGE as usize];
+        let mut there = [0; PAGE as usize];
+        let mut len = 0;
+        // What lies after the file's end is zero.
+        while len < there.len() {
+            match file.read_at(&mut there[len..], offset + len as u64) {
+                Ok(0) => break,
+                Ok(read) => len += read,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        sys::read_memory(tid as i32, page, &mut here) == here.len() && here == there
+    }
 
-    #[test]
-    fn special_instructions_with_their_prefixes() {
-        use ExecMode::{Bits32, Bits64};
-        assert_eq!(special(&[0x9c], Bits64), Special::PushFlags(8));
-        assert_eq!(special(&[0x66, 0x9c], Bits64), Special::PushFlags(2));
-        assert_eq!(special(&[0x48, 0x9c], Bits64), Special::PushFlags(8));
-        assert_eq!(special(&[0x9c], Bits32), Special::PushFlags(4));
-        assert_eq!(special(&[0x8e, 0xd0], Bits64), Special::LoadsStackSegment);
-        assert_eq!(special(&[0x8e, 0xd8], Bits64), Special::None);
-        assert_eq!(special(&[0x17], Bits32), Special::LoadsStackSegment);
-        assert_eq!(special(&[0x48, 0x9d], Bits64), Special::PopFlags(8));
-        assert_eq!(special(&[0x66, 0x9d], Bits32), Special::PopFlags(2));
-        assert_eq!(special(&[0x90], Bits64), Special::None);
-        assert_eq!(special(&[], Bits64), Special::None);
+    /// Tells the page of `at` as it is now.
+    fn save(&mut self, pid: Pid, tid: Pid, at: u64, observer: &mut dyn Observer) {
+        let page = at & !(PAGE - 1);
+        // The vDSO is told whole, so that the saved bytes are an ELF image.
+        let (start, end) = self
+            .mappings
+            .find(at)
+            .filter(|mapping| mapping.kind == MappingKind::Vdso)
+            .map_or((page, page + PAGE), |mapping| (mapping.start, mapping.end));
+        let bytes: Rc<[u8]> = maps::read(tid, start, (end - start) as usize).into();
+        if bytes.is_empty() {
+            return;
+        }
+        observer.code(
+            pid,
+            tid,
+            SavedCode {
+                start,
+                bytes: &bytes,
+            },
+        );
+        for page in (start..end).step_by(PAGE as usize) {
+            self.pages
+                .insert(page, Page::Saved(start, Rc::clone(&bytes)));
+        }
     }
 }

@@ -35,7 +35,7 @@ fn unescape(text: &[u8]) -> Vec<u8> {
 }
 
 /// One line of /proc/PID/maps, whatever it maps; `None` if it is none.
-fn parse(line: &[u8]) -> Option<(Mapping, bool)> {
+fn parse(line: &[u8]) -> Option<Mapping> {
     let mut rest = line;
     let mut word = || {
         let start = rest.iter().position(|b| *b != b' ')?;
@@ -73,7 +73,7 @@ fn parse(line: &[u8]) -> Option<(Mapping, bool)> {
     } else {
         MappingKind::Memory
     };
-    let mapping = Mapping {
+    Some(Mapping {
         start: hex(start)?,
         end: hex(end)?,
         offset: hex(offset)?,
@@ -82,53 +82,61 @@ fn parse(line: &[u8]) -> Option<(Mapping, bool)> {
         inode,
         path: PathBuf::from(OsString::from_vec(name)),
         kind,
-    };
-    Some((mapping, prot & PROT_WRITE != 0))
+    })
 }
 
-/// The executable mappings of one process, and what has been writable in it: what once was may have been changed, so
-/// its code is compared with the saved bytes each time it runs.
+/// The executable mappings of one process, by address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Mappings {
     executable: Vec<Mapping>,
-    /// Executable file mappings that have been writable: their files may not hold the code.
-    suspect: Vec<(u64, u64)>,
+}
+
+/// How the mappings have changed.
+#[derive(Debug)]
+pub(super) struct Change {
+    /// Executable mappings from files that were not there before.
+    pub(super) fresh: Vec<Mapping>,
+    /// Everything that is mapped now, executable or not: start and end, by address.
+    mapped: Vec<(u64, u64)>,
+}
+
+impl Change {
+    /// Whether anything is mapped at an address.
+    pub(super) fn is_mapped(&self, at: u64) -> bool {
+        let after = self.mapped.partition_point(|range| range.0 <= at);
+        self.mapped[..after]
+            .last()
+            .is_some_and(|range| at < range.1)
+    }
 }
 
 impl Mappings {
-    /// Reads the mappings of `pid` anew; those from files that were not there before.
-    pub(super) fn refresh(&mut self, pid: Pid) -> Vec<Mapping> {
-        let Ok(text) = fs::read(format!("/proc/{pid}/maps")) else {
-            return Vec::new();
-        };
+    /// Reads the mappings of `pid` anew; how they have changed, if what is executable has.
+    pub(super) fn refresh(&mut self, pid: Pid) -> Option<Change> {
+        let text = fs::read(format!("/proc/{pid}/maps")).ok()?;
         let mut executable = Vec::new();
         let mut mapped = Vec::new();
-        for (mut mapping, writable) in text.split(|b| *b == b'\n').filter_map(parse) {
-            let range = (mapping.start, mapping.end);
-            mapped.push(range);
-            if writable && mapping.kind == MappingKind::File {
-                self.suspect.push(range);
-            }
-            let suspect = |s: &(u64, u64)| s.0 < range.1 && range.0 < s.1;
+        for mut mapping in text.split(|b| *b == b'\n').filter_map(parse) {
+            mapped.push((mapping.start, mapping.end));
             if mapping.prot & PROT_EXEC == 0 {
                 continue;
             }
-            if mapping.kind == MappingKind::File && (writable || self.suspect.iter().any(suspect)) {
+            if mapping.kind == MappingKind::File && mapping.prot & PROT_WRITE != 0 {
                 mapping.kind = MappingKind::Memory;
             }
             executable.push(mapping);
         }
-        // What is not mapped any more does not make its successor suspect.
-        self.suspect
-            .retain(|s| mapped.iter().any(|m| m.0 < s.1 && s.0 < m.1));
-        self.suspect.sort_unstable();
-        self.suspect.dedup();
+        if self.executable == executable {
+            return None;
+        }
         let old = std::mem::replace(&mut self.executable, executable);
-        self.executable
+        let fresh = self
+            .executable
             .iter()
             .filter(|new| new.kind == MappingKind::File && !old.contains(new))
             .cloned()
-            .collect()
+            .collect();
+        Some(Change { fresh, mapped })
     }
 
     /// The executable mapping that holds `ip`.
@@ -136,20 +144,19 @@ impl Mappings {
         let after = self.executable.partition_point(|m| m.start <= ip);
         self.executable[..after].last().filter(|m| ip < m.end)
     }
+
+    /// Whether an executable mapping overlaps a range.
+    pub(super) fn overlaps(&self, start: u64, end: u64) -> bool {
+        self.executable
+            .iter()
+            .any(|m| m.start < end && start < m.end)
+    }
 }
 
 /// The name of a thread.
 pub(super) fn comm(tid: Pid) -> String {
     let bytes = fs::read(format!("/proc/{tid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned()
-}
-
-/// Whether a SIGTRAP waits to be delivered to a stopped thread.
-pub(super) fn trap_is_pending(tid: Pid) -> bool {
-    let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
-    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
-    let mask = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (libc::SIGTRAP - 1) & 1 == 1)
 }
 
 /// The threads of a process.
@@ -167,6 +174,38 @@ pub(super) fn threads(pid: Pid) -> std::io::Result<Vec<Pid>> {
     Ok(tids)
 }
 
+/// Whether `tid` is a thread of process `pid`.
+pub(super) fn is_thread(pid: Pid, tid: Pid) -> bool {
+    std::path::Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
+}
+
+/// The value of a field of /proc/TID/status.
+fn status(tid: Pid, field: &str) -> Option<String> {
+    let text = fs::read(format!("/proc/{tid}/status")).ok()?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    Some(value.trim().to_owned())
+}
+
+/// The process to which a thread belongs.
+pub(super) fn process_of(tid: Pid) -> Option<Pid> {
+    status(tid, "Tgid")?.parse().ok()
+}
+
+/// The thread that traces a thread.
+pub(super) fn tracer_of(tid: Pid) -> Option<Pid> {
+    status(tid, "TracerPid")?.parse().ok()
+}
+
+/// Whether a process ignores SIGTRAP.
+pub(super) fn ignores_trap(pid: Pid) -> bool {
+    status(pid, "SigIgn")
+        .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
+        .is_some_and(|mask| mask >> (libc::SIGTRAP - 1) & 1 != 0)
+}
+
 /// Reads up to `len` bytes at `start`, as far as they can be read.
 pub(super) fn read(tid: Pid, start: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
@@ -182,7 +221,7 @@ mod tests {
     #[test]
     fn lines_of_proc_maps() {
         let line = b"7f00-7f80 r-xp 00001000 08:02 42                 /lib/a b\\040c\\012";
-        let (mapping, writable) = parse(line).expect("a mapping");
+        let mapping = parse(line).expect("a mapping");
         assert_eq!(
             (mapping.start, mapping.end, mapping.offset, mapping.inode),
             (0x7f00, 0x7f80, 0x1000, 42)
@@ -192,8 +231,7 @@ mod tests {
             (5, (8, 2), MappingKind::File)
         );
         assert_eq!(mapping.path.as_os_str(), "/lib/a b c\n");
-        assert!(!writable);
-        let kind = |line: &[u8]| parse(line).expect("a mapping").0.kind;
+        let kind = |line: &[u8]| parse(line).expect("a mapping").kind;
         assert_eq!(kind(b"1-2 rwxp 0 00:00 0 "), MappingKind::Memory);
         assert_eq!(kind(b"1-2 r-xp 0 00:00 0 [vdso]"), MappingKind::Vdso);
         assert_eq!(kind(b"1-2 r-xs 0 08:02 4 /a"), MappingKind::Memory);

@@ -21,20 +21,35 @@ pub(super) const TRAP_FLAG: u64 = 0x100;
 /// The stop reported for a group stop, an interrupt and a newly attached thread.
 pub(super) const EVENT_STOP: c_int = 128;
 
+/// The signal of a stop at the entry to a system call or its end.
+pub(super) const CALL_STOP: c_int = libc::SIGTRAP | 0x80;
+
 /// How a stopped thread goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resume {
     /// Up to the next instruction.
     Step,
+    /// Up to the next entry to a system call, or its end.
+    Call,
     /// Freely.
     Run,
 }
 
-/// What of a signal's information the engine looks at.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SigInfo {
+/// A signal's information, as the kernel hands it out.
+#[derive(Clone, Copy)]
+pub(super) struct SigInfo(libc::siginfo_t);
+
+impl SigInfo {
     /// Why the signal was sent: greater than 0 when the kernel raised it on behalf of an instruction.
-    pub(super) code: c_int,
+    pub(super) fn code(&self) -> c_int {
+        self.0.si_code
+    }
+}
+
+impl std::fmt::Debug for SigInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "signal {} code {}", self.0.si_signo, self.0.si_code)
+    }
 }
 
 /// A change of state reported by [`wait_any`].
@@ -87,6 +102,7 @@ pub(super) fn interrupt(tid: pid_t) -> io::Result<()> {
 pub(super) fn resume(tid: pid_t, how: Resume, signal: c_int) -> io::Result<()> {
     let code = match how {
         Resume::Step => libc::PTRACE_SINGLESTEP,
+        Resume::Call => libc::PTRACE_SYSCALL,
         Resume::Run => libc::PTRACE_CONT,
     };
     request(code, tid, 0, signal as usize)
@@ -120,12 +136,6 @@ pub(super) fn set_r11(tid: pid_t, value: u64) -> io::Result<()> {
     request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
 }
 
-/// Sets the flags of a stopped thread. A trap flag that is set here counts as the program's own.
-pub(super) fn set_flags(tid: pid_t, value: u64) -> io::Result<()> {
-    let offset = std::mem::offset_of!(Regs, eflags);
-    request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
-}
-
 /// The message of the event at which a thread stopped.
 pub(super) fn event_message(tid: pid_t) -> io::Result<u64> {
     let mut message: libc::c_ulong = 0;
@@ -139,7 +149,50 @@ pub(super) fn signal_info(tid: pid_t) -> io::Result<SigInfo> {
     // SAFETY: `siginfo_t` is a C structure of integers and pointers, for which zero is a value.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
     fetch(libc::PTRACE_GETSIGINFO, tid, 0, &mut info)?;
-    Ok(SigInfo { code: info.si_code })
+    Ok(SigInfo(info))
+}
+
+/// Replaces the information of the signal at which a thread stopped.
+pub(super) fn set_signal_info(tid: pid_t, info: &SigInfo) -> io::Result<()> {
+    let mut info = info.0;
+    // The kernel only reads through the pointer here; `fetch` serves as well.
+    fetch(libc::PTRACE_SETSIGINFO, tid, 0, &mut info)
+}
+
+/// Whether a SIGTRAP raised by the processor waits to be delivered to a stopped thread.
+pub(super) fn trap_is_pending(tid: pid_t) -> io::Result<bool> {
+    const BATCH: usize = 8;
+    let mut offset = 0u64;
+    loop {
+        let args = libc::ptrace_peeksiginfo_args {
+            off: offset,
+            flags: 0,
+            nr: BATCH as i32,
+        };
+        // SAFETY: an array of `siginfo_t`, for which zero is a value (see `signal_info`).
+        let mut infos: [libc::siginfo_t; BATCH] = unsafe { MaybeUninit::zeroed().assume_init() };
+        // SAFETY: the request reads one `ptrace_peeksiginfo_args` and writes at most `nr` elements of `siginfo_t`,
+        // which is the length of the array.
+        let result = unsafe {
+            libc::ptrace(
+                libc::PTRACE_PEEKSIGINFO,
+                tid,
+                ptr::from_ref(&args),
+                infos.as_mut_ptr(),
+            )
+        };
+        let count = check(result)? as usize;
+        if infos[..count.min(BATCH)]
+            .iter()
+            .any(|info| info.si_signo == libc::SIGTRAP && info.si_code > 0)
+        {
+            return Ok(true);
+        }
+        if count < BATCH {
+            return Ok(false);
+        }
+        offset += count as u64;
+    }
 }
 
 /// The signals that a stopped thread blocks, bit N − 1 for signal N.
@@ -433,6 +486,14 @@ unsafe fn child(table: &[CandidateTable], go: &OwnedFd, go_write: RawFd, error: 
     }
 }
 
+/// Sends a signal to a thread.
+pub(super) fn send(pid: pid_t, tid: pid_t, signal: c_int) {
+    // SAFETY: no memory is involved; a thread that is already gone is no harm.
+    unsafe {
+        libc::syscall(libc::SYS_tgkill, pid, tid, signal);
+    }
+}
+
 /// Signal dispositions of this process, put back when dropped.
 #[derive(Debug, Default)]
 pub(super) struct Dispositions {
@@ -498,8 +559,5 @@ pub(super) fn this_thread() -> pid_t {
 
 /// Interrupts the system call in which another thread of this process may wait.
 pub(super) fn wake(thread: pid_t) {
-    // SAFETY: no memory is involved; the signal's handler does nothing.
-    unsafe {
-        libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, wake_signal());
-    }
+    send(std::process::id() as pid_t, thread, wake_signal());
 }

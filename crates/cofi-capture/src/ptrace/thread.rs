@@ -1,43 +1,82 @@
 //! One traced thread, between its stops.
 
-use super::sys::{Regs, TRAP_FLAG};
+use super::code::Code;
+use super::sys::{Regs, SigInfo, TRAP_FLAG};
+use super::syscall::Table;
 use crate::Pid;
 use cofi_packet::ExecMode;
 
-/// Where a thread is, as told to the observer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Where the vsyscall page lies, whose calls the kernel executes in place of the program.
+pub(super) const VSYSCALL: std::ops::Range<u64> = 0xffff_ffff_ff60_0000..0xffff_ffff_ff60_1000;
+
+/// The instruction that a thread runs next.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Next {
+    pub(super) ip: u64,
+    /// What stands there, if it can be executed.
+    pub(super) code: Option<Code>,
+    /// It is a system call that was interrupted and runs again unless a signal handler comes first.
+    pub(super) restarts: bool,
+    /// It stands on the vsyscall page, and so returns here.
+    pub(super) returns_to: Option<u64>,
+}
+
+/// Where a thread is.
+#[derive(Clone, Copy, Debug)]
 pub(super) enum At {
-    /// In user space, with the instruction at this address to run next.
-    User(u64),
-    /// In the kernel. Where it goes on unless a signal handler comes first, if that is known.
-    Kernel(Option<u64>),
-    /// In the kernel after an interrupted system call, which runs again unless a signal handler comes first: the
-    /// instruction's address, and the one after it.
-    Restart(u64, u64),
+    /// It has not stopped yet since it is known.
+    New,
+    /// In a system call of this table.
+    Kernel(Table),
+    /// About to run an instruction. Whether the observer knows that it is in user space is another matter.
+    User(Next),
+    /// On its way out.
+    Exiting,
 }
 
 #[derive(Debug)]
 pub(super) struct Thread {
     pub(super) pid: Pid,
     pub(super) at: At,
+    /// The observer has been told that the thread is in user space.
+    pub(super) in_user: bool,
     pub(super) mode: ExecMode,
-    /// A signal was delivered: the next stop may be a handler's first instruction.
-    pub(super) signaled: bool,
-    /// The program itself has set the trap flag: it is to get a SIGTRAP after each instruction.
-    pub(super) trap: bool,
-    /// The trap flag in the frame from which a signal handler is about to return.
-    pub(super) returning_trap: bool,
-    /// Stopped for job control.
-    pub(super) in_group_stop: bool,
+    /// The program itself has set the trap flag, so that it gets a SIGTRAP after each instruction.
+    pub(super) own_trap: bool,
+    /// The kernel takes the trap flag of our next step for the program's own, unless the thread runs freely first.
+    pub(super) forget_step: bool,
+    /// It has been let run freely for that reason.
+    pub(super) forgetting: bool,
+    /// The program blocks SIGTRAP in this thread; the kernel must not, see [`super::mask`].
+    pub(super) blocks_trap: bool,
+    /// A SIGTRAP for the program that waits until it is not blocked.
+    pub(super) held_trap: Option<Box<SigInfo>>,
+}
+
+impl Thread {
+    /// A thread that has not stopped yet. It inherits from the one that made it, if there is one.
+    pub(super) fn new(pid: Pid, creator: Option<&Self>) -> Self {
+        Self {
+            pid,
+            at: At::New,
+            in_user: false,
+            mode: creator.map_or(ExecMode::Bits64, |thread| thread.mode),
+            own_trap: creator.is_some_and(|thread| thread.own_trap),
+            forget_step: false,
+            forgetting: false,
+            blocks_trap: creator.is_some_and(|thread| thread.blocks_trap),
+            held_trap: None,
+        }
+    }
 }
 
 /// The mode of a stopped thread: Linux gives user space these code segments.
 pub(super) fn mode(regs: &Regs) -> ExecMode {
-    const USER32_CS: u64 = 0x23;
-    if regs.cs == USER32_CS {
-        ExecMode::Bits32
-    } else {
+    const USER64_CS: u64 = 0x33;
+    if regs.cs == USER64_CS {
         ExecMode::Bits64
+    } else {
+        ExecMode::Bits32
     }
 }
 
@@ -54,38 +93,8 @@ pub(super) fn is_restart(regs: &Regs) -> bool {
     (regs.orig_rax as i64) >= 0 && matches!(code, -512 | -513 | -514 | -516)
 }
 
-/// Whether a system call may have changed what is executable.
-pub(super) fn changes_mappings(number: u64, mode: ExecMode) -> bool {
-    match mode {
-        // mmap mprotect munmap mremap shmat shmdt remap_file_pages pkey_mprotect
-        ExecMode::Bits64 => matches!(number, 9 | 10 | 11 | 25 | 30 | 67 | 216 | 329),
-        // mmap munmap ipc mprotect mremap mmap2 remap_file_pages pkey_mprotect shmat shmdt
-        _ => matches!(
-            number,
-            90 | 91 | 117 | 125 | 163 | 192 | 257 | 380 | 397 | 398
-        ),
-    }
-}
-
-/// The number of rt_sigreturn in 64-bit programs, and where its frame (at the stack pointer) keeps the flags: the 18th
-/// register after the 40 bytes that begin a `ucontext_t`.
-pub(super) const RT_SIGRETURN: u64 = 15;
-pub(super) const FRAME_FLAGS: u64 = 40 + 17 * 8;
-
-/// Whether a system call may have renamed the thread: prctl.
-pub(super) fn renames(number: u64, mode: ExecMode) -> bool {
-    number == if mode == ExecMode::Bits64 { 157 } else { 172 }
-}
-
-/// Whether a system call may have changed the signal mask: rt_sigprocmask, sigprocmask.
-pub(super) fn sets_mask(number: u64, mode: ExecMode) -> bool {
-    match mode {
-        ExecMode::Bits64 => matches!(number, 14 | 15),
-        _ => matches!(number, 119 | 126 | 173 | 175),
-    }
-}
-
-/// R11 after SYSCALL holds the flags; whether the step's own trap flag shows in them.
+/// Whether R11, in which SYSCALL leaves the flags, shows the trap flag of a step.
 pub(super) fn r11_shows_step(regs: &Regs) -> bool {
-    regs.r11 & TRAP_FLAG != 0 && regs.eflags & TRAP_FLAG == 0
+    // rt_sigreturn restores R11, and leaves no system call's number behind.
+    (regs.orig_rax as i64) >= 0 && regs.r11 & TRAP_FLAG != 0
 }

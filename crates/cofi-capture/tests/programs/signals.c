@@ -17,6 +17,7 @@
 
 static volatile sig_atomic_t count, code;
 static sigjmp_buf back;
+static volatile int seven = 7;
 
 static void on(int sig, void (*handler)(int, siginfo_t *, void *), int flags) {
     struct sigaction act = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | flags};
@@ -59,7 +60,7 @@ static int faults(void) {
     seen = seen * 3 + (sig == SIGSEGV && code == SEGV_MAPERR);
     if (!(sig = sigsetjmp(back, 1))) __asm__ volatile("ud2");
     seen = seen * 3 + (sig == SIGILL && code == ILL_ILLOPN);
-    if (!(sig = sigsetjmp(back, 1))) zero = 1 / zero;
+    if (!(sig = sigsetjmp(back, 1))) zero = seven / zero;
     seen = seen * 3 + (sig == SIGFPE && code == FPE_INTDIV);
     if (!(sig = sigsetjmp(back, 1))) __asm__ volatile("hlt");
     seen = seen * 3 + (sig == SIGSEGV && code == SI_KERNEL);

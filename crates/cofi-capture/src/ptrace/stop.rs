@@ -1,0 +1,363 @@
+//! What a stop of a thread means, and how the thread goes on.
+
+use super::cursor::Stepped;
+use super::engine::{Engine, unless_gone};
+use super::mask;
+use super::sys::{self, EVENT_STOP, Regs, Resume};
+use super::syscall::{Effect, Table, effect};
+use super::thread::{At, Thread, is_restart, r11_shows_step};
+use super::{maps, sys::TRAP_FLAG};
+use crate::{Pid, ProcessCause};
+use libc::c_int;
+use std::io;
+
+/// siginfo's code at the stop before a handler's first instruction: the kernel reports it by a plain notification.
+const HANDLER_ENTRY: c_int = libc::SIGTRAP;
+/// siginfo's code after a step that ended in a system call, and after INT1.
+const TRAP_BRKPT: c_int = 1;
+/// siginfo's code after a step.
+const TRAP_TRACE: c_int = 2;
+
+impl Engine<'_> {
+    pub(super) fn stopped(&mut self, tid: Pid, signal: c_int, event: c_int) -> io::Result<()> {
+        let mut regs = sys::no_registers();
+        sys::registers(tid as i32, &mut regs)?;
+        match event {
+            0 if signal == libc::SIGTRAP => self.trapped(tid, regs),
+            0 if signal == sys::CALL_STOP => self.called(tid, regs),
+            0 => {
+                let fault = matches!(
+                    signal,
+                    libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE
+                ) && sys::signal_info(tid as i32)?.code() > 0;
+                self.signaled(tid, signal, fault, &regs)
+            }
+            libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
+                self.in_system_call(tid, &regs)?;
+                let child = sys::event_message(tid as i32)? as Pid;
+                self.born(child, tid)?;
+                self.go_on(tid, 0)
+            }
+            libc::PTRACE_EVENT_EXEC => self.executed(tid, &regs),
+            libc::PTRACE_EVENT_EXIT => {
+                self.in_system_call(tid, &regs)?;
+                if let Some(mut cursor) = self.cursor(tid) {
+                    if let At::User(next) = cursor.thread.at {
+                        cursor.interrupted_at(next.ip);
+                    }
+                    cursor.thread.at = At::Exiting;
+                }
+                // It does not come back to user space; its end is told by a status.
+                sys::resume(tid as i32, Resume::Run, 0)
+            }
+            EVENT_STOP => self.interrupted(tid, signal, &regs),
+            _ => self.go_on(tid, 0),
+        }
+    }
+
+    /// A system call has begun, or ended.
+    fn called(&mut self, tid: Pid, regs: Regs) -> io::Result<()> {
+        match self.threads.get(&tid).map(|thread| thread.at) {
+            Some(At::User(_)) => {
+                if let Some(mut cursor) = self.cursor(tid) {
+                    cursor.thread.at = match cursor.step(&regs, false)? {
+                        Stepped::SystemCall(table) => At::Kernel(table),
+                        _ => At::Kernel(Table::Compat),
+                    };
+                }
+                self.go_on(tid, 0)
+            }
+            Some(At::Kernel(table)) => self.system_call_done(tid, table, regs),
+            _ => {
+                self.begin(tid, &regs)?;
+                self.go_on(tid, 0)
+            }
+        }
+    }
+
+    /// The first stop of a thread, or of a new program.
+    fn begin(&mut self, tid: Pid, regs: &Regs) -> io::Result<()> {
+        if let Some(mut cursor) = self.cursor(tid) {
+            mask::take_over(tid, cursor.thread)?;
+            hide_in_r11(tid, cursor.thread, Table::Native, regs)?;
+            cursor.prepare(regs);
+        }
+        Ok(())
+    }
+
+    /// A stop that can only be within a system call, or before the next instruction.
+    fn in_system_call(&mut self, tid: Pid, regs: &Regs) -> io::Result<()> {
+        let Some(mut cursor) = self.cursor(tid) else {
+            return Ok(());
+        };
+        if let At::User(next) = cursor.thread.at
+            && regs.rip != next.ip
+            && !(next.restarts && is_restart(regs))
+        {
+            let stepped = cursor.step(regs, false)?;
+            cursor.interrupted_at(regs.rip);
+            cursor.thread.at = match stepped {
+                Stepped::SystemCall(table) => At::Kernel(table),
+                _ => At::Kernel(Table::Compat),
+            };
+        }
+        Ok(())
+    }
+
+    /// A stop that no instruction caused: a thread's first, job control, our own request.
+    fn interrupted(&mut self, tid: Pid, signal: c_int, regs: &Regs) -> io::Result<()> {
+        let Some(mut cursor) = self.cursor(tid) else {
+            return Ok(());
+        };
+        match cursor.thread.at {
+            At::New => self.begin(tid, regs)?,
+            // A signal may have been delivered on the way.
+            At::User(next)
+                if std::mem::take(&mut cursor.thread.forgetting) && regs.rip != next.ip =>
+            {
+                cursor.interrupted_at(next.ip);
+                cursor.prepare(regs);
+                mask::handler_entered(tid, cursor.thread, regs)?;
+            }
+            _ => {}
+        }
+        if signal != libc::SIGTRAP && !self.stopping {
+            // A group stop: SIGCONT ends it.
+            return sys::listen(tid as i32);
+        }
+        self.go_on(tid, 0)
+    }
+
+    /// A SIGTRAP: a step is done, a signal handler is entered, or the program raised it.
+    #[inline]
+    fn trapped(&mut self, tid: Pid, regs: Regs) -> io::Result<()> {
+        let info = sys::signal_info(tid as i32)?;
+        match info.code() {
+            TRAP_TRACE | TRAP_BRKPT => self.stepped(tid, info.code(), regs),
+            HANDLER_ENTRY => {
+                if let Some(mut cursor) = self.cursor(tid) {
+                    if let At::User(next) = cursor.thread.at {
+                        cursor.interrupted_at(next.ip);
+                    }
+                    cursor.prepare(&regs);
+                    mask::handler_entered(tid, cursor.thread, &regs)?;
+                }
+                self.go_on(tid, 0)
+            }
+            code if code <= 0 => {
+                let ignores = self.ignores_trap(tid);
+                let goes = match self.threads.get_mut(&tid) {
+                    Some(thread) => mask::lets_through(thread, ignores, &info),
+                    None => true,
+                };
+                let signal = if goes { libc::SIGTRAP } else { 0 };
+                self.signaled(tid, signal, false, &regs)
+            }
+            _ => {
+                let held = match self.threads.get_mut(&tid) {
+                    Some(thread) if !thread.blocks_trap => thread.held_trap.take(),
+                    _ => None,
+                };
+                if let Some(info) = &held {
+                    sys::set_signal_info(tid as i32, info)?;
+                }
+                let ignored = held.is_some() && self.ignores_trap(tid);
+                let signal = if ignored { 0 } else { libc::SIGTRAP };
+                self.signaled(tid, signal, held.is_none(), &regs)
+            }
+        }
+    }
+
+    fn ignores_trap(&self, tid: Pid) -> bool {
+        let thread = self.threads.get(&tid);
+        let process = thread.and_then(|thread| self.processes.get(&thread.pid));
+        process.is_some_and(|process| process.ignores_trap)
+    }
+
+    /// The processor or the kernel says that a step is done.
+    #[inline]
+    fn stepped(&mut self, tid: Pid, code: c_int, regs: Regs) -> io::Result<()> {
+        let Some(mut cursor) = self.cursor(tid) else {
+            return Ok(());
+        };
+        let next = match cursor.thread.at {
+            At::User(next) => next,
+            At::Kernel(table) => return self.system_call_done(tid, table, regs),
+            At::New => {
+                self.begin(tid, &regs)?;
+                return self.go_on(tid, 0);
+            }
+            At::Exiting => return sys::resume(tid as i32, Resume::Run, 0),
+        };
+        if code == TRAP_BRKPT && regs.rip == next.ip {
+            // A system call has been told already, by the signal that it raised.
+            return self.go_on(tid, 0);
+        }
+        let own_trap = cursor.thread.own_trap;
+        match cursor.step(&regs, code == TRAP_TRACE)? {
+            Stepped::Iterated if !own_trap => self.go_on(tid, 0),
+            Stepped::Iterated => self.signaled(tid, libc::SIGTRAP, false, &regs),
+            Stepped::SystemCall(table) => self.system_call_done(tid, table, regs),
+            Stepped::Interrupt => {
+                // INT1; the others raise signals that do not look like a step.
+                cursor.prepare(&regs);
+                self.go_on(tid, libc::SIGTRAP)
+            }
+            Stepped::Retired | Stepped::Lost => {
+                cursor.prepare(&regs);
+                if own_trap && code == TRAP_TRACE {
+                    // What the program has asked for.
+                    cursor.interrupted_at(regs.rip);
+                    return self.go_on(tid, libc::SIGTRAP);
+                }
+                self.go_on(tid, 0)
+            }
+        }
+    }
+
+    /// A system call is done and the thread stands before its return to user space.
+    fn system_call_done(&mut self, tid: Pid, table: Table, regs: Regs) -> io::Result<()> {
+        let Some(thread) = self.threads.get_mut(&tid) else {
+            return Ok(());
+        };
+        let pid = thread.pid;
+        let Some(process) = self.processes.get_mut(&pid) else {
+            return Ok(());
+        };
+        hide_in_r11(tid, thread, table, &regs)?;
+        match effect(&regs, table, &process.space) {
+            Effect::None => {}
+            Effect::Mappings => process.space.refresh(pid, tid, self.observer),
+            Effect::Name => self.observer.comm(pid, tid, &maps::comm(tid)),
+            Effect::Mask => mask::mask_set(tid, thread, &regs, table)?,
+            Effect::Action => mask::action_set(tid, &mut process.ignores_trap, &regs, table)?,
+            Effect::SignalReturn => mask::handler_returned(tid, thread)?,
+        }
+        let held = thread.held_trap.is_some() && !thread.blocks_trap;
+        if let Some(mut cursor) = self.cursor(tid) {
+            cursor.prepare(&regs);
+        }
+        // It stops again for this signal.
+        self.go_on(tid, if held { libc::SIGTRAP } else { 0 })
+    }
+
+    /// A signal is about to be delivered to the program. `fault`: an instruction raised it.
+    fn signaled(&mut self, tid: Pid, signal: c_int, fault: bool, regs: &Regs) -> io::Result<()> {
+        if let Some(mut cursor) = self.cursor(tid) {
+            cursor.signaled(regs, fault)?;
+            if let At::Kernel(table) = cursor.thread.at {
+                hide_in_r11(tid, cursor.thread, table, regs)?;
+            }
+            cursor.prepare(regs);
+        }
+        self.go_on(tid, signal)
+    }
+
+    /// `execve` has replaced the process; `tid` is its only thread now.
+    fn executed(&mut self, tid: Pid, regs: &Regs) -> io::Result<()> {
+        let former = sys::event_message(tid as i32)? as Pid;
+        let caller = if self.threads.contains_key(&former) {
+            former
+        } else {
+            tid
+        };
+        let Some(mut cursor) = self.cursor(caller) else {
+            return Ok(());
+        };
+        if let At::User(next) = cursor.thread.at
+            && next.code.is_some_and(|code| code.is_system_call())
+        {
+            cursor.step(regs, false)?;
+        }
+        cursor.thread.at = At::New;
+        let pid = cursor.thread.pid;
+        let others: Vec<Pid> = self
+            .threads
+            .iter()
+            .filter(|(other, thread)| thread.pid == pid && **other != caller)
+            .map(|(other, _)| *other)
+            .collect();
+        for other in others {
+            self.end_thread(other);
+        }
+        self.begin_process(pid, None, ProcessCause::Exec);
+        if caller != tid
+            && let Some(thread) = self.threads.remove(&caller)
+        {
+            // It goes on under the number of the process.
+            self.observer.thread_exit(pid, caller);
+            self.threads.insert(tid, thread);
+            self.observer.thread_start(pid, tid, None);
+        }
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            let fresh = Thread::new(pid, Some(thread));
+            *thread = Thread {
+                held_trap: thread.held_trap.take(),
+                own_trap: false,
+                ..fresh
+            };
+        }
+        self.refresh(pid, tid);
+        self.go_on(tid, 0)
+    }
+
+    /// The thread goes on and gets `signal` (0 for none): stepped, or let go if tracing is to stop.
+    #[inline]
+    pub(super) fn go_on(&mut self, tid: Pid, signal: c_int) -> io::Result<()> {
+        if self.stopping {
+            return self.release(tid, signal);
+        }
+        if let Some(thread) = self.threads.get_mut(&tid)
+            && std::mem::take(&mut thread.forget_step)
+        {
+            // The kernel takes the trap flag of further steps for the program's own, until the thread is let run
+            // freely. An interrupt that waits for it keeps it from running anything.
+            thread.forgetting = true;
+            sys::interrupt(tid as i32)?;
+            return sys::resume(tid as i32, Resume::Run, signal);
+        }
+        // A system call is run rather than stepped over: no trap flag shows in R11, and no SIGTRAP is forced upon the
+        // thread while it may block it. With a signal, the step is what stops at its handler.
+        let in_call = signal == 0
+            && self
+                .threads
+                .get(&tid)
+                .is_some_and(|thread| match thread.at {
+                    At::User(next) => next.code.is_some_and(|code| code.is_system_call()),
+                    At::New | At::Kernel(_) | At::Exiting => true,
+                });
+        let how = if in_call { Resume::Call } else { Resume::Step };
+        sys::resume(tid as i32, how, signal)
+    }
+
+    /// Lets a stopped thread go.
+    fn release(&mut self, tid: Pid, signal: c_int) -> io::Result<()> {
+        if sys::trap_is_pending(tid as i32)? {
+            // The trap of a step, which would kill the program if it came when we are gone.
+            return sys::resume(tid as i32, Resume::Run, signal);
+        }
+        let mut regs = sys::no_registers();
+        sys::registers(tid as i32, &mut regs)?;
+        self.in_system_call(tid, &regs)?;
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            if let At::Kernel(table) = thread.at {
+                hide_in_r11(tid, thread, table, &regs)?;
+            }
+            mask::give_back(tid, thread)?;
+            if thread.held_trap.take().is_some() {
+                sys::send(thread.pid as i32, tid as i32, libc::SIGTRAP);
+            }
+        }
+        unless_gone(sys::detach(tid as i32, signal))?;
+        self.end_thread(tid);
+        Ok(())
+    }
+}
+
+/// SYSCALL leaves the flags in R11, and so the trap flag of our step.
+fn hide_in_r11(tid: Pid, thread: &Thread, table: Table, regs: &Regs) -> io::Result<()> {
+    if table == Table::Native && !thread.own_trap && r11_shows_step(regs) {
+        sys::set_r11(tid as i32, regs.r11 & !TRAP_FLAG)?;
+    }
+    Ok(())
+}
