@@ -29,21 +29,21 @@ impl CrystalRatio {
 /// The capabilities that software sees in CPUID and that decide which register bits are reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
-    /// EBX[0]: CR3 filtering.
+    /// EBX bits 0: CR3 filtering.
     pub cr3_filter: bool,
-    /// EBX[1]: configurable PSB frequency and cycle-accurate mode.
+    /// EBX bits 1: configurable PSB frequency and cycle-accurate mode.
     pub psb_cyc: bool,
-    /// EBX[3]: MTC packets.
+    /// EBX bits 3: MTC packets.
     pub mtc: bool,
-    /// ECX[2]: single-range output.
+    /// ECX bits 2: single-range output.
     pub single_range: bool,
-    /// Leaf 14H.1 EAX[31:16]: bitmap of the MTCFreq encodings.
+    /// Leaf 14H.1 EAX bits 31:16: bitmap of the MTCFreq encodings.
     pub mtc_periods: u16,
-    /// Leaf 14H.1 EBX[15:0]: bitmap of the CycThresh encodings.
+    /// Leaf 14H.1 EBX bits 15:0: bitmap of the CycThresh encodings.
     pub cycle_thresholds: u16,
-    /// Leaf 14H.1 EBX[31:16]: bitmap of the PSBFreq encodings.
+    /// Leaf 14H.1 EBX bits 31:16: bitmap of the PSBFreq encodings.
     pub psb_frequencies: u16,
-    /// CPUID.80000008H:EAX[7:0]: MAXPHYADDR.
+    /// CPUID.80000008H:EAX bits 7:0: MAXPHYADDR.
     pub max_phys_addr: u8,
     /// CPUID.15H.
     pub crystal: CrystalRatio,

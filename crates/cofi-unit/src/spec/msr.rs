@@ -178,7 +178,7 @@ registers! {
     /// The CR3 value that CR3 filtering lets through.
     Cr3Match IA32_RTIT_CR3_MATCH "IA32_RTIT_CR3_MATCH" 0x572 "33.2.8.6" {
         /// Bits 63:5 of CR3.
-        cr3 with_cr3 "CR3[63:5]" 5..64 u64 Rw if |c| c.cr3_filter;
+        cr3 with_cr3 "CR3 address" 5..64 u64 Rw if |c| c.cr3_filter;
     }
     /// Where output goes.
     OutputBase IA32_RTIT_OUTPUT_BASE "IA32_RTIT_OUTPUT_BASE" 0x560 "33.2.8.7" {
