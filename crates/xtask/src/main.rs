@@ -15,7 +15,11 @@ usage: cargo xtask CHORE
   deps    check that the crates depend on each other only as ARCHITECTURE.md says
   tidy    check module docs, file lengths and the names in ARCHITECTURE.md
   exam    record real programs and compare every decoder with the truth, address by address
-          [--only PROGRAM]... [--config NAME]... [--cofi PATH] [--keep FOLDER] [--jobs N] [--list]
+          [--only PROGRAM]... [--config NAME]... [--cofi PATH] [--keep FOLDER] [--jobs N] [--list];
+          then the part below, unless a program or configuration is asked for
+  exam packets
+          compare how Cofi, libipt and perf read random streams of packets
+          [--seed N] [--streams N] [--packets N] [--traces FOLDER] [--cofi PATH] [--keep FOLDER]
   bench   measure the decoding speed of Cofi and of libipt on the same traces
           [--rounds N] [--instructions N] [--traces FOLDER] [--cofi PATH]";
 

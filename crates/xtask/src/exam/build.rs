@@ -68,16 +68,21 @@ pub(crate) fn program(sources: &Path, folder: &Path, program: &Program) -> Resul
 
 /// The decoder on libipt, or the reason why there is none.
 pub(crate) fn ptinsn(root: &Path, folder: &Path) -> Result<PathBuf, String> {
-    let out = folder.join("ptinsn");
+    libipt_program(root, folder, "ptinsn")
+}
+
+/// A program of `exam/libipt`, or the reason why there is none.
+pub(crate) fn libipt_program(root: &Path, folder: &Path, name: &str) -> Result<PathBuf, String> {
+    let out = folder.join(name);
     tool(
         Command::new("gcc")
             .args(["-O2", "-Wall", "-o"])
             .arg(&out)
-            .arg(root.join("exam/libipt/ptinsn.c"))
+            .arg(root.join("exam/libipt").join(name).with_extension("c"))
             .arg("-lipt"),
     )
     .map(|_| out)
-    .map_err(|error| format!("ptinsn does not compile (is libipt-dev installed?): {error:#}"))
+    .map_err(|error| format!("{name} does not compile (is libipt-dev installed?): {error:#}"))
 }
 
 /// The version perf gives itself, or the reason why there is none.

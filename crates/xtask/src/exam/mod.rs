@@ -1,9 +1,11 @@
 //! `cargo xtask exam`: real programs, recorded by `cofi record`; every address that `cofi insn`, `perf script` and
-//! libipt then print is compared with the list of instructions that the recorder saw the processor execute.
+//! libipt then print is compared with the list of instructions that the recorder saw the processor execute. `packets` is
+//! the part about the packets themselves.
 
 pub(crate) mod build;
 mod compare;
 pub(crate) mod flows;
+mod packets;
 pub(crate) mod programs;
 mod run;
 pub(crate) mod sideband;
@@ -65,6 +67,12 @@ struct Paper<'a> {
 
 /// Runs the exam and returns whether everything that was compared held.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
+    if let Some((_, rest)) = arguments
+        .split_first()
+        .filter(|(word, _)| *word == "packets")
+    {
+        return packets::run(root, &packets::options(root, rest)?);
+    }
     let options = options(arguments)?;
     let chosen: Vec<&Program> = PROGRAMS
         .iter()
@@ -100,7 +108,17 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         rows.iter().map(|r| r.instructions).sum::<usize>(),
         started.elapsed().as_secs_f64()
     );
-    Ok(bad == 0)
+    // Who asks for one program does not ask for this part.
+    if !options.only.is_empty() || !options.configs.is_empty() {
+        return Ok(bad == 0);
+    }
+    println!();
+    let part = packets::Options {
+        cofi: options.cofi,
+        keep: options.keep.map(|folder| folder.join("packets")),
+        ..packets::Options::new(root)
+    };
+    Ok(packets::run(root, &part)? && bad == 0)
 }
 
 fn sit(

@@ -83,7 +83,7 @@ fn status_number(status: ExitStatus) -> i32 {
 }
 
 /// A command that ends in finite time.
-fn patient(program: &Path) -> Command {
+pub(crate) fn patient(program: &Path) -> Command {
     let mut command = Command::new("timeout");
     command
         .args(["-k", "5", PATIENCE])
