@@ -2,7 +2,9 @@
 //!
 //! Both are small programs that decode a stream several times, each time from nothing, look at every instruction's address, and
 //! tell their own processor time. They take turns; what counts is the median over the rounds. A trace on which they
-//! do not find the same instructions is a failure, not a result.
+//! do not find the same instructions is a failure, not a result. `packets` is the race of the packet codecs.
+
+mod packets;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,12 +40,22 @@ struct Options {
     cofi: Option<PathBuf>,
 }
 
+/// Where the traces of real processors are, if nobody says otherwise.
+fn traces(root: &Path) -> PathBuf {
+    std::env::var_os("COFI_TRACES").map_or_else(|| root.join("../shared/traces"), PathBuf::from)
+}
+
+/// How busy the machine is: the load of the last minute.
+fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or_default().to_owned()
+}
+
 fn options(root: &Path, arguments: &[String]) -> Result<Options> {
     let mut options = Options {
         rounds: 7,
         instructions: 20_000_000,
-        traces: std::env::var_os("COFI_TRACES")
-            .map_or_else(|| root.join("../shared/traces"), PathBuf::from),
+        traces: traces(root),
         cofi: None,
     };
     for pair in arguments.chunks(2) {
@@ -298,6 +310,12 @@ fn real(folder: &Path, name: &str) -> Result<Trace> {
 
 /// Races on every trace, and returns whether the decoders agreed everywhere.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
+    if let Some((_, rest)) = arguments
+        .split_first()
+        .filter(|(word, _)| *word == "packets")
+    {
+        return packets::run(root, rest);
+    }
     let options = options(root, arguments)?;
     let folder = std::env::temp_dir().join(format!("cofi-bench-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
@@ -347,11 +365,7 @@ fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
         "bench: {} rounds of about {} million instructions a process; medians; processor time; load {}",
         options.rounds,
         options.instructions / 1_000_000,
-        fs::read_to_string("/proc/loadavg")
-            .unwrap_or_default()
-            .split(' ')
-            .next()
-            .unwrap_or_default()
+        load()
     );
     println!(
         "{:<20} {:>9} {:>7} {:>10} {:>8} {:>10} {:>8} {:>6} {:>11}",

@@ -21,7 +21,10 @@ usage: cargo xtask CHORE
           compare how Cofi, libipt and perf read random streams of packets
           [--seed N] [--streams N] [--packets N] [--traces FOLDER] [--cofi PATH] [--keep FOLDER]
   bench   measure the decoding speed of Cofi and of libipt on the same traces
-          [--rounds N] [--instructions N] [--traces FOLDER] [--cofi PATH]";
+          [--rounds N] [--instructions N] [--traces FOLDER] [--cofi PATH]
+  bench packets
+          measure how fast Cofi and libipt decode and encode packets and find PSBs
+          [--rounds N] [--megabytes N] [--traces FOLDER] [--cofi PATH]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
