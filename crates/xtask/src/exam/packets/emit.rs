@@ -108,7 +108,7 @@ impl Emitter {
         self.put(name, &bytes, &[("ipc", ip_bytes.into()), ("ip", shown)]);
     }
 
-    /// Table 33-24; `cr3` is CR3[51:5].
+    /// Table 33-24; `cr3` is bits 51 to 5 of CR3.
     pub(super) fn pip(&mut self, cr3: u64, nr: bool) {
         let mut bytes = vec![0x02, 0x43];
         bytes.extend(&(cr3 << 1 | u64::from(nr)).to_le_bytes()[..6]);
