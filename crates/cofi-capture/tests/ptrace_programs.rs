@@ -22,6 +22,17 @@ fn traps() {
 }
 
 #[test]
+fn int1() {
+    let program = Program::build("signals-int1", "signals.c", &[]);
+    if program.native(&["int1"]).is_none() {
+        // KVM on AMD: the exception comes back to INT1 itself, traced or not.
+        eprintln!("not examined: on this machine INT1 never ends, without Cofi too");
+        return;
+    }
+    program.same(&["int1"]);
+}
+
+#[test]
 fn a_program_that_steps_itself() {
     signals("own-steps");
     signals("own-steps-over-call");

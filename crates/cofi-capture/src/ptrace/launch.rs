@@ -83,6 +83,9 @@ fn candidates(command: &Command) -> io::Result<Vec<Candidate>> {
     for arg in &command.args {
         args.push(c_string(arg)?);
     }
+    if command.program.is_empty() {
+        return Err(io::Error::from_raw_os_error(libc::ENOENT));
+    }
     if command.program.as_bytes().contains(&b'/') {
         return Ok(vec![Candidate::new(c_string(&command.program)?, &args)]);
     }

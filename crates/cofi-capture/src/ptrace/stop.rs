@@ -280,12 +280,17 @@ impl Engine<'_> {
         for other in others {
             self.end_thread(other);
         }
-        self.begin_process(pid, None, ProcessCause::Exec);
-        if caller != tid
-            && let Some(thread) = self.threads.remove(&caller)
-        {
-            // It goes on under the number of the process.
+        // Who is not the first thread goes on under the number of the process.
+        let renumbered = if caller == tid {
+            None
+        } else {
+            self.threads.remove(&caller)
+        };
+        if renumbered.is_some() {
             self.observer.thread_exit(pid, caller);
+        }
+        self.begin_process(pid, None, ProcessCause::Exec);
+        if let Some(thread) = renumbered {
             self.threads.insert(tid, thread);
             self.observer.thread_start(pid, tid, None);
         }

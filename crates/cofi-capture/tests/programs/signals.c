@@ -73,10 +73,15 @@ static int traps(void) {
     __asm__ volatile("int3");
     int first = code;
     __asm__ volatile(".byte 0xcd, 0x03");
-    __asm__ volatile(".byte 0xf1");
-    int second = code;
     raise(SIGTRAP);
-    return count * 16 + (first == SI_KERNEL) + 2 * (second == TRAP_BRKPT) + 4 * (code == SI_TKILL);
+    return count * 16 + (first == SI_KERNEL) + 4 * (code == SI_TKILL);
+}
+static int int1(void) {
+    /* On its own: under some hypervisors INT1 comes back to itself for ever, and the alarm ends it. */
+    alarm(2);
+    on(SIGTRAP, counts, 0);
+    __asm__ volatile(".byte 0xf1");
+    return count * 16 + 2 * (code == TRAP_BRKPT);
 }
 static int own_steps(void) {
     /* The program single-steps itself until the handler stops it. */
@@ -252,7 +257,7 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         int (*run)(void);
-    } table[] = {{"faults", faults},   {"traps", traps},     {"own-steps", own_steps}, {"own-steps-over-call", own_steps_over_call},
+    } table[] = {{"faults", faults},   {"traps", traps},     {"int1", int1}, {"own-steps", own_steps}, {"own-steps-over-call", own_steps_over_call},
                  {"restarts", restarts}, {"nested", nested}, {"blocked-trap", blocked_trap}, {"masks", masks},
                  {"many", many},       {"stopped", stopped}, {"skipping", skipping}};
     const char *name = argc > 1 ? argv[1] : "";
