@@ -1,7 +1,7 @@
 //! Any bytes as an Intel PT stream: the items tile them, and every packet can be written again.
 #![no_main]
 
-use cofi_packet::intel::{Packets, decode};
+use cofi_packet::intel::Packets;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -7,7 +7,7 @@ use cofi_session::{Session, SessionOptions, StreamKey, Task};
 use crate::{Gap, Summary, Tally};
 
 fn ip(address: u64) -> IpPayload {
-    IpPayload::Sext48(U48::truncate(address))
+    IpPayload::sext48(U48::truncate(address))
 }
 
 fn tnt(bits: &str) -> Packet {
@@ -21,7 +21,7 @@ fn pge(address: u64) -> Packet {
 }
 
 const PGD: Packet = Packet::TipPgd {
-    ip: IpPayload::Suppressed,
+    ip: IpPayload::SUPPRESSED,
 };
 
 fn encode(packets: &[Packet]) -> Vec<u8> {

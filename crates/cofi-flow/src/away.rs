@@ -92,6 +92,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             | Pending::Pge(None)
             | Pending::Paging { .. }
             | Pending::Vmcs(_)
+            | Pending::Ptwrite { .. }
             | Pending::Bad(_) => {}
         }
         self.held.clear();
@@ -194,6 +195,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 },
                 None,
             ),
+            Flow::Ptw { payload, size, .. } => self.push(Event::Ptwrite {
+                ip: None,
+                payload,
+                size,
+            }),
             Flow::TraceStop => self.push(Event::Stop),
             Flow::ExStop { .. } => self.push(Event::ExStop { ip: None }),
             Flow::Pwrx {
@@ -238,7 +244,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.lose(unexpected(flow, Expected::TipPge))
             }
             // `hold` has taken these.
-            Flow::Mwait { .. } | Flow::Pwre { .. } | Flow::Cfe { .. } | Flow::Evd { .. } => {}
+            Flow::Mwait { .. }
+            | Flow::Pwre { .. }
+            | Flow::Cfe { .. }
+            | Flow::Evd { .. }
+            | Flow::OwnFup(_) => {}
         }
         self.note_used();
     }
@@ -301,7 +311,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 let bound = core::mem::take(&mut self.bound);
                 self.apply(Bound { tsx: None, ..bound }, None);
             }
-            Flow::ExStop { ip } | Flow::Cfe { ip, .. } => self.claimed = ip,
+            Flow::ExStop { ip } | Flow::Cfe { ip, .. } | Flow::Ptw { ip, .. } => self.claimed = ip,
+            Flow::OwnFup(_) => self.claimed = true,
             Flow::Mwait { .. } | Flow::Pwre { .. } | Flow::Evd { .. } => self.claimed = claimed,
             Flow::Tnt { .. }
             | Flow::Fup(None)

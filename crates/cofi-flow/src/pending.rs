@@ -28,6 +28,8 @@ pub(crate) enum Pending {
     Paging { cr3: u64, nr: bool },
     /// A new VMCS pointer, at the next `VMPTRLD` or VM entry.
     Vmcs(u64),
+    /// A value written, at the next `PTWRITE`.
+    Ptwrite { payload: u64, size: u8 },
     /// Something at an address.
     At { ip: Ip, what: AtIp },
     /// An overflow, here.
@@ -141,6 +143,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     continue;
                 }
                 Flow::Vmcs(base) => self.pending = Pending::Vmcs(base),
+                Flow::Ptw { payload, size, .. } => {
+                    self.pending = Pending::Ptwrite { payload, size };
+                }
                 Flow::ModeExec {
                     mode,
                     interrupt_flag,
@@ -184,6 +189,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Flow::Pwre { .. }
                 | Flow::Cfe { .. }
                 | Flow::Evd { .. }
+                | Flow::OwnFup(_)
                 | Flow::Fup(_) => {
                     self.pending = Pending::Bad(FlowErrorKind::Unexpected {
                         found: flow.kind(),
@@ -201,6 +207,22 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Flow::ExStop { ip: true } => {
                 self.claimed = true;
                 Event::ExStop { ip: None }
+            }
+            Flow::Ptw {
+                payload,
+                size,
+                ip: true,
+            } => {
+                self.claimed = true;
+                Event::Ptwrite {
+                    ip: None,
+                    payload,
+                    size,
+                }
+            }
+            Flow::OwnFup(_) => {
+                self.claimed = true;
+                return true;
             }
             Flow::Mwait { hints, ext } => Event::Mwait { hints, ext },
             Flow::Pwre {

@@ -1,6 +1,8 @@
 //! The packet stream as the flow sees it: addresses decompressed, time kept, padding and maintenance left out.
 
-use cofi_packet::intel::{DecodeError, Kind, LastIp, Packet, TsxState, decode, sync_forward};
+use cofi_packet::intel::{
+    Block, DecodeError, Kind, LastIp, Packet, TsxState, decode, decode_in, sync_forward,
+};
 use cofi_packet::{ExecMode, Ip, Tsc};
 
 use crate::Errata;
@@ -57,6 +59,13 @@ pub(crate) enum Flow {
         kind: u8,
         payload: u64,
     },
+    Ptw {
+        payload: u64,
+        size: u8,
+        ip: bool,
+    },
+    /// A packet block has ended, or a trigger fired, and the FUP that follows is its own.
+    OwnFup(Kind),
 }
 
 impl Flow {
@@ -82,6 +91,8 @@ impl Flow {
             Flow::Pwrx { .. } => Kind::Pwrx,
             Flow::Cfe { .. } => Kind::Cfe,
             Flow::Evd { .. } => Kind::Evd,
+            Flow::Ptw { .. } => Kind::Ptw,
+            Flow::OwnFup(kind) => *kind,
         }
     }
 }
@@ -97,6 +108,7 @@ pub(crate) struct Reader<'t> {
     /// Where the packet last returned began.
     offset: usize,
     last_ip: LastIp,
+    block: Block,
     /// The time when the packet last returned was made.
     pub(crate) time: TimeTracker,
     /// How many timing packets have been read.
@@ -116,6 +128,7 @@ impl<'t> Reader<'t> {
             at: 0,
             offset: 0,
             last_ip: LastIp::new(),
+            block: Block::Outside,
             time,
             timing: 0,
             searched: (0, None),
@@ -138,6 +151,7 @@ impl<'t> Reader<'t> {
     /// Goes on at the next PSB, which is returned next; `false` if there is none.
     pub(crate) fn skip_to_psb(&mut self) -> bool {
         self.back = None;
+        self.block = Block::Outside;
         match sync_forward(self.bytes, self.at) {
             Some(psb) => {
                 self.at = psb;
@@ -175,7 +189,7 @@ impl<'t> Reader<'t> {
     }
 
     fn search(&self) -> (usize, Option<Tsc>) {
-        let (mut at, mut time) = (self.at, self.time.clone());
+        let (mut at, mut time, mut block) = (self.at, self.time.clone(), self.block);
         loop {
             let rest = self.bytes.get(at..).unwrap_or_default();
             let Some(padding) = rest.iter().position(|byte| *byte != 0) else {
@@ -183,17 +197,20 @@ impl<'t> Reader<'t> {
             };
             let rest = &rest[padding..];
             at += padding;
-            if short_tnt(rest[0]).is_some() {
+            if block == Block::Outside && short_tnt(rest[0]).is_some() {
                 at += 1;
                 continue;
             }
-            let Ok(decoded) = decode(rest) else { break };
-            at += decoded.raw.len();
+            let Ok(decoded) = decode_in(block, rest) else {
+                break;
+            };
+            at += decoded.len();
+            (block, _) = block.after(&decoded.packet());
             let clock = matches!(
-                decoded.packet,
+                decoded.packet(),
                 Packet::Tsc { .. } | Packet::Mtc { .. } | Packet::Cyc { .. }
             );
-            if time.take(&decoded.packet)
+            if time.take(&decoded.packet())
                 && clock
                 && let Some(latest) = time.latest()
             {
@@ -218,11 +235,13 @@ impl<'t> Reader<'t> {
             self.at += padding;
             self.offset = self.at;
             // Most packets are short TNTs: spare them the general decoder.
-            if let Some(flow) = short_tnt(rest[0]) {
+            if self.block == Block::Outside
+                && let Some(flow) = short_tnt(rest[0])
+            {
                 self.at += 1;
                 return Some(Ok(flow));
             }
-            let decoded = match decode(rest) {
+            let decoded = match decode_in(self.block, rest) {
                 Ok(decoded) => decoded,
                 Err(error) => {
                     // One byte on, so that a search for a PSB makes progress.
@@ -230,20 +249,29 @@ impl<'t> Reader<'t> {
                     return Some(Err(error));
                 }
             };
-            self.at += decoded.raw.len();
-            if self.skd007 && is_cut_cyc(&decoded.packet, rest) {
+            self.at += decoded.len();
+            if self.skd007 && is_cut_cyc(&decoded.packet(), rest) {
                 self.at = self.offset + 1;
                 continue;
             }
-            if self.skz84 && is_corrupt_tma(&decoded.packet, &rest[decoded.raw.len()..]) {
+            if self.skz84 && is_corrupt_tma(&decoded.packet(), &rest[decoded.len()..]) {
                 self.at += 1;
                 continue;
             }
-            if self.time.take(&decoded.packet) {
+            let (block, allowed) = self.block.after(&decoded.packet());
+            self.block = block;
+            if !allowed {
+                // A PSB is read again when the flow goes on there.
+                self.at = self.offset + usize::from(decoded.kind() != Kind::Psb);
+                return Some(Err(DecodeError::InBlock {
+                    packet: decoded.kind().name(),
+                }));
+            }
+            if self.time.take(&decoded.packet()) {
                 self.timing += 1;
                 continue;
             }
-            let flow = match decoded.packet {
+            let flow = match decoded.packet() {
                 Packet::Tnt8 { bits } => Flow::Tnt {
                     bits: bits.bits(),
                     len: bits.len() as u8,
@@ -284,7 +312,7 @@ impl<'t> Reader<'t> {
                     sub_state,
                 } => Flow::Pwre {
                     hw,
-                    state: state.get() as u8,
+                    state: state.get(),
                     sub_state: sub_state.get() as u8,
                 },
                 Packet::Pwrx {
@@ -292,19 +320,26 @@ impl<'t> Reader<'t> {
                     deepest,
                     wake,
                 } => Flow::Pwrx {
-                    last: last.get() as u8,
-                    deepest: deepest.get() as u8,
-                    wake: wake.get() as u8,
+                    last: last.get(),
+                    deepest: deepest.get(),
+                    wake: wake.get(),
                 },
                 Packet::Cfe { ip, kind, vector } => Flow::Cfe {
                     ip,
-                    kind: kind.get() as u8,
+                    kind: kind.get(),
                     vector,
                 },
                 Packet::Evd { kind, payload } => Flow::Evd {
-                    kind: kind.get() as u8,
+                    kind: kind.get(),
                     payload: payload.0,
                 },
+                Packet::Ptw { payload, ip } => Flow::Ptw {
+                    payload: payload.get(),
+                    size: payload.size().bytes() as u8,
+                    ip,
+                },
+                Packet::Bep { ip: true } => Flow::OwnFup(Kind::Bep),
+                Packet::Trig { ip: true, .. } => Flow::OwnFup(Kind::Trig),
                 _ => continue,
             };
             return Some(Ok(flow));
@@ -374,7 +409,7 @@ mod tests {
     #[test]
     fn erratum_skz84_a_stray_byte_behind_a_tma() {
         // TMA, a byte that begins no packet, OVF.
-        let bytes = [0x02, 0x73, 1, 0, 0, 0, 0, 0xd9, 0x02, 0xf3];
+        let bytes = [0x02, 0x73, 1, 0, 0, 0, 0, 0x05, 0x02, 0xf3];
         let errata = Errata {
             skz84: true,
             ..Errata::default()
@@ -387,7 +422,7 @@ mod tests {
     fn short_tnts_are_what_the_packet_table_says() {
         for byte in 0..=255_u8 {
             let by_table = match decode(&[byte, 0xff]) {
-                Ok(decoded) => match decoded.packet {
+                Ok(decoded) => match decoded.packet() {
                     Packet::Tnt8 { bits } => Some(Flow::Tnt {
                         bits: bits.bits(),
                         len: bits.len() as u8,

@@ -102,6 +102,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Pending::Pgd(_)
                 | Pending::Paging { .. }
                 | Pending::Vmcs(_)
+                | Pending::Ptwrite { .. }
                 | Pending::End => {}
             }
             if stop.is_none() && self.tnt_len == 0 && !self.is_walkable() {
@@ -143,6 +144,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Pending::Pgd(_)
                 | Pending::Paging { .. }
                 | Pending::Vmcs(_)
+                | Pending::Ptwrite { .. }
                 | Pending::End
         )
     }
@@ -245,6 +247,20 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 _ => self.go(insn, block.next, 0),
             },
             Class::MovCr3 => self.mov_cr3(&block, insn),
+            Class::Ptwrite => {
+                if let (Pending::Ptwrite { payload, size }, 0) = (self.pending, self.tnt_len) {
+                    self.use_pending();
+                    self.push(Event::Ptwrite {
+                        ip: Some(insn.ip),
+                        payload,
+                        size,
+                    });
+                    self.out.push_back(Item::Insn(insn));
+                    self.move_on(block.next, 0);
+                    return None;
+                }
+                self.go(insn, block.next, 0)
+            }
             Class::VmPtrLoad => {
                 if let (Pending::Vmcs(base), 0) = (self.pending, self.tnt_len) {
                     self.use_pending();
@@ -348,6 +364,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 Pending::Pgd(_) => Kind::TipPgd,
                 Pending::Paging { .. } => Kind::Pip,
                 Pending::Vmcs(_) => Kind::Vmcs,
+                Pending::Ptwrite { .. } => Kind::Ptw,
                 _ => Kind::Fup,
             };
             self.endless(FlowErrorKind::EndlessLoop { next });
@@ -521,6 +538,14 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     },
                     None,
                 );
+            }
+            Pending::Ptwrite { payload, size } => {
+                self.use_pending();
+                self.push(Event::Ptwrite {
+                    ip: None,
+                    payload,
+                    size,
+                });
             }
             Pending::Vmcs(base) => {
                 self.use_pending();

@@ -142,7 +142,7 @@ fn the_generator_covers_every_packet_of_control_flow() {
         steps += execution.truth.len();
         for item in Packets::new(&execution.trace) {
             *seen
-                .entry(item.result.expect("the unit writes packets only").kind())
+                .entry(item.expect("the unit writes packets only").raw.kind())
                 .or_insert(0) += 1;
         }
     }

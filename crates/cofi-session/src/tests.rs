@@ -49,7 +49,7 @@ impl Code {
 
 /// Packets of visits to 0x1000, each with the time before it if there is one.
 fn visits(times: &[Option<u64>]) -> (Vec<u8>, Vec<u64>) {
-    let ip = IpPayload::Sext48(U48::truncate(0x1000));
+    let ip = IpPayload::sext48(U48::truncate(0x1000));
     let mut bytes = encode(&[Packet::Psb, Packet::PsbEnd]);
     let mut ends = Vec::new();
     for time in times {
@@ -61,7 +61,7 @@ fn visits(times: &[Option<u64>]) -> (Vec<u8>, Vec<u64>) {
         bytes.extend(encode(&[
             Packet::TipPge { ip },
             Packet::TipPgd {
-                ip: IpPayload::Suppressed,
+                ip: IpPayload::SUPPRESSED,
             },
         ]));
         ends.push(bytes.len() as u64);

@@ -68,10 +68,10 @@ impl Recording {
             }));
         }
         bytes.extend(encode(Packet::TipPge {
-            ip: IpPayload::Sext48(U48::truncate(0x1000)),
+            ip: IpPayload::sext48(U48::truncate(0x1000)),
         }));
         bytes.extend(encode(Packet::TipPgd {
-            ip: IpPayload::Suppressed,
+            ip: IpPayload::SUPPRESSED,
         }));
     }
 

@@ -517,7 +517,7 @@ impl Unit {
         self.emit_eligible(
             client,
             Packet::TipPgd {
-                ip: IpPayload::Suppressed,
+                ip: IpPayload::SUPPRESSED,
             },
         );
     }

@@ -39,12 +39,15 @@ impl Line {
     pub(crate) fn hex_or_null(&mut self, key: &str, value: Option<u64>) -> &mut Self {
         match value {
             Some(value) => self.hex(key, value),
-            None => {
-                self.key(key);
-                self.text.push_str("null");
-                self
-            }
+            None => self.null(key),
         }
+    }
+
+    /// A field that is not there.
+    pub(crate) fn null(&mut self, key: &str) -> &mut Self {
+        self.key(key);
+        self.text.push_str("null");
+        self
     }
 
     /// A flag.

@@ -1,7 +1,10 @@
 //! Packets as text.
 
 use cofi_packet::ExecMode;
-use cofi_packet::intel::{Cr3, Hex64, IpPayload, Packet, Tnt, TsxState, U48, Uint, VmcsBase};
+use cofi_packet::intel::{
+    BlockType, CState, CfeType, Cr3, EvdType, Hex64, IpPayload, ItemSize, Packet, Payload, Tnt,
+    TsxState, U48, Uint, VmcsBase, WakeReason,
+};
 
 pub(crate) fn hex(text: &str) -> u64 {
     u64::from_str_radix(text, 16).unwrap_or_else(|_| panic!("no hexadecimal number: {text:?}"))
@@ -9,8 +12,8 @@ pub(crate) fn hex(text: &str) -> u64 {
 
 fn ip(text: &str) -> IpPayload {
     match text {
-        "-" => IpPayload::Suppressed,
-        text => IpPayload::Sext48(U48::truncate(hex(text))),
+        "-" => IpPayload::SUPPRESSED,
+        text => IpPayload::sext48(U48::truncate(hex(text))),
     }
 }
 
@@ -83,27 +86,50 @@ pub(crate) fn packets(text: &str) -> Vec<u8> {
             },
             "pwre" => Packet::Pwre {
                 hw: false,
-                state: Uint::truncate(number()),
+                state: CState::new(number() as u8).expect("4 bits"),
                 sub_state: Uint::truncate(0),
             },
             "pwrx" => Packet::Pwrx {
-                last: Uint::truncate(number()),
-                deepest: Uint::truncate(number()),
-                wake: Uint::truncate(1),
+                last: CState::new(number() as u8).expect("4 bits"),
+                deepest: CState::new(number() as u8).expect("4 bits"),
+                wake: WakeReason::INTERRUPT,
             },
             "cfe" => Packet::Cfe {
                 ip: false,
-                kind: Uint::truncate(number()),
+                kind: CfeType::new(number() as u8).expect("5 bits"),
                 vector: 14,
             },
             "cfe.ip" => Packet::Cfe {
                 ip: true,
-                kind: Uint::truncate(number()),
+                kind: CfeType::new(number() as u8).expect("5 bits"),
                 vector: 14,
             },
             "evd" => Packet::Evd {
-                kind: Uint::truncate(0),
+                kind: EvdType::PFA,
                 payload: Hex64(number()),
+            },
+            "ptw" | "ptw.ip" => Packet::Ptw {
+                payload: Payload::Four(number() as u32),
+                ip: word.starts_with("ptw.ip"),
+            },
+            "ptw.8" => Packet::Ptw {
+                payload: Payload::Eight(number()),
+                ip: false,
+            },
+            "bbp" => Packet::Bbp {
+                size: ItemSize::Four,
+                kind: BlockType::GPR,
+            },
+            "bip" => Packet::Bip {
+                id: Uint::truncate(0),
+                payload: Payload::Four(number() as u32),
+            },
+            "bep" => Packet::Bep { ip: field == "ip" },
+            "trig.ip" => Packet::Trig {
+                ip: true,
+                mult: false,
+                vector: 0,
+                count: None,
             },
             "bad" => {
                 bytes.extend([0x02, 0xff]);

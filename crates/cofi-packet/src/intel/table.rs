@@ -1,25 +1,19 @@
-//! The one table of Intel PT packets, and what follows from it: type, decoder, encoder, printer.
+//! The one table of Intel PT packets, and what follows from it: type, decoder, encoder, printer, parser.
 //!
-//! A packet is at most 16 bytes, so it is handled as one little-endian 128-bit word: byte 0 is bits 7:0. A row gives
-//! the packet's name and section, its constant head bytes (`value / mask`, the mask being ff when left out), its
-//! size rule, and its fields as bit ranges of the word. Whatever neither the head nor a field covers is reserved:
-//! ignored by the decoder, as 33.4.2 asks ("not guaranteed to be 0"), kept in [`Raw`], zero from the encoder.
+//! How to read a row is said in [`crate::table`].
 
-use super::field::Field;
-use super::value::Value;
-use super::{Cr3, Hex64, IpPayload, Tnt, TsxState, Uint, VmcsBase};
-use crate::ExecMode;
-use core::fmt;
+use super::payload::{Icnt as TrigCount, Ptw as PtwPayload};
+use super::{
+    Block, BlockType, CState, CfeType, Cr3, EvdType, IpPayload, ItemSize, ModeLeaf, Payload,
+    TsxState, VmcsBase, WakeReason,
+};
+use crate::field::Codec;
+use crate::table::{NONE, Raw, first_table, packets, second_table};
+use crate::text::{Operands, TextError};
+use crate::word::load;
+use crate::{DecodeError, ExecMode, Hex64, Tnt, Uint, Value};
 
-/// The longest packet, in bytes: PSB.
-pub const MAX_PACKET: usize = 16;
-
-/// The 16 bytes of a PSB packet (Table 33-36).
-pub const PSB: [u8; 16] = [
-    2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82,
-];
-
-/// How a packet's size follows from its bytes.
+/// How the size of a packet's fixed part follows from its bytes.
 #[derive(Clone, Copy)]
 enum Size {
     /// Always this many bytes.
@@ -28,6 +22,10 @@ enum Size {
     IpBytes,
     /// As long as the Exp bits go on: bit 2 of the first byte, bit 0 of the others.
     Exp,
+    /// Two bytes, and as many as PayloadBytes (bits 6:5 of the second) says.
+    Ptw,
+    /// Three bytes, and two more if ICNTV (bit 6 of the second) is set.
+    Trig,
 }
 
 /// The most bytes in which a 64-bit cycle count can come: 5 bits, then 7 bits a byte. A longer CYC cannot be read.
@@ -35,8 +33,9 @@ const MAX_CYC: usize = 10;
 
 impl Size {
     /// The size of the packet that `word` begins with, or the reserved value that denies it one.
-    const fn of(self, word: u128) -> Result<usize, u64> {
-        match self {
+    #[inline(always)]
+    const fn of(&self, word: u128) -> Result<usize, u64> {
+        match *self {
             Self::Fixed(size) => Ok(size),
             Self::IpBytes => {
                 let ip_bytes = (word >> 5) as u8 & 7;
@@ -58,31 +57,57 @@ impl Size {
                 }
                 Ok(size)
             }
+            Self::Ptw => match (word >> 13) as u64 & 3 {
+                0 => Ok(6),
+                1 => Ok(10),
+                reserved => Err(reserved),
+            },
+            Self::Trig => Ok(if word >> 14 & 1 == 0 { 3 } else { 5 }),
         }
     }
 }
 
-/// A cycle count in the CYC packet's own encoding (Table 33-33).
-#[derive(Clone, Copy)]
-struct Cycles(u64);
+/// How long a block item's payload is, which only the block tells.
+#[inline(always)]
+fn item_len(
+    block: Block,
+    packet: &'static str,
+    _word: u128,
+    _base: usize,
+    _have: usize,
+) -> Result<usize, DecodeError> {
+    match block {
+        Block::Inside(size) => Ok(size.bytes()),
+        Block::Outside => Err(DecodeError::reserved(packet, "id", 0, 1)),
+    }
+}
 
-impl Cycles {
+/// A cycle count in the CYC packet's own encoding (Table 33-33).
+enum Cycles {}
+
+impl Codec<u64> for Cycles {
     /// The word's bits from bit 2 on to the count; `None` when it needs more than 64 bits.
-    fn from_bits(bits: u128) -> Option<Self> {
-        let mut count = u128::from(bits as u8 >> 1 & 0x1f);
-        let (mut rest, mut more, mut at) = (bits >> 6, bits & 1 == 1, 5);
-        while more {
+    #[inline]
+    fn from_bits(bits: u128) -> Option<u64> {
+        let low = bits as u64 >> 1 & 0x1f;
+        if bits & 1 == 0 {
+            return Some(low);
+        }
+        let (mut count, mut rest, mut at) = (u128::from(low), bits >> 6, 5);
+        loop {
             count |= (rest >> 1 & 0x7f) << at;
-            more = rest & 1 == 1;
+            if rest & 1 == 0 {
+                return u64::try_from(count).ok();
+            }
             rest >>= 8;
             at += 7;
         }
-        u64::try_from(count).ok().map(Self)
     }
 
-    fn to_bits(self) -> u128 {
-        let mut rest = self.0 >> 5;
-        let mut bits = u128::from(self.0 & 0x1f) << 1 | u128::from(rest != 0);
+    #[inline]
+    fn to_bits(count: u64) -> u128 {
+        let mut rest = count >> 5;
+        let mut bits = u128::from(count & 0x1f) << 1 | u128::from(rest != 0);
         let mut at = 6;
         while rest != 0 {
             let byte = (rest & 0x7f) << 1;
@@ -92,153 +117,23 @@ impl Cycles {
         }
         bits
     }
-}
 
-/// Bits `low..high` of a word.
-const fn bits(word: u128, low: u32, high: u32) -> u128 {
-    word << (128 - high) >> (128 - high + low)
-}
-
-const fn range_mask(low: u32, high: u32) -> u128 {
-    bits(u128::MAX, 0, high - low) << low
-}
-
-struct Row {
-    name: &'static str,
-    section: &'static str,
-    value: u128,
-    mask: u128,
-    fields: u128,
-    size: Size,
-}
-
-const fn head(bytes: &[(u8, u8)]) -> (u128, u128) {
-    let (mut value, mut mask, mut i) = (0, 0, 0);
-    while i < bytes.len() {
-        value |= (bytes[i].0 as u128) << (8 * i);
-        mask |= (bytes[i].1 as u128) << (8 * i);
-        i += 1;
+    fn visit(count: u64, key: &'static str, f: &mut dyn FnMut(&'static str, Value)) {
+        f(key, Value::Number(count));
     }
-    (value, mask)
-}
 
-macro_rules! mask_or_ff {
-    () => {
-        0xff
-    };
-    ($mask:literal) => {
-        $mask
-    };
-}
-
-// A field's type and codec. CYC's count is a plain u64 whose wire form is not, hence `via`.
-macro_rules! field_from {
-    ($ty:ty, $bits:expr) => {
-        <$ty as Field>::from_bits($bits)
-    };
-    ($ty:ty, $bits:expr, $via:ty) => {
-        <$via>::from_bits($bits).map(|c| c.0)
-    };
-}
-macro_rules! field_to {
-    ($value:expr) => {
-        Field::to_bits($value)
-    };
-    ($value:expr, $via:ident) => {
-        $via($value).to_bits()
-    };
-}
-
-macro_rules! packets {
-    ($(
-        $(#[$doc:meta])*
-        $Kind:ident $name:literal $section:literal [$($value:literal $(/ $mask:literal)?),+] $size:expr
-        $(, { $( $(#[$fdoc:meta])* $field:ident $key:literal: $ty:ty = $low:literal..$high:literal $(via $via:ident)? ),+ })?;
-    )*) => {
-        /// A packet of Intel PT.
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        #[non_exhaustive]
-        pub enum Packet {
-            $( $(#[$doc])* #[doc = concat!("\n\nSection ", $section, ".")]
-               $Kind $({ $( $(#[$fdoc])* $field: $ty ),+ })? ),*
-        }
-
-        /// Which packet it is.
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
-        #[non_exhaustive]
-        #[repr(u8)]
-        pub enum Kind {
-            $( $(#[$doc])* $Kind ),*
-        }
-
-        const ROWS: &[Row] = &[$({
-            const HEAD: (u128, u128) = head(&[$(($value, mask_or_ff!($($mask)?))),+]);
-            Row {
-                name: $name,
-                section: $section,
-                value: HEAD.0,
-                mask: HEAD.1,
-                fields: 0 $($(| range_mask($low, $high))+)?,
-                size: $size,
-            }
-        }),*];
-
-        impl Kind {
-            /// Every kind, in the table's order.
-            pub const ALL: &[Self] = &[$(Self::$Kind),*];
-        }
-
-        impl Packet {
-            /// Which packet it is.
-            #[must_use]
-            pub const fn kind(&self) -> Kind {
-                match self { $( Self::$Kind { .. } => Kind::$Kind ),* }
-            }
-
-            /// Encodes the packet; reserved bits are zero.
-            #[must_use]
-            pub fn encode(&self) -> Raw {
-                let word = match *self {
-                    $( Self::$Kind $({ $($field),+ })? =>
-                        ROWS[Kind::$Kind as usize].value $($(| field_to!($field $(, $via)?) << $low)+)? ),*
-                };
-                // A typed packet's size bits are never reserved ones.
-                let len = ROWS[self.kind() as usize].size.of(word).unwrap_or(1) as u8;
-                Raw { word, len, kind: self.kind() }
-            }
-
-            /// Hands every field to `f` as (key, value), in the table's order. The keys are those of `cofi dump`.
-            pub fn visit(&self, f: &mut dyn FnMut(&'static str, Value)) {
-                match *self {
-                    $( Self::$Kind $({ $($field),+ })? => { $($( Field::visit($field, $key, f); )+)? } ),*
-                }
-            }
-        }
-
-        impl Raw {
-            /// The typed packet, reserved bits ignored.
-            ///
-            /// # Errors
-            /// [`DecodeError::Reserved`] when a field holds a reserved encoding.
-            #[inline]
-            pub fn packet(&self) -> Result<Packet, DecodeError> {
-                match self.kind {
-                    $( Kind::$Kind => Ok(Packet::$Kind $({ $( $field: {
-                        let bits = bits(self.word, $low, $high);
-                        match field_from!($ty, bits $(, $via)?) {
-                            Some(field) => field,
-                            None => return Err(DecodeError::Reserved {
-                                packet: $name, field: $key, value: bits as u64, size: self.len,
-                            }),
-                        }
-                    } ),+ })?) ),*
-                }
-            }
-        }
-    };
+    fn parse(key: &'static str, operands: &mut Operands<'_>) -> Result<u64, TextError> {
+        crate::field::Printed::parse(key, operands)
+    }
 }
 
 packets! {
+    /// A packet of Intel PT.
+    ///
+    /// An illegal state cannot be written: a field's type holds what the field can encode, and no more. Reserved bits are
+    /// not part of it ([`Raw`](crate::Raw) keeps them).
+    context Block, size Size::of, tail item_len, never Pad;
+
     /// No operation; processors may emit it for alignment.
     Pad "pad" "33.4.2.20" [0x00] Size::Fixed(1);
     /// Up to 6 taken/not-taken results.
@@ -290,6 +185,13 @@ packets! {
         /// InTX and TXAbort.
         tx "tx": TsxState = 8..10
     };
+    /// A MODE leaf that the chapter does not define.
+    Mode "mode" "33.4.2.8" [0x99] Size::Fixed(2), {
+        /// The leaf.
+        leaf "leaf": ModeLeaf = 13..16,
+        /// The mode bits below it.
+        mode "bits": Uint<5> = 8..13
+    };
     /// Tracing stopped on entry to a TraceStop range.
     TraceStop "tracestop" "33.4.2.9" [0x02, 0x83] Size::Fixed(2);
     /// Core:bus ratio.
@@ -336,6 +238,13 @@ packets! {
         /// The payload.
         payload "payload": Hex64 = 24..88
     };
+    /// The operand of a PTWRITE instruction.
+    Ptw "ptw" "33.4.2.21" [0x02, 0x12 / 0x1f] Size::Ptw, {
+        /// The operand.
+        payload "payload": Payload = 13..80 via PtwPayload,
+        /// A FUP with the instruction's IP follows.
+        ip "ip": bool = 15..16
+    };
     /// Execution stopped.
     ExStop "exstop" "33.4.2.22" [0x02, 0x62 / 0x7f] Size::Fixed(2), {
         /// A FUP with the IP follows.
@@ -353,279 +262,182 @@ packets! {
         /// Initiated by hardware.
         hw "hw": bool = 23..24,
         /// Resolved thread C-state, as encoded.
-        state "state": Uint<4> = 28..32,
+        state "state": CState = 28..32,
         /// Resolved thread sub C-state, as encoded.
         sub_state "sub_state": Uint<4> = 24..28
     };
     /// Return to C0.
     Pwrx "pwrx" "33.4.2.25" [0x02, 0xa2] Size::Fixed(7), {
         /// Last core C-state, as encoded.
-        last "last": Uint<4> = 20..24,
+        last "last": CState = 20..24,
         /// Deepest core C-state, as encoded.
-        deepest "deepest": Uint<4> = 16..20,
-        /// Wake reason bits.
-        wake "wake": Uint<4> = 24..28
+        deepest "deepest": CState = 16..20,
+        /// Why.
+        wake "wake": WakeReason = 24..28
+    };
+    /// A block begins; it ends at BEP, OVF or another BBP.
+    Bbp "bbp" "33.4.2.26" [0x02, 0x63] Size::Fixed(3), {
+        /// How long its items' payloads are.
+        size "size": ItemSize = 23..24,
+        /// What it holds.
+        kind "type": BlockType = 16..21
+    };
+    /// An item of a block; outside of blocks the same first byte is a TNT.
+    Bip "bip" "33.4.2.27" [0x04 / 0x07] Size::Fixed(1), {
+        /// Which state value of the block's type it holds ([`StateValue`](super::StateValue)).
+        id "id": Uint<5> = 3..8;
+        /// The value, in the block's item size.
+        payload "payload": Payload
+    };
+    /// A block ends.
+    Bep "bep" "33.4.2.28" [0x02, 0x33 / 0x7f] Size::Fixed(2), {
+        /// A FUP follows, to whose IP the block belongs.
+        ip "ip": bool = 15..16
     };
     /// Control flow event.
     Cfe "cfe" "33.4.2.29" [0x02, 0x13] Size::Fixed(4), {
         /// A FUP with the IP follows.
         ip "ip": bool = 23..24,
         /// Table 33-50's type.
-        kind "type": Uint<5> = 16..21,
+        kind "type": CfeType = 16..21,
         /// The vector, where the type has one.
         vector "vector": u8 = 24..32
     };
     /// Event data, about the following CFE.
     Evd "evd" "33.4.2.30" [0x02, 0x53] Size::Fixed(11), {
         /// Table 33-51's type.
-        kind "type": Uint<6> = 16..22,
+        kind "type": EvdType = 16..22,
         /// The payload.
         payload "payload": Hex64 = 24..88
     };
+    /// A trigger fired. Beyond the chapter.
+    Trig "trig" "beyond chapter 33" [0xd9] Size::Trig, {
+        /// A FUP with the IP follows.
+        ip "ip": bool = 15..16,
+        /// More than one trigger fired.
+        mult "mult": bool = 13..14,
+        /// The trigger vector.
+        vector "vector": u8 = 16..24,
+        /// The instruction count, if the packet has one (ICNTV).
+        count "icnt": Option<u16> = 14..40 via TrigCount
+    };
 }
 
-impl Kind {
-    /// The packet's name as `cofi dump` prints it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        ROWS[self as usize].name
-    }
-
-    /// The section of the manual that defines the packet.
-    #[must_use]
-    pub const fn section(self) -> &'static str {
-        ROWS[self as usize].section
-    }
-}
-
-impl fmt::Display for Packet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind().name())?;
-        let mut result = Ok(());
-        self.visit(&mut |key, value| {
-            if result.is_ok() {
-                result = write!(f, " {key}={value}");
-            }
-        });
-        result
-    }
-}
-
-/// A packet's bytes with every bit kept, reserved ones included.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Raw {
-    word: u128,
-    len: u8,
-    kind: Kind,
-}
-
-impl Raw {
-    /// Which packet it is.
-    #[must_use]
-    pub const fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// The size in bytes, 1 to [`MAX_PACKET`].
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a packet is never empty")]
-    pub const fn len(&self) -> usize {
-        self.len as usize
-    }
-
-    /// The bytes; those after [`Self::len`] are zero.
-    #[must_use]
-    pub const fn bytes(&self) -> [u8; MAX_PACKET] {
-        self.word.to_le_bytes()
-    }
-
-    /// The reserved bits, at their places in the packet's little-endian word.
-    #[must_use]
-    pub const fn reserved(&self) -> u128 {
-        let row = &ROWS[self.kind as usize];
-        self.word & !row.mask & !row.fields
-    }
-}
-
-impl fmt::Debug for Raw {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}[{:02x?}]", self.kind, &self.bytes()[..self.len()])
-    }
-}
-
-/// Why bytes form no packet.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DecodeError {
-    /// The input ends inside a packet.
-    #[error("the input ends inside a packet: {have} of {need} bytes")]
-    Truncated {
-        /// Bytes that are there.
-        have: u8,
-        /// Bytes that the packet needs, as far as its first bytes tell.
-        need: u8,
-    },
-    /// No packet begins so.
-    #[error("no packet begins with the bytes {first:02x} {second:02x}")]
-    Unknown {
-        /// The first byte.
-        first: u8,
-        /// The second byte (zero when there is none).
-        second: u8,
-    },
-    /// A field holds a reserved encoding.
-    #[error("{packet}: {field} holds the reserved value {value:#x}")]
-    Reserved {
-        /// The packet's name.
-        packet: &'static str,
-        /// The field's key.
-        field: &'static str,
-        /// The bits found.
-        value: u64,
-        /// The packet's size in bytes, as far as it is known; at least 1.
-        size: u8,
-    },
-}
-
-/// A decoded packet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Decoded {
-    /// The typed packet.
-    pub packet: Packet,
-    /// Its bytes, every bit kept.
-    pub raw: Raw,
-}
-
-const NONE: u8 = 0xff;
 /// The first byte alone does not tell: look the second up in `SECOND`.
 const EXTENDED: u8 = 0xfe;
 const MODE: u8 = 0xfd;
 
-/// Row by first byte; the row with the most constant bits wins, as 02 is no TNT and 00 is PAD.
-static FIRST: [u8; 256] = first_table();
-/// Row by second byte, after 02 and after 99.
-static SECOND: [[u8; 256]; 2] = [second_table(0x02), second_table(0x99)];
-
-const fn matches(row: &Row, index: u32, byte: u8) -> bool {
-    let mask = (row.mask >> (8 * index)) as u8;
-    byte & mask == (row.value >> (8 * index)) as u8
-}
-
-const fn first_table() -> [u8; 256] {
-    let mut table = [NONE; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        let (mut row, mut best) = (0, 0);
-        while row < ROWS.len() {
-            let constant = (ROWS[row].mask as u8).count_ones();
-            if matches(&ROWS[row], 0, byte as u8) && constant > best {
-                best = constant;
-                table[byte] = row as u8;
-            }
-            row += 1;
-        }
-        byte += 1;
-    }
+/// Row by first byte.
+static FIRST: [u8; 256] = {
+    let mut table = first_table(ROWS, Kind::Bip as usize);
     table[0x02] = EXTENDED;
     table[0x99] = MODE;
     table
-}
+};
+/// Row by second byte, after 02 and after 99.
+static SECOND: [[u8; 256]; 2] = [second_table(ROWS, 0x02), second_table(ROWS, 0x99)];
 
-const fn second_table(first: u8) -> [u8; 256] {
-    let mut table = [NONE; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        let mut row = 0;
-        while row < ROWS.len() {
-            if ROWS[row].mask as u8 == 0xff
-                && ROWS[row].value as u8 == first
-                && matches(&ROWS[row], 1, byte as u8)
-            {
-                assert!(table[byte] == NONE, "two rows claim the same two bytes");
-                table[byte] = row as u8;
-            }
-            row += 1;
-        }
-        byte += 1;
-    }
-    table
-}
-
-fn load(bytes: &[u8]) -> u128 {
-    if let Some(chunk) = bytes.first_chunk::<MAX_PACKET>() {
-        return u128::from_le_bytes(*chunk);
-    }
-    let mut padded = [0; MAX_PACKET];
-    padded[..bytes.len()].copy_from_slice(bytes);
-    u128::from_le_bytes(padded)
-}
-
-/// Decodes the packet at the start of `bytes`.
+/// Decodes the packet at the start of `bytes`, outside of a block.
+///
+/// ```
+/// use cofi_packet::intel::{Packet, decode};
+///
+/// let raw = decode(&[0x02, 0x03, 0x14, 0x00]).unwrap();
+/// assert_eq!(raw.packet(), Packet::Cbr { ratio: 20 });
+/// assert_eq!(raw.len(), 4);
+/// assert_eq!(raw.packet().to_string(), "cbr 20");
+/// ```
 ///
 /// # Errors
 /// A [`DecodeError`] when the bytes end inside the packet, form none, or hold a reserved encoding.
 #[inline]
-pub fn decode(bytes: &[u8]) -> Result<Decoded, DecodeError> {
-    let raw = decode_raw(bytes)?;
-    Ok(Decoded {
-        packet: raw.packet()?,
-        raw,
-    })
+pub fn decode(bytes: &[u8]) -> Result<Raw<Kind>, DecodeError> {
+    decode_in(Block::Outside, bytes)
 }
 
+/// Decodes the packet at the start of `bytes`, in a block or outside. Whether the packet may stand there is told by
+/// [`Block::after`].
+///
+/// # Errors
+/// As [`decode`].
 #[inline]
-fn decode_raw(bytes: &[u8]) -> Result<Raw, DecodeError> {
+pub fn decode_in(block: Block, bytes: &[u8]) -> Result<Raw<Kind>, DecodeError> {
     let Some(&first) = bytes.first() else {
-        return Err(DecodeError::Truncated { have: 0, need: 1 });
+        return Err(DecodeError::truncated(0, 1));
     };
+    let word = load(bytes);
     let mut row = FIRST[usize::from(first)];
     if row >= MODE {
         if row == NONE {
-            return Err(DecodeError::Unknown {
-                first,
-                second: bytes.get(1).copied().unwrap_or(0),
-            });
+            return Err(DecodeError::unknown(word));
         }
-        let Some(&second) = bytes.get(1) else {
-            return Err(DecodeError::Truncated { have: 1, need: 2 });
-        };
-        row = SECOND[usize::from(row == MODE)][usize::from(second)];
+        if bytes.len() < 2 {
+            return Err(DecodeError::truncated(1, 2));
+        }
+        row = SECOND[usize::from(row == MODE)][usize::from((word >> 8) as u8)];
         if row == NONE {
-            return Err(DecodeError::Unknown { first, second });
+            return Err(DecodeError::unknown(word));
         }
     }
-    let kind = Kind::ALL[usize::from(row)];
-    let row = &ROWS[usize::from(row)];
-    let have = bytes.len().min(MAX_PACKET);
-    let word = load(bytes);
-    // Constant bytes that are there must be right, also in a packet that is cut short.
-    let there = range_mask(0, 8 * have as u32);
-    if (word ^ row.value) & row.mask & there != 0 {
-        return Err(DecodeError::Unknown {
-            first,
-            second: bytes.get(1).copied().unwrap_or(0),
-        });
-    }
-    let size = match row.size.of(word) {
-        Ok(size) => size,
-        Err(value) => {
-            return Err(DecodeError::Reserved {
-                packet: row.name,
-                field: "size",
-                value,
-                size: 1,
-            });
-        }
+    let kind = match block {
+        Block::Inside(_) if first & 7 == 4 => Kind::Bip,
+        _ => KINDS[usize::from(row)],
     };
-    if bytes.len() < size {
-        return Err(DecodeError::Truncated {
-            have: have as u8,
-            need: size as u8,
-        });
+    let size = Packet::measure(kind, word, bytes.len(), block)?;
+    Ok(Raw::new(kind, word, size))
+}
+
+/// What the first byte says when it says all: the packet's size, or 0.
+#[derive(Clone, Copy)]
+struct Short {
+    kind: Kind,
+    len: u8,
+}
+
+/// The packets of which the first byte alone tells kind and size, and whose fields have no reserved encodings.
+static SHORT: [Short; 256] = {
+    let mut table = [Short {
+        kind: Kind::Pad,
+        len: 0,
+    }; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let row = FIRST[byte];
+        if row < MODE {
+            let kind = KINDS[row as usize];
+            let size = match kind {
+                Kind::Pad | Kind::Tnt8 => Size::Fixed(1),
+                Kind::Tip | Kind::TipPge | Kind::TipPgd | Kind::Fup => Size::IpBytes,
+                Kind::Tsc => Size::Fixed(8),
+                Kind::Mtc => Size::Fixed(2),
+                // Of one byte.
+                Kind::Cyc if byte & 4 == 0 => Size::Fixed(1),
+                _ => Size::Fixed(0),
+            };
+            if let Ok(len) = size.of(byte as u128) {
+                table[byte] = Short {
+                    kind,
+                    len: len as u8,
+                };
+            }
+        }
+        byte += 1;
     }
-    Ok(Raw {
-        word: word & range_mask(0, 8 * size as u32),
-        len: size as u8,
-        kind,
-    })
+    table
+};
+
+/// Decodes the packet at the start of `bytes`, if that takes no more than its first byte and there are 16 bytes.
+///
+/// Only outside of blocks; none of these packets begins one.
+#[inline(always)]
+pub(super) fn decode_short(bytes: &[u8]) -> Option<Raw<Kind>> {
+    let bytes = bytes.first_chunk()?;
+    let (first, word) = (bytes[0], u128::from_le_bytes(*bytes));
+    // Most packets are padding and short TNTs. That their size is not looked up lets the processor run ahead.
+    if first & 1 == 0 && first != 2 {
+        let kind = if first == 0 { Kind::Pad } else { Kind::Tnt8 };
+        return Some(Raw::new(kind, word, 1));
+    }
+    let Short { kind, len } = SHORT[usize::from(first)];
+    (len != 0).then(|| Raw::new(kind, word, usize::from(len)))
 }

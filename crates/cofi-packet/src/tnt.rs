@@ -1,7 +1,8 @@
 //! Taken/not-taken results as TNT packets carry them (33.4.2.1).
 
-use super::field::Field;
-use super::value::Value;
+use crate::field::{Field, Printed};
+use crate::text::{Operands, TextError};
+use crate::value::Value;
 
 /// One to `MAX` results of conditional branches and compressed returns; `MAX` is 6 in a short TNT, 47 in a long one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,25 +75,62 @@ impl<const MAX: usize> Tnt<MAX> {
     }
 }
 
+impl<const MAX: usize> Tnt<MAX> {
+    /// The results below their stop bit, as they stand in a packet.
+    #[inline(always)]
+    pub(crate) const fn from_stopped(stopped: u64) -> Self {
+        Self { stopped }
+    }
+    #[inline(always)]
+    pub(crate) const fn stopped(&self) -> u64 {
+        self.stopped
+    }
+}
+
 impl<const MAX: usize> core::fmt::Debug for Tnt<MAX> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{}", self.value())
     }
 }
 
-impl<const MAX: usize> Field for Tnt<MAX> {
-    fn from_bits(bits: u128) -> Option<Self> {
-        // A stop bit somewhere above bit 0: "1 to MAX results".
-        let stopped = bits as u64;
-        (stopped > 1 && stopped >> (MAX + 1) == 0).then_some(Self { stopped })
-    }
-    fn to_bits(self) -> u128 {
-        u128::from(self.stopped)
-    }
+impl<const MAX: usize> Printed for Tnt<MAX> {
     fn value(self) -> Value {
         Value::Tnt {
             bits: self.bits(),
             len: self.len() as u8,
         }
+    }
+    fn parse(key: &'static str, operands: &mut Operands<'_>) -> Result<Self, TextError> {
+        let word = operands.take(key)?;
+        let mut tnt = None::<Self>;
+        for letter in word.bytes() {
+            let taken = match letter {
+                b'T' | b't' => true,
+                b'N' | b'n' => false,
+                _ => return Err(TextError::malformed(word)),
+            };
+            match &mut tnt {
+                None => tnt = Some(Self::new(taken)),
+                Some(tnt) => {
+                    if !tnt.push(taken) {
+                        return Err(TextError::range(word, key));
+                    }
+                }
+            }
+        }
+        tnt.ok_or_else(|| TextError::malformed(word))
+    }
+}
+
+impl<const MAX: usize> Field for Tnt<MAX> {
+    #[inline]
+    fn from_bits(bits: u128) -> Option<Self> {
+        // A stop bit somewhere above bit 0: "1 to MAX results".
+        let stopped = bits as u64;
+        (stopped > 1 && stopped >> (MAX + 1) == 0).then_some(Self { stopped })
+    }
+    #[inline]
+    fn to_bits(self) -> u128 {
+        u128::from(self.stopped)
     }
 }

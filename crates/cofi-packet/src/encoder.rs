@@ -1,0 +1,248 @@
+//! Writing packets, with the state that the reader will have.
+
+use crate::format::{Format, Misfit};
+use crate::table::Raw;
+use crate::word::MAX_PACKET;
+use crate::{Ip, StreamOffset};
+use core::convert::Infallible;
+
+/// Where encoded packets go.
+///
+/// Any `FnMut(&[u8]) -> Result<(), E>` is a sink; so is a [`Buffer`].
+pub trait Sink {
+    /// Why a packet could not be stored.
+    type Error;
+    /// Stores the first `len` of `bytes`.
+    ///
+    /// # Errors
+    /// Whatever the sink finds; the packet counts as not written then.
+    fn put(&mut self, bytes: &[u8; MAX_PACKET], len: usize) -> Result<(), Self::Error>;
+}
+
+impl<E, T: FnMut(&[u8]) -> Result<(), E>> Sink for T {
+    type Error = E;
+    #[inline]
+    fn put(&mut self, bytes: &[u8; MAX_PACKET], len: usize) -> Result<(), E> {
+        self(&bytes[..len])
+    }
+}
+
+/// A packet does not fit into what is left of a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the buffer is full: {need} bytes are needed, {room} are left")]
+pub struct Full {
+    /// The packet's size.
+    pub need: usize,
+    /// The bytes left.
+    pub room: usize,
+}
+
+/// A caller's buffer as a sink. Bytes behind the last packet may be overwritten, up to 16 of them.
+#[derive(Debug)]
+pub struct Buffer<'a> {
+    bytes: &'a mut [u8],
+    len: usize,
+}
+
+impl<'a> Buffer<'a> {
+    /// Fills `bytes` from its start.
+    #[must_use]
+    pub const fn new(bytes: &'a mut [u8]) -> Self {
+        Self { bytes, len: 0 }
+    }
+    /// What has been written.
+    #[must_use]
+    pub fn written(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+    /// Begins again at the buffer's start.
+    pub const fn clear(&mut self) {
+        self.len = 0;
+    }
+}
+
+impl Sink for Buffer<'_> {
+    type Error = Full;
+    #[inline(always)]
+    fn put(&mut self, bytes: &[u8; MAX_PACKET], len: usize) -> Result<(), Full> {
+        // A store of fixed size is a single instruction.
+        if let Some(place) = self.bytes[self.len..].first_chunk_mut() {
+            *place = *bytes;
+        } else {
+            let room = self.bytes.len() - self.len;
+            if room < len {
+                return Err(Full { need: len, room });
+            }
+            self.bytes[self.len..self.len + len].copy_from_slice(&bytes[..len]);
+        }
+        self.len += len;
+        Ok(())
+    }
+}
+
+/// Counts and drops.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nowhere;
+
+impl Sink for Nowhere {
+    type Error = Infallible;
+    fn put(&mut self, _bytes: &[u8; MAX_PACKET], _len: usize) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+/// Why a packet was not written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EncodeError<E> {
+    /// The sink refused it.
+    #[error("{0}")]
+    Sink(E),
+    /// A reader would not read the same packet here.
+    #[error("{0}")]
+    Misfit(Misfit),
+    /// The packet has no IP field, or none that holds this IP.
+    #[error("{ip} cannot stand in a {packet} packet")]
+    Ip {
+        /// The packet's name.
+        packet: &'static str,
+        /// The address.
+        ip: Ip,
+    },
+}
+
+/// Writes packets to a sink, and keeps the state that the stream's reader will have: last IP, open block, offset.
+///
+/// ```
+/// use cofi_packet::Ip;
+/// use cofi_packet::intel::{Encoder, Kind, Packet};
+///
+/// let mut bytes = Vec::new();
+/// let mut encoder = Encoder::new(|packet: &[u8]| -> Result<(), std::convert::Infallible> {
+///     bytes.extend_from_slice(packet);
+///     Ok(())
+/// });
+/// encoder.packet(&Packet::Psb).unwrap();
+/// encoder.packet(&Packet::PsbEnd).unwrap();
+/// encoder.ip(Kind::TipPge, Ip(0x401000)).unwrap(); // 4 bytes of payload
+/// encoder.ip(Kind::Tip, Ip(0x401234)).unwrap(); // 2 bytes: the rest is the last IP's
+/// assert_eq!(encoder.offset().0, 16 + 2 + 5 + 3);
+/// assert_eq!(bytes[18..], [0x51, 0x00, 0x10, 0x40, 0x00, 0x2d, 0x34, 0x12]);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Encoder<F: Format, S> {
+    sink: S,
+    context: F::Context,
+    pub(crate) last_ip: F::LastIp,
+    offset: StreamOffset,
+}
+
+impl<F: Format, S: Sink> Encoder<F, S> {
+    /// A stream that begins here.
+    #[must_use]
+    pub fn new(sink: S) -> Self {
+        Self::in_context(sink, F::Context::default())
+    }
+
+    /// A stream that begins here, in this context.
+    #[must_use]
+    pub fn in_context(sink: S, context: F::Context) -> Self {
+        Self {
+            sink,
+            context,
+            last_ip: F::LastIp::default(),
+            offset: StreamOffset(0),
+        }
+    }
+
+    /// Where the next packet begins.
+    #[must_use]
+    pub const fn offset(&self) -> StreamOffset {
+        self.offset
+    }
+
+    /// The context in which the next packet will be read.
+    #[must_use]
+    pub const fn context(&self) -> F::Context {
+        self.context
+    }
+
+    /// The sink.
+    pub const fn sink(&mut self) -> &mut S {
+        &mut self.sink
+    }
+
+    /// Gives the sink back.
+    #[must_use]
+    pub fn into_sink(self) -> S {
+        self.sink
+    }
+
+    /// Writes a packet as it is; an IP payload is compressed as it says.
+    ///
+    /// # Errors
+    /// [`EncodeError::Misfit`] when a reader would not read the same packet here, [`EncodeError::Sink`] when the sink
+    /// refuses; nothing is written then.
+    #[inline]
+    pub fn packet(&mut self, packet: &F::Packet) -> Result<(), EncodeError<S::Error>> {
+        if let Some(byte) = F::encode_byte(self.context, packet) {
+            return self.store(&u128::from(byte).to_le_bytes(), 1);
+        }
+        if let Some(misfit) = F::misfit(self.context, packet) {
+            return Err(EncodeError::Misfit(misfit));
+        }
+        self.put(packet, &F::encode(packet))
+    }
+
+    /// Writes the packet `kind` with `ip` in its shortest form.
+    ///
+    /// # Errors
+    /// As [`Self::packet`], and [`EncodeError::Ip`].
+    #[inline]
+    pub fn ip(&mut self, kind: F::Kind, ip: Ip) -> Result<(), EncodeError<S::Error>> {
+        let mut last_ip = self.last_ip;
+        match F::compress(&mut last_ip, kind, ip) {
+            Some(packet) => self.packet(&packet),
+            None => Err(EncodeError::Ip {
+                packet: crate::PacketKind::name(kind),
+                ip,
+            }),
+        }
+    }
+
+    /// Writes a packet with all its bits; so what decodes is written again as the same bytes, wherever it may stand.
+    ///
+    /// # Errors
+    /// [`EncodeError::Sink`] when the sink refuses.
+    #[inline]
+    pub fn raw(&mut self, raw: &Raw<F::Kind>) -> Result<(), EncodeError<S::Error>> {
+        self.put(&F::packet(raw), raw)
+    }
+
+    #[inline(always)]
+    fn put(&mut self, packet: &F::Packet, raw: &Raw<F::Kind>) -> Result<(), EncodeError<S::Error>> {
+        self.store(&raw.unmasked(), raw.len())?;
+        F::note(&mut self.last_ip, packet);
+        (self.context, _) = F::after(self.context, packet);
+        Ok(())
+    }
+
+    /// Writes bytes that need not be a packet; the state does not change.
+    ///
+    /// # Errors
+    /// [`EncodeError::Sink`] when the sink refuses.
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), EncodeError<S::Error>> {
+        for part in bytes.chunks(MAX_PACKET) {
+            let mut padded = [0; MAX_PACKET];
+            padded[..part.len()].copy_from_slice(part);
+            self.store(&padded, part.len())?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn store(&mut self, bytes: &[u8; MAX_PACKET], len: usize) -> Result<(), EncodeError<S::Error>> {
+        self.sink.put(bytes, len).map_err(EncodeError::Sink)?;
+        self.offset.0 += len as u64;
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! RTIT as a [`Format`].
+
+use super::lip::parse_lip_bytes;
+use super::{CycleCount, Kind, LastLip, LipPayload, Mode, PSB, Packet};
+use super::{decode, find_psb, sync_backward};
+use crate::field::Printed;
+use crate::format::{Format, Misfit, sealed};
+use crate::table::{PacketKind, Raw};
+use crate::text::{Operands, TextError, TextErrorKind, parse_number};
+use crate::{DecodeError, Ip, Value};
+
+/// Real Time Instruction Trace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rtit {}
+
+impl sealed::Sealed for Rtit {}
+
+impl Packet {
+    /// The LIP payload of TIP and FUP packets.
+    #[must_use]
+    pub const fn lip_payload(&self) -> Option<LipPayload> {
+        match *self {
+            Self::Tip { ip, .. }
+            | Self::FupPge { ip, .. }
+            | Self::FupPgd { ip, .. }
+            | Self::FupOvf { ip, .. }
+            | Self::FupPcc { ip, .. }
+            | Self::FupFar { ip, .. } => Some(ip),
+            _ => None,
+        }
+    }
+
+    /// The packet `kind` with this LIP payload; `None` for other kinds than TIP and FUP.
+    #[must_use]
+    pub const fn with_lip(kind: Kind, ip: LipPayload, cycles: Option<CycleCount>) -> Option<Self> {
+        Some(match kind {
+            Kind::Tip => Self::Tip { ip, cycles },
+            Kind::FupPge => Self::FupPge { ip, cycles },
+            Kind::FupPgd => Self::FupPgd { ip, cycles },
+            Kind::FupOvf => Self::FupOvf { ip, cycles },
+            Kind::FupPcc => Self::FupPcc { ip, cycles },
+            Kind::FupFar => Self::FupFar { ip, cycles },
+            _ => return None,
+        })
+    }
+
+    /// The appended cycle count: `None` for a kind that never has one, `Some(None)` where it could be and is not.
+    #[must_use]
+    pub const fn cycles(&self) -> Option<Option<CycleCount>> {
+        match *self {
+            Self::Psb | Self::TraceStop | Self::TntPartial { .. } => None,
+            Self::Tnt { cycles, .. }
+            | Self::Tip { cycles, .. }
+            | Self::FupPge { cycles, .. }
+            | Self::FupPgd { cycles, .. }
+            | Self::FupOvf { cycles, .. }
+            | Self::FupPcc { cycles, .. }
+            | Self::FupFar { cycles, .. }
+            | Self::Pip { cycles, .. }
+            | Self::Mtc { cycles, .. }
+            | Self::Sts { cycles, .. } => Some(cycles),
+        }
+    }
+}
+
+/// An overflow packet stands against a cleared last LIP and leaves it cleared (4.2.5, Table 9).
+const fn clears(kind: Kind) -> bool {
+    matches!(kind, Kind::Psb | Kind::FupOvf)
+}
+
+fn kind(operands: &Operands<'_>) -> Result<Kind, TextError> {
+    let name = operands.name();
+    if name.eq_ignore_ascii_case("tnt") {
+        return Ok(match operands.longest_bare() {
+            0..=5 => Kind::TntPartial,
+            _ => Kind::Tnt,
+        });
+    }
+    Kind::ALL
+        .iter()
+        .copied()
+        .find(|kind| kind.name().eq_ignore_ascii_case(name))
+        .ok_or_else(|| TextError::new(TextErrorKind::Name, name))
+}
+
+fn is_lip_kind(kind: Kind) -> bool {
+    kind.row().fields & 0xff == 0xff
+}
+
+impl Format for Rtit {
+    type Kind = Kind;
+    type Packet = Packet;
+    type Context = Mode;
+    type LastIp = LastLip;
+
+    const PSB: &'static [u8] = &PSB;
+    const PSB_LOOKAHEAD: usize = 0;
+
+    fn find_psb(bytes: &[u8]) -> Option<usize> {
+        find_psb(bytes)
+    }
+    fn sync_backward(bytes: &[u8], before: usize) -> Option<usize> {
+        sync_backward(bytes, before)
+    }
+
+    fn decode(mode: Mode, bytes: &[u8]) -> Result<Raw<Kind>, DecodeError> {
+        decode(mode, bytes)
+    }
+    #[inline(always)]
+    fn decode_short(_mode: Mode, _bytes: &[u8]) -> Option<Raw<Kind>> {
+        None
+    }
+    fn packet(raw: &Raw<Kind>) -> Packet {
+        raw.packet()
+    }
+    fn after(mode: Mode, _packet: &Packet) -> (Mode, bool) {
+        (mode, true)
+    }
+    fn after_error(mode: Mode) -> Mode {
+        mode
+    }
+    fn misfit(mode: Mode, packet: &Packet) -> Option<Misfit> {
+        match (mode, packet.cycles()) {
+            (Mode::CycleAccurate, Some(None)) => Some(Misfit::NoCycles),
+            (Mode::Plain, Some(Some(_))) => Some(Misfit::Cycles),
+            _ => None,
+        }
+    }
+
+    fn kind(packet: &Packet) -> Kind {
+        packet.kind()
+    }
+    fn encode(packet: &Packet) -> Raw<Kind> {
+        packet.encode()
+    }
+    fn encode_byte(_mode: Mode, _packet: &Packet) -> Option<u8> {
+        None
+    }
+    fn visit(packet: &Packet, f: &mut dyn FnMut(&'static str, Value)) {
+        packet.visit(f);
+    }
+
+    fn note(last_ip: &mut LastLip, packet: &Packet) {
+        Self::resolve(last_ip, packet);
+    }
+    fn resolve(last_ip: &mut LastLip, packet: &Packet) -> Option<(Option<Ip>, bool)> {
+        if clears(packet.kind()) {
+            last_ip.reset();
+        }
+        let payload = packet.lip_payload()?;
+        let mut writer = *last_ip;
+        let ip = last_ip.apply(payload);
+        let natural = writer.compress(ip) == Some(payload);
+        if clears(packet.kind()) {
+            last_ip.reset();
+        }
+        Some((Some(ip), natural))
+    }
+
+    fn compress(last_ip: &mut LastLip, kind: Kind, ip: Ip) -> Option<Packet> {
+        let mut after = if clears(kind) {
+            LastLip::new()
+        } else {
+            *last_ip
+        };
+        let packet = Packet::with_lip(kind, after.compress(ip)?, None)?;
+        *last_ip = if clears(kind) { LastLip::new() } else { after };
+        Some(packet)
+    }
+
+    fn parse(
+        operands: &mut Operands<'_>,
+        mode: Mode,
+        last_ip: &mut LastLip,
+    ) -> Result<Packet, TextError> {
+        let kind = kind(operands)?;
+        let packet = if is_lip_kind(kind)
+            && let Some(word) = operands.bare()
+        {
+            let ip = Ip(parse_number(word)?);
+            if clears(kind) {
+                last_ip.reset();
+            }
+            let payload = match parse_lip_bytes(operands)? {
+                None => last_ip.compress(ip),
+                Some(bytes) => last_ip.compress_as(ip, bytes),
+            };
+            let cycles = Option::<CycleCount>::parse("cycles", operands)?;
+            operands.finish()?;
+            payload
+                .and_then(|payload| Packet::with_lip(kind, payload, cycles))
+                .ok_or_else(|| TextError::new(TextErrorKind::Compression, word))?
+        } else {
+            Packet::parse(kind, operands)?
+        };
+        match Self::misfit(mode, &packet) {
+            None => Ok(packet),
+            Some(Misfit::NoCycles) => Err(operands.missing("cycles")),
+            Some(_) => {
+                let kind = TextErrorKind::Place("cycles= is for cycle-accurate mode only");
+                Err(TextError::new(kind, operands.name()))
+            }
+        }
+    }
+}
