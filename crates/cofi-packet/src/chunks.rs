@@ -103,6 +103,8 @@ impl<F: Format> Chunks<F> {
         match F::decode(self.context, bytes) {
             Ok(raw) => Step::Past(Some(placed(&mut self.context, offset, raw)), raw.len()),
             Err(DecodeError::Truncated { .. }) if !last => Step::More,
+            // The message names two bytes.
+            Err(DecodeError::Unknown { .. }) if !last && bytes.len() < 2 => Step::More,
             Err(error) => {
                 self.context = F::after_error(self.context);
                 self.lost = Some((offset, error));

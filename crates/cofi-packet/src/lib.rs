@@ -13,6 +13,8 @@ mod field;
 mod format;
 pub mod intel;
 mod listing;
+#[cfg(test)]
+mod properties;
 pub mod rtit;
 mod stream;
 mod table;

@@ -215,26 +215,27 @@ impl<'t> Operands<'t> {
     }
 }
 
-/// Prints the fields that `visit` hands out. The only one that is no flag stands without its key.
+/// Prints the fields that `visit` hands out. The first stands without its key if it is the only one that is no flag.
 pub(crate) fn write_operands(
     f: &mut dyn fmt::Write,
     visit: impl Fn(&mut dyn FnMut(&'static str, Value)),
 ) -> fmt::Result {
-    let mut fields = 0;
-    visit(&mut |_, value| fields += usize::from(has_key(value)));
+    let (mut fields, mut first_is_one) = (0, None);
+    visit(&mut |_, value| {
+        let is_one = !matches!(value, Value::Bool(_) | Value::Absent);
+        fields += usize::from(is_one);
+        first_is_one.get_or_insert(is_one);
+    });
+    let mut bare = fields == 1 && first_is_one == Some(true);
     let mut result = Ok(());
     visit(&mut |key, value| {
         if result.is_ok() {
             result = match value {
                 Value::Absent => Ok(()),
-                _ if fields == 1 && has_key(value) => write!(f, " {value}"),
+                _ if core::mem::take(&mut bare) => write!(f, " {value}"),
                 _ => write!(f, " {key}={value}"),
             };
         }
     });
     result
-}
-
-const fn has_key(value: Value) -> bool {
-    !matches!(value, Value::Bool(_) | Value::Absent)
 }
