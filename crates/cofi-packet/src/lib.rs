@@ -1,4 +1,43 @@
-//! The packet formats of Processor Trace.
+//! The packet formats of Processor Trace: [`intel`] for Intel PT, [`rtit`] for Real Time Instruction Trace, its ancestor.
+//!
+//! Complete, both ways, without allocation, and usable alone. Each format is one table of rows (`table.rs` in its folder),
+//! from which follow the packet type, its decoder, its encoder, its printer and its parser.
+//!
+//! | level | type | what it is |
+//! |---|---|---|
+//! | bytes | `&[u8]` | a stream: whole, in [`Chunks`], or a [`Ring`] buffer's content |
+//! | raw | [`Raw`] | a packet with every bit it has, reserved ones included |
+//! | typed | [`intel::Packet`], [`rtit::Packet`] | what the packet says; an illegal state cannot be written |
+//! | text | [`Listing`], [`Assembler`] | a line that a person can read and write, from which the same bytes come |
+//!
+//! Whatever decodes is encoded to the same bytes. What does not decode is a [`StreamError`] with its offset, its length and
+//! its cause, and decoding goes on at the next PSB. No input panics.
+//!
+//! What both formats have in common is [`Format`]; [`Packets`], [`Encoder`] and the others are generic over it, and each
+//! format's module has them under their plain names.
+//!
+//! ```
+//! use cofi_packet::Ip;
+//! use cofi_packet::intel::{Encoder, Kind, Packet, Packets};
+//!
+//! let mut bytes = Vec::new();
+//! let mut encoder = Encoder::new(|packet: &[u8]| -> Result<(), std::convert::Infallible> {
+//!     bytes.extend_from_slice(packet);
+//!     Ok(())
+//! });
+//! encoder.packet(&Packet::Psb).unwrap();
+//! encoder.packet(&Packet::PsbEnd).unwrap();
+//! encoder.ip(Kind::TipPge, Ip(0x401000)).unwrap();
+//!
+//! for item in Packets::new(&bytes) {
+//!     let located = item.unwrap();
+//!     println!("{}: {}", located.offset, located.packet());
+//! }
+//! # assert_eq!(bytes.len(), 23);
+//! ```
+//!
+//! Addresses, stream offsets and clocks have types of their own ([`Ip`], [`StreamOffset`], [`Tsc`]), which the other
+//! crates share.
 #![no_std]
 
 #[cfg(test)]

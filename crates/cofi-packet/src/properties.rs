@@ -102,6 +102,36 @@ pub(crate) fn check_golden<F: Format>(lines: &str, context: impl Fn(&str) -> F::
     }
 }
 
+/// The table of packets in a module's documentation: every kind, its section, and an example that is one.
+pub(crate) fn check_documentation<F: Format>(page: &str, context: impl Fn(&str) -> F::Context) {
+    let mut told = Vec::new();
+    for line in page.lines().skip(2) {
+        let cells: Vec<_> = line
+            .split('|')
+            .map(|cell| cell.trim().trim_matches('`'))
+            .collect();
+        let [_, name, section, bytes, text, meaning, _] = cells[..] else {
+            panic!("{line}");
+        };
+        let raw =
+            F::decode(context(name), &hex(bytes)).unwrap_or_else(|error| panic!("{line}: {error}"));
+        assert_eq!(
+            (raw.kind().name(), raw.kind().section()),
+            (name, section),
+            "{line}"
+        );
+        assert_eq!(
+            (F::packet(&raw).to_string(), raw.len()),
+            (text.into(), hex(bytes).len()),
+            "{line}"
+        );
+        assert!(!meaning.is_empty(), "{line}");
+        told.push(raw.kind());
+    }
+    told.sort_by_key(|kind| F::Kind::ALL.iter().position(|other| other == kind));
+    assert_eq!(told, F::Kind::ALL);
+}
+
 /// Any packet of any kind, with anything in its reserved bits; `None` where those bits make none.
 fn any_packet<F: Format>(context: F::Context, kind: usize, bits: u128) -> Option<Raw<F::Kind>> {
     let kind = F::Kind::ALL[kind % F::Kind::ALL.len()];

@@ -1,4 +1,50 @@
-//! The packets of Intel PT (33.4.2): decode, encode, print, last IP, blocks, synchronisation.
+//! The packets of Intel PT (chapter 33 of the manual's volume 3).
+//!
+#![doc = include_str!("packets.md")]
+//!
+//! The text of an IP packet that stands alone has the payload as it was sent; [`Listing`](crate::Listing) shows the whole
+//! address.
+//!
+//! # From bytes to packets
+//!
+//! [`Packets`] iterates over a byte slice, [`Chunks`] over a stream that comes in pieces; [`decode`] reads one packet. What
+//! they give is a [`Raw`], which has every bit; [`Raw::packet`](crate::Raw) makes the typed [`Packet`] of it. A packet's
+//! reserved bits are ignored, as 33.4.2 says of them, and kept in the [`Raw`]; a field with a reserved encoding is an error.
+//!
+//! Two things must be known beside a packet's bytes:
+//!
+//! - whether it stands in a **block** (33.4.1.1): there `xxxxx100b` is the header of a BIP and no TNT. [`Block`] is that
+//!   context; the iterators keep it.
+//! - the **last IP**, of which compressed addresses are completed (Table 33-18): [`LastIp`].
+//!
+//! ```
+//! use cofi_packet::intel::{LastIp, Packet, Packets};
+//!
+//! let bytes = [0x51, 0x00, 0x10, 0x40, 0x00, 0x32, 0x2d, 0x34, 0x12];
+//! let mut last_ip = LastIp::new();
+//! for item in Packets::new(&bytes) {
+//!     match item {
+//!         Ok(located) => match located.packet() {
+//!             Packet::Psb => last_ip.reset(),
+//!             Packet::TipPge { ip } | Packet::Tip { ip } => println!("{:?}", last_ip.apply(ip)),
+//!             Packet::Tnt8 { bits } => println!("{bits:?}"),
+//!             _ => {}
+//!         },
+//!         Err(error) => eprintln!("{error}: {} bytes passed over", error.size),
+//!     }
+//! }
+//! # assert_eq!(last_ip.get(), cofi_packet::Ip(0x401234));
+//! ```
+//!
+//! # From packets to bytes
+//!
+//! [`Packet::encode`] gives one packet's bytes. [`Encoder`] writes a stream, chooses how addresses are compressed, and
+//! refuses what a reader would not read. [`Assembler`] reads the text form.
+//!
+//! # Synchronisation
+//!
+//! [`find_psb`], [`sync_forward`] and [`sync_backward`] find stream boundaries; [`Packets::ring`](crate::Packets::ring) reads
+//! what is whole of a ring buffer.
 
 mod address;
 mod block;

@@ -152,7 +152,7 @@ packets! {
         ip "ip": IpPayload = 5..72
     };
     /// PacketEn became 1: tracing begins at this IP.
-    TipPge "tip.pge" "33.4.2.3" [0x11 / 0x1f] Size::IpBytes, {
+    TipPge "tip.pge" "33.4.2.4" [0x11 / 0x1f] Size::IpBytes, {
         /// Where tracing begins.
         ip "ip": IpPayload = 5..72
     };

@@ -3,7 +3,7 @@
 //! What holds for both formats is in `crate::properties`.
 
 use super::*;
-use crate::properties::{check_golden, golden};
+use crate::properties::{check_documentation, check_golden, golden};
 use crate::{DecodeError, Format, Ip, Listing, StreamOffset};
 use std::format;
 use std::string::{String, ToString};
@@ -96,6 +96,14 @@ fn golden_packets() {
 }
 
 #[test]
+fn the_documentation_tells_every_packet() {
+    check_documentation::<IntelPt>(include_str!("packets.md"), |name| match name {
+        "bip" => context("4"),
+        _ => Block::Outside,
+    });
+}
+
+#[test]
 fn every_section_is_the_manuals_or_says_that_it_is_not() {
     for kind in Kind::ALL {
         let beyond = kind.section() == "beyond chapter 33";
@@ -117,7 +125,7 @@ fn reserved_bits_are_kept_and_told() {
         (
             "02 c2 00 ff ff ff fc ff ff ff",
             "mwait hints=0 ext=0",
-            0xffff_fffc_ffff_ff << 24,
+            0x00ff_ffff_fcff_ffff << 24,
         ),
         ("02 22 7f 00", "pwre hw=0 state=C1 sub_state=0", 0x7f << 16),
         (

@@ -1,5 +1,30 @@
-//! The packets of Real Time Instruction Trace (chapter 4 of its programming reference): decode, encode, print, last LIP,
-//! synchronisation.
+//! The packets of Real Time Instruction Trace, Intel PT's ancestor on Silvermont and Airmont (chapter 4 of its programming
+//! reference).
+//!
+#![doc = include_str!("packets.md")]
+//!
+//! The text of a packet that stands alone has the LIP payload as it was sent; [`Listing`](crate::Listing) shows the whole
+//! address, bit 47 repeated above.
+//!
+//! # What the bytes do not tell
+//!
+//! In **cycle-accurate mode** ([`Mode`]) a cycle count follows full TNT, TIP, FUP, PIP, MTC and STS, and nothing in the
+//! stream says so. A packet that can have one has a field `cycles`; the iterator is told the mode with
+//! [`in_context`](crate::Packets::in_context).
+//!
+//! ```
+//! use cofi_packet::rtit::{Mode, Packets};
+//!
+//! let bytes = [0x56, 0x15, 0xb4, 0x00, 0x10, 0x09];
+//! let text: Vec<_> = Packets::new(&bytes)
+//!     .in_context(Mode::CycleAccurate)
+//!     .map(|item| item.unwrap().packet().to_string())
+//!     .collect();
+//! assert_eq!(text, ["tnt bits=NTNTTN cycles=5", "tip cnt=0 zext=1 ip=0x1000 cycles=2"]);
+//! ```
+//!
+//! The **last LIP** ([`LastLip`]) completes compressed addresses (Table 18). It is cleared by a PSB and by a buffer overflow,
+//! whose own packet neither uses nor sets it.
 
 mod cycles;
 mod format;

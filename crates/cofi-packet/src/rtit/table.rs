@@ -200,7 +200,7 @@ packets! {
     };
     /// CR3 or CR0.PG was written.
     Pip "pip" "4.2.10" [0xc2 / 0xfe] Size::Fixed(6), {
-        /// CR3[39:0].
+        /// Bits 39:0 of CR3.
         cr3 "cr3": Hex<40> = 8..48,
         /// CR0.PG.
         pg "pg": bool = 0..1;

@@ -3,7 +3,7 @@
 //! What holds for both formats is in `crate::properties`.
 
 use super::*;
-use crate::properties::check_golden;
+use crate::properties::{check_documentation, check_golden};
 use crate::{DecodeError, Ip, Listing, StreamOffset};
 use std::string::{String, ToString};
 use std::vec::Vec;
@@ -55,6 +55,11 @@ fn context(word: &str) -> Mode {
 #[test]
 fn golden_packets() {
     check_golden::<Rtit>(GOLDEN, context);
+}
+
+#[test]
+fn the_documentation_tells_every_packet() {
+    check_documentation::<Rtit>(include_str!("packets.md"), context);
 }
 
 #[test]
