@@ -3,8 +3,9 @@
 //!
 //! The streams are recorded ones in a row until there are enough bytes: those of real processors and two made on the spot
 //! with times. Processors write a good part of PADs, which a decoder can be quick about, so everything is measured
-//! once more without them. `ptpackets bench` (exam/libipt) and the example `bench` of cofi-packet take turns; both tell
-//! their own processor time, and a checksum of what they found that must be the same.
+//! once more without them; and each of the two with times by itself, as they are full of CYC. `ptpackets bench`
+//! (exam/libipt) and the example `bench` of cofi-packet take turns; both tell their own time, and a checksum of what they
+//! found that must be the same.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -60,7 +61,16 @@ fn options(root: &Path, arguments: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-/// What a program says of one pass.
+/// How many passes a process makes; what counts is their median. Search and copy are over soon, and the first copy touches
+/// memory that is not there yet.
+fn passes(mode: &str) -> &'static str {
+    match mode {
+        "sync" | "memcpy" => "9",
+        _ => "1",
+    }
+}
+
+/// What a program says of its passes.
 #[derive(Debug, Clone, PartialEq)]
 struct Answer {
     packets: u64,
@@ -71,14 +81,24 @@ struct Answer {
 fn answer(line: &str) -> Result<Answer> {
     let json: Value = serde_json::from_str(line)?;
     let number = |key: &str| json[key].as_u64().with_context(|| format!("no {key}"));
-    // Bytes in error, and slices that did not come out as they went in: there must be none.
-    for key in ["errors", "differing"] {
-        ensure!(number(key)? == 0, "{key}: {}", json[key]);
-    }
+    ensure!(number("errors")? == 0, "{} errors", json["errors"]);
+    // Slices that did not come out as they went in: who does not count them is known by the checksum.
+    ensure!(
+        json["differing"].as_u64().unwrap_or(0) == 0,
+        "{} slices come out otherwise than they went in",
+        json["differing"]
+    );
+    let seconds: Vec<f64> = json["seconds"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_f64)
+        .collect();
+    ensure!(!seconds.is_empty(), "no seconds");
     Ok(Answer {
         packets: number("packets")?,
         checksum: json["checksum"].as_str().context("no checksum")?.to_owned(),
-        seconds: json["seconds"][0].as_f64().context("no seconds")?,
+        seconds: median(seconds),
     })
 }
 
@@ -91,12 +111,12 @@ struct Racer {
 }
 
 impl Racer {
-    /// One pass.
+    /// One process.
     fn measure(&self, stream: &Path, mode: &str) -> Result<Answer> {
         let output = Command::new(&self.program)
             .args(self.words)
             .arg(stream)
-            .args(["1", mode])
+            .args([passes(mode), mode])
             .output()
             .with_context(|| format!("running {}", self.program.display()))?;
         ensure!(
@@ -113,6 +133,8 @@ impl Racer {
 /// A recorded stream, from its first PSB to its last one (what follows may end in the middle of a packet).
 struct Piece {
     name: String,
+    /// Whether it was recorded on the spot, with times.
+    timed: bool,
     bytes: Vec<u8>,
 }
 
@@ -175,10 +197,8 @@ fn pieces(root: &Path, folder: &Path, options: &Options) -> Result<Vec<Piece>> {
     for path in names {
         let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
         let name = path.parent().and_then(Path::file_name);
-        found.push((
-            name.map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
-            bytes,
-        ));
+        let name = name.map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+        found.push((name, false, bytes));
     }
     let cofi = match &options.cofi {
         Some(path) => path.clone(),
@@ -202,13 +222,14 @@ fn pieces(root: &Path, folder: &Path, options: &Options) -> Result<Vec<Piece>> {
             .map(|a| a.replace("@PROGRAMS", &sources.display().to_string()))
             .collect();
         let bytes = record(&cofi, &path, &arguments, config, folder)?;
-        found.push((format!("{}, recorded", program.name), bytes));
+        found.push((program.name.to_owned(), true, bytes));
     }
     let mut pieces = Vec::new();
-    for (name, bytes) in found {
+    for (name, timed, bytes) in found {
         match cut(&bytes) {
             Some(bytes) => pieces.push(Piece {
                 name,
+                timed,
                 bytes: bytes.to_vec(),
             }),
             None => println!("bench: {name} has fewer than two PSBs and is left out"),
@@ -258,7 +279,7 @@ fn lay(file: &Path, pieces: &[Vec<u8>], least: usize) -> Result<u64> {
     Ok((times * round) as u64)
 }
 
-/// The line "mix: pad 55.1 %, …", the most frequent kinds first.
+/// "pad 55.1 %, …", the most frequent kinds first.
 fn mix(kinds: &BTreeMap<String, u64>) -> String {
     let all: u64 = kinds.values().sum();
     let mut list: Vec<_> = kinds.iter().collect();
@@ -358,6 +379,7 @@ fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
     ];
     let pieces = pieces(root, folder, options)?;
     let (mut kinds, mut whole, mut bare) = (BTreeMap::<String, u64>::new(), Vec::new(), Vec::new());
+    let mut timed = Vec::new();
     for piece in pieces {
         let (counts, pads) = survey(&libipt, folder, &piece)?;
         println!(
@@ -366,6 +388,7 @@ fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
             piece.bytes.len(),
             counts.values().sum::<u64>()
         );
+        let with_times = piece.timed.then(|| mix(&counts));
         for (kind, count) in counts {
             *kinds.entry(kind).or_default() += count;
         }
@@ -374,20 +397,37 @@ fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
             .filter(|at| pads.next_if_eq(&(*at as u64)).is_none())
             .map(|at| piece.bytes[at])
             .collect();
+        if let Some(mix) = with_times {
+            timed.push((piece.name, mix, piece.bytes.clone()));
+        }
         bare.push(kept);
         whole.push(piece.bytes);
     }
-    println!("mix: {}", mix(&kinds));
     println!(
-        "bench: {} rounds, one pass a process, medians, processor time; load {}",
+        "bench: {} rounds, medians; load {}",
         options.rounds,
         super::load()
     );
+    let all = mix(&kinds);
+    kinds.remove("pad");
+    let mut streams = vec![
+        ("everything, as recorded".to_owned(), all, whole),
+        ("everything, without PADs".to_owned(), mix(&kinds), bare),
+    ];
+    // Streams full of CYC are a matter of their own.
+    let timed = timed.into_iter().map(|(name, mix, bytes)| {
+        (
+            format!("{name}, recorded with times, alone"),
+            mix,
+            vec![bytes],
+        )
+    });
+    streams.extend(timed);
     let mut good = true;
-    for (name, pieces) in [("as recorded", whole), ("without PADs", bare)] {
+    for (name, mix, pieces) in streams {
         let file = folder.join("stream.pt");
         let bytes = lay(&file, &pieces, options.megabytes << 20)?;
-        println!("\n{name}: {:.1} MB", bytes as f64 / 1e6);
+        println!("\n{name}: {:.1} MB; {mix}", bytes as f64 / 1e6);
         println!(
             "{:<8} {:>11} {:>10} {:>10}   libipt's time / Cofi's",
             "", "packets", "cofi MB/s", "libipt"
@@ -419,10 +459,11 @@ mod tests {
     fn an_answer_with_errors_is_none() {
         let line = |errors: u64| {
             format!(
-                r#"{{"mode":"decode","bytes":8,"packets":3,"errors":{errors},"differing":0,"checksum":"0x5","seconds":[0.25]}}"#
+                r#"{{"mode":"decode","bytes":8,"packets":3,"errors":{errors},"differing":0,"checksum":"0x5","seconds":[9.5,0.25,0.25]}}"#
             )
         };
         let good = answer(&line(0)).expect("an answer");
+        assert!(answer(&line(0).replace("\"differing\":0", "\"differing\":1")).is_err());
         assert_eq!(
             (good.packets, good.checksum.as_str(), good.seconds),
             (3, "0x5", 0.25)
