@@ -1,5 +1,6 @@
 //! The command line, as clap reads it.
 
+use crate::output::Color;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -25,6 +26,8 @@ pub(crate) enum Command {
     Insn(InsnArgs),
     /// List the packets of a trace, in order.
     Dump(DumpArgs),
+    /// Assemble packets from text: the inverse of `dump`.
+    Asm(AsmArgs),
 }
 
 /// What a file holds.
@@ -114,7 +117,7 @@ pub(crate) struct Input {
     /// What FILE holds; recognised by content if left out.
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
-    /// The trace: perf.data or bare packets.
+    /// The trace: perf.data or bare packets; `-` is standard input.
     #[arg(default_value = "cofi.data")]
     pub(crate) file: PathBuf,
 }
@@ -164,6 +167,61 @@ pub(crate) struct DumpArgs {
     /// The RTIT trace was taken in cycle-accurate mode.
     #[arg(long)]
     pub(crate) cycle_accurate: bool,
+    /// What the stream is made of, instead of its packets: sums by packet, PSB distances, how well addresses compress.
+    #[arg(long, conflicts_with_all = ["filter", "offset", "count", "bytes"])]
+    pub(crate) stats: bool,
+    /// Only these packets, such as `tip*,fup`; `error` is bytes that form none.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) filter: Vec<String>,
+    /// Begin at the first item at or after this offset (decimal, or hexadecimal with 0x).
+    #[arg(long, value_name = "N", value_parser = offset)]
+    pub(crate) offset: Option<u64>,
+    /// At most so many items of each stream.
+    #[arg(long, value_name = "N")]
+    pub(crate) count: Option<u64>,
+    /// Show all bytes that form no packet, however many there are, so that `cofi asm` makes the same file.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) bytes: bool,
+    /// When to use colours.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub(crate) color: Color,
     #[command(flatten)]
     pub(crate) input: Input,
+}
+
+fn offset(text: &str) -> Result<u64, String> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    }
+    .map_err(|_| "expected a decimal number, or a hexadecimal one with 0x".into())
+}
+
+/// Whose packets a text describes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum PacketFormat {
+    /// Intel PT.
+    Pt,
+    /// RTIT.
+    Rtit,
+}
+
+/// Arguments of `cofi asm`.
+#[derive(Args, Debug)]
+pub(crate) struct AsmArgs {
+    /// Whose packets the text describes.
+    #[arg(long, value_name = "FORMAT", default_value = "pt")]
+    pub(crate) format: PacketFormat,
+    /// The RTIT packets are those of cycle-accurate mode.
+    #[arg(long)]
+    pub(crate) cycle_accurate: bool,
+    /// Where the packets go; standard output if left out.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Write `NAME OFFSET` for each label, the offset in hexadecimal: to FILE, or to standard error.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub(crate) labels: Option<Option<PathBuf>>,
+    /// The text; `-` is standard input.
+    #[arg(value_name = "INPUT")]
+    pub(crate) input: PathBuf,
 }

@@ -2,14 +2,34 @@
 
 use crate::args::{FlowInput, Format, Input};
 use crate::json::Line;
+use crate::output::tell;
 use anyhow::{Context, Result, bail};
 use cofi_flow::Cpu;
+use cofi_packet::rtit::Mode;
 use cofi_session::{Session, SessionOptions, Stream, TraceFormat};
+use std::io::Read;
 use std::path::Path;
 
-/// The whole of a file.
+/// The whole of a file; `-` is standard input.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        std::io::stdin()
+            .lock()
+            .read_to_end(&mut bytes)
+            .context("cannot read standard input")?;
+        return Ok(bytes);
+    }
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The mode in which an RTIT trace was taken.
+pub(crate) const fn mode(cycle_accurate: bool) -> Mode {
+    if cycle_accurate {
+        Mode::CycleAccurate
+    } else {
+        Mode::Plain
+    }
 }
 
 fn options(input: &Input) -> Result<SessionOptions> {
@@ -68,7 +88,7 @@ pub(crate) fn open_flow<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Sessio
 /// Tells on standard error what is wrong with a trace as a whole; whether anything is.
 pub(crate) fn report(session: &Session<'_>) -> bool {
     for diagnostic in session.diagnostics() {
-        eprintln!("cofi: {diagnostic}");
+        tell(format_args!("{diagnostic}"));
     }
     !session.diagnostics().is_empty()
 }
@@ -77,7 +97,7 @@ pub(crate) fn report(session: &Session<'_>) -> bool {
 pub(crate) fn report_code(session: &Session<'_>) -> bool {
     let mut any = false;
     for problem in session.code_problems() {
-        eprintln!("cofi: {problem}");
+        tell(format_args!("{problem}"));
         any = true;
     }
     any

@@ -1,6 +1,8 @@
 //! The `cofi` command.
 
 mod args;
+mod asm;
+mod digits;
 mod dump;
 mod input;
 mod insn;
@@ -10,6 +12,7 @@ mod output;
 mod progress;
 mod record;
 mod report;
+mod table;
 mod trace;
 mod verify;
 
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         args::Command::Dump(args) => dump::run(&args),
+        args::Command::Asm(args) => asm::run(&args),
         args::Command::Record(args) => record::run(&args.options),
         args::Command::Insn(args) => insn::run(&args),
         args::Command::Report(args) => report::run(&args),
@@ -50,7 +54,7 @@ fn main() -> ExitCode {
         Ok(Ended::Program(status)) => ExitCode::from(status),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cofi: {error:#}");
+            output::tell(format_args!("{error:#}"));
             ExitCode::from(2)
         }
     }

@@ -2,12 +2,13 @@
 
 use crate::Ended;
 use crate::args::ReportArgs;
+use crate::digits::grouped;
 use crate::output::stdout;
+use crate::table::table;
 use crate::{input, progress};
 use anyhow::Result;
 use cofi_analysis::{Summary, Tally, ThreadSummary};
 use cofi_session::Session;
-use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table, presets};
 use std::io::Write;
 use std::path::Path;
 
@@ -38,37 +39,6 @@ pub(crate) fn summarize(session: &Session<'_>) -> Summary {
     }
     bar.finish_and_clear();
     tally.finish()
-}
-
-/// 1234567 as 1,234,567.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-fn table(heads: &[&str], left: &[usize]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_preset(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(
-        heads
-            .iter()
-            .map(|head| Cell::new(head).add_attribute(Attribute::Bold)),
-    );
-    for (index, column) in table.column_iter_mut().enumerate() {
-        if !left.contains(&index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
 }
 
 fn per_1000(value: Option<f64>) -> String {
@@ -191,15 +161,4 @@ fn gaps(summary: &Summary, out: &mut impl Write) -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::grouped;
-
-    #[test]
-    fn digits_in_groups() {
-        let all = [0, 999, 1000, 123_456, 1_234_567].map(grouped);
-        assert_eq!(all, ["0", "999", "1,000", "123,456", "1,234,567"]);
-    }
 }

@@ -1,0 +1,177 @@
+//! `cofi dump`: the packets of a trace, in order.
+
+mod filter;
+mod known;
+mod objects;
+mod stats;
+mod text;
+
+use crate::args::{DumpArgs, Format as FileFormat};
+use crate::json::Line;
+use crate::output::{Stdout, is_coloured, stdout, tell};
+use crate::{Ended, input};
+use anyhow::Result;
+use cofi_packet::intel::IntelPt;
+use cofi_packet::rtit::Rtit;
+use cofi_packet::{Listing, Packets, extent};
+use cofi_session::Stream;
+use filter::Filter;
+use known::Known;
+use stats::Stats;
+use std::io::Write;
+use text::Text;
+
+/// Runs the command.
+pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
+    let is_rtit = args.input.format == Some(FileFormat::Rtit);
+    if args.cycle_accurate && !is_rtit {
+        tell(format_args!(
+            "--cycle-accurate concerns RTIT alone, and the trace is not read as RTIT (--format rtit)"
+        ));
+    }
+    let mut dump = Dump {
+        args,
+        text: Text::new(is_coloured(args.color), args.bytes),
+        line: Line::default(),
+        out: stdout(),
+        errors: false,
+        hidden: 0,
+    };
+    if is_rtit {
+        let filter = Filter::new::<Rtit>(&args.filter)?;
+        let bytes = input::read(&args.input.file)?;
+        let packets = Packets::<Rtit>::new(&bytes).in_context(input::mode(args.cycle_accurate));
+        dump.stream(packets, &bytes, &filter, None)?;
+    } else {
+        let filter = Filter::new::<IntelPt>(&args.filter)?;
+        let bytes = input::read(&args.input.file)?;
+        let session = input::open(&args.input, &bytes)?;
+        dump.errors = input::report(&session);
+        let several = session.streams().len() > 1;
+        for stream in session.streams() {
+            let bytes = stream.bytes();
+            let packets = Packets::<IntelPt>::new(bytes);
+            dump.stream(packets, bytes, &filter, several.then_some(stream))?;
+        }
+    }
+    dump.out.flush()?;
+    if dump.hidden > 0 {
+        tell(format_args!(
+            "the trace holds errors that the listing leaves out: {}",
+            dump.hidden
+        ));
+    }
+    Ok(if dump.errors {
+        Ended::WithErrors
+    } else {
+        Ended::Well
+    })
+}
+
+/// A listing under way.
+struct Dump<'a> {
+    args: &'a DumpArgs,
+    text: Text,
+    line: Line,
+    out: Stdout,
+    /// Whether the input holds errors.
+    errors: bool,
+    /// How many of them were not wanted.
+    hidden: u64,
+}
+
+impl Dump<'_> {
+    /// Prints one stream; `stream` is given where there are several.
+    fn stream<F: Known>(
+        &mut self,
+        packets: Packets<'_, F>,
+        bytes: &[u8],
+        filter: &Filter,
+        stream: Option<&Stream<'_>>,
+    ) -> Result<()> {
+        if let Some(stream) = stream
+            && !self.args.json
+        {
+            writeln!(self.out, "; {}", input::title(stream))?;
+        }
+        if self.args.stats {
+            self.stats(packets, stream)
+        } else {
+            self.list(packets, bytes, filter, stream)
+        }
+    }
+
+    fn list<F: Known>(
+        &mut self,
+        packets: Packets<'_, F>,
+        bytes: &[u8],
+        filter: &Filter,
+        stream: Option<&Stream<'_>>,
+    ) -> Result<()> {
+        let from = self.args.offset.unwrap_or(0);
+        let mut left = self.args.count.unwrap_or(u64::MAX);
+        let mut listing = Listing::<F>::new();
+        let mut memory = F::Memory::default();
+        for item in packets {
+            if left == 0 {
+                break;
+            }
+            let raw = match &item {
+                Ok(located) => Some(located.raw),
+                Err(error) => error.packet,
+            };
+            // What is not printed has its effect on what comes after it all the same.
+            let listed = raw.map(|raw| listing.next(&raw));
+            let name = listed
+                .as_ref()
+                .and_then(|listed| F::name(&mut memory, listed.packet()));
+            let is_wanted = raw.is_some_and(|raw| filter.has::<F>(raw.kind()))
+                || item.is_err() && filter.has_errors();
+            let is_shown = is_wanted && extent(&item).0.0 >= from;
+            if item.is_err() {
+                self.errors = true;
+                self.hidden += u64::from(!is_shown);
+            }
+            if !is_shown {
+                continue;
+            }
+            left -= 1;
+            if self.args.json {
+                objects::describe(&item, listed.as_ref(), name, &mut self.line);
+                if let Some(stream) = stream {
+                    input::tag(stream, &mut self.line);
+                }
+                self.out.write_all(self.line.end())?;
+            } else {
+                self.text
+                    .item(&item, listed.as_ref(), name, bytes, &mut self.out)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stats<F: Known>(
+        &mut self,
+        packets: Packets<'_, F>,
+        stream: Option<&Stream<'_>>,
+    ) -> Result<()> {
+        let mut stats = Stats::<F>::new();
+        for item in packets {
+            self.errors |= item.is_err();
+            stats.add(&item);
+        }
+        if self.args.json {
+            stats.describe(&mut self.line);
+            if let Some(stream) = stream {
+                input::tag(stream, &mut self.line);
+            }
+            self.out.write_all(self.line.end())?;
+        } else {
+            stats.print(&mut self.out)?;
+            if stream.is_some() {
+                writeln!(self.out)?;
+            }
+        }
+        Ok(())
+    }
+}
