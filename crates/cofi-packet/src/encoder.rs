@@ -12,18 +12,26 @@ use core::convert::Infallible;
 pub trait Sink {
     /// Why a packet could not be stored.
     type Error;
-    /// Stores the first `len` of `bytes`.
+    /// Stores the first `len` bytes, 1 to 16, of a little-endian word; the bits above them can be anything.
     ///
     /// # Errors
     /// Whatever the sink finds; the packet counts as not written then.
-    fn put(&mut self, bytes: &[u8; MAX_PACKET], len: usize) -> Result<(), Self::Error>;
+    fn put(&mut self, word: u128, len: usize) -> Result<(), Self::Error>;
+    /// Stores a packet of one byte.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    #[inline(always)]
+    fn put_byte(&mut self, byte: u8) -> Result<(), Self::Error> {
+        self.put(byte.into(), 1)
+    }
 }
 
 impl<E, T: FnMut(&[u8]) -> Result<(), E>> Sink for T {
     type Error = E;
     #[inline]
-    fn put(&mut self, bytes: &[u8; MAX_PACKET], len: usize) -> Result<(), E> {
-        self(&bytes[..len])
+    fn put(&mut self, word: u128, len: usize) -> Result<(), E> {
+        self(&word.to_le_bytes()[..len])
     }
 }
 
@@ -50,6 +58,11 @@ impl<'a> Buffer<'a> {
     pub const fn new(bytes: &'a mut [u8]) -> Self {
         Self { bytes, len: 0 }
     }
+    /// What has been written, given back.
+    #[must_use]
+    pub fn into_written(self) -> &'a [u8] {
+        &self.bytes[..self.len]
+    }
     /// What has been written.
     #[must_use]
     pub fn written(&self) -> &[u8] {
@@ -64,19 +77,36 @@ impl<'a> Buffer<'a> {
 impl Sink for Buffer<'_> {
     type Error = Full;
     #[inline(always)]
-    fn put(&mut self, bytes: &[u8; MAX_PACKET], len: usize) -> Result<(), Full> {
+    fn put(&mut self, word: u128, len: usize) -> Result<(), Full> {
         // A store of fixed size is a single instruction.
-        if let Some(place) = self.bytes[self.len..].first_chunk_mut() {
-            *place = *bytes;
-        } else {
-            let room = self.bytes.len() - self.len;
-            if room < len {
-                return Err(Full { need: len, room });
-            }
-            self.bytes[self.len..self.len + len].copy_from_slice(&bytes[..len]);
+        match self.bytes[self.len..].first_chunk_mut() {
+            Some(place) => *place = word.to_le_bytes(),
+            None => store_short(&mut self.bytes[self.len..], word, len)?,
         }
         self.len += len;
         Ok(())
+    }
+    #[inline(always)]
+    fn put_byte(&mut self, byte: u8) -> Result<(), Full> {
+        match self.bytes.get_mut(self.len) {
+            Some(place) => *place = byte,
+            None => return Err(Full { need: 1, room: 0 }),
+        }
+        self.len += 1;
+        Ok(())
+    }
+}
+
+/// Near the buffer's end.
+#[cold]
+fn store_short(buffer: &mut [u8], word: u128, len: usize) -> Result<(), Full> {
+    let room = buffer.len();
+    match buffer.get_mut(..len) {
+        Some(place) => {
+            place.copy_from_slice(&word.to_le_bytes()[..len]);
+            Ok(())
+        }
+        None => Err(Full { need: len, room }),
     }
 }
 
@@ -86,7 +116,7 @@ pub struct Nowhere;
 
 impl Sink for Nowhere {
     type Error = Infallible;
-    fn put(&mut self, _bytes: &[u8; MAX_PACKET], _len: usize) -> Result<(), Infallible> {
+    fn put(&mut self, _word: u128, _len: usize) -> Result<(), Infallible> {
         Ok(())
     }
 }
@@ -136,6 +166,20 @@ pub struct Encoder<F: Format, S> {
     offset: StreamOffset,
 }
 
+/// Any packet, and the state after it. Told and returned by value, so that a loop keeps the encoder in registers.
+#[inline]
+fn encode_long<F: Format>(
+    context: F::Context,
+    mut last_ip: F::LastIp,
+    packet: &F::Packet,
+) -> Result<(Raw<F::Kind>, F::Context, F::LastIp), Misfit> {
+    if let Some(misfit) = F::misfit(context, packet) {
+        return Err(misfit);
+    }
+    F::note(&mut last_ip, packet);
+    Ok((F::encode(packet), F::after(context, packet).0, last_ip))
+}
+
 impl<F: Format, S: Sink> Encoder<F, S> {
     /// A stream that begins here.
     #[must_use]
@@ -182,15 +226,22 @@ impl<F: Format, S: Sink> Encoder<F, S> {
     /// # Errors
     /// [`EncodeError::Misfit`] when a reader would not read the same packet here, [`EncodeError::Sink`] when the sink
     /// refuses; nothing is written then.
-    #[inline]
+    #[inline(always)]
     pub fn packet(&mut self, packet: &F::Packet) -> Result<(), EncodeError<S::Error>> {
         if let Some(byte) = F::encode_byte(self.context, packet) {
-            return self.store(&u128::from(byte).to_le_bytes(), 1);
+            self.sink.put_byte(byte).map_err(EncodeError::Sink)?;
+            self.offset.0 += 1;
+            return Ok(());
         }
-        if let Some(misfit) = F::misfit(self.context, packet) {
-            return Err(EncodeError::Misfit(misfit));
+        let after = encode_long::<F>(self.context, self.last_ip, packet);
+        match after {
+            Ok((raw, context, last_ip)) => {
+                self.store(raw.unmasked_word(), raw.len())?;
+                (self.context, self.last_ip) = (context, last_ip);
+                Ok(())
+            }
+            Err(misfit) => Err(EncodeError::Misfit(misfit)),
         }
-        self.put(packet, &F::encode(packet))
     }
 
     /// Writes the packet `kind` with `ip` in its shortest form.
@@ -215,14 +266,10 @@ impl<F: Format, S: Sink> Encoder<F, S> {
     /// [`EncodeError::Sink`] when the sink refuses.
     #[inline]
     pub fn raw(&mut self, raw: &Raw<F::Kind>) -> Result<(), EncodeError<S::Error>> {
-        self.put(&F::packet(raw), raw)
-    }
-
-    #[inline(always)]
-    fn put(&mut self, packet: &F::Packet, raw: &Raw<F::Kind>) -> Result<(), EncodeError<S::Error>> {
-        self.store(&raw.unmasked(), raw.len())?;
-        F::note(&mut self.last_ip, packet);
-        (self.context, _) = F::after(self.context, packet);
+        self.store(raw.unmasked_word(), raw.len())?;
+        let packet = F::packet(raw);
+        F::note(&mut self.last_ip, &packet);
+        (self.context, _) = F::after(self.context, &packet);
         Ok(())
     }
 
@@ -234,14 +281,14 @@ impl<F: Format, S: Sink> Encoder<F, S> {
         for part in bytes.chunks(MAX_PACKET) {
             let mut padded = [0; MAX_PACKET];
             padded[..part.len()].copy_from_slice(part);
-            self.store(&padded, part.len())?;
+            self.store(u128::from_le_bytes(padded), part.len())?;
         }
         Ok(())
     }
 
     #[inline(always)]
-    fn store(&mut self, bytes: &[u8; MAX_PACKET], len: usize) -> Result<(), EncodeError<S::Error>> {
-        self.sink.put(bytes, len).map_err(EncodeError::Sink)?;
+    fn store(&mut self, word: u128, len: usize) -> Result<(), EncodeError<S::Error>> {
+        self.sink.put(word, len).map_err(EncodeError::Sink)?;
         self.offset.0 += len as u64;
         Ok(())
     }

@@ -104,12 +104,6 @@ impl<K: PacketKind> Raw<K> {
         self.word().to_le_bytes()
     }
 
-    /// The bytes, and behind them anything.
-    #[inline(always)]
-    pub(crate) const fn unmasked(&self) -> [u8; MAX_PACKET] {
-        self.unmasked_word().to_le_bytes()
-    }
-
     /// The reserved bits, at their places in [`Self::word`].
     #[must_use]
     pub fn reserved(&self) -> u128 {
