@@ -166,13 +166,20 @@ pub struct Encoder<F: Format, S> {
     offset: StreamOffset,
 }
 
+/// A packet's bytes, and the state after it.
+type Encoded<F> = (
+    Raw<<F as Format>::Kind>,
+    <F as Format>::Context,
+    <F as Format>::LastIp,
+);
+
 /// Any packet, and the state after it. Told and returned by value, so that a loop keeps the encoder in registers.
 #[inline]
 fn encode_long<F: Format>(
     context: F::Context,
     mut last_ip: F::LastIp,
     packet: &F::Packet,
-) -> Result<(Raw<F::Kind>, F::Context, F::LastIp), Misfit> {
+) -> Result<Encoded<F>, Misfit> {
     if let Some(misfit) = F::misfit(context, packet) {
         return Err(misfit);
     }
