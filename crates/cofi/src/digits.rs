@@ -63,6 +63,12 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
+/// So many of something: `1 byte`, `1,234 bytes`.
+pub(crate) fn counted(number: u64, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", grouped(number))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,5 +97,7 @@ mod tests {
     fn digits_in_groups() {
         let all = [0, 999, 1000, 123_456, 1_234_567].map(grouped);
         assert_eq!(all, ["0", "999", "1,000", "123,456", "1,234,567"]);
+        let all = [0, 1, 1000].map(|number| counted(number, "byte"));
+        assert_eq!(all, ["0 bytes", "1 byte", "1,000 bytes"]);
     }
 }

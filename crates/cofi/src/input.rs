@@ -107,7 +107,8 @@ pub(crate) fn report_code(session: &Session<'_>) -> bool {
 pub(crate) fn title(stream: &Stream<'_>) -> String {
     let comm = stream
         .comm()
-        .map(|comm| format!(" ({comm})"))
+        // A thread may call itself anything.
+        .map(|comm| format!(" ({})", comm.escape_debug()))
         .unwrap_or_default();
     match (stream.key().tid(), stream.key().cpu()) {
         (Some(tid), _) => format!("thread {tid}{comm}"),

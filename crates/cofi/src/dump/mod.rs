@@ -7,6 +7,7 @@ mod stats;
 mod text;
 
 use crate::args::{DumpArgs, Format as FileFormat};
+use crate::digits::counted;
 use crate::json::Line;
 use crate::output::{Stdout, is_coloured, stdout, tell};
 use crate::{Ended, input};
@@ -56,10 +57,8 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
     }
     dump.out.flush()?;
     if dump.hidden > 0 {
-        tell(format_args!(
-            "the trace holds errors that the listing leaves out: {}",
-            dump.hidden
-        ));
+        let errors = counted(dump.hidden, "error");
+        tell(format_args!("{errors} in the trace, not listed"));
     }
     Ok(if dump.errors {
         Ended::WithErrors

@@ -1,7 +1,7 @@
 //! `--stats`: what a stream is made of.
 
 use super::known::Known;
-use crate::digits::grouped;
+use crate::digits::{counted, grouped};
 use crate::json::Line;
 use crate::table::table;
 use cofi_packet::{Item, PacketKind, extent};
@@ -259,10 +259,11 @@ impl<F: Known> Stats<F> {
         }
         writeln!(
             out,
-            "Errors: {}; {} bytes passed over, {} packets where they may not stand",
+            "Errors: {}; {} passed over, {} where {} may not stand",
             grouped(unread.count + misplaced),
-            grouped(unread.bytes),
-            grouped(misplaced),
+            counted(unread.bytes, "byte"),
+            counted(misplaced, "packet"),
+            if misplaced == 1 { "it" } else { "they" },
         )
     }
 }

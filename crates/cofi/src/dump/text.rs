@@ -1,7 +1,7 @@
 //! A stream in the text form that `cofi asm` reads: `OFFSET: packet ; comment`.
 
 use super::known::{Family, Known, Name};
-use crate::digits;
+use crate::digits::{self, counted};
 use cofi_packet::{Item, Listed, PacketKind, extent};
 use std::io::{Result, Write};
 
@@ -72,7 +72,8 @@ impl Text {
                 self.end(out)
             }
             Err(error) => {
-                let told = format_args!("; error: {}; {size} bytes passed over", error.error);
+                let passed = counted(size as u64, "byte");
+                let told = format_args!("; error: {}; {passed} passed over", error.error);
                 self.comment(ERROR, told)?;
                 self.end(out)?;
                 let start = usize::try_from(offset.0).unwrap_or(usize::MAX);
@@ -139,11 +140,9 @@ impl Text {
         }
         if shown < bytes.len() {
             self.begin(offset);
-            let more = bytes.len() - shown;
-            self.comment(
-                COMMENT,
-                format_args!("; {more} more bytes, which --bytes would show"),
-            )?;
+            let more = counted((bytes.len() - shown) as u64, "more byte");
+            let told = format_args!("; {more}, which --bytes would show");
+            self.comment(COMMENT, told)?;
             self.end(out)?;
         }
         Ok(())

@@ -175,3 +175,14 @@ pub(crate) fn address(line: &[u8]) -> Option<u64> {
     let digits = std::str::from_utf8(&rest[..end]).ok()?;
     Some(u64::from_str_radix(digits, 16).expect("an address in hexadecimal"))
 }
+
+/// The folder of traces that real processors took; they are not part of the repository.
+pub(crate) fn traces() -> Option<PathBuf> {
+    let folder = repository().join("../shared/traces");
+    if folder.is_dir() {
+        Some(folder)
+    } else {
+        eprintln!("skipped: no real traces at {}", folder.display());
+        None
+    }
+}
