@@ -18,7 +18,8 @@ usage: cargo xtask CHORE
           [--only PROGRAM]... [--config NAME]... [--cofi PATH] [--keep FOLDER] [--jobs N] [--list];
           then the part below, unless a program or configuration is asked for
   exam packets
-          compare how Cofi, libipt and perf read random streams of packets
+          compare how Cofi, libipt and perf read random streams of packets, good ones and bad ones, and how Cofi
+          reads RTIT with what the manual says
           [--seed N] [--streams N] [--packets N] [--traces FOLDER] [--cofi PATH] [--keep FOLDER]
   bench   measure the decoding speed of Cofi and of libipt on the same traces
           [--rounds N] [--instructions N] [--traces FOLDER] [--cofi PATH]

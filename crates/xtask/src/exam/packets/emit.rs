@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::listing::{Entry, hex};
+use super::listing::{Entry, FORBIDDEN, hex};
 
 /// Which of the packets with an IP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,8 +30,14 @@ pub(super) struct Emitter {
 impl Emitter {
     fn put(&mut self, name: &str, bytes: &[u8], fields: &[(&str, Value)]) {
         let offset = self.bytes.len() as u64;
+        let mut fields = fields.to_vec();
+        // Shows that a block's end is missing.
+        if self.item != 0 && FORBIDDEN.contains(&name) {
+            fields.push(("error", "not in a block".into()));
+            self.item = 0;
+        }
         self.entries
-            .push(Entry::packet(offset, bytes.len() as u64, name, fields));
+            .push(Entry::packet(offset, bytes.len() as u64, name, &fields));
         self.bytes.extend(bytes);
     }
 
@@ -132,6 +138,12 @@ impl Emitter {
         let byte = 0b0010_0000 | u8::from(abort) << 1 | u8::from(intx);
         let fields = [("intx", intx.into()), ("abort", abort.into())];
         self.put("mode.tsx", &[0x99, byte], &fields);
+    }
+
+    /// 33.4.2.8: a leaf (2 to 7) that the chapter does not define, with its five bits.
+    pub(super) fn mode(&mut self, leaf: u8, bits: u8) {
+        let fields = [("leaf", leaf.into()), ("bits", bits.into())];
+        self.put("mode", &[0x99, leaf << 5 | bits], &fields);
     }
 
     /// Table 33-29, a byte reserved.

@@ -101,14 +101,21 @@ impl Tally {
     }
 
     /// Compares one packet's fields; the first that differs without excuse.
-    fn fields(&mut self, who: Who, bytes: &[u8], a: &Entry, b: &Entry) -> Option<&'static str> {
+    pub(super) fn fields(
+        &mut self,
+        who: Who,
+        bytes: &[u8],
+        a: &Entry,
+        b: &Entry,
+    ) -> Option<&'static str> {
         let kind = a.name().to_owned();
         let packet = &bytes[a.offset as usize..(a.offset + a.size) as usize];
         let mut count = Count {
             packets: 1,
             ..Count::default()
         };
-        let mut wrong = None;
+        // Only the generator says what stands where it may not.
+        let mut wrong = (who == Who::Intent && a.misplaced() != b.misplaced()).then_some("error");
         for key in keys(&kind).iter().copied() {
             let (ours, theirs) = (a.field(key), b.field(key));
             let quirk = QUIRKS
@@ -134,7 +141,8 @@ impl Tally {
         wrong
     }
 
-    fn differ(
+    /// Notes a difference.
+    pub(super) fn differ(
         &mut self,
         who: Who,
         label: &str,

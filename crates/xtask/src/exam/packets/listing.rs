@@ -22,6 +22,7 @@ pub(super) const KINDS: &[(&str, &[&str])] = &[
     ("pip", &["cr3", "nr"]),
     ("mode.exec", &["mode", "if"]),
     ("mode.tsx", &["intx", "abort"]),
+    ("mode", &["leaf", "bits"]),
     ("cbr", &["ratio"]),
     ("tsc", &["tsc"]),
     ("mtc", &["ctc"]),
@@ -40,6 +41,24 @@ pub(super) const KINDS: &[(&str, &[&str])] = &[
     ("cfe", &["ip", "type", "vector"]),
     ("evd", &["type", "payload"]),
     ("trig", &["ip", "mult", "vector", "icnt"]),
+];
+
+/// Table 33-15: what cannot stand in a block.
+pub(super) const FORBIDDEN: &[&str] = &[
+    "tnt.8",
+    "tnt.64",
+    "tip",
+    "tip.pge",
+    "tip.pgd",
+    "mode.exec",
+    "mode.tsx",
+    "pip",
+    "vmcs",
+    "tracestop",
+    "psb",
+    "psbend",
+    "ptw",
+    "mwait",
 ];
 
 /// The keys of a kind.
@@ -101,6 +120,11 @@ impl Entry {
         }
     }
 
+    /// Whether it is a packet where it may not stand: one that comes with an error.
+    pub(super) fn misplaced(&self) -> bool {
+        self.field("error").is_some()
+    }
+
     /// A field, if it is there.
     pub(super) fn field(&self, key: &str) -> Option<&Value> {
         match &self.what {
@@ -148,13 +172,11 @@ fn entry(line: &str) -> Result<Entry> {
         Some(length) => length,
         None => number("size").context("no size")?,
     };
-    if let Some(error) = object.remove("error") {
+    let Some(name) = object.remove("packet") else {
+        let error = object.get("error").context("neither packet nor error")?;
         let why = error.as_str().context("an error that is no text")?;
         return Ok(Entry::error(offset, size, why));
-    }
-    let name = object
-        .remove("packet")
-        .context("neither packet nor error")?;
+    };
     let name = name.as_str().context("a name that is no text")?.to_owned();
     Ok(Entry {
         offset,
@@ -185,6 +207,9 @@ mod tests {
             [Entry::error(7, 3, "what?")]
         );
         assert!(parse(r#"{"offset":7}"#).is_err());
+        let both = r#"{"offset":7,"size":2,"packet":"psbend","error":"not here"}"#;
+        let both = parse(both).expect("a packet");
+        assert!(both[0].misplaced() && both[0].name() == "psbend");
         assert!(parse("7").is_err());
     }
 }

@@ -5,9 +5,14 @@
 //! can read (perf gets it too). What a peer does not read or reads otherwise stands in `quirks`, with its argument;
 //! packets that are kept from a peer are probed one by one, so that the list shows when an excuse no longer holds.
 //!
-//! Traces of real processors, where there are any, are read by all three as well.
+//! The same streams, with bytes turned, lost and added, show whether all find the same errors and go on in the same places:
+//! `corrupt` and `errors`. Traces of real processors, where there are any, are read by all three as well.
+//!
+//! RTIT is read by nobody but Cofi. Its lists are compared with those of `rtit`, a reader made from the manual alone.
 
+mod corrupt;
 mod emit;
+mod errors;
 mod generate;
 mod judge;
 mod listing;
@@ -17,6 +22,8 @@ mod readers;
 mod recorded;
 mod report;
 mod rng;
+mod rtit;
+mod rtit_streams;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,8 +31,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use errors::Account;
 use generate::stream;
 use judge::Tally;
+use listing::Entry;
 use quirks::{FOR_BOTH, FOR_PERF, WHOLE, Who};
 use readers::Readers;
 use rng::Rng;
@@ -38,7 +47,7 @@ const SHOWN: usize = 24;
 pub(super) struct Options {
     /// The first seed.
     pub(super) seed: u64,
-    /// How many seeds; each gives three streams.
+    /// How many seeds; each gives three streams of packets, two with errors, four of RTIT.
     pub(super) streams: u64,
     /// About how many packets a stream has.
     pub(super) packets: usize,
@@ -51,6 +60,10 @@ pub(super) struct Options {
 }
 
 impl Options {
+    fn seeds(&self) -> std::ops::Range<u64> {
+        self.seed..self.seed.saturating_add(self.streams)
+    }
+
     /// What is done if nothing is said.
     pub(super) fn new(root: &Path) -> Self {
         Self {
@@ -105,12 +118,10 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
     outcome
 }
 
-fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
-    let started = Instant::now();
-    let readers = Readers::new(root, folder, options.cofi.as_deref())?;
-    let mut tally = Tally::default();
+/// Random streams of packets, read by everybody; how many packets.
+fn valid(readers: &Readers, folder: &Path, options: &Options, tally: &mut Tally) -> Result<usize> {
     let mut made = 0;
-    for seed in options.seed..options.seed.saturating_add(options.streams) {
+    for seed in options.seeds() {
         let mut rng = Rng::new(seed);
         for (profile, peers) in [
             (WHOLE, &[][..]),
@@ -120,8 +131,7 @@ fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
             let stream = stream(Rng::new(rng.next()), profile, options.packets);
             let label = format!("seed {seed}, {}", profile.name);
             let file = folder.join(format!("{seed}.{}.pt", profile.name));
-            fs::write(&file, &stream.bytes)
-                .with_context(|| format!("writing {}", file.display()))?;
+            write(&file, &stream.bytes)?;
             made += stream.entries.len();
             let cofi = readers.cofi(&file).with_context(|| label.clone())?;
             tally.compare(Who::Intent, &label, &stream.bytes, &cofi, &stream.entries);
@@ -135,8 +145,103 @@ fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
             }
         }
     }
+    Ok(made)
+}
+
+/// Streams with errors in them; how many.
+fn corrupted(
+    readers: &Readers,
+    folder: &Path,
+    options: &Options,
+    tally: &mut Tally,
+    account: &mut Account,
+) -> Result<u64> {
+    let (mut own, mut wrong) = (Tally::default(), 0);
+    for seed in options.seeds() {
+        let mut rng = Rng::new(!seed);
+        for (profile, peers) in [
+            (FOR_PERF, &[Who::Perf][..]),
+            (FOR_BOTH, &[Who::Libipt, Who::Perf]),
+        ] {
+            let stream = stream(Rng::new(rng.next()), profile, options.packets);
+            let (bytes, count) = corrupt::corrupt(&mut rng, &stream);
+            wrong += count;
+            let label = format!("seed {seed}, {}, corrupted", profile.name);
+            let file = folder.join(format!("{seed}.{}.corrupted.pt", profile.name));
+            write(&file, &bytes)?;
+            let cofi = readers.cofi(&file).with_context(|| label.clone())?;
+            for who in peers.iter().copied() {
+                let theirs = readers
+                    .peer(who, &file, &bytes)
+                    .with_context(|| format!("{label}, {}", who.name()))?;
+                if let Some(theirs) = theirs {
+                    account.compare(&mut own, who, &label, &bytes, &cofi, &theirs);
+                }
+            }
+        }
+    }
+    // Their packets are counted apart.
+    tally.take_differences(own);
+    Ok(wrong)
+}
+
+/// Streams of RTIT, good and bad, in both modes, against the list made from the manual; how many packets and errors.
+fn rtit(
+    readers: &Readers,
+    folder: &Path,
+    options: &Options,
+    tally: &mut Tally,
+) -> Result<(u64, u64)> {
+    let (mut packets, mut errors) = (0, 0);
+    for seed in options.seeds() {
+        let mut rng = Rng::new(seed.rotate_left(32));
+        for cycle_accurate in [false, true] {
+            let good = rtit_streams::good(&mut rng, options.packets, cycle_accurate);
+            let bad = rtit_streams::bad(&mut rng, options.packets, cycle_accurate);
+            for (name, bytes) in [("good", good), ("bad", bad)] {
+                let file = folder.join(format!("{seed}.{cycle_accurate}.{name}.rtit"));
+                write(&file, &bytes)?;
+                let label = format!("seed {seed}, {name} RTIT, cycle-accurate: {cycle_accurate}");
+                let cofi = readers
+                    .rtit(&file, cycle_accurate)
+                    .with_context(|| label.clone())?;
+                let manual = rtit::list(&bytes, cycle_accurate);
+                let is_error = |entry: &&Entry| entry.name() == "error";
+                let found = manual.iter().filter(is_error).count() as u64;
+                ensure!(found == 0 || name == "bad", "{label}: an error in it");
+                errors += found;
+                packets += manual.len() as u64 - found;
+                let length = cofi.len().max(manual.len());
+                let differing = |at: &usize| match (cofi.get(*at), manual.get(*at)) {
+                    (Some(ours), Some(theirs)) => !rtit::same(ours, theirs),
+                    _ => true,
+                };
+                // Behind the first difference nothing need be right.
+                if let Some(at) = (0..length).find(differing) {
+                    tally.differ(Who::Manual, &label, &cofi, at, cofi.get(at), manual.get(at));
+                }
+            }
+        }
+    }
+    Ok((packets, errors))
+}
+
+fn write(file: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(file, bytes).with_context(|| format!("writing {}", file.display()))
+}
+
+fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
+    let started = Instant::now();
+    let readers = Readers::new(root, folder, options.cofi.as_deref())?;
+    let mut tally = Tally::default();
+    let made = valid(&readers, folder, options, &mut tally)?;
     report::table(&tally);
     let probed = report::probes(&readers, folder)?;
+    let mut account = Account::default();
+    let wrong = corrupted(&readers, folder, options, &mut tally, &mut account)?;
+    report::errors(&account, wrong);
+    let (packets, errors) = rtit(&readers, folder, options, &mut tally)?;
+    println!("RTIT: cofi = the manual: {packets} packets, {errors} errors");
     recorded::compare(&readers, folder, &options.traces, &mut tally)?;
     let mut failed = tally.differences() + probed;
     for who in Who::ALL {
@@ -160,10 +265,13 @@ fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
         );
     }
     println!(
-        "\npackets: {} streams of seeds {} to {}, {made} packets, {failed} failed, {:.0} s",
-        3 * options.streams,
+        "\npackets: seeds {} to {}: {made} packets in {} streams, {wrong} things wrong in {} more, {} streams of RTIT; \
+         {failed} failed, {:.0} s",
         options.seed,
         options.seed + options.streams - 1,
+        3 * options.streams,
+        2 * options.streams,
+        4 * options.streams,
         started.elapsed().as_secs_f64()
     );
     Ok(failed == 0)

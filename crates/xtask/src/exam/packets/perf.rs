@@ -107,9 +107,12 @@ fn packet(offset: u64, bytes: &[u8], words: &str, last_ip: &mut u64) -> Result<(
         "OVF" => ("ovf", 2, vec![]),
         "TraceSTOP" => ("tracestop", 2, vec![]),
         "TNT" => {
-            let bits = *words.first().context("no results")?;
-            let count = format!("({})", bits.len());
-            ensure!(words.get(1) == Some(&count.as_str()), "a wrong count");
+            let (bits, count) = match words.as_slice() {
+                [count] => ("", *count),
+                [bits, count] => (*bits, *count),
+                _ => bail!("a strange TNT"),
+            };
+            ensure!(count == format!("({})", bits.len()), "a wrong count");
             let (name, size) = if first == 0x02 {
                 ("tnt.64", 8)
             } else {

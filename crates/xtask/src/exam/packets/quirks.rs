@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
+use super::errors::Place;
 use super::generate::Profile;
+use super::listing::Entry;
 
 /// Somebody to compare Cofi's list with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,10 +15,12 @@ pub(super) enum Who {
     Libipt,
     /// `perf script -D`.
     Perf,
+    /// The list of RTIT made from its manual.
+    Manual,
 }
 
 impl Who {
-    /// Everybody.
+    /// Everybody who reads Intel PT.
     pub(super) const ALL: [Self; 3] = [Self::Intent, Self::Libipt, Self::Perf];
 
     /// The name in the tables.
@@ -25,6 +29,7 @@ impl Who {
             Self::Intent => "generator",
             Self::Libipt => "libipt",
             Self::Perf => "perf",
+            Self::Manual => "the manual",
         }
     }
 }
@@ -151,6 +156,13 @@ pub(super) const BLIND: &[Blind] = &[
     },
     Blind {
         who: Who::Libipt,
+        kinds: &["mode"],
+        what: "MODE of a leaf without definition",
+        probe: &[&[0x99, 0x45]],
+        why: "the chapter defines leaves 0 and 1 and says of the others nothing; that it is a MODE packet of two bytes is known",
+    },
+    Blind {
+        who: Who::Libipt,
         kinds: &[],
         what: "TMA with a reserved bit of byte 4",
         probe: &[&[0x02, 0x73, 0x34, 0x12, 0x02, 0x07, 0x00]],
@@ -200,6 +212,101 @@ pub(super) const BLIND: &[Blind] = &[
         probe: &[&[0xd9, 0x80, 0x01]],
         why: "perf 6.1 has no such packet (D9 is none of the bytes its intel_pt_do_get_packet knows)",
     },
+    Blind {
+        who: Who::Perf,
+        kinds: &["mode"],
+        what: "MODE of a leaf without definition",
+        probe: &[&[0x99, 0x45]],
+        why: "as for libipt",
+    },
+];
+
+/// A disagreement about what is a packet. The comparison ends there, and begins again at the next PSB that both list.
+pub(super) struct Rift {
+    /// With whom.
+    pub(super) who: Who,
+    /// About what, in words.
+    pub(super) what: &'static str,
+    /// Whether this place is such a one.
+    pub(super) applies: fn(&Place<'_>) -> bool,
+    /// The argument.
+    pub(super) why: &'static str,
+}
+
+/// A TNT.64 with no results: no stop bit, or one with nothing below it.
+fn empty_tnt(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x02, 0xa3, 0 | 1, 0, 0, 0, 0, 0, ..])
+}
+
+/// Whether a CFE or EVD stands in the block that is open at the end of the list.
+fn event_in_block(before: &[Entry]) -> bool {
+    let in_block =
+        |e: &&Entry| !e.misplaced() && !matches!(e.name(), "bbp" | "bep" | "ovf" | "error");
+    before
+        .iter()
+        .rev()
+        .take_while(in_block)
+        .any(|e| matches!(e.name(), "cfe" | "evd"))
+}
+
+/// Every disagreement of that sort.
+pub(super) const RIFTS: &[Rift] = &[
+    Rift {
+        who: Who::Libipt,
+        what: "BBP, BEP, CFE, EVD, TRIG, and MODE leaves without definition",
+        applies: |place| place.only_ours(&["bbp", "bep", "cfe", "evd", "trig", "mode"]),
+        why: "see above",
+    },
+    Rift {
+        who: Who::Libipt,
+        what: "TMA with reserved bits",
+        applies: |place| {
+            place.only_ours(&["tma"])
+                && matches!(place.bytes, [_, _, _, _, a, _, b, ..] if *a != 0 || *b > 1)
+        },
+        why: "see above",
+    },
+    Rift {
+        who: Who::Libipt,
+        what: "CYC of ten bytes",
+        applies: |place| place.only_ours(&["cyc"]) && place.ours.is_some_and(|e| e.size == 10),
+        why: "see above",
+    },
+    Rift {
+        who: Who::Libipt,
+        what: "MODE.Exec with CS.L and CS.D, MODE.TSX with InTX and TXAbort",
+        applies: |place| {
+            place.only_theirs(&["mode.exec", "mode.tsx"])
+                && matches!(place.bytes, [0x99, mode, ..] if mode & 3 == 3)
+        },
+        why: "\"N/A\" in Tables 33-26 and 33-27; libipt leaves it to its user, perf refuses both",
+    },
+    Rift {
+        who: Who::Perf,
+        what: "TRIG, and MODE leaves without definition",
+        applies: |place| place.only_ours(&["trig", "mode"]),
+        why: "see above",
+    },
+    Rift {
+        who: Who::Perf,
+        what: "TNT.64 without a result",
+        applies: |place| place.only_theirs(&["tnt.64"]) && empty_tnt(place.bytes),
+        why: "the stop bit is what tells how many results there are (Table 33-16); perf lists none, libipt refuses",
+    },
+    Rift {
+        who: Who::Perf,
+        what: "CYC of more than 64 bits",
+        applies: |place| place.only_theirs(&["cyc"]) && place.theirs.is_some_and(|e| e.size == 10),
+        why: "perf drops the bits above the 64th, and with them the count's size",
+    },
+    Rift {
+        who: Who::Perf,
+        what: "BIP behind CFE or EVD",
+        applies: |place| {
+            place.bytes.first().is_some_and(|b| b & 7 == 4) && event_in_block(place.before)
+        },
+        why: "see above",
+    },
 ];
 
 /// Streams of everything there is, for nobody but the generator to judge.
@@ -213,14 +320,14 @@ pub(super) const WHOLE: Profile = Profile {
 /// Streams that perf can read.
 pub(super) const FOR_PERF: Profile = Profile {
     name: "perf",
-    without: &["trig"],
+    without: &["trig", "mode"],
     events_in_blocks: false,
     ..WHOLE
 };
 /// Streams that libipt can read, and perf too.
 pub(super) const FOR_BOTH: Profile = Profile {
     name: "libipt",
-    without: &["trig", "bbp", "cfe", "evd"],
+    without: &["trig", "mode", "bbp", "cfe", "evd"],
     tma_reserved: false,
     cycle_bits: 61,
     events_in_blocks: false,

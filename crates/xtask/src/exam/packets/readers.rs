@@ -35,7 +35,7 @@ impl Readers {
     /// Why somebody cannot be asked.
     pub(super) fn missing(&self, who: Who) -> Option<&str> {
         match who {
-            Who::Intent => None,
+            Who::Intent | Who::Manual => None,
             Who::Libipt => self.libipt.as_ref().err().map(String::as_str),
             Who::Perf => self.perf.as_ref().err().map(String::as_str),
         }
@@ -45,6 +45,17 @@ impl Readers {
     pub(super) fn cofi(&self, file: &Path) -> Result<Vec<Entry>> {
         let mut command = patient(&self.cofi);
         command.args(["dump", "--json", "--format", "pt"]).arg(file);
+        listing::parse(&listen(command)?)
+    }
+
+    /// Cofi's list of the RTIT packets in a file.
+    pub(super) fn rtit(&self, file: &Path, cycle_accurate: bool) -> Result<Vec<Entry>> {
+        let mut command = patient(&self.cofi);
+        command.args(["dump", "--json", "--format", "rtit"]);
+        if cycle_accurate {
+            command.arg("--cycle-accurate");
+        }
+        command.arg(file);
         listing::parse(&listen(command)?)
     }
 
@@ -67,7 +78,7 @@ impl Readers {
                 command.args(["script", "-f", "-D", "-i"]).arg(&data);
                 perf::parse(&listen(command)?).map(Some)
             }
-            Who::Perf | Who::Intent => Ok(None),
+            Who::Perf | Who::Intent | Who::Manual => Ok(None),
         }
     }
 }

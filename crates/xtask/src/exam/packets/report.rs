@@ -5,9 +5,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
+use super::errors::{self, Account};
 use super::judge::{Count, Tally};
 use super::listing::{Entry, KINDS, What};
-use super::quirks::{ADAPTED, BLIND, QUIRKS, Who, knows};
+use super::quirks::{ADAPTED, BLIND, QUIRKS, RIFTS, Who, knows};
 use super::readers::Readers;
 
 /// What was compared, kind by kind, and what was excused.
@@ -49,6 +50,35 @@ pub(super) fn table(tally: &Tally) {
             quirk.kind,
             quirk.who.name(),
             quirk.why
+        );
+    }
+}
+
+/// What was compared of streams with errors in them.
+pub(super) fn errors(account: &Account, wrong: u64) {
+    println!("corrupted: {wrong} things wrong");
+    for who in [Who::Libipt, Who::Perf] {
+        let errors::Count {
+            packets,
+            errors,
+            resumed,
+        } = account.count(who);
+        println!(
+            "corrupted: cofi = {}: {packets} packets, {errors} errors in the same places, {resumed} times the same way on",
+            who.name()
+        );
+    }
+    println!(
+        "corrupted: perf goes on at the next byte and not at the next PSB; where that leads it past the PSB, the \
+         comparison begins again at the first PSB that both list"
+    );
+    for (at, rift) in RIFTS.iter().enumerate() {
+        println!(
+            "corrupted: {} times: {} is a packet for one only, Cofi or {}: {}",
+            account.seen(at),
+            rift.what,
+            rift.who.name(),
+            rift.why
         );
     }
 }
