@@ -4,7 +4,7 @@ use crate::Ended;
 use crate::args::ReportArgs;
 use crate::digits::grouped;
 use crate::output::stdout;
-use crate::table::table;
+use crate::table::{lines, table};
 use crate::{input, progress};
 use anyhow::Result;
 use cofi_analysis::{Summary, Tally, ThreadSummary};
@@ -108,7 +108,7 @@ pub(crate) fn print(summary: &Summary, functions: usize, out: &mut impl Write) -
     if summary.threads.len() > 1 {
         row("all".into(), total);
     }
-    writeln!(out, "{}\n", threads.to_string().trim_end())?;
+    writeln!(out, "{}\n", lines(&threads))?;
 
     let mut hot = table(&["instructions", "share", "function", "file"], &[2, 3]);
     let all = summary.total.instructions.max(1) as f64;
@@ -120,7 +120,7 @@ pub(crate) fn print(summary: &Summary, functions: usize, out: &mut impl Write) -
             function.file.as_deref().map(file_name).unwrap_or_default(),
         ]);
     }
-    writeln!(out, "{}", hot.to_string().trim_end())?;
+    writeln!(out, "{}", lines(&hot))?;
     if let Some(more) = summary
         .functions
         .len()

@@ -20,3 +20,12 @@ pub(crate) fn table(heads: &[&str], left: &[usize]) -> Table {
     }
     table
 }
+
+/// The table's lines, without the spaces at their ends.
+pub(crate) fn lines(table: &Table) -> String {
+    let lines: Vec<_> = table
+        .lines()
+        .map(|line| line.trim_end().to_owned())
+        .collect();
+    lines.join("\n")
+}

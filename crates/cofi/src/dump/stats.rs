@@ -3,7 +3,7 @@
 use super::known::Known;
 use crate::digits::{counted, grouped};
 use crate::json::Line;
-use crate::table::table;
+use crate::table::{lines, table};
 use cofi_packet::{Item, PacketKind, extent};
 use std::cmp::Reverse;
 use std::io::{Result, Write};
@@ -220,7 +220,7 @@ impl<F: Known> Stats<F> {
             row("(no packet)", self.unread);
         }
         row("all", Sum::all(&self.kinds).and(self.unread));
-        writeln!(out, "{}\n", packets.to_string().trim_end())?;
+        writeln!(out, "{}\n", lines(&packets))?;
 
         match self.psb.and_then(|psb| Some((psb, psb.mean()?))) {
             Some((psb, mean)) => writeln!(

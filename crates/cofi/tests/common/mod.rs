@@ -4,7 +4,7 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::ffi::OsStr;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -79,7 +79,11 @@ pub(crate) fn run_with(command: &mut Command, input: &[u8]) -> Ran {
         .spawn()
         .expect("starting the command");
     let mut stdin = child.stdin.take().expect("a pipe");
-    stdin.write_all(input).expect("writing to the command");
+    match stdin.write_all(input) {
+        // It need not read what it is given, as after wrong usage.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written.expect("writing to the command"),
+    }
     drop(stdin);
     wait(child)
 }

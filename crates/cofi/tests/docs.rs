@@ -1,0 +1,151 @@
+//! The examples in docs/ and in the README: streams assemble, commands print what the page says.
+
+mod common;
+
+use cofi_packet::intel::{BlockType, CfeType, EvdType, Kind, WakeReason};
+use cofi_packet::{PacketKind, rtit};
+use common::{Scratch, cofi, repository, run_with};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A fenced block: what stands behind the fence, and the lines.
+struct Block {
+    info: Vec<String>,
+    text: String,
+}
+
+fn page(name: &str) -> String {
+    std::fs::read_to_string(repository().join(name)).expect(name)
+}
+
+fn blocks(page: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        if let Some(info) = line.strip_prefix("```") {
+            let text = lines.by_ref().take_while(|line| *line != "```");
+            blocks.push(Block {
+                info: info.split_whitespace().map(str::to_owned).collect(),
+                text: text.map(|line| line.to_owned() + "\n").collect(),
+            });
+        }
+    }
+    blocks
+}
+
+/// Runs a command line as a shell in `folder` does, and gives what it says.
+fn shell(command: &str, folder: &Path) -> String {
+    let bin = PathBuf::from(env!("CARGO_BIN_EXE_cofi"));
+    let mut path = bin.parent().expect("a folder").as_os_str().to_owned();
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap_or_default());
+    let output = Command::new("sh")
+        .args(["-c", &format!("exec 2>&1; {command}")])
+        .env("PATH", path)
+        .current_dir(folder)
+        .output()
+        .expect("a shell");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Runs the commands of a `console` block, each after a `$`, and compares what they say with what follows it.
+fn console(block: &Block, folder: &Path) {
+    for part in format!("\n{}", block.text).split("\n$ ").skip(1) {
+        let (command, wanted) = part.split_once('\n').unwrap_or((part, ""));
+        let got = shell(command, folder);
+        assert_eq!(got.trim_end(), wanted.trim_end(), "{command}");
+    }
+}
+
+/// Assembles a stream; printed and assembled again, it must be the same.
+fn assembles(block: &Block, options: &[&str]) {
+    let asm = |text: &[u8]| {
+        let ran = run_with(cofi().arg("asm").args(options).arg("-"), text);
+        assert_eq!(ran.code(), 0, "{}\n{}", block.text, ran.stderr);
+        ran.stdout
+    };
+    let bytes = asm(block.text.as_bytes());
+    let dumped = run_with(cofi().arg("dump").args(options).arg("-"), &bytes);
+    let has_bytes = block.text.contains(".byte");
+    assert_eq!(dumped.code() != 0, has_bytes, "{}", dumped.text());
+    assert_eq!(asm(&dumped.stdout), bytes, "{}", dumped.text());
+}
+
+fn check(name: &str) {
+    let scratch = Scratch::new();
+    let mut commands = 0;
+    for block in blocks(&page(name)) {
+        if let Some(file) = block
+            .info
+            .iter()
+            .find_map(|word| word.strip_prefix("file="))
+        {
+            scratch.write(file, &block.text);
+        }
+        match block.info.first().map(String::as_str) {
+            Some("console") => {
+                console(&block, &scratch.path(""));
+                commands += 1;
+            }
+            Some("pt") => assembles(&block, &["--format", "pt"]),
+            Some("rtit") => assembles(&block, &["--format", "rtit"]),
+            Some("rtit-cycles") => {
+                assembles(&block, &["--format", "rtit", "--cycle-accurate"]);
+            }
+            Some("pt-wrong" | "sh") => {}
+            other => panic!("{name}: a block of {other:?}, which nothing checks"),
+        }
+    }
+    assert!(commands > 0, "{name} shows no command");
+}
+
+#[test]
+fn text_form() {
+    check("docs/text-form.md");
+}
+
+#[test]
+fn dump() {
+    check("docs/dump.md");
+}
+
+#[test]
+fn readme() {
+    check("README.md");
+}
+
+/// The packets that the examples of one format have.
+fn shown(page: &str, format: &str) -> Vec<String> {
+    blocks(page)
+        .iter()
+        .filter(|block| block.info.first().is_some_and(|info| info == format))
+        .flat_map(|block| block.text.lines().map(str::to_owned).collect::<Vec<_>>())
+        .flat_map(|line| {
+            let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+            words
+        })
+        .collect()
+}
+
+#[test]
+fn every_packet_and_every_name_is_there() {
+    let page = page("docs/text-form.md");
+    let has = |format: &str, name: &str| {
+        let is_there = shown(&page, format).iter().any(|word| word == name);
+        assert!(is_there, "no example of {format} {name}");
+    };
+    for kind in Kind::ALL {
+        has("pt", kind.name());
+    }
+    for kind in <rtit::Kind as PacketKind>::ALL {
+        has("rtit", kind.name());
+        has("rtit-cycles", kind.name());
+    }
+    let cfe = CfeType::NAMED.iter().filter_map(|value| value.name());
+    let evd = EvdType::NAMED.iter().filter_map(|value| value.name());
+    let bbp = BlockType::NAMED.iter().filter_map(|value| value.name());
+    let wake = WakeReason::NAMED.iter().filter_map(|value| value.name());
+    for name in cfe.chain(evd).chain(bbp).chain(wake) {
+        assert!(page.contains(&format!("`{name}`")), "{name} is not listed");
+    }
+}
