@@ -179,7 +179,7 @@ pub(crate) struct DumpArgs {
     /// At most so many items of each stream.
     #[arg(long, value_name = "N")]
     pub(crate) count: Option<u64>,
-    /// Show all bytes that form no packet, however many there are, so that `cofi asm` makes the same file.
+    /// Show all bytes that form no packet, however many there are, so that `cofi asm` makes the same stream again.
     #[arg(long, conflicts_with = "json")]
     pub(crate) bytes: bool,
     /// When to use colours.

@@ -38,6 +38,7 @@ pub(crate) fn run(args: &AsmArgs) -> Result<Ended> {
         ))
     };
     let mut source = Source::new(name.clone());
+    input::check_mode(args.cycle_accurate, args.format == PacketFormat::Rtit);
     let bytes = match args.format {
         PacketFormat::Pt => source.assemble::<IntelPt>(&mut input, Default::default()),
         PacketFormat::Rtit => source.assemble::<Rtit>(&mut input, input::mode(args.cycle_accurate)),

@@ -23,6 +23,15 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
+/// Says that cycle-accurate mode is without effect where the packets are not those of RTIT.
+pub(crate) fn check_mode(cycle_accurate: bool, is_rtit: bool) {
+    if cycle_accurate && !is_rtit {
+        tell(format_args!(
+            "--cycle-accurate is without effect: it concerns RTIT alone (--format rtit)"
+        ));
+    }
+}
+
 /// The mode in which an RTIT trace was taken.
 pub(crate) const fn mode(cycle_accurate: bool) -> Mode {
     if cycle_accurate {

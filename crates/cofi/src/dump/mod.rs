@@ -25,11 +25,7 @@ use text::Text;
 /// Runs the command.
 pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
     let is_rtit = args.input.format == Some(FileFormat::Rtit);
-    if args.cycle_accurate && !is_rtit {
-        tell(format_args!(
-            "--cycle-accurate concerns RTIT alone, and the trace is not read as RTIT (--format rtit)"
-        ));
-    }
+    input::check_mode(args.cycle_accurate, is_rtit);
     let mut dump = Dump {
         args,
         text: Text::new(is_coloured(args.color), args.bytes),

@@ -85,6 +85,10 @@ fn share(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
+fn tenths(number: f64) -> u64 {
+    (10.0 * number).round() as u64
+}
+
 impl<F: Known> Stats<F> {
     /// Of a stream without items.
     pub(crate) fn new() -> Self {
@@ -225,10 +229,12 @@ impl<F: Known> Stats<F> {
         match self.psb.and_then(|psb| Some((psb, psb.mean()?))) {
             Some((psb, mean)) => writeln!(
                 out,
-                "PSBs: {}; from one to the next {} to {} bytes, {mean:.1} on average",
+                "PSBs: {}; from one to the next {} to {} bytes, {}.{} on average",
                 grouped(psb.count),
                 grouped(psb.least),
                 grouped(psb.most),
+                grouped(tenths(mean) / 10),
+                tenths(mean) % 10,
             )?,
             None => writeln!(out, "PSBs: {}", u8::from(self.psb.is_some()))?,
         }
