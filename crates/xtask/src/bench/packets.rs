@@ -4,7 +4,7 @@
 //! The streams are recorded ones in a row until there are enough bytes: those of real processors and two made on the spot
 //! with times. Processors write a good part of PADs, which a decoder can be quick about, so everything is measured
 //! once more without them; and each of the two with times by itself, as they are full of CYC. `ptpackets bench`
-//! (exam/libipt) and the example `bench` of cofi-packet take turns; both tell their own time, and a checksum of what they
+//! (exam/libipt) and the example `bench` of cofi-packet take turns; both tell their own processor time, and a checksum of what they
 //! found that must be the same.
 
 use std::collections::BTreeMap;
@@ -404,7 +404,7 @@ fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
         whole.push(piece.bytes);
     }
     println!(
-        "bench: {} rounds, medians; load {}",
+        "bench: {} rounds, medians; processor time; load {}",
         options.rounds,
         super::load()
     );
