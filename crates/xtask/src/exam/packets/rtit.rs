@@ -15,7 +15,7 @@ type Fields = Vec<(&'static str, Value)>;
 /// RTIT_LAST_LIP (Table 9) and the bytes that are still to be read.
 struct Reader<'a> {
     rest: &'a [u8],
-    /// LIP[47:32] and LIP[31:16].
+    /// Bits 47:32 and 31:16 of the last LIP.
     last: [u16; 2],
     cycle_accurate: bool,
 }
