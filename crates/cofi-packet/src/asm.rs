@@ -67,9 +67,10 @@ fn split_word(text: &str) -> (&str, &str) {
 }
 
 fn hex_byte(word: &str) -> Result<u8, TextError> {
-    match word.len() {
-        1 | 2 => u8::from_str_radix(word, 16).map_err(|_| TextError::malformed(word)),
-        _ => Err(TextError::malformed(word)),
+    let digits = matches!(word.len(), 1 | 2) && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match u8::from_str_radix(word, 16) {
+        Ok(byte) if digits => Ok(byte),
+        _ => Err(TextError::new(TextErrorKind::Byte, word)),
     }
 }
 
@@ -107,46 +108,54 @@ impl<F: Format, S: Sink> Assembler<F, S> {
     /// [`AssembleError::Sink`] when the sink refuses.
     pub fn line<'t>(&mut self, line: &'t str) -> Result<Line<'t>, AssembleError<S::Error>> {
         let offset = self.offset();
+        let located = |error: TextError| AssembleError::Text(error.located(line));
         let mut rest = code(line);
         let mut label = None;
         let (first, behind) = split_word(rest);
         if let Some(name) = first.strip_suffix(':') {
+            if name.is_empty() {
+                return Err(located(TextError::malformed(first)));
+            }
             label = Some(name);
             rest = behind.trim_start();
         }
         let (name, operands) = split_word(rest);
         match name {
             "" => {}
-            ".byte" => self.bytes(operands)?,
-            _ => self.packet(name, operands)?,
+            ".byte" => {
+                for word in operands.split_ascii_whitespace() {
+                    hex_byte(word).map_err(located)?;
+                }
+                for word in operands.split_ascii_whitespace() {
+                    let byte = hex_byte(word).map_err(located)?;
+                    sunk(self.encoder.bytes(&[byte]))?;
+                }
+            }
+            _ => {
+                // What may not stand here is written all the same, if it would be read as itself: bad streams are
+                // wanted too.
+                let raw = self.read(name, operands).map_err(located)?;
+                sunk(self.encoder.raw(&raw))?;
+            }
         }
         Ok(Line { offset, label })
-    }
-
-    fn bytes(&mut self, operands: &str) -> Result<(), AssembleError<S::Error>> {
-        for word in operands.split_ascii_whitespace() {
-            hex_byte(word).map_err(AssembleError::Text)?;
-        }
-        for word in operands.split_ascii_whitespace() {
-            let byte = hex_byte(word).map_err(AssembleError::Text)?;
-            sunk(self.encoder.bytes(&[byte]))?;
-        }
-        Ok(())
-    }
-
-    fn packet(&mut self, name: &str, operands: &str) -> Result<(), AssembleError<S::Error>> {
-        let raw = self.read(name, operands).map_err(AssembleError::Text)?;
-        // What may not stand here is written all the same: bad streams are wanted too. The reader will say so.
-        sunk(self.encoder.raw(&raw))
     }
 
     fn read(&self, name: &str, operands: &str) -> Result<crate::Raw<F::Kind>, TextError> {
         let context = self.encoder.context();
         let mut operands = Operands::new(name, operands)?;
         let raw = operands.key("raw");
-        let packet = F::parse(&mut operands, context, &mut { self.encoder.last_ip })?;
+        let packet = F::parse(&mut operands, context, &mut self.encoder.last_ip())?;
         let Some(word) = raw else {
-            return Ok(F::encode(&packet));
+            let raw = F::encode(&packet);
+            return match F::decode(context, &raw.bytes()[..raw.len()]) {
+                Ok(read) if read == raw => Ok(raw),
+                // As a TNT in a block, which would be read as a BIP.
+                _ => Err(TextError::new(
+                    TextErrorKind::Place("here these bytes would be read as another packet"),
+                    name,
+                )),
+            };
         };
         let mut bytes = [0; MAX_PACKET];
         let len = word.len() / 2;
@@ -154,8 +163,7 @@ impl<F: Format, S: Sink> Assembler<F, S> {
             return Err(TextError::malformed(word));
         }
         for (i, byte) in bytes[..len].iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&word[2 * i..2 * i + 2], 16)
-                .map_err(|_| TextError::malformed(word))?;
+            *byte = hex_byte(&word[2 * i..2 * i + 2])?;
         }
         match F::decode(context, &bytes[..len]) {
             Ok(raw) if raw.len() == len && F::packet(&raw) == packet => Ok(raw),

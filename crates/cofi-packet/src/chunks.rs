@@ -1,7 +1,7 @@
 //! A stream that comes in chunks, cut anywhere.
 
 use crate::format::Format;
-use crate::stream::{Item, StreamError, placed};
+use crate::stream::{Item, Located, StreamError, placed};
 use crate::{DecodeError, StreamOffset};
 
 /// Room for what is kept of one chunk for the next, and as much of the next that nothing kept remains undecided.
@@ -67,8 +67,7 @@ impl<F: Format> Chunks<F> {
         }
     }
 
-    /// The items that `chunk` completes. Iterate to the end: what is left of the iterator when it is dropped is decided
-    /// later, or lost if it was more than 64 bytes; [`Feed`] says so by being `must_use`.
+    /// The items that `chunk` completes. Those that nobody has asked for are passed over when the iterator is dropped.
     pub fn feed<'a>(&'a mut self, chunk: &'a [u8]) -> Feed<'a, F> {
         Feed {
             chunks: self,
@@ -201,6 +200,13 @@ impl<F: Format> Iterator for Feed<'_, F> {
         loop {
             let step = if self.chunks.len > 0 {
                 self.step_over_kept()
+            } else if self.chunks.lost.is_none()
+                && let Some(raw) = F::decode_short(self.chunks.context, self.chunk)
+            {
+                let offset = self.chunks.offset;
+                self.chunks.offset.0 += raw.len() as u64;
+                self.chunk = &self.chunk[raw.len()..];
+                return Some(Ok(Located { offset, raw }));
             } else {
                 let step = self.chunks.step(self.chunk, self.last);
                 if let Step::Past(_, past) = step {
@@ -225,8 +231,8 @@ impl<F: Format> Iterator for Feed<'_, F> {
 }
 
 impl<F: Format> Drop for Feed<'_, F> {
-    // What was not asked for is passed on as far as there is room.
+    // The state must be that of the whole chunk, whoever looked at how much of it.
     fn drop(&mut self) {
-        self.keep();
+        while self.next().is_some() {}
     }
 }

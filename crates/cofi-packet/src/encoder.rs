@@ -83,7 +83,7 @@ impl Sink for Buffer<'_> {
             Some(place) => *place = word.to_le_bytes(),
             None => store_short(&mut self.bytes[self.len..], word, len)?,
         }
-        self.len += len;
+        self.len = self.bytes.len().min(self.len + len);
         Ok(())
     }
     #[inline(always)]
@@ -162,7 +162,7 @@ pub enum EncodeError<E> {
 pub struct Encoder<F: Format, S> {
     sink: S,
     context: F::Context,
-    pub(crate) last_ip: F::LastIp,
+    last_ip: F::LastIp,
     offset: StreamOffset,
 }
 
@@ -215,6 +215,12 @@ impl<F: Format, S: Sink> Encoder<F, S> {
     #[must_use]
     pub const fn context(&self) -> F::Context {
         self.context
+    }
+
+    /// The last IP, against which the next address is compressed.
+    #[must_use]
+    pub const fn last_ip(&self) -> F::LastIp {
+        self.last_ip
     }
 
     /// The sink.
@@ -280,7 +286,8 @@ impl<F: Format, S: Sink> Encoder<F, S> {
         Ok(())
     }
 
-    /// Writes bytes that need not be a packet; the state does not change.
+    /// Writes bytes that need not be packets. A reader is expected to find none, and to go on at the PSB that follows: an
+    /// open block counts as ended, and the last IP stays.
     ///
     /// # Errors
     /// [`EncodeError::Sink`] when the sink refuses.
@@ -290,6 +297,7 @@ impl<F: Format, S: Sink> Encoder<F, S> {
             padded[..part.len()].copy_from_slice(part);
             self.store(u128::from_le_bytes(padded), part.len())?;
         }
+        self.context = F::after_error(self.context);
         Ok(())
     }
 

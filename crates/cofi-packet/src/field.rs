@@ -5,7 +5,7 @@ use crate::text::{Operands, TextError, parse_flag, parse_number};
 use crate::value::Value;
 
 /// A typed value of a packet that can be printed and read from text.
-pub trait Printed: Copy {
+pub(crate) trait Printed: Copy {
     /// What a printer shows.
     fn value(self) -> Value;
 
@@ -22,7 +22,7 @@ pub trait Printed: Copy {
 }
 
 /// A field at a fixed place: made of wire bits, or refused.
-pub trait Field: Printed {
+pub(crate) trait Field: Printed {
     /// The value that these bits encode; `None` when the encoding is reserved.
     fn from_bits(bits: u128) -> Option<Self>;
     /// The bits that encode this value.
@@ -30,7 +30,7 @@ pub trait Field: Printed {
 }
 
 /// What follows a packet's fixed part, in a length that the fixed part does not tell.
-pub trait Tail: Printed {
+pub(crate) trait Tail: Printed {
     /// The value in `len` bytes; `None` when they encode none.
     fn from_tail(bits: u128, len: usize) -> Option<Self>;
     /// The bits and the number of bytes.
@@ -315,7 +315,7 @@ macro_rules! named_numbers {
         impl $crate::field::Field for $Name {
             #[inline(always)]
             fn from_bits(bits: u128) -> Option<Self> {
-                Some(Self(bits as u8))
+                Some(Self(bits as u8 & (0xff >> (8 - $bits))))
             }
             #[inline(always)]
             fn to_bits(self) -> u128 {

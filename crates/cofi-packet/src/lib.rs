@@ -52,11 +52,11 @@ mod field;
 mod format;
 pub mod intel;
 mod listing;
-#[cfg(test)]
-mod properties;
 pub mod rtit;
 mod stream;
 mod table;
+#[cfg(test)]
+mod tests;
 mod text;
 mod tnt;
 mod value;
@@ -67,12 +67,12 @@ pub use asm::{AssembleError, Assembler, Line};
 pub use chunks::{Chunks, Feed};
 pub use encoder::{Buffer, EncodeError, Encoder, Full, Nowhere, Sink};
 pub use error::DecodeError;
-pub use field::{Field, Hex, Hex64, Printed, Tail, Uint};
+pub use field::{Hex, Hex64, Uint};
 pub use format::{Format, Misfit};
 pub use listing::{Listed, Listing};
 pub use stream::{Item, Located, Packets, Ring, StreamError, extent};
 pub use table::{PacketKind, Raw};
-pub use text::{Operands, TextError, TextErrorKind};
+pub use text::{TextError, TextErrorKind};
 pub use tnt::Tnt;
 pub use value::Value;
 pub use word::MAX_PACKET;

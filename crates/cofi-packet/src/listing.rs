@@ -3,7 +3,7 @@
 use crate::format::Format;
 use crate::table::{PacketKind, Raw};
 use crate::text::write_operands;
-use crate::{Ip, Value};
+use crate::{Ip, Item, Value};
 use core::fmt;
 
 /// What a listing must remember from packet to packet: the last IP.
@@ -15,8 +15,8 @@ use core::fmt;
 /// let bytes = [0x51, 0x00, 0x10, 0x40, 0x00, 0x2d, 0x34, 0x12, 0x1c];
 /// let mut listing = Listing::<IntelPt>::new();
 /// let text: Vec<_> = Packets::new(&bytes)
-///     .map(|item| item.unwrap())
-///     .map(|located| listing.next(&located.raw).to_string())
+///     .filter_map(|item| listing.item(&item))
+///     .map(|listed| listed.to_string())
 ///     .collect();
 /// assert_eq!(text, ["tip.pge 0x401000", "tip 0x401234", "tnt.8 TTN"]);
 /// ```
@@ -40,7 +40,17 @@ impl<F: Format> Listing<F> {
         }
     }
 
-    /// Takes note of a packet; what is returned prints it.
+    /// Takes note of an item, misplaced packets included; `None` if it is no packet.
+    #[must_use]
+    pub fn item(&mut self, item: &Item<F>) -> Option<Listed<F>> {
+        match item {
+            Ok(located) => Some(self.next(&located.raw)),
+            Err(error) => error.packet.map(|raw| self.next(&raw)),
+        }
+    }
+
+    /// Takes note of a packet; what is returned prints it. Every packet of a stream is to be shown here, those in a
+    /// [`StreamError`](crate::StreamError) too: a misplaced PSB resets the last IP as any other.
     #[must_use]
     pub fn next(&mut self, raw: &Raw<F::Kind>) -> Listed<F> {
         let packet = F::packet(raw);

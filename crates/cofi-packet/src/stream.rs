@@ -32,7 +32,8 @@ pub struct StreamError<F: Format> {
     pub size: usize,
     /// Why.
     pub error: DecodeError,
-    /// The packet that stands where it may not ([`DecodeError::InBlock`]). Reading goes on behind it.
+    /// The packet that stands where it may not ([`DecodeError::InBlock`]). It was read, counts for whatever state is kept
+    /// of the stream, as the last IP, and reading goes on behind it.
     pub packet: Option<Raw<F::Kind>>,
 }
 

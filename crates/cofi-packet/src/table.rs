@@ -104,7 +104,8 @@ impl<K: PacketKind> Raw<K> {
         self.word().to_le_bytes()
     }
 
-    /// The reserved bits, at their places in [`Self::word`].
+    /// The reserved bits, at their places in [`Self::word`]. They are not all that the typed packet may leave out: a count
+    /// can be longer than it needs be, and RTIT's Zext bit says nothing above six bytes.
     #[must_use]
     pub fn reserved(&self) -> u128 {
         let row = self.kind.row();
@@ -216,7 +217,7 @@ pub(crate) use codec;
 macro_rules! packets {
     (
         $(#[$packet_doc:meta])*
-        context $Context:ty, size $size_of:path, tail $tail_len:path, never $Never:ident;
+        context $Context:ty, size $Size:ty, tail $tail_len:path, never $Never:ident;
         $(
             $(#[$doc:meta])*
             $Kind:ident $name:literal $section:literal [$($value:literal $(/ $mask:literal)?),+] $size:expr
@@ -241,7 +242,7 @@ macro_rules! packets {
             $( $(#[$doc])* #[doc = concat!("\n\nSection ", $section, ".")] $Kind ),*
         }
 
-        const ROWS: &[$crate::table::Row] = &[$({
+        pub(super) const ROWS: &[$crate::table::Row] = &[$({
             const HEAD: (u128, u128) =
                 $crate::word::head(&[$(($value, $crate::table::mask_or_ff!($($mask)?))),+]);
             #[allow(unused_mut, unused_assignments)]
@@ -259,6 +260,10 @@ macro_rules! packets {
                 tail: TAIL,
             }
         }),*];
+
+        /// How the sizes of the packets' fixed parts follow, in the table's order.
+        #[allow(dead_code)]
+        const SIZES: &[$Size] = &[$($size),*];
 
         const KINDS: &[Kind] = &[$(Kind::$Kind),*];
 
@@ -309,7 +314,7 @@ macro_rules! packets {
                         )+)?;
                         // A typed packet's size bits are never reserved ones.
                         #[allow(unused_mut)]
-                        let mut len = $size_of(&$size, word).unwrap_or(1);
+                        let mut len = <$Size>::of(&$size, word).unwrap_or(1);
                         $($(
                             let (bits, bytes) = $crate::field::Tail::to_tail($tail);
                             word |= bits << (8 * len);
@@ -362,7 +367,7 @@ macro_rules! packets {
                         {
                             return Err($crate::DecodeError::unknown(word));
                         }
-                        let base = match $size_of(&$size, word) {
+                        let base = match <$Size>::of(&$size, word) {
                             Ok(size) => size,
                             Err(value) => return Err($crate::DecodeError::reserved($name, "size", value, 1)),
                         };
@@ -406,7 +411,7 @@ macro_rules! packets {
                         }, )+
                         $( $tail: {
                             let _ = $tkey;
-                            let base = $size_of(&$size, word).ok()?;
+                            let base = <$Size>::of(&$size, word).ok()?;
                             let len = _size.checked_sub(base)?;
                             <$tty as $crate::field::Tail>::from_tail(word >> (8 * base), len)?
                         }, )?

@@ -22,6 +22,12 @@ pub enum TextErrorKind {
     /// The value cannot be read.
     #[error("this cannot be read as a value")]
     Malformed,
+    /// A byte is wanted.
+    #[error("this is no byte: one or two hexadecimal digits, without 0x")]
+    Byte,
+    /// An address is to be given without a key.
+    #[error("an address stands without a key; ip= is a payload as it is sent, and goes with {0}=")]
+    Keyed(&'static str),
     /// The value does not fit the field.
     #[error("the value is out of range for {0}")]
     Range(&'static str),
@@ -44,19 +50,13 @@ pub enum TextErrorKind {
 
 /// Why a line of text is no packet, and where in the line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{kind}")]
 pub struct TextError {
     /// What is wrong.
     pub kind: TextErrorKind,
-    /// Where the word at fault begins, as an address, until [`TextError::within`] makes it a column.
+    /// Where the word at fault begins: an address, until [`Self::located`] makes it a column.
     at: usize,
-    /// The word's length in bytes; 0 when something is missing.
     len: usize,
-}
-
-impl fmt::Display for TextError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.kind.fmt(f)
-    }
 }
 
 impl TextError {
@@ -74,14 +74,36 @@ impl TextError {
         Self::new(TextErrorKind::Malformed, word)
     }
 
-    /// The column of the word at fault in `line`, from 0 and in bytes, and the word itself.
-    ///
-    /// `line` is the line that was read. Of another line the answer is its end.
+    /// The same, its place being one in `line`, of which the word at fault is a part.
+    pub(crate) fn located(self, line: &str) -> Self {
+        let at = self.at.wrapping_sub(line.as_ptr().addr());
+        Self {
+            at: at.min(line.len()),
+            ..self
+        }
+    }
+
+    /// Where the word at fault begins in its line, in bytes from 0; where it should stand, if it is missing.
+    #[must_use]
+    pub const fn column(&self) -> usize {
+        self.at
+    }
+
+    /// The word's length in bytes; 0 if it is missing.
+    #[must_use]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "it is the length of a word in a line"
+    )]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The column and the word at fault in `line`, which is the line that was read.
     #[must_use]
     pub fn within<'t>(&self, line: &'t str) -> (usize, &'t str) {
-        let column = self.at.wrapping_sub(line.as_ptr().addr());
-        match line.get(column..column.wrapping_add(self.len)) {
-            Some(word) => (column, word),
+        match line.get(self.at..self.at.saturating_add(self.len)) {
+            Some(word) => (self.at, word),
             None => (line.len(), ""),
         }
     }
@@ -92,7 +114,7 @@ pub(crate) fn parse_number(word: &str) -> Result<u64, TextError> {
     let (digits, radix) = if let Some(digits) = word.strip_prefix("0x").or(word.strip_prefix("0X"))
     {
         (digits, 16)
-    } else if let Some(digits) = word.strip_prefix("0b") {
+    } else if let Some(digits) = word.strip_prefix("0b").or(word.strip_prefix("0B")) {
         (digits, 2)
     } else {
         (word, 10)
@@ -117,9 +139,12 @@ pub(crate) fn parse_number(word: &str) -> Result<u64, TextError> {
 }
 
 pub(crate) fn parse_flag(word: &str) -> Result<bool, TextError> {
+    let is = |other| word.eq_ignore_ascii_case(other);
     match word {
-        "0" | "false" => Ok(false),
-        "1" | "true" => Ok(true),
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ if is("false") => Ok(false),
+        _ if is("true") => Ok(true),
         _ => Err(TextError::malformed(word)),
     }
 }
@@ -174,7 +199,10 @@ impl<'t> Operands<'t> {
 
     /// The value of `key=value`, if there is such an operand.
     pub(crate) fn key(&mut self, key: &str) -> Option<&'t str> {
-        self.take_where(|word| word.strip_prefix(key)?.strip_prefix('='))
+        self.take_where(|word| {
+            let (name, value) = word.split_once('=')?;
+            name.eq_ignore_ascii_case(key).then_some(value)
+        })
     }
 
     /// The next operand without a key.
@@ -204,6 +232,18 @@ impl<'t> Operands<'t> {
     pub(crate) fn missing(&self, key: &'static str) -> TextError {
         let end = self.words[..self.len].last().unwrap_or(&self.name);
         TextError::new(TextErrorKind::Missing(key), &end[end.len()..])
+    }
+
+    /// Without `compression`, the payload `key` means nothing; and without that, an address is missing.
+    pub(crate) fn lacks_compression(
+        &mut self,
+        key: &'static str,
+        compression: &'static str,
+    ) -> TextError {
+        match self.key(key) {
+            Some(word) => TextError::new(TextErrorKind::Keyed(compression), word),
+            None => self.missing(key),
+        }
     }
 
     /// Says what nobody took.

@@ -15,6 +15,12 @@ impl<const MAX: usize> Tnt<MAX> {
     /// A TNT of one result.
     #[must_use]
     pub const fn new(taken: bool) -> Self {
+        const {
+            assert!(
+                MAX >= 1 && MAX <= 62,
+                "a stop bit and its results fit 63 bits"
+            )
+        };
         Self {
             stopped: 0b10 | taken as u64,
         }
@@ -64,7 +70,7 @@ impl<const MAX: usize> Tnt<MAX> {
     /// The `index`th result, the oldest being 0; `None` past the end.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<bool> {
-        let from_youngest = self.len().checked_sub(index + 1)?;
+        let from_youngest = self.len().checked_sub(index.checked_add(1)?)?;
         Some(self.stopped >> from_youngest & 1 == 1)
     }
 
@@ -125,6 +131,12 @@ impl<const MAX: usize> Printed for Tnt<MAX> {
 impl<const MAX: usize> Field for Tnt<MAX> {
     #[inline]
     fn from_bits(bits: u128) -> Option<Self> {
+        const {
+            assert!(
+                MAX >= 1 && MAX <= 62,
+                "a stop bit and its results fit 63 bits"
+            )
+        };
         // A stop bit somewhere above bit 0: "1 to MAX results".
         let stopped = bits as u64;
         (stopped > 1 && stopped >> (MAX + 1) == 0).then_some(Self { stopped })

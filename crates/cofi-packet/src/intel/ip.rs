@@ -165,7 +165,7 @@ impl Printed for IpPayload {
     // The payload alone, as `Display` prints it; addresses are the assembler's business.
     fn parse(key: &'static str, operands: &mut Operands<'_>) -> Result<Self, TextError> {
         let Some(word) = operands.key("ipc") else {
-            return Err(operands.missing("ipc"));
+            return Err(operands.lacks_compression(key, "ipc"));
         };
         let bytes = parse_ip_bytes(word)?;
         let word = operands.take(key)?;

@@ -23,14 +23,22 @@
 //! let bytes = [0x51, 0x00, 0x10, 0x40, 0x00, 0x32, 0x2d, 0x34, 0x12];
 //! let mut last_ip = LastIp::new();
 //! for item in Packets::new(&bytes) {
-//!     match item {
-//!         Ok(located) => match located.packet() {
-//!             Packet::Psb => last_ip.reset(),
-//!             Packet::TipPge { ip } | Packet::Tip { ip } => println!("{:?}", last_ip.apply(ip)),
-//!             Packet::Tnt8 { bits } => println!("{bits:?}"),
-//!             _ => {}
-//!         },
-//!         Err(error) => eprintln!("{error}: {} bytes passed over", error.size),
+//!     let raw = match item {
+//!         Ok(located) => located.raw,
+//!         Err(error) => {
+//!             eprintln!("{error}");
+//!             match error.packet {
+//!                 // In a block where it may not stand; but it was read.
+//!                 Some(raw) => raw,
+//!                 None => continue,
+//!             }
+//!         }
+//!     };
+//!     match raw.packet() {
+//!         Packet::Psb => last_ip.reset(),
+//!         Packet::TipPge { ip } | Packet::Tip { ip } => println!("{:?}", last_ip.apply(ip)),
+//!         Packet::Tnt8 { bits } => println!("{bits:?}"),
+//!         _ => {}
 //!     }
 //! }
 //! # assert_eq!(last_ip.get(), cofi_packet::Ip(0x401234));

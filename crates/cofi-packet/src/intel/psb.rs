@@ -1,13 +1,14 @@
 //! Finding stream boundaries (33.4.2.17).
 
-/// The 16 bytes of a PSB packet (Table 33-36).
-pub const PSB: [u8; 16] = [
-    2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82,
-];
+use super::Kind;
+use super::table::ROWS;
 
-const PAIR: [u8; 2] = [2, 0x82];
+/// The 16 bytes of a PSB packet (Table 33-36).
+pub const PSB: [u8; 16] = ROWS[Kind::Psb as usize].value.to_le_bytes();
+
+const PAIR: [u8; 2] = [PSB[0], PSB[1]];
 /// Four bytes of a PSB, from an even and from an odd place on.
-const EVEN: u32 = u32::from_le_bytes([2, 0x82, 2, 0x82]);
+const EVEN: u32 = u32::from_le_bytes([PSB[0], PSB[1], PSB[0], PSB[1]]);
 const ODD: u32 = EVEN.swap_bytes();
 
 /// Bytes of a word that is looked at.

@@ -106,6 +106,13 @@ impl Codec<u64> for Cycles {
 
     #[inline]
     fn to_bits(count: u64) -> u128 {
+        // Of one byte and of two.
+        if count < 1 << 5 {
+            return u128::from(count << 1);
+        }
+        if count < 1 << 12 {
+            return u128::from((count & 0x1f) << 1 | 1 | count >> 5 << 7);
+        }
         let mut rest = count >> 5;
         let mut bits = u128::from(count & 0x1f) << 1 | u128::from(rest != 0);
         let mut at = 6;
@@ -132,7 +139,7 @@ packets! {
     ///
     /// An illegal state cannot be written: a field's type holds what the field can encode, and no more. Reserved bits are
     /// not part of it ([`Raw`](crate::Raw) keeps them).
-    context Block, size Size::of, tail item_len, never Pad;
+    context Block, size Size, tail item_len, never Pad;
 
     /// No operation; processors may emit it for alignment.
     Pad "pad" "33.4.2.20" [0x00] Size::Fixed(1);
@@ -394,7 +401,7 @@ struct Short {
     len: u8,
 }
 
-/// The packets of which the first byte alone tells kind and size, and whose fields have no reserved encodings.
+/// The packets of which the first byte alone tells kind and size. None of them has a field that can be refused.
 static SHORT: [Short; 256] = {
     let mut table = [Short {
         kind: Kind::Pad,
@@ -404,29 +411,42 @@ static SHORT: [Short; 256] = {
     while byte < 256 {
         let row = FIRST[byte];
         if row < MODE {
-            let kind = KINDS[row as usize];
-            let size = match kind {
-                Kind::Pad | Kind::Tnt8 => Size::Fixed(1),
-                Kind::Tip | Kind::TipPge | Kind::TipPgd | Kind::Fup => Size::IpBytes,
-                Kind::Tsc => Size::Fixed(8),
-                Kind::Mtc => Size::Fixed(2),
-                // Of one byte.
-                Kind::Cyc if byte & 4 == 0 => Size::Fixed(1),
-                _ => Size::Fixed(0),
-            };
-            if let Ok(len) = size.of(byte as u128) {
+            let (kind, size) = (KINDS[row as usize], &SIZES[row as usize]);
+            // Whatever follows the first byte.
+            let (least, most) = (size.of(byte as u128), size.of(byte as u128 | !0xff));
+            if let (Ok(len), Ok(same)) = (least, most)
+                && len == same
+            {
                 table[byte] = Short {
                     kind,
                     len: len as u8,
                 };
             }
+            let (one, long) = (table[byte].len != 0, table[byte].len == 0);
+            assert!(
+                is_pad_or_tnt(byte as u8) == (one && matches!(kind, Kind::Pad | Kind::Tnt8))
+                    && is_long_cyc(byte as u8) == (long && matches!(kind, Kind::Cyc)),
+                "a short cut is not the table's"
+            );
         }
         byte += 1;
     }
     table
 };
 
-/// Decodes the packet at the start of `bytes`, if that takes no more than its first byte and there are 16 bytes.
+/// What [`SHORT`] says of most packets' first bytes, without looking there.
+#[inline(always)]
+const fn is_pad_or_tnt(first: u8) -> bool {
+    first & 1 == 0 && first != 2
+}
+
+/// Whether it begins a CYC of more than one byte, in the same way.
+#[inline(always)]
+const fn is_long_cyc(first: u8) -> bool {
+    first & 7 == 7
+}
+
+/// Decodes the packet at the start of `bytes`, if its first byte tells nearly all and there are 16 bytes.
 ///
 /// Only outside of blocks; none of these packets begins one.
 #[inline(always)]
@@ -434,9 +454,13 @@ pub(super) fn decode_short(bytes: &[u8]) -> Option<Raw<Kind>> {
     let bytes = bytes.first_chunk()?;
     let (first, word) = (bytes[0], u128::from_le_bytes(*bytes));
     // Most packets are padding and short TNTs. That their size is not looked up lets the processor run ahead.
-    if first & 1 == 0 && first != 2 {
+    if is_pad_or_tnt(first) {
         let kind = if first == 0 { Kind::Pad } else { Kind::Tnt8 };
         return Some(Raw::new(kind, word, 1));
+    }
+    // A CYC of two bytes. A longer one is rare, and may hold more than 64 bits.
+    if is_long_cyc(first) {
+        return (word >> 8 & 1 == 0).then(|| Raw::new(Kind::Cyc, word, 2));
     }
     let Short { kind, len } = SHORT[usize::from(first)];
     (len != 0).then(|| Raw::new(kind, word, usize::from(len)))

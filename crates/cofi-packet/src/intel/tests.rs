@@ -1,9 +1,9 @@
 //! Intel PT: every packet's golden bytes and text; reserved encodings; blocks; last IP; stream boundaries.
 //!
-//! What holds for both formats is in `crate::properties`.
+//! What holds for both formats is in `crate::tests`.
 
 use super::*;
-use crate::properties::{check_documentation, check_golden, golden};
+use crate::tests::{check_documentation, check_golden, golden};
 use crate::{DecodeError, Format, Ip, Listing, StreamOffset};
 use std::format;
 use std::string::{String, ToString};
@@ -117,7 +117,7 @@ fn every_section_is_the_manuals_or_says_that_it_is_not() {
 #[test]
 fn reserved_bits_are_kept_and_told() {
     let reserved = [
-        // RSVD bits of Tables 33-26, 33-27, 33-28 to 33-31, 33-42 to 33-45, 33-49, 33-51.
+        // Bits that are RSVD or 0 in the packet's table; 33.4.2 lets readers rely on neither.
         ("99 19", "mode.exec 64 if=0", 0x18 << 8),
         ("99 3d", "mode.tsx intx=1 abort=0", 0x1c << 8),
         ("02 03 14 ff", "cbr 20", 0xff << 24),
@@ -143,7 +143,7 @@ fn reserved_bits_are_kept_and_told() {
         ("d9 1f 00", "trig ip=0 mult=0 vector=0", 0x1f << 8),
     ];
     for (bytes, text, bits) in reserved {
-        let bytes = crate::properties::hex(bytes);
+        let bytes = crate::tests::hex(bytes);
         let raw = decode(&bytes).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(raw.packet().to_string(), text);
         assert_eq!(raw.reserved(), bits, "{text}");
@@ -362,7 +362,7 @@ fn what_table_33_15_forbids_in_a_block_is_told_and_read() {
     ];
     let mut kinds = Vec::new();
     for bytes in forbidden {
-        let bytes = crate::properties::hex(bytes);
+        let bytes = crate::tests::hex(bytes);
         // After it the block is over: 14 is a TNT again.
         let stream = [&[0x02, 0x63, 0x81][..], &bytes, &[0x14]].concat();
         let mut packets = Packets::new(&stream).skip(1);
@@ -471,6 +471,8 @@ fn tnt_holds_what_was_pushed_and_no_more() {
     );
     assert_eq!(Tnt::<6>::collect([]), None);
     assert_eq!(Tnt::<6>::collect([true; 7]), None);
+    assert_eq!(tnt.get(usize::MAX), None);
+    assert_eq!(Tnt::<62>::collect([false; 62]).map(|t| t.len()), Some(62));
     assert_eq!(Tnt::<47>::collect([true; 47]).map(|t| t.len()), Some(47));
 }
 

@@ -1,13 +1,13 @@
 //! RTIT as a [`Format`].
 
 use super::lip::parse_lip_bytes;
-use super::{CycleCount, Kind, LastLip, LipPayload, Mode, PSB, Packet};
+use super::{CycleCount, Kind, LastLip, LipBytes, LipPayload, Mode, PSB, Packet};
 use super::{decode, find_psb, sync_backward};
 use crate::field::Printed;
 use crate::format::{Format, Misfit, sealed};
-use crate::table::{PacketKind, Raw};
+use crate::table::Raw;
 use crate::text::{Operands, TextError, TextErrorKind, parse_number};
-use crate::{DecodeError, Ip, Value};
+use crate::{DecodeError, EncodeError, Encoder, Ip, Sink, Value};
 
 /// Real Time Instruction Trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +84,31 @@ fn kind(operands: &Operands<'_>) -> Result<Kind, TextError> {
 }
 
 fn is_lip_kind(kind: Kind) -> bool {
-    kind.row().fields & 0xff == 0xff
+    let any = LipPayload::truncate(LipBytes::Zext16, 0);
+    Packet::with_lip(kind, any, None).is_some()
+}
+
+impl<S: Sink> Encoder<Rtit, S> {
+    /// Writes the packet `kind` with `ip` in its shortest form and an appended cycle count, for cycle-accurate mode.
+    ///
+    /// # Errors
+    /// As [`Encoder::ip`].
+    pub fn ip_with_cycles(
+        &mut self,
+        kind: Kind,
+        ip: Ip,
+        cycles: CycleCount,
+    ) -> Result<(), EncodeError<S::Error>> {
+        let packet = Rtit::compress(&mut self.last_ip(), kind, ip)
+            .and_then(|packet| Packet::with_lip(kind, packet.lip_payload()?, Some(cycles)));
+        match packet {
+            Some(packet) => self.packet(&packet),
+            None => Err(EncodeError::Ip {
+                packet: kind.name(),
+                ip,
+            }),
+        }
+    }
 }
 
 impl Format for Rtit {

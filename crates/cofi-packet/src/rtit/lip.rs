@@ -106,7 +106,7 @@ impl Printed for LipPayload {
     fn parse(key: &'static str, operands: &mut Operands<'_>) -> Result<Self, TextError> {
         let bytes = match parse_lip_bytes(operands)? {
             Some(bytes) => bytes,
-            None => return Err(operands.missing("cnt")),
+            None => return Err(operands.lacks_compression(key, "cnt")),
         };
         let word = operands.take(key)?;
         let bits = parse_number(word)?;
@@ -120,10 +120,14 @@ impl Printed for LipPayload {
 
 /// The operands `cnt` and `zext`; `None` without `cnt`.
 pub(super) fn parse_lip_bytes(operands: &mut Operands<'_>) -> Result<Option<LipBytes>, TextError> {
+    let zext = operands.key("zext").map(parse_flag).transpose()?;
     let Some(word) = operands.key("cnt") else {
-        return Ok(None);
+        return match zext {
+            None => Ok(None),
+            Some(_) => Err(operands.missing("cnt")),
+        };
     };
-    let zext = operands.key("zext").map_or(Ok(false), parse_flag)?;
+    let zext = zext.unwrap_or(false);
     let bytes = match (parse_number(word)?, zext) {
         (cnt @ 0..=2, zext) => LipBytes::new(cnt as u8 | u8::from(zext) << 2),
         _ => None,

@@ -1,9 +1,14 @@
 //! Finding stream boundaries (4.2.1).
 
+use super::Kind;
+use super::table::ROWS;
 use memchr::memmem;
 
 /// The 9 bytes of a PSB packet (Figure 3).
-pub const PSB: [u8; 9] = [0xc0, 0, 0, 0, 0, 0, 0, 0, 0];
+pub const PSB: [u8; 9] = {
+    let [bytes @ .., _, _, _, _, _, _, _] = ROWS[Kind::Psb as usize].value.to_le_bytes();
+    bytes
+};
 
 /// Offset of the first PSB in `bytes`, aligned or not.
 #[must_use]

@@ -106,7 +106,7 @@ impl Printed for FullTnt {
 
 impl Field for FullTnt {
     fn from_bits(bits: u128) -> Option<Self> {
-        Some(Self(bits as u8))
+        Some(Self(bits as u8 & 0x3f))
     }
     fn to_bits(self) -> u128 {
         self.0.into()
@@ -138,7 +138,7 @@ packets! {
     ///
     /// An illegal state cannot be written: a partial TNT has no cycle count, a full one has six results. Whether a packet
     /// that can have a cycle count has one is the stream's [`Mode`].
-    context Mode, size Size::of, tail cycles_len, never Psb;
+    context Mode, size Size, tail cycles_len, never Psb;
 
     /// Packet stream boundary.
     Psb "psb" "4.2.1" [0xc0, 0, 0, 0, 0, 0, 0, 0, 0] Size::Fixed(9);

@@ -1,9 +1,9 @@
 //! RTIT: every packet's golden bytes and text; LIP compression; stream boundaries.
 //!
-//! What holds for both formats is in `crate::properties`.
+//! What holds for both formats is in `crate::tests`.
 
 use super::*;
-use crate::properties::{check_documentation, check_golden};
+use crate::tests::{check_documentation, check_golden};
 use crate::{DecodeError, Ip, Listing, StreamOffset};
 use std::string::{String, ToString};
 use std::vec::Vec;
@@ -185,6 +185,17 @@ fn a_partial_tnt_has_no_cycle_count_and_a_full_one_has() {
     let plain = texts(Mode::Plain, &bytes);
     assert_eq!(plain[..2], ["tnt TN", "tnt NNNTTN"]);
     assert_eq!(plain[2], "tnt: bits holds the reserved value 0x1");
+}
+
+#[test]
+fn a_bare_value_is_the_first_fields() {
+    let sts = crate::tests::assemble::<Rtit>(Mode::Plain, &["sts 42 ecbr=21 tsc=5".into()]);
+    assert_eq!(sts, Ok(std::vec![0xda, 0x95, 5, 0, 0, 0, 0]));
+    let zext = crate::tests::assemble::<Rtit>(Mode::Plain, &["tip 0x1000 zext=1".into()]);
+    assert_eq!(
+        zext,
+        Err("tip 0x1000 zext=1: the operand cnt is missing".into())
+    );
 }
 
 #[test]
