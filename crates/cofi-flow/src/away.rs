@@ -75,7 +75,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             Pending::At {
                 ip,
-                what: AtIp::Events,
+                what: AtIp::Events | AtIp::Ptwrite,
             } => {
                 self.release_held(Some(ip));
                 self.turn_on(ip);
@@ -92,8 +92,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             | Pending::Pge(None)
             | Pending::Paging { .. }
             | Pending::Vmcs(_)
-            | Pending::Ptwrite { .. }
             | Pending::Bad(_) => {}
+            // Where is unknown now; what is not.
+            Pending::Ptwrite { payload, size } => self.push(Event::Ptwrite {
+                ip: None,
+                payload,
+                size,
+            }),
         }
         self.held.clear();
         self.claimed = false;
@@ -266,6 +271,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             return;
         };
         let claimed = core::mem::take(&mut self.claimed);
+        // A value that was written is told, wherever it was.
+        let place = match flow {
+            Flow::Fup(place) => place,
+            _ => None,
+        };
+        self.claimed = self.ptwrite.is_some();
+        self.release_held(place);
         match flow {
             Flow::Psb if self.at_end() => self.state = State::Done,
             Flow::Psb => match self.read_psb_plus() {
@@ -294,7 +306,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                         self.push(Event::Disabled { ip });
                         self.note_used();
                     }
-                    Ok(AtIp::Events | AtIp::Status(_)) => {}
+                    Ok(AtIp::Events | AtIp::Ptwrite | AtIp::Status(_)) => {}
                     Err(kind) => self.error(None, kind),
                 }
             }
@@ -311,8 +323,20 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 let bound = core::mem::take(&mut self.bound);
                 self.apply(Bound { tsx: None, ..bound }, None);
             }
-            Flow::ExStop { ip } | Flow::Cfe { ip, .. } | Flow::Ptw { ip, .. } => self.claimed = ip,
+            Flow::ExStop { ip } | Flow::Cfe { ip, .. } => self.claimed = ip,
             Flow::OwnFup(_) => self.claimed = true,
+            Flow::Ptw { .. } => {
+                // With an IP it waits for its FUP, without it is told at once.
+                if !self.hold(flow)
+                    && let Flow::Ptw { payload, size, .. } = flow
+                {
+                    self.push(Event::Ptwrite {
+                        ip: None,
+                        payload,
+                        size,
+                    });
+                }
+            }
             Flow::Mwait { .. } | Flow::Pwre { .. } | Flow::Evd { .. } => self.claimed = claimed,
             Flow::Tnt { .. }
             | Flow::Fup(None)

@@ -66,6 +66,8 @@ pub struct FlowDecoder<'t, C> {
     pub(crate) held: Vec<Event>,
     /// Whether one of them is certain to have a FUP of its own.
     pub(crate) claimed: bool,
+    /// The value and size of a PTW packet whose FUP is to come.
+    pub(crate) ptwrite: Option<(u64, u8)>,
     /// Items that are due.
     pub(crate) out: VecDeque<Item>,
     /// The plain instructions that are due: indices of their lengths in the cache.
@@ -122,6 +124,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             },
             held: held(),
             claimed: false,
+            ptwrite: None,
             out: VecDeque::new(),
             body: 0..0,
             after_body: Ip(0),

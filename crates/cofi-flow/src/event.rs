@@ -1,7 +1,7 @@
 //! What the decoder yields.
 
 use cofi_insn::{Class, advance};
-use cofi_packet::intel::TsxState;
+use cofi_packet::intel::{CfeType, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
 use crate::FlowError;
@@ -248,28 +248,34 @@ pub enum ControlEvent {
     Uintr,
     /// Return from a user interrupt.
     Uiret,
+    /// A software interrupt under FRED; beyond chapter 33.
+    SoftwareInterrupt,
+    /// SYSCALL or SYSENTER under FRED; beyond chapter 33.
+    Syscall,
     /// A type that the manual reserves.
     Reserved(u8),
 }
 
 impl ControlEvent {
-    /// The event of a type field.
+    /// The event of a CFE packet's type field.
     #[must_use]
-    pub const fn from_type(kind: u8) -> Self {
+    pub const fn from_type(kind: CfeType) -> Self {
         match kind {
-            0x1 => Self::Interrupt,
-            0x2 => Self::Iret,
-            0x3 => Self::Smi,
-            0x4 => Self::Rsm,
-            0x5 => Self::Sipi,
-            0x6 => Self::Init,
-            0x7 => Self::VmEntry,
-            0x8 => Self::VmExit,
-            0x9 => Self::VmExitIntr,
-            0xa => Self::Shutdown,
-            0xc => Self::Uintr,
-            0xd => Self::Uiret,
-            other => Self::Reserved(other),
+            CfeType::INTR => Self::Interrupt,
+            CfeType::IRET => Self::Iret,
+            CfeType::SMI => Self::Smi,
+            CfeType::RSM => Self::Rsm,
+            CfeType::SIPI => Self::Sipi,
+            CfeType::INIT => Self::Init,
+            CfeType::VMENTRY => Self::VmEntry,
+            CfeType::VMEXIT => Self::VmExit,
+            CfeType::VMEXIT_INTR => Self::VmExitIntr,
+            CfeType::SHUTDOWN => Self::Shutdown,
+            CfeType::UINTR => Self::Uintr,
+            CfeType::UIRET => Self::Uiret,
+            CfeType::SWINTR => Self::SoftwareInterrupt,
+            CfeType::SYSCALL => Self::Syscall,
+            other => Self::Reserved(other.get()),
         }
     }
 
@@ -278,7 +284,7 @@ impl ControlEvent {
     pub const fn has_vector(self) -> bool {
         matches!(
             self,
-            Self::Interrupt | Self::Sipi | Self::VmExitIntr | Self::Uintr
+            Self::Interrupt | Self::Sipi | Self::VmExitIntr | Self::Uintr | Self::SoftwareInterrupt
         )
     }
 }

@@ -7,11 +7,11 @@ use alloc::vec::Vec;
 
 use cofi_insn::CodeSource;
 use cofi_packet::intel::{DecodeError, Kind, TsxState};
-use cofi_packet::{ExecMode, Ip};
+use cofi_packet::{ExecMode, Ip, StreamOffset};
 
 use crate::decoder::FlowDecoder;
 use crate::reader::Flow;
-use crate::{ControlEvent, Event, Expected, FlowErrorKind, Item};
+use crate::{ControlEvent, Event, Expected, FlowError, FlowErrorKind, Item};
 
 /// What the walk has to reach next, once the TNT bits are used up.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +51,8 @@ pub(crate) enum AtIp {
     Disable { ip: Option<Ip> },
     /// Nothing but the events held back.
     Events,
+    /// A `PTWRITE`, whose value waits in [`FlowDecoder::ptwrite`].
+    Ptwrite,
     /// A PSB+ tells that control is here.
     Status(Status),
 }
@@ -213,12 +215,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 size,
                 ip: true,
             } => {
+                self.release_held(None);
                 self.claimed = true;
-                Event::Ptwrite {
-                    ip: None,
-                    payload,
-                    size,
-                }
+                self.ptwrite = Some((payload, size));
+                return true;
             }
             Flow::OwnFup(_) => {
                 self.claimed = true;
@@ -268,14 +268,19 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let mut held = core::mem::take(&mut self.held);
         for mut event in held.drain(..) {
             match &mut event {
-                Event::ExStop { ip } | Event::Ptwrite { ip, .. } | Event::Control { ip, .. } => {
-                    *ip = place
-                }
+                Event::ExStop { ip } | Event::Control { ip, .. } => *ip = place,
                 _ => {}
             }
             self.push(event);
         }
         self.held = held;
+        if let Some((payload, size)) = self.ptwrite.take() {
+            self.push(Event::Ptwrite {
+                ip: place,
+                payload,
+                size,
+            });
+        }
     }
 
     /// After a FUP: what it belongs to.
@@ -286,10 +291,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         };
         let aborts = self.bound.tsx == Some(TsxState::Aborted);
         if (self.claimed || self.bound.mode.is_some() || self.bound.tsx.is_some()) && !aborts {
-            self.pending = Pending::At {
-                ip,
-                what: AtIp::Events,
+            let what = if self.ptwrite.is_some() {
+                AtIp::Ptwrite
+            } else {
+                AtIp::Events
             };
+            self.pending = Pending::At { ip, what };
             return;
         }
         self.pending = match self.read_compound() {
@@ -446,11 +453,22 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.out.push_back(Item::Event(event));
     }
 
-    /// The next packet, its place and time noted.
+    /// The next packet, its place and time noted. A block without its end is reported, and costs nothing else.
     pub(crate) fn next_flow(&mut self) -> Result<Option<Flow>, DecodeError> {
-        let next = self.reader.next();
-        self.read_at = self.reader.offset();
-        next.transpose()
+        loop {
+            let next = self.reader.next();
+            self.read_at = self.reader.offset();
+            // The packet itself is good, and comes next.
+            if let Some(Err(error @ DecodeError::InBlock { .. })) = next {
+                self.out.push_back(Item::Error(FlowError {
+                    offset: StreamOffset(self.read_at as u64),
+                    ip: None,
+                    kind: error.into(),
+                }));
+                continue;
+            }
+            return next.transpose();
+        }
     }
 }
 

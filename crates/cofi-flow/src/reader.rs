@@ -1,7 +1,7 @@
 //! The packet stream as the flow sees it: addresses decompressed, time kept, padding and maintenance left out.
 
 use cofi_packet::intel::{
-    Block, DecodeError, Kind, LastIp, Packet, TsxState, decode, decode_in, sync_forward,
+    Block, CfeType, DecodeError, Kind, LastIp, Packet, TsxState, decode, decode_in, sync_forward,
 };
 use cofi_packet::{ExecMode, Ip, Tsc};
 
@@ -52,7 +52,7 @@ pub(crate) enum Flow {
     },
     Cfe {
         ip: bool,
-        kind: u8,
+        kind: CfeType,
         vector: u8,
     },
     Evd {
@@ -202,7 +202,8 @@ impl<'t> Reader<'t> {
                 continue;
             }
             let Ok(decoded) = decode_in(block, rest) else {
-                break;
+                // What comes behind is looked for when reading has come past this.
+                return (at + 1, None);
             };
             at += decoded.len();
             (block, _) = block.after(&decoded.packet());
@@ -261,8 +262,8 @@ impl<'t> Reader<'t> {
             let (block, allowed) = self.block.after(&decoded.packet());
             self.block = block;
             if !allowed {
-                // A PSB is read again when the flow goes on there.
-                self.at = self.offset + usize::from(decoded.kind() != Kind::Psb);
+                // The packet is read again, outside of the block, whose end is missing.
+                self.at = self.offset;
                 return Some(Err(DecodeError::InBlock {
                     packet: decoded.kind().name(),
                 }));
@@ -324,11 +325,7 @@ impl<'t> Reader<'t> {
                     deepest: deepest.get(),
                     wake: wake.get(),
                 },
-                Packet::Cfe { ip, kind, vector } => Flow::Cfe {
-                    ip,
-                    kind: kind.get(),
-                    vector,
-                },
+                Packet::Cfe { ip, kind, vector } => Flow::Cfe { ip, kind, vector },
                 Packet::Evd { kind, payload } => Flow::Evd {
                     kind: kind.get(),
                     payload: payload.0,
@@ -354,10 +351,16 @@ fn is_cut_cyc(packet: &Packet, bytes: &[u8]) -> bool {
         && bytes[1..].starts_with(&[0x02, 0xf3])
 }
 
-/// Erratum SKZ84: a stray byte stands behind a corrupt TMA. `behind` are the bytes after the packet.
+/// Erratum SKZ84: a stray byte stands behind a corrupt TMA. `behind` are the bytes after the packet. D9 counts as one: the
+/// processors with this erratum have no TRIG packet.
 fn is_corrupt_tma(packet: &Packet, behind: &[u8]) -> bool {
     matches!(packet, Packet::Tma { .. })
-        && matches!(decode(behind), Err(DecodeError::Unknown { .. }))
+        && match decode(behind) {
+            Ok(raw) => raw.kind() == Kind::Trig,
+            Err(error) => {
+                matches!(error, DecodeError::Unknown { .. }) || behind.first() == Some(&0xd9)
+            }
+        }
         && decode(&behind[1..]).is_ok()
 }
 
@@ -408,14 +411,16 @@ mod tests {
 
     #[test]
     fn erratum_skz84_a_stray_byte_behind_a_tma() {
-        // TMA, a byte that begins no packet, OVF.
-        let bytes = [0x02, 0x73, 1, 0, 0, 0, 0, 0x05, 0x02, 0xf3];
         let errata = Errata {
             skz84: true,
             ..Errata::default()
         };
-        assert_eq!(kinds(&bytes, &errata), [Some(Kind::Ovf)]);
-        assert_eq!(kinds(&bytes, &Errata::default())[0], None);
+        // TMA, a byte that begins no packet, or none on these processors, OVF.
+        for stray in [0x05, 0xd9] {
+            let bytes = [0x02, 0x73, 1, 0, 0, 0, 0, stray, 0x02, 0xf3];
+            assert_eq!(kinds(&bytes, &errata), [Some(Kind::Ovf)]);
+            assert_ne!(kinds(&bytes, &Errata::default()), [Some(Kind::Ovf)]);
+        }
     }
 
     #[test]

@@ -196,6 +196,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.release_held(Some(ip));
                 self.apply(bound, Some(ip));
             }
+            AtIp::Ptwrite => {
+                // Each packet is one execution of the instruction here: it is due next.
+                if let Some((payload, size)) = self.ptwrite
+                    && let Ok(insn) = decode_at(ip, self.mode, &mut self.code)
+                    && insn.class == Class::Ptwrite
+                {
+                    self.ptwrite = None;
+                    self.pending = Pending::Ptwrite { payload, size };
+                }
+                self.release_held(Some(ip));
+                self.apply(bound, Some(ip));
+            }
             AtIp::Status(status) if status.last => self.state = State::Done,
             AtIp::Status(status) => {
                 self.returns.clear();

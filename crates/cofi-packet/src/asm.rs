@@ -114,7 +114,8 @@ impl<F: Format, S: Sink> Assembler<F, S> {
         let (first, behind) = split_word(rest);
         if let Some(name) = first.strip_suffix(':') {
             if name.is_empty() {
-                return Err(located(TextError::malformed(first)));
+                let kind = TextErrorKind::Place("there is no name before the colon");
+                return Err(located(TextError::new(kind, first)));
             }
             label = Some(name);
             rest = behind.trim_start();

@@ -19,6 +19,8 @@ const fn control_name(event: ControlEvent) -> &'static str {
         ControlEvent::Shutdown => "shutdown",
         ControlEvent::Uintr => "uintr",
         ControlEvent::Uiret => "uiret",
+        ControlEvent::SoftwareInterrupt => "swintr",
+        ControlEvent::Syscall => "syscall",
         _ => "control",
     }
 }
