@@ -1,11 +1,12 @@
 //! Engines that run a program and drive the trace unit.
 //!
-//! An engine ([`ptrace`]) runs a program and tells an [`Observer`] what it did: every instruction, every way into the
+//! An engine ([`ptrace`], [`qemu`]) runs a program and tells an [`Observer`] what it did: every instruction, every way into the
 //! kernel and back, every change of code. The [`record::Recorder`] is such an observer; it drives a trace unit for
 //! each thread and writes a perf.data file.
 
 mod observer;
 pub mod ptrace;
+pub mod qemu;
 pub mod record;
 
 pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode};

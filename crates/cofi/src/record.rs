@@ -4,6 +4,7 @@ use crate::Ended;
 use crate::args::{Engine, RecordOptions};
 use anyhow::{Context, Result, bail};
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Target};
+use cofi_capture::qemu::{self, Qemu, Unknown};
 use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
 use cofi_perf::PtConfig;
 use std::io::{BufWriter, Write};
@@ -33,9 +34,8 @@ fn config(options: &RecordOptions) -> Result<PtConfig> {
 
 fn check_engine(engine: Engine) -> Result<()> {
     match engine {
-        Engine::Auto | Engine::Ptrace => Ok(()),
+        Engine::Auto | Engine::Ptrace | Engine::Qemu => Ok(()),
         Engine::Hardware => bail!("--engine hardware is not in this version yet; use ptrace"),
-        Engine::Qemu => bail!("--engine qemu is not in this version yet; use ptrace"),
     }
 }
 
@@ -90,14 +90,23 @@ pub(crate) fn record(options: &RecordOptions) -> Result<Recording> {
     }
     let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
     let mut recorder = Recorder::create(settings, truth)?;
-    let result = ptrace::run(
-        target,
-        Options {
-            duration: options.duration,
-            stop: &stop,
-        },
-        &mut recorder,
-    );
+    let run_options = Options {
+        duration: options.duration,
+        stop: &stop,
+    };
+    let result = match (options.engine, target) {
+        (Engine::Qemu, Target::Launch(command)) => {
+            let qemu = Qemu::find()?;
+            qemu::run(&qemu, &command, run_options, &mut recorder).map(|(outcome, unknown)| {
+                tell(unknown);
+                outcome
+            })
+        }
+        (Engine::Qemu, Target::Attach(_)) => {
+            bail!("--engine qemu starts a program; to attach to one, use ptrace")
+        }
+        (_, target) => ptrace::run(target, run_options, &mut recorder),
+    };
     let recorded = recorder.finish()?;
     let ended = match result? {
         Outcome::Exited(0) | Outcome::Detached => Ended::Well,
@@ -109,6 +118,27 @@ pub(crate) fn record(options: &RecordOptions) -> Result<Recording> {
         recorded,
         _lists: lists,
     })
+}
+
+/// What the trace leaves open.
+fn tell(unknown: Unknown) {
+    let say = |count: u64, what: &str| {
+        if count > 0 {
+            eprintln!("cofi: {count} {what}");
+        }
+    };
+    say(
+        unknown.unexplained,
+        "times control went where QEMU does not say why; the trace has an interrupt there",
+    );
+    say(
+        unknown.cut,
+        "threads were killed: the block that each was in is not in the trace",
+    );
+    say(
+        unknown.escaped,
+        "times exec was called: a program started so ran without being traced",
+    );
 }
 
 /// The comparison and the list of addresses, as the options ask for them.

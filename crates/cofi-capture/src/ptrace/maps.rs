@@ -85,6 +85,14 @@ fn parse(line: &[u8]) -> Option<Mapping> {
     })
 }
 
+/// What is mapped at an address, executable or not.
+pub(crate) fn mapping_at(pid: Pid, address: u64) -> Option<Mapping> {
+    let maps = fs::read(format!("/proc/{pid}/maps")).ok()?;
+    maps.split(|byte| *byte == b'\n')
+        .filter_map(parse)
+        .find(|mapping| (mapping.start..mapping.end).contains(&address))
+}
+
 /// The executable mappings of one process, by address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Mappings {

@@ -15,4 +15,6 @@ mod syscall;
 mod thread;
 
 pub use engine::run;
+pub(crate) use maps::mapping_at;
+
 pub use launch::{Command, EngineError, Options, Outcome, Target};

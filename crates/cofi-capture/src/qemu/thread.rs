@@ -1,0 +1,182 @@
+//! One thread: from the blocks that it entered to what it did.
+//!
+//! A record says that a block was entered. Whether it was finished, and how, the next record tells: control went to a place
+//! where the block can lead, or a signal's handler began, which says what was interrupted.
+
+use super::blocks::{Blocks, Step, may_follow};
+use crate::{Entry, Observer, Pid};
+use cofi_insn::Class;
+use cofi_packet::{ExecMode, Ip};
+
+/// A signal whose handler is about to run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Signal {
+    /// Where it interrupted.
+    pub(super) ip: Ip,
+    pub(super) number: u32,
+    pub(super) code: i32,
+}
+
+impl Signal {
+    /// Whether an instruction raised it, the one at `ip`, which did not retire.
+    const fn is_fault(&self) -> bool {
+        let by_instruction = matches!(
+            self.number as i32,
+            libc::SIGILL | libc::SIGBUS | libc::SIGFPE | libc::SIGSEGV | libc::SIGTRAP
+        );
+        by_instruction && self.code > 0
+    }
+}
+
+/// One thread.
+#[derive(Debug)]
+pub(super) struct Thread {
+    pub(super) tid: Pid,
+    /// The block that was entered last, until it is known how it ended.
+    entered: Option<u32>,
+    signal: Option<Signal>,
+    /// The system call that the last block ended with has begun.
+    in_system_call: bool,
+    /// How often control went where nothing explains.
+    pub(super) unexplained: u64,
+}
+
+impl Thread {
+    pub(super) const fn new(tid: Pid) -> Self {
+        Self {
+            tid,
+            entered: None,
+            signal: None,
+            in_system_call: false,
+            unexplained: 0,
+        }
+    }
+
+    /// A signal's handler begins with the next block.
+    pub(super) fn signal(&mut self, signal: Signal) {
+        self.signal = Some(signal);
+    }
+
+    /// A system call begins.
+    pub(super) fn system_call(&mut self) {
+        self.in_system_call = true;
+    }
+
+    /// A block was entered.
+    pub(super) fn enter(&mut self, observer: &mut dyn Observer, blocks: &Blocks, number: u32) {
+        let Some((start, _)) = blocks.get(number) else {
+            self.unexplained += 1;
+            return;
+        };
+        let signal = self.signal.take();
+        let before = self
+            .entered
+            .replace(number)
+            .and_then(|before| blocks.get(before));
+        self.in_system_call = false;
+        let Some((_, steps)) = before else {
+            return observer.resume_user(self.tid, start, ExecMode::Bits64);
+        };
+        match signal {
+            Some(signal) => {
+                self.interrupted(observer, steps, signal);
+                observer.resume_user(self.tid, start, ExecMode::Bits64);
+            }
+            None => self.completed(observer, steps, start),
+        }
+    }
+
+    /// A block ran to its end, and control went to `next`.
+    fn completed(&mut self, observer: &mut dyn Observer, steps: &[Step], next: Ip) {
+        let Some((last, body)) = steps.split_last() else {
+            // A block without an instruction that could be read: #UD.
+            self.unexplained += 1;
+            return;
+        };
+        // A repeated string instruction enters its block anew for each round.
+        let goes_round = last.insn.repeats && next == last.ip;
+        if !goes_round && !may_follow(last, next) {
+            // QEMU does not tell why. What is certain is that the block was entered.
+            self.unexplained += 1;
+            observer.enter_kernel(self.tid, Entry::Event { from: steps[0].ip });
+            return observer.resume_user(self.tid, next, ExecMode::Bits64);
+        }
+        self.retire(observer, body, last.ip);
+        if goes_round {
+            return;
+        }
+        match last.insn.class {
+            Class::Syscall => {
+                self.leave(observer, last);
+                observer.resume_user(self.tid, next, ExecMode::Bits64);
+            }
+            Class::SoftwareInterrupt => {
+                observer.enter_kernel(self.tid, Entry::Event { from: last.ip });
+                observer.resume_user(self.tid, next, ExecMode::Bits64);
+            }
+            Class::FarCall | Class::FarJump | Class::FarReturn => {
+                observer.far_branch(self.tid, last.ip, &last.insn, next, ExecMode::Bits64);
+            }
+            _ => observer.retired(self.tid, last.ip, &last.insn, next),
+        }
+    }
+
+    /// A signal interrupted a block, or what came behind it.
+    fn interrupted(&mut self, observer: &mut dyn Observer, steps: &[Step], signal: Signal) {
+        let Some((last, body)) = steps.split_last() else {
+            return;
+        };
+        let place = steps.iter().position(|step| step.ip == signal.ip);
+        let from = match (last.insn.class, place) {
+            (_, Some(place)) if signal.is_fault() => {
+                self.retire(observer, &steps[..place], signal.ip);
+                signal.ip
+            }
+            (Class::SoftwareInterrupt, _) => {
+                self.retire(observer, body, last.ip);
+                last.ip
+            }
+            (Class::Syscall, _) => {
+                self.retire(observer, body, last.ip);
+                return self.leave(observer, last);
+            }
+            _ => {
+                self.retire(observer, body, last.ip);
+                if !last.insn.repeats || signal.ip != last.ip {
+                    observer.retired(self.tid, last.ip, &last.insn, signal.ip);
+                }
+                signal.ip
+            }
+        };
+        observer.enter_kernel(self.tid, Entry::Event { from });
+    }
+
+    fn leave(&self, observer: &mut dyn Observer, step: &Step) {
+        let (ip, insn) = (step.ip, step.insn);
+        observer.enter_kernel(self.tid, Entry::Instruction { ip, insn });
+    }
+
+    /// These instructions ran, one after the other, and `next` after them.
+    fn retire(&self, observer: &mut dyn Observer, steps: &[Step], next: Ip) {
+        for (i, step) in steps.iter().enumerate() {
+            let next = steps.get(i + 1).map_or(next, |step| step.ip);
+            observer.retired(self.tid, step.ip, &step.insn, next);
+        }
+    }
+
+    /// The thread has ended. In a system call, as most do, or else somewhere in its last block: of that nothing is told.
+    /// Whether its last block is known.
+    pub(super) fn end(&mut self, observer: &mut dyn Observer, blocks: &Blocks) -> bool {
+        let Some((_, steps)) = self.entered.take().and_then(|number| blocks.get(number)) else {
+            return true;
+        };
+        match steps.split_last() {
+            Some((last, body)) if last.insn.class == Class::Syscall && self.in_system_call => {
+                self.retire(observer, body, last.ip);
+                self.leave(observer, last);
+                true
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The shared memory of one traced process.
+//!
+//! A file, mapped by the plugin and by the recorder, holds a header, a ring of translated blocks (bytes), and for each
+//! virtual processor a ring of what it did (32-bit records). A ring has one producer and one consumer; `head` and `tail`
+//! count what was put in and taken out since the beginning, and never wrap. A producer that finds its ring full waits: nothing
+//! is ever dropped.
+//!
+//! All offsets are in bytes from the file's start; all numbers are in the machine's order.
+
+/// What a file of this layout begins with.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"cofiQ\0\0\x01");
+
+/// Offsets of the header's fields.
+pub mod header {
+    /// `u64`: [`super::MAGIC`], stored last.
+    pub const MAGIC: usize = 0;
+    /// `u32`: the process.
+    pub const PID: usize = 8;
+    /// `u32`: the process that forked it, or 0.
+    pub const PARENT: usize = 12;
+    /// `u64`: how many blocks it has from its parent.
+    pub const INHERITED: usize = 16;
+    /// `u32`: 1 once nobody takes anything any more; a full ring is no reason to wait then.
+    pub const STOPPED: usize = 24;
+    /// `u64`: bytes ever put into the ring of blocks.
+    pub const BLOCKS_HEAD: usize = 64;
+    /// `u64`: bytes ever taken out of it.
+    pub const BLOCKS_TAIL: usize = 128;
+}
+
+/// Size of the header.
+pub const HEADER: usize = 4096;
+/// Size of the ring of blocks.
+pub const BLOCKS: usize = 8 << 20;
+/// Virtual processors there can be: threads of one process at a time.
+pub const SLOTS: usize = 1024;
+/// Records in the ring of one.
+pub const RECORDS: usize = 1 << 18;
+/// Size of a slot: its header and its ring.
+pub const SLOT: usize = SLOT_HEADER + RECORDS * 4;
+/// Size of a slot's header.
+pub const SLOT_HEADER: usize = 4096;
+/// Size of the whole file. Only what is used takes memory.
+pub const SIZE: usize = HEADER + BLOCKS + SLOTS * SLOT;
+
+/// Offsets of a slot's fields.
+pub mod slot {
+    /// `u64`: records ever put in.
+    pub const HEAD: usize = 0;
+    /// `u64`: records ever taken out.
+    pub const TAIL: usize = 64;
+    /// `u32`: the thread that uses the slot, or 0.
+    pub const THREAD: usize = 128;
+}
+
+/// Where the slot of a virtual processor begins.
+#[must_use]
+pub const fn slot_at(index: usize) -> usize {
+    HEADER + BLOCKS + index * SLOT
+}
+
+/// A translated block, as its record in the ring of blocks begins; its code follows, filled up to 8 bytes. Numbers follow
+/// each other from 0 in the order of the ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockHead {
+    /// Its first address.
+    pub address: u64,
+    /// Bytes of code.
+    pub len: u32,
+    /// How many instructions QEMU found in it.
+    pub instructions: u32,
+}
+
+impl BlockHead {
+    /// Size of the record without the code.
+    pub const SIZE: usize = 16;
+
+    /// The record's first bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::SIZE] {
+        let mut bytes = [0; Self::SIZE];
+        bytes[..8].copy_from_slice(&self.address.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.len.to_ne_bytes());
+        bytes[12..].copy_from_slice(&self.instructions.to_ne_bytes());
+        bytes
+    }
+
+    /// Reads the record's first bytes.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; Self::SIZE]) -> Self {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
+        Self {
+            address: u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+            len: u32::from_ne_bytes([i, j, k, l]),
+            instructions: u32::from_ne_bytes([m, n, o, p]),
+        }
+    }
+
+    /// Size of the whole record.
+    #[must_use]
+    pub const fn record_len(self) -> usize {
+        Self::SIZE + (self.len as usize).next_multiple_of(8)
+    }
+}
+
+/// Records of a slot that are no block's number.
+pub mod record {
+    /// From here on a record is one of the following.
+    pub const SPECIAL: u32 = 0x8000_0000;
+    /// A thread begins to use the slot; its number follows.
+    pub const THREAD: u32 = SPECIAL | 1;
+    /// The thread is gone.
+    pub const EXIT: u32 = SPECIAL | 2;
+    /// A signal's handler begins: the interrupted address (two records, low half first), the signal's number, its
+    /// `si_code`.
+    pub const SIGNAL: u32 = SPECIAL | 3;
+    /// A system call begins; its number follows.
+    pub const SYSCALL: u32 = SPECIAL | 4;
+
+    /// How many records follow.
+    #[must_use]
+    pub const fn operands(record: u32) -> usize {
+        match record {
+            THREAD | SYSCALL => 1,
+            SIGNAL => 4,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_heads_round_trip() {
+        let head = BlockHead {
+            address: 0x0123_4567_89ab_cdef,
+            len: 13,
+            instructions: 4,
+        };
+        assert_eq!(BlockHead::from_bytes(head.to_bytes()), head);
+        assert_eq!(head.record_len(), 32);
+    }
+
+    #[test]
+    fn everything_has_its_place() {
+        assert_eq!(BLOCKS % 8, 0);
+        assert!(RECORDS.is_power_of_two() && BLOCKS.is_power_of_two());
+        assert_eq!(slot_at(SLOTS), SIZE);
+        assert_eq!(slot_at(1) - slot_at(0), SLOT);
+    }
+}

@@ -1,0 +1,322 @@
+//! The plugin: what QEMU calls, and what it writes into the shared memory.
+#![allow(
+    unsafe_code,
+    reason = "callbacks of a C program, and memory shared with another process; each use has its justification"
+)]
+
+use crate::layout::{self, BlockHead, header, record, slot};
+use crate::qemu::{Functions, Id, Tb};
+use crate::sys;
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// What is found out once.
+struct Plugin {
+    qemu: Functions,
+    /// Where the processes' memories are.
+    folder: PathBuf,
+}
+
+static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+/// This process's shared memory.
+static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+/// The ring of blocks has one producer at a time; this is how many there are.
+static BLOCKS: Mutex<u32> = Mutex::new(0);
+/// Addresses of signal handlers, each with the restorer that stands below its frame.
+static HANDLERS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+/// A system call's numbers on x86-64.
+mod call {
+    pub(super) const RT_SIGACTION: i64 = 13;
+}
+
+/// Called by QEMU when it loads the plugin.
+///
+/// # Safety
+/// As QEMU calls it: `argv` has `argc` strings.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn qemu_plugin_install(
+    id: Id,
+    _info: *const c_void,
+    argc: c_int,
+    argv: *const *const c_char,
+) -> c_int {
+    let mut folder = None;
+    for i in 0..usize::try_from(argc).unwrap_or(0) {
+        // SAFETY: `argv` has `argc` terminated strings.
+        let argument = unsafe { CStr::from_ptr(*argv.add(i)) };
+        if let Some(path) = argument
+            .to_str()
+            .ok()
+            .and_then(|a| a.strip_prefix("folder="))
+        {
+            folder = Some(PathBuf::from(path));
+        }
+    }
+    let Some(folder) = folder else {
+        eprintln!("cofi: the plugin was loaded without folder=");
+        return 1;
+    };
+    let qemu = match Functions::find() {
+        Ok(qemu) => qemu,
+        Err(name) => {
+            eprintln!("cofi: this QEMU has no {name}");
+            return 1;
+        }
+    };
+    if let Err(error) = open_memory(&folder, 0, 0) {
+        eprintln!("cofi: {}: {error}", folder.display());
+        return 1;
+    }
+    if PLUGIN.set(Plugin { qemu, folder }).is_err() {
+        return 1;
+    }
+    qemu.on_translation(id, on_translation);
+    qemu.on_vcpu_exit(id, on_vcpu_exit);
+    qemu.on_system_call(id, on_system_call);
+    sys::at_fork(on_fork);
+    0
+}
+
+/// Makes this process's shared memory.
+fn open_memory(folder: &Path, parent: u32, inherited: u64) -> std::io::Result<()> {
+    let pid = std::process::id();
+    let (hidden, name) = (
+        folder.join(format!(".{pid}")),
+        folder.join(format!("{pid}")),
+    );
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&hidden)?;
+    file.set_len(layout::SIZE as u64)?;
+    let memory = sys::map(&file, layout::SIZE)?;
+    MEMORY.store(memory, Ordering::Release);
+    word32(header::PID).store(pid, Ordering::Relaxed);
+    word32(header::PARENT).store(parent, Ordering::Relaxed);
+    word(header::INHERITED).store(inherited, Ordering::Relaxed);
+    word(header::MAGIC).store(layout::MAGIC, Ordering::Release);
+    // Who sees the name sees it complete.
+    std::fs::rename(hidden, name)
+}
+
+/// The 64-bit number at an offset of the shared memory.
+fn word(offset: usize) -> &'static AtomicU64 {
+    debug_assert!(offset + 8 <= layout::SIZE && offset.is_multiple_of(8));
+    // SAFETY: the memory is mapped for good and `layout::SIZE` bytes long, the offset is within and aligned, and both
+    // sides use it with atomic operations only.
+    unsafe {
+        &*MEMORY
+            .load(Ordering::Acquire)
+            .add(offset)
+            .cast::<AtomicU64>()
+    }
+}
+
+/// The 32-bit number at an offset of the shared memory.
+fn word32(offset: usize) -> &'static AtomicU32 {
+    debug_assert!(offset + 4 <= layout::SIZE && offset.is_multiple_of(4));
+    // SAFETY: as `word`.
+    unsafe {
+        &*MEMORY
+            .load(Ordering::Acquire)
+            .add(offset)
+            .cast::<AtomicU32>()
+    }
+}
+
+/// Waits for a ring to have room: the recorder is behind. `false` if it is gone.
+#[cold]
+fn wait() -> bool {
+    std::thread::sleep(Duration::from_micros(50));
+    word32(header::STOPPED).load(Ordering::Relaxed) == 0
+}
+
+/// Puts records into a virtual processor's ring, all or none at a time.
+fn put(vcpu: c_uint, records: &[u32]) {
+    let base = layout::slot_at(vcpu as usize % layout::SLOTS);
+    let (head, tail) = (word(base + slot::HEAD), word(base + slot::TAIL));
+    let at = head.load(Ordering::Relaxed);
+    let end = at + records.len() as u64;
+    while end - tail.load(Ordering::Acquire) > layout::RECORDS as u64 {
+        if !wait() {
+            return;
+        }
+    }
+    let ring = base + layout::SLOT_HEADER;
+    for (i, record) in records.iter().enumerate() {
+        let place = (at as usize + i) % layout::RECORDS;
+        word32(ring + 4 * place).store(*record, Ordering::Relaxed);
+    }
+    head.store(end, Ordering::Release);
+}
+
+/// A block is about to run.
+extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
+    let base = layout::slot_at(vcpu as usize % layout::SLOTS);
+    if word32(base + slot::THREAD).load(Ordering::Relaxed) == 0 {
+        begin_thread(vcpu, base);
+    }
+    put(vcpu, &[number.addr() as u32]);
+}
+
+/// The first block that a thread runs. (QEMU tells of a new virtual processor in its parent's thread.)
+#[cold]
+fn begin_thread(vcpu: c_uint, base: usize) {
+    let tid = sys::gettid();
+    word32(base + slot::THREAD).store(tid, Ordering::Relaxed);
+    put(vcpu, &[record::THREAD, tid]);
+}
+
+/// A block that begins a signal handler is about to run. QEMU's generated code has the address of the CPU's state in rbp;
+/// that is handed on.
+#[unsafe(naked)]
+unsafe extern "C" fn on_handler(vcpu: c_uint, number: *mut c_void) {
+    core::arch::naked_asm!(
+        "mov rdx, rbp",
+        "jmp {next}",
+        next = sym on_handler_with_state,
+    )
+}
+
+/// Offsets in the CPU's state, the same in all versions: sixteen registers of eight bytes.
+const RSP: u64 = 4 * 8;
+const RDX: u64 = 2 * 8;
+const RSI: u64 = 6 * 8;
+const RDI: u64 = 7 * 8;
+/// In the frame of a signal, behind the restorer's address, is a `ucontext`; in that, the interrupted address.
+const RIP_IN_UCONTEXT: u64 = 40 + 16 * 8;
+/// `si_code` in a `siginfo`.
+const CODE_IN_SIGINFO: u64 = 8;
+
+fn peek64(address: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    sys::peek(address, &mut bytes).then(|| u64::from_ne_bytes(bytes))
+}
+
+fn peek32(address: u64) -> Option<u32> {
+    let mut bytes = [0; 4];
+    sys::peek(address, &mut bytes).then(|| u32::from_ne_bytes(bytes))
+}
+
+/// What a handler's first block finds: the interrupted address, the signal and its code. `None` if it was called as any
+/// other function.
+fn signal(state: u64) -> Option<[u32; 4]> {
+    let register = |offset| peek64(state.checked_add(offset)?);
+    let (rsp, context) = (register(RSP)?, register(RDX)?);
+    let restorer = peek64(rsp)?;
+    let known = HANDLERS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .iter()
+        .any(|(_, known)| *known == restorer);
+    if !known || context != rsp.checked_add(8)? {
+        return None;
+    }
+    let ip = peek64(context.checked_add(RIP_IN_UCONTEXT)?)?;
+    let number = register(RDI)? as u32;
+    let code = peek32(register(RSI)?.checked_add(CODE_IN_SIGINFO)?)?;
+    Some([ip as u32, (ip >> 32) as u32, number, code])
+}
+
+extern "C" fn on_handler_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
+    if let Some([low, high, signal, code]) = signal(state) {
+        put(vcpu, &[record::SIGNAL, low, high, signal, code]);
+    }
+    on_block(vcpu, number);
+}
+
+/// QEMU translates a block.
+extern "C" fn on_translation(_id: Id, tb: Tb) {
+    let Some(Plugin { qemu, .. }) = PLUGIN.get() else {
+        return;
+    };
+    let (address, instructions) = (qemu.address(tb), qemu.len(tb));
+    let mut code = Vec::new();
+    for index in 0..instructions {
+        qemu.append_code(tb, index, &mut code);
+    }
+    let number = put_block(address, instructions as u32, &code);
+    let is_handler = HANDLERS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .iter()
+        .any(|(handler, _)| *handler == address);
+    let callback = match is_handler {
+        true => on_handler,
+        false => on_block,
+    };
+    qemu.on_execution(tb, callback, number as usize);
+}
+
+/// Tells the recorder of a block; its number.
+fn put_block(address: u64, instructions: u32, code: &[u8]) -> u32 {
+    let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let begin = BlockHead {
+        address,
+        len: code.len() as u32,
+        instructions,
+    };
+    let mut record = begin.to_bytes().to_vec();
+    record.extend_from_slice(code);
+    record.resize(begin.record_len(), 0);
+    let (head, tail) = (word(header::BLOCKS_HEAD), word(header::BLOCKS_TAIL));
+    let at = head.load(Ordering::Relaxed);
+    let end = at + record.len() as u64;
+    while end - tail.load(Ordering::Acquire) > layout::BLOCKS as u64 {
+        if !wait() {
+            return 0;
+        }
+    }
+    for (i, part) in record.chunks_exact(8).enumerate() {
+        let place = (at as usize + 8 * i) % layout::BLOCKS;
+        let value = u64::from_ne_bytes(part.try_into().unwrap_or_default());
+        word(layout::HEADER + place).store(value, Ordering::Relaxed);
+    }
+    head.store(end, Ordering::Release);
+    let number = *blocks;
+    *blocks += 1;
+    number
+}
+
+extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
+    let base = layout::slot_at(vcpu as usize % layout::SLOTS);
+    if word32(base + slot::THREAD).swap(0, Ordering::Relaxed) != 0 {
+        put(vcpu, &[record::EXIT]);
+    }
+}
+
+#[rustfmt::skip]
+extern "C" fn on_system_call(
+    _id: Id, vcpu: c_uint, number: i64, _signal: u64, action: u64,
+    _: u64, _: u64, _: u64, _: u64, _: u64, _: u64,
+) {
+    put(vcpu, &[record::SYSCALL, number as u32]);
+    if number == call::RT_SIGACTION && action != 0 {
+        // struct kernel_sigaction: handler, flags, restorer. Guest memory is at its own addresses here.
+        if let (Some(handler @ 2..), Some(restorer)) = (peek64(action), peek64(action.wrapping_add(16))) {
+            let mut handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
+            if !handlers.contains(&(handler, restorer)) {
+                handlers.push((handler, restorer));
+            }
+        }
+    }
+}
+
+/// In a child after fork: memory of its own. It has its parent's translated blocks, and their numbers.
+extern "C" fn on_fork() {
+    let Some(plugin) = PLUGIN.get() else { return };
+    let parent = word32(header::PID).load(Ordering::Relaxed);
+    let inherited = u64::from(*BLOCKS.lock().unwrap_or_else(PoisonError::into_inner));
+    // Without memory of its own it would write into its parent's: rather let it end.
+    if let Err(error) = open_memory(&plugin.folder, parent, inherited) {
+        eprintln!("cofi: {}: {error}", plugin.folder.display());
+        std::process::abort();
+    }
+}

@@ -1,0 +1,102 @@
+//! The few system functions that the plugin needs, declared by hand.
+#![allow(
+    unsafe_code,
+    reason = "calls into the C library, which std links anyway; each has its justification"
+)]
+
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+unsafe extern "C" {
+    fn mmap(
+        at: *mut c_void,
+        len: usize,
+        prot: c_int,
+        flags: c_int,
+        fd: c_int,
+        offset: i64,
+    ) -> *mut c_void;
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn pthread_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+    ) -> c_int;
+    fn process_vm_readv(
+        pid: c_int,
+        local: *const IoVec,
+        locals: u64,
+        remote: *const IoVec,
+        remotes: u64,
+        flags: u64,
+    ) -> isize;
+    fn syscall(number: c_long, ...) -> c_long;
+}
+
+#[repr(C)]
+struct IoVec {
+    base: *mut c_void,
+    len: usize,
+}
+
+const PROT_READ_WRITE: c_int = 1 | 2;
+const MAP_SHARED: c_int = 1;
+const SYS_GETTID: c_long = 186;
+
+/// Maps a file of `len` bytes, shared, for the rest of the process's life.
+pub(crate) fn map(file: &File, len: usize) -> io::Result<*mut u8> {
+    // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
+    let at = unsafe {
+        mmap(
+            core::ptr::null_mut(),
+            len,
+            PROT_READ_WRITE,
+            MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if at.addr() == usize::MAX {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(at.cast())
+    }
+}
+
+/// The address of a function of the program that has loaded us.
+pub(crate) fn symbol(name: &CStr) -> Option<core::ptr::NonNull<c_void>> {
+    // SAFETY: a lookup by a terminated name; the null handle is RTLD_DEFAULT.
+    core::ptr::NonNull::new(unsafe { dlsym(core::ptr::null_mut(), name.as_ptr()) })
+}
+
+/// Has `child` called in every child after fork.
+pub(crate) fn at_fork(child: extern "C" fn()) {
+    // SAFETY: registers a function that lives as long as the program; plugins are never unloaded here.
+    unsafe {
+        pthread_atfork(None, None, Some(child));
+    }
+}
+
+/// Copies `bytes.len()` bytes from `address` of this process, if they can be read; a bad address is no crash.
+pub(crate) fn peek(address: u64, bytes: &mut [u8]) -> bool {
+    let len = bytes.len();
+    let local = IoVec {
+        base: bytes.as_mut_ptr().cast(),
+        len,
+    };
+    let remote = IoVec {
+        base: core::ptr::without_provenance_mut(address as usize),
+        len,
+    };
+    // SAFETY: the kernel writes into `bytes`, which is as long as it says; the other address is checked by the kernel.
+    let read = unsafe { process_vm_readv(std::process::id() as c_int, &local, 1, &remote, 1, 0) };
+    usize::try_from(read) == Ok(len)
+}
+
+/// The calling thread's number.
+pub(crate) fn gettid() -> u32 {
+    // SAFETY: without arguments and effects.
+    unsafe { syscall(SYS_GETTID) as u32 }
+}
