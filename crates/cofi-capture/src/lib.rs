@@ -9,4 +9,4 @@ pub mod ptrace;
 pub mod qemu;
 pub mod record;
 
-pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode};
+pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode, Step};

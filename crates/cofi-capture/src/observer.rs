@@ -78,6 +78,15 @@ pub enum Entry {
     },
 }
 
+/// An instruction and where it stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Step {
+    /// Its address.
+    pub ip: Ip,
+    /// What it is.
+    pub insn: Insn,
+}
+
 /// Takes what an engine tells. Calls come in the order in which things happened, as far as the engine sees it.
 pub trait Observer {
     /// A process exists, or has executed a program.
@@ -96,6 +105,14 @@ pub trait Observer {
     fn resume_user(&mut self, tid: Pid, ip: Ip, mode: ExecMode);
     /// An instruction other than a far branch retired in user space, and control went to `next` in user space.
     fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip);
+    /// Instructions retired in user space one after the other, of which only the last may be a branch, and no far one; and
+    /// control went to `next` in user space.
+    fn ran(&mut self, tid: Pid, steps: &[Step], next: Ip) {
+        for (i, step) in steps.iter().enumerate() {
+            let next = steps.get(i + 1).map_or(next, |step| step.ip);
+            self.retired(tid, step.ip, &step.insn, next);
+        }
+    }
     /// A far branch retired, and control went to `next` in user space, which runs in `mode`.
     fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip, mode: ExecMode);
     /// A thread entered the kernel.

@@ -49,8 +49,8 @@ pub mod slot {
     pub const HEAD: usize = 0;
     /// `u64`: records ever taken out.
     pub const TAIL: usize = 64;
-    /// `u32`: the thread that uses the slot, or 0.
-    pub const THREAD: usize = 128;
+    /// `u64`, the producer's own: how far `HEAD` may go before it looks at `TAIL`; 0 while no thread uses the slot.
+    pub const LIMIT: usize = 128;
 }
 
 /// Where the slot of a virtual processor begins.

@@ -134,8 +134,11 @@ fn word32(offset: usize) -> &'static AtomicU32 {
 /// Waits for a ring to have room: the recorder is behind. `false` if it is gone.
 #[cold]
 fn wait() -> bool {
+    if word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
+        return false;
+    }
     std::thread::sleep(Duration::from_micros(50));
-    word32(header::STOPPED).load(Ordering::Relaxed) == 0
+    true
 }
 
 /// Puts records into a virtual processor's ring, all or none at a time.
@@ -160,18 +163,33 @@ fn put(vcpu: c_uint, records: &[u32]) {
 /// A block is about to run.
 extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
     let base = layout::slot_at(vcpu as usize % layout::SLOTS);
-    if word32(base + slot::THREAD).load(Ordering::Relaxed) == 0 {
-        begin_thread(vcpu, base);
+    let head = word(base + slot::HEAD);
+    let at = head.load(Ordering::Relaxed);
+    if at < word(base + slot::LIMIT).load(Ordering::Relaxed) {
+        let place = at as usize % layout::RECORDS;
+        let record = word32(base + layout::SLOT_HEADER + 4 * place);
+        record.store(number.addr() as u32, Ordering::Relaxed);
+        head.store(at + 1, Ordering::Release);
+    } else {
+        on_block_at_limit(vcpu, base, number.addr() as u32);
     }
-    put(vcpu, &[number.addr() as u32]);
 }
 
-/// The first block that a thread runs. (QEMU tells of a new virtual processor in its parent's thread.)
+/// The ring may be full, or this is the first block that a thread runs. (QEMU tells of a new virtual processor in its
+/// parent's thread.)
 #[cold]
-fn begin_thread(vcpu: c_uint, base: usize) {
-    let tid = sys::gettid();
-    word32(base + slot::THREAD).store(tid, Ordering::Relaxed);
-    put(vcpu, &[record::THREAD, tid]);
+fn on_block_at_limit(vcpu: c_uint, base: usize, number: u32) {
+    let limit = word(base + slot::LIMIT);
+    if word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
+        // Nobody reads any more: round and round.
+        return limit.store(u64::MAX, Ordering::Relaxed);
+    }
+    if limit.load(Ordering::Relaxed) == 0 {
+        put(vcpu, &[record::THREAD, sys::gettid()]);
+    }
+    put(vcpu, &[number]);
+    let tail = word(base + slot::TAIL).load(Ordering::Acquire);
+    limit.store(tail + layout::RECORDS as u64, Ordering::Relaxed);
 }
 
 /// A block that begins a signal handler is about to run. QEMU's generated code has the address of the CPU's state in rbp;
@@ -287,7 +305,7 @@ fn put_block(address: u64, instructions: u32, code: &[u8]) -> u32 {
 
 extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
     let base = layout::slot_at(vcpu as usize % layout::SLOTS);
-    if word32(base + slot::THREAD).swap(0, Ordering::Relaxed) != 0 {
+    if word(base + slot::LIMIT).swap(0, Ordering::Relaxed) != 0 {
         put(vcpu, &[record::EXIT]);
     }
 }

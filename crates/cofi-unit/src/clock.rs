@@ -19,6 +19,8 @@ pub(crate) enum Due {
 pub(crate) struct Timing {
     /// ART >> MTCFreq when last looked at.
     mtc_count: u64,
+    /// The TSC values in which it is that: so most looks need no division.
+    mtc_span: (u64, u64),
     /// Core cycles at the last CYC, or when counting began.
     cyc_origin: u64,
     /// A CYC was sent in the cycle `cyc_origin`.
@@ -32,6 +34,7 @@ impl Timing {
     /// TriggerEn was set: counting begins.
     pub(crate) fn start(&mut self, clock: Clock, ctl: Ctl, crystal: CrystalRatio) {
         self.mtc_count = crystal.art(clock.tsc).0 >> ctl.mtc_freq();
+        self.mtc_span = (0, 0);
         self.cyc_origin = clock.cycles;
         self.cyc_sent = false;
     }
@@ -39,11 +42,15 @@ impl Timing {
     /// Time went on to `clock`. An MTC is due whenever the watched bits change; where the client's clock jumps over
     /// several, only the last is sent (33.4.2.12 lets MTCs be dropped).
     pub(crate) fn advance(&mut self, clock: Clock, ctl: Ctl, crystal: CrystalRatio) -> Due {
-        if !ctl.mtc_en() {
+        let (from, until) = self.mtc_span;
+        if !ctl.mtc_en() || (from..until).contains(&clock.tsc) {
             return Due::Nothing;
         }
         let count = crystal.art(clock.tsc).0 >> ctl.mtc_freq();
         let passed = count.wrapping_sub(core::mem::replace(&mut self.mtc_count, count));
+        let next = count.wrapping_add(1).checked_mul(1 << ctl.mtc_freq());
+        let until = next.and_then(|art| crystal.tsc(art)).unwrap_or(0);
+        self.mtc_span = (clock.tsc, until);
         match passed {
             0 => Due::Nothing,
             1..=MAX_DROPPED_MTC => Due::Mtc(count as u8),

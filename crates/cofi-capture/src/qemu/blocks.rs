@@ -1,8 +1,8 @@
 //! A process's translated blocks, decoded once, and the code that they are of.
 
 use crate::ptrace::mapping_at;
-use crate::{Mapping, MappingKind, Observer, Pid, SavedCode};
-use cofi_insn::{Class, Insn, decode};
+use crate::{Mapping, MappingKind, Observer, Pid, SavedCode, Step};
+use cofi_insn::{Class, decode};
 use cofi_packet::{ExecMode, Ip};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,19 +11,15 @@ const PAGE: u64 = 4096;
 /// PROT_EXEC. QEMU maps a program's code for itself to read, not to run.
 const PROT_EXEC: u32 = 4;
 
-/// One instruction of a block.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
-    pub(super) ip: Ip,
-    pub(super) insn: Insn,
-}
-
 /// A translated block.
 #[derive(Clone, Debug)]
-pub(super) struct Block {
-    pub(super) start: Ip,
+struct Block {
+    start: Ip,
     /// Its instructions, of [`Blocks::steps`].
     steps: Range<u32>,
+    /// The places where control goes from it in the simplest way, if there is one: the next instruction and the target of
+    /// its conditional or direct branch. Whatever else happens takes the long way.
+    ways: Option<(Ip, Ip)>,
 }
 
 /// What is known of an executable range.
@@ -58,11 +54,32 @@ impl Blocks {
         child
     }
 
-    /// The block of this number; `None` if the plugin never told of it.
-    pub(super) fn get(&self, number: u32) -> Option<(Ip, &[Step])> {
+    /// Where the block of this number begins; `None` if the plugin never told of it.
+    #[inline]
+    pub(super) fn start(&self, number: u32) -> Option<Ip> {
+        Some(self.blocks.get(number as usize)?.start)
+    }
+
+    /// The instructions of a block.
+    pub(super) fn steps(&self, number: u32) -> &[Step] {
+        self.blocks
+            .get(number as usize)
+            .map_or(&[], |block| self.of(block))
+    }
+
+    #[inline]
+    fn of(&self, block: &Block) -> &[Step] {
+        self.steps
+            .get(block.steps.start as usize..block.steps.end as usize)
+            .unwrap_or_default()
+    }
+
+    /// The instructions of a block that ran to its end if control went from there to `next` in the simplest way.
+    #[inline]
+    pub(super) fn simply_ran(&self, number: u32, next: Ip) -> Option<&[Step]> {
         let block = self.blocks.get(number as usize)?;
-        let steps = block.steps.start as usize..block.steps.end as usize;
-        Some((block.start, &self.steps[steps]))
+        let (after, target) = block.ways?;
+        (next == after || next == target).then(|| self.of(block))
     }
 
     /// The program has asked for memory to be mapped, unmapped or protected.
@@ -83,9 +100,11 @@ impl Blocks {
             self.steps.push(Step { ip, insn });
             at += usize::from(insn.len);
         }
+        let ways = simple_ways(&self.steps[begin as usize..]);
         self.blocks.push(Block {
             start: Ip(start),
             steps: begin..self.steps.len() as u32,
+            ways,
         });
         self.know(observer, pid, start, &code[..at]);
     }
@@ -142,6 +161,22 @@ impl Blocks {
         if news {
             observer.code(pid, pid, SavedCode { start, bytes: code });
         }
+    }
+}
+
+/// Where a block leads that has no branch but perhaps a direct one at its end.
+fn simple_ways(steps: &[Step]) -> Option<(Ip, Ip)> {
+    let (last, body) = steps.split_last()?;
+    let plain = |step: &Step| step.insn.class == Class::Other && !step.insn.repeats;
+    if !body.iter().all(plain) {
+        return None;
+    }
+    let after = last.insn.next_ip(last.ip, ExecMode::Bits64);
+    match last.insn.class {
+        Class::Conditional => Some((after, last.insn.target?)),
+        Class::DirectJump | Class::DirectCall => Some((last.insn.target?, last.insn.target?)),
+        Class::Other if plain(last) => Some((after, after)),
+        _ => None,
     }
 }
 

@@ -262,13 +262,18 @@ impl Process {
             kept.extend_from_slice(records);
             &kept
         };
+        let mut thread = self.threads.remove(&slot);
         let mut rest = records;
         while let [first, behind @ ..] = rest {
-            let operands = match first {
-                record::SPECIAL.. => record::operands(*first),
-                _ => 0,
-            };
-            let Some((operands, behind)) = behind.split_at_checked(operands) else {
+            if *first < record::SPECIAL {
+                rest = behind;
+                while self.blocks.len() <= *first as usize && self.next_block(observer, code) {}
+                if let Some(thread) = &mut thread {
+                    thread.enter(observer, &self.blocks, *first);
+                }
+                continue;
+            }
+            let Some((operands, behind)) = behind.split_at_checked(record::operands(*first)) else {
                 break;
             };
             rest = behind;
@@ -276,17 +281,17 @@ impl Process {
                 (record::THREAD, [tid]) => {
                     let parent = self.threads.values().next().map(|thread| thread.tid);
                     observer.thread_start(self.pid, *tid, parent);
-                    self.threads.insert(slot, Thread::new(*tid));
+                    thread = Some(Thread::new(*tid));
                 }
                 (record::EXIT, _) => {
-                    if let Some(mut thread) = self.threads.remove(&slot) {
+                    if let Some(mut thread) = thread.take() {
                         unknown.cut += u64::from(!thread.end(observer, &self.blocks));
                         unknown.unexplained += thread.unexplained;
                         observer.thread_exit(self.pid, thread.tid);
                     }
                 }
                 (record::SIGNAL, [low, high, number, signal_code]) => {
-                    if let Some(thread) = self.threads.get_mut(&slot) {
+                    if let Some(thread) = &mut thread {
                         thread.signal(Signal {
                             ip: Ip(u64::from(*low) | u64::from(*high) << 32),
                             number: *number,
@@ -301,17 +306,16 @@ impl Process {
                     }
                     unknown.escaped +=
                         u64::from(number == libc::SYS_execve || number == libc::SYS_execveat);
-                    if let Some(thread) = self.threads.get_mut(&slot) {
+                    if let Some(thread) = &mut thread {
                         thread.system_call();
                     }
                 }
-                (block, _) => {
-                    while self.blocks.len() <= block as usize && self.next_block(observer, code) {}
-                    if let Some(thread) = self.threads.get_mut(&slot) {
-                        thread.enter(observer, &self.blocks, block);
-                    }
-                }
+                // Of another version: there is none.
+                _ => {}
             }
+        }
+        if let Some(thread) = thread {
+            self.threads.insert(slot, thread);
         }
         if !rest.is_empty() {
             let rest = rest.to_vec();

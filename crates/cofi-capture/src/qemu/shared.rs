@@ -116,10 +116,13 @@ impl Shared {
         let tail = self.word(base + slot::TAIL).load(Ordering::Relaxed);
         let count = (head - tail).min(most as u64);
         let ring = base + layout::SLOT_HEADER;
-        records.extend((tail..tail + count).map(|at| {
-            let place = at as usize % layout::RECORDS;
-            self.word32(ring + 4 * place).load(Ordering::Relaxed)
-        }));
+        // Up to the ring's end, and from its beginning.
+        let from = tail as usize % layout::RECORDS;
+        let first = (count as usize).min(layout::RECORDS - from);
+        for places in [from..from + first, 0..count as usize - first] {
+            records
+                .extend(places.map(|place| self.word32(ring + 4 * place).load(Ordering::Relaxed)));
+        }
         if count > 0 {
             self.word(base + slot::TAIL)
                 .store(tail + count, Ordering::Release);

@@ -3,8 +3,8 @@
 //! A record says that a block was entered. Whether it was finished, and how, the next record tells: control went to a place
 //! where the block can lead, or a signal's handler began, which says what was interrupted.
 
-use super::blocks::{Blocks, Step, may_follow};
-use crate::{Entry, Observer, Pid};
+use super::blocks::{Blocks, may_follow};
+use crate::{Entry, Observer, Pid, Step};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip};
 
@@ -63,26 +63,33 @@ impl Thread {
     }
 
     /// A block was entered.
+    #[inline]
     pub(super) fn enter(&mut self, observer: &mut dyn Observer, blocks: &Blocks, number: u32) {
-        let Some((start, _)) = blocks.get(number) else {
+        if let (Some(before), None) = (self.entered, self.signal)
+            && let Some(start) = blocks.start(number)
+            && let Some(steps) = blocks.simply_ran(before, start)
+        {
+            self.entered = Some(number);
+            return observer.ran(self.tid, steps, start);
+        }
+        self.enter_otherwise(observer, blocks, number);
+    }
+
+    fn enter_otherwise(&mut self, observer: &mut dyn Observer, blocks: &Blocks, number: u32) {
+        let Some(start) = blocks.start(number) else {
             self.unexplained += 1;
             return;
         };
         let signal = self.signal.take();
-        let before = self
-            .entered
-            .replace(number)
-            .and_then(|before| blocks.get(before));
+        let before = self.entered.replace(number);
         self.in_system_call = false;
-        let Some((_, steps)) = before else {
-            return observer.resume_user(self.tid, start, ExecMode::Bits64);
-        };
-        match signal {
-            Some(signal) => {
-                self.interrupted(observer, steps, signal);
+        match (before, signal) {
+            (None, _) => observer.resume_user(self.tid, start, ExecMode::Bits64),
+            (Some(before), Some(signal)) => {
+                self.interrupted(observer, blocks.steps(before), signal);
                 observer.resume_user(self.tid, start, ExecMode::Bits64);
             }
-            None => self.completed(observer, steps, start),
+            (Some(before), None) => self.completed(observer, blocks.steps(before), start),
         }
     }
 
@@ -100,6 +107,14 @@ impl Thread {
             self.unexplained += 1;
             observer.enter_kernel(self.tid, Entry::Event { from: steps[0].ip });
             return observer.resume_user(self.tid, next, ExecMode::Bits64);
+        }
+        let is_plain = |step: &Step| step.insn.class == Class::Other;
+        let is_near = matches!(
+            last.insn.class,
+            Class::IndirectJump | Class::IndirectCall | Class::Return
+        );
+        if is_near && body.iter().all(is_plain) {
+            return observer.ran(self.tid, steps, next);
         }
         self.retire(observer, body, last.ip);
         if goes_round {
@@ -167,10 +182,10 @@ impl Thread {
     /// The thread has ended. In a system call, as most do, or else somewhere in its last block: of that nothing is told.
     /// Whether its last block is known.
     pub(super) fn end(&mut self, observer: &mut dyn Observer, blocks: &Blocks) -> bool {
-        let Some((_, steps)) = self.entered.take().and_then(|number| blocks.get(number)) else {
+        let Some(number) = self.entered.take() else {
             return true;
         };
-        match steps.split_last() {
+        match blocks.steps(number).split_last() {
             Some((last, body)) if last.insn.class == Class::Syscall && self.in_system_call => {
                 self.retire(observer, body, last.ip);
                 self.leave(observer, last);

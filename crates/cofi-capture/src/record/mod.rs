@@ -9,7 +9,7 @@ mod truth;
 pub use settings::{RecordError, Settings};
 pub use truth::{Truth, TruthStream};
 
-use crate::{Entry, Mapping, Observer, Pid, ProcessCause, SavedCode};
+use crate::{Entry, Mapping, Observer, Pid, ProcessCause, SavedCode, Step};
 use code::SavedFiles;
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use thread::{Thread, VirtualClock};
+use thread::{Thread, Threads, VirtualClock};
 
 /// So many bytes of a stream wait for the next PSB before they are written.
 const CHUNK: usize = 1 << 20;
@@ -31,7 +31,7 @@ pub struct Recorder {
     file: TraceFile,
     saved: SavedFiles,
     clock: VirtualClock,
-    threads: BTreeMap<Pid, Thread>,
+    threads: Threads,
     streams: u32,
     /// Streams of threads that are gone, by number of the thread: index and length. A thread with the same number (after
     /// execve, or reused) goes on with the stream.
@@ -78,7 +78,7 @@ impl Recorder {
             file,
             saved,
             clock,
-            threads: BTreeMap::new(),
+            threads: Threads::default(),
             streams: 0,
             ended: BTreeMap::new(),
             instructions: 0,
@@ -92,7 +92,7 @@ impl Recorder {
     /// # Errors
     /// The first error of the whole recording. The file then holds what was written before it.
     pub fn finish(mut self) -> Result<Recorded, RecordError> {
-        let tids: Vec<Pid> = self.threads.keys().copied().collect();
+        let tids: Vec<Pid> = self.threads.all().map(|thread| thread.tid).collect();
         for tid in tids {
             self.end_thread(tid);
         }
@@ -133,7 +133,7 @@ impl Recorder {
         self.clock.pause();
         let clock = self.clock;
         let mut result = Ok(());
-        for thread in self.threads.values_mut().filter(|thread| thread.pid == pid) {
+        for thread in self.threads.all_mut().filter(|thread| thread.pid == pid) {
             thread.mark_begin(before);
             result = result.and_then(|()| self.file.announce(thread, clock));
         }
@@ -142,13 +142,13 @@ impl Recorder {
         // What comes after the record is later than it.
         self.clock.pause();
         let clock = self.clock;
-        for thread in self.threads.values_mut().filter(|thread| thread.pid == pid) {
+        for thread in self.threads.all_mut().filter(|thread| thread.pid == pid) {
             thread.mark_end(clock);
         }
     }
 
     fn end_thread(&mut self, tid: Pid) {
-        let Some(mut thread) = self.threads.remove(&tid) else {
+        let Some(mut thread) = self.threads.remove(tid) else {
             return;
         };
         thread.stop(self.clock);
@@ -160,7 +160,7 @@ impl Recorder {
     }
 
     fn after_step(&mut self, tid: Pid) {
-        if let Some(thread) = self.threads.get_mut(&tid)
+        if let Some(thread) = self.threads.get_mut(tid)
             && thread.waiting() >= CHUNK
         {
             let result = self
@@ -173,7 +173,7 @@ impl Recorder {
 
     fn truth(&mut self, tid: Pid, ip: Ip) {
         self.instructions += 1;
-        if let (Some(truth), Some(thread)) = (&mut self.truth, self.threads.get(&tid)) {
+        if let (Some(truth), Some(thread)) = (&mut self.truth, self.threads.get_mut(tid)) {
             let result = truth
                 .push(thread.index, ip)
                 .map_err(write_error(&self.settings.file));
@@ -225,7 +225,7 @@ impl Observer for Recorder {
             self.clock,
         );
         if let Some(thread) = self.keep(thread.map_err(RecordError::from)) {
-            self.threads.insert(tid, thread);
+            self.threads.insert(thread);
         }
         if let Some(truth) = &mut self.truth {
             let result = truth
@@ -288,14 +288,14 @@ impl Observer for Recorder {
     }
 
     fn resume_user(&mut self, tid: Pid, ip: Ip, mode: ExecMode) {
-        if let Some(thread) = self.threads.get_mut(&tid) {
+        if let Some(thread) = self.threads.get_mut(tid) {
             thread.resume_user(self.clock, ip, mode);
         }
     }
 
     fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip) {
         self.clock.tick();
-        let Some(thread) = self.threads.get_mut(&tid) else {
+        let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
         thread.retired(self.clock, ip, insn, next);
@@ -303,9 +303,27 @@ impl Observer for Recorder {
         self.after_step(tid);
     }
 
+    fn ran(&mut self, tid: Pid, steps: &[Step], next: Ip) {
+        let Some(last) = steps.last() else { return };
+        self.clock.ticks(steps.len() as u64);
+        self.instructions += steps.len() as u64;
+        let Some(thread) = self.threads.get_mut(tid) else {
+            return;
+        };
+        thread.retired(self.clock, last.ip, &last.insn, next);
+        let (index, waiting) = (thread.index, thread.waiting());
+        if let Some(truth) = &mut self.truth {
+            let result = steps.iter().try_for_each(|step| truth.push(index, step.ip));
+            self.keep(result.map_err(write_error(&self.settings.file)));
+        }
+        if waiting >= CHUNK {
+            self.after_step(tid);
+        }
+    }
+
     fn far_branch(&mut self, tid: Pid, ip: Ip, _insn: &Insn, next: Ip, mode: ExecMode) {
         self.clock.tick();
-        let Some(thread) = self.threads.get_mut(&tid) else {
+        let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
         thread.far_branch(self.clock, next, mode);
@@ -314,7 +332,7 @@ impl Observer for Recorder {
     }
 
     fn enter_kernel(&mut self, tid: Pid, entry: Entry) {
-        let Some(thread) = self.threads.get_mut(&tid) else {
+        let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
         match entry {

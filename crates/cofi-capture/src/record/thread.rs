@@ -27,7 +27,12 @@ impl VirtualClock {
 
     /// An instruction retired.
     pub(crate) const fn tick(&mut self) {
-        self.0 += 2;
+        self.ticks(1);
+    }
+
+    /// So many instructions retired.
+    pub(crate) const fn ticks(&mut self, instructions: u64) {
+        self.0 += 2 * instructions;
     }
 
     /// Something happens that must be told apart in time from what was before.
@@ -97,6 +102,46 @@ pub(crate) struct Thread {
     announced: u64,
     /// A TSC packet is owed at the next return to user space.
     time_owed: bool,
+}
+
+/// All threads that are traced. Mostly the one that was asked for last is asked for again.
+#[derive(Debug, Default)]
+pub(crate) struct Threads {
+    list: Vec<Thread>,
+    last: usize,
+}
+
+impl Threads {
+    #[inline]
+    pub(crate) fn get_mut(&mut self, tid: u32) -> Option<&mut Thread> {
+        if self
+            .list
+            .get(self.last)
+            .is_none_or(|thread| thread.tid != tid)
+        {
+            self.last = self.list.iter().position(|thread| thread.tid == tid)?;
+        }
+        self.list.get_mut(self.last)
+    }
+
+    /// Adds a thread, in the place of one with the same number.
+    pub(crate) fn insert(&mut self, thread: Thread) {
+        self.remove(thread.tid);
+        self.list.push(thread);
+    }
+
+    pub(crate) fn remove(&mut self, tid: u32) -> Option<Thread> {
+        let at = self.list.iter().position(|thread| thread.tid == tid)?;
+        Some(self.list.remove(at))
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Thread> {
+        self.list.iter()
+    }
+
+    pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Thread> {
+        self.list.iter_mut()
+    }
 }
 
 /// The output region that the unit is given: one page of address space, written round and round.

@@ -24,6 +24,14 @@ impl CrystalRatio {
             (u128::from(tsc) - edge.min(u128::from(tsc))) as u64,
         )
     }
+
+    /// The first TSC value at which the crystal clock stands at `art`; `None` beyond 64 bits.
+    #[must_use]
+    pub fn tsc(self, art: u64) -> Option<u64> {
+        let numerator = u128::from(self.numerator.max(1));
+        let denominator = u128::from(self.denominator.max(1));
+        u64::try_from((u128::from(art) * numerator).div_ceil(denominator)).ok()
+    }
 }
 
 /// The capabilities that software sees in CPUID and that decide which register bits are reserved.
