@@ -137,7 +137,7 @@ fn tell(unknown: Unknown) {
     );
     say(
         unknown.escaped,
-        "times exec was called: a program started so ran without being traced",
+        "programs were started that QEMU cannot run (32-bit ones): they ran without being traced",
     );
 }
 

@@ -104,7 +104,7 @@ fn candidates(command: &Command) -> io::Result<Vec<Candidate>> {
 }
 
 /// Forks a child that waits to execute the command.
-pub(super) fn fork(command: &Command) -> Result<Gate, EngineError> {
+pub(crate) fn fork(command: &Command) -> Result<Gate, EngineError> {
     let start = || Gate::fork(&candidates(command)?);
     start().map_err(|source| EngineError::Launch {
         program: command.program.clone(),

@@ -5,12 +5,12 @@
 mod code;
 mod cursor;
 mod engine;
-mod launch;
+pub(crate) mod launch;
 mod maps;
 mod mask;
 mod special;
 mod stop;
-mod sys;
+pub(crate) mod sys;
 mod syscall;
 mod thread;
 

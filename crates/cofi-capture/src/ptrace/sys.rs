@@ -13,20 +13,20 @@ use std::ptr;
 use libc::{c_int, c_long, c_uint, c_void, pid_t};
 
 /// The general registers of a stopped thread, as the kernel hands them out.
-pub(super) type Regs = libc::user_regs_struct;
+pub(crate) type Regs = libc::user_regs_struct;
 
 /// The trap flag in EFLAGS.
-pub(super) const TRAP_FLAG: u64 = 0x100;
+pub(crate) const TRAP_FLAG: u64 = 0x100;
 
 /// The stop reported for a group stop, an interrupt and a newly attached thread.
-pub(super) const EVENT_STOP: c_int = 128;
+pub(crate) const EVENT_STOP: c_int = 128;
 
 /// The signal of a stop at the entry to a system call or its end.
-pub(super) const CALL_STOP: c_int = libc::SIGTRAP | 0x80;
+pub(crate) const CALL_STOP: c_int = libc::SIGTRAP | 0x80;
 
 /// How a stopped thread goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Resume {
+pub(crate) enum Resume {
     /// Up to the next instruction.
     Step,
     /// Up to the next entry to a system call, or its end.
@@ -37,11 +37,11 @@ pub(super) enum Resume {
 
 /// A signal's information, as the kernel hands it out.
 #[derive(Clone, Copy)]
-pub(super) struct SigInfo(libc::siginfo_t);
+pub(crate) struct SigInfo(libc::siginfo_t);
 
 impl SigInfo {
     /// Why the signal was sent: greater than 0 when the kernel raised it on behalf of an instruction.
-    pub(super) fn code(&self) -> c_int {
+    pub(crate) fn code(&self) -> c_int {
         self.0.si_code
     }
 }
@@ -54,7 +54,7 @@ impl std::fmt::Debug for SigInfo {
 
 /// A change of state reported by [`wait_any`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Status {
+pub(crate) enum Status {
     /// The thread stopped: the signal, and the ptrace event (0 for none).
     Stopped { signal: c_int, event: c_int },
     /// The thread or process ended by itself.
@@ -88,18 +88,18 @@ fn fetch<T: Copy>(request: c_uint, tid: pid_t, addr: usize, into: &mut T) -> io:
 }
 
 /// Begins to trace `tid` without stopping it.
-pub(super) fn seize(tid: pid_t, options: c_int) -> io::Result<()> {
+pub(crate) fn seize(tid: pid_t, options: c_int) -> io::Result<()> {
     request(libc::PTRACE_SEIZE, tid, 0, options as usize)
 }
 
 /// Asks a traced thread to stop.
-pub(super) fn interrupt(tid: pid_t) -> io::Result<()> {
+pub(crate) fn interrupt(tid: pid_t) -> io::Result<()> {
     request(libc::PTRACE_INTERRUPT, tid, 0, 0)
 }
 
 /// Lets a stopped thread go on and delivers `signal` (0 for none).
 #[inline]
-pub(super) fn resume(tid: pid_t, how: Resume, signal: c_int) -> io::Result<()> {
+pub(crate) fn resume(tid: pid_t, how: Resume, signal: c_int) -> io::Result<()> {
     let code = match how {
         Resume::Step => libc::PTRACE_SINGLESTEP,
         Resume::Call => libc::PTRACE_SYSCALL,
@@ -109,35 +109,52 @@ pub(super) fn resume(tid: pid_t, how: Resume, signal: c_int) -> io::Result<()> {
 }
 
 /// Leaves a thread in its group stop, where job control can wake it.
-pub(super) fn listen(tid: pid_t) -> io::Result<()> {
+pub(crate) fn listen(tid: pid_t) -> io::Result<()> {
     request(libc::PTRACE_LISTEN, tid, 0, 0)
 }
 
 /// Ends the tracing of a stopped thread and delivers `signal` (0 for none).
-pub(super) fn detach(tid: pid_t, signal: c_int) -> io::Result<()> {
+pub(crate) fn detach(tid: pid_t, signal: c_int) -> io::Result<()> {
     request(libc::PTRACE_DETACH, tid, 0, signal as usize)
 }
 
 /// An all-zero register set, to be filled by [`registers`].
-pub(super) fn no_registers() -> Regs {
+pub(crate) fn no_registers() -> Regs {
     // SAFETY: `user_regs_struct` consists of integers only, for which zero is a value.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 /// Reads the registers of a stopped thread.
 #[inline]
-pub(super) fn registers(tid: pid_t, into: &mut Regs) -> io::Result<()> {
+pub(crate) fn registers(tid: pid_t, into: &mut Regs) -> io::Result<()> {
     fetch(libc::PTRACE_GETREGS, tid, 0, into)
 }
 
+/// Sets the registers of a stopped thread.
+pub(crate) fn set_registers(tid: pid_t, registers: &Regs) -> io::Result<()> {
+    let mut registers = *registers;
+    // The kernel only reads through the pointer here; `fetch` serves as well.
+    fetch(libc::PTRACE_SETREGS, tid, 0, &mut registers)
+}
+
+/// Replaces eight bytes of a stopped process's memory, whatever its protection.
+pub(crate) fn poke(tid: pid_t, addr: u64, word: [u8; 8]) -> io::Result<()> {
+    request(
+        libc::PTRACE_POKEDATA,
+        tid,
+        addr as usize,
+        u64::from_ne_bytes(word) as usize,
+    )
+}
+
 /// Sets R11 of a stopped thread.
-pub(super) fn set_r11(tid: pid_t, value: u64) -> io::Result<()> {
+pub(crate) fn set_r11(tid: pid_t, value: u64) -> io::Result<()> {
     let offset = std::mem::offset_of!(Regs, r11);
     request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
 }
 
 /// The message of the event at which a thread stopped.
-pub(super) fn event_message(tid: pid_t) -> io::Result<u64> {
+pub(crate) fn event_message(tid: pid_t) -> io::Result<u64> {
     let mut message: libc::c_ulong = 0;
     fetch(libc::PTRACE_GETEVENTMSG, tid, 0, &mut message)?;
     Ok(message)
@@ -145,7 +162,7 @@ pub(super) fn event_message(tid: pid_t) -> io::Result<u64> {
 
 /// The information of the signal at which a thread stopped.
 #[inline]
-pub(super) fn signal_info(tid: pid_t) -> io::Result<SigInfo> {
+pub(crate) fn signal_info(tid: pid_t) -> io::Result<SigInfo> {
     // SAFETY: `siginfo_t` is a C structure of integers and pointers, for which zero is a value.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
     fetch(libc::PTRACE_GETSIGINFO, tid, 0, &mut info)?;
@@ -153,14 +170,14 @@ pub(super) fn signal_info(tid: pid_t) -> io::Result<SigInfo> {
 }
 
 /// Replaces the information of the signal at which a thread stopped.
-pub(super) fn set_signal_info(tid: pid_t, info: &SigInfo) -> io::Result<()> {
+pub(crate) fn set_signal_info(tid: pid_t, info: &SigInfo) -> io::Result<()> {
     let mut info = info.0;
     // The kernel only reads through the pointer here; `fetch` serves as well.
     fetch(libc::PTRACE_SETSIGINFO, tid, 0, &mut info)
 }
 
 /// Whether a SIGTRAP raised by the processor waits to be delivered to a stopped thread.
-pub(super) fn trap_is_pending(tid: pid_t) -> io::Result<bool> {
+pub(crate) fn trap_is_pending(tid: pid_t) -> io::Result<bool> {
     const BATCH: usize = 8;
     let mut offset = 0u64;
     loop {
@@ -196,14 +213,14 @@ pub(super) fn trap_is_pending(tid: pid_t) -> io::Result<bool> {
 }
 
 /// The signals that a stopped thread blocks, bit N − 1 for signal N.
-pub(super) fn signal_mask(tid: pid_t) -> io::Result<u64> {
+pub(crate) fn signal_mask(tid: pid_t) -> io::Result<u64> {
     let mut mask = 0u64;
     fetch(libc::PTRACE_GETSIGMASK, tid, size_of::<u64>(), &mut mask)?;
     Ok(mask)
 }
 
 /// Sets the signals that a stopped thread blocks.
-pub(super) fn set_signal_mask(tid: pid_t, mut mask: u64) -> io::Result<()> {
+pub(crate) fn set_signal_mask(tid: pid_t, mut mask: u64) -> io::Result<()> {
     // The kernel only reads through the pointer here; `fetch` serves as well.
     fetch(libc::PTRACE_SETSIGMASK, tid, size_of::<u64>(), &mut mask)
 }
@@ -212,7 +229,7 @@ pub(super) fn set_signal_mask(tid: pid_t, mut mask: u64) -> io::Result<()> {
 ///
 /// Reads past a page's protection where only a debugger may.
 #[inline]
-pub(super) fn read_memory(tid: pid_t, addr: u64, into: &mut [u8]) -> usize {
+pub(crate) fn read_memory(tid: pid_t, addr: u64, into: &mut [u8]) -> usize {
     let mut done = 0;
     while done < into.len() {
         let at = addr.wrapping_add(done as u64);
@@ -271,7 +288,7 @@ fn peek(tid: pid_t, addr: u64, into: &mut [u8]) -> bool {
 }
 
 /// Writes the memory of a stopped process.
-pub(super) fn write_memory(tid: pid_t, addr: u64, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write_memory(tid: pid_t, addr: u64, bytes: &[u8]) -> io::Result<()> {
     let local = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
@@ -310,12 +327,12 @@ fn wait(pid: pid_t) -> io::Result<(pid_t, Status)> {
 
 /// Waits for any traced thread to change its state.
 #[inline]
-pub(super) fn wait_any() -> io::Result<(pid_t, Status)> {
+pub(crate) fn wait_any() -> io::Result<(pid_t, Status)> {
     wait(-1)
 }
 
 /// Waits for one traced thread or child to change its state.
-pub(super) fn wait_for(tid: pid_t) -> io::Result<Status> {
+pub(crate) fn wait_for(tid: pid_t) -> io::Result<Status> {
     loop {
         match wait(tid) {
             Ok((_, status)) => return Ok(status),
@@ -327,7 +344,7 @@ pub(super) fn wait_for(tid: pid_t) -> io::Result<Status> {
 
 /// One file to try to execute, with the arguments it is to get.
 #[derive(Debug)]
-pub(super) struct Candidate {
+pub(crate) struct Candidate {
     path: CString,
     args: Vec<CString>,
     /// `/bin/sh path args…`, for a file without a format the kernel knows.
@@ -335,7 +352,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    pub(super) fn new(path: CString, args: &[CString]) -> Self {
+    pub(crate) fn new(path: CString, args: &[CString]) -> Self {
         let mut shell_args = vec![c"/bin/sh".to_owned(), path.clone()];
         shell_args.extend(args.iter().skip(1).cloned());
         Self {
@@ -348,7 +365,7 @@ impl Candidate {
 
 /// A child process that waits for permission to execute the first of its candidates that can be.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     pid: pid_t,
     go: OwnedFd,
     error: OwnedFd,
@@ -373,7 +390,7 @@ fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
 
 impl Gate {
     /// Forks the child.
-    pub(super) fn fork(candidates: &[Candidate]) -> io::Result<Self> {
+    pub(crate) fn fork(candidates: &[Candidate]) -> io::Result<Self> {
         let (go_read, go_write) = pipe()?;
         let (error_read, error_write) = pipe()?;
         // Everything the child needs is allocated before the fork.
@@ -404,19 +421,19 @@ impl Gate {
     }
 
     /// The child's process number.
-    pub(super) fn pid(&self) -> pid_t {
+    pub(crate) fn pid(&self) -> pid_t {
         self.pid
     }
 
     /// Lets the child go on to execute its program.
-    pub(super) fn open(&self) -> io::Result<()> {
+    pub(crate) fn open(&self) -> io::Result<()> {
         // SAFETY: one byte is read from a byte string.
         let written = unsafe { libc::write(self.go.as_raw_fd(), b"g".as_ptr().cast(), 1) };
         check(written as c_long).map(drop)
     }
 
     /// Why the child could not execute its program, once it has ended without doing so.
-    pub(super) fn failure(&self) -> io::Error {
+    pub(crate) fn failure(&self) -> io::Error {
         let mut errno = [0u8; 4];
         // SAFETY: at most four bytes are written to the array.
         let read = unsafe {
@@ -487,7 +504,7 @@ unsafe fn child(table: &[CandidateTable], go: &OwnedFd, go_write: RawFd, error: 
 }
 
 /// Sends a signal to a thread.
-pub(super) fn send(pid: pid_t, tid: pid_t, signal: c_int) {
+pub(crate) fn send(pid: pid_t, tid: pid_t, signal: c_int) {
     // SAFETY: no memory is involved; a thread that is already gone is no harm.
     unsafe {
         libc::syscall(libc::SYS_tgkill, pid, tid, signal);
@@ -496,7 +513,7 @@ pub(super) fn send(pid: pid_t, tid: pid_t, signal: c_int) {
 
 /// Signal dispositions of this process, put back when dropped.
 #[derive(Debug, Default)]
-pub(super) struct Dispositions {
+pub(crate) struct Dispositions {
     saved: Vec<(c_int, SavedAction)>,
 }
 
@@ -512,12 +529,12 @@ extern "C" fn wake_handler(_: c_int) {}
 
 impl Dispositions {
     /// Ignores `signal` until this is dropped.
-    pub(super) fn ignore(&mut self, signal: c_int) {
+    pub(crate) fn ignore(&mut self, signal: c_int) {
         self.set(signal, libc::SIG_IGN);
     }
 
     /// Makes `signal` do nothing but interrupt a system call until this is dropped.
-    pub(super) fn interrupting(&mut self, signal: c_int) {
+    pub(crate) fn interrupting(&mut self, signal: c_int) {
         self.set(signal, wake_handler as *const () as usize);
     }
 
@@ -547,17 +564,17 @@ impl Drop for Dispositions {
 }
 
 /// The signal with which the engine's own wait is interrupted.
-pub(super) fn wake_signal() -> c_int {
+pub(crate) fn wake_signal() -> c_int {
     libc::SIGRTMAX() - 3
 }
 
 /// The calling thread's number.
-pub(super) fn this_thread() -> pid_t {
+pub(crate) fn this_thread() -> pid_t {
     // SAFETY: no memory is involved.
     unsafe { libc::gettid() }
 }
 
 /// Interrupts the system call in which another thread of this process may wait.
-pub(super) fn wake(thread: pid_t) {
+pub(crate) fn wake(thread: pid_t) {
     send(std::process::id() as pid_t, thread, wake_signal());
 }

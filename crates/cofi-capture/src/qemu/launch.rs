@@ -1,17 +1,13 @@
-//! Finding QEMU, and starting a program under it.
+//! Finding QEMU, and what it takes to run a program under it.
 
-use crate::ptrace::{Command, EngineError};
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, Read};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 const QEMU: &str = "qemu-x86_64";
-/// How often an interpreter may itself be a script, as in Linux.
-const MAX_SCRIPTS: usize = 5;
 
 /// The plugin, built for each version of QEMU's interface.
 const PLUGINS: [(u32, &[u8]); 2] = [
@@ -158,91 +154,23 @@ impl Qemu {
         Err(says.lines().next().unwrap_or("nothing").to_owned())
     }
 
-    fn command(&self, folder: &Path) -> std::process::Command {
+    /// The option that makes QEMU load the plugin.
+    fn plugin_option(&self, folder: &Path) -> OsString {
         let mut option = self.plugin().into_os_string();
         option.push(",folder=");
         option.push(folder);
+        option
+    }
+
+    fn command(&self, folder: &Path) -> std::process::Command {
         let mut command = std::process::Command::new(&self.path);
-        command.arg("-plugin").arg(option);
+        command.arg("-plugin").arg(self.plugin_option(folder));
         command
     }
 
-    /// Starts a program.
-    pub(super) fn launch(&self, program: &Command) -> Result<(Child, PathBuf), EngineError> {
-        let fail = |source| EngineError::Launch {
-            program: program.program.clone(),
-            source,
-        };
-        let (path, args) = resolve(program).map_err(fail)?;
-        fs::create_dir_all(self.folder()).map_err(fail)?;
-        let child = self
-            .command(&self.folder())
-            .arg("-0")
-            .arg(&args[0])
-            .arg(&path)
-            .args(&args[1..])
-            .spawn()
-            .map_err(fail)?;
-        Ok((child, path))
+    /// What stands before a program and its arguments in QEMU's command line.
+    pub(super) fn prefix(&self) -> [OsString; 3] {
+        let plugin = self.plugin_option(&self.folder());
+        [self.path.clone().into_os_string(), "-plugin".into(), plugin]
     }
-}
-
-/// The file to run and its arguments, argv[0] first: scripts are run by their interpreters, as the kernel does it.
-fn resolve(command: &Command) -> io::Result<(PathBuf, Vec<OsString>)> {
-    let not_found = || io::Error::from_raw_os_error(libc::ENOENT);
-    let mut path = if command.program.is_empty() {
-        return Err(not_found());
-    } else if command.program.as_bytes().contains(&b'/') {
-        PathBuf::from(&command.program)
-    } else {
-        on_path(&command.program)
-            .find(|path| is_executable(path))
-            .ok_or_else(not_found)?
-    };
-    let mut args = vec![command.program.clone()];
-    args.extend(command.args.iter().cloned());
-    for _ in 0..MAX_SCRIPTS {
-        let mut begin = [0; 256];
-        let mut file = fs::File::open(&path)?;
-        if !is_executable(&path) {
-            return Err(io::Error::from_raw_os_error(libc::EACCES));
-        }
-        let mut len = 0;
-        while let 1.. = {
-            let read = file.read(&mut begin[len..])?;
-            len += read;
-            read
-        } {}
-        let begin = &begin[..len];
-        if begin.starts_with(b"\x7fELF") {
-            if begin.get(4) != Some(&2) || begin.get(18..20) != Some(&[62, 0]) {
-                return Err(io::Error::new(
-                    io::ErrorKind::Unsupported,
-                    "the qemu engine runs 64-bit x86 programs; use --engine ptrace",
-                ));
-            }
-            return Ok((path, args));
-        }
-        let Some(line) = begin.strip_prefix(b"#!") else {
-            break;
-        };
-        let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
-        let line = line.trim_ascii();
-        let (interpreter, argument) =
-            match line.iter().position(|byte| matches!(byte, b' ' | b'\t')) {
-                Some(at) => (&line[..at], line[at..].trim_ascii()),
-                None => (line, &b""[..]),
-            };
-        let script = std::mem::replace(
-            &mut path,
-            PathBuf::from(OsString::from_vec(interpreter.to_vec())),
-        );
-        let mut before = vec![path.clone().into_os_string()];
-        if !argument.is_empty() {
-            before.push(OsString::from_vec(argument.to_vec()));
-        }
-        before.push(script.into_os_string());
-        args.splice(..1, before);
-    }
-    Err(io::Error::from_raw_os_error(libc::ENOEXEC))
 }

@@ -5,22 +5,24 @@
 //! retired.
 
 mod blocks;
+mod follow;
 mod launch;
 mod shared;
 mod thread;
 
 pub use launch::{Qemu, QemuError};
 
+use crate::ptrace::sys::{self, Dispositions};
 use crate::ptrace::{Command, EngineError, Options, Outcome};
 use crate::{Observer, Pid, ProcessCause};
 use blocks::Blocks;
 use cofi_packet::Ip;
 use cofi_qemu_plugin::layout::{self, record};
+use follow::News;
 use shared::Shared;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -50,7 +52,7 @@ pub struct Unknown {
     pub unexplained: u64,
     /// Threads that were killed: their last block is not in the trace.
     pub cut: u64,
-    /// Programs that were started by `exec`: they ran without being traced.
+    /// Programs that were started but cannot run under QEMU (32-bit ones): they ran without being traced.
     pub escaped: u64,
 }
 
@@ -65,12 +67,14 @@ struct Process {
     slots: usize,
     /// A record was taken whose operands are still to come.
     rest: BTreeMap<usize, Vec<u32>>,
+    /// The thread that executed this program, which the observer knows already.
+    goes_on: Option<Pid>,
 }
 
 struct Engine<'o> {
     observer: &'o mut dyn Observer,
     processes: BTreeMap<Pid, Process>,
-    comm: String,
+    news: &'o News,
     unknown: Unknown,
     code: Vec<u8>,
     records: Vec<u32>,
@@ -87,49 +91,63 @@ pub fn run(
     options: Options<'_>,
     observer: &mut dyn Observer,
 ) -> Result<(Outcome, Unknown), EngineError> {
-    let (mut child, path) = qemu.launch(command)?;
-    let comm = path
-        .file_name()
-        .map(|name| name.to_string_lossy().chars().take(15).collect())
-        .unwrap_or_default();
+    let mut dispositions = Dispositions::default();
+    dispositions.interrupting(sys::wake_signal());
+    dispositions.ignore(libc::SIGINT);
+    dispositions.ignore(libc::SIGQUIT);
+    let news = News::default();
     let mut engine = Engine {
         observer,
+        news: &news,
         processes: BTreeMap::new(),
-        comm,
         unknown: Unknown::default(),
         code: Vec::new(),
         records: Vec::new(),
     };
-    let begin = Instant::now();
-    let mut looked = None::<Instant>;
-    let mut status = None;
-    let outcome = loop {
-        if looked.is_none_or(|at| at.elapsed() >= LOOK) {
-            looked = Some(Instant::now());
-            engine.look_for_processes(&qemu.folder())?;
-            let late = options.duration.is_some_and(|most| begin.elapsed() >= most);
-            if late || options.stop.load(Ordering::Relaxed) || engine.observer.has_failed() {
-                break Outcome::Detached;
-            }
-            if status.is_none() {
-                status = child.try_wait()?;
-            }
-        }
-        if !engine.take_turns() {
-            if let Some(status) = status {
-                break match (status.code(), status.signal()) {
-                    (Some(code), _) => Outcome::Exited(code),
-                    (None, signal) => Outcome::Signaled(signal.unwrap_or(0)),
-                };
-            }
-            std::thread::sleep(NAP);
-        }
-    };
-    engine.end(outcome);
-    Ok((outcome, engine.unknown))
+    std::thread::scope(|scope| {
+        let follower = scope.spawn(|| follow::follow(qemu, command, &news));
+        let result = engine.record(&qemu.folder(), options, || follower.is_finished());
+        news.stop();
+        let outcome = match follower.join() {
+            Ok(outcome) => outcome?,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        result?;
+        engine.end(outcome);
+        engine.unknown.escaped = news.escaped.load(Ordering::Relaxed);
+        Ok((outcome, engine.unknown))
+    })
 }
 
 impl Engine<'_> {
+    /// Takes what is told until the program has ended (`is_over`) or the options say stop.
+    fn record(
+        &mut self,
+        folder: &Path,
+        options: Options<'_>,
+        is_over: impl Fn() -> bool,
+    ) -> io::Result<()> {
+        let begin = Instant::now();
+        let mut looked = None::<Instant>;
+        loop {
+            let over = is_over();
+            if over || looked.is_none_or(|at| at.elapsed() >= LOOK) {
+                looked = Some(Instant::now());
+                self.look_for_processes(folder)?;
+                let late = options.duration.is_some_and(|most| begin.elapsed() >= most);
+                if late || options.stop.load(Ordering::Relaxed) || self.observer.has_failed() {
+                    return Ok(());
+                }
+            }
+            if !self.take_turns() {
+                if over {
+                    return Ok(());
+                }
+                std::thread::sleep(NAP);
+            }
+        }
+    }
+
     /// Takes up processes whose plugin has made its memory.
     fn look_for_processes(&mut self, folder: &Path) -> io::Result<()> {
         let Ok(entries) = fs::read_dir(folder) else {
@@ -159,30 +177,58 @@ impl Engine<'_> {
     fn begin_process(&mut self, shared: Shared) {
         let pid = shared.pid();
         let parent = shared.parent();
+        let mut comm = self.news.comm(pid);
         let mut blocks = Blocks::default();
-        if let Some((parent, inherited)) = parent {
+        let mut goes_on = None;
+        let cause = if let Some((parent, inherited)) = parent {
             self.catch_up(parent, inherited);
             if let Some(parent) = self.processes.get(&parent) {
                 blocks = parent.blocks.inherit(inherited as usize);
             }
-        }
-        let cause = match parent {
-            Some(_) => ProcessCause::Fork,
-            None => ProcessCause::Launch,
+            comm = comm.or_else(|| self.news.comm(parent));
+            ProcessCause::Fork
+        } else if self.processes.contains_key(&pid) {
+            goes_on = self.end_program(pid);
+            ProcessCause::Exec
+        } else {
+            ProcessCause::Launch
         };
-        let parent = parent.map(|(pid, _)| pid);
-        self.observer.process(pid, parent, cause, &self.comm);
-        self.processes.insert(
+        let (parent, comm) = (parent.map(|(pid, _)| pid), comm.unwrap_or_default());
+        self.observer.process(pid, parent, cause, &comm);
+        let process = Process {
             pid,
-            Process {
-                pid,
-                shared,
-                blocks,
-                threads: BTreeMap::new(),
-                slots: 0,
-                rest: BTreeMap::new(),
-            },
-        );
+            shared,
+            blocks,
+            threads: BTreeMap::new(),
+            slots: 0,
+            rest: BTreeMap::new(),
+            goes_on,
+        };
+        self.processes.insert(pid, process);
+    }
+
+    /// A process has executed another program: its threads are gone but for the one that goes on under the process's own
+    /// number, if that was traced.
+    fn end_program(&mut self, pid: Pid) -> Option<Pid> {
+        let mut process = self.processes.remove(&pid)?;
+        while process.turn(
+            self.observer,
+            &mut self.code,
+            &mut self.records,
+            &mut self.unknown,
+        ) {}
+        let mut goes_on = None;
+        for (_, mut thread) in std::mem::take(&mut process.threads) {
+            // Of a thread that another one's exec has killed, the last block is not known.
+            self.unknown.cut += u64::from(!thread.end(self.observer, &process.blocks));
+            self.unknown.unexplained += thread.unexplained;
+            if thread.tid == pid {
+                goes_on = Some(pid);
+            } else {
+                self.observer.thread_exit(pid, thread.tid);
+            }
+        }
+        goes_on
     }
 
     /// Takes blocks of a process until there are `count`.
@@ -198,22 +244,12 @@ impl Engine<'_> {
     fn take_turns(&mut self) -> bool {
         let mut any = false;
         for process in self.processes.values_mut() {
-            while process.slots < layout::SLOTS && process.shared.is_used(process.slots) {
-                process.slots += 1;
-            }
-            for slot in 0..process.slots {
-                process.shared.take(slot, &mut self.records, TURN);
-                if !self.records.is_empty() {
-                    any = true;
-                    process.take(
-                        slot,
-                        &self.records,
-                        self.observer,
-                        &mut self.code,
-                        &mut self.unknown,
-                    );
-                }
-            }
+            any |= process.turn(
+                self.observer,
+                &mut self.code,
+                &mut self.records,
+                &mut self.unknown,
+            );
         }
         any
     }
@@ -237,6 +273,28 @@ impl Engine<'_> {
 }
 
 impl Process {
+    /// Gives every thread a turn; whether any had something to tell.
+    fn turn(
+        &mut self,
+        observer: &mut dyn Observer,
+        code: &mut Vec<u8>,
+        records: &mut Vec<u32>,
+        unknown: &mut Unknown,
+    ) -> bool {
+        let mut any = false;
+        while self.slots < layout::SLOTS && self.shared.is_used(self.slots) {
+            self.slots += 1;
+        }
+        for slot in 0..self.slots {
+            self.shared.take(slot, records, TURN);
+            if !records.is_empty() {
+                any = true;
+                self.take(slot, records, observer, code, unknown);
+            }
+        }
+        any
+    }
+
     /// Takes the next translated block; `false` if there is none.
     fn next_block(&mut self, observer: &mut dyn Observer, code: &mut Vec<u8>) -> bool {
         let Some(block) = self.shared.next_block(code) else {
@@ -280,7 +338,9 @@ impl Process {
             match (*first, operands) {
                 (record::THREAD, [tid]) => {
                     let parent = self.threads.values().next().map(|thread| thread.tid);
-                    observer.thread_start(self.pid, *tid, parent);
+                    if self.goes_on.take() != Some(*tid) {
+                        observer.thread_start(self.pid, *tid, parent);
+                    }
                     thread = Some(Thread::new(*tid));
                 }
                 (record::EXIT, _) => {
@@ -304,8 +364,6 @@ impl Process {
                     if MAPPING_CALLS.contains(&number) {
                         self.blocks.mappings_change();
                     }
-                    unknown.escaped +=
-                        u64::from(number == libc::SYS_execve || number == libc::SYS_execveat);
                     if let Some(thread) = &mut thread {
                         thread.system_call();
                     }

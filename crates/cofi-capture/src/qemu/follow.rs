@@ -1,0 +1,227 @@
+//! Every program that is started runs under QEMU: the first one, and each that a traced process starts with `exec`.
+//!
+//! The program is started as it would be without Cofi, under a tracer that does nothing but wait. When `exec` has succeeded, and
+//! before the new program's first instruction, the tracer makes it execute QEMU instead, with the program's own
+//! arguments. So the kernel itself has found the file, read the script's first line, and refused what it refuses.
+
+use super::launch::Qemu;
+use crate::Pid;
+use crate::ptrace::sys::{self, CALL_STOP, EVENT_STOP, Regs, Resume, Status};
+use crate::ptrace::{Command, EngineError, Outcome};
+use libc::{c_int, pid_t};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+
+const OPTIONS: c_int = libc::PTRACE_O_TRACECLONE
+    | libc::PTRACE_O_TRACEFORK
+    | libc::PTRACE_O_TRACEVFORK
+    | libc::PTRACE_O_TRACEEXEC
+    | libc::PTRACE_O_TRACESYSGOOD;
+
+/// More pointers and text than this are not put below a new program's stack, of which the kernel maps 128 KiB.
+const MOST: usize = 100 << 10;
+
+/// What the tracer tells the recorder.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// The program that each process runs.
+    programs: Mutex<BTreeMap<Pid, PathBuf>>,
+    /// Programs that run without being traced.
+    pub(super) escaped: AtomicU64,
+    /// The tracer is to leave everything to itself.
+    pub(super) stop: AtomicBool,
+    /// The tracer's thread, to wake it.
+    thread: AtomicI32,
+}
+
+impl News {
+    /// The name of the program that a process runs, as the kernel shortens it.
+    pub(super) fn comm(&self, pid: Pid) -> Option<String> {
+        let programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = programs.get(&pid)?.file_name()?;
+        Some(String::from_utf8_lossy(&name.as_bytes()[..name.len().min(15)]).into_owned())
+    }
+
+    /// Ends the tracer's wait.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        match self.thread.load(Ordering::Relaxed) {
+            0 => {}
+            thread => sys::wake(thread),
+        }
+    }
+}
+
+/// Starts the command under QEMU and follows it until its first process ends.
+pub(super) fn follow(qemu: &Qemu, command: &Command, news: &News) -> Result<Outcome, EngineError> {
+    news.thread.store(sys::this_thread(), Ordering::Relaxed);
+    let fail = |source| EngineError::Launch {
+        program: command.program.clone(),
+        source,
+    };
+    std::fs::create_dir_all(qemu.folder()).map_err(fail)?;
+    let gate = crate::ptrace::launch::fork(command)?;
+    let leader = gate.pid();
+    sys::seize(leader, OPTIONS).map_err(fail)?;
+    gate.open().map_err(fail)?;
+    let mut follower = Follower {
+        qemu,
+        news,
+        becoming: BTreeSet::new(),
+    };
+    let mut started = false;
+    loop {
+        let (tid, status) = match sys::wait_any() {
+            Ok(news) => news,
+            Err(error) if error.raw_os_error() == Some(libc::EINTR) => {
+                if news.stop.load(Ordering::Relaxed) {
+                    return Ok(Outcome::Detached);
+                }
+                continue;
+            }
+            Err(error) => return Err(EngineError::Trace(error)),
+        };
+        match status {
+            Status::Exited(_) if tid == leader && !started => return Err(fail(gate.failure())),
+            Status::Exited(code) if tid == leader => return Ok(Outcome::Exited(code)),
+            Status::Signaled(signal) if tid == leader => return Ok(Outcome::Signaled(signal)),
+            Status::Exited(_) | Status::Signaled(_) => {}
+            Status::Stopped { signal, event } => {
+                started |= event == libc::PTRACE_EVENT_EXEC;
+                follower.stopped(tid, signal, event);
+            }
+        }
+    }
+}
+
+struct Follower<'a> {
+    qemu: &'a Qemu,
+    news: &'a News,
+    /// Processes that have been made to execute QEMU, and will tell so.
+    becoming: BTreeSet<pid_t>,
+}
+
+impl Follower<'_> {
+    fn stopped(&mut self, tid: pid_t, signal: c_int, event: c_int) {
+        // A thread that is gone in between is told of by a status of its own.
+        let _ = match event {
+            0 if signal == CALL_STOP => {
+                self.executed(tid);
+                sys::resume(tid, Resume::Run, 0)
+            }
+            0 => sys::resume(tid, Resume::Run, signal),
+            EVENT_STOP
+                if matches!(
+                    signal,
+                    libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU
+                ) =>
+            {
+                sys::listen(tid)
+            }
+            libc::PTRACE_EVENT_EXEC if self.becoming.remove(&tid) => {
+                sys::resume(tid, Resume::Run, 0)
+            }
+            // The call is still to return, and to overwrite RAX.
+            libc::PTRACE_EVENT_EXEC => sys::resume(tid, Resume::Call, 0),
+            _ => sys::resume(tid, Resume::Run, 0),
+        };
+    }
+
+    /// A process has executed a program, and is about to run it.
+    fn executed(&mut self, pid: pid_t) {
+        let program = std::fs::read_link(format!("/proc/{pid}/exe"));
+        let result = program.and_then(|program| {
+            if !is_x86_64(Path::new(&format!("/proc/{pid}/exe")))? {
+                return Err(io::Error::from(io::ErrorKind::Unsupported));
+            }
+            become_qemu(pid, &self.qemu.prefix(), &program)?;
+            Ok(program)
+        });
+        match result {
+            Ok(program) => {
+                let mut programs = self
+                    .news
+                    .programs
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
+                programs.insert(pid as Pid, program);
+                self.becoming.insert(pid);
+            }
+            // It runs all the same, only not under QEMU.
+            Err(_) => {
+                self.news.escaped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn is_x86_64(path: &Path) -> io::Result<bool> {
+    let mut begin = [0; 20];
+    File::open(path)?.read_exact(&mut begin)?;
+    Ok(begin.starts_with(b"\x7fELF\x02") && begin[18..20] == [62, 0])
+}
+
+fn read_word(pid: pid_t, at: u64) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    match sys::read_memory(pid, at, &mut bytes) {
+        8 => Ok(u64::from_ne_bytes(bytes)),
+        _ => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+    }
+}
+
+/// Makes a process that is about to run its first instruction execute QEMU with its own arguments.
+fn become_qemu(pid: pid_t, prefix: &[std::ffi::OsString], program: &Path) -> io::Result<()> {
+    let mut regs: Regs = sys::no_registers();
+    sys::registers(pid, &mut regs)?;
+    // The stack of a new program: the number of arguments, their addresses, 0, those of the environment, 0.
+    let count = read_word(pid, regs.rsp)?;
+    let arguments = regs.rsp + 8;
+    let environment = arguments + 8 * (count + 1);
+    if count as usize > MOST / 8 {
+        return Err(io::Error::from_raw_os_error(libc::E2BIG));
+    }
+
+    // The new words' texts, from `base` on; then the table of arguments.
+    let base = regs.rsp - 128 - MOST as u64;
+    let mut texts = Vec::new();
+    let mut put = |text: &[u8]| {
+        let at = base + texts.len() as u64;
+        texts.extend_from_slice(text);
+        texts.push(0);
+        at
+    };
+    let mut table: Vec<u64> = prefix.iter().map(|word| put(word.as_bytes())).collect();
+    table.push(put(b"-0"));
+    table.push(match count {
+        0 => put(b""),
+        _ => read_word(pid, arguments)?,
+    });
+    table.push(put(program.as_os_str().as_bytes()));
+    for i in 1..count {
+        table.push(read_word(pid, arguments + 8 * i)?);
+    }
+    table.push(0);
+    let path = table[0];
+    texts.resize(texts.len().next_multiple_of(8), 0);
+    let list = base + texts.len() as u64;
+    texts.extend(table.iter().flat_map(|address| address.to_ne_bytes()));
+    if texts.len() > MOST {
+        return Err(io::Error::from_raw_os_error(libc::E2BIG));
+    }
+    sys::write_memory(pid, base, &texts)?;
+
+    // SYSCALL where the program would begin.
+    let mut code = read_word(pid, regs.rip)?.to_ne_bytes();
+    code[..2].copy_from_slice(&[0x0f, 0x05]);
+    sys::poke(pid, regs.rip, code)?;
+    regs.rax = libc::SYS_execve as u64;
+    regs.orig_rax = u64::MAX;
+    (regs.rdi, regs.rsi, regs.rdx) = (path, list, environment);
+    sys::set_registers(pid, &regs)
+}
