@@ -80,12 +80,12 @@ fn compare(session: &Session<'_>, truth: &TruthStream) -> Result<Result<u64, Str
             Item::Error(error) => return Ok(Err(format!("after {count} instructions: {error}"))),
             Item::Insn(executed) => {
                 let expected = addresses.next().transpose()?;
-                let line = insn::line(&mut flow, &executed);
                 if expected != Some(executed.ip) {
                     let mut text = format!("instruction {count} differs; the decoded flow:\n");
-                    for line in &before {
-                        text += &format!("      {line}\n");
+                    for executed in &before {
+                        text += &format!("      {}\n", insn::line(&mut flow, executed));
                     }
+                    let line = insn::line(&mut flow, &executed);
                     text += &format!("  --> {line}\n    the engine's own list goes on:\n");
                     let rest = expected.into_iter().map(Ok).chain(addresses);
                     for ip in rest.take(AROUND) {
@@ -97,7 +97,7 @@ fn compare(session: &Session<'_>, truth: &TruthStream) -> Result<Result<u64, Str
                 if before.len() == AROUND {
                     before.pop_front();
                 }
-                before.push_back(line);
+                before.push_back(executed);
             }
         }
     }
