@@ -112,10 +112,13 @@ pub mod record {
     /// The thread is gone.
     pub const EXIT: u32 = SPECIAL | 2;
     /// A signal's handler begins: the interrupted address (two records, low half first), the signal's number, its
-    /// `si_code`.
+    /// `si_code` or [`NO_CODE`].
     pub const SIGNAL: u32 = SPECIAL | 3;
     /// A system call begins; its number follows.
     pub const SYSCALL: u32 = SPECIAL | 4;
+
+    /// In the place of a signal's `si_code`: the program has not asked for it, so nobody knows. Positive, as that of a fault.
+    pub const NO_CODE: u32 = 0x7fff_ffff;
 
     /// How many records follow.
     #[must_use]

@@ -8,7 +8,7 @@ use crate::layout::{self, BlockHead, header, record, slot};
 use crate::qemu::{Functions, Id, Tb};
 use crate::sys;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -28,6 +28,9 @@ static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 static BLOCKS: Mutex<u32> = Mutex::new(0);
 /// Addresses of signal handlers, each with the restorer that stands below its frame.
 static HANDLERS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+/// Whether a signal's handler is called with a `siginfo`: else its place in the frame holds what was there before.
+static WITH_INFO: [AtomicBool; 65] = [const { AtomicBool::new(false) }; 65];
 
 /// A system call's numbers on x86-64.
 mod call {
@@ -192,6 +195,8 @@ const RSI: u64 = 6 * 8;
 const RDI: u64 = 7 * 8;
 /// In the frame of a signal, behind the restorer's address, is a `ucontext`; in that, the interrupted address.
 const RIP_IN_UCONTEXT: u64 = 40 + 16 * 8;
+/// Flag of a `sigaction`.
+const SA_SIGINFO: u64 = 4;
 /// `si_code` in a `siginfo`.
 const CODE_IN_SIGINFO: u64 = 8;
 
@@ -221,7 +226,13 @@ fn signal(state: u64) -> Option<[u32; 4]> {
     }
     let ip = peek64(context.checked_add(RIP_IN_UCONTEXT)?)?;
     let number = register(RDI)? as u32;
-    let code = peek32(register(RSI)?.checked_add(CODE_IN_SIGINFO)?)?;
+    let with_info = WITH_INFO
+        .get(number as usize)
+        .is_some_and(|with| with.load(Ordering::Relaxed));
+    let code = match with_info {
+        true => peek32(register(RSI)?.checked_add(CODE_IN_SIGINFO)?)?,
+        false => record::NO_CODE,
+    };
     Some([ip as u32, (ip >> 32) as u32, number, code])
 }
 
@@ -294,12 +305,18 @@ extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
 
 #[rustfmt::skip]
 extern "C" fn on_system_call(
-    _id: Id, vcpu: c_uint, number: i64, _signal: u64, action: u64,
+    _id: Id, vcpu: c_uint, number: i64, signal: u64, action: u64,
     _: u64, _: u64, _: u64, _: u64, _: u64, _: u64,
 ) {
     put(vcpu, &[record::SYSCALL, number as u32]);
     if number == call::RT_SIGACTION && action != 0 {
         // struct kernel_sigaction: handler, flags, restorer. Guest memory is at its own addresses here.
+        if let (Some(with), Some(flags)) = (
+            WITH_INFO.get(signal as usize),
+            peek64(action.wrapping_add(8)),
+        ) {
+            with.store(flags & SA_SIGINFO != 0, Ordering::Relaxed);
+        }
         if let (Some(handler @ 2..), Some(restorer)) = (peek64(action), peek64(action.wrapping_add(16))) {
             let mut handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
             if !handlers.contains(&(handler, restorer)) {

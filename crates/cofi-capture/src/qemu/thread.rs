@@ -3,7 +3,7 @@
 //! A record says that a block was entered. Whether it was finished, and how, the next record tells: control went to a place
 //! where the block can lead, or a signal's handler began, which says what was interrupted.
 
-use super::blocks::{Blocks, Step, may_follow};
+use super::blocks::{Block, Blocks, Step, is_vsyscall, may_follow};
 use crate::{Entry, Observer, Pid};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip};
@@ -64,38 +64,55 @@ impl Thread {
 
     /// A block was entered.
     pub(super) fn enter(&mut self, observer: &mut dyn Observer, blocks: &Blocks, number: u32) {
-        let Some((start, _)) = blocks.get(number) else {
+        let Some((block, _)) = blocks.get(number) else {
             self.unexplained += 1;
             return;
         };
+        let start = block.start;
         let signal = self.signal.take();
         let before = self
             .entered
             .replace(number)
             .and_then(|before| blocks.get(before));
         self.in_system_call = false;
-        let Some((_, steps)) = before else {
+        let Some((before, steps)) = before else {
             return observer.resume_user(self.tid, start, ExecMode::Bits64);
         };
         match signal {
             Some(signal) => {
-                self.interrupted(observer, steps, signal);
+                self.interrupted(observer, before, steps, signal);
                 observer.resume_user(self.tid, start, ExecMode::Bits64);
             }
-            None => self.completed(observer, steps, start),
+            None => self.completed(observer, before, steps, block),
         }
     }
 
-    /// A block ran to its end, and control went to `next`.
-    fn completed(&mut self, observer: &mut dyn Observer, steps: &[Step], next: Ip) {
+    /// A block ran to its end, and control went to `block`.
+    fn completed(
+        &mut self,
+        observer: &mut dyn Observer,
+        before: &Block,
+        steps: &[Step],
+        block: &Block,
+    ) {
+        let next = block.start;
         let Some((last, body)) = steps.split_last() else {
-            // A block without an instruction that could be read: #UD.
-            self.unexplained += 1;
-            return;
+            // A call that QEMU carries out in the kernel's place, or a block without an instruction that could be read: #UD.
+            self.unexplained += u64::from(!is_vsyscall(before.start));
+            observer.enter_kernel(self.tid, Entry::Event { from: before.start });
+            return observer.resume_user(self.tid, next, ExecMode::Bits64);
         };
         // A repeated string instruction enters its block anew for each round.
         let goes_round = last.insn.repeats && next == last.ip;
-        if !goes_round && !may_follow(last, next) {
+        let follows = goes_round || may_follow(last, next);
+        if (!follows || block.is_resumed)
+            && !before.is_resumed
+            && let Some(place) = steps.iter().position(|step| step.ip == next)
+        {
+            // QEMU stopped in the middle, and goes on from there with a block of one instruction.
+            return self.retire(observer, &steps[..place], next);
+        }
+        if !follows {
             // QEMU does not tell why. What is certain is that the block was entered.
             self.unexplained += 1;
             observer.enter_kernel(self.tid, Entry::Event { from: steps[0].ip });
@@ -122,13 +139,26 @@ impl Thread {
     }
 
     /// A signal interrupted a block, or what came behind it.
-    fn interrupted(&mut self, observer: &mut dyn Observer, steps: &[Step], signal: Signal) {
+    fn interrupted(
+        &mut self,
+        observer: &mut dyn Observer,
+        before: &Block,
+        steps: &[Step],
+        signal: Signal,
+    ) {
         let Some((last, body)) = steps.split_last() else {
-            return;
+            let from = before.start;
+            return observer.enter_kernel(self.tid, Entry::Event { from });
         };
-        let place = steps.iter().position(|step| step.ip == signal.ip);
+        // In the middle: at an instruction that faults, or where QEMU stopped to let one run alone. A system call that is to
+        // be made again stands in its block, too, but was made.
+        let place = steps.iter().position(|step| {
+            step.ip == signal.ip
+                && step.insn.class != Class::Syscall
+                && (signal.is_fault() || !(step.insn.repeats || may_follow(last, signal.ip)))
+        });
         let from = match (last.insn.class, place) {
-            (_, Some(place)) if signal.is_fault() => {
+            (_, Some(place)) => {
                 self.retire(observer, &steps[..place], signal.ip);
                 signal.ip
             }
