@@ -24,6 +24,14 @@ struct Plugin {
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 /// This process's shared memory.
 static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+/// By virtual processor, where its thread's slot is: its offset in units of [`layout::SLOT_HEADER`], or one of the following.
+static SLOT_OF: [AtomicU32; 1 << 20] = [const { AtomicU32::new(NO_SLOT) }; 1 << 20];
+/// One more than the highest number of a virtual processor that has run.
+static VCPUS: AtomicU32 = AtomicU32::new(0);
+/// It has run nothing yet.
+const NO_SLOT: u32 = 0;
+/// There was no slot left for it.
+const UNTRACED: u32 = u32::MAX;
 /// The ring of blocks has one producer at a time; this is how many there are.
 static BLOCKS: Mutex<u32> = Mutex::new(0);
 /// Addresses of signal handlers, each with the restorer that stands below its frame.
@@ -141,9 +149,19 @@ fn wait() -> bool {
     word32(header::STOPPED).load(Ordering::Relaxed) == 0
 }
 
-/// Puts records into a virtual processor's ring, all or none at a time.
-fn put(vcpu: c_uint, records: &[u32]) {
-    let base = layout::slot_at(vcpu as usize % layout::SLOTS);
+/// Where in the shared memory the slot of a virtual processor's thread begins; `None` if there is none for it. (The processor's
+/// own number will not do: QEMU gives a new one the highest number yet plus one, so where threads follow each other without a
+/// pause numbers grow without end.)
+fn slot_of(vcpu: c_uint) -> Option<usize> {
+    match SLOT_OF.get(vcpu as usize)?.load(Ordering::Relaxed) {
+        NO_SLOT => begin_thread(vcpu),
+        UNTRACED => None,
+        base => Some(base as usize * layout::SLOT_HEADER),
+    }
+}
+
+/// Puts records into a slot's ring, all or none at a time.
+fn put(base: usize, records: &[u32]) {
     let (head, tail) = (word(base + slot::HEAD), word(base + slot::TAIL));
     let at = head.load(Ordering::Relaxed);
     let end = at + records.len() as u64;
@@ -162,19 +180,32 @@ fn put(vcpu: c_uint, records: &[u32]) {
 
 /// A block is about to run.
 extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
-    let base = layout::slot_at(vcpu as usize % layout::SLOTS);
-    if word32(base + slot::THREAD).load(Ordering::Relaxed) == 0 {
-        begin_thread(vcpu, base);
+    if let Some(base) = slot_of(vcpu) {
+        put(base, &[number.addr() as u32]);
     }
-    put(vcpu, &[number.addr() as u32]);
 }
 
 /// The first block that a thread runs. (QEMU tells of a new virtual processor in its parent's thread.)
 #[cold]
-fn begin_thread(vcpu: c_uint, base: usize) {
+fn begin_thread(vcpu: c_uint) -> Option<usize> {
     let tid = sys::gettid();
-    word32(base + slot::THREAD).store(tid, Ordering::Relaxed);
-    put(vcpu, &[record::THREAD, tid]);
+    VCPUS.fetch_max(vcpu.saturating_add(1), Ordering::Relaxed);
+    let free = (0..layout::SLOTS).map(layout::slot_at).find(|base| {
+        let thread = word32(base + slot::THREAD);
+        let (order, otherwise) = (Ordering::AcqRel, Ordering::Relaxed);
+        thread.compare_exchange(0, tid, order, otherwise).is_ok()
+    });
+    let mine = free.map_or(UNTRACED, |base| (base / layout::SLOT_HEADER) as u32);
+    if let Some(place) = SLOT_OF.get(vcpu as usize) {
+        place.store(mine, Ordering::Relaxed);
+    }
+    match free {
+        Some(base) => put(base, &[record::THREAD, tid]),
+        None => {
+            word32(header::UNTRACED).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    free
 }
 
 /// A block that begins a signal handler is about to run. QEMU's generated code has the address of the CPU's state in rbp;
@@ -238,7 +269,9 @@ fn signal(state: u64) -> Option<[u32; 4]> {
 
 extern "C" fn on_handler_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
     if let Some([low, high, signal, code]) = signal(state) {
-        put(vcpu, &[record::SIGNAL, low, high, signal, code]);
+        if let Some(base) = slot_of(vcpu) {
+            put(base, &[record::SIGNAL, low, high, signal, code]);
+        }
     }
     on_block(vcpu, number);
 }
@@ -297,9 +330,16 @@ fn put_block(address: u64, instructions: u32, code: &[u8]) -> u32 {
 }
 
 extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
-    let base = layout::slot_at(vcpu as usize % layout::SLOTS);
-    if word32(base + slot::THREAD).swap(0, Ordering::Relaxed) != 0 {
-        put(vcpu, &[record::EXIT]);
+    let Some(place) = SLOT_OF.get(vcpu as usize) else {
+        return;
+    };
+    match place.swap(NO_SLOT, Ordering::Relaxed) {
+        NO_SLOT | UNTRACED => {}
+        base => {
+            let base = base as usize * layout::SLOT_HEADER;
+            put(base, &[record::EXIT]);
+            word32(base + slot::THREAD).store(0, Ordering::Release);
+        }
     }
 }
 
@@ -308,7 +348,9 @@ extern "C" fn on_system_call(
     _id: Id, vcpu: c_uint, number: i64, signal: u64, action: u64,
     _: u64, _: u64, _: u64, _: u64, _: u64, _: u64,
 ) {
-    put(vcpu, &[record::SYSCALL, number as u32]);
+    if let Some(base) = slot_of(vcpu) {
+        put(base, &[record::SYSCALL, number as u32]);
+    }
     if number == call::RT_SIGACTION && action != 0 {
         // struct kernel_sigaction: handler, flags, restorer. Guest memory is at its own addresses here.
         if let (Some(with), Some(flags)) = (
@@ -330,6 +372,11 @@ extern "C" fn on_system_call(
 extern "C" fn on_fork() {
     let Some(plugin) = PLUGIN.get() else { return };
     let parent = word32(header::PID).load(Ordering::Relaxed);
+    // The one thread that there is begins anew, in the new memory.
+    let used = VCPUS.load(Ordering::Relaxed) as usize;
+    for place in SLOT_OF.iter().take(used) {
+        place.store(NO_SLOT, Ordering::Relaxed);
+    }
     let inherited = u64::from(*BLOCKS.lock().unwrap_or_else(PoisonError::into_inner));
     // Without memory of its own it would write into its parent's: rather let it end.
     if let Err(error) = open_memory(&plugin.folder, parent, inherited) {
