@@ -1,7 +1,7 @@
 //! The shared memory of one traced process.
 //!
 //! A file, mapped by the plugin and by the recorder, holds a header, a ring of translated blocks (bytes), and for each
-//! virtual processor a ring of what it did (32-bit records). A ring has one producer and one consumer; `head` and `tail`
+//! thread a ring of what it did (32-bit records). A ring has one producer and one consumer; `head` and `tail`
 //! count what was put in and taken out since the beginning, and never wrap. A producer that finds its ring full waits: nothing
 //! is ever dropped.
 //!
@@ -22,6 +22,8 @@ pub mod header {
     pub const INHERITED: usize = 16;
     /// `u32`: 1 once nobody takes anything any more; a full ring is no reason to wait then.
     pub const STOPPED: usize = 24;
+    /// `u32`: threads that found no slot.
+    pub const UNTRACED: usize = 28;
     /// `u64`: bytes ever put into the ring of blocks.
     pub const BLOCKS_HEAD: usize = 64;
     /// `u64`: bytes ever taken out of it.
@@ -32,8 +34,8 @@ pub mod header {
 pub const HEADER: usize = 4096;
 /// Size of the ring of blocks.
 pub const BLOCKS: usize = 8 << 20;
-/// Virtual processors there can be: threads of one process at a time.
-pub const SLOTS: usize = 1024;
+/// Slots there are: threads of one process at a time that can be traced.
+pub const SLOTS: usize = 4096;
 /// Records in the ring of one.
 pub const RECORDS: usize = 1 << 18;
 /// Size of a slot: its header and its ring.
@@ -49,11 +51,13 @@ pub mod slot {
     pub const HEAD: usize = 0;
     /// `u64`: records ever taken out.
     pub const TAIL: usize = 64;
-    /// `u64`, the producer's own: how far `HEAD` may go before it looks at `TAIL`; 0 while no thread uses the slot.
+    /// `u64`, the producer's own: how far `HEAD` may go before it looks at `TAIL`.
     pub const LIMIT: usize = 128;
+    /// `u32`: the thread that uses the slot, or 0.
+    pub const THREAD: usize = 192;
 }
 
-/// Where the slot of a virtual processor begins.
+/// Where a slot begins.
 #[must_use]
 pub const fn slot_at(index: usize) -> usize {
     HEADER + BLOCKS + index * SLOT
@@ -112,10 +116,13 @@ pub mod record {
     /// The thread is gone.
     pub const EXIT: u32 = SPECIAL | 2;
     /// A signal's handler begins: the interrupted address (two records, low half first), the signal's number, its
-    /// `si_code`.
+    /// `si_code` or [`NO_CODE`].
     pub const SIGNAL: u32 = SPECIAL | 3;
     /// A system call begins; its number follows.
     pub const SYSCALL: u32 = SPECIAL | 4;
+
+    /// In the place of a signal's `si_code`: the program has not asked for it, so nobody knows. Positive, as that of a fault.
+    pub const NO_CODE: u32 = 0x7fff_ffff;
 
     /// How many records follow.
     #[must_use]

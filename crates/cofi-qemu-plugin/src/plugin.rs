@@ -8,7 +8,7 @@ use crate::layout::{self, BlockHead, header, record, slot};
 use crate::qemu::{Functions, Id, Tb};
 use crate::sys;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -24,10 +24,21 @@ struct Plugin {
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 /// This process's shared memory.
 static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+/// By virtual processor, where its thread's slot is: its offset in units of [`layout::SLOT_HEADER`], or one of the following.
+static SLOT_OF: [AtomicU32; 1 << 20] = [const { AtomicU32::new(NO_SLOT) }; 1 << 20];
+/// One more than the highest number of a virtual processor that has run.
+static VCPUS: AtomicU32 = AtomicU32::new(0);
+/// It has run nothing yet.
+const NO_SLOT: u32 = 0;
+/// There was no slot left for it.
+const UNTRACED: u32 = u32::MAX;
 /// The ring of blocks has one producer at a time; this is how many there are.
 static BLOCKS: Mutex<u32> = Mutex::new(0);
 /// Addresses of signal handlers, each with the restorer that stands below its frame.
 static HANDLERS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+/// Whether a signal's handler is called with a `siginfo`: else its place in the frame holds what was there before.
+static WITH_INFO: [AtomicBool; 65] = [const { AtomicBool::new(false) }; 65];
 
 /// A system call's numbers on x86-64.
 mod call {
@@ -141,9 +152,19 @@ fn wait() -> bool {
     true
 }
 
-/// Puts records into a virtual processor's ring, all or none at a time.
-fn put(vcpu: c_uint, records: &[u32]) {
-    let base = layout::slot_at(vcpu as usize % layout::SLOTS);
+/// Where in the shared memory the slot of a virtual processor's thread begins; `None` if there is none for it. (The processor's
+/// own number will not do: QEMU gives a new one the highest number yet plus one, so where threads follow each other without a
+/// pause numbers grow without end.)
+fn slot_of(vcpu: c_uint) -> Option<usize> {
+    match SLOT_OF.get(vcpu as usize)?.load(Ordering::Relaxed) {
+        NO_SLOT => begin_thread(vcpu),
+        UNTRACED => None,
+        base => Some(base as usize * layout::SLOT_HEADER),
+    }
+}
+
+/// Puts records into a slot's ring, all or none at a time.
+fn put(base: usize, records: &[u32]) {
     let (head, tail) = (word(base + slot::HEAD), word(base + slot::TAIL));
     let at = head.load(Ordering::Relaxed);
     let end = at + records.len() as u64;
@@ -162,7 +183,7 @@ fn put(vcpu: c_uint, records: &[u32]) {
 
 /// A block is about to run.
 extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
-    let base = layout::slot_at(vcpu as usize % layout::SLOTS);
+    let Some(base) = slot_of(vcpu) else { return };
     let head = word(base + slot::HEAD);
     let at = head.load(Ordering::Relaxed);
     if at < word(base + slot::LIMIT).load(Ordering::Relaxed) {
@@ -171,25 +192,44 @@ extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
         record.store(number.addr() as u32, Ordering::Relaxed);
         head.store(at + 1, Ordering::Release);
     } else {
-        on_block_at_limit(vcpu, base, number.addr() as u32);
+        on_block_at_limit(base, number.addr() as u32);
     }
 }
 
-/// The ring may be full, or this is the first block that a thread runs. (QEMU tells of a new virtual processor in its
-/// parent's thread.)
+/// The ring may be full.
 #[cold]
-fn on_block_at_limit(vcpu: c_uint, base: usize, number: u32) {
+fn on_block_at_limit(base: usize, number: u32) {
     let limit = word(base + slot::LIMIT);
     if word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
         // Nobody reads any more: round and round.
         return limit.store(u64::MAX, Ordering::Relaxed);
     }
-    if limit.load(Ordering::Relaxed) == 0 {
-        put(vcpu, &[record::THREAD, sys::gettid()]);
-    }
-    put(vcpu, &[number]);
+    put(base, &[number]);
     let tail = word(base + slot::TAIL).load(Ordering::Acquire);
     limit.store(tail + layout::RECORDS as u64, Ordering::Relaxed);
+}
+
+/// The first block that a thread runs. (QEMU tells of a new virtual processor in its parent's thread.)
+#[cold]
+fn begin_thread(vcpu: c_uint) -> Option<usize> {
+    let tid = sys::gettid();
+    VCPUS.fetch_max(vcpu.saturating_add(1), Ordering::Relaxed);
+    let free = (0..layout::SLOTS).map(layout::slot_at).find(|base| {
+        let thread = word32(base + slot::THREAD);
+        let (order, otherwise) = (Ordering::AcqRel, Ordering::Relaxed);
+        thread.compare_exchange(0, tid, order, otherwise).is_ok()
+    });
+    let mine = free.map_or(UNTRACED, |base| (base / layout::SLOT_HEADER) as u32);
+    if let Some(place) = SLOT_OF.get(vcpu as usize) {
+        place.store(mine, Ordering::Relaxed);
+    }
+    match free {
+        Some(base) => put(base, &[record::THREAD, tid]),
+        None => {
+            word32(header::UNTRACED).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    free
 }
 
 /// A block that begins a signal handler is about to run. QEMU's generated code has the address of the CPU's state in rbp;
@@ -210,6 +250,8 @@ const RSI: u64 = 6 * 8;
 const RDI: u64 = 7 * 8;
 /// In the frame of a signal, behind the restorer's address, is a `ucontext`; in that, the interrupted address.
 const RIP_IN_UCONTEXT: u64 = 40 + 16 * 8;
+/// Flag of a `sigaction`.
+const SA_SIGINFO: u64 = 4;
 /// `si_code` in a `siginfo`.
 const CODE_IN_SIGINFO: u64 = 8;
 
@@ -239,13 +281,21 @@ fn signal(state: u64) -> Option<[u32; 4]> {
     }
     let ip = peek64(context.checked_add(RIP_IN_UCONTEXT)?)?;
     let number = register(RDI)? as u32;
-    let code = peek32(register(RSI)?.checked_add(CODE_IN_SIGINFO)?)?;
+    let with_info = WITH_INFO
+        .get(number as usize)
+        .is_some_and(|with| with.load(Ordering::Relaxed));
+    let code = match with_info {
+        true => peek32(register(RSI)?.checked_add(CODE_IN_SIGINFO)?)?,
+        false => record::NO_CODE,
+    };
     Some([ip as u32, (ip >> 32) as u32, number, code])
 }
 
 extern "C" fn on_handler_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
     if let Some([low, high, signal, code]) = signal(state) {
-        put(vcpu, &[record::SIGNAL, low, high, signal, code]);
+        if let Some(base) = slot_of(vcpu) {
+            put(base, &[record::SIGNAL, low, high, signal, code]);
+        }
     }
     on_block(vcpu, number);
 }
@@ -304,20 +354,35 @@ fn put_block(address: u64, instructions: u32, code: &[u8]) -> u32 {
 }
 
 extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
-    let base = layout::slot_at(vcpu as usize % layout::SLOTS);
-    if word(base + slot::LIMIT).swap(0, Ordering::Relaxed) != 0 {
-        put(vcpu, &[record::EXIT]);
+    let Some(place) = SLOT_OF.get(vcpu as usize) else {
+        return;
+    };
+    match place.swap(NO_SLOT, Ordering::Relaxed) {
+        NO_SLOT | UNTRACED => {}
+        base => {
+            let base = base as usize * layout::SLOT_HEADER;
+            put(base, &[record::EXIT]);
+            word32(base + slot::THREAD).store(0, Ordering::Release);
+        }
     }
 }
 
 #[rustfmt::skip]
 extern "C" fn on_system_call(
-    _id: Id, vcpu: c_uint, number: i64, _signal: u64, action: u64,
+    _id: Id, vcpu: c_uint, number: i64, signal: u64, action: u64,
     _: u64, _: u64, _: u64, _: u64, _: u64, _: u64,
 ) {
-    put(vcpu, &[record::SYSCALL, number as u32]);
+    if let Some(base) = slot_of(vcpu) {
+        put(base, &[record::SYSCALL, number as u32]);
+    }
     if number == call::RT_SIGACTION && action != 0 {
         // struct kernel_sigaction: handler, flags, restorer. Guest memory is at its own addresses here.
+        if let (Some(with), Some(flags)) = (
+            WITH_INFO.get(signal as usize),
+            peek64(action.wrapping_add(8)),
+        ) {
+            with.store(flags & SA_SIGINFO != 0, Ordering::Relaxed);
+        }
         if let (Some(handler @ 2..), Some(restorer)) = (peek64(action), peek64(action.wrapping_add(16))) {
             let mut handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
             if !handlers.contains(&(handler, restorer)) {
@@ -331,6 +396,11 @@ extern "C" fn on_system_call(
 extern "C" fn on_fork() {
     let Some(plugin) = PLUGIN.get() else { return };
     let parent = word32(header::PID).load(Ordering::Relaxed);
+    // The one thread that there is begins anew, in the new memory.
+    let used = VCPUS.load(Ordering::Relaxed) as usize;
+    for place in SLOT_OF.iter().take(used) {
+        place.store(NO_SLOT, Ordering::Relaxed);
+    }
     let inherited = u64::from(*BLOCKS.lock().unwrap_or_else(PoisonError::into_inner));
     // Without memory of its own it would write into its parent's: rather let it end.
     if let Err(error) = open_memory(&plugin.folder, parent, inherited) {

@@ -136,6 +136,10 @@ fn tell(unknown: Unknown) {
         "threads were killed: the block that each was in is not in the trace",
     );
     say(
+        unknown.untraced,
+        "threads are not in the trace: too many ran at a time",
+    );
+    say(
         unknown.escaped,
         "programs were started that QEMU cannot run (32-bit ones): they ran without being traced",
     );

@@ -5,7 +5,10 @@ use crate::{Mapping, MappingKind, Observer, Pid, SavedCode, Step};
 use cofi_insn::{Class, decode};
 use cofi_packet::{ExecMode, Ip};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 
 const PAGE: u64 = 4096;
 /// PROT_EXEC. QEMU maps a program's code for itself to read, not to run.
@@ -13,22 +16,24 @@ const PROT_EXEC: u32 = 4;
 
 /// A translated block.
 #[derive(Clone, Debug)]
-struct Block {
-    start: Ip,
+pub(super) struct Block {
+    pub(super) start: Ip,
     /// Its instructions, of [`Blocks::steps`].
     steps: Range<u32>,
     /// The places where control goes from it in the simplest way, if there is one: the next instruction and the target of
     /// its conditional or direct branch. Whatever else happens takes the long way.
     ways: Option<(Ip, Ip)>,
+    /// It is one instruction that by itself ends no block.
+    pub(super) is_resumed: bool,
 }
 
-/// What is known of an executable range.
+/// A range that the observer knows to be mapped from a file.
 #[derive(Clone, Debug)]
-enum Region {
-    /// A file's bytes.
-    File { end: u64 },
-    /// Bytes that were told as they ran, page by page; `None` where none have.
-    Memory { bytes: Vec<Option<u8>> },
+struct FileRange {
+    mapping: Mapping,
+    file: Option<Rc<File>>,
+    /// Mappings have not changed since it was looked at.
+    fresh: bool,
 }
 
 /// The translated blocks of one process, and its code.
@@ -36,9 +41,10 @@ enum Region {
 pub(super) struct Blocks {
     blocks: Vec<Block>,
     steps: Vec<Step>,
-    regions: BTreeMap<u64, Region>,
-    /// Mappings may have changed: what is known of them is looked at again.
-    stale: bool,
+    /// By their first addresses.
+    files: BTreeMap<u64, FileRange>,
+    /// Bytes that were told as they ran, by page. Where there are some, a file's do not count.
+    memory: BTreeMap<u64, Box<[Option<u8>]>>,
 }
 
 impl Blocks {
@@ -54,17 +60,11 @@ impl Blocks {
         child
     }
 
-    /// Where the block of this number begins; `None` if the plugin never told of it.
+    /// The block of this number; `None` if the plugin never told of it.
     #[inline]
-    pub(super) fn start(&self, number: u32) -> Option<Ip> {
-        Some(self.blocks.get(number as usize)?.start)
-    }
-
-    /// The instructions of a block.
-    pub(super) fn steps(&self, number: u32) -> &[Step] {
-        self.blocks
-            .get(number as usize)
-            .map_or(&[], |block| self.of(block))
+    pub(super) fn get(&self, number: u32) -> Option<(&Block, &[Step])> {
+        let block = self.blocks.get(number as usize)?;
+        Some((block, self.of(block)))
     }
 
     #[inline]
@@ -74,24 +74,30 @@ impl Blocks {
             .unwrap_or_default()
     }
 
-    /// The instructions of a block that ran to its end if control went from there to `next` in the simplest way.
+    /// The instructions of the block `before` that ran to its end, and where `next` begins, if control went there in the
+    /// simplest way.
     #[inline]
-    pub(super) fn simply_ran(&self, number: u32, next: Ip) -> Option<&[Step]> {
-        let block = self.blocks.get(number as usize)?;
-        let (after, target) = block.ways?;
-        (next == after || next == target).then(|| self.of(block))
+    pub(super) fn simply_ran(&self, before: u32, next: u32) -> Option<(&[Step], Ip)> {
+        let before = self.blocks.get(before as usize)?;
+        let next = self.blocks.get(next as usize)?;
+        let (after, target) = before.ways?;
+        let simply = (next.start == after || next.start == target) && !next.is_resumed;
+        simply.then(|| (self.of(before), next.start))
     }
 
-    /// The program has asked for memory to be mapped, unmapped or protected.
+    /// The program has asked for memory to be mapped, unmapped or protected: a file's range is looked at again when code
+    /// of it is translated again. (QEMU translates anew what is mapped anew.)
     pub(super) fn mappings_change(&mut self) {
-        self.stale = true;
+        for range in self.files.values_mut() {
+            range.fresh = false;
+        }
     }
 
     /// Takes a block that QEMU has translated. The observer is told of its code if that is new.
     pub(super) fn add(&mut self, observer: &mut dyn Observer, pid: Pid, start: u64, code: &[u8]) {
         let begin = self.steps.len() as u32;
         let mut at = 0;
-        while at < code.len() {
+        while at < code.len() && !is_vsyscall(Ip(start)) {
             let ip = Ip(start + at as u64);
             // QEMU has translated it, or will raise #UD where it stands: then nothing runs behind it.
             let Ok(insn) = decode(&code[at..], ip, ExecMode::Bits64) else {
@@ -100,68 +106,155 @@ impl Blocks {
             self.steps.push(Step { ip, insn });
             at += usize::from(insn.len);
         }
-        let ways = simple_ways(&self.steps[begin as usize..]);
+        let steps = &self.steps[begin as usize..];
+        let is_resumed = match steps {
+            [step] => !ends_block(step, code),
+            _ => false,
+        };
+        let ways = simple_ways(steps);
         self.blocks.push(Block {
             start: Ip(start),
             steps: begin..self.steps.len() as u32,
             ways,
+            is_resumed,
         });
         self.know(observer, pid, start, &code[..at]);
     }
 
     /// Makes sure that the observer knows these bytes at this address.
     fn know(&mut self, observer: &mut dyn Observer, pid: Pid, start: u64, code: &[u8]) {
-        if std::mem::take(&mut self.stale) {
-            // A file's range is looked at again when code of it is translated again; QEMU translates anew what is
-            // mapped anew.
-            self.regions
-                .retain(|_, region| matches!(region, Region::Memory { .. }));
-        }
-        let end = start + code.len() as u64;
-        if let Some((_, Region::File { end: known })) = self.regions.range(..=start).next_back()
-            && end <= *known
-        {
+        let on_file = self.on_file(observer, pid, start, code.len());
+        let told = |i: usize, address: u64| {
+            let byte = self
+                .memory
+                .get(&(address / PAGE))
+                .and_then(|bytes| bytes[(address % PAGE) as usize]);
+            byte.or_else(|| on_file.as_ref().map(|bytes| bytes[i]))
+        };
+        let known = |(i, byte): (usize, &u8)| told(i, start + i as u64) == Some(*byte);
+        if code.iter().enumerate().all(known) {
             return;
         }
-        if let Some(mapping) = mapping_at(pid, start)
-            && mapping.kind == MappingKind::File
-            && mapping.prot & libc::PROT_WRITE as u32 == 0
-            && end <= mapping.end
-        {
-            self.regions
-                .insert(mapping.start, Region::File { end: mapping.end });
-            let mapping = Mapping {
-                prot: mapping.prot | PROT_EXEC,
-                ..mapping
-            };
-            observer.mapped(pid, pid, &[mapping]);
-            return;
+        for (address, byte) in (start..).zip(code) {
+            let page = self
+                .memory
+                .entry(address / PAGE)
+                .or_insert_with(|| vec![None; PAGE as usize].into());
+            page[(address % PAGE) as usize] = Some(*byte);
         }
-        self.know_memory(observer, pid, start, code);
+        observer.code(pid, pid, SavedCode { start, bytes: code });
     }
 
-    fn know_memory(&mut self, observer: &mut dyn Observer, pid: Pid, start: u64, code: &[u8]) {
-        let mut news = false;
-        for (address, byte) in (start..).zip(code) {
-            let page = address / PAGE * PAGE;
-            let region = self.regions.entry(page).or_insert_with(|| Region::Memory {
-                bytes: vec![None; PAGE as usize],
-            });
-            if let Region::File { .. } = region {
-                *region = Region::Memory {
-                    bytes: vec![None; PAGE as usize],
-                };
-            }
-            if let Region::Memory { bytes } = region {
-                let known = &mut bytes[(address - page) as usize];
-                news |= *known != Some(*byte);
-                *known = Some(*byte);
+    /// What a file has at these addresses, if one is mapped there. The observer is told of it first.
+    ///
+    /// That the range can be written counts for nothing: QEMU takes that right away itself, from pages with code that it has
+    /// translated. So the bytes are compared.
+    fn on_file(
+        &mut self,
+        observer: &mut dyn Observer,
+        pid: Pid,
+        start: u64,
+        len: usize,
+    ) -> Option<Vec<u8>> {
+        let end = start + len as u64;
+        let known = self.files.range_mut(..=start).next_back();
+        let known = known.map(|(_, range)| range);
+        let known = known.filter(|range| start < range.mapping.end);
+        let is_fresh = known
+            .as_ref()
+            .is_some_and(|range| range.fresh && end <= range.mapping.end);
+        if !is_fresh {
+            let mapping = mapping_at(pid, start)
+                .filter(|mapping| mapping.kind == MappingKind::File && end <= mapping.end);
+            match (known, mapping) {
+                (Some(range), Some(mapping))
+                    if end <= range.mapping.end && origin(&range.mapping) == origin(&mapping) =>
+                {
+                    range.fresh = true;
+                }
+                (_, Some(mapping)) => self.map(observer, pid, start..end, mapping),
+                (Some(range), None) => {
+                    let start = range.mapping.start;
+                    self.files.remove(&start);
+                    return None;
+                }
+                (None, None) => return None,
             }
         }
-        if news {
-            observer.code(pid, pid, SavedCode { start, bytes: code });
-        }
+        let (_, range) = self.files.range(..=start).next_back()?;
+        let mut bytes = vec![0; len];
+        let offset = start - range.mapping.start + range.mapping.offset;
+        range
+            .file
+            .as_ref()?
+            .read_exact_at(&mut bytes, offset)
+            .ok()?;
+        Some(bytes)
     }
+
+    /// A file is mapped where `code` is, and another was or none. What is known around it of the same mapping stays.
+    fn map(&mut self, observer: &mut dyn Observer, pid: Pid, code: Range<u64>, mapping: Mapping) {
+        let (mut start, mut end) = (mapping.start, mapping.end);
+        for old in self.files.values().map(|range| &range.mapping) {
+            if origin(old) != origin(&mapping) {
+                continue;
+            }
+            if old.start < code.start {
+                start = start.max(old.end.min(code.end));
+            } else {
+                end = end.min(old.start);
+            }
+        }
+        if start >= end {
+            return;
+        }
+        self.files
+            .retain(|_, old| old.mapping.end <= start || end <= old.mapping.start);
+        self.memory
+            .retain(|page, _| (page + 1) * PAGE <= start || end <= page * PAGE);
+        let mapping = Mapping {
+            start,
+            end,
+            offset: mapping.offset + (start - mapping.start),
+            prot: mapping.prot | PROT_EXEC,
+            ..mapping
+        };
+        observer.mapped(pid, pid, std::slice::from_ref(&mapping));
+        let file = File::open(&mapping.path).ok().map(Rc::new);
+        self.files.insert(
+            start,
+            FileRange {
+                mapping,
+                file,
+                fresh: true,
+            },
+        );
+    }
+}
+
+/// Equal in two parts of one mapping.
+fn origin(mapping: &Mapping) -> ((u32, u32), u64, u64) {
+    let at = mapping.offset.wrapping_sub(mapping.start);
+    (mapping.device, mapping.inode, at)
+}
+
+/// Where the kernel's calls stand that QEMU carries out itself, without an instruction.
+pub(super) fn is_vsyscall(ip: Ip) -> bool {
+    ip.0 / PAGE == 0xffff_ffff_ff60_0000 / PAGE
+}
+
+/// Whether QEMU's translator ends a block with this instruction (or the page ends), so that a block of it alone is nothing
+/// special. Else QEMU has stopped in the middle of another block, and lets the one instruction run: it writes to code, or is
+/// an atomic access that cannot be made while other threads run.
+fn ends_block(step: &Step, code: &[u8]) -> bool {
+    let after = step.insn.next_ip(step.ip, ExecMode::Bits64).0;
+    let is_prefix = |byte: &&u8| matches!(**byte, 0x40..=0x4f | 0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3);
+    let opcode = &code[code.iter().take_while(is_prefix).count()..];
+    step.insn.class != Class::Other
+        || step.insn.repeats
+        || step.ip.0 / PAGE != after / PAGE
+        // POPF, and what loads a segment.
+        || matches!(opcode, [0x9d | 0x8e, ..] | [0x0f, 0xa1 | 0xa9 | 0x00 | 0x01 | 0xae | 0xb2 | 0xb4 | 0xb5, ..])
 }
 
 /// Where a block leads that has no branch but perhaps a direct one at its end.

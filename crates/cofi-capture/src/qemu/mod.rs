@@ -54,6 +54,8 @@ pub struct Unknown {
     pub cut: u64,
     /// Programs that were started but cannot run under QEMU (32-bit ones): they ran without being traced.
     pub escaped: u64,
+    /// Threads that are not in the trace, because there were too many at a time.
+    pub untraced: u64,
 }
 
 /// One traced process.
@@ -262,6 +264,7 @@ impl Engine<'_> {
         }
         for process in self.processes.values_mut() {
             process.shared.stop();
+            self.unknown.untraced += u64::from(process.shared.untraced());
             for thread in process.threads.values_mut() {
                 let whole = thread.end(self.observer, &process.blocks);
                 self.unknown.cut += u64::from(!whole && outcome != Outcome::Detached);

@@ -80,6 +80,11 @@ impl Shared {
         }
     }
 
+    /// Threads that found no slot.
+    pub(super) fn untraced(&self) -> u32 {
+        self.word32(header::UNTRACED).load(Ordering::Relaxed)
+    }
+
     /// The next translated block and its code, if there is one.
     pub(super) fn next_block(&self, code: &mut Vec<u8>) -> Option<BlockHead> {
         let head = self.word(header::BLOCKS_HEAD).load(Ordering::Acquire);

@@ -3,7 +3,7 @@
 //! A record says that a block was entered. Whether it was finished, and how, the next record tells: control went to a place
 //! where the block can lead, or a signal's handler began, which says what was interrupted.
 
-use super::blocks::{Blocks, may_follow};
+use super::blocks::{Block, Blocks, is_vsyscall, may_follow};
 use crate::{Entry, Observer, Pid, Step};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip};
@@ -66,8 +66,7 @@ impl Thread {
     #[inline]
     pub(super) fn enter(&mut self, observer: &mut dyn Observer, blocks: &Blocks, number: u32) {
         if let (Some(before), None) = (self.entered, self.signal)
-            && let Some(start) = blocks.start(number)
-            && let Some(steps) = blocks.simply_ran(before, start)
+            && let Some((steps, start)) = blocks.simply_ran(before, number)
         {
             self.entered = Some(number);
             return observer.ran(self.tid, steps, start);
@@ -76,33 +75,52 @@ impl Thread {
     }
 
     fn enter_otherwise(&mut self, observer: &mut dyn Observer, blocks: &Blocks, number: u32) {
-        let Some(start) = blocks.start(number) else {
+        let Some((block, _)) = blocks.get(number) else {
             self.unexplained += 1;
             return;
         };
+        let start = block.start;
         let signal = self.signal.take();
         let before = self.entered.replace(number);
         self.in_system_call = false;
-        match (before, signal) {
-            (None, _) => observer.resume_user(self.tid, start, ExecMode::Bits64),
-            (Some(before), Some(signal)) => {
-                self.interrupted(observer, blocks.steps(before), signal);
+        let Some((before, steps)) = before.and_then(|before| blocks.get(before)) else {
+            return observer.resume_user(self.tid, start, ExecMode::Bits64);
+        };
+        match signal {
+            Some(signal) => {
+                self.interrupted(observer, before, steps, signal);
                 observer.resume_user(self.tid, start, ExecMode::Bits64);
             }
-            (Some(before), None) => self.completed(observer, blocks.steps(before), start),
+            None => self.completed(observer, before, steps, block),
         }
     }
 
-    /// A block ran to its end, and control went to `next`.
-    fn completed(&mut self, observer: &mut dyn Observer, steps: &[Step], next: Ip) {
+    /// A block ran to its end, and control went to `block`.
+    fn completed(
+        &mut self,
+        observer: &mut dyn Observer,
+        before: &Block,
+        steps: &[Step],
+        block: &Block,
+    ) {
+        let next = block.start;
         let Some((last, body)) = steps.split_last() else {
-            // A block without an instruction that could be read: #UD.
-            self.unexplained += 1;
-            return;
+            // A call that QEMU carries out in the kernel's place, or a block without an instruction that could be read: #UD.
+            self.unexplained += u64::from(!is_vsyscall(before.start));
+            observer.enter_kernel(self.tid, Entry::Event { from: before.start });
+            return observer.resume_user(self.tid, next, ExecMode::Bits64);
         };
         // A repeated string instruction enters its block anew for each round.
         let goes_round = last.insn.repeats && next == last.ip;
-        if !goes_round && !may_follow(last, next) {
+        let follows = goes_round || may_follow(last, next);
+        if (!follows || block.is_resumed)
+            && !before.is_resumed
+            && let Some(place) = steps.iter().position(|step| step.ip == next)
+        {
+            // QEMU stopped in the middle, and goes on from there with a block of one instruction.
+            return self.retire(observer, &steps[..place], next);
+        }
+        if !follows {
             // QEMU does not tell why. What is certain is that the block was entered.
             self.unexplained += 1;
             observer.enter_kernel(self.tid, Entry::Event { from: steps[0].ip });
@@ -137,13 +155,26 @@ impl Thread {
     }
 
     /// A signal interrupted a block, or what came behind it.
-    fn interrupted(&mut self, observer: &mut dyn Observer, steps: &[Step], signal: Signal) {
+    fn interrupted(
+        &mut self,
+        observer: &mut dyn Observer,
+        before: &Block,
+        steps: &[Step],
+        signal: Signal,
+    ) {
         let Some((last, body)) = steps.split_last() else {
-            return;
+            let from = before.start;
+            return observer.enter_kernel(self.tid, Entry::Event { from });
         };
-        let place = steps.iter().position(|step| step.ip == signal.ip);
+        // In the middle: at an instruction that faults, or where QEMU stopped to let one run alone. A system call that is to
+        // be made again stands in its block, too, but was made.
+        let place = steps.iter().position(|step| {
+            step.ip == signal.ip
+                && step.insn.class != Class::Syscall
+                && (signal.is_fault() || !(step.insn.repeats || may_follow(last, signal.ip)))
+        });
         let from = match (last.insn.class, place) {
-            (_, Some(place)) if signal.is_fault() => {
+            (_, Some(place)) => {
                 self.retire(observer, &steps[..place], signal.ip);
                 signal.ip
             }
@@ -185,7 +216,7 @@ impl Thread {
         let Some(number) = self.entered.take() else {
             return true;
         };
-        match blocks.steps(number).split_last() {
+        match blocks.get(number).and_then(|(_, steps)| steps.split_last()) {
             Some((last, body)) if last.insn.class == Class::Syscall && self.in_system_call => {
                 self.retire(observer, body, last.ip);
                 self.leave(observer, last);

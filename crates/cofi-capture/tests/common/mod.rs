@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cofi_capture::ptrace::{self, Options, Outcome, Target};
+use cofi_capture::qemu::{self, Qemu, QemuError, Unknown};
 use cofi_capture::{Entry, Mapping, Observer, Pid, ProcessCause, SavedCode};
 use cofi_insn::{Class, Insn};
 use cofi_packet::{ExecMode, Ip};
@@ -58,6 +59,12 @@ impl Program {
         Self { path, symbols }
     }
 
+    /// Compiles one of the exam's programs; `name` tells builds of one source apart.
+    pub fn exam(name: &str, source: &str, flags: &[&str]) -> Self {
+        let source = format!("../../../../exam/programs/{source}");
+        Self::build(name, &source, flags)
+    }
+
     pub fn bare(source: &str) -> Self {
         Self::build(source.strip_suffix(".S").unwrap_or(source), source, BARE)
     }
@@ -94,20 +101,47 @@ impl Program {
     }
 }
 
+fn command(program: &str, args: &[&str]) -> ptrace::Command {
+    ptrace::Command {
+        program: program.into(),
+        args: args.iter().map(Into::into).collect(),
+    }
+}
+
+/// No test takes that long; one that hangs fails by its outcome.
+fn limited(stop: &AtomicBool) -> Options<'_> {
+    Options {
+        duration: Some(Duration::from_secs(60)),
+        stop,
+    }
+}
+
 pub fn trace(program: &str, args: &[&str]) -> (Outcome, Flow) {
     let mut flow = Flow::default();
     let stop = AtomicBool::new(false);
-    let options = Options {
-        // No test takes that long; one that hangs fails by its outcome.
-        duration: Some(Duration::from_secs(60)),
-        stop: &stop,
-    };
-    let command = ptrace::Command {
-        program: program.into(),
-        args: args.iter().map(Into::into).collect(),
-    };
-    let outcome = ptrace::run(Target::Launch(command), options, &mut flow).expect("traceable");
+    let target = Target::Launch(command(program, args));
+    let outcome = ptrace::run(target, limited(&stop), &mut flow).expect("traceable");
     (outcome, flow)
+}
+
+/// QEMU if it is installed; says so if not.
+pub fn qemu() -> Option<Qemu> {
+    match Qemu::find() {
+        Ok(qemu) => Some(qemu),
+        Err(error @ (QemuError::Missing | QemuError::NoPlugins { .. })) => {
+            eprintln!("not examined: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+pub fn trace_under_qemu(qemu: &Qemu, program: &str, args: &[&str]) -> (Outcome, Unknown, Flow) {
+    let mut flow = Flow::default();
+    let stop = AtomicBool::new(false);
+    let (outcome, unknown) = qemu::run(qemu, &command(program, args), limited(&stop), &mut flow)
+        .expect("runs under QEMU");
+    (outcome, unknown, flow)
 }
 
 /// One thing that a thread did.
