@@ -1,7 +1,11 @@
-//! What the kernel allows: perf events and ptrace.
+//! What the kernel allows: perf events and ptrace; and whether its block step works.
 
 use super::{Finding, Status};
+use cofi_capture::ptrace::{self, BlockStep};
 use std::fs;
+use std::io;
+use std::process::Command;
+use std::time::Duration;
 
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
@@ -114,9 +118,68 @@ fn judge_scope(value: Option<i64>, is_privileged: bool) -> Finding {
     }
 }
 
+/// How long the test of the block step may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+pub(super) fn block_step() -> Finding {
+    // This very program is there for sure, and `dump` reads its standard input to the end.
+    let tried = std::env::current_exe().and_then(|cofi| {
+        let mut waiting = Command::new(cofi);
+        waiting.args(["dump", "--format", "pt", "-"]);
+        ptrace::block_step(&mut waiting, PATIENCE)
+    });
+    judge_block_step(&tried)
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
+    )
+}
+
+fn judge_block_step(tried: &io::Result<BlockStep>) -> Finding {
+    let (status, says) = match tried {
+        Ok(BlockStep::Works) => (Status::Ok, "ptrace can step from branch to branch".into()),
+        Ok(BlockStep::IsSingleStep) => (
+            Status::Limited,
+            "ptrace takes the request, but stops at every instruction".into(),
+        ),
+        Ok(BlockStep::Unknown) => (
+            Status::Missing,
+            "ptrace refuses the request, or its effect cannot be told".into(),
+        ),
+        Err(error) if is_refusal(error) => (
+            Status::Missing,
+            format!("a process of our own cannot be traced: {error}"),
+        ),
+        Err(error) => (Status::Missing, format!("it cannot be tried: {error}")),
+    };
+    let finding = Finding::new("block_step", "block step", status, says)
+        .fact("traced", tried.is_ok())
+        .fact(
+            "works",
+            *tried.as_ref().unwrap_or(&BlockStep::Unknown) == BlockStep::Works,
+        );
+    match tried {
+        Ok(BlockStep::Works) => finding,
+        Ok(_) => finding.hint(
+            "it needs a processor's DEBUGCTL.BTF, which hypervisors often leave without effect; this version does not \
+             use it",
+        ),
+        Err(error) if !is_refusal(error) => finding.hint("try again; this version does not use it"),
+        Err(_) => finding.hint(
+            "--engine ptrace will not work: see the ptrace scope, and whether a container's seccomp profile forbids ptrace \
+             (docker run --cap-add SYS_PTRACE)",
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Status, effective, judge_paranoid, judge_scope};
+    use super::{Status, effective, judge_block_step, judge_paranoid, judge_scope};
+    use cofi_capture::ptrace::BlockStep;
+    use std::io::ErrorKind;
 
     #[test]
     fn capabilities_count_in_the_first_namespace_only() {
@@ -153,5 +216,18 @@ mod tests {
         assert_eq!(status(Some(2), true), Status::Ok);
         assert_eq!(status(Some(3), true), Status::Missing);
         assert!(judge_scope(Some(2), false).hint.is_some());
+    }
+
+    #[test]
+    fn block_steps() {
+        let status = |tried| judge_block_step(&tried).status;
+        assert_eq!(status(Ok(BlockStep::Works)), Status::Ok);
+        assert_eq!(status(Ok(BlockStep::IsSingleStep)), Status::Limited);
+        assert_eq!(status(Ok(BlockStep::Unknown)), Status::Missing);
+        let late = judge_block_step(&Err(ErrorKind::TimedOut.into()));
+        assert!(late.says.contains("tried"), "{}", late.says);
+        let refused = judge_block_step(&Err(ErrorKind::PermissionDenied.into()));
+        assert_eq!(refused.status, Status::Missing);
+        assert!(refused.hint.is_some_and(|hint| hint.contains("seccomp")));
     }
 }

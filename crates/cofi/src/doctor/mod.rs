@@ -82,6 +82,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Ended> {
         cpu::intel_pt(),
         kernel::perf_event_paranoid(),
         kernel::ptrace_scope(),
+        kernel::block_step(),
         tools::qemu_user(),
         tools::qemu_system(),
         tools::perf(),
