@@ -4,6 +4,7 @@
 //! kernel and back, every change of code. The [`record::Recorder`] is such an observer; it drives a trace unit for
 //! each thread and writes a perf.data file.
 
+pub mod child;
 mod observer;
 pub mod ptrace;
 pub mod qemu;

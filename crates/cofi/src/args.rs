@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Dump(DumpArgs),
     /// Assemble packets from text: the inverse of `dump`.
     Asm(AsmArgs),
+    /// What this machine offers for recording, and what to install or change for the rest.
+    Doctor(DoctorArgs),
 }
 
 /// What a file holds.
@@ -44,7 +46,7 @@ pub(crate) enum Format {
 /// What runs and traces the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Engine {
-    /// Hardware where the machine has it, else the software trace unit.
+    /// One that runs here; what was chosen, and why, is said on standard error.
     Auto,
     /// Intel PT hardware through perf_event_open.
     Hardware,
@@ -224,4 +226,12 @@ pub(crate) struct AsmArgs {
     /// The text; `-` is standard input.
     #[arg(value_name = "INPUT")]
     pub(crate) input: PathBuf,
+}
+
+/// Arguments of `cofi doctor`.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// One JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }

@@ -116,6 +116,13 @@ impl Line {
         self
     }
 
+    /// Any value.
+    pub(crate) fn value(&mut self, key: &str, value: &serde_json::Value) -> &mut Self {
+        self.key(key);
+        self.text.extend_from_slice(value.to_string().as_bytes());
+        self
+    }
+
     /// An object within the object.
     pub(crate) fn object(&mut self, key: &str, fill: impl FnOnce(&mut Self)) -> &mut Self {
         self.key(key);

@@ -3,7 +3,9 @@
 mod args;
 mod asm;
 mod digits;
+mod doctor;
 mod dump;
+mod engine;
 mod input;
 mod insn;
 mod item;
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         args::Command::Insn(args) => insn::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),
+        args::Command::Doctor(args) => doctor::run(&args),
     };
     match result {
         Ok(Ended::Well) => ExitCode::SUCCESS,

@@ -2,6 +2,7 @@
 
 use crate::Ended;
 use crate::args::{Engine, RecordOptions};
+use crate::engine::{self, Chosen};
 use anyhow::{Context, Result, bail};
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Target};
 use cofi_capture::qemu::{self, Qemu, Unknown};
@@ -41,12 +42,12 @@ fn check_engine(engine: Engine) -> Result<()> {
 
 /// Records, and compares if that is asked for.
 pub(crate) fn run(options: &RecordOptions) -> Result<Ended> {
-    let recording = record(options)?;
+    let recording = record(options, |_| ())?;
     finish(options, &recording)
 }
 
-/// Records a program.
-pub(crate) fn record(options: &RecordOptions) -> Result<Recording> {
+/// Records a program. `before` hears of the engine before that begins.
+pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> Result<Recording> {
     check_engine(options.engine)?;
     let config = config(options)?;
     if options.verify && !config.branch {
@@ -94,16 +95,21 @@ pub(crate) fn record(options: &RecordOptions) -> Result<Recording> {
         duration: options.duration,
         stop: &stop,
     };
-    let result = match (options.engine, target) {
-        (Engine::Qemu, Target::Launch(command)) => {
-            let qemu = Qemu::find()?;
+    let engine = match (options.engine, &target) {
+        (Engine::Auto, _) => engine::auto(&target),
+        (Engine::Qemu, Target::Launch(_)) => Chosen::Qemu(Qemu::find()?),
+        (Engine::Qemu, Target::Attach(_)) => {
+            bail!("--engine qemu starts a program; to attach to one, use ptrace")
+        }
+        (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
+    };
+    before(&engine);
+    let result = match (engine, target) {
+        (Chosen::Qemu(qemu), Target::Launch(command)) => {
             qemu::run(&qemu, &command, run_options, &mut recorder).map(|(outcome, unknown)| {
                 tell(unknown);
                 outcome
             })
-        }
-        (Engine::Qemu, Target::Attach(_)) => {
-            bail!("--engine qemu starts a program; to attach to one, use ptrace")
         }
         (_, target) => ptrace::run(target, run_options, &mut recorder),
     };

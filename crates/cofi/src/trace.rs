@@ -1,7 +1,8 @@
 //! `cofi trace`: record a program, then show what it did.
 
 use crate::args::{FlowInput, Input, TraceArgs};
-use crate::{Ended, input, insn, record, report};
+use crate::engine::Chosen;
+use crate::{Ended, input, insn, output, record, report};
 use anyhow::Result;
 use cofi_flow::Item;
 use cofi_session::{Session, Stream};
@@ -14,8 +15,13 @@ const FUNCTIONS: usize = 10;
 /// Runs the command. The report goes to standard error, as standard output is the program's.
 pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
     let options = &args.options;
-    eprintln!("cofi: single-stepping the program; expect about 85,000 instructions a second");
-    let recording = record::record(options)?;
+    let recording = record::record(options, |engine| {
+        if matches!(engine, Chosen::Ptrace) {
+            output::tell(format_args!(
+                "single-stepping the program; expect about 85,000 instructions a second"
+            ));
+        }
+    })?;
     let bytes = input::read(&options.output)?;
     let flow_input = FlowInput {
         cpu: None,

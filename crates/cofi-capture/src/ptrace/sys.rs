@@ -24,11 +24,16 @@ pub(crate) const EVENT_STOP: c_int = 128;
 /// The signal of a stop at the entry to a system call or its end.
 pub(crate) const CALL_STOP: c_int = libc::SIGTRAP | 0x80;
 
+/// `PTRACE_SINGLEBLOCK`, which the C library's header has and the crate has not.
+const PTRACE_SINGLEBLOCK: c_uint = 33;
+
 /// How a stopped thread goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resume {
     /// Up to the next instruction.
     Step,
+    /// Up to the next branch that is taken, where the processor can do that.
+    Block,
     /// Up to the next entry to a system call, or its end.
     Call,
     /// Freely.
@@ -102,6 +107,7 @@ pub(crate) fn interrupt(tid: pid_t) -> io::Result<()> {
 pub(crate) fn resume(tid: pid_t, how: Resume, signal: c_int) -> io::Result<()> {
     let code = match how {
         Resume::Step => libc::PTRACE_SINGLESTEP,
+        Resume::Block => PTRACE_SINGLEBLOCK,
         Resume::Call => libc::PTRACE_SYSCALL,
         Resume::Run => libc::PTRACE_CONT,
     };

@@ -1,13 +1,17 @@
 //! Finding QEMU, and what it takes to run a program under it.
 
+use super::program::resolve;
+use crate::child;
+use crate::ptrace::Command;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::time::Duration;
 
 const QEMU: &str = "qemu-x86_64";
+/// How long QEMU may take to load the plugin and end.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The plugin, built for each version of QEMU's interface.
 const PLUGINS: [(u32, &[u8]); 2] = [
@@ -56,26 +60,13 @@ pub struct Qemu {
     folder: tempfile::TempDir,
 }
 
-fn on_path(program: &OsStr) -> impl Iterator<Item = PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    let folders: Vec<_> = std::env::split_paths(&path).collect();
-    let program = program.to_owned();
-    folders.into_iter().map(move |folder| folder.join(&program))
-}
-
-fn is_executable(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
-}
-
 impl Qemu {
     /// Looks for QEMU and asks it which plugin it takes.
     ///
     /// # Errors
     /// [`QemuError`], whose text says what to install.
     pub fn find() -> Result<Self, QemuError> {
-        let path = on_path(OsStr::new(QEMU))
-            .find(|path| is_executable(path))
-            .ok_or(QemuError::Missing)?;
+        let path = child::find_program(OsStr::new(QEMU)).ok_or(QemuError::Missing)?;
         // Memory, if there is such a folder: what is shared there is never written to a disk.
         let shared = Path::new("/dev/shm");
         let parent = if shared.is_dir() {
@@ -123,6 +114,14 @@ impl Qemu {
         self.version
     }
 
+    /// Whether this is a program that QEMU's user mode can run: a 64-bit x86 one, or a script of one.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn suits(program: &Command) -> io::Result<()> {
+        resolve(program).map(drop)
+    }
+
     fn plugin(&self) -> PathBuf {
         self.folder
             .path()
@@ -138,20 +137,15 @@ impl Qemu {
     fn takes_plugin(&self) -> Result<(), String> {
         let probe = self.folder.path().join("probe");
         fs::create_dir_all(&probe).map_err(|error| error.to_string())?;
-        let output = self
-            .command(&probe)
-            .arg("/dev/null")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| error.to_string())?;
+        let answer = child::ask(self.command(&probe).arg("/dev/null"), PATIENCE);
         // The plugin makes its shared memory when it is installed.
         let installed = fs::read_dir(&probe).is_ok_and(|mut entries| entries.next().is_some());
         let _ = fs::remove_dir_all(&probe);
+        let answer = answer.map_err(|error| error.to_string())?;
         if installed {
             return Ok(());
         }
-        let says = String::from_utf8_lossy(&output.stderr);
-        Err(says.lines().next().unwrap_or("nothing").to_owned())
+        Err(answer.stderr.lines().next().unwrap_or("nothing").to_owned())
     }
 
     /// The option that makes QEMU load the plugin.

@@ -7,6 +7,7 @@
 mod blocks;
 mod follow;
 mod launch;
+mod program;
 mod shared;
 mod thread;
 

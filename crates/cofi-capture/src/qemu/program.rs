@@ -1,0 +1,60 @@
+//! Which file a command means, for who must know before it is started.
+
+use crate::child::{is_executable, on_path};
+use crate::ptrace::Command;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+/// How often an interpreter may itself be a script, as in Linux.
+const MAX_SCRIPTS: usize = 5;
+
+/// The program that will run: of a script its interpreter, as the kernel does it. An error if it is no 64-bit x86 one.
+pub(super) fn resolve(command: &Command) -> io::Result<PathBuf> {
+    let not_found = || io::Error::from_raw_os_error(libc::ENOENT);
+    let mut path = if command.program.is_empty() {
+        return Err(not_found());
+    } else if command.program.as_bytes().contains(&b'/') {
+        PathBuf::from(&command.program)
+    } else {
+        on_path(&command.program)
+            .find(|path| is_executable(path))
+            .ok_or_else(not_found)?
+    };
+    for _ in 0..MAX_SCRIPTS {
+        let mut begin = [0; 256];
+        // Looked at before it is opened: to open a pipe would be to wait for its other end.
+        if !is_executable(&path) {
+            fs::metadata(&path)?;
+            return Err(io::Error::from_raw_os_error(libc::EACCES));
+        }
+        let mut file = fs::File::open(&path)?;
+        let mut len = 0;
+        while let 1.. = {
+            let read = file.read(&mut begin[len..])?;
+            len += read;
+            read
+        } {}
+        let begin = &begin[..len];
+        if begin.starts_with(b"\x7fELF") {
+            if begin.get(4) != Some(&2) || begin.get(18..20) != Some(&[62, 0]) {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "the qemu engine runs 64-bit x86 programs; use --engine ptrace",
+                ));
+            }
+            return Ok(path);
+        }
+        let Some(line) = begin.strip_prefix(b"#!") else {
+            break;
+        };
+        let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let line = line.trim_ascii();
+        let end = line.iter().position(|byte| matches!(byte, b' ' | b'\t'));
+        let interpreter = &line[..end.unwrap_or(line.len())];
+        path = PathBuf::from(OsString::from_vec(interpreter.to_vec()));
+    }
+    Err(io::Error::from_raw_os_error(libc::ENOEXEC))
+}

@@ -1,0 +1,185 @@
+//! `--engine auto`: which engine records, and why.
+
+use crate::output;
+use cofi_capture::ptrace::{Command, Target};
+use cofi_capture::qemu::{Qemu, QemuError};
+use std::io;
+
+/// Whether `--engine auto` may choose QEMU. Off while that engine is being finished.
+const AUTO_MAY_USE_QEMU: bool = false;
+
+/// An engine that records, with what it needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Chosen<Q = Qemu> {
+    /// Single steps through ptrace.
+    Ptrace,
+    /// QEMU's user mode.
+    Qemu(Q),
+}
+
+/// Chooses, and says on standard error what was chosen and why.
+pub(crate) fn auto(target: &Target) -> Chosen {
+    let (chosen, why) = choose(target, AUTO_MAY_USE_QEMU, suits, find);
+    let name = match chosen {
+        Chosen::Ptrace => "ptrace",
+        Chosen::Qemu(_) => "qemu",
+    };
+    output::tell(format_args!("recording with {name} ({why})"));
+    chosen
+}
+
+/// The engine and the reason. Hardware is none of the choices: this version cannot record with it. `suits` tells why QEMU
+/// cannot run a program, `find` finds QEMU and says which, or why there is none; either is asked only if it matters.
+fn choose<Q>(
+    target: &Target,
+    may_use_qemu: bool,
+    suits: impl FnOnce(&Command) -> Result<(), String>,
+    find: impl FnOnce() -> Result<(Q, String), String>,
+) -> (Chosen<Q>, String) {
+    let program = match target {
+        Target::Attach(_) => return (Chosen::Ptrace, "the process runs already".into()),
+        Target::Launch(program) => program,
+    };
+    if !may_use_qemu {
+        let why = "the qemu engine is not finished: only --engine qemu chooses it";
+        return (Chosen::Ptrace, why.into());
+    }
+    match suits(program).and_then(|()| find()) {
+        Ok((qemu, which)) => (Chosen::Qemu(qemu), which),
+        Err(why) => (Chosen::Ptrace, why),
+    }
+}
+
+fn suits(program: &Command) -> Result<(), String> {
+    Qemu::suits(program).map_err(|error| match error.kind() {
+        io::ErrorKind::Unsupported => "qemu runs 64-bit x86 programs only".into(),
+        _ => format!("qemu cannot run {:?}: {error}", program.program),
+    })
+}
+
+fn find() -> Result<(Qemu, String), String> {
+    match Qemu::find() {
+        Ok(qemu) => {
+            let (path, version) = (qemu.path().display(), qemu.plugin_version());
+            let which = format!("{path}, plugin interface {version}");
+            Ok((qemu, which))
+        }
+        Err(QemuError::Missing) => {
+            Err("there is no qemu-x86_64: `cofi doctor` says what to install".into())
+        }
+        Err(QemuError::NoPlugins { path, .. }) => Err(format!(
+            "{} takes no plugins: `cofi doctor` says what to install",
+            path.display()
+        )),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Chosen, choose, find, suits};
+    use cofi_capture::ptrace::{Command, Target};
+    use std::cell::Cell;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn launch(program: impl Into<std::ffi::OsString>) -> Target {
+        Target::Launch(Command {
+            program: program.into(),
+            args: Vec::new(),
+        })
+    }
+
+    fn there() -> Result<(u8, String), String> {
+        Ok((7, "QEMU seven".into()))
+    }
+
+    fn never<T>() -> Result<T, String> {
+        panic!("asked without need")
+    }
+
+    #[test]
+    fn qemu_is_chosen_where_it_can_run_the_program() {
+        let (chosen, why) = choose(&launch("x"), true, |_| Ok(()), there);
+        assert_eq!((chosen, why.as_str()), (Chosen::Qemu(7), "QEMU seven"));
+    }
+
+    #[test]
+    fn a_running_process_is_for_ptrace() {
+        let target = Target::Attach(1);
+        let (chosen, why) = choose::<u8>(&target, true, |_| never(), never);
+        assert_eq!(chosen, Chosen::Ptrace);
+        assert!(why.contains("runs already"), "{why}");
+    }
+
+    #[test]
+    fn the_switch_keeps_qemu_out() {
+        let (chosen, why) = choose::<u8>(&launch("x"), false, |_| never(), never);
+        assert_eq!(chosen, Chosen::Ptrace);
+        assert!(why.contains("--engine qemu"), "{why}");
+    }
+
+    #[test]
+    fn what_qemu_cannot_run_is_for_ptrace_and_qemu_is_not_looked_for() {
+        let looked = Cell::new(false);
+        let look = || {
+            looked.set(true);
+            there()
+        };
+        let (chosen, why) = choose(&launch("x"), true, |_| Err("unfit".into()), look);
+        assert_eq!((chosen, why.as_str()), (Chosen::Ptrace, "unfit"));
+        assert!(!looked.get());
+    }
+
+    #[test]
+    fn without_qemu_it_is_ptrace() {
+        let none = || Err("none here".into());
+        let (chosen, why) = choose::<u8>(&launch("x"), true, |_| Ok(()), none);
+        assert_eq!((chosen, why.as_str()), (Chosen::Ptrace, "none here"));
+    }
+
+    /// Programs as they are found: the beginning of a file decides.
+    #[test]
+    fn elf_files_and_scripts_are_told_apart() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut elf_64 = [0; 64];
+        elf_64[..5].copy_from_slice(b"\x7fELF\x02");
+        elf_64[18] = 62;
+        let mut elf_32 = elf_64;
+        (elf_32[4], elf_32[18]) = (1, 3);
+        let mut arm = elf_64;
+        arm[18] = 183;
+        let judge = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).expect("a file");
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("its mode");
+            let Target::Launch(program) = launch(&path) else {
+                unreachable!("a program")
+            };
+            suits(&program)
+        };
+        assert_eq!(judge("elf64", &elf_64), Ok(()));
+        let script_of = |name: &str| format!("#!{}\n", folder.path().join(name).display());
+        assert_eq!(judge("script", script_of("elf64").as_bytes()), Ok(()));
+        let refused = Err("qemu runs 64-bit x86 programs only".to_owned());
+        assert_eq!(judge("elf32", &elf_32), refused);
+        assert_eq!(judge("script32", script_of("elf32").as_bytes()), refused);
+        assert_eq!(judge("arm", &arm), refused);
+        for (name, bytes) in [("text", b"no program".as_slice()), ("empty", b"")] {
+            let why = judge(name, bytes).expect_err(name);
+            assert!(why.contains(name), "{why}");
+        }
+        let Target::Launch(nothing) = launch("no-such-program-anywhere") else {
+            unreachable!("a program")
+        };
+        assert!(suits(&nothing).is_err());
+    }
+
+    #[test]
+    fn the_reason_is_one_line() {
+        let why = match find() {
+            Ok((_, which)) => which,
+            Err(why) => why,
+        };
+        assert_eq!(why.lines().count(), 1, "{why}");
+    }
+}
