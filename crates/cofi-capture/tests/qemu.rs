@@ -183,9 +183,14 @@ fn programs_of_the_exam() {
 #[test]
 fn threads_of_the_exam() {
     let Some(qemu) = qemu() else { return };
-    // One sleeps in a system call when the others end.
-    let flow = same(&qemu, &exam("threads.c", STATIC), &[]);
-    assert_eq!(flow.threads.len(), 6);
+    // When the process ends, one has begun or has not; most often it sleeps in a system call.
+    let (unknown, flow) = follow(&qemu, &exam("threads.c", STATIC), &[]);
+    assert!(
+        (5..=6).contains(&flow.threads.len()),
+        "{}",
+        flow.threads.len()
+    );
+    assert!(unknown.cut <= 1 && unknown.unexplained == 0, "{unknown:?}");
 }
 
 #[test]
@@ -273,6 +278,25 @@ fn threads_that_are_killed() {
         assert_eq!(flow.processes.len(), processes, "{name}");
         assert!(unknown.cut <= most, "{name}: {unknown:?}");
         assert_eq!((unknown.unexplained, unknown.escaped), (0, 0), "{name}");
+    }
+}
+
+/// Even of a program that is over before anyone has looked, the file is known that its code is of.
+#[test]
+fn files_of_short_programs() {
+    let Some(qemu) = qemu() else { return };
+    let program = Program::build("qemu-short", "counts.S", BARE);
+    for _ in 0..10 {
+        let flow = known(&qemu, &program, &[]);
+        assert_eq!(flow.saved, []);
+        let [(_, mapping)] = &flow.mappings[..] else {
+            panic!("{:?}", flow.mappings);
+        };
+        assert_eq!(
+            mapping.path,
+            program.path.canonicalize().expect("it exists")
+        );
+        assert!((mapping.start..mapping.end).contains(&program.symbol("_start")));
     }
 }
 

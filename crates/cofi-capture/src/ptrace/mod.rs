@@ -15,6 +15,6 @@ mod syscall;
 mod thread;
 
 pub use engine::run;
-pub(crate) use maps::mapping_at;
+pub(crate) use maps::parse as parse_mapping;
 
 pub use launch::{Command, EngineError, Options, Outcome, Target};
