@@ -71,11 +71,15 @@ pub struct BlockHead {
     pub address: u64,
     /// Bytes of code.
     pub len: u32,
-    /// How many instructions QEMU found in it.
+    /// How many instructions QEMU found in it, or [`BlockHead::MAPPING`].
     pub instructions: u32,
 }
 
 impl BlockHead {
+    /// In the place of the number of instructions: this is no block. The address is that of the next one, and what follows is
+    /// not its code but the line of `/proc/PID/maps` that covers it.
+    pub const MAPPING: u32 = u32::MAX;
+
     /// Size of the record without the code.
     pub const SIZE: usize = 16;
 

@@ -8,6 +8,7 @@ use crate::layout::{self, BlockHead, header, record, slot};
 use crate::qemu::{Functions, Id, Tb};
 use crate::sys;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,14 @@ struct Plugin {
     folder: PathBuf,
 }
 
+/// What has been put into the ring of blocks.
+struct Told {
+    /// How many blocks.
+    blocks: u32,
+    /// Ranges of which it is known what is mapped there.
+    mapped: Vec<Range<u64>>,
+}
+
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 /// This process's shared memory.
 static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
@@ -32,8 +41,13 @@ static VCPUS: AtomicU32 = AtomicU32::new(0);
 const NO_SLOT: u32 = 0;
 /// There was no slot left for it.
 const UNTRACED: u32 = u32::MAX;
-/// The ring of blocks has one producer at a time; this is how many there are.
-static BLOCKS: Mutex<u32> = Mutex::new(0);
+/// The ring of blocks has one producer at a time.
+static BLOCKS: Mutex<Told> = Mutex::new(Told {
+    blocks: 0,
+    mapped: Vec::new(),
+});
+/// A system call that may change mappings has begun or ended: what was told of them does not count any more.
+static MAPPINGS_CHANGE: AtomicBool = AtomicBool::new(false);
 /// Addresses of signal handlers, each with the restorer that stands below its frame.
 static HANDLERS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
@@ -43,6 +57,8 @@ static WITH_INFO: [AtomicBool; 65] = [const { AtomicBool::new(false) }; 65];
 /// A system call's numbers on x86-64.
 mod call {
     pub(super) const RT_SIGACTION: i64 = 13;
+    /// mmap, mprotect, munmap, mremap, shmat, shmdt, pkey_mprotect.
+    pub(super) const MAPPING: [i64; 7] = [9, 10, 11, 25, 30, 67, 329];
 }
 
 /// Called by QEMU when it loads the plugin.
@@ -89,6 +105,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     qemu.on_translation(id, on_translation);
     qemu.on_vcpu_exit(id, on_vcpu_exit);
     qemu.on_system_call(id, on_system_call);
+    qemu.on_system_call_return(id, on_system_call_return);
     sys::at_fork(on_fork);
     0
 }
@@ -325,21 +342,52 @@ extern "C" fn on_translation(_id: Id, tb: Tb) {
 
 /// Tells the recorder of a block; its number.
 fn put_block(address: u64, instructions: u32, code: &[u8]) -> u32 {
-    let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    if MAPPINGS_CHANGE.swap(false, Ordering::AcqRel) {
+        told.mapped.clear();
+    }
+    if !told.mapped.iter().any(|range| range.contains(&address))
+        && let Some((range, line)) = mapping_at(address)
+    {
+        told.mapped.push(range);
+        put_bytes(address, BlockHead::MAPPING, &line);
+    }
+    if !put_bytes(address, instructions, code) {
+        return 0;
+    }
+    let number = told.blocks;
+    told.blocks += 1;
+    number
+}
+
+/// What is mapped at an address: the range, and the line of /proc that tells of it.
+fn mapping_at(address: u64) -> Option<(Range<u64>, Vec<u8>)> {
+    let maps = std::fs::read("/proc/self/maps").ok()?;
+    maps.split(|byte| *byte == b'\n').find_map(|line| {
+        let range = line.split(|byte| *byte == b' ').next()?;
+        let (start, end) = core::str::from_utf8(range).ok()?.split_once('-')?;
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        let range = hex(start)?..hex(end)?;
+        range.contains(&address).then(|| (range, line.to_vec()))
+    })
+}
+
+/// Puts a record into the ring of blocks, whose producer the caller must be. `false` if nobody takes it.
+fn put_bytes(address: u64, instructions: u32, bytes: &[u8]) -> bool {
     let begin = BlockHead {
         address,
-        len: code.len() as u32,
+        len: bytes.len() as u32,
         instructions,
     };
     let mut record = begin.to_bytes().to_vec();
-    record.extend_from_slice(code);
+    record.extend_from_slice(bytes);
     record.resize(begin.record_len(), 0);
     let (head, tail) = (word(header::BLOCKS_HEAD), word(header::BLOCKS_TAIL));
     let at = head.load(Ordering::Relaxed);
     let end = at + record.len() as u64;
     while end - tail.load(Ordering::Acquire) > layout::BLOCKS as u64 {
         if !wait() {
-            return 0;
+            return false;
         }
     }
     for (i, part) in record.chunks_exact(8).enumerate() {
@@ -348,9 +396,7 @@ fn put_block(address: u64, instructions: u32, code: &[u8]) -> u32 {
         word(layout::HEADER + place).store(value, Ordering::Relaxed);
     }
     head.store(end, Ordering::Release);
-    let number = *blocks;
-    *blocks += 1;
-    number
+    true
 }
 
 extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
@@ -375,6 +421,7 @@ extern "C" fn on_system_call(
     if let Some(base) = slot_of(vcpu) {
         put(base, &[record::SYSCALL, number as u32]);
     }
+    note_mappings(number);
     if number == call::RT_SIGACTION && action != 0 {
         // struct kernel_sigaction: handler, flags, restorer. Guest memory is at its own addresses here.
         if let (Some(with), Some(flags)) = (
@@ -392,6 +439,16 @@ extern "C" fn on_system_call(
     }
 }
 
+fn note_mappings(number: i64) {
+    if call::MAPPING.contains(&number) {
+        MAPPINGS_CHANGE.store(true, Ordering::Release);
+    }
+}
+
+extern "C" fn on_system_call_return(_id: Id, _vcpu: c_uint, number: i64, _result: i64) {
+    note_mappings(number);
+}
+
 /// In a child after fork: memory of its own. It has its parent's translated blocks, and their numbers.
 extern "C" fn on_fork() {
     let Some(plugin) = PLUGIN.get() else { return };
@@ -401,7 +458,8 @@ extern "C" fn on_fork() {
     for place in SLOT_OF.iter().take(used) {
         place.store(NO_SLOT, Ordering::Relaxed);
     }
-    let inherited = u64::from(*BLOCKS.lock().unwrap_or_else(PoisonError::into_inner));
+    let told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let inherited = u64::from(told.blocks);
     // Without memory of its own it would write into its parent's: rather let it end.
     if let Err(error) = open_memory(&plugin.folder, parent, inherited) {
         eprintln!("cofi: {}: {error}", plugin.folder.display());

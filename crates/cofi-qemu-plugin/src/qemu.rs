@@ -33,6 +33,8 @@ pub(crate) type VcpuCallback = extern "C" fn(Id, c_uint);
 #[rustfmt::skip]
 pub(crate) type SyscallCallback = extern "C" fn(Id, c_uint, i64, u64, u64, u64, u64, u64, u64, u64, u64);
 
+pub(crate) type SyscallReturnCallback = extern "C" fn(Id, c_uint, i64, i64);
+
 /// The callback neither reads nor writes registers.
 const NO_REGS: c_uint = 0;
 
@@ -70,6 +72,7 @@ functions! {
     register_vcpu_tb_exec_cb: fn(Tb, ExecCallback, c_uint, *mut c_void);
     register_vcpu_exit_cb: fn(Id, VcpuCallback);
     register_vcpu_syscall_cb: fn(Id, SyscallCallback);
+    register_vcpu_syscall_ret_cb: fn(Id, SyscallReturnCallback);
     tb_n_insns: fn(Tb) -> usize;
     tb_vaddr: fn(Tb) -> u64;
     tb_get_insn: fn(Tb, usize) -> Insn;
@@ -97,6 +100,10 @@ impl Functions {
     pub(crate) fn on_system_call(&self, id: Id, callback: SyscallCallback) {
         // SAFETY: as above.
         unsafe { (self.register_vcpu_syscall_cb)(id, callback) }
+    }
+    pub(crate) fn on_system_call_return(&self, id: Id, callback: SyscallReturnCallback) {
+        // SAFETY: as above.
+        unsafe { (self.register_vcpu_syscall_ret_cb)(id, callback) }
     }
     /// Has `callback` called with `data` whenever the block runs. Only during its translation.
     pub(crate) fn on_execution(&self, tb: Tb, callback: ExecCallback, data: usize) {

@@ -27,9 +27,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cofi-perf",
         ],
     ),
+    ("cofi-qemu-plugin", &[]),
     (
         "cofi-capture",
-        &["cofi-packet", "cofi-insn", "cofi-unit", "cofi-perf"],
+        &[
+            "cofi-packet",
+            "cofi-insn",
+            "cofi-unit",
+            "cofi-perf",
+            "cofi-qemu-plugin",
+        ],
     ),
     (
         "cofi-analysis",

@@ -35,7 +35,7 @@ fn unescape(text: &[u8]) -> Vec<u8> {
 }
 
 /// One line of /proc/PID/maps, whatever it maps; `None` if it is none.
-fn parse(line: &[u8]) -> Option<Mapping> {
+pub(crate) fn parse(line: &[u8]) -> Option<Mapping> {
     let mut rest = line;
     let mut word = || {
         let start = rest.iter().position(|b| *b != b' ')?;
@@ -83,14 +83,6 @@ fn parse(line: &[u8]) -> Option<Mapping> {
         path: PathBuf::from(OsString::from_vec(name)),
         kind,
     })
-}
-
-/// What is mapped at an address, executable or not.
-pub(crate) fn mapping_at(pid: Pid, address: u64) -> Option<Mapping> {
-    let maps = fs::read(format!("/proc/{pid}/maps")).ok()?;
-    maps.split(|byte| *byte == b'\n')
-        .filter_map(parse)
-        .find(|mapping| (mapping.start..mapping.end).contains(&address))
 }
 
 /// The executable mappings of one process, by address.

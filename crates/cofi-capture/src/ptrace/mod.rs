@@ -17,6 +17,6 @@ mod thread;
 
 pub use block::{BlockStep, block_step};
 pub use engine::run;
-pub(crate) use maps::mapping_at;
+pub(crate) use maps::parse as parse_mapping;
 
 pub use launch::{Command, EngineError, Options, Outcome, Target};

@@ -1,6 +1,5 @@
 //! A process's translated blocks, decoded once, and the code that they are of.
 
-use crate::ptrace::mapping_at;
 use crate::{Mapping, MappingKind, Observer, Pid, SavedCode, Step};
 use cofi_insn::{Class, decode};
 use cofi_packet::{ExecMode, Ip};
@@ -32,8 +31,6 @@ pub(super) struct Block {
 struct FileRange {
     mapping: Mapping,
     file: Option<Rc<File>>,
-    /// Mappings have not changed since it was looked at.
-    fresh: bool,
 }
 
 /// The translated blocks of one process, and its code.
@@ -85,12 +82,43 @@ impl Blocks {
         simply.then(|| (self.of(before), next.start))
     }
 
-    /// The program has asked for memory to be mapped, unmapped or protected: a file's range is looked at again when code
-    /// of it is translated again. (QEMU translates anew what is mapped anew.)
-    pub(super) fn mappings_change(&mut self) {
-        for range in self.files.values_mut() {
-            range.fresh = false;
+    /// At an address whose code is about to be told, this is mapped.
+    pub(super) fn map(
+        &mut self,
+        observer: &mut dyn Observer,
+        pid: Pid,
+        address: u64,
+        mapping: Mapping,
+    ) {
+        let (mut start, mut end) = (mapping.start, mapping.end);
+        if mapping.kind == MappingKind::File {
+            // What is known around it of the same mapping stays: it is cut in pieces when rights in it change.
+            for old in self.files.values().map(|range| &range.mapping) {
+                match origin(old) == origin(&mapping) {
+                    true if old.end <= address => start = start.max(old.end),
+                    true if old.start > address => end = end.min(old.start),
+                    true => return,
+                    false => {}
+                }
+            }
         }
+        self.files
+            .retain(|_, old| old.mapping.end <= start || end <= old.mapping.start);
+        if mapping.kind != MappingKind::File {
+            return;
+        }
+        self.memory
+            .retain(|page, _| (page + 1) * PAGE <= start || end <= page * PAGE);
+        let mapping = Mapping {
+            start,
+            end,
+            offset: mapping.offset + (start - mapping.start),
+            prot: mapping.prot | PROT_EXEC,
+            ..mapping
+        };
+        observer.mapped(pid, pid, std::slice::from_ref(&mapping));
+        let file = File::open(&mapping.path).ok().map(Rc::new);
+        self.files.insert(start, FileRange { mapping, file });
     }
 
     /// Takes a block that QEMU has translated. The observer is told of its code if that is new.
@@ -123,7 +151,7 @@ impl Blocks {
 
     /// Makes sure that the observer knows these bytes at this address.
     fn know(&mut self, observer: &mut dyn Observer, pid: Pid, start: u64, code: &[u8]) {
-        let on_file = self.on_file(observer, pid, start, code.len());
+        let on_file = self.on_file(start, code.len());
         let told = |i: usize, address: u64| {
             let byte = self
                 .memory
@@ -145,90 +173,20 @@ impl Blocks {
         observer.code(pid, pid, SavedCode { start, bytes: code });
     }
 
-    /// What a file has at these addresses, if one is mapped there. The observer is told of it first.
+    /// What a file has at these addresses, if one is mapped there.
     ///
     /// That the range can be written counts for nothing: QEMU takes that right away itself, from pages with code that it has
     /// translated. So the bytes are compared.
-    fn on_file(
-        &mut self,
-        observer: &mut dyn Observer,
-        pid: Pid,
-        start: u64,
-        len: usize,
-    ) -> Option<Vec<u8>> {
-        let end = start + len as u64;
-        let known = self.files.range_mut(..=start).next_back();
-        let known = known.map(|(_, range)| range);
-        let known = known.filter(|range| start < range.mapping.end);
-        let is_fresh = known
-            .as_ref()
-            .is_some_and(|range| range.fresh && end <= range.mapping.end);
-        if !is_fresh {
-            let mapping = mapping_at(pid, start)
-                .filter(|mapping| mapping.kind == MappingKind::File && end <= mapping.end);
-            match (known, mapping) {
-                (Some(range), Some(mapping))
-                    if end <= range.mapping.end && origin(&range.mapping) == origin(&mapping) =>
-                {
-                    range.fresh = true;
-                }
-                (_, Some(mapping)) => self.map(observer, pid, start..end, mapping),
-                (Some(range), None) => {
-                    let start = range.mapping.start;
-                    self.files.remove(&start);
-                    return None;
-                }
-                (None, None) => return None,
-            }
-        }
+    fn on_file(&self, start: u64, len: usize) -> Option<Vec<u8>> {
         let (_, range) = self.files.range(..=start).next_back()?;
+        if start + len as u64 > range.mapping.end {
+            return None;
+        }
         let mut bytes = vec![0; len];
         let offset = start - range.mapping.start + range.mapping.offset;
-        range
-            .file
-            .as_ref()?
-            .read_exact_at(&mut bytes, offset)
-            .ok()?;
+        let file = range.file.as_ref()?;
+        file.read_exact_at(&mut bytes, offset).ok()?;
         Some(bytes)
-    }
-
-    /// A file is mapped where `code` is, and another was or none. What is known around it of the same mapping stays.
-    fn map(&mut self, observer: &mut dyn Observer, pid: Pid, code: Range<u64>, mapping: Mapping) {
-        let (mut start, mut end) = (mapping.start, mapping.end);
-        for old in self.files.values().map(|range| &range.mapping) {
-            if origin(old) != origin(&mapping) {
-                continue;
-            }
-            if old.start < code.start {
-                start = start.max(old.end.min(code.end));
-            } else {
-                end = end.min(old.start);
-            }
-        }
-        if start >= end {
-            return;
-        }
-        self.files
-            .retain(|_, old| old.mapping.end <= start || end <= old.mapping.start);
-        self.memory
-            .retain(|page, _| (page + 1) * PAGE <= start || end <= page * PAGE);
-        let mapping = Mapping {
-            start,
-            end,
-            offset: mapping.offset + (start - mapping.start),
-            prot: mapping.prot | PROT_EXEC,
-            ..mapping
-        };
-        observer.mapped(pid, pid, std::slice::from_ref(&mapping));
-        let file = File::open(&mapping.path).ok().map(Rc::new);
-        self.files.insert(
-            start,
-            FileRange {
-                mapping,
-                file,
-                fresh: true,
-            },
-        );
     }
 }
 

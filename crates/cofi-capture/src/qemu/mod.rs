@@ -14,11 +14,11 @@ mod thread;
 pub use launch::{Qemu, QemuError};
 
 use crate::ptrace::sys::{self, Dispositions};
-use crate::ptrace::{Command, EngineError, Options, Outcome};
+use crate::ptrace::{Command, EngineError, Options, Outcome, parse_mapping};
 use crate::{Observer, Pid, ProcessCause};
 use blocks::Blocks;
 use cofi_packet::Ip;
-use cofi_qemu_plugin::layout::{self, record};
+use cofi_qemu_plugin::layout::{self, BlockHead, record};
 use follow::News;
 use shared::Shared;
 use std::collections::BTreeMap;
@@ -35,15 +35,6 @@ const TURN: usize = 1 << 14;
 const NAP: Duration = Duration::from_micros(200);
 /// How often to look for new processes and for the end.
 const LOOK: Duration = Duration::from_millis(5);
-
-/// System calls after which mappings may be others.
-const MAPPING_CALLS: [libc::c_long; 5] = [
-    libc::SYS_mmap,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_mprotect,
-    libc::SYS_shmat,
-];
 
 /// What QEMU could not tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -166,13 +157,20 @@ impl Engine<'_> {
                 fresh.push(path);
             }
         }
-        // A parent before its child, wherever numbers have not wrapped.
-        fresh.sort();
+        let mut shared = Vec::new();
         for path in fresh {
-            let shared = Shared::open(&path)?;
+            shared.push(Shared::open(&path)?);
             // Both sides have it mapped; nobody else is to find it.
             fs::remove_file(&path)?;
-            self.begin_process(shared);
+        }
+        // A parent before its child: the child has its blocks.
+        while !shared.is_empty() {
+            let has_parent = |child: &Shared| {
+                let parent = child.parent().map(|(pid, _)| pid);
+                shared.iter().any(|other| parent == Some(other.pid()))
+            };
+            let first = shared.iter().position(|one| !has_parent(one));
+            self.begin_process(shared.swap_remove(first.unwrap_or(0)));
         }
         Ok(())
     }
@@ -301,11 +299,16 @@ impl Process {
 
     /// Takes the next translated block; `false` if there is none.
     fn next_block(&mut self, observer: &mut dyn Observer, code: &mut Vec<u8>) -> bool {
-        let Some(block) = self.shared.next_block(code) else {
-            return false;
-        };
-        self.blocks.add(observer, self.pid, block.address, code);
-        true
+        while let Some(block) = self.shared.next_block(code) {
+            if block.instructions != BlockHead::MAPPING {
+                self.blocks.add(observer, self.pid, block.address, code);
+                return true;
+            }
+            if let Some(mapping) = parse_mapping(code) {
+                self.blocks.map(observer, self.pid, block.address, mapping);
+            }
+        }
+        false
     }
 
     /// Takes what a virtual processor has done.
@@ -363,11 +366,7 @@ impl Process {
                         });
                     }
                 }
-                (record::SYSCALL, [number]) => {
-                    let number = libc::c_long::from(*number);
-                    if MAPPING_CALLS.contains(&number) {
-                        self.blocks.mappings_change();
-                    }
+                (record::SYSCALL, [_]) => {
                     if let Some(thread) = &mut thread {
                         thread.system_call();
                     }

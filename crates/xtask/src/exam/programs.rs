@@ -54,29 +54,31 @@ pub(crate) struct Config {
     pub(crate) name: &'static str,
     /// The option's value; none leaves the option away.
     pub(crate) value: Option<&'static str>,
+    /// What runs the program.
+    pub(crate) engine: &'static str,
+}
+
+impl Config {
+    const fn ptrace(name: &'static str, value: Option<&'static str>) -> Self {
+        Self {
+            name,
+            value,
+            engine: "ptrace",
+        }
+    }
 }
 
 /// The configurations every program is recorded with.
 pub(crate) const CONFIGS: &[Config] = &[
+    Config::ptrace("default", None),
+    Config::ptrace("noretcomp", Some("noretcomp")),
+    Config::ptrace("timed", Some("tsc,mtc,cyc")),
+    Config::ptrace("small", Some("psb_period=0")),
+    Config::ptrace("timeless", Some("tsc=0,mtc=0")),
     Config {
-        name: "default",
+        name: "qemu",
         value: None,
-    },
-    Config {
-        name: "noretcomp",
-        value: Some("noretcomp"),
-    },
-    Config {
-        name: "timed",
-        value: Some("tsc,mtc,cyc"),
-    },
-    Config {
-        name: "small",
-        value: Some("psb_period=0"),
-    },
-    Config {
-        name: "timeless",
-        value: Some("tsc=0,mtc=0"),
+        engine: "qemu",
     },
 ];
 

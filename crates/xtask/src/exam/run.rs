@@ -124,7 +124,7 @@ pub(crate) fn examine(
     );
     let started = Instant::now();
     let mut command = patient(&tools.cofi);
-    command.args(["record", "--engine", "ptrace", "--verify"]);
+    command.args(["record", "--engine", config.engine, "--verify"]);
     if let Some(value) = config.value {
         command.args(["--config", value]);
     }
