@@ -29,6 +29,7 @@ const LS: Program = Program {
     origin: Origin::System("/bin/ls"),
     arguments: &["-l", "@PROGRAMS"],
     quirks: &[],
+    not_for_qemu: None,
 };
 
 #[derive(Debug)]

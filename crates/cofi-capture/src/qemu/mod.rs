@@ -221,9 +221,10 @@ impl Engine<'_> {
         let mut goes_on = None;
         for (_, mut thread) in std::mem::take(&mut process.threads) {
             // Of a thread that another one's exec has killed, the last block is not known.
-            self.unknown.cut += u64::from(!thread.end(self.observer, &process.blocks));
+            let whole = thread.end(self.observer, &process.blocks);
+            self.unknown.cut += u64::from(!whole);
             self.unknown.unexplained += thread.unexplained;
-            if thread.tid == pid {
+            if thread.tid == pid && whole {
                 goes_on = Some(pid);
             } else {
                 self.observer.thread_exit(pid, thread.tid);

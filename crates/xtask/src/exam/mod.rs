@@ -154,10 +154,28 @@ fn sit(
         let native = run::native(&path, &arguments)?;
         prepared.push((*program, path, arguments, native));
     }
+    let qemu = std::process::Command::new("qemu-x86_64")
+        .arg("--version")
+        .output();
+    if qemu.is_err() && configs.iter().any(|config| config.engine == "qemu") {
+        println!(
+            "exam: no qemu-x86_64: recordings through QEMU are NOT EXAMINED (Debian's package qemu-user has it)"
+        );
+    }
+    let may = |program: &Program, config: &Config| {
+        if config.engine != "qemu" || qemu.is_err() {
+            return config.engine != "qemu";
+        }
+        if let Some(why) = program.not_for_qemu {
+            println!("exam: {} through QEMU: not examined: {why}", program.name);
+        }
+        program.not_for_qemu.is_none()
+    };
     let papers: VecDeque<Paper<'_>> = prepared
         .iter()
         .flat_map(|(program, path, arguments, native)| {
-            configs.iter().map(move |config| Paper {
+            let configs = configs.iter().filter(|config| may(program, config));
+            configs.map(move |config| Paper {
                 program,
                 path,
                 arguments,

@@ -45,6 +45,8 @@ pub(crate) struct Program {
     pub(crate) arguments: &'static [&'static str],
     /// What is known not to work with it, in other decoders.
     pub(crate) quirks: &'static [Quirk],
+    /// Why QEMU's user mode does not run it as the processor does.
+    pub(crate) not_for_qemu: Option<&'static str>,
 }
 
 /// A named value for `cofi record --config`.
@@ -91,6 +93,7 @@ const fn source(name: &'static str, file: &'static str, flags: &'static [&'stati
         origin: Origin::Source { file, flags },
         arguments: &[],
         quirks: &[],
+        not_for_qemu: None,
     }
 }
 
@@ -104,6 +107,7 @@ const fn system(
         origin: Origin::System(path),
         arguments,
         quirks: &[],
+        not_for_qemu: None,
     }
 }
 
@@ -128,19 +132,28 @@ const CHANGING_CODE: &[Quirk] = &[
     },
 ];
 
+const BITS_32: &str = "qemu-x86_64 runs 64-bit programs";
+
 /// All programs, small ones first.
 pub(crate) const PROGRAMS: &[Program] = &[
     source("branches", "branches.S", ASM),
     Program {
         quirks: &[PERF_TAKES_THE_MODE_FROM_THE_FILE],
+        not_for_qemu: Some("its user mode has no 32-bit code segments for 64-bit programs"),
         ..source("far", "far.S", ASM)
     },
-    source(
-        "m32_int80",
-        "m32_int80.S",
-        &["-m32", "-nostdlib", "-static", "-no-pie"],
-    ),
-    source("m32", "m32.c", &["-m32", "-O1", "-static"]),
+    Program {
+        not_for_qemu: Some(BITS_32),
+        ..source(
+            "m32_int80",
+            "m32_int80.S",
+            &["-m32", "-nostdlib", "-static", "-no-pie"],
+        )
+    },
+    Program {
+        not_for_qemu: Some(BITS_32),
+        ..source("m32", "m32.c", &["-m32", "-O1", "-static"])
+    },
     Program {
         arguments: &["argument"],
         ..source("static", "static.c", STATIC)
@@ -149,7 +162,10 @@ pub(crate) const PROGRAMS: &[Program] = &[
     source("recursion", "recursion.c", STATIC),
     source("longjmp", "longjmp.c", STATIC),
     source("flags", "flags.c", STATIC),
-    source("vectors", "vectors.c", STATIC),
+    Program {
+        not_for_qemu: Some("its processor has not the vector registers that the program looks for"),
+        ..source("vectors", "vectors.c", STATIC)
+    },
     source("vdso", "vdso.c", STATIC),
     source("rep", "rep.c", STATIC),
     source("signals", "signals.c", STATIC),
