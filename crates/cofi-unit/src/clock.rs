@@ -39,11 +39,17 @@ impl Timing {
         self.cyc_sent = false;
     }
 
+    /// Whether [`Self::advance`] would find nothing due.
+    #[inline]
+    pub(crate) fn is_quiet(&self, clock: Clock, ctl: Ctl) -> bool {
+        let (from, until) = self.mtc_span;
+        !ctl.mtc_en() || (from..until).contains(&clock.tsc)
+    }
+
     /// Time went on to `clock`. An MTC is due whenever the watched bits change; where the client's clock jumps over
     /// several, only the last is sent (33.4.2.12 lets MTCs be dropped).
     pub(crate) fn advance(&mut self, clock: Clock, ctl: Ctl, crystal: CrystalRatio) -> Due {
-        let (from, until) = self.mtc_span;
-        if !ctl.mtc_en() || (from..until).contains(&clock.tsc) {
+        if self.is_quiet(clock, ctl) {
             return Due::Nothing;
         }
         let count = crystal.art(clock.tsc).0 >> ctl.mtc_freq();

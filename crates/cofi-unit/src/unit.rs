@@ -1,6 +1,6 @@
 //! The unit itself: what each instruction, event and register write does to the packet stream.
 
-use crate::client::Client;
+use crate::client::{Client, Clock};
 use crate::clock::{Due, Timing, tsc_tma};
 use crate::compress::ReturnStack;
 use crate::output;
@@ -176,6 +176,17 @@ impl Unit {
             && status.context_en()
             && status.filter_en()
             && self.regs.ctl.branch_en()
+    }
+
+    /// A conditional branch retired, and control went to `next`; what [`Self::retire`] does with most branches, by itself.
+    #[inline]
+    pub fn retire_conditional(&mut self, client: &mut impl Client, taken: bool, next: Ip) {
+        if self.begin(client) {
+            if self.packet_en() {
+                self.push_tnt(client, taken);
+            }
+            self.end(client, next);
+        }
     }
 
     /// An instruction that is no far transfer retired.
@@ -369,22 +380,29 @@ impl Unit {
     // One instruction or event.
 
     /// Time goes on to the present instruction or event; whether the unit is tracing at all.
+    #[inline]
     fn begin(&mut self, client: &mut impl Client) -> bool {
         if !self.regs.status.trigger_en() {
             return false;
         }
-        match self
-            .timing
-            .advance(client.now(), self.regs.ctl, self.caps.crystal)
-        {
-            Due::Nothing => {}
-            Due::Mtc(ctc) => self.emit_eligible(client, Packet::Mtc { ctc }),
-            Due::Resync => self.resync_time(client),
+        let now = client.now();
+        if !self.timing.is_quiet(now, self.regs.ctl) {
+            self.time_goes_on(client, now);
         }
         true
     }
 
+    #[cold]
+    fn time_goes_on(&mut self, client: &mut impl Client, now: Clock) {
+        match self.timing.advance(now, self.regs.ctl, self.caps.crystal) {
+            Due::Nothing => {}
+            Due::Mtc(ctc) => self.emit_eligible(client, Packet::Mtc { ctc }),
+            Due::Resync => self.resync_time(client),
+        }
+    }
+
     /// The instruction or event is complete, and control stands at `ip`: a PSB+ if one is due.
+    #[inline]
     fn end(&mut self, client: &mut impl Client, ip: Ip) {
         if self.byte_count >> 11 >> self.regs.ctl.psb_freq() != 0 {
             self.psb_plus(client, self.packet_en().then_some(ip));

@@ -200,9 +200,20 @@ impl Thread {
         debug_assert_eq!(result, Ok(()), "the register took this value at the start");
     }
 
+    #[inline]
     pub(crate) fn retired(&mut self, clock: VirtualClock, ip: Ip, insn: &Insn, next: Ip) {
-        self.buffer.clock = clock.0;
         let after = insn.next_ip(ip, self.context.mode);
+        if insn.class == Class::Conditional {
+            self.buffer.clock = clock.0;
+            self.ip = Some(next);
+            let taken = next != after;
+            return self.unit.retire_conditional(&mut self.buffer, taken, next);
+        }
+        self.retired_otherwise(clock, ip, insn, next, after);
+    }
+
+    fn retired_otherwise(&mut self, clock: VirtualClock, ip: Ip, insn: &Insn, next: Ip, after: Ip) {
+        self.buffer.clock = clock.0;
         let branch = match insn.class {
             Class::Conditional => {
                 // A branch to its own successor goes there either way; hardware calls it taken if its condition
