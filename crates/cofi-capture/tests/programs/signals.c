@@ -237,6 +237,9 @@ static int stopped(void) {
     if (!child) {
         on(SIGCONT, counts, 0);
         raise(SIGSTOP);
+        /* Long enough for the parent to see that we go on. */
+        struct timespec pause = {0, 100000000};
+        while (nanosleep(&pause, &pause)) {}
         _exit(40 + count);
     }
     waitpid(child, &status, WUNTRACED);
