@@ -331,10 +331,8 @@ fn signal(state: u64) -> Option<[u32; 4]> {
 }
 
 extern "C" fn on_handler_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
-    if let Some([low, high, signal, code]) = signal(state) {
-        if let Some(base) = slot_of(vcpu) {
-            put(base, &[record::SIGNAL, low, high, signal, code]);
-        }
+    if let (Some([low, high, signal, code]), Some(base)) = (signal(state), slot_of(vcpu)) {
+        put(base, &[record::SIGNAL, low, high, signal, code]);
     }
     on_block(vcpu, number);
 }
