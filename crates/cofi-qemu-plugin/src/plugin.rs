@@ -52,7 +52,9 @@ static MAPPINGS_CHANGE: AtomicBool = AtomicBool::new(false);
 static HANDLERS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
 /// Whether a signal's handler is called with a `siginfo`: else its place in the frame holds what was there before.
-static WITH_INFO: [AtomicBool; 65] = [const { AtomicBool::new(false) }; 65];
+static WITH_INFO: [AtomicBool; SIGNALS] = [const { AtomicBool::new(false) }; SIGNALS];
+/// One more than the highest signal.
+const SIGNALS: usize = 65;
 
 /// A system call's numbers on x86-64.
 mod call {
@@ -265,8 +267,16 @@ const RSP: u64 = 4 * 8;
 const RDX: u64 = 2 * 8;
 const RSI: u64 = 6 * 8;
 const RDI: u64 = 7 * 8;
-/// In the frame of a signal, behind the restorer's address, is a `ucontext`; in that, the interrupted address.
-const RIP_IN_UCONTEXT: u64 = 40 + 16 * 8;
+/// In the frame of a signal, behind the restorer's address, is a `ucontext`; in that, the registers of what was interrupted.
+const REGISTERS_IN_UCONTEXT: u64 = 40;
+/// Their numbers there.
+mod context {
+    pub(super) const RDI: u64 = 8;
+    pub(super) const RSI: u64 = 9;
+    pub(super) const RDX: u64 = 12;
+    pub(super) const RSP: u64 = 15;
+    pub(super) const RIP: u64 = 16;
+}
 /// Flag of a `sigaction`.
 const SA_SIGINFO: u64 = 4;
 /// `si_code` in a `siginfo`.
@@ -282,36 +292,70 @@ fn peek32(address: u64) -> Option<u32> {
     sys::peek(address, &mut bytes).then(|| u32::from_ne_bytes(bytes))
 }
 
+/// A signal's frame on the stack: where its `ucontext` is, and the handler's two other arguments.
+struct Frame {
+    context: u64,
+    signal: u64,
+    info: u64,
+}
+
+impl Frame {
+    /// The frame of a handler that begins with these registers. `None` if it was called as any other function.
+    fn of(handlers: &[(u64, u64)], rsp: u64, [signal, info, context]: [u64; 3]) -> Option<Self> {
+        let restorer = peek64(rsp)?;
+        let is_known = handlers.iter().any(|(_, known)| *known == restorer);
+        (is_known && Some(context) == rsp.checked_add(8)).then_some(Self {
+            context,
+            signal,
+            info,
+        })
+    }
+
+    /// A register of what was interrupted, by its number in the `ucontext`.
+    fn register(&self, number: u64) -> Option<u64> {
+        let offset = REGISTERS_IN_UCONTEXT + number * 8;
+        peek64(self.context.checked_add(offset)?)
+    }
+}
+
 /// What a handler's first block finds: the interrupted address, the signal and its code. `None` if it was called as any
 /// other function.
 fn signal(state: u64) -> Option<[u32; 4]> {
+    let handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
     let register = |offset| peek64(state.checked_add(offset)?);
-    let (rsp, context) = (register(RSP)?, register(RDX)?);
-    let restorer = peek64(rsp)?;
-    let known = HANDLERS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .iter()
-        .any(|(_, known)| *known == restorer);
-    if !known || context != rsp.checked_add(8)? {
-        return None;
+    let arguments = [register(RDI)?, register(RSI)?, register(RDX)?];
+    let mut frame = Frame::of(&handlers, register(RSP)?, arguments)?;
+    let mut ip = frame.register(context::RIP)?;
+    // Several signals at once: the handler of the one is interrupted by the other before it has run anything. The program
+    // itself was interrupted by the first of them, whose frame is the deepest.
+    for _ in 0..SIGNALS {
+        if !handlers.iter().any(|(handler, _)| *handler == ip) {
+            break;
+        }
+        let rsp = frame.register(context::RSP)?;
+        let arguments = [
+            frame.register(context::RDI)?,
+            frame.register(context::RSI)?,
+            frame.register(context::RDX)?,
+        ];
+        let Some(deeper) = Frame::of(&handlers, rsp, arguments) else {
+            break;
+        };
+        frame = deeper;
+        ip = frame.register(context::RIP)?;
     }
-    let ip = peek64(context.checked_add(RIP_IN_UCONTEXT)?)?;
-    let number = register(RDI)? as u32;
     let with_info = WITH_INFO
-        .get(number as usize)
+        .get(frame.signal as usize)
         .is_some_and(|with| with.load(Ordering::Relaxed));
     let code = match with_info {
-        true => peek32(register(RSI)?.checked_add(CODE_IN_SIGINFO)?)?,
+        true => peek32(frame.info.checked_add(CODE_IN_SIGINFO)?)?,
         false => record::NO_CODE,
     };
-    Some([ip as u32, (ip >> 32) as u32, number, code])
+    Some([ip as u32, (ip >> 32) as u32, frame.signal as u32, code])
 }
 
 extern "C" fn on_handler_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
-    if let Some([low, high, signal, code]) = signal(state)
-        && let Some(base) = slot_of(vcpu)
-    {
+    if let (Some([low, high, signal, code]), Some(base)) = (signal(state), slot_of(vcpu)) {
         put(base, &[record::SIGNAL, low, high, signal, code]);
     }
     on_block(vcpu, number);

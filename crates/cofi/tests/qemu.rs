@@ -108,7 +108,10 @@ fn programs_of_the_engine() {
     let scratch = Scratch::new();
     let names: [(&str, &[&str]); 4] = [
         ("jit.c", &["rwx", "toggled", "private-memfd", "modified"]),
-        ("stepped_over.c", &["unaligned", "patched", "many-threads"]),
+        (
+            "stepped_over.c",
+            &["unaligned", "patched", "many-threads", "pairs"],
+        ),
         (
             "signals.c",
             &["faults", "traps", "nested", "masks", "many", "skipping"],

@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sched.h>
+#include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static volatile sig_atomic_t seen;
@@ -27,6 +30,10 @@ static void *counts(void *arg) {
     __atomic_add_fetch(&sum, 1, __ATOMIC_SEQ_CST);
     return arg;
 }
+static volatile sig_atomic_t first_seen, second_seen;
+static void on_first(int number) { first_seen++; }
+static void on_second(int number, siginfo_t *info, void *context) { second_seen++; }
+
 /* Each thread starts the next before it ends: never more than a few, but always some. */
 static void *rolls(void *arg) {
     pthread_t next;
@@ -46,6 +53,40 @@ int main(int argc, char **argv) {
         signal(SIGUSR1, handler);
         for (int i = 0; i < 3; i++) raise(SIGUSR1);
         return seen;
+    }
+    if (!strcmp(name, "handler-called-timer")) {
+        /* The same, and nothing but a timer calls it then. */
+        volatile unsigned value = 1;
+        struct itimerval often = {{0, 2000}, {0, 2000}};
+        handler(SIGUSR2);
+        signal(SIGALRM, handler);
+        setitimer(ITIMER_REAL, &often, NULL);
+        while (seen < 20) value = value % 3 ? value * 7 + 1 : value / 3;
+        return 6;
+    }
+    if (!strcmp(name, "pairs")) {
+        /* Two signals at once, in the middle of a computation: the second interrupts the handler of the first before it
+           has run anything. */
+        volatile int *done = mmap(NULL, 4096, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        struct sigaction first = {.sa_handler = on_first}, second = {.sa_sigaction = on_second, .sa_flags = SA_SIGINFO};
+        sigaction(SIGUSR1, &first, NULL);
+        sigaction(SIGUSR2, &second, NULL);
+        pid_t child = fork();
+        if (!child) {
+            for (int i = 1; i <= 50; i++) {
+                kill(getppid(), SIGUSR2);
+                kill(getppid(), SIGUSR1);
+                while (*done < i) usleep(100);
+            }
+            _exit(0);
+        }
+        volatile unsigned value = 1;
+        for (int i = 1; i <= 50; i++) {
+            while (first_seen < i || second_seen < i) value = value % 3 ? value * 7 + 1 : value / 3;
+            *done = i;
+        }
+        waitpid(child, NULL, 0);
+        return first_seen + second_seen;
     }
     if (!strcmp(name, "unaligned")) {
         int first, second;
