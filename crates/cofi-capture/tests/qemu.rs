@@ -184,7 +184,10 @@ fn programs_of_the_exam() {
 fn threads_of_the_exam() {
     let Some(qemu) = qemu() else { return };
     // When the process ends, one has begun or has not; most often it sleeps in a system call.
-    let (unknown, flow) = follow(&qemu, &exam("threads.c", STATIC), &[]);
+    let program = exam("threads.c", STATIC);
+    let (outcome, unknown, flow) = trace_under_qemu(&qemu, text(&program), &[]);
+    assert_eq!(outcome, Outcome::Exited(0));
+    assert!(flow.breaches.is_empty(), "{:#x?}", flow.breaches);
     assert!(
         (5..=6).contains(&flow.threads.len()),
         "{}",
