@@ -133,10 +133,13 @@ impl Engine<'_> {
                     return Ok(());
                 }
             }
+            if over {
+                // What was told until now. Others may go on without end.
+                let most = layout::RECORDS / TURN + 1;
+                let _ = (0..most).all(|_| self.take_turns());
+                return Ok(());
+            }
             if !self.take_turns() {
-                if over {
-                    return Ok(());
-                }
                 std::thread::sleep(NAP);
             }
         }
