@@ -20,7 +20,8 @@ pub mod header {
     pub const PARENT: usize = 12;
     /// `u64`: how many blocks it has from its parent.
     pub const INHERITED: usize = 16;
-    /// `u32`: 1 once nobody takes anything any more; a full ring is no reason to wait then.
+    /// `u32`: 1 once nobody takes anything any more; a full ring is no reason to wait then. Either side says so: the plugin
+    /// when it waits and the recorder is gone.
     pub const STOPPED: usize = 24;
     /// `u32`: threads that found no slot.
     pub const UNTRACED: usize = 28;
@@ -28,6 +29,22 @@ pub mod header {
     pub const BLOCKS_HEAD: usize = 64;
     /// `u64`: bytes ever taken out of it.
     pub const BLOCKS_TAIL: usize = 128;
+}
+
+/// A file in the folder, which all plugins have mapped: what they know of the recorder, and the recorder of processes that
+/// have no memory of their own.
+pub mod recorder {
+    /// Its name. (Processes' memories have names without a dot.)
+    pub const NAME: &str = ".recorder";
+    /// Its size.
+    pub const SIZE: usize = 4096;
+    /// `u32`: within [`THREAD_MASK`] the recorder's thread while it takes what is told, and 0 once it does not, however it
+    /// ended: the kernel clears it, as it is the lock of a robust mutex (which this begins with).
+    pub const LOCK: usize = 0;
+    /// Bits of [`LOCK`], as in Linux's `futex.h`.
+    pub const THREAD_MASK: u32 = 0x3fff_ffff;
+    /// `u32`: processes that run on without being traced.
+    pub const UNTRACED: usize = 1024;
 }
 
 /// Size of the header.

@@ -4,15 +4,16 @@
     reason = "callbacks of a C program, and memory shared with another process; each use has its justification"
 )]
 
-use crate::layout::{self, BlockHead, header, record, slot};
+use crate::layout::{self, BlockHead, header, record, recorder, slot};
 use crate::qemu::{Functions, Id, Tb};
 use crate::sys;
+use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// What is found out once.
@@ -33,6 +34,10 @@ struct Told {
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 /// This process's shared memory.
 static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+/// What all processes and the recorder share; null if there is none.
+static RECORDER: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
+/// This process has no shared memory (of its own): it runs on, but nothing is told of it.
+static OFF: AtomicBool = AtomicBool::new(false);
 /// By virtual processor, where its thread's slot is: its offset in units of [`layout::SLOT_HEADER`], or one of the following.
 static SLOT_OF: [AtomicU32; 1 << 20] = [const { AtomicU32::new(NO_SLOT) }; 1 << 20];
 /// One more than the highest number of a virtual processor that has run.
@@ -49,7 +54,9 @@ static BLOCKS: Mutex<Told> = Mutex::new(Told {
 /// A system call that may change mappings has begun or ended: what was told of them does not count any more.
 static MAPPINGS_CHANGE: AtomicBool = AtomicBool::new(false);
 /// Addresses of signal handlers, each with the restorer that stands below its frame.
-static HANDLERS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+type Handlers = Vec<(u64, u64)>;
+/// Those that the program has set.
+static HANDLERS: Mutex<Handlers> = Mutex::new(Vec::new());
 
 /// Whether a signal's handler is called with a `siginfo`: else its place in the frame holds what was there before.
 static WITH_INFO: [AtomicBool; SIGNALS] = [const { AtomicBool::new(false) }; SIGNALS];
@@ -97,9 +104,9 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             return 1;
         }
     };
-    if let Err(error) = open_memory(&folder, 0, 0) {
-        eprintln!("cofi: {}: {error}", folder.display());
-        return 1;
+    map_recorder(&folder);
+    if open_memory(&folder, 0, 0).is_err() {
+        turn_off();
     }
     if PLUGIN.set(Plugin { qemu, folder }).is_err() {
         return 1;
@@ -108,8 +115,43 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     qemu.on_vcpu_exit(id, on_vcpu_exit);
     qemu.on_system_call(id, on_system_call);
     qemu.on_system_call_return(id, on_system_call_return);
-    sys::at_fork(on_fork);
+    sys::at_fork(before_fork, after_fork, on_fork);
     0
+}
+
+/// Finds what all processes and the recorder share.
+fn map_recorder(folder: &Path) {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(folder.join(recorder::NAME));
+    if let Ok(memory) = file.and_then(|file| sys::map(&file, recorder::SIZE)) {
+        RECORDER.store(memory, Ordering::Release);
+    }
+}
+
+/// The 32-bit number at an offset of what all processes and the recorder share.
+fn recorder_word(offset: usize) -> Option<&'static AtomicU32> {
+    debug_assert!(offset + 4 <= recorder::SIZE && offset.is_multiple_of(4));
+    let memory = RECORDER.load(Ordering::Acquire);
+    // SAFETY: once it is not null it is mapped for good and `recorder::SIZE` bytes long, the offset is within and aligned,
+    // and all sides use it with atomic operations only.
+    (!memory.is_null()).then(|| unsafe { &*memory.add(offset).cast::<AtomicU32>() })
+}
+
+/// Whether somebody takes what is told: a killed recorder's lock is cleared by the kernel.
+fn has_recorder() -> bool {
+    recorder_word(recorder::LOCK)
+        .is_none_or(|lock| lock.load(Ordering::Acquire) & recorder::THREAD_MASK != 0)
+}
+
+/// This process cannot have memory of its own (any more), as after `chroot` or `setuid`: it runs without being traced, and
+/// that is counted.
+fn turn_off() {
+    OFF.store(true, Ordering::Relaxed);
+    if let Some(untraced) = recorder_word(recorder::UNTRACED) {
+        untraced.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Makes this process's shared memory.
@@ -125,8 +167,15 @@ fn open_memory(folder: &Path, parent: u32, inherited: u64) -> std::io::Result<()
         .create(true)
         .truncate(true)
         .open(&hidden)?;
-    file.set_len(layout::SIZE as u64)?;
-    let memory = sys::map(&file, layout::SIZE)?;
+    let mapped =
+        sys::set_len(&file, layout::SIZE as u64).and_then(|()| sys::map(&file, layout::SIZE));
+    let memory = match mapped {
+        Ok(memory) => memory,
+        Err(error) => {
+            let _ = std::fs::remove_file(hidden);
+            return Err(error);
+        }
+    };
     MEMORY.store(memory, Ordering::Release);
     word32(header::PID).store(pid, Ordering::Relaxed);
     word32(header::PARENT).store(parent, Ordering::Relaxed);
@@ -165,6 +214,10 @@ fn word32(offset: usize) -> &'static AtomicU32 {
 #[cold]
 fn wait() -> bool {
     if word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
+        return false;
+    }
+    if !has_recorder() {
+        word32(header::STOPPED).store(1, Ordering::Relaxed);
         return false;
     }
     std::thread::sleep(Duration::from_micros(50));
@@ -233,6 +286,12 @@ fn on_block_at_limit(base: usize, number: u32) {
 fn begin_thread(vcpu: c_uint) -> Option<usize> {
     let tid = sys::gettid();
     VCPUS.fetch_max(vcpu.saturating_add(1), Ordering::Relaxed);
+    if OFF.load(Ordering::Relaxed) {
+        if let Some(place) = SLOT_OF.get(vcpu as usize) {
+            place.store(UNTRACED, Ordering::Relaxed);
+        }
+        return None;
+    }
     let free = (0..layout::SLOTS).map(layout::slot_at).find(|base| {
         let thread = word32(base + slot::THREAD);
         let (order, otherwise) = (Ordering::AcqRel, Ordering::Relaxed);
@@ -366,6 +425,9 @@ extern "C" fn on_translation(_id: Id, tb: Tb) {
     let Some(Plugin { qemu, .. }) = PLUGIN.get() else {
         return;
     };
+    if OFF.load(Ordering::Relaxed) {
+        return;
+    }
     let (address, instructions) = (qemu.address(tb), qemu.len(tb));
     let mut code = Vec::new();
     for index in 0..instructions {
@@ -495,18 +557,44 @@ extern "C" fn on_system_call_return(_id: Id, _vcpu: c_uint, number: i64, _result
 
 /// In a child after fork: memory of its own. It has its parent's translated blocks, and their numbers.
 extern "C" fn on_fork() {
+    HELD.take();
     let Some(plugin) = PLUGIN.get() else { return };
-    let parent = word32(header::PID).load(Ordering::Relaxed);
     // The one thread that there is begins anew, in the new memory.
     let used = VCPUS.load(Ordering::Relaxed) as usize;
     for place in SLOT_OF.iter().take(used) {
         place.store(NO_SLOT, Ordering::Relaxed);
     }
+    if OFF.load(Ordering::Relaxed) {
+        return;
+    }
+    let is_stopped = word32(header::STOPPED).load(Ordering::Relaxed) != 0;
+    if is_stopped || !has_recorder() {
+        // Nobody is interested, and the folder may be gone.
+        return OFF.store(true, Ordering::Relaxed);
+    }
+    let parent = word32(header::PID).load(Ordering::Relaxed);
     let told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     let inherited = u64::from(told.blocks);
-    // Without memory of its own it would write into its parent's: rather let it end.
-    if let Err(error) = open_memory(&plugin.folder, parent, inherited) {
-        eprintln!("cofi: {}: {error}", plugin.folder.display());
-        std::process::abort();
+    // Without memory of its own it would write into its parent's.
+    if open_memory(&plugin.folder, parent, inherited).is_err() {
+        turn_off();
     }
+}
+
+thread_local! {
+    /// The handlers, locked while this thread forks.
+    static HELD: Cell<Option<MutexGuard<'static, Handlers>>> = const { Cell::new(None) };
+}
+
+/// Before fork: no other thread is to hold the lock, which nobody would ever release in the child. (The one of the blocks needs
+/// nothing: QEMU forks while no other thread translates.)
+extern "C" fn before_fork() {
+    HELD.set(Some(
+        HANDLERS.lock().unwrap_or_else(PoisonError::into_inner),
+    ));
+}
+
+/// In the parent after fork.
+extern "C" fn after_fork() {
+    HELD.take();
 }

@@ -32,6 +32,8 @@ unsafe extern "C" {
         remotes: u64,
         flags: u64,
     ) -> isize;
+    fn getrlimit(resource: c_int, limit: *mut Limit) -> c_int;
+    fn setrlimit(resource: c_int, limit: *const Limit) -> c_int;
     fn syscall(number: c_long, ...) -> c_long;
 }
 
@@ -41,6 +43,14 @@ struct IoVec {
     len: usize,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Limit {
+    soft: u64,
+    hard: u64,
+}
+
+const RLIMIT_FSIZE: c_int = 1;
 const PROT_READ_WRITE: c_int = 1 | 2;
 const MAP_SHARED: c_int = 1;
 const SYS_GETTID: c_long = 186;
@@ -65,17 +75,40 @@ pub(crate) fn map(file: &File, len: usize) -> io::Result<*mut u8> {
     }
 }
 
+/// Sets a file's length, also where the program's limit for that is lower: it is the program's, and over it is a signal.
+pub(crate) fn set_len(file: &File, len: u64) -> io::Result<()> {
+    let mut own = Limit { soft: 0, hard: 0 };
+    // SAFETY: the kernel writes the structure, which is as it has it.
+    if unsafe { getrlimit(RLIMIT_FSIZE, &mut own) } != 0 || own.soft >= len {
+        return file.set_len(len);
+    }
+    let higher = Limit {
+        soft: len,
+        hard: own.hard.max(len),
+    };
+    // SAFETY: the structure is only read.
+    if unsafe { setrlimit(RLIMIT_FSIZE, &higher) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let result = file.set_len(len);
+    // SAFETY: as above. To lower it is always allowed.
+    unsafe {
+        setrlimit(RLIMIT_FSIZE, &own);
+    }
+    result
+}
+
 /// The address of a function of the program that has loaded us.
 pub(crate) fn symbol(name: &CStr) -> Option<core::ptr::NonNull<c_void>> {
     // SAFETY: a lookup by a terminated name; the null handle is RTLD_DEFAULT.
     core::ptr::NonNull::new(unsafe { dlsym(core::ptr::null_mut(), name.as_ptr()) })
 }
 
-/// Has `child` called in every child after fork.
-pub(crate) fn at_fork(child: extern "C" fn()) {
-    // SAFETY: registers a function that lives as long as the program; plugins are never unloaded here.
+/// Has these called at every fork: before it, and after it in the parent and in the child.
+pub(crate) fn at_fork(before: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) {
+    // SAFETY: registers functions that live as long as the program; plugins are never unloaded here.
     unsafe {
-        pthread_atfork(None, None, Some(child));
+        pthread_atfork(Some(before), Some(parent), Some(child));
     }
 }
 

@@ -65,7 +65,6 @@ pub(super) fn follow(qemu: &Qemu, command: &Command, news: &News) -> Result<Outc
         program: command.program.clone(),
         source,
     };
-    std::fs::create_dir_all(qemu.folder()).map_err(fail)?;
     let gate = crate::ptrace::launch::fork(command)?;
     let leader = gate.pid();
     sys::seize(leader, OPTIONS).map_err(fail)?;

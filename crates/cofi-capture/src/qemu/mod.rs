@@ -20,7 +20,7 @@ use blocks::Blocks;
 use cofi_packet::Ip;
 use cofi_qemu_plugin::layout::{self, BlockHead, record};
 use follow::News;
-use shared::Shared;
+use shared::{Presence, Shared};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -46,7 +46,8 @@ pub struct Unknown {
     pub cut: u64,
     /// Programs that were started but cannot run under QEMU (32-bit ones): they ran without being traced.
     pub escaped: u64,
-    /// Threads that are not in the trace, because there were too many at a time.
+    /// Threads that are not in the trace, because there were too many at a time, and processes that could not tell of
+    /// themselves, as after `chroot`.
     pub untraced: u64,
 }
 
@@ -90,6 +91,9 @@ pub fn run(
     dispositions.ignore(libc::SIGINT);
     dispositions.ignore(libc::SIGQUIT);
     let news = News::default();
+    let announced =
+        fs::create_dir_all(qemu.folder()).and_then(|()| Presence::announce(&qemu.folder()));
+    let presence = announced.map_err(EngineError::Trace)?;
     let mut engine = Engine {
         observer,
         news: &news,
@@ -109,6 +113,7 @@ pub fn run(
         result?;
         engine.end(outcome);
         engine.unknown.escaped = news.escaped.load(Ordering::Relaxed);
+        engine.unknown.untraced += u64::from(presence.untraced());
         Ok((outcome, engine.unknown))
     })
 }
@@ -133,10 +138,13 @@ impl Engine<'_> {
                     return Ok(());
                 }
             }
+            if over {
+                // What was told until now. Others may go on without end.
+                let most = layout::RECORDS / TURN + 1;
+                let _ = (0..most).all(|_| self.take_turns());
+                return Ok(());
+            }
             if !self.take_turns() {
-                if over {
-                    return Ok(());
-                }
                 std::thread::sleep(NAP);
             }
         }

@@ -4,7 +4,7 @@
     reason = "memory that another process writes; it is read with atomic operations, within its bounds"
 )]
 
-use cofi_qemu_plugin::layout::{self, BlockHead, header, slot};
+use cofi_qemu_plugin::layout::{self, BlockHead, header, recorder, slot};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -143,5 +143,116 @@ impl Shared {
     /// From now on nobody takes anything: a full ring is no reason to wait.
     pub(super) fn stop(&self) {
         self.word32(header::STOPPED).store(1, Ordering::Relaxed);
+    }
+}
+
+/// What the recorder shares with all processes: that it is there.
+#[derive(Debug)]
+pub(super) struct Presence {
+    memory: NonNull<u8>,
+}
+
+impl Presence {
+    /// Says that the calling thread takes what is told, until this is dropped or the thread ends in whatever way. Threads must
+    /// not hand it on, which they cannot: it is no `Send`.
+    pub(super) fn announce(folder: &Path) -> io::Result<Self> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(folder.join(recorder::NAME))?;
+        file.set_len(recorder::SIZE as u64)?;
+        let check = |code| match code {
+            0 => Ok(()),
+            code => Err(io::Error::from_raw_os_error(code)),
+        };
+        // SAFETY: a new mapping, large enough for the mutex and aligned, which is initialized there and locked by this thread;
+        // it stays mapped until it is unlocked.
+        unsafe {
+            let memory = libc::mmap(
+                std::ptr::null_mut(),
+                recorder::SIZE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            );
+            if memory == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            let memory = NonNull::new(memory).ok_or_else(|| io::Error::other("mapped at 0"))?;
+            let mut attributes = std::mem::zeroed::<libc::pthread_mutexattr_t>();
+            check(libc::pthread_mutexattr_init(&raw mut attributes))?;
+            check(libc::pthread_mutexattr_setpshared(
+                &raw mut attributes,
+                libc::PTHREAD_PROCESS_SHARED,
+            ))?;
+            check(libc::pthread_mutexattr_setrobust(
+                &raw mut attributes,
+                libc::PTHREAD_MUTEX_ROBUST,
+            ))?;
+            let mutex = memory.as_ptr().cast::<libc::pthread_mutex_t>();
+            check(libc::pthread_mutex_init(mutex, &raw const attributes))?;
+            libc::pthread_mutexattr_destroy(&raw mut attributes);
+            check(libc::pthread_mutex_lock(mutex))?;
+            Ok(Self {
+                memory: memory.cast(),
+            })
+        }
+    }
+
+    /// Processes that ran on without being traced.
+    pub(super) fn untraced(&self) -> u32 {
+        // SAFETY: within the mapping and aligned; both sides use atomic operations only.
+        let word: &AtomicU32 = unsafe { self.memory.add(recorder::UNTRACED).cast().as_ref() };
+        word.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        // SAFETY: the mutex is there, locked by this thread; nothing borrows from the mapping any more.
+        unsafe {
+            libc::pthread_mutex_unlock(self.memory.as_ptr().cast());
+            libc::munmap(self.memory.as_ptr().cast(), recorder::SIZE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lock's word, as a plugin sees it.
+    fn lock(folder: &Path) -> u32 {
+        let bytes = std::fs::read(folder.join(recorder::NAME)).unwrap();
+        u32::from_ne_bytes(bytes[recorder::LOCK..][..4].try_into().unwrap()) & recorder::THREAD_MASK
+    }
+
+    #[test]
+    fn a_recorder_is_there_until_it_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let presence = Presence::announce(folder.path()).unwrap();
+        assert_ne!(lock(folder.path()), 0);
+        drop(presence);
+        assert_eq!(lock(folder.path()), 0);
+    }
+
+    #[test]
+    fn the_kernel_says_that_a_recorder_was_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_owned();
+        let thread = std::thread::spawn(move || {
+            std::mem::forget(Presence::announce(&path).unwrap());
+            lock(&path)
+        });
+        assert_ne!(thread.join().unwrap(), 0);
+        // The thread is gone for the kernel a little later than for `join`.
+        let gone = (0..1000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            lock(folder.path()) == 0
+        });
+        assert!(gone);
     }
 }
