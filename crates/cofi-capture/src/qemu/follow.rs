@@ -34,8 +34,6 @@ pub(super) struct News {
     programs: Mutex<BTreeMap<Pid, PathBuf>>,
     /// Programs that run without being traced.
     pub(super) escaped: AtomicU64,
-    /// Processes and threads that are gone.
-    gone: Mutex<Vec<Pid>>,
     /// The tracer is to leave everything to itself.
     pub(super) stop: AtomicBool,
     /// The tracer's thread, to wake it.
@@ -48,11 +46,6 @@ impl News {
         let programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
         let name = programs.get(&pid)?.file_name()?;
         Some(String::from_utf8_lossy(&name.as_bytes()[..name.len().min(15)]).into_owned())
-    }
-
-    /// Which processes and threads are gone since this was asked last.
-    pub(super) fn gone(&self) -> Vec<Pid> {
-        std::mem::take(&mut self.gone.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Ends the tracer's wait.
@@ -97,10 +90,7 @@ pub(super) fn follow(qemu: &Qemu, command: &Command, news: &News) -> Result<Outc
             Status::Exited(_) if tid == leader && !started => return Err(fail(gate.failure())),
             Status::Exited(code) if tid == leader => return Ok(Outcome::Exited(code)),
             Status::Signaled(signal) if tid == leader => return Ok(Outcome::Signaled(signal)),
-            Status::Exited(_) | Status::Signaled(_) => {
-                let mut gone = news.gone.lock().unwrap_or_else(PoisonError::into_inner);
-                gone.push(tid as Pid);
-            }
+            Status::Exited(_) | Status::Signaled(_) => {}
             Status::Stopped { signal, event } => {
                 started |= event == libc::PTRACE_EVENT_EXEC;
                 follower.stopped(tid, signal, event);

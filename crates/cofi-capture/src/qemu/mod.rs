@@ -21,7 +21,7 @@ use cofi_packet::Ip;
 use cofi_qemu_plugin::layout::{self, BlockHead, record};
 use follow::News;
 use shared::{Presence, Shared};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -33,8 +33,6 @@ use thread::{Signal, Thread};
 const TURN: usize = 1 << 14;
 /// How long to sleep when nobody has done anything.
 const NAP: Duration = Duration::from_micros(200);
-/// Of how many processes that are gone the blocks are kept.
-const REMEMBERED: usize = 256;
 /// How often to look for new processes and for the end.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -71,8 +69,6 @@ struct Process {
 struct Engine<'o> {
     observer: &'o mut dyn Observer,
     processes: BTreeMap<Pid, Process>,
-    /// The blocks of processes that are gone, for children of theirs that have not told of themselves yet.
-    gone: VecDeque<(Pid, Blocks)>,
     news: &'o News,
     unknown: Unknown,
     code: Vec<u8>,
@@ -102,7 +98,6 @@ pub fn run(
         observer,
         news: &news,
         processes: BTreeMap::new(),
-        gone: VecDeque::new(),
         unknown: Unknown::default(),
         code: Vec::new(),
         records: Vec::new(),
@@ -137,11 +132,7 @@ impl Engine<'_> {
             let over = is_over();
             if over || looked.is_none_or(|at| at.elapsed() >= LOOK) {
                 looked = Some(Instant::now());
-                let gone = self.news.gone();
                 self.look_for_processes(folder)?;
-                for pid in gone {
-                    self.end_process(pid);
-                }
                 let late = options.duration.is_some_and(|most| begin.elapsed() >= most);
                 if late || options.stop.load(Ordering::Relaxed) || self.observer.has_failed() {
                     return Ok(());
@@ -200,10 +191,8 @@ impl Engine<'_> {
         let mut goes_on = None;
         let cause = if let Some((parent, inherited)) = parent {
             self.catch_up(parent, inherited);
-            let lives = self.processes.get(&parent).map(|parent| &parent.blocks);
-            let lived = self.gone.iter().rev().find(|(pid, _)| *pid == parent);
-            if let Some(parent) = lives.or(lived.map(|(_, blocks)| blocks)) {
-                blocks = parent.inherit(inherited as usize);
+            if let Some(parent) = self.processes.get(&parent) {
+                blocks = parent.blocks.inherit(inherited as usize);
             }
             comm = comm.or_else(|| self.news.comm(parent));
             ProcessCause::Fork
@@ -252,21 +241,6 @@ impl Engine<'_> {
         goes_on
     }
 
-    /// A process is gone: its memory is given back.
-    fn end_process(&mut self, pid: Pid) {
-        let Some(mut process) = self.processes.remove(&pid) else {
-            return;
-        };
-        let (observer, code) = (&mut *self.observer, &mut self.code);
-        while process.turn(observer, code, &mut self.records, &mut self.unknown) {}
-        while process.next_block(observer, code) {}
-        process.end(observer, &mut self.unknown, true);
-        if self.gone.len() == REMEMBERED {
-            self.gone.pop_front();
-        }
-        self.gone.push_back((pid, process.blocks));
-    }
-
     /// Takes blocks of a process until there are `count`.
     fn catch_up(&mut self, pid: Pid, count: u64) {
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -298,24 +272,18 @@ impl Engine<'_> {
         }
         for process in self.processes.values_mut() {
             process.shared.stop();
-            let over = outcome != Outcome::Detached;
-            process.end(self.observer, &mut self.unknown, over);
+            self.unknown.untraced += u64::from(process.shared.untraced());
+            for thread in process.threads.values_mut() {
+                let whole = thread.end(self.observer, &process.blocks);
+                self.unknown.cut += u64::from(!whole && outcome != Outcome::Detached);
+                self.unknown.unexplained += thread.unexplained;
+                self.observer.thread_exit(process.pid, thread.tid);
+            }
         }
     }
 }
 
 impl Process {
-    /// The process has ended, or is let go (`over` is false): so have its threads.
-    fn end(&mut self, observer: &mut dyn Observer, unknown: &mut Unknown, over: bool) {
-        unknown.untraced += u64::from(self.shared.untraced());
-        for thread in self.threads.values_mut() {
-            let whole = thread.end(observer, &self.blocks);
-            unknown.cut += u64::from(!whole && over);
-            unknown.unexplained += thread.unexplained;
-            observer.thread_exit(self.pid, thread.tid);
-        }
-    }
-
     /// Gives every thread a turn; whether any had something to tell.
     fn turn(
         &mut self,
