@@ -9,7 +9,7 @@ use crate::Pid;
 use crate::ptrace::sys::{self, CALL_STOP, EVENT_STOP, Regs, Resume, Status};
 use crate::ptrace::{Command, EngineError, Outcome};
 use libc::{c_int, pid_t};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -35,13 +35,50 @@ pub(super) struct News {
     programs: Mutex<BTreeMap<Pid, PathBuf>>,
     /// Programs that run without being traced.
     pub(super) escaped: AtomicU64,
+    lives: Mutex<Lives>,
     /// The tracer is to leave everything to itself.
     pub(super) stop: AtomicBool,
     /// The tracer's thread, to wake it.
     thread: AtomicI32,
 }
 
+/// Who has come and gone.
+#[derive(Debug, Default)]
+struct Lives {
+    /// Children of fork that have not told of themselves yet.
+    unborn: BTreeSet<Pid>,
+    gone: Vec<Gone>,
+}
+
+/// A process (or a thread) that has ended.
+#[derive(Debug)]
+pub(super) struct Gone {
+    pub(super) pid: Pid,
+    /// Children that had not told of themselves at that time: of these it may be the parent, whose blocks they have.
+    pub(super) unborn: BTreeSet<Pid>,
+}
+
 impl News {
+    fn lives(&self) -> MutexGuard<'_, Lives> {
+        self.lives.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process has told of itself.
+    pub(super) fn born(&self, pid: Pid) {
+        self.lives().unborn.remove(&pid);
+    }
+
+    /// Who has ended since the last call.
+    pub(super) fn gone(&self) -> Vec<Gone> {
+        std::mem::take(&mut self.lives().gone)
+    }
+
+    /// A process is not asked for any more.
+    pub(super) fn forget(&self, pid: Pid) {
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        programs.remove(&pid);
+    }
+
     /// The name of the program that a process runs, as the kernel shortens it.
     pub(super) fn comm(&self, pid: Pid) -> Option<String> {
         let programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +128,16 @@ pub(super) fn follow(qemu: &Qemu, command: &Command, news: &News) -> Result<Outc
             Status::Exited(_) if tid == leader && !started => return Err(fail(gate.failure())),
             Status::Exited(code) if tid == leader => return Ok(Outcome::Exited(code)),
             Status::Signaled(signal) if tid == leader => return Ok(Outcome::Signaled(signal)),
-            Status::Exited(_) | Status::Signaled(_) => {}
+            Status::Exited(_) | Status::Signaled(_) => {
+                follower.becoming.remove(&tid);
+                let mut lives = news.lives();
+                lives.unborn.remove(&(tid as Pid));
+                let gone = Gone {
+                    pid: tid as Pid,
+                    unborn: lives.unborn.clone(),
+                };
+                lives.gone.push(gone);
+            }
             Status::Stopped { signal, event } => {
                 started |= event == libc::PTRACE_EVENT_EXEC;
                 follower.stopped(tid, signal, event);
@@ -144,6 +190,12 @@ impl Follower<'_> {
                 sys::listen(tid)
             }
             libc::PTRACE_EVENT_EXEC if self.becoming.remove(&tid).is_some() => {
+                sys::resume(tid, Resume::Run, 0)
+            }
+            libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
+                if let Ok(child) = sys::event_message(tid) {
+                    self.news.lives().unborn.insert(child as Pid);
+                }
                 sys::resume(tid, Resume::Run, 0)
             }
             // The call is still to return, and to overwrite RAX.
