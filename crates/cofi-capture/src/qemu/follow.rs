@@ -6,7 +6,7 @@
 
 use super::launch::Qemu;
 use crate::Pid;
-use crate::ptrace::sys::{self, CALL_STOP, EVENT_STOP, Regs, Resume, Status};
+use crate::ptrace::sys::{self, CALL_STOP, Dispositions, EVENT_STOP, Regs, Resume, Status};
 use crate::ptrace::{Command, EngineError, Outcome};
 use libc::{c_int, pid_t};
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,13 +97,23 @@ impl News {
 }
 
 /// Starts the command under QEMU and follows it until its first process ends.
-pub(super) fn follow(qemu: &Qemu, command: &Command, news: &News) -> Result<Outcome, EngineError> {
+///
+/// From then on this process ignores SIGINT and SIGQUIT: the terminal sends them to the program too, which decides.
+pub(super) fn follow(
+    qemu: &Qemu,
+    command: &Command,
+    news: &News,
+    dispositions: &mut Dispositions,
+) -> Result<Outcome, EngineError> {
     news.thread.store(sys::this_thread(), Ordering::Relaxed);
     let fail = |source| EngineError::Launch {
         program: command.program.clone(),
         source,
     };
     let gate = crate::ptrace::launch::fork(command)?;
+    // Not before: the program would inherit it.
+    dispositions.ignore(libc::SIGINT);
+    dispositions.ignore(libc::SIGQUIT);
     let leader = gate.pid();
     sys::seize(leader, OPTIONS).map_err(fail)?;
     gate.open().map_err(fail)?;

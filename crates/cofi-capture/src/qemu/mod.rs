@@ -90,8 +90,6 @@ pub fn run(
 ) -> Result<(Outcome, Unknown), EngineError> {
     let mut dispositions = Dispositions::default();
     dispositions.interrupting(sys::wake_signal());
-    dispositions.ignore(libc::SIGINT);
-    dispositions.ignore(libc::SIGQUIT);
     let news = News::default();
     let announced =
         fs::create_dir_all(qemu.folder()).and_then(|()| Presence::announce(&qemu.folder()));
@@ -106,7 +104,8 @@ pub fn run(
         records: Vec::new(),
     };
     std::thread::scope(|scope| {
-        let follower = scope.spawn(|| follow::follow(qemu, command, &news));
+        let ignored = &mut dispositions;
+        let follower = scope.spawn(|| follow::follow(qemu, command, &news, ignored));
         let result = engine.record(&qemu.folder(), options, || follower.is_finished());
         news.stop();
         let outcome = match follower.join() {
