@@ -192,20 +192,14 @@ impl Engine<'_> {
                 fresh.push(path);
             }
         }
-        let mut shared = Vec::new();
+        // Their names begin with the time: a parent comes before its child, and what a process ran first before what it
+        // executed then.
+        fresh.sort();
         for path in fresh {
-            shared.push(Shared::open(&path)?);
+            let shared = Shared::open(&path)?;
             // Both sides have it mapped; nobody else is to find it.
             fs::remove_file(&path)?;
-        }
-        // A parent before its child: the child has its blocks.
-        while !shared.is_empty() {
-            let has_parent = |child: &Shared| {
-                let parent = child.parent().map(|(pid, _)| pid);
-                shared.iter().any(|other| parent == Some(other.pid()))
-            };
-            let first = shared.iter().position(|one| !has_parent(one));
-            self.begin_process(shared.swap_remove(first.unwrap_or(0)));
+            self.begin_process(shared);
         }
         Ok(())
     }
