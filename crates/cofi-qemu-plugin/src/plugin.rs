@@ -154,12 +154,13 @@ fn turn_off() {
     }
 }
 
-/// Makes this process's shared memory.
+/// Makes this process's shared memory. Its name tells when, and is no other's: a child of fork that executes a program at once
+/// has made two before the recorder has seen the first.
 fn open_memory(folder: &Path, parent: u32, inherited: u64) -> std::io::Result<()> {
     let pid = std::process::id();
     let (hidden, name) = (
         folder.join(format!(".{pid}")),
-        folder.join(format!("{pid}")),
+        folder.join(format!("{:020}-{pid}", sys::now())),
     );
     let file = OpenOptions::new()
         .read(true)

@@ -32,6 +32,7 @@ unsafe extern "C" {
         remotes: u64,
         flags: u64,
     ) -> isize;
+    fn clock_gettime(clock: c_int, time: *mut [i64; 2]) -> c_int;
     fn getrlimit(resource: c_int, limit: *mut Limit) -> c_int;
     fn setrlimit(resource: c_int, limit: *const Limit) -> c_int;
     fn syscall(number: c_long, ...) -> c_long;
@@ -50,6 +51,7 @@ struct Limit {
     hard: u64,
 }
 
+const CLOCK_MONOTONIC: c_int = 1;
 const RLIMIT_FSIZE: c_int = 1;
 const PROT_READ_WRITE: c_int = 1 | 2;
 const MAP_SHARED: c_int = 1;
@@ -126,6 +128,16 @@ pub(crate) fn peek(address: u64, bytes: &mut [u8]) -> bool {
     // SAFETY: the kernel writes into `bytes`, which is as long as it says; the other address is checked by the kernel.
     let read = unsafe { process_vm_readv(std::process::id() as c_int, &local, 1, &remote, 1, 0) };
     usize::try_from(read) == Ok(len)
+}
+
+/// Nanoseconds since some time, the same for all processes.
+pub(crate) fn now() -> u64 {
+    let mut time = [0; 2];
+    // SAFETY: the kernel writes a `timespec`: seconds and nanoseconds.
+    unsafe {
+        clock_gettime(CLOCK_MONOTONIC, &mut time);
+    }
+    time[0] as u64 * 1_000_000_000 + time[1] as u64
 }
 
 /// The calling thread's number.

@@ -122,7 +122,8 @@ impl Qemu {
         resolve(program).map(drop)
     }
 
-    fn plugin(&self) -> PathBuf {
+    /// The plugin's file.
+    pub(super) fn plugin(&self) -> PathBuf {
         self.folder
             .path()
             .join(format!("plugin_{}.so", self.version))

@@ -19,7 +19,7 @@ use crate::{Observer, Pid, ProcessCause};
 use blocks::Blocks;
 use cofi_packet::Ip;
 use cofi_qemu_plugin::layout::{self, BlockHead, record};
-use follow::News;
+use follow::{Gone, News};
 use shared::{Presence, Shared};
 use std::collections::BTreeMap;
 use std::fs;
@@ -70,6 +70,8 @@ struct Engine<'o> {
     observer: &'o mut dyn Observer,
     processes: BTreeMap<Pid, Process>,
     news: &'o News,
+    /// Processes that have ended, but may be parents of others that have not told of themselves yet.
+    gone: Vec<Gone>,
     unknown: Unknown,
     code: Vec<u8>,
     records: Vec<u32>,
@@ -88,8 +90,6 @@ pub fn run(
 ) -> Result<(Outcome, Unknown), EngineError> {
     let mut dispositions = Dispositions::default();
     dispositions.interrupting(sys::wake_signal());
-    dispositions.ignore(libc::SIGINT);
-    dispositions.ignore(libc::SIGQUIT);
     let news = News::default();
     let announced =
         fs::create_dir_all(qemu.folder()).and_then(|()| Presence::announce(&qemu.folder()));
@@ -97,13 +97,15 @@ pub fn run(
     let mut engine = Engine {
         observer,
         news: &news,
+        gone: Vec::new(),
         processes: BTreeMap::new(),
         unknown: Unknown::default(),
         code: Vec::new(),
         records: Vec::new(),
     };
     std::thread::scope(|scope| {
-        let follower = scope.spawn(|| follow::follow(qemu, command, &news));
+        let ignored = &mut dispositions;
+        let follower = scope.spawn(|| follow::follow(qemu, command, &news, ignored));
         let result = engine.record(&qemu.folder(), options, || follower.is_finished());
         news.stop();
         let outcome = match follower.join() {
@@ -150,8 +152,33 @@ impl Engine<'_> {
         }
     }
 
-    /// Takes up processes whose plugin has made its memory.
+    /// Takes up processes whose plugin has made its memory, and ends those that are gone.
     fn look_for_processes(&mut self, folder: &Path) -> io::Result<()> {
+        // Who is gone by now has told all, and of itself, too.
+        let gone = self.news.gone();
+        self.find_processes(folder)?;
+        for process in gone {
+            for before in &mut self.gone {
+                before.unborn.remove(&process.pid);
+            }
+            if self.processes.contains_key(&process.pid) {
+                self.end_threads(process.pid, false);
+                self.gone.push(process);
+            }
+        }
+        for process in std::mem::take(&mut self.gone) {
+            if process.unborn.is_empty() {
+                self.processes.remove(&process.pid);
+                self.news.forget(process.pid);
+            } else {
+                self.gone.push(process);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes up processes whose plugin has made its memory.
+    fn find_processes(&mut self, folder: &Path) -> io::Result<()> {
         let Ok(entries) = fs::read_dir(folder) else {
             return Ok(());
         };
@@ -165,20 +192,14 @@ impl Engine<'_> {
                 fresh.push(path);
             }
         }
-        let mut shared = Vec::new();
+        // Their names begin with the time: a parent comes before its child, and what a process ran first before what it
+        // executed then.
+        fresh.sort();
         for path in fresh {
-            shared.push(Shared::open(&path)?);
+            let shared = Shared::open(&path)?;
             // Both sides have it mapped; nobody else is to find it.
             fs::remove_file(&path)?;
-        }
-        // A parent before its child: the child has its blocks.
-        while !shared.is_empty() {
-            let has_parent = |child: &Shared| {
-                let parent = child.parent().map(|(pid, _)| pid);
-                shared.iter().any(|other| parent == Some(other.pid()))
-            };
-            let first = shared.iter().position(|one| !has_parent(one));
-            self.begin_process(shared.swap_remove(first.unwrap_or(0)));
+            self.begin_process(shared);
         }
         Ok(())
     }
@@ -186,10 +207,19 @@ impl Engine<'_> {
     fn begin_process(&mut self, shared: Shared) {
         let pid = shared.pid();
         let parent = shared.parent();
+        self.news.born(pid);
+        for gone in &mut self.gone {
+            gone.unborn.remove(&pid);
+        }
+        self.gone.retain(|gone| gone.pid != pid);
         let mut comm = self.news.comm(pid);
         let mut blocks = Blocks::default();
         let mut goes_on = None;
         let cause = if let Some((parent, inherited)) = parent {
+            // If another one had the number before, that is over.
+            if self.processes.contains_key(&pid) {
+                self.end_threads(pid, false);
+            }
             self.catch_up(parent, inherited);
             if let Some(parent) = self.processes.get(&parent) {
                 blocks = parent.blocks.inherit(inherited as usize);
@@ -219,26 +249,35 @@ impl Engine<'_> {
     /// A process has executed another program: its threads are gone but for the one that goes on under the process's own
     /// number, if that was traced.
     fn end_program(&mut self, pid: Pid) -> Option<Pid> {
-        let mut process = self.processes.remove(&pid)?;
+        let goes_on = self.end_threads(pid, true);
+        self.processes.remove(&pid);
+        goes_on
+    }
+
+    /// Takes what a process that runs no more has told, and ends its threads. If it `goes_on` with another program, the one of
+    /// the process's own number does, which is returned.
+    fn end_threads(&mut self, pid: Pid, goes_on: bool) -> Option<Pid> {
+        let process = self.processes.get_mut(&pid)?;
         while process.turn(
             self.observer,
             &mut self.code,
             &mut self.records,
             &mut self.unknown,
         ) {}
-        let mut goes_on = None;
+        self.unknown.untraced += u64::from(process.shared.take_untraced());
+        let mut first = None;
         for (_, mut thread) in std::mem::take(&mut process.threads) {
-            // Of a thread that another one's exec has killed, the last block is not known.
+            // Of a thread that another one's exec, or a signal, has killed, the last block is not known.
             let whole = thread.end(self.observer, &process.blocks);
             self.unknown.cut += u64::from(!whole);
             self.unknown.unexplained += thread.unexplained;
-            if thread.tid == pid && whole {
-                goes_on = Some(pid);
+            if goes_on && thread.tid == pid && whole {
+                first = Some(pid);
             } else {
                 self.observer.thread_exit(pid, thread.tid);
             }
         }
-        goes_on
+        first
     }
 
     /// Takes blocks of a process until there are `count`.
@@ -272,7 +311,7 @@ impl Engine<'_> {
         }
         for process in self.processes.values_mut() {
             process.shared.stop();
-            self.unknown.untraced += u64::from(process.shared.untraced());
+            self.unknown.untraced += u64::from(process.shared.take_untraced());
             for thread in process.threads.values_mut() {
                 let whole = thread.end(self.observer, &process.blocks);
                 self.unknown.cut += u64::from(!whole && outcome != Outcome::Detached);

@@ -80,9 +80,9 @@ impl Shared {
         }
     }
 
-    /// Threads that found no slot.
-    pub(super) fn untraced(&self) -> u32 {
-        self.word32(header::UNTRACED).load(Ordering::Relaxed)
+    /// Threads that found no slot since the last call.
+    pub(super) fn take_untraced(&self) -> u32 {
+        self.word32(header::UNTRACED).swap(0, Ordering::Relaxed)
     }
 
     /// The next translated block and its code, if there is one.
