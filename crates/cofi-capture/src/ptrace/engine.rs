@@ -293,10 +293,11 @@ impl Engine<'_> {
             let Some(parent) = self.threads.get(&creator).map(|thread| thread.pid) else {
                 return Ok(());
             };
-            // A clone may be a process too: then it has a thread group of its own.
+            // A clone may be a process too: then it has a thread group of its own. Who has neither is gone already, with its
+            // process: nothing of it has run.
             if maps::is_thread(parent, tid) {
                 self.begin_thread(parent, tid, Some(creator));
-            } else {
+            } else if maps::process_of(tid) == Some(tid) {
                 self.begin_process(tid, Some(parent), ProcessCause::Fork);
                 self.begin_thread(tid, tid, Some(creator));
             }
