@@ -143,11 +143,12 @@ fn tell(unknown: Unknown) {
     );
     say(
         unknown.untraced,
-        "threads are not in the trace: too many ran at a time",
+        "threads or processes are not in the trace: too many ran at a time, or they could not share memory with Cofi (as after \
+         chroot or setuid)",
     );
     say(
         unknown.escaped,
-        "programs were started that QEMU cannot run (32-bit ones): they ran without being traced",
+        "programs were started that could not run under QEMU (as 32-bit ones): they ran without being traced",
     );
 }
 

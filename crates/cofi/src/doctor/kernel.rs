@@ -109,11 +109,11 @@ fn judge_scope(value: Option<i64>, is_privileged: bool) -> Finding {
         )
         .hint("for -p: sudo sysctl kernel.yama.ptrace_scope=0, or run cofi as root"),
         (Some(2), false) => make(Status::Missing, "2: only the privileged may trace".into())
-            .hint("sudo sysctl kernel.yama.ptrace_scope=1, or run cofi as root; --engine qemu needs no ptrace"),
+            .hint("sudo sysctl kernel.yama.ptrace_scope=1, or run cofi as root; --engine qemu follows programs with ptrace too"),
         (Some(value @ 3..), _) => make(Status::Missing, format!("{value}: nobody may trace"))
             .hint(
                 "it can only be changed in /etc/sysctl.d (kernel.yama.ptrace_scope=1) and by booting again; --engine \
-                 qemu needs no ptrace",
+                 qemu follows programs with ptrace too",
             ),
     }
 }
