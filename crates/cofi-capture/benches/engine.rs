@@ -100,6 +100,7 @@ fn recorded() -> u64 {
         raw_output: None,
         config: PtConfig::default(),
         command_line: Vec::new(),
+        subject: cofi_perf::Subject::Processes,
     };
     let mut recorder = Recorder::create(settings, None).expect("a file");
     engine(&mut recorder);

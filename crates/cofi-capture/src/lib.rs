@@ -5,9 +5,11 @@
 //! each thread and writes a perf.data file.
 
 pub mod child;
+mod machine;
 mod observer;
 pub mod ptrace;
 pub mod qemu;
 pub mod record;
 
+pub use machine::{CodePage, MachineObserver, Moment, ProcessorState, SHARED_SPACE};
 pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode, Step};

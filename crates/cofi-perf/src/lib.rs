@@ -43,6 +43,7 @@
 //!     tsc_ctc_ratio: (80, 1),
 //!     max_nonturbo_ratio: 20,
 //!     command_line: vec!["true".into()],
+//!     subject: cofi_perf::Subject::Processes,
 //! };
 //! let task = Task { pid: 7, tid: 7 };
 //! let code = Mmap2 {
@@ -77,4 +78,4 @@ pub use constants::{CpuMode, Feature, Misc, RecordKind, SampleType};
 pub use error::{Error, ErrorKind, WriteError};
 pub use reader::{Attr, Body, BuildId, File, IntelPtInfo, Record, Records, SampleId};
 pub use time::{PerfTime, TimeConv};
-pub use writer::{Mmap2, Options, Task, Writer};
+pub use writer::{Mmap2, Options, Subject, Task, Writer};

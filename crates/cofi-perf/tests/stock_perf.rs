@@ -97,6 +97,7 @@ impl Program {
             tsc_ctc_ratio: (80, 1),
             max_nonturbo_ratio: 20,
             command_line: vec!["three".into()],
+            subject: cofi_perf::Subject::Processes,
         };
         let time = TIME.time_of(BEGIN).expect("a time");
         let before = PerfTime(time.0 - 10);

@@ -88,7 +88,7 @@ pub struct BlockHead {
     pub address: u64,
     /// Bytes of code.
     pub len: u32,
-    /// How many instructions QEMU found in it, or [`BlockHead::MAPPING`].
+    /// How many instructions QEMU found in it, with [`state`] above them for a machine's block, or [`BlockHead::MAPPING`].
     pub instructions: u32,
 }
 
@@ -128,6 +128,22 @@ impl BlockHead {
     }
 }
 
+/// Bits of [`BlockHead::instructions`]: how a machine's processor ran a block.
+pub mod state {
+    /// Where the number of instructions ends.
+    pub const INSTRUCTIONS: u32 = 0xffff;
+    /// It runs 64-bit code: CS.L in long mode.
+    pub const BITS_64: u32 = 1 << 16;
+    /// It runs 32-bit code: CS.D.
+    pub const BITS_32: u32 = 1 << 17;
+    /// Where the privilege level is, two bits.
+    pub const CPL_SHIFT: u32 = 18;
+    /// In system management mode.
+    pub const SMM: u32 = 1 << 20;
+    /// A record [`super::record::UNFINISHED`] says if control left it before its last instruction.
+    pub const MARKED: u32 = 1 << 21;
+}
+
 /// Records of a slot that are no block's number.
 pub mod record {
     /// From here on a record is one of the following.
@@ -142,6 +158,19 @@ pub mod record {
     /// A system call begins; its number follows.
     pub const SYSCALL: u32 = SPECIAL | 4;
 
+    /// Of a machine: an interrupt or exception led to the next block; before which address, as two records, low half first, and
+    /// how that would have run ([`super::state`]).
+    pub const INTERRUPT: u32 = SPECIAL | 5;
+    /// Of a machine: an interrupt or exception from an address (three records, as above) led to another one (two records),
+    /// before whose first instruction the next one came.
+    pub const INTERRUPT_TO: u32 = SPECIAL | 6;
+    /// Of a machine: the last block was left before its last instruction began.
+    pub const UNFINISHED: u32 = SPECIAL | 7;
+    /// Of a machine: CR3 has this value from the next block on (two records, low half first).
+    pub const CR3: u32 = SPECIAL | 8;
+    /// Of a machine: the processor waits, as after HLT; its last block is complete.
+    pub const IDLE: u32 = SPECIAL | 9;
+
     /// In the place of a signal's `si_code`: the program has not asked for it, so nobody knows. Positive, as that of a fault.
     pub const NO_CODE: u32 = 0x7fff_ffff;
 
@@ -150,7 +179,10 @@ pub mod record {
     pub const fn operands(record: u32) -> usize {
         match record {
             THREAD | SYSCALL => 1,
+            CR3 => 2,
+            INTERRUPT => 3,
             SIGNAL => 4,
+            INTERRUPT_TO => 5,
             _ => 0,
         }
     }

@@ -7,6 +7,7 @@
 //! QEMU's functions are found at run time by their names; no header and no code of QEMU's is used.
 
 pub mod layout;
+mod machine;
 mod plugin;
 mod qemu;
 mod sys;

@@ -5,7 +5,8 @@
 )]
 
 use crate::layout::{self, BlockHead, header, record, recorder, slot};
-use crate::qemu::{Functions, Id, Tb};
+use crate::machine;
+use crate::qemu::{Functions, Id, Info, Tb};
 use crate::sys;
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -17,8 +18,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// What is found out once.
-struct Plugin {
-    qemu: Functions,
+pub(crate) struct Plugin {
+    pub(crate) qemu: Functions,
     /// Where the processes' memories are.
     folder: PathBuf,
 }
@@ -31,7 +32,7 @@ struct Told {
     mapped: Vec<Range<u64>>,
 }
 
-static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+pub(crate) static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 /// This process's shared memory.
 static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 /// What all processes and the recorder share; null if there is none.
@@ -77,7 +78,7 @@ mod call {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn qemu_plugin_install(
     id: Id,
-    _info: *const c_void,
+    info: *const Info,
     argc: c_int,
     argv: *const *const c_char,
 ) -> c_int {
@@ -110,6 +111,16 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     }
     if PLUGIN.set(Plugin { qemu, folder }).is_err() {
         return 1;
+    }
+    // SAFETY: QEMU describes itself.
+    if unsafe { (*info).is_machine } {
+        return match machine::install(id) {
+            Ok(()) => 0,
+            Err(name) => {
+                eprintln!("cofi: this QEMU has no {name}, which tracing a machine takes");
+                1
+            }
+        };
     }
     qemu.on_translation(id, on_translation);
     qemu.on_vcpu_exit(id, on_vcpu_exit);
@@ -237,7 +248,7 @@ fn slot_of(vcpu: c_uint) -> Option<usize> {
 }
 
 /// Puts records into a slot's ring, all or none at a time.
-fn put(base: usize, records: &[u32]) {
+pub(crate) fn put(base: usize, records: &[u32]) {
     let (head, tail) = (word(base + slot::HEAD), word(base + slot::TAIL));
     let at = head.load(Ordering::Relaxed);
     let end = at + records.len() as u64;
@@ -256,16 +267,23 @@ fn put(base: usize, records: &[u32]) {
 
 /// A block is about to run.
 extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
-    let Some(base) = slot_of(vcpu) else { return };
+    if let Some(base) = slot_of(vcpu) {
+        put_number(base, number.addr() as u32);
+    }
+}
+
+/// Puts a block's number into a slot's ring.
+#[inline]
+pub(crate) fn put_number(base: usize, number: u32) {
     let head = word(base + slot::HEAD);
     let at = head.load(Ordering::Relaxed);
     if at < word(base + slot::LIMIT).load(Ordering::Relaxed) {
         let place = at as usize % layout::RECORDS;
         let record = word32(base + layout::SLOT_HEADER + 4 * place);
-        record.store(number.addr() as u32, Ordering::Relaxed);
+        record.store(number, Ordering::Relaxed);
         head.store(at + 1, Ordering::Release);
     } else {
-        on_block_at_limit(base, number.addr() as u32);
+        on_block_at_limit(base, number);
     }
 }
 
@@ -285,7 +303,11 @@ fn on_block_at_limit(base: usize, number: u32) {
 /// The first block that a thread runs. (QEMU tells of a new virtual processor in its parent's thread.)
 #[cold]
 fn begin_thread(vcpu: c_uint) -> Option<usize> {
-    let tid = sys::gettid();
+    begin_slot(vcpu, sys::gettid())
+}
+
+/// A slot for a virtual processor, which runs the thread `tid`.
+pub(crate) fn begin_slot(vcpu: c_uint, tid: u32) -> Option<usize> {
     VCPUS.fetch_max(vcpu.saturating_add(1), Ordering::Relaxed);
     if OFF.load(Ordering::Relaxed) {
         if let Some(place) = SLOT_OF.get(vcpu as usize) {
@@ -447,6 +469,17 @@ extern "C" fn on_translation(_id: Id, tb: Tb) {
     qemu.on_execution(tb, callback, number as usize);
 }
 
+/// Tells the recorder of a machine's block; its number.
+pub(crate) fn put_machine_block(address: u64, state: u32, code: &[u8]) -> u32 {
+    let mut told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    if !put_bytes(address, state, code) {
+        return 0;
+    }
+    let number = told.blocks;
+    told.blocks += 1;
+    number
+}
+
 /// Tells the recorder of a block; its number.
 fn put_block(address: u64, instructions: u32, code: &[u8]) -> u32 {
     let mut told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -506,7 +539,7 @@ fn put_bytes(address: u64, instructions: u32, bytes: &[u8]) -> bool {
     true
 }
 
-extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
+pub(crate) extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
     let Some(place) = SLOT_OF.get(vcpu as usize) else {
         return;
     };

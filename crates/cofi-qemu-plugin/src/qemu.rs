@@ -5,20 +5,20 @@
 )]
 
 use crate::sys;
-use core::ffi::{CStr, c_uint, c_void};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::NonNull;
 
 /// The plugin API version that this build is for: what QEMU looks at before it calls us.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "the name is QEMU's")]
-pub(crate) static qemu_plugin_version: core::ffi::c_int = VERSION;
+pub(crate) static qemu_plugin_version: c_int = VERSION;
 
 /// The version of this build.
 #[cfg(cofi_plugin_api_4)]
-pub(crate) const VERSION: core::ffi::c_int = 4;
+pub(crate) const VERSION: c_int = 4;
 /// The version of this build.
 #[cfg(not(cofi_plugin_api_4))]
-pub(crate) const VERSION: core::ffi::c_int = 1;
+pub(crate) const VERSION: c_int = 1;
 
 /// The plugin's number, given by QEMU.
 pub(crate) type Id = u64;
@@ -39,20 +39,23 @@ pub(crate) type SyscallReturnCallback = extern "C" fn(Id, c_uint, i64, i64);
 const NO_REGS: c_uint = 0;
 
 macro_rules! functions {
-    ($( $(#[$doc:meta])* $name:ident: fn($($arg:ty),*) $(-> $ret:ty)?; )*) => {
-        /// QEMU's functions.
+    (
+        $(#[$about:meta])* $set:ident from $prefix:literal;
+        $( $(#[$doc:meta])* $name:ident: fn($($arg:ty),*) $(-> $ret:ty)?; )*
+    ) => {
+        $(#[$about])*
         #[derive(Clone, Copy, Debug)]
-        pub(crate) struct Functions {
+        pub(crate) struct $set {
             $( $(#[$doc])* $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?, )*
         }
 
-        impl Functions {
+        impl $set {
             /// Looks all of them up.
             ///
             /// # Errors
             /// The name of the first that QEMU does not have.
             pub(crate) fn find() -> Result<Self, &'static str> {
-                $( let $name = lookup(concat!("qemu_plugin_", stringify!($name), "\0"))?; )*
+                $( let $name = lookup(concat!($prefix, stringify!($name), "\0"))?; )*
                 Ok(Self { $(
                     // SAFETY: the function of this name has this type, says QEMU's documentation of its plugins.
                     $name: unsafe {
@@ -68,6 +71,8 @@ macro_rules! functions {
 }
 
 functions! {
+    /// QEMU's functions.
+    Functions from "qemu_plugin_";
     register_vcpu_tb_trans_cb: fn(Id, TranslateCallback);
     register_vcpu_tb_exec_cb: fn(Tb, ExecCallback, c_uint, *mut c_void);
     register_vcpu_exit_cb: fn(Id, VcpuCallback);
@@ -79,6 +84,153 @@ functions! {
     /// In version 1 a function of the instruction alone that returns the bytes' address.
     insn_data: fn(Insn, *mut u8, usize) -> usize;
     insn_size: fn(Insn) -> usize;
+}
+
+/// A pointer and a place, as QEMU wants a 64-bit number of each virtual processor named.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    score: *mut c_void,
+    offset: usize,
+}
+
+/// A register, as QEMU describes it.
+#[repr(C)]
+struct Descriptor {
+    handle: *mut c_void,
+    name: *const c_char,
+    feature: *const c_char,
+}
+
+/// An array of GLib's, of bytes or of descriptors.
+#[repr(C)]
+struct Array<T> {
+    data: *const T,
+    len: c_uint,
+}
+
+functions! {
+    /// What whole machines need, from version 4 on.
+    MachineFunctions from "qemu_plugin_";
+    register_vcpu_idle_cb: fn(Id, VcpuCallback);
+    register_vcpu_insn_exec_inline_per_vcpu: fn(Insn, c_uint, Entry, u64);
+    scoreboard_new: fn(usize) -> *mut c_void;
+    scoreboard_find: fn(*mut c_void, c_uint) -> *mut u64;
+    get_registers: fn() -> *mut Array<Descriptor>;
+    read_register: fn(*mut c_void, *mut Array<u8>) -> c_int;
+    read_memory_vaddr: fn(u64, *mut Array<u8>, usize) -> bool;
+}
+
+functions! {
+    /// GLib's functions, which QEMU is linked with.
+    Glib from "g_";
+    byte_array_new: fn() -> *mut Array<u8>;
+    byte_array_free: fn(*mut Array<u8>, c_int) -> *mut u8;
+    array_free: fn(*mut Array<Descriptor>, c_int) -> *mut c_void;
+}
+
+/// `QEMU_PLUGIN_INLINE_STORE_U64`.
+const INLINE_STORE: c_uint = 1;
+
+/// How a whole machine is looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    qemu: MachineFunctions,
+    glib: Glib,
+    /// A number of each virtual processor.
+    marks: Entry,
+}
+
+// SAFETY: the pointer is QEMU's, valid as long as the plugin; QEMU's functions that take it may be called by any thread.
+unsafe impl Send for Machine {}
+// SAFETY: as above.
+unsafe impl Sync for Machine {}
+
+impl Machine {
+    /// Looks everything up.
+    ///
+    /// # Errors
+    /// The name of the first function that is not there.
+    pub(crate) fn find() -> Result<Self, &'static str> {
+        let (qemu, glib) = (MachineFunctions::find()?, Glib::find()?);
+        // SAFETY: the plugin is being installed.
+        let score = unsafe { (qemu.scoreboard_new)(8) };
+        let marks = Entry { score, offset: 0 };
+        Ok(Self { qemu, glib, marks })
+    }
+
+    pub(crate) fn on_idle(&self, id: Id, callback: VcpuCallback) {
+        // SAFETY: `id` is what QEMU gave us; the callback lives as long as the plugin.
+        unsafe { (self.qemu.register_vcpu_idle_cb)(id, callback) }
+    }
+
+    /// Has the processor's mark set whenever it comes to the block's `index`th instruction. Only during its translation.
+    pub(crate) fn mark_at(&self, functions: &Functions, tb: Tb, index: usize) {
+        // SAFETY: the index is below the number of instructions, as the caller counts them; the entry is QEMU's.
+        unsafe {
+            let insn = (functions.tb_get_insn)(tb, index);
+            let set = self.qemu.register_vcpu_insn_exec_inline_per_vcpu;
+            set(insn, INLINE_STORE, self.marks, 1);
+        }
+    }
+
+    /// Takes the mark of a processor, whose thread this must be: whether it was set since it was taken last.
+    pub(crate) fn take_mark(&self, vcpu: c_uint) -> bool {
+        // SAFETY: the processor is there, and its thread alone uses the number, which stays where it is meanwhile.
+        unsafe { (self.qemu.scoreboard_find)(self.marks.score, vcpu).replace(0) != 0 }
+    }
+
+    /// Reads memory at linear addresses, as the running processor sees it; `false` if there is none.
+    pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        // SAFETY: called by a processor's thread, in a callback. The array is ours, and is freed.
+        unsafe {
+            let array = (self.glib.byte_array_new)();
+            let is_read = (self.qemu.read_memory_vaddr)(address, array, into.len())
+                && (*array).len as usize >= into.len();
+            if is_read {
+                into.copy_from_slice(core::slice::from_raw_parts((*array).data, into.len()));
+            }
+            (self.glib.byte_array_free)(array, 1);
+            is_read
+        }
+    }
+
+    /// The running processor's registers of these names, as far as QEMU has them.
+    pub(crate) fn registers<const N: usize>(&self, names: [&str; N]) -> [Option<u64>; N] {
+        let mut values = [None; N];
+        // SAFETY: called by a processor's thread, in a callback. QEMU's list holds `len` descriptors with terminated names;
+        // the arrays are ours, and are freed.
+        unsafe {
+            let list = (self.qemu.get_registers)();
+            let descriptors = core::slice::from_raw_parts((*list).data, (*list).len as usize);
+            for register in descriptors {
+                let name = CStr::from_ptr(register.name).to_bytes();
+                let Some(place) = names.iter().position(|known| known.as_bytes() == name) else {
+                    continue;
+                };
+                let array = (self.glib.byte_array_new)();
+                if (self.qemu.read_register)(register.handle, array) > 0 {
+                    let bytes = core::slice::from_raw_parts((*array).data, (*array).len as usize);
+                    let mut value = [0; 8];
+                    let len = bytes.len().min(8);
+                    value[..len].copy_from_slice(&bytes[..len]);
+                    values[place] = Some(u64::from_le_bytes(value));
+                }
+                (self.glib.byte_array_free)(array, 1);
+            }
+            (self.glib.array_free)(list, 1);
+        }
+        values
+    }
+}
+
+/// What QEMU says of itself when it loads the plugin.
+#[repr(C)]
+pub(crate) struct Info {
+    target: *const c_char,
+    versions: [c_int; 2],
+    /// Whether it runs a whole machine.
+    pub(crate) is_machine: bool,
 }
 
 fn lookup(name: &'static str) -> Result<NonNull<c_void>, &'static str> {

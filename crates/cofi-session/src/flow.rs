@@ -1,6 +1,6 @@
 //! The flow of one stream.
 
-use cofi_flow::{FlowConfig, FlowDecoder, Item, Part};
+use cofi_flow::{Event, FlowConfig, FlowDecoder, Item, Part};
 use cofi_image::{ImageView, Place};
 use cofi_insn::CodeSource;
 use cofi_packet::{Ip, StreamOffset};
@@ -18,6 +18,10 @@ pub struct ThreadFlow<'s> {
     time: Option<TimeConv>,
     /// An event was returned after which other code may be in place.
     unsettled: bool,
+    /// The trace is of a machine, where CR3 says in which address space it runs.
+    is_guest: bool,
+    /// CR3 has got this value.
+    paging: Option<u64>,
 }
 
 impl<'s> ThreadFlow<'s> {
@@ -26,6 +30,7 @@ impl<'s> ThreadFlow<'s> {
         config: FlowConfig,
         cursor: Cursor<'s>,
         time: Option<TimeConv>,
+        is_guest: bool,
     ) -> Self {
         let view = ImageView::new(cursor.image(), cursor.version());
         Self {
@@ -33,6 +38,8 @@ impl<'s> ThreadFlow<'s> {
             cursor,
             time,
             unsettled: false,
+            is_guest,
+            paging: None,
         }
     }
 
@@ -48,6 +55,9 @@ impl<'s> ThreadFlow<'s> {
         self.settle();
         let part = self.decoder.next_part();
         self.unsettled = !matches!(part, Some(Part::Run(_)));
+        if let Some(Part::Event(Event::Paging { cr3, .. })) = part {
+            self.paging = Some(cr3);
+        }
         part
     }
 
@@ -93,7 +103,12 @@ impl<'s> ThreadFlow<'s> {
 
     /// Puts the code in place that stood when the last event happened.
     fn settle(&mut self) {
-        if !std::mem::take(&mut self.unsettled) || self.cursor.is_done() {
+        if !std::mem::take(&mut self.unsettled) {
+            return;
+        }
+        let cr3 = self.paging.take().filter(|_| self.is_guest);
+        let switched = cr3.is_some_and(|cr3| self.cursor.switch_to(cr3));
+        if self.cursor.is_done() && !switched {
             return;
         }
         let (decoder, time) = (&mut self.decoder, self.time);
@@ -101,7 +116,7 @@ impl<'s> ThreadFlow<'s> {
         let mut now = || now(decoder, time);
         let timed: Option<&mut dyn FnMut() -> Option<PerfTime>> =
             if time.is_some() { Some(&mut now) } else { None };
-        if !self.cursor.advance(offset, timed) {
+        if !self.cursor.advance(offset, timed) && !switched {
             return;
         }
         let (image, version) = (self.cursor.image(), self.cursor.version());
@@ -132,6 +147,9 @@ impl Iterator for ThreadFlow<'_> {
         self.settle();
         let item = self.decoder.next();
         self.unsettled = !matches!(item, Some(Item::Insn(_)));
+        if let Some(Item::Event(Event::Paging { cr3, .. })) = item {
+            self.paging = Some(cr3);
+        }
         item
     }
 }

@@ -17,6 +17,8 @@ pub(crate) struct Contents<'t> {
     pub(crate) flow: FlowConfig,
     pub(crate) time: Option<TimeConv>,
     pub(crate) cpu: Option<Cpu>,
+    /// The trace is of a guest: address spaces, which CR3 chooses, take the place of processes.
+    pub(crate) is_guest: bool,
 }
 
 impl Contents<'_> {
@@ -29,6 +31,7 @@ impl Contents<'_> {
             flow,
             time: None,
             cpu: None,
+            is_guest: false,
         }
     }
 }
@@ -212,7 +215,9 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
     }
     match info {
         Some(info) => {
-            let config = file.attr_of_pmu(info.pmu_type).map(|attr| attr.config);
+            let attr = file.attr_of_pmu(info.pmu_type);
+            contents.is_guest = attr.is_some_and(|attr| attr.is_guest_only());
+            let config = attr.map(|attr| attr.config);
             contents.flow.mtc_freq = info.mtc_freq(config.unwrap_or(0));
             contents.flow.tsc_art_ratio = info.tsc_ctc_ratio;
             contents.flow.max_nonturbo_ratio = info.max_nonturbo_ratio.try_into().unwrap_or(0);

@@ -123,6 +123,7 @@ pub struct Session<'t> {
     diagnostics: Vec<Diagnostic>,
     flow: FlowConfig,
     time: Option<TimeConv>,
+    is_guest: bool,
 }
 
 impl<'t> Session<'t> {
@@ -166,6 +167,7 @@ impl<'t> Session<'t> {
             flow,
             time,
             cpu: _,
+            is_guest,
         } = contents;
         let mut timeline = Timeline::new(entries, &base, &mut files);
         let mut streams = Vec::with_capacity(pieces.len());
@@ -203,6 +205,7 @@ impl<'t> Session<'t> {
             diagnostics,
             flow,
             time,
+            is_guest,
         })
     }
 
@@ -229,6 +232,13 @@ impl<'t> Session<'t> {
         self.flow
     }
 
+    /// Whether the trace is of a whole machine, a guest: address spaces take the place of processes, numbered by the page frame
+    /// to which CR3 points, and a stream is what a processor did in all of them.
+    #[must_use]
+    pub fn is_guest(&self) -> bool {
+        self.is_guest
+    }
+
     /// How the time stamp counter converts to perf's time, where the file says so.
     #[must_use]
     pub fn time_conversion(&self) -> Option<TimeConv> {
@@ -245,7 +255,7 @@ impl<'t> Session<'t> {
     #[must_use]
     pub fn decode<'s>(&'s self, stream: &'s Stream<'t>) -> ThreadFlow<'s> {
         let cursor = Cursor::new(&self.timeline, stream.key);
-        ThreadFlow::new(stream.bytes(), self.flow, cursor, self.time)
+        ThreadFlow::new(stream.bytes(), self.flow, cursor, self.time, self.is_guest)
     }
 
     /// The flow of a part of a stream: see [`FlowDecoder::within`](cofi_flow::FlowDecoder::within).

@@ -14,8 +14,9 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
-use cofi_image::{AddressSpace, FileStore, Version};
+use cofi_image::{AddressSpace, CodeFile, FileStore, Version};
 use cofi_packet::StreamOffset;
 use cofi_perf::PerfTime;
 
@@ -93,7 +94,12 @@ pub(crate) struct Timeline {
     runs: HashMap<u32, Vec<(Change, Task)>>,
     pids: HashMap<u32, u32>,
     names: HashMap<u32, String>,
+    /// What all address spaces share: the kernel's part. New ones begin with it.
+    shared: Option<AddressSpace>,
 }
+
+/// The process number under which perf tells of the kernel's code.
+const KERNEL: u32 = u32::MAX;
 
 impl Timeline {
     /// Sorts the entries by time and takes them in. `base` is what every process has mapped from the beginning.
@@ -134,6 +140,9 @@ impl Timeline {
                 path,
             } => {
                 let file = files.file(path_of(path));
+                if pid == KERNEL {
+                    return self.map_shared((start, len, offset), &file, (version, time), base);
+                }
                 let space = self.space_mut(pid, base);
                 let exact = space.image.overlaps(start, len);
                 space.image.map(start, len, &file, offset, version);
@@ -193,12 +202,33 @@ impl Timeline {
         }
     }
 
+    /// Code of the kernel's, which all address spaces have.
+    fn map_shared(
+        &mut self,
+        (start, len, offset): (u64, u64, u64),
+        file: &Arc<CodeFile>,
+        (version, time): (Version, Option<PerfTime>),
+        base: &AddressSpace,
+    ) {
+        let shared = self.shared.get_or_insert_with(|| base.clone());
+        shared.map(start, len, file, offset, version);
+        for space in &mut self.spaces {
+            let exact = space.image.overlaps(start, len);
+            space.image.map(start, len, file, offset, version);
+            space.changes.push(Change {
+                version,
+                time,
+                exact,
+            });
+        }
+    }
+
     fn space_index(&mut self, pid: u32, base: &AddressSpace) -> usize {
         let next = self.spaces.len();
         let index = *self.by_pid.entry(pid).or_insert(next);
         if index == next {
             self.spaces.push(Space {
-                image: base.clone(),
+                image: self.shared.as_ref().unwrap_or(base).clone(),
                 changes: Vec::new(),
             });
         }
@@ -290,6 +320,19 @@ impl<'s> Cursor<'s> {
 
     pub(crate) fn image(&self) -> &'s AddressSpace {
         &self.timeline.spaces[self.space].image
+    }
+
+    /// The processor of a machine uses the page tables at `cr3` from now on. Whether that is another address space.
+    pub(crate) fn switch_to(&mut self, cr3: u64) -> bool {
+        let pid = (cr3 >> 12) as u32 & 0x7fff_ffff;
+        let space = self.timeline.space_of(pid);
+        if space == self.space {
+            return false;
+        }
+        self.space = space;
+        let changes = &self.timeline.spaces[space].changes;
+        self.change = changes.partition_point(|change| change.version <= self.version);
+        true
     }
 
     pub(crate) fn version(&self) -> Version {

@@ -35,6 +35,7 @@ impl Recording {
             tsc_ctc_ratio: (80, 1),
             max_nonturbo_ratio: 20,
             command_line: vec!["test".into()],
+            subject: cofi_perf::Subject::Processes,
         };
         Self {
             folder: tempfile::tempdir().unwrap(),
@@ -276,6 +277,7 @@ fn other_files_are_refused_with_a_reason() {
             tsc_ctc_ratio: (80, 1),
             max_nonturbo_ratio: 20,
             command_line: Vec::new(),
+            subject: cofi_perf::Subject::Processes,
         },
     )
     .unwrap();

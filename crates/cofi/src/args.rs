@@ -54,6 +54,20 @@ pub(crate) enum Engine {
     Ptrace,
     /// QEMU, driving the software trace unit.
     Qemu,
+    /// A whole machine in QEMU's system emulation, driving a software trace unit for each processor: what follows `--` are
+    /// the arguments of qemu-system-x86_64.
+    QemuSystem,
+}
+
+/// The privilege levels that are traced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Privilege {
+    /// All.
+    All,
+    /// Level 0: the operating system.
+    Os,
+    /// Levels 1 to 3: programs.
+    User,
 }
 
 /// How to record.
@@ -69,6 +83,9 @@ pub(crate) struct RecordOptions {
     /// psb_period, noretcomp, branch, …; a key without a value means 1.
     #[arg(long, value_name = "KEY[=VALUE],…")]
     pub(crate) config: Vec<String>,
+    /// With --engine qemu-system: at which privilege levels the machine is traced.
+    #[arg(long, value_name = "LEVELS", default_value = "all")]
+    pub(crate) privilege: Privilege,
     /// Also write the bare packets of the first traced thread.
     #[arg(long, value_name = "FILE")]
     pub(crate) raw_output: Option<PathBuf>,

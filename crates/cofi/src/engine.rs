@@ -2,6 +2,7 @@
 
 use crate::output;
 use cofi_capture::ptrace::{Command, Target};
+use cofi_capture::qemu::machine::MachineQemu;
 use cofi_capture::qemu::{Qemu, QemuError};
 use std::io;
 
@@ -10,11 +11,13 @@ const AUTO_MAY_USE_QEMU: bool = false;
 
 /// An engine that records, with what it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Chosen<Q = Qemu> {
+pub(crate) enum Chosen<Q = Qemu, M = MachineQemu> {
     /// Single steps through ptrace.
     Ptrace,
     /// QEMU's user mode.
     Qemu(Q),
+    /// QEMU's system emulation.
+    Machine(M),
 }
 
 /// Chooses, and says on standard error what was chosen and why.
@@ -23,6 +26,7 @@ pub(crate) fn auto(target: &Target) -> Chosen {
     let name = match chosen {
         Chosen::Ptrace => "ptrace",
         Chosen::Qemu(_) => "qemu",
+        Chosen::Machine(_) => "qemu-system",
     };
     output::tell(format_args!("recording with {name} ({why})"));
     chosen

@@ -1,13 +1,14 @@
 //! `cofi record`: run a program, or attach to one, and write its trace.
 
 use crate::Ended;
-use crate::args::{Engine, RecordOptions};
+use crate::args::{Engine, Privilege, RecordOptions};
 use crate::engine::{self, Chosen};
 use anyhow::{Context, Result, bail};
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Target};
+use cofi_capture::qemu::machine::{self, MachineQemu, MachineUnknown};
 use cofi_capture::qemu::{self, Qemu, Unknown};
 use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
-use cofi_perf::PtConfig;
+use cofi_perf::{PtConfig, Subject};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -35,9 +36,26 @@ fn config(options: &RecordOptions) -> Result<PtConfig> {
 
 fn check_engine(engine: Engine) -> Result<()> {
     match engine {
-        Engine::Auto | Engine::Ptrace | Engine::Qemu => Ok(()),
+        Engine::Auto | Engine::Ptrace | Engine::Qemu | Engine::QemuSystem => Ok(()),
         Engine::Hardware => bail!("--engine hardware is not in this version yet; use ptrace"),
     }
+}
+
+/// Whose trace it is, as the options say it.
+fn subject(options: &RecordOptions, config: &PtConfig) -> Result<Subject> {
+    if options.engine != Engine::QemuSystem {
+        if options.privilege != Privilege::All {
+            bail!("--privilege is for --engine qemu-system: of programs, only user space is traced");
+        }
+        return Ok(Subject::Processes);
+    }
+    if config.is_timeless() {
+        bail!("a machine's trace needs the time (tsc=1): by it, the versions of code find their places");
+    }
+    Ok(Subject::Guest {
+        os: options.privilege != Privilege::User,
+        user: options.privilege != Privilege::Os,
+    })
 }
 
 /// Records, and compares if that is asked for.
@@ -73,6 +91,7 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         raw_output: options.raw_output.clone(),
         config,
         command_line,
+        subject: subject(options, &config)?,
     };
     let target = match (options.pid, options.program.split_first()) {
         (Some(pid), _) => Target::Attach(pid),
@@ -83,7 +102,7 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         (None, None) => bail!("no program to run"),
     };
     let stop = Arc::new(AtomicBool::new(false));
-    if options.pid.is_some() {
+    if options.pid.is_some() || options.engine == Engine::QemuSystem {
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&stop))
                 .context("cannot wait for Ctrl-C")?;
@@ -101,17 +120,31 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         (Engine::Qemu, Target::Attach(_)) => {
             bail!("--engine qemu starts a program; to attach to one, use ptrace")
         }
+        (Engine::QemuSystem, Target::Launch(_)) => Chosen::Machine(MachineQemu::find()?),
+        (Engine::QemuSystem, Target::Attach(_)) => {
+            bail!("--engine qemu-system starts a machine; to attach to a process, use ptrace")
+        }
         (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
     };
     before(&engine);
-    let result = match (engine, target) {
+    let result: Result<Outcome> = match (engine, target) {
         (Chosen::Qemu(qemu), Target::Launch(command)) => {
-            qemu::run(&qemu, &command, run_options, &mut recorder).map(|(outcome, unknown)| {
+            let result = qemu::run(&qemu, &command, run_options, &mut recorder);
+            result.map_err(Into::into).map(|(outcome, unknown)| {
                 tell(unknown);
                 outcome
             })
         }
-        (_, target) => ptrace::run(target, run_options, &mut recorder),
+        (Chosen::Machine(qemu), Target::Launch(command)) => {
+            let mut args = vec![command.program];
+            args.extend(command.args);
+            let result = machine::run(&qemu, &args, run_options, &mut recorder);
+            result.map_err(Into::into).map(|(outcome, unknown)| {
+                tell_of_machine(unknown);
+                outcome
+            })
+        }
+        (_, target) => ptrace::run(target, run_options, &mut recorder).map_err(Into::into),
     };
     let recorded = recorder.finish()?;
     let ended = match result? {
@@ -126,13 +159,30 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     })
 }
 
+fn say(count: u64, what: &str) {
+    if count > 0 {
+        eprintln!("cofi: {count} {what}");
+    }
+}
+
+/// What a machine's trace leaves open.
+fn tell_of_machine(unknown: MachineUnknown) {
+    say(
+        unknown.unexplained,
+        "times control went where nothing explains (as by a reset); the trace has a gap there",
+    );
+    say(
+        unknown.cut,
+        "processors ran when the machine ended: the block that each was in is not in the trace",
+    );
+    say(
+        unknown.untraced,
+        "processors are not in the trace: there are too many, or QEMU keeps their state in an unknown way",
+    );
+}
+
 /// What the trace leaves open.
 fn tell(unknown: Unknown) {
-    let say = |count: u64, what: &str| {
-        if count > 0 {
-            eprintln!("cofi: {count} {what}");
-        }
-    };
     say(
         unknown.unexplained,
         "times control went where QEMU does not say why; the trace has an interrupt there",

@@ -14,7 +14,7 @@ const QEMU: &str = "qemu-x86_64";
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The plugin, built for each version of QEMU's interface.
-const PLUGINS: [(u32, &[u8]); 2] = [
+pub(super) const PLUGINS: [(u32, &[u8]); 2] = [
     (4, include_bytes!(concat!(env!("OUT_DIR"), "/plugin_4.so"))),
     (1, include_bytes!(concat!(env!("OUT_DIR"), "/plugin_1.so"))),
 ];

@@ -7,6 +7,7 @@
 mod blocks;
 mod follow;
 mod launch;
+pub mod machine;
 mod program;
 mod shared;
 mod thread;

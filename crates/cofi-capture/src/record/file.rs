@@ -42,6 +42,7 @@ impl TraceFile {
             tsc_ctc_ratio: (crystal.numerator, crystal.denominator),
             max_nonturbo_ratio: CORE_BUS_RATIO.into(),
             command_line: settings.command_line.clone(),
+            subject: settings.subject,
         };
         let path = settings.file.clone();
         let writer = Writer::new(create(&path)?, options).map_err(|source| RecordError::Perf {

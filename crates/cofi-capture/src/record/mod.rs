@@ -2,8 +2,9 @@
 
 mod code;
 mod file;
+mod machine;
 mod settings;
-mod thread;
+pub(crate) mod thread;
 mod truth;
 
 pub use settings::{RecordError, Settings};

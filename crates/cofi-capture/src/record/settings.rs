@@ -1,6 +1,6 @@
 //! What to record, and what can go wrong.
 
-use cofi_perf::PtConfig;
+use cofi_perf::{PtConfig, Subject};
 use cofi_unit::{Capabilities, Ctl, Fault};
 use std::io;
 use std::path::PathBuf;
@@ -16,6 +16,8 @@ pub struct Settings {
     pub config: PtConfig,
     /// The command line that is recorded, for the file's header.
     pub command_line: Vec<String>,
+    /// Whose trace it is.
+    pub subject: Subject,
 }
 
 /// Why a recording cannot begin or go on.
@@ -56,6 +58,10 @@ impl Settings {
     /// IA32_RTIT_CTL without TraceEn. The bits of the PMU's config are the register's own, but for bit 0.
     #[must_use]
     pub fn ctl(&self) -> Ctl {
-        Ctl(self.config.bits() & !1).with_user(true)
+        let (os, user) = match self.subject {
+            Subject::Processes => (false, true),
+            Subject::Guest { os, user } => (os, user),
+        };
+        Ctl(self.config.bits() & !1).with_os(os).with_user(user)
     }
 }

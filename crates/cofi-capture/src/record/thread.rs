@@ -1,5 +1,7 @@
 //! One traced thread: a processor of its own with a trace unit in it.
 
+mod machine;
+
 use cofi_insn::{Class, Insn};
 use cofi_packet::intel::PSB;
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
@@ -164,6 +166,20 @@ impl Thread {
             mode: ExecMode::Bits64,
             ..Context::default()
         };
+        let ids = (pid, tid, index, offset);
+        Self::start_in(ids, ctl, caps, core_bus_ratio, clock, context, None)
+    }
+
+    /// As [`Self::start`], in this context, and before the instruction at `ip` if that is traced.
+    fn start_in(
+        (pid, tid, index, offset): (u32, u32, u32, u64),
+        ctl: Ctl,
+        caps: Capabilities,
+        core_bus_ratio: u8,
+        clock: VirtualClock,
+        context: Context,
+        ip: Option<Ip>,
+    ) -> Result<Self, Fault> {
         let mut thread = Self {
             pid,
             tid,
@@ -176,7 +192,7 @@ impl Thread {
             },
             ctl,
             context,
-            ip: None,
+            ip,
             announced: offset,
             time_owed: false,
         };

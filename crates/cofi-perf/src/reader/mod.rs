@@ -39,6 +39,13 @@ pub struct Attr {
 }
 
 impl Attr {
+    /// Whether only what a guest does is traced (`exclude_host`): a whole machine that ran within the one that recorded.
+    #[must_use]
+    pub const fn is_guest_only(&self) -> bool {
+        const EXCLUDE_HOST: u64 = 1 << 19;
+        self.flags & EXCLUDE_HOST != 0
+    }
+
     /// Whether kernel records carry a trailer.
     const fn has_trailer(&self) -> bool {
         const SAMPLE_ID_ALL: u64 = 1 << 18;

@@ -20,6 +20,7 @@ fn written(config: PtConfig) -> Vec<u8> {
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
         command_line: vec!["cofi".into(), "record".into()],
+        subject: crate::Subject::Processes,
     };
     let mut writer = Writer::new(IoCursor::new(Vec::new()), options).unwrap();
     writer
@@ -161,6 +162,7 @@ fn a_chunk_without_a_time_is_refused_where_perf_would_silently_decode_nothing() 
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
         command_line: Vec::new(),
+        subject: crate::Subject::Processes,
     };
     let mut writer = Writer::new(IoCursor::new(Vec::new()), options).unwrap();
     let error = writer
@@ -237,6 +239,7 @@ fn a_killed_recorder_leaves_its_packets() {
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
         command_line: Vec::new(),
+        subject: crate::Subject::Processes,
     };
     let mut bytes = IoCursor::new(Vec::new());
     let mut writer = Writer::new(&mut bytes, options).unwrap();

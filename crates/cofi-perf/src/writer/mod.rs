@@ -19,6 +19,50 @@ pub struct Options {
     pub max_nonturbo_ratio: u32,
     /// The recorded command line.
     pub command_line: Vec<String>,
+    /// Whose trace it is.
+    pub subject: Subject,
+}
+
+/// Whose trace a file holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Subject {
+    /// Processes of this system, in user space.
+    #[default]
+    Processes,
+    /// A whole machine that runs within this system: a guest only (`exclude_host`). Its address spaces take the place of
+    /// processes; their numbers are those of the page frames to which CR3 points.
+    Guest {
+        /// What it does at privilege level 0 is traced.
+        os: bool,
+        /// What it does at the other levels is traced.
+        user: bool,
+    },
+}
+
+impl Subject {
+    /// What perf would call the events.
+    const fn event_names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Processes => ("intel_pt//u", "dummy:u"),
+            Self::Guest { .. } => ("intel_pt//G", "dummy:G"),
+        }
+    }
+
+    /// Flags of `perf_event_attr`, but for `disabled` and the like.
+    const fn flags(self) -> u64 {
+        const EXCLUDE_USER: u64 = 1 << 4;
+        const EXCLUDE_KERNEL: u64 = 1 << 5;
+        const EXCLUDE_HV: u64 = 1 << 6;
+        const EXCLUDE_HOST: u64 = 1 << 19;
+        match self {
+            Self::Processes => EXCLUDE_KERNEL | EXCLUDE_HV,
+            Self::Guest { os, user } => {
+                EXCLUDE_HOST
+                    | if user { 0 } else { EXCLUDE_USER }
+                    | if os { 0 } else { EXCLUDE_KERNEL }
+            }
+        }
+    }
 }
 
 /// A thread, as records name it.
@@ -54,6 +98,10 @@ const PT_ID: u64 = 1;
 const DUMMY_ID: u64 = 2;
 /// The PMU's number: what it is does not matter, but every place must agree.
 const PMU_TYPE: u32 = 8;
+/// disabled, inherit, enable_on_exec, sample_id_all.
+const PT_FLAGS: u64 = 0x4_1003;
+/// And mmap, comm, task, mmap2, comm_exec.
+const DUMMY_FLAGS: u64 = PT_FLAGS | 0x180_2300;
 const ATTR_SIZE: u32 = 128;
 const HEADER_SIZE: u64 = 104;
 /// Header, two ids, two attributes with their id sections, data.
@@ -140,10 +188,10 @@ impl<W: Write + Seek> Writer<W> {
         this.put(&header(0, &[0; 4]))?;
         this.put(Bytes::default().u64s(&[PT_ID, DUMMY_ID]).0.as_slice())?;
         let pt = this.options.config.bits() | 1;
-        // disabled, inherit, exclude_kernel, exclude_hv, enable_on_exec, sample_id_all
-        this.attr(PMU_TYPE, pt, 0x4_1063, IDS_AT)?;
-        // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY; adds mmap, comm, task, mmap2, comm_exec
-        this.attr(1, 9, 0x184_3363, IDS_AT + 8)?;
+        let subject = this.options.subject.flags();
+        this.attr(PMU_TYPE, pt, PT_FLAGS | subject, IDS_AT)?;
+        // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
+        this.attr(1, 9, DUMMY_FLAGS | subject, IDS_AT + 8)?;
         debug_assert_eq!(this.at, DATA_AT);
         this.auxtrace_info()?;
         if !this.is_timeless() {
@@ -302,7 +350,9 @@ impl<W: Write + Seek> Writer<W> {
             .u32(map.prot)
             .u32(2) // MAP_PRIVATE
             .text(map.path, 8);
-        self.kernel(RecordKind::MMAP2, 2, &mut body, task, time, DUMMY_ID)
+        // PERF_RECORD_MISC_KERNEL or _USER.
+        let misc = if task.pid == u32::MAX { 1 } else { 2 };
+        self.kernel(RecordKind::MMAP2, misc, &mut body, task, time, DUMMY_ID)
     }
 
     fn birth_or_death(
@@ -438,10 +488,12 @@ impl<W: Write + Seek> Writer<W> {
         }
         let mut events = Bytes::default();
         events.u32(2).u32(ATTR_SIZE);
+        let subject = self.options.subject;
+        let (pt_name, dummy_name) = subject.event_names();
         let pt = self.options.config.bits() | 1;
         for (kind, config, flags, name, id) in [
-            (PMU_TYPE, pt, 0x4_1063, "intel_pt//u", PT_ID),
-            (1, 9, 0x184_3363, "dummy:u", DUMMY_ID),
+            (PMU_TYPE, pt, PT_FLAGS | subject.flags(), pt_name, PT_ID),
+            (1, 9, DUMMY_FLAGS | subject.flags(), dummy_name, DUMMY_ID),
         ] {
             events
                 .0

@@ -27,6 +27,7 @@ pub(super) fn file(stream: &[u8]) -> Result<Vec<u8>> {
         tsc_ctc_ratio: (1, 1),
         max_nonturbo_ratio: 1,
         command_line: Vec::new(),
+        subject: cofi_perf::Subject::Processes,
     };
     let mut writer = Writer::new(Cursor::new(Vec::new()), options)?;
     writer.auxtrace(0, 1, Default::default(), 1, stream)?;

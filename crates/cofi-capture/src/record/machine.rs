@@ -1,0 +1,118 @@
+//! What the recorder makes of a whole machine: a trace unit for each of its processors, and the pages of code that they ran.
+
+use super::thread::{Thread, VirtualClock};
+use super::{RecordError, Recorder, Settings, settings, write_error};
+use crate::{CodePage, MachineObserver, Moment, Pid, ProcessorState, Step};
+use cofi_insn::Insn;
+use cofi_packet::Ip;
+use cofi_perf::{Mmap2, Task};
+use std::os::unix::ffi::OsStrExt;
+
+impl MachineObserver for Recorder {
+    fn processor(&mut self, pid: Pid, cpu: Pid, ip: Ip, state: ProcessorState) {
+        let task = Task { pid, tid: cpu };
+        let name = format!("CPU {}", cpu.saturating_sub(1));
+        let clock = self.clock;
+        let result = self
+            .file
+            .comm(task, &name, false, clock)
+            .and_then(|()| self.file.itrace_start(task, clock));
+        self.keep(result);
+        self.clock.pause();
+        let index = self.streams;
+        self.streams += 1;
+        let thread = Thread::start_processor(
+            (pid, cpu, index, 0),
+            self.settings.ctl(),
+            Settings::capabilities(),
+            settings::CORE_BUS_RATIO,
+            self.clock,
+            (ip, state),
+        );
+        if let Some(thread) = self.keep(thread.map_err(RecordError::from)) {
+            self.threads.insert(thread);
+        }
+        if let Some(truth) = &mut self.truth {
+            let result = truth
+                .begin(index, cpu)
+                .map_err(write_error(&self.settings.file));
+            self.keep(result);
+        }
+    }
+
+    fn far(&mut self, cpu: Pid, step: &Step, to: Ip, state: ProcessorState) {
+        self.clock.tick();
+        let clock = self.clock;
+        if let Some(thread) = self.threads.get_mut(cpu) {
+            thread.far_to(clock, to, state);
+            self.truth(cpu, step.ip);
+            self.after_step(cpu);
+        }
+    }
+
+    fn event(&mut self, cpu: Pid, from: Ip, to: Ip, state: ProcessorState) {
+        let clock = self.clock;
+        if let Some(thread) = self.threads.get_mut(cpu) {
+            thread.event_to(clock, from, to, state);
+            self.after_step(cpu);
+        }
+    }
+
+    fn mov_cr3(&mut self, cpu: Pid, ip: Ip, insn: &Insn, next: Ip, cr3: u64) {
+        self.clock.tick();
+        let clock = self.clock;
+        if let Some(thread) = self.threads.get_mut(cpu) {
+            thread.mov_cr3(clock, ip, insn, next, cr3);
+            self.truth(cpu, ip);
+            self.after_step(cpu);
+        }
+    }
+
+    fn gap(&mut self, cpu: Pid, to: Ip, state: ProcessorState) {
+        let clock = self.clock;
+        if let Some(thread) = self.threads.get_mut(cpu) {
+            thread.gap_to(clock, to, state);
+            self.after_step(cpu);
+        }
+    }
+
+    fn code_changes(&mut self, pid: Pid) -> Moment {
+        let mut moment = self.clock;
+        self.mark(pid, |_, clock| {
+            moment = clock;
+            Ok(())
+        });
+        Moment(moment)
+    }
+
+    fn code_page(&mut self, page: CodePage<'_>) {
+        let saved = self.saved.save_page(page.bytes);
+        let Some((path, offset)) = self.keep(saved.map_err(write_error(&self.settings.file)))
+        else {
+            return;
+        };
+        let task = Task {
+            pid: page.space,
+            tid: page.space,
+        };
+        let record = Mmap2 {
+            start: page.start,
+            len: page.bytes.len() as u64,
+            pgoff: offset,
+            device: (0, 0),
+            inode: 0,
+            prot: 5,
+            path: path.as_os_str().as_bytes(),
+        };
+        let result = self.file.mmap2(task, &record, page.since.0);
+        self.keep(result);
+    }
+}
+
+impl Moment {
+    /// Before anything ran.
+    #[must_use]
+    pub const fn beginning() -> Self {
+        Self(VirtualClock::new())
+    }
+}

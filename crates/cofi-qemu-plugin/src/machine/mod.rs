@@ -1,0 +1,253 @@
+//! Whole machines: what each processor of QEMU's system emulation runs.
+//!
+//! QEMU says which block runs; the processor's state says where, and how. That control came there by an interrupt is found out
+//! where it can have been one: the handler's stack tells what was interrupted.
+#![allow(
+    unsafe_code,
+    reason = "callbacks of a C program, and the state of its processors; each use has its justification"
+)]
+
+mod code;
+mod frames;
+mod state;
+
+use crate::layout::{record, state as bits};
+use crate::plugin::{self, PLUGIN};
+use crate::qemu::{Id, Machine, Tb};
+use code::{Code, End};
+use core::cell::UnsafeCell;
+use core::ffi::{c_uint, c_void};
+use frames::{Before, Handlers, Look, Place};
+use state::State;
+use std::sync::OnceLock;
+
+/// Processors that can be traced.
+const PROCESSORS: usize = 256;
+
+static MACHINE: OnceLock<Machine> = OnceLock::new();
+
+/// What a processor did last.
+struct Processor {
+    before: Option<Before>,
+    cr3: u64,
+    handlers: Handlers,
+    /// Where its slot is.
+    slot: Option<usize>,
+    has_begun: bool,
+    /// How code ran when CS had these selectors.
+    modes: Vec<(u16, u32)>,
+}
+
+/// A processor's own: only its thread uses it.
+struct Own(UnsafeCell<Processor>);
+
+// SAFETY: each is used by one processor's callbacks only, which QEMU calls one after the other.
+unsafe impl Sync for Own {}
+
+static ALL: [Own; PROCESSORS] = [const {
+    Own(UnsafeCell::new(Processor {
+        before: None,
+        cr3: 0,
+        handlers: Handlers::new(),
+        slot: None,
+        has_begun: false,
+        modes: Vec::new(),
+    }))
+}; PROCESSORS];
+
+/// Sets up tracing of a machine.
+///
+/// # Errors
+/// The name of a function that this QEMU does not have.
+pub(crate) fn install(id: Id) -> Result<(), &'static str> {
+    let machine = Machine::find()?;
+    if let Some(plugin) = PLUGIN.get() {
+        plugin.qemu.on_translation(id, on_translation);
+        plugin.qemu.on_vcpu_exit(id, plugin::on_vcpu_exit);
+        machine.on_idle(id, on_idle);
+    }
+    MACHINE.set(machine).map_err(|_| "second machine")
+}
+
+/// QEMU translates a block.
+extern "C" fn on_translation(_id: Id, tb: Tb) {
+    let (Some(plugin), Some(machine)) = (PLUGIN.get(), MACHINE.get()) else {
+        return;
+    };
+    let qemu = &plugin.qemu;
+    let count = qemu.len(tb);
+    let (mut bytes, mut lens) = (Vec::new(), Vec::new());
+    for index in 0..count {
+        let before = bytes.len();
+        qemu.append_code(tb, index, &mut bytes);
+        lens.push((bytes.len() - before) as u8);
+    }
+    let code = Code::of(qemu.address(tb), bytes, lens);
+    qemu.on_execution(tb, on_block, (&raw const *code).expose_provenance());
+    if code.wants_mark() && count > 0 {
+        machine.mark_at(qemu, tb, count - 1);
+    }
+}
+
+/// A block is about to run. QEMU's generated code has the address of the processor's state in rbp; that is handed on.
+#[unsafe(naked)]
+unsafe extern "C" fn on_block(vcpu: c_uint, code: *mut c_void) {
+    core::arch::naked_asm!(
+        "mov rdx, rbp",
+        "jmp {next}",
+        next = sym on_block_with_state,
+    )
+}
+
+extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8) {
+    let (Some(own), Some(machine)) = (ALL.get(vcpu as usize), MACHINE.get()) else {
+        return;
+    };
+    // SAFETY: only this processor's callbacks use it, one at a time.
+    let own = unsafe { &mut *own.0.get() };
+    // SAFETY: the address is what the block was registered with: code lives for ever.
+    let code: &'static Code = unsafe { &*core::ptr::with_exposed_provenance::<Code>(code.addr()) };
+    // SAFETY: QEMU's generated code, which calls this, has the state's address there.
+    let state = unsafe { State::new(at) };
+    let bits = state.bits();
+    let start = state.linear(bits);
+    let (variant, is_new) = match code.variant(start, bits) {
+        Some(variant) => (variant, false),
+        None => (code.add(start, state.ip(), bits), true),
+    };
+    if !own.has_begun {
+        own.begin(vcpu, machine, state);
+    }
+    let Some(slot) = own.slot else { return };
+    if let Some(before) = own.before {
+        own.arrive(machine, state, vcpu, slot, &before, start, is_new);
+    }
+    if own.cr3 != state.cr3() {
+        own.cr3 = state.cr3();
+        plugin::put(slot, &[record::CR3, own.cr3 as u32, (own.cr3 >> 32) as u32]);
+    }
+    if variant.is_marked {
+        machine.take_mark(vcpu);
+    }
+    let cs = state.cs_selector();
+    if own.before.is_none_or(|before| before.cs != cs || before.variant.bits != bits) {
+        own.note_mode(cs, bits);
+    }
+    own.before = Some(Before {
+        variant,
+        cs,
+        cs_base: state.cs_base(),
+    });
+    plugin::put_number(slot, variant.number);
+}
+
+impl Processor {
+    #[cold]
+    fn begin(&mut self, vcpu: c_uint, machine: &Machine, state: State) {
+        self.has_begun = true;
+        if !state.is_as_known(machine) {
+            eprintln!("cofi: this QEMU keeps its processors' state in a way that Cofi does not know");
+            return;
+        }
+        self.cr3 = !state.cr3();
+        self.slot = plugin::begin_slot(vcpu, vcpu + 1);
+    }
+
+    #[cold]
+    fn note_mode(&mut self, cs: u16, bits: u32) {
+        const MOST: usize = 64;
+        match self.modes.iter_mut().find(|(selector, _)| *selector == cs) {
+            Some((_, known)) => *known = bits,
+            None => {
+                self.modes.truncate(MOST - 1);
+                self.modes.insert(0, (cs, bits));
+            }
+        }
+    }
+
+    /// Control came from the block `before` to `start`: tells whatever is not plain from that.
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "what the callback knows; taken apart it is slower")]
+    fn arrive(
+        &mut self,
+        machine: &Machine,
+        state: State,
+        vcpu: c_uint,
+        slot: usize,
+        before: &Before,
+        start: u64,
+        is_new: bool,
+    ) {
+        let variant = before.variant;
+        let natural = start == variant.after || start == variant.target;
+        let is_simple = natural && matches!(variant.end, End::Plain | End::Direct(..) | End::Repeat);
+        if variant.is_marked && !machine.take_mark(vcpu) {
+            plugin::put(slot, &[record::UNFINISHED]);
+        }
+        if !is_simple {
+            self.arrive_otherwise(machine, state, slot, before, is_new, natural);
+        }
+    }
+
+    fn arrive_otherwise(
+        &mut self,
+        machine: &Machine,
+        state: State,
+        slot: usize,
+        before: &Before,
+        is_new: bool,
+        natural: bool,
+    ) {
+        let modes = &self.modes;
+        let bits_of = |cs: u16| {
+            let known = modes.iter().find(|(selector, _)| *selector == cs);
+            known.map_or(before.variant.bits, |(_, bits)| *bits)
+        };
+        let tell = |from: Place| {
+            let ip = from.linear;
+            let halves = [ip as u32, (ip >> 32) as u32];
+            plugin::put(slot, &[record::INTERRUPT, halves[0], halves[1], bits_of(from.cs)]);
+        };
+        if state.bits() & !before.variant.bits & bits::SMM != 0 {
+            if let Some(from) = frames::before_smi(machine, state) {
+                tell(from);
+            }
+            return;
+        }
+        let is_anywhere = matches!(before.variant.end, End::Near | End::Far | End::FarCall);
+        let is_real = state.mode() == state::Mode::Real;
+        let changed = is_new || is_real || !(is_anywhere || natural);
+        self.handlers.refresh(machine, state, changed);
+        let look = Look {
+            machine,
+            state,
+            handlers: &self.handlers,
+        };
+        let Some(hops) = look.interrupts(before) else {
+            return;
+        };
+        for pair in hops.windows(2) {
+            if let [from, to] = *pair {
+                let (a, b) = (from.linear as u32, (from.linear >> 32) as u32);
+                let (c, d) = (to.linear as u32, (to.linear >> 32) as u32);
+                let bits = bits_of(from.cs);
+                plugin::put(slot, &[record::INTERRUPT_TO, a, b, bits, c, d]);
+            }
+        }
+        if let Some(from) = hops.last() {
+            tell(*from);
+        }
+    }
+}
+
+/// A processor waits for an interrupt.
+extern "C" fn on_idle(_id: Id, vcpu: c_uint) {
+    let Some(own) = ALL.get(vcpu as usize) else {
+        return;
+    };
+    // SAFETY: QEMU calls this in the processor's own thread, while it runs nothing.
+    let own = unsafe { &*own.0.get() };
+    if let (Some(slot), Some(_)) = (own.slot, own.before) {
+        plugin::put(slot, &[record::IDLE]);
+    }
+}
