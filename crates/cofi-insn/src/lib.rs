@@ -155,12 +155,16 @@ fn direct_target(raw: &Instruction, class: Class, ip: Ip, mode: ExecMode) -> Opt
     };
     if mode == ExecMode::Bits16 && raw.op0_kind() == OpKind::NearBranch16 && ip.0 > 0xffff {
         // The disassembler wrapped the target at 64 KiB, which is right for an offset into the code segment only: of a
-        // linear address take the distance, which is the same modulo 64 KiB.
+        // linear address take the distance, which is the same modulo 64 KiB. Which of the two addresses it is that the
+        // segment holds, its base would tell, which no trace does. The nearer one is right wherever code is small; a segment
+        // that begins at a multiple of 64 KiB, as that of a PC's firmware, is all there is beside it.
+        const FAR: u16 = 0x4000;
         let next = ip.0.wrapping_add(raw.len() as u64);
         let distance = (target as u16).wrapping_sub(next as u16) as i16;
-        return Some(Ip(
-            next.wrapping_add_signed(i64::from(distance)) & 0xffff_ffff
-        ));
+        let near = next.wrapping_add_signed(i64::from(distance)) & 0xffff_ffff;
+        let in_segment = next & 0xffff_0000 | target & 0xffff;
+        let is_near = distance.unsigned_abs() < FAR;
+        return Some(Ip(if is_near { near } else { in_segment }));
     }
     Some(Ip(target))
 }
