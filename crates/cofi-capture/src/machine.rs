@@ -21,14 +21,19 @@ pub struct ProcessorState {
 }
 
 impl ProcessorState {
-    /// The number of the address space to which an address belongs: that of the page frame with the root of the page tables, or
-    /// [`SHARED_SPACE`].
+    /// The number of the address space: that of the page frame with the root of the page tables.
+    #[must_use]
+    pub const fn address_space(&self) -> Pid {
+        (self.cr3 >> 12) as Pid & 0x7fff_ffff
+    }
+
+    /// The number of the address space to which an address belongs, which may be [`SHARED_SPACE`].
     #[must_use]
     pub const fn space_of(&self, ip: Ip) -> Pid {
         if ip.0 >> 63 != 0 {
             SHARED_SPACE
         } else {
-            (self.cr3 >> 12) as Pid & 0x7fff_ffff
+            self.address_space()
         }
     }
 }

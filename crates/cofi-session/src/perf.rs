@@ -63,6 +63,10 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
     );
     contents.cpu = file.feature_text(Feature::CPUID).and_then(cpu_of);
     let mut info = None;
+    let is_guest = |info: Option<IntelPtInfo>| {
+        let attr = info.and_then(|info| file.attr_of_pmu(info.pmu_type));
+        attr.is_some_and(cofi_perf::Attr::is_guest_only)
+    };
     let mut streams: BTreeMap<StreamKey, Vec<Piece<'t>>> = BTreeMap::new();
     // Processors whose stream holds one thread, and those it created, only.
     let mut only_thread = BTreeMap::new();
@@ -132,16 +136,21 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                 });
                 What::Fork { pid, parent: ppid }
             }
+            // Of a guest it says which address space a processor uses.
+            Body::ItraceStart { pid, tid } if is_guest(info) => What::Run {
+                stream: StreamKey::Thread(tid),
+                task: Task { pid, tid },
+            },
             Body::ItraceStart { pid, tid } => match (id.cpu, info) {
                 (Some(cpu), Some(IntelPtInfo { per_cpu: true, .. })) => What::Run {
-                    cpu,
+                    stream: StreamKey::Cpu(cpu),
                     task: Task { pid, tid },
                 },
                 _ => What::Task(Task { pid, tid }),
             },
             Body::Switch { out: false, .. } => match (id.cpu, id.task) {
                 (Some(cpu), Some((pid, tid))) => What::Run {
-                    cpu,
+                    stream: StreamKey::Cpu(cpu),
                     task: Task { pid, tid },
                 },
                 _ => continue,
@@ -215,9 +224,8 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
     }
     match info {
         Some(info) => {
-            let attr = file.attr_of_pmu(info.pmu_type);
-            contents.is_guest = attr.is_some_and(|attr| attr.is_guest_only());
-            let config = attr.map(|attr| attr.config);
+            contents.is_guest = is_guest(Some(info));
+            let config = file.attr_of_pmu(info.pmu_type).map(|attr| attr.config);
             contents.flow.mtc_freq = info.mtc_freq(config.unwrap_or(0));
             contents.flow.tsc_art_ratio = info.tsc_ctc_ratio;
             contents.flow.max_nonturbo_ratio = info.max_nonturbo_ratio.try_into().unwrap_or(0);
@@ -250,7 +258,10 @@ fn restrict(
         }
     }
     entries.retain(|entry| match entry.what {
-        What::Run { cpu, task } => !only_thread.contains_key(&cpu) || traced.contains(&task.tid),
+        What::Run {
+            stream: StreamKey::Cpu(cpu),
+            task,
+        } => !only_thread.contains_key(&cpu) || traced.contains(&task.tid),
         _ => true,
     });
     // Before its first record there, it is the thread that is named.
@@ -262,7 +273,7 @@ fn restrict(
     for (cpu, tid) in only_thread {
         let pid = pids.get(tid).copied().unwrap_or(*tid);
         let what = What::Run {
-            cpu: *cpu,
+            stream: StreamKey::Cpu(*cpu),
             task: Task { pid, tid: *tid },
         };
         entries.push(Entry { time: None, what });
@@ -279,7 +290,7 @@ mod tests {
         let run = |at, cpu, tid| Entry {
             time: time(at),
             what: What::Run {
-                cpu,
+                stream: StreamKey::Cpu(cpu),
                 task: Task { pid: 5, tid },
             },
         };
@@ -295,7 +306,10 @@ mod tests {
         let left: Vec<_> = entries
             .iter()
             .map(|entry| match entry.what {
-                What::Run { cpu, task } => (entry.time.map(|time| time.0), cpu, task.pid, task.tid),
+                What::Run {
+                    stream: StreamKey::Cpu(cpu),
+                    task,
+                } => (entry.time.map(|time| time.0), cpu, task.pid, task.tid),
                 _ => unreachable!("only such were put in"),
             })
             .collect();

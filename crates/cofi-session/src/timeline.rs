@@ -58,8 +58,8 @@ pub(crate) enum What<'t> {
     Name { tid: u32, name: &'t [u8] },
     /// A stream has got so far.
     Mark { stream: StreamKey, end: u64 },
-    /// A processor runs this thread from now on.
-    Run { cpu: u32, task: Task },
+    /// A stream is about this thread, in this process, from now on: a processor's stream, or that of a guest's processor.
+    Run { stream: StreamKey, task: Task },
 }
 
 /// How far a stream had got.
@@ -91,7 +91,7 @@ pub(crate) struct Timeline {
     spaces: Vec<Space>,
     by_pid: HashMap<u32, usize>,
     marks: HashMap<StreamKey, Vec<Mark>>,
-    runs: HashMap<u32, Vec<(Change, Task)>>,
+    runs: HashMap<StreamKey, Vec<(Change, Task)>>,
     pids: HashMap<u32, u32>,
     names: HashMap<u32, String>,
     /// What all address spaces share: the kernel's part. New ones begin with it.
@@ -188,9 +188,9 @@ impl Timeline {
                 let end = marks.last().map_or(end, |last| last.end.max(end));
                 marks.push(Mark { version, time, end });
             }
-            What::Run { cpu, task } => {
+            What::Run { stream, task } => {
                 self.pids.insert(task.tid, task.pid);
-                self.runs.entry(cpu).or_default().push((
+                self.runs.entry(stream).or_default().push((
                     Change {
                         version,
                         time,
@@ -296,7 +296,7 @@ impl<'s> Cursor<'s> {
             // Nothing is known until the first thread is said to run.
             StreamKey::Only | StreamKey::Cpu(_) => Task { pid: 0, tid: 0 },
         };
-        let runs = stream.cpu().and_then(|cpu| timeline.runs.get(&cpu));
+        let runs = timeline.runs.get(&stream);
         let space = if stream == StreamKey::Only {
             0
         } else {

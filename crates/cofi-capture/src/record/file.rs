@@ -122,12 +122,31 @@ impl TraceFile {
         thread: &mut Thread,
         clock: VirtualClock,
     ) -> Result<(), RecordError> {
+        self.announce_with(thread, clock, 0)
+    }
+
+    /// Tells how far a stream has got, and that something is missing there.
+    pub(super) fn announce_loss(
+        &mut self,
+        thread: &mut Thread,
+        clock: VirtualClock,
+    ) -> Result<(), RecordError> {
+        const AUX_FLAG_TRUNCATED: u64 = 1;
+        self.announce_with(thread, clock, AUX_FLAG_TRUNCATED)
+    }
+
+    fn announce_with(
+        &mut self,
+        thread: &mut Thread,
+        clock: VirtualClock,
+        flags: u64,
+    ) -> Result<(), RecordError> {
         let Some((offset, size)) = thread.announce() else {
             return Ok(());
         };
         let result = self
             .writer
-            .aux(thread.task(), offset, size, 0, time(clock.tsc()));
+            .aux(thread.task(), offset, size, flags, time(clock.tsc()));
         self.check(result)
     }
 

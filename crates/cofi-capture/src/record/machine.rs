@@ -5,7 +5,7 @@ use super::{RecordError, Recorder, Settings, settings, write_error};
 use crate::{CodePage, MachineObserver, Moment, Pid, ProcessorState, Step};
 use cofi_insn::Insn;
 use cofi_packet::Ip;
-use cofi_perf::{Mmap2, Task};
+use cofi_perf::{Mmap2, Subject, Task};
 use std::os::unix::ffi::OsStrExt;
 
 impl MachineObserver for Recorder {
@@ -16,8 +16,12 @@ impl MachineObserver for Recorder {
         let result = self
             .file
             .comm(task, &name, false, clock)
-            .and_then(|()| self.file.itrace_start(task, clock));
+            .and_then(|()| {
+                let pid = state.address_space();
+                self.file.itrace_start(Task { pid, tid: cpu }, clock)
+            });
         self.keep(result);
+        self.told_space.insert(cpu, state.address_space());
         self.clock.pause();
         let index = self.streams;
         self.streams += 1;
@@ -42,15 +46,17 @@ impl MachineObserver for Recorder {
 
     fn far(&mut self, cpu: Pid, step: &Step, to: Ip, state: ProcessorState) {
         self.clock.tick();
+        self.tell_space(cpu, state);
         let clock = self.clock;
+        self.truth(cpu, step.ip);
         if let Some(thread) = self.threads.get_mut(cpu) {
             thread.far_to(clock, to, state);
-            self.truth(cpu, step.ip);
             self.after_step(cpu);
         }
     }
 
     fn event(&mut self, cpu: Pid, from: Ip, to: Ip, state: ProcessorState) {
+        self.tell_space(cpu, state);
         let clock = self.clock;
         if let Some(thread) = self.threads.get_mut(cpu) {
             thread.event_to(clock, from, to, state);
@@ -61,17 +67,21 @@ impl MachineObserver for Recorder {
     fn mov_cr3(&mut self, cpu: Pid, ip: Ip, insn: &Insn, next: Ip, cr3: u64) {
         self.clock.tick();
         let clock = self.clock;
+        self.truth(cpu, ip);
         if let Some(thread) = self.threads.get_mut(cpu) {
             thread.mov_cr3(clock, ip, insn, next, cr3);
-            self.truth(cpu, ip);
             self.after_step(cpu);
         }
     }
 
     fn gap(&mut self, cpu: Pid, to: Ip, state: ProcessorState) {
+        self.clock.pause();
         let clock = self.clock;
         if let Some(thread) = self.threads.get_mut(cpu) {
-            thread.gap_to(clock, to, state);
+            thread.gap_begin(clock);
+            let result = self.file.announce_loss(thread, clock);
+            thread.gap_end(clock, to, state);
+            self.keep(result);
             self.after_step(cpu);
         }
     }
@@ -106,6 +116,29 @@ impl MachineObserver for Recorder {
         };
         let result = self.file.mmap2(task, &record, page.since.0);
         self.keep(result);
+    }
+}
+
+impl Recorder {
+    /// Where the operating system is not traced there are no PIP packets: records say in which address space a processor is that
+    /// is about to run a program.
+    fn tell_space(&mut self, cpu: Pid, state: ProcessorState) {
+        let Subject::Guest { os: false, .. } = self.settings.subject else {
+            return;
+        };
+        let space = state.address_space();
+        if state.cpl == 0 || self.told_space.get(&cpu) == Some(&space) {
+            return;
+        }
+        self.told_space.insert(cpu, space);
+        let Some(machine) = self.threads.get_mut(cpu).map(|thread| thread.pid) else {
+            return;
+        };
+        let task = Task {
+            pid: space,
+            tid: cpu,
+        };
+        self.mark(machine, |file, clock| file.itrace_start(task, clock));
     }
 }
 

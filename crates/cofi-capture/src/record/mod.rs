@@ -14,7 +14,7 @@ use crate::{Entry, Mapping, Observer, Pid, ProcessCause, SavedCode, Step};
 use code::SavedFiles;
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
-use cofi_perf::{Mmap2, Task};
+use cofi_perf::{Mmap2, Subject, Task};
 use file::TraceFile;
 use std::collections::BTreeMap;
 use std::io;
@@ -37,6 +37,8 @@ pub struct Recorder {
     /// Streams of threads that are gone, by number of the thread: index and length. A thread with the same number (after
     /// execve, or reused) goes on with the stream.
     ended: BTreeMap<Pid, (u32, u64)>,
+    /// Of a machine's processors: the address space that a record has told of last.
+    told_space: BTreeMap<Pid, Pid>,
     instructions: u64,
     truth: Option<Truth>,
     /// The first thing that went wrong; nothing is recorded after it.
@@ -82,6 +84,7 @@ impl Recorder {
             threads: Threads::default(),
             streams: 0,
             ended: BTreeMap::new(),
+            told_space: BTreeMap::new(),
             instructions: 0,
             truth,
             error: None,
@@ -173,8 +176,16 @@ impl Recorder {
     }
 
     fn truth(&mut self, tid: Pid, ip: Ip) {
+        let is_machine = self.settings.subject != Subject::Processes;
+        let Some(thread) = self.threads.get_mut(tid) else {
+            return;
+        };
+        // Of a machine, what runs at a level that is not traced comes here too.
+        if is_machine && !thread.is_traced() {
+            return;
+        }
         self.instructions += 1;
-        if let (Some(truth), Some(thread)) = (&mut self.truth, self.threads.get_mut(tid)) {
+        if let Some(truth) = &mut self.truth {
             let result = truth
                 .push(thread.index, ip)
                 .map_err(write_error(&self.settings.file));
@@ -312,6 +323,10 @@ impl Observer for Recorder {
             return;
         };
         thread.retired(self.clock, last.ip, &last.insn, next);
+        if self.settings.subject != Subject::Processes && !thread.is_traced() {
+            self.instructions -= steps.len() as u64;
+            return;
+        }
         let (index, waiting) = (thread.index, thread.waiting());
         if let Some(truth) = &mut self.truth {
             let result = steps.iter().try_for_each(|step| truth.push(index, step.ip));

@@ -153,19 +153,27 @@ impl Processor {
             return observer.processor(self.machine, self.cpu, to, state);
         };
         let steps = blocks.steps(before);
-        let from = hops.first().map(|(from, _)| *from).or(interrupted);
+        let first = hops.first().map(|(from, _)| *from).or(interrupted);
+        let from = first.map(|from| from.ip);
         let explained = match from {
             _ if is_complete => {
-                let after = steps
-                    .last()
-                    .map(|last| last.insn.next_ip(last.ip, before.mode));
-                after == Some(from.map_or(to, |from| from.ip))
+                let Some(last) = steps.last() else {
+                    return;
+                };
+                let after = last.insn.next_ip(last.ip, before.mode);
+                // A processor that waits for it begins where a start-up interrupt (SIPI) says: at a page, in real mode.
+                let is_start = from.is_none() && block.mode == ExecMode::Bits16 && to.0 & 0xfff == 0;
+                if is_start && after != to {
+                    return observer.event(self.cpu, after, to, state);
+                }
+                after == from.unwrap_or(to)
             }
-            Some(from) => self.left_for(observer, before, steps, from, is_unfinished),
+            Some(_) => first.is_some_and(|from| {
+                self.left_for(observer, before, steps, from, is_unfinished)
+            }),
             None => self.went_on(observer, before, steps, (to, state), is_unfinished),
         };
         if !explained {
-            if std::env::var_os("COFI_DEBUG").is_some() { eprintln!("unexplained: before {:x?} {:?} cpl {} marked {} steps {:x?} -> {:x?} {:?} from {:x?} hops {:x?} complete {is_complete} unfinished {is_unfinished}", before.start, before.mode, before.cpl, before.is_marked, steps.iter().map(|s| (s.ip.0, s.insn.class)).collect::<Vec<_>>(), to, block.mode, from, hops); }
             self.unexplained += 1;
             return observer.gap(self.cpu, to, state);
         }

@@ -64,10 +64,20 @@ impl Thread {
         self.unit.mov_cr3(&mut self.buffer, at, cr3);
     }
 
-    /// What lies between here and `to` is not known: tracing stops here, and goes on there.
-    pub(crate) fn gap_to(&mut self, clock: VirtualClock, to: Ip, state: ProcessorState) {
+    /// Whether an instruction that retires now is in the trace: its privilege level is traced.
+    pub(crate) const fn is_traced(&self) -> bool {
+        self.unit.packet_en()
+    }
+
+    /// What comes now is not known: tracing stops, until [`Self::gap_end`].
+    pub(crate) fn gap_begin(&mut self, clock: VirtualClock) {
         self.buffer.clock = clock.0;
         self.set_trace_en(false);
+    }
+
+    /// The processor is known to be at `to`.
+    pub(crate) fn gap_end(&mut self, clock: VirtualClock, to: Ip, state: ProcessorState) {
+        self.buffer.clock = clock.0;
         self.ip = Some(to);
         self.context = state.into();
         self.unit.far_transfer(&mut self.buffer, to, self.context);
