@@ -13,13 +13,10 @@ impl MachineObserver for Recorder {
         let task = Task { pid, tid: cpu };
         let name = format!("CPU {}", cpu.saturating_sub(1));
         let clock = self.clock;
-        let result = self
-            .file
-            .comm(task, &name, false, clock)
-            .and_then(|()| {
-                let pid = state.address_space();
-                self.file.itrace_start(Task { pid, tid: cpu }, clock)
-            });
+        let result = self.file.comm(task, &name, false, clock).and_then(|()| {
+            let pid = state.address_space();
+            self.file.itrace_start(Task { pid, tid: cpu }, clock)
+        });
         self.keep(result);
         self.told_space.insert(cpu, state.address_space());
         self.clock.pause();

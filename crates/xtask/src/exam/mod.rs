@@ -5,6 +5,7 @@
 pub(crate) mod build;
 mod compare;
 pub(crate) mod flows;
+mod machine;
 mod packets;
 pub(crate) mod programs;
 mod run;
@@ -72,6 +73,12 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         .filter(|(word, _)| *word == "packets")
     {
         return packets::run(root, &packets::options(root, rest)?);
+    }
+    if let Some((_, rest)) = arguments
+        .split_first()
+        .filter(|(word, _)| *word == "machine")
+    {
+        return machine::run(root, &machine::options(rest)?);
     }
     let options = options(arguments)?;
     let chosen: Vec<&Program> = PROGRAMS

@@ -162,15 +162,15 @@ impl Processor {
                 };
                 let after = last.insn.next_ip(last.ip, before.mode);
                 // A processor that waits for it begins where a start-up interrupt (SIPI) says: at a page, in real mode.
-                let is_start = from.is_none() && block.mode == ExecMode::Bits16 && to.0 & 0xfff == 0;
+                let is_start =
+                    from.is_none() && block.mode == ExecMode::Bits16 && to.0 & 0xfff == 0;
                 if is_start && after != to {
                     return observer.event(self.cpu, after, to, state);
                 }
                 after == from.unwrap_or(to)
             }
-            Some(_) => first.is_some_and(|from| {
-                self.left_for(observer, before, steps, from, is_unfinished)
-            }),
+            Some(_) => first
+                .is_some_and(|from| self.left_for(observer, before, steps, from, is_unfinished)),
             None => self.went_on(observer, before, steps, (to, state), is_unfinished),
         };
         if !explained {

@@ -1,0 +1,366 @@
+//! `cargo xtask exam machine`: whole machines, recorded by `cofi record --engine qemu-system`.
+//!
+//! A boot sector of ours goes from the reset vector through every mode and kind of interrupt; what `cofi insn` prints is compared with
+//! QEMU's own log of what it executed. A Linux kernel boots to its shell on one processor and on two; its trace must decode
+//! without a gap, and with the kernel's names.
+
+mod log;
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::build;
+
+/// What the part is asked to do.
+#[derive(Debug, Default)]
+pub(super) struct Options {
+    /// A Linux kernel.
+    kernel: Option<PathBuf>,
+    /// A static busybox, for its shell.
+    busybox: Option<PathBuf>,
+    /// The command under examination, if it need not be built.
+    cofi: Option<PathBuf>,
+    /// Where everything written stays.
+    keep: Option<PathBuf>,
+}
+
+pub(super) fn options(arguments: &[String]) -> Result<Options> {
+    let mut options = Options::default();
+    for pair in arguments.chunks(2) {
+        let [word, value] = pair else {
+            bail!("{} wants a value", pair.concat());
+        };
+        let place = match word.as_str() {
+            "--kernel" => &mut options.kernel,
+            "--busybox" => &mut options.busybox,
+            "--cofi" => &mut options.cofi,
+            "--keep" => &mut options.keep,
+            _ => bail!("{word} {value}: there is no such thing"),
+        };
+        *place = Some(PathBuf::from(value));
+    }
+    ensure!(
+        options.kernel.is_some() == options.busybox.is_some(),
+        "a kernel is booted with a busybox: --kernel and --busybox go together"
+    );
+    Ok(options)
+}
+
+/// Runs the part and returns whether everything held.
+pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
+    let started = Instant::now();
+    let cofi = match &options.cofi {
+        Some(path) => path.clone(),
+        None => build::cofi(root)?,
+    };
+    let folder = options.keep.clone().unwrap_or_else(|| {
+        std::env::temp_dir().join(format!("cofi-machines-{}", std::process::id()))
+    });
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    let exam = Exam {
+        cofi,
+        folder: folder.canonicalize()?,
+    };
+    let mut bad = 0;
+    let mut judge = |name: &str, result: Result<String>| match result {
+        Ok(words) => println!("{name:<24} {words}"),
+        Err(error) => {
+            bad += 1;
+            println!("{name:<24} FAILED: {error:#}");
+        }
+    };
+    let image = exam.boot_sector(root)?;
+    judge("boot, against QEMU's log", exam.boot_against_log(&image));
+    for privilege in ["all", "os", "user"] {
+        let name = format!("boot, --privilege {privilege}");
+        judge(&name, exam.boot_verified(&image, privilege));
+    }
+    if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
+        let initrd = exam.initrd(busybox)?;
+        for processors in [1, 2] {
+            let name = format!("Linux, {processors} processor(s)");
+            judge(&name, exam.linux(kernel, &initrd, processors));
+        }
+    } else {
+        println!("no Linux: that takes --kernel and --busybox");
+    }
+    if options.keep.is_none() {
+        // What cannot be removed lies in the folder for temporary files anyway.
+        let _ = fs::remove_dir_all(&folder);
+    }
+    println!(
+        "exam of machines: {bad} failed, {:.0} s",
+        started.elapsed().as_secs_f64()
+    );
+    Ok(bad == 0)
+}
+
+struct Exam {
+    cofi: PathBuf,
+    folder: PathBuf,
+}
+
+/// QEMU's arguments for a machine without anything that is not needed.
+const BARE: [&str; 8] = [
+    "-display",
+    "none",
+    "-monitor",
+    "none",
+    "-net",
+    "none",
+    "-no-reboot",
+    "-nodefaults",
+];
+
+impl Exam {
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Runs a tool to its end; what it says on standard error.
+    fn tool(&self, command: &mut Command) -> Result<String> {
+        let output = command
+            .current_dir(&self.folder)
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("running {}", command.get_program().display()))?;
+        let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        ensure!(
+            output.status.success(),
+            "{} ended with {}: {words}",
+            command.get_program().display(),
+            output.status
+        );
+        Ok(words)
+    }
+
+    fn record(&self, name: &str, options: &[&str], machine: &[&str]) -> Result<String> {
+        // What hangs ends some time.
+        let mut command = Command::new("timeout");
+        command
+            .args(["--kill-after=5", "600"])
+            .arg(&self.cofi)
+            .args(["record", "--engine", "qemu-system", "-o", name])
+            .args(options)
+            .arg("--")
+            .args(BARE)
+            .args(machine);
+        self.tool(&mut command)
+    }
+
+    /// Assembles the boot sector.
+    fn boot_sector(&self, root: &Path) -> Result<PathBuf> {
+        let (object, image) = (self.path("boot.o"), self.path("boot.img"));
+        self.tool(
+            Command::new("gcc")
+                .arg("-c")
+                .arg(root.join("exam/machine/boot.S"))
+                .arg("-o")
+                .arg(&object),
+        )?;
+        self.tool(
+            Command::new("ld")
+                .args(["-Ttext", "0x7c00", "--oformat", "binary", "-o"])
+                .args([&image, &object]),
+        )?;
+        // A disk of whole tracks.
+        File::options().write(true).open(&image)?.set_len(1 << 20)?;
+        Ok(image)
+    }
+
+    fn disk(image: &Path) -> String {
+        format!("file={},format=raw", image.display())
+    }
+
+    fn boot_against_log(&self, image: &Path) -> Result<String> {
+        let disk = Self::disk(image);
+        let logged = [
+            "-drive",
+            &disk,
+            "-d",
+            "in_asm,exec,nochain,int",
+            "-D",
+            "exec.log",
+        ];
+        let words = self.record("log.data", &[], &logged)?;
+        ensure!(words.is_empty(), "cofi says: {words}");
+        let mut child = Command::new(&self.cofi)
+            .args(["insn", "--json", "log.data"])
+            .current_dir(&self.folder)
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("running cofi insn")?;
+        let out = child.stdout.take().context("no output of cofi insn")?;
+        let list = BufReader::new(out).lines().filter_map(|line| {
+            let parsed = line
+                .map_err(anyhow::Error::from)
+                .and_then(|line| address(&line));
+            parsed.transpose()
+        });
+        let log = BufReader::new(File::open(self.path("exec.log")).context("opening QEMU's log")?);
+        let agreed = log::compare(log, list);
+        let status = child.wait()?;
+        let agreed = agreed?;
+        ensure!(status.success(), "cofi insn ended with {status}");
+        // The sector's own: its interrupts and faults, of which each kind is there.
+        ensure!(
+            agreed.interrupts >= 13,
+            "QEMU tells of {} interrupts only",
+            agreed.interrupts
+        );
+        Ok(format!(
+            "{} instructions in {} blocks, {} interrupts, {} blocks left early",
+            agreed.instructions, agreed.blocks, agreed.interrupts, agreed.partial
+        ))
+    }
+
+    fn boot_verified(&self, image: &Path, privilege: &str) -> Result<String> {
+        let disk = Self::disk(image);
+        let options = ["--verify", "--privilege", privilege];
+        let words = self.record("boot.data", &options, &["-drive", &disk])?;
+        ensure!(
+            words.lines().count() == 1 && words.contains("verified"),
+            "cofi says: {words}"
+        );
+        Ok(words.trim_start_matches("cofi: ").to_owned())
+    }
+
+    /// Files for the kernel's first program: a shell script that says so and switches the machine off.
+    fn initrd(&self, busybox: &Path) -> Result<PathBuf> {
+        const INIT: &str = "#!/bin/busybox sh\n\
+            /bin/busybox mount -t proc proc /proc\n\
+            /bin/busybox mount -t devtmpfs dev /dev\n\
+            echo 0 > /proc/sys/kernel/kptr_restrict\n\
+            /bin/busybox cat /proc/kallsyms > /dev/ttyS1\n\
+            echo the shell runs > /dev/ttyS0\n\
+            /bin/busybox poweroff -f\n";
+        let busybox =
+            fs::read(busybox).with_context(|| format!("reading {}", busybox.display()))?;
+        let mut archive = Vec::new();
+        for folder in ["bin", "proc", "dev"] {
+            member(&mut archive, folder, 0o40755, &[]);
+        }
+        member(&mut archive, "bin/busybox", 0o100_755, &busybox);
+        member(&mut archive, "init", 0o100_755, INIT.as_bytes());
+        member(&mut archive, "TRAILER!!!", 0, &[]);
+        let path = self.path("initrd");
+        fs::write(&path, archive)?;
+        Ok(path)
+    }
+
+    fn linux(&self, kernel: &Path, initrd: &Path, processors: u32) -> Result<String> {
+        let name = format!("linux{processors}.data");
+        let (serial, names) = (format!("{name}.serial"), format!("{name}.kallsyms"));
+        let kernel = kernel.canonicalize()?;
+        let begun = Instant::now();
+        let words = self.record(
+            &name,
+            &[],
+            &[
+                "-m",
+                "256",
+                "-smp",
+                &processors.to_string(),
+                "-serial",
+                &format!("file:{serial}"),
+                "-serial",
+                &format!("file:{names}"),
+                "-kernel",
+                &kernel.to_string_lossy(),
+                "-initrd",
+                &initrd.to_string_lossy(),
+                "-append",
+                "console=ttyS0 quiet",
+            ],
+        )?;
+        let recorded = begun.elapsed();
+        // Which processors still ran when the machine ended is chance.
+        let complaint = words
+            .lines()
+            .find(|line| !line.contains("ran when the machine ended"));
+        ensure!(complaint.is_none(), "cofi says: {words}");
+        let said = fs::read_to_string(self.path(&serial)).context("reading what the guest said")?;
+        ensure!(
+            said.contains("the shell runs"),
+            "the guest did not come to its shell: {said}"
+        );
+        let begun = Instant::now();
+        let output = Command::new(&self.cofi)
+            .args(["report", "--functions", "40", "--kallsyms", &names, &name])
+            .current_dir(&self.folder)
+            .output()
+            .context("running cofi report")?;
+        let report = String::from_utf8_lossy(&output.stdout);
+        ensure!(
+            output.status.success() && report.contains("No gaps"),
+            "cofi report ended with {}: {report}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let total = report
+            .lines()
+            .rev()
+            .find_map(|line| line.trim().strip_suffix("memory.code").map(|_| line))
+            .unwrap_or_default();
+        ensure!(
+            report.contains("[kernel]"),
+            "no function of the kernel has a name: {report}"
+        );
+        let sum: Vec<&str> = report
+            .lines()
+            .filter(|line| line.contains("CPU") || line.trim_start().starts_with("all "))
+            .collect();
+        Ok(format!(
+            "to the shell in {:.0} s, decoded in {:.0} s; {} {total}",
+            recorded.as_secs_f64(),
+            begun.elapsed().as_secs_f64(),
+            sum.join("; ")
+        ))
+    }
+}
+
+/// The address of a line of `cofi insn --json`, if it is of an instruction.
+fn address(line: &str) -> Result<Option<u64>> {
+    let item: serde_json::Value =
+        serde_json::from_str(line).with_context(|| format!("{line:?} is no JSON"))?;
+    if item.get("error").is_some() {
+        bail!("cofi insn tells of an error: {line}");
+    }
+    let Some(ip) = item.get("insn").and_then(serde_json::Value::as_str) else {
+        return Ok(None);
+    };
+    Ok(Some(u64::from_str_radix(ip.trim_start_matches("0x"), 16)?))
+}
+
+/// Adds a member to an archive of cpio's new format, as the kernel unpacks it.
+fn member(archive: &mut Vec<u8>, name: &str, mode: u32, bytes: &[u8]) {
+    let number = archive.len();
+    let fields = [
+        number,
+        mode as usize,
+        0,
+        0,
+        1,
+        0,
+        bytes.len(),
+        0,
+        0,
+        0,
+        0,
+        name.len() + 1,
+        0,
+    ];
+    archive.extend(b"070701");
+    for field in fields {
+        archive.extend(format!("{field:08x}").bytes());
+    }
+    archive.extend(name.bytes().chain([0]));
+    archive.resize(archive.len().next_multiple_of(4), 0);
+    archive.extend(bytes);
+    archive.resize(archive.len().next_multiple_of(4), 0);
+}
