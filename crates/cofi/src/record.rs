@@ -45,12 +45,16 @@ fn check_engine(engine: Engine) -> Result<()> {
 fn subject(options: &RecordOptions, config: &PtConfig) -> Result<Subject> {
     if options.engine != Engine::QemuSystem {
         if options.privilege != Privilege::All {
-            bail!("--privilege is for --engine qemu-system: of programs, only user space is traced");
+            bail!(
+                "--privilege is for --engine qemu-system: of programs, only user space is traced"
+            );
         }
         return Ok(Subject::Processes);
     }
     if config.is_timeless() {
-        bail!("a machine's trace needs the time (tsc=1): by it, the versions of code find their places");
+        bail!(
+            "a machine's trace needs the time (tsc=1): by it, the versions of code find their places"
+        );
     }
     Ok(Subject::Guest {
         os: options.privilege != Privilege::User,

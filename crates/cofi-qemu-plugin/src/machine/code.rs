@@ -44,7 +44,10 @@ impl End {
         let prefixes = bytes
             .iter()
             .take_while(|byte| {
-                matches!(byte, 0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65)
+                matches!(
+                    byte,
+                    0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65
+                )
             })
             .count();
         let (prefixes, mut opcode) = bytes.split_at(prefixes);
@@ -220,7 +223,10 @@ mod tests {
             (&[0x48], End::Plain),
             (&[0x75, 0xfe], End::Direct(-2, false)),
             (&[0xe2, 0x10], End::Direct(16, false)),
-            (&[0x0f, 0x84, 0xff, 0xff, 0xff, 0xff], End::Direct(-1, false)),
+            (
+                &[0x0f, 0x84, 0xff, 0xff, 0xff, 0xff],
+                End::Direct(-1, false),
+            ),
             (&[0x0f, 0x84, 0x00, 0x01], End::Direct(256, false)),
             (&[0x66, 0xe9, 0, 1, 0, 0], End::Direct(256, true)),
             (&[0xe8, 1, 0, 0, 0], End::Direct(1, false)),

@@ -66,14 +66,23 @@ impl Handlers {
 
     /// Whether the table leads to a place.
     fn has(&self, ip: u64, linear: u64) -> bool {
-        let key = if self.mode == Some(Mode::Real) { linear } else { ip };
+        let key = if self.mode == Some(Mode::Real) {
+            linear
+        } else {
+            ip
+        };
         self.known.binary_search(&key).is_ok()
     }
 }
 
 /// Where a gate of the interrupt table leads.
 fn handler(gate: &[u8]) -> Option<u64> {
-    let word = |at: usize| Some(u64::from(u16::from_le_bytes([*gate.get(at)?, *gate.get(at + 1)?])));
+    let word = |at: usize| {
+        Some(u64::from(u16::from_le_bytes([
+            *gate.get(at)?,
+            *gate.get(at + 1)?,
+        ])))
+    };
     if gate.len() == 4 {
         let (ip, cs) = (word(0)?, word(2)?);
         return (ip | cs != 0).then_some((cs << 4) + ip);
@@ -157,7 +166,9 @@ impl Look<'_> {
                     linear,
                     cs: frame.cs,
                 };
-                self.handlers.has(frame.ip, linear).then_some((frame.stack, place))
+                self.handlers
+                    .has(frame.ip, linear)
+                    .then_some((frame.stack, place))
             });
             let (below, handler) = deeper?;
             hops.insert(0, handler);
@@ -168,12 +179,24 @@ impl Look<'_> {
 
     /// Where a frame says that control was, if it can have come there.
     fn came_from(&self, before: &Before, frame: &Frame) -> Option<u64> {
-        let Before { variant, cs, cs_base } = *before;
+        let Before {
+            variant,
+            cs,
+            cs_base,
+        } = *before;
         let is_same = frame.cs == cs;
         let linear = if is_same {
-            let base = if variant.bits & state::BITS_64 != 0 { 0 } else { cs_base };
+            let base = if variant.bits & state::BITS_64 != 0 {
+                0
+            } else {
+                cs_base
+            };
             let ip = base.wrapping_add(frame.ip);
-            if variant.bits & state::BITS_64 != 0 { ip } else { ip & 0xffff_ffff }
+            if variant.bits & state::BITS_64 != 0 {
+                ip
+            } else {
+                ip & 0xffff_ffff
+            }
         } else {
             self.linear(frame.cs, frame.ip)?
         };
@@ -231,7 +254,9 @@ impl Look<'_> {
             // From a lower privilege level: its stack is told too.
             Mode::Protected if cs as u16 & 3 != self.state.cs_selector() & 3 => {
                 let mut esp = [0; 4];
-                self.machine.read(behind, &mut esp).then_some(u32::from_le_bytes(esp).into())?
+                self.machine
+                    .read(behind, &mut esp)
+                    .then_some(u32::from_le_bytes(esp).into())?
             }
             _ => behind,
         };
@@ -249,7 +274,11 @@ impl Look<'_> {
             // Of 64-bit code it is the address; of other code the base counts, which is 0 in all systems known.
             Mode::Long => Some(ip),
             Mode::Protected => {
-                let table = if cs & 4 == 0 { self.state.gdt() } else { self.state.ldt() };
+                let table = if cs & 4 == 0 {
+                    self.state.gdt()
+                } else {
+                    self.state.ldt()
+                };
                 let mut bytes = [0; 8];
                 let at = table.base.wrapping_add(u64::from(cs & !7));
                 if u32::from(cs | 7) > table.limit || !self.machine.read(at, &mut bytes) {

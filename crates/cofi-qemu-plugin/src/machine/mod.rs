@@ -130,7 +130,10 @@ extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8
         machine.take_mark(vcpu);
     }
     let cs = state.cs_selector();
-    if own.before.is_none_or(|before| before.cs != cs || before.variant.bits != bits) {
+    if own
+        .before
+        .is_none_or(|before| before.cs != cs || before.variant.bits != bits)
+    {
         own.note_mode(cs, bits);
     }
     own.before = Some(Before {
@@ -146,7 +149,9 @@ impl Processor {
     fn begin(&mut self, vcpu: c_uint, machine: &Machine, state: State) {
         self.has_begun = true;
         if !state.is_as_known(machine) {
-            eprintln!("cofi: this QEMU keeps its processors' state in a way that Cofi does not know");
+            eprintln!(
+                "cofi: this QEMU keeps its processors' state in a way that Cofi does not know"
+            );
             return;
         }
         self.cr3 = !state.cr3();
@@ -167,7 +172,10 @@ impl Processor {
 
     /// Control came from the block `before` to `start`: tells whatever is not plain from that.
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "what the callback knows; taken apart it is slower")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what the callback knows; taken apart it is slower"
+    )]
     fn arrive(
         &mut self,
         machine: &Machine,
@@ -180,7 +188,8 @@ impl Processor {
     ) {
         let variant = before.variant;
         let natural = start == variant.after || start == variant.target;
-        let is_simple = natural && matches!(variant.end, End::Plain | End::Direct(..) | End::Repeat);
+        let is_simple =
+            natural && matches!(variant.end, End::Plain | End::Direct(..) | End::Repeat);
         if variant.is_marked && !machine.take_mark(vcpu) {
             plugin::put(slot, &[record::UNFINISHED]);
         }
@@ -206,7 +215,10 @@ impl Processor {
         let tell = |from: Place| {
             let ip = from.linear;
             let halves = [ip as u32, (ip >> 32) as u32];
-            plugin::put(slot, &[record::INTERRUPT, halves[0], halves[1], bits_of(from.cs)]);
+            plugin::put(
+                slot,
+                &[record::INTERRUPT, halves[0], halves[1], bits_of(from.cs)],
+            );
         };
         if state.bits() & !before.variant.bits & bits::SMM != 0 {
             if let Some(from) = frames::before_smi(machine, state) {

@@ -141,7 +141,11 @@ impl State {
     pub(super) fn bits(self) -> u32 {
         let flags = self.u32(HFLAGS);
         // CPL is 3 in virtual-8086 mode; QEMU's digest says so too.
-        let cpl = if flags & hflags::VM != 0 { 3 } else { flags & hflags::CPL };
+        let cpl = if flags & hflags::VM != 0 {
+            3
+        } else {
+            flags & hflags::CPL
+        };
         let bit = |from: u32, to: u32| if flags & from != 0 { to } else { 0 };
         cpl << state::CPL_SHIFT
             | bit(hflags::CS64, state::BITS_64)
@@ -168,6 +172,8 @@ impl State {
             self.cr3(),
         ];
         let said = machine.registers(["rip", "rsp", "cs", "cr3"]);
-        said.iter().zip(found).all(|(said, found)| *said == Some(found))
+        said.iter()
+            .zip(found)
+            .all(|(said, found)| *said == Some(found))
     }
 }

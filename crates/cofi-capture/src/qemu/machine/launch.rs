@@ -20,7 +20,9 @@ const NO_DEVICE: &str = "cofi-asks-whether-plugins-load";
 #[non_exhaustive]
 pub enum MachineError {
     /// There is no QEMU.
-    #[error("there is no {QEMU} on PATH: install Debian's package qemu-system-x86 (10.0, from bookworm-backports)")]
+    #[error(
+        "there is no {QEMU} on PATH: install Debian's package qemu-system-x86 (10.0, from bookworm-backports)"
+    )]
     Missing,
     /// It does not take the plugin, or cannot tell what tracing a machine takes.
     #[error(
@@ -35,7 +37,9 @@ pub enum MachineError {
         says: String,
     },
     /// The plugin sees nothing of machines that the processor itself runs.
-    #[error("{argument:?} lets the processor itself run the machine, of which QEMU sees nothing: leave it out")]
+    #[error(
+        "{argument:?} lets the processor itself run the machine, of which QEMU sees nothing: leave it out"
+    )]
     Accelerated {
         /// The argument.
         argument: OsString,
@@ -131,7 +135,9 @@ impl MachineQemu {
         for (i, arg) in args.iter().enumerate() {
             let value = args.get(i + 1).map(|value| value.to_string_lossy());
             let names_kvm = |value: &str| {
-                value.split([',', ':', '=']).any(|word| matches!(word, "kvm" | "xen" | "whpx" | "hvf"))
+                value
+                    .split([',', ':', '='])
+                    .any(|word| matches!(word, "kvm" | "xen" | "whpx" | "hvf"))
             };
             let is_kvm = match &*arg.to_string_lossy() {
                 "-enable-kvm" | "--enable-kvm" => true,

@@ -114,7 +114,10 @@ fn record(
                     machine = Machine::find(folder, pid)?;
                 }
                 // What was told until now is all.
-                while machine.as_mut().is_some_and(|machine| machine.turn(observer)) {}
+                while machine
+                    .as_mut()
+                    .is_some_and(|machine| machine.turn(observer))
+                {}
                 break outcome(status);
             }
             let late = options.duration.is_some_and(|most| begin.elapsed() >= most);
@@ -122,7 +125,10 @@ fn record(
                 break Outcome::Detached;
             }
         }
-        if !machine.as_mut().is_some_and(|machine| machine.turn(observer)) {
+        if !machine
+            .as_mut()
+            .is_some_and(|machine| machine.turn(observer))
+        {
             std::thread::sleep(NAP);
         }
     };

@@ -165,7 +165,23 @@ impl Processor {
             None => self.went_on(observer, before, steps, (to, state), is_unfinished),
         };
         if !explained {
-            if std::env::var_os("COFI_DEBUG").is_some() { eprintln!("unexplained: before {:x?} {:?} cpl {} marked {} steps {:x?} -> {:x?} {:?} from {:x?} hops {:x?} complete {is_complete} unfinished {is_unfinished}", before.start, before.mode, before.cpl, before.is_marked, steps.iter().map(|s| (s.ip.0, s.insn.class)).collect::<Vec<_>>(), to, block.mode, from, hops); }
+            if std::env::var_os("COFI_DEBUG").is_some() {
+                eprintln!(
+                    "unexplained: before {:x?} {:?} cpl {} marked {} steps {:x?} -> {:x?} {:?} from {:x?} hops {:x?} complete {is_complete} unfinished {is_unfinished}",
+                    before.start,
+                    before.mode,
+                    before.cpl,
+                    before.is_marked,
+                    steps
+                        .iter()
+                        .map(|s| (s.ip.0, s.insn.class))
+                        .collect::<Vec<_>>(),
+                    to,
+                    block.mode,
+                    from,
+                    hops
+                );
+            }
             self.unexplained += 1;
             return observer.gap(self.cpu, to, state);
         }

@@ -30,7 +30,15 @@ impl Thread {
         clock: VirtualClock,
         (ip, state): (Ip, ProcessorState),
     ) -> Result<Self, Fault> {
-        Self::start_in(ids, ctl, caps, core_bus_ratio, clock, state.into(), Some(ip))
+        Self::start_in(
+            ids,
+            ctl,
+            caps,
+            core_bus_ratio,
+            clock,
+            state.into(),
+            Some(ip),
+        )
     }
 
     /// A far transfer that the code shows.
@@ -42,7 +50,13 @@ impl Thread {
     }
 
     /// An interrupt or exception.
-    pub(crate) fn event_to(&mut self, clock: VirtualClock, from: Ip, to: Ip, state: ProcessorState) {
+    pub(crate) fn event_to(
+        &mut self,
+        clock: VirtualClock,
+        from: Ip,
+        to: Ip,
+        state: ProcessorState,
+    ) {
         self.buffer.clock = clock.0;
         self.ip = Some(to);
         self.context = state.into();
