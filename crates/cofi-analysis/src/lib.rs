@@ -23,5 +23,5 @@ mod tally;
 mod tests;
 
 pub use count::{Counts, Gap, Gaps};
-pub use summary::{FileCount, FunctionCount, Summary, ThreadSummary};
+pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 pub use tally::Tally;

@@ -19,6 +19,9 @@ pub struct Summary {
     pub threads: Vec<ThreadSummary>,
     /// The functions that were executed, the one with the most instructions of its own first.
     pub functions: Vec<FunctionCount>,
+    /// The address spaces that packets tell of, the one with the most instructions first. In a trace without such packets one
+    /// that is not known.
+    pub spaces: Vec<SpaceCount>,
     /// The files whose code was executed, the one with the most instructions first.
     pub files: Vec<FileCount>,
 }
@@ -55,7 +58,8 @@ impl ThreadSummary {
 pub struct FunctionCount {
     /// Its name; code outside of any function goes by the name of its file.
     pub name: String,
-    /// The file its code is in; none for code that is in no mapping.
+    /// The file its code is in, or `[kernel]` or `[MODULE]` where the kernel's own list names it; none for code that is in
+    /// no mapping.
     pub file: Option<PathBuf>,
     /// Its first address in the file's own terms; none for code outside of any function.
     pub address: Option<u64>,
@@ -69,9 +73,19 @@ pub struct FunctionCount {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileCount {
-    /// The file, as its mapping names it.
+    /// The file, as its mapping names it; `[kernel]` or `[MODULE]` for what the kernel's own list names.
     pub file: PathBuf,
     /// How many of its instructions were executed.
+    pub instructions: u64,
+}
+
+/// What was executed with the same page tables, in all privilege levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SpaceCount {
+    /// Where they are, as CR3 says, without the bits below the page; none as long as no packet tells.
+    pub cr3: Option<u64>,
+    /// How many instructions were.
     pub instructions: u64,
 }
 

@@ -3,7 +3,8 @@
 //! What runs is counted by runs of consecutive instructions, which are few and repeat: each costs one look into a
 //! table. Classes and functions are worked out once for each distinct run.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,13 +16,15 @@ use cofi_session::{Session, Stream, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
 use crate::count::{Counts, Gap, Gaps};
-use crate::summary::{FileCount, FunctionCount, Summary, ThreadSummary};
+use crate::summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 
 /// Counts what streams did.
 #[derive(Debug, Default)]
 pub struct Tally {
     threads: Vec<ThreadSummary>,
     functions: Functions,
+    /// Instructions by page tables.
+    spaces: BTreeMap<Option<u64>, u64>,
     trace_bytes: u64,
 }
 
@@ -43,6 +46,11 @@ impl Tally {
         if counter.order.is_empty() && counter.counts.is_empty() {
             // A stream in which nothing ran is still a thread's.
             counter.know(flow.task());
+        }
+        for (cr3, instructions) in std::mem::take(&mut counter.spaces.list) {
+            if instructions > 0 {
+                *self.spaces.entry(cr3).or_default() += instructions;
+            }
         }
         let mut bytes = stream.len() as u64;
         self.trace_bytes += bytes;
@@ -67,6 +75,9 @@ impl Tally {
         self.threads.extend(other.threads);
         self.trace_bytes += other.trace_bytes;
         self.functions.merge(other.functions);
+        for (cr3, instructions) in other.spaces {
+            *self.spaces.entry(cr3).or_default() += instructions;
+        }
     }
 
     /// What was counted.
@@ -77,7 +88,14 @@ impl Tally {
             total += thread.counts;
         }
         let (functions, files) = self.functions.finish();
+        let mut spaces: Vec<SpaceCount> = self
+            .spaces
+            .into_iter()
+            .map(|(cr3, instructions)| SpaceCount { cr3, instructions })
+            .collect();
+        spaces.sort_by_key(|space| (Reverse(space.instructions), space.cr3));
         Summary {
+            spaces,
             total,
             trace_bytes: self.trace_bytes,
             threads: self.threads,
@@ -130,8 +148,46 @@ struct Era {
     version: Version,
 }
 
+/// Instructions of one stream by page tables.
+#[derive(Debug)]
+struct Spaces {
+    list: Vec<(Option<u64>, u64)>,
+    numbers: FxHashMap<u64, usize>,
+    /// The page tables in use.
+    now: usize,
+}
+
+impl Spaces {
+    /// Nothing tells of page tables before the first packet that does.
+    fn new() -> Self {
+        Self {
+            list: vec![(None, 0)],
+            numbers: FxHashMap::default(),
+            now: 0,
+        }
+    }
+
+    /// CR3 has got this value.
+    fn switch_to(&mut self, cr3: u64) {
+        // The lower bits are flags, or tell the processor which entries of its caches to use.
+        let cr3 = cr3 & !0xfff;
+        let next = self.list.len();
+        self.now = *self.numbers.entry(cr3).or_insert(next);
+        if self.now == next {
+            self.list.push((Some(cr3), 0));
+        }
+    }
+
+    fn count(&mut self, instructions: u64) {
+        if let Some((_, count)) = self.list.get_mut(self.now) {
+            *count += instructions;
+        }
+    }
+}
+
 struct StreamCounter<'f> {
     functions: &'f mut Functions,
+    spaces: Spaces,
     eras: HashMap<Era, u32>,
     /// The thread of each era.
     owners: Vec<Task>,
@@ -148,6 +204,7 @@ impl<'f> StreamCounter<'f> {
     fn new(functions: &'f mut Functions) -> Self {
         Self {
             functions,
+            spaces: Spaces::new(),
             eras: HashMap::new(),
             owners: Vec::new(),
             era: None,
@@ -178,6 +235,7 @@ impl<'f> StreamCounter<'f> {
 
     fn run(&mut self, era: u32, run: &Run<'_>) -> Step {
         self.went_to(run.ip());
+        self.spaces.count(run.len() as u64);
         let key = RunKey {
             era,
             ip: run.ip(),
@@ -270,6 +328,7 @@ impl<'f> StreamCounter<'f> {
                     reason: "the processor could not store packets fast enough".into(),
                 });
             }
+            Event::Paging { cr3, .. } => self.spaces.switch_to(cr3),
             // A branch out of what is traced was taken, or there would be no such event.
             Event::Disabled { .. } => {
                 if let Some((index, _)) = self.conditional.take()
@@ -350,7 +409,7 @@ impl<'f> StreamCounter<'f> {
     }
 }
 
-/// A function, as told from others: its file, and its first address there.
+/// A function, as told from others: what it belongs to, and its first address there.
 type FunctionKey = (Option<PathBuf>, Option<u64>);
 
 /// The functions seen.
@@ -394,7 +453,7 @@ impl Functions {
         {
             return (*function, first);
         }
-        let path = place.as_ref().map(|place| place.file.path().to_owned());
+        let path = place.as_ref().map(|place| place.owner().to_owned());
         let name = || match (&symbol, &path) {
             (Some(symbol), _) => symbol.demangled(),
             (None, Some(path)) => path.display().to_string(),

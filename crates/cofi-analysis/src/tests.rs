@@ -1,7 +1,7 @@
 //! Counts of traces made by hand.
 
 use cofi_packet::StreamOffset;
-use cofi_packet::intel::{IpPayload, Packet, Tnt, U48};
+use cofi_packet::intel::{Cr3, IpPayload, Packet, Tnt, U48};
 use cofi_session::{Session, SessionOptions, StreamKey, Task};
 
 use crate::{Gap, Summary, Tally};
@@ -204,6 +204,93 @@ fn a_stream_in_which_nothing_ran() {
     assert_eq!(summary.threads[0].trace_bytes, bytes.len() as u64);
     assert_eq!(summary.bytes_per_1000(), None);
     assert!(summary.functions.is_empty() && summary.files.is_empty());
+}
+
+#[test]
+fn address_spaces_are_told_by_cr3() {
+    let pip = |cr3: u64| Packet::Pip {
+        cr3: Cr3::truncate(cr3),
+        nr: false,
+    };
+    let code = [0x90, 0x90, 0x90, 0x90, 0x0f, 0x05];
+    let summary = summary(
+        &code,
+        &[
+            pge(0x1000),
+            PGD,
+            pip(0x5000),
+            pge(0x1001),
+            PGD,
+            pip(0x7020),
+            pge(0x1003),
+            PGD,
+            // Another number of the same page tables in the processor's caches.
+            pip(0x5040),
+            pge(0x1002),
+            PGD,
+            pip(0x9000),
+        ],
+    );
+    let spaces: Vec<_> = summary
+        .spaces
+        .iter()
+        .map(|space| (space.cr3, space.instructions))
+        .collect();
+    assert_eq!(
+        spaces,
+        [(Some(0x5000), 4 + 3), (None, 5), (Some(0x7000), 2)]
+    );
+    assert_eq!(summary.total.instructions, 14);
+}
+
+/// The kernel's code is in files that have no symbols: its own list names it.
+#[test]
+fn kernel_functions_are_named_by_its_own_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memory.code");
+    std::fs::write(&path, [0x90, 0x90, 0x90, 0x90, 0x0f, 0x05]).unwrap();
+    let mut options = SessionOptions::default();
+    for base in ["0x1000", "0xffffffff81000000"] {
+        let spec = format!("{}:{base}", path.display());
+        options.raw.push(spec.parse().unwrap());
+    }
+    let names =
+        b"ffffffff81000001 T one\nffffffff81000003 t three\t[mod]\n0000000000001000 T low\n";
+    let names = cofi_image::Kallsyms::parse(names).unwrap();
+    options.kernel_names = Some(std::sync::Arc::new(names));
+    let upper = 0xffff_ffff_8100_0000;
+    let bytes = encode(&[
+        Packet::Psb,
+        Packet::PsbEnd,
+        pge(upper),
+        PGD,
+        pge(upper + 1),
+        PGD,
+        pge(0x1000),
+        PGD,
+    ]);
+    let session = Session::new(&bytes, &options).unwrap();
+    let summary = Summary::of(&session);
+    let rows: Vec<_> = summary
+        .functions
+        .iter()
+        .map(|f| {
+            let file = f.file.as_deref().and_then(|file| file.file_name()).unwrap();
+            let file = file.to_str().unwrap();
+            (f.name.as_str(), file, f.instructions, f.entries, f.address)
+        })
+        .collect();
+    let file = path.display().to_string();
+    assert_eq!(
+        rows,
+        [
+            (file.as_str(), "memory.code", 1 + 5, 0, None),
+            ("one", "[kernel]", 4, 2, Some(upper + 1)),
+            ("three", "[mod]", 4, 2, Some(upper + 3)),
+        ]
+    );
+    let files: Vec<_> = summary.files.iter().map(|f| f.instructions).collect();
+    assert_eq!(files, [6, 4, 4]);
 }
 
 /// The test program itself is a program with symbols; its entry point is the same in every libc that calls it so.

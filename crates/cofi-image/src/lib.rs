@@ -8,6 +8,7 @@
 //! - [`AddressSpace`] is the history of one process's mappings. Every change carries a [`Version`].
 //! - [`ImageView`] is an address space at one version. It is a [`cofi_insn::CodeSource`], so an instruction decoder
 //!   reads through it, and it names addresses by symbol.
+//! - [`Kallsyms`] names the functions of a kernel, whose code no ELF file may hold.
 //!
 //! # What the caller must know
 //!
@@ -38,6 +39,7 @@
 mod elf;
 mod error;
 mod file;
+mod kallsyms;
 mod space;
 mod spec;
 mod store;
@@ -47,6 +49,7 @@ mod tree;
 pub use elf::{LoadedElf, Segment, load_elf, load_raw};
 pub use error::ImageError;
 pub use file::CodeFile;
+pub use kallsyms::{Kallsyms, KallsymsError};
 pub use space::{AddressSpace, ImageView, Place, Version};
 pub use spec::{ElfSpec, RawSpec, SpecError};
 pub use store::FileStore;

@@ -1,12 +1,14 @@
 //! The history of one process's mappings, and one moment of it.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use cofi_insn::CodeSource;
 use cofi_packet::Ip;
 
 use crate::file::CodeFile;
+use crate::kallsyms::Kallsyms;
 use crate::symbols::Symbol;
 use crate::tree::{Region, Tree};
 
@@ -27,6 +29,7 @@ pub struct AddressSpace {
     /// State before the change of index `CHECKPOINT * i`, from `i` = 0 (empty) on.
     checkpoints: Vec<Tree>,
     head: Tree,
+    kernel: Option<Arc<Kallsyms>>,
 }
 
 #[derive(Clone, Debug)]
@@ -50,6 +53,11 @@ impl AddressSpace {
     /// Nothing mapped, at any time.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// At any time, what is mapped in the kernel's half of the address space goes by these names, before any that a file has.
+    pub fn name_kernel(&mut self, names: &Arc<Kallsyms>) {
+        self.kernel = Some(names.clone());
     }
 
     /// From version `at` on, `len` bytes from address `start` show `file` from `offset` on, and nothing that stood
@@ -192,6 +200,17 @@ impl<'a> ImageView<'a> {
         Some(Place {
             file: region.file.clone(),
             offset: region.offset_of(ip.0)?,
+            kernel: self.kernel_function(ip),
+        })
+    }
+
+    fn kernel_function(&self, ip: Ip) -> Option<KernelFunction> {
+        let names = self.space.kernel.as_ref()?;
+        let index = names.find(ip.0)?;
+        Some(KernelFunction {
+            names: names.clone(),
+            index,
+            address: ip.0,
         })
     }
 
@@ -239,6 +258,14 @@ impl CodeSource for ImageView<'_> {
     }
 }
 
+/// An address in a function of the kernel's.
+#[derive(Clone, Debug)]
+struct KernelFunction {
+    names: Arc<Kallsyms>,
+    index: usize,
+    address: u64,
+}
+
 /// Where in which file an address lies. Prints as `function+0x12`, or as `path+0x1234` (the file's own address, or
 /// the offset in a file that has none) where no function is known.
 #[derive(Clone, Debug)]
@@ -247,12 +274,28 @@ pub struct Place {
     pub file: Arc<CodeFile>,
     /// The byte of the file.
     pub offset: u64,
+    /// What the kernel's own list says of the address.
+    kernel: Option<KernelFunction>,
 }
 
 impl Place {
-    /// The function there.
+    /// The function there. One of the kernel's has its start in memory, not in the file.
     pub fn symbol(&self) -> Option<Symbol<'_>> {
-        self.file.symbol_at(self.offset)
+        match self.in_kernel() {
+            Some((symbol, _)) => Some(symbol),
+            None => self.file.symbol_at(self.offset),
+        }
+    }
+
+    /// What the code belongs to: `[kernel]` or `[MODULE]` where the kernel's own list names the function, else the file.
+    pub fn owner(&self) -> &Path {
+        self.in_kernel()
+            .map_or_else(|| self.file.path(), |(_, owner)| owner)
+    }
+
+    fn in_kernel(&self) -> Option<(Symbol<'_>, &Path)> {
+        let kernel = self.kernel.as_ref()?;
+        kernel.names.symbol(kernel.index, kernel.address)
     }
 }
 

@@ -1,10 +1,12 @@
 //! A trace file, opened.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cofi_flow::{Cpu, Errata, FlowConfig};
 use cofi_image::{
-    AddressSpace, ElfSpec, FileStore, ImageError, ImageView, RawSpec, Version, load_elf, load_raw,
+    AddressSpace, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, RawSpec, Version, load_elf,
+    load_raw,
 };
 use cofi_packet::StreamOffset;
 use cofi_perf::TimeConv;
@@ -48,6 +50,8 @@ pub struct SessionOptions {
     pub elf: Vec<ElfSpec>,
     /// Raw bytes that every process has mapped. They cover ELF files.
     pub raw: Vec<RawSpec>,
+    /// The names of the kernel's functions, in every process or address space.
+    pub kernel_names: Option<Arc<Kallsyms>>,
     /// The processor, whose errata are worked around, if the trace does not say or says wrong.
     pub cpu: Option<Cpu>,
     /// What the decoder is told. Whatever a perf.data file says of it itself counts more.
@@ -159,6 +163,9 @@ impl<'t> Session<'t> {
         }
         for raw in &options.raw {
             load_raw(&mut base, &mut files, &raw.path, raw.address, Version(0))?;
+        }
+        if let Some(names) = &options.kernel_names {
+            base.name_kernel(names);
         }
         let Contents {
             entries,

@@ -3,7 +3,7 @@
 use crate::output::Color;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Record any program on any x86-64 Linux machine, and know exactly what it did.
 #[derive(Parser, Debug)]
@@ -127,6 +127,8 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) last: usize,
     #[command(flatten)]
+    pub(crate) names: Names,
+    #[command(flatten)]
     pub(crate) options: RecordOptions,
 }
 
@@ -154,7 +156,34 @@ pub(crate) struct FlowInput {
     #[arg(long, value_name = "FILE:ADDR")]
     pub(crate) raw: Vec<String>,
     #[command(flatten)]
+    pub(crate) names: Names,
+    #[command(flatten)]
     pub(crate) input: Input,
+}
+
+impl FlowInput {
+    /// A perf.data file that says all by itself.
+    pub(crate) fn of(file: &Path, names: Names) -> Self {
+        Self {
+            cpu: None,
+            elf: Vec::new(),
+            raw: Vec::new(),
+            names,
+            input: Input {
+                format: None,
+                file: file.to_owned(),
+            },
+        }
+    }
+}
+
+/// Where names of code come from that no ELF file holds.
+#[derive(Args, Clone, Default, Debug)]
+pub(crate) struct Names {
+    /// Names of the kernel's functions: the text of the traced kernel's /proc/kallsyms, or of its System.map. Without the
+    /// option, that in the trace's folder FILE.code/kallsyms, if there is one.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kallsyms: Option<PathBuf>,
 }
 
 /// Arguments of `cofi insn`.

@@ -1,14 +1,16 @@
 //! Opening a trace: recognised by content, as the contract says.
 
-use crate::args::{FlowInput, Format, Input};
+use crate::args::{FlowInput, Format, Input, Names};
 use crate::json::Line;
 use crate::output::tell;
 use anyhow::{Context, Result, bail};
 use cofi_flow::Cpu;
+use cofi_image::Kallsyms;
 use cofi_packet::rtit::Mode;
 use cofi_session::{Session, SessionOptions, Stream, TraceFormat};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The whole of a file; `-` is standard input.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
@@ -91,7 +93,29 @@ pub(crate) fn open_flow<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Sessio
             .raw
             .push(spec.parse().with_context(|| format!("--raw {spec}"))?);
     }
+    options.kernel_names = kernel_names(&input.names, &options.folders)?.map(Arc::new);
     Ok(Session::new(bytes, &options)?)
+}
+
+/// The names of the kernel's functions: those that the user gives, or those in a folder beside the trace. The latter may be
+/// of no use, which is said, but is no reason not to read the trace.
+fn kernel_names(names: &Names, folders: &[PathBuf]) -> Result<Option<Kallsyms>> {
+    if let Some(path) = &names.kallsyms {
+        let wrong = || format!("--kallsyms {}", path.display());
+        let text = read(path).with_context(wrong)?;
+        return Ok(Some(Kallsyms::parse(&text).with_context(wrong)?));
+    }
+    for folder in folders {
+        let path = folder.join("kallsyms");
+        let Ok(text) = std::fs::read(&path) else {
+            continue;
+        };
+        match Kallsyms::parse(&text) {
+            Ok(names) => return Ok(Some(names)),
+            Err(error) => tell(format_args!("{} is not used: {error}", path.display())),
+        }
+    }
+    Ok(None)
 }
 
 /// Tells on standard error what is wrong with a trace as a whole; whether anything is.

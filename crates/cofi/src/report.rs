@@ -12,6 +12,9 @@ use cofi_session::Session;
 use std::io::Write;
 use std::path::Path;
 
+/// How many address spaces of a machine are shown.
+const SPACES: usize = 10;
+
 /// Runs the command.
 pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
     let bytes = input::read(&args.flow.input.file)?;
@@ -19,7 +22,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
     let mut errors = input::report(&session);
     let summary = summarize(&session);
     let mut out = stdout();
-    print(&summary, args.functions, &mut out)?;
+    print(&session, &summary, args.functions, &mut out)?;
     out.flush()?;
     errors |= input::report_code(&session) || summary.gaps() > 0;
     Ok(if errors {
@@ -65,7 +68,15 @@ fn file_name(path: &Path) -> String {
 }
 
 /// Prints a summary.
-pub(crate) fn print(summary: &Summary, functions: usize, out: &mut impl Write) -> Result<()> {
+pub(crate) fn print(
+    session: &Session<'_>,
+    summary: &Summary,
+    functions: usize,
+    out: &mut impl Write,
+) -> Result<()> {
+    if session.is_guest() {
+        writeln!(out, "A whole machine: each thread is a processor.\n")?;
+    }
     let heads = [
         "thread",
         "instructions",
@@ -130,7 +141,36 @@ pub(crate) fn print(summary: &Summary, functions: usize, out: &mut impl Write) -
         writeln!(out, " … and {} more functions", grouped(more as u64))?;
     }
     writeln!(out)?;
+    if session.is_guest() {
+        spaces(summary, out)?;
+    }
     gaps(summary, out)
+}
+
+/// The address spaces of a machine.
+fn spaces(summary: &Summary, out: &mut impl Write) -> Result<()> {
+    let mut list = table(&["instructions", "share", "address space"], &[2]);
+    let all = summary.total.instructions.max(1) as f64;
+    for space in summary.spaces.iter().take(SPACES) {
+        list.add_row([
+            grouped(space.instructions),
+            format!("{:.1} %", 100.0 * space.instructions as f64 / all),
+            space
+                .cr3
+                .map_or_else(|| "unknown".into(), |cr3| format!("CR3 = {cr3:#x}")),
+        ]);
+    }
+    writeln!(out, "{}", lines(&list))?;
+    if let Some(more) = summary
+        .spaces
+        .len()
+        .checked_sub(SPACES)
+        .filter(|more| *more > 0)
+    {
+        writeln!(out, " … and {} more", grouped(more as u64))?;
+    }
+    writeln!(out)?;
+    Ok(())
 }
 
 fn gaps(summary: &Summary, out: &mut impl Write) -> Result<()> {

@@ -1,6 +1,6 @@
 //! `cofi trace`: record a program, then show what it did.
 
-use crate::args::{FlowInput, Input, TraceArgs};
+use crate::args::{FlowInput, TraceArgs};
 use crate::engine::Chosen;
 use crate::{Ended, input, insn, output, record, report};
 use anyhow::Result;
@@ -23,20 +23,13 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
         }
     })?;
     let bytes = input::read(&options.output)?;
-    let flow_input = FlowInput {
-        cpu: None,
-        elf: Vec::new(),
-        raw: Vec::new(),
-        input: Input {
-            format: None,
-            file: options.output.clone(),
-        },
-    };
+    let flow_input = FlowInput::of(&options.output, args.names.clone());
     let session = input::open_flow(&flow_input, &bytes)?;
     input::report(&session);
     let mut out = std::io::stderr().lock();
     writeln!(out, "\n")?;
-    report::print(&report::summarize(&session), FUNCTIONS, &mut out)?;
+    let summary = report::summarize(&session);
+    report::print(&session, &summary, FUNCTIONS, &mut out)?;
     if let Some(stream) = session.streams().first() {
         writeln!(out, "\nThe last instructions of {}:", input::title(stream))?;
         for line in last(&session, stream, args.last) {

@@ -1,6 +1,6 @@
 //! `cofi record --verify`: the decoded flow against the engine's own list.
 
-use crate::args::{FlowInput, Input};
+use crate::args::{FlowInput, Names};
 use crate::{input, insn, progress};
 use anyhow::Result;
 use cofi_capture::record::TruthStream;
@@ -17,15 +17,7 @@ const AROUND: usize = 5;
 /// sum, go to standard error.
 pub(crate) fn run(file: &Path, truth: &[TruthStream]) -> Result<bool> {
     let bytes = input::read(file)?;
-    let flow_input = FlowInput {
-        cpu: None,
-        elf: Vec::new(),
-        raw: Vec::new(),
-        input: Input {
-            format: None,
-            file: file.into(),
-        },
-    };
+    let flow_input = FlowInput::of(file, Names::default());
     let session = input::open_flow(&flow_input, &bytes)?;
     let mut equal = !input::report(&session);
     let mut instructions = 0;
