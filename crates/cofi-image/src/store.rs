@@ -28,7 +28,8 @@ impl FileStore {
     }
 
     /// The file a mapping names. Nothing is opened yet. Names that are no absolute path (`[vdso]`, `//anon`,
-    /// `[kernel.kallsyms]_text`) are looked for in the additional folders only.
+    /// `[kernel.kallsyms]_text`) are looked for in the additional folders only; files of a folder `….code`, which a recorder saved,
+    /// there first.
     pub fn file(&mut self, path: &Path) -> Arc<CodeFile> {
         if let Some(file) = self.files.get(path) {
             return file.clone();
