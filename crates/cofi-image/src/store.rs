@@ -28,7 +28,8 @@ impl FileStore {
     }
 
     /// The file a mapping names. Nothing is opened yet. Names that are no absolute path (`[vdso]`, `//anon`,
-    /// `[kernel.kallsyms]_text`) are looked for in the additional folders only.
+    /// `[kernel.kallsyms]_text`) are looked for in the additional folders only; files of a folder `….code`, which a recorder saved,
+    /// there first.
     pub fn file(&mut self, path: &Path) -> Arc<CodeFile> {
         if let Some(file) = self.files.get(path) {
             return file.clone();
@@ -39,6 +40,11 @@ impl FileStore {
         }
         if let Some(name) = path.file_name() {
             candidates.extend(self.folders.iter().map(|folder| folder.join(name)));
+            if is_saved_code(path) {
+                // That which lies beside the trace is the trace's own. At the path itself may be by now what another
+                // recording of the same name saved.
+                candidates.rotate_left(1);
+            }
             // Names such as `[vdso]` can be saved under themselves, but without a folder there is nowhere to look.
         }
         self.remember(path, candidates)
@@ -63,6 +69,12 @@ impl FileStore {
         self.order.push(file.clone());
         file
     }
+}
+
+/// Whether a recorder saved this file, in the folder `FILE.code` of its trace.
+fn is_saved_code(path: &Path) -> bool {
+    let folder = path.parent().and_then(Path::extension);
+    is_real_path(path) && folder.is_some_and(|extension| extension == "code")
 }
 
 /// Whether the name a kernel gave a mapping can be a file's path. `//anon` and its like begin with two slashes.
@@ -97,6 +109,36 @@ mod tests {
         assert_eq!(store.file(Path::new("[vdso]")).read_at(0, &mut byte), 1);
         assert_eq!(byte, [8]);
         assert_eq!(store.problems().count(), 0);
+    }
+
+    #[test]
+    fn saved_code_beside_the_trace_is_the_traces_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = |name: &str, byte: u8| {
+            let folder = folder.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            std::fs::write(folder.join("memory"), [byte]).unwrap();
+            folder
+        };
+        let (later, program, copied) =
+            (made("a.data.code", 1), made("bin", 2), made("copy.code", 3));
+        let mut store = FileStore::new();
+        store.add_folder(folder.path().join("none"));
+        store.add_folder(&copied);
+        let mut read = |folder: &Path| {
+            let mut byte = [0];
+            assert_eq!(store.file(&folder.join("memory")).read_at(0, &mut byte), 1);
+            byte[0]
+        };
+        assert_eq!(read(&later), 3);
+        assert_eq!(read(&program), 2);
+        assert_eq!(read(&copied), 3);
+        // Only the path itself is left.
+        let mut store = FileStore::new();
+        store.add_folder(folder.path().join("none"));
+        let mut byte = [0];
+        assert_eq!(store.file(&later.join("memory")).read_at(0, &mut byte), 1);
+        assert_eq!(byte, [1]);
     }
 
     #[test]
