@@ -367,7 +367,7 @@ fn a_processor_runs_one_thread_after_the_other() {
         (
             Some(at),
             What::Run {
-                cpu: 3,
+                stream: StreamKey::Cpu(3),
                 task: Task { pid, tid: pid + 10 },
             },
         )

@@ -124,8 +124,11 @@ impl Variant {
     }
 }
 
-/// All code, by address at translation and bytes: what is translated anew, because the cache was full, is known.
-static ALL: Mutex<Option<HashMap<(u64, Box<[u8]>), &'static Code>>> = Mutex::new(None);
+/// Code by its address at translation and its bytes.
+type Known = HashMap<(u64, Box<[u8]>), &'static Code>;
+
+/// All code: what is translated anew, because the cache was full, is known.
+static ALL: Mutex<Option<Known>> = Mutex::new(None);
 
 impl Code {
     /// The code of these bytes, whose instructions have these lengths.

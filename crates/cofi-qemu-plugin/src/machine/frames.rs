@@ -59,7 +59,7 @@ impl Handlers {
             }
         }
         self.known
-            .extend(bytes.chunks_exact(size).filter_map(|gate| handler(gate)));
+            .extend(bytes.chunks_exact(size).filter_map(handler));
         self.known.sort_unstable();
         self.known.dedup();
     }

@@ -2,6 +2,8 @@
 
 mod blocks;
 mod launch;
+#[cfg(test)]
+mod log;
 mod pages;
 mod processor;
 

@@ -3,6 +3,9 @@
 //! Pages are put together from the blocks that ran on them; so bytes that nobody ran stay unknown, and it costs nothing that
 //! more of a page comes to be known. Bytes that are other than before make a new version of the page.
 
+#[cfg(test)]
+mod tests;
+
 use crate::{CodePage, MachineObserver, Moment, Pid};
 use std::collections::BTreeMap;
 

@@ -3,6 +3,9 @@
 //! A record says that a block was entered. Whether it was finished, and how, the next records tell: where control went, and by
 //! which interrupts.
 
+#[cfg(test)]
+mod tests;
+
 use super::blocks::{Block, Blocks, may_follow};
 use super::pages::Pages;
 use crate::{MachineObserver, Pid, ProcessorState, Step};
