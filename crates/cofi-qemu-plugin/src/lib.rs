@@ -9,4 +9,5 @@
 pub mod layout;
 mod plugin;
 mod qemu;
+mod rings;
 mod sys;

@@ -6,15 +6,17 @@
 
 use crate::layout::{self, BlockHead, header, record, recorder, slot};
 use crate::qemu::{Functions, Id, Tb};
+use crate::rings::{
+    self, BLOCKS, Ring, has_recorder, map_recorder, put, put_bytes, recorder_word, take_slot, word,
+    word32,
+};
 use crate::sys;
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::fs::OpenOptions;
-use std::path::{Path, PathBuf};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 /// What is found out once.
 struct Plugin {
@@ -23,19 +25,7 @@ struct Plugin {
     folder: PathBuf,
 }
 
-/// What has been put into the ring of blocks.
-struct Told {
-    /// How many blocks.
-    blocks: u32,
-    /// Ranges of which it is known what is mapped there.
-    mapped: Vec<Range<u64>>,
-}
-
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
-/// This process's shared memory.
-static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
-/// What all processes and the recorder share; null if there is none.
-static RECORDER: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 /// This process has no shared memory (of its own): it runs on, but nothing is told of it.
 static OFF: AtomicBool = AtomicBool::new(false);
 /// By virtual processor, where its thread's slot is: its offset in units of [`layout::SLOT_HEADER`], or one of the following.
@@ -46,11 +36,6 @@ static VCPUS: AtomicU32 = AtomicU32::new(0);
 const NO_SLOT: u32 = 0;
 /// There was no slot left for it.
 const UNTRACED: u32 = u32::MAX;
-/// The ring of blocks has one producer at a time.
-static BLOCKS: Mutex<Told> = Mutex::new(Told {
-    blocks: 0,
-    mapped: Vec::new(),
-});
 /// A system call that may change mappings has begun or ended: what was told of them does not count any more.
 static MAPPINGS_CHANGE: AtomicBool = AtomicBool::new(false);
 /// Addresses of signal handlers, each with the restorer that stands below its frame.
@@ -105,7 +90,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         }
     };
     map_recorder(&folder);
-    if open_memory(&folder, 0, 0).is_err() {
+    if rings::open(&folder, 0, 0).is_err() {
         turn_off();
     }
     if PLUGIN.set(Plugin { qemu, folder }).is_err() {
@@ -119,32 +104,6 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     0
 }
 
-/// Finds what all processes and the recorder share.
-fn map_recorder(folder: &Path) {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(folder.join(recorder::NAME));
-    if let Ok(memory) = file.and_then(|file| sys::map(&file, recorder::SIZE)) {
-        RECORDER.store(memory, Ordering::Release);
-    }
-}
-
-/// The 32-bit number at an offset of what all processes and the recorder share.
-fn recorder_word(offset: usize) -> Option<&'static AtomicU32> {
-    debug_assert!(offset + 4 <= recorder::SIZE && offset.is_multiple_of(4));
-    let memory = RECORDER.load(Ordering::Acquire);
-    // SAFETY: once it is not null it is mapped for good and `recorder::SIZE` bytes long, the offset is within and aligned,
-    // and all sides use it with atomic operations only.
-    (!memory.is_null()).then(|| unsafe { &*memory.add(offset).cast::<AtomicU32>() })
-}
-
-/// Whether somebody takes what is told: a killed recorder's lock is cleared by the kernel.
-fn has_recorder() -> bool {
-    recorder_word(recorder::LOCK)
-        .is_none_or(|lock| lock.load(Ordering::Acquire) & recorder::THREAD_MASK != 0)
-}
-
 /// This process cannot have memory of its own (any more), as after `chroot` or `setuid`: it runs without being traced, and
 /// that is counted.
 fn turn_off() {
@@ -152,77 +111,6 @@ fn turn_off() {
     if let Some(untraced) = recorder_word(recorder::UNTRACED) {
         untraced.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// Makes this process's shared memory. Its name tells when, and is no other's: a child of fork that executes a program at once
-/// has made two before the recorder has seen the first.
-fn open_memory(folder: &Path, parent: u32, inherited: u64) -> std::io::Result<()> {
-    let pid = std::process::id();
-    let (hidden, name) = (
-        folder.join(format!(".{pid}")),
-        folder.join(format!("{:020}-{pid}", sys::now())),
-    );
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&hidden)?;
-    let mapped =
-        sys::set_len(&file, layout::SIZE as u64).and_then(|()| sys::map(&file, layout::SIZE));
-    let memory = match mapped {
-        Ok(memory) => memory,
-        Err(error) => {
-            let _ = std::fs::remove_file(hidden);
-            return Err(error);
-        }
-    };
-    MEMORY.store(memory, Ordering::Release);
-    word32(header::PID).store(pid, Ordering::Relaxed);
-    word32(header::PARENT).store(parent, Ordering::Relaxed);
-    word(header::INHERITED).store(inherited, Ordering::Relaxed);
-    word(header::MAGIC).store(layout::MAGIC, Ordering::Release);
-    // Who sees the name sees it complete.
-    std::fs::rename(hidden, name)
-}
-
-/// The 64-bit number at an offset of the shared memory.
-fn word(offset: usize) -> &'static AtomicU64 {
-    debug_assert!(offset + 8 <= layout::SIZE && offset.is_multiple_of(8));
-    // SAFETY: the memory is mapped for good and `layout::SIZE` bytes long, the offset is within and aligned, and both
-    // sides use it with atomic operations only.
-    unsafe {
-        &*MEMORY
-            .load(Ordering::Acquire)
-            .add(offset)
-            .cast::<AtomicU64>()
-    }
-}
-
-/// The 32-bit number at an offset of the shared memory.
-fn word32(offset: usize) -> &'static AtomicU32 {
-    debug_assert!(offset + 4 <= layout::SIZE && offset.is_multiple_of(4));
-    // SAFETY: as `word`.
-    unsafe {
-        &*MEMORY
-            .load(Ordering::Acquire)
-            .add(offset)
-            .cast::<AtomicU32>()
-    }
-}
-
-/// Waits for a ring to have room: the recorder is behind. `false` if it is gone.
-#[cold]
-fn wait() -> bool {
-    if word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
-        return false;
-    }
-    if !has_recorder() {
-        word32(header::STOPPED).store(1, Ordering::Relaxed);
-        return false;
-    }
-    std::thread::sleep(Duration::from_micros(50));
-    true
 }
 
 /// Where in the shared memory the slot of a virtual processor's thread begins; `None` if there is none for it. (The processor's
@@ -236,31 +124,14 @@ fn slot_of(vcpu: c_uint) -> Option<usize> {
     }
 }
 
-/// Puts records into a slot's ring, all or none at a time.
-fn put(base: usize, records: &[u32]) {
-    let (head, tail) = (word(base + slot::HEAD), word(base + slot::TAIL));
-    let at = head.load(Ordering::Relaxed);
-    let end = at + records.len() as u64;
-    while end - tail.load(Ordering::Acquire) > layout::RECORDS as u64 {
-        if !wait() {
-            return;
-        }
-    }
-    let ring = base + layout::SLOT_HEADER;
-    for (i, record) in records.iter().enumerate() {
-        let place = (at as usize + i) % layout::RECORDS;
-        word32(ring + 4 * place).store(*record, Ordering::Relaxed);
-    }
-    head.store(end, Ordering::Release);
-}
-
 /// A block is about to run.
 extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
     let Some(base) = slot_of(vcpu) else { return };
     let head = word(base + slot::HEAD);
     let at = head.load(Ordering::Relaxed);
     if at < word(base + slot::LIMIT).load(Ordering::Relaxed) {
-        let place = at as usize % layout::RECORDS;
+        let capacity = word(base + slot::CAPACITY).load(Ordering::Relaxed);
+        let place = (at & (capacity - 1)) as usize;
         let record = word32(base + layout::SLOT_HEADER + 4 * place);
         record.store(number.addr() as u32, Ordering::Relaxed);
         head.store(at + 1, Ordering::Release);
@@ -269,17 +140,17 @@ extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
     }
 }
 
-/// The ring may be full.
+/// The ring may be full, or its memory not be reserved yet.
 #[cold]
 fn on_block_at_limit(base: usize, number: u32) {
     let limit = word(base + slot::LIMIT);
     if word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
         // Nobody reads any more: round and round.
+        Ring::of_slot(base).stay();
         return limit.store(u64::MAX, Ordering::Relaxed);
     }
     put(base, &[number]);
-    let tail = word(base + slot::TAIL).load(Ordering::Acquire);
-    limit.store(tail + layout::RECORDS as u64, Ordering::Relaxed);
+    limit.store(Ring::of_slot(base).limit(), Ordering::Relaxed);
 }
 
 /// The first block that a thread runs. (QEMU tells of a new virtual processor in its parent's thread.)
@@ -293,11 +164,7 @@ fn begin_thread(vcpu: c_uint) -> Option<usize> {
         }
         return None;
     }
-    let free = (0..layout::SLOTS).map(layout::slot_at).find(|base| {
-        let thread = word32(base + slot::THREAD);
-        let (order, otherwise) = (Ordering::AcqRel, Ordering::Relaxed);
-        thread.compare_exchange(0, tid, order, otherwise).is_ok()
-    });
+    let free = take_slot(tid);
     let mine = free.map_or(UNTRACED, |base| (base / layout::SLOT_HEADER) as u32);
     if let Some(place) = SLOT_OF.get(vcpu as usize) {
         place.store(mine, Ordering::Relaxed);
@@ -479,33 +346,6 @@ fn mapping_at(address: u64) -> Option<(Range<u64>, Vec<u8>)> {
     })
 }
 
-/// Puts a record into the ring of blocks, whose producer the caller must be. `false` if nobody takes it.
-fn put_bytes(address: u64, instructions: u32, bytes: &[u8]) -> bool {
-    let begin = BlockHead {
-        address,
-        len: bytes.len() as u32,
-        instructions,
-    };
-    let mut record = begin.to_bytes().to_vec();
-    record.extend_from_slice(bytes);
-    record.resize(begin.record_len(), 0);
-    let (head, tail) = (word(header::BLOCKS_HEAD), word(header::BLOCKS_TAIL));
-    let at = head.load(Ordering::Relaxed);
-    let end = at + record.len() as u64;
-    while end - tail.load(Ordering::Acquire) > layout::BLOCKS as u64 {
-        if !wait() {
-            return false;
-        }
-    }
-    for (i, part) in record.chunks_exact(8).enumerate() {
-        let place = (at as usize + 8 * i) % layout::BLOCKS;
-        let value = u64::from_ne_bytes(part.try_into().unwrap_or_default());
-        word(layout::HEADER + place).store(value, Ordering::Relaxed);
-    }
-    head.store(end, Ordering::Release);
-    true
-}
-
 extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
     let Some(place) = SLOT_OF.get(vcpu as usize) else {
         return;
@@ -573,11 +413,10 @@ extern "C" fn on_fork() {
         // Nobody is interested, and the folder may be gone.
         return OFF.store(true, Ordering::Relaxed);
     }
-    let parent = word32(header::PID).load(Ordering::Relaxed);
     let told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     let inherited = u64::from(told.blocks);
     // Without memory of its own it would write into its parent's.
-    if open_memory(&plugin.folder, parent, inherited).is_err() {
+    if rings::open_after_fork(&plugin.folder, inherited).is_err() {
         turn_off();
     }
 }

@@ -7,6 +7,7 @@
 mod blocks;
 mod follow;
 mod launch;
+mod place;
 mod program;
 mod shared;
 mod thread;
@@ -58,8 +59,6 @@ struct Process {
     blocks: Blocks,
     /// Its threads, by virtual processor.
     threads: BTreeMap<usize, Thread>,
-    /// Slots that have been used, from the first on.
-    slots: usize,
     /// A record was taken whose operands are still to come.
     rest: BTreeMap<usize, Vec<u32>>,
     /// The thread that executed this program, which the observer knows already.
@@ -196,10 +195,17 @@ impl Engine<'_> {
         // executed then.
         fresh.sort();
         for path in fresh {
-            let shared = Shared::open(&path)?;
+            let shared = Shared::open(&path);
+            if shared.is_err() {
+                // It goes on, but waits for nobody.
+                Shared::refuse(&path)?;
+                self.unknown.untraced += 1;
+            }
             // Both sides have it mapped; nobody else is to find it.
             fs::remove_file(&path)?;
-            self.begin_process(shared);
+            if let Ok(shared) = shared {
+                self.begin_process(shared);
+            }
         }
         Ok(())
     }
@@ -239,7 +245,6 @@ impl Engine<'_> {
             shared,
             blocks,
             threads: BTreeMap::new(),
-            slots: 0,
             rest: BTreeMap::new(),
             goes_on,
         };
@@ -332,10 +337,13 @@ impl Process {
         unknown: &mut Unknown,
     ) -> bool {
         let mut any = false;
-        while self.slots < layout::SLOTS && self.shared.is_used(self.slots) {
-            self.slots += 1;
-        }
-        for slot in 0..self.slots {
+        let used = self.shared.used_slots().unwrap_or_else(|_| {
+            // Who is not read must not wait. What it did until now is not in the trace either.
+            self.shared.stop();
+            unknown.untraced += 1;
+            0
+        });
+        for slot in 0..used {
             self.shared.take(slot, records, TURN);
             if !records.is_empty() {
                 any = true;
