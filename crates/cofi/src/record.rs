@@ -3,6 +3,7 @@
 use crate::Ended;
 use crate::args::{Engine, RecordOptions};
 use crate::engine::{self, Chosen};
+use crate::signals::Watch;
 use anyhow::{Context, Result, bail};
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Target};
 use cofi_capture::qemu::{self, Qemu, Unknown};
@@ -10,8 +11,7 @@ use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
 use cofi_perf::PtConfig;
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 
 /// What `record` leaves behind for who goes on with it.
 pub(crate) struct Recording {
@@ -82,18 +82,13 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         }),
         (None, None) => bail!("no program to run"),
     };
-    let stop = Arc::new(AtomicBool::new(false));
-    if options.pid.is_some() {
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            signal_hook::flag::register(signal, Arc::clone(&stop))
-                .context("cannot wait for Ctrl-C")?;
-        }
-    }
+    let watch = Watch::begin(options.pid.is_some())?;
     let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
     let mut recorder = Recorder::create(settings, truth)?;
     let run_options = Options {
         duration: options.duration,
-        stop: &stop,
+        stop: watch.stop(),
+        leader: Some(watch.leader()),
     };
     let engine = match (options.engine, &target) {
         (Engine::Auto, _) => engine::auto(&target),
@@ -104,6 +99,9 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
     };
     before(&engine);
+    if watch.stop().load(Ordering::SeqCst) {
+        bail!("a signal ended it before the program was started");
+    }
     let result = match (engine, target) {
         (Chosen::Qemu(qemu), Target::Launch(command)) => {
             qemu::run(&qemu, &command, run_options, &mut recorder).map(|(outcome, unknown)| {
@@ -143,12 +141,13 @@ fn tell(unknown: Unknown) {
     );
     say(
         unknown.untraced,
-        "threads or processes are not in the trace: too many ran at a time, or they could not share memory with Cofi (as after \
-         chroot or setuid)",
+        "threads or processes are not in the trace: too many ran at a time, or they could not share memory with Cofi (none \
+         was left, or after chroot or setuid)",
     );
     say(
         unknown.escaped,
-        "programs were started that could not run under QEMU (as 32-bit ones): they ran without being traced",
+        "programs were started that could not run under QEMU (as 32-bit ones, or another user's): they ran without being \
+         traced",
     );
 }
 

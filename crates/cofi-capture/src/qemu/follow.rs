@@ -7,7 +7,7 @@
 use super::launch::Qemu;
 use crate::Pid;
 use crate::ptrace::sys::{self, CALL_STOP, Dispositions, EVENT_STOP, Regs, Resume, Status};
-use crate::ptrace::{Command, EngineError, Outcome};
+use crate::ptrace::{Command, EngineError, Options, Outcome};
 use libc::{c_int, pid_t};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-const OPTIONS: c_int = libc::PTRACE_O_TRACECLONE
+const TRACED: c_int = libc::PTRACE_O_TRACECLONE
     | libc::PTRACE_O_TRACEFORK
     | libc::PTRACE_O_TRACEVFORK
     | libc::PTRACE_O_TRACEEXEC
@@ -104,6 +104,19 @@ pub(super) fn follow(
     command: &Command,
     news: &News,
     dispositions: &mut Dispositions,
+    options: Options<'_>,
+) -> Result<Outcome, EngineError> {
+    let outcome = follow_to_the_end(qemu, command, news, dispositions, options);
+    options.tell_leader(0);
+    outcome
+}
+
+fn follow_to_the_end(
+    qemu: &Qemu,
+    command: &Command,
+    news: &News,
+    dispositions: &mut Dispositions,
+    options: Options<'_>,
 ) -> Result<Outcome, EngineError> {
     news.thread.store(sys::this_thread(), Ordering::Relaxed);
     let fail = |source| EngineError::Launch {
@@ -115,8 +128,9 @@ pub(super) fn follow(
     dispositions.ignore(libc::SIGINT);
     dispositions.ignore(libc::SIGQUIT);
     let leader = gate.pid();
-    sys::seize(leader, OPTIONS).map_err(fail)?;
+    sys::seize(leader, TRACED).map_err(fail)?;
     gate.open().map_err(fail)?;
+    options.tell_leader(leader as Pid);
     let mut follower = Follower {
         qemu,
         news,

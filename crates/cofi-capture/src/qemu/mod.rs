@@ -104,7 +104,7 @@ pub fn run(
     };
     std::thread::scope(|scope| {
         let ignored = &mut dispositions;
-        let follower = scope.spawn(|| follow::follow(qemu, command, &news, ignored));
+        let follower = scope.spawn(|| follow::follow(qemu, command, &news, ignored, options));
         let result = engine.record(&qemu.folder(), options, || follower.is_finished());
         news.stop();
         let outcome = match follower.join() {
