@@ -10,4 +10,5 @@ pub mod layout;
 mod plugin;
 mod qemu;
 mod rings;
+mod start;
 mod sys;

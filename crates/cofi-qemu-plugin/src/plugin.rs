@@ -10,11 +10,14 @@ use crate::rings::{
     self, BLOCKS, Ring, has_recorder, map_recorder, put, put_bytes, recorder_word, take_slot, word,
     word32,
 };
+use crate::start;
 use crate::sys;
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -67,15 +70,15 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     argv: *const *const c_char,
 ) -> c_int {
     let mut folder = None;
+    let (mut comm, mut variables) = (None, 0);
     for i in 0..usize::try_from(argc).unwrap_or(0) {
         // SAFETY: `argv` has `argc` terminated strings.
         let argument = unsafe { CStr::from_ptr(*argv.add(i)) };
-        if let Some(path) = argument
-            .to_str()
-            .ok()
-            .and_then(|a| a.strip_prefix("folder="))
-        {
-            folder = Some(PathBuf::from(path));
+        match split(argument.to_bytes()) {
+            Some((b"folder", path)) => folder = Some(PathBuf::from(OsStr::from_bytes(path))),
+            Some((b"comm", name)) => comm = start::name(name),
+            Some((b"variables", number)) => variables = start::number(number),
+            _ => {}
         }
     }
     let Some(folder) = folder else {
@@ -89,6 +92,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             return 1;
         }
     };
+    start::begin(comm.as_deref(), variables);
     map_recorder(&folder);
     if rings::open(&folder, 0, 0).is_err() {
         turn_off();
@@ -102,6 +106,12 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     qemu.on_system_call_return(id, on_system_call_return);
     sys::at_fork(before_fork, after_fork, on_fork);
     0
+}
+
+/// A plugin's argument: its name and its value.
+fn split(argument: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = argument.iter().position(|byte| *byte == b'=')?;
+    Some((&argument[..at], &argument[at + 1..]))
 }
 
 /// This process cannot have memory of its own (any more), as after `chroot` or `setuid`: it runs without being traced, and
@@ -189,6 +199,23 @@ unsafe extern "C" fn on_handler(vcpu: c_uint, number: *mut c_void) {
     )
 }
 
+/// The first block of the program is about to run; as [`on_handler`].
+#[unsafe(naked)]
+unsafe extern "C" fn on_first(vcpu: c_uint, number: *mut c_void) {
+    core::arch::naked_asm!(
+        "mov rdx, rbp",
+        "jmp {next}",
+        next = sym on_first_with_state,
+    )
+}
+
+extern "C" fn on_first_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
+    if let Some(stack) = state.checked_add(RSP).and_then(peek64) {
+        start::give_back(stack);
+    }
+    on_block(vcpu, number);
+}
+
 /// Offsets in the CPU's state, the same in all versions: sixteen registers of eight bytes.
 const RSP: u64 = 4 * 8;
 const RDX: u64 = 2 * 8;
@@ -209,7 +236,7 @@ const SA_SIGINFO: u64 = 4;
 /// `si_code` in a `siginfo`.
 const CODE_IN_SIGINFO: u64 = 8;
 
-fn peek64(address: u64) -> Option<u64> {
+pub(crate) fn peek64(address: u64) -> Option<u64> {
     let mut bytes = [0; 8];
     sys::peek(address, &mut bytes).then(|| u64::from_ne_bytes(bytes))
 }
@@ -308,6 +335,7 @@ extern "C" fn on_translation(_id: Id, tb: Tb) {
         .iter()
         .any(|(handler, _)| *handler == address);
     let callback = match is_handler {
+        _ if start::is_first() => on_first,
         true => on_handler,
         false => on_block,
     };
@@ -405,13 +433,12 @@ extern "C" fn on_fork() {
     for place in SLOT_OF.iter().take(used) {
         place.store(NO_SLOT, Ordering::Relaxed);
     }
-    if OFF.load(Ordering::Relaxed) {
-        return;
-    }
-    let is_stopped = word32(header::STOPPED).load(Ordering::Relaxed) != 0;
-    if is_stopped || !has_recorder() {
+    if !has_recorder() {
         // Nobody is interested, and the folder may be gone.
         return OFF.store(true, Ordering::Relaxed);
+    }
+    if OFF.load(Ordering::Relaxed) || word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
+        return turn_off();
     }
     let told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     let inherited = u64::from(told.blocks);

@@ -5,6 +5,7 @@
 )]
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
+use core::ops::Range;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -46,6 +47,8 @@ unsafe extern "C" {
     fn getrlimit(resource: c_int, limit: *mut Limit) -> c_int;
     fn setrlimit(resource: c_int, limit: *const Limit) -> c_int;
     fn syscall(number: c_long, ...) -> c_long;
+    fn prctl(option: c_int, ...) -> c_int;
+    fn sbrk(more: isize) -> *mut c_void;
 }
 
 #[repr(C)]
@@ -69,6 +72,9 @@ const EINVAL: i32 = 22;
 const PAGE: usize = 4096;
 const PROT_READ_WRITE: c_int = 1 | 2;
 const MAP_SHARED: c_int = 1;
+const PR_SET_NAME: c_int = 15;
+const PR_SET_MM: c_int = 35;
+const PR_SET_MM_MAP: usize = 14;
 const SYS_STATFS: c_long = 137;
 const SYS_GETTID: c_long = 186;
 
@@ -211,6 +217,64 @@ pub(crate) fn poke(address: u64, bytes: &[u8]) -> bool {
     let written =
         unsafe { process_vm_writev(std::process::id() as c_int, &local, 1, &remote, 1, 0) };
     usize::try_from(written) == Ok(len)
+}
+
+/// Names the calling thread; those that it makes inherit the name.
+pub(crate) fn set_name(name: &[u8]) {
+    let mut bytes = [0_u8; 16];
+    let len = name.len().min(15);
+    bytes[..len].copy_from_slice(&name[..len]);
+    // SAFETY: the kernel reads sixteen bytes.
+    unsafe {
+        prctl(PR_SET_NAME, bytes.as_ptr());
+    }
+}
+
+/// The kernel's `prctl_mm_map`.
+#[repr(C)]
+struct MemoryMap {
+    code: [u64; 2],
+    data: [u64; 2],
+    heap: [u64; 2],
+    stack: u64,
+    arguments: [u64; 2],
+    environment: [u64; 2],
+    auxv: u64,
+    auxv_size: u32,
+    exe: u32,
+}
+
+/// Says where /proc is to find this process's command line and environment. Some kernels cannot, and then nothing changes.
+pub(crate) fn set_command_line(arguments: Range<u64>, environment: Range<u64>) -> Option<()> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // Behind the name, which may hold anything, the fields begin with the third.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let fields: Vec<_> = fields.split(' ').collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    // SAFETY: asks where the heap ends.
+    let heap_end = unsafe { sbrk(0) }.addr() as u64;
+    let map = MemoryMap {
+        code: [field(26)?, field(27)?],
+        data: [field(45)?, field(46)?],
+        heap: [field(47)?, heap_end],
+        stack: field(28)?,
+        arguments: [arguments.start, arguments.end],
+        environment: [environment.start, environment.end],
+        auxv: 0,
+        auxv_size: 0,
+        exe: u32::MAX,
+    };
+    // SAFETY: the kernel reads the structure, which is as it has it, and takes over only what it shows to others.
+    unsafe {
+        prctl(
+            PR_SET_MM,
+            PR_SET_MM_MAP,
+            &raw const map,
+            size_of::<MemoryMap>(),
+            0_usize,
+        );
+    }
+    Some(())
 }
 
 /// Nanoseconds since some time, the same for all processes.

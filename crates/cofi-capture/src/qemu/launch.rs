@@ -193,9 +193,13 @@ impl Qemu {
         command
     }
 
-    /// What stands before a program and its arguments in QEMU's command line.
-    pub(super) fn prefix(&self) -> [OsString; 3] {
-        let plugin = self.plugin_option(&self.folder());
+    /// What stands before a program and its arguments in QEMU's command line: for one of this name and with so many variables
+    /// in its environment, each of which the plugin has to give back.
+    pub(super) fn prefix(&self, comm: &[u8], variables: usize) -> [OsString; 3] {
+        let mut plugin = self.plugin_option(&self.folder());
+        // In hexadecimal: it may hold anything.
+        let comm: String = comm.iter().map(|byte| format!("{byte:02x}")).collect();
+        plugin.push(format!(",comm={comm},variables={variables}"));
         [self.path.clone().into_os_string(), "-plugin".into(), plugin]
     }
 }

@@ -5,6 +5,7 @@
 //! retired.
 
 mod blocks;
+mod exec;
 mod follow;
 mod launch;
 mod place;
@@ -112,9 +113,10 @@ pub fn run(
             Err(panic) => std::panic::resume_unwind(panic),
         };
         result?;
-        engine.end(outcome);
-        engine.unknown.escaped = news.escaped.load(Ordering::Relaxed);
         engine.unknown.untraced += u64::from(presence.untraced());
+        engine.end(outcome);
+        engine.unknown.untraced += news.untraced.load(Ordering::Relaxed);
+        engine.unknown.escaped = news.escaped.load(Ordering::Relaxed);
         Ok((outcome, engine.unknown))
     })
 }
