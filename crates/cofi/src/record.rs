@@ -6,7 +6,7 @@ use crate::engine::{self, Chosen};
 use crate::signals::Watch;
 use anyhow::{Context, Result, bail};
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Target};
-use cofi_capture::qemu::{self, Qemu, Unknown};
+use cofi_capture::qemu::{self, Qemu, Unfit, Unknown};
 use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
 use cofi_perf::PtConfig;
 use std::io::{BufWriter, Write};
@@ -92,7 +92,12 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     };
     let engine = match (options.engine, &target) {
         (Engine::Auto, _) => engine::auto(&target),
-        (Engine::Qemu, Target::Launch(_)) => Chosen::Qemu(Qemu::find()?),
+        (Engine::Qemu, Target::Launch(command)) => {
+            if let Err(unfit @ Unfit::OtherMachine) = Qemu::suits(command) {
+                bail!("{unfit}: use --engine ptrace");
+            }
+            Chosen::Qemu(Qemu::find()?)
+        }
         (Engine::Qemu, Target::Attach(_)) => {
             bail!("--engine qemu starts a program; to attach to one, use ptrace")
         }

@@ -1,7 +1,7 @@
 //! Finding QEMU, and what it takes to run a program under it.
 
 use super::place::{self, Place};
-use super::program::resolve;
+use super::program::{self, Unfit};
 use crate::child;
 use crate::ptrace::Command;
 use nix::sys::resource::{Resource, getrlimit};
@@ -138,12 +138,13 @@ impl Qemu {
         self.version
     }
 
-    /// Whether this is a program that QEMU's user mode can run: a 64-bit x86 one, or a script of one.
+    /// Whether this is a program that QEMU's user mode can run as it should: a 64-bit x86 one of this user's, or a script of
+    /// one.
     ///
     /// # Errors
     /// Why not.
-    pub fn suits(program: &Command) -> io::Result<()> {
-        resolve(program).map(drop)
+    pub fn suits(program: &Command) -> Result<(), Unfit> {
+        program::suits(program)
     }
 
     /// The plugin's file.

@@ -14,6 +14,7 @@ mod shared;
 mod thread;
 
 pub use launch::{Qemu, QemuError};
+pub use program::Unfit;
 
 use crate::ptrace::sys::{self, Dispositions};
 use crate::ptrace::{Command, EngineError, Options, Outcome, parse_mapping};
