@@ -231,3 +231,30 @@ fn another_user_can_record() {
         assert_eq!(ran.code(), alone.code(), "{args:?}: {}", ran.stderr);
     }
 }
+
+/// When the first process ends, others may be half way to QEMU: they must get there, or not begin.
+#[test]
+fn who_outlives_the_first_process_runs_on() {
+    if !has_qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let source = "#include <stdlib.h>\n#include <unistd.h>\n\
+        int main(int argc, char **argv) { if (fork()) { usleep(atoi(argv[1])); return 0; } \
+        return execl(\"/bin/echo\", \"echo\", \"late\", NULL); }\n";
+    let Some(program) = scratch.compile(&scratch.write("outlived.c", source), &["-static"]) else {
+        return;
+    };
+    for round in 0..30 {
+        let pause = (round * 1000).to_string();
+        let ran = run(record(&scratch.path("data")).arg(&program).arg(pause));
+        assert_verified(&ran);
+        assert_eq!(
+            (ran.code(), ran.text().as_str()),
+            (0, "late\n"),
+            "{round}: {}",
+            ran.stderr
+        );
+        assert_eq!(ran.stderr.lines().count(), 1, "{round}: {}", ran.stderr);
+    }
+}

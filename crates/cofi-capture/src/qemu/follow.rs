@@ -31,8 +31,10 @@ pub(super) struct News {
     /// Processes that these have forked.
     pub(super) untraced: AtomicU64,
     lives: Mutex<Lives>,
-    /// The tracer is to leave everything to itself.
-    pub(super) stop: AtomicBool,
+    /// The tracer is to make no more programs execute QEMU, and to end when all have settled.
+    stop: AtomicBool,
+    /// It is to end at once.
+    leave: AtomicBool,
     /// The tracer's thread, to wake it.
     thread: AtomicI32,
 }
@@ -42,6 +44,8 @@ pub(super) struct News {
 struct Lives {
     /// Children of fork that have not told of themselves yet.
     unborn: BTreeSet<Pid>,
+    /// Processes that have executed QEMU, which has not told of itself yet: it needs its files.
+    starting: BTreeSet<Pid>,
     gone: Vec<Gone>,
 }
 
@@ -58,9 +62,13 @@ impl News {
         self.lives.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A process has told of itself.
-    pub(super) fn born(&self, pid: Pid) {
-        self.lives().unborn.remove(&pid);
+    /// A process has told of itself, after `exec` or fork.
+    pub(super) fn born(&self, pid: Pid, executed: bool) {
+        let mut lives = self.lives();
+        lives.unborn.remove(&pid);
+        if executed {
+            lives.starting.remove(&pid);
+        }
     }
 
     /// Who has ended since the last call.
@@ -80,9 +88,24 @@ impl News {
         programs.get(&pid).cloned()
     }
 
-    /// Ends the tracer's wait.
+    /// Has the tracer end, once nobody is half way to QEMU.
     pub(super) fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Has it end at once.
+    pub(super) fn leave(&self) {
+        self.leave.store(true, Ordering::SeqCst);
+        self.stop();
+    }
+
+    /// Whether the tracer is about to end.
+    pub(super) fn is_ending(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    fn wake(&self) {
         match self.thread.load(Ordering::Relaxed) {
             0 => {}
             thread => sys::wake(thread),
@@ -132,26 +155,41 @@ fn follow_to_the_end(
         native: BTreeSet::new(),
     };
     let mut started = false;
+    let mut outcome = None;
     loop {
+        if news.is_ending() {
+            let outcome = *outcome.get_or_insert(Outcome::Detached);
+            if follower.has_settled() || news.leave.load(Ordering::SeqCst) {
+                return Ok(outcome);
+            }
+        }
         let (tid, status) = match sys::wait_any() {
             Ok(news) => news,
-            Err(error) if error.raw_os_error() == Some(libc::EINTR) => {
-                if news.stop.load(Ordering::Relaxed) {
-                    return Ok(Outcome::Detached);
-                }
-                continue;
-            }
-            Err(error) => return Err(EngineError::Trace(error)),
+            Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
+            Err(error) => match outcome {
+                // Nobody is left.
+                Some(outcome) if error.raw_os_error() == Some(libc::ECHILD) => return Ok(outcome),
+                _ => return Err(EngineError::Trace(error)),
+            },
         };
-        match status {
+        let ended = match status {
             Status::Exited(_) if tid == leader && !started => return Err(fail(gate.failure())),
-            Status::Exited(code) if tid == leader => return Ok(Outcome::Exited(code)),
-            Status::Signaled(signal) if tid == leader => return Ok(Outcome::Signaled(signal)),
+            Status::Exited(code) if tid == leader => Some(Outcome::Exited(code)),
+            Status::Signaled(signal) if tid == leader => Some(Outcome::Signaled(signal)),
+            _ => None,
+        };
+        if let Some(ended) = ended {
+            options.tell_leader(0);
+            outcome = Some(ended);
+            news.stop.store(true, Ordering::SeqCst);
+        }
+        match status {
             Status::Exited(_) | Status::Signaled(_) => {
                 follower.becoming.remove(&tid);
                 follower.native.remove(&tid);
                 let mut lives = news.lives();
                 lives.unborn.remove(&(tid as Pid));
+                lives.starting.remove(&(tid as Pid));
                 let gone = Gone {
                     pid: tid as Pid,
                     unborn: lives.unborn.clone(),
@@ -199,6 +237,7 @@ impl Follower<'_> {
                 sys::listen(tid)
             }
             libc::PTRACE_EVENT_EXEC if self.becoming.remove(&tid).is_some() => {
+                self.news.lives().starting.insert(tid as Pid);
                 sys::resume(tid, Resume::Run, 0)
             }
             libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
@@ -216,6 +255,9 @@ impl Follower<'_> {
     /// A process has executed a program, and is about to run it. Whether it will execute QEMU instead.
     fn executed(&mut self, pid: pid_t) -> bool {
         let begin = || {
+            if self.news.is_ending() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             let program = std::fs::read_link(format!("/proc/{pid}/exe"))?;
             can_become(pid, self.qemu, &program)?;
             let comm = std::fs::read(format!("/proc/{pid}/comm"))?;
@@ -236,8 +278,16 @@ impl Follower<'_> {
     /// A process runs its program all the same, only not under QEMU.
     fn escapes(&mut self, pid: pid_t) {
         self.becoming.remove(&pid);
-        self.native.insert(pid);
-        self.news.escaped.fetch_add(1, Ordering::Relaxed);
+        // After the end nobody is traced.
+        if !self.news.is_ending() {
+            self.native.insert(pid);
+            self.news.escaped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether no process is half way to QEMU.
+    fn has_settled(&self) -> bool {
+        self.becoming.is_empty() && self.news.lives().starting.is_empty()
     }
 
     fn forked(&mut self, parent: pid_t, child: pid_t) {

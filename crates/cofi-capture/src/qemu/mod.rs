@@ -38,6 +38,8 @@ const TURN: usize = 1 << 14;
 const NAP: Duration = Duration::from_micros(200);
 /// How often to look for new processes and for the end.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long to wait at the end for processes that QEMU has just begun to run.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// What QEMU could not tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -108,7 +110,7 @@ pub fn run(
         let ignored = &mut dispositions;
         let follower = scope.spawn(|| follow::follow(qemu, command, &news, ignored, options));
         let result = engine.record(&qemu.folder(), options, || follower.is_finished());
-        news.stop();
+        news.leave();
         let outcome = match follower.join() {
             Ok(outcome) => outcome?,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -132,14 +134,20 @@ impl Engine<'_> {
     ) -> io::Result<()> {
         let begin = Instant::now();
         let mut looked = None::<Instant>;
+        let mut ending = None::<Instant>;
         loop {
             let over = is_over();
             if over || looked.is_none_or(|at| at.elapsed() >= LOOK) {
                 looked = Some(Instant::now());
                 self.look_for_processes(folder)?;
                 let late = options.duration.is_some_and(|most| begin.elapsed() >= most);
-                if late || options.stop.load(Ordering::Relaxed) || self.observer.has_failed() {
-                    return Ok(());
+                let stop = late || options.stop.load(Ordering::Relaxed);
+                // Who is half way to QEMU runs into what is not there any more, if we end now.
+                if stop || self.observer.has_failed() || self.news.is_ending() {
+                    self.news.stop();
+                    if ending.get_or_insert_with(Instant::now).elapsed() >= GRACE {
+                        return Ok(());
+                    }
                 }
             }
             if over {
@@ -216,7 +224,7 @@ impl Engine<'_> {
     fn begin_process(&mut self, shared: Shared) {
         let pid = shared.pid();
         let parent = shared.parent();
-        self.news.born(pid);
+        self.news.born(pid, parent.is_none());
         for gone in &mut self.gone {
             gone.unborn.remove(&pid);
         }
@@ -321,8 +329,8 @@ impl Engine<'_> {
             process.shared.stop();
             self.unknown.untraced += u64::from(process.shared.take_untraced());
             for thread in process.threads.values_mut() {
-                let whole = thread.end(self.observer, &process.blocks);
-                self.unknown.cut += u64::from(!whole && outcome != Outcome::Detached);
+                // It runs on, so nothing of it is cut.
+                thread.end(self.observer, &process.blocks);
                 self.unknown.unexplained += thread.unexplained;
                 self.observer.thread_exit(process.pid, thread.tid);
             }
