@@ -10,5 +10,6 @@ pub mod layout;
 mod plugin;
 mod qemu;
 mod rings;
+mod signals;
 mod start;
 mod sys;

@@ -5,21 +5,21 @@
 )]
 
 use crate::layout::{self, BlockHead, header, record, recorder, slot};
-use crate::qemu::{Functions, Id, Tb};
+use crate::qemu::{ExecCallback, Functions, Id, Tb};
 use crate::rings::{
     self, BLOCKS, Ring, has_recorder, map_recorder, put, put_bytes, recorder_word, take_slot, word,
     word32,
 };
+use crate::signals;
 use crate::start;
 use crate::sys;
-use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError};
 
 /// What is found out once.
 struct Plugin {
@@ -41,15 +41,6 @@ const NO_SLOT: u32 = 0;
 const UNTRACED: u32 = u32::MAX;
 /// A system call that may change mappings has begun or ended: what was told of them does not count any more.
 static MAPPINGS_CHANGE: AtomicBool = AtomicBool::new(false);
-/// Addresses of signal handlers, each with the restorer that stands below its frame.
-type Handlers = Vec<(u64, u64)>;
-/// Those that the program has set.
-static HANDLERS: Mutex<Handlers> = Mutex::new(Vec::new());
-
-/// Whether a signal's handler is called with a `siginfo`: else its place in the frame holds what was there before.
-static WITH_INFO: [AtomicBool; SIGNALS] = [const { AtomicBool::new(false) }; SIGNALS];
-/// One more than the highest signal.
-const SIGNALS: usize = 65;
 
 /// A system call's numbers on x86-64.
 mod call {
@@ -104,7 +95,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     qemu.on_vcpu_exit(id, on_vcpu_exit);
     qemu.on_system_call(id, on_system_call);
     qemu.on_system_call_return(id, on_system_call_return);
-    sys::at_fork(before_fork, after_fork, on_fork);
+    sys::at_fork(signals::hold, signals::release, on_fork);
     0
 }
 
@@ -210,106 +201,14 @@ unsafe extern "C" fn on_first(vcpu: c_uint, number: *mut c_void) {
 }
 
 extern "C" fn on_first_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
-    if let Some(stack) = state.checked_add(RSP).and_then(peek64) {
+    if let Some(stack) = signals::stack(state) {
         start::give_back(stack);
     }
     on_block(vcpu, number);
 }
 
-/// Offsets in the CPU's state, the same in all versions: sixteen registers of eight bytes.
-const RSP: u64 = 4 * 8;
-const RDX: u64 = 2 * 8;
-const RSI: u64 = 6 * 8;
-const RDI: u64 = 7 * 8;
-/// In the frame of a signal, behind the restorer's address, is a `ucontext`; in that, the registers of what was interrupted.
-const REGISTERS_IN_UCONTEXT: u64 = 40;
-/// Their numbers there.
-mod context {
-    pub(super) const RDI: u64 = 8;
-    pub(super) const RSI: u64 = 9;
-    pub(super) const RDX: u64 = 12;
-    pub(super) const RSP: u64 = 15;
-    pub(super) const RIP: u64 = 16;
-}
-/// Flag of a `sigaction`.
-const SA_SIGINFO: u64 = 4;
-/// `si_code` in a `siginfo`.
-const CODE_IN_SIGINFO: u64 = 8;
-
-pub(crate) fn peek64(address: u64) -> Option<u64> {
-    let mut bytes = [0; 8];
-    sys::peek(address, &mut bytes).then(|| u64::from_ne_bytes(bytes))
-}
-
-fn peek32(address: u64) -> Option<u32> {
-    let mut bytes = [0; 4];
-    sys::peek(address, &mut bytes).then(|| u32::from_ne_bytes(bytes))
-}
-
-/// A signal's frame on the stack: where its `ucontext` is, and the handler's two other arguments.
-struct Frame {
-    context: u64,
-    signal: u64,
-    info: u64,
-}
-
-impl Frame {
-    /// The frame of a handler that begins with these registers. `None` if it was called as any other function.
-    fn of(handlers: &[(u64, u64)], rsp: u64, [signal, info, context]: [u64; 3]) -> Option<Self> {
-        let restorer = peek64(rsp)?;
-        let is_known = handlers.iter().any(|(_, known)| *known == restorer);
-        (is_known && Some(context) == rsp.checked_add(8)).then_some(Self {
-            context,
-            signal,
-            info,
-        })
-    }
-
-    /// A register of what was interrupted, by its number in the `ucontext`.
-    fn register(&self, number: u64) -> Option<u64> {
-        let offset = REGISTERS_IN_UCONTEXT + number * 8;
-        peek64(self.context.checked_add(offset)?)
-    }
-}
-
-/// What a handler's first block finds: the interrupted address, the signal and its code. `None` if it was called as any
-/// other function.
-fn signal(state: u64) -> Option<[u32; 4]> {
-    let handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let register = |offset| peek64(state.checked_add(offset)?);
-    let arguments = [register(RDI)?, register(RSI)?, register(RDX)?];
-    let mut frame = Frame::of(&handlers, register(RSP)?, arguments)?;
-    let mut ip = frame.register(context::RIP)?;
-    // Several signals at once: the handler of the one is interrupted by the other before it has run anything. The program
-    // itself was interrupted by the first of them, whose frame is the deepest.
-    for _ in 0..SIGNALS {
-        if !handlers.iter().any(|(handler, _)| *handler == ip) {
-            break;
-        }
-        let rsp = frame.register(context::RSP)?;
-        let arguments = [
-            frame.register(context::RDI)?,
-            frame.register(context::RSI)?,
-            frame.register(context::RDX)?,
-        ];
-        let Some(deeper) = Frame::of(&handlers, rsp, arguments) else {
-            break;
-        };
-        frame = deeper;
-        ip = frame.register(context::RIP)?;
-    }
-    let with_info = WITH_INFO
-        .get(frame.signal as usize)
-        .is_some_and(|with| with.load(Ordering::Relaxed));
-    let code = match with_info {
-        true => peek32(frame.info.checked_add(CODE_IN_SIGINFO)?)?,
-        false => record::NO_CODE,
-    };
-    Some([ip as u32, (ip >> 32) as u32, frame.signal as u32, code])
-}
-
 extern "C" fn on_handler_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
-    if let (Some([low, high, signal, code]), Some(base)) = (signal(state), slot_of(vcpu)) {
+    if let (Some([low, high, signal, code]), Some(base)) = (signals::frame(state), slot_of(vcpu)) {
         put(base, &[record::SIGNAL, low, high, signal, code]);
     }
     on_block(vcpu, number);
@@ -320,7 +219,12 @@ extern "C" fn on_translation(_id: Id, tb: Tb) {
     let Some(Plugin { qemu, .. }) = PLUGIN.get() else {
         return;
     };
+    let is_first = start::is_first();
     if OFF.load(Ordering::Relaxed) {
+        if is_first {
+            // Its environment it is to have all the same.
+            qemu.on_execution(tb, on_first, 0);
+        }
         return;
     }
     let (address, instructions) = (qemu.address(tb), qemu.len(tb));
@@ -329,15 +233,12 @@ extern "C" fn on_translation(_id: Id, tb: Tb) {
         qemu.append_code(tb, index, &mut code);
     }
     let number = put_block(address, instructions as u32, &code);
-    let is_handler = HANDLERS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .iter()
-        .any(|(handler, _)| *handler == address);
-    let callback = match is_handler {
-        _ if start::is_first() => on_first,
-        true => on_handler,
-        false => on_block,
+    let callback: ExecCallback = if is_first {
+        on_first
+    } else if signals::is_handler(address) {
+        on_handler
+    } else {
+        on_block
     };
     qemu.on_execution(tb, callback, number as usize);
 }
@@ -398,19 +299,7 @@ extern "C" fn on_system_call(
     }
     note_mappings(number);
     if number == call::RT_SIGACTION && action != 0 {
-        // struct kernel_sigaction: handler, flags, restorer. Guest memory is at its own addresses here.
-        if let (Some(with), Some(flags)) = (
-            WITH_INFO.get(signal as usize),
-            peek64(action.wrapping_add(8)),
-        ) {
-            with.store(flags & SA_SIGINFO != 0, Ordering::Relaxed);
-        }
-        if let (Some(handler @ 2..), Some(restorer)) = (peek64(action), peek64(action.wrapping_add(16))) {
-            let mut handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
-            if !handlers.contains(&(handler, restorer)) {
-                handlers.push((handler, restorer));
-            }
-        }
+        signals::set_action(signal, action);
     }
 }
 
@@ -426,7 +315,7 @@ extern "C" fn on_system_call_return(_id: Id, _vcpu: c_uint, number: i64, _result
 
 /// In a child after fork: memory of its own. It has its parent's translated blocks, and their numbers.
 extern "C" fn on_fork() {
-    HELD.take();
+    signals::release();
     let Some(plugin) = PLUGIN.get() else { return };
     // The one thread that there is begins anew, in the new memory.
     let used = VCPUS.load(Ordering::Relaxed) as usize;
@@ -446,22 +335,4 @@ extern "C" fn on_fork() {
     if rings::open_after_fork(&plugin.folder, inherited).is_err() {
         turn_off();
     }
-}
-
-thread_local! {
-    /// The handlers, locked while this thread forks.
-    static HELD: Cell<Option<MutexGuard<'static, Handlers>>> = const { Cell::new(None) };
-}
-
-/// Before fork: no other thread is to hold the lock, which nobody would ever release in the child. (The one of the blocks needs
-/// nothing: QEMU forks while no other thread translates.)
-extern "C" fn before_fork() {
-    HELD.set(Some(
-        HANDLERS.lock().unwrap_or_else(PoisonError::into_inner),
-    ));
-}
-
-/// In the parent after fork.
-extern "C" fn after_fork() {
-    HELD.take();
 }

@@ -4,8 +4,7 @@
 //! (its place), `=`, and then the variable as it is. QEMU hands them on in another order. Before the program's first
 //! instruction all is put right on its stack.
 
-use crate::plugin::peek64;
-use crate::sys;
+use crate::sys::{self, peek64};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// How many variables there are to give back.

@@ -201,6 +201,18 @@ pub(crate) fn peek(address: u64, bytes: &mut [u8]) -> bool {
     usize::try_from(read) == Ok(len)
 }
 
+/// The 64-bit number at an address, as [`peek`].
+pub(crate) fn peek64(address: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    peek(address, &mut bytes).then(|| u64::from_ne_bytes(bytes))
+}
+
+/// The 32-bit number at an address, as [`peek`].
+pub(crate) fn peek32(address: u64) -> Option<u32> {
+    let mut bytes = [0; 4];
+    peek(address, &mut bytes).then(|| u32::from_ne_bytes(bytes))
+}
+
 /// Writes bytes to an address of this process, if that is possible; a bad address is no crash.
 pub(crate) fn poke(address: u64, bytes: &[u8]) -> bool {
     let len = bytes.len();

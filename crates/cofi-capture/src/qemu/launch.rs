@@ -214,3 +214,33 @@ fn put_escaped(option: &mut Vec<u8>, value: &OsStr) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Qemu, QemuError};
+    use std::process::Command;
+
+    /// Where there is no memory to share, here as its folder is missing, a program runs as it should nevertheless.
+    #[test]
+    fn the_environment_comes_back_without_memory() {
+        let qemu = match Qemu::find() {
+            Ok(qemu) => qemu,
+            Err(error @ (QemuError::Missing | QemuError::NoPlugins { .. })) => {
+                return eprintln!("not examined: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let answer = Command::new(qemu.path())
+            .args(&qemu.prefix(b"name", 2)[1..])
+            .args(["-0", "env", "/usr/bin/env"])
+            .env_clear()
+            .envs([("000001", "B=2"), ("000000", "QEMU_STRACE=1")])
+            .output()
+            .expect("QEMU starts");
+        assert_eq!(String::from_utf8_lossy(&answer.stderr), "");
+        assert_eq!(
+            String::from_utf8_lossy(&answer.stdout),
+            "QEMU_STRACE=1\nB=2\n"
+        );
+    }
+}
