@@ -81,6 +81,7 @@ fn engine(observer: &mut dyn Observer) {
         Options {
             duration: None,
             stop: &stop,
+            leader: None,
         },
         observer,
     );

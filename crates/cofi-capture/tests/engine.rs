@@ -172,6 +172,7 @@ fn follow(program: &Path) -> (Outcome, Law) {
         Options {
             duration: None,
             stop: &stop,
+            leader: None,
         },
         &mut law,
     )

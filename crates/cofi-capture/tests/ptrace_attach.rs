@@ -34,6 +34,7 @@ fn attach(child: &Child, duration: Duration) -> (Outcome, Flow) {
     let options = Options {
         duration: Some(duration),
         stop: &stop,
+        leader: None,
     };
     let outcome = ptrace::run(Target::Attach(child.id()), options, &mut flow).expect("attachable");
     (outcome, flow)
@@ -97,6 +98,7 @@ fn the_stop_flag_ends_it() {
         let options = Options {
             duration: None,
             stop: &stop,
+            leader: None,
         };
         let outcome = ptrace::run(Target::Attach(child.id()), options, &mut flow);
         assert_eq!(outcome.expect("attachable"), Outcome::Detached);
@@ -137,6 +139,7 @@ fn a_launched_program_that_takes_too_long_runs_on() {
     let options = Options {
         duration: Some(Duration::from_millis(300)),
         stop: &stop,
+        leader: None,
     };
     let command = ptrace::Command {
         program: "sh".into(),
@@ -160,6 +163,7 @@ fn launch(program: &str, args: &[&str]) -> Result<Outcome, EngineError> {
     let options = Options {
         duration: Some(Duration::from_secs(60)),
         stop: &stop,
+        leader: None,
     };
     let command = ptrace::Command {
         program: program.into(),
@@ -201,6 +205,7 @@ fn what_cannot_be_attached_to() {
     let options = Options {
         duration: None,
         stop: &stop,
+        leader: None,
     };
     let gone = ptrace::run(Target::Attach(0x3fff_fff0), options, &mut Flow::default());
     assert!(

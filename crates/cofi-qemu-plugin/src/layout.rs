@@ -5,10 +5,15 @@
 //! count what was put in and taken out since the beginning, and never wrap. A producer that finds its ring full waits: nothing
 //! is ever dropped.
 //!
+//! Of the file only what is **reserved** has memory: the header, the slots counted by [`header::SLOTS`], and of each ring the
+//! beginning. Nobody touches anything else, which where memory is scarce would be SIGBUS. The producer reserves more as its
+//! ring fills for the first time; when there is no more, the ring's capacity becomes what it has. Until then nothing was put
+//! behind that place, so whichever capacity the consumer knows (once it has seen `head`), it finds everything.
+//!
 //! All offsets are in bytes from the file's start; all numbers are in the machine's order.
 
 /// What a file of this layout begins with.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"cofiQ\0\0\x01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"cofiQ\0\0\x02");
 
 /// Offsets of the header's fields.
 pub mod header {
@@ -25,10 +30,16 @@ pub mod header {
     pub const STOPPED: usize = 24;
     /// `u32`: threads that found no slot.
     pub const UNTRACED: usize = 28;
+    /// `u32`: slots that are reserved, from the first on. Never less than before.
+    pub const SLOTS: usize = 32;
     /// `u64`: bytes ever put into the ring of blocks.
     pub const BLOCKS_HEAD: usize = 64;
     /// `u64`: bytes ever taken out of it.
     pub const BLOCKS_TAIL: usize = 128;
+    /// `u64`: the capacity of the ring of blocks in bytes, a power of two.
+    pub const BLOCKS_CAPACITY: usize = 192;
+    /// `u64`, the producer's own: how much of it is reserved.
+    pub const BLOCKS_RESERVED: usize = 200;
 }
 
 /// A file in the folder, which all plugins have mapped: what they know of the recorder, and the recorder of processes that
@@ -49,17 +60,21 @@ pub mod recorder {
 
 /// Size of the header.
 pub const HEADER: usize = 4096;
-/// Size of the ring of blocks.
+/// Size of the ring of blocks, at most.
 pub const BLOCKS: usize = 8 << 20;
-/// Slots there are: threads of one process at a time that can be traced.
+/// What of it is reserved at first; no record is larger.
+pub const FIRST_BLOCKS: usize = 64 << 10;
+/// Slots there are, at most: threads of one process at a time that can be traced. The file's size tells how many there are.
 pub const SLOTS: usize = 4096;
-/// Records in the ring of one.
+/// Records in the ring of one, at most.
 pub const RECORDS: usize = 1 << 18;
+/// For how many of them memory is reserved at first.
+pub const FIRST_RECORDS: usize = 1 << 14;
 /// Size of a slot: its header and its ring.
 pub const SLOT: usize = SLOT_HEADER + RECORDS * 4;
 /// Size of a slot's header.
 pub const SLOT_HEADER: usize = 4096;
-/// Size of the whole file. Only what is used takes memory.
+/// Size of the whole file, at most. Only what is reserved takes memory.
 pub const SIZE: usize = HEADER + BLOCKS + SLOTS * SLOT;
 
 /// Offsets of a slot's fields.
@@ -70,6 +85,10 @@ pub mod slot {
     pub const TAIL: usize = 64;
     /// `u64`, the producer's own: how far `HEAD` may go before it looks at `TAIL`.
     pub const LIMIT: usize = 128;
+    /// `u64`: the ring's capacity in records, a power of two.
+    pub const CAPACITY: usize = 136;
+    /// `u64`, the producer's own: for how many records there is memory.
+    pub const RESERVED: usize = 144;
     /// `u32`: the thread that uses the slot, or 0.
     pub const THREAD: usize = 192;
 }
@@ -78,6 +97,19 @@ pub mod slot {
 #[must_use]
 pub const fn slot_at(index: usize) -> usize {
     HEADER + BLOCKS + index * SLOT
+}
+
+/// How many slots a file of this size has; `None` if it is not of this layout.
+#[must_use]
+pub const fn slots_of(len: u64) -> Option<usize> {
+    let slots = match len.checked_sub(slot_at(0) as u64) {
+        Some(bytes) if bytes.is_multiple_of(SLOT as u64) => bytes / SLOT as u64,
+        _ => return None,
+    };
+    if slots == 0 || slots > SLOTS as u64 {
+        return None;
+    }
+    Some(slots as usize)
 }
 
 /// A translated block, as its record in the ring of blocks begins; its code follows, filled up to 8 bytes. Numbers follow
@@ -209,5 +241,15 @@ mod tests {
         assert!(RECORDS.is_power_of_two() && BLOCKS.is_power_of_two());
         assert_eq!(slot_at(SLOTS), SIZE);
         assert_eq!(slot_at(1) - slot_at(0), SLOT);
+        assert!(FIRST_RECORDS.is_power_of_two() && FIRST_BLOCKS.is_power_of_two());
+    }
+
+    #[test]
+    fn a_files_size_tells_its_slots() {
+        assert_eq!(slots_of(SIZE as u64), Some(SLOTS));
+        assert_eq!(slots_of(slot_at(3) as u64), Some(3));
+        for size in [0, slot_at(0), slot_at(1) + 1, slot_at(SLOTS + 1)] {
+            assert_eq!(slots_of(size as u64), None, "{size}");
+        }
     }
 }

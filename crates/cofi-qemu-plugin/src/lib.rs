@@ -10,4 +10,7 @@ pub mod layout;
 mod machine;
 mod plugin;
 mod qemu;
+mod rings;
+mod signals;
+mod start;
 mod sys;

@@ -6,16 +6,21 @@
 
 use crate::layout::{self, BlockHead, header, record, recorder, slot};
 use crate::machine;
-use crate::qemu::{Functions, Id, Info, Tb};
+use crate::qemu::{ExecCallback, Functions, Id, Info, Tb};
+use crate::rings::{
+    self, BLOCKS, Ring, has_recorder, map_recorder, put, put_bytes, recorder_word, take_slot, word,
+    word32,
+};
+use crate::signals;
+use crate::start;
 use crate::sys;
-use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::fs::OpenOptions;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{OnceLock, PoisonError};
 
 /// What is found out once.
 pub(crate) struct Plugin {
@@ -24,19 +29,7 @@ pub(crate) struct Plugin {
     folder: PathBuf,
 }
 
-/// What has been put into the ring of blocks.
-struct Told {
-    /// How many blocks.
-    blocks: u32,
-    /// Ranges of which it is known what is mapped there.
-    mapped: Vec<Range<u64>>,
-}
-
 pub(crate) static PLUGIN: OnceLock<Plugin> = OnceLock::new();
-/// This process's shared memory.
-static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
-/// What all processes and the recorder share; null if there is none.
-static RECORDER: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 /// This process has no shared memory (of its own): it runs on, but nothing is told of it.
 static OFF: AtomicBool = AtomicBool::new(false);
 /// By virtual processor, where its thread's slot is: its offset in units of [`layout::SLOT_HEADER`], or one of the following.
@@ -47,22 +40,8 @@ static VCPUS: AtomicU32 = AtomicU32::new(0);
 const NO_SLOT: u32 = 0;
 /// There was no slot left for it.
 const UNTRACED: u32 = u32::MAX;
-/// The ring of blocks has one producer at a time.
-static BLOCKS: Mutex<Told> = Mutex::new(Told {
-    blocks: 0,
-    mapped: Vec::new(),
-});
 /// A system call that may change mappings has begun or ended: what was told of them does not count any more.
 static MAPPINGS_CHANGE: AtomicBool = AtomicBool::new(false);
-/// Addresses of signal handlers, each with the restorer that stands below its frame.
-type Handlers = Vec<(u64, u64)>;
-/// Those that the program has set.
-static HANDLERS: Mutex<Handlers> = Mutex::new(Vec::new());
-
-/// Whether a signal's handler is called with a `siginfo`: else its place in the frame holds what was there before.
-static WITH_INFO: [AtomicBool; SIGNALS] = [const { AtomicBool::new(false) }; SIGNALS];
-/// One more than the highest signal.
-const SIGNALS: usize = 65;
 
 /// A system call's numbers on x86-64.
 mod call {
@@ -83,15 +62,15 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     argv: *const *const c_char,
 ) -> c_int {
     let mut folder = None;
+    let (mut comm, mut variables) = (None, 0);
     for i in 0..usize::try_from(argc).unwrap_or(0) {
         // SAFETY: `argv` has `argc` terminated strings.
         let argument = unsafe { CStr::from_ptr(*argv.add(i)) };
-        if let Some(path) = argument
-            .to_str()
-            .ok()
-            .and_then(|a| a.strip_prefix("folder="))
-        {
-            folder = Some(PathBuf::from(path));
+        match split(argument.to_bytes()) {
+            Some((b"folder", path)) => folder = Some(PathBuf::from(OsStr::from_bytes(path))),
+            Some((b"comm", name)) => comm = start::name(name),
+            Some((b"variables", number)) => variables = start::number(number),
+            _ => {}
         }
     }
     let Some(folder) = folder else {
@@ -105,8 +84,9 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             return 1;
         }
     };
+    start::begin(comm.as_deref(), variables);
     map_recorder(&folder);
-    if open_memory(&folder, 0, 0).is_err() {
+    if rings::open(&folder, 0, 0).is_err() {
         turn_off();
     }
     if PLUGIN.set(Plugin { qemu, folder }).is_err() {
@@ -126,34 +106,14 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     qemu.on_vcpu_exit(id, on_vcpu_exit);
     qemu.on_system_call(id, on_system_call);
     qemu.on_system_call_return(id, on_system_call_return);
-    sys::at_fork(before_fork, after_fork, on_fork);
+    sys::at_fork(signals::hold, signals::release, on_fork);
     0
 }
 
-/// Finds what all processes and the recorder share.
-fn map_recorder(folder: &Path) {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(folder.join(recorder::NAME));
-    if let Ok(memory) = file.and_then(|file| sys::map(&file, recorder::SIZE)) {
-        RECORDER.store(memory, Ordering::Release);
-    }
-}
-
-/// The 32-bit number at an offset of what all processes and the recorder share.
-fn recorder_word(offset: usize) -> Option<&'static AtomicU32> {
-    debug_assert!(offset + 4 <= recorder::SIZE && offset.is_multiple_of(4));
-    let memory = RECORDER.load(Ordering::Acquire);
-    // SAFETY: once it is not null it is mapped for good and `recorder::SIZE` bytes long, the offset is within and aligned,
-    // and all sides use it with atomic operations only.
-    (!memory.is_null()).then(|| unsafe { &*memory.add(offset).cast::<AtomicU32>() })
-}
-
-/// Whether somebody takes what is told: a killed recorder's lock is cleared by the kernel.
-fn has_recorder() -> bool {
-    recorder_word(recorder::LOCK)
-        .is_none_or(|lock| lock.load(Ordering::Acquire) & recorder::THREAD_MASK != 0)
+/// A plugin's argument: its name and its value.
+fn split(argument: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = argument.iter().position(|byte| *byte == b'=')?;
+    Some((&argument[..at], &argument[at + 1..]))
 }
 
 /// This process cannot have memory of its own (any more), as after `chroot` or `setuid`: it runs without being traced, and
@@ -165,77 +125,6 @@ fn turn_off() {
     }
 }
 
-/// Makes this process's shared memory. Its name tells when, and is no other's: a child of fork that executes a program at once
-/// has made two before the recorder has seen the first.
-fn open_memory(folder: &Path, parent: u32, inherited: u64) -> std::io::Result<()> {
-    let pid = std::process::id();
-    let (hidden, name) = (
-        folder.join(format!(".{pid}")),
-        folder.join(format!("{:020}-{pid}", sys::now())),
-    );
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&hidden)?;
-    let mapped =
-        sys::set_len(&file, layout::SIZE as u64).and_then(|()| sys::map(&file, layout::SIZE));
-    let memory = match mapped {
-        Ok(memory) => memory,
-        Err(error) => {
-            let _ = std::fs::remove_file(hidden);
-            return Err(error);
-        }
-    };
-    MEMORY.store(memory, Ordering::Release);
-    word32(header::PID).store(pid, Ordering::Relaxed);
-    word32(header::PARENT).store(parent, Ordering::Relaxed);
-    word(header::INHERITED).store(inherited, Ordering::Relaxed);
-    word(header::MAGIC).store(layout::MAGIC, Ordering::Release);
-    // Who sees the name sees it complete.
-    std::fs::rename(hidden, name)
-}
-
-/// The 64-bit number at an offset of the shared memory.
-fn word(offset: usize) -> &'static AtomicU64 {
-    debug_assert!(offset + 8 <= layout::SIZE && offset.is_multiple_of(8));
-    // SAFETY: the memory is mapped for good and `layout::SIZE` bytes long, the offset is within and aligned, and both
-    // sides use it with atomic operations only.
-    unsafe {
-        &*MEMORY
-            .load(Ordering::Acquire)
-            .add(offset)
-            .cast::<AtomicU64>()
-    }
-}
-
-/// The 32-bit number at an offset of the shared memory.
-fn word32(offset: usize) -> &'static AtomicU32 {
-    debug_assert!(offset + 4 <= layout::SIZE && offset.is_multiple_of(4));
-    // SAFETY: as `word`.
-    unsafe {
-        &*MEMORY
-            .load(Ordering::Acquire)
-            .add(offset)
-            .cast::<AtomicU32>()
-    }
-}
-
-/// Waits for a ring to have room: the recorder is behind. `false` if it is gone.
-#[cold]
-fn wait() -> bool {
-    if word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
-        return false;
-    }
-    if !has_recorder() {
-        word32(header::STOPPED).store(1, Ordering::Relaxed);
-        return false;
-    }
-    std::thread::sleep(Duration::from_micros(50));
-    true
-}
-
 /// Where in the shared memory the slot of a virtual processor's thread begins; `None` if there is none for it. (The processor's
 /// own number will not do: QEMU gives a new one the highest number yet plus one, so where threads follow each other without a
 /// pause numbers grow without end.)
@@ -245,24 +134,6 @@ fn slot_of(vcpu: c_uint) -> Option<usize> {
         UNTRACED => None,
         base => Some(base as usize * layout::SLOT_HEADER),
     }
-}
-
-/// Puts records into a slot's ring, all or none at a time.
-pub(crate) fn put(base: usize, records: &[u32]) {
-    let (head, tail) = (word(base + slot::HEAD), word(base + slot::TAIL));
-    let at = head.load(Ordering::Relaxed);
-    let end = at + records.len() as u64;
-    while end - tail.load(Ordering::Acquire) > layout::RECORDS as u64 {
-        if !wait() {
-            return;
-        }
-    }
-    let ring = base + layout::SLOT_HEADER;
-    for (i, record) in records.iter().enumerate() {
-        let place = (at as usize + i) % layout::RECORDS;
-        word32(ring + 4 * place).store(*record, Ordering::Relaxed);
-    }
-    head.store(end, Ordering::Release);
 }
 
 /// A block is about to run.
@@ -278,7 +149,8 @@ pub(crate) fn put_number(base: usize, number: u32) {
     let head = word(base + slot::HEAD);
     let at = head.load(Ordering::Relaxed);
     if at < word(base + slot::LIMIT).load(Ordering::Relaxed) {
-        let place = at as usize % layout::RECORDS;
+        let capacity = word(base + slot::CAPACITY).load(Ordering::Relaxed);
+        let place = (at & (capacity - 1)) as usize;
         let record = word32(base + layout::SLOT_HEADER + 4 * place);
         record.store(number, Ordering::Relaxed);
         head.store(at + 1, Ordering::Release);
@@ -287,17 +159,17 @@ pub(crate) fn put_number(base: usize, number: u32) {
     }
 }
 
-/// The ring may be full.
+/// The ring may be full, or its memory not be reserved yet.
 #[cold]
 fn on_block_at_limit(base: usize, number: u32) {
     let limit = word(base + slot::LIMIT);
     if word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
         // Nobody reads any more: round and round.
+        Ring::of_slot(base).stay();
         return limit.store(u64::MAX, Ordering::Relaxed);
     }
     put(base, &[number]);
-    let tail = word(base + slot::TAIL).load(Ordering::Acquire);
-    limit.store(tail + layout::RECORDS as u64, Ordering::Relaxed);
+    limit.store(Ring::of_slot(base).limit(), Ordering::Relaxed);
 }
 
 /// The first block that a thread runs. (QEMU tells of a new virtual processor in its parent's thread.)
@@ -315,11 +187,7 @@ pub(crate) fn begin_slot(vcpu: c_uint, tid: u32) -> Option<usize> {
         }
         return None;
     }
-    let free = (0..layout::SLOTS).map(layout::slot_at).find(|base| {
-        let thread = word32(base + slot::THREAD);
-        let (order, otherwise) = (Ordering::AcqRel, Ordering::Relaxed);
-        thread.compare_exchange(0, tid, order, otherwise).is_ok()
-    });
+    let free = take_slot(tid);
     let mine = free.map_or(UNTRACED, |base| (base / layout::SLOT_HEADER) as u32);
     if let Some(place) = SLOT_OF.get(vcpu as usize) {
         place.store(mine, Ordering::Relaxed);
@@ -344,100 +212,25 @@ unsafe extern "C" fn on_handler(vcpu: c_uint, number: *mut c_void) {
     )
 }
 
-/// Offsets in the CPU's state, the same in all versions: sixteen registers of eight bytes.
-const RSP: u64 = 4 * 8;
-const RDX: u64 = 2 * 8;
-const RSI: u64 = 6 * 8;
-const RDI: u64 = 7 * 8;
-/// In the frame of a signal, behind the restorer's address, is a `ucontext`; in that, the registers of what was interrupted.
-const REGISTERS_IN_UCONTEXT: u64 = 40;
-/// Their numbers there.
-mod context {
-    pub(super) const RDI: u64 = 8;
-    pub(super) const RSI: u64 = 9;
-    pub(super) const RDX: u64 = 12;
-    pub(super) const RSP: u64 = 15;
-    pub(super) const RIP: u64 = 16;
-}
-/// Flag of a `sigaction`.
-const SA_SIGINFO: u64 = 4;
-/// `si_code` in a `siginfo`.
-const CODE_IN_SIGINFO: u64 = 8;
-
-fn peek64(address: u64) -> Option<u64> {
-    let mut bytes = [0; 8];
-    sys::peek(address, &mut bytes).then(|| u64::from_ne_bytes(bytes))
+/// The first block of the program is about to run; as [`on_handler`].
+#[unsafe(naked)]
+unsafe extern "C" fn on_first(vcpu: c_uint, number: *mut c_void) {
+    core::arch::naked_asm!(
+        "mov rdx, rbp",
+        "jmp {next}",
+        next = sym on_first_with_state,
+    )
 }
 
-fn peek32(address: u64) -> Option<u32> {
-    let mut bytes = [0; 4];
-    sys::peek(address, &mut bytes).then(|| u32::from_ne_bytes(bytes))
-}
-
-/// A signal's frame on the stack: where its `ucontext` is, and the handler's two other arguments.
-struct Frame {
-    context: u64,
-    signal: u64,
-    info: u64,
-}
-
-impl Frame {
-    /// The frame of a handler that begins with these registers. `None` if it was called as any other function.
-    fn of(handlers: &[(u64, u64)], rsp: u64, [signal, info, context]: [u64; 3]) -> Option<Self> {
-        let restorer = peek64(rsp)?;
-        let is_known = handlers.iter().any(|(_, known)| *known == restorer);
-        (is_known && Some(context) == rsp.checked_add(8)).then_some(Self {
-            context,
-            signal,
-            info,
-        })
+extern "C" fn on_first_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
+    if let Some(stack) = signals::stack(state) {
+        start::give_back(stack);
     }
-
-    /// A register of what was interrupted, by its number in the `ucontext`.
-    fn register(&self, number: u64) -> Option<u64> {
-        let offset = REGISTERS_IN_UCONTEXT + number * 8;
-        peek64(self.context.checked_add(offset)?)
-    }
-}
-
-/// What a handler's first block finds: the interrupted address, the signal and its code. `None` if it was called as any
-/// other function.
-fn signal(state: u64) -> Option<[u32; 4]> {
-    let handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let register = |offset| peek64(state.checked_add(offset)?);
-    let arguments = [register(RDI)?, register(RSI)?, register(RDX)?];
-    let mut frame = Frame::of(&handlers, register(RSP)?, arguments)?;
-    let mut ip = frame.register(context::RIP)?;
-    // Several signals at once: the handler of the one is interrupted by the other before it has run anything. The program
-    // itself was interrupted by the first of them, whose frame is the deepest.
-    for _ in 0..SIGNALS {
-        if !handlers.iter().any(|(handler, _)| *handler == ip) {
-            break;
-        }
-        let rsp = frame.register(context::RSP)?;
-        let arguments = [
-            frame.register(context::RDI)?,
-            frame.register(context::RSI)?,
-            frame.register(context::RDX)?,
-        ];
-        let Some(deeper) = Frame::of(&handlers, rsp, arguments) else {
-            break;
-        };
-        frame = deeper;
-        ip = frame.register(context::RIP)?;
-    }
-    let with_info = WITH_INFO
-        .get(frame.signal as usize)
-        .is_some_and(|with| with.load(Ordering::Relaxed));
-    let code = match with_info {
-        true => peek32(frame.info.checked_add(CODE_IN_SIGINFO)?)?,
-        false => record::NO_CODE,
-    };
-    Some([ip as u32, (ip >> 32) as u32, frame.signal as u32, code])
+    on_block(vcpu, number);
 }
 
 extern "C" fn on_handler_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
-    if let (Some([low, high, signal, code]), Some(base)) = (signal(state), slot_of(vcpu)) {
+    if let (Some([low, high, signal, code]), Some(base)) = (signals::frame(state), slot_of(vcpu)) {
         put(base, &[record::SIGNAL, low, high, signal, code]);
     }
     on_block(vcpu, number);
@@ -448,7 +241,12 @@ extern "C" fn on_translation(_id: Id, tb: Tb) {
     let Some(Plugin { qemu, .. }) = PLUGIN.get() else {
         return;
     };
+    let is_first = start::is_first();
     if OFF.load(Ordering::Relaxed) {
+        if is_first {
+            // Its environment it is to have all the same.
+            qemu.on_execution(tb, on_first, 0);
+        }
         return;
     }
     let (address, instructions) = (qemu.address(tb), qemu.len(tb));
@@ -457,14 +255,12 @@ extern "C" fn on_translation(_id: Id, tb: Tb) {
         qemu.append_code(tb, index, &mut code);
     }
     let number = put_block(address, instructions as u32, &code);
-    let is_handler = HANDLERS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .iter()
-        .any(|(handler, _)| *handler == address);
-    let callback = match is_handler {
-        true => on_handler,
-        false => on_block,
+    let callback: ExecCallback = if is_first {
+        on_first
+    } else if signals::is_handler(address) {
+        on_handler
+    } else {
+        on_block
     };
     qemu.on_execution(tb, callback, number as usize);
 }
@@ -512,33 +308,6 @@ fn mapping_at(address: u64) -> Option<(Range<u64>, Vec<u8>)> {
     })
 }
 
-/// Puts a record into the ring of blocks, whose producer the caller must be. `false` if nobody takes it.
-fn put_bytes(address: u64, instructions: u32, bytes: &[u8]) -> bool {
-    let begin = BlockHead {
-        address,
-        len: bytes.len() as u32,
-        instructions,
-    };
-    let mut record = begin.to_bytes().to_vec();
-    record.extend_from_slice(bytes);
-    record.resize(begin.record_len(), 0);
-    let (head, tail) = (word(header::BLOCKS_HEAD), word(header::BLOCKS_TAIL));
-    let at = head.load(Ordering::Relaxed);
-    let end = at + record.len() as u64;
-    while end - tail.load(Ordering::Acquire) > layout::BLOCKS as u64 {
-        if !wait() {
-            return false;
-        }
-    }
-    for (i, part) in record.chunks_exact(8).enumerate() {
-        let place = (at as usize + 8 * i) % layout::BLOCKS;
-        let value = u64::from_ne_bytes(part.try_into().unwrap_or_default());
-        word(layout::HEADER + place).store(value, Ordering::Relaxed);
-    }
-    head.store(end, Ordering::Release);
-    true
-}
-
 pub(crate) extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
     let Some(place) = SLOT_OF.get(vcpu as usize) else {
         return;
@@ -563,19 +332,7 @@ extern "C" fn on_system_call(
     }
     note_mappings(number);
     if number == call::RT_SIGACTION && action != 0 {
-        // struct kernel_sigaction: handler, flags, restorer. Guest memory is at its own addresses here.
-        if let (Some(with), Some(flags)) = (
-            WITH_INFO.get(signal as usize),
-            peek64(action.wrapping_add(8)),
-        ) {
-            with.store(flags & SA_SIGINFO != 0, Ordering::Relaxed);
-        }
-        if let (Some(handler @ 2..), Some(restorer)) = (peek64(action), peek64(action.wrapping_add(16))) {
-            let mut handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
-            if !handlers.contains(&(handler, restorer)) {
-                handlers.push((handler, restorer));
-            }
-        }
+        signals::set_action(signal, action);
     }
 }
 
@@ -591,44 +348,24 @@ extern "C" fn on_system_call_return(_id: Id, _vcpu: c_uint, number: i64, _result
 
 /// In a child after fork: memory of its own. It has its parent's translated blocks, and their numbers.
 extern "C" fn on_fork() {
-    HELD.take();
+    signals::release();
     let Some(plugin) = PLUGIN.get() else { return };
     // The one thread that there is begins anew, in the new memory.
     let used = VCPUS.load(Ordering::Relaxed) as usize;
     for place in SLOT_OF.iter().take(used) {
         place.store(NO_SLOT, Ordering::Relaxed);
     }
-    if OFF.load(Ordering::Relaxed) {
-        return;
-    }
-    let is_stopped = word32(header::STOPPED).load(Ordering::Relaxed) != 0;
-    if is_stopped || !has_recorder() {
+    if !has_recorder() {
         // Nobody is interested, and the folder may be gone.
         return OFF.store(true, Ordering::Relaxed);
     }
-    let parent = word32(header::PID).load(Ordering::Relaxed);
+    if OFF.load(Ordering::Relaxed) || word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
+        return turn_off();
+    }
     let told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     let inherited = u64::from(told.blocks);
     // Without memory of its own it would write into its parent's.
-    if open_memory(&plugin.folder, parent, inherited).is_err() {
+    if rings::open_after_fork(&plugin.folder, inherited).is_err() {
         turn_off();
     }
-}
-
-thread_local! {
-    /// The handlers, locked while this thread forks.
-    static HELD: Cell<Option<MutexGuard<'static, Handlers>>> = const { Cell::new(None) };
-}
-
-/// Before fork: no other thread is to hold the lock, which nobody would ever release in the child. (The one of the blocks needs
-/// nothing: QEMU forks while no other thread translates.)
-extern "C" fn before_fork() {
-    HELD.set(Some(
-        HANDLERS.lock().unwrap_or_else(PoisonError::into_inner),
-    ));
-}
-
-/// In the parent after fork.
-extern "C" fn after_fork() {
-    HELD.take();
 }

@@ -4,10 +4,6 @@ use crate::output;
 use cofi_capture::ptrace::{Command, Target};
 use cofi_capture::qemu::machine::MachineQemu;
 use cofi_capture::qemu::{Qemu, QemuError};
-use std::io;
-
-/// Whether `--engine auto` may choose QEMU. Off while that engine is being finished.
-const AUTO_MAY_USE_QEMU: bool = false;
 
 /// An engine that records, with what it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,7 +18,7 @@ pub(crate) enum Chosen<Q = Qemu, M = MachineQemu> {
 
 /// Chooses, and says on standard error what was chosen and why.
 pub(crate) fn auto(target: &Target) -> Chosen {
-    let (chosen, why) = choose(target, AUTO_MAY_USE_QEMU, suits, find);
+    let (chosen, why) = choose(target, suits, find);
     let name = match chosen {
         Chosen::Ptrace => "ptrace",
         Chosen::Qemu(_) => "qemu",
@@ -36,7 +32,6 @@ pub(crate) fn auto(target: &Target) -> Chosen {
 /// cannot run a program, `find` finds QEMU and says which, or why there is none; either is asked only if it matters.
 fn choose<Q>(
     target: &Target,
-    may_use_qemu: bool,
     suits: impl FnOnce(&Command) -> Result<(), String>,
     find: impl FnOnce() -> Result<(Q, String), String>,
 ) -> (Chosen<Q>, String) {
@@ -44,10 +39,6 @@ fn choose<Q>(
         Target::Attach(_) => return (Chosen::Ptrace, "the process runs already".into()),
         Target::Launch(program) => program,
     };
-    if !may_use_qemu {
-        let why = "the qemu engine is not finished: only --engine qemu chooses it";
-        return (Chosen::Ptrace, why.into());
-    }
     match suits(program).and_then(|()| find()) {
         Ok((qemu, which)) => (Chosen::Qemu(qemu), which),
         Err(why) => (Chosen::Ptrace, why),
@@ -55,10 +46,7 @@ fn choose<Q>(
 }
 
 fn suits(program: &Command) -> Result<(), String> {
-    Qemu::suits(program).map_err(|error| match error.kind() {
-        io::ErrorKind::Unsupported => "qemu runs 64-bit x86 programs only".into(),
-        _ => format!("qemu cannot run {:?}: {error}", program.program),
-    })
+    Qemu::suits(program).map_err(|unfit| unfit.to_string())
 }
 
 fn find() -> Result<(Qemu, String), String> {
@@ -75,6 +63,13 @@ fn find() -> Result<(Qemu, String), String> {
             "{} takes no plugins: `cofi doctor` says what to install",
             path.display()
         )),
+        Err(QemuError::AddressSpace { limit }) => Err(format!(
+            "the address space is limited to {} KiB, too little for QEMU: see ulimit -v",
+            limit / 1024
+        )),
+        Err(QemuError::NoRoom { looked, .. }) => {
+            Err(format!("there is no room for QEMU's memory in {looked}"))
+        }
         Err(error) => Err(error.to_string()),
     }
 }
@@ -103,23 +98,16 @@ mod tests {
 
     #[test]
     fn qemu_is_chosen_where_it_can_run_the_program() {
-        let (chosen, why) = choose(&launch("x"), true, |_| Ok(()), there);
+        let (chosen, why) = choose(&launch("x"), |_| Ok(()), there);
         assert_eq!((chosen, why.as_str()), (Chosen::Qemu(7), "QEMU seven"));
     }
 
     #[test]
     fn a_running_process_is_for_ptrace() {
         let target = Target::Attach(1);
-        let (chosen, why) = choose::<u8>(&target, true, |_| never(), never);
+        let (chosen, why) = choose::<u8>(&target, |_| never(), never);
         assert_eq!(chosen, Chosen::Ptrace);
         assert!(why.contains("runs already"), "{why}");
-    }
-
-    #[test]
-    fn the_switch_keeps_qemu_out() {
-        let (chosen, why) = choose::<u8>(&launch("x"), false, |_| never(), never);
-        assert_eq!(chosen, Chosen::Ptrace);
-        assert!(why.contains("--engine qemu"), "{why}");
     }
 
     #[test]
@@ -129,7 +117,7 @@ mod tests {
             looked.set(true);
             there()
         };
-        let (chosen, why) = choose(&launch("x"), true, |_| Err("unfit".into()), look);
+        let (chosen, why) = choose(&launch("x"), |_| Err("unfit".into()), look);
         assert_eq!((chosen, why.as_str()), (Chosen::Ptrace, "unfit"));
         assert!(!looked.get());
     }
@@ -137,7 +125,7 @@ mod tests {
     #[test]
     fn without_qemu_it_is_ptrace() {
         let none = || Err("none here".into());
-        let (chosen, why) = choose::<u8>(&launch("x"), true, |_| Ok(()), none);
+        let (chosen, why) = choose::<u8>(&launch("x"), |_| Ok(()), none);
         assert_eq!((chosen, why.as_str()), (Chosen::Ptrace, "none here"));
     }
 
@@ -171,6 +159,27 @@ mod tests {
         for (name, bytes) in [("text", b"no program".as_slice()), ("empty", b"")] {
             let why = judge(name, bytes).expect_err(name);
             assert!(why.contains(name), "{why}");
+        }
+        let judge_mode = |name: &str, mode| {
+            let path = folder.path().join(name);
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("its mode");
+            let Target::Launch(program) = launch(&path) else {
+                unreachable!("a program")
+            };
+            suits(&program)
+        };
+        // One's own programs may have the bit: it changes nothing.
+        assert_eq!(judge_mode("elf64", 0o4755), Ok(()));
+        if std::os::unix::fs::chown(folder.path().join("elf64"), Some(1), Some(1)).is_ok() {
+            assert_eq!(judge_mode("elf64", 0o755), Ok(()));
+            for mode in [0o4755, 0o2755] {
+                let why = judge_mode("elf64", mode).expect_err("another user's");
+                assert!(why.contains("another user"), "{why}");
+            }
+            assert_eq!(
+                judge("script2", script_of("elf64").as_bytes()),
+                judge_mode("elf64", 0o2755)
+            );
         }
         let Target::Launch(nothing) = launch("no-such-program-anywhere") else {
             unreachable!("a program")

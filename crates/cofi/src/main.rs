@@ -14,6 +14,7 @@ mod output;
 mod progress;
 mod record;
 mod report;
+mod signals;
 mod table;
 mod trace;
 mod verify;

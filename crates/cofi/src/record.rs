@@ -3,16 +3,16 @@
 use crate::Ended;
 use crate::args::{Engine, Privilege, RecordOptions};
 use crate::engine::{self, Chosen};
+use crate::signals::Watch;
 use anyhow::{Context, Result, bail};
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Target};
 use cofi_capture::qemu::machine::{self, MachineQemu, MachineUnknown};
-use cofi_capture::qemu::{self, Qemu, Unknown};
+use cofi_capture::qemu::{self, Qemu, Unfit, Unknown};
 use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
 use cofi_perf::{PtConfig, Subject};
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 
 /// What `record` leaves behind for who goes on with it.
 pub(crate) struct Recording {
@@ -105,22 +105,22 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         }),
         (None, None) => bail!("no program to run"),
     };
-    let stop = Arc::new(AtomicBool::new(false));
-    if options.pid.is_some() || options.engine == Engine::QemuSystem {
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            signal_hook::flag::register(signal, Arc::clone(&stop))
-                .context("cannot wait for Ctrl-C")?;
-        }
-    }
+    let watch = Watch::begin(options.pid.is_some())?;
     let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
     let mut recorder = Recorder::create(settings, truth)?;
     let run_options = Options {
         duration: options.duration,
-        stop: &stop,
+        stop: watch.stop(),
+        leader: Some(watch.leader()),
     };
     let engine = match (options.engine, &target) {
         (Engine::Auto, _) => engine::auto(&target),
-        (Engine::Qemu, Target::Launch(_)) => Chosen::Qemu(Qemu::find()?),
+        (Engine::Qemu, Target::Launch(command)) => {
+            if let Err(unfit @ Unfit::OtherMachine) = Qemu::suits(command) {
+                bail!("{unfit}: use --engine ptrace");
+            }
+            Chosen::Qemu(Qemu::find()?)
+        }
         (Engine::Qemu, Target::Attach(_)) => {
             bail!("--engine qemu starts a program; to attach to one, use ptrace")
         }
@@ -131,6 +131,9 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
     };
     before(&engine);
+    if watch.stop().load(Ordering::SeqCst) {
+        bail!("a signal ended it before the program was started");
+    }
     let result: Result<Outcome> = match (engine, target) {
         (Chosen::Qemu(qemu), Target::Launch(command)) => {
             let result = qemu::run(&qemu, &command, run_options, &mut recorder);
@@ -197,12 +200,13 @@ fn tell(unknown: Unknown) {
     );
     say(
         unknown.untraced,
-        "threads or processes are not in the trace: too many ran at a time, or they could not share memory with Cofi (as after \
-         chroot or setuid)",
+        "threads or processes are not in the trace: too many ran at a time, or they could not share memory with Cofi (none \
+         was left, or after chroot or setuid)",
     );
     say(
         unknown.escaped,
-        "programs were started that could not run under QEMU (as 32-bit ones): they ran without being traced",
+        "programs were started that could not run under QEMU (as 32-bit ones, or another user's): they ran without being \
+         traced",
     );
 }
 

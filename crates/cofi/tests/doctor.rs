@@ -204,27 +204,100 @@ fn auto_says_which_engine_and_why() {
     let Some(program) = scratch.program("branches.S", ASM) else {
         return;
     };
-    let record = |command: &str, engine: &[&str]| {
-        let mut cofi = cofi();
+    let record = |mut cofi: Command, command: &str, engine: &[&str]| {
         cofi.arg(command).args(engine).arg("-o");
         run(cofi.arg(scratch.path("data")).arg("--").arg(&program))
     };
+    // Where QEMU is, and takes the plugin, it is QEMU.
+    let found = doctor(&mut cofi());
+    let qemu = &found["qemu_user"];
+    let here = match qemu["status"] == "ok" {
+        true => format!(
+            "qemu ({}, plugin interface ",
+            qemu["path"].as_str().expect("a path")
+        ),
+        false => "ptrace (".to_owned(),
+    };
+    let nothing = Scratch::new();
+    let nowhere = "ptrace (there is no qemu-x86_64: `cofi doctor` says what to install)";
     for engine in [&[][..], &["--engine", "auto"]] {
-        let ran = record("record", engine);
-        let lines = choices(&ran.stderr);
-        assert_eq!(lines.len(), 1, "{}", ran.stderr);
-        assert!(lines[0].starts_with("cofi: recording with ptrace ("));
-        assert!(lines[0].ends_with(')'), "{}", lines[0]);
+        let without = cofi_with(&nothing.path(""));
+        for (cofi, wanted) in [(cofi(), here.as_str()), (without, nowhere)] {
+            let ran = record(cofi, "record", engine);
+            assert_eq!(ran.code(), 42, "{}", ran.stderr);
+            let lines = choices(&ran.stderr);
+            assert_eq!(lines.len(), 1, "{}", ran.stderr);
+            let wanted = format!("cofi: recording with {wanted}");
+            assert!(lines[0].starts_with(&wanted), "{} {wanted}", lines[0]);
+            assert!(lines[0].ends_with(')'), "{}", lines[0]);
+        }
     }
-    let ran = record("record", &["--engine", "ptrace"]);
+    let ran = record(cofi(), "record", &["--engine", "ptrace"]);
     assert_eq!(choices(&ran.stderr), Vec::<&str>::new(), "{}", ran.stderr);
-    let ran = record("trace", &[]);
+    let ran = record(cofi_with(&nothing.path("")), "trace", &[]);
     assert_eq!(choices(&ran.stderr).len(), 1, "{}", ran.stderr);
     assert!(
         ran.stderr.contains("instructions a second"),
         "{}",
         ran.stderr
     );
+}
+
+#[test]
+fn auto_takes_ptrace_for_what_qemu_cannot_run() {
+    let scratch = Scratch::new();
+    let record = |program: &Path| {
+        let mut cofi = cofi();
+        cofi.args(["record", "--verify", "-o"])
+            .arg(scratch.path("data"));
+        run(cofi.arg("--").arg(program))
+    };
+    if let Some(program) = scratch.program("branches.S", ASM) {
+        // Root's own programs would be another user's.
+        if std::os::unix::fs::chown(&program, Some(65534), Some(65534)).is_ok() {
+            fs::set_permissions(&program, PermissionsExt::from_mode(0o6755)).expect("its mode");
+            let ran = record(&program);
+            assert!(
+                ran.stderr
+                    .contains("ptrace (the program runs as another user"),
+                "{}",
+                ran.stderr
+            );
+            assert!(ran.stderr.contains("verified"), "{}", ran.stderr);
+        }
+    }
+    let source = scratch.write(
+        "small.S",
+        ".globl _start\n_start: mov $1, %eax\nxor %ebx, %ebx\nint $0x80\n",
+    );
+    if let Some(program) = scratch.compile(&source, common::ASM_32) {
+        let ran = record(&program);
+        assert!(
+            ran.stderr
+                .contains("ptrace (qemu runs 64-bit x86 programs only)"),
+            "{}",
+            ran.stderr
+        );
+        assert!(ran.stderr.contains("verified"), "{}", ran.stderr);
+        // Who insists gets no empty trace.
+        let mut cofi = cofi();
+        cofi.args(["record", "--engine", "qemu", "-o"])
+            .arg(scratch.path("none"));
+        let ran = run(cofi.arg("--").arg(&program));
+        assert_eq!(ran.code(), 2, "{}", ran.stderr);
+    }
+    // A script that names no interpreter.
+    script(&scratch, "script", "");
+    scratch.write("script", "exit 3\n");
+    let ran = record(&scratch.path("script"));
+    assert_eq!(choices(&ran.stderr).len(), 1, "{}", ran.stderr);
+    assert!(
+        ran.stderr
+            .contains("recording with ptrace (qemu cannot run"),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(ran.code(), 3);
 }
 
 #[test]

@@ -54,6 +54,7 @@ pub fn run(
             engine.launch(&command)?;
             dispositions.ignore(libc::SIGINT);
             dispositions.ignore(libc::SIGQUIT);
+            options.tell_leader(engine.leader);
         }
         Target::Attach(pid) => {
             if let Err(source) = engine.attach(pid) {
@@ -80,6 +81,7 @@ pub fn run(
             }
         });
         let result = engine.follow(stop);
+        options.tell_leader(0);
         drop(done);
         result
     })

@@ -6,7 +6,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 /// A program to start. It inherits the standard streams, the environment and the working directory.
@@ -34,6 +34,17 @@ pub struct Options<'a> {
     pub duration: Option<Duration>,
     /// Stop when this is set (by a signal handler of the caller, say) and let the program run on.
     pub stop: &'a AtomicBool,
+    /// Is made to hold the number of the first process while a program that was started runs, and 0 before and after: for who
+    /// hands signals on to it.
+    pub leader: Option<&'a AtomicU32>,
+}
+
+impl Options<'_> {
+    pub(crate) fn tell_leader(&self, pid: Pid) {
+        if let Some(leader) = self.leader {
+            leader.store(pid, Ordering::SeqCst);
+        }
+    }
 }
 
 /// How it ended.

@@ -4,40 +4,37 @@
 //! before the new program's first instruction, the tracer makes it execute QEMU instead, with the program's own
 //! arguments. So the kernel itself has found the file, read the script's first line, and refused what it refuses.
 
+use super::exec::{Becoming, Next, can_become};
 use super::launch::Qemu;
 use crate::Pid;
-use crate::ptrace::sys::{self, CALL_STOP, Dispositions, EVENT_STOP, Regs, Resume, Status};
-use crate::ptrace::{Command, EngineError, Outcome};
+use crate::ptrace::sys::{self, CALL_STOP, Dispositions, EVENT_STOP, Resume, Status};
+use crate::ptrace::{Command, EngineError, Options, Outcome};
 use libc::{c_int, pid_t};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
-use std::fs::{File, Metadata};
-use std::io::{self, Read};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-const OPTIONS: c_int = libc::PTRACE_O_TRACECLONE
+const TRACED: c_int = libc::PTRACE_O_TRACECLONE
     | libc::PTRACE_O_TRACEFORK
     | libc::PTRACE_O_TRACEVFORK
     | libc::PTRACE_O_TRACEEXEC
     | libc::PTRACE_O_TRACESYSGOOD;
 
-/// More pointers and text than this are not put below a new program's stack, of which the kernel maps 128 KiB.
-const MOST: usize = 100 << 10;
-
 /// What the tracer tells the recorder.
 #[derive(Debug, Default)]
 pub(super) struct News {
-    /// The program that each process runs.
-    programs: Mutex<BTreeMap<Pid, PathBuf>>,
+    /// The name of the program that each process runs.
+    programs: Mutex<BTreeMap<Pid, String>>,
     /// Programs that run without being traced.
     pub(super) escaped: AtomicU64,
+    /// Processes that these have forked.
+    pub(super) untraced: AtomicU64,
     lives: Mutex<Lives>,
-    /// The tracer is to leave everything to itself.
-    pub(super) stop: AtomicBool,
+    /// The tracer is to make no more programs execute QEMU, and to end when all have settled.
+    stop: AtomicBool,
+    /// It is to end at once.
+    leave: AtomicBool,
     /// The tracer's thread, to wake it.
     thread: AtomicI32,
 }
@@ -47,6 +44,8 @@ pub(super) struct News {
 struct Lives {
     /// Children of fork that have not told of themselves yet.
     unborn: BTreeSet<Pid>,
+    /// Processes that have executed QEMU, which has not told of itself yet: it needs its files.
+    starting: BTreeSet<Pid>,
     gone: Vec<Gone>,
 }
 
@@ -63,9 +62,13 @@ impl News {
         self.lives.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A process has told of itself.
-    pub(super) fn born(&self, pid: Pid) {
-        self.lives().unborn.remove(&pid);
+    /// A process has told of itself, after `exec` or fork.
+    pub(super) fn born(&self, pid: Pid, executed: bool) {
+        let mut lives = self.lives();
+        lives.unborn.remove(&pid);
+        if executed {
+            lives.starting.remove(&pid);
+        }
     }
 
     /// Who has ended since the last call.
@@ -82,13 +85,27 @@ impl News {
     /// The name of the program that a process runs, as the kernel shortens it.
     pub(super) fn comm(&self, pid: Pid) -> Option<String> {
         let programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = programs.get(&pid)?.file_name()?;
-        Some(String::from_utf8_lossy(&name.as_bytes()[..name.len().min(15)]).into_owned())
+        programs.get(&pid).cloned()
     }
 
-    /// Ends the tracer's wait.
+    /// Has the tracer end, once nobody is half way to QEMU.
     pub(super) fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Has it end at once.
+    pub(super) fn leave(&self) {
+        self.leave.store(true, Ordering::SeqCst);
+        self.stop();
+    }
+
+    /// Whether the tracer is about to end.
+    pub(super) fn is_ending(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    fn wake(&self) {
         match self.thread.load(Ordering::Relaxed) {
             0 => {}
             thread => sys::wake(thread),
@@ -104,6 +121,19 @@ pub(super) fn follow(
     command: &Command,
     news: &News,
     dispositions: &mut Dispositions,
+    options: Options<'_>,
+) -> Result<Outcome, EngineError> {
+    let outcome = follow_to_the_end(qemu, command, news, dispositions, options);
+    options.tell_leader(0);
+    outcome
+}
+
+fn follow_to_the_end(
+    qemu: &Qemu,
+    command: &Command,
+    news: &News,
+    dispositions: &mut Dispositions,
+    options: Options<'_>,
 ) -> Result<Outcome, EngineError> {
     news.thread.store(sys::this_thread(), Ordering::Relaxed);
     let fail = |source| EngineError::Launch {
@@ -115,33 +145,51 @@ pub(super) fn follow(
     dispositions.ignore(libc::SIGINT);
     dispositions.ignore(libc::SIGQUIT);
     let leader = gate.pid();
-    sys::seize(leader, OPTIONS).map_err(fail)?;
+    sys::seize(leader, TRACED).map_err(fail)?;
     gate.open().map_err(fail)?;
+    options.tell_leader(leader as Pid);
     let mut follower = Follower {
         qemu,
         news,
         becoming: BTreeMap::new(),
+        native: BTreeSet::new(),
     };
     let mut started = false;
+    let mut outcome = None;
     loop {
+        if news.is_ending() {
+            let outcome = *outcome.get_or_insert(Outcome::Detached);
+            if follower.has_settled() || news.leave.load(Ordering::SeqCst) {
+                return Ok(outcome);
+            }
+        }
         let (tid, status) = match sys::wait_any() {
             Ok(news) => news,
-            Err(error) if error.raw_os_error() == Some(libc::EINTR) => {
-                if news.stop.load(Ordering::Relaxed) {
-                    return Ok(Outcome::Detached);
-                }
-                continue;
-            }
-            Err(error) => return Err(EngineError::Trace(error)),
+            Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
+            Err(error) => match outcome {
+                // Nobody is left.
+                Some(outcome) if error.raw_os_error() == Some(libc::ECHILD) => return Ok(outcome),
+                _ => return Err(EngineError::Trace(error)),
+            },
         };
-        match status {
+        let ended = match status {
             Status::Exited(_) if tid == leader && !started => return Err(fail(gate.failure())),
-            Status::Exited(code) if tid == leader => return Ok(Outcome::Exited(code)),
-            Status::Signaled(signal) if tid == leader => return Ok(Outcome::Signaled(signal)),
+            Status::Exited(code) if tid == leader => Some(Outcome::Exited(code)),
+            Status::Signaled(signal) if tid == leader => Some(Outcome::Signaled(signal)),
+            _ => None,
+        };
+        if let Some(ended) = ended {
+            options.tell_leader(0);
+            outcome = Some(ended);
+            news.stop.store(true, Ordering::SeqCst);
+        }
+        match status {
             Status::Exited(_) | Status::Signaled(_) => {
                 follower.becoming.remove(&tid);
+                follower.native.remove(&tid);
                 let mut lives = news.lives();
                 lives.unborn.remove(&(tid as Pid));
+                lives.starting.remove(&(tid as Pid));
                 let gone = Gone {
                     pid: tid as Pid,
                     unborn: lives.unborn.clone(),
@@ -161,35 +209,24 @@ struct Follower<'a> {
     news: &'a News,
     /// Processes that have been made to execute QEMU, and will tell so.
     becoming: BTreeMap<pid_t, Becoming>,
-}
-
-/// What a process that is made to execute QEMU was before, in case that it cannot.
-struct Becoming {
-    regs: Regs,
-    /// What stands where the program begins.
-    code: [u8; 8],
-    /// The call has begun.
-    called: bool,
+    /// Processes that run without QEMU.
+    native: BTreeSet<pid_t>,
 }
 
 impl Follower<'_> {
     fn stopped(&mut self, tid: pid_t, signal: c_int, event: c_int) {
         // A thread that is gone in between is told of by a status of its own.
         let _ = match event {
-            0 if signal == CALL_STOP => match self.becoming.get_mut(&tid) {
-                Some(becoming) if !becoming.called => {
-                    becoming.called = true;
-                    sys::resume(tid, Resume::Call, 0)
+            0 if signal == CALL_STOP => {
+                let goes_on = match self.becoming.get_mut(&tid) {
+                    Some(becoming) => becoming.stopped(tid) == Next::Call,
+                    None => self.executed(tid),
+                };
+                if !goes_on {
+                    self.escapes(tid);
                 }
-                Some(_) => {
-                    self.refused(tid);
-                    sys::resume(tid, Resume::Run, 0)
-                }
-                None => match self.executed(tid) {
-                    true => sys::resume(tid, Resume::Call, 0),
-                    false => sys::resume(tid, Resume::Run, 0),
-                },
-            },
+                sys::resume(tid, if goes_on { Resume::Call } else { Resume::Run }, 0)
+            }
             0 => sys::resume(tid, Resume::Run, signal),
             EVENT_STOP
                 if matches!(
@@ -200,11 +237,12 @@ impl Follower<'_> {
                 sys::listen(tid)
             }
             libc::PTRACE_EVENT_EXEC if self.becoming.remove(&tid).is_some() => {
+                self.news.lives().starting.insert(tid as Pid);
                 sys::resume(tid, Resume::Run, 0)
             }
             libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
                 if let Ok(child) = sys::event_message(tid) {
-                    self.news.lives().unborn.insert(child as Pid);
+                    self.forked(tid, child as pid_t);
                 }
                 sys::resume(tid, Resume::Run, 0)
             }
@@ -216,122 +254,63 @@ impl Follower<'_> {
 
     /// A process has executed a program, and is about to run it. Whether it will execute QEMU instead.
     fn executed(&mut self, pid: pid_t) -> bool {
-        let program = std::fs::read_link(format!("/proc/{pid}/exe"));
-        let result = program.and_then(|program| {
-            if !is_x86_64(Path::new(&format!("/proc/{pid}/exe")))? || !self.reaches_qemu(pid) {
-                return Err(io::Error::from(io::ErrorKind::Unsupported));
+        let begin = || {
+            if self.news.is_ending() {
+                return Err(io::ErrorKind::Interrupted.into());
             }
-            let becoming = become_qemu(pid, &self.qemu.prefix(), &program)?;
-            Ok((program, becoming))
-        });
-        // It runs all the same, only not under QEMU.
-        let Ok((program, becoming)) = result else {
-            self.news.escaped.fetch_add(1, Ordering::Relaxed);
+            let program = std::fs::read_link(format!("/proc/{pid}/exe"))?;
+            can_become(pid, self.qemu, &program)?;
+            let comm = std::fs::read(format!("/proc/{pid}/comm"))?;
+            let comm = comm.strip_suffix(b"\n").unwrap_or(&comm).to_vec();
+            let becoming = Becoming::begin(pid, self.qemu, &program, &comm)?;
+            Ok::<_, io::Error>((comm, becoming))
+        };
+        let Ok((comm, becoming)) = begin() else {
             return false;
         };
-        self.programs().insert(pid as Pid, program);
+        self.native.remove(&pid);
+        let comm = String::from_utf8_lossy(&comm).into_owned();
+        self.programs().insert(pid as Pid, comm);
         self.becoming.insert(pid, becoming);
         true
     }
 
-    fn programs(&self) -> MutexGuard<'_, BTreeMap<Pid, PathBuf>> {
+    /// A process runs its program all the same, only not under QEMU.
+    fn escapes(&mut self, pid: pid_t) {
+        self.becoming.remove(&pid);
+        // After the end nobody is traced.
+        if !self.news.is_ending() {
+            self.native.insert(pid);
+            self.news.escaped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether no process is half way to QEMU.
+    fn has_settled(&self) -> bool {
+        self.becoming.is_empty() && self.news.lives().starting.is_empty()
+    }
+
+    fn forked(&mut self, parent: pid_t, child: pid_t) {
+        // The number may be a thread's.
+        if !self.native.is_empty() && self.native.contains(&process_of(parent)) {
+            self.native.insert(child);
+            self.news.untraced.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.news.lives().unborn.insert(child as Pid);
+        }
+    }
+
+    fn programs(&self) -> MutexGuard<'_, BTreeMap<Pid, String>> {
         let programs = &self.news.programs;
         programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Whether QEMU and the plugin are where they are for us also for this process, which may have another root or other
-    /// mounts.
-    fn reaches_qemu(&self, pid: pid_t) -> bool {
-        [self.qemu.path(), &self.qemu.plugin()].iter().all(|path| {
-            let mut there = OsString::from(format!("/proc/{pid}/root"));
-            there.push(path);
-            let same = |a: Metadata, b: Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
-            std::fs::metadata(path)
-                .and_then(|ours| Ok(same(ours, std::fs::metadata(there)?)))
-                .unwrap_or(false)
-        })
-    }
-
-    /// A process could not execute QEMU: it is to run its own program after all.
-    fn refused(&mut self, pid: pid_t) {
-        let Some(Becoming { regs, code, .. }) = self.becoming.remove(&pid) else {
-            return;
-        };
-        self.news.escaped.fetch_add(1, Ordering::Relaxed);
-        // If it is gone in between, a status of its own tells.
-        let _ = sys::poke(pid, regs.rip, code).and_then(|()| sys::set_registers(pid, &regs));
-    }
 }
 
-fn is_x86_64(path: &Path) -> io::Result<bool> {
-    let mut begin = [0; 20];
-    File::open(path)?.read_exact(&mut begin)?;
-    Ok(begin.starts_with(b"\x7fELF\x02") && begin[18..20] == [62, 0])
-}
-
-fn read_word(pid: pid_t, at: u64) -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    match sys::read_memory(pid, at, &mut bytes) {
-        8 => Ok(u64::from_ne_bytes(bytes)),
-        _ => Err(io::Error::from_raw_os_error(libc::EFAULT)),
-    }
-}
-
-/// Makes a process that is about to run its first instruction execute QEMU with its own arguments. What it was before.
-fn become_qemu(pid: pid_t, prefix: &[OsString], program: &Path) -> io::Result<Becoming> {
-    let mut regs: Regs = sys::no_registers();
-    sys::registers(pid, &mut regs)?;
-    // The call that has executed the program is done: it is not to be made again.
-    regs.orig_rax = u64::MAX;
-    let before = regs;
-    // The stack of a new program: the number of arguments, their addresses, 0, those of the environment, 0.
-    let count = read_word(pid, regs.rsp)?;
-    let arguments = regs.rsp + 8;
-    let environment = arguments + 8 * (count + 1);
-    if count as usize > MOST / 8 {
-        return Err(io::Error::from_raw_os_error(libc::E2BIG));
-    }
-
-    // The new words' texts, from `base` on; then the table of arguments.
-    let base = regs.rsp - 128 - MOST as u64;
-    let mut texts = Vec::new();
-    let mut put = |text: &[u8]| {
-        let at = base + texts.len() as u64;
-        texts.extend_from_slice(text);
-        texts.push(0);
-        at
-    };
-    let mut table: Vec<u64> = prefix.iter().map(|word| put(word.as_bytes())).collect();
-    table.push(put(b"-0"));
-    table.push(match count {
-        0 => put(b""),
-        _ => read_word(pid, arguments)?,
-    });
-    table.push(put(program.as_os_str().as_bytes()));
-    for i in 1..count {
-        table.push(read_word(pid, arguments + 8 * i)?);
-    }
-    table.push(0);
-    let path = table[0];
-    texts.resize(texts.len().next_multiple_of(8), 0);
-    let list = base + texts.len() as u64;
-    texts.extend(table.iter().flat_map(|address| address.to_ne_bytes()));
-    if texts.len() > MOST {
-        return Err(io::Error::from_raw_os_error(libc::E2BIG));
-    }
-    sys::write_memory(pid, base, &texts)?;
-
-    // SYSCALL where the program would begin.
-    let own = read_word(pid, regs.rip)?.to_ne_bytes();
-    let mut code = own;
-    code[..2].copy_from_slice(&[0x0f, 0x05]);
-    sys::poke(pid, regs.rip, code)?;
-    regs.rax = libc::SYS_execve as u64;
-    (regs.rdi, regs.rsi, regs.rdx) = (path, list, environment);
-    sys::set_registers(pid, &regs)?;
-    Ok(Becoming {
-        regs: before,
-        code: own,
-        called: false,
-    })
+/// The process of a thread; of one that is gone its own number.
+fn process_of(tid: pid_t) -> pid_t {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    process
+        .and_then(|number| number.trim().parse().ok())
+        .unwrap_or(tid)
 }

@@ -1,17 +1,22 @@
 //! Finding QEMU, and what it takes to run a program under it.
 
-use super::program::resolve;
+use super::place::{self, Place};
+use super::program::{self, Unfit};
 use crate::child;
 use crate::ptrace::Command;
+use nix::sys::resource::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const QEMU: &str = "qemu-x86_64";
 /// How long QEMU may take to load the plugin and end.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// QEMU takes about 270 MB of address space for itself, and then there is the program's.
+const LEAST_SPACE: u64 = 384 << 20;
 
 /// The plugin, built for each version of QEMU's interface.
 pub(super) const PLUGINS: [(u32, &[u8]); 2] = [
@@ -40,6 +45,27 @@ pub enum QemuError {
         /// Its own words.
         says: String,
     },
+    /// No program runs under it in an address space as small as this.
+    #[error(
+        "the address space is limited to {} KiB (ulimit -v), and QEMU takes {} KiB: raise the limit, or use --engine ptrace",
+        limit / 1024,
+        LEAST_SPACE / 1024
+    )]
+    AddressSpace {
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// There is nowhere to put the plugin and the memory that it shares.
+    #[error(
+        "there is no room for the qemu engine's plugin and memory in {looked}: free some, or name another folder with TMPDIR, or \
+         use --engine ptrace"
+    )]
+    NoRoom {
+        /// Where it was looked for.
+        looked: String,
+        /// The last refusal.
+        source: io::Error,
+    },
     /// A file or folder cannot be made.
     #[error("cannot make {}", path.display())]
     File {
@@ -56,8 +82,10 @@ pub struct Qemu {
     path: PathBuf,
     /// The version of its plugin interface that is used.
     version: u32,
-    /// Holds the plugin and the processes' shared memory, until it is dropped.
-    folder: tempfile::TempDir,
+    /// Holds the processes' shared memory, until it is dropped.
+    memory: Place,
+    /// Holds the plugin, if it cannot be loaded from where the memory is.
+    library: Option<Place>,
 }
 
 impl Qemu {
@@ -67,24 +95,20 @@ impl Qemu {
     /// [`QemuError`], whose text says what to install.
     pub fn find() -> Result<Self, QemuError> {
         let path = child::find_program(OsStr::new(QEMU)).ok_or(QemuError::Missing)?;
-        // Memory, if there is such a folder: what is shared there is never written to a disk.
-        let shared = Path::new("/dev/shm");
-        let parent = if shared.is_dir() {
-            shared.to_owned()
-        } else {
-            std::env::temp_dir()
-        };
-        let folder = tempfile::Builder::new()
-            .prefix("cofi-")
-            .tempdir_in(&parent)
-            .map_err(|source| QemuError::File {
-                path: parent,
-                source,
-            })?;
+        if let Ok((limit, _)) = getrlimit(Resource::RLIMIT_AS)
+            && limit < LEAST_SPACE
+        {
+            return Err(QemuError::AddressSpace { limit });
+        }
+        let (memory, library) = place::make(&place::parents()).map_err(|none| {
+            let (looked, source) = (none.looked, none.source);
+            QemuError::NoRoom { looked, source }
+        })?;
         let mut qemu = Self {
             path,
             version: 0,
-            folder,
+            memory,
+            library,
         };
         let mut says = String::new();
         for (version, bytes) in PLUGINS {
@@ -114,29 +138,29 @@ impl Qemu {
         self.version
     }
 
-    /// Whether this is a program that QEMU's user mode can run: a 64-bit x86 one, or a script of one.
+    /// Whether this is a program that QEMU's user mode can run as it should: a 64-bit x86 one of this user's, or a script of
+    /// one.
     ///
     /// # Errors
     /// Why not.
-    pub fn suits(program: &Command) -> io::Result<()> {
-        resolve(program).map(drop)
+    pub fn suits(program: &Command) -> Result<(), Unfit> {
+        program::suits(program)
     }
 
     /// The plugin's file.
     pub(super) fn plugin(&self) -> PathBuf {
-        self.folder
-            .path()
-            .join(format!("plugin_{}.so", self.version))
+        let folder = self.library.as_ref().unwrap_or(&self.memory);
+        folder.path().join(format!("plugin_{}.so", self.version))
     }
 
     /// Where the plugin makes each process's shared memory.
     pub(super) fn folder(&self) -> PathBuf {
-        self.folder.path().join("run")
+        self.memory.path().join("run")
     }
 
     /// Whether QEMU loads the plugin: asked to run nothing, it does that first.
     fn takes_plugin(&self) -> Result<(), String> {
-        let probe = self.folder.path().join("probe");
+        let probe = self.memory.path().join("probe");
         fs::create_dir_all(&probe).map_err(|error| error.to_string())?;
         let answer = child::ask(self.command(&probe).arg("/dev/null"), PATIENCE);
         // The plugin makes its shared memory when it is installed.
@@ -151,21 +175,72 @@ impl Qemu {
 
     /// The option that makes QEMU load the plugin.
     fn plugin_option(&self, folder: &Path) -> OsString {
-        let mut option = self.plugin().into_os_string();
-        option.push(",folder=");
-        option.push(folder);
-        option
+        let mut option = b"file=".to_vec();
+        put_escaped(&mut option, self.plugin().as_os_str());
+        option.extend_from_slice(b",folder=");
+        put_escaped(&mut option, folder.as_os_str());
+        OsString::from_vec(option)
     }
 
     fn command(&self, folder: &Path) -> std::process::Command {
         let mut command = std::process::Command::new(&self.path);
         command.arg("-plugin").arg(self.plugin_option(folder));
+        // What is there for QEMU is not from us.
+        for (name, _) in std::env::vars_os() {
+            if name.as_bytes().starts_with(b"QEMU_") {
+                command.env_remove(name);
+            }
+        }
         command
     }
 
-    /// What stands before a program and its arguments in QEMU's command line.
-    pub(super) fn prefix(&self) -> [OsString; 3] {
-        let plugin = self.plugin_option(&self.folder());
+    /// What stands before a program and its arguments in QEMU's command line: for one of this name and with so many variables
+    /// in its environment, each of which the plugin has to give back.
+    pub(super) fn prefix(&self, comm: &[u8], variables: usize) -> [OsString; 3] {
+        let mut plugin = self.plugin_option(&self.folder());
+        // In hexadecimal: it may hold anything.
+        let comm: String = comm.iter().map(|byte| format!("{byte:02x}")).collect();
+        plugin.push(format!(",comm={comm},variables={variables}"));
         [self.path.clone().into_os_string(), "-plugin".into(), plugin]
+    }
+}
+
+/// A comma in an option's value is written twice.
+pub(super) fn put_escaped(option: &mut Vec<u8>, value: &OsStr) {
+    for byte in value.as_bytes() {
+        option.push(*byte);
+        if *byte == b',' {
+            option.push(b',');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Qemu, QemuError};
+    use std::process::Command;
+
+    /// Where there is no memory to share, here as its folder is missing, a program runs as it should nevertheless.
+    #[test]
+    fn the_environment_comes_back_without_memory() {
+        let qemu = match Qemu::find() {
+            Ok(qemu) => qemu,
+            Err(error @ (QemuError::Missing | QemuError::NoPlugins { .. })) => {
+                return eprintln!("not examined: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let answer = Command::new(qemu.path())
+            .args(&qemu.prefix(b"name", 2)[1..])
+            .args(["-0", "env", "/usr/bin/env"])
+            .env_clear()
+            .envs([("000001", "B=2"), ("000000", "QEMU_STRACE=1")])
+            .output()
+            .expect("QEMU starts");
+        assert_eq!(String::from_utf8_lossy(&answer.stderr), "");
+        assert_eq!(
+            String::from_utf8_lossy(&answer.stdout),
+            "QEMU_STRACE=1\nB=2\n"
+        );
     }
 }

@@ -5,14 +5,17 @@
 //! retired.
 
 mod blocks;
+mod exec;
 mod follow;
 mod launch;
 pub mod machine;
+mod place;
 mod program;
 mod shared;
 mod thread;
 
 pub use launch::{Qemu, QemuError};
+pub use program::Unfit;
 
 use crate::ptrace::sys::{self, Dispositions};
 use crate::ptrace::{Command, EngineError, Options, Outcome, parse_mapping};
@@ -36,6 +39,8 @@ const TURN: usize = 1 << 14;
 const NAP: Duration = Duration::from_micros(200);
 /// How often to look for new processes and for the end.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long to wait at the end for processes that QEMU has just begun to run.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// What QEMU could not tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -59,8 +64,6 @@ struct Process {
     blocks: Blocks,
     /// Its threads, by virtual processor.
     threads: BTreeMap<usize, Thread>,
-    /// Slots that have been used, from the first on.
-    slots: usize,
     /// A record was taken whose operands are still to come.
     rest: BTreeMap<usize, Vec<u32>>,
     /// The thread that executed this program, which the observer knows already.
@@ -106,17 +109,18 @@ pub fn run(
     };
     std::thread::scope(|scope| {
         let ignored = &mut dispositions;
-        let follower = scope.spawn(|| follow::follow(qemu, command, &news, ignored));
+        let follower = scope.spawn(|| follow::follow(qemu, command, &news, ignored, options));
         let result = engine.record(&qemu.folder(), options, || follower.is_finished());
-        news.stop();
+        news.leave();
         let outcome = match follower.join() {
             Ok(outcome) => outcome?,
             Err(panic) => std::panic::resume_unwind(panic),
         };
         result?;
-        engine.end(outcome);
-        engine.unknown.escaped = news.escaped.load(Ordering::Relaxed);
         engine.unknown.untraced += u64::from(presence.untraced());
+        engine.end(outcome);
+        engine.unknown.untraced += news.untraced.load(Ordering::Relaxed);
+        engine.unknown.escaped = news.escaped.load(Ordering::Relaxed);
         Ok((outcome, engine.unknown))
     })
 }
@@ -131,14 +135,20 @@ impl Engine<'_> {
     ) -> io::Result<()> {
         let begin = Instant::now();
         let mut looked = None::<Instant>;
+        let mut ending = None::<Instant>;
         loop {
             let over = is_over();
             if over || looked.is_none_or(|at| at.elapsed() >= LOOK) {
                 looked = Some(Instant::now());
                 self.look_for_processes(folder)?;
                 let late = options.duration.is_some_and(|most| begin.elapsed() >= most);
-                if late || options.stop.load(Ordering::Relaxed) || self.observer.has_failed() {
-                    return Ok(());
+                let stop = late || options.stop.load(Ordering::Relaxed);
+                // Who is half way to QEMU runs into what is not there any more, if we end now.
+                if stop || self.observer.has_failed() || self.news.is_ending() {
+                    self.news.stop();
+                    if ending.get_or_insert_with(Instant::now).elapsed() >= GRACE {
+                        return Ok(());
+                    }
                 }
             }
             if over {
@@ -197,10 +207,17 @@ impl Engine<'_> {
         // executed then.
         fresh.sort();
         for path in fresh {
-            let shared = Shared::open(&path)?;
+            let shared = Shared::open(&path);
+            if shared.is_err() {
+                // It goes on, but waits for nobody.
+                Shared::refuse(&path)?;
+                self.unknown.untraced += 1;
+            }
             // Both sides have it mapped; nobody else is to find it.
             fs::remove_file(&path)?;
-            self.begin_process(shared);
+            if let Ok(shared) = shared {
+                self.begin_process(shared);
+            }
         }
         Ok(())
     }
@@ -208,7 +225,7 @@ impl Engine<'_> {
     fn begin_process(&mut self, shared: Shared) {
         let pid = shared.pid();
         let parent = shared.parent();
-        self.news.born(pid);
+        self.news.born(pid, parent.is_none());
         for gone in &mut self.gone {
             gone.unborn.remove(&pid);
         }
@@ -240,7 +257,6 @@ impl Engine<'_> {
             shared,
             blocks,
             threads: BTreeMap::new(),
-            slots: 0,
             rest: BTreeMap::new(),
             goes_on,
         };
@@ -314,8 +330,8 @@ impl Engine<'_> {
             process.shared.stop();
             self.unknown.untraced += u64::from(process.shared.take_untraced());
             for thread in process.threads.values_mut() {
-                let whole = thread.end(self.observer, &process.blocks);
-                self.unknown.cut += u64::from(!whole && outcome != Outcome::Detached);
+                // It runs on, so nothing of it is cut.
+                thread.end(self.observer, &process.blocks);
                 self.unknown.unexplained += thread.unexplained;
                 self.observer.thread_exit(process.pid, thread.tid);
             }
@@ -333,10 +349,13 @@ impl Process {
         unknown: &mut Unknown,
     ) -> bool {
         let mut any = false;
-        while self.slots < layout::SLOTS && self.shared.is_used(self.slots) {
-            self.slots += 1;
-        }
-        for slot in 0..self.slots {
+        let used = self.shared.used_slots().unwrap_or_else(|_| {
+            // Who is not read must not wait. What it did until now is not in the trace either.
+            self.shared.stop();
+            unknown.untraced += 1;
+            0
+        });
+        for slot in 0..used {
             self.shared.take(slot, records, TURN);
             if !records.is_empty() {
                 any = true;

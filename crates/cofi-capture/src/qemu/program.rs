@@ -2,17 +2,47 @@
 
 use crate::child::{is_executable, on_path};
 use crate::ptrace::Command;
+use nix::unistd::{getegid, geteuid};
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 /// How often an interpreter may itself be a script, as in Linux.
 const MAX_SCRIPTS: usize = 5;
 
-/// The program that will run: of a script its interpreter, as the kernel does it. An error if it is no 64-bit x86 one.
-pub(super) fn resolve(command: &Command) -> io::Result<PathBuf> {
+/// Why QEMU is not for a program.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unfit {
+    /// It is another processor's, or a 32-bit one.
+    #[error("qemu runs 64-bit x86 programs only")]
+    OtherMachine,
+    /// It is to run as another user or group, and would leave QEMU: that one cannot share memory with us.
+    #[error("the program runs as another user or group (set-user-ID, set-group-ID)")]
+    OtherUser,
+    /// There is none that can be executed, or it cannot be read.
+    #[error("qemu cannot run {program:?}: {source}")]
+    Unreadable {
+        /// The command.
+        program: OsString,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Whether QEMU can run what a command means.
+pub(super) fn suits(command: &Command) -> Result<(), Unfit> {
+    resolve(command).unwrap_or_else(|source| {
+        let program = command.program.clone();
+        Err(Unfit::Unreadable { program, source })
+    })
+}
+
+/// Looks at the program that will run: of a script its interpreter, as the kernel does it.
+fn resolve(command: &Command) -> io::Result<Result<(), Unfit>> {
     let not_found = || io::Error::from_raw_os_error(libc::ENOENT);
     let mut path = if command.program.is_empty() {
         return Err(not_found());
@@ -40,12 +70,16 @@ pub(super) fn resolve(command: &Command) -> io::Result<PathBuf> {
         let begin = &begin[..len];
         if begin.starts_with(b"\x7fELF") {
             if begin.get(4) != Some(&2) || begin.get(18..20) != Some(&[62, 0]) {
-                return Err(io::Error::new(
-                    io::ErrorKind::Unsupported,
-                    "the qemu engine runs 64-bit x86 programs; use --engine ptrace",
-                ));
+                return Ok(Err(Unfit::OtherMachine));
             }
-            return Ok(path);
+            let data = file.metadata()?;
+            let user = data.mode() & libc::S_ISUID != 0 && data.uid() != geteuid().as_raw();
+            let group = data.mode() & libc::S_ISGID != 0 && data.gid() != getegid().as_raw();
+            return Ok(if user || group {
+                Err(Unfit::OtherUser)
+            } else {
+                Ok(())
+            });
         }
         let Some(line) = begin.strip_prefix(b"#!") else {
             break;

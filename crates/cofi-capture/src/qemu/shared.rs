@@ -8,6 +8,7 @@ use cofi_qemu_plugin::layout::{self, BlockHead, header, recorder, slot};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,13 +17,21 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[derive(Debug)]
 pub(super) struct Shared {
     memory: NonNull<u8>,
+    /// How much of the file is mapped.
+    len: usize,
+    /// Slots that are mapped.
+    mapped: usize,
+    /// Slots that the file has.
+    slots: usize,
+    /// The process is told that nobody reads any more, and writes round and round.
+    stopped: bool,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, of this length, and nothing borrows from it any more.
         unsafe {
-            libc::munmap(self.memory.as_ptr().cast(), layout::SIZE);
+            libc::munmap(self.memory.as_ptr().cast(), self.len);
         }
     }
 }
@@ -31,14 +40,15 @@ impl Shared {
     /// Maps a file that the plugin has made.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(path)?;
-        if file.metadata()?.len() != layout::SIZE as u64 {
-            return Err(io::Error::other("not of this version's size"));
-        }
+        let len = file.metadata()?.len();
+        let slots = layout::slots_of(len).ok_or_else(|| io::Error::other("not of this size"))?;
+        // Of the slots no more than are used: our address space may be limited, and there may be hundreds of processes.
+        let len = layout::slot_at(1);
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
         let memory = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                layout::SIZE,
+                len,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 file.as_raw_fd(),
@@ -49,21 +59,33 @@ impl Shared {
             return Err(io::Error::last_os_error());
         }
         let memory = NonNull::new(memory.cast()).ok_or_else(|| io::Error::other("mapped at 0"))?;
-        let shared = Self { memory };
+        let shared = Self {
+            memory,
+            len,
+            mapped: 1,
+            slots,
+            stopped: false,
+        };
         if shared.word(header::MAGIC).load(Ordering::Acquire) != layout::MAGIC {
             return Err(io::Error::other("not of this version's layout"));
         }
         Ok(shared)
     }
 
+    /// A process that cannot be taken up is to wait for nobody.
+    pub(super) fn refuse(path: &Path) -> io::Result<()> {
+        let file = File::options().write(true).open(path)?;
+        file.write_all_at(&1_u32.to_ne_bytes(), header::STOPPED as u64)
+    }
+
     fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset + 8 <= layout::SIZE && offset.is_multiple_of(8));
+        assert!(offset + 8 <= self.len && offset.is_multiple_of(8));
         // SAFETY: within the mapping and aligned; both sides use atomic operations only.
         unsafe { self.memory.add(offset).cast().as_ref() }
     }
 
     fn word32(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset + 4 <= layout::SIZE && offset.is_multiple_of(4));
+        assert!(offset + 4 <= self.len && offset.is_multiple_of(4));
         // SAFETY: as `word`.
         unsafe { self.memory.add(offset).cast().as_ref() }
     }
@@ -85,15 +107,26 @@ impl Shared {
         self.word32(header::UNTRACED).swap(0, Ordering::Relaxed)
     }
 
+    /// The capacity of a ring, a power of two. To be read after the ring's head: it may shrink, but not for what was put in
+    /// before.
+    fn capacity(&self, offset: usize, most: usize) -> usize {
+        let capacity = self.word(offset).load(Ordering::Relaxed) as usize;
+        if capacity.is_power_of_two() && capacity <= most {
+            return capacity;
+        }
+        most
+    }
+
     /// The next translated block and its code, if there is one.
     pub(super) fn next_block(&self, code: &mut Vec<u8>) -> Option<BlockHead> {
         let head = self.word(header::BLOCKS_HEAD).load(Ordering::Acquire);
         let tail = self.word(header::BLOCKS_TAIL).load(Ordering::Relaxed);
-        if head == tail {
+        if head == tail || self.stopped {
             return None;
         }
+        let capacity = self.capacity(header::BLOCKS_CAPACITY, layout::BLOCKS);
         let part = |i: usize| {
-            let place = (tail as usize + 8 * i) % layout::BLOCKS;
+            let place = (tail as usize + 8 * i) & (capacity - 1);
             self.word(layout::HEADER + place)
                 .load(Ordering::Relaxed)
                 .to_ne_bytes()
@@ -119,11 +152,12 @@ impl Shared {
         let base = layout::slot_at(index);
         let head = self.word(base + slot::HEAD).load(Ordering::Acquire);
         let tail = self.word(base + slot::TAIL).load(Ordering::Relaxed);
-        let count = (head - tail).min(most as u64);
+        let capacity = self.capacity(base + slot::CAPACITY, layout::RECORDS);
+        let count = (head - tail).min(most as u64).min(capacity as u64);
         let ring = base + layout::SLOT_HEADER;
         // Up to the ring's end, and from its beginning.
-        let from = tail as usize % layout::RECORDS;
-        let first = (count as usize).min(layout::RECORDS - from);
+        let from = tail as usize & (capacity - 1);
+        let first = (count as usize).min(capacity - from);
         for places in [from..from + first, 0..count as usize - first] {
             records
                 .extend(places.map(|place| self.word32(ring + 4 * place).load(Ordering::Relaxed)));
@@ -134,14 +168,45 @@ impl Shared {
         }
     }
 
-    /// Whether a virtual processor has ever done anything.
-    pub(super) fn is_used(&self, index: usize) -> bool {
-        let base = layout::slot_at(index);
-        self.word(base + slot::HEAD).load(Ordering::Relaxed) != 0
+    /// Slots that threads have used.
+    ///
+    /// # Errors
+    /// They cannot all be mapped.
+    pub(super) fn used_slots(&mut self) -> io::Result<usize> {
+        if self.stopped {
+            return Ok(0);
+        }
+        let used = self.word32(header::SLOTS).load(Ordering::Acquire) as usize;
+        let used = used.min(self.slots);
+        if used > self.mapped {
+            self.map_slots(used.next_power_of_two().min(self.slots))?;
+        }
+        Ok(used)
+    }
+
+    fn map_slots(&mut self, slots: usize) -> io::Result<()> {
+        let len = layout::slot_at(slots);
+        // SAFETY: the mapping is ours, of this length, and nothing borrows from it; it may go elsewhere. That the file has so
+        // many slots was seen when it was opened.
+        let memory = unsafe {
+            libc::mremap(
+                self.memory.as_ptr().cast(),
+                self.len,
+                len,
+                libc::MREMAP_MAYMOVE,
+            )
+        };
+        if memory == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        self.memory = NonNull::new(memory.cast()).ok_or_else(|| io::Error::other("mapped at 0"))?;
+        (self.len, self.mapped) = (len, slots);
+        Ok(())
     }
 
     /// From now on nobody takes anything: a full ring is no reason to wait.
-    pub(super) fn stop(&self) {
+    pub(super) fn stop(&mut self) {
+        self.stopped = true;
         self.word32(header::STOPPED).store(1, Ordering::Relaxed);
     }
 }
@@ -162,7 +227,8 @@ impl Presence {
             .create(true)
             .truncate(true)
             .open(folder.join(recorder::NAME))?;
-        file.set_len(recorder::SIZE as u64)?;
+        // Written, not only made longer: that there is no memory shows here, not when it is touched.
+        file.write_all_at(&[0; recorder::SIZE], 0)?;
         let check = |code| match code {
             0 => Ok(()),
             code => Err(io::Error::from_raw_os_error(code)),

@@ -113,6 +113,7 @@ fn limited(stop: &AtomicBool) -> Options<'_> {
     Options {
         duration: Some(Duration::from_secs(60)),
         stop,
+        leader: None,
     }
 }
 

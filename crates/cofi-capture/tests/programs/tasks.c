@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -92,9 +93,10 @@ int main(int argc, char **argv) {
         pthread_exit(NULL);
     }
     if (!strcmp(name, "kill-child")) {
+        atomic_int *rounds = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         pid_t child = fork();
-        if (!child) for (;;) atomic_fetch_add(&sum, 1);
-        usleep(20000);
+        if (!child) for (;;) atomic_fetch_add(rounds, 1);
+        while (*rounds < 1000) usleep(1000);
         kill(child, SIGKILL);
         waitpid(child, &status, 0);
         return WTERMSIG(status);

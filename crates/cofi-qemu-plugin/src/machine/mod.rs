@@ -14,6 +14,7 @@ mod state;
 use crate::layout::{record, state as bits};
 use crate::plugin::{self, PLUGIN};
 use crate::qemu::{Id, Machine, Tb};
+use crate::rings;
 use code::{Code, End};
 use core::cell::UnsafeCell;
 use core::ffi::{c_uint, c_void};
@@ -124,7 +125,7 @@ extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8
     }
     if own.cr3 != state.cr3() {
         own.cr3 = state.cr3();
-        plugin::put(slot, &[record::CR3, own.cr3 as u32, (own.cr3 >> 32) as u32]);
+        rings::put(slot, &[record::CR3, own.cr3 as u32, (own.cr3 >> 32) as u32]);
     }
     if variant.is_marked {
         machine.take_mark(vcpu);
@@ -191,7 +192,7 @@ impl Processor {
         let is_simple =
             natural && matches!(variant.end, End::Plain | End::Direct(..) | End::Repeat);
         if variant.is_marked && !machine.take_mark(vcpu) {
-            plugin::put(slot, &[record::UNFINISHED]);
+            rings::put(slot, &[record::UNFINISHED]);
         }
         if !is_simple {
             self.arrive_otherwise(machine, state, slot, before, is_new, natural);
@@ -215,7 +216,7 @@ impl Processor {
         let tell = |from: Place| {
             let ip = from.linear;
             let halves = [ip as u32, (ip >> 32) as u32];
-            plugin::put(
+            rings::put(
                 slot,
                 &[record::INTERRUPT, halves[0], halves[1], bits_of(from.cs)],
             );
@@ -243,7 +244,7 @@ impl Processor {
                 let (a, b) = (from.linear as u32, (from.linear >> 32) as u32);
                 let (c, d) = (to.linear as u32, (to.linear >> 32) as u32);
                 let bits = bits_of(from.cs);
-                plugin::put(slot, &[record::INTERRUPT_TO, a, b, bits, c, d]);
+                rings::put(slot, &[record::INTERRUPT_TO, a, b, bits, c, d]);
             }
         }
         if let Some(from) = hops.last() {
@@ -260,6 +261,6 @@ extern "C" fn on_idle(_id: Id, vcpu: c_uint) {
     // SAFETY: QEMU calls this in the processor's own thread, while it runs nothing.
     let own = unsafe { &*own.0.get() };
     if let (Some(slot), Some(_)) = (own.slot, own.before) {
-        plugin::put(slot, &[record::IDLE]);
+        rings::put(slot, &[record::IDLE]);
     }
 }

@@ -1,10 +1,12 @@
 //! Finding QEMU's system emulation, and what it takes to run a machine.
 
-use super::super::launch::PLUGINS;
+use super::super::launch::{PLUGINS, put_escaped};
+use super::super::place::{self, Place};
 use crate::child;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -55,6 +57,17 @@ pub enum MachineError {
     /// The memory that is shared with QEMU cannot be made or read.
     #[error("the memory that is shared with QEMU cannot be used")]
     Memory(#[source] io::Error),
+    /// There is no room for the plugin and the memory.
+    #[error(
+        "there is no room for the plugin and the memory that is shared with QEMU in {looked}: free some, or name another folder \
+         with TMPDIR"
+    )]
+    NoRoom {
+        /// Where it was looked for.
+        looked: String,
+        /// The last refusal.
+        source: io::Error,
+    },
     /// A file or folder cannot be made.
     #[error("cannot make {}", path.display())]
     File {
@@ -70,8 +83,10 @@ pub enum MachineError {
 pub struct MachineQemu {
     path: PathBuf,
     plugin: PathBuf,
-    /// Holds the plugin and the shared memory, until it is dropped.
-    folder: tempfile::TempDir,
+    /// Holds the shared memory, until it is dropped.
+    memory: Place,
+    /// Holds the plugin, if it cannot be loaded from where the memory is.
+    _library: Option<Place>,
 }
 
 impl MachineQemu {
@@ -81,32 +96,25 @@ impl MachineQemu {
     /// [`MachineError`], whose text says what to install.
     pub fn find() -> Result<Self, MachineError> {
         let path = child::find_program(OsStr::new(QEMU)).ok_or(MachineError::Missing)?;
-        let shared = Path::new("/dev/shm");
-        let parent = if shared.is_dir() {
-            shared.to_owned()
-        } else {
-            std::env::temp_dir()
-        };
-        let folder = tempfile::Builder::new()
-            .prefix("cofi-")
-            .tempdir_in(&parent)
-            .map_err(|source| MachineError::File {
-                path: parent,
-                source,
-            })?;
+        let (memory, library) = place::make(&place::parents()).map_err(|none| {
+            let (looked, source) = (none.looked, none.source);
+            MachineError::NoRoom { looked, source }
+        })?;
+        let folder = library.as_ref().unwrap_or(&memory).path().to_owned();
         let mut says = String::new();
         for (version, bytes) in PLUGINS {
-            let plugin = folder.path().join(format!("plugin_{version}.so"));
+            let plugin = folder.join(format!("plugin_{version}.so"));
             fs::write(&plugin, bytes).map_err(|source| MachineError::File {
                 path: plugin.clone(),
                 source,
             })?;
-            match takes(&path, &plugin, folder.path()) {
+            match takes(&path, &plugin, memory.path()) {
                 Ok(()) => {
                     return Ok(Self {
                         path,
                         plugin,
-                        folder,
+                        memory,
+                        _library: library,
                     });
                 }
                 // Of the newest one, which it would have to take.
@@ -124,7 +132,7 @@ impl MachineQemu {
     }
 
     pub(super) fn folder(&self) -> PathBuf {
-        self.folder.path().join("run")
+        self.memory.path().join("run")
     }
 
     /// The command that runs a machine with these arguments.
@@ -168,10 +176,11 @@ impl MachineQemu {
 }
 
 fn option(plugin: &Path, folder: &Path) -> OsString {
-    let mut option = plugin.as_os_str().to_owned();
-    option.push(",folder=");
-    option.push(folder);
-    option
+    let mut option = b"file=".to_vec();
+    put_escaped(&mut option, plugin.as_os_str());
+    option.extend_from_slice(b",folder=");
+    put_escaped(&mut option, folder.as_os_str());
+    OsString::from_vec(option)
 }
 
 /// Whether QEMU loads the plugin: asked to run nothing, it does that first.

@@ -15,7 +15,7 @@ use crate::ptrace::{Options, Outcome};
 use crate::{MachineObserver, Pid};
 use blocks::{Blocks, cpl_of, mode_of};
 use cofi_packet::Ip;
-use cofi_qemu_plugin::layout::{self, record};
+use cofi_qemu_plugin::layout::record;
 use pages::Pages;
 use processor::{Interrupted, Processor};
 use std::collections::BTreeMap;
@@ -50,7 +50,8 @@ struct Machine {
     pages: Pages,
     /// By slot.
     processors: BTreeMap<usize, Processor>,
-    slots: usize,
+    /// What processors have told could not be mapped.
+    unmapped: bool,
     /// Records whose operands are still to come.
     rest: BTreeMap<usize, Vec<u32>>,
     code: Vec<u8>,
@@ -78,6 +79,9 @@ pub fn run(
             source,
         })?;
     let pid = child.id();
+    if let Some(leader) = options.leader {
+        leader.store(pid, Ordering::SeqCst);
+    }
     let result = record(&folder, pid, &mut child, options, observer);
     if result.is_err() {
         // Nobody would take what it tells.
@@ -112,6 +116,9 @@ fn record(
                 machine = Machine::find(folder, pid)?;
             }
             if let Some(status) = child.try_wait()? {
+                if let Some(leader) = options.leader {
+                    leader.store(0, Ordering::SeqCst);
+                }
                 if machine.is_none() {
                     machine = Machine::find(folder, pid)?;
                 }
@@ -157,7 +164,7 @@ impl Machine {
                 blocks: Blocks::default(),
                 pages: Pages::default(),
                 processors: BTreeMap::new(),
-                slots: 0,
+                unmapped: false,
                 rest: BTreeMap::new(),
                 code: Vec::new(),
                 records: Vec::new(),
@@ -169,10 +176,13 @@ impl Machine {
     /// Gives every processor a turn; whether any had something to tell.
     fn turn(&mut self, observer: &mut dyn MachineObserver) -> bool {
         let mut any = false;
-        while self.slots < layout::SLOTS && self.shared.is_used(self.slots) {
-            self.slots += 1;
-        }
-        for slot in 0..self.slots {
+        let used = self.shared.used_slots().unwrap_or_else(|_| {
+            // Who is not read must not wait. What it did until now is not in the trace either.
+            self.shared.stop();
+            self.unmapped = true;
+            0
+        });
+        for slot in 0..used {
             let mut records = std::mem::take(&mut self.records);
             self.shared.take(slot, &mut records, TURN);
             if !records.is_empty() {
@@ -258,7 +268,7 @@ impl Machine {
     fn end(mut self, observer: &mut dyn MachineObserver) -> MachineUnknown {
         self.shared.stop();
         let mut unknown = MachineUnknown {
-            untraced: self.shared.take_untraced().into(),
+            untraced: u64::from(self.shared.take_untraced()) + u64::from(self.unmapped),
             ..MachineUnknown::default()
         };
         for processor in self.processors.values_mut() {

@@ -1,0 +1,90 @@
+//! Signals that ask `cofi record` to end: the program decides, as it does at a Ctrl-C, and the recording ends well.
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// What is known of the recording where a signal arrives.
+#[derive(Debug, Default)]
+struct State {
+    /// The recording is to stop.
+    stop: AtomicBool,
+    /// The first process of the program that was started, while it runs.
+    leader: AtomicU32,
+    /// The recording is over: signals do what they do by themselves.
+    over: AtomicBool,
+}
+
+/// Takes the signals until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Watch(Arc<State>);
+
+impl Watch {
+    /// SIGTERM and SIGHUP are handed on to the program; a second one stops the recording, and the program runs on. To a
+    /// process that was there before nothing is handed on, and Ctrl-C stops as well.
+    pub(crate) fn begin(is_attached: bool) -> Result<Self> {
+        let state = Arc::new(State::default());
+        let mut wanted = vec![SIGTERM];
+        // `nohup cofi record` is to go on.
+        if !is_ignored(SIGHUP) {
+            wanted.push(SIGHUP);
+        }
+        if is_attached {
+            wanted.push(SIGINT);
+        }
+        let mut signals = Signals::new(wanted).context("cannot wait for signals")?;
+        let known = Arc::clone(&state);
+        let wait = move || {
+            let mut is_first = !is_attached;
+            for signal in signals.forever() {
+                if known.over.load(Ordering::SeqCst) {
+                    let _ = emulate_default_handler(signal);
+                }
+                let leader = known.leader.load(Ordering::SeqCst);
+                let is_told = std::mem::take(&mut is_first) && leader != 0;
+                if !(is_told && hand_on(leader, signal)) {
+                    known.stop.store(true, Ordering::SeqCst);
+                }
+            }
+        };
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(wait)
+            .context("cannot start a thread")?;
+        Ok(Self(state))
+    }
+
+    /// Set when the recording is to stop.
+    pub(crate) fn stop(&self) -> &AtomicBool {
+        &self.0.stop
+    }
+
+    /// Where the engine says which process the signals are for.
+    pub(crate) fn leader(&self) -> &AtomicU32 {
+        &self.0.leader
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::SeqCst);
+    }
+}
+
+fn hand_on(leader: u32, signal: i32) -> bool {
+    let signal = Signal::try_from(signal);
+    signal.is_ok_and(|signal| kill(Pid::from_raw(leader as i32), signal).is_ok())
+}
+
+/// Whether this process ignores a signal.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 << (signal - 1) != 0)
+}
