@@ -4,7 +4,7 @@ use crate::Ended;
 use crate::args::{Engine, RecordOptions};
 use crate::engine::{self, Chosen};
 use anyhow::{Context, Result, bail};
-use cofi_capture::ptrace::{self, Command, Options, Outcome, Target};
+use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
 use cofi_capture::qemu::{self, Qemu, Unknown};
 use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
 use cofi_perf::PtConfig;
@@ -111,7 +111,14 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
                 outcome
             })
         }
-        (_, target) => ptrace::run(target, run_options, &mut recorder),
+        (_, target) => {
+            let stops = if options.step {
+                Stops::Instructions
+            } else {
+                Stops::Branches
+            };
+            ptrace::run_by(stops, target, run_options, &mut recorder)
+        }
     };
     let recorded = recorder.finish()?;
     let ended = match result? {

@@ -1,11 +1,14 @@
 //! The loop over all threads: which there are, and how they begin and end. What a stop means is in [`super::stop`].
 
+use super::breakpoints::Breakpoints;
 use super::code::CodeSpace;
 use super::cursor::Cursor;
-use super::launch::{self, EngineError, Options, Outcome, Target};
+use super::launch::{self, EngineError, Options, Outcome, Stops, Target};
 use super::maps;
 use super::sys::{self, Dispositions, EVENT_STOP, Resume, Status};
+use super::syscall::Sharing;
 use super::thread::{At, Thread};
+use super::trial;
 use crate::{Observer, Pid, ProcessCause};
 use libc::c_int;
 use rustc_hash::FxHashMap;
@@ -38,6 +41,19 @@ pub fn run(
     options: Options<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, EngineError> {
+    run_by(Stops::default(), target, options, observer)
+}
+
+/// As [`run`], with a say in where to stop the program. The observer hears the same of each thread.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_by(
+    stops: Stops,
+    target: Target,
+    options: Options<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, EngineError> {
     let mut dispositions = Dispositions::default();
     dispositions.interrupting(sys::wake_signal());
     let mut engine = Engine {
@@ -48,6 +64,10 @@ pub fn run(
         leader: 0,
         outcome: None,
         stopping: false,
+        breakpoints: match stops {
+            Stops::Branches if trial::breakpoints_work() => Breakpoints::default(),
+            _ => Breakpoints::none(),
+        },
     };
     match target {
         Target::Launch(command) => {
@@ -91,6 +111,8 @@ pub(super) struct Process {
     pub(super) space: CodeSpace,
     /// The program ignores SIGTRAP; the kernel must not, see [`super::mask`].
     pub(super) ignores_trap: bool,
+    /// Another process can write its memory.
+    pub(super) shares_memory: bool,
 }
 
 pub(super) struct Engine<'o> {
@@ -103,6 +125,8 @@ pub(super) struct Engine<'o> {
     leader: Pid,
     outcome: Option<Outcome>,
     pub(super) stopping: bool,
+    /// Those with which a thread begins.
+    pub(super) breakpoints: Breakpoints,
 }
 
 /// A thread that is gone is told by a status of its own; until then requests for it fail.
@@ -192,6 +216,7 @@ impl Engine<'_> {
             (Some(parent), ProcessCause::Fork) => Process {
                 space: parent.space.fork(),
                 ignores_trap: parent.ignores_trap,
+                ..Process::default()
             },
             (_, ProcessCause::Exec) => Process {
                 ignores_trap: self.processes.get(&pid).is_some_and(|p| p.ignores_trap),
@@ -207,7 +232,8 @@ impl Engine<'_> {
     }
 
     pub(super) fn begin_thread(&mut self, pid: Pid, tid: Pid, creator: Option<Pid>) {
-        let thread = Thread::new(pid, creator.and_then(|tid| self.threads.get(&tid)));
+        let creator_thread = creator.and_then(|tid| self.threads.get(&tid));
+        let thread = Thread::new(pid, creator_thread, self.breakpoints.clone());
         self.threads.insert(tid, thread);
         self.observer.thread_start(pid, tid, creator);
     }
@@ -220,12 +246,18 @@ impl Engine<'_> {
 
     /// A thread with all that is needed to tell of it.
     pub(super) fn cursor(&mut self, tid: Pid) -> Option<Cursor<'_>> {
+        let pid = self.threads.get(&tid)?.pid;
+        let others = self
+            .threads
+            .iter()
+            .any(|(other, thread)| thread.pid == pid && *other != tid);
         let thread = self.threads.get_mut(&tid)?;
         let process = self.processes.get_mut(&thread.pid)?;
         Some(Cursor {
             tid,
             thread,
             space: &mut process.space,
+            alone: !others && !process.shares_memory,
             observer: &mut *self.observer,
         })
     }
@@ -288,7 +320,7 @@ impl Engine<'_> {
     }
 
     /// A thread has made another one, or a process.
-    pub(super) fn born(&mut self, tid: Pid, creator: Pid) -> io::Result<()> {
+    pub(super) fn born(&mut self, tid: Pid, creator: Pid, sharing: Sharing) -> io::Result<()> {
         if !self.threads.contains_key(&tid) {
             let Some(parent) = self.threads.get(&creator).map(|thread| thread.pid) else {
                 return Ok(());
@@ -300,6 +332,14 @@ impl Engine<'_> {
             } else if maps::process_of(tid) == Some(tid) {
                 self.begin_process(tid, Some(parent), ProcessCause::Fork);
                 self.begin_thread(tid, tid, Some(creator));
+                if let Some(process) = self.processes.get_mut(&tid) {
+                    process.shares_memory = sharing != Sharing::Nothing;
+                }
+                if sharing == Sharing::Shared
+                    && let Some(process) = self.processes.get_mut(&parent)
+                {
+                    process.shares_memory = true;
+                }
             }
         }
         match self.early.remove(&tid) {
@@ -335,7 +375,7 @@ impl Engine<'_> {
         // Who was killed while it made another one does not announce that one any more.
         let orphans: Vec<Pid> = self.early.keys().copied().collect();
         for orphan in orphans {
-            self.born(orphan, tid)?;
+            self.born(orphan, tid, Sharing::Shared)?;
         }
         self.end_thread(tid);
         if tid == self.leader {

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 const PROT_READ: u32 = 1;
-const PROT_WRITE: u32 = 2;
+pub(super) const PROT_WRITE: u32 = 2;
 const PROT_EXEC: u32 = 4;
 
 /// Undoes the octal escapes (`\040`) with which the kernel writes white space in paths.

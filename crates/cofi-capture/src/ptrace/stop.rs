@@ -3,8 +3,8 @@
 use super::cursor::Stepped;
 use super::engine::{Engine, unless_gone};
 use super::mask;
-use super::sys::{self, EVENT_STOP, Regs, Resume};
-use super::syscall::{Effect, Table, effect};
+use super::sys::{self, EVENT_STOP, RESUME_FLAG, Regs, Resume};
+use super::syscall::{Effect, Table, effect, sharing};
 use super::thread::{At, Thread, is_restart, r11_shows_step};
 use super::{maps, sys::TRAP_FLAG};
 use crate::{Pid, ProcessCause};
@@ -15,6 +15,8 @@ use std::io;
 const HANDLER_ENTRY: c_int = libc::SIGTRAP;
 /// siginfo's code after a step that ended in a system call, and after INT1.
 const TRAP_BRKPT: c_int = 1;
+/// siginfo's code at a breakpoint of a debug register.
+const TRAP_HWBKPT: c_int = 4;
 /// siginfo's code after a step.
 const TRAP_TRACE: c_int = 2;
 
@@ -30,16 +32,22 @@ impl Engine<'_> {
                     signal,
                     libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE
                 ) && sys::signal_info(tid as i32)?.code() > 0;
+                self.catch_up(tid, &regs, false)?;
                 self.signaled(tid, signal, fault, &regs)
             }
             libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
                 self.in_system_call(tid, &regs)?;
                 let child = sys::event_message(tid as i32)? as Pid;
-                self.born(child, tid)?;
+                let table = match self.threads.get(&tid).map(|thread| thread.at) {
+                    Some(At::Kernel(table)) => table,
+                    _ => Table::Native,
+                };
+                self.born(child, tid, sharing(&regs, table, tid))?;
                 self.go_on(tid, 0)
             }
             libc::PTRACE_EVENT_EXEC => self.executed(tid, &regs),
             libc::PTRACE_EVENT_EXIT => {
+                self.catch_up(tid, &regs, false)?;
                 self.in_system_call(tid, &regs)?;
                 if let Some(mut cursor) = self.cursor(tid) {
                     if let At::User(next) = cursor.thread.at {
@@ -52,6 +60,14 @@ impl Engine<'_> {
             }
             EVENT_STOP => self.interrupted(tid, signal, &regs),
             _ => self.go_on(tid, 0),
+        }
+    }
+
+    /// Tells what a thread ran of its plan. Whether it had one.
+    fn catch_up(&mut self, tid: Pid, regs: &Regs, hit: bool) -> io::Result<bool> {
+        match self.cursor(tid) {
+            Some(mut cursor) => cursor.catch_up(regs, hit),
+            None => Ok(false),
         }
     }
 
@@ -132,6 +148,10 @@ impl Engine<'_> {
     #[inline]
     fn trapped(&mut self, tid: Pid, regs: Regs) -> io::Result<()> {
         let info = sys::signal_info(tid as i32)?;
+        if info.code() == TRAP_HWBKPT {
+            return self.hit(tid, regs);
+        }
+        self.catch_up(tid, &regs, false)?;
         match info.code() {
             TRAP_TRACE | TRAP_BRKPT => self.stepped(tid, info.code(), regs),
             HANDLER_ENTRY => {
@@ -165,6 +185,24 @@ impl Engine<'_> {
                 let signal = if ignored { 0 } else { libc::SIGTRAP };
                 self.signaled(tid, signal, held.is_none(), &regs)
             }
+        }
+    }
+
+    /// A thread stands before an instruction at which a breakpoint is.
+    #[inline]
+    fn hit(&mut self, tid: Pid, regs: Regs) -> io::Result<()> {
+        let Some(mut cursor) = self.cursor(tid) else {
+            return Ok(());
+        };
+        if cursor.catch_up(&regs, true)? {
+            cursor.prepare(&regs);
+            return self.go_on(tid, 0);
+        }
+        match cursor.thread.at {
+            // It was stepped on to a breakpoint that an earlier plan has left.
+            At::User(next) if next.ip == regs.rip => self.go_on(tid, 0),
+            At::User(_) => self.stepped(tid, TRAP_TRACE, regs),
+            _ => self.go_on(tid, 0),
         }
     }
 
@@ -295,7 +333,7 @@ impl Engine<'_> {
             self.observer.thread_start(pid, tid, None);
         }
         if let Some(thread) = self.threads.get_mut(&tid) {
-            let fresh = Thread::new(pid, Some(thread));
+            let fresh = Thread::new(pid, Some(thread), self.breakpoints.clone());
             *thread = Thread {
                 held_trap: thread.held_trap.take(),
                 own_trap: false,
@@ -321,6 +359,15 @@ impl Engine<'_> {
             sys::interrupt(tid as i32)?;
             return sys::resume(tid as i32, Resume::Run, signal);
         }
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            if signal != 0 {
+                // The signal's handler comes first.
+                thread.plan.clear();
+                thread.flags = None;
+            } else if runs_by_plan(tid, thread)? {
+                return sys::resume(tid as i32, Resume::Run, 0);
+            }
+        }
         // A system call is run rather than stepped over: no trap flag shows in R11, and no SIGTRAP is forced upon the
         // thread while it may block it. With a signal, the step is what stops at its handler.
         let in_call = signal == 0
@@ -343,8 +390,10 @@ impl Engine<'_> {
         }
         let mut regs = sys::no_registers();
         sys::registers(tid as i32, &mut regs)?;
+        self.catch_up(tid, &regs, false)?;
         self.in_system_call(tid, &regs)?;
         if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.breakpoints.clear(tid)?;
             if let At::Kernel(table) = thread.at {
                 hide_in_r11(tid, thread, table, &regs)?;
             }
@@ -365,4 +414,33 @@ fn hide_in_r11(tid: Pid, thread: &Thread, table: Table, regs: &Regs) -> io::Resu
         sys::set_r11(tid as i32, regs.r11 & !TRAP_FLAG)?;
     }
     Ok(())
+}
+
+/// Whether a thread can be let run, with the breakpoints of its plan. It is to be stepped otherwise.
+#[inline]
+fn runs_by_plan(tid: Pid, thread: &mut Thread) -> io::Result<bool> {
+    if thread.runs {
+        // It has been interrupted, wherever it is in its plan.
+        return Ok(true);
+    }
+    let Thread {
+        plan,
+        breakpoints,
+        flags,
+        at,
+        ..
+    } = thread;
+    let planned = plan.is_made() && breakpoints.set(tid, plan.stops(), |ip| plan.passes(ip));
+    if !planned {
+        plan.clear();
+    }
+    // The instruction at which it stands is to run, whatever breakpoint is there.
+    if let (Some(flags), At::User(next)) = (flags.take(), at)
+        && breakpoints.holds(next.ip)
+        && flags & RESUME_FLAG == 0
+    {
+        sys::set_flags(tid as i32, flags | RESUME_FLAG)?;
+    }
+    thread.runs = planned;
+    Ok(planned)
 }

@@ -159,6 +159,21 @@ pub(crate) fn set_r11(tid: pid_t, value: u64) -> io::Result<()> {
     request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
 }
 
+/// The flag with which an instruction runs although a breakpoint stands before it. The processor clears it then.
+pub(crate) const RESUME_FLAG: u64 = 0x1_0000;
+
+/// Sets the flags of a stopped thread.
+pub(crate) fn set_flags(tid: pid_t, value: u64) -> io::Result<()> {
+    let offset = std::mem::offset_of!(Regs, eflags);
+    request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
+}
+
+/// Sets a debug register of a stopped thread.
+pub(crate) fn set_debug_register(tid: pid_t, number: usize, value: u64) -> io::Result<()> {
+    let offset = std::mem::offset_of!(libc::user, u_debugreg) + number * size_of::<u64>();
+    request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
+}
+
 /// The message of the event at which a thread stopped.
 pub(crate) fn event_message(tid: pid_t) -> io::Result<u64> {
     let mut message: libc::c_ulong = 0;
@@ -312,11 +327,11 @@ pub(crate) fn write_memory(tid: pid_t, addr: u64, bytes: &[u8]) -> io::Result<()
     }
 }
 
-fn wait(pid: pid_t) -> io::Result<(pid_t, Status)> {
+fn wait(pid: pid_t, flags: c_int) -> io::Result<(pid_t, Status)> {
     let mut status = 0;
     // SAFETY: the kernel writes one integer through the pointer. `__WNOTHREAD` limits the wait to the children and
     // tracees of this very thread, so that no other thread's children are reaped.
-    let tid = unsafe { libc::waitpid(pid, &mut status, libc::__WALL | libc::__WNOTHREAD) };
+    let tid = unsafe { libc::waitpid(pid, &mut status, libc::__WALL | libc::__WNOTHREAD | flags) };
     check(c_long::from(tid))?;
     let status = if libc::WIFSTOPPED(status) {
         Status::Stopped {
@@ -334,13 +349,13 @@ fn wait(pid: pid_t) -> io::Result<(pid_t, Status)> {
 /// Waits for any traced thread to change its state.
 #[inline]
 pub(crate) fn wait_any() -> io::Result<(pid_t, Status)> {
-    wait(-1)
+    wait(-1, 0)
 }
 
 /// Waits for one traced thread or child to change its state.
 pub(crate) fn wait_for(tid: pid_t) -> io::Result<Status> {
     loop {
-        match wait(tid) {
+        match wait(tid, 0) {
             Ok((_, status)) => return Ok(status),
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
             Err(error) => return Err(error),
@@ -507,6 +522,57 @@ unsafe fn child(table: &[CandidateTable], go: &OwnedFd, go_write: RawFd, error: 
         libc::write(error.as_raw_fd(), bytes.as_ptr().cast(), bytes.len());
         libc::_exit(127);
     }
+}
+
+// What a child runs on which the debug registers are tried: it counts in RCX for ever.
+std::arch::global_asm!(
+    ".pushsection .text.cofi_trial, \"ax\", @progbits",
+    ".hidden cofi_trial",
+    ".globl cofi_trial",
+    "cofi_trial:",
+    "inc rcx",
+    "nop",
+    "jmp cofi_trial",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    /// Never returns, and uses nothing but a register that a call may use.
+    fn cofi_trial() -> !;
+}
+
+/// Where the child of [`fork_trial`] runs, round and round.
+pub(crate) fn trial_address() -> u64 {
+    cofi_trial as *const () as u64
+}
+
+/// Forks a child that counts in RCX until it is killed.
+pub(crate) fn fork_trial() -> io::Result<pid_t> {
+    // SAFETY: the child of a possibly threaded process does nothing but run the loop above, which touches no memory.
+    let pid = unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            cofi_trial();
+        }
+        pid
+    };
+    check(c_long::from(pid))?;
+    Ok(pid)
+}
+
+/// Whether a traced thread or child has changed its state.
+pub(crate) fn poll(tid: pid_t) -> io::Result<Option<Status>> {
+    let (found, status) = wait(tid, libc::WNOHANG)?;
+    Ok((found == tid).then_some(status))
+}
+
+/// Kills a child and forgets it.
+pub(crate) fn end(child: pid_t) {
+    // SAFETY: no memory is involved. The number is that of a child that nobody has waited for to its end.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+    }
+    while let Ok(Status::Stopped { .. }) = wait_for(child) {}
 }
 
 /// Sends a signal to a thread.

@@ -1,7 +1,8 @@
 //! What the engine must know of Linux's system calls: the few after which something has changed that it keeps.
 
 use super::code::CodeSpace;
-use super::sys::Regs;
+use super::sys::{self, Regs};
+use crate::Pid;
 
 /// The table by which a system call was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +28,46 @@ pub(super) enum Effect {
     Action,
     /// Everything: a signal handler returned.
     SignalReturn,
+}
+
+/// Whose memory a new process has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sharing {
+    /// Its own.
+    Nothing,
+    /// That of its creator, who waits until it has another or ends.
+    Borrowed,
+    /// That of its creator.
+    Shared,
+}
+
+const CLONE_VM: u64 = 0x100;
+const CLONE_VFORK: u64 = 0x4000;
+
+/// What the system call in which a thread makes another one says about their memory.
+pub(super) fn sharing(regs: &Regs, table: Table, tid: Pid) -> Sharing {
+    let [first, ..] = arguments(regs, table);
+    let flags = match (table, regs.orig_rax) {
+        // fork, vfork, clone
+        (Table::Native, 57) | (Table::Compat, 2) => 0,
+        (Table::Native, 58) | (Table::Compat, 190) => CLONE_VM | CLONE_VFORK,
+        (Table::Native, 56) | (Table::Compat, 120) => first,
+        // clone3, whose flags stand in memory; what else there may be is not known.
+        (_, 435) => {
+            let mut flags = [0; 8];
+            if sys::read_memory(tid as i32, first, &mut flags) == flags.len() {
+                u64::from_le_bytes(flags)
+            } else {
+                CLONE_VM
+            }
+        }
+        _ => CLONE_VM,
+    };
+    match (flags & CLONE_VM != 0, flags & CLONE_VFORK != 0) {
+        (false, _) => Sharing::Nothing,
+        (true, true) => Sharing::Borrowed,
+        (true, false) => Sharing::Shared,
+    }
 }
 
 /// The arguments of a finished system call, as far as they are looked at.
