@@ -50,6 +50,12 @@ impl Breakpoints {
         self.count
     }
 
+    /// How often they have been set.
+    #[inline]
+    pub(super) fn plans(&self) -> u64 {
+        self.now
+    }
+
     /// Whether the thread stops before it executes the instruction at `ip`.
     #[inline]
     pub(super) fn holds(&self, ip: u64) -> bool {

@@ -120,6 +120,11 @@ impl CodeSpace {
         self.mappings.overlaps(start, start.saturating_add(len))
     }
 
+    /// Whether other processes may write anything in `len` bytes from `start`.
+    pub(super) fn shares_in(&self, start: u64, len: u64) -> bool {
+        self.mappings.shares(start, start.saturating_add(len))
+    }
+
     /// Reads the mappings anew and tells what files have come to be mapped.
     pub(super) fn refresh(&mut self, pid: Pid, tid: Pid, observer: &mut dyn Observer) {
         let Some(change) = self.mappings.refresh(pid) else {

@@ -126,7 +126,8 @@ impl Cursor<'_> {
         // What stands in memory that others may write need not stand there when it is read.
         let read = |at, size: usize| {
             let mut bytes = [0; 8];
-            let whole = alone && sys::read_memory(tid as i32, at, &mut bytes[..size]) == size;
+            let own = alone && !source.space.shares_in(at, size as u64);
+            let whole = own && sys::read_memory(tid as i32, at, &mut bytes[..size]) == size;
             whole.then(|| u64::from_le_bytes(bytes))
         };
         if let Some(to) = way::leads_to(code.way, &code.insn, after, regs, read) {
@@ -165,6 +166,19 @@ impl Cursor<'_> {
             returns_to: None,
         });
         Ok(true)
+    }
+
+    /// The table of the system call whose instruction ends at `rip`, for a thread that came there unseen.
+    pub(super) fn entered_by(&self, rip: u64) -> Table {
+        const SYSCALL: [u8; 2] = [0x0f, 0x05];
+        let mut bytes = [0; 2];
+        let at = rip.wrapping_sub(SYSCALL.len() as u64);
+        sys::read_memory(self.tid as i32, at, &mut bytes);
+        if self.thread.mode == ExecMode::Bits64 && bytes == SYSCALL {
+            Table::Native
+        } else {
+            Table::Compat
+        }
     }
 
     /// Tells that the thread ran its plan up to a node, and went to `to`.

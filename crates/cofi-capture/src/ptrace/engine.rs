@@ -28,6 +28,9 @@ const PTRACE_OPTIONS: c_int = libc::PTRACE_O_TRACECLONE
 /// How often the options are looked at while nothing happens.
 const TICK: Duration = Duration::from_millis(20);
 
+/// After how many ticks it is looked whether a thread runs that should have stopped.
+const LOOK: u32 = 10;
+
 /// Runs or attaches to the target until its first process ends or the options say stop, and tells `observer` what
 /// happens. Processes that outlive the first one are let go, and run on.
 ///
@@ -79,27 +82,33 @@ pub fn run_by(
             if let Err(source) = engine.attach(pid) {
                 // What has been seized already is let go.
                 engine.stop()?;
-                engine.follow(&AtomicBool::new(false))?;
+                engine.follow(&AtomicBool::new(false), &AtomicBool::new(false))?;
                 return Err(EngineError::Attach { pid, source });
             }
         }
     }
-    let stop = AtomicBool::new(false);
+    let (stop, look) = (AtomicBool::new(false), AtomicBool::new(false));
     let tracer = sys::this_thread();
     std::thread::scope(|scope| {
         let (done, wait) = channel::<()>();
-        let stop = &stop;
+        let (stop, look) = (&stop, &look);
         scope.spawn(move || {
             let begin = Instant::now();
+            let mut ticks = 0u32;
             while let Err(RecvTimeoutError::Timeout) = wait.recv_timeout(TICK) {
                 let late = options.duration.is_some_and(|d| begin.elapsed() >= d);
                 if late || options.stop.load(Ordering::Relaxed) {
                     stop.store(true, Ordering::Relaxed);
                     sys::wake(tracer);
                 }
+                ticks = ticks.wrapping_add(1);
+                // Who has stops to handle looks by itself.
+                if ticks.is_multiple_of(LOOK) && look.swap(true, Ordering::Relaxed) {
+                    sys::wake(tracer);
+                }
             }
         });
-        let result = engine.follow(stop);
+        let result = engine.follow(stop, look);
         drop(done);
         result
     })
@@ -262,7 +271,7 @@ impl Engine<'_> {
         })
     }
 
-    fn follow(mut self, stop: &AtomicBool) -> Result<Outcome, EngineError> {
+    fn follow(mut self, stop: &AtomicBool, look: &AtomicBool) -> Result<Outcome, EngineError> {
         while !self.threads.is_empty() {
             let stop = stop.load(Ordering::Relaxed)
                 || self.outcome.is_some()
@@ -270,6 +279,9 @@ impl Engine<'_> {
             if stop && !self.stopping {
                 self.stop()?;
                 continue;
+            }
+            if look.swap(false, Ordering::Relaxed) {
+                self.look()?;
             }
             match sys::wait_any() {
                 Ok((tid, status)) => self.handle(tid as Pid, status)?,
@@ -283,6 +295,18 @@ impl Engine<'_> {
             self.end_thread(tid);
         }
         Ok(self.outcome.unwrap_or(Outcome::Detached))
+    }
+
+    /// Interrupts the threads that run by the plan by which they ran at the last look: nothing leads them from their code, as
+    /// they are found then, unless the kernel has put them elsewhere (restartable sequences).
+    fn look(&mut self) -> io::Result<()> {
+        for (tid, thread) in &mut self.threads {
+            let plan = thread.runs.then(|| thread.breakpoints.plans());
+            if plan.is_some() && std::mem::replace(&mut thread.seen, plan) == plan {
+                unless_gone(sys::interrupt(*tid as i32))?;
+            }
+        }
+        Ok(())
     }
 
     /// Begins to let all threads go.

@@ -47,7 +47,6 @@ impl Engine<'_> {
             }
             libc::PTRACE_EVENT_EXEC => self.executed(tid, &regs),
             libc::PTRACE_EVENT_EXIT => {
-                self.catch_up(tid, &regs, false)?;
                 self.in_system_call(tid, &regs)?;
                 if let Some(mut cursor) = self.cursor(tid) {
                     if let At::User(next) = cursor.thread.at {
@@ -76,6 +75,10 @@ impl Engine<'_> {
         match self.threads.get(&tid).map(|thread| thread.at) {
             Some(At::User(_)) => {
                 if let Some(mut cursor) = self.cursor(tid) {
+                    if cursor.catch_up(&regs, false)? {
+                        cursor.thread.at = At::Kernel(cursor.entered_by(regs.rip));
+                        return self.go_on(tid, 0);
+                    }
                     cursor.thread.at = match cursor.step(&regs, false)? {
                         Stepped::SystemCall(table) => At::Kernel(table),
                         _ => At::Kernel(Table::Compat),
@@ -106,6 +109,7 @@ impl Engine<'_> {
         let Some(mut cursor) = self.cursor(tid) else {
             return Ok(());
         };
+        cursor.catch_up(regs, false)?;
         if let At::User(next) = cursor.thread.at
             && regs.rip != next.ip
             && !(next.restarts && is_restart(regs))
@@ -134,6 +138,11 @@ impl Engine<'_> {
                 cursor.interrupted_at(next.ip);
                 cursor.prepare(regs);
                 mask::handler_entered(tid, cursor.thread, regs)?;
+            }
+            // It may stay here for long, or may have gone astray. If it was at a breakpoint, its trap comes next.
+            At::User(_) if cursor.thread.runs && !sys::trap_is_pending(tid as i32)? => {
+                cursor.catch_up(regs, false)?;
+                cursor.prepare(regs);
             }
             _ => {}
         }
@@ -365,7 +374,8 @@ impl Engine<'_> {
                 thread.plan.clear();
                 thread.flags = None;
             } else if runs_by_plan(tid, thread)? {
-                return sys::resume(tid as i32, Resume::Run, 0);
+                // No way through a plan leads into a system call. Should the thread go astray, it is found there at the latest.
+                return sys::resume(tid as i32, Resume::Call, 0);
             }
         }
         // A system call is run rather than stepped over: no trap flag shows in R11, and no SIGTRAP is forced upon the
@@ -390,7 +400,6 @@ impl Engine<'_> {
         }
         let mut regs = sys::no_registers();
         sys::registers(tid as i32, &mut regs)?;
-        self.catch_up(tid, &regs, false)?;
         self.in_system_call(tid, &regs)?;
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.breakpoints.clear(tid)?;

@@ -4,11 +4,13 @@
 //! knows about flow or threads of a program.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use libc::{c_int, c_long, c_uint, c_void, pid_t};
 
@@ -583,19 +585,16 @@ pub(crate) fn send(pid: pid_t, tid: pid_t, signal: c_int) {
     }
 }
 
-/// Signal dispositions of this process, put back when dropped.
+/// Signal dispositions of this process, put back when the last that set them is dropped: several engines may run at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Dispositions {
-    saved: Vec<(c_int, SavedAction)>,
+    set: Vec<c_int>,
 }
+
+/// For each signal, how many have set its disposition, and what it was before.
+static DISPOSITIONS: Mutex<BTreeMap<c_int, (usize, SavedAction)>> = Mutex::new(BTreeMap::new());
 
 struct SavedAction(libc::sigaction);
-
-impl std::fmt::Debug for SavedAction {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SavedAction")
-    }
-}
 
 extern "C" fn wake_handler(_: c_int) {}
 
@@ -611,6 +610,12 @@ impl Dispositions {
     }
 
     fn set(&mut self, signal: c_int, handler: usize) {
+        let mut all = DISPOSITIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((count, _)) = all.get_mut(&signal) {
+            *count += 1;
+            self.set.push(signal);
+            return;
+        }
         // SAFETY: both structures are plain data for which zero is a value; the handler is SIG_IGN or a function that
         // does nothing, which is safe at any moment.
         unsafe {
@@ -618,7 +623,8 @@ impl Dispositions {
             action.sa_sigaction = handler;
             let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
             if libc::sigaction(signal, &action, &mut old) == 0 {
-                self.saved.push((signal, SavedAction(old)));
+                all.insert(signal, (1, SavedAction(old)));
+                self.set.push(signal);
             }
         }
     }
@@ -626,11 +632,20 @@ impl Dispositions {
 
 impl Drop for Dispositions {
     fn drop(&mut self) {
-        for (signal, action) in self.saved.drain(..).rev() {
+        let mut all = DISPOSITIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        for signal in self.set.drain(..) {
+            let Some((count, action)) = all.get_mut(&signal) else {
+                continue;
+            };
+            *count -= 1;
+            if *count > 0 {
+                continue;
+            }
             // SAFETY: the action was returned by the kernel for this very signal.
             unsafe {
                 libc::sigaction(signal, &action.0, ptr::null_mut());
             }
+            all.remove(&signal);
         }
     }
 }

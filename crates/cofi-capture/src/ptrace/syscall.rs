@@ -80,6 +80,8 @@ pub(super) fn arguments(regs: &Regs, table: Table) -> [u64; 4] {
 
 const PROT_EXEC: u64 = 4;
 const MAP_FIXED: u64 = 0x10;
+/// In MAP_SHARED_VALIDATE too.
+const MAP_SHARED: u64 = 1;
 const PR_SET_NAME: u64 = 15;
 
 /// What a finished system call may have changed.
@@ -103,11 +105,11 @@ pub(super) fn effect(regs: &Regs, table: Table, space: &CodeSpace) -> Effect {
             Effect::None
         }
     };
-    let in_range = |start, len| space.executes_in(start, len);
+    let in_range = |start, len| space.executes_in(start, len) || space.shares_in(start, len);
     match (table, number) {
         // mmap. What is executable by the reader's personality only is found when it is executed.
         (Table::Native, 9) | (Table::Compat, 192) => {
-            mappings(args[2] & PROT_EXEC != 0 || args[3] & MAP_FIXED != 0)
+            mappings(args[2] & PROT_EXEC != 0 || args[3] & (MAP_FIXED | MAP_SHARED) != 0)
         }
         // mprotect, pkey_mprotect
         (Table::Native, 10 | 329) | (Table::Compat, 125 | 380) => {

@@ -58,6 +58,8 @@ pub(super) struct Thread {
     pub(super) plan: Plan,
     /// It has been let run by its plan.
     pub(super) runs: bool,
+    /// The plan by which it ran when that was last looked at.
+    pub(super) seen: Option<u64>,
     /// The flags with which it is going to run its next instruction; none if it may have moved since they were read.
     pub(super) flags: Option<u64>,
     /// What it ran, while that is being told.
@@ -80,6 +82,7 @@ impl Thread {
             breakpoints,
             plan: Plan::default(),
             runs: false,
+            seen: None,
             flags: None,
             path: Vec::new(),
         }
