@@ -197,3 +197,14 @@ fn loops_under_a_storm_of_signals() {
         }
     }
 }
+
+/// The kernel moves a thread out of a restartable sequence in which it was stopped: no code explains where it goes on.
+#[test]
+fn a_thread_that_the_kernel_moves() {
+    let program = Program::build("stops-restartable", "restartable.c", &["-no-pie"]);
+    if program.native(&[]) == Some(3) {
+        eprintln!("not examined: this kernel or C library has no restartable sequences");
+        return;
+    }
+    program.same(&[]);
+}
