@@ -188,17 +188,13 @@ impl Cursor<'_> {
         if let Some(first) = path.first() {
             self.in_user(first.ip.0);
         }
-        let mut begin = 0;
         for (i, step) in path.iter().enumerate() {
             let next = path.get(i + 1).map_or(Ip(to), |step| step.ip);
             if step.insn.class == Class::Conditional {
                 let after = step.insn.next_ip(step.ip, self.thread.mode);
                 self.space.learn(step.ip.0, next != after);
             }
-            if step.insn.class != Class::Other || i + 1 == path.len() {
-                self.observer.ran(self.tid, &path[begin..=i], next);
-                begin = i + 1;
-            }
+            self.observer.retired(self.tid, step.ip, &step.insn, next);
         }
         self.thread.path = path;
     }
