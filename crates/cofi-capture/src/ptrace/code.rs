@@ -125,10 +125,10 @@ impl CodeSpace {
         self.mappings.shares(start, start.saturating_add(len))
     }
 
-    /// Reads the mappings anew and tells what files have come to be mapped.
-    pub(super) fn refresh(&mut self, pid: Pid, tid: Pid, observer: &mut dyn Observer) {
+    /// Reads the mappings anew and tells what files have come to be mapped. Whether anything has changed.
+    pub(super) fn refresh(&mut self, pid: Pid, tid: Pid, observer: &mut dyn Observer) -> bool {
         let Some(change) = self.mappings.refresh(pid) else {
-            return;
+            return false;
         };
         // Generations are told apart only as long as they do not wrap; then the slots start anew.
         self.generation = self.generation.checked_add(1).unwrap_or_else(|| {
@@ -150,6 +150,7 @@ impl CodeSpace {
         if !change.fresh.is_empty() {
             observer.mapped(pid, tid, &change.fresh);
         }
+        true
     }
 
     /// The instruction at `ip`, if there is one that can be executed. Bytes that no file holds are told first when they

@@ -272,20 +272,36 @@ impl Engine<'_> {
             return Ok(());
         };
         hide_in_r11(tid, thread, table, &regs)?;
+        let mut changed = false;
         match effect(&regs, table, &process.space) {
             Effect::None => {}
-            Effect::Mappings => process.space.refresh(pid, tid, self.observer),
+            Effect::Mappings => {
+                changed = process.space.refresh(pid, tid, self.observer);
+            }
             Effect::Name => self.observer.comm(pid, tid, &maps::comm(tid)),
             Effect::Mask => mask::mask_set(tid, thread, &regs, table)?,
             Effect::Action => mask::action_set(tid, &mut process.ignores_trap, &regs, table)?,
             Effect::SignalReturn => mask::handler_returned(tid, thread)?,
         }
         let held = thread.held_trap.is_some() && !thread.blocks_trap;
+        if changed {
+            self.plan_anew(pid)?;
+        }
         if let Some(mut cursor) = self.cursor(tid) {
             cursor.prepare(&regs);
         }
         // It stops again for this signal.
         self.go_on(tid, if held { libc::SIGTRAP } else { 0 })
+    }
+
+    /// Interrupts the threads of a process that run by plans, because the code that was planned with has changed.
+    fn plan_anew(&self, pid: Pid) -> io::Result<()> {
+        for (tid, thread) in &self.threads {
+            if thread.pid == pid && thread.runs {
+                unless_gone(sys::interrupt(*tid as i32))?;
+            }
+        }
+        Ok(())
     }
 
     /// A signal is about to be delivered to the program. `fault`: an instruction raised it.
