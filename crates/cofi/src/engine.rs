@@ -11,7 +11,7 @@ const AUTO_MAY_USE_QEMU: bool = false;
 /// An engine that records, with what it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Chosen<Q = Qemu> {
-    /// Single steps through ptrace.
+    /// Stops at branches, or single steps, through ptrace.
     Ptrace,
     /// QEMU's user mode.
     Qemu(Q),

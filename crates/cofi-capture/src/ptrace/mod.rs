@@ -1,6 +1,6 @@
 //! The ptrace engine: an unmodified program, stopped at every few branches or at every instruction, told to an observer.
 //!
-//! Works on any x86-64 Linux without privileges. Where debug registers work, a stop tells a tree of instructions ([`plan`]);
+//! Works on any x86-64 Linux without privileges. Where debug registers work, a stop tells which way was taken through a tree of instructions;
 //! what such a stop cannot tell for sure is stepped.
 
 mod block;

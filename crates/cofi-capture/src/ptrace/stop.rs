@@ -312,6 +312,9 @@ impl Engine<'_> {
                 hide_in_r11(tid, cursor.thread, table, regs)?;
             }
             cursor.prepare(regs);
+            if !fault {
+                hide_resume_flag(tid, cursor.thread, regs)?;
+            }
         }
         self.go_on(tid, signal)
     }
@@ -437,6 +440,19 @@ impl Engine<'_> {
 fn hide_in_r11(tid: Pid, thread: &Thread, table: Table, regs: &Regs) -> io::Result<()> {
     if table == Table::Native && !thread.own_trap && r11_shows_step(regs) {
         sys::set_r11(tid as i32, regs.r11 & !TRAP_FLAG)?;
+    }
+    Ok(())
+}
+
+/// The flags of a thread that was stopped at a breakpoint would show in the frame of a signal's handler.
+fn hide_resume_flag(tid: Pid, thread: &Thread, regs: &Regs) -> io::Result<()> {
+    let At::User(next) = thread.at else {
+        return Ok(());
+    };
+    // Between two rounds of a string instruction the processor itself sets it.
+    let repeats = next.code.is_some_and(|code| code.insn.repeats);
+    if thread.breakpoints.count() > 0 && !repeats && regs.eflags & RESUME_FLAG != 0 {
+        sys::set_flags(tid as i32, regs.eflags & !RESUME_FLAG)?;
     }
     Ok(())
 }
