@@ -1,9 +1,10 @@
 //! What the engine costs above a bare single-step loop: traced instructions per second, measured in turn.
 //!
 //! `cargo bench -p cofi-capture` prints the medians of several rounds: the bare loop (step, wait, read the registers)
-//! over a busy shell, the engine with an observer that only counts, and the engine with the recorder. Quote the ratios.
+//! over a busy shell, the engine with an observer that only counts, and the engine with the recorder: stopping at every
+//! instruction, and at branches. Quote the ratios.
 
-use cofi_capture::ptrace::{self, Command, Options, Outcome, Target};
+use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
 use cofi_capture::record::{Recorder, Settings};
 use cofi_capture::{Entry, Mapping, Observer, Pid, ProcessCause, SavedCode};
 use cofi_insn::Insn;
@@ -70,13 +71,14 @@ impl Observer for Counter {
     }
 }
 
-fn engine(observer: &mut dyn Observer) {
+fn engine(stops: Stops, observer: &mut dyn Observer) {
     let stop = AtomicBool::new(false);
     let command = Command {
         program: PROGRAM.into(),
         args: Vec::new(),
     };
-    let outcome = ptrace::run(
+    let outcome = ptrace::run_by(
+        stops,
         Target::Launch(command),
         Options {
             duration: None,
@@ -88,13 +90,13 @@ fn engine(observer: &mut dyn Observer) {
     assert!(matches!(outcome, Ok(Outcome::Exited(0))), "{outcome:?}");
 }
 
-fn counted() -> u64 {
+fn counted(stops: Stops) -> u64 {
     let mut counter = Counter::default();
-    engine(&mut counter);
+    engine(stops, &mut counter);
     counter.0
 }
 
-fn recorded() -> u64 {
+fn recorded(stops: Stops) -> u64 {
     let folder = tempfile::tempdir().expect("a folder");
     let settings = Settings {
         file: folder.path().join("trace"),
@@ -104,18 +106,20 @@ fn recorded() -> u64 {
         subject: cofi_perf::Subject::Processes,
     };
     let mut recorder = Recorder::create(settings, None).expect("a file");
-    engine(&mut recorder);
+    engine(stops, &mut recorder);
     recorder.finish().expect("a complete file").instructions
 }
 
 fn main() {
     type Run = fn() -> u64;
-    let kinds: [(&str, Run); 3] = [
+    let kinds: [(&str, Run); 5] = [
         ("bare loop", bare_loop),
-        ("engine, counting", counted),
-        ("engine, recording", recorded),
+        ("steps, counting", || counted(Stops::Instructions)),
+        ("steps, recording", || recorded(Stops::Instructions)),
+        ("branches, counting", || counted(Stops::Branches)),
+        ("branches, recording", || recorded(Stops::Branches)),
     ];
-    let mut speeds = [const { Vec::new() }; 3];
+    let mut speeds = [const { Vec::new() }; 5];
     for _ in 0..ROUNDS {
         for ((_, run), speeds) in kinds.iter().zip(&mut speeds) {
             let start = Instant::now();
@@ -135,7 +139,7 @@ fn main() {
     for ((name, _), speeds) in kinds.iter().zip(&mut speeds) {
         let speed = median(speeds);
         println!(
-            "{name:<18} {:>7.1} k instructions/s, {:.2} of the bare loop",
+            "{name:<19} {:>7.1} k instructions/s, {:.2} of the bare loop",
             speed / 1000.0,
             speed / bare
         );

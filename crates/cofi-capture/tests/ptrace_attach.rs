@@ -44,7 +44,7 @@ fn attach(child: &Child, duration: Duration) -> (Outcome, Flow) {
 fn attach_and_detach_many_times() {
     let mut child = busy("attach-busy");
     for _ in 0..20 {
-        let (outcome, flow) = attach(&child, Duration::from_millis(60));
+        let (outcome, flow) = attach(&child, Duration::from_millis(150));
         assert_eq!(outcome, Outcome::Detached);
         flow.check();
         assert_eq!(flow.processes.len(), 1);

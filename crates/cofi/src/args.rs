@@ -50,7 +50,7 @@ pub(crate) enum Engine {
     Auto,
     /// Intel PT hardware through perf_event_open.
     Hardware,
-    /// Single steps through ptrace, driving the software trace unit.
+    /// Stops at branches, or single steps, through ptrace, driving the software trace unit.
     Ptrace,
     /// QEMU, driving the software trace unit.
     Qemu,
@@ -95,6 +95,9 @@ pub(crate) struct RecordOptions {
     /// Also write the engine's own list of executed addresses: `TID 0xADDRESS` a line.
     #[arg(long, value_name = "FILE")]
     pub(crate) truth: Option<PathBuf>,
+    /// With ptrace: stop the program at every instruction, not only at every few branches. Slower; the trace is the same.
+    #[arg(long)]
+    pub(crate) step: bool,
     /// Stop tracing after so many seconds; the program runs on.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) duration: Option<std::time::Duration>,

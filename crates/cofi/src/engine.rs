@@ -8,7 +8,7 @@ use cofi_capture::qemu::{Qemu, QemuError};
 /// An engine that records, with what it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Chosen<Q = Qemu, M = MachineQemu> {
-    /// Single steps through ptrace.
+    /// Stops at branches, or single steps, through ptrace.
     Ptrace,
     /// QEMU's user mode.
     Qemu(Q),

@@ -5,7 +5,7 @@ use crate::args::{Engine, Privilege, RecordOptions};
 use crate::engine::{self, Chosen};
 use crate::signals::Watch;
 use anyhow::{Context, Result, bail};
-use cofi_capture::ptrace::{self, Command, Options, Outcome, Target};
+use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
 use cofi_capture::qemu::machine::{self, MachineQemu, MachineUnknown};
 use cofi_capture::qemu::{self, Qemu, Unfit, Unknown};
 use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
@@ -151,7 +151,14 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
                 outcome
             })
         }
-        (_, target) => ptrace::run(target, run_options, &mut recorder).map_err(Into::into),
+        (_, target) => {
+            let stops = if options.step {
+                Stops::Instructions
+            } else {
+                Stops::Branches
+            };
+            ptrace::run_by(stops, target, run_options, &mut recorder).map_err(Into::into)
+        }
     };
     let recorded = recorder.finish()?;
     let ended = match result? {

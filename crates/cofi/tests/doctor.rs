@@ -10,13 +10,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-const THINGS: [&str; 9] = [
+const THINGS: [&str; 10] = [
     "processor",
     "virtualisation",
     "intel_pt",
     "perf_event_paranoid",
     "ptrace_scope",
     "block_step",
+    "breakpoints",
     "qemu_user",
     "qemu_system",
     "perf",

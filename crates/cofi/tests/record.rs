@@ -395,3 +395,28 @@ fn attached_until_interrupted() {
         counter.is_well();
     }
 }
+
+/// Packet by packet: how often the program was stopped does not show, and time goes on as it does.
+#[test]
+fn the_packets_are_the_same_with_single_steps() {
+    let scratch = Scratch::new();
+    let Some(program) = scratch.program("branches.S", ASM) else {
+        return;
+    };
+    for config in [None, Some("tsc,mtc,cyc"), Some("noretcomp")] {
+        let packets = |name: &str, options: &[&str]| {
+            let (data, raw) = (scratch.path("data"), scratch.path(name));
+            let traced = run(record(&data, config)
+                .args(options)
+                .arg("--raw-output")
+                .arg(&raw)
+                .arg("--")
+                .arg(&program));
+            assert!(traced.stderr.contains("verified"), "{}", traced.stderr);
+            std::fs::read(raw).expect("packets")
+        };
+        let (fast, slow) = (packets("fast", &[]), packets("slow", &["--step"]));
+        assert!(!fast.is_empty());
+        assert!(fast == slow, "{config:?}: the packets differ");
+    }
+}

@@ -1,8 +1,10 @@
 //! The code of a process as it runs: decoded once where it cannot change, compared each time where it can.
 
 use super::maps::{self, Mappings};
+use super::plan::Source;
 use super::special::{Special, special};
 use super::sys;
+use super::way::{Way, way};
 use crate::{MappingKind, Observer, Pid, SavedCode};
 use cofi_insn::{Class, Insn, InsnError, MAX_INSN_LEN, decode};
 use cofi_packet::{ExecMode, Ip};
@@ -20,6 +22,7 @@ const PAGE: u64 = 0x1000;
 pub(super) struct Code {
     pub(super) insn: Insn,
     pub(super) special: Special,
+    pub(super) way: Way,
 }
 
 impl Code {
@@ -56,11 +59,17 @@ const EMPTY: Slot = Slot {
             repeats: false,
         },
         special: Special::None,
+        way: Way::Step,
     },
 };
 
 /// How many decoded instructions are kept.
 const SLOTS: usize = 1 << 14;
+
+/// How many branches' histories are kept.
+const HISTORIES: usize = 1 << 12;
+/// What is thought of a branch that has none.
+const NO_HISTORY: u8 = 1;
 
 /// What is known of a page that has been executed.
 #[derive(Clone, Debug)]
@@ -79,6 +88,8 @@ pub(super) struct CodeSpace {
     files: FxHashMap<PathBuf, Option<File>>,
     slots: Vec<Slot>,
     generation: u32,
+    /// How conditional branches went of late, by a hash of their addresses.
+    histories: Vec<u8>,
 }
 
 impl Default for CodeSpace {
@@ -89,6 +100,7 @@ impl Default for CodeSpace {
             files: FxHashMap::default(),
             slots: Vec::new(),
             generation: 1,
+            histories: vec![NO_HISTORY; HISTORIES],
         }
     }
 }
@@ -108,10 +120,15 @@ impl CodeSpace {
         self.mappings.overlaps(start, start.saturating_add(len))
     }
 
-    /// Reads the mappings anew and tells what files have come to be mapped.
-    pub(super) fn refresh(&mut self, pid: Pid, tid: Pid, observer: &mut dyn Observer) {
+    /// Whether other processes may write anything in `len` bytes from `start`.
+    pub(super) fn shares_in(&self, start: u64, len: u64) -> bool {
+        self.mappings.shares(start, start.saturating_add(len))
+    }
+
+    /// Reads the mappings anew and tells what files have come to be mapped. Whether anything has changed.
+    pub(super) fn refresh(&mut self, pid: Pid, tid: Pid, observer: &mut dyn Observer) -> bool {
         let Some(change) = self.mappings.refresh(pid) else {
-            return;
+            return false;
         };
         // Generations are told apart only as long as they do not wrap; then the slots start anew.
         self.generation = self.generation.checked_add(1).unwrap_or_else(|| {
@@ -133,6 +150,7 @@ impl CodeSpace {
         if !change.fresh.is_empty() {
             observer.mapped(pid, tid, &change.fresh);
         }
+        true
     }
 
     /// The instruction at `ip`, if there is one that can be executed. Bytes that no file holds are told first when they
@@ -167,6 +185,52 @@ impl CodeSpace {
         self.decode(who, ip, mode, observer)
     }
 
+    /// The instruction at `ip`, if it is sure to be the same when it runs: nothing can change it, or nobody but the stopped
+    /// thread could (`alone`), and it only by a system call.
+    fn steady(
+        &mut self,
+        who: (Pid, Pid),
+        ip: u64,
+        mode: ExecMode,
+        alone: bool,
+        observer: &mut dyn Observer,
+    ) -> Option<Code> {
+        let slot = self.slots.get(ip as usize % SLOTS);
+        let hit = |slot: &&Slot| slot.ip == ip && slot.generation == self.generation;
+        if let Some(slot) = slot.filter(hit)
+            && slot.mode == mode
+            && slot.stable
+        {
+            return Some(slot.code);
+        }
+        let mapping = self.mappings.find(ip)?;
+        let end = mapping.end;
+        let is_kept = match mapping.kind {
+            MappingKind::File | MappingKind::Vdso => true,
+            // Memory of its own which it cannot write.
+            MappingKind::Memory => {
+                alone && mapping.inode == 0 && mapping.prot & maps::PROT_WRITE == 0
+            }
+        };
+        if !is_kept {
+            return None;
+        }
+        let code = self.fetch(who, ip, mode, observer)?;
+        let slot = &self.slots[ip as usize % SLOTS];
+        let whole = ip.saturating_add(u64::from(code.insn.len)) <= end;
+        (slot.stable || (alone && whole)).then_some(code)
+    }
+
+    /// Remembers how a conditional branch went.
+    pub(super) fn learn(&mut self, ip: u64, taken: bool) {
+        let history = &mut self.histories[history_of(ip)];
+        *history = if taken {
+            (*history + 1).min(3)
+        } else {
+            history.saturating_sub(1)
+        };
+    }
+
     fn decode(
         &mut self,
         who: (Pid, Pid),
@@ -192,11 +256,14 @@ impl CodeSpace {
             }
             Err(_) => return None,
         };
+        let text = &bytes[..usize::from(insn.len)];
+        let special = special(text, mode);
         let code = Code {
             insn,
-            special: special(&bytes[..usize::from(insn.len)], mode),
+            special,
+            way: way(text, ip, &insn, special, mode),
         };
-        let stable = self.tell(who, ip, &bytes[..usize::from(insn.len)], observer);
+        let stable = self.tell(who, ip, text, observer);
         self.slots[ip as usize % SLOTS] = Slot {
             ip,
             generation: self.generation,
@@ -301,5 +368,30 @@ impl CodeSpace {
             self.pages
                 .insert(page, Page::Saved(start, Rc::clone(&bytes)));
         }
+    }
+}
+
+fn history_of(ip: u64) -> usize {
+    (ip ^ ip >> 12) as usize % HISTORIES
+}
+
+/// The code of a stopped thread's process, as far as it is sure.
+pub(super) struct Steady<'a> {
+    pub(super) space: &'a mut CodeSpace,
+    pub(super) who: (Pid, Pid),
+    pub(super) mode: ExecMode,
+    /// Nobody but this thread can write the process's memory.
+    pub(super) alone: bool,
+    pub(super) observer: &'a mut dyn Observer,
+}
+
+impl Source for Steady<'_> {
+    fn code(&mut self, ip: u64) -> Option<Code> {
+        self.space
+            .steady(self.who, ip, self.mode, self.alone, &mut *self.observer)
+    }
+
+    fn history(&self, ip: u64) -> u8 {
+        self.space.histories[history_of(ip)]
     }
 }

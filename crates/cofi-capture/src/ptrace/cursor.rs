@@ -1,10 +1,12 @@
 //! One thread's place in its flow: tells the observer, stop by stop, how it got there.
 
-use super::code::{Code, CodeSpace};
+use super::code::{Code, CodeSpace, Steady};
+use super::plan::{Found, Source};
 use super::special::Special;
-use super::sys::{self, Regs, TRAP_FLAG};
+use super::sys::{self, RESUME_FLAG, Regs, TRAP_FLAG};
 use super::syscall::Table;
 use super::thread::{At, Next, Thread, VSYSCALL, is_restart, mode};
+use super::way;
 use crate::{Entry, Observer, Pid};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip};
@@ -30,6 +32,8 @@ pub(super) struct Cursor<'a> {
     pub(super) tid: Pid,
     pub(super) thread: &'a mut Thread,
     pub(super) space: &'a mut CodeSpace,
+    /// No other thread can write the process's memory.
+    pub(super) alone: bool,
     pub(super) observer: &'a mut dyn Observer,
 }
 
@@ -84,6 +88,115 @@ impl Cursor<'_> {
             }
         };
         self.thread.at = At::User(next);
+        self.thread.flags = Some(regs.eflags);
+        self.plan(next, regs);
+    }
+
+    /// Plans what the thread may run before it stops next; nothing if it must be stepped.
+    #[inline]
+    fn plan(&mut self, next: Next, regs: &Regs) {
+        let Thread {
+            pid,
+            plan,
+            breakpoints,
+            runs,
+            mode,
+            own_trap,
+            ..
+        } = &mut *self.thread;
+        plan.clear();
+        *runs = false;
+        let places = breakpoints.count();
+        let special = *own_trap || next.restarts || next.returns_to.is_some();
+        if places == 0 || special || !way::is_flat(regs) {
+            return;
+        }
+        let (tid, alone) = (self.tid, self.alone);
+        let mut source = Steady {
+            space: &mut *self.space,
+            who: (*pid, tid),
+            mode: *mode,
+            alone,
+            observer: &mut *self.observer,
+        };
+        let Some(code) = source.code(next.ip) else {
+            return;
+        };
+        let after = code.insn.next_ip(Ip(next.ip), *mode).0;
+        // What stands in memory that others may write need not stand there when it is read.
+        let read = |at, size: usize| {
+            let mut bytes = [0; 8];
+            let own = alone && !source.space.shares_in(at, size as u64);
+            let whole = own && sys::read_memory(tid as i32, at, &mut bytes[..size]) == size;
+            whole.then(|| u64::from_le_bytes(bytes))
+        };
+        if let Some(to) = way::leads_to(code.way, &code.insn, after, regs, read) {
+            plan.make(next.ip, &code, to, *mode, places, &mut source);
+        }
+    }
+
+    /// Tells what the thread ran of its plan, and leaves it standing where its registers are, without a plan. `hit`: it stopped
+    /// at a breakpoint. Whether there was a plan.
+    pub(super) fn catch_up(&mut self, regs: &Regs, hit: bool) -> io::Result<bool> {
+        if !std::mem::take(&mut self.thread.runs) {
+            return Ok(false);
+        }
+        let At::User(next) = self.thread.at else {
+            return Ok(false);
+        };
+        let rip = regs.rip;
+        // The processor clears the resume flag when an instruction has run; the kernel sets it at a breakpoint.
+        let back = rip == next.ip
+            && self.thread.plan.comes_back()
+            && (hit || regs.eflags & RESUME_FLAG == 0 || sys::trap_is_pending(self.tid as i32)?);
+        match self.thread.plan.find(rip, back) {
+            Found::Unmoved => {}
+            Found::Behind(node) => self.tell_path(node, rip),
+            Found::Astray => {
+                self.in_user(next.ip);
+                self.interrupted_at(next.ip);
+            }
+        }
+        self.thread.plan.clear();
+        self.thread.flags = None;
+        self.thread.at = At::User(Next {
+            ip: rip,
+            code: None,
+            restarts: false,
+            returns_to: None,
+        });
+        Ok(true)
+    }
+
+    /// The table of the system call whose instruction ends at `rip`, for a thread that came there unseen.
+    pub(super) fn entered_by(&self, rip: u64) -> Table {
+        const SYSCALL: [u8; 2] = [0x0f, 0x05];
+        let mut bytes = [0; 2];
+        let at = rip.wrapping_sub(SYSCALL.len() as u64);
+        sys::read_memory(self.tid as i32, at, &mut bytes);
+        if self.thread.mode == ExecMode::Bits64 && bytes == SYSCALL {
+            Table::Native
+        } else {
+            Table::Compat
+        }
+    }
+
+    /// Tells that the thread ran its plan up to a node, and went to `to`.
+    fn tell_path(&mut self, node: usize, to: u64) {
+        let mut path = std::mem::take(&mut self.thread.path);
+        self.thread.plan.path(node, &mut path);
+        if let Some(first) = path.first() {
+            self.in_user(first.ip.0);
+        }
+        for (i, step) in path.iter().enumerate() {
+            let next = path.get(i + 1).map_or(Ip(to), |step| step.ip);
+            if step.insn.class == Class::Conditional {
+                let after = step.insn.next_ip(step.ip, self.thread.mode);
+                self.space.learn(step.ip.0, next != after);
+            }
+            self.observer.retired(self.tid, step.ip, &step.insn, next);
+        }
+        self.thread.path = path;
     }
 
     /// On the vsyscall page the kernel does what was asked for and goes on at the return address, whose instruction runs

@@ -1,11 +1,14 @@
 //! The loop over all threads: which there are, and how they begin and end. What a stop means is in [`super::stop`].
 
+use super::breakpoints::Breakpoints;
 use super::code::CodeSpace;
 use super::cursor::Cursor;
-use super::launch::{self, EngineError, Options, Outcome, Target};
+use super::launch::{self, EngineError, Options, Outcome, Stops, Target};
 use super::maps;
 use super::sys::{self, Dispositions, EVENT_STOP, Resume, Status};
+use super::syscall::Sharing;
 use super::thread::{At, Thread};
+use super::trial;
 use crate::{Observer, Pid, ProcessCause};
 use libc::c_int;
 use rustc_hash::FxHashMap;
@@ -25,6 +28,9 @@ const PTRACE_OPTIONS: c_int = libc::PTRACE_O_TRACECLONE
 /// How often the options are looked at while nothing happens.
 const TICK: Duration = Duration::from_millis(20);
 
+/// After how many ticks it is looked whether a thread runs that should have stopped.
+const LOOK: u32 = 10;
+
 /// Runs or attaches to the target until its first process ends or the options say stop, and tells `observer` what
 /// happens. Processes that outlive the first one are let go, and run on.
 ///
@@ -34,6 +40,19 @@ const TICK: Duration = Duration::from_millis(20);
 /// # Errors
 /// When the program cannot be started or attached to, or the kernel refuses to trace.
 pub fn run(
+    target: Target,
+    options: Options<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, EngineError> {
+    run_by(Stops::default(), target, options, observer)
+}
+
+/// As [`run`], with a say in where to stop the program. The observer hears the same of each thread.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_by(
+    stops: Stops,
     target: Target,
     options: Options<'_>,
     observer: &mut dyn Observer,
@@ -48,6 +67,10 @@ pub fn run(
         leader: 0,
         outcome: None,
         stopping: false,
+        breakpoints: match stops {
+            Stops::Branches if trial::breakpoints_work() => Breakpoints::default(),
+            _ => Breakpoints::none(),
+        },
     };
     match target {
         Target::Launch(command) => {
@@ -60,27 +83,33 @@ pub fn run(
             if let Err(source) = engine.attach(pid) {
                 // What has been seized already is let go.
                 engine.stop()?;
-                engine.follow(&AtomicBool::new(false))?;
+                engine.follow(&AtomicBool::new(false), &AtomicBool::new(false))?;
                 return Err(EngineError::Attach { pid, source });
             }
         }
     }
-    let stop = AtomicBool::new(false);
+    let (stop, look) = (AtomicBool::new(false), AtomicBool::new(false));
     let tracer = sys::this_thread();
     std::thread::scope(|scope| {
         let (done, wait) = channel::<()>();
-        let stop = &stop;
+        let (stop, look) = (&stop, &look);
         scope.spawn(move || {
             let begin = Instant::now();
+            let mut ticks = 0u32;
             while let Err(RecvTimeoutError::Timeout) = wait.recv_timeout(TICK) {
                 let late = options.duration.is_some_and(|d| begin.elapsed() >= d);
                 if late || options.stop.load(Ordering::Relaxed) {
                     stop.store(true, Ordering::Relaxed);
                     sys::wake(tracer);
                 }
+                ticks = ticks.wrapping_add(1);
+                // Who has stops to handle looks by itself.
+                if ticks.is_multiple_of(LOOK) && look.swap(true, Ordering::Relaxed) {
+                    sys::wake(tracer);
+                }
             }
         });
-        let result = engine.follow(stop);
+        let result = engine.follow(stop, look);
         options.tell_leader(0);
         drop(done);
         result
@@ -93,6 +122,8 @@ pub(super) struct Process {
     pub(super) space: CodeSpace,
     /// The program ignores SIGTRAP; the kernel must not, see [`super::mask`].
     pub(super) ignores_trap: bool,
+    /// Another process can write its memory.
+    pub(super) shares_memory: bool,
 }
 
 pub(super) struct Engine<'o> {
@@ -105,6 +136,8 @@ pub(super) struct Engine<'o> {
     leader: Pid,
     outcome: Option<Outcome>,
     pub(super) stopping: bool,
+    /// Those with which a thread begins.
+    pub(super) breakpoints: Breakpoints,
 }
 
 /// A thread that is gone is told by a status of its own; until then requests for it fail.
@@ -194,6 +227,7 @@ impl Engine<'_> {
             (Some(parent), ProcessCause::Fork) => Process {
                 space: parent.space.fork(),
                 ignores_trap: parent.ignores_trap,
+                ..Process::default()
             },
             (_, ProcessCause::Exec) => Process {
                 ignores_trap: self.processes.get(&pid).is_some_and(|p| p.ignores_trap),
@@ -209,7 +243,8 @@ impl Engine<'_> {
     }
 
     pub(super) fn begin_thread(&mut self, pid: Pid, tid: Pid, creator: Option<Pid>) {
-        let thread = Thread::new(pid, creator.and_then(|tid| self.threads.get(&tid)));
+        let creator_thread = creator.and_then(|tid| self.threads.get(&tid));
+        let thread = Thread::new(pid, creator_thread, self.breakpoints.clone());
         self.threads.insert(tid, thread);
         self.observer.thread_start(pid, tid, creator);
     }
@@ -222,17 +257,23 @@ impl Engine<'_> {
 
     /// A thread with all that is needed to tell of it.
     pub(super) fn cursor(&mut self, tid: Pid) -> Option<Cursor<'_>> {
+        let pid = self.threads.get(&tid)?.pid;
+        let others = self
+            .threads
+            .iter()
+            .any(|(other, thread)| thread.pid == pid && *other != tid);
         let thread = self.threads.get_mut(&tid)?;
         let process = self.processes.get_mut(&thread.pid)?;
         Some(Cursor {
             tid,
             thread,
             space: &mut process.space,
+            alone: !others && !process.shares_memory,
             observer: &mut *self.observer,
         })
     }
 
-    fn follow(mut self, stop: &AtomicBool) -> Result<Outcome, EngineError> {
+    fn follow(mut self, stop: &AtomicBool, look: &AtomicBool) -> Result<Outcome, EngineError> {
         while !self.threads.is_empty() {
             let stop = stop.load(Ordering::Relaxed)
                 || self.outcome.is_some()
@@ -240,6 +281,9 @@ impl Engine<'_> {
             if stop && !self.stopping {
                 self.stop()?;
                 continue;
+            }
+            if look.swap(false, Ordering::Relaxed) {
+                self.look()?;
             }
             match sys::wait_any() {
                 Ok((tid, status)) => self.handle(tid as Pid, status)?,
@@ -253,6 +297,18 @@ impl Engine<'_> {
             self.end_thread(tid);
         }
         Ok(self.outcome.unwrap_or(Outcome::Detached))
+    }
+
+    /// Interrupts the threads that run by the plan by which they ran at the last look: nothing leads them from their code, as
+    /// they are found then, unless the kernel has put them elsewhere (restartable sequences).
+    fn look(&mut self) -> io::Result<()> {
+        for (tid, thread) in &mut self.threads {
+            let plan = thread.runs.then(|| thread.breakpoints.plans());
+            if plan.is_some() && std::mem::replace(&mut thread.seen, plan) == plan {
+                unless_gone(sys::interrupt(*tid as i32))?;
+            }
+        }
+        Ok(())
     }
 
     /// Begins to let all threads go.
@@ -290,7 +346,7 @@ impl Engine<'_> {
     }
 
     /// A thread has made another one, or a process.
-    pub(super) fn born(&mut self, tid: Pid, creator: Pid) -> io::Result<()> {
+    pub(super) fn born(&mut self, tid: Pid, creator: Pid, sharing: Sharing) -> io::Result<()> {
         if !self.threads.contains_key(&tid) {
             let Some(parent) = self.threads.get(&creator).map(|thread| thread.pid) else {
                 return Ok(());
@@ -302,6 +358,14 @@ impl Engine<'_> {
             } else if maps::process_of(tid) == Some(tid) {
                 self.begin_process(tid, Some(parent), ProcessCause::Fork);
                 self.begin_thread(tid, tid, Some(creator));
+                if let Some(process) = self.processes.get_mut(&tid) {
+                    process.shares_memory = sharing != Sharing::Nothing;
+                }
+                if sharing == Sharing::Shared
+                    && let Some(process) = self.processes.get_mut(&parent)
+                {
+                    process.shares_memory = true;
+                }
             }
         }
         match self.early.remove(&tid) {
@@ -337,7 +401,7 @@ impl Engine<'_> {
         // Who was killed while it made another one does not announce that one any more.
         let orphans: Vec<Pid> = self.early.keys().copied().collect();
         for orphan in orphans {
-            self.born(orphan, tid)?;
+            self.born(orphan, tid, Sharing::Shared)?;
         }
         self.end_thread(tid);
         if tid == self.leader {

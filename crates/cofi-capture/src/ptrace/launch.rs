@@ -47,6 +47,16 @@ impl Options<'_> {
     }
 }
 
+/// Where the engine stops a program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Stops {
+    /// At every few branches, by the debug registers, and at every instruction where these do not work or do not suffice.
+    #[default]
+    Branches,
+    /// At every instruction.
+    Instructions,
+}
+
 /// How it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {

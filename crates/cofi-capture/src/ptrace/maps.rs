@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 const PROT_READ: u32 = 1;
-const PROT_WRITE: u32 = 2;
+pub(super) const PROT_WRITE: u32 = 2;
 const PROT_EXEC: u32 = 4;
 
 /// Undoes the octal escapes (`\040`) with which the kernel writes white space in paths.
@@ -85,10 +85,20 @@ pub(crate) fn parse(line: &[u8]) -> Option<Mapping> {
     })
 }
 
+/// Whether a line of /proc/PID/maps is of memory that others may map too.
+fn is_shared(line: &[u8]) -> bool {
+    let mut words = line.split(|b| *b == b' ');
+    words
+        .nth(1)
+        .is_some_and(|flags| flags.get(3) == Some(&b's'))
+}
+
 /// The executable mappings of one process, by address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Mappings {
     executable: Vec<Mapping>,
+    /// What other processes may write too: start and end, by address.
+    shared: Vec<(u64, u64)>,
 }
 
 /// How the mappings have changed.
@@ -116,8 +126,15 @@ impl Mappings {
         let text = fs::read(format!("/proc/{pid}/maps")).ok()?;
         let mut executable = Vec::new();
         let mut mapped = Vec::new();
-        for mut mapping in text.split(|b| *b == b'\n').filter_map(parse) {
+        self.shared.clear();
+        for line in text.split(|b| *b == b'\n') {
+            let Some(mut mapping) = parse(line) else {
+                continue;
+            };
             mapped.push((mapping.start, mapping.end));
+            if is_shared(line) {
+                self.shared.push((mapping.start, mapping.end));
+            }
             if mapping.prot & PROT_EXEC == 0 {
                 continue;
             }
@@ -150,6 +167,11 @@ impl Mappings {
         self.executable
             .iter()
             .any(|m| m.start < end && start < m.end)
+    }
+
+    /// Whether memory that is shared with other processes overlaps a range.
+    pub(super) fn shares(&self, start: u64, end: u64) -> bool {
+        self.shared.iter().any(|m| m.0 < end && start < m.1)
     }
 }
 
@@ -240,5 +262,6 @@ mod tests {
             MappingKind::Memory
         );
         assert!(parse(b"nonsense").is_none() && parse(b"").is_none());
+        assert!(is_shared(b"1-2 rw-s 0 08:02 4 /a") && !is_shared(b"1-2 rw-p 0 08:02 4 /a"));
     }
 }

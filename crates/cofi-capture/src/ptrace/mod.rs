@@ -1,22 +1,28 @@
-//! The ptrace engine: single steps of an unmodified program, told to an observer.
+//! The ptrace engine: an unmodified program, stopped at every few branches or at every instruction, told to an observer.
 //!
-//! Works on any x86-64 Linux without privileges, at about 85,000 instructions a second.
+//! Works on any x86-64 Linux without privileges. Where debug registers work, a stop tells which way was taken through a tree of instructions;
+//! what such a stop cannot tell for sure is stepped.
 
 mod block;
+mod breakpoints;
 mod code;
 mod cursor;
 mod engine;
 pub(crate) mod launch;
 mod maps;
 mod mask;
+mod plan;
 mod special;
 mod stop;
 pub(crate) mod sys;
 mod syscall;
 mod thread;
+mod trial;
+mod way;
 
 pub use block::{BlockStep, block_step};
-pub use engine::run;
+pub use engine::{run, run_by};
 pub(crate) use maps::parse as parse_mapping;
 
-pub use launch::{Command, EngineError, Options, Outcome, Target};
+pub use launch::{Command, EngineError, Options, Outcome, Stops, Target};
+pub use trial::{BreakpointStop, breakpoint_stop};

@@ -3,8 +3,8 @@
 use super::cursor::Stepped;
 use super::engine::{Engine, unless_gone};
 use super::mask;
-use super::sys::{self, EVENT_STOP, Regs, Resume};
-use super::syscall::{Effect, Table, effect};
+use super::sys::{self, EVENT_STOP, RESUME_FLAG, Regs, Resume};
+use super::syscall::{Effect, Table, effect, sharing};
 use super::thread::{At, Thread, is_restart, r11_shows_step};
 use super::{maps, sys::TRAP_FLAG};
 use crate::{Pid, ProcessCause};
@@ -15,6 +15,8 @@ use std::io;
 const HANDLER_ENTRY: c_int = libc::SIGTRAP;
 /// siginfo's code after a step that ended in a system call, and after INT1.
 const TRAP_BRKPT: c_int = 1;
+/// siginfo's code at a breakpoint of a debug register.
+const TRAP_HWBKPT: c_int = 4;
 /// siginfo's code after a step.
 const TRAP_TRACE: c_int = 2;
 
@@ -30,12 +32,17 @@ impl Engine<'_> {
                     signal,
                     libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE
                 ) && sys::signal_info(tid as i32)?.code() > 0;
+                self.catch_up(tid, &regs, false)?;
                 self.signaled(tid, signal, fault, &regs)
             }
             libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
                 self.in_system_call(tid, &regs)?;
                 let child = sys::event_message(tid as i32)? as Pid;
-                self.born(child, tid)?;
+                let table = match self.threads.get(&tid).map(|thread| thread.at) {
+                    Some(At::Kernel(table)) => table,
+                    _ => Table::Native,
+                };
+                self.born(child, tid, sharing(&regs, table, tid))?;
                 self.go_on(tid, 0)
             }
             libc::PTRACE_EVENT_EXEC => self.executed(tid, &regs),
@@ -55,11 +62,23 @@ impl Engine<'_> {
         }
     }
 
+    /// Tells what a thread ran of its plan. Whether it had one.
+    fn catch_up(&mut self, tid: Pid, regs: &Regs, hit: bool) -> io::Result<bool> {
+        match self.cursor(tid) {
+            Some(mut cursor) => cursor.catch_up(regs, hit),
+            None => Ok(false),
+        }
+    }
+
     /// A system call has begun, or ended.
     fn called(&mut self, tid: Pid, regs: Regs) -> io::Result<()> {
         match self.threads.get(&tid).map(|thread| thread.at) {
             Some(At::User(_)) => {
                 if let Some(mut cursor) = self.cursor(tid) {
+                    if cursor.catch_up(&regs, false)? {
+                        cursor.thread.at = At::Kernel(cursor.entered_by(regs.rip));
+                        return self.go_on(tid, 0);
+                    }
                     cursor.thread.at = match cursor.step(&regs, false)? {
                         Stepped::SystemCall(table) => At::Kernel(table),
                         _ => At::Kernel(Table::Compat),
@@ -90,6 +109,7 @@ impl Engine<'_> {
         let Some(mut cursor) = self.cursor(tid) else {
             return Ok(());
         };
+        cursor.catch_up(regs, false)?;
         if let At::User(next) = cursor.thread.at
             && regs.rip != next.ip
             && !(next.restarts && is_restart(regs))
@@ -119,6 +139,11 @@ impl Engine<'_> {
                 cursor.prepare(regs);
                 mask::handler_entered(tid, cursor.thread, regs)?;
             }
+            // It may stay here for long, or may have gone astray. If it was at a breakpoint, its trap comes next.
+            At::User(_) if cursor.thread.runs && !sys::trap_is_pending(tid as i32)? => {
+                cursor.catch_up(regs, false)?;
+                cursor.prepare(regs);
+            }
             _ => {}
         }
         if signal != libc::SIGTRAP && !self.stopping {
@@ -132,6 +157,10 @@ impl Engine<'_> {
     #[inline]
     fn trapped(&mut self, tid: Pid, regs: Regs) -> io::Result<()> {
         let info = sys::signal_info(tid as i32)?;
+        if info.code() == TRAP_HWBKPT {
+            return self.hit(tid, regs);
+        }
+        self.catch_up(tid, &regs, false)?;
         match info.code() {
             TRAP_TRACE | TRAP_BRKPT => self.stepped(tid, info.code(), regs),
             HANDLER_ENTRY => {
@@ -165,6 +194,24 @@ impl Engine<'_> {
                 let signal = if ignored { 0 } else { libc::SIGTRAP };
                 self.signaled(tid, signal, held.is_none(), &regs)
             }
+        }
+    }
+
+    /// A thread stands before an instruction at which a breakpoint is.
+    #[inline]
+    fn hit(&mut self, tid: Pid, regs: Regs) -> io::Result<()> {
+        let Some(mut cursor) = self.cursor(tid) else {
+            return Ok(());
+        };
+        if cursor.catch_up(&regs, true)? {
+            cursor.prepare(&regs);
+            return self.go_on(tid, 0);
+        }
+        match cursor.thread.at {
+            // It was stepped on to a breakpoint that an earlier plan has left.
+            At::User(next) if next.ip == regs.rip => self.go_on(tid, 0),
+            At::User(_) => self.stepped(tid, TRAP_TRACE, regs),
+            _ => self.go_on(tid, 0),
         }
     }
 
@@ -225,20 +272,36 @@ impl Engine<'_> {
             return Ok(());
         };
         hide_in_r11(tid, thread, table, &regs)?;
+        let mut changed = false;
         match effect(&regs, table, &process.space) {
             Effect::None => {}
-            Effect::Mappings => process.space.refresh(pid, tid, self.observer),
+            Effect::Mappings => {
+                changed = process.space.refresh(pid, tid, self.observer);
+            }
             Effect::Name => self.observer.comm(pid, tid, &maps::comm(tid)),
             Effect::Mask => mask::mask_set(tid, thread, &regs, table)?,
             Effect::Action => mask::action_set(tid, &mut process.ignores_trap, &regs, table)?,
             Effect::SignalReturn => mask::handler_returned(tid, thread)?,
         }
         let held = thread.held_trap.is_some() && !thread.blocks_trap;
+        if changed {
+            self.plan_anew(pid)?;
+        }
         if let Some(mut cursor) = self.cursor(tid) {
             cursor.prepare(&regs);
         }
         // It stops again for this signal.
         self.go_on(tid, if held { libc::SIGTRAP } else { 0 })
+    }
+
+    /// Interrupts the threads of a process that run by plans, because the code that was planned with has changed.
+    fn plan_anew(&self, pid: Pid) -> io::Result<()> {
+        for (tid, thread) in &self.threads {
+            if thread.pid == pid && thread.runs {
+                unless_gone(sys::interrupt(*tid as i32))?;
+            }
+        }
+        Ok(())
     }
 
     /// A signal is about to be delivered to the program. `fault`: an instruction raised it.
@@ -249,6 +312,9 @@ impl Engine<'_> {
                 hide_in_r11(tid, cursor.thread, table, regs)?;
             }
             cursor.prepare(regs);
+            if !fault {
+                hide_resume_flag(tid, cursor.thread, regs)?;
+            }
         }
         self.go_on(tid, signal)
     }
@@ -295,7 +361,7 @@ impl Engine<'_> {
             self.observer.thread_start(pid, tid, None);
         }
         if let Some(thread) = self.threads.get_mut(&tid) {
-            let fresh = Thread::new(pid, Some(thread));
+            let fresh = Thread::new(pid, Some(thread), self.breakpoints.clone());
             *thread = Thread {
                 held_trap: thread.held_trap.take(),
                 own_trap: false,
@@ -321,6 +387,16 @@ impl Engine<'_> {
             sys::interrupt(tid as i32)?;
             return sys::resume(tid as i32, Resume::Run, signal);
         }
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            if signal != 0 {
+                // The signal's handler comes first.
+                thread.plan.clear();
+                thread.flags = None;
+            } else if runs_by_plan(tid, thread)? {
+                // No way through a plan leads into a system call. Should the thread go astray, it is found there at the latest.
+                return sys::resume(tid as i32, Resume::Call, 0);
+            }
+        }
         // A system call is run rather than stepped over: no trap flag shows in R11, and no SIGTRAP is forced upon the
         // thread while it may block it. With a signal, the step is what stops at its handler.
         let in_call = signal == 0
@@ -345,6 +421,7 @@ impl Engine<'_> {
         sys::registers(tid as i32, &mut regs)?;
         self.in_system_call(tid, &regs)?;
         if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.breakpoints.clear(tid)?;
             if let At::Kernel(table) = thread.at {
                 hide_in_r11(tid, thread, table, &regs)?;
             }
@@ -365,4 +442,46 @@ fn hide_in_r11(tid: Pid, thread: &Thread, table: Table, regs: &Regs) -> io::Resu
         sys::set_r11(tid as i32, regs.r11 & !TRAP_FLAG)?;
     }
     Ok(())
+}
+
+/// The flags of a thread that was stopped at a breakpoint would show in the frame of a signal's handler.
+fn hide_resume_flag(tid: Pid, thread: &Thread, regs: &Regs) -> io::Result<()> {
+    let At::User(next) = thread.at else {
+        return Ok(());
+    };
+    // Between two rounds of a string instruction the processor itself sets it.
+    let repeats = next.code.is_some_and(|code| code.insn.repeats);
+    if thread.breakpoints.count() > 0 && !repeats && regs.eflags & RESUME_FLAG != 0 {
+        sys::set_flags(tid as i32, regs.eflags & !RESUME_FLAG)?;
+    }
+    Ok(())
+}
+
+/// Whether a thread can be let run, with the breakpoints of its plan. It is to be stepped otherwise.
+#[inline]
+fn runs_by_plan(tid: Pid, thread: &mut Thread) -> io::Result<bool> {
+    if thread.runs {
+        // It has been interrupted, wherever it is in its plan.
+        return Ok(true);
+    }
+    let Thread {
+        plan,
+        breakpoints,
+        flags,
+        at,
+        ..
+    } = thread;
+    let planned = plan.is_made() && breakpoints.set(tid, plan.stops(), |ip| plan.passes(ip));
+    if !planned {
+        plan.clear();
+    }
+    // The instruction at which it stands is to run, whatever breakpoint is there.
+    if let (Some(flags), At::User(next)) = (flags.take(), at)
+        && breakpoints.holds(next.ip)
+        && flags & RESUME_FLAG == 0
+    {
+        sys::set_flags(tid as i32, flags | RESUME_FLAG)?;
+    }
+    thread.runs = planned;
+    Ok(planned)
 }

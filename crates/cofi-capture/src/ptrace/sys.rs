@@ -4,11 +4,13 @@
 //! knows about flow or threads of a program.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use libc::{c_int, c_long, c_uint, c_void, pid_t};
 
@@ -156,6 +158,21 @@ pub(crate) fn poke(tid: pid_t, addr: u64, word: [u8; 8]) -> io::Result<()> {
 /// Sets R11 of a stopped thread.
 pub(crate) fn set_r11(tid: pid_t, value: u64) -> io::Result<()> {
     let offset = std::mem::offset_of!(Regs, r11);
+    request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
+}
+
+/// The flag with which an instruction runs although a breakpoint stands before it. The processor clears it then.
+pub(crate) const RESUME_FLAG: u64 = 0x1_0000;
+
+/// Sets the flags of a stopped thread.
+pub(crate) fn set_flags(tid: pid_t, value: u64) -> io::Result<()> {
+    let offset = std::mem::offset_of!(Regs, eflags);
+    request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
+}
+
+/// Sets a debug register of a stopped thread.
+pub(crate) fn set_debug_register(tid: pid_t, number: usize, value: u64) -> io::Result<()> {
+    let offset = std::mem::offset_of!(libc::user, u_debugreg) + number * size_of::<u64>();
     request(libc::PTRACE_POKEUSER, tid, offset, value as usize)
 }
 
@@ -312,11 +329,11 @@ pub(crate) fn write_memory(tid: pid_t, addr: u64, bytes: &[u8]) -> io::Result<()
     }
 }
 
-fn wait(pid: pid_t) -> io::Result<(pid_t, Status)> {
+fn wait(pid: pid_t, flags: c_int) -> io::Result<(pid_t, Status)> {
     let mut status = 0;
     // SAFETY: the kernel writes one integer through the pointer. `__WNOTHREAD` limits the wait to the children and
     // tracees of this very thread, so that no other thread's children are reaped.
-    let tid = unsafe { libc::waitpid(pid, &mut status, libc::__WALL | libc::__WNOTHREAD) };
+    let tid = unsafe { libc::waitpid(pid, &mut status, libc::__WALL | libc::__WNOTHREAD | flags) };
     check(c_long::from(tid))?;
     let status = if libc::WIFSTOPPED(status) {
         Status::Stopped {
@@ -334,13 +351,13 @@ fn wait(pid: pid_t) -> io::Result<(pid_t, Status)> {
 /// Waits for any traced thread to change its state.
 #[inline]
 pub(crate) fn wait_any() -> io::Result<(pid_t, Status)> {
-    wait(-1)
+    wait(-1, 0)
 }
 
 /// Waits for one traced thread or child to change its state.
 pub(crate) fn wait_for(tid: pid_t) -> io::Result<Status> {
     loop {
-        match wait(tid) {
+        match wait(tid, 0) {
             Ok((_, status)) => return Ok(status),
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
             Err(error) => return Err(error),
@@ -509,6 +526,57 @@ unsafe fn child(table: &[CandidateTable], go: &OwnedFd, go_write: RawFd, error: 
     }
 }
 
+// What a child runs on which the debug registers are tried: it counts in RCX for ever.
+std::arch::global_asm!(
+    ".pushsection .text.cofi_trial, \"ax\", @progbits",
+    ".hidden cofi_trial",
+    ".globl cofi_trial",
+    "cofi_trial:",
+    "inc rcx",
+    "nop",
+    "jmp cofi_trial",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    /// Never returns, and uses nothing but a register that a call may use.
+    fn cofi_trial() -> !;
+}
+
+/// Where the child of [`fork_trial`] runs, round and round.
+pub(crate) fn trial_address() -> u64 {
+    cofi_trial as *const () as u64
+}
+
+/// Forks a child that counts in RCX until it is killed.
+pub(crate) fn fork_trial() -> io::Result<pid_t> {
+    // SAFETY: the child of a possibly threaded process does nothing but run the loop above, which touches no memory.
+    let pid = unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            cofi_trial();
+        }
+        pid
+    };
+    check(c_long::from(pid))?;
+    Ok(pid)
+}
+
+/// Whether a traced thread or child has changed its state.
+pub(crate) fn poll(tid: pid_t) -> io::Result<Option<Status>> {
+    let (found, status) = wait(tid, libc::WNOHANG)?;
+    Ok((found == tid).then_some(status))
+}
+
+/// Kills a child and forgets it.
+pub(crate) fn end(child: pid_t) {
+    // SAFETY: no memory is involved. The number is that of a child that nobody has waited for to its end.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+    }
+    while let Ok(Status::Stopped { .. }) = wait_for(child) {}
+}
+
 /// Sends a signal to a thread.
 pub(crate) fn send(pid: pid_t, tid: pid_t, signal: c_int) {
     // SAFETY: no memory is involved; a thread that is already gone is no harm.
@@ -517,19 +585,16 @@ pub(crate) fn send(pid: pid_t, tid: pid_t, signal: c_int) {
     }
 }
 
-/// Signal dispositions of this process, put back when dropped.
+/// Signal dispositions of this process, put back when the last that set them is dropped: several engines may run at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Dispositions {
-    saved: Vec<(c_int, SavedAction)>,
+    set: Vec<c_int>,
 }
+
+/// For each signal, how many have set its disposition, and what it was before.
+static DISPOSITIONS: Mutex<BTreeMap<c_int, (usize, SavedAction)>> = Mutex::new(BTreeMap::new());
 
 struct SavedAction(libc::sigaction);
-
-impl std::fmt::Debug for SavedAction {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SavedAction")
-    }
-}
 
 extern "C" fn wake_handler(_: c_int) {}
 
@@ -545,6 +610,12 @@ impl Dispositions {
     }
 
     fn set(&mut self, signal: c_int, handler: usize) {
+        let mut all = DISPOSITIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((count, _)) = all.get_mut(&signal) {
+            *count += 1;
+            self.set.push(signal);
+            return;
+        }
         // SAFETY: both structures are plain data for which zero is a value; the handler is SIG_IGN or a function that
         // does nothing, which is safe at any moment.
         unsafe {
@@ -552,7 +623,8 @@ impl Dispositions {
             action.sa_sigaction = handler;
             let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
             if libc::sigaction(signal, &action, &mut old) == 0 {
-                self.saved.push((signal, SavedAction(old)));
+                all.insert(signal, (1, SavedAction(old)));
+                self.set.push(signal);
             }
         }
     }
@@ -560,11 +632,20 @@ impl Dispositions {
 
 impl Drop for Dispositions {
     fn drop(&mut self) {
-        for (signal, action) in self.saved.drain(..).rev() {
+        let mut all = DISPOSITIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        for signal in self.set.drain(..) {
+            let Some((count, action)) = all.get_mut(&signal) else {
+                continue;
+            };
+            *count -= 1;
+            if *count > 0 {
+                continue;
+            }
             // SAFETY: the action was returned by the kernel for this very signal.
             unsafe {
                 libc::sigaction(signal, &action.0, ptr::null_mut());
             }
+            all.remove(&signal);
         }
     }
 }

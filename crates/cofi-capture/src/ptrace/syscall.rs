@@ -1,7 +1,8 @@
 //! What the engine must know of Linux's system calls: the few after which something has changed that it keeps.
 
 use super::code::CodeSpace;
-use super::sys::Regs;
+use super::sys::{self, Regs};
+use crate::Pid;
 
 /// The table by which a system call was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +30,46 @@ pub(super) enum Effect {
     SignalReturn,
 }
 
+/// Whose memory a new process has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sharing {
+    /// Its own.
+    Nothing,
+    /// That of its creator, who waits until it has another or ends.
+    Borrowed,
+    /// That of its creator.
+    Shared,
+}
+
+const CLONE_VM: u64 = 0x100;
+const CLONE_VFORK: u64 = 0x4000;
+
+/// What the system call in which a thread makes another one says about their memory.
+pub(super) fn sharing(regs: &Regs, table: Table, tid: Pid) -> Sharing {
+    let [first, ..] = arguments(regs, table);
+    let flags = match (table, regs.orig_rax) {
+        // fork, vfork, clone
+        (Table::Native, 57) | (Table::Compat, 2) => 0,
+        (Table::Native, 58) | (Table::Compat, 190) => CLONE_VM | CLONE_VFORK,
+        (Table::Native, 56) | (Table::Compat, 120) => first,
+        // clone3, whose flags stand in memory; what else there may be is not known.
+        (_, 435) => {
+            let mut flags = [0; 8];
+            if sys::read_memory(tid as i32, first, &mut flags) == flags.len() {
+                u64::from_le_bytes(flags)
+            } else {
+                CLONE_VM
+            }
+        }
+        _ => CLONE_VM,
+    };
+    match (flags & CLONE_VM != 0, flags & CLONE_VFORK != 0) {
+        (false, _) => Sharing::Nothing,
+        (true, true) => Sharing::Borrowed,
+        (true, false) => Sharing::Shared,
+    }
+}
+
 /// The arguments of a finished system call, as far as they are looked at.
 pub(super) fn arguments(regs: &Regs, table: Table) -> [u64; 4] {
     match table {
@@ -39,6 +80,8 @@ pub(super) fn arguments(regs: &Regs, table: Table) -> [u64; 4] {
 
 const PROT_EXEC: u64 = 4;
 const MAP_FIXED: u64 = 0x10;
+/// In MAP_SHARED_VALIDATE too.
+const MAP_SHARED: u64 = 1;
 const PR_SET_NAME: u64 = 15;
 
 /// What a finished system call may have changed.
@@ -62,11 +105,11 @@ pub(super) fn effect(regs: &Regs, table: Table, space: &CodeSpace) -> Effect {
             Effect::None
         }
     };
-    let in_range = |start, len| space.executes_in(start, len);
+    let in_range = |start, len| space.executes_in(start, len) || space.shares_in(start, len);
     match (table, number) {
         // mmap. What is executable by the reader's personality only is found when it is executed.
         (Table::Native, 9) | (Table::Compat, 192) => {
-            mappings(args[2] & PROT_EXEC != 0 || args[3] & MAP_FIXED != 0)
+            mappings(args[2] & PROT_EXEC != 0 || args[3] & (MAP_FIXED | MAP_SHARED) != 0)
         }
         // mprotect, pkey_mprotect
         (Table::Native, 10 | 329) | (Table::Compat, 125 | 380) => {

@@ -1,9 +1,11 @@
 //! One traced thread, between its stops.
 
+use super::breakpoints::Breakpoints;
 use super::code::Code;
+use super::plan::Plan;
 use super::sys::{Regs, SigInfo, TRAP_FLAG};
 use super::syscall::Table;
-use crate::Pid;
+use crate::{Pid, Step};
 use cofi_packet::ExecMode;
 
 /// Where the vsyscall page lies, whose calls the kernel executes in place of the program.
@@ -51,11 +53,22 @@ pub(super) struct Thread {
     pub(super) blocks_trap: bool,
     /// A SIGTRAP for the program that waits until it is not blocked.
     pub(super) held_trap: Option<Box<SigInfo>>,
+    pub(super) breakpoints: Breakpoints,
+    /// What it may run before it stops next, if it need not be stepped.
+    pub(super) plan: Plan,
+    /// It has been let run by its plan.
+    pub(super) runs: bool,
+    /// The plan by which it ran when that was last looked at.
+    pub(super) seen: Option<u64>,
+    /// The flags with which it is going to run its next instruction; none if it may have moved since they were read.
+    pub(super) flags: Option<u64>,
+    /// What it ran, while that is being told.
+    pub(super) path: Vec<Step>,
 }
 
 impl Thread {
     /// A thread that has not stopped yet. It inherits from the one that made it, if there is one.
-    pub(super) fn new(pid: Pid, creator: Option<&Self>) -> Self {
+    pub(super) fn new(pid: Pid, creator: Option<&Self>, breakpoints: Breakpoints) -> Self {
         Self {
             pid,
             at: At::New,
@@ -66,6 +79,12 @@ impl Thread {
             forgetting: false,
             blocks_trap: creator.is_some_and(|thread| thread.blocks_trap),
             held_trap: None,
+            breakpoints,
+            plan: Plan::default(),
+            runs: false,
+            seen: None,
+            flags: None,
+            path: Vec::new(),
         }
     }
 }

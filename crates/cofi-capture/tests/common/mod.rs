@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use cofi_capture::ptrace::{self, Options, Outcome, Target};
+use cofi_capture::ptrace::{self, Options, Outcome, Stops, Target};
 use cofi_capture::qemu::{self, Qemu, QemuError, Unknown};
 use cofi_capture::{Entry, Mapping, Observer, Pid, ProcessCause, SavedCode};
 use cofi_insn::{Class, Insn};
@@ -118,10 +118,14 @@ fn limited(stop: &AtomicBool) -> Options<'_> {
 }
 
 pub fn trace(program: &str, args: &[&str]) -> (Outcome, Flow) {
+    trace_by(Stops::default(), program, args)
+}
+
+pub fn trace_by(stops: Stops, program: &str, args: &[&str]) -> (Outcome, Flow) {
     let mut flow = Flow::default();
     let stop = AtomicBool::new(false);
     let target = Target::Launch(command(program, args));
-    let outcome = ptrace::run(target, limited(&stop), &mut flow).expect("traceable");
+    let outcome = ptrace::run_by(stops, target, limited(&stop), &mut flow).expect("traceable");
     (outcome, flow)
 }
 

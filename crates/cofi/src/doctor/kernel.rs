@@ -1,7 +1,7 @@
-//! What the kernel allows: perf events and ptrace; and whether its block step works.
+//! What the kernel allows: perf events and ptrace; and whether its block step and breakpoints work.
 
 use super::{Finding, Status};
-use cofi_capture::ptrace::{self, BlockStep};
+use cofi_capture::ptrace::{self, BlockStep, BreakpointStop};
 use std::fs;
 use std::io;
 use std::process::Command;
@@ -175,10 +175,47 @@ fn judge_block_step(tried: &io::Result<BlockStep>) -> Finding {
     }
 }
 
+pub(super) fn breakpoints() -> Finding {
+    judge_breakpoints(&ptrace::breakpoint_stop())
+}
+
+fn judge_breakpoints(tried: &io::Result<BreakpointStop>) -> Finding {
+    let (status, says) = match tried {
+        Ok(BreakpointStop::Works) => (
+            Status::Ok,
+            "they work: --engine ptrace stops at every few branches".into(),
+        ),
+        Ok(BreakpointStop::Refused) => (
+            Status::Limited,
+            "the kernel refuses them: --engine ptrace stops at every instruction".into(),
+        ),
+        Ok(BreakpointStop::Silent) => (
+            Status::Limited,
+            "they are taken, but do not stop a program as they should: --engine ptrace stops at every instruction".into(),
+        ),
+        Err(error) => (
+            Status::Missing,
+            format!("a process of our own cannot be traced: {error}"),
+        ),
+    };
+    let finding = Finding::new("breakpoints", "debug registers", status, says)
+        .fact("works", matches!(tried, Ok(BreakpointStop::Works)));
+    match tried {
+        Ok(BreakpointStop::Works) => finding,
+        Ok(BreakpointStop::Refused) => finding.hint(
+            "perf events of the kind mem: take the registers too; a kernel without CONFIG_HAVE_HW_BREAKPOINT has none",
+        ),
+        Ok(BreakpointStop::Silent) => finding.hint("the hypervisor does not provide them; the trace is the same without"),
+        Err(_) => finding.hint("see the ptrace scope and the block step"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Status, effective, judge_block_step, judge_paranoid, judge_scope};
-    use cofi_capture::ptrace::BlockStep;
+    use super::{
+        Status, effective, judge_block_step, judge_breakpoints, judge_paranoid, judge_scope,
+    };
+    use cofi_capture::ptrace::{BlockStep, BreakpointStop};
     use std::io::ErrorKind;
 
     #[test]
@@ -224,6 +261,12 @@ mod tests {
         assert_eq!(status(Ok(BlockStep::Works)), Status::Ok);
         assert_eq!(status(Ok(BlockStep::IsSingleStep)), Status::Limited);
         assert_eq!(status(Ok(BlockStep::Unknown)), Status::Missing);
+        let status = |tried| judge_breakpoints(&tried).status;
+        assert_eq!(status(Ok(BreakpointStop::Works)), Status::Ok);
+        assert_eq!(status(Ok(BreakpointStop::Refused)), Status::Limited);
+        assert_eq!(status(Ok(BreakpointStop::Silent)), Status::Limited);
+        let refused = judge_breakpoints(&Err(ErrorKind::PermissionDenied.into()));
+        assert_eq!(refused.status, Status::Missing);
         let late = judge_block_step(&Err(ErrorKind::TimedOut.into()));
         assert!(late.says.contains("tried"), "{}", late.says);
         let refused = judge_block_step(&Err(ErrorKind::PermissionDenied.into()));

@@ -83,6 +83,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Ended> {
         kernel::perf_event_paranoid(),
         kernel::ptrace_scope(),
         kernel::block_step(),
+        kernel::breakpoints(),
         tools::qemu_user(),
         tools::qemu_system(),
         tools::perf(),

@@ -1,0 +1,131 @@
+//! Whether breakpoints in debug registers do what the engine needs, found out with a process of our own.
+//!
+//! The kernel may refuse them, and a hypervisor may let them be set and not fire.
+
+use super::sys::{self, RESUME_FLAG, Regs, Resume, Status};
+use libc::{c_int, pid_t};
+use std::io;
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long the child may take from one stop to the next, on a machine that has other things to do.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often to look whether it has stopped.
+const NAP: Duration = Duration::from_micros(50);
+/// How often the child comes to the breakpoint.
+const ROUNDS: u64 = 4;
+
+/// What breakpoints in debug registers do here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BreakpointStop {
+    /// A thread stops at each, and goes on when it is told to.
+    Works,
+    /// The kernel refuses to set them.
+    Refused,
+    /// They are taken, but a thread does not stop there, or does not go on from there.
+    Silent,
+}
+
+/// Tries breakpoints in debug registers on a child of this process.
+///
+/// # Errors
+/// There can be no child, or it cannot be traced.
+pub fn breakpoint_stop() -> io::Result<BreakpointStop> {
+    let child = sys::fork_trial()?;
+    let found = attempt(child);
+    sys::end(child);
+    found
+}
+
+/// Whether the engine can use them. Tried once.
+pub(super) fn breakpoints_work() -> bool {
+    static WORK: OnceLock<bool> = OnceLock::new();
+    *WORK.get_or_init(|| matches!(breakpoint_stop(), Ok(BreakpointStop::Works)))
+}
+
+fn attempt(child: pid_t) -> io::Result<BreakpointStop> {
+    sys::seize(child, libc::PTRACE_O_EXITKILL)?;
+    sys::interrupt(child)?;
+    if !stops(child)? {
+        return Err(io::Error::other("the test process did not stop"));
+    }
+    let at = sys::trial_address();
+    if sys::set_debug_register(child, 0, at).is_err()
+        || sys::set_debug_register(child, 7, 1).is_err()
+    {
+        return Ok(BreakpointStop::Refused);
+    }
+    // The breakpoint is hit once a round, and the round runs though it begins at the breakpoint.
+    let begin = match hit(child, at, None)? {
+        Some(regs) => regs.rcx,
+        None => return Ok(BreakpointStop::Silent),
+    };
+    for round in 1..=ROUNDS {
+        let came_round = hit(child, at, None)?.is_some_and(|regs| regs.rcx == begin + round);
+        if !came_round {
+            return Ok(BreakpointStop::Silent);
+        }
+    }
+    // The same if the thread did not come there by a breakpoint, and so has no resume flag yet.
+    let mut regs = sys::no_registers();
+    sys::registers(child, &mut regs)?;
+    let hit = hit(child, at, Some(regs.eflags & !RESUME_FLAG))?;
+    if hit.is_none_or(|regs| regs.rcx != begin + ROUNDS) {
+        return Ok(BreakpointStop::Silent);
+    }
+    sys::set_flags(child, regs.eflags & !RESUME_FLAG)?;
+    let again = self::hit(child, at, Some(regs.eflags | RESUME_FLAG))?;
+    Ok(
+        if again.is_some_and(|regs| regs.rcx == begin + ROUNDS + 1) {
+            BreakpointStop::Works
+        } else {
+            BreakpointStop::Silent
+        },
+    )
+}
+
+/// Lets the child run, with these flags if any, up to its breakpoint; its registers there.
+fn hit(child: pid_t, at: u64, flags: Option<u64>) -> io::Result<Option<Regs>> {
+    if let Some(flags) = flags {
+        sys::set_flags(child, flags)?;
+    }
+    sys::resume(child, Resume::Run, 0)?;
+    if !stops(child)? {
+        return Ok(None);
+    }
+    let mut regs = sys::no_registers();
+    sys::registers(child, &mut regs)?;
+    Ok((regs.rip == at).then_some(regs))
+}
+
+/// Whether the child stops for a trap in time.
+fn stops(child: pid_t) -> io::Result<bool> {
+    const TRAP: c_int = libc::SIGTRAP;
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        match sys::poll(child)? {
+            Some(Status::Stopped { signal: TRAP, .. }) => return Ok(true),
+            // A signal from elsewhere: not for a test.
+            Some(Status::Stopped { .. }) => sys::resume(child, Resume::Run, 0)?,
+            Some(_) => return Ok(false),
+            None => thread::sleep(NAP),
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::breakpoint_stop;
+
+    /// Which it is depends on the machine; but it can be told, again and again.
+    #[test]
+    fn a_judgement_is_made() {
+        let found = breakpoint_stop().expect("a process of our own can be traced");
+        eprintln!("breakpoints in debug registers: {found:?}");
+        for _ in 0..3 {
+            assert_eq!(breakpoint_stop().expect("as before"), found);
+        }
+    }
+}
