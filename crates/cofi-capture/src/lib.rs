@@ -9,5 +9,7 @@ mod observer;
 pub mod ptrace;
 pub mod qemu;
 pub mod record;
+mod runs;
 
-pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode, Step};
+pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode};
+pub use runs::{Run, Runs, Step};

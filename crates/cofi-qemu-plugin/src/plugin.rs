@@ -38,14 +38,14 @@ static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 static RECORDER: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 /// This process has no shared memory (of its own): it runs on, but nothing is told of it.
 static OFF: AtomicBool = AtomicBool::new(false);
-/// By virtual processor, where its thread's slot is: its offset in units of [`layout::SLOT_HEADER`], or one of the following.
-static SLOT_OF: [AtomicU32; 1 << 20] = [const { AtomicU32::new(NO_SLOT) }; 1 << 20];
+/// By virtual processor, the address of its thread's slot, or one of the following.
+static SLOT_OF: [AtomicPtr<u8>; 1 << 20] = [const { AtomicPtr::new(NO_SLOT) }; 1 << 20];
 /// One more than the highest number of a virtual processor that has run.
 static VCPUS: AtomicU32 = AtomicU32::new(0);
 /// It has run nothing yet.
-const NO_SLOT: u32 = 0;
-/// There was no slot left for it.
-const UNTRACED: u32 = u32::MAX;
+const NO_SLOT: *mut u8 = core::ptr::null_mut();
+/// There was no slot left for it: an address that none has.
+const UNTRACED: *mut u8 = core::ptr::without_provenance_mut(1);
 /// The ring of blocks has one producer at a time.
 static BLOCKS: Mutex<Told> = Mutex::new(Told {
     blocks: 0,
@@ -225,20 +225,53 @@ fn wait() -> bool {
     true
 }
 
-/// Where in the shared memory the slot of a virtual processor's thread begins; `None` if there is none for it. (The processor's
-/// own number will not do: QEMU gives a new one the highest number yet plus one, so where threads follow each other without a
-/// pause numbers grow without end.)
-fn slot_of(vcpu: c_uint) -> Option<usize> {
+/// A slot of the shared memory.
+#[derive(Clone, Copy)]
+struct Slot(*mut u8);
+
+impl Slot {
+    /// The slot of a number below [`layout::SLOTS`].
+    fn new(index: usize) -> Self {
+        debug_assert!(index < layout::SLOTS);
+        let memory = MEMORY.load(Ordering::Acquire);
+        // SAFETY: the memory is `layout::SIZE` bytes long, and the slot within.
+        Self(unsafe { memory.add(layout::slot_at(index)) })
+    }
+
+    /// The 64-bit number at an offset.
+    fn word(&self, offset: usize) -> &'static AtomicU64 {
+        debug_assert!(offset + 8 <= layout::SLOT && offset.is_multiple_of(8));
+        // SAFETY: the memory is mapped for good, the offset is within the slot and aligned, and both sides use it with atomic
+        // operations only.
+        unsafe { &*self.0.add(offset).cast::<AtomicU64>() }
+    }
+
+    /// The 32-bit number at an offset.
+    fn word32(&self, offset: usize) -> &'static AtomicU32 {
+        debug_assert!(offset + 4 <= layout::SLOT && offset.is_multiple_of(4));
+        // SAFETY: as `word`.
+        unsafe { &*self.0.add(offset).cast::<AtomicU32>() }
+    }
+
+    /// The place in the ring of the record of this number.
+    fn record(&self, number: u64) -> &'static AtomicU32 {
+        self.word32(layout::SLOT_HEADER + 4 * (number as usize % layout::RECORDS))
+    }
+}
+
+/// The slot of a virtual processor's thread; `None` if there is none for it. (The processor's own number will not do: QEMU gives a
+/// new one the highest number yet plus one, so where threads follow each other without a pause numbers grow without end.)
+fn slot_of(vcpu: c_uint) -> Option<Slot> {
     match SLOT_OF.get(vcpu as usize)?.load(Ordering::Relaxed) {
         NO_SLOT => begin_thread(vcpu),
         UNTRACED => None,
-        base => Some(base as usize * layout::SLOT_HEADER),
+        slot => Some(Slot(slot)),
     }
 }
 
 /// Puts records into a slot's ring, all or none at a time.
-fn put(base: usize, records: &[u32]) {
-    let (head, tail) = (word(base + slot::HEAD), word(base + slot::TAIL));
+fn put(slot: Slot, records: &[u32]) {
+    let (head, tail) = (slot.word(slot::HEAD), slot.word(slot::TAIL));
     let at = head.load(Ordering::Relaxed);
     let end = at + records.len() as u64;
     while end - tail.load(Ordering::Acquire) > layout::RECORDS as u64 {
@@ -246,45 +279,42 @@ fn put(base: usize, records: &[u32]) {
             return;
         }
     }
-    let ring = base + layout::SLOT_HEADER;
-    for (i, record) in records.iter().enumerate() {
-        let place = (at as usize + i) % layout::RECORDS;
-        word32(ring + 4 * place).store(*record, Ordering::Relaxed);
+    for (number, record) in (at..end).zip(records) {
+        slot.record(number).store(*record, Ordering::Relaxed);
     }
     head.store(end, Ordering::Release);
 }
 
 /// A block is about to run.
 extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
-    let Some(base) = slot_of(vcpu) else { return };
-    let head = word(base + slot::HEAD);
+    let Some(slot) = slot_of(vcpu) else { return };
+    let head = slot.word(slot::HEAD);
     let at = head.load(Ordering::Relaxed);
-    if at < word(base + slot::LIMIT).load(Ordering::Relaxed) {
-        let place = at as usize % layout::RECORDS;
-        let record = word32(base + layout::SLOT_HEADER + 4 * place);
+    if at < slot.word(slot::LIMIT).load(Ordering::Relaxed) {
+        let record = slot.record(at);
         record.store(number.addr() as u32, Ordering::Relaxed);
         head.store(at + 1, Ordering::Release);
     } else {
-        on_block_at_limit(base, number.addr() as u32);
+        on_block_at_limit(slot, number.addr() as u32);
     }
 }
 
 /// The ring may be full.
 #[cold]
-fn on_block_at_limit(base: usize, number: u32) {
-    let limit = word(base + slot::LIMIT);
+fn on_block_at_limit(slot: Slot, number: u32) {
+    let limit = slot.word(slot::LIMIT);
     if word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
         // Nobody reads any more: round and round.
         return limit.store(u64::MAX, Ordering::Relaxed);
     }
-    put(base, &[number]);
-    let tail = word(base + slot::TAIL).load(Ordering::Acquire);
+    put(slot, &[number]);
+    let tail = slot.word(slot::TAIL).load(Ordering::Acquire);
     limit.store(tail + layout::RECORDS as u64, Ordering::Relaxed);
 }
 
 /// The first block that a thread runs. (QEMU tells of a new virtual processor in its parent's thread.)
 #[cold]
-fn begin_thread(vcpu: c_uint) -> Option<usize> {
+fn begin_thread(vcpu: c_uint) -> Option<Slot> {
     let tid = sys::gettid();
     VCPUS.fetch_max(vcpu.saturating_add(1), Ordering::Relaxed);
     if OFF.load(Ordering::Relaxed) {
@@ -293,17 +323,17 @@ fn begin_thread(vcpu: c_uint) -> Option<usize> {
         }
         return None;
     }
-    let free = (0..layout::SLOTS).map(layout::slot_at).find(|base| {
-        let thread = word32(base + slot::THREAD);
+    let free = (0..layout::SLOTS).map(Slot::new).find(|slot| {
+        let thread = slot.word32(slot::THREAD);
         let (order, otherwise) = (Ordering::AcqRel, Ordering::Relaxed);
         thread.compare_exchange(0, tid, order, otherwise).is_ok()
     });
-    let mine = free.map_or(UNTRACED, |base| (base / layout::SLOT_HEADER) as u32);
+    let mine = free.map_or(UNTRACED, |slot| slot.0);
     if let Some(place) = SLOT_OF.get(vcpu as usize) {
         place.store(mine, Ordering::Relaxed);
     }
     match free {
-        Some(base) => put(base, &[record::THREAD, tid]),
+        Some(slot) => put(slot, &[record::THREAD, tid]),
         None => {
             word32(header::UNTRACED).fetch_add(1, Ordering::Relaxed);
         }
@@ -415,8 +445,8 @@ fn signal(state: u64) -> Option<[u32; 4]> {
 }
 
 extern "C" fn on_handler_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
-    if let (Some([low, high, signal, code]), Some(base)) = (signal(state), slot_of(vcpu)) {
-        put(base, &[record::SIGNAL, low, high, signal, code]);
+    if let (Some([low, high, signal, code]), Some(slot)) = (signal(state), slot_of(vcpu)) {
+        put(slot, &[record::SIGNAL, low, high, signal, code]);
     }
     on_block(vcpu, number);
 }
@@ -512,10 +542,10 @@ extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
     };
     match place.swap(NO_SLOT, Ordering::Relaxed) {
         NO_SLOT | UNTRACED => {}
-        base => {
-            let base = base as usize * layout::SLOT_HEADER;
-            put(base, &[record::EXIT]);
-            word32(base + slot::THREAD).store(0, Ordering::Release);
+        slot => {
+            let slot = Slot(slot);
+            put(slot, &[record::EXIT]);
+            slot.word32(slot::THREAD).store(0, Ordering::Release);
         }
     }
 }
@@ -525,8 +555,8 @@ extern "C" fn on_system_call(
     _id: Id, vcpu: c_uint, number: i64, signal: u64, action: u64,
     _: u64, _: u64, _: u64, _: u64, _: u64, _: u64,
 ) {
-    if let Some(base) = slot_of(vcpu) {
-        put(base, &[record::SYSCALL, number as u32]);
+    if let Some(slot) = slot_of(vcpu) {
+        put(slot, &[record::SYSCALL, number as u32]);
     }
     note_mappings(number);
     if number == call::RT_SIGACTION && action != 0 {

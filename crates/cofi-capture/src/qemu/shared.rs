@@ -120,18 +120,25 @@ impl Shared {
         let head = self.word(base + slot::HEAD).load(Ordering::Acquire);
         let tail = self.word(base + slot::TAIL).load(Ordering::Relaxed);
         let count = (head - tail).min(most as u64);
-        let ring = base + layout::SLOT_HEADER;
+        let ring = self.ring(index);
         // Up to the ring's end, and from its beginning.
         let from = tail as usize % layout::RECORDS;
         let first = (count as usize).min(layout::RECORDS - from);
         for places in [from..from + first, 0..count as usize - first] {
-            records
-                .extend(places.map(|place| self.word32(ring + 4 * place).load(Ordering::Relaxed)));
+            records.extend(ring[places].iter().map(|it| it.load(Ordering::Relaxed)));
         }
         if count > 0 {
             self.word(base + slot::TAIL)
                 .store(tail + count, Ordering::Release);
         }
+    }
+
+    /// A slot's ring.
+    fn ring(&self, index: usize) -> &[AtomicU32] {
+        assert!(index < layout::SLOTS);
+        let at = layout::slot_at(index) + layout::SLOT_HEADER;
+        // SAFETY: within the mapping and aligned; both sides use atomic operations only.
+        unsafe { std::slice::from_raw_parts(self.memory.add(at).cast().as_ptr(), layout::RECORDS) }
     }
 
     /// Whether a virtual processor has ever done anything.
