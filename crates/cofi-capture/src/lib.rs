@@ -10,6 +10,8 @@ mod observer;
 pub mod ptrace;
 pub mod qemu;
 pub mod record;
+mod runs;
 
 pub use machine::{CodePage, MachineObserver, Moment, ProcessorState, SHARED_SPACE};
-pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode, Step};
+pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode};
+pub use runs::{Run, Runs, Step};

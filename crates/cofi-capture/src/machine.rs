@@ -55,11 +55,19 @@ pub struct CodePage<'a> {
     pub since: Moment,
 }
 
-/// Takes what an engine tells of a whole machine. [`Observer::retired`] and [`Observer::ran`] tell of instructions that are no
-/// far transfers, at whatever privilege level; the rest is here.
+/// Takes what an engine tells of a whole machine. [`Observer::retired`] tells of an instruction that is no far
+/// transfer, at whatever privilege level; the rest is here.
 pub trait MachineObserver: Observer {
     /// A processor begins to run, at `ip`.
     fn processor(&mut self, pid: Pid, cpu: Pid, ip: Ip, state: ProcessorState);
+    /// Instructions retired one after the other, of which only the last may be a branch, and no far one; and control went to
+    /// `next`.
+    fn ran_block(&mut self, cpu: Pid, steps: &[Step], next: Ip) {
+        for (i, step) in steps.iter().enumerate() {
+            let next = steps.get(i + 1).map_or(next, |step| step.ip);
+            self.retired(cpu, step.ip, &step.insn, next);
+        }
+    }
     /// A far transfer, which the code shows, led to `to`, where the processor is in this state.
     fn far(&mut self, cpu: Pid, step: &Step, to: Ip, state: ProcessorState);
     /// An interrupt, an exception or a software interrupt led from `from` to `to`, where the processor is in this state.

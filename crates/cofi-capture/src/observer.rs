@@ -1,5 +1,6 @@
 //! What an engine tells of a running program.
 
+use crate::Runs;
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
 use std::path::PathBuf;
@@ -78,15 +79,6 @@ pub enum Entry {
     },
 }
 
-/// An instruction and where it stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Step {
-    /// Its address.
-    pub ip: Ip,
-    /// What it is.
-    pub insn: Insn,
-}
-
 /// Takes what an engine tells. Calls come in the order in which things happened, as far as the engine sees it.
 pub trait Observer {
     /// A process exists, or has executed a program.
@@ -105,12 +97,14 @@ pub trait Observer {
     fn resume_user(&mut self, tid: Pid, ip: Ip, mode: ExecMode);
     /// An instruction other than a far branch retired in user space, and control went to `next` in user space.
     fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip);
-    /// Instructions retired in user space one after the other, of which only the last may be a branch, and no far one; and
-    /// control went to `next` in user space.
-    fn ran(&mut self, tid: Pid, steps: &[Step], next: Ip) {
-        for (i, step) in steps.iter().enumerate() {
-            let next = steps.get(i + 1).map_or(next, |step| step.ip);
-            self.retired(tid, step.ip, &step.insn, next);
+    /// Blocks ran in user space, one after the other. What is not taken out of `runs` is told again, by the other calls.
+    fn ran(&mut self, tid: Pid, runs: &mut Runs<'_>) {
+        for run in runs {
+            let steps = run.steps();
+            for (i, step) in steps.iter().enumerate() {
+                let next = steps.get(i + 1).map_or(run.next, |step| step.ip);
+                self.retired(tid, step.ip, &step.insn, next);
+            }
         }
     }
     /// A far branch retired, and control went to `next` in user space, which runs in `mode`.

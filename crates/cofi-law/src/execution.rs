@@ -1,10 +1,8 @@
 //! A random walk through programs, traced by the unit, with the truth kept beside.
 
-use crate::{End, Program, Rng};
+use crate::{End, Program, Rng, Units};
 use cofi_packet::{ExecMode, Ip, Tsc};
-use cofi_unit::{
-    At, Branch, Capabilities, Client, Clock, Context, Ctl, PhysAddr, Retired, Unit, msr,
-};
+use cofi_unit::{At, Branch, Capabilities, Context, Ctl, Retired, msr};
 
 /// What to generate and how to trace it.
 #[derive(Clone, Debug)]
@@ -39,6 +37,8 @@ pub struct Step {
 pub struct Execution {
     /// The packet stream.
     pub trace: Vec<u8>,
+    /// The packet stream of a unit that was told of many instructions at a time.
+    pub at_once: Vec<u8>,
     /// Every instruction that retired while PacketEn was set, in order.
     pub truth: Vec<Step>,
     /// The 64-bit and the 32-bit program.
@@ -47,25 +47,10 @@ pub struct Execution {
     pub caps: Capabilities,
 }
 
-struct World {
-    clock: Clock,
-    trace: Vec<u8>,
-}
-
-impl Client for World {
-    fn now(&mut self) -> Clock {
-        self.clock
-    }
-    fn store(&mut self, _address: PhysAddr, bytes: &[u8]) {
-        self.trace.extend(bytes);
-    }
-}
-
 struct Walk<'c> {
     config: &'c Config,
     rng: Rng,
-    unit: Unit,
-    world: World,
+    units: Units,
     programs: [Program; 2],
     truth: Vec<Step>,
     context: Context,
@@ -122,14 +107,7 @@ pub fn run(config: &Config) -> Execution {
     let start = 1 + rng.next_u64() % (1 << 40);
     let mut walk = Walk {
         config,
-        unit: Unit::new(caps, context),
-        world: World {
-            clock: Clock {
-                tsc: start,
-                cycles: start,
-            },
-            trace: Vec::new(),
-        },
+        units: Units::new(caps, context, start, config.seed),
         programs,
         truth: Vec::new(),
         context,
@@ -144,22 +122,20 @@ pub fn run(config: &Config) -> Execution {
         next: entry,
     };
     let legal = "the configuration is legal";
-    walk.unit
-        .wrmsr(
-            &mut walk.world,
-            here,
-            msr::IA32_RTIT_OUTPUT_MASK_PTRS,
-            0xfff,
-        )
-        .expect(legal);
-    walk.unit.set_core_bus_ratio(&mut walk.world, 20);
+    walk.units.with(|unit, world| {
+        unit.wrmsr(world, here, msr::IA32_RTIT_OUTPUT_MASK_PTRS, 0xfff)
+            .expect(legal);
+        unit.set_core_bus_ratio(world, 20);
+    });
     walk.set_trace_en(true);
     for _ in 0..config.steps {
         walk.step();
     }
     walk.set_trace_en(false);
+    let [trace, at_once] = walk.units.finish();
     Execution {
-        trace: walk.world.trace,
+        trace,
+        at_once,
         truth: walk.truth,
         programs: walk.programs,
         caps,
@@ -182,15 +158,15 @@ impl Walk<'_> {
             next: self.ip(),
         };
         let ctl = self.config.ctl.with_trace_en(on).0;
-        self.unit
-            .wrmsr(&mut self.world, here, msr::IA32_RTIT_CTL, ctl)
-            .expect("the configuration is legal");
+        self.units.with(|unit, world| {
+            unit.wrmsr(world, here, msr::IA32_RTIT_CTL, ctl)
+                .expect("the configuration is legal");
+        });
     }
 
     fn pass_time(&mut self) {
         let ticks = self.rng.next_u64() % (self.config.slowest + 1);
-        self.world.clock.tsc += ticks;
-        self.world.clock.cycles += ticks;
+        self.units.pass(ticks);
     }
 
     /// Goes to the block that begins at or holds `ip` as an instruction of the running program.
@@ -223,15 +199,12 @@ impl Walk<'_> {
         if self.rng.one_in(2) {
             let handler = self.random_block(program);
             let mode = self.programs[program].mode;
-            self.unit.event(
-                &mut self.world,
-                from,
-                handler,
-                Context {
-                    mode,
-                    ..self.context
-                },
-            );
+            let context = Context {
+                mode,
+                ..self.context
+            };
+            self.units
+                .with(|unit, world| unit.event(world, from, handler, context));
             self.go(program, handler);
         } else {
             let kernel = Context {
@@ -239,7 +212,8 @@ impl Walk<'_> {
                 mode: ExecMode::Bits64,
                 ..self.context
             };
-            self.unit.event(&mut self.world, from, KERNEL, kernel);
+            self.units
+                .with(|unit, world| unit.event(world, from, KERNEL, kernel));
             self.return_to_user(from);
         }
     }
@@ -259,15 +233,13 @@ impl Walk<'_> {
             self.random_block(program)
         };
         let mode = self.programs[program].mode;
-        self.unit.far_transfer(
-            &mut self.world,
-            to,
-            Context {
-                mode,
-                cpl: 3,
-                ..self.context
-            },
-        );
+        let context = Context {
+            mode,
+            cpl: 3,
+            ..self.context
+        };
+        self.units
+            .with(|unit, world| unit.far_transfer(world, to, context));
         self.go(program, to);
     }
 
@@ -280,7 +252,7 @@ impl Walk<'_> {
                 self.pass_time();
                 self.set_trace_en(true);
             }
-            2 if self.rng.one_in(4) => self.unit.clocks_resumed(&mut self.world),
+            2 if self.rng.one_in(4) => self.units.with(|unit, world| unit.clocks_resumed(world)),
             _ => {}
         }
         let (program, block, insn) = self.at;
@@ -323,14 +295,14 @@ impl Walk<'_> {
                 return self.far(end, at);
             }
         };
-        if self.unit.packet_en() {
+        if self.units.packet_en() {
             self.truth.push(Step {
                 ip,
-                tsc: Tsc(self.world.clock.tsc),
+                tsc: self.units.tsc(),
             });
         }
         let retired = Retired { at, branch };
-        self.unit.retire(&mut self.world, retired);
+        self.units.retire(retired);
         if branch == Branch::None && insn + 1 < self.programs[program].blocks[block].insns.len() {
             self.at.2 += 1;
         } else {
@@ -347,10 +319,10 @@ impl Walk<'_> {
 
     fn far(&mut self, end: End, at: At) {
         // An INT3 is told by a FUP, like a fault, and is no entry of the flow.
-        if self.unit.packet_en() && end != End::Breakpoint {
+        if self.units.packet_en() && end != End::Breakpoint {
             self.truth.push(Step {
                 ip: at.ip,
-                tsc: Tsc(self.world.clock.tsc),
+                tsc: self.units.tsc(),
             });
         }
         let kernel = Context {
@@ -363,18 +335,17 @@ impl Walk<'_> {
                 let program = self.rng.below(2);
                 let to = self.random_block(program);
                 let mode = self.programs[program].mode;
-                self.unit.far_transfer(
-                    &mut self.world,
-                    to,
-                    Context {
-                        mode,
-                        ..self.context
-                    },
-                );
+                let context = Context {
+                    mode,
+                    ..self.context
+                };
+                self.units
+                    .with(|unit, world| unit.far_transfer(world, to, context));
                 self.go(program, to);
             }
             End::Syscall => {
-                self.unit.far_transfer(&mut self.world, KERNEL, kernel);
+                self.units
+                    .with(|unit, world| unit.far_transfer(world, KERNEL, kernel));
                 let back = if self.holds(self.at.0, at.next) {
                     at.next
                 } else {
@@ -383,7 +354,8 @@ impl Walk<'_> {
                 self.return_to_user(back);
             }
             _ => {
-                self.unit.event(&mut self.world, at.ip, KERNEL, kernel);
+                self.units
+                    .with(|unit, world| unit.event(world, at.ip, KERNEL, kernel));
                 let back = if self.holds(self.at.0, at.next) {
                     at.next
                 } else {

@@ -6,9 +6,11 @@
 
 mod execution;
 mod program;
+mod units;
 
 pub use execution::{Config, Execution, Step, run};
 pub use program::{Block, End, Program};
+use units::Units;
 
 /// A small deterministic generator (SplitMix64): the same seed gives the same program and walk everywhere.
 #[derive(Clone, Debug)]

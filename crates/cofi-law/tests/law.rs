@@ -111,6 +111,12 @@ proptest! {
     }
 
     #[test]
+    fn many_at_a_time_are_as_one_by_one(config in configs()) {
+        let execution = run(&config);
+        prop_assert_eq!(&execution.at_once, &execution.trace);
+    }
+
+    #[test]
     fn decoded_time_is_monotonic_and_within_its_bound(mut config in configs()) {
         config.ctl = config.ctl.with_tsc_en(true);
         check_time(&config)?;

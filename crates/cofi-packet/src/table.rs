@@ -303,7 +303,7 @@ macro_rules! packets {
 
             /// Encodes the packet; reserved bits are zero.
             #[must_use]
-            #[inline]
+            #[inline(always)]
             pub fn encode(&self) -> $crate::Raw<Kind> {
                 match *self {
                     $( Self::$Kind $({ $($field,)+ $($tail,)? })? => {

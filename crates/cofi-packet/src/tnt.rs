@@ -14,6 +14,7 @@ pub struct Tnt<const MAX: usize> {
 impl<const MAX: usize> Tnt<MAX> {
     /// A TNT of one result.
     #[must_use]
+    #[inline]
     pub const fn new(taken: bool) -> Self {
         const {
             assert!(
@@ -38,8 +39,22 @@ impl<const MAX: usize> Tnt<MAX> {
         Some(tnt)
     }
 
+    /// `len` results, the oldest in the highest of the low `len` bits of `bits`; `None` when there are none or more than fit.
+    #[must_use]
+    #[inline]
+    pub const fn from_bits(bits: u64, len: usize) -> Option<Self> {
+        if len < 1 || len > MAX {
+            return None;
+        }
+        let stop = 1 << len;
+        Some(Self {
+            stopped: bits & (stop - 1) | stop,
+        })
+    }
+
     /// Appends a younger result; `false`, and no change, when the packet is full.
     #[must_use]
+    #[inline]
     pub fn push(&mut self, taken: bool) -> bool {
         let room = self.len() < MAX;
         if room {
@@ -50,6 +65,7 @@ impl<const MAX: usize> Tnt<MAX> {
 
     /// How many results there are: 1 to `MAX`.
     #[must_use]
+    #[inline]
     #[expect(clippy::len_without_is_empty, reason = "a TNT is never empty")]
     pub const fn len(&self) -> usize {
         63 - self.stopped.leading_zeros() as usize

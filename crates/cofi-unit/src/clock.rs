@@ -3,6 +3,7 @@
 use crate::client::Clock;
 use crate::spec::{CrystalRatio, Ctl};
 use cofi_packet::intel::{Packet, Uint};
+use core::ops::Range;
 
 /// What the passing of time asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +45,16 @@ impl Timing {
     pub(crate) fn is_quiet(&self, clock: Clock, ctl: Ctl) -> bool {
         let (from, until) = self.mtc_span;
         !ctl.mtc_en() || (from..until).contains(&clock.tsc)
+    }
+
+    /// The TSC values in which [`Self::advance`] finds nothing due.
+    pub(crate) fn quiet(&self, ctl: Ctl) -> Range<u64> {
+        let (from, until) = self.mtc_span;
+        if ctl.mtc_en() {
+            from..until
+        } else {
+            0..u64::MAX
+        }
     }
 
     /// Time went on to `clock`. An MTC is due whenever the watched bits change; where the client's clock jumps over

@@ -1,6 +1,80 @@
-//! RET compression: the stack of call return addresses (33.4.2.2).
+//! What is gathered for compression: TNT results (33.4.2.1), and the stack of call return addresses (33.4.2.2).
 
 use cofi_packet::Ip;
+use cofi_packet::intel::Tnt;
+
+/// TNT results in their order, at most 63.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Results {
+    /// A stop bit, and below it the results, the youngest in bit 0.
+    stopped: u64,
+}
+
+impl Results {
+    pub(crate) const fn new() -> Self {
+        Self::zeros(0)
+    }
+
+    #[inline]
+    pub(crate) const fn is_empty(self) -> bool {
+        self.stopped == 1
+    }
+
+    #[inline]
+    pub(crate) const fn len(self) -> u32 {
+        63 - self.stopped.leading_zeros()
+    }
+
+    /// Whether there are at least `count`.
+    #[inline]
+    pub(crate) const fn has(self, count: u32) -> bool {
+        self.stopped >= 1 << count
+    }
+
+    /// Whether there are at least as many as in `other`, which are all zero.
+    #[inline]
+    pub(crate) const fn reach(self, other: Self) -> bool {
+        self.stopped >= other.stopped
+    }
+
+    /// So many, all zero.
+    #[inline]
+    pub(crate) const fn zeros(count: u32) -> Self {
+        Self {
+            stopped: 1 << count,
+        }
+    }
+
+    /// Appends the low `count` bits of `results`; the others are zero.
+    #[inline]
+    pub(crate) const fn push(&mut self, count: u32, results: u64) {
+        self.stopped = self.stopped << count | results;
+    }
+
+    /// Takes the oldest, as many as a packet holds; `None` when there are none.
+    #[inline]
+    pub(crate) const fn take<const MAX: usize>(&mut self) -> Option<Tnt<MAX>> {
+        let len = self.len();
+        let count = if len < MAX as u32 { len } else { MAX as u32 };
+        let left = len - count;
+        let taken = Tnt::from_bits(self.stopped >> left, count as usize);
+        self.stopped = self.stopped & ((1 << left) - 1) | 1 << left;
+        taken
+    }
+}
+
+impl Results {
+    /// Takes those that fill packets, the oldest first.
+    #[inline]
+    pub(crate) fn take_full<const MAX: usize>(
+        &mut self,
+    ) -> impl Iterator<Item = Tnt<MAX>> + use<MAX> {
+        let (stopped, len) = (self.stopped, self.len() as usize);
+        let rest = 1 << (len % MAX);
+        self.stopped = stopped & (rest - 1) | rest;
+        (1..=len / MAX).filter_map(move |i| Tnt::from_bits(stopped >> (len - i * MAX), MAX))
+    }
+}
 
 /// The next IPs of the 64 youngest near calls; older ones fall off the end.
 #[derive(Clone, Debug)]
@@ -31,6 +105,7 @@ impl ReturnStack {
     }
 
     /// A near call, which is to return to `next`, retired.
+    #[inline]
     pub const fn push(&mut self, next: Ip) {
         self.entries[self.top] = next;
         self.top = (self.top + 1) % Self::DEPTH;
@@ -39,14 +114,25 @@ impl ReturnStack {
         }
     }
 
-    /// A near return retired: where it was expected to go, if its call is remembered.
-    pub const fn pop(&mut self) -> Option<Ip> {
-        if self.len == 0 {
-            return None;
+    /// Where a near return is expected to go, if its call is remembered.
+    #[must_use]
+    #[inline]
+    pub const fn expected(&self) -> Option<Ip> {
+        match self.len {
+            0 => None,
+            _ => Some(self.entries[(self.top + Self::DEPTH - 1) % Self::DEPTH]),
         }
-        self.len -= 1;
-        self.top = (self.top + Self::DEPTH - 1) % Self::DEPTH;
-        Some(self.entries[self.top])
+    }
+
+    /// A near return retired: where it was expected to go, if its call is remembered.
+    #[inline]
+    pub const fn pop(&mut self) -> Option<Ip> {
+        let expected = self.expected();
+        if expected.is_some() {
+            self.len -= 1;
+            self.top = (self.top + Self::DEPTH - 1) % Self::DEPTH;
+        }
+        expected
     }
 }
 

@@ -27,7 +27,7 @@ pub use client::{Client, Clock, PhysAddr};
 pub use compress::ReturnStack;
 pub use registers::Fault;
 pub use spec::{Capabilities, CrystalRatio, Ctl, OutputBase, OutputMaskPtrs, Status, msr};
-pub use unit::{At, Branch, Context, Retired, Unit};
+pub use unit::{At, Branch, Context, Gathering, Retired, Unit};
 
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ pub(crate) fn is_legal(regs: &Registers) -> bool {
 }
 
 /// Stores `bytes` at the write pointer and moves it, around the region's end if need be.
+#[inline]
 pub(crate) fn store(regs: &mut Registers, client: &mut impl Client, mut bytes: &[u8]) {
     let mask = regs.mask_ptrs.0 & 0xffff_ffff;
     while !bytes.is_empty() {

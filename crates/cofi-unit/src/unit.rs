@@ -1,12 +1,18 @@
 //! The unit itself: what each instruction, event and register write does to the packet stream.
 
+mod run;
+#[cfg(test)]
+mod run_tests;
+
+pub use run::Gathering;
+
 use crate::client::{Client, Clock};
 use crate::clock::{Due, Timing, tsc_tma};
-use crate::compress::ReturnStack;
+use crate::compress::{Results, ReturnStack};
 use crate::output;
 use crate::registers::{Fault, Registers};
 use crate::spec::{Capabilities, Ctl, Status, msr};
-use cofi_packet::intel::{Cr3, IpPayload, Kind, LastIp, Packet, Tnt, TsxState};
+use cofi_packet::intel::{Cr3, IpPayload, Kind, LastIp, Packet, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
 /// The processor state on which filtering and the mode packets depend.
@@ -75,14 +81,6 @@ impl Retired {
     }
 }
 
-/// TNT results that wait for their packet (33.4.2.1): short or long as the processor has chosen.
-#[derive(Clone, Copy, Debug)]
-enum TntBuffer {
-    Empty,
-    Short(Tnt<6>),
-    Long(Tnt<47>),
-}
-
 /// A logical processor's trace unit.
 ///
 /// Feed it every instruction ([`Unit::retire`]), far transfer ([`Unit::far_transfer`]), event ([`Unit::event`]) and
@@ -97,7 +95,8 @@ pub struct Unit {
     ratio: u8,
     timing: Timing,
     last_ip: LastIp,
-    tnt: TntBuffer,
+    /// TNT results that wait for their packet (33.4.2.1); those that fill one wait only behind a [`Gathering`].
+    tnt: Results,
     returns: ReturnStack,
     /// The mode that the stream has told, if it has.
     told_mode: Option<ExecMode>,
@@ -116,7 +115,7 @@ impl Unit {
             ratio: 0,
             timing: Timing::default(),
             last_ip: LastIp::new(),
-            tnt: TntBuffer::Empty,
+            tnt: Results::new(),
             returns: ReturnStack::new(),
             told_mode: None,
             byte_count: 0,
@@ -176,17 +175,6 @@ impl Unit {
             && status.context_en()
             && status.filter_en()
             && self.regs.ctl.branch_en()
-    }
-
-    /// A conditional branch retired, and control went to `next`; what [`Self::retire`] does with most branches, by itself.
-    #[inline]
-    pub fn retire_conditional(&mut self, client: &mut impl Client, taken: bool, next: Ip) {
-        if self.begin(client) {
-            if self.packet_en() {
-                self.push_tnt(client, taken);
-            }
-            self.end(client, next);
-        }
     }
 
     /// An instruction that is no far transfer retired.
@@ -404,9 +392,20 @@ impl Unit {
     /// The instruction or event is complete, and control stands at `ip`: a PSB+ if one is due.
     #[inline]
     fn end(&mut self, client: &mut impl Client, ip: Ip) {
-        if self.byte_count >> 11 >> self.regs.ctl.psb_freq() != 0 {
+        if self.psb_due() {
             self.psb_plus(client, self.packet_en().then_some(ip));
         }
+    }
+
+    #[inline]
+    fn psb_due(&self) -> bool {
+        self.byte_count >= self.psb_at()
+    }
+
+    /// So many bytes are there from one PSB to the next.
+    #[inline]
+    fn psb_at(&self) -> u64 {
+        1 << 11 << self.regs.ctl.psb_freq()
     }
 
     fn transfer(
@@ -520,13 +519,18 @@ impl Unit {
         }
     }
 
+    #[inline]
     fn ip(&mut self, ip: Ip) -> IpPayload {
         self.last_ip.compress(ip)
     }
 
+    #[inline]
     fn tip(&mut self, client: &mut impl Client, target: Ip) {
         let ip = self.ip(target);
-        self.emit_eligible(client, Packet::Tip { ip });
+        self.flush_tnt(client);
+        self.cyc(client);
+        let raw = Packet::Tip { ip }.encode();
+        self.send(client, &raw.bytes()[..raw.len()]);
     }
 
     /// TIP.PGD where ContextEn or TraceEn is 0 afterwards, so without IP; no return is compressed across it.
@@ -547,43 +551,59 @@ impl Unit {
     }
 
     fn push_tnt(&mut self, client: &mut impl Client, taken: bool) {
-        match &mut self.tnt {
-            TntBuffer::Empty => {
-                // The CYC before a TNT tells when the first branch in it retired (33.3.6.2).
-                self.cyc(client);
-                self.tnt = if self.caps.long_tnt {
-                    TntBuffer::Long(Tnt::new(taken))
-                } else {
-                    TntBuffer::Short(Tnt::new(taken))
-                };
-            }
-            TntBuffer::Short(tnt) => {
-                let pushed = tnt.push(taken);
-                debug_assert!(pushed, "a full buffer has been sent");
-            }
-            TntBuffer::Long(tnt) => {
-                let pushed = tnt.push(taken);
-                debug_assert!(pushed, "a full buffer has been sent");
-            }
+        if self.tnt.is_empty() {
+            // The CYC before a TNT tells when the first branch in it retired (33.3.6.2).
+            self.cyc(client);
         }
-        let full = match self.tnt {
-            TntBuffer::Empty => false,
-            TntBuffer::Short(tnt) => tnt.is_full(),
-            TntBuffer::Long(tnt) => tnt.is_full(),
-        };
-        if full {
-            self.flush_tnt(client);
-        }
+        self.tnt.push(1, taken.into());
+        self.send_full_tnt(client);
     }
 
+    /// How many results a TNT packet of this processor holds.
+    const fn tnt_size(&self) -> u32 {
+        if self.caps.long_tnt { 47 } else { 6 }
+    }
+
+    /// Sends the results that fill packets.
+    fn send_full_tnt(&mut self, client: &mut impl Client) {
+        if self.caps.long_tnt {
+            while self.tnt.has(self.tnt_size()) {
+                self.flush_long_tnt(client);
+            }
+            return;
+        }
+        // They are stored together: there may be many, of a byte each.
+        let (mut bytes, mut len) = ([0; 16], 0);
+        for bits in self.tnt.take_full() {
+            match (Packet::Tnt8 { bits }).encode().emit(&mut bytes[len..]) {
+                Ok(size) => len += size,
+                Err(_) => debug_assert!(false, "so many are not gathered"),
+            }
+        }
+        self.send(client, &bytes[..len]);
+    }
+
+    /// Sends the results that wait.
+    #[inline]
     fn flush_tnt(&mut self, client: &mut impl Client) {
-        match core::mem::replace(&mut self.tnt, TntBuffer::Empty) {
-            TntBuffer::Empty => {}
-            TntBuffer::Short(bits) => self.emit(client, Packet::Tnt8 { bits }),
-            TntBuffer::Long(bits) => self.emit(client, Packet::Tnt64 { bits }),
+        while !self.tnt.is_empty() {
+            if self.caps.long_tnt {
+                self.flush_long_tnt(client);
+            } else if let Some(bits) = self.tnt.take() {
+                let raw = Packet::Tnt8 { bits }.encode();
+                self.send(client, &raw.bytes()[..raw.len()]);
+            }
         }
     }
 
+    fn flush_long_tnt(&mut self, client: &mut impl Client) {
+        if let Some(bits) = self.tnt.take() {
+            let raw = Packet::Tnt64 { bits }.encode();
+            self.send(client, &raw.bytes()[..raw.len()]);
+        }
+    }
+
+    #[inline]
     fn cyc(&mut self, client: &mut impl Client) {
         if self.regs.ctl.cyc_en()
             && let Some(cycles) = self.timing.cyc(client.now(), self.regs.ctl)
@@ -601,11 +621,16 @@ impl Unit {
 
     fn emit(&mut self, client: &mut impl Client, packet: Packet) {
         debug_assert!(
-            matches!(self.tnt, TntBuffer::Empty) || matches!(packet.kind(), Kind::Cyc),
+            self.tnt.is_empty() || matches!(packet.kind(), Kind::Cyc),
             "waiting TNT results go first"
         );
         let raw = packet.encode();
-        self.byte_count += raw.len() as u64;
-        output::store(&mut self.regs, client, &raw.bytes()[..raw.len()]);
+        self.send(client, &raw.bytes()[..raw.len()]);
+    }
+
+    #[inline(always)]
+    fn send(&mut self, client: &mut impl Client, bytes: &[u8]) {
+        self.byte_count += bytes.len() as u64;
+        output::store(&mut self.regs, client, bytes);
     }
 }

@@ -1,30 +1,17 @@
 //! A process's translated blocks, decoded once, and the code that they are of.
 
-use crate::{Mapping, MappingKind, Observer, Pid, SavedCode, Step};
+use crate::runs::{Block, BlockList};
+use crate::{Mapping, MappingKind, Observer, Pid, Runs, SavedCode, Step};
 use cofi_insn::{Class, decode};
 use cofi_packet::{ExecMode, Ip};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
 const PAGE: u64 = 4096;
 /// PROT_EXEC. QEMU maps a program's code for itself to read, not to run.
 const PROT_EXEC: u32 = 4;
-
-/// A translated block.
-#[derive(Clone, Debug)]
-pub(super) struct Block {
-    pub(super) start: Ip,
-    /// Its instructions, of [`Blocks::steps`].
-    steps: Range<u32>,
-    /// The places where control goes from it in the simplest way, if there is one: the next instruction and the target of
-    /// its conditional or direct branch. Whatever else happens takes the long way.
-    ways: Option<(Ip, Ip)>,
-    /// It is one instruction that by itself ends no block.
-    pub(super) is_resumed: bool,
-}
 
 /// A range that the observer knows to be mapped from a file.
 #[derive(Clone, Debug)]
@@ -36,8 +23,8 @@ struct FileRange {
 /// The translated blocks of one process, and its code.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Blocks {
-    blocks: Vec<Block>,
-    steps: Vec<Step>,
+    /// By number.
+    list: BlockList,
     /// By their first addresses.
     files: BTreeMap<u64, FileRange>,
     /// Bytes that were told as they ran, by page. Where there are some, a file's do not count.
@@ -47,39 +34,24 @@ pub(super) struct Blocks {
 impl Blocks {
     /// How many there are.
     pub(super) fn len(&self) -> usize {
-        self.blocks.len()
+        self.list.len()
     }
 
     /// The first `count` of them, as a child has them after fork, with the parent's code.
     pub(super) fn inherit(&self, count: usize) -> Self {
         let mut child = self.clone();
-        child.blocks.truncate(count);
+        child.list.truncate(count);
         child
     }
 
-    /// The block of this number; `None` if the plugin never told of it.
-    #[inline]
+    /// The block of this number and its instructions; `None` if the plugin never told of it.
     pub(super) fn get(&self, number: u32) -> Option<(&Block, &[Step])> {
-        let block = self.blocks.get(number as usize)?;
-        Some((block, self.of(block)))
+        self.list.get(number)
     }
 
-    #[inline]
-    fn of(&self, block: &Block) -> &[Step] {
-        self.steps
-            .get(block.steps.start as usize..block.steps.end as usize)
-            .unwrap_or_default()
-    }
-
-    /// The instructions of the block `before` that ran to its end, and where `next` begins, if control went there in the
-    /// simplest way.
-    #[inline]
-    pub(super) fn simply_ran(&self, before: u32, next: u32) -> Option<(&[Step], Ip)> {
-        let before = self.blocks.get(before as usize)?;
-        let next = self.blocks.get(next as usize)?;
-        let (after, target) = before.ways?;
-        let simply = (next.start == after || next.start == target) && !next.is_resumed;
-        simply.then(|| (self.of(before), next.start))
+    /// The blocks of these numbers, which were entered one after the other behind the one of the number `before`.
+    pub(super) fn runs<'a>(&'a self, before: u32, numbers: &'a [u32]) -> Option<Runs<'a>> {
+        self.list.runs(before, numbers)
     }
 
     /// At an address whose code is about to be told, this is mapped.
@@ -123,7 +95,7 @@ impl Blocks {
 
     /// Takes a block that QEMU has translated. The observer is told of its code if that is new.
     pub(super) fn add(&mut self, observer: &mut dyn Observer, pid: Pid, start: u64, code: &[u8]) {
-        let begin = self.steps.len() as u32;
+        let mut steps = Vec::new();
         let mut at = 0;
         while at < code.len() && !is_vsyscall(Ip(start)) {
             let ip = Ip(start + at as u64);
@@ -131,21 +103,14 @@ impl Blocks {
             let Ok(insn) = decode(&code[at..], ip, ExecMode::Bits64) else {
                 break;
             };
-            self.steps.push(Step { ip, insn });
+            steps.push(Step { ip, insn });
             at += usize::from(insn.len);
         }
-        let steps = &self.steps[begin as usize..];
-        let is_resumed = match steps {
+        let is_resumed = match &steps[..] {
             [step] => !ends_block(step, code),
             _ => false,
         };
-        let ways = simple_ways(steps);
-        self.blocks.push(Block {
-            start: Ip(start),
-            steps: begin..self.steps.len() as u32,
-            ways,
-            is_resumed,
-        });
+        self.list.push(Ip(start), &steps, is_resumed);
         self.know(observer, pid, start, &code[..at]);
     }
 
@@ -213,22 +178,6 @@ fn ends_block(step: &Step, code: &[u8]) -> bool {
         || step.ip.0 / PAGE != after / PAGE
         // POPF, and what loads a segment.
         || matches!(opcode, [0x9d | 0x8e, ..] | [0x0f, 0xa1 | 0xa9 | 0x00 | 0x01 | 0xae | 0xb2 | 0xb4 | 0xb5, ..])
-}
-
-/// Where a block leads that has no branch but perhaps a direct one at its end.
-fn simple_ways(steps: &[Step]) -> Option<(Ip, Ip)> {
-    let (last, body) = steps.split_last()?;
-    let plain = |step: &Step| step.insn.class == Class::Other && !step.insn.repeats;
-    if !body.iter().all(plain) {
-        return None;
-    }
-    let after = last.insn.next_ip(last.ip, ExecMode::Bits64);
-    match last.insn.class {
-        Class::Conditional => Some((after, last.insn.target?)),
-        Class::DirectJump | Class::DirectCall => Some((last.insn.target?, last.insn.target?)),
-        Class::Other if plain(last) => Some((after, after)),
-        _ => None,
-    }
 }
 
 /// Where control can go after an instruction, as far as it tells.

@@ -33,10 +33,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use thread::{Signal, Thread};
 
-/// Records taken from one thread before another has its turn.
-const TURN: usize = 1 << 14;
+/// Records taken from one thread before another has its turn. So many stay in a first-level cache.
+const TURN: usize = 1 << 12;
+/// How long to sleep when nobody has done much: far less than it takes to fill a ring. Who looks all the time only takes from the
+/// program's processor what that is about to write to.
+const NAP: Duration = Duration::from_micros(50);
 /// How long to sleep when nobody has done anything.
-const NAP: Duration = Duration::from_micros(200);
+const LONG_NAP: Duration = Duration::from_micros(200);
 /// How often to look for new processes and for the end.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long to wait at the end for processes that QEMU has just begun to run.
@@ -154,11 +157,13 @@ impl Engine<'_> {
             if over {
                 // What was told until now. Others may go on without end.
                 let most = layout::RECORDS / TURN + 1;
-                let _ = (0..most).all(|_| self.take_turns());
+                let _ = (0..most).all(|_| self.take_turns() != 0);
                 return Ok(());
             }
-            if !self.take_turns() {
-                std::thread::sleep(NAP);
+            match self.take_turns() {
+                0 => std::thread::sleep(LONG_NAP),
+                1..TURN => std::thread::sleep(NAP),
+                _ => {}
             }
         }
     }
@@ -280,7 +285,8 @@ impl Engine<'_> {
             &mut self.code,
             &mut self.records,
             &mut self.unknown,
-        ) {}
+        ) != 0
+        {}
         self.unknown.untraced += u64::from(process.shared.take_untraced());
         let mut first = None;
         for (_, mut thread) in std::mem::take(&mut process.threads) {
@@ -306,18 +312,18 @@ impl Engine<'_> {
         }
     }
 
-    /// Gives every thread of every process a turn; whether any had something to tell.
-    fn take_turns(&mut self) -> bool {
-        let mut any = false;
+    /// Gives every thread of every process a turn; how many records there were.
+    fn take_turns(&mut self) -> usize {
+        let mut count = 0;
         for process in self.processes.values_mut() {
-            any |= process.turn(
+            count += process.turn(
                 self.observer,
                 &mut self.code,
                 &mut self.records,
                 &mut self.unknown,
             );
         }
-        any
+        count
     }
 
     /// The first process has ended, or tracing is stopped: what still runs is let go.
@@ -340,15 +346,15 @@ impl Engine<'_> {
 }
 
 impl Process {
-    /// Gives every thread a turn; whether any had something to tell.
+    /// Gives every thread a turn; how many records there were.
     fn turn(
         &mut self,
         observer: &mut dyn Observer,
         code: &mut Vec<u8>,
         records: &mut Vec<u32>,
         unknown: &mut Unknown,
-    ) -> bool {
-        let mut any = false;
+    ) -> usize {
+        let mut count = 0;
         let used = self.shared.used_slots().unwrap_or_else(|_| {
             // Who is not read must not wait. What it did until now is not in the trace either.
             self.shared.stop();
@@ -358,11 +364,11 @@ impl Process {
         for slot in 0..used {
             self.shared.take(slot, records, TURN);
             if !records.is_empty() {
-                any = true;
+                count += records.len();
                 self.take(slot, records, observer, code, unknown);
             }
         }
-        any
+        count
     }
 
     /// Takes the next translated block; `false` if there is none.
@@ -397,7 +403,11 @@ impl Process {
         };
         let mut thread = self.threads.remove(&slot);
         let mut rest = records;
-        while let [first, behind @ ..] = rest {
+        loop {
+            if let Some(thread) = &mut thread {
+                rest = thread.run(observer, &self.blocks, rest);
+            }
+            let [first, behind @ ..] = rest else { break };
             if *first < record::SPECIAL {
                 rest = behind;
                 while self.blocks.len() <= *first as usize && self.next_block(observer, code) {}

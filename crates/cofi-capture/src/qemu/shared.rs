@@ -154,18 +154,25 @@ impl Shared {
         let tail = self.word(base + slot::TAIL).load(Ordering::Relaxed);
         let capacity = self.capacity(base + slot::CAPACITY, layout::RECORDS);
         let count = (head - tail).min(most as u64).min(capacity as u64);
-        let ring = base + layout::SLOT_HEADER;
+        let ring = self.ring(index, capacity);
         // Up to the ring's end, and from its beginning.
         let from = tail as usize & (capacity - 1);
         let first = (count as usize).min(capacity - from);
         for places in [from..from + first, 0..count as usize - first] {
-            records
-                .extend(places.map(|place| self.word32(ring + 4 * place).load(Ordering::Relaxed)));
+            records.extend(ring[places].iter().map(|it| it.load(Ordering::Relaxed)));
         }
         if count > 0 {
             self.word(base + slot::TAIL)
                 .store(tail + count, Ordering::Release);
         }
+    }
+
+    /// The first `capacity` places of a slot's ring.
+    fn ring(&self, index: usize, capacity: usize) -> &[AtomicU32] {
+        assert!(index < self.mapped && capacity <= layout::RECORDS);
+        let at = layout::slot_at(index) + layout::SLOT_HEADER;
+        // SAFETY: within the mapping and aligned; both sides use atomic operations only.
+        unsafe { std::slice::from_raw_parts(self.memory.add(at).cast().as_ptr(), capacity) }
     }
 
     /// Slots that threads have used.

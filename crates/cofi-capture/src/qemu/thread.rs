@@ -3,7 +3,8 @@
 //! A record says that a block was entered. Whether it was finished, and how, the next record tells: control went to a place
 //! where the block can lead, or a signal's handler began, which says what was interrupted.
 
-use super::blocks::{Block, Blocks, is_vsyscall, may_follow};
+use super::blocks::{Blocks, is_vsyscall, may_follow};
+use crate::runs::Block;
 use crate::{Entry, Observer, Pid, Step};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip};
@@ -62,24 +63,32 @@ impl Thread {
         self.in_system_call = true;
     }
 
-    /// A block was entered.
-    #[inline]
-    pub(super) fn enter(&mut self, observer: &mut dyn Observer, blocks: &Blocks, number: u32) {
-        if let (Some(before), None) = (self.entered, self.signal)
-            && let Some((steps, start)) = blocks.simply_ran(before, number)
-        {
-            self.entered = Some(number);
-            return observer.ran(self.tid, steps, start);
-        }
-        self.enter_otherwise(observer, blocks, number);
+    /// Hands on what is simple at the beginning of these records; what is left of them.
+    pub(super) fn run<'r>(
+        &mut self,
+        observer: &mut dyn Observer,
+        blocks: &Blocks,
+        records: &'r [u32],
+    ) -> &'r [u32] {
+        let (Some(before), None) = (self.entered, self.signal) else {
+            return records;
+        };
+        let Some(mut runs) = blocks.runs(before, records) else {
+            return records;
+        };
+        observer.ran(self.tid, &mut runs);
+        let (ran, rest) = records.split_at(records.len() - runs.left());
+        self.entered = ran.last().copied().or(self.entered);
+        rest
     }
 
-    fn enter_otherwise(&mut self, observer: &mut dyn Observer, blocks: &Blocks, number: u32) {
+    /// A block was entered.
+    pub(super) fn enter(&mut self, observer: &mut dyn Observer, blocks: &Blocks, number: u32) {
         let Some((block, _)) = blocks.get(number) else {
             self.unexplained += 1;
             return;
         };
-        let start = block.start;
+        let start = block.start();
         let signal = self.signal.take();
         let before = self.entered.replace(number);
         self.in_system_call = false;
@@ -103,18 +112,23 @@ impl Thread {
         steps: &[Step],
         block: &Block,
     ) {
-        let next = block.start;
+        let next = block.start();
         let Some((last, body)) = steps.split_last() else {
             // A call that QEMU carries out in the kernel's place, or a block without an instruction that could be read: #UD.
-            self.unexplained += u64::from(!is_vsyscall(before.start));
-            observer.enter_kernel(self.tid, Entry::Event { from: before.start });
+            self.unexplained += u64::from(!is_vsyscall(before.start()));
+            observer.enter_kernel(
+                self.tid,
+                Entry::Event {
+                    from: before.start(),
+                },
+            );
             return observer.resume_user(self.tid, next, ExecMode::Bits64);
         };
         // A repeated string instruction enters its block anew for each round.
         let goes_round = last.insn.repeats && next == last.ip;
         let follows = goes_round || may_follow(last, next);
-        if (!follows || block.is_resumed)
-            && !before.is_resumed
+        if (!follows || block.is_resumed())
+            && !before.is_resumed()
             && let Some(place) = steps.iter().position(|step| step.ip == next)
         {
             // QEMU stopped in the middle, and goes on from there with a block of one instruction.
@@ -125,14 +139,6 @@ impl Thread {
             self.unexplained += 1;
             observer.enter_kernel(self.tid, Entry::Event { from: steps[0].ip });
             return observer.resume_user(self.tid, next, ExecMode::Bits64);
-        }
-        let is_plain = |step: &Step| step.insn.class == Class::Other;
-        let is_near = matches!(
-            last.insn.class,
-            Class::IndirectJump | Class::IndirectCall | Class::Return
-        );
-        if is_near && body.iter().all(is_plain) {
-            return observer.ran(self.tid, steps, next);
         }
         self.retire(observer, body, last.ip);
         if goes_round {
@@ -163,7 +169,7 @@ impl Thread {
         signal: Signal,
     ) {
         let Some((last, body)) = steps.split_last() else {
-            let from = before.start;
+            let from = before.start();
             return observer.enter_kernel(self.tid, Entry::Event { from });
         };
         // In the middle: at an instruction that faults, or where QEMU stopped to let one run alone. A system call that is to

@@ -1,7 +1,7 @@
 //! What the recorder makes of a whole machine: a trace unit for each of its processors, and the pages of code that they ran.
 
 use super::thread::{Thread, VirtualClock};
-use super::{RecordError, Recorder, Settings, settings, write_error};
+use super::{CHUNK, RecordError, Recorder, Settings, settings, write_error};
 use crate::{CodePage, MachineObserver, Moment, Pid, ProcessorState, Step};
 use cofi_insn::Insn;
 use cofi_packet::Ip;
@@ -38,6 +38,28 @@ impl MachineObserver for Recorder {
                 .begin(index, cpu)
                 .map_err(write_error(&self.settings.file));
             self.keep(result);
+        }
+    }
+
+    fn ran_block(&mut self, cpu: Pid, steps: &[Step], next: Ip) {
+        let Some(last) = steps.last() else { return };
+        self.clock.ticks(steps.len() as u64);
+        let Some(thread) = self.threads.get_mut(cpu) else {
+            return;
+        };
+        thread.retired(self.clock, last.ip, &last.insn, next);
+        // What runs at a level that is not traced comes here too.
+        if !thread.is_traced() {
+            return;
+        }
+        self.instructions += steps.len() as u64;
+        let (index, is_full) = (thread.index, thread.waiting() >= CHUNK);
+        if let Some(truth) = &mut self.truth {
+            let result = steps.iter().try_for_each(|step| truth.push(index, step.ip));
+            self.keep(result.map_err(write_error(&self.settings.file)));
+        }
+        if is_full {
+            self.after_step(cpu);
         }
     }
 

@@ -10,7 +10,7 @@ mod truth;
 pub use settings::{RecordError, Settings};
 pub use truth::{Truth, TruthStream};
 
-use crate::{Entry, Mapping, Observer, Pid, ProcessCause, SavedCode, Step};
+use crate::{Entry, Mapping, Observer, Pid, ProcessCause, Runs, SavedCode};
 use code::SavedFiles;
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
@@ -315,24 +315,27 @@ impl Observer for Recorder {
         self.after_step(tid);
     }
 
-    fn ran(&mut self, tid: Pid, steps: &[Step], next: Ip) {
-        let Some(last) = steps.last() else { return };
-        self.clock.ticks(steps.len() as u64);
-        self.instructions += steps.len() as u64;
+    fn ran(&mut self, tid: Pid, runs: &mut Runs<'_>) {
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
-        thread.retired(self.clock, last.ip, &last.insn, next);
-        if self.settings.subject != Subject::Processes && !thread.is_traced() {
-            self.instructions -= steps.len() as u64;
-            return;
-        }
-        let (index, waiting) = (thread.index, thread.waiting());
+        let before = self.clock;
+        let mut told = runs.clone();
+        thread.ran(&mut self.clock, runs);
+        let mut result = Ok(());
         if let Some(truth) = &mut self.truth {
-            let result = steps.iter().try_for_each(|step| truth.push(index, step.ip));
-            self.keep(result.map_err(write_error(&self.settings.file)));
+            while told.left() > runs.left()
+                && result.is_ok()
+                && let Some(run) = told.next()
+            {
+                let mut ips = run.steps().iter().map(|step| step.ip);
+                result = ips.try_for_each(|ip| truth.push(thread.index, ip));
+            }
         }
-        if waiting >= CHUNK {
+        self.instructions += self.clock.instructions_since(before);
+        let is_full = thread.waiting() >= CHUNK;
+        self.keep(result.map_err(write_error(&self.settings.file)));
+        if is_full {
             self.after_step(tid);
         }
     }

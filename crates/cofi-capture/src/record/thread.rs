@@ -2,6 +2,7 @@
 
 mod machine;
 
+use crate::Runs;
 use cofi_insn::{Class, Insn};
 use cofi_packet::intel::PSB;
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
@@ -35,6 +36,11 @@ impl VirtualClock {
     /// So many instructions retired.
     pub(crate) const fn ticks(&mut self, instructions: u64) {
         self.0 += 2 * instructions;
+    }
+
+    /// How many instructions retired from `before` on, if nothing else happened.
+    pub(crate) const fn instructions_since(self, before: Self) -> u64 {
+        (self.0 - before.0) / 2
     }
 
     /// Something happens that must be told apart in time from what was before.
@@ -75,7 +81,14 @@ impl Client for Buffer {
         } else if bytes == PSB {
             self.cut = Some((self.bytes.len(), self.clock));
         }
-        self.bytes.extend_from_slice(bytes);
+        match *bytes {
+            // Most packets have one of these sizes: a call of `memcpy` takes longer than the copy.
+            [a] => self.bytes.push(a),
+            [a, b] => self.bytes.extend_from_slice(&[a, b]),
+            [a, b, c] => self.bytes.extend_from_slice(&[a, b, c]),
+            [a, b, c, d, e] => self.bytes.extend_from_slice(&[a, b, c, d, e]),
+            _ => self.bytes.extend_from_slice(bytes),
+        }
     }
 }
 
@@ -104,6 +117,23 @@ pub(crate) struct Thread {
     announced: u64,
     /// A TSC packet is owed at the next return to user space.
     time_owed: bool,
+}
+
+/// A near instruction of this class retired at `at`, and control went to `next`.
+#[inline(always)]
+fn retired(class: Class, at: At, next: Ip) -> Retired {
+    let branch = match class {
+        // A branch to its own successor goes there either way; hardware calls it taken if its condition held, which
+        // single steps do not show. Both decode to the same flow.
+        Class::Conditional => Branch::Conditional((next != at.next).then_some(next)),
+        Class::DirectJump => Branch::DirectJump(next),
+        Class::DirectCall => Branch::DirectCall(next),
+        Class::IndirectJump => Branch::IndirectJump(next),
+        Class::IndirectCall => Branch::IndirectCall(next),
+        Class::Return => Branch::Return(next),
+        _ => Branch::None,
+    };
+    Retired { at, branch }
 }
 
 /// All threads that are traced. Mostly the one that was asked for last is asked for again.
@@ -216,41 +246,51 @@ impl Thread {
         debug_assert_eq!(result, Ok(()), "the register took this value at the start");
     }
 
-    #[inline]
     pub(crate) fn retired(&mut self, clock: VirtualClock, ip: Ip, insn: &Insn, next: Ip) {
+        self.buffer.clock = clock.0;
+        self.ip = Some(next);
         let after = insn.next_ip(ip, self.context.mode);
-        if insn.class == Class::Conditional {
-            self.buffer.clock = clock.0;
-            self.ip = Some(next);
-            let taken = next != after;
-            return self.unit.retire_conditional(&mut self.buffer, taken, next);
-        }
-        self.retired_otherwise(clock, ip, insn, next, after);
+        let retired = retired(insn.class, At { ip, next: after }, next);
+        self.unit.retire(&mut self.buffer, retired);
     }
 
-    fn retired_otherwise(&mut self, clock: VirtualClock, ip: Ip, insn: &Insn, next: Ip, after: Ip) {
-        self.buffer.clock = clock.0;
-        let branch = match insn.class {
-            Class::Conditional => {
-                // A branch to its own successor goes there either way; hardware calls it taken if its condition
-                // held, which single steps do not show. Both decode to the same flow.
-                Branch::Conditional((next != after).then_some(next))
+    /// These blocks ran; `clock` goes on with them.
+    pub(crate) fn ran(&mut self, clock: &mut VirtualClock, runs: &mut Runs<'_>) {
+        let mut now = *clock;
+        let mut unit = self.unit.gather(now.0);
+        loop {
+            runs.take_direct(|instructions, conditional, taken| {
+                let mut then = now;
+                then.ticks(instructions);
+                let takes = unit.direct(then.0, conditional, taken);
+                if takes {
+                    now = then;
+                }
+                takes
+            });
+            self.buffer.clock = now.0;
+            let Some(run) = runs.next() else { break };
+            now.ticks(run.instructions());
+            self.buffer.clock = now.0;
+            let (at, next) = (
+                At {
+                    ip: run.last(),
+                    next: run.after(),
+                },
+                run.next,
+            );
+            let buffer = &mut self.buffer;
+            // The compiler is to see the kind of branch.
+            match run.class() {
+                Class::Return => unit.retire(buffer, retired(Class::Return, at, next)),
+                Class::DirectCall => unit.retire(buffer, retired(Class::DirectCall, at, next)),
+                Class::IndirectCall => unit.retire(buffer, retired(Class::IndirectCall, at, next)),
+                Class::IndirectJump => unit.retire(buffer, retired(Class::IndirectJump, at, next)),
+                class => unit.retire(buffer, retired(class, at, next)),
             }
-            Class::DirectJump => Branch::DirectJump(next),
-            Class::DirectCall => Branch::DirectCall(next),
-            Class::IndirectJump => Branch::IndirectJump(next),
-            Class::IndirectCall => Branch::IndirectCall(next),
-            Class::Return => Branch::Return(next),
-            _ => Branch::None,
-        };
-        self.ip = Some(next);
-        self.unit.retire(
-            &mut self.buffer,
-            Retired {
-                at: At { ip, next: after },
-                branch,
-            },
-        );
+        }
+        drop(unit);
+        (*clock, self.ip) = (now, Some(runs.ip()));
     }
 
     pub(crate) fn far_branch(&mut self, clock: VirtualClock, next: Ip, mode: ExecMode) {

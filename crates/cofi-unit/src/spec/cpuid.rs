@@ -12,13 +12,14 @@ pub struct CrystalRatio {
 impl CrystalRatio {
     /// The crystal clock (ART) at a TSC value, and the TSC ticks since its last edge (33.8.3.1).
     #[must_use]
+    #[inline]
     pub fn art(self, tsc: u64) -> (u64, u64) {
         let numerator = u128::from(self.numerator.max(1));
         let denominator = u128::from(self.denominator.max(1));
         let scaled = u128::from(tsc) * denominator;
-        let art = scaled / numerator;
+        let art = divide(scaled, numerator);
         // The first whole TSC tick at or after the edge.
-        let edge = (art * numerator).div_ceil(denominator);
+        let edge = divide(art * numerator + (denominator - 1), denominator);
         (
             art as u64,
             (u128::from(tsc) - edge.min(u128::from(tsc))) as u64,
@@ -30,7 +31,17 @@ impl CrystalRatio {
     pub fn tsc(self, art: u64) -> Option<u64> {
         let numerator = u128::from(self.numerator.max(1));
         let denominator = u128::from(self.denominator.max(1));
-        u64::try_from((u128::from(art) * numerator).div_ceil(denominator)).ok()
+        let scaled = u128::from(art) * numerator;
+        u64::try_from(divide(scaled + (denominator - 1), denominator)).ok()
+    }
+}
+
+/// A quotient, by the short way where there is one: it is asked for at every MTC.
+#[inline]
+fn divide(value: u128, by: u128) -> u128 {
+    match (u64::try_from(value), u64::try_from(by)) {
+        (Ok(value), Ok(by)) => (value / by).into(),
+        _ => value / by,
     }
 }
 

@@ -1,0 +1,282 @@
+//! Blocks of instructions, and runs of them that an engine hands on as a whole: nobody is asked anything for each of them.
+
+use cofi_insn::{Class, Insn};
+use cofi_packet::{ExecMode, Ip};
+
+/// An instruction and where it stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Step {
+    /// Its address.
+    pub ip: Ip,
+    /// What it is.
+    pub insn: Insn,
+}
+
+/// How a block can be part of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Manner {
+    /// Only its last instruction may be a branch: a jump, conditional or not, that is direct.
+    Direct,
+    /// As that, but it may go on where another one was left in the middle.
+    Resumed,
+    /// Only its last instruction is a branch: a call, a return, or an indirect jump. No far one.
+    Near,
+    /// Not at all.
+    Special,
+}
+
+/// A block of instructions. It is read whenever it runs, so it is kept small.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    start: Ip,
+    /// The address behind it.
+    after: Ip,
+    /// Where its last instruction leads, if that is a direct branch; else the address behind it.
+    target: Ip,
+    count: u16,
+    /// Length and class of the last instruction.
+    len: u8,
+    class: Class,
+    manner: Manner,
+    is_direct: bool,
+    is_conditional: bool,
+}
+
+impl Block {
+    fn new(start: Ip, steps: &[Step], is_resumed: bool) -> Self {
+        let plain = |step: &Step| step.insn.class == Class::Other && !step.insn.repeats;
+        let Some((last, body)) = steps.split_last() else {
+            return Self {
+                start,
+                after: start,
+                target: start,
+                count: 0,
+                len: 0,
+                class: Class::Other,
+                manner: Manner::Special,
+                is_direct: false,
+                is_conditional: false,
+            };
+        };
+        let after = last.insn.next_ip(last.ip, ExecMode::Bits64);
+        let target = last.insn.target;
+        let (target, manner) = match last.insn.class {
+            Class::Conditional | Class::DirectJump if target.is_some() => (target, Manner::Direct),
+            Class::DirectCall if target.is_some() => (target, Manner::Near),
+            Class::IndirectJump | Class::IndirectCall | Class::Return => (None, Manner::Near),
+            Class::Other if plain(last) && is_resumed => (None, Manner::Resumed),
+            Class::Other if plain(last) => (None, Manner::Direct),
+            _ => (None, Manner::Special),
+        };
+        let (manner, count) = match u16::try_from(steps.len()) {
+            Ok(count) if body.iter().all(plain) => (manner, count),
+            _ => (Manner::Special, 0),
+        };
+        Self {
+            start,
+            after,
+            target: target.unwrap_or(after),
+            count,
+            len: last.insn.len,
+            class: last.insn.class,
+            manner,
+            is_direct: matches!(manner, Manner::Direct | Manner::Resumed),
+            is_conditional: last.insn.class == Class::Conditional,
+        }
+    }
+
+    pub(crate) fn start(&self) -> Ip {
+        self.start
+    }
+
+    /// It is one instruction that by itself ends no block.
+    pub(crate) fn is_resumed(&self) -> bool {
+        self.manner == Manner::Resumed
+    }
+
+    /// Whether it ran to its end, and control went to `next`, by a direct jump if any.
+    #[inline(always)]
+    fn leads_directly_to(&self, next: &Self) -> bool {
+        // No question that is answered by the data: which way a branch goes is as good as random.
+        let follows =
+            (next.start == self.target) | (self.is_conditional & (next.start == self.after));
+        follows & self.is_direct & (next.manner != Manner::Resumed)
+    }
+
+    /// Whether it ran to its end, and control went to `next`, in the simplest way.
+    #[inline(always)]
+    fn simply_leads_to(&self, next: &Self) -> bool {
+        self.leads_directly_to(next)
+            || self.manner == Manner::Near
+                && (self.class != Class::DirectCall || next.start == self.target)
+                && next.manner != Manner::Resumed
+    }
+}
+
+/// Blocks by number.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlockList {
+    blocks: Vec<Block>,
+    /// Where the instructions of each end in `steps`.
+    ends: Vec<u32>,
+    steps: Vec<Step>,
+}
+
+impl BlockList {
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub(crate) fn truncate(&mut self, count: usize) {
+        self.blocks.truncate(count);
+        self.ends.truncate(count);
+        self.steps
+            .truncate(self.ends.last().map_or(0, |end| *end as usize));
+    }
+
+    pub(crate) fn push(&mut self, start: Ip, steps: &[Step], is_resumed: bool) {
+        self.blocks.push(Block::new(start, steps, is_resumed));
+        self.steps.extend_from_slice(steps);
+        self.ends.push(self.steps.len() as u32);
+    }
+
+    pub(crate) fn get(&self, number: u32) -> Option<(&Block, &[Step])> {
+        Some((self.blocks.get(number as usize)?, self.steps_of(number)))
+    }
+
+    fn steps_of(&self, number: u32) -> &[Step] {
+        let number = number as usize;
+        let begin = match number.checked_sub(1) {
+            Some(before) => self.ends.get(before).copied(),
+            None => Some(0),
+        };
+        let range = begin.zip(self.ends.get(number).copied());
+        range
+            .and_then(|(begin, end)| self.steps.get(begin as usize..end as usize))
+            .unwrap_or_default()
+    }
+
+    /// The runs of `before` and of the blocks of these numbers, of which each was entered behind the one before it.
+    pub(crate) fn runs<'a>(&'a self, before: u32, numbers: &'a [u32]) -> Option<Runs<'a>> {
+        Some(Runs {
+            list: self,
+            block: self.blocks.get(before as usize)?,
+            number: before,
+            numbers,
+        })
+    }
+}
+
+/// Blocks that ran one after the other, as far as all is simple.
+#[derive(Clone, Debug)]
+pub struct Runs<'a> {
+    list: &'a BlockList,
+    /// The next one that ran.
+    block: &'a Block,
+    number: u32,
+    /// Those that were entered behind it.
+    numbers: &'a [u32],
+}
+
+impl Runs<'_> {
+    /// Takes runs that end with a jump, conditional or not, that is direct, or with no branch: `take` is told how many
+    /// instructions one has, whether its last is conditional, and whether that was taken. Up to the first for which it says
+    /// `false`, which is not taken. This is for speed; [`Self::next`] gives the same ones, too.
+    #[inline(always)]
+    pub(crate) fn take_direct(&mut self, mut take: impl FnMut(u64, bool, bool) -> bool) {
+        let blocks = &self.list.blocks[..];
+        let (mut block, mut numbers) = (self.block, self.numbers);
+        while let Some((&number, rest)) = numbers.split_first()
+            && let Some(next) = blocks.get(number as usize)
+            && block.leads_directly_to(next)
+            && take(
+                block.count.into(),
+                block.is_conditional,
+                next.start != block.after,
+            )
+        {
+            (block, numbers) = (next, rest);
+        }
+        if let Some(last) = (self.numbers.len() - numbers.len()).checked_sub(1) {
+            self.number = self.numbers[last];
+        }
+        (self.block, self.numbers) = (block, numbers);
+    }
+
+    /// Where the program stands.
+    pub(crate) fn ip(&self) -> Ip {
+        self.block.start
+    }
+
+    /// How many of the numbers given are left.
+    pub(crate) fn left(&self) -> usize {
+        self.numbers.len()
+    }
+}
+
+impl<'a> Iterator for Runs<'a> {
+    type Item = Run<'a>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Run<'a>> {
+        let (&number, numbers) = self.numbers.split_first()?;
+        let next = self.list.blocks.get(number as usize)?;
+        if !self.block.simply_leads_to(next) {
+            return None;
+        }
+        let run = Run {
+            list: self.list,
+            block: self.block,
+            number: self.number,
+            next: next.start,
+        };
+        (self.block, self.number, self.numbers) = (next, number, numbers);
+        Some(run)
+    }
+}
+
+/// Instructions that retired one after the other, of which only the last may be a branch, and no far one.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    list: &'a BlockList,
+    block: &'a Block,
+    number: u32,
+    /// Where control went then, in user space.
+    pub next: Ip,
+}
+
+impl<'a> Run<'a> {
+    /// How many there are, at least one.
+    #[must_use]
+    #[inline(always)]
+    pub fn instructions(&self) -> u64 {
+        self.block.count.into()
+    }
+
+    /// The address of the last.
+    #[must_use]
+    #[inline(always)]
+    pub fn last(&self) -> Ip {
+        Ip(self.block.after.0.wrapping_sub(self.block.len.into()))
+    }
+
+    /// The address behind the last.
+    #[must_use]
+    #[inline(always)]
+    pub fn after(&self) -> Ip {
+        self.block.after
+    }
+
+    /// The class of the last.
+    #[must_use]
+    #[inline(always)]
+    pub fn class(&self) -> Class {
+        self.block.class
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn steps(&self) -> &'a [Step] {
+        self.list.steps_of(self.number)
+    }
+}

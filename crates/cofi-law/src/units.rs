@@ -1,0 +1,118 @@
+//! Two units that are told the same: one of each instruction as it retires, the other of many at a time.
+
+use crate::Rng;
+use cofi_packet::Tsc;
+use cofi_unit::{Branch, Capabilities, Client, Clock, Context, PhysAddr, Retired, Unit};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct World {
+    clock: Clock,
+    trace: Vec<u8>,
+}
+
+impl Client for World {
+    fn now(&mut self) -> Clock {
+        self.clock
+    }
+    fn store(&mut self, _address: PhysAddr, bytes: &[u8]) {
+        self.trace.extend(bytes);
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Units {
+    one_by_one: (Unit, World),
+    at_once: (Unit, World),
+    /// What the second has not been told yet, and how much it is told at a time.
+    waiting: Vec<(Clock, Retired)>,
+    most: usize,
+    rng: Rng,
+}
+
+impl Units {
+    pub(crate) fn new(caps: Capabilities, context: Context, start: u64, seed: u64) -> Self {
+        let clock = Clock {
+            tsc: start,
+            cycles: start,
+        };
+        let world = World {
+            clock,
+            trace: Vec::new(),
+        };
+        let unit = (Unit::new(caps, context), world);
+        Self {
+            one_by_one: unit.clone(),
+            at_once: unit,
+            waiting: Vec::new(),
+            most: 1,
+            rng: Rng::new(seed),
+        }
+    }
+
+    pub(crate) fn tsc(&self) -> Tsc {
+        Tsc(self.one_by_one.1.clock.tsc)
+    }
+
+    pub(crate) fn packet_en(&self) -> bool {
+        self.one_by_one.0.packet_en()
+    }
+
+    pub(crate) fn pass(&mut self, ticks: u64) {
+        let clock = &mut self.one_by_one.1.clock;
+        clock.tsc += ticks;
+        clock.cycles += ticks;
+    }
+
+    pub(crate) fn retire(&mut self, insn: Retired) {
+        let (unit, world) = &mut self.one_by_one;
+        unit.retire(world, insn);
+        self.waiting.push((world.clock, insn));
+        if self.waiting.len() >= self.most {
+            self.tell();
+            let most = [3, 30, 500][self.rng.below(3)];
+            self.most = 1 + self.rng.below(most);
+        }
+    }
+
+    fn tell(&mut self) {
+        let (unit, world) = &mut self.at_once;
+        if self.rng.one_in(4) {
+            for (clock, insn) in self.waiting.drain(..) {
+                world.clock = clock;
+                unit.retire(world, insn);
+            }
+        }
+        let mut unit = unit.gather(world.clock.tsc);
+        for (clock, insn) in self.waiting.drain(..) {
+            // In either of the two ways in which it can be told.
+            let is_direct = matches!(
+                insn.branch,
+                Branch::None | Branch::DirectJump(_) | Branch::Conditional(_)
+            );
+            let conditional = matches!(insn.branch, Branch::Conditional(_));
+            let taken = !matches!(insn.branch, Branch::Conditional(None));
+            let direct = is_direct && !self.rng.one_in(4);
+            if direct && unit.direct(clock.tsc, conditional, taken) {
+                continue;
+            }
+            world.clock = clock;
+            unit.retire(world, insn);
+        }
+        drop(unit);
+        world.clock = self.one_by_one.1.clock;
+    }
+
+    /// Does the same with both.
+    pub(crate) fn with(&mut self, act: impl Fn(&mut Unit, &mut World)) {
+        self.tell();
+        for (unit, world) in [&mut self.one_by_one, &mut self.at_once] {
+            act(unit, world);
+        }
+    }
+
+    /// What both have sent.
+    pub(crate) fn finish(mut self) -> [Vec<u8>; 2] {
+        self.tell();
+        [self.one_by_one, self.at_once].map(|(_, world)| world.trace)
+    }
+}
