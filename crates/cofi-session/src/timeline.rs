@@ -153,9 +153,11 @@ impl Timeline {
                 });
             }
             What::Exec { pid } => {
-                let space = self.space_mut(pid, base);
+                let index = self.space_index(pid, base);
+                let space = &mut self.spaces[index];
                 let exact = space.image.overlaps(0, u64::MAX);
-                space.image.inherit(base, version);
+                let begin = self.shared.as_ref().unwrap_or(base);
+                space.image.inherit(begin, version);
                 space.changes.push(Change {
                     version,
                     time,
@@ -164,9 +166,10 @@ impl Timeline {
             }
             What::Fork { pid, parent } if pid != parent => {
                 let (parent, child) = (self.space_index(parent, base), self.space_index(pid, base));
+                let shared = self.spaces[0].changes.len();
                 if let Ok([parent, child]) = self.spaces.get_disjoint_mut([parent, child]) {
                     // Only a process number that is used again has something in it.
-                    let exact = !child.changes.is_empty();
+                    let exact = child.changes.len() > shared;
                     child.image.inherit(&parent.image, version);
                     child.changes.push(Change {
                         version,
@@ -227,9 +230,10 @@ impl Timeline {
         let next = self.spaces.len();
         let index = *self.by_pid.entry(pid).or_insert(next);
         if index == next {
+            // The space 0 has had all changes of what is shared, and no others.
             self.spaces.push(Space {
                 image: self.shared.as_ref().unwrap_or(base).clone(),
-                changes: Vec::new(),
+                changes: self.spaces[0].changes.clone(),
             });
         }
         index

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use cofi_flow::{Event, Item};
 use cofi_insn::Class;
-use cofi_packet::intel::{IpPayload, Packet, U48, Uint};
+use cofi_packet::intel::{Cr3, IpPayload, Packet, U48, Uint};
 use cofi_packet::{StreamOffset, Tsc};
-use cofi_perf::{Mmap2, Options, PerfTime, PtConfig, Task, TimeConv, Writer};
+use cofi_perf::{Mmap2, Options, PerfTime, PtConfig, Subject, Task, TimeConv, Writer};
 use cofi_session::{Diagnostic, Session, SessionOptions, StreamKey};
 use proptest::prelude::*;
 
@@ -29,13 +29,17 @@ struct Recording {
 
 impl Recording {
     fn new(config: PtConfig) -> Self {
+        Self::of(config, Subject::Processes)
+    }
+
+    fn of(config: PtConfig, subject: Subject) -> Self {
         let options = Options {
             config,
             time: TIME,
             tsc_ctc_ratio: (80, 1),
             max_nonturbo_ratio: 20,
             command_line: vec!["test".into()],
-            subject: cofi_perf::Subject::Processes,
+            subject,
         };
         Self {
             folder: tempfile::tempdir().unwrap(),
@@ -277,7 +281,7 @@ fn other_files_are_refused_with_a_reason() {
             tsc_ctc_ratio: (80, 1),
             max_nonturbo_ratio: 20,
             command_line: Vec::new(),
-            subject: cofi_perf::Subject::Processes,
+            subject: Subject::Processes,
         },
     )
     .unwrap();
@@ -288,6 +292,218 @@ fn other_files_are_refused_with_a_reason() {
         !session.diagnostics().contains(&Diagnostic::NoTrace),
         "an empty trace is one"
     );
+}
+
+/// Where all address spaces of a guest have their kernel, and by which number perf knows it.
+const KERNEL: u64 = 0xffff_ffff_8100_0000;
+const SHARED: u32 = u32::MAX;
+const USER: u64 = 0x1000;
+
+/// A guest, whose kernel enters address spaces one after the other.
+impl Recording {
+    fn guest(os: bool) -> Self {
+        Self::of(PtConfig::default(), Subject::Guest { os, user: true })
+    }
+
+    /// Puts plain instructions and others at an address of a guest.
+    fn place(&mut self, space: u32, start: u64, plain: usize, others: &[u8]) {
+        self.clock += 100;
+        self.announce();
+        let path = self.folder.path().join(format!("{}", self.clock));
+        let mut bytes = vec![0x90; plain];
+        bytes.extend(others);
+        std::fs::write(&path, bytes).unwrap();
+        let map = Mmap2 {
+            start,
+            len: 0x1000,
+            pgoff: 0,
+            device: (0, 0),
+            inode: 0,
+            prot: 5,
+            path: path.as_os_str().as_bytes(),
+        };
+        let task = Task {
+            pid: space,
+            tid: space,
+        };
+        self.writer.mmap2(task, &map, self.now()).unwrap();
+        self.clock += 100;
+    }
+
+    /// A kernel of so many plain instructions, that loads CR3 and returns to user space.
+    fn kernel(&mut self, plain: usize) {
+        self.place(SHARED, KERNEL, plain, &[0x0f, 0x22, 0xd8, 0x48, 0xcf]);
+    }
+
+    /// A program of so many plain instructions, that makes a system call.
+    fn program(&mut self, space: u32, plain: usize) {
+        self.place(space, USER, plain, &[0x0f, 0x05]);
+    }
+
+    fn packets(&mut self, stream: usize, packets: &[Packet]) {
+        for packet in packets {
+            self.streams[stream].1.extend(encode(*packet));
+        }
+    }
+
+    /// Tracing begins (again), in the kernel.
+    fn begin(&mut self, stream: usize) {
+        self.clock += 100;
+        let tsc = Uint::truncate(self.clock);
+        let ip = ip(KERNEL);
+        self.packets(stream, &[Packet::Tsc { tsc }, Packet::TipPge { ip }]);
+    }
+
+    /// The kernel goes to the program in an address space, and that back to the kernel.
+    fn round(&mut self, stream: usize, space: u64) {
+        let pip = Packet::Pip {
+            cr3: Cr3::truncate(space << 12),
+            nr: false,
+        };
+        let (to_user, back) = (Packet::Tip { ip: ip(USER) }, Packet::Tip { ip: ip(KERNEL) });
+        self.packets(stream, &[pip, to_user, back]);
+    }
+
+    /// Tracing ends (for a while), at the kernel's beginning.
+    fn pause(&mut self, stream: usize) {
+        let (at, ip) = (ip(KERNEL), IpPayload::SUPPRESSED);
+        self.packets(stream, &[Packet::Fup { ip: at }, Packet::TipPgd { ip }]);
+    }
+}
+
+fn ip(address: u64) -> IpPayload {
+    IpPayload::sext48(U48::truncate(address))
+}
+
+/// How many plain instructions ran before each far transfer.
+fn between_far_transfers(session: &Session<'_>) -> Vec<usize> {
+    let (mut counts, mut plain) = (Vec::new(), 0);
+    for item in session.decode(&session.streams()[0]) {
+        match item {
+            Item::Insn(insn) if insn.class.is_far() => counts.push(std::mem::take(&mut plain)),
+            Item::Insn(insn) if insn.class == Class::Other => plain += 1,
+            Item::Error(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+    counts
+}
+
+#[test]
+fn a_guests_address_space_is_the_one_that_cr3_names() {
+    let mut r = Recording::guest(true);
+    let cpu = r.thread(9, 1);
+    r.kernel(1);
+    r.program(5, 2);
+    r.program(6, 3);
+    r.begin(cpu);
+    for space in [5, 6, 5, 5] {
+        r.round(cpu, space);
+    }
+    r.pause(cpu);
+    // Another program in the one space, while the processor is in the other.
+    r.program(6, 4);
+    r.begin(cpu);
+    r.round(cpu, 5);
+    r.round(cpu, 6);
+    r.pause(cpu);
+    let (bytes, _folder) = r.finish();
+    let session = Session::new(&bytes, &SessionOptions::default()).unwrap();
+    assert!(session.is_guest());
+    assert_eq!(session.diagnostics(), []);
+    assert_eq!(
+        between_far_transfers(&session),
+        [1, 2, 1, 3, 1, 2, 1, 2, 1, 2, 1, 4]
+    );
+    let cpu = session.streams()[0].key();
+    assert_eq!(cpu, StreamKey::Thread(1));
+}
+
+#[test]
+fn all_of_a_guests_address_spaces_have_its_kernel() {
+    let mut r = Recording::guest(true);
+    let cpu = r.thread(9, 1);
+    r.program(5, 2);
+    r.kernel(1);
+    r.begin(cpu);
+    r.round(cpu, 5);
+    r.pause(cpu);
+    r.kernel(6);
+    r.begin(cpu);
+    r.round(cpu, 5);
+    r.pause(cpu);
+    // One that comes later has the kernel too, as it is then and as it comes to be.
+    r.program(6, 3);
+    r.begin(cpu);
+    r.round(cpu, 6);
+    r.pause(cpu);
+    r.kernel(7);
+    r.begin(cpu);
+    r.round(cpu, 5);
+    r.round(cpu, 6);
+    r.pause(cpu);
+    let (bytes, _folder) = r.finish();
+    let session = Session::new(&bytes, &SessionOptions::default()).unwrap();
+    assert_eq!(
+        between_far_transfers(&session),
+        [1, 2, 6, 2, 6, 3, 7, 2, 7, 3]
+    );
+}
+
+#[test]
+fn a_guests_kernel_changes_before_a_programs_first_code_is_known() {
+    let mut r = Recording::guest(true);
+    // The processor is in the space 6 from the beginning.
+    let cpu = r.thread(6, 1);
+    r.kernel(1);
+    r.begin(cpu);
+    r.pause(cpu);
+    r.kernel(2);
+    r.begin(cpu);
+    r.round(cpu, 6);
+    r.pause(cpu);
+    r.kernel(4);
+    r.program(6, 3);
+    r.begin(cpu);
+    r.round(cpu, 6);
+    r.pause(cpu);
+    let (bytes, _folder) = r.finish();
+    let session = Session::new(&bytes, &SessionOptions::default()).unwrap();
+    let mut counts = Vec::new();
+    let mut plain = 0;
+    for item in session.decode(&session.streams()[0]) {
+        match item {
+            Item::Insn(insn) if insn.class == Class::MovCr3 => {
+                counts.push(std::mem::take(&mut plain));
+            }
+            Item::Insn(insn) if insn.class == Class::Other => plain += 1,
+            Item::Insn(_) => plain = 0,
+            _ => {}
+        }
+    }
+    assert_eq!(counts, [2, 4]);
+}
+
+#[test]
+fn records_name_the_address_space_where_the_kernel_is_not_traced() {
+    let mut r = Recording::guest(false);
+    let cpu = r.thread(5, 1);
+    r.program(5, 2);
+    r.program(6, 3);
+    r.visit(cpu);
+    for space in [6, 5] {
+        r.clock += 100;
+        r.announce();
+        let task = Task { pid: space, tid: 1 };
+        r.writer.itrace_start(task, r.now()).unwrap();
+        r.visit(cpu);
+        r.visit(cpu);
+    }
+    let (bytes, _folder) = r.finish();
+    let session = Session::new(&bytes, &SessionOptions::default()).unwrap();
+    assert!(session.is_guest());
+    assert_eq!(session.diagnostics(), []);
+    assert_eq!(decoded(&session, 0), [2, 3, 3, 2, 2]);
 }
 
 proptest! {

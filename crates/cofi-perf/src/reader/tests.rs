@@ -1,7 +1,7 @@
 //! What the writer wrote is read back; damage is told and never panics.
 
 use super::*;
-use crate::{Mmap2, Options, PerfTime, PtConfig, Task, TimeConv, Writer};
+use crate::{Mmap2, Options, PerfTime, PtConfig, Subject, Task, TimeConv, Writer};
 use cofi_packet::StreamOffset;
 use proptest::prelude::*;
 use std::io::Cursor as IoCursor;
@@ -14,13 +14,17 @@ const TIME: TimeConv = TimeConv {
 };
 
 fn written(config: PtConfig) -> Vec<u8> {
+    written_of(config, Subject::Processes)
+}
+
+fn written_of(config: PtConfig, subject: Subject) -> Vec<u8> {
     let options = Options {
         config,
         time: TIME,
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
         command_line: vec!["cofi".into(), "record".into()],
-        subject: crate::Subject::Processes,
+        subject,
     };
     let mut writer = Writer::new(IoCursor::new(Vec::new()), options).unwrap();
     writer
@@ -131,6 +135,92 @@ fn what_was_written_is_read() {
     assert_eq!((records[2].id.id, records[5].id.id), (Some(2), Some(1)));
 }
 
+/// The flags of the two attributes, and whether the first is that of a guest.
+fn flags_of(subject: Subject) -> ([u64; 2], bool) {
+    let bytes = written_of(PtConfig::default(), subject);
+    let file = File::parse(&bytes).unwrap();
+    assert_eq!(file.problems(), []);
+    let flags = [0, 1].map(|index| file.attrs()[index].flags);
+    // The feature with the events' names holds them once more.
+    let described = file.feature(Feature::EVENT_DESC).unwrap();
+    for flags in flags {
+        let found = described
+            .windows(8)
+            .filter(|part| **part == flags.to_le_bytes());
+        assert_eq!(found.count(), 1, "{flags:x}");
+    }
+    let pt = file.attr_of_pmu(8).unwrap();
+    assert_eq!(pt.flags, flags[0]);
+    (flags, pt.is_guest_only())
+}
+
+#[test]
+fn whose_trace_it_is_stands_in_the_attributes() {
+    const EXCLUDE_USER: u64 = 1 << 4;
+    const EXCLUDE_KERNEL: u64 = 1 << 5;
+    const EXCLUDE_HOST: u64 = 1 << 19;
+    // As `perf record -e intel_pt//u` writes them.
+    assert_eq!(
+        flags_of(Subject::Processes),
+        ([0x4_1063, 0x184_3363], false)
+    );
+    for (os, user, excluded) in [
+        (true, true, 0),
+        (true, false, EXCLUDE_USER),
+        (false, true, EXCLUDE_KERNEL),
+    ] {
+        let all = EXCLUDE_HOST | excluded;
+        assert_eq!(
+            flags_of(Subject::Guest { os, user }),
+            ([0x4_1003 | all, 0x184_3303 | all], true)
+        );
+    }
+}
+
+#[test]
+fn code_that_all_address_spaces_share_is_the_kernels() {
+    const KERNEL: u16 = 1;
+    const USER: u16 = 2;
+    let options = Options {
+        config: PtConfig::default(),
+        time: TIME,
+        tsc_ctc_ratio: (80, 1),
+        max_nonturbo_ratio: 20,
+        command_line: Vec::new(),
+        subject: Subject::Guest {
+            os: true,
+            user: true,
+        },
+    };
+    let mut writer = Writer::new(IoCursor::new(Vec::new()), options).unwrap();
+    for pid in [5, u32::MAX] {
+        let map = Mmap2 {
+            start: 0xffff_ffff_ffff_f000,
+            len: 0x1000,
+            pgoff: 0,
+            device: (0, 0),
+            inode: 0,
+            prot: 5,
+            path: b"/memory",
+        };
+        writer
+            .mmap2(Task { pid, tid: pid }, &map, PerfTime(1))
+            .unwrap();
+    }
+    let bytes = writer.finish().unwrap().into_inner();
+    let file = File::parse(&bytes).unwrap();
+    let maps: Vec<_> = file
+        .records()
+        .map(Result::unwrap)
+        .filter_map(|record| match record.body {
+            Body::Mmap { pid, start, .. } => Some((pid, start, record.misc.0 & 7)),
+            _ => None,
+        })
+        .collect();
+    let start = 0xffff_ffff_ffff_f000;
+    assert_eq!(maps, [(5, start, USER), (u32::MAX, start, KERNEL)]);
+}
+
 #[test]
 fn a_timeless_file_has_no_times() {
     let bytes = written(PtConfig {
@@ -162,7 +252,7 @@ fn a_chunk_without_a_time_is_refused_where_perf_would_silently_decode_nothing() 
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
         command_line: Vec::new(),
-        subject: crate::Subject::Processes,
+        subject: Subject::Processes,
     };
     let mut writer = Writer::new(IoCursor::new(Vec::new()), options).unwrap();
     let error = writer
@@ -239,7 +329,7 @@ fn a_killed_recorder_leaves_its_packets() {
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
         command_line: Vec::new(),
-        subject: crate::Subject::Processes,
+        subject: Subject::Processes,
     };
     let mut bytes = IoCursor::new(Vec::new());
     let mut writer = Writer::new(&mut bytes, options).unwrap();

@@ -240,6 +240,11 @@ impl Processor {
         let Some((last, body)) = steps.split_last() else {
             return false;
         };
+        // Only a far transfer leads to another mode or privilege level: else it was an interrupt of which nothing is known.
+        let stays = (state.mode, state.cpl) == (before.mode, before.cpl);
+        if !(stays || last.insn.class.is_far() || last.insn.class == Class::Into) {
+            return false;
+        }
         // A repeated string instruction enters its block anew for its rounds.
         if last.insn.repeats && next == last.ip && !is_unfinished {
             self.retire(observer, body, last.ip);

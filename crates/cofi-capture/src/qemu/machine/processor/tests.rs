@@ -133,6 +133,20 @@ fn a_direct_branch_leads_nowhere_else() {
 }
 
 #[test]
+fn only_a_far_transfer_leads_to_another_privilege_level_or_mode() {
+    // The address may be next, but nothing led to that state: a return, as little as a plain instruction.
+    for code in [&NOP[..], &RET] {
+        let after = 0x1000 + code.len() as u64;
+        for bits in [USER, state::BITS_32] {
+            let mut bench = Bench::in_block(0x1000, KERNEL, code);
+            let told = bench.go(after, bits, &NOP);
+            assert!(told[0].starts_with("gap"), "{told:?}");
+            assert_eq!(bench.unexplained(), 1);
+        }
+    }
+}
+
+#[test]
 fn an_interrupt_comes_after_a_block() {
     let mut bench = Bench::in_block(0x1000, USER, &JNE);
     assert_eq!(
