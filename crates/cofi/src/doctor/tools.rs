@@ -2,10 +2,11 @@
 
 use super::{Finding, Status, plain};
 use cofi_capture::child::{ask, find_program};
+use cofi_capture::qemu::machine::{MachineError, MachineQemu};
 use cofi_capture::qemu::{Qemu, QemuError};
 use std::error::Error;
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -87,66 +88,94 @@ pub(super) fn perf() -> Finding {
     )
 }
 
-pub(super) fn qemu_system() -> Finding {
-    program(
-        "qemu_system",
-        "qemu-system-x86_64",
-        "for whole machines, which this version does not record yet: install qemu-system-x86 (Debian 12: 10.0 from \
-         bookworm-backports)",
-    )
+/// Why a QEMU is of no use.
+enum Useless {
+    /// There is none.
+    Missing,
+    /// It takes none of the plugins.
+    NoPlugins { path: PathBuf, says: String },
+    /// Something else.
+    Other(String),
 }
 
-pub(super) fn qemu_user() -> Finding {
-    let make = |status, says: String| Finding::new("qemu_user", "qemu-x86_64", status, says);
-    let hint = "for --engine qemu: install Debian 12's package qemu-user (7.2; later packages take no plugins), or build \
-                QEMU with --enable-plugins";
-    match Qemu::find() {
-        Ok(qemu) => {
-            let shown = path_text(qemu.path());
-            let plugin = qemu.plugin_version();
-            let version = version(qemu.path());
-            let known = match &version {
-                Ok(version) => format!("version {version}"),
-                Err(why) => format!("version unknown ({why})"),
-            };
+/// A QEMU, which is of use if it takes the plugin.
+fn emulator(
+    key: &'static str,
+    name: &'static str,
+    hint: &str,
+    found: Result<(PathBuf, u32), Useless>,
+) -> Finding {
+    let make = |status, says: String| Finding::new(key, name, status, says);
+    let about = |path: &Path| {
+        let version = version(path);
+        let known = match &version {
+            Ok(version) => format!("version {version}"),
+            Err(why) => format!("version unknown ({why})"),
+        };
+        (path_text(path), version.ok(), known)
+    };
+    match found {
+        Ok((path, plugin)) => {
+            let (shown, version, known) = about(&path);
             let says = format!("{shown}, {known}, takes Cofi's plugin for interface {plugin}");
             make(Status::Ok, says)
                 .fact("path", shown)
-                .fact("version", version.ok())
+                .fact("version", version)
                 .fact("plugin_version", plugin)
         }
-        Err(QemuError::Missing) => make(Status::Missing, "there is no qemu-x86_64 on PATH".into())
+        Err(Useless::Missing) => make(Status::Missing, format!("there is no {name} on PATH"))
             .hint(hint)
             .fact("path", None::<String>)
             .fact("version", None::<String>)
             .fact("plugin_version", None::<u32>),
-        Err(QemuError::NoPlugins { path, says, .. }) => {
-            let shown = path_text(&path);
-            let version = version(&path);
-            let known = match &version {
-                Ok(version) => format!("version {version}"),
-                Err(why) => format!("version unknown ({why})"),
-            };
+        Err(Useless::NoPlugins { path, says }) => {
+            let (shown, version, known) = about(&path);
             let words = format!(
-                "{shown}, {known}, takes none of Cofi's plugins (interfaces 1 and 4); it says: {}",
+                "{shown}, {known}, takes none of Cofi's plugins; it says: {}",
                 first_line(&says)
             );
             make(Status::Limited, words)
                 .hint(hint)
                 .fact("path", shown)
-                .fact("version", version.ok())
+                .fact("version", version)
                 .fact("plugin_version", None::<u32>)
         }
-        Err(error) => {
-            let cause = error.source().map(|cause| format!(": {cause}"));
-            let says = format!("{error}{}", cause.unwrap_or_default());
-            make(Status::Limited, plain(&says))
-                .hint("Cofi keeps its plugin in a folder of its own in /dev/shm, or where TMPDIR says")
-                .fact("path", None::<String>)
-                .fact("version", None::<String>)
-                .fact("plugin_version", None::<u32>)
-        }
+        Err(Useless::Other(says)) => make(Status::Limited, plain(&says))
+            .hint("Cofi keeps its plugin in a folder of its own in /dev/shm, or where TMPDIR says")
+            .fact("path", None::<String>)
+            .fact("version", None::<String>)
+            .fact("plugin_version", None::<u32>),
     }
+}
+
+/// An error and what caused it.
+fn with_cause(error: &dyn Error) -> String {
+    let cause = error.source().map(|cause| format!(": {cause}"));
+    format!("{error}{}", cause.unwrap_or_default())
+}
+
+pub(super) fn qemu_system() -> Finding {
+    let found = match MachineQemu::find() {
+        Ok(qemu) => Ok((qemu.path().to_owned(), qemu.plugin_version())),
+        Err(MachineError::Missing) => Err(Useless::Missing),
+        Err(MachineError::NoPlugins { path, says }) => Err(Useless::NoPlugins { path, says }),
+        Err(error) => Err(Useless::Other(with_cause(&error))),
+    };
+    let hint = "for --engine qemu-system, which records whole machines: install qemu-system-x86 (Debian 12: 10.0 from \
+                bookworm-backports; its own 7.2 cannot tell enough)";
+    emulator("qemu_system", "qemu-system-x86_64", hint, found)
+}
+
+pub(super) fn qemu_user() -> Finding {
+    let found = match Qemu::find() {
+        Ok(qemu) => Ok((qemu.path().to_owned(), qemu.plugin_version())),
+        Err(QemuError::Missing) => Err(Useless::Missing),
+        Err(QemuError::NoPlugins { path, says, .. }) => Err(Useless::NoPlugins { path, says }),
+        Err(error) => Err(Useless::Other(with_cause(&error))),
+    };
+    let hint = "for --engine qemu: install Debian 12's package qemu-user (7.2; later packages take no plugins), or build \
+                QEMU with --enable-plugins";
+    emulator("qemu_user", "qemu-x86_64", hint, found)
 }
 
 #[cfg(test)]

@@ -13,7 +13,9 @@ use std::time::Duration;
 
 const QEMU: &str = "qemu-system-x86_64";
 /// How long QEMU may take to load the plugin and end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The first version of the plugin interface that reads the guest's memory.
+const LEAST_VERSION: u32 = 4;
 /// A device that there is none of: QEMU looks for it after it has loaded its plugins, and ends.
 const NO_DEVICE: &str = "cofi-asks-whether-plugins-load";
 
@@ -82,6 +84,8 @@ pub enum MachineError {
 #[derive(Debug)]
 pub struct MachineQemu {
     path: PathBuf,
+    /// The version of its plugin interface that is used.
+    version: u32,
     plugin: PathBuf,
     /// Holds the shared memory, until it is dropped.
     memory: Place,
@@ -103,6 +107,9 @@ impl MachineQemu {
         let folder = library.as_ref().unwrap_or(&memory).path().to_owned();
         let mut says = String::new();
         for (version, bytes) in PLUGINS {
+            if version < LEAST_VERSION {
+                continue;
+            }
             let plugin = folder.join(format!("plugin_{version}.so"));
             fs::write(&plugin, bytes).map_err(|source| MachineError::File {
                 path: plugin.clone(),
@@ -112,14 +119,13 @@ impl MachineQemu {
                 Ok(()) => {
                     return Ok(Self {
                         path,
+                        version,
                         plugin,
                         memory,
                         _library: library,
                     });
                 }
-                // Of the newest one, which it would have to take.
-                Err(error) if says.is_empty() => says = error,
-                Err(_) => {}
+                Err(error) => says = error,
             }
         }
         Err(MachineError::NoPlugins { path, says })
@@ -129,6 +135,12 @@ impl MachineQemu {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The version of the plugin interface that it takes.
+    #[must_use]
+    pub const fn plugin_version(&self) -> u32 {
+        self.version
     }
 
     pub(super) fn folder(&self) -> PathBuf {
