@@ -208,7 +208,13 @@ impl Machine {
                 rest = behind;
                 while self.blocks.len() <= *first as usize && self.next_block() {}
                 if let Some(processor) = &mut processor {
+                    let epoch = self.pages.epoch;
                     processor.enter(observer, &mut self.blocks, &mut self.pages, *first);
+                    if self.pages.epoch != epoch {
+                        for other in self.processors.values() {
+                            other.stay(observer, &self.blocks, &mut self.pages);
+                        }
+                    }
                 }
                 continue;
             }

@@ -442,3 +442,34 @@ fn code_is_placed_in_the_space_in_which_it_runs() {
         ]
     );
 }
+
+#[test]
+fn a_block_stands_where_a_processor_is_in_it_while_another_one_changes_its_page() {
+    for is_complete in [false, true] {
+        let mut bench = Bench::in_block(0x1000, USER, &[0x90, 0x90]);
+        if is_complete {
+            bench.idle();
+        }
+        let mut other = Bench::in_block(0x1005, USER, &NOP);
+        std::mem::swap(&mut other.pages, &mut bench.pages);
+        other.go(0x1006, USER, &[0x91]);
+        // A new version of the page, on which 0x1001 is other code before it is missed.
+        other.go(0x1006, USER, &[0x92]);
+        other.go(0x1001, USER, &[0x93]);
+        std::mem::swap(&mut other.pages, &mut bench.pages);
+        let Bench {
+            blocks,
+            pages,
+            processor,
+            log,
+        } = &mut bench;
+        log.take();
+        processor.stay(log, blocks, pages);
+        pages.flush(log);
+        let kept = if is_complete { "" } else { "0:90 " };
+        assert_eq!(
+            log.take(),
+            [format!("page 1000 of 0 since 1 {kept}1:93 6:92")]
+        );
+    }
+}
