@@ -308,8 +308,8 @@ impl Processor {
         }
     }
 
-    /// The machine has ended, or tracing: whether all that the processor did is told.
-    pub(super) fn end(&mut self) -> bool {
+    /// Whether all that the processor has done so far is told.
+    pub(super) fn is_told(&self) -> bool {
         self.entered.is_none() || self.is_complete
     }
 }

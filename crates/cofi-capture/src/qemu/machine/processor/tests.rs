@@ -327,13 +327,13 @@ fn a_halted_processor_waits_for_an_interrupt() {
     // sti; hlt
     let mut bench = Bench::in_block(0x1000, KERNEL, &[0xfb, 0xf4]);
     assert_eq!(bench.idle(), ["1000 to 1001", "1001 to 1002"]);
-    assert!(bench.processor.end());
+    assert!(bench.processor.is_told());
     assert_eq!(bench.idle(), [""; 0], "told twice");
     assert_eq!(
         bench.interrupt(0x1002, KERNEL),
         ["event 1002 to 9000 at 0 in 0"]
     );
-    assert!(!bench.processor.end());
+    assert!(!bench.processor.is_told());
     assert_eq!(bench.unexplained(), 0);
     // An interrupt of another place than where it waits.
     let mut bench = Bench::in_block(0x1000, KERNEL, &[0xfb, 0xf4]);
