@@ -201,6 +201,18 @@ pub(crate) fn begin_slot(vcpu: c_uint, tid: u32) -> Option<usize> {
     free
 }
 
+/// A virtual processor cannot be traced: counts that, once.
+#[cold]
+pub(crate) fn refuse(vcpu: c_uint) {
+    if OFF.load(Ordering::Relaxed) {
+        return;
+    }
+    let place = SLOT_OF.get(vcpu as usize);
+    if place.is_some_and(|place| place.swap(UNTRACED, Ordering::Relaxed) != UNTRACED) {
+        word32(header::UNTRACED).fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// A block that begins a signal handler is about to run. QEMU's generated code has the address of the CPU's state in rbp;
 /// that is handed on.
 #[unsafe(naked)]

@@ -3,6 +3,9 @@
 //! QEMU keeps translated code by its physical place, and runs it wherever that is mapped. A [`Variant`] is such code at one
 //! linear address, in one kind of state; the recorder knows it by its number.
 
+#[cfg(test)]
+mod tests;
+
 use crate::layout::state;
 use crate::plugin;
 use core::ptr;
@@ -41,22 +44,29 @@ pub(super) enum End {
 impl End {
     /// Of an instruction with exactly these bytes.
     pub(super) fn of(bytes: &[u8]) -> Self {
+        // Outside 64-bit mode a byte from 0x40 on is INC or DEC, and nothing follows it.
+        let most = bytes.len().saturating_sub(1);
         let prefixes = bytes
             .iter()
+            .take(most)
             .take_while(|byte| {
                 matches!(
                     byte,
-                    0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65
+                    0x66 | 0x67
+                        | 0xf0
+                        | 0xf2
+                        | 0xf3
+                        | 0x26
+                        | 0x2e
+                        | 0x36
+                        | 0x3e
+                        | 0x64
+                        | 0x65
+                        | 0x40..=0x4f
                 )
             })
             .count();
-        let (prefixes, mut opcode) = bytes.split_at(prefixes);
-        // A single such byte is INC or DEC outside 64-bit mode.
-        if let [0x40..=0x4f, rest @ ..] = opcode
-            && !rest.is_empty()
-        {
-            opcode = rest;
-        }
+        let (prefixes, opcode) = bytes.split_at(prefixes);
         let repeats = prefixes.iter().any(|byte| matches!(byte, 0xf2 | 0xf3));
         let has_66 = prefixes.contains(&0x66);
         let distance = |rest: &[u8]| match *rest {
@@ -84,6 +94,17 @@ impl End {
             },
             _ => Self::Plain,
         }
+    }
+}
+
+/// Where a direct branch leads `by` so far from its end, as offsets into the code segment.
+fn target(after: u64, by: i32, has_66: bool, bits: u32) -> u64 {
+    let to = after.wrapping_add_signed(by.into());
+    let has_32 = bits & state::BITS_32 != 0;
+    match bits & state::BITS_64 != 0 {
+        true => to,
+        false if has_32 == has_66 => to & 0xffff,
+        false => to & 0xffff_ffff,
     }
 }
 
@@ -186,9 +207,7 @@ impl Code {
         let after = wrap(start.wrapping_add(len));
         let target = match self.end {
             End::Direct(by, has_66) => {
-                let to = ip.wrapping_add(len).wrapping_add_signed(by.into());
-                let narrow = !wide && (bits & state::BITS_32 != 0) == has_66;
-                let to = if narrow { to & 0xffff } else { wrap(to) };
+                let to = target(ip.wrapping_add(len), by, has_66, bits);
                 wrap(start.wrapping_sub(ip).wrapping_add(to))
             }
             End::Repeat => {
@@ -212,42 +231,5 @@ impl Code {
         }));
         self.variants.store(variant, Ordering::Release);
         variant
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::End;
-
-    #[test]
-    fn ends_are_told_by_the_last_instruction() {
-        let cases: [(&[u8], End); 20] = [
-            (&[0x90], End::Plain),
-            (&[0x48], End::Plain),
-            (&[0x75, 0xfe], End::Direct(-2, false)),
-            (&[0xe2, 0x10], End::Direct(16, false)),
-            (
-                &[0x0f, 0x84, 0xff, 0xff, 0xff, 0xff],
-                End::Direct(-1, false),
-            ),
-            (&[0x0f, 0x84, 0x00, 0x01], End::Direct(256, false)),
-            (&[0x66, 0xe9, 0, 1, 0, 0], End::Direct(256, true)),
-            (&[0xe8, 1, 0, 0, 0], End::Direct(1, false)),
-            (&[0xf3, 0xa4], End::Repeat),
-            (&[0xf3, 0x48, 0xab], End::Repeat),
-            (&[0xa4], End::Plain),
-            (&[0xf3, 0xc3], End::Near),
-            (&[0xff, 0xe0], End::Near),
-            (&[0x41, 0xff, 0xd3], End::Near),
-            (&[0xff, 0x5d, 0x00], End::FarCall),
-            (&[0xff, 0x00], End::Plain),
-            (&[0x48, 0xcf], End::Far),
-            (&[0xcd, 0x80], End::Far),
-            (&[0x0f, 0x05], End::Far),
-            (&[0xea, 0, 0x7c, 0, 0], End::Far),
-        ];
-        for (bytes, end) in cases {
-            assert_eq!(End::of(bytes), end, "{bytes:x?}");
-        }
     }
 }

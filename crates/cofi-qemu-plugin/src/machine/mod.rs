@@ -45,16 +45,7 @@ struct Own(UnsafeCell<Processor>);
 // SAFETY: each is used by one processor's callbacks only, which QEMU calls one after the other.
 unsafe impl Sync for Own {}
 
-static ALL: [Own; PROCESSORS] = [const {
-    Own(UnsafeCell::new(Processor {
-        before: None,
-        cr3: 0,
-        handlers: Handlers::new(),
-        slot: None,
-        has_begun: false,
-        modes: Vec::new(),
-    }))
-}; PROCESSORS];
+static ALL: [Own; PROCESSORS] = [const { Own(UnsafeCell::new(Processor::NEW)) }; PROCESSORS];
 
 /// Sets up tracing of a machine.
 ///
@@ -64,7 +55,7 @@ pub(crate) fn install(id: Id) -> Result<(), &'static str> {
     let machine = Machine::find()?;
     if let Some(plugin) = PLUGIN.get() {
         plugin.qemu.on_translation(id, on_translation);
-        plugin.qemu.on_vcpu_exit(id, plugin::on_vcpu_exit);
+        plugin.qemu.on_vcpu_exit(id, on_vcpu_exit);
         machine.on_idle(id, on_idle);
     }
     MACHINE.set(machine).map_err(|_| "second machine")
@@ -101,8 +92,11 @@ unsafe extern "C" fn on_block(vcpu: c_uint, code: *mut c_void) {
 }
 
 extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8) {
-    let (Some(own), Some(machine)) = (ALL.get(vcpu as usize), MACHINE.get()) else {
+    let Some(machine) = MACHINE.get() else {
         return;
+    };
+    let Some(own) = ALL.get(vcpu as usize) else {
+        return plugin::refuse(vcpu);
     };
     // SAFETY: only this processor's callbacks use it, one at a time.
     let own = unsafe { &mut *own.0.get() };
@@ -110,16 +104,17 @@ extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8
     let code: &'static Code = unsafe { &*core::ptr::with_exposed_provenance::<Code>(code.addr()) };
     // SAFETY: QEMU's generated code, which calls this, has the state's address there.
     let state = unsafe { State::new(at) };
+    if !own.has_begun {
+        own.begin(vcpu, machine, state);
+    }
+    // Without a slot there may be no shared memory at all.
+    let Some(slot) = own.slot else { return };
     let bits = state.bits();
     let start = state.linear(bits);
     let (variant, is_new) = match code.variant(start, bits) {
         Some(variant) => (variant, false),
         None => (code.add(start, state.ip(), bits), true),
     };
-    if !own.has_begun {
-        own.begin(vcpu, machine, state);
-    }
-    let Some(slot) = own.slot else { return };
     if let Some(before) = own.before {
         own.arrive(machine, state, vcpu, slot, &before, start, is_new);
     }
@@ -146,6 +141,16 @@ extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8
 }
 
 impl Processor {
+    /// One that has not run.
+    const NEW: Self = Self {
+        before: None,
+        cr3: 0,
+        handlers: Handlers::new(),
+        slot: None,
+        has_begun: false,
+        modes: Vec::new(),
+    };
+
     #[cold]
     fn begin(&mut self, vcpu: c_uint, machine: &Machine, state: State) {
         self.has_begun = true;
@@ -153,7 +158,7 @@ impl Processor {
             eprintln!(
                 "cofi: this QEMU keeps its processors' state in a way that Cofi does not know"
             );
-            return;
+            return plugin::refuse(vcpu);
         }
         self.cr3 = !state.cr3();
         self.slot = plugin::begin_slot(vcpu, vcpu + 1);
@@ -251,6 +256,15 @@ impl Processor {
             tell(*from);
         }
     }
+}
+
+/// A processor has been unplugged; another one may get its number.
+extern "C" fn on_vcpu_exit(id: Id, vcpu: c_uint) {
+    if let Some(own) = ALL.get(vcpu as usize) {
+        // SAFETY: the processor's thread has ended, and nobody else uses this.
+        unsafe { *own.0.get() = Processor::NEW };
+    }
+    plugin::on_vcpu_exit(id, vcpu);
 }
 
 /// A processor waits for an interrupt.

@@ -43,6 +43,14 @@ pub struct MachineUnknown {
     pub untraced: u64,
 }
 
+impl MachineUnknown {
+    /// Adds what is not known of a processor that is gone.
+    fn add(&mut self, gone: &Processor) {
+        self.unexplained += gone.unexplained;
+        self.cut += u64::from(!gone.is_told());
+    }
+}
+
 struct Machine {
     pid: Pid,
     shared: Shared,
@@ -56,6 +64,7 @@ struct Machine {
     rest: BTreeMap<usize, Vec<u32>>,
     code: Vec<u8>,
     records: Vec<u32>,
+    unknown: MachineUnknown,
 }
 
 /// Runs a machine with QEMU's arguments until it ends or the options say stop, and tells `observer` what its processors do.
@@ -168,6 +177,7 @@ impl Machine {
                 rest: BTreeMap::new(),
                 code: Vec::new(),
                 records: Vec::new(),
+                unknown: MachineUnknown::default(),
             }));
         }
         Ok(None)
@@ -218,7 +228,13 @@ impl Machine {
                 rest = behind;
                 while self.blocks.len() <= *first as usize && self.next_block() {}
                 if let Some(processor) = &mut processor {
+                    let epoch = self.pages.epoch;
                     processor.enter(observer, &mut self.blocks, &mut self.pages, *first);
+                    if self.pages.epoch != epoch {
+                        for other in self.processors.values() {
+                            other.stay(observer, &self.blocks, &mut self.pages);
+                        }
+                    }
                 }
                 continue;
             }
@@ -237,8 +253,8 @@ impl Machine {
                     *none = Some(Processor::new(self.pid, *cpu));
                 }
                 (record::EXIT, _, some) => {
-                    if let Some(mut gone) = some.take() {
-                        gone.end();
+                    if let Some(gone) = some.take() {
+                        self.unknown.add(&gone);
                         observer.thread_exit(self.pid, gone.cpu());
                     }
                 }
@@ -267,16 +283,12 @@ impl Machine {
     /// The machine has ended, or tracing.
     fn end(mut self, observer: &mut dyn MachineObserver) -> MachineUnknown {
         self.shared.stop();
-        let mut unknown = MachineUnknown {
-            untraced: u64::from(self.shared.take_untraced()) + u64::from(self.unmapped),
-            ..MachineUnknown::default()
-        };
-        for processor in self.processors.values_mut() {
-            unknown.unexplained += processor.unexplained;
-            unknown.cut += u64::from(!processor.end());
+        self.unknown.untraced = u64::from(self.shared.take_untraced()) + u64::from(self.unmapped);
+        for processor in self.processors.values() {
+            self.unknown.add(processor);
             observer.thread_exit(self.pid, processor.cpu());
         }
         self.pages.flush(observer);
-        unknown
+        self.unknown
     }
 }

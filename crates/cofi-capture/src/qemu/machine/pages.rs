@@ -40,14 +40,29 @@ impl Pages {
         start: u64,
         code: &[u8],
     ) {
-        let mut address = start;
-        let mut rest = code;
-        while !rest.is_empty() {
-            let at = (address % PAGE) as usize;
-            let (part, behind) = rest.split_at(rest.len().min(PAGE as usize - at));
-            self.place_in(observer, machine, (space, address / PAGE), at, part);
-            address = address.wrapping_add(part.len() as u64);
-            rest = behind;
+        for (number, at, part) in parts(start, code) {
+            self.place_in(observer, machine, (space, number), at, part);
+        }
+    }
+
+    /// As [`Self::place`], of code that a processor has been running since before the last change: it gives way to what is there.
+    pub(super) fn keep(
+        &mut self,
+        observer: &mut dyn MachineObserver,
+        machine: Pid,
+        space: Pid,
+        start: u64,
+        code: &[u8],
+    ) {
+        for (number, at, part) in parts(start, code) {
+            match self.pages.get_mut(&(space, number)) {
+                Some(page) => {
+                    for (known, byte) in page.bytes[at..].iter_mut().zip(part) {
+                        known.get_or_insert(*byte);
+                    }
+                }
+                None => self.place_in(observer, machine, (space, number), at, part),
+            }
         }
     }
 
@@ -104,6 +119,22 @@ impl Pages {
         self.epoch += 1;
         self.has_flushed = true;
     }
+}
+
+/// Code page by page: the page's number, where in it, and the bytes there.
+fn parts(start: u64, code: &[u8]) -> impl Iterator<Item = (u64, usize, &[u8])> {
+    let mut address = start;
+    let mut rest = code;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let (number, at) = (address / PAGE, (address % PAGE) as usize);
+        let (part, behind) = rest.split_at(rest.len().min(PAGE as usize - at));
+        address = address.wrapping_add(part.len() as u64);
+        rest = behind;
+        Some((number, at, part))
+    })
 }
 
 fn write(observer: &mut dyn MachineObserver, (space, number): (Pid, u64), page: &Page) {

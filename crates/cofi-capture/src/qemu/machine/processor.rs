@@ -141,6 +141,22 @@ impl Processor {
         }
     }
 
+    /// Code has changed while the processor was in a block: what of that has run is told only later, and so must still stand
+    /// there, as far as it is not what changed.
+    pub(super) fn stay(
+        &self,
+        observer: &mut dyn MachineObserver,
+        blocks: &Blocks,
+        pages: &mut Pages,
+    ) {
+        let block = self.entered.and_then(|number| blocks.get(number));
+        if let (Some(block), false) = (block, self.is_complete) {
+            let space = block.state(self.cr3).space_of(block.start);
+            let (start, code) = (block.start.0, blocks.code(block));
+            pages.keep(observer, self.machine, space, start, code);
+        }
+    }
+
     fn arrive(&mut self, observer: &mut dyn MachineObserver, blocks: &Blocks, number: u32) {
         let interrupted = self.interrupted.take();
         let hops = core::mem::take(&mut self.hops);
@@ -292,8 +308,8 @@ impl Processor {
         }
     }
 
-    /// The machine has ended, or tracing: whether all that the processor did is told.
-    pub(super) fn end(&mut self) -> bool {
+    /// Whether all that the processor has done so far is told.
+    pub(super) fn is_told(&self) -> bool {
         self.entered.is_none() || self.is_complete
     }
 }

@@ -327,13 +327,13 @@ fn a_halted_processor_waits_for_an_interrupt() {
     // sti; hlt
     let mut bench = Bench::in_block(0x1000, KERNEL, &[0xfb, 0xf4]);
     assert_eq!(bench.idle(), ["1000 to 1001", "1001 to 1002"]);
-    assert!(bench.processor.end());
+    assert!(bench.processor.is_told());
     assert_eq!(bench.idle(), [""; 0], "told twice");
     assert_eq!(
         bench.interrupt(0x1002, KERNEL),
         ["event 1002 to 9000 at 0 in 0"]
     );
-    assert!(!bench.processor.end());
+    assert!(!bench.processor.is_told());
     assert_eq!(bench.unexplained(), 0);
     // An interrupt of another place than where it waits.
     let mut bench = Bench::in_block(0x1000, KERNEL, &[0xfb, 0xf4]);
@@ -441,4 +441,35 @@ fn code_is_placed_in_the_space_in_which_it_runs() {
             "page ffffffff80000000 of ffffffff since 0 0:90",
         ]
     );
+}
+
+#[test]
+fn a_block_stands_where_a_processor_is_in_it_while_another_one_changes_its_page() {
+    for is_complete in [false, true] {
+        let mut bench = Bench::in_block(0x1000, USER, &[0x90, 0x90]);
+        if is_complete {
+            bench.idle();
+        }
+        let mut other = Bench::in_block(0x1005, USER, &NOP);
+        std::mem::swap(&mut other.pages, &mut bench.pages);
+        other.go(0x1006, USER, &[0x91]);
+        // A new version of the page, on which 0x1001 is other code before it is missed.
+        other.go(0x1006, USER, &[0x92]);
+        other.go(0x1001, USER, &[0x93]);
+        std::mem::swap(&mut other.pages, &mut bench.pages);
+        let Bench {
+            blocks,
+            pages,
+            processor,
+            log,
+        } = &mut bench;
+        log.take();
+        processor.stay(log, blocks, pages);
+        pages.flush(log);
+        let kept = if is_complete { "" } else { "0:90 " };
+        assert_eq!(
+            log.take(),
+            [format!("page 1000 of 0 since 1 {kept}1:93 6:92")]
+        );
+    }
 }
