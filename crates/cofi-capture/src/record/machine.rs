@@ -95,6 +95,7 @@ impl MachineObserver for Recorder {
 
     fn gap(&mut self, cpu: Pid, to: Ip, state: ProcessorState) {
         self.clock.pause();
+        self.tell_space(cpu, state);
         let clock = self.clock;
         if let Some(thread) = self.threads.get_mut(cpu) {
             thread.gap_begin(clock);

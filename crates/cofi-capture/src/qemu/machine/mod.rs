@@ -79,7 +79,7 @@ pub fn run(
 ) -> Result<(Outcome, MachineUnknown), MachineError> {
     let folder = qemu.folder();
     fs::create_dir_all(&folder).map_err(MachineError::Memory)?;
-    let _presence = Presence::announce(&folder).map_err(MachineError::Memory)?;
+    let presence = Presence::announce(&folder).map_err(MachineError::Memory)?;
     let mut child = qemu
         .command(args)?
         .spawn()
@@ -97,7 +97,10 @@ pub fn run(
         let _ = child.kill();
         let _ = child.wait();
     }
-    result.map_err(MachineError::Memory)
+    let (outcome, mut unknown) = result.map_err(MachineError::Memory)?;
+    // A machine that could not share memory is none that was seen.
+    unknown.untraced += u64::from(presence.untraced());
+    Ok((outcome, unknown))
 }
 
 fn outcome(status: ExitStatus) -> Outcome {
