@@ -54,8 +54,8 @@ pub enum Diagnostic {
         /// How many bytes.
         len: u64,
     },
-    /// The recorder could not keep up, and what the thread did from here on was not traced for a while.
-    #[error("{}: trace was lost at offset {at}, because it came faster than it was taken away", Of(*stream))]
+    /// What happened from here on was not traced for a while: the recorder could not keep up, or did not know it.
+    #[error("{}: trace was lost at offset {at}, says the recorder", Of(*stream))]
     Truncated {
         /// The stream.
         stream: StreamKey,

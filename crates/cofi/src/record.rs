@@ -148,6 +148,9 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
             let result = machine::run(&qemu, &args, run_options, &mut recorder);
             result.map_err(Into::into).map(|(outcome, unknown)| {
                 tell_of_machine(unknown);
+                if outcome == Outcome::Detached {
+                    eprintln!("cofi: the machine runs on without being traced");
+                }
                 outcome
             })
         }

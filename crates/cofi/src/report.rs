@@ -8,7 +8,7 @@ use crate::table::{lines, table};
 use crate::{input, progress};
 use anyhow::Result;
 use cofi_analysis::{Summary, Tally, ThreadSummary};
-use cofi_session::Session;
+use cofi_session::{Diagnostic, Session};
 use std::io::Write;
 use std::path::Path;
 
@@ -144,7 +144,7 @@ pub(crate) fn print(
     if session.is_guest() {
         spaces(summary, out)?;
     }
-    gaps(summary, out)
+    gaps(session, summary, out)
 }
 
 /// The address spaces of a machine.
@@ -173,7 +173,24 @@ fn spaces(summary: &Summary, out: &mut impl Write) -> Result<()> {
     Ok(())
 }
 
-fn gaps(summary: &Summary, out: &mut impl Write) -> Result<()> {
+fn gaps(session: &Session<'_>, summary: &Summary, out: &mut impl Write) -> Result<()> {
+    let is_loss = |what: &&Diagnostic| {
+        matches!(
+            what,
+            Diagnostic::Gap { .. } | Diagnostic::Truncated { .. } | Diagnostic::Lost { .. }
+        )
+    };
+    let losses = session.diagnostics().iter().filter(is_loss).count();
+    if losses > 0 {
+        writeln!(
+            out,
+            "The file tells of {} losses: what ran meanwhile is not in it.",
+            grouped(losses as u64)
+        )?;
+    }
+    if summary.gaps() == 0 && losses > 0 {
+        return Ok(());
+    }
     if summary.gaps() == 0 {
         writeln!(
             out,

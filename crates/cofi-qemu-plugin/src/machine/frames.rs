@@ -271,9 +271,8 @@ impl Look<'_> {
     fn linear(&self, cs: u16, ip: u64) -> Option<u64> {
         match self.state.mode() {
             Mode::Real => Some((u64::from(cs) << 4).wrapping_add(ip & 0xffff) & 0xffff_ffff),
-            // Of 64-bit code it is the address; of other code the base counts, which is 0 in all systems known.
-            Mode::Long => Some(ip),
-            Mode::Protected => {
+            Mode::Long | Mode::Protected => {
+                const CODE_64: u8 = 1 << 5;
                 let table = if cs & 4 == 0 {
                     self.state.gdt()
                 } else {
@@ -284,7 +283,11 @@ impl Look<'_> {
                 if u32::from(cs | 7) > table.limit || !self.machine.read(at, &mut bytes) {
                     return None;
                 }
-                let [_, _, a, b, c, _, _, d] = bytes;
+                let [_, _, a, b, c, _, attributes, d] = bytes;
+                if self.state.mode() == Mode::Long && attributes & CODE_64 != 0 {
+                    // The base does not count.
+                    return Some(ip);
+                }
                 let base = u64::from(u32::from_le_bytes([a, b, c, d]));
                 Some(base.wrapping_add(ip) & 0xffff_ffff)
             }

@@ -48,6 +48,11 @@ pub enum MachineError {
         /// The argument.
         argument: OsString,
     },
+    /// QEMU would leave for the background, and nobody could wait for it.
+    #[error(
+        "\"-daemonize\" takes QEMU out of Cofi's sight: leave it out, and put cofi into the background instead"
+    )]
+    Daemon,
     /// QEMU does not start.
     #[error("cannot run {}", path.display())]
     Launch {
@@ -152,6 +157,12 @@ impl MachineQemu {
     /// # Errors
     /// When they ask for a way to run in which there is nothing to be seen.
     pub(super) fn command(&self, args: &[OsString]) -> Result<Command, MachineError> {
+        if args
+            .iter()
+            .any(|arg| arg == "-daemonize" || arg == "--daemonize")
+        {
+            return Err(MachineError::Daemon);
+        }
         for (i, arg) in args.iter().enumerate() {
             let value = args.get(i + 1).map(|value| value.to_string_lossy());
             let names_kvm = |value: &str| {
