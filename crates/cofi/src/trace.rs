@@ -36,11 +36,17 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
             writeln!(out, "{line}")?;
         }
     }
-    writeln!(
+    let file = options.output.display();
+    write!(
         out,
-        "\nThe trace is in {0}: see `cofi insn {0}`, `cofi dump {0}`, `perf script -i {0} --itrace=i1i`.",
-        options.output.display()
+        "\nThe trace is in {file}: see `cofi insn {file}`, `cofi dump {file}`"
     )?;
+    // perf knows nothing of the code of guests.
+    if session.is_guest() {
+        writeln!(out, ".")?;
+    } else {
+        writeln!(out, ", `perf script -i {file} --itrace=i1i`.")?;
+    }
     drop(out);
     input::report_code(&session);
     record::finish(options, &recording)
