@@ -11,6 +11,7 @@ use crate::plugin;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Mutex, PoisonError};
 
 /// Code that QEMU has translated.
@@ -20,8 +21,8 @@ pub(super) struct Code {
     /// The length of each instruction.
     lens: Box<[u8]>,
     end: End,
-    /// All variants so far.
-    variants: AtomicPtr<Variant>,
+    /// The first variant: mostly the only one.
+    first: AtomicPtr<Variant>,
 }
 
 /// How a block's last instruction can go on.
@@ -124,29 +125,45 @@ pub(super) struct Variant {
     pub(super) end: End,
     /// Control can come from its end into itself, or anywhere: it tells when its last instruction begins.
     pub(super) is_marked: bool,
-    lens: *const [u8],
-    next: *const Variant,
+    code: &'static Code,
 }
 
 impl Variant {
     /// Whether one of its instructions begins at this address.
     pub(super) fn has_instruction_at(&self, address: u64) -> bool {
         let mut at = self.start;
-        self.lens().iter().any(|len| {
+        self.code.lens.iter().any(|len| {
             let here = at;
             at = at.wrapping_add((*len).into());
             here == address
         })
     }
+}
 
-    fn lens(&self) -> &[u8] {
-        // SAFETY: they are the code's, which is never freed.
-        unsafe { &*self.lens }
+/// Variants that a processor ran of late, by a digest of code and address.
+#[derive(Debug)]
+pub(super) struct Recent(Vec<Option<&'static Variant>>);
+
+impl Recent {
+    const SIZE: usize = 1 << 13;
+
+    pub(super) const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    fn place(code: &'static Code, start: u64) -> usize {
+        let key = (&raw const *code).addr() as u64 ^ start.rotate_left(20);
+        (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51) as usize % Self::SIZE
     }
 }
 
-/// Code by its address at translation and its bytes.
-type Known = HashMap<(u64, Box<[u8]>), &'static Code>;
+/// Code by its address at translation, its bytes, and the lengths of its instructions, which the mode decides.
+type Known = HashMap<(u64, Box<[u8]>, Box<[u8]>), &'static Code>;
+
+/// Variants other than the first of a code, by the code's address, their own and their bits.
+type Others = HashMap<(usize, u64, u32), &'static Variant>;
+
+static OTHERS: Mutex<Option<Others>> = Mutex::new(None);
 
 /// All code: what is translated anew, because the cache was full, is known.
 static ALL: Mutex<Option<Known>> = Mutex::new(None);
@@ -155,17 +172,17 @@ impl Code {
     /// The code of these bytes, whose instructions have these lengths.
     pub(super) fn of(address: u64, bytes: Vec<u8>, lens: Vec<u8>) -> &'static Self {
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = bytes.into_boxed_slice();
+        let (bytes, lens) = (bytes.into_boxed_slice(), lens.into_boxed_slice());
         all.get_or_insert_default()
-            .entry((address, bytes.clone()))
+            .entry((address, bytes.clone(), lens.clone()))
             .or_insert_with(|| {
                 let last = lens.last().map_or(0, |len| usize::from(*len));
                 let end = End::of(bytes.get(bytes.len() - last..).unwrap_or_default());
                 Box::leak(Box::new(Self {
                     bytes,
-                    lens: lens.into(),
+                    lens,
                     end,
-                    variants: AtomicPtr::new(ptr::null_mut()),
+                    first: AtomicPtr::new(ptr::null_mut()),
                 }))
             })
     }
@@ -179,28 +196,74 @@ impl Code {
         }
     }
 
-    /// The variant at `start`, where `ip` is the offset in the code segment.
+    /// The variant at `start`, the offset `ip` into the code segment; and whether it is a new one.
     #[inline]
-    pub(super) fn variant(&'static self, start: u64, bits: u32) -> Option<&'static Variant> {
-        let mut next: *const Variant = self.variants.load(Ordering::Acquire);
-        // SAFETY: variants are never freed or changed once they are in the list.
-        while let Some(variant) = unsafe { next.as_ref() } {
-            if variant.start == start && variant.bits == bits {
-                return Some(variant);
-            }
-            next = variant.next;
+    pub(super) fn variant(
+        &'static self,
+        start: u64,
+        ip: u64,
+        bits: u32,
+        recent: &mut Recent,
+    ) -> (&'static Variant, bool) {
+        // SAFETY: variants are never freed or changed.
+        match unsafe { self.first.load(Ordering::Acquire).as_ref() } {
+            Some(first) if first.start == start && first.bits == bits => (first, false),
+            _ => self.other(start, ip, bits, recent),
         }
-        None
     }
 
-    /// Adds the variant at `start`, the offset `ip` into the code segment.
-    #[cold]
-    pub(super) fn add(&'static self, start: u64, ip: u64, bits: u32) -> &'static Variant {
-        static ADDING: Mutex<()> = Mutex::new(());
-        let _guard = ADDING.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(variant) = self.variant(start, bits) {
-            return variant;
+    /// As [`Self::variant`], if it is not the first one.
+    #[inline(never)]
+    fn other(
+        &'static self,
+        start: u64,
+        ip: u64,
+        bits: u32,
+        recent: &mut Recent,
+    ) -> (&'static Variant, bool) {
+        if recent.0.is_empty() {
+            recent.0.resize(Recent::SIZE, None);
         }
+        let Some(place) = recent.0.get_mut(Recent::place(self, start)) else {
+            return self.look_up(start, ip, bits);
+        };
+        match place {
+            Some(known)
+                if known.start == start && known.bits == bits && ptr::eq(known.code, self) =>
+            {
+                (known, false)
+            }
+            _ => {
+                let found = self.look_up(start, ip, bits);
+                *place = Some(found.0);
+                found
+            }
+        }
+    }
+
+    fn look_up(&'static self, start: u64, ip: u64, bits: u32) -> (&'static Variant, bool) {
+        let mut others = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: variants are never freed or changed. With the lock, nobody else makes the first one.
+        match unsafe { self.first.load(Ordering::Acquire).as_ref() } {
+            None => {
+                let variant = self.make(start, ip, bits);
+                let first = (&raw const *variant).cast_mut();
+                self.first.store(first, Ordering::Release);
+                (variant, true)
+            }
+            Some(first) if first.start == start && first.bits == bits => (first, false),
+            Some(_) => {
+                let key = ((&raw const *self).addr(), start, bits);
+                match others.get_or_insert_default().entry(key) {
+                    Entry::Occupied(known) => (known.get(), false),
+                    Entry::Vacant(place) => (place.insert(self.make(start, ip, bits)), true),
+                }
+            }
+        }
+    }
+
+    /// Makes a variant, and tells the recorder of it.
+    fn make(&'static self, start: u64, ip: u64, bits: u32) -> &'static Variant {
         let len = self.bytes.len() as u64;
         let wide = bits & state::BITS_64 != 0;
         let wrap = |address: u64| if wide { address } else { address & 0xffff_ffff };
@@ -218,7 +281,7 @@ impl Code {
         };
         let is_marked = self.wants_mark();
         let told = self.lens.len() as u32 | bits | if is_marked { state::MARKED } else { 0 };
-        let variant = Box::leak(Box::new(Variant {
+        Box::leak(Box::new(Variant {
             start,
             bits,
             number: plugin::put_machine_block(start, told, &self.bytes),
@@ -226,10 +289,7 @@ impl Code {
             target,
             end: self.end,
             is_marked,
-            lens: &raw const *self.lens,
-            next: self.variants.load(Ordering::Acquire),
-        }));
-        self.variants.store(variant, Ordering::Release);
-        variant
+            code: self,
+        }))
     }
 }

@@ -15,7 +15,7 @@ use crate::layout::{record, state as bits};
 use crate::plugin::{self, PLUGIN};
 use crate::qemu::{Id, Machine, Tb};
 use crate::rings;
-use code::{Code, End};
+use code::{Code, End, Recent};
 use core::cell::UnsafeCell;
 use core::ffi::{c_uint, c_void};
 use frames::{Before, Handlers, Look, Place};
@@ -35,6 +35,7 @@ struct Processor {
     /// Where its slot is.
     slot: Option<usize>,
     has_begun: bool,
+    recent: Recent,
     /// How code ran when CS had these selectors.
     modes: Vec<(u16, u32)>,
 }
@@ -111,10 +112,7 @@ extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8
     let Some(slot) = own.slot else { return };
     let bits = state.bits();
     let start = state.linear(bits);
-    let (variant, is_new) = match code.variant(start, bits) {
-        Some(variant) => (variant, false),
-        None => (code.add(start, state.ip(), bits), true),
-    };
+    let (variant, is_new) = code.variant(start, state.ip(), bits, &mut own.recent);
     if let Some(before) = own.before {
         own.arrive(machine, state, vcpu, slot, &before, start, is_new);
     }
@@ -148,6 +146,7 @@ impl Processor {
         handlers: Handlers::new(),
         slot: None,
         has_begun: false,
+        recent: Recent::new(),
         modes: Vec::new(),
     };
 
