@@ -591,6 +591,36 @@ fn mtc_comes_with_each_toggle_and_tsc_after_a_long_silence() {
 }
 
 #[test]
+fn the_first_ip_behind_a_psb_is_uncompressed() {
+    // Seven bytes for an IP that is the sign extension of its lower 48 bits, nine for another.
+    for (ip, size) in [
+        (0x40_1000, 7),
+        (0xffff_8000_0000_1000, 7),
+        (0x0001_0000_0000_1000, 9),
+    ] {
+        let (mut unit, mut world) = enabled(USER, PLAIN);
+        while world.text().iter().filter(|line| *line == "psb").count() == 1 {
+            unit.retire(&mut world, branch(0x1000, Branch::IndirectJump(Ip(ip))));
+        }
+        unit.retire(&mut world, branch(ip, Branch::IndirectJump(Ip(ip))));
+        let bytes = world.bytes();
+        let raws: Vec<_> = Packets::new(&bytes)
+            .map(|item| item.expect("the unit writes packets only"))
+            .collect();
+        let second = raws
+            .iter()
+            .rposition(|raw| raw.packet() == Packet::Psb)
+            .expect("a PSB");
+        let sizes: Vec<usize> = raws[second..]
+            .iter()
+            .filter(|raw| raw.packet().ip_payload().is_some())
+            .map(|raw| raw.raw.len())
+            .collect();
+        assert_eq!(sizes, [size, 3], "{ip:#x}");
+    }
+}
+
+#[test]
 fn psb_comes_by_bytes_with_the_state_and_forgets_what_was_compressed() {
     let ctl = PLAIN.with_tsc_en(true).with_mtc_en(true);
     let (mut unit, mut world) = enabled(USER, ctl);

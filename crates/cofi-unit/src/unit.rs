@@ -12,7 +12,7 @@ use crate::compress::{Results, ReturnStack};
 use crate::output;
 use crate::registers::{Fault, Registers};
 use crate::spec::{Capabilities, Ctl, Status, msr};
-use cofi_packet::intel::{Cr3, IpPayload, Kind, LastIp, Packet, TsxState};
+use cofi_packet::intel::{Cr3, IpPayload, Kind, LastIp, Packet, TsxState, U48};
 use cofi_packet::{ExecMode, Ip};
 
 /// The processor state on which filtering and the mode packets depend.
@@ -81,6 +81,17 @@ impl Retired {
     }
 }
 
+/// An IP whole: in 48 bits, if the rest of it is their sign.
+fn uncompressed(ip: Ip) -> IpPayload {
+    let low = U48::truncate(ip.0);
+    let is_canonical = (ip.0 << 16).cast_signed() >> 16 == ip.0.cast_signed();
+    if is_canonical {
+        IpPayload::sext48(low)
+    } else {
+        IpPayload::full(ip.0)
+    }
+}
+
 /// A logical processor's trace unit.
 ///
 /// Feed it every instruction ([`Unit::retire`]), far transfer ([`Unit::far_transfer`]), event ([`Unit::event`]) and
@@ -95,6 +106,8 @@ pub struct Unit {
     ratio: u8,
     timing: Timing,
     last_ip: LastIp,
+    /// No IP has been sent since the last PSB.
+    is_first_ip: bool,
     /// TNT results that wait for their packet (33.4.2.1); those that fill one wait only behind a [`Gathering`].
     tnt: Results,
     returns: ReturnStack,
@@ -115,6 +128,7 @@ impl Unit {
             ratio: 0,
             timing: Timing::default(),
             last_ip: LastIp::new(),
+            is_first_ip: true,
             tnt: Results::new(),
             returns: ReturnStack::new(),
             told_mode: None,
@@ -458,6 +472,7 @@ impl Unit {
         self.byte_count = 0;
         self.emit(client, Packet::Psb);
         self.last_ip.reset();
+        self.is_first_ip = true;
         self.returns.clear();
         self.told_mode = None;
         self.resync_time(client);
@@ -521,6 +536,14 @@ impl Unit {
 
     #[inline]
     fn ip(&mut self, ip: Ip) -> IpPayload {
+        if core::mem::take(&mut self.is_first_ip) {
+            // The IP that follows a PSB is either uncompressed or compressed against zero (33.4.2.2). Processors send it
+            // uncompressed, as far as traces of them show, and perf (6.1) relies on that: it reads the IP in a PSB+ against the
+            // last one before the PSB.
+            let payload = uncompressed(ip);
+            self.last_ip.apply(payload);
+            return payload;
+        }
         self.last_ip.compress(ip)
     }
 

@@ -21,6 +21,9 @@ usage: cargo xtask CHORE
           compare how Cofi, libipt and perf read random streams of packets, good ones and bad ones, and how Cofi
           reads RTIT with what the manual says
           [--seed N] [--streams N] [--packets N] [--traces FOLDER] [--cofi PATH] [--keep FOLDER]
+  exam large
+          record programs that people run through QEMU, and compare perf's samples with Cofi's list
+          [--cofi PATH]
   exam machine
           record whole machines, and compare a boot with QEMU's own log of it
           [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]

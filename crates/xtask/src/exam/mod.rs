@@ -5,6 +5,7 @@
 pub(crate) mod build;
 mod compare;
 pub(crate) mod flows;
+mod large;
 mod machine;
 mod packets;
 pub(crate) mod programs;
@@ -73,6 +74,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         .filter(|(word, _)| *word == "packets")
     {
         return packets::run(root, &packets::options(root, rest)?);
+    }
+    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "large") {
+        return large::run(root, rest);
     }
     if let Some((_, rest)) = arguments
         .split_first()
