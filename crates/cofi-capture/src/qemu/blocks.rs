@@ -181,8 +181,8 @@ fn ends_block(step: &Step, code: &[u8]) -> bool {
 }
 
 /// Where control can go after an instruction, as far as it tells.
-pub(super) fn may_follow(step: &Step, next: Ip) -> bool {
-    let after = step.insn.next_ip(step.ip, ExecMode::Bits64);
+pub(super) fn may_follow(step: &Step, next: Ip, mode: ExecMode) -> bool {
+    let after = step.insn.next_ip(step.ip, mode);
     match step.insn.class {
         Class::Conditional => next == after || Some(next) == step.insn.target,
         Class::DirectJump | Class::DirectCall => Some(next) == step.insn.target,

@@ -126,7 +126,7 @@ impl Thread {
         };
         // A repeated string instruction enters its block anew for each round.
         let goes_round = last.insn.repeats && next == last.ip;
-        let follows = goes_round || may_follow(last, next);
+        let follows = goes_round || may_follow(last, next, ExecMode::Bits64);
         if (!follows || block.is_resumed())
             && !before.is_resumed()
             && let Some(place) = steps.iter().position(|step| step.ip == next)
@@ -177,7 +177,8 @@ impl Thread {
         let place = steps.iter().position(|step| {
             step.ip == signal.ip
                 && step.insn.class != Class::Syscall
-                && (signal.is_fault() || !(step.insn.repeats || may_follow(last, signal.ip)))
+                && (signal.is_fault()
+                    || !(step.insn.repeats || may_follow(last, signal.ip, ExecMode::Bits64)))
         });
         let from = match (last.insn.class, place) {
             (_, Some(place)) => {

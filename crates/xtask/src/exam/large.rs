@@ -81,7 +81,7 @@ const SOURCE: &str = "static int f(int n) { return n < 2 ? n : f(n - 1) + f(n - 
 pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     let cofi = match arguments {
         [] => build::cofi(root)?,
-        [word, path] if word == "--cofi" => PathBuf::from(path),
+        [word, path] if word == "--cofi" => Path::new(path).canonicalize()?,
         _ => bail!("{}: there is no such thing", arguments.join(" ")),
     };
     let started = Instant::now();

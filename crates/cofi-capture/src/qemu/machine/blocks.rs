@@ -1,5 +1,6 @@
 //! A machine's translated blocks, decoded once.
 
+use super::super::blocks as user;
 use crate::{ProcessorState, Step};
 use cofi_insn::{Class, decode};
 use cofi_packet::{ExecMode, Ip};
@@ -138,22 +139,7 @@ fn simple_ways(steps: &[Step], mode: ExecMode) -> Option<(Ip, Ip)> {
     }
 }
 
-/// Where control can go after an instruction by itself.
+/// Where control can go after an instruction by itself, also at the privilege levels and in the modes that programs have not.
 pub(super) fn may_follow(step: &Step, next: Ip, mode: ExecMode) -> bool {
-    let after = step.insn.next_ip(step.ip, mode);
-    match step.insn.class {
-        Class::Conditional | Class::Xbegin => next == after || Some(next) == step.insn.target,
-        Class::DirectJump | Class::DirectCall => Some(next) == step.insn.target,
-        Class::IndirectJump
-        | Class::IndirectCall
-        | Class::Return
-        | Class::FarCall
-        | Class::FarJump
-        | Class::FarReturn
-        | Class::Syscall
-        | Class::SoftwareInterrupt
-        | Class::Into
-        | Class::VmEntry => true,
-        _ => next == after,
-    }
+    matches!(step.insn.class, Class::Into | Class::VmEntry) || user::may_follow(step, next, mode)
 }

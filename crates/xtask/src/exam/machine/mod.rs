@@ -55,7 +55,7 @@ pub(super) fn options(arguments: &[String]) -> Result<Options> {
 pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
     let started = Instant::now();
     let cofi = match &options.cofi {
-        Some(path) => path.clone(),
+        Some(path) => path.canonicalize()?,
         None => build::cofi(root)?,
     };
     let folder = options.keep.clone().unwrap_or_else(|| {
