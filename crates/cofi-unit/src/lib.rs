@@ -18,6 +18,8 @@ extern crate std;
 mod client;
 mod clock;
 mod compress;
+mod event;
+mod implementation;
 mod output;
 mod registers;
 pub mod spec;
@@ -25,9 +27,16 @@ mod unit;
 
 pub use client::{Client, Clock, PhysAddr};
 pub use compress::ReturnStack;
-pub use registers::Fault;
-pub use spec::{Capabilities, CrystalRatio, Ctl, OutputBase, OutputMaskPtrs, Status, msr};
-pub use unit::{At, Branch, Context, Gathering, Retired, Unit};
+pub use event::{
+    At, Block, Branch, Context, Destination, Enclave, EntryOutcome, Event, GuestTsc, Mwait,
+    Ptwrite, Retired, Rsm, Sleep, SmmExit, SmmReturn, VmEntry, VmExit,
+};
+pub use implementation::{Implementation, InternalBuffer, IpCompression, TntForm};
+pub use registers::{Fault, TransitionError};
+pub use spec::{
+    AddressRange, Capabilities, CrystalRatio, Ctl, OutputBase, OutputMaskPtrs, Status, msr,
+};
+pub use unit::{Gathering, Unit};
 
 #[cfg(test)]
 mod tests;

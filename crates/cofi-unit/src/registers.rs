@@ -2,7 +2,7 @@
 
 use crate::spec::Capabilities;
 use crate::spec::msr::{
-    self, Access, Cr3Match, Ctl, OutputBase, OutputMaskPtrs, RegisterSpec, Status,
+    self, Access, AddressRange, Cr3Match, Ctl, OutputBase, OutputMaskPtrs, RegisterSpec, Status,
 };
 
 /// The fault that an access to a register raises.
@@ -19,11 +19,43 @@ pub enum Fault {
         /// The rule, with its section.
         rule: &'static str,
     },
+    /// Invalid opcode fault: PTWRITE on a processor without it (Table 33-11).
+    #[error("#UD: {rule}")]
+    InvalidOpcode {
+        /// The rule that was broken, with its section.
+        rule: &'static str,
+    },
+    /// The processor shuts down: RSM (33.2.9.3).
+    #[error("shutdown: {rule}")]
+    Shutdown {
+        /// The rule that was broken, with its section.
+        rule: &'static str,
+    },
+}
+
+/// Why a VM entry or exit cannot be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransitionError {
+    /// The processor does not support the 1-settings of the controls in Table 33-52 (IA32_VMX_MISC\\[14\\] is 0): the VM entry fails.
+    #[error("VM entry fails: a control of Table 33-52 is 1, and IA32_VMX_MISC[14] is 0 (33.5.1)")]
+    Controls,
+    /// The write of an MSR-load area, or of a "load IA32_RTIT_CTL" control, faults. A VM entry then fails late, a VM exit ends in a VMX abort; nothing
+    /// has been done.
+    #[error("entry {index} of the MSR-load area: {fault}")]
+    MsrLoad {
+        /// Which entry; the control counts as the entry before the first, so entries are numbered from 1.
+        index: usize,
+        /// What a WRMSR would have raised.
+        fault: Fault,
+    },
 }
 
 /// The trace configuration registers.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Registers {
+    /// The address ranges: A and B of each.
+    pub(crate) ranges: [[AddressRange; 2]; 4],
     pub(crate) ctl: Ctl,
     pub(crate) status: Status,
     pub(crate) cr3_match: Cr3Match,

@@ -9,77 +9,16 @@ pub use run::Gathering;
 use crate::client::{Client, Clock};
 use crate::clock::{Due, Timing, tsc_tma};
 use crate::compress::{Results, ReturnStack};
-use crate::output;
+use crate::event::{
+    At, Branch, Context, Destination, Event, Ptwrite, Retired, Rsm, VmEntry, VmExit,
+};
+use crate::implementation::{Implementation, TntForm};
+use crate::output::Output;
+use crate::registers::TransitionError;
 use crate::registers::{Fault, Registers};
 use crate::spec::{Capabilities, Ctl, Status, msr};
 use cofi_packet::intel::{Cr3, IpPayload, Kind, LastIp, Packet, TsxState, U48};
 use cofi_packet::{ExecMode, Ip};
-
-/// The processor state on which filtering and the mode packets depend.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Context {
-    /// Current privilege level, 0 to 3.
-    pub cpl: u8,
-    /// CR3.
-    pub cr3: u64,
-    /// CS.L & LMA and CS.D.
-    pub mode: ExecMode,
-    /// Executing transactionally.
-    pub in_tx: bool,
-}
-
-/// Where an instruction stands and which follows it in memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct At {
-    /// The instruction's own IP: the manual's Current IP, CLIP.
-    pub ip: Ip,
-    /// The next sequential IP: Next IP, NLIP.
-    pub next: Ip,
-}
-
-/// What a retired instruction did to the flow, as Table 33-1 divides them; far transfers are [`Unit::far_transfer`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Branch {
-    /// No branch.
-    None,
-    /// Jcc, J*CXZ or LOOP, taken to this target or not taken.
-    Conditional(Option<Ip>),
-    /// Near direct JMP.
-    DirectJump(Ip),
-    /// Near direct CALL.
-    DirectCall(Ip),
-    /// Near indirect JMP.
-    IndirectJump(Ip),
-    /// Near indirect CALL.
-    IndirectCall(Ip),
-    /// Near RET.
-    Return(Ip),
-}
-
-/// A retired instruction other than a far transfer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Retired {
-    /// Its place.
-    pub at: At,
-    /// What it did.
-    pub branch: Branch,
-}
-
-impl Retired {
-    /// Where control went.
-    #[must_use]
-    pub fn destination(&self) -> Ip {
-        match self.branch {
-            Branch::None | Branch::Conditional(None) => self.at.next,
-            Branch::Conditional(Some(to))
-            | Branch::DirectJump(to)
-            | Branch::DirectCall(to)
-            | Branch::IndirectJump(to)
-            | Branch::IndirectCall(to)
-            | Branch::Return(to) => to,
-        }
-    }
-}
 
 /// An IP whole: in 48 bits, if the rest of it is their sign.
 fn uncompressed(ip: Ip) -> IpPayload {
@@ -100,6 +39,8 @@ fn uncompressed(ip: Ip) -> IpPayload {
 #[derive(Clone, Debug)]
 pub struct Unit {
     caps: Capabilities,
+    choices: Implementation,
+    output: Output,
     regs: Registers,
     context: Context,
     /// Core:bus ratio.
@@ -121,8 +62,16 @@ impl Unit {
     /// A unit after reset, in a processor with these capabilities, in this context.
     #[must_use]
     pub fn new(caps: Capabilities, context: Context) -> Self {
+        Self::with(caps, Implementation::default(), context)
+    }
+
+    /// As [`Unit::new`], with these choices where the manual leaves them to the processor.
+    #[must_use]
+    pub fn with(caps: Capabilities, choices: Implementation, context: Context) -> Self {
         Self {
             caps,
+            choices,
+            output: Output::default(),
             regs: Registers::new(),
             context,
             ratio: 0,
@@ -223,14 +172,14 @@ impl Unit {
 
     /// A far transfer that the binary shows (SYSCALL, SYSRET, IRET, far JMP/CALL/RET …) went to `target`, where
     /// `context` holds: Table 33-55, cases 8–10; Table 33-56, cases 5–6.
-    pub fn far_transfer(&mut self, client: &mut impl Client, target: Ip, context: Context) {
+    pub fn old_far_transfer(&mut self, client: &mut impl Client, target: Ip, context: Context) {
         self.transfer(client, None, target, context);
     }
 
     /// An event, which the binary does not show, led from `from` to `target`, where `context` holds: Table 33-55,
     /// cases 11–13; Table 33-56, cases 5, 7 and 8. `from` is as in Table 33-23: NLIP for interrupts and traps, CLIP
     /// for faults and software interrupts.
-    pub fn event(&mut self, client: &mut impl Client, from: Ip, target: Ip, context: Context) {
+    pub fn old_event(&mut self, client: &mut impl Client, from: Ip, target: Ip, context: Context) {
         self.transfer(client, Some(from), target, context);
     }
 
@@ -312,13 +261,85 @@ impl Unit {
         }
     }
 
+    /// Something happened that is no near branch.
+    pub fn event(&mut self, client: &mut impl Client, event: Event<'_>) {
+        let _ = (client, event);
+        todo!()
+    }
+
+    /// PTWRITE retired (33.2.2).
+    ///
+    /// # Errors
+    /// #UD on a processor without PTWRITE.
+    pub fn ptwrite(&mut self, client: &mut impl Client, ptwrite: Ptwrite) -> Result<(), Fault> {
+        let _ = (client, ptwrite);
+        todo!()
+    }
+
+    /// A VM entry (33.5).
+    ///
+    /// # Errors
+    /// See [`TransitionError`].
+    pub fn vm_entry(
+        &mut self,
+        client: &mut impl Client,
+        entry: &VmEntry<'_>,
+    ) -> Result<(), TransitionError> {
+        let _ = (client, entry);
+        todo!()
+    }
+
+    /// A VM exit (33.5).
+    ///
+    /// # Errors
+    /// See [`TransitionError`].
+    pub fn vm_exit(
+        &mut self,
+        client: &mut impl Client,
+        exit: &VmExit<'_>,
+    ) -> Result<(), TransitionError> {
+        let _ = (client, exit);
+        todo!()
+    }
+
+    /// RSM (33.2.9.3).
+    ///
+    /// # Errors
+    /// The processor shuts down when TraceEn is set, or when it and LBRs would come to be enabled together where they exclude each other.
+    pub fn rsm(&mut self, client: &mut impl Client, rsm: Rsm) -> Result<(), Fault> {
+        let _ = (client, rsm);
+        todo!()
+    }
+
+    /// A power-on or (`warm`) warm reset: nothing is sent.
+    pub fn reset(&mut self, warm: bool, context: Context) {
+        let _ = (warm, context);
+        todo!()
+    }
+
+    /// Time has passed, and nothing has happened: timing packets that are due are sent, and the internal buffer drains.
+    pub fn clock(&mut self, client: &mut impl Client) {
+        let _ = client;
+        todo!()
+    }
+
+    /// So many bytes of the internal buffer drain to memory, as far as they are there.
+    pub fn drain(&mut self, client: &mut impl Client, bytes: usize) {
+        let _ = (client, bytes);
+        todo!()
+    }
+
+    /// Whether packets are being lost for want of room in the internal buffer (33.3.8).
+    #[must_use]
+    pub fn is_overflowing(&self) -> bool {
+        todo!()
+    }
+
     // Enabling and disabling (33.2.8.3).
 
     fn enable(&mut self, client: &mut impl Client, at: At) {
         self.regs.status = self.regs.status.with_filter_en(true);
-        if !output::is_legal(&self.regs) {
-            self.regs.status = self.regs.status.with_error(true);
-        }
+        self.output.start(&mut self.regs, &self.caps, client);
         if self.regs.status.error() || self.regs.status.stopped() {
             return;
         }
@@ -582,14 +603,18 @@ impl Unit {
         self.send_full_tnt(client);
     }
 
+    const fn long_tnt(&self) -> bool {
+        matches!(self.choices.tnt, TntForm::Long)
+    }
+
     /// How many results a TNT packet of this processor holds.
     const fn tnt_size(&self) -> u32 {
-        if self.caps.long_tnt { 47 } else { 6 }
+        if self.long_tnt() { 47 } else { 6 }
     }
 
     /// Sends the results that fill packets.
     fn send_full_tnt(&mut self, client: &mut impl Client) {
-        if self.caps.long_tnt {
+        if self.long_tnt() {
             while self.tnt.has(self.tnt_size()) {
                 self.flush_long_tnt(client);
             }
@@ -610,7 +635,7 @@ impl Unit {
     #[inline]
     fn flush_tnt(&mut self, client: &mut impl Client) {
         while !self.tnt.is_empty() {
-            if self.caps.long_tnt {
+            if self.long_tnt() {
                 self.flush_long_tnt(client);
             } else if let Some(bits) = self.tnt.take() {
                 let raw = Packet::Tnt8 { bits }.encode();
@@ -654,6 +679,6 @@ impl Unit {
     #[inline(always)]
     fn send(&mut self, client: &mut impl Client, bytes: &[u8]) {
         self.byte_count += bytes.len() as u64;
-        output::store(&mut self.regs, client, bytes);
+        self.output.store(&mut self.regs, &self.caps, client, bytes);
     }
 }

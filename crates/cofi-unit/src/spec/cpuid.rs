@@ -48,45 +48,87 @@ fn divide(value: u128, by: u128) -> u128 {
 /// The capabilities that software sees in CPUID and that decide which register bits are reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
-    /// EBX bits 0: CR3 filtering.
+    /// CPUID.7.0:EBX\[25\]: the processor has Intel PT at all.
+    pub supported: bool,
+    /// CPUID.14H.0:EBX\[0\]: CR3 filtering.
     pub cr3_filter: bool,
-    /// EBX bits 1: configurable PSB frequency and cycle-accurate mode.
+    /// EBX\[1\]: configurable PSB frequency and cycle-accurate mode.
     pub psb_cyc: bool,
-    /// EBX bits 3: MTC packets.
+    /// EBX\[2\]: IP filtering, TraceStop, and registers that keep their values across a warm reset.
+    pub ip_filter: bool,
+    /// EBX\[3\]: MTC packets.
     pub mtc: bool,
-    /// ECX bits 2: single-range output.
+    /// EBX\[4\]: PTWRITE.
+    pub ptwrite: bool,
+    /// EBX\[5\]: Power Event Trace.
+    pub power_event: bool,
+    /// EBX\[6\]: PSB and PMI preservation.
+    pub psb_pmi_preservation: bool,
+    /// EBX\[7\]: Event Trace.
+    pub event_trace: bool,
+    /// EBX\[8\]: TNT disable.
+    pub tnt_disable: bool,
+    /// ECX\[0\]: ToPA output.
+    pub topa: bool,
+    /// ECX\[1\]: ToPA tables may have more than one output entry.
+    pub topa_multiple: bool,
+    /// ECX\[2\]: single-range output.
     pub single_range: bool,
-    /// Leaf 14H.1 EAX bits 31:16: bitmap of the MTCFreq encodings.
+    /// ECX\[3\]: output to the trace transport subsystem.
+    pub transport: bool,
+    /// ECX\[31\]: IP payloads are linear addresses, with the base of CS.
+    pub lip: bool,
+    /// CPUID.14H.1:EAX\[2:0\]: number of address ranges, 0 to 4.
+    pub address_ranges: u8,
+    /// EAX\[31:16\]: bitmap of the MTCFreq encodings.
     pub mtc_periods: u16,
-    /// Leaf 14H.1 EBX bits 15:0: bitmap of the CycThresh encodings.
+    /// EBX\[15:0\]: bitmap of the CycThresh encodings.
     pub cycle_thresholds: u16,
-    /// Leaf 14H.1 EBX bits 31:16: bitmap of the PSBFreq encodings.
+    /// EBX\[31:16\]: bitmap of the PSBFreq encodings.
     pub psb_frequencies: u16,
-    /// CPUID.80000008H:EAX bits 7:0: MAXPHYADDR.
+    /// CPUID.80000008H:EAX\[7:0\]: MAXPHYADDR.
     pub max_phys_addr: u8,
+    /// CPUID.80000008H:EAX\[15:8\]: the width of linear addresses, 32, 48 or 57.
+    pub max_linear_addr: u8,
     /// CPUID.15H.
     pub crystal: CrystalRatio,
-    /// Whether TNT results are sent in long TNT packets ("an implementation may choose", 33.4.2.1).
-    pub long_tnt: bool,
+    /// IA32_VMX_MISC\[14\]: Intel PT can be used in VMX operation.
+    pub vmx: bool,
+    /// Intel PT and LBRs exclude each other (33.3.1.2).
+    pub excludes_lbr: bool,
 }
 
 impl Default for Capabilities {
-    /// Everything that this model has, with a 25 MHz crystal under a 2 GHz TSC.
+    /// Everything that the chapter has, with a 25 MHz crystal under a 2 GHz TSC.
     fn default() -> Self {
         Self {
+            supported: true,
             cr3_filter: true,
             psb_cyc: true,
+            ip_filter: true,
             mtc: true,
+            ptwrite: true,
+            power_event: true,
+            psb_pmi_preservation: true,
+            event_trace: true,
+            tnt_disable: true,
+            topa: true,
+            topa_multiple: true,
             single_range: true,
+            transport: true,
+            lip: true,
+            address_ranges: 4,
             mtc_periods: 0xffff,
             cycle_thresholds: 0xffff,
             psb_frequencies: 0xffff,
             max_phys_addr: 52,
+            max_linear_addr: 48,
             crystal: CrystalRatio {
                 numerator: 80,
                 denominator: 1,
             },
-            long_tnt: false,
+            vmx: true,
+            excludes_lbr: false,
         }
     }
 }

@@ -4,4 +4,4 @@ mod cpuid;
 pub mod msr;
 
 pub use cpuid::{Capabilities, CrystalRatio};
-pub use msr::{Cr3Match, Ctl, OutputBase, OutputMaskPtrs, Status};
+pub use msr::{AddressRange, Cr3Match, Ctl, OutputBase, OutputMaskPtrs, Status};

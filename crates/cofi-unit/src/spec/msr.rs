@@ -56,6 +56,9 @@ pub struct RegisterSpec {
 const fn always(_: &Capabilities) -> bool {
     true
 }
+const fn has_range(caps: &Capabilities, count: u8) -> bool {
+    caps.ip_filter && caps.address_ranges >= count
+}
 const fn any(_: &Capabilities) -> u16 {
     u16::MAX
 }
@@ -143,14 +146,24 @@ registers! {
         os with_os "OS" 2..3 bool Rw;
         /// Trace CPL > 0.
         user with_user "User" 3..4 bool Rw;
+        /// Power Event Trace packets.
+        pwr_evt_en with_pwr_evt_en "PwrEvtEn" 4..5 bool Rw if |c| c.power_event;
+        /// A FUP behind every PTW.
+        fup_on_ptw with_fup_on_ptw "FUPonPTW" 5..6 bool Rw if |c| c.ptwrite;
+        /// Output goes to the trace transport subsystem.
+        fabric_en with_fabric_en "FabricEn" 6..7 bool Rw if |c| c.transport;
         /// Trace only where CR3 matches IA32_RTIT_CR3_MATCH.
         cr3_filter with_cr3_filter "CR3Filter" 7..8 bool Rw if |c| c.cr3_filter;
+        /// Output goes by a Table of Physical Addresses.
+        topa with_topa "ToPA" 8..9 bool Rw if |c| c.topa;
         /// MTC packets.
         mtc_en with_mtc_en "MTCEn" 9..10 bool Rw if |c| c.mtc;
         /// TSC packets.
         tsc_en with_tsc_en "TSCEn" 10..11 bool Rw;
         /// No RET compression.
         dis_retc with_dis_retc "DisRETC" 11..12 bool Rw;
+        /// PTWRITE packets.
+        ptw_en with_ptw_en "PTWEn" 12..13 bool Rw if |c| c.ptwrite;
         /// COFI-based packets.
         branch_en with_branch_en "BranchEn" 13..14 bool Rw;
         /// The ART bit whose toggling sends an MTC.
@@ -159,6 +172,20 @@ registers! {
         cyc_thresh with_cyc_thresh "CycThresh" 19..23 u64 Rw if |c| c.psb_cyc, encodings |c| c.cycle_thresholds;
         /// A PSB every 2^(n+11) bytes.
         psb_freq with_psb_freq "PSBFreq" 24..28 u64 Rw if |c| c.psb_cyc, encodings |c| c.psb_frequencies;
+        /// Event Trace packets.
+        event_en with_event_en "EventEn" 31..32 bool Rw if |c| c.event_trace;
+        /// What the first address range does.
+        addr0_cfg with_addr0_cfg "ADDR0_CFG" 32..36 u64 Rw if |c| has_range(c, 1), encodings |_| 0b111;
+        /// What the second address range does.
+        addr1_cfg with_addr1_cfg "ADDR1_CFG" 36..40 u64 Rw if |c| has_range(c, 2), encodings |_| 0b111;
+        /// What the third address range does.
+        addr2_cfg with_addr2_cfg "ADDR2_CFG" 40..44 u64 Rw if |c| has_range(c, 3), encodings |_| 0b111;
+        /// What the fourth address range does.
+        addr3_cfg with_addr3_cfg "ADDR3_CFG" 44..48 u64 Rw if |c| has_range(c, 4), encodings |_| 0b111;
+        /// No TNT packets.
+        dis_tnt with_dis_tnt "DisTNT" 55..56 bool Rw if |c| c.tnt_disable;
+        /// PendPSB and PendTopaPMI are used.
+        inject with_inject "InjectPsbPmiOnEnable" 56..57 bool Rw if |c| c.psb_pmi_preservation;
     }
     /// What the unit is doing.
     Status IA32_RTIT_STATUS "IA32_RTIT_STATUS" 0x571 "33.2.8.4" {
@@ -172,6 +199,10 @@ registers! {
         error with_error "Error" 4..5 bool Rw;
         /// A stop condition was met.
         stopped with_stopped "Stopped" 5..6 bool Rw;
+        /// A PSB+ is due that could not be sent.
+        pend_psb with_pend_psb "PendPSB" 6..7 bool Rw if |c| c.psb_pmi_preservation;
+        /// A ToPA PMI has not been handled.
+        pend_topa_pmi with_pend_topa_pmi "PendTopaPMI" 7..8 bool Rw if |c| c.psb_pmi_preservation;
         /// Packet bytes sent since the last PSB.
         packet_byte_cnt with_packet_byte_cnt "PacketByteCnt" 32..49 u64 Rw if |c| c.psb_cyc;
     }
@@ -179,6 +210,12 @@ registers! {
     Cr3Match IA32_RTIT_CR3_MATCH "IA32_RTIT_CR3_MATCH" 0x572 "33.2.8.6" {
         /// Bits 63:5 of CR3.
         cr3 with_cr3 "CR3 address" 5..64 u64 Rw if |c| c.cr3_filter;
+    }
+    /// One end of the first address range; the others are at the addresses that follow.
+    AddressRange IA32_RTIT_ADDR0_A "IA32_RTIT_ADDR0_A" 0x580 "33.2.8.5" {
+        // It must be canonical: the register file checks it.
+        /// The address.
+        address with_address "Address" 0..64 u64 Rw if |c| has_range(c, 1);
     }
     /// Where output goes.
     OutputBase IA32_RTIT_OUTPUT_BASE "IA32_RTIT_OUTPUT_BASE" 0x560 "33.2.8.7" {

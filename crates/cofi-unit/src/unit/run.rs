@@ -4,9 +4,10 @@
 //! TNT packets at a time here, without asking at each instruction what else may be due; everything else goes through
 //! [`Unit::retire`].
 
-use super::{Branch, Retired, Unit};
+use super::Unit;
 use crate::client::Client;
 use crate::compress::Results;
+use crate::event::{Branch, Retired};
 use cofi_packet::Ip;
 
 /// So many results are gathered at most.
@@ -55,7 +56,7 @@ impl Unit {
     #[inline]
     fn room_for_results(&self) -> Results {
         let size = self.tnt_size();
-        if self.caps.long_tnt || self.regs.ctl.cyc_en() {
+        if self.long_tnt() || self.regs.ctl.cyc_en() {
             return Results::zeros(size - 1);
         }
         let until_psb = self.psb_at().saturating_sub(self.byte_count);
