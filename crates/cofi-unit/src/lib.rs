@@ -24,6 +24,7 @@ mod output;
 mod registers;
 pub mod spec;
 mod unit;
+mod xsave;
 
 pub use client::{Client, Clock, PhysAddr};
 pub use compress::ReturnStack;
@@ -38,6 +39,7 @@ pub use spec::{
     Inconsistency, OutputBase, OutputMaskPtrs, Signature, Status, UnknownGeneration, msr,
 };
 pub use unit::{Gathering, Unit};
+pub use xsave::XsaveArea;
 
 #[cfg(test)]
 mod tests;

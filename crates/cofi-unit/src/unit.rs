@@ -15,7 +15,7 @@ use crate::event::{
 use crate::implementation::{Implementation, TntForm};
 use crate::output::Output;
 use crate::registers::TransitionError;
-use crate::registers::{Fault, Registers};
+use crate::registers::{Fault, Registers, WriteContext};
 use crate::spec::{Capabilities, Ctl, Status, msr};
 use cofi_packet::intel::{Cr3, IpPayload, Kind, LastIp, Packet, TsxState, U48};
 use cofi_packet::{ExecMode, Ip};
@@ -110,7 +110,10 @@ impl Unit {
         address: u32,
         value: u64,
     ) -> Result<(), Fault> {
-        self.regs.clone().write(&self.caps, address, value)?;
+        // VMX operation is not followed yet.
+        let checked = self
+            .regs
+            .check(&self.caps, WriteContext::default(), address, value)?;
         let was_enabled = self.regs.ctl.trace_en();
         let enabled = if address == msr::IA32_RTIT_CTL {
             Ctl(value).trace_en()
@@ -120,7 +123,7 @@ impl Unit {
         if was_enabled && !enabled {
             self.disable(client, at);
         }
-        self.regs.write(&self.caps, address, value)?;
+        self.regs.commit(address, checked);
         if address == msr::IA32_RTIT_STATUS {
             self.byte_count = self.regs.status.packet_byte_cnt();
         }

@@ -2,7 +2,7 @@
 
 mod cpuid;
 #[cfg(test)]
-mod cpuid_tests;
+pub(crate) mod cpuid_tests;
 pub mod msr;
 mod presets;
 
