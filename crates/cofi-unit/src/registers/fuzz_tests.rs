@@ -218,4 +218,19 @@ proptest! {
     ) {
         run(&caps, actions)?;
     }
+
+    /// Capabilities that no processor has do no harm either.
+    #[test]
+    fn nonsense_widths_do_not_panic(
+        caps in consistent(),
+        (max_phys_addr, max_linear_addr, address_ranges) in any::<(u8, u8, u8)>(),
+        address in address(),
+        value in value(),
+    ) {
+        let caps = Capabilities { max_phys_addr, max_linear_addr, address_ranges, ..caps };
+        let mut regs = Registers::new();
+        let _ = regs.write(&caps, WriteContext::default(), address, value);
+        let _ = regs.read(&caps, address);
+        let _ = caps.validate();
+    }
 }

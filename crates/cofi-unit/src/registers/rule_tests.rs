@@ -360,7 +360,10 @@ fn while_tracing_the_same_value_or_a_clear_trace_en_may_be_written() {
     }
     let ctl = |value: Ctl| regs.check(&ALL, HERE, msr::IA32_RTIT_CTL, value.0);
     assert_eq!(ctl(on), Ok(on.0));
-    assert!(rule(ctl(on.with_os(true))).contains("33.2.8.3"));
+    for field in &Ctl::SPEC.fields[1..] {
+        let other = Ctl(on.0 ^ 1 << field.low);
+        assert!(rule(ctl(other)).contains("33.2.8.3"), "{}", field.name);
+    }
     // The write that clears TraceEn may change other bits, within the other rules.
     let off = Ctl(0).with_os(true).with_psb_freq(3);
     assert_eq!(ctl(off), Ok(off.0));
