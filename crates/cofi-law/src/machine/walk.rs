@@ -219,7 +219,6 @@ impl Walk<'_> {
         self.set_trace_en(true);
     }
 
-
     fn configure_ranges(&mut self) {
         self.ctl = Ctl(self.ctl.0 & !(0xffff << 32));
         if !self.has(Features::RANGES) || !self.setup.caps.ip_filter {
