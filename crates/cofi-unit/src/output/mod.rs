@@ -246,7 +246,7 @@ impl Region {
         if !self.restricted || !client.is_restricted(PhysAddr(address), bytes.len() as u64) {
             return client.store(PhysAddr(address), bytes);
         }
-        for (address, byte) in (address..).zip(bytes.chunks(1)) {
+        for (address, byte) in (address..=u64::MAX).zip(bytes.chunks(1)) {
             if !client.is_restricted(PhysAddr(address), 1) {
                 client.store(PhysAddr(address), byte);
             }

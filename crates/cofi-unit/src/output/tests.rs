@@ -98,9 +98,11 @@ impl Bench {
     }
 
     fn table(mut self, base: u64, entries: &[Entry]) -> Self {
-        self.world
-            .tables
-            .extend((base..).step_by(8).zip(entries.iter().map(|entry| entry.0)));
+        self.world.tables.extend(
+            (base..=u64::MAX)
+                .step_by(8)
+                .zip(entries.iter().map(|entry| entry.0)),
+        );
         self
     }
 
@@ -121,8 +123,7 @@ impl Bench {
 
     fn start(&mut self) -> bool {
         self.regs.status = self.regs.status.with_trigger_en(true);
-        self.out
-            .start(&mut self.regs, &self.caps, &mut self.world)
+        self.out.start(&mut self.regs, &self.caps, &mut self.world)
     }
 
     fn started(mut self) -> Self {
@@ -240,10 +241,7 @@ fn regions_follow_each_other() {
     // A packet spans two regions.
     assert!(bench.fill(3));
     assert_eq!(bench.pointers(), (A, 1, 2));
-    assert_eq!(
-        bench.effects(),
-        [(R, K4 - 1), (R + K4 - 1, 1), (S, 2)]
-    );
+    assert_eq!(bench.effects(), [(R, K4 - 1), (R + K4 - 1, 1), (S, 2)]);
     // The last byte moves the pointers, and END leads back.
     assert!(bench.fill(2 * K4 - 2));
     assert_eq!(bench.pointers(), (A, 0, 0));
@@ -266,10 +264,7 @@ fn end_leads_to_another_table() {
     assert_eq!(bench.pointers(), (B, 0, 0));
     assert!(bench.fill(2 * K4));
     assert_eq!(bench.pointers(), (A, 0, 0));
-    assert_eq!(
-        bench.effects(),
-        [(R + K4 - 4, 4), (S, K4), (S + K4, K4)]
-    );
+    assert_eq!(bench.effects(), [(R + K4 - 4, 4), (S, K4), (S + K4, K4)]);
 }
 
 #[test]
@@ -317,7 +312,9 @@ fn the_largest_table_wraps() {
 #[test]
 fn a_table_that_leaves_memory_is_an_error() {
     let top = (1 << 52) - PAGE;
-    let mut bench = Bench::topa(&[]).table(top, &[region(R, K4); 512]).at(510, 0);
+    let mut bench = Bench::topa(&[])
+        .table(top, &[region(R, K4); 512])
+        .at(510, 0);
     bench.regs.base = OutputBase(top);
     assert!(bench.start());
     assert!(bench.fill(K4));
@@ -346,18 +343,14 @@ fn entries_are_read_once() {
     assert!(bench.start());
     assert!(bench.fill(3));
     assert_eq!(bench.pointers(), (A, 1, 6));
-    assert_eq!(
-        bench.effects()[2..],
-        [(S, 3), (S + K4 + 3, 3)]
-    );
+    assert_eq!(bench.effects()[2..], [(S, 3), (S + K4 + 3, 3)]);
 }
 
 // STOP and INT
 
 #[test]
 fn stop() {
-    let mut bench =
-        Bench::topa(&[region(R, K4).with_stop(), region(S, K4).with_int()]).started();
+    let mut bench = Bench::topa(&[region(R, K4).with_stop(), region(S, K4).with_int()]).started();
     assert!(bench.fill(K4 - 2));
     // The packet is cut off.
     assert!(!bench.fill(5));
@@ -389,10 +382,7 @@ fn int() {
     assert_eq!(bench.effects(), [(R, K4), PMI, (S, 4)]);
     assert!(!bench.regs.status.pend_topa_pmi());
     assert!(bench.fill(2 * K4));
-    assert_eq!(
-        bench.effects(),
-        [(S + 4, K4 - 4), (R, K4), PMI, (S, 4)]
-    );
+    assert_eq!(bench.effects(), [(S + 4, K4 - 4), (R, K4), PMI, (S, 4)]);
 }
 
 #[test]
@@ -445,10 +435,7 @@ fn a_single_region_has_an_early_pmi() {
     assert_eq!(bench.pointers(), (A, 0, early));
     // Once for each round.
     assert!(bench.fill(K4));
-    assert_eq!(
-        bench.effects(),
-        [(R + early, K4 - early), (R, early), PMI]
-    );
+    assert_eq!(bench.effects(), [(R + early, K4 - early), (R, early), PMI]);
     // Enabled where it was: no PMI before the region is filled.
     assert!(bench.start());
     assert!(bench.fill(K4 - early - 1));
@@ -645,10 +632,7 @@ fn transport() {
     assert!(bench.store(&[3]));
     assert_eq!(
         bench.world.effects,
-        [
-            Effect::Transport(vec![1, 2]),
-            Effect::Transport(vec![3])
-        ]
+        [Effect::Transport(vec![1, 2]), Effect::Transport(vec![3])]
     );
     assert_eq!(bench.regs, before);
 }
