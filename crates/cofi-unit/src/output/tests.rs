@@ -166,11 +166,11 @@ impl Bench {
 
     /// Tracing has ended: nothing is stored any more.
     fn is_over(&mut self) {
-        let before = (self.regs.clone(), self.world.effects.len());
+        let before = (self.regs, self.world.effects.len());
         assert!(!self.regs.status.trigger_en());
         assert!(!self.store(&[1, 2, 3]));
         assert!(!self.store(&[]));
-        assert_eq!(before, (self.regs.clone(), self.world.effects.len()));
+        assert_eq!(before, (self.regs, self.world.effects.len()));
     }
 }
 
@@ -626,7 +626,7 @@ fn transport() {
     let mut bench = Bench::new(ctl);
     bench.regs.base = OutputBase(0x80);
     let mut bench = bench.started();
-    let before = bench.regs.clone();
+    let before = bench.regs;
     assert!(bench.store(&[1, 2]));
     assert!(bench.store(&[]));
     assert!(bench.store(&[3]));
@@ -642,7 +642,7 @@ fn transport() {
 #[test]
 fn restricted_output_is_dropped() {
     let mut bench = Bench::range(R, 0xff, 0);
-    bench.world.restricted = vec![R + 4..R + 8];
+    bench.world.restricted.push(R + 4..R + 8);
     let mut bench = bench.started();
     assert!(bench.fill(2));
     assert!(bench.fill(4));
@@ -656,7 +656,7 @@ fn restricted_output_is_dropped() {
 
     let table = [region(R, K4).with_int(), region(S, K4), back_to(A)];
     let mut bench = Bench::topa(&table);
-    bench.world.restricted = vec![R..R + K4];
+    bench.world.restricted.push(R..R + K4);
     let mut bench = bench.started();
     assert!(bench.fill(K4 + 1));
     assert_eq!(bench.effects(), [PMI, (S, 1)]);
@@ -666,7 +666,7 @@ fn restricted_output_is_dropped() {
 #[test]
 fn a_restricted_table_is_an_error() {
     let mut bench = Bench::topa(&[region(R, K4), region(S, K4)]);
-    bench.world.restricted = vec![A + 15..A + 16];
+    bench.world.restricted.push(A + 15..A + 16);
     let mut bench = bench.started();
     assert!(!bench.fill(K4 + 1));
     assert_eq!(bench.effects(), [(R, K4)]);
