@@ -98,7 +98,7 @@ enum Insn {
     JumpIf(u32, usize),
     Jump(usize),
     Call(usize),
-    /// Calls what the table of functions holds for the accumulator's low bits.
+    /// Calls the function that a table holds for the accumulator.
     CallTable,
     Return,
     /// Counts down, and jumps while not zero.
@@ -184,7 +184,7 @@ impl Machine {
         };
         self.bus.cycles += 1;
 
-        // What every emulator does; but the branches say where they went.
+        // An emulator does this anyway. What it adds for the unit is the `branch`: of which kind it is, and where it went.
         let mut to = next;
         let branch = match insn {
             Insn::Set(value) => {
@@ -358,7 +358,7 @@ impl Driver {
     /// The interrupt handler: Table 33-4.
     fn handle_pmi(machine: &mut Machine, at: At) {
         let mut handle = || {
-            // Is it a ToPA PMI, or one of the performance counters?
+            // A PMI may be one of the performance counters' too.
             if machine.rdmsr(IA32_PERF_GLOBAL_STATUS)? & TRACE_TOPA_PMI == 0 {
                 return Ok(());
             }
@@ -367,12 +367,13 @@ impl Driver {
             let ctl = machine.rdmsr(msr::IA32_RTIT_CTL)?;
             machine.wrmsr(at, msr::IA32_RTIT_CTL, Ctl(ctl).with_trace_en(false).0)?;
             Self::drain(machine)?;
-            // Whatever was filled can be filled again. Nevertheless, to have more time at the next interrupt, the table grows
-            // while there is room; that is allowed, as the processor reads the table anew when TraceEn is set.
+            // What is in the file can be overwritten: the table is circular already, and its filled regions are free again.
+            // The table grows nevertheless while it has room, to show how; the processor reads the change when TraceEn is set.
             if machine.driver.regions < MOST_REGIONS {
                 Self::add_region(machine);
             }
             machine.wrmsr(at, IA32_PERF_GLOBAL_STATUS_RESET, TRACE_TOPA_PMI)?;
+            // The LVT entry, through the local APIC.
             machine.bus.pmi_masked = false;
             // Tracing goes on where it was: the output registers have not been touched.
             machine.wrmsr(at, msr::IA32_RTIT_CTL, ctl)
@@ -390,8 +391,9 @@ impl Driver {
         let driver = &mut machine.driver;
         loop {
             let (region, from) = driver.drained;
-            // In the region of the write pointer up to it, in the others up to the end. If it is behind the write pointer, the
-            // region is the last to be drained, after a round.
+            // Up to the write pointer in its region, and up to the end in the others. Where the driver stands in the region of
+            // the write pointer but behind it, all other regions come first. The pointer never gets round unseen, as there is an
+            // interrupt after each region; a driver whose interrupts may be late sets STOP in the last region that is free.
             let is_last = region == write.0 && from <= write.1;
             let to = if is_last { write.1 } else { REGION_BYTES };
             let start = Self::region(region);
@@ -422,6 +424,7 @@ const PROGRAM: &[Insn] = &[
     Insn::Call(8),
     Insn::Loop(1),
     Insn::Halt,
+    // Nobody comes here.
     Insn::Halt,
     // 8, 11, 13: functions.
     Insn::JumpIf(41, 10),
@@ -475,4 +478,9 @@ fn main() {
     for (kind, count) in kinds {
         println!("{kind:>10} {count}");
     }
+}
+
+#[test]
+fn the_trace_is_whole() {
+    main();
 }
