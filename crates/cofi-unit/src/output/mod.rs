@@ -82,7 +82,8 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// TraceEn was set. `false`: an operational error (33.3.10) is logged in the status register, and nothing is stored.
+    /// TraceEn was set. `false`: an operational error (33.3.10) is logged in the status register, or Stopped was set before;
+    /// TriggerEn is 0, and nothing is stored.
     #[cold]
     pub(crate) fn start(
         &mut self,
