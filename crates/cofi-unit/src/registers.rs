@@ -81,10 +81,6 @@ pub(crate) struct Registers {
 
 const LOWER_MASK: u64 = 0x7f;
 
-#[allow(
-    dead_code,
-    reason = "the events that reset, save and restore the registers are being written"
-)]
 impl Registers {
     /// The registers after a power-on reset.
     pub(crate) const fn new() -> Self {

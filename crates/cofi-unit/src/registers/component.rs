@@ -32,10 +32,6 @@ fn word(area: &mut XsaveArea, address: u32) -> &mut u64 {
     }
 }
 
-#[allow(
-    dead_code,
-    reason = "the instructions that save and restore the registers are being written"
-)]
 impl Registers {
     /// What XSAVES stores. The words of registers that the processor does not have are zero.
     ///
