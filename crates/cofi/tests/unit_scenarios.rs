@@ -62,7 +62,7 @@ fn every_scenario_is_listed() {
         let raw = scratch.path("raw.pt");
         let run = |option: &str| {
             let mut command = cofi();
-            command.args(["unit", "run", option, "--color=never", "--raw-output"]);
+            command.args(["unit", "run", option, "--raw-output"]);
             let ran = run_with(command.arg(&raw).arg(&file), b"");
             assert_eq!(ran.code(), 0, "{}: {}", file.display(), ran.stderr);
             ran.text()
@@ -165,7 +165,7 @@ fn what_is_no_scenario_is_refused() {
         ),
         (
             "[start]\nCTL = \"0xffffffffffffffff\"\n",
-            "2:7: [start] faults: #GP: MSR 0x570, value 0xffffffffffffffff: ",
+            "2:1: [start] faults: #GP: MSR 0x570, value 0xffffffffffffffff: ",
         ),
         (
             "[implementation]\ntnt = \"wide\"\n",
