@@ -1,6 +1,7 @@
 //! When timing packets are due: MTC, CYC, TSC with TMA (33.3.6, 33.4.2.11–14).
 
 use crate::client::Clock;
+use crate::event::GuestTsc;
 use crate::spec::{CrystalRatio, Ctl};
 use cofi_packet::intel::{Packet, Uint};
 use core::ops::Range;
@@ -16,7 +17,7 @@ pub(crate) enum Due {
 }
 
 /// The state behind the timing packets.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Timing {
     /// ART >> MTCFreq when last looked at.
     mtc_count: u64,
@@ -26,6 +27,8 @@ pub(crate) struct Timing {
     cyc_origin: u64,
     /// A CYC was sent in the cycle `cyc_origin`.
     cyc_sent: bool,
+    /// The last CYC stood alone: the next eligible packet has one of its own, whatever the threshold (33.4.2.14).
+    cyc_owed: bool,
 }
 
 /// So many MTCs may be dropped in a row before a resync: half of what their 8-bit payload can tell.
@@ -37,7 +40,26 @@ impl Timing {
         self.mtc_count = crystal.art(clock.tsc).0 >> ctl.mtc_freq();
         self.mtc_span = (0, 0);
         self.cyc_origin = clock.cycles;
-        self.cyc_sent = false;
+        (self.cyc_sent, self.cyc_owed) = (false, false);
+    }
+
+    /// The clocks had stopped, and run again: no MTC is owed for what they missed.
+    pub(crate) fn resume(&mut self, clock: Clock, ctl: Ctl, crystal: CrystalRatio) {
+        self.mtc_count = crystal.art(clock.tsc).0 >> ctl.mtc_freq();
+        self.mtc_span = (0, 0);
+    }
+
+    /// What the cycle counter holds (33.3.6.1).
+    pub(crate) fn cycles(&self, clock: Clock) -> u64 {
+        clock.cycles.wrapping_sub(self.cyc_origin)
+    }
+
+    /// What the cycle counter held, which is zero now: a CYC tells it.
+    pub(crate) fn take_cycles(&mut self, clock: Clock) -> u64 {
+        let cycles = self.cycles(clock);
+        self.cyc_origin = clock.cycles;
+        (self.cyc_sent, self.cyc_owed) = (false, true);
+        cycles
     }
 
     /// Whether [`Self::advance`] would find nothing due.
@@ -84,19 +106,25 @@ impl Timing {
             n => 1 << (n - 1),
         };
         let same_cycle = self.cyc_sent && cycles == 0;
-        if !ctl.cyc_en() || cycles < threshold || same_cycle {
+        if !ctl.cyc_en() || (cycles < threshold || same_cycle) && !self.cyc_owed {
             return None;
         }
         self.cyc_origin = clock.cycles;
-        self.cyc_sent = true;
+        (self.cyc_sent, self.cyc_owed) = (true, false);
         Some(cycles)
     }
 }
 
 /// The TSC packet for a moment, and its TMA where MTCs are on too.
-pub(crate) fn tsc_tma(clock: Clock, ctl: Ctl, crystal: CrystalRatio) -> (Packet, Option<Packet>) {
+pub(crate) fn tsc_tma(
+    clock: Clock,
+    guest: GuestTsc,
+    ctl: Ctl,
+    crystal: CrystalRatio,
+) -> (Packet, Option<Packet>) {
     let tsc = Packet::Tsc {
-        tsc: Uint::truncate(clock.tsc),
+        // With the offset and scaling of VMX non-root operation; the crystal clock has none (33.8.3.3).
+        tsc: Uint::truncate(guest.apply(clock.tsc)),
     };
     let (art, fast) = crystal.art(clock.tsc);
     let tma = Packet::Tma {

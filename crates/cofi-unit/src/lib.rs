@@ -12,6 +12,8 @@
 //! PTWRITE, power and event trace are enumerated as absent, so enabling them is the #GP that the manual names.
 #![no_std]
 
+extern crate alloc;
+
 #[cfg(test)]
 extern crate std;
 
@@ -24,6 +26,7 @@ mod output;
 mod registers;
 pub mod spec;
 mod unit;
+mod xsave;
 
 pub use client::{Client, Clock, PhysAddr};
 pub use compress::ReturnStack;
@@ -37,6 +40,7 @@ pub use spec::{
     AddressRange, Capabilities, CrystalRatio, Ctl, OutputBase, OutputMaskPtrs, Status, msr,
 };
 pub use unit::{Gathering, Unit};
+pub use xsave::XsaveArea;
 
 #[cfg(test)]
 mod tests;

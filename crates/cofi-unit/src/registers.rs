@@ -63,6 +63,12 @@ pub(crate) struct Registers {
     pub(crate) mask_ptrs: OutputMaskPtrs,
 }
 
+/// stand-in
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WriteContext {
+    pub(crate) in_vmx_operation: bool,
+}
+
 const LOWER_MASK: u64 = 0x7f;
 
 impl Registers {
@@ -71,6 +77,19 @@ impl Registers {
             mask_ptrs: OutputMaskPtrs(LOWER_MASK),
             ..Self::default()
         }
+    }
+
+    pub(crate) fn warm_reset(&mut self, _: &Capabilities) {}
+    pub(crate) fn save_component(&self, _: &Capabilities) -> crate::xsave::XsaveArea {
+        crate::xsave::XsaveArea
+    }
+    pub(crate) fn check_component(
+        &self,
+        _: &Capabilities,
+        _: WriteContext,
+        _: Option<&crate::xsave::XsaveArea>,
+    ) -> Result<Self, Fault> {
+        Ok(*self)
     }
 
     fn spec(caps: &Capabilities, address: u32) -> Option<&'static RegisterSpec> {
@@ -109,6 +128,7 @@ impl Registers {
     pub(crate) fn write(
         &mut self,
         caps: &Capabilities,
+        _context: WriteContext,
         address: u32,
         value: u64,
     ) -> Result<(), Fault> {

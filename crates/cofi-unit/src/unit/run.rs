@@ -47,7 +47,12 @@ impl Unit {
         // A CYC may be due before the first result of a TNT.
         let waits_for_cyc = self.regs.ctl.cyc_en() && self.tnt.is_empty();
         let quiet = self.timing.quiet(self.regs.ctl);
-        if !self.packet_en() || self.psb_due() || waits_for_cyc || !quiet.contains(&tsc) {
+        if !self.cached.plain
+            || !self.packet_en()
+            || self.psb_due()
+            || waits_for_cyc
+            || !quiet.contains(&tsc)
+        {
             return 0;
         }
         quiet.end
@@ -88,11 +93,10 @@ impl Gathering<'_> {
         match insn.branch {
             Branch::None | Branch::DirectJump(_) => {}
             Branch::DirectCall(target) if target == insn.at.next => {}
-            Branch::DirectCall(_) => self.unit.returns.push(insn.at.next),
+            Branch::DirectCall(_) => self.unit.call(insn.at.next),
             Branch::Conditional(target) => self.push(client, target.is_some(), insn.destination()),
             Branch::Return(target) => {
-                let expected = self.unit.returns.pop();
-                if expected == Some(target) && !self.unit.regs.ctl.dis_retc() {
+                if self.unit.pop_return(target) {
                     self.push(client, true, target);
                 } else {
                     self.tip(client, target);
@@ -100,7 +104,7 @@ impl Gathering<'_> {
             }
             Branch::IndirectJump(target) => self.tip(client, target),
             Branch::IndirectCall(target) => {
-                self.unit.returns.push(insn.at.next);
+                self.unit.call(insn.at.next);
                 self.tip(client, target);
             }
         }
@@ -133,7 +137,7 @@ impl Gathering<'_> {
     /// Packets were sent; and if need be, a PSB+.
     #[inline]
     fn end(&mut self, client: &mut impl Client, ip: Ip) {
-        if self.unit.psb_due() || self.unit.regs.ctl.cyc_en() {
+        if self.unit.psb_due() || self.unit.regs.ctl.cyc_en() || !self.unit.packet_en() {
             self.unit.end(client, ip);
             self.resume(client.now().tsc);
         } else {

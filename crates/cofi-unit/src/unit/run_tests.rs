@@ -1,8 +1,11 @@
 //! Long stretches of branches, gathered and one by one: the same packets. (The law of `cofi-law` says so of whole programs, which
 //! have fewer branches between packets of other kinds.)
 
-use super::{At, Branch, Context, Retired, Unit};
-use crate::{Capabilities, Client, Clock, Ctl, PhysAddr, msr};
+use super::Unit;
+use crate::{
+    At, Branch, Capabilities, Client, Clock, Context, Ctl, Event, Implementation, PhysAddr,
+    Retired, TntForm, msr,
+};
 use cofi_packet::{ExecMode, Ip};
 use std::vec::Vec;
 
@@ -60,19 +63,21 @@ fn stretch(seed: u64, len: usize, others: usize) -> Vec<(Clock, Retired)> {
 }
 
 fn ready(ctl: Ctl, long_tnt: bool) -> (Unit, World) {
-    let (caps, mut world) = (
-        Capabilities {
-            long_tnt,
-            ..Capabilities::default()
+    let mut world = World::default();
+    let choices = Implementation {
+        tnt: if long_tnt {
+            TntForm::Long
+        } else {
+            TntForm::Short
         },
-        World::default(),
-    );
+        ..Implementation::default()
+    };
     let user = Context {
         cpl: 3,
         mode: ExecMode::Bits64,
         ..Context::default()
     };
-    let mut unit = Unit::new(caps, user);
+    let mut unit = Unit::with(Capabilities::default(), choices, user);
     let at = At {
         ip: Ip(0x40_0000),
         next: Ip(0x40_0000),
@@ -91,7 +96,7 @@ fn one_by_one((mut unit, mut world): (Unit, World), insns: &[(Clock, Retired)]) 
         world.clock = clock;
         unit.retire(&mut world, insn);
     }
-    unit.clocks_resumed(&mut world);
+    unit.event(&mut world, Event::ClocksResumed);
     world.trace
 }
 
@@ -115,7 +120,7 @@ fn gathered(
         drop(unit);
         world.clock = part[part.len() - 1].0;
     }
-    unit.clocks_resumed(&mut world);
+    unit.event(&mut world, Event::ClocksResumed);
     world.trace
 }
 

@@ -1,0 +1,265 @@
+//! The internal buffer, and what happens when it overflows (33.3.8).
+
+use super::Unit;
+use crate::client::{Client, Clock};
+use crate::implementation::InternalBuffer;
+use alloc::collections::VecDeque;
+use cofi_packet::ExecMode;
+use cofi_packet::Ip;
+use cofi_packet::intel::{Kind, Packet};
+
+/// No buffer is smaller: the packets of one operation and a PSB are to have room.
+const LEAST: u32 = 64;
+/// With so many MTCs lost in a row, MTCs alone no longer tell the time.
+const MAX_LOST_MTC: u32 = 128;
+
+/// Packets on their way to memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Buffer {
+    config: InternalBuffer,
+    bytes: VecDeque<u8>,
+    /// Up to these core cycles what drains by itself has drained.
+    drained_at: u64,
+    overflow: Option<Overflow>,
+}
+
+/// Packets are being lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+struct Overflow {
+    /// A packet was lost that told of state; a PSB+ is to tell it.
+    state: bool,
+    mtcs: u32,
+    /// TraceStop was met meanwhile.
+    stop: bool,
+    /// What the stream had told of the mode.
+    told_mode: Option<(ExecMode, bool)>,
+}
+
+impl Buffer {
+    pub(super) fn new(mut config: InternalBuffer) -> Self {
+        config.size = config.size.max(LEAST);
+        Self {
+            config,
+            // One more than it ever holds, so that it never grows.
+            bytes: VecDeque::with_capacity(config.size as usize + 1),
+            drained_at: 0,
+            overflow: None,
+        }
+    }
+
+    /// Tracing begins.
+    pub(super) fn start(&mut self, now: Clock) {
+        self.drained_at = now.cycles;
+    }
+
+    /// What is in it is lost.
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.overflow = None;
+    }
+
+    /// So many bytes can drain by now.
+    fn drainable(&mut self, now: Clock) -> usize {
+        let (bytes, cycles) = (self.config.drain_bytes, self.config.drain_cycles);
+        if cycles == 0 {
+            return 0;
+        }
+        let steps = now.cycles.saturating_sub(self.drained_at) / u64::from(cycles);
+        self.drained_at += steps * u64::from(cycles);
+        usize::try_from(steps.saturating_mul(bytes.into())).unwrap_or(usize::MAX)
+    }
+}
+
+impl Unit {
+    /// Whether packets are being lost for want of room in the internal buffer (33.3.8).
+    #[must_use]
+    #[inline]
+    pub fn is_overflowing(&self) -> bool {
+        match &self.buffer {
+            None => false,
+            Some(buffer) => buffer.overflow.is_some(),
+        }
+    }
+
+    /// How many bytes the internal buffer holds.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.buffer.as_ref().map_or(0, |buffer| buffer.bytes.len())
+    }
+
+    /// So many bytes of the internal buffer drain to memory, as far as they are there. (Others drain as time passes, if the
+    /// buffer was given a rate.)
+    pub fn drain(&mut self, client: &mut impl Client, bytes: usize) {
+        let Some(buffer) = &mut self.buffer else {
+            return;
+        };
+        let mut left = bytes.min(buffer.bytes.len());
+        let mut is_live = true;
+        while left > 0 && is_live {
+            let (first, _) = buffer.bytes.as_slices();
+            let part = &first[..first.len().min(left)];
+            is_live = self.output.store(&mut self.regs, &self.caps, client, part);
+            let len = part.len();
+            buffer.bytes.drain(..len);
+            left -= len;
+        }
+        if !is_live {
+            return self.ended();
+        }
+        if buffer.overflow.is_some_and(|overflow| overflow.stop) && self.has_room() {
+            self.resolve(client, None);
+        }
+    }
+
+    /// Drains what is due by now; and if an overflow is resolved by that, tracing goes on with the instruction at `ip`.
+    #[cold]
+    pub(super) fn drain_until(&mut self, client: &mut impl Client, now: Clock, ip: Option<Ip>) {
+        let Some(buffer) = &mut self.buffer else {
+            return;
+        };
+        let bytes = buffer.drainable(now);
+        self.drain(client, bytes);
+        let is_known = ip.is_some() || !self.packet_en();
+        if self.is_overflowing() && self.has_room() && is_known {
+            self.resolve(client, ip);
+        }
+    }
+
+    /// Whether an overflow may be resolved.
+    fn has_room(&self) -> bool {
+        self.buffer.as_ref().is_some_and(|buffer| {
+            let (most, size) = (buffer.config.resume_at, buffer.config.size);
+            // An OVF, its CYC, TSC, TMA, CBR and a FUP are to have room.
+            buffer.bytes.len() <= most.min(size - LEAST) as usize
+        })
+    }
+
+    /// TraceEn is cleared: everything drains, and an overflow is told of.
+    pub(super) fn empty_buffer(&mut self, client: &mut impl Client) {
+        self.drain(client, usize::MAX);
+        if self.is_overflowing() {
+            self.waiting_for_resolution_ends(client);
+        }
+        self.drain(client, usize::MAX);
+    }
+
+    fn waiting_for_resolution_ends(&mut self, client: &mut impl Client) {
+        let state = self
+            .buffer
+            .as_ref()
+            .and_then(|buffer| buffer.overflow)
+            .is_some_and(|overflow| overflow.state);
+        // Whatever is enabled now ends here: tracing goes on with a TIP.PGE, some day.
+        self.regs.status = self.regs.status.with_filter_en(false);
+        self.refresh();
+        self.resolve(client, None);
+        self.psb_owed |= state;
+    }
+
+    /// Puts a packet into the internal buffer. `false` and an overflow if there is no room.
+    #[cold]
+    pub(super) fn send_buffered(&mut self, client: &mut impl Client, bytes: &[u8]) -> bool {
+        let now = client.now();
+        if let Some(buffer) = &mut self.buffer
+            && buffer.overflow.is_none()
+        {
+            let due = buffer.drainable(now);
+            self.drain(client, due);
+        }
+        let Some(buffer) = &mut self.buffer else {
+            return false;
+        };
+        if buffer.overflow.is_some() {
+            return false;
+        }
+        if buffer.bytes.len() + bytes.len() > buffer.config.size as usize {
+            buffer.overflow = Some(Overflow {
+                told_mode: self.told_mode,
+                ..Overflow::default()
+            });
+            self.tnt = Default::default();
+            self.deferred.clear();
+            self.returns.clear();
+            return false;
+        }
+        buffer.bytes.extend(bytes);
+        self.byte_count += bytes.len() as u64;
+        true
+    }
+
+    /// A packet of this kind had no room.
+    #[cold]
+    pub(super) fn lost(&mut self, kind: Kind) {
+        let Some(overflow) = self
+            .buffer
+            .as_mut()
+            .and_then(|buffer| buffer.overflow.as_mut())
+        else {
+            return;
+        };
+        match kind {
+            Kind::Mtc => overflow.mtcs = overflow.mtcs.saturating_add(1),
+            Kind::Pip
+            | Kind::Vmcs
+            | Kind::ModeTsx
+            | Kind::Cbr
+            | Kind::Psb
+            | Kind::PsbEnd
+            | Kind::Tsc => overflow.state = true,
+            _ => {}
+        }
+    }
+
+    /// TraceStop is met: if packets are being lost, its packet waits (33.2.5.3).
+    pub(super) fn stop_in_overflow(&mut self) -> bool {
+        match self
+            .buffer
+            .as_mut()
+            .and_then(|buffer| buffer.overflow.as_mut())
+        {
+            Some(overflow) => {
+                overflow.stop = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The overflow is resolved: OVF, a FUP where PacketEn is set, and what else was lost that a reader must know.
+    fn resolve(&mut self, client: &mut impl Client, ip: Option<Ip>) {
+        let Some(overflow) = self
+            .buffer
+            .as_mut()
+            .and_then(|buffer| buffer.overflow.take())
+        else {
+            return;
+        };
+        self.returns.clear();
+        self.told_mode = overflow.told_mode;
+        // Not `emit`: where TraceStop was met meanwhile, TriggerEn is 0 already.
+        self.cyc(client, Kind::Ovf);
+        self.send_packet(client, Packet::Ovf);
+        if overflow.stop {
+            self.send_packet(client, Packet::TraceStop);
+            return;
+        }
+        let mut state = overflow.state;
+        if overflow.mtcs >= MAX_LOST_MTC && self.regs.ctl.tsc_en() {
+            self.resync_time(client);
+        }
+        if let (true, Some(ip)) = (self.packet_en(), ip) {
+            self.fup(client, ip);
+            let mode = Some(self.context.mode);
+            state |= self.told_mode.map(|(mode, _)| mode) != mode;
+        }
+        if state && self.regs.status.trigger_en() {
+            let ip = ip.filter(|_| self.packet_en());
+            self.psb_plus(client, ip);
+        }
+    }
+
+    fn send_packet(&mut self, client: &mut impl Client, packet: Packet) {
+        let raw = packet.encode();
+        self.send(client, &raw.bytes()[..raw.len()]);
+    }
+}
