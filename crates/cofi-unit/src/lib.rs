@@ -37,7 +37,8 @@ pub use event::{
 pub use implementation::{Implementation, InternalBuffer, IpCompression, TntForm};
 pub use registers::{Fault, TransitionError};
 pub use spec::{
-    AddressRange, Capabilities, CrystalRatio, Ctl, OutputBase, OutputMaskPtrs, Status, msr,
+    AddressRange, Capabilities, CpuidField, CpuidLeaf, CrystalRatio, Ctl, Generation,
+    Inconsistency, OutputBase, OutputMaskPtrs, Signature, Status, UnknownGeneration, msr,
 };
 pub use unit::{Gathering, Unit};
 pub use xsave::XsaveArea;
