@@ -8,6 +8,7 @@ use cofi_packet::intel::{BlockType, CState, ItemSize, Kind, Payload, WakeReason}
 use cofi_unit::{
     At, Block, Branch, Clock, Context, Destination, EntryOutcome, Event, Fault, GuestTsc, Mwait,
     Ptwrite, Retired, Rsm, Sleep, SmmExit, SmmReturn, TransitionError, Unit, VmEntry, VmExit,
+    XsaveArea,
 };
 
 /// A scenario of more operations than these, repetitions counted, is not run to its end.
@@ -24,6 +25,8 @@ pub(super) struct Run {
     context: Context,
     /// Where the next operation happens if it does not say.
     ip: Ip,
+    /// What XSAVES saved last.
+    saved: Option<XsaveArea>,
     /// How many operations have been done.
     done: u64,
 }
@@ -35,6 +38,7 @@ impl Run {
             world,
             context,
             ip,
+            saved: None,
             done: 0,
         }
     }
@@ -166,6 +170,22 @@ impl Run {
             "wrmsr" | "rdmsr" => self.register(word, op),
             "plain" | "jcc" | "jmp" | "call" | "jmp_indirect" | "call_indirect" | "ret" => {
                 self.retire(word, op)
+            }
+            "xsaves" => {
+                let at = self.at(op)?;
+                self.saved = Some(self.unit.xsaves(&mut self.world, at));
+                self.ip = at.next;
+                Ok(())
+            }
+            "xrstors" => {
+                let at = self.at(op)?;
+                let initial = flag(op, "initial")?;
+                let area = self.saved.filter(|_| !initial);
+                match self.unit.xrstors(&mut self.world, at, area.as_ref()) {
+                    Ok(()) => self.ip = at.next,
+                    Err(fault) => self.fault(fault),
+                }
+                Ok(())
             }
             "ptwrite" => self.ptwrite(op),
             "vm_entry" => self.vm_entry(op),

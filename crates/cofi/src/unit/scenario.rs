@@ -6,8 +6,8 @@ use super::world::World;
 use cofi_packet::{ExecMode, Ip};
 use cofi_unit::spec::msr::{self, RegisterSpec};
 use cofi_unit::{
-    At, Capabilities, Clock, Context, CrystalRatio, Enclave, Implementation, InternalBuffer,
-    IpCompression, TntForm, Unit,
+    At, Capabilities, Clock, Context, CrystalRatio, Enclave, Event, Generation, Implementation,
+    InternalBuffer, IpCompression, TntForm, Unit,
 };
 
 /// So many qwords of memory can be given at once.
@@ -71,7 +71,11 @@ pub(super) fn play(document: &Table<'_>) -> Read<Played> {
         let table = field.table()?;
         world.clock = clock(&table)?;
         if let Some(ratio) = table.get("cbr") {
-            unit.set_core_bus_ratio(&mut world, ratio.number()?);
+            let event = Event::Frequency {
+                stopped_at: None,
+                ratio: ratio.number()?,
+            };
+            unit.event(&mut world, event);
         }
         table.finish()?;
     }
@@ -117,7 +121,12 @@ fn capabilities(document: &Table<'_>) -> Read<Capabilities> {
     };
     let table = field.table()?;
     if let Some(preset) = table.get("preset") {
-        caps = preset.choice(&[("everything", Capabilities::default())])?;
+        let generations = Generation::ALL.iter();
+        let mut presets: Vec<_> = generations
+            .map(|generation| (generation.name(), generation.capabilities()))
+            .collect();
+        presets.push(("everything", Capabilities::default()));
+        caps = preset.choice(&presets)?;
     }
     fields!(table, caps, flag: supported cr3_filter psb_cyc ip_filter mtc ptwrite power_event psb_pmi_preservation
         event_trace tnt_disable topa topa_multiple single_range transport lip vmx excludes_lbr);
