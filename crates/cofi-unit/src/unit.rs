@@ -153,6 +153,13 @@ impl Unit {
         self.cached.packet_en
     }
 
+    /// Whether an agent uses the trace registers already, as far as they tell: TraceEn is set (33.8.2). Others should leave
+    /// them alone then.
+    #[must_use]
+    pub const fn in_use(&self) -> bool {
+        self.regs.in_use()
+    }
+
     /// RDMSR of a trace register.
     ///
     /// # Errors

@@ -138,6 +138,60 @@ fn each_field_has_bits_of_its_own_and_decides_one_capability() {
     );
 }
 
+/// Tables 33-11 and 33-12, with what the words say.
+#[test]
+fn each_capability_stands_where_the_tables_put_it() {
+    let (eax, ebx, ecx) = (0, 1, 2);
+    type Take = fn(&Capabilities) -> u32;
+    #[rustfmt::skip]
+    let table: [(u32, u32, usize, u32, Take); 23] = [
+        (0x07, 0, ebx, 1 << 25, |c| c.supported.into()),
+        (0x14, 0, ebx, 1 << 0, |c| c.cr3_filter.into()),
+        (0x14, 0, ebx, 1 << 1, |c| c.psb_cyc.into()),
+        (0x14, 0, ebx, 1 << 2, |c| c.ip_filter.into()),
+        (0x14, 0, ebx, 1 << 3, |c| c.mtc.into()),
+        (0x14, 0, ebx, 1 << 4, |c| c.ptwrite.into()),
+        (0x14, 0, ebx, 1 << 5, |c| c.power_event.into()),
+        (0x14, 0, ebx, 1 << 6, |c| c.psb_pmi_preservation.into()),
+        (0x14, 0, ebx, 1 << 7, |c| c.event_trace.into()),
+        (0x14, 0, ebx, 1 << 8, |c| c.tnt_disable.into()),
+        (0x14, 0, ecx, 1 << 0, |c| c.topa.into()),
+        (0x14, 0, ecx, 1 << 1, |c| c.topa_multiple.into()),
+        (0x14, 0, ecx, 1 << 2, |c| c.single_range.into()),
+        (0x14, 0, ecx, 1 << 3, |c| c.transport.into()),
+        (0x14, 0, ecx, 1 << 31, |c| c.lip.into()),
+        (0x14, 1, eax, 1 << 0, |c| c.address_ranges.into()),
+        (0x14, 1, eax, 1 << 16, |c| c.mtc_periods.into()),
+        (0x14, 1, ebx, 1 << 0, |c| c.cycle_thresholds.into()),
+        (0x14, 1, ebx, 1 << 16, |c| c.psb_frequencies.into()),
+        (0x15, 0, eax, 1 << 0, |c| c.crystal.denominator),
+        (0x15, 0, ebx, 1 << 0, |c| c.crystal.numerator),
+        (0x8000_0008, 0, eax, 1 << 0, |c| c.max_phys_addr.into()),
+        (0x8000_0008, 0, eax, 1 << 8, |c| c.max_linear_addr.into()),
+    ];
+    for (index, (leaf, subleaf, register, bit, _)) in table.into_iter().enumerate() {
+        let caps = Capabilities::from_leaves(
+            |l, s| {
+                let mut words = [0; 4];
+                words[ebx] = u32::from(l == 0x07) << 25;
+                words[eax] = u32::from((l, s) == (0x14, 0));
+                if (l, s) == (leaf, subleaf) {
+                    words[register] |= bit;
+                }
+                let [eax, ebx, ecx, edx] = words;
+                CpuidLeaf { eax, ebx, ecx, edx }
+            },
+            0,
+            Signature(0),
+        );
+        for (other, (.., take)) in table.into_iter().enumerate() {
+            // Intel PT as such is there in every case.
+            let expected = u32::from(index == other || other == 0);
+            assert_eq!(take(&caps), expected, "rows {index} and {other}");
+        }
+    }
+}
+
 #[test]
 fn a_leaf_beyond_says_nothing() {
     let caps = Capabilities::default();

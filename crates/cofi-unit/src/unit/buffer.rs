@@ -21,6 +21,8 @@ pub(super) struct Buffer {
     /// Up to these core cycles what drains by itself has drained.
     drained_at: u64,
     overflow: Option<Overflow>,
+    /// How many overflows have been resolved.
+    resolved: u64,
 }
 
 /// Packets are being lost.
@@ -44,6 +46,7 @@ impl Buffer {
             bytes: VecDeque::with_capacity(config.size as usize + 1),
             drained_at: 0,
             overflow: None,
+            resolved: 0,
         }
     }
 
@@ -79,6 +82,12 @@ impl Unit {
             None => false,
             Some(buffer) => buffer.overflow.is_some(),
         }
+    }
+
+    /// How many overflows have been resolved: so many OVFs have been sent.
+    #[must_use]
+    pub fn overflows(&self) -> u64 {
+        self.buffer.as_ref().map_or(0, |buffer| buffer.resolved)
     }
 
     /// How many bytes the internal buffer holds.
@@ -227,13 +236,13 @@ impl Unit {
 
     /// The overflow is resolved: OVF, a FUP where PacketEn is set, and what else was lost that a reader must know.
     fn resolve(&mut self, client: &mut impl Client, ip: Option<Ip>) {
-        let Some(overflow) = self
-            .buffer
-            .as_mut()
-            .and_then(|buffer| buffer.overflow.take())
-        else {
+        let Some(buffer) = &mut self.buffer else {
             return;
         };
+        let Some(overflow) = buffer.overflow.take() else {
+            return;
+        };
+        buffer.resolved += 1;
         self.returns.clear();
         self.told_mode = overflow.told_mode;
         // Not `emit`: where TraceStop was met meanwhile, TriggerEn is 0 already.

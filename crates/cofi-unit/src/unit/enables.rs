@@ -30,12 +30,13 @@ impl Unit {
             .with_context_en(false)
             .with_filter_en(false);
         self.configure();
-        if status.error() || status.stopped() {
-            return;
-        }
-        self.regs.status = self.regs.status.with_trigger_en(true);
+        let is_barred = status.error() || status.stopped();
+        self.regs.status = self.regs.status.with_trigger_en(!is_barred);
         if !self.output.start(&mut self.regs, &self.caps, client) {
-            return self.ended();
+            if !is_barred {
+                self.ended();
+            }
+            return;
         }
         let filters = self.ranges(FILTER).next().is_some();
         self.regs.status = self.regs.status.with_filter_en(!filters);
