@@ -282,7 +282,7 @@ const PREFIX: &str = "IA32_RTIT_";
 pub(super) fn register_name(address: u32) -> String {
     let range = address.wrapping_sub(msr::IA32_RTIT_ADDR0_A);
     if range < 8 {
-        let end = if range % 2 == 0 { 'A' } else { 'B' };
+        let end = if range.is_multiple_of(2) { 'A' } else { 'B' };
         return format!("{PREFIX}ADDR{}_{end}", range / 2);
     }
     let spec = msr::ALL.iter().find(|spec| spec.address == address);
