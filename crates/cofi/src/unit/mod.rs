@@ -1,10 +1,12 @@
 //! `cofi unit`: the software trace unit by itself.
 
 mod check;
+mod events;
 mod ops;
 mod reader;
 mod scenario;
 mod show;
+mod vmx;
 mod world;
 
 use crate::args::UnitRunArgs;

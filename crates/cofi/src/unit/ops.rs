@@ -4,10 +4,9 @@ use super::reader::{Field, Read, Table};
 use super::scenario::{changed, clock, patched, register, remember};
 use super::world::{MOST_BYTES, Note, World};
 use cofi_packet::Ip;
-use cofi_packet::intel::{BlockType, CState, ItemSize, Kind, Payload, WakeReason};
+use cofi_packet::intel::{ItemSize, Kind, Payload};
 use cofi_unit::{
-    At, Block, Branch, Clock, Context, Destination, EntryOutcome, Event, Fault, GuestTsc, Mwait,
-    Ptwrite, Retired, Rsm, Sleep, SmmExit, SmmReturn, TransitionError, Unit, VmEntry, VmExit,
+    At, Branch, Clock, Context, Destination, Fault, Ptwrite, Retired, Rsm, TransitionError, Unit,
     XsaveArea,
 };
 
@@ -20,11 +19,11 @@ const LENGTH: u64 = 4;
 
 /// A scenario under way.
 pub(super) struct Run {
-    unit: Unit,
-    world: World,
-    context: Context,
+    pub(super) unit: Unit,
+    pub(super) world: World,
+    pub(super) context: Context,
     /// Where the next operation happens if it does not say.
-    ip: Ip,
+    pub(super) ip: Ip,
     /// What XSAVES saved last.
     saved: Option<XsaveArea>,
     /// How many operations have been done.
@@ -135,7 +134,7 @@ impl Run {
     }
 
     /// The keys `ip`, and `next` or `len`.
-    fn at(&self, op: &Table<'_>) -> Read<At> {
+    pub(super) fn at(&self, op: &Table<'_>) -> Read<At> {
         let ip = ip_or(op, "ip", self.ip)?;
         let length = match op.get("len") {
             Some(field) => field.number_in(1..=15)?,
@@ -145,12 +144,12 @@ impl Run {
         Ok(At { ip, next })
     }
 
-    fn from(&self, op: &Table<'_>) -> Read<Ip> {
+    pub(super) fn from(&self, op: &Table<'_>) -> Read<Ip> {
         ip_or(op, "from", self.ip)
     }
 
     /// The keys `to` and `context`.
-    fn to(&self, op: &Table<'_>) -> Read<Destination> {
+    pub(super) fn to(&self, op: &Table<'_>) -> Read<Destination> {
         Ok(Destination {
             ip: need_ip(op, "to")?,
             context: self.after(op)?,
@@ -158,7 +157,7 @@ impl Run {
     }
 
     /// The context that holds after an operation.
-    fn after(&self, op: &Table<'_>) -> Read<Context> {
+    pub(super) fn after(&self, op: &Table<'_>) -> Read<Context> {
         match op.get("context") {
             Some(field) => patched(self.context, &field),
             None => Ok(self.context),
@@ -223,7 +222,7 @@ impl Run {
         }
     }
 
-    fn go(&mut self, to: Destination) {
+    pub(super) fn go(&mut self, to: Destination) {
         self.ip = to.ip;
         self.context = to.context;
     }
@@ -263,7 +262,7 @@ impl Run {
         self.world.mark(Note::Fault { name, rule });
     }
 
-    fn transition_error(&mut self, error: TransitionError) {
+    pub(super) fn transition_error(&mut self, error: TransitionError) {
         let name = match error {
             TransitionError::MsrLoad { .. } => "#GP",
             _ => "vm-entry",
@@ -313,335 +312,6 @@ impl Run {
         }
         Ok(())
     }
-
-    fn vm_entry(&mut self, op: &Table<'_>) -> Read<()> {
-        let at = self.at(op)?;
-        let to = self.to(op)?;
-        let mut then = to;
-        let outcome = match op.get("outcome") {
-            None => EntryOutcome::Success,
-            Some(field) => {
-                match field.choice(&[("success", 0), ("early failure", 1), ("late failure", 2)])? {
-                    0 => EntryOutcome::Success,
-                    1 => {
-                        then = Destination {
-                            ip: at.next,
-                            context: self.context,
-                        };
-                        EntryOutcome::EarlyFailure
-                    }
-                    _ => {
-                        let table = op.need("host")?.table()?;
-                        let host = self.to(&table)?;
-                        table.finish()?;
-                        then = host;
-                        EntryOutcome::LateFailure { host }
-                    }
-                }
-            }
-        };
-        let tsc = match op.get("guest_tsc") {
-            Some(field) => {
-                let table = field.table()?;
-                let mut tsc = GuestTsc::default();
-                if let Some(field) = table.get("multiplier") {
-                    tsc.multiplier = field.number()?;
-                }
-                if let Some(field) = table.get("offset") {
-                    tsc.offset = field.number()?;
-                }
-                table.finish()?;
-                tsc
-            }
-            None => GuestTsc::default(),
-        };
-        let from_smm = match op.get("from_smm") {
-            Some(field) => {
-                let table = field.table()?;
-                let smm = SmmReturn {
-                    vmcs: table.need("vmcs")?.number()?,
-                    to_root: flag(&table, "to_root")?,
-                };
-                table.finish()?;
-                Some(smm)
-            }
-            None => None,
-        };
-        let loads = loads(op)?;
-        let entry = VmEntry {
-            at,
-            to,
-            conceal: flag(op, "conceal")?,
-            conceal_guest: flag(op, "conceal_guest")?,
-            tsc,
-            load_ctl: match op.get("load_ctl") {
-                Some(field) => Some(field.number()?),
-                None => None,
-            },
-            loads: &loads,
-            from_smm,
-            outcome,
-        };
-        match self.unit.vm_entry(&mut self.world, &entry) {
-            Ok(()) => self.go(then),
-            Err(error) => self.transition_error(error),
-        }
-        Ok(())
-    }
-
-    fn vm_exit(&mut self, op: &Table<'_>) -> Read<()> {
-        let to = self.to(op)?;
-        let number = |key| match op.get(key) {
-            Some(field) => field.number(),
-            None => Ok(0),
-        };
-        let to_smm = match op.get("to_smm") {
-            Some(field) => {
-                let table = field.table()?;
-                let smm = SmmExit {
-                    vmcs: table.need("vmcs")?.number()?,
-                    smi: flag(&table, "smi")?,
-                };
-                table.finish()?;
-                Some(smm)
-            }
-            None => None,
-        };
-        let loads = loads(op)?;
-        let exit = VmExit {
-            from: self.from(op)?,
-            to,
-            conceal: flag(op, "conceal")?,
-            reason: number("reason")?,
-            qualification: number("qualification")?,
-            vector: match op.get("vector") {
-                Some(field) => Some(field.number()?),
-                None => None,
-            },
-            clear_ctl: flag(op, "clear_ctl")?,
-            loads: &loads,
-            to_smm,
-            abort: flag(op, "abort")?,
-        };
-        match self.unit.vm_exit(&mut self.world, &exit) {
-            Ok(()) => self.go(to),
-            Err(error) => self.transition_error(error),
-        }
-        Ok(())
-    }
-
-    fn pebs(&mut self, op: &Table<'_>) -> Read<()> {
-        let ip = ip_or(op, "ip", self.ip)?;
-        let mut groups = Vec::new();
-        for field in op.need("blocks")?.array()? {
-            let table = field.table()?;
-            let kind = named(
-                &table.need("type")?,
-                BlockType::NAMED,
-                BlockType::name,
-                BlockType::new,
-            )?;
-            let size = item_size(&table)?;
-            let mut items = Vec::new();
-            for item in table.need("items")?.array()? {
-                let [id, value] = item.members()?;
-                items.push((id.number_in(0..=31)? as u8, value.number()?));
-            }
-            table.finish()?;
-            groups.push((kind, size, items));
-        }
-        let blocks: Vec<_> = groups
-            .iter()
-            .map(|(kind, size, items)| Block {
-                kind: *kind,
-                size: *size,
-                items,
-            })
-            .collect();
-        let event = Event::Pebs {
-            ip,
-            blocks: &blocks,
-        };
-        self.unit.event(&mut self.world, event);
-        Ok(())
-    }
-
-    /// The event that an operation names, and what holds after it; `None` if there is none of this name.
-    fn event(&self, word: &str, op: &Table<'_>) -> Read<Option<(Event<'static>, Destination)>> {
-        let here = Destination {
-            ip: self.ip,
-            context: self.context,
-        };
-        let behind = |at: At| Destination {
-            ip: at.next,
-            ..here
-        };
-        let mut then = here;
-        let event = match word {
-            "far_branch" | "iret" | "uiret" | "enclave_entry" | "enclave_exit" => {
-                let (at, to) = (self.at(op)?, self.to(op)?);
-                then = to;
-                match word {
-                    "far_branch" => Event::FarBranch { at, to },
-                    "iret" => Event::Iret { at, to },
-                    "uiret" => Event::Uiret { at, to },
-                    "enclave_entry" => Event::EnclaveEntry { at, to },
-                    _ => Event::EnclaveExit { at, to },
-                }
-            }
-            "interrupt" => {
-                then = self.to(op)?;
-                Event::Interrupt {
-                    from: self.from(op)?,
-                    vector: op.need("vector")?.number()?,
-                    page_fault: match op.get("page_fault") {
-                        Some(field) => Some(field.number()?),
-                        None => None,
-                    },
-                    to: then,
-                }
-            }
-            "user_interrupt" => {
-                then = self.to(op)?;
-                Event::UserInterrupt {
-                    from: self.from(op)?,
-                    vector: op.need("vector")?.number()?,
-                    to: then,
-                }
-            }
-            "mov_cr3" => {
-                let at = self.at(op)?;
-                let cr3 = op.need("cr3")?.number()?;
-                then = behind(at);
-                then.context.cr3 = cr3;
-                Event::MovCr3 { at, cr3 }
-            }
-            "flags" => {
-                let at = self.at(op)?;
-                let interrupt_flag = op.need("if")?.flag()?;
-                then = behind(at);
-                then.context.interrupt_flag = interrupt_flag;
-                Event::Flags { at, interrupt_flag }
-            }
-            "transaction_begin" => {
-                let at = self.at(op)?;
-                then = behind(at);
-                then.context.in_tx = true;
-                Event::TransactionBegin { at }
-            }
-            "transaction_commit" => {
-                let at = self.at(op)?;
-                then = behind(at);
-                then.context.in_tx = false;
-                Event::TransactionCommit { at }
-            }
-            "transaction_abort" => {
-                then.ip = need_ip(op, "to")?;
-                then.context.in_tx = false;
-                Event::TransactionAbort {
-                    from: self.from(op)?,
-                    to: then.ip,
-                }
-            }
-            "sleep" => Event::Sleep(self.sleep(op)?),
-            "wake" => Event::Wake {
-                last: c_state(op, "last")?,
-                deepest: c_state(op, "deepest")?,
-                reason: named(
-                    &op.need("reason")?,
-                    WakeReason::NAMED,
-                    WakeReason::name,
-                    WakeReason::new,
-                )?,
-            },
-            "clocks_resumed" => Event::ClocksResumed,
-            "frequency" => Event::Frequency {
-                stopped_at: get_ip(op, "stopped_at")?,
-                ratio: op.need("ratio")?.number()?,
-            },
-            "cycle_counter_reset" => Event::CycleCounterReset,
-            "init" => {
-                then = self.to(op)?;
-                let from = self.from(op)?;
-                Event::Init { from, to: then }
-            }
-            "init_to_wait" => {
-                then.context = self.after(op)?;
-                Event::InitToWait {
-                    from: self.from(op)?,
-                    context: then.context,
-                }
-            }
-            "sipi" => {
-                then = self.to(op)?;
-                let vector = op.need("vector")?.number()?;
-                Event::Sipi { vector, to: then }
-            }
-            "shutdown" => Event::Shutdown {
-                at: ip_or(op, "ip", self.ip)?,
-            },
-            "smi" => {
-                then = self.to(op)?;
-                let from = self.from(op)?;
-                Event::Smi { from, to: then }
-            }
-            "async_enclave_exit" => {
-                then = self.to(op)?;
-                Event::AsyncEnclaveExit {
-                    from: self.from(op)?,
-                    aep: need_ip(op, "aep")?,
-                    vector: op.need("vector")?.number()?,
-                    to: then,
-                }
-            }
-            "senter" | "vmxon" | "vmxoff" | "vmptrld" | "vmclear" => {
-                let at = self.at(op)?;
-                then = behind(at);
-                match word {
-                    "senter" => Event::Senter { at },
-                    "vmxon" => Event::Vmxon { at },
-                    "vmxoff" => Event::Vmxoff { at },
-                    "vmclear" => Event::Vmclear { at },
-                    _ => Event::Vmptrld {
-                        at,
-                        vmcs: op.need("vmcs")?.number()?,
-                    },
-                }
-            }
-            "acm_begin" => Event::AcmBegin,
-            "acm_end" => Event::AcmEnd,
-            _ => return Ok(None),
-        };
-        Ok(Some((event, then)))
-    }
-
-    fn sleep(&self, op: &Table<'_>) -> Read<Sleep> {
-        let mwait = match op.get("mwait") {
-            Some(field) => {
-                let table = field.table()?;
-                let mwait = Mwait {
-                    hints: table.need("hints")?.number()?,
-                    ext: match table.get("ext") {
-                        Some(field) => field.number_in(0..=3)? as u8,
-                        None => 0,
-                    },
-                };
-                table.finish()?;
-                Some(mwait)
-            }
-            None => None,
-        };
-        Ok(Sleep {
-            ip: ip_or(op, "ip", self.ip)?,
-            mwait,
-            hardware: flag(op, "hardware")?,
-            state: c_state(op, "state")?,
-            sub_state: match op.get("sub_state") {
-                Some(field) => field.number_in(0..=15)? as u8,
-                None => 0,
-            },
-        })
-    }
 }
 
 fn later(clock: Clock, by: Clock) -> Clock {
@@ -651,23 +321,23 @@ fn later(clock: Clock, by: Clock) -> Clock {
     }
 }
 
-fn get_ip<'t>(op: &Table<'t>, key: &'t str) -> Read<Option<Ip>> {
+pub(super) fn get_ip<'t>(op: &Table<'t>, key: &'t str) -> Read<Option<Ip>> {
     match op.get(key) {
         Some(field) => Ok(Some(Ip(field.number()?))),
         None => Ok(None),
     }
 }
 
-fn need_ip<'t>(op: &Table<'t>, key: &'t str) -> Read<Ip> {
+pub(super) fn need_ip<'t>(op: &Table<'t>, key: &'t str) -> Read<Ip> {
     Ok(Ip(op.need(key)?.number()?))
 }
 
-fn ip_or<'t>(op: &Table<'t>, key: &'t str, default: Ip) -> Read<Ip> {
+pub(super) fn ip_or<'t>(op: &Table<'t>, key: &'t str, default: Ip) -> Read<Ip> {
     Ok(get_ip(op, key)?.unwrap_or(default))
 }
 
 /// A flag that is false if it is left out.
-fn flag<'t>(op: &Table<'t>, key: &'t str) -> Read<bool> {
+pub(super) fn flag<'t>(op: &Table<'t>, key: &'t str) -> Read<bool> {
     match op.get(key) {
         Some(field) => field.flag(),
         None => Ok(false),
@@ -675,7 +345,7 @@ fn flag<'t>(op: &Table<'t>, key: &'t str) -> Read<bool> {
 }
 
 /// The key `size`: 8 if it is left out.
-fn item_size(op: &Table<'_>) -> Read<ItemSize> {
+pub(super) fn item_size(op: &Table<'_>) -> Read<ItemSize> {
     match op.get("size") {
         None => Ok(ItemSize::Eight),
         Some(field) => match field.number::<u64>()? {
@@ -684,38 +354,4 @@ fn item_size(op: &Table<'_>) -> Read<ItemSize> {
             _ => Err(field.mistake("expected 4 or 8")),
         },
     }
-}
-
-/// A value by name or by number.
-fn named<T: Copy>(
-    field: &Field<'_>,
-    known: &[T],
-    name: fn(T) -> Option<&'static str>,
-    new: fn(u8) -> Option<T>,
-) -> Read<T> {
-    if field.is_number() {
-        return new(field.number()?).ok_or_else(|| field.mistake("the number does not fit"));
-    }
-    let words: Vec<_> = known
-        .iter()
-        .filter_map(|&value| Some((name(value)?, value)))
-        .collect();
-    field.choice(&words)
-}
-
-fn c_state<'t>(op: &Table<'t>, key: &'t str) -> Read<CState> {
-    named(&op.need(key)?, CState::NAMED, CState::name, CState::new)
-}
-
-/// The key `loads`: registers and values.
-fn loads(op: &Table<'_>) -> Read<Vec<(u32, u64)>> {
-    let Some(field) = op.get("loads") else {
-        return Ok(Vec::new());
-    };
-    let mut loads = Vec::new();
-    for load in field.array()? {
-        let [msr, value] = load.members()?;
-        loads.push((register(&msr)?, value.number()?));
-    }
-    Ok(loads)
 }
