@@ -77,6 +77,76 @@ fn every_scenario_comes_out_as_expected() {
     }
 }
 
+/// The value of a key with a text on one line.
+fn text<'t>(scenario: &'t str, key: &str) -> Option<&'t str> {
+    scenario.lines().find_map(|line| {
+        let value = line.strip_prefix(key)?.strip_prefix(" = ")?;
+        value.strip_prefix(['"', '\''])?.strip_suffix(['"', '\''])
+    })
+}
+
+#[test]
+fn every_row_of_the_tables_has_a_scenario() {
+    let mut rows = Vec::new();
+    for file in scenarios() {
+        let scenario = std::fs::read_to_string(&file).expect("a scenario");
+        let name = file.display();
+        assert!(text(&scenario, "title").is_some(), "{name} has no title");
+        let row = text(&scenario, "table").or(text(&scenario, "section"));
+        rows.push(row.expect("a table or a section").to_owned());
+        assert!(
+            scenario.contains("\nnote = "),
+            "{name} does not say what it shows"
+        );
+        assert!(scenario.contains("\nexpect = "), "{name} expects nothing");
+    }
+    let cases = |table: &'static str, cases: std::ops::RangeInclusive<u32>| {
+        cases.map(move |case| format!("{table} case {case}"))
+    };
+    let wanted = cases("33-55", 1..=27)
+        .chain(cases("33-56", 1..=12))
+        .chain(cases("33-57", 1..=7))
+        .chain(cases("33-58", 1..=3))
+        // The manual has no cases 8 and 9 here.
+        .chain(cases("33-59", 1..=7))
+        .chain(cases("33-59", 10..=22))
+        .chain(
+            [
+                "33-2",
+                "33-10 transaction begin",
+                "33-10 transaction commit",
+                "33-10 transaction abort",
+                "33-10 other",
+                "33-13 threshold 0",
+                "33-13 threshold 16",
+                "33-13 threshold 32",
+                "33-13 threshold 64",
+                "33-19 non-deferred",
+                "33-19 deferred",
+                "33-52 execution control 0",
+                "33-52 execution control 1",
+                "33-52 exit control 0",
+                "33-52 exit control 1",
+                "33-52 entry control 0",
+                "33-52 entry control 1",
+                "33-53 VM exit",
+                "33-53 VM entry",
+                "33-54 system-wide, early failure",
+                "33-54 system-wide, late failure",
+                "33-54 VMM only, early failure",
+                "33-54 VMM only, late failure",
+                "33-54 VM only, early failure",
+                "33-54 VM only, late failure",
+                "Example 33-1",
+                "Example 33-2",
+            ]
+            .map(str::to_owned),
+        );
+    for row in wanted {
+        assert!(rows.contains(&row), "no scenario shows {row}");
+    }
+}
+
 #[test]
 fn every_scenario_is_listed() {
     for file in scenarios() {
