@@ -69,6 +69,8 @@ pub struct Unit {
     byte_count: u64,
     /// A PSB+ is to begin the trace when TraceEn is set, whatever PacketByteCnt says: packets were lost, or state changed, meanwhile.
     psb_owed: bool,
+    /// A PSB+ is to come when ContextEn is set: packets were lost that told of state in a traced context.
+    psb_in_context: bool,
     /// The internal buffer, where it is modelled.
     buffer: Option<Buffer>,
     /// What stale reads return.
@@ -122,6 +124,7 @@ impl Unit {
             told_tx: false,
             byte_count: 0,
             psb_owed: false,
+            psb_in_context: false,
             buffer: choices.buffer.map(Buffer::new),
             stale: Registers::new(),
             cached: Cached::default(),

@@ -27,7 +27,7 @@ pub(super) struct Buffer {
 
 /// Packets are being lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-struct Overflow {
+pub(super) struct Overflow {
     /// A packet was lost that told of state; a PSB+ is to tell it.
     state: bool,
     mtcs: u32,
@@ -59,6 +59,14 @@ impl Buffer {
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         self.overflow = None;
+    }
+
+    pub(super) const fn take_overflow(&mut self) -> Option<Overflow> {
+        self.overflow.take()
+    }
+
+    pub(super) const fn put_overflow(&mut self, overflow: Option<Overflow>) {
+        self.overflow = overflow;
     }
 
     /// So many bytes can drain by now.
@@ -250,6 +258,7 @@ impl Unit {
         self.send_packet(client, Packet::Ovf);
         if overflow.stop {
             self.send_packet(client, Packet::TraceStop);
+            self.psb_owed |= overflow.state;
             return;
         }
         let mut state = overflow.state;
@@ -264,6 +273,8 @@ impl Unit {
         if state && self.regs.status.trigger_en() {
             let ip = ip.filter(|_| self.packet_en());
             self.psb_plus(client, ip);
+            // Out of context it does not tell all.
+            self.psb_in_context = !self.regs.status.context_en();
         }
     }
 

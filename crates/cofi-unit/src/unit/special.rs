@@ -1,6 +1,7 @@
 //! INIT and SIPI, shutdown, SMM, authenticated code (33.2.9.3, 33.2.9.6, 33.7).
 
 use super::Unit;
+use super::buffer::Buffer;
 use super::transfer::{ControlEvent, Pip, Transfer};
 use crate::client::Client;
 use crate::event::{Context, Destination, Rsm};
@@ -113,7 +114,12 @@ impl Unit {
     pub(super) fn acm_begin(&mut self, client: &mut impl Client) {
         self.acm = Some((self.regs.ctl.trace_en(), self.regs.status.filter_en()));
         if self.regs.ctl.trace_en() {
+            // An overflow goes on: where it is resolved a FUP must tell the place, as no TIP.PGE follows.
+            let overflow = self.buffer.as_mut().and_then(Buffer::take_overflow);
             self.stop_tracing(client);
+            if let Some(buffer) = &mut self.buffer {
+                buffer.put_overflow(overflow);
+            }
         }
     }
 
