@@ -25,6 +25,7 @@ mod implementation;
 mod output;
 mod registers;
 pub mod spec;
+mod state;
 mod unit;
 mod xsave;
 
@@ -40,6 +41,7 @@ pub use spec::{
     AddressRange, Capabilities, CpuidField, CpuidLeaf, CrystalRatio, Ctl, Generation,
     Inconsistency, OutputBase, OutputMaskPtrs, Signature, Status, UnknownGeneration, msr,
 };
+pub use state::RestoreError;
 pub use unit::{Gathering, Unit};
 pub use xsave::XsaveArea;
 

@@ -9,6 +9,7 @@ mod psb;
 mod run;
 #[cfg(test)]
 mod run_tests;
+mod saved;
 mod special;
 mod time;
 mod transfer;
