@@ -24,3 +24,20 @@ proptest! {
         machine.finish();
     }
 }
+
+/// One case again, as its machine and steps: `COFI_CASE="1 2 3"`; `COFI_LOUD` tells what is done in it.
+#[test]
+fn one_case_again() {
+    let Ok(case) = std::env::var("COFI_CASE") else {
+        return;
+    };
+    let mut seeds = case
+        .split_whitespace()
+        .map(|seed| seed.parse().expect("a number"));
+    let machine = seeds.next().expect("a machine");
+    let mut machine = Machine::new(&mut Dice::Seed(machine));
+    for step in seeds {
+        machine.step(&mut Dice::Seed(step));
+    }
+    machine.finish();
+}

@@ -2,7 +2,11 @@
 
 mod random;
 
-use cofi_unit::Unit;
+use cofi_packet::{ExecMode, Ip};
+use cofi_unit::{
+    At, Branch, Capabilities, Client, Clock, Context, Ctl, Event, Implementation, InternalBuffer,
+    PhysAddr, RestoreError, Retired, Unit, msr,
+};
 use proptest::prelude::*;
 use random::{Dice, Machine};
 
@@ -86,4 +90,146 @@ proptest! {
             Err(error) => prop_assert!(!error.to_string().is_empty()),
         }
     }
+}
+
+/// What version 1 of the format made of [`example`].
+const V1: &[u8] = include_bytes!("saved/v1.bin");
+
+const CHOICES: Implementation = Implementation {
+    tnt: cofi_unit::TntForm::Both,
+    deferred_tips: true,
+    ip_compression: cofi_unit::IpCompression::Shortest,
+    cycle_counter_bits: Some(12),
+    mode_exec_on_enable: false,
+    stale_reads: true,
+    buffer: Some(InternalBuffer {
+        size: 512,
+        drain_bytes: 1,
+        drain_cycles: 1000,
+        resume_at: 64,
+    }),
+};
+
+#[derive(Default)]
+struct Recorder {
+    clock: Clock,
+    stored: Vec<u8>,
+}
+
+impl Client for Recorder {
+    fn now(&mut self) -> Clock {
+        self.clock
+    }
+    fn store(&mut self, _: PhysAddr, bytes: &[u8]) {
+        self.stored.extend(bytes);
+    }
+}
+
+fn retire(unit: &mut Unit, world: &mut Recorder, branch: Branch) {
+    world.clock.tsc += 30;
+    world.clock.cycles += 30;
+    let at = At {
+        ip: Ip(0x40_1000),
+        next: Ip(0x40_1005),
+    };
+    unit.retire(world, Retired { at, branch });
+}
+
+/// A unit with something of everything in it: a buffer, TNT results, deferred TIPs, calls, VMX.
+fn example() -> (Unit, Recorder) {
+    let context = Context {
+        cpl: 3,
+        cr3: 0x1_2000,
+        mode: ExecMode::Bits32,
+        ..Context::default()
+    };
+    let mut unit = Unit::with(Capabilities::default(), CHOICES, context);
+    let mut world = Recorder::default();
+    let at = At::default();
+    let ctl = Ctl(0)
+        .with_trace_en(true)
+        .with_user(true)
+        .with_os(true)
+        .with_branch_en(true)
+        .with_tsc_en(true)
+        .with_mtc_en(true);
+    for (register, value) in [
+        (msr::IA32_RTIT_OUTPUT_BASE, 0x10_0000),
+        (msr::IA32_RTIT_OUTPUT_MASK_PTRS, 0xfff),
+        (msr::IA32_RTIT_ADDR3_A, 0x1234),
+        (msr::IA32_RTIT_CTL, ctl.0),
+    ] {
+        unit.wrmsr(&mut world, at, register, value).unwrap();
+    }
+    unit.event(&mut world, Event::Vmxon { at });
+    unit.event(&mut world, Event::Vmptrld { at, vmcs: 0x7000 });
+    for branch in [
+        Branch::DirectCall(Ip(0x40_2000)),
+        Branch::Conditional(Some(Ip(0x40_2010))),
+        Branch::IndirectJump(Ip(0x40_3000)),
+        Branch::Conditional(None),
+    ] {
+        retire(&mut unit, &mut world, branch);
+    }
+    (unit, world)
+}
+
+/// Goes on, until all is stored.
+fn go_on(mut unit: Unit, mut world: Recorder) -> Vec<u8> {
+    retire(&mut unit, &mut world, Branch::Return(Ip(0x40_1005)));
+    retire(&mut unit, &mut world, Branch::IndirectJump(Ip(0x40_4000)));
+    unit.wrmsr(&mut world, At::default(), msr::IA32_RTIT_CTL, 0)
+        .unwrap();
+    world.stored
+}
+
+/// Saved files outlive the program that wrote them. When the format changes, this file stays, and another joins it.
+#[test]
+fn a_unit_saved_in_version_1_is_still_read() {
+    let (unit, world) = example();
+    let again = || Recorder {
+        clock: world.clock,
+        stored: world.stored.clone(),
+    };
+    let old = Unit::restore(Capabilities::default(), CHOICES, V1).unwrap();
+    assert_eq!(old.rdmsr(msr::IA32_RTIT_ADDR3_A), Ok(0x1234));
+    assert_eq!(old.context().cr3, 0x1_2000);
+    assert!(old.packet_en() && old.buffered() > 0);
+    assert_eq!(old.save(), V1);
+    assert_eq!(go_on(old, again()), go_on(unit, again()));
+}
+
+#[test]
+fn errors_say_where_and_what() {
+    let restore = |bytes: &[u8]| Unit::restore(Capabilities::default(), CHOICES, bytes);
+    let change = |offset: usize, value: u8| {
+        let mut bytes = V1.to_vec();
+        bytes[offset] = value;
+        restore(&bytes).err()
+    };
+    assert_eq!(change(0, b'D'), Some(RestoreError::Magic));
+    assert_eq!(change(8, 2), Some(RestoreError::Version(2)));
+    // A reserved bit of IA32_RTIT_CTL, the third register.
+    let error = change(10 + 2 * 8 + 7, 0x80).unwrap();
+    assert!(matches!(error, RestoreError::Illegal { offset: 26, .. }));
+    assert_eq!(
+        error.to_string(),
+        "IA32_RTIT_CTL at 0x1a is 0x800000000000260d: no value that the register can hold (33.2.8)"
+    );
+    for len in 0..V1.len() {
+        match restore(&V1[..len]).unwrap_err() {
+            RestoreError::Magic => assert!(len < 8),
+            RestoreError::Truncated { offset, .. } => assert_eq!(offset, len),
+            error => panic!("{error}"),
+        }
+    }
+    let longer = [V1, b"x"].concat();
+    let trailing = RestoreError::Trailing {
+        offset: V1.len(),
+        count: 1,
+    };
+    assert_eq!(restore(&longer).err(), Some(trailing));
+    // Another processor.
+    assert!(Unit::restore(Capabilities::NONE, CHOICES, V1).is_err());
+    assert!(Unit::restore(Capabilities::default(), Implementation::default(), V1).is_err());
 }

@@ -154,11 +154,9 @@ impl Unit {
     }
 
     fn waiting_for_resolution_ends(&mut self, client: &mut impl Client) {
-        let state = self
-            .buffer
-            .as_ref()
-            .and_then(|buffer| buffer.overflow)
-            .is_some_and(|overflow| overflow.state);
+        let overflow = self.buffer.as_mut().and_then(|b| b.overflow.as_mut());
+        // The PSB+ comes when TraceEn is set again: a small buffer could overflow by it now.
+        let state = overflow.is_some_and(|overflow| core::mem::take(&mut overflow.state));
         // Whatever is enabled now ends here: tracing goes on with a TIP.PGE, some day.
         self.regs.status = self.regs.status.with_filter_en(false);
         self.refresh();
