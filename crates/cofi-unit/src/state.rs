@@ -11,7 +11,7 @@
 //! | VMX: in operation, non-root, conceal, TSC multiplier, TSC offset, VMCS pointer | 1, 1, 1, 8, 8, optional 8 |
 //! | core:bus ratio, asleep, waiting for SIPI, PSB owed, no IP since the last PSB | 1, 1, 1, 1, 1 |
 //! | in an authenticated code module: TraceEn and FilterEn before it | optional 1, 1 |
-//! | told to the reader: mode and RFLAGS.IF | optional 1, 1 |
+//! | told to the reader: mode and RFLAGS.IF; in a transaction | optional 1, 1; 1 |
 //! | Last IP; packet bytes since the last PSB | 8, 8 |
 //! | MTC count; origin of the cycle counter; CYC sent; CYC owed | 8, 8, 1, 1 |
 //! | TNT results: a stop bit, below it the results, the youngest in bit 0 | 8 |

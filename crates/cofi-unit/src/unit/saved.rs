@@ -46,6 +46,7 @@ impl Unit {
             deferred,
             returns,
             told_mode,
+            told_tx,
             byte_count,
             psb_owed,
             buffer,
@@ -68,6 +69,7 @@ impl Unit {
             writer.bool(filter_en);
         });
         writer.told_mode(*told_mode);
+        writer.bool(*told_tx);
         writer.u64(last_ip.get().0);
         writer.u64(*byte_count);
         timing.save(writer);
@@ -122,6 +124,7 @@ impl Unit {
             Ok((trace_en, filter_en))
         })?;
         let told_mode = reader.told_mode()?;
+        let told_tx = reader.bool("told to be in a transaction")?;
         let mut last_ip = LastIp::new();
         last_ip.apply(IpPayload::full(reader.u64("Last IP")?));
         let byte_count = reader.counter("the bytes since the last PSB")?;
@@ -162,6 +165,7 @@ impl Unit {
             deferred,
             returns,
             told_mode,
+            told_tx,
             byte_count,
             psb_owed,
             buffer,
@@ -225,10 +229,8 @@ fn restore_registers(
                     .with_filter_en(status.filter_en());
                 let rule = if status.trigger_en() && (status.error() || status.stopped()) {
                     "TriggerEn, and Error or Stopped (33.2.6.2)"
-                } else if status.filter_en() && !status.trigger_en() {
-                    "FilterEn without TriggerEn (33.2.6.5)"
-                } else if (status.trigger_en() || status.context_en()) && !trace_en {
-                    "TriggerEn or ContextEn without TraceEn (33.2.6)"
+                } else if value & 7 != 0 && !trace_en {
+                    "TriggerEn, ContextEn or FilterEn without TraceEn (33.2.6)"
                 } else {
                     continue;
                 };

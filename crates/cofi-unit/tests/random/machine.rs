@@ -86,14 +86,11 @@ impl Machine {
             assert!(!status.stopped(), "TriggerEn and Stopped");
             assert!(!status.error(), "TriggerEn and Error");
         }
+        // The processor need not update ContextEn and FilterEn when TriggerEn is 0 (33.2.6.3, 33.2.6.5); but clearing TraceEn clears
+        // all of them.
         assert!(
-            !status.filter_en() || status.trigger_en(),
-            "FilterEn without TriggerEn"
-        );
-        // The processor does not update ContextEn when TriggerEn is 0 (33.2.6.3).
-        assert!(
-            !status.context_en() || ctl.trace_en(),
-            "ContextEn without TraceEn"
+            !(status.context_en() || status.filter_en()) || ctl.trace_en(),
+            "ContextEn or FilterEn without TraceEn"
         );
         if self.unit.packet_en() {
             let all = status.trigger_en() && status.context_en() && status.filter_en();
