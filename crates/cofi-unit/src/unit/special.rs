@@ -126,6 +126,7 @@ impl Unit {
         if self.regs.ctl.trace_en() {
             return;
         }
+        self.stale = self.current_registers();
         self.regs.ctl = self.regs.ctl.with_trace_en(true);
         let status = self.regs.status;
         if status.error() || status.stopped() {
