@@ -300,7 +300,38 @@ impl Unit {
     }
 
     /// An instruction that is no far transfer retired.
+    #[inline]
     pub fn retire(&mut self, client: &mut impl Client, insn: Retired) {
+        if !self.regs.status.trigger_en() {
+            return;
+        }
+        // Most instructions are among these, and do no more than this.
+        match insn.branch {
+            Branch::Conditional(target) if self.has_room_for_result() && self.is_quiet(client) => {
+                self.tnt.push(1, target.is_some().into());
+            }
+            Branch::None | Branch::DirectJump(_) if self.is_quiet(client) => {}
+            _ => self.retire_whole(client, insn),
+        }
+    }
+
+    /// Whether a TNT result is put to those that wait, and makes no packet.
+    #[inline]
+    fn has_room_for_result(&self) -> bool {
+        !self.tnt.has(self.tnt_size() - 1) && !(self.tnt.is_empty() && self.regs.ctl.cyc_en())
+    }
+
+    /// Whether nothing is due at the present time, in code that is traced.
+    #[inline]
+    fn is_quiet(&self, client: &mut impl Client) -> bool {
+        self.cached.plain
+            && self.packet_en()
+            && !self.psb_due()
+            && self.timing.is_quiet(client.now(), self.regs.ctl)
+    }
+
+    #[inline(never)]
+    fn retire_whole(&mut self, client: &mut impl Client, insn: Retired) {
         if !self.begin(client, insn.at.ip) {
             return;
         }
