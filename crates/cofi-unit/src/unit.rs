@@ -318,7 +318,9 @@ impl Unit {
     /// Whether a TNT result is put to those that wait, and makes no packet.
     #[inline]
     fn has_room_for_result(&self) -> bool {
-        !self.tnt.has(self.tnt_size() - 1) && !(self.tnt.is_empty() && self.regs.ctl.cyc_en())
+        let is_last = self.tnt.has(self.tnt_size() - 1);
+        let may_want_cyc = self.tnt.is_empty() && self.regs.ctl.cyc_en();
+        !(is_last || may_want_cyc)
     }
 
     /// Whether nothing is due at the present time, in code that is traced.
