@@ -3,6 +3,7 @@
 use crate::client::Clock;
 use crate::event::GuestTsc;
 use crate::spec::{CrystalRatio, Ctl};
+use crate::state::{Reader, RestoreError, Writer};
 use cofi_packet::intel::{Packet, Uint};
 use core::ops::Range;
 
@@ -122,6 +123,33 @@ impl Timing {
         self.cyc_origin = clock.cycles;
         (self.cyc_sent, self.cyc_owed) = (true, false);
         Some(cycles)
+    }
+}
+
+impl Timing {
+    pub(crate) fn save(&self, writer: &mut Writer) {
+        // The span follows from the count, when time is looked at next.
+        let Self {
+            mtc_count,
+            mtc_span: _,
+            cyc_origin,
+            cyc_sent,
+            cyc_owed,
+        } = *self;
+        writer.u64(mtc_count);
+        writer.u64(cyc_origin);
+        writer.bool(cyc_sent);
+        writer.bool(cyc_owed);
+    }
+
+    pub(crate) fn restore(reader: &mut Reader<'_>) -> Result<Self, RestoreError> {
+        Ok(Self {
+            mtc_count: reader.u64("the MTC count")?,
+            mtc_span: (0, 0),
+            cyc_origin: reader.u64("the origin of the cycle counter")?,
+            cyc_sent: reader.bool("CYC sent")?,
+            cyc_owed: reader.bool("CYC owed")?,
+        })
     }
 }
 

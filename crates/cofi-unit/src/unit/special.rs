@@ -101,7 +101,8 @@ impl Unit {
         }
         self.enter(rsm.to.context);
         self.configure();
-        if rsm.trace_en {
+        // SMRAM can hold what SMI delivery never saved: TraceEn on a processor that has none stays 0.
+        if rsm.trace_en && self.caps.supported {
             let mut new = self.regs;
             new.ctl = new.ctl.with_trace_en(true);
             let event = ControlEvent::new(CfeType::RSM, None);
@@ -131,6 +132,7 @@ impl Unit {
         if self.regs.ctl.trace_en() {
             return;
         }
+        self.stale = self.current_registers();
         self.regs.ctl = self.regs.ctl.with_trace_en(true);
         let status = self.regs.status;
         if status.error() || status.stopped() {
