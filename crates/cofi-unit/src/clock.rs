@@ -133,11 +133,13 @@ impl Timing {
             mtc_count,
             mtc_span: _,
             cyc_origin,
+            carried,
             cyc_sent,
             cyc_owed,
         } = *self;
         writer.u64(mtc_count);
         writer.u64(cyc_origin);
+        writer.u64(carried);
         writer.bool(cyc_sent);
         writer.bool(cyc_owed);
     }
@@ -147,6 +149,7 @@ impl Timing {
             mtc_count: reader.u64("the MTC count")?,
             mtc_span: (0, 0),
             cyc_origin: reader.u64("the origin of the cycle counter")?,
+            carried: reader.u64("the cycle counter when tracing ended")?,
             cyc_sent: reader.bool("CYC sent")?,
             cyc_owed: reader.bool("CYC owed")?,
         })

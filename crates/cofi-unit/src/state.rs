@@ -9,11 +9,11 @@
 //! | the registers of 33.2.8, in the order of [`crate::spec::msr::ALL`]; zero where the processor has none | 13 × 8 |
 //! | context: CPL, CR3, PAE, mode, base of CS, RFLAGS.IF, in a transaction, enclave | 1, 8, 1, 1, 8, 1, 1, 1 |
 //! | VMX: in operation, non-root, conceal, TSC multiplier, TSC offset, VMCS pointer | 1, 1, 1, 8, 8, optional 8 |
-//! | core:bus ratio, asleep, waiting for SIPI, PSB owed, no IP since the last PSB | 1, 1, 1, 1, 1 |
+//! | core:bus ratio, asleep, waiting for SIPI, PSB owed, PSB owed in context, no IP since the last PSB | 1, 1, 1, 1, 1, 1 |
 //! | in an authenticated code module: TraceEn and FilterEn before it | optional 1, 1 |
 //! | told to the reader: mode and RFLAGS.IF; in a transaction | optional 1, 1; 1 |
 //! | Last IP; packet bytes since the last PSB | 8, 8 |
-//! | MTC count; origin of the cycle counter; CYC sent; CYC owed | 8, 8, 1, 1 |
+//! | MTC count; origin of the cycle counter, its count when tracing ended; CYC sent; CYC owed | 8, 8, 8, 1, 1 |
 //! | TNT results: a stop bit, below it the results, the youngest in bit 0 | 8 |
 //! | deferred TIPs: count, targets, the oldest first | 1, n × 8 |
 //! | return addresses: count, addresses, the oldest first | 1, n × 8 |

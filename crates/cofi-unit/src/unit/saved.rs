@@ -49,6 +49,7 @@ impl Unit {
             told_tx,
             byte_count,
             psb_owed,
+            psb_in_context,
             buffer,
             stale,
             cached: _,
@@ -61,7 +62,7 @@ impl Unit {
         save_context(writer, context);
         save_vmx(writer, vmx);
         writer.u8(*ratio);
-        for flag in [asleep, waiting, psb_owed, is_first_ip] {
+        for flag in [asleep, waiting, psb_owed, psb_in_context, is_first_ip] {
             writer.bool(*flag);
         }
         writer.option(*acm, |writer, (trace_en, filter_en)| {
@@ -117,6 +118,7 @@ impl Unit {
         let asleep = reader.bool("asleep")?;
         let waiting = reader.bool("waiting for SIPI")?;
         let psb_owed = reader.bool("PSB owed")?;
+        let psb_in_context = reader.bool("PSB owed in context")?;
         let is_first_ip = reader.bool("no IP since the last PSB")?;
         let acm = reader.option("authenticated code", |reader| {
             let trace_en = reader.bool("TraceEn before authenticated code")?;
@@ -168,6 +170,7 @@ impl Unit {
             told_tx,
             byte_count,
             psb_owed,
+            psb_in_context,
             buffer,
             stale,
             cached: Cached::default(),
