@@ -242,7 +242,7 @@ impl Unit {
     }
 
     /// The overflow is resolved: OVF, a FUP where PacketEn is set, and what else was lost that a reader must know.
-    fn resolve(&mut self, client: &mut impl Client, ip: Option<Ip>) {
+    pub(super) fn resolve(&mut self, client: &mut impl Client, ip: Option<Ip>) {
         let Some(buffer) = &mut self.buffer else {
             return;
         };

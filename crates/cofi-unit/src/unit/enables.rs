@@ -49,6 +49,10 @@ impl Unit {
         let context = self.context_enabled(&self.context);
         self.regs.status = self.regs.status.with_context_en(context);
         let pending = self.regs.ctl.inject() && self.regs.status.pend_psb();
+        if self.is_overflowing() {
+            // It began before an authenticated code module.
+            self.resolve(client, None);
+        }
         // MODE.TSX stands in PSB+ only, when a transaction has ended or begun meanwhile.
         let tx = self.told_tx != self.context.in_tx;
         self.psb_owed |= core::mem::take(&mut self.psb_in_context);
@@ -110,6 +114,7 @@ impl Unit {
         self.byte_count = self.regs.status.packet_byte_cnt();
         self.tnt = Default::default();
         self.deferred.clear();
+        self.returns.clear();
         self.configure();
     }
 

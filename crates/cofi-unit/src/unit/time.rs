@@ -142,6 +142,7 @@ impl Unit {
             if self.buffer.is_some() {
                 self.drain_until(client, now, None);
             }
+            self.tell_wraps(client, now);
             self.timing.resume(now, self.regs.ctl, self.caps.crystal);
             self.resync_time(client);
         }
