@@ -6,7 +6,6 @@ use cofi_insn::CodeSource;
 use cofi_law::machine::{Code, Features, Record, Setup, run};
 use cofi_packet::Ip;
 use cofi_packet::intel::{LastIp, Packet, Packets, TsxState};
-use cofi_unit::{Capabilities, Ctl, Implementation, InternalBuffer, IpCompression, TntForm};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -32,55 +31,19 @@ prop_compose! {
         steps in 1_usize..4000,
         features in prop_oneof![Just(u32::MAX), any::<u32>()],
         overflows in any::<bool>(),
-        [cyc, tsc, mtc, deferred, os, user, filter, wide] in prop::array::uniform8(any::<bool>()),
-        tnt in prop_oneof![Just(TntForm::Short), Just(TntForm::Long), Just(TntForm::Both)],
-        ip_compression in prop_oneof![
-            Just(IpCompression::Shortest), Just(IpCompression::AgainstZero), Just(IpCompression::Off)
-        ],
-        size in 64_u32..4000,
-        drain_bytes in 1_u32..40,
-        psb_freq in 0_u64..3,
-        cycle_counter_bits in proptest::option::of(6_u8..20),
     ) -> Setup {
         let mut features = Features(features & Features::ALL.0);
         if !overflows {
             features.0 &= !Features::OVERFLOW.0;
         }
-        let ctl = Ctl(0)
-            .with_os(os || !user)
-            .with_user(user)
-            .with_branch_en(true)
-            .with_cyc_en(cyc)
-            .with_tsc_en(tsc)
-            .with_mtc_en(mtc)
-            .with_mtc_freq(3)
-            .with_psb_freq(psb_freq)
-            .with_event_en(wide)
-            .with_ptw_en(wide)
-            .with_pwr_evt_en(wide)
-            .with_cr3_filter(filter);
-        let choices = Implementation {
-            tnt,
-            deferred_tips: deferred,
-            ip_compression,
-            cycle_counter_bits,
-            buffer: features.has(Features::OVERFLOW).then_some(InternalBuffer {
-                size,
-                drain_bytes,
-                drain_cycles: 60,
-                resume_at: size / 2,
-            }),
-            ..Implementation::default()
-        };
-        let caps = Capabilities::default();
-        Setup { seed, steps, features, caps, choices, ctl }
+        Setup::random(seed, steps, features)
     }
 }
 
-fn decoder(record: &Record) -> FlowDecoder<'_, Source<'_>> {
+fn decoder<'r>(setup: &Setup, record: &'r Record) -> FlowDecoder<'r, Source<'r>> {
     let config = FlowConfig {
         tsc_art_ratio: (80, 1),
-        mtc_freq: 3,
+        mtc_freq: setup.ctl.mtc_freq() as u8,
         max_nonturbo_ratio: 20,
         // A MOV CR3 that clears ContextEn has no PIP before its TIP.PGD here, as Table 33-24 has it; with both CR3 and IP filtering, the
         // other order could not be told from a conditional branch that leaves the filter.
@@ -162,7 +125,7 @@ fn check(setup: &Setup) -> Result<(), TestCaseError> {
     let record = run(setup);
     let ovfs = overflows(&record.trace);
     prop_assert_eq!(ovfs.len(), record.resumed.len());
-    let mut decoder = decoder(&record);
+    let mut decoder = decoder(setup, &record);
     let mut told = BTreeMap::<&'static str, Vec<String>>::new();
     let (mut at, mut place) = (0, 0);
     let (mut space, mut in_tx) = (None, false);
