@@ -12,6 +12,8 @@ pub(super) const PAGE: &str = "docs/unit.md";
 const CORPUS: &str = "corpus/unit";
 /// The chapter's tables; every one has a row.
 const TABLES: std::ops::RangeInclusive<u32> = 1..=59;
+/// A table of rules begins so.
+const HEAD: &str = "| about | rule | where it is tested |";
 /// The fenced block that lists the chapter's sections begins so.
 const SECTIONS: &str = "```sections";
 /// How the third cell of a row begins where no test is named.
@@ -124,24 +126,29 @@ fn sections(page: &str) -> Result<Vec<String>, String> {
     Ok(sections)
 }
 
-/// The rows of the page's tables that are about a section, a table or an example of the chapter.
+/// The rows of the page's tables of rules: those that begin with [`HEAD`].
 fn rows(page: &str) -> Vec<Row> {
-    page.lines()
-        .filter_map(|line| {
-            let line = line.trim().strip_prefix('|')?.strip_suffix('|')?;
-            let cells: Vec<_> = line.split(" | ").map(str::trim).collect();
-            let [about, _, tests] = cells[..] else {
-                return None;
-            };
-            let is_row = ["33.", "Table ", "Example "]
-                .iter()
-                .any(|begin| about.starts_with(begin));
-            is_row.then(|| Row {
-                about: about.to_owned(),
-                tests: tests.to_owned(),
-            })
-        })
-        .collect()
+    let mut rows = Vec::new();
+    let mut in_rules = false;
+    for line in page.lines().map(str::trim) {
+        if line == HEAD {
+            in_rules = true;
+            continue;
+        }
+        in_rules &= line.starts_with('|');
+        if !in_rules || line.starts_with("|--") {
+            continue;
+        }
+        let line = line.trim_start_matches("| ").trim_end_matches(" |");
+        let mut cells = line.split(" | ");
+        let about = cells.next().unwrap_or_default();
+        let tests = cells.nth(1).unwrap_or_default();
+        rows.push(Row {
+            about: about.trim().to_owned(),
+            tests: tests.trim().to_owned(),
+        });
+    }
+    rows
 }
 
 /// `cofi_crate::module::test_name`: a path whose last part is a function's name.
@@ -223,6 +230,9 @@ mod tests {
     /// A page without faults.
     fn page() -> String {
         let mut page = "```sections\n33.1 33.2.1\n```\n\
+            | 33.9 | In no table of rules. | |\n\n\
+            | about | rule | where it is tested |\n\
+            |---|---|---|\n\
             | 33.1 | A rule. | `rule-a.toml`, `rule-b.toml` |\n\
             | 33.2.1, Example 33-1, Example 33-2 | Another. | `cofi_unit::output::tests::stop` |\n\
             | 33.2.1 | More. | `cofi_unit::xsave::tests::places` |\n\
