@@ -5,7 +5,7 @@ use cofi_flow::{ControlEvent, Event, FlowConfig, FlowDecoder, Item};
 use cofi_insn::CodeSource;
 use cofi_law::machine::{Code, Features, Record, Setup, run};
 use cofi_packet::Ip;
-use cofi_packet::intel::{LastIp, Packet, Packets, TsxState};
+use cofi_packet::intel::{Kind, LastIp, Packet, Packets, TsxState};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -180,10 +180,11 @@ fn check(setup: &Setup) -> Result<(), TestCaseError> {
                     around(&record.trace, decoder.offset().0)
                 )));
             }
-            Item::Event(Event::Overflow { .. }) => {
+            Item::Event(Event::Overflow { ip }) => {
                 let seen = ovfs.partition_point(|ovf| *ovf <= decoder.offset().0);
                 prop_assert!(seen > 0, "an overflow that is none");
-                let resumed = record.resumed[seen - 1];
+                let (on, off) = record.resumed[seen - 1];
+                let resumed = if ip.is_some() { on } else { off };
                 prop_assert!(at <= resumed, "item {}: step {} of {}", place, at, resumed);
                 at = resumed;
             }
@@ -230,11 +231,94 @@ fn check(setup: &Setup) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Time never runs backwards, and the true time of every instruction lies within what the decoder states.
+fn check_time(setup: &Setup) -> Result<(), TestCaseError> {
+    let record = run(setup);
+    let mut truth = record.truth.iter();
+    let mut decoder = decoder(setup, &record);
+    let mut last = 0;
+    while let Some(item) = decoder.next() {
+        let Item::Insn(insn) = item else { continue };
+        let Some(step) = truth.next() else { break };
+        prop_assert_eq!(insn.ip, step.ip);
+        let Some(time) = decoder.time() else { continue };
+        let (now, off) = (time.tsc.0, time.uncertainty);
+        let within = now.saturating_sub(off)..=now.saturating_add(off);
+        if now < last || !within.contains(&step.tsc.0) {
+            return Err(TestCaseError::fail(format!(
+                "{step:?} is not within {time:?}, or that is before {last}\n{}",
+                around(&record.trace, decoder.offset().0)
+            )));
+        }
+        last = now;
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_the_unit_emits_the_decoder_recovers(setup in setups()) {
         check(&setup)?;
+    }
+
+    #[test]
+    fn decoded_time_is_monotonic_and_within_its_bound(mut setup in setups()) {
+        // Without overflows, whose gaps are not counted here.
+        setup.features.0 &= !Features::OVERFLOW.0;
+        setup.choices.buffer = None;
+        setup.ctl = setup.ctl.with_tsc_en(true);
+        check_time(&setup)?;
+    }
+
+    /// Without TNTs there is no flow; but whatever the decoder makes of such a trace, it comes to an end.
+    #[test]
+    fn traces_without_tnts_are_read_to_their_end(mut setup in setups()) {
+        setup.caps.tnt_disable = true;
+        setup.ctl = setup.ctl.with_dis_tnt(true);
+        let record = run(&setup);
+        let tnts = Packets::new(&record.trace)
+            .map(|item| item.expect("the unit writes packets only").packet().kind())
+            .filter(|kind| matches!(kind, Kind::Tnt8 | Kind::Tnt64))
+            .count();
+        prop_assert_eq!(tnts, 0);
+        let items = decoder(&setup, &record).count();
+        prop_assert!(items <= 40 * (record.trace.len() + record.truth.len() + 1), "{}", items);
+    }
+}
+
+/// The generator reaches what the law is about; a law over empty traces would hold, too.
+#[test]
+fn the_generator_covers_every_packet() {
+    let mut seen = BTreeMap::new();
+    let (mut steps, mut told) = (0, BTreeMap::<&str, usize>::new());
+    for seed in 0..150 {
+        let mut features = Features::ALL;
+        if seed % 2 == 0 {
+            features.0 &= !Features::OVERFLOW.0;
+        }
+        let record = run(&Setup::random(seed, 3000, features));
+        steps += record.truth.len();
+        for (kind, list) in record.told {
+            *told.entry(kind).or_default() += list.len();
+        }
+        for item in Packets::new(&record.trace) {
+            let kind = item.expect("the unit writes packets only").packet().kind();
+            *seen.entry(kind).or_insert(0) += 1;
+        }
+    }
+    println!("{steps} {seen:?} {told:?}");
+    assert!(steps > 100_000, "{steps} instructions");
+    // PAD, MNT, unknown MODE leaves and TRIG are no packets of this unit.
+    let never = [Kind::Pad, Kind::Mnt, Kind::Mode, Kind::Trig];
+    for kind in Kind::ALL.iter().filter(|kind| !never.contains(kind)) {
+        assert!(
+            seen.get(kind).is_some_and(|n| *n > 20),
+            "{kind:?}: {seen:?}"
+        );
+    }
+    for kind in ["ptwrite", "tsx", "stop", "power", "event", "data"] {
+        assert!(told.get(kind).is_some_and(|n| *n > 20), "{kind}: {told:?}");
     }
 }

@@ -82,10 +82,10 @@ fn encoding(rng: &mut Rng, bitmap: u16, most: usize) -> u64 {
 
 fn configuration(rng: &mut Rng, caps: &Capabilities) -> Ctl {
     let mut flag = || rng.one_in(2);
-    let user = flag();
+    let (user, both) = (flag(), flag());
     let mut ctl = Ctl(0)
-        .with_user(user)
-        .with_os(flag() || !user)
+        .with_user(user || both)
+        .with_os(!user || both)
         .with_branch_en(true)
         .with_tsc_en(flag())
         .with_dis_retc(flag())
@@ -95,7 +95,7 @@ fn configuration(rng: &mut Rng, caps: &Capabilities) -> Ctl {
         .with_ptw_en(flag())
         .with_fup_on_ptw(flag())
         .with_pwr_evt_en(flag())
-        .with_cr3_filter(flag())
+        .with_cr3_filter(flag() && flag())
         .with_inject(flag());
     ctl = ctl
         .with_mtc_freq(encoding(rng, caps.mtc_periods, 8))
@@ -126,7 +126,7 @@ fn choices(rng: &mut Rng, features: Features) -> Implementation {
         buffer: features.has(Features::OVERFLOW).then(|| InternalBuffer {
             size,
             drain_bytes: 1 + rng.below(40) as u32,
-            drain_cycles: 60,
+            drain_cycles: [60, 1000, 20_000][rng.below(3)],
             resume_at: rng.below(size as usize) as u32,
         }),
     }
