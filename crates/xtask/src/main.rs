@@ -13,7 +13,7 @@ const USAGE: &str = "\
 usage: cargo xtask CHORE
 
   deps    check that the crates depend on each other only as ARCHITECTURE.md says
-  tidy    check module docs, file lengths and the names in ARCHITECTURE.md
+  tidy    check module docs, file lengths, the names in ARCHITECTURE.md, and docs/unit.md
   exam    record real programs and compare every decoder with the truth, address by address
           [--only PROGRAM]... [--config NAME]... [--cofi PATH] [--keep FOLDER] [--jobs N] [--list];
           then the part below, unless a program or configuration is asked for
