@@ -113,6 +113,10 @@ impl Unit {
 
     /// An authenticated code module is set up: silence (33.2.9.6).
     pub(super) fn acm_begin(&mut self, client: &mut impl Client) {
+        if self.acm.is_some() {
+            return;
+        }
+        self.begin_anywhere(client);
         self.acm = Some((self.regs.ctl.trace_en(), self.regs.status.filter_en()));
         if self.regs.ctl.trace_en() {
             // An overflow goes on: where it is resolved a FUP must tell the place, as no TIP.PGE follows.

@@ -122,6 +122,8 @@ impl Unit {
                 GuestTsc::default()
             };
             let clock = client.packet_time(Kind::Tsc);
+            // What comes behind a TSC is younger.
+            self.tell_wraps(client, clock);
             let (tsc, tma) = tsc_tma(clock, guest, ctl, self.caps.crystal);
             self.emit_eligible(client, tsc);
             if let Some(tma) = tma {
@@ -142,7 +144,6 @@ impl Unit {
             if self.buffer.is_some() {
                 self.drain_until(client, now, None);
             }
-            self.tell_wraps(client, now);
             self.timing.resume(now, self.regs.ctl, self.caps.crystal);
             self.resync_time(client);
         }
