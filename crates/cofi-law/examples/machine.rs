@@ -1,0 +1,247 @@
+//! Writes traces of random machines with the truth beside them, for decoders that know nothing of this project.
+//!
+//! ```text
+//! machine FIRST COUNT STEPS FOLDER [WITHOUT]...
+//! ```
+//!
+//! For each seed from FIRST on, a folder of that name: `trace.pt`, the packets; `code-ADDRESS.bin`, each program; and `record.txt`,
+//! a line for everything else that must be known. A line of it is one of
+//!
+//! ```text
+//! code ADDRESS BITS FILE      a program
+//! step ADDRESS BITS TX        an executed instruction that the trace must show; TX: 1 in a transaction
+//! resumed N                   an overflow, and the step that the trace shows first after it
+//! told KIND WORDS             what else the trace must tell
+//! setup WORDS                 how the machine was traced, to be read by people
+//! ```
+//!
+//! WITHOUT names what is kept out of it: a kind of event or a choice of the processor (see `NAMES` and `CHOICES`). The rest of what
+//! a seed gives stays the same.
+
+use cofi_law::Rng;
+use cofi_law::machine::{Code, Features, Insn, Kind, Record, Setup, run};
+use cofi_packet::ExecMode;
+use cofi_unit::{Capabilities, Ctl, Implementation, InternalBuffer, IpCompression, ReturnStack, TntForm};
+use std::collections::HashMap;
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// What happens on a machine.
+const NAMES: [(&str, Features); 16] = [
+    ("interrupts", Features::INTERRUPTS),
+    ("toggles", Features::TOGGLES),
+    ("spaces", Features::SPACES),
+    ("transactions", Features::TRANSACTIONS),
+    ("power", Features::POWER),
+    ("ptwrite", Features::PTWRITE),
+    ("pebs", Features::PEBS),
+    ("vmx", Features::VMX),
+    ("smm", Features::SMM),
+    ("enclaves", Features::ENCLAVES),
+    ("init", Features::INIT),
+    ("acm", Features::ACM),
+    ("ranges", Features::RANGES),
+    ("overflow", Features::OVERFLOW),
+    ("flags", Features::FLAGS),
+    ("modes", Features::MODES),
+];
+
+/// What the processor may choose or have, and how to take it away.
+const CHOICES: [(&str, fn(&mut Setup)); 7] = [
+    ("ret-compression", |setup| {
+        setup.ctl = setup.ctl.with_dis_retc(true);
+    }),
+    ("event-trace", |setup| {
+        setup.caps.event_trace = false;
+        setup.ctl = setup.ctl.with_event_en(false);
+    }),
+    ("deferred-tips", |setup| setup.choices.deferred_tips = false),
+    ("long-tnt", |setup| setup.choices.tnt = TntForm::Short),
+    ("cr3-filter", |setup| {
+        setup.ctl = setup.ctl.with_cr3_filter(false);
+    }),
+    ("cycles", |setup| setup.ctl = setup.ctl.with_cyc_en(false)),
+    ("inject", |setup| setup.caps.psb_pmi_preservation = false),
+];
+
+/// The step from which on a decoder may lose its way that pops its stack of return addresses only for compressed RETs, and not for all.
+fn lost_without_pops(record: &Record) -> Option<usize> {
+    let insns: HashMap<u64, (&Code, Insn)> = record
+        .codes
+        .iter()
+        .flat_map(|code| code.insns.iter().map(move |insn| (code, *insn)))
+        .map(|(code, insn)| (insn.ip.0, (code, insn)))
+        .collect();
+    let (mut right, mut wrong) = (ReturnStack::new(), ReturnStack::new());
+    for (at, step) in record.truth.iter().enumerate() {
+        let (code, insn) = insns[&step.ip.0];
+        let next = insn.ip.wrapping_add(insn.len.into());
+        match insn.kind {
+            Kind::Call(to) if code.insns[to].ip == next => {}
+            Kind::Call(_) | Kind::IndirectCall => {
+                right.push(next);
+                wrong.push(next);
+            }
+            Kind::Return => {
+                let (expected, theirs) = (right.pop(), wrong.expected());
+                if expected.is_some() && expected != theirs {
+                    return Some(at + 1);
+                }
+                // An interrupt may hide that it went there: then the next RET seems to be the one.
+                if expected == record.truth.get(at + 1).map(|step| step.ip) {
+                    wrong.pop();
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The machine that belongs to a seed.
+fn setup(seed: u64, steps: usize) -> Setup {
+    let mut rng = Rng::new(!seed);
+    let mut features = Features::ALL;
+    // Half of the machines do everything.
+    if rng.one_in(2) {
+        features.0 &= rng.next_u64() as u32;
+    }
+    if rng.one_in(2) {
+        features.0 &= !Features::OVERFLOW.0;
+    }
+    let user = rng.one_in(2);
+    let wide = rng.one_in(2);
+    let mut flip = || rng.one_in(2);
+    let mut ctl = Ctl(0)
+        .with_os(flip() || !user)
+        .with_user(user)
+        .with_branch_en(true)
+        .with_cyc_en(flip())
+        .with_tsc_en(flip())
+        .with_mtc_en(flip())
+        .with_mtc_freq(3)
+        .with_event_en(wide)
+        .with_ptw_en(wide)
+        .with_pwr_evt_en(wide)
+        .with_cr3_filter(flip());
+    let deferred_tips = flip();
+    ctl = ctl.with_psb_freq(rng.below(3) as u64);
+    let size = 64 + rng.below(4000) as u32;
+    let choices = Implementation {
+        tnt: [TntForm::Short, TntForm::Long, TntForm::Both][rng.below(3)],
+        deferred_tips,
+        ip_compression: [
+            IpCompression::Shortest,
+            IpCompression::AgainstZero,
+            IpCompression::Off,
+        ][rng.below(3)],
+        cycle_counter_bits: rng.one_in(2).then(|| 6 + rng.below(14) as u8),
+        buffer: features.has(Features::OVERFLOW).then_some(InternalBuffer {
+            size,
+            drain_bytes: 1 + rng.below(40) as u32,
+            drain_cycles: 60,
+            resume_at: size / 2,
+        }),
+        ..Implementation::default()
+    };
+    Setup {
+        seed,
+        steps,
+        features,
+        caps: Capabilities::default(),
+        choices,
+        ctl,
+    }
+}
+
+/// Takes something away; whether there is such a thing.
+fn restrict(setup: &mut Setup, without: &str) -> bool {
+    if let Some((_, feature)) = NAMES.iter().find(|(name, _)| *name == without) {
+        setup.features.0 &= !feature.0;
+        if *feature == Features::OVERFLOW {
+            setup.choices.buffer = None;
+        }
+        return true;
+    }
+    let choice = CHOICES.iter().find(|(name, _)| *name == without);
+    if let Some((_, take)) = choice {
+        take(setup);
+    }
+    choice.is_some()
+}
+
+const fn bits(mode: ExecMode) -> u32 {
+    match mode {
+        ExecMode::Bits16 => 16,
+        ExecMode::Bits32 => 32,
+        ExecMode::Bits64 => 64,
+    }
+}
+
+fn write(folder: &Path, setup: &Setup, record: &Record) -> Result<(), Box<dyn Error>> {
+    std::fs::create_dir_all(folder)?;
+    std::fs::write(folder.join("trace.pt"), &record.trace)?;
+    let mut text = format!(
+        "setup {:?} {:?} {:?}\n",
+        setup.features, setup.ctl, setup.choices
+    );
+    for code in &record.codes {
+        let base = code.insns[0].ip;
+        let file = format!("code-{:x}.bin", base.0);
+        std::fs::write(folder.join(&file), code.bytes_at(base))?;
+        writeln!(text, "code {:#x} {} {file}", base.0, bits(code.mode))?;
+        for insn in &code.insns {
+            if matches!(insn.kind, Kind::Uiret | Kind::Enclave) {
+                writeln!(text, "kind {:?} {:#x} {}", insn.kind, insn.ip.0, insn.len)?;
+            }
+        }
+    }
+    for step in &record.truth {
+        let (ip, bits, tx) = (step.ip.0, bits(step.mode), u8::from(step.in_tx));
+        writeln!(text, "step {ip:#x} {bits} {tx}")?;
+    }
+    if let Some(at) = lost_without_pops(record) {
+        writeln!(text, "pops {at}")?;
+    }
+    for step in &record.resumed {
+        writeln!(text, "resumed {step}")?;
+    }
+    for (kind, list) in &record.told {
+        for words in list {
+            writeln!(text, "told {kind} {words}")?;
+        }
+    }
+    std::fs::write(folder.join("record.txt"), text)?;
+    Ok(())
+}
+
+fn act(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let [first, count, steps, folder, without @ ..] = arguments else {
+        return Err("usage: machine FIRST COUNT STEPS FOLDER [WITHOUT]...".into());
+    };
+    let (first, count, steps): (u64, u64, usize) = (first.parse()?, count.parse()?, steps.parse()?);
+    for seed in first..first + count {
+        let mut setup = setup(seed, steps);
+        for name in without {
+            if !restrict(&mut setup, name) {
+                return Err(format!("{name}: there is no such thing to leave out").into());
+            }
+        }
+        let record = run(&setup);
+        write(&Path::new(folder).join(seed.to_string()), &setup, &record)?;
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match act(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("machine: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
