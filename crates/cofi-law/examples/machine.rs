@@ -19,14 +19,19 @@
 //! a seed gives stays the same.
 
 use cofi_law::Rng;
-use cofi_law::machine::{Code, Features, Insn, Kind, Record, Setup, run};
+use cofi_law::machine::{Code, Features, Insn, Kind, Record, Setup, Step, run};
 use cofi_packet::ExecMode;
-use cofi_unit::{Capabilities, Ctl, Implementation, InternalBuffer, IpCompression, ReturnStack, TntForm};
+use cofi_unit::{
+    Capabilities, Ctl, Implementation, InternalBuffer, IpCompression, ReturnStack, TntForm,
+};
 use std::collections::HashMap;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
+
+/// All instructions, with their programs.
+type Insns<'r> = HashMap<u64, (&'r Code, Insn)>;
 
 /// What happens on a machine.
 const NAMES: [(&str, Features); 16] = [
@@ -52,6 +57,14 @@ const NAMES: [(&str, Features); 16] = [
 const CHOICES: [(&str, fn(&mut Setup)); 7] = [
     ("ret-compression", |setup| {
         setup.ctl = setup.ctl.with_dis_retc(true);
+        // A machine that is configured anew may turn it on.
+        let anew = [
+            Features::TOGGLES,
+            Features::RANGES,
+            Features::ACM,
+            Features::VMX,
+        ];
+        setup.features.0 &= !anew.iter().fold(0, |all, feature| all | feature.0);
     }),
     ("event-trace", |setup| {
         setup.caps.event_trace = false;
@@ -66,33 +79,24 @@ const CHOICES: [(&str, fn(&mut Setup)); 7] = [
     ("inject", |setup| setup.caps.psb_pmi_preservation = false),
 ];
 
-/// The step from which on a decoder may lose its way that pops its stack of return addresses only for compressed RETs, and not for all.
-fn lost_without_pops(record: &Record) -> Option<usize> {
-    let insns: HashMap<u64, (&Code, Insn)> = record
-        .codes
-        .iter()
-        .flat_map(|code| code.insns.iter().map(move |insn| (code, *insn)))
-        .map(|(code, insn)| (insn.ip.0, (code, insn)))
-        .collect();
-    let (mut right, mut wrong) = (ReturnStack::new(), ReturnStack::new());
-    for (at, step) in record.truth.iter().enumerate() {
+/// The step from which on a decoder may be lost that pops its stack of return addresses only for compressed RETs, and not for all.
+fn pops(insns: &Insns<'_>, truth: &[Step]) -> Option<usize> {
+    let mut stack = ReturnStack::new();
+    let mut differs = false;
+    for (at, step) in truth.iter().enumerate() {
         let (code, insn) = insns[&step.ip.0];
         let next = insn.ip.wrapping_add(insn.len.into());
         match insn.kind {
             Kind::Call(to) if code.insns[to].ip == next => {}
-            Kind::Call(_) | Kind::IndirectCall => {
-                right.push(next);
-                wrong.push(next);
-            }
+            Kind::Call(_) | Kind::IndirectCall => stack.push(next),
             Kind::Return => {
-                let (expected, theirs) = (right.pop(), wrong.expected());
-                if expected.is_some() && expected != theirs {
+                let expected = stack.pop();
+                if differs && expected.is_some() {
                     return Some(at + 1);
                 }
-                // An interrupt may hide that it went there: then the next RET seems to be the one.
-                if expected == record.truth.get(at + 1).map(|step| step.ip) {
-                    wrong.pop();
-                }
+                // It went elsewhere, or to where an interrupt was taken at once.
+                let target = truth.get(at + 1).map(|step| step.ip);
+                differs |= expected.is_some() && expected != target;
             }
             _ => {}
         }
@@ -141,7 +145,7 @@ fn setup(seed: u64, steps: usize) -> Setup {
         buffer: features.has(Features::OVERFLOW).then_some(InternalBuffer {
             size,
             drain_bytes: 1 + rng.below(40) as u32,
-            drain_cycles: 60,
+            drain_cycles: [60, 1000, 10_000][rng.below(3)],
             resume_at: size / 2,
         }),
         ..Implementation::default()
@@ -193,17 +197,26 @@ fn write(folder: &Path, setup: &Setup, record: &Record) -> Result<(), Box<dyn Er
         std::fs::write(folder.join(&file), code.bytes_at(base))?;
         writeln!(text, "code {:#x} {} {file}", base.0, bits(code.mode))?;
         for insn in &code.insns {
-            if matches!(insn.kind, Kind::Uiret | Kind::Enclave) {
-                writeln!(text, "kind {:?} {:#x} {}", insn.kind, insn.ip.0, insn.len)?;
-            }
+            let name = match insn.kind {
+                Kind::Uiret => "uiret",
+                Kind::Enclave if setup.features.has(Features::ENCLAVES) => "enclu",
+                _ => continue,
+            };
+            writeln!(text, "far {name} {:#x} {}", insn.ip.0, insn.len)?;
         }
     }
     for step in &record.truth {
         let (ip, bits, tx) = (step.ip.0, bits(step.mode), u8::from(step.in_tx));
         writeln!(text, "step {ip:#x} {bits} {tx}")?;
     }
-    if let Some(at) = lost_without_pops(record) {
-        writeln!(text, "pops {at}")?;
+    let insns: Insns<'_> = record
+        .codes
+        .iter()
+        .flat_map(|code| code.insns.iter().map(move |insn| (code, *insn)))
+        .map(|(code, insn)| (insn.ip.0, (code, insn)))
+        .collect();
+    if let Some(at) = pops(&insns, &record.truth).filter(|_| !setup.ctl.dis_retc()) {
+        writeln!(text, "cut uncompressed-ret {at}")?;
     }
     for step in &record.resumed {
         writeln!(text, "resumed {step}")?;
