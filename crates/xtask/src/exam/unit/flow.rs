@@ -169,22 +169,36 @@ impl<'r> Listening<'r> {
                     since.clear();
                     continue;
                 }
-                ["overflow", _] => {
-                    let Some(resumed) = record.resumed.get(overflows).filter(|n| at <= **n) else {
-                        return differs(format!("overflow {overflows} at step {at}"));
+                ["overflow", ip] => {
+                    let Some(resumed) = record.resumed.get(overflows) else {
+                        return differs(format!("overflow {overflows}"));
                     };
-                    at = *resumed;
+                    // It may be resolved as an instruction retires, which the record counts as one before it.
+                    let here = |at: usize| record.steps.get(at).is_some_and(|step| step.starts_with(&format!("{ip} ")));
+                    let before = resumed.saturating_sub(1);
+                    let resumed = if !here(*resumed) && here(before) { before } else { *resumed };
+                    if at > resumed {
+                        return differs(format!("overflow {overflows} at step {at}"));
+                    }
+                    at = resumed;
                     overflows += 1;
                     account.overflows += 1;
                 }
                 ["error", offset, what @ ..] => {
-                    let leaving = self.rules.holds("leaving-branch").filter(|_| {
-                        what == ["trace", "stream", "does", "not", "match", "query"]
+                    let what = what.join(" ");
+                    let leaving = || {
+                        what == "trace stream does not match query"
                             && since.is_empty()
                             && self.stands(last, JCC)
                             && offset.parse().is_ok_and(&leaves)
-                    });
-                    let Some(name) = leaving else {
+                    };
+                    let lost = || what == "bad status update" && since.last() == Some(&"overflow");
+                    let name = match () {
+                        () if leaving() => self.rules.holds("leaving-branch"),
+                        () if lost() => self.rules.holds("mode-after-overflow"),
+                        () => None,
+                    };
+                    let Some(name) = name else {
                         return differs(format!("step {at}"));
                     };
                     self.met.push(name);

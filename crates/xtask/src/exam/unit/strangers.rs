@@ -67,6 +67,11 @@ pub(super) const FLOW: &[Exclusion] = &[
         how: How::Rift,
         why: "a conditional branch that leaves the filter is a TIP.PGD without IP (33.4.2.5); libipt wants a TNT bit or the IP",
     },
+    Exclusion {
+        name: "mode-after-overflow",
+        how: How::Rift,
+        why: "a mode that changed while packets were lost is told by the PSB+ behind OVF and FUP; libipt wants the old one there",
+    },
 ];
 
 /// What is left out of the streams whose packets libipt reads.
