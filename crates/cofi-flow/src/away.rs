@@ -168,6 +168,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             return;
         }
         self.release_held(None);
+        if let (Flow::Fup(_), Some(mode)) = (flow, self.bound.mode) {
+            // Without BranchEn, a MODE.Exec that tells of RFLAGS.IF has a FUP of its own (33.4.2.8).
+            self.bound.mode = None;
+            self.set_mode(mode);
+            self.note_used();
+            return;
+        }
         match flow {
             Flow::Pge(Some(ip)) => {
                 // No return is compressed across this, but processors and decoders differ in whether they forget.
@@ -228,6 +235,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     }
                     PsbPlus::Complete(mut status) => {
                         self.returns.clear();
+                        // It tells the present state; what was to hold from the next TIP.PGE on is older.
+                        self.bound.tsx = self.bound.tsx.filter(|_| status.state.tsx.is_none());
                         status.state.mode = None;
                         self.apply_status(status);
                         self.resume_at = resume_at;

@@ -63,6 +63,8 @@ pub struct Unit {
     returns: ReturnStack,
     /// The mode and RFLAGS.IF that the stream has told, if it has.
     told_mode: Option<(ExecMode, bool)>,
+    /// The stream has told that a transaction is under way.
+    told_tx: bool,
     /// Packet bytes since the last PSB.
     byte_count: u64,
     /// A PSB+ is to begin the trace when TraceEn is set, whatever PacketByteCnt says: packets were lost, or state changed, meanwhile.
@@ -117,6 +119,7 @@ impl Unit {
             deferred: Deferred::new(),
             returns: ReturnStack::new(),
             told_mode: None,
+            told_tx: false,
             byte_count: 0,
             psb_owed: false,
             buffer: choices.buffer.map(Buffer::new),

@@ -117,6 +117,4 @@ pub struct Record {
     pub told: BTreeMap<&'static str, Vec<String>>,
     /// The programs.
     pub codes: Vec<Code>,
-    /// The decoder must know that ContextEn depends on CR3.
-    pub cr3_filter: bool,
 }

@@ -49,7 +49,9 @@ impl Unit {
         let context = self.context_enabled(&self.context);
         self.regs.status = self.regs.status.with_context_en(context);
         let pending = self.regs.ctl.inject() && self.regs.status.pend_psb();
-        if self.byte_count == 0 || !self.caps.psb_cyc || pending || self.psb_owed {
+        // MODE.TSX stands in PSB+ only, when a transaction has ended or begun meanwhile.
+        let tx = self.told_tx != self.context.in_tx;
+        if self.byte_count == 0 || !self.caps.psb_cyc || pending || self.psb_owed || tx {
             self.psb_plus(client, None);
         } else {
             self.resync_time(client);
@@ -120,12 +122,7 @@ impl Unit {
         if self.regs.ctl.inject() && self.psb_due() {
             self.regs.status = self.regs.status.with_pend_psb(true);
         }
-        self.regs.status = self
-            .regs
-            .status
-            .with_trigger_en(false)
-            .with_context_en(false)
-            .with_filter_en(false);
+        self.regs.status = self.regs.status.with_trigger_en(false);
         self.tnt = Default::default();
         self.deferred.clear();
         self.returns.clear();

@@ -164,7 +164,7 @@ impl Unit {
             } else {
                 TsxState::NotInTx
             };
-            self.emit_eligible(client, Packet::ModeTsx { tx });
+            self.mode_tsx(client, tx);
             if self.packet_en() {
                 self.fup(client, at.ip);
             }
@@ -180,8 +180,7 @@ impl Unit {
         }
         let before = self.packet_en();
         if self.tells_transactions() {
-            let tx = TsxState::Aborted;
-            self.emit_eligible(client, Packet::ModeTsx { tx });
+            self.mode_tsx(client, TsxState::Aborted);
             if before {
                 self.fup(client, from);
             }

@@ -111,11 +111,11 @@ impl Unit {
     /// MODE.Exec, unless the stream has told the same already (33.4.2.8 lets a repetition be suppressed). Whether it was sent.
     pub(super) fn mode_exec(&mut self, client: &mut impl Client) -> bool {
         let mode = self.context.mode;
-        // IF is told only by processors with Event Trace, and its changes only while that is enabled.
+        // IF is told only by processors with Event Trace. Changes of the mode count with BranchEn, those of IF with EventEn.
         let interrupt_flag = self.caps.event_trace && self.context.interrupt_flag;
-        let told = self.told_mode;
+        let (ctl, told) = (self.regs.ctl, self.told_mode);
         let is_told = told.is_some_and(|(told, flag)| {
-            told == mode && (flag == interrupt_flag || !self.regs.ctl.event_en())
+            (told == mode || !ctl.branch_en()) && (flag == interrupt_flag || !ctl.event_en())
         });
         if is_told {
             return false;

@@ -41,7 +41,7 @@ impl Unit {
             } else {
                 TsxState::NotInTx
             };
-            self.emit_eligible(client, Packet::ModeTsx { tx });
+            self.mode_tsx(client, tx);
         }
         if let Some(ip) = ip {
             self.mode_exec(client);
@@ -50,6 +50,13 @@ impl Unit {
         self.emit(client, Packet::PsbEnd);
         if self.regs.ctl.inject() && !self.is_overflowing() {
             self.regs.status = self.regs.status.with_pend_psb(false);
+        }
+    }
+
+    /// MODE.TSX (33.4.2.8).
+    pub(super) fn mode_tsx(&mut self, client: &mut impl Client, tx: TsxState) {
+        if self.emit_eligible(client, Packet::ModeTsx { tx }) {
+            self.told_tx = tx == TsxState::InTx;
         }
     }
 

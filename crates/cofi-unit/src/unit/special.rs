@@ -69,8 +69,7 @@ impl Unit {
                 let event = ControlEvent::new(CfeType::SMI, Some(from));
                 let mut transfer = Transfer::hidden(from, to).telling(event);
                 transfer.pip = Pip::Never;
-                // TraceEn is 0 afterwards, so ContextEn counts as it was.
-                transfer.to.context = self.context;
+                transfer.ends = true;
                 self.announce(client, &transfer);
                 if self.packet_en() {
                     self.pgd(client, None);

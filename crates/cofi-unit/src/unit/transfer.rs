@@ -55,6 +55,8 @@ pub(super) struct Transfer {
     pub(super) pip: Pip,
     /// It loads a VMCS pointer.
     pub(super) vmcs: bool,
+    /// It clears TraceEn.
+    pub(super) ends: bool,
     pub(super) to: Destination,
 }
 
@@ -67,6 +69,7 @@ impl Transfer {
             event: None,
             pip: Pip::IfChanged,
             vmcs: false,
+            ends: false,
             to,
         }
     }
@@ -116,7 +119,7 @@ impl Unit {
     pub(super) fn announce(&mut self, client: &mut impl Client, transfer: &Transfer) {
         let shares_fup = self.packet_en() && transfer.fup.is_some();
         if let Some(event) = transfer.event {
-            let after = self.context_enabled(&transfer.to.context);
+            let after = !transfer.ends && self.context_enabled(&transfer.to.context);
             self.control_event(client, event, shares_fup, after);
         }
         if let (true, Some(from)) = (shares_fup, transfer.fup) {

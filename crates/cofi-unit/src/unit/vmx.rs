@@ -128,10 +128,11 @@ impl Unit {
         }
         let loads = self.loads(entry.load_ctl, entry.loads)?;
         if self.begin(client, entry.at.ip) {
-            let transfer = self.entry_transfer(entry);
+            let mut transfer = self.entry_transfer(entry);
+            transfer.ends = loads.clear;
             self.announce(client, &transfer);
             if let (Some(_), true) = (entry.from_smm, !entry.conceal) {
-                let after = self.context_enabled(&entry.to.context);
+                let after = !loads.clear && self.context_enabled(&entry.to.context);
                 let event = ControlEvent::new(CfeType::RSM, None);
                 self.control_event(client, event, false, after);
             }
@@ -204,11 +205,12 @@ impl Unit {
         } else {
             Some(self.loads(control, exit.loads)?)
         };
-        let transfer = self.exit_transfer(exit);
+        let mut transfer = self.exit_transfer(exit);
+        transfer.ends = loads.as_ref().is_none_or(|loads| loads.clear);
         if self.begin(client, exit.from) {
             if !exit.conceal && exit.to_smm.is_some_and(|smm| smm.smi) {
                 let event = ControlEvent::new(CfeType::SMI, None);
-                let after = self.context_enabled(&exit.to.context);
+                let after = !transfer.ends && self.context_enabled(&exit.to.context);
                 self.control_event(client, event, true, after);
             }
             self.announce(client, &transfer);
