@@ -11,6 +11,7 @@
 //! code ADDRESS BITS FILE      a program
 //! step ADDRESS BITS TX        an executed instruction that the trace must show; TX: 1 in a transaction
 //! resumed N                   an overflow, and the step that the trace shows first after it
+//! cut NAME N                  somebody may be lost from this step on, for this reason
 //! told KIND WORDS             what else the trace must tell
 //! setup WORDS                 how the machine was traced, to be read by people
 //! ```
@@ -132,7 +133,7 @@ fn setup(seed: u64, steps: usize) -> Setup {
         .with_cr3_filter(flip());
     let deferred_tips = flip();
     ctl = ctl.with_psb_freq(rng.below(3) as u64);
-    let size = 64 + rng.below(4000) as u32;
+    let size = 64 + rng.below(1000) as u32;
     let choices = Implementation {
         tnt: [TntForm::Short, TntForm::Long, TntForm::Both][rng.below(3)],
         deferred_tips,
@@ -144,8 +145,8 @@ fn setup(seed: u64, steps: usize) -> Setup {
         cycle_counter_bits: rng.one_in(2).then(|| 6 + rng.below(14) as u8),
         buffer: features.has(Features::OVERFLOW).then_some(InternalBuffer {
             size,
-            drain_bytes: 1 + rng.below(40) as u32,
-            drain_cycles: [60, 1000, 10_000][rng.below(3)],
+            drain_bytes: 1 + rng.below(16) as u32,
+            drain_cycles: [60, 1000, 3000, 10_000][rng.below(4)],
             resume_at: size / 2,
         }),
         ..Implementation::default()
@@ -196,14 +197,6 @@ fn write(folder: &Path, setup: &Setup, record: &Record) -> Result<(), Box<dyn Er
         let file = format!("code-{:x}.bin", base.0);
         std::fs::write(folder.join(&file), code.bytes_at(base))?;
         writeln!(text, "code {:#x} {} {file}", base.0, bits(code.mode))?;
-        for insn in &code.insns {
-            let name = match insn.kind {
-                Kind::Uiret => "uiret",
-                Kind::Enclave if setup.features.has(Features::ENCLAVES) => "enclu",
-                _ => continue,
-            };
-            writeln!(text, "far {name} {:#x} {}", insn.ip.0, insn.len)?;
-        }
     }
     for step in &record.truth {
         let (ip, bits, tx) = (step.ip.0, bits(step.mode), u8::from(step.in_tx));

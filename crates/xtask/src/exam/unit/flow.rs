@@ -60,7 +60,7 @@ impl Rules {
 struct Listening<'r> {
     record: &'r Record,
     rules: Rules,
-    /// The programs as libipt has them.
+    /// The programs.
     codes: Vec<(u64, Vec<u8>)>,
     met: Vec<&'static str>,
 }
@@ -75,28 +75,15 @@ enum End {
 
 impl<'r> Listening<'r> {
     fn new(record: &'r Record, rules: Rules) -> Result<Self> {
-        let (mut codes, mut met) = (Vec::new(), Vec::new());
+        let mut codes = Vec::new();
         for (address, file) in &record.codes {
-            let mut bytes = fs::read(record.folder.join(file))?;
-            for (name, ip, length) in &record.far {
-                let Some(name) = rules.holds(name) else {
-                    continue;
-                };
-                let place = ip.checked_sub(*address).map(|at| at as usize);
-                let Some(place) = place.and_then(|at| bytes.get_mut(at..at + length)) else {
-                    continue;
-                };
-                place.fill(0x66);
-                place[length - 1] = 0xcf;
-                met.push(name);
-            }
-            codes.push((*address, bytes));
+            codes.push((*address, fs::read(record.folder.join(file))?));
         }
         Ok(Self {
             record,
             rules,
             codes,
-            met,
+            met: Vec::new(),
         })
     }
 
@@ -118,10 +105,10 @@ impl<'r> Listening<'r> {
         command.args(["--events", "--mtc-freq", "3", "--nom-freq", "20"]);
         command.args(["--cpuid-15", "1,80"]);
         command.arg(self.record.folder.join("trace.pt"));
-        for (address, bytes) in &self.codes {
-            let file = self.record.folder.join(format!("libipt-{address:x}.bin"));
-            fs::write(&file, bytes)?;
-            command.arg(format!("{}:0:{}:{address:#x}", file.display(), bytes.len()));
+        for ((address, file), (_, bytes)) in self.record.codes.iter().zip(&self.codes) {
+            let file = self.record.folder.join(file);
+            let section = format!("{}:0:{}:{address:#x}", file.display(), bytes.len());
+            command.arg(section);
         }
         let output = command.output().context("running ptinsn")?;
         ensure!(
@@ -174,9 +161,18 @@ impl<'r> Listening<'r> {
                         return differs(format!("overflow {overflows}"));
                     };
                     // It may be resolved as an instruction retires, which the record counts as one before it.
-                    let here = |at: usize| record.steps.get(at).is_some_and(|step| step.starts_with(&format!("{ip} ")));
+                    let here = |at: usize| {
+                        record
+                            .steps
+                            .get(at)
+                            .is_some_and(|step| step.starts_with(&format!("{ip} ")))
+                    };
                     let before = resumed.saturating_sub(1);
-                    let resumed = if !here(*resumed) && here(before) { before } else { *resumed };
+                    let resumed = if !here(*resumed) && here(before) {
+                        before
+                    } else {
+                        *resumed
+                    };
                     if at > resumed {
                         return differs(format!("overflow {overflows} at step {at}"));
                     }

@@ -33,8 +33,6 @@ pub(super) struct Record {
     pub(super) setup: String,
     /// Programs: address and file.
     pub(super) codes: Vec<(u64, String)>,
-    /// Far transfers that somebody may not know: name, address, length.
-    pub(super) far: Vec<(String, u64, usize)>,
     /// What ran.
     pub(super) steps: Vec<Step>,
     /// For each overflow, the step that the trace shows first behind it.
@@ -94,10 +92,6 @@ fn parse(folder: PathBuf, text: &str) -> Result<Record> {
             ("code", [address, _, file]) => {
                 record.codes.push((hex(address)?, (*file).to_owned()));
             }
-            ("far", [name, address, length]) => {
-                let far = ((*name).to_owned(), hex(address)?, length.parse()?);
-                record.far.push(far);
-            }
             ("resumed", [step]) => record.resumed.push(step.parse()?),
             ("cut", [name, step]) => record.cuts.push(((*name).to_owned(), step.parse()?)),
             _ => bail!("a line that makes no sense: {line}"),
@@ -112,11 +106,10 @@ mod tests {
 
     #[test]
     fn a_record_is_read() {
-        let text = "setup x y\ncode 0x1000 16 a.bin\nfar uiret 0x1004 4\nstep 0x1000 16 0\nresumed 0\ncut uncompressed-ret 1\n\
+        let text = "setup x y\ncode 0x1000 16 a.bin\nstep 0x1000 16 0\nresumed 0\ncut uncompressed-ret 1\n\
                     told stop \ntold power pwre false 2 3\n";
         let record = parse(PathBuf::new(), text).expect("a record");
         assert_eq!(record.codes, [(0x1000, "a.bin".to_owned())]);
-        assert_eq!(record.far, [("uiret".to_owned(), 0x1004, 4)]);
         assert_eq!(record.steps, ["0x1000 16 0"]);
         assert_eq!((record.resumed, record.cuts.len()), (vec![0], 1));
         assert_eq!(record.told["stop"], [""]);

@@ -6,8 +6,6 @@
 pub(super) enum How {
     /// The machines do not do it: a name that the example `machine` knows.
     Without,
-    /// The code that libipt gets holds IRET in the place of an instruction that it does not know for a far transfer.
-    Iret,
     /// The comparison of a stream ends at a step which the truth names.
     Cut,
     /// The comparison of a stream ends where libipt's words and the packets show exactly this case.
@@ -41,16 +39,6 @@ pub(super) const FLOW: &[Exclusion] = &[
         name: "init",
         how: How::Without,
         why: "INIT on a processor that then waits for SIPI is a FUP without TIP (Table 33-55, case 23); libipt wants one",
-    },
-    Exclusion {
-        name: "uiret",
-        how: How::Iret,
-        why: "libipt 2.0.5 does not know UIRET for a far transfer (Table 33-1)",
-    },
-    Exclusion {
-        name: "enclu",
-        how: How::Iret,
-        why: "libipt 2.0.5 does not know ENCLU for a far transfer (Table 33-55, case 17)",
     },
     Exclusion {
         name: "uncompressed-ret",
