@@ -55,7 +55,7 @@ const NAMES: [(&str, Features); 16] = [
 ];
 
 /// What the processor may choose or have, and how to take it away.
-const CHOICES: [(&str, fn(&mut Setup)); 7] = [
+const CHOICES: [(&str, fn(&mut Setup)); 8] = [
     ("ret-compression", |setup| {
         setup.ctl = setup.ctl.with_dis_retc(true);
         // A machine that is configured anew may turn it on.
@@ -70,6 +70,11 @@ const CHOICES: [(&str, fn(&mut Setup)); 7] = [
     ("event-trace", |setup| {
         setup.caps.event_trace = false;
         setup.ctl = setup.ctl.with_event_en(false);
+    }),
+    ("compressed-after-overflow", |setup| {
+        if setup.choices.buffer.is_some() {
+            setup.choices.ip_compression = IpCompression::Off;
+        }
     }),
     ("deferred-tips", |setup| setup.choices.deferred_tips = false),
     ("long-tnt", |setup| setup.choices.tnt = TntForm::Short),

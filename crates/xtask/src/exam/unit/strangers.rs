@@ -56,6 +56,11 @@ pub(super) const FLOW: &[Exclusion] = &[
         why: "a conditional branch that leaves the filter is a TIP.PGD without IP (33.4.2.5); libipt wants a TNT bit or the IP",
     },
     Exclusion {
+        name: "compressed-after-overflow",
+        how: How::Without,
+        why: "an IP behind OVF may be compressed against one before it (33.4.2.16); libipt takes it as compressed against zero",
+    },
+    Exclusion {
         name: "mode-after-overflow",
         how: How::Rift,
         why: "a mode that changed while packets were lost is told by the PSB+ behind OVF and FUP; libipt wants the old one there",
