@@ -55,7 +55,7 @@ const NAMES: [(&str, Features); 16] = [
 ];
 
 /// What the processor may choose or have, and how to take it away.
-const CHOICES: [(&str, fn(&mut Setup)); 8] = [
+const CHOICES: [(&str, fn(&mut Setup)); 10] = [
     ("ret-compression", |setup| {
         setup.ctl = setup.ctl.with_dis_retc(true);
         // A machine that is configured anew may turn it on.
@@ -74,6 +74,14 @@ const CHOICES: [(&str, fn(&mut Setup)); 8] = [
     ("compressed-after-overflow", |setup| {
         if setup.choices.buffer.is_some() {
             setup.choices.ip_compression = IpCompression::Off;
+        }
+    }),
+    ("deferred-into-overflow", |setup| {
+        setup.choices.deferred_tips &= setup.choices.buffer.is_none();
+    }),
+    ("transaction-into-overflow", |setup| {
+        if setup.choices.buffer.is_some() {
+            setup.features.0 &= !Features::TRANSACTIONS.0;
         }
     }),
     ("deferred-tips", |setup| setup.choices.deferred_tips = false),

@@ -119,6 +119,34 @@ impl<'r> Listening<'r> {
         Ok(String::from_utf8(output.stdout)?)
     }
 
+    /// The step at which an overflow ends: one that is resolved as an instruction retires is counted by the record as one behind it.
+    fn resumes<'t>(
+        &self,
+        step: usize,
+        ip: &str,
+        lines: impl Iterator<Item = &'t str> + Clone,
+    ) -> usize {
+        let steps = &self.record.steps;
+        let before = step.saturating_sub(1);
+        let stands = |at: usize| {
+            let there = steps.get(at).and_then(|step| step.split(' ').next());
+            there == Some(ip)
+        };
+        let agrees = |at: usize| {
+            let insns = lines.clone().filter_map(|line| line.strip_prefix("insn "));
+            insns
+                .zip(&steps[at.min(steps.len())..])
+                .take_while(|(a, b)| a == b)
+                .count()
+        };
+        // In a loop, either may stand there.
+        if stands(before) && agrees(before) > agrees(step) {
+            before
+        } else {
+            step
+        }
+    }
+
     /// Compares; an error says what differs and after how many of libipt's lines.
     fn compare(
         &mut self,
@@ -160,19 +188,7 @@ impl<'r> Listening<'r> {
                     let Some(resumed) = record.resumed.get(overflows) else {
                         return differs(format!("overflow {overflows}"));
                     };
-                    // It may be resolved as an instruction retires, which the record counts as one before it.
-                    let here = |at: usize| {
-                        record
-                            .steps
-                            .get(at)
-                            .is_some_and(|step| step.starts_with(&format!("{ip} ")))
-                    };
-                    let before = resumed.saturating_sub(1);
-                    let resumed = if !here(*resumed) && here(before) {
-                        before
-                    } else {
-                        *resumed
-                    };
+                    let resumed = self.resumes(*resumed, ip, text.lines().skip(place + 1));
                     if at > resumed {
                         return differs(format!("overflow {overflows} at step {at}"));
                     }
