@@ -73,7 +73,7 @@ pub(super) const FLOW: &[Exclusion] = &[
     Exclusion {
         name: "mode-after-overflow",
         how: How::Rift,
-        why: "a mode that changed while packets were lost is told by the PSB+ behind OVF and FUP; libipt wants the old one there",
+        why: "libipt keeps the mode from before an overflow: a MODE.Exec whose TIP was lost, and the PSB+ behind OVF and FUP",
     },
 ];
 
