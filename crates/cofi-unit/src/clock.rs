@@ -54,11 +54,12 @@ impl Timing {
         clock.cycles.wrapping_sub(self.cyc_origin)
     }
 
-    /// What the cycle counter held, which is zero now: a CYC tells it.
-    pub(crate) fn take_cycles(&mut self, clock: Clock) -> u64 {
-        let cycles = self.cycles(clock);
-        self.cyc_origin = clock.cycles;
-        (self.cyc_sent, self.cyc_owed) = (false, true);
+    /// What the cycle counter held, at most `limit`, from which on it counts anew: a stand-alone CYC tells it.
+    pub(crate) fn take_cycles(&mut self, clock: Clock, limit: u64) -> u64 {
+        let cycles = self.cycles(clock).min(limit);
+        self.cyc_origin = self.cyc_origin.wrapping_add(cycles);
+        // It is the CYC of whatever comes in the same cycle, and whatever comes later has its own (33.4.2.14).
+        (self.cyc_sent, self.cyc_owed) = (true, true);
         cycles
     }
 
@@ -106,7 +107,7 @@ impl Timing {
             n => 1 << (n - 1),
         };
         let same_cycle = self.cyc_sent && cycles == 0;
-        if !ctl.cyc_en() || (cycles < threshold || same_cycle) && !self.cyc_owed {
+        if !ctl.cyc_en() || same_cycle || cycles < threshold && !self.cyc_owed {
             return None;
         }
         self.cyc_origin = clock.cycles;

@@ -1,13 +1,14 @@
 //! A machine that does everything of which chapter 33 knows, at random, traced by the unit, with the truth kept beside.
 
 mod code;
+mod setup;
 mod walk;
 mod world;
 
 pub use code::{Code, Insn, Kind};
 pub use walk::run;
 
-use cofi_packet::{ExecMode, Ip};
+use cofi_packet::{ExecMode, Ip, Tsc};
 use cofi_unit::{Capabilities, Ctl, Implementation};
 use std::collections::BTreeMap;
 
@@ -96,6 +97,8 @@ pub struct Setup {
 pub struct Step {
     /// Its address.
     pub ip: Ip,
+    /// The time at which it retired.
+    pub tsc: Tsc,
     /// The width it ran in.
     pub mode: ExecMode,
     /// CR3 and NR, as PIPs tell them; `None` where none has told.

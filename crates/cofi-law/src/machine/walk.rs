@@ -1,6 +1,6 @@
 //! The random walk.
 
-use super::world::World;
+use super::world::{TSC_RATIO, World};
 use super::{Code, Features, Insn, Kind, Record, Setup, Step};
 use crate::Rng;
 use cofi_packet::intel::{BlockType, CState, ItemSize, PSB, Payload, TsxState, WakeReason};
@@ -39,6 +39,8 @@ struct Walk<'s> {
     smm: Option<bool>,
     ctl: Ctl,
     truth: Vec<Step>,
+    /// The index of what runs now or next among the truth.
+    current: usize,
     resumed: Vec<usize>,
     told: BTreeMap<&'static str, Vec<String>>,
     /// CR3 and NR as told by the stream.
@@ -86,6 +88,7 @@ pub fn run(setup: &Setup) -> Record {
         smm: None,
         ctl: setup.ctl,
         truth: Vec::new(),
+        current: 0,
         resumed: Vec::new(),
         told: BTreeMap::new(),
         space: None,
@@ -143,9 +146,11 @@ impl Walk<'_> {
 
     /// Does something with the unit, and keeps account of overflows and of what PSB+ tells.
     fn act<R>(&mut self, act: impl FnOnce(&mut Unit, &mut World) -> R) -> R {
-        let (before, index) = (self.unit.overflows(), self.truth.len());
+        // Tracing goes on with the instruction that runs now, if one does.
+        let (before, index) = (self.unit.overflows(), self.current);
         let stopped = self.status().stopped();
         let result = act(&mut self.unit, &mut self.world);
+        self.current = self.truth.len();
         if !stopped && self.status().stopped() {
             self.tells("stop", String::new());
         }
@@ -184,10 +189,12 @@ impl Walk<'_> {
     }
 
     fn shown(&mut self) {
+        self.current = self.truth.len();
         if self.unit.packet_en() {
             let insn = self.insn();
             self.truth.push(Step {
                 ip: insn.ip,
+                tsc: self.world.tsc(),
                 mode: self.context.mode,
                 space: self.space,
                 in_tx: self.context.in_tx,
@@ -212,9 +219,10 @@ impl Walk<'_> {
         if self.setup.caps.cr3_filter {
             self.wrmsr(msr::IA32_RTIT_CR3_MATCH, SPACES[0]);
         }
+        self.world.ratio = TSC_RATIO;
         let event = Event::Frequency {
             stopped_at: None,
-            ratio: 20,
+            ratio: TSC_RATIO,
         };
         self.event(event);
         self.configure_ranges();
@@ -223,7 +231,9 @@ impl Walk<'_> {
 
     fn configure_ranges(&mut self) {
         self.ctl = Ctl(self.ctl.0 & !(0xffff << 32));
-        if !self.has(Features::RANGES) || !self.setup.caps.ip_filter {
+        // As often as not, everything is traced.
+        let none = self.rng.one_in(2);
+        if !self.has(Features::RANGES) || !self.setup.caps.ip_filter || none {
             return;
         }
         for n in 0..u32::from(self.setup.caps.address_ranges) {
@@ -421,7 +431,7 @@ impl Walk<'_> {
             20 | 21 if self.has(Features::PEBS) => self.pebs(here),
             22 | 23 if self.has(Features::SMM) && plain && !self.vmx.on => self.smi(here),
             24..=40 if self.smm.is_some() => self.leave_smm(),
-            41..=44 if self.has(Features::VMX) && plain && !self.vmx.on => {
+            41..=44 if self.has(Features::VMX) && self.setup.caps.vmx && plain && !self.vmx.on => {
                 self.event(Event::Vmxon { at: self.place() });
                 self.vmx.on = true;
             }
@@ -471,6 +481,7 @@ impl Walk<'_> {
                 }
                 let ratio = 10 + self.rng.below(30) as u8;
                 self.event(Event::Frequency { stopped_at, ratio });
+                self.world.ratio = ratio;
             }
             _ => self.sleep(here, None, true),
         }

@@ -7,20 +7,28 @@ use cofi_unit::{Client, Clock, PhysAddr};
 pub(super) struct World {
     pub(super) clock: Clock,
     pub(super) trace: Vec<u8>,
+    /// Core:bus ratio.
+    pub(super) ratio: u8,
+    /// What is left of a core cycle, in parts of [`TSC_RATIO`].
+    rest: u64,
 }
+
+/// The ratio of the TSC's frequency to the bus clock.
+pub(super) const TSC_RATIO: u8 = 20;
 
 impl World {
     pub(super) fn pass(&mut self, ticks: u64) {
         self.clock.tsc += ticks;
-        self.clock.cycles += ticks;
+        let parts = self.rest + ticks * u64::from(self.ratio);
+        self.clock.cycles += parts / u64::from(TSC_RATIO);
+        self.rest = parts % u64::from(TSC_RATIO);
     }
 
-    /// Time passes while the processor sleeps.
+    /// Time passes while the processor's clocks stand still.
     pub(super) fn sleep(&mut self, ticks: u64) {
         self.clock.tsc += ticks;
     }
 
-    #[allow(dead_code)]
     pub(super) fn tsc(&self) -> Tsc {
         Tsc(self.clock.tsc)
     }

@@ -64,7 +64,8 @@ impl Unit {
             Event::Frequency { stopped_at, ratio } => self.frequency(client, stopped_at, ratio),
             Event::CycleCounterReset => {
                 if self.begin_anywhere(client) && self.regs.ctl.cyc_en() {
-                    self.stand_alone_cyc(client);
+                    let now = client.now();
+                    self.stand_alone_cyc(client, now, u64::MAX);
                 }
             }
             Event::Pebs { ip, blocks } => self.pebs(client, ip, blocks),
@@ -140,6 +141,9 @@ impl Unit {
         }
         let status = self.regs.status;
         let follows = status.context_en() && status.filter_en() && !self.waiting;
+        if changes {
+            self.flag_changed();
+        }
         if changes && follows && self.regs.ctl.event_en() && self.mode_exec(client) {
             self.fup(client, at.ip);
         }

@@ -9,7 +9,7 @@ use cofi_packet::intel::{CState, ItemSize, Packet, Payload, Uint, WakeReason};
 impl Unit {
     pub(super) fn sleep(&mut self, client: &mut impl Client, sleep: Sleep) {
         if self.begin(client, sleep.ip) && self.regs.ctl.pwr_evt_en() {
-            let context = self.regs.status.context_en();
+            let context = self.regs.status.context_en() && !self.asleep;
             if let (true, Some(mwait)) = (context, sleep.mwait) {
                 let packet = Packet::Mwait {
                     hints: mwait.hints,
@@ -23,7 +23,10 @@ impl Unit {
                 sub_state: Uint::truncate(sleep.sub_state.into()),
             };
             self.emit(client, packet);
-            self.execution_stops(client, sleep.ip);
+            // From one C-state to another, execution has stopped already (33.4.2.24).
+            if !self.asleep {
+                self.execution_stops(client, sleep.ip);
+            }
         }
         // What waits goes out, for the time at which it happened.
         if self.regs.status.trigger_en() {

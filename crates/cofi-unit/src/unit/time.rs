@@ -7,6 +7,9 @@ use crate::event::GuestTsc;
 use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, Packet};
 
+/// So many wraps of the cycle counter are told at once.
+const MAX_WRAPS: u32 = 1024;
+
 impl Unit {
     /// Time goes on to the present instruction or event, at `ip`; whether the unit is tracing at all.
     #[inline]
@@ -67,25 +70,45 @@ impl Unit {
             }
             Due::Resync => self.resync_time(client),
         }
-        if let Some(bits) = self.choices.cycle_counter_bits
-            && self.regs.ctl.cyc_en()
-            && self.timing.cycles(now) >= (1 << bits.clamp(6, 63)) - 1
-        {
-            self.stand_alone_cyc(client);
+        self.tell_wraps(client, now);
+    }
+
+    /// Stand-alone CYCs, before the cycle counter wraps (33.3.6).
+    fn tell_wraps(&mut self, client: &mut impl Client, now: Clock) {
+        let Some(bits) = self.choices.cycle_counter_bits else {
+            return;
+        };
+        let limit = (1 << bits.clamp(6, 63)) - 1;
+        for sent in 0..=MAX_WRAPS {
+            if !self.regs.ctl.cyc_en() || self.timing.cycles(now) <= limit {
+                return;
+            }
+            // Nobody looked for so long: the last one tells all that is left.
+            let limit = if sent == MAX_WRAPS { u64::MAX } else { limit };
+            if !self.stand_alone_cyc(client, now, limit) {
+                return;
+            }
         }
     }
 
-    /// A CYC that belongs to no other packet (33.4.2.14).
-    pub(super) fn stand_alone_cyc(&mut self, client: &mut impl Client) {
+    /// A CYC that belongs to no other packet (33.4.2.14), of `limit` cycles at most. Whether it was sent.
+    pub(super) fn stand_alone_cyc(
+        &mut self,
+        client: &mut impl Client,
+        now: Clock,
+        limit: u64,
+    ) -> bool {
         self.flush(client);
         if self.is_overflowing() || !self.regs.status.trigger_en() {
-            return;
+            return false;
         }
         let before = self.timing;
-        let cycles = self.timing.take_cycles(client.packet_time(Kind::Cyc));
-        if !self.emit_cyc(client, cycles) {
+        let cycles = self.timing.take_cycles(now, limit);
+        let is_sent = self.emit_cyc(client, cycles);
+        if !is_sent {
             self.timing = before;
         }
+        is_sent
     }
 
     /// TSC and TMA as far as they are enabled, and CBR (Table 33-55, case 25).

@@ -99,10 +99,10 @@ impl Unit {
         }
         let before = self.packet_en();
         self.announce(client, &transfer);
-        let old_cr3 = self.context.cr3;
+        let old = self.context;
         self.enter(context);
         match transfer.pip {
-            Pip::IfChanged if old_cr3 != context.cr3 => {
+            Pip::IfChanged if old.cr3 != context.cr3 => {
                 self.pip(client, self.context_is_non_root());
             }
             Pip::Always { nr } => self.pip(client, nr),
@@ -111,8 +111,18 @@ impl Unit {
         if transfer.vmcs {
             self.vmcs_packet(client);
         }
+        if old.interrupt_flag != context.interrupt_flag {
+            self.flag_changed();
+        }
         self.land(client, before, ip);
         self.end(client, ip);
+    }
+
+    /// RFLAGS.IF has changed. Without BranchEn the stream may not have told what it was before.
+    pub(super) fn flag_changed(&mut self) {
+        if let (None, false) = (self.told_mode, self.regs.ctl.branch_en()) {
+            self.told_mode = Some((self.context.mode, !self.context.interrupt_flag));
+        }
     }
 
     /// What comes before a transfer: its CFE, and its FUP where PacketEn is set.
@@ -169,7 +179,8 @@ impl Unit {
             (false, true) => self.pge(client, ip),
             (false, false) => {
                 let follows = status.context_en() && status.filter_en() && !self.waiting;
-                if follows && self.regs.ctl.event_en() && self.mode_exec(client) {
+                let tells = self.regs.ctl.event_en() && self.told_mode.is_some();
+                if follows && tells && self.mode_exec(client) {
                     // No TIP is there to follow it without BranchEn.
                     self.fup(client, ip);
                 }
