@@ -146,7 +146,7 @@ fn setup(seed: u64, steps: usize) -> Setup {
         .with_cr3_filter(flip());
     let deferred_tips = flip();
     ctl = ctl.with_psb_freq(rng.below(3) as u64);
-    let size = 64 + rng.below(1000) as u32;
+    let size = 64 + rng.below(400) as u32;
     let choices = Implementation {
         tnt: [TntForm::Short, TntForm::Long, TntForm::Both][rng.below(3)],
         deferred_tips,
@@ -158,8 +158,8 @@ fn setup(seed: u64, steps: usize) -> Setup {
         cycle_counter_bits: rng.one_in(2).then(|| 6 + rng.below(14) as u8),
         buffer: features.has(Features::OVERFLOW).then_some(InternalBuffer {
             size,
-            drain_bytes: 1 + rng.below(16) as u32,
-            drain_cycles: [60, 1000, 3000, 10_000][rng.below(4)],
+            drain_bytes: 1 + rng.below(8) as u32,
+            drain_cycles: [300, 3000, 10_000, 30_000][rng.below(4)],
             resume_at: size / 2,
         }),
         ..Implementation::default()

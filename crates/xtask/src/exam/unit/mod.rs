@@ -25,7 +25,7 @@ use strangers::{FLOW, PACKETS};
 /// How many differences are printed.
 const SHOWN: usize = 6;
 /// How many machines may be tried to show that a case must be kept out.
-const PROBES: u64 = 400;
+const PROBES: u64 = 2000;
 
 /// What the part is asked to do.
 #[derive(Debug)]
