@@ -54,8 +54,11 @@ const NAMES: [(&str, Features); 16] = [
     ("modes", Features::MODES),
 ];
 
+/// Takes something out of a setup.
+type Take = fn(&mut Setup);
+
 /// What the processor may choose or have, and how to take it away.
-const CHOICES: [(&str, fn(&mut Setup)); 10] = [
+const CHOICES: [(&str, Take); 11] = [
     ("ret-compression", |setup| {
         setup.ctl = setup.ctl.with_dis_retc(true);
         // A machine that is configured anew may turn it on.
@@ -82,6 +85,11 @@ const CHOICES: [(&str, fn(&mut Setup)); 10] = [
     ("transaction-into-overflow", |setup| {
         if setup.choices.buffer.is_some() {
             setup.features.0 &= !Features::TRANSACTIONS.0;
+        }
+    }),
+    ("acm-in-overflow", |setup| {
+        if setup.choices.buffer.is_some() {
+            setup.features.0 &= !Features::ACM.0;
         }
     }),
     ("deferred-tips", |setup| setup.choices.deferred_tips = false),
