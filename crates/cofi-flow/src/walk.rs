@@ -450,6 +450,15 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let target = if self.tnt_len != 0 {
             match self.deferred_tip() {
                 Ok(ip) => ip,
+                Err(FlowErrorKind::Unexpected {
+                    found: Kind::Ovf, ..
+                }) => {
+                    // The TIP was lost, and what the remaining bits tell lies behind it.
+                    self.tnt_len = 0;
+                    self.phase = Phase::Enter;
+                    self.fetch();
+                    return None;
+                }
                 Err(kind) => {
                     self.fail(kind);
                     return None;

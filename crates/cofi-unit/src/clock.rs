@@ -3,6 +3,7 @@
 use crate::client::Clock;
 use crate::event::GuestTsc;
 use crate::spec::{CrystalRatio, Ctl};
+use crate::state::{Reader, RestoreError, Writer};
 use cofi_packet::intel::{Packet, Uint};
 use core::ops::Range;
 
@@ -25,6 +26,8 @@ pub(crate) struct Timing {
     mtc_span: (u64, u64),
     /// Core cycles at the last CYC, or when counting began.
     cyc_origin: u64,
+    /// What the cycle counter held when TriggerEn was cleared.
+    carried: u64,
     /// A CYC was sent in the cycle `cyc_origin`.
     cyc_sent: bool,
     /// The last CYC stood alone: the next eligible packet has one of its own, whatever the threshold (33.4.2.14).
@@ -35,12 +38,19 @@ pub(crate) struct Timing {
 const MAX_DROPPED_MTC: u64 = 128;
 
 impl Timing {
-    /// TriggerEn was set: counting begins.
+    /// TriggerEn was set: counting begins. The cycle counter goes on from where it was when TriggerEn was cleared, so that the CYC with the
+    /// next TSC tells the cycles that were traced since the last CYC (33.3.6; 33.3.6.1 has it begin with zero, which would lose them).
     pub(crate) fn start(&mut self, clock: Clock, ctl: Ctl, crystal: CrystalRatio) {
-        self.mtc_count = crystal.art(clock.tsc).0 >> ctl.mtc_freq();
-        self.mtc_span = (0, 0);
-        self.cyc_origin = clock.cycles;
+        self.resume(clock, ctl, crystal);
+        self.cyc_origin = clock
+            .cycles
+            .wrapping_sub(core::mem::take(&mut self.carried));
         (self.cyc_sent, self.cyc_owed) = (false, false);
+    }
+
+    /// TriggerEn is cleared.
+    pub(crate) fn stop(&mut self, clock: Clock) {
+        self.carried = self.cycles(clock);
     }
 
     /// The clocks had stopped, and run again: no MTC is owed for what they missed.
@@ -113,6 +123,36 @@ impl Timing {
         self.cyc_origin = clock.cycles;
         (self.cyc_sent, self.cyc_owed) = (true, false);
         Some(cycles)
+    }
+}
+
+impl Timing {
+    pub(crate) fn save(&self, writer: &mut Writer) {
+        // The span follows from the count, when time is looked at next.
+        let Self {
+            mtc_count,
+            mtc_span: _,
+            cyc_origin,
+            carried,
+            cyc_sent,
+            cyc_owed,
+        } = *self;
+        writer.u64(mtc_count);
+        writer.u64(cyc_origin);
+        writer.u64(carried);
+        writer.bool(cyc_sent);
+        writer.bool(cyc_owed);
+    }
+
+    pub(crate) fn restore(reader: &mut Reader<'_>) -> Result<Self, RestoreError> {
+        Ok(Self {
+            mtc_count: reader.u64("the MTC count")?,
+            mtc_span: (0, 0),
+            cyc_origin: reader.u64("the origin of the cycle counter")?,
+            carried: reader.u64("the cycle counter when tracing ended")?,
+            cyc_sent: reader.bool("CYC sent")?,
+            cyc_owed: reader.bool("CYC owed")?,
+        })
     }
 }
 

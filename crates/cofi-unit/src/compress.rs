@@ -76,6 +76,22 @@ impl Results {
     }
 }
 
+impl Results {
+    /// The results, the youngest in bit 0, below a stop bit.
+    pub(crate) const fn stopped(self) -> u64 {
+        self.stopped
+    }
+
+    /// The inverse of [`Self::stopped`]; `None` without a stop bit, or if there are more than `most` results.
+    pub(crate) const fn from_stopped(stopped: u64, most: u32) -> Option<Self> {
+        if stopped != 0 && 63 - stopped.leading_zeros() <= most {
+            Some(Self { stopped })
+        } else {
+            None
+        }
+    }
+}
+
 impl Default for Results {
     fn default() -> Self {
         Self::new()
@@ -91,7 +107,7 @@ pub(crate) struct Deferred {
 
 impl Deferred {
     /// So many wait at most ("any number of TIP packets may be accumulated").
-    const MOST: usize = 16;
+    pub(crate) const MOST: usize = 16;
 
     pub(crate) const fn new() -> Self {
         Self {
@@ -106,6 +122,11 @@ impl Deferred {
 
     pub(crate) const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Those that wait, the oldest first.
+    pub(crate) fn targets(&self) -> &[Ip] {
+        &self.targets[..self.len]
     }
 
     /// Adds one, and says whether there is no room for another.
@@ -148,6 +169,12 @@ impl ReturnStack {
     /// Forgets everything, as a PSB, an overflow and the clearing of PacketEn demand.
     pub const fn clear(&mut self) {
         self.len = 0;
+    }
+
+    /// The remembered next IPs, the oldest first.
+    pub(crate) fn oldest_first(&self) -> impl ExactSizeIterator<Item = Ip> + '_ {
+        let oldest = self.top + Self::DEPTH - self.len;
+        (0..self.len).map(move |n| self.entries[(oldest + n) % Self::DEPTH])
     }
 
     /// A near call, which is to return to `next`, retired.

@@ -9,6 +9,7 @@ mod psb;
 mod run;
 #[cfg(test)]
 mod run_tests;
+mod saved;
 mod special;
 mod time;
 mod transfer;
@@ -69,6 +70,8 @@ pub struct Unit {
     byte_count: u64,
     /// A PSB+ is to begin the trace when TraceEn is set, whatever PacketByteCnt says: packets were lost, or state changed, meanwhile.
     psb_owed: bool,
+    /// A PSB+ is to come when ContextEn is set: packets were lost that told of state in a traced context.
+    psb_in_context: bool,
     /// The internal buffer, where it is modelled.
     buffer: Option<Buffer>,
     /// What stale reads return.
@@ -87,6 +90,9 @@ struct Cached {
     restless: bool,
     /// Only what [`Gathering`] knows of can happen at near branches.
     plain: bool,
+    /// So it is at least at instructions that do not branch, or not taken branches: with address ranges, only where control
+    /// goes elsewhere is there more to ask.
+    plain_ahead: bool,
     /// What is subtracted from a linear address to make an IP payload: the base of CS, where payloads are RIPs (33.3.1.1).
     ip_base: u64,
 }
@@ -122,6 +128,7 @@ impl Unit {
             told_tx: false,
             byte_count: 0,
             psb_owed: false,
+            psb_in_context: false,
             buffer: choices.buffer.map(Buffer::new),
             stale: Registers::new(),
             cached: Cached::default(),
@@ -299,7 +306,43 @@ impl Unit {
     }
 
     /// An instruction that is no far transfer retired.
+    #[inline]
     pub fn retire(&mut self, client: &mut impl Client, insn: Retired) {
+        if !self.regs.status.trigger_en() {
+            return;
+        }
+        // Most instructions are among these, and do no more than this.
+        let is_plain = match insn.branch {
+            Branch::None | Branch::Conditional(None) => self.cached.plain_ahead,
+            _ => self.cached.plain,
+        };
+        match insn.branch {
+            Branch::Conditional(target)
+                if is_plain && self.has_room_for_result() && self.is_quiet(client) =>
+            {
+                self.tnt.push(1, target.is_some().into());
+            }
+            Branch::None | Branch::DirectJump(_) if is_plain && self.is_quiet(client) => {}
+            _ => self.retire_whole(client, insn),
+        }
+    }
+
+    /// Whether a TNT result is put to those that wait, and makes no packet.
+    #[inline]
+    fn has_room_for_result(&self) -> bool {
+        let is_last = self.tnt.has(self.tnt_size() - 1);
+        let may_want_cyc = self.tnt.is_empty() && self.regs.ctl.cyc_en();
+        !(is_last || may_want_cyc)
+    }
+
+    /// Whether nothing is due at the present time, in code that is traced.
+    #[inline]
+    fn is_quiet(&self, client: &mut impl Client) -> bool {
+        self.packet_en() && !self.psb_due() && self.timing.is_quiet(client.now(), self.regs.ctl)
+    }
+
+    #[inline(never)]
+    fn retire_whole(&mut self, client: &mut impl Client, insn: Retired) {
         if !self.begin(client, insn.at.ip) {
             return;
         }
@@ -398,9 +441,9 @@ impl Unit {
         let counts = ctl.cyc_en() && self.choices.cycle_counter_bits.is_some();
         self.cached.restless = self.buffer.is_some() || counts || self.asleep;
         let defers = self.choices.deferred_tips && !ctl.cyc_en();
-        self.cached.plain =
-            !(self.cached.has_ranges || self.cached.restless || defers || ctl.dis_tnt())
-                && self.choices.ip_compression != IpCompression::Off;
+        self.cached.plain_ahead = !(self.cached.restless || defers || ctl.dis_tnt())
+            && self.choices.ip_compression != IpCompression::Off;
+        self.cached.plain = self.cached.plain_ahead && !self.cached.has_ranges;
         self.cached.ip_base = if self.caps.lip {
             0
         } else {

@@ -35,7 +35,10 @@ usage: cargo xtask CHORE
           [--rounds N] [--instructions N] [--traces FOLDER] [--cofi PATH]
   bench packets
           measure how fast Cofi and libipt decode and encode packets and find PSBs
-          [--rounds N] [--megabytes N] [--traces FOLDER] [--cofi PATH]";
+          [--rounds N] [--megabytes N] [--traces FOLDER] [--cofi PATH]
+  bench unit
+          measure how many operations a second the trace unit does; with valgrind, in how many instructions
+          [--rounds N] [--operations N] [--instructions]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);

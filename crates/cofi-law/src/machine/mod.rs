@@ -114,8 +114,9 @@ pub struct Record {
     pub trace: Vec<u8>,
     /// Every instruction that the trace must show, if no packet was lost.
     pub truth: Vec<Step>,
-    /// For each overflow that was resolved: the index, among these, of the first that the trace shows again.
-    pub resumed: Vec<usize>,
+    /// For each overflow that was resolved: the index, among these, of the first that the trace shows again; if tracing was on then,
+    /// and if it was off.
+    pub resumed: Vec<(usize, usize)>,
     /// What else the trace must tell, by kind, in order.
     pub told: BTreeMap<&'static str, Vec<String>>,
     /// The programs.

@@ -41,7 +41,7 @@ struct Walk<'s> {
     truth: Vec<Step>,
     /// The index of what runs now or next among the truth.
     current: usize,
-    resumed: Vec<usize>,
+    resumed: Vec<(usize, usize)>,
     told: BTreeMap<&'static str, Vec<String>>,
     /// CR3 and NR as told by the stream.
     space: Option<(u64, bool)>,
@@ -155,7 +155,7 @@ impl Walk<'_> {
             self.tells("stop", String::new());
         }
         for _ in before..self.unit.overflows() {
-            self.resumed.push(index);
+            self.resumed.push((index, self.truth.len()));
         }
         result
     }

@@ -3,6 +3,7 @@
 use super::Unit;
 use crate::client::{Client, Clock};
 use crate::implementation::InternalBuffer;
+use crate::state::{Reader, RestoreError, Writer};
 use alloc::collections::VecDeque;
 use cofi_packet::ExecMode;
 use cofi_packet::Ip;
@@ -27,7 +28,7 @@ pub(super) struct Buffer {
 
 /// Packets are being lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-struct Overflow {
+pub(super) struct Overflow {
     /// A packet was lost that told of state; a PSB+ is to tell it.
     state: bool,
     mtcs: u32,
@@ -59,6 +60,14 @@ impl Buffer {
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         self.overflow = None;
+    }
+
+    pub(super) const fn take_overflow(&mut self) -> Option<Overflow> {
+        self.overflow.take()
+    }
+
+    pub(super) const fn put_overflow(&mut self, overflow: Option<Overflow>) {
+        self.overflow = overflow;
     }
 
     /// So many bytes can drain by now.
@@ -153,11 +162,9 @@ impl Unit {
     }
 
     fn waiting_for_resolution_ends(&mut self, client: &mut impl Client) {
-        let state = self
-            .buffer
-            .as_ref()
-            .and_then(|buffer| buffer.overflow)
-            .is_some_and(|overflow| overflow.state);
+        let overflow = self.buffer.as_mut().and_then(|b| b.overflow.as_mut());
+        // The PSB+ comes when TraceEn is set again: a small buffer could overflow by it now.
+        let state = overflow.is_some_and(|overflow| core::mem::take(&mut overflow.state));
         // Whatever is enabled now ends here: tracing goes on with a TIP.PGE, some day.
         self.regs.status = self.regs.status.with_filter_en(false);
         self.refresh();
@@ -250,6 +257,7 @@ impl Unit {
         self.send_packet(client, Packet::Ovf);
         if overflow.stop {
             self.send_packet(client, Packet::TraceStop);
+            self.psb_owed |= overflow.state;
             return;
         }
         let mut state = overflow.state;
@@ -264,11 +272,74 @@ impl Unit {
         if state && self.regs.status.trigger_en() {
             let ip = ip.filter(|_| self.packet_en());
             self.psb_plus(client, ip);
+            // Out of context it does not tell all.
+            self.psb_in_context = !self.regs.status.context_en();
         }
     }
 
     fn send_packet(&mut self, client: &mut impl Client, packet: Packet) {
         let raw = packet.encode();
         self.send(client, &raw.bytes()[..raw.len()]);
+    }
+}
+
+impl Buffer {
+    pub(super) fn is_idle(&self) -> bool {
+        self.bytes.is_empty() && self.overflow.is_none()
+    }
+
+    pub(super) fn save(&self, writer: &mut Writer) {
+        let Self {
+            config: _,
+            bytes,
+            drained_at,
+            overflow,
+            resolved,
+        } = self;
+        writer.u64(*drained_at);
+        writer.u64(*resolved);
+        writer.option(*overflow, |writer, overflow| {
+            let Overflow {
+                state,
+                mtcs,
+                stop,
+                told_mode,
+            } = overflow;
+            writer.bool(state);
+            writer.u32(mtcs);
+            writer.bool(stop);
+            writer.told_mode(told_mode);
+        });
+        // No more than the configured size, which has 32 bits.
+        writer.u32(bytes.len() as u32);
+        let (first, second) = bytes.as_slices();
+        writer.bytes(first);
+        writer.bytes(second);
+    }
+
+    /// The buffer of a unit; the bytes of a saved one are any, as nothing is asked of them again.
+    pub(super) fn restore(
+        config: InternalBuffer,
+        reader: &mut Reader<'_>,
+    ) -> Result<Self, RestoreError> {
+        let mut buffer = Self::new(config);
+        buffer.drained_at = reader.u64("the time of the last drain")?;
+        buffer.resolved = reader.counter("the number of resolved overflows")?;
+        buffer.overflow = reader.option("an overflow", |reader| {
+            Ok(Overflow {
+                state: reader.bool("state was lost")?,
+                mtcs: reader.u32("the number of lost MTCs")?,
+                stop: reader.bool("TraceStop in an overflow")?,
+                told_mode: reader.told_mode()?,
+            })
+        })?;
+        let field = "the length of the internal buffer";
+        let len = reader.u32(field)?;
+        if len > buffer.config.size {
+            return Err(reader.illegal(4, field, len.into(), "the buffer is smaller (33.3.8)"));
+        }
+        let bytes = reader.bytes(len as usize, "the internal buffer")?;
+        buffer.bytes.extend(bytes);
+        Ok(buffer)
     }
 }

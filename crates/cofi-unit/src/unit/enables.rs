@@ -51,6 +51,7 @@ impl Unit {
         let pending = self.regs.ctl.inject() && self.regs.status.pend_psb();
         // MODE.TSX stands in PSB+ only, when a transaction has ended or begun meanwhile.
         let tx = self.told_tx != self.context.in_tx;
+        self.psb_owed |= core::mem::take(&mut self.psb_in_context);
         if self.byte_count == 0 || !self.caps.psb_cyc || pending || self.psb_owed || tx {
             self.psb_plus(client, None);
         } else {
@@ -92,6 +93,9 @@ impl Unit {
 
     /// TraceEn is cleared, with no more packets than are there.
     pub(super) fn stop_tracing(&mut self, client: &mut impl Client) {
+        if self.regs.status.trigger_en() {
+            self.timing.stop(client.now());
+        }
         self.flush(client);
         self.empty_buffer(client);
         self.pend_psb();
@@ -156,6 +160,10 @@ impl Unit {
             let enabled = self.context_enabled(&context);
             self.regs.status = self.regs.status.with_context_en(enabled);
             self.refresh();
+            if enabled && core::mem::take(&mut self.psb_in_context) {
+                // It comes when the event is complete.
+                self.byte_count = self.byte_count.max(self.psb_at());
+            }
         }
     }
 
@@ -202,6 +210,7 @@ impl Unit {
         if !self.stop_in_overflow() {
             self.emit(client, Packet::TraceStop);
         }
+        self.timing.stop(client.now());
         self.pend_psb();
         self.regs.status = self
             .regs

@@ -147,3 +147,47 @@ fn gathered_branches_make_the_same_packets() {
         }
     }
 }
+
+/// What is inlined of [`Unit::retire`] does what the whole of it does.
+#[test]
+fn instructions_that_make_no_packet_leave_the_same_state() {
+    for bits in 0..128 {
+        let is = |bit: u64| bits >> bit & 1 != 0;
+        let ctl = Ctl(0)
+            .with_user(true)
+            .with_branch_en(true)
+            .with_tsc_en(is(0))
+            .with_mtc_en(is(1))
+            .with_cyc_en(is(2))
+            .with_dis_tnt(is(3))
+            .with_addr0_cfg(is(4).into())
+            .with_mtc_freq(3);
+        let ready = || {
+            let (mut unit, mut world) = ready(ctl, is(5));
+            let end = At::default();
+            for (register, value) in [
+                (msr::IA32_RTIT_CTL, 0),
+                (msr::IA32_RTIT_ADDR0_A, 0x40_8000),
+                (msr::IA32_RTIT_ADDR0_B, 0x41_ffff),
+                (msr::IA32_RTIT_CTL, ctl.with_trace_en(true).0),
+            ] {
+                unit.wrmsr(&mut world, end, register, value).expect("legal");
+            }
+            if is(6) {
+                // As deferred TIPs and a narrow counter would have it.
+                unit.choices.deferred_tips = true;
+                unit.choices.cycle_counter_bits = Some(6);
+                unit.configure();
+            }
+            (unit, world)
+        };
+        let ((mut unit, mut world), (mut whole, mut other)) = (ready(), ready());
+        for (clock, insn) in stretch(bits, 10_000, 4) {
+            (world.clock, other.clock) = (clock, clock);
+            unit.retire(&mut world, insn);
+            whole.retire_whole(&mut other, insn);
+            assert!(unit == whole, "{ctl:?}, {insn:?}");
+        }
+        assert!(world.trace == other.trace && world.trace.len() > 200);
+    }
+}

@@ -1,6 +1,7 @@
 //! INIT and SIPI, shutdown, SMM, authenticated code (33.2.9.3, 33.2.9.6, 33.7).
 
 use super::Unit;
+use super::buffer::Buffer;
 use super::transfer::{ControlEvent, Pip, Transfer};
 use crate::client::Client;
 use crate::event::{Context, Destination, Rsm};
@@ -100,7 +101,8 @@ impl Unit {
         }
         self.enter(rsm.to.context);
         self.configure();
-        if rsm.trace_en {
+        // SMRAM can hold what SMI delivery never saved: TraceEn on a processor that has none stays 0.
+        if rsm.trace_en && self.caps.supported {
             let mut new = self.regs;
             new.ctl = new.ctl.with_trace_en(true);
             let event = ControlEvent::new(CfeType::RSM, None);
@@ -113,7 +115,12 @@ impl Unit {
     pub(super) fn acm_begin(&mut self, client: &mut impl Client) {
         self.acm = Some((self.regs.ctl.trace_en(), self.regs.status.filter_en()));
         if self.regs.ctl.trace_en() {
+            // An overflow goes on: where it is resolved a FUP must tell the place, as no TIP.PGE follows.
+            let overflow = self.buffer.as_mut().and_then(Buffer::take_overflow);
             self.stop_tracing(client);
+            if let Some(buffer) = &mut self.buffer {
+                buffer.put_overflow(overflow);
+            }
         }
     }
 
@@ -125,6 +132,7 @@ impl Unit {
         if self.regs.ctl.trace_en() {
             return;
         }
+        self.stale = self.current_registers();
         self.regs.ctl = self.regs.ctl.with_trace_en(true);
         let status = self.regs.status;
         if status.error() || status.stopped() {

@@ -63,6 +63,8 @@ impl Unit {
         if self.asleep || !self.regs.status.trigger_en() {
             return;
         }
+        // Whatever is sent now comes after the wraps.
+        self.tell_wraps(client, now);
         match self.timing.advance(now, self.regs.ctl, self.caps.crystal) {
             Due::Nothing => {}
             Due::Mtc(ctc) => {
@@ -70,7 +72,6 @@ impl Unit {
             }
             Due::Resync => self.resync_time(client),
         }
-        self.tell_wraps(client, now);
     }
 
     /// Stand-alone CYCs, before the cycle counter wraps (33.3.6).
