@@ -10,7 +10,7 @@
 //! ```text
 //! code ADDRESS BITS FILE      a program
 //! step ADDRESS BITS TX        an executed instruction that the trace must show; TX: 1 in a transaction
-//! resumed N                   an overflow, and the step that the trace shows first after it
+//! resumed ON OFF              an overflow, and the step that the trace shows first after it, if tracing was on then or off
 //! cut NAME N                  somebody may be lost from this step on, for this reason
 //! told KIND WORDS             what else the trace must tell
 //! setup WORDS                 how the machine was traced, to be read by people
@@ -237,8 +237,8 @@ fn write(folder: &Path, setup: &Setup, record: &Record) -> Result<(), Box<dyn Er
     if let Some(at) = pops(&insns, &record.truth).filter(|_| !setup.ctl.dis_retc()) {
         writeln!(text, "cut uncompressed-ret {at}")?;
     }
-    for step in &record.resumed {
-        writeln!(text, "resumed {step}")?;
+    for (on, off) in &record.resumed {
+        writeln!(text, "resumed {on} {off}")?;
     }
     for (kind, list) in &record.told {
         for words in list {

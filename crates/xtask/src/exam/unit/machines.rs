@@ -35,8 +35,8 @@ pub(super) struct Record {
     pub(super) codes: Vec<(u64, String)>,
     /// What ran.
     pub(super) steps: Vec<Step>,
-    /// For each overflow, the step that the trace shows first behind it.
-    pub(super) resumed: Vec<usize>,
+    /// For each overflow, the step that the trace shows first behind it, if tracing was on then or off.
+    pub(super) resumed: Vec<(usize, usize)>,
     /// Steps from which on somebody may be lost, with the reason.
     pub(super) cuts: Vec<(String, usize)>,
     /// What else the trace tells, by kind.
@@ -92,7 +92,7 @@ fn parse(folder: PathBuf, text: &str) -> Result<Record> {
             ("code", [address, _, file]) => {
                 record.codes.push((hex(address)?, (*file).to_owned()));
             }
-            ("resumed", [step]) => record.resumed.push(step.parse()?),
+            ("resumed", [on, off]) => record.resumed.push((on.parse()?, off.parse()?)),
             ("cut", [name, step]) => record.cuts.push(((*name).to_owned(), step.parse()?)),
             _ => bail!("a line that makes no sense: {line}"),
         }
@@ -106,12 +106,12 @@ mod tests {
 
     #[test]
     fn a_record_is_read() {
-        let text = "setup x y\ncode 0x1000 16 a.bin\nstep 0x1000 16 0\nresumed 0\ncut uncompressed-ret 1\n\
+        let text = "setup x y\ncode 0x1000 16 a.bin\nstep 0x1000 16 0\nresumed 0 1\ncut uncompressed-ret 1\n\
                     told stop \ntold power pwre false 2 3\n";
         let record = parse(PathBuf::new(), text).expect("a record");
         assert_eq!(record.codes, [(0x1000, "a.bin".to_owned())]);
         assert_eq!(record.steps, ["0x1000 16 0"]);
-        assert_eq!((record.resumed, record.cuts.len()), (vec![0], 1));
+        assert_eq!((record.resumed, record.cuts.len()), (vec![(0, 1)], 1));
         assert_eq!(record.told["stop"], [""]);
         assert_eq!(record.told["power"], ["pwre false 2 3"]);
         assert!(parse(PathBuf::new(), "walk 0x1000 16\n").is_err());
