@@ -58,7 +58,7 @@ const NAMES: [(&str, Features); 16] = [
 type Take = fn(&mut Setup);
 
 /// What the processor may choose or have, and how to take it away.
-const CHOICES: [(&str, Take); 12] = [
+const CHOICES: [(&str, Take); 10] = [
     ("ret-compression", |setup| {
         setup.ctl = setup.ctl.with_dis_retc(true);
         // A machine that is configured anew may turn it on.
@@ -85,16 +85,6 @@ const CHOICES: [(&str, Take); 12] = [
     ("transaction-into-overflow", |setup| {
         if setup.choices.buffer.is_some() {
             setup.features.0 &= !Features::TRANSACTIONS.0;
-        }
-    }),
-    ("acm-in-overflow", |setup| {
-        if setup.choices.buffer.is_some() {
-            setup.features.0 &= !Features::ACM.0;
-        }
-    }),
-    ("vmx-in-overflow", |setup| {
-        if setup.choices.buffer.is_some() {
-            setup.features.0 &= !Features::VMX.0;
         }
     }),
     ("deferred-tips", |setup| setup.choices.deferred_tips = false),

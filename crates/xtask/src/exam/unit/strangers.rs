@@ -71,16 +71,6 @@ pub(super) const FLOW: &[Exclusion] = &[
         why: "an overflow may swallow the FUP of a MODE.TSX (33.3.8); libipt then forgets the MODE.TSX, the unit takes it for told",
     },
     Exclusion {
-        name: "acm-in-overflow",
-        how: How::Without,
-        why: "an overflow that ends when an authenticated code module begins has no FUP, nor a TIP.PGE later (33.3.8): ours to mend",
-    },
-    Exclusion {
-        name: "vmx-in-overflow",
-        how: How::Without,
-        why: "the truth shows a VM entry behind an overflow for which the stream has OVF without FUP: ours to find out",
-    },
-    Exclusion {
         name: "mode-after-overflow",
         how: How::Rift,
         why: "libipt keeps the mode from before an overflow: a MODE.Exec whose TIP was lost, and the PSB+ behind OVF and FUP",
