@@ -21,6 +21,10 @@ usage: cargo xtask CHORE
           compare how Cofi, libipt and perf read random streams of packets, good ones and bad ones, and how Cofi
           reads RTIT with what the manual says
           [--seed N] [--streams N] [--packets N] [--traces FOLDER] [--cofi PATH] [--keep FOLDER]
+  exam unit
+          let libipt and perf read what the trace unit writes for random machines and for the scenarios of corpus/unit, and
+          libipt decode the machines' flow
+          [--seed N] [--machines N] [--steps N] [--cofi PATH] [--keep FOLDER]
   exam large
           record programs that people run through QEMU, and compare perf's samples with Cofi's list
           [--cofi PATH]
