@@ -360,7 +360,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn overflow(&mut self) {
         self.tnt_len = 0;
         self.returns.clear();
-        self.bound = Bound::default();
+        // While tracing is off a MODE.TSX tells the state and waits for no FUP (33.2.9.2).
+        let tsx = self.bound.tsx.filter(|_| self.state == State::Off);
+        self.bound = Bound {
+            tsx,
+            ..Bound::default()
+        };
         self.held.clear();
         self.claimed = false;
         let errata = self.config.errata;
@@ -431,8 +436,19 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>) {
         self.consumed();
         self.push(Event::Overflow { ip });
+        let bound = core::mem::take(&mut self.bound);
+        let tsx = bound
+            .tsx
+            .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
         match ip {
             Some(ip) => {
+                self.apply(
+                    Bound {
+                        tsx,
+                        ..Bound::default()
+                    },
+                    Some(ip),
+                );
                 self.state = State::On;
                 self.phase = Phase::Enter;
                 self.ip = ip;
@@ -440,7 +456,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.pending = Pending::None;
                 self.resume_at = None;
             }
-            None => self.turn_off(None),
+            None => {
+                self.turn_off(None);
+                self.bound.tsx = tsx;
+            }
         }
         if let Some(status) = status {
             self.apply_status(status);

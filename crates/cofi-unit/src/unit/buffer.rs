@@ -189,18 +189,58 @@ impl Unit {
             return false;
         }
         if buffer.bytes.len() + bytes.len() > buffer.config.size as usize {
-            buffer.overflow = Some(Overflow {
-                told_mode: self.told_mode,
-                ..Overflow::default()
-            });
-            self.tnt = Default::default();
-            self.deferred.clear();
-            self.returns.clear();
+            self.overflow();
             return false;
         }
         buffer.bytes.extend(bytes);
         self.byte_count += bytes.len() as u64;
         true
+    }
+
+    /// An overflow begins.
+    fn overflow(&mut self) {
+        if let Some(buffer) = &mut self.buffer {
+            buffer.overflow = Some(Overflow {
+                told_mode: self.told_mode,
+                ..Overflow::default()
+            });
+        }
+        self.tnt = Default::default();
+        self.deferred.clear();
+        self.returns.clear();
+    }
+
+    /// Whether there is room for so many bytes; if not, an overflow begins.
+    pub(super) fn reserve(&mut self, client: &mut impl Client, bytes: usize) -> bool {
+        let now = client.now();
+        let due = match &mut self.buffer {
+            Some(buffer) if buffer.overflow.is_none() => buffer.drainable(now),
+            Some(_) => return false,
+            None => return true,
+        };
+        self.drain(client, due);
+        let has_room = self
+            .buffer
+            .as_ref()
+            .is_none_or(|buffer| buffer.bytes.len() + bytes <= buffer.config.size as usize);
+        if !has_room {
+            self.overflow();
+        }
+        has_room
+    }
+
+    /// The packet to which a MODE packet before it belongs had no room: so the stream has not told the mode, or the transaction.
+    #[cold]
+    pub(super) fn mode_is_lost(&mut self) {
+        if let Some(overflow) = self
+            .buffer
+            .as_mut()
+            .and_then(|buffer| buffer.overflow.as_mut())
+        {
+            overflow.state = true;
+            overflow.told_mode = None;
+        }
+        self.told_mode = None;
     }
 
     /// A packet of this kind had no room.

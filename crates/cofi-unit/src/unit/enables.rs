@@ -54,13 +54,14 @@ impl Unit {
             self.resolve(client, None);
         }
         // MODE.TSX stands in PSB+ only, when a transaction has ended or begun meanwhile.
-        let tx = self.told_tx != self.context.in_tx;
-        self.psb_owed |= core::mem::take(&mut self.psb_in_context);
-        if self.byte_count == 0 || !self.caps.psb_cyc || pending || self.psb_owed || tx {
+        let owes = self.told_tx != self.context.in_tx || self.psb_owed || self.psb_in_context;
+        if self.byte_count == 0 || !self.caps.psb_cyc || pending || owes {
             self.psb_plus(client, None);
         } else {
             self.resync_time(client);
         }
+        // Out of context it does not tell all.
+        self.psb_in_context = owes && !context;
         if let Some(event) = event {
             self.control_event(client, event, false, context);
         }

@@ -144,8 +144,13 @@ impl Unit {
         if changes {
             self.flag_changed();
         }
-        if changes && follows && self.regs.ctl.event_en() && self.mode_exec(client) {
-            self.fup(client, at.ip);
+        if changes
+            && follows
+            && self.regs.ctl.event_en()
+            && self.mode_exec(client)
+            && !self.fup(client, at.ip)
+        {
+            self.mode_is_lost();
         }
         self.end(client, at.next);
     }
@@ -169,8 +174,8 @@ impl Unit {
                 TsxState::NotInTx
             };
             self.mode_tsx(client, tx);
-            if self.packet_en() {
-                self.fup(client, at.ip);
+            if self.packet_en() && !self.fup(client, at.ip) {
+                self.mode_is_lost();
             }
         }
         self.end(client, at.next);
@@ -185,8 +190,8 @@ impl Unit {
         let before = self.packet_en();
         if self.tells_transactions() {
             self.mode_tsx(client, TsxState::Aborted);
-            if before {
-                self.fup(client, from);
+            if before && !self.fup(client, from) {
+                self.mode_is_lost();
             }
         }
         self.land(client, before, to);

@@ -61,18 +61,17 @@ impl Unit {
 
     /// TIP, behind everything that waits.
     #[inline]
-    pub(super) fn tip(&mut self, client: &mut impl Client, target: Ip) {
+    pub(super) fn tip(&mut self, client: &mut impl Client, target: Ip) -> bool {
         if self.buffer.is_some() {
             self.flush(client);
             self.cyc(client, Kind::Tip);
-            self.emit_ip(client, |ip| Packet::Tip { ip }, Some(target));
-            return;
+            return self.emit_ip(client, |ip| Packet::Tip { ip }, Some(target));
         }
         self.flush(client);
         self.cyc(client, Kind::Tip);
         let ip = self.ip(target);
         let raw = Packet::Tip { ip }.encode();
-        self.send(client, &raw.bytes()[..raw.len()]);
+        self.send(client, &raw.bytes()[..raw.len()])
     }
 
     /// TIP of a near indirect jump or call, which may wait (33.4.2.3).
@@ -89,10 +88,12 @@ impl Unit {
 
     /// TIP.PGE, and before it the mode, if the stream has told another (33.4.2.4, 33.4.2.8).
     pub(super) fn pge(&mut self, client: &mut impl Client, ip: Ip) {
-        self.mode_exec(client);
+        let told = self.mode_exec(client);
         self.flush(client);
         self.cyc(client, Kind::TipPge);
-        self.emit_ip(client, |ip| Packet::TipPge { ip }, Some(ip));
+        if !self.emit_ip(client, |ip| Packet::TipPge { ip }, Some(ip)) && told {
+            self.mode_is_lost();
+        }
     }
 
     /// TIP.PGD; no return is compressed across it (33.4.2.2, 33.4.2.5).
@@ -103,9 +104,10 @@ impl Unit {
         self.emit_ip(client, |ip| Packet::TipPgd { ip }, ip);
     }
 
-    pub(super) fn fup(&mut self, client: &mut impl Client, ip: Ip) {
+    /// FUP (33.4.2.6). Whether there was room for it.
+    pub(super) fn fup(&mut self, client: &mut impl Client, ip: Ip) -> bool {
         self.flush(client);
-        self.emit_ip(client, |ip| Packet::Fup { ip }, Some(ip));
+        self.emit_ip(client, |ip| Packet::Fup { ip }, Some(ip))
     }
 
     /// MODE.Exec, unless the stream has told the same already (33.4.2.8 lets a repetition be suppressed). Whether it was sent.
@@ -194,6 +196,13 @@ impl Unit {
     /// Sends what waits: TNT results, then TIPs.
     #[inline]
     pub(super) fn flush(&mut self, client: &mut impl Client) {
+        if !self.deferred.is_empty() && self.buffer.is_some() {
+            // A TNT without the TIPs that belong between its results would tell less than nothing.
+            let most = 8 + 9 * self.deferred.targets().len();
+            if !self.reserve(client, most) {
+                return;
+            }
+        }
         while !self.tnt.is_empty() {
             let long = self.choices.tnt == TntForm::Long
                 || self.choices.tnt == TntForm::Both && self.tnt.len() > 6;

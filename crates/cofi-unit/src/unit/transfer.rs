@@ -172,8 +172,10 @@ impl Unit {
         let status = self.regs.status;
         match (before, self.packet_en()) {
             (true, true) => {
-                self.mode_exec(client);
-                self.tip(client, ip);
+                let told = self.mode_exec(client);
+                if !self.tip(client, ip) && told {
+                    self.mode_is_lost();
+                }
             }
             (true, false) => self.pgd(client, status.context_en().then_some(ip)),
             (false, true) => self.pge(client, ip),
@@ -182,7 +184,9 @@ impl Unit {
                 let tells = self.regs.ctl.event_en() && self.told_mode.is_some();
                 if follows && tells && self.mode_exec(client) {
                     // No TIP is there to follow it without BranchEn.
-                    self.fup(client, ip);
+                    if !self.fup(client, ip) {
+                        self.mode_is_lost();
+                    }
                 }
             }
         }
