@@ -58,7 +58,7 @@ const NAMES: [(&str, Features); 16] = [
 type Take = fn(&mut Setup);
 
 /// What the processor may choose or have, and how to take it away.
-const CHOICES: [(&str, Take); 10] = [
+const CHOICES: [(&str, Take); 8] = [
     ("ret-compression", |setup| {
         setup.ctl = setup.ctl.with_dis_retc(true);
         // A machine that is configured anew may turn it on.
@@ -77,14 +77,6 @@ const CHOICES: [(&str, Take); 10] = [
     ("compressed-after-overflow", |setup| {
         if setup.choices.buffer.is_some() {
             setup.choices.ip_compression = IpCompression::Off;
-        }
-    }),
-    ("deferred-into-overflow", |setup| {
-        setup.choices.deferred_tips &= setup.choices.buffer.is_none();
-    }),
-    ("transaction-into-overflow", |setup| {
-        if setup.choices.buffer.is_some() {
-            setup.features.0 &= !Features::TRANSACTIONS.0;
         }
     }),
     ("deferred-tips", |setup| setup.choices.deferred_tips = false),

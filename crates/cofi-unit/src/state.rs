@@ -10,7 +10,7 @@
 //! | context: CPL, CR3, PAE, mode, base of CS, RFLAGS.IF, in a transaction, enclave | 1, 8, 1, 1, 8, 1, 1, 1 |
 //! | VMX: in operation, non-root, conceal, TSC multiplier, TSC offset, VMCS pointer | 1, 1, 1, 8, 8, optional 8 |
 //! | core:bus ratio, asleep, waiting for SIPI, PSB owed, PSB owed in context, no IP since the last PSB | 1, 1, 1, 1, 1, 1 |
-//! | in an authenticated code module: TraceEn and FilterEn before it | optional 1, 1 |
+//! | in an authenticated code module: TraceEn, FilterEn and an overflow before it | optional 1, 1, 1 |
 //! | told to the reader: mode and RFLAGS.IF; in a transaction | optional 1, 1; 1 |
 //! | Last IP; packet bytes since the last PSB | 8, 8 |
 //! | MTC count; origin of the cycle counter, its count when tracing ended; CYC sent; CYC owed | 8, 8, 8, 1, 1 |

@@ -52,8 +52,8 @@ pub struct Unit {
     asleep: bool,
     /// After INIT, waiting for SIPI: nothing runs, so PacketEn is 0.
     waiting: bool,
-    /// In an authenticated code module: what TraceEn and FilterEn were before.
-    acm: Option<(bool, bool)>,
+    /// In an authenticated code module: what TraceEn and FilterEn were before, and whether packets were being lost.
+    acm: Option<(bool, bool, bool)>,
     last_ip: LastIp,
     /// No IP has been sent since the last PSB.
     is_first_ip: bool,
@@ -93,6 +93,8 @@ struct Cached {
     /// So it is at least at instructions that do not branch, or not taken branches: with address ranges, only where control
     /// goes elsewhere is there more to ask.
     plain_ahead: bool,
+    /// So many bytes are there from one PSB to the next.
+    psb_at: u64,
     /// What is subtracted from a linear address to make an IP payload: the base of CS, where payloads are RIPs (33.3.1.1).
     ip_base: u64,
 }
@@ -449,6 +451,7 @@ impl Unit {
         } else {
             self.context.cs_base
         };
+        self.plan_psb();
         self.refresh();
     }
 

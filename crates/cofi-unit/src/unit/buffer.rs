@@ -28,7 +28,7 @@ pub(super) struct Buffer {
 
 /// Packets are being lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(super) struct Overflow {
+struct Overflow {
     /// A packet was lost that told of state; a PSB+ is to tell it.
     state: bool,
     mtcs: u32,
@@ -60,14 +60,6 @@ impl Buffer {
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         self.overflow = None;
-    }
-
-    pub(super) const fn take_overflow(&mut self) -> Option<Overflow> {
-        self.overflow.take()
-    }
-
-    pub(super) const fn put_overflow(&mut self, overflow: Option<Overflow>) {
-        self.overflow = overflow;
     }
 
     /// So many bytes can drain by now.
@@ -125,7 +117,7 @@ impl Unit {
             return self.ended();
         }
         if buffer.overflow.is_some_and(|overflow| overflow.stop) && self.has_room() {
-            self.resolve(client, None);
+            self.resolve(client, None, false);
         }
     }
 
@@ -139,7 +131,7 @@ impl Unit {
         self.drain(client, bytes);
         let is_known = ip.is_some() || !self.packet_en();
         if self.is_overflowing() && self.has_room() && is_known {
-            self.resolve(client, ip);
+            self.resolve(client, ip, false);
         }
     }
 
@@ -156,20 +148,9 @@ impl Unit {
     pub(super) fn empty_buffer(&mut self, client: &mut impl Client) {
         self.drain(client, usize::MAX);
         if self.is_overflowing() {
-            self.waiting_for_resolution_ends(client);
+            self.resolve(client, None, true);
         }
         self.drain(client, usize::MAX);
-    }
-
-    fn waiting_for_resolution_ends(&mut self, client: &mut impl Client) {
-        let overflow = self.buffer.as_mut().and_then(|b| b.overflow.as_mut());
-        // The PSB+ comes when TraceEn is set again: a small buffer could overflow by it now.
-        let state = overflow.is_some_and(|overflow| core::mem::take(&mut overflow.state));
-        // Whatever is enabled now ends here: tracing goes on with a TIP.PGE, some day.
-        self.regs.status = self.regs.status.with_filter_en(false);
-        self.refresh();
-        self.resolve(client, None);
-        self.psb_owed |= state;
     }
 
     /// Puts a packet into the internal buffer. `false` and an overflow if there is no room.
@@ -198,7 +179,7 @@ impl Unit {
     }
 
     /// An overflow begins.
-    fn overflow(&mut self) {
+    pub(super) fn overflow(&mut self) {
         if let Some(buffer) = &mut self.buffer {
             buffer.overflow = Some(Overflow {
                 told_mode: self.told_mode,
@@ -281,8 +262,8 @@ impl Unit {
         }
     }
 
-    /// The overflow is resolved: OVF, a FUP where PacketEn is set, and what else was lost that a reader must know.
-    pub(super) fn resolve(&mut self, client: &mut impl Client, ip: Option<Ip>) {
+    /// The overflow is resolved, perhaps (`ends`) because TraceEn is cleared: OVF, a FUP where PacketEn is set, and what else was lost that a reader must know.
+    fn resolve(&mut self, client: &mut impl Client, ip: Option<Ip>, ends: bool) {
         let Some(buffer) = &mut self.buffer else {
             return;
         };
@@ -295,12 +276,16 @@ impl Unit {
         // Not `emit`: where TraceStop was met meanwhile, TriggerEn is 0 already.
         self.cyc(client, Kind::Ovf);
         self.send_packet(client, Packet::Ovf);
+        // Of a transaction no reader can know whether its end was lost.
+        let mut state = overflow.state || self.told_tx || self.context.in_tx;
         if overflow.stop {
             self.send_packet(client, Packet::TraceStop);
-            self.psb_owed |= overflow.state;
+        }
+        if overflow.stop || ends {
+            // Tracing goes on with a TIP.PGE, some day. A PSB+ comes before it: a small buffer could overflow by it now.
+            self.psb_owed |= state;
             return;
         }
-        let mut state = overflow.state;
         if overflow.mtcs >= MAX_LOST_MTC && self.regs.ctl.tsc_en() {
             self.resync_time(client);
         }
@@ -314,6 +299,7 @@ impl Unit {
             self.psb_plus(client, ip);
             // Out of context it does not tell all.
             self.psb_in_context = !self.regs.status.context_en();
+            self.plan_psb();
         }
     }
 

@@ -49,10 +49,6 @@ impl Unit {
         let context = self.context_enabled(&self.context);
         self.regs.status = self.regs.status.with_context_en(context);
         let pending = self.regs.ctl.inject() && self.regs.status.pend_psb();
-        if self.is_overflowing() {
-            // It began before an authenticated code module.
-            self.resolve(client, None);
-        }
         // MODE.TSX stands in PSB+ only, when a transaction has ended or begun meanwhile.
         let owes = self.told_tx != self.context.in_tx || self.psb_owed || self.psb_in_context;
         if self.byte_count == 0 || !self.caps.psb_cyc || pending || owes {
@@ -62,6 +58,7 @@ impl Unit {
         }
         // Out of context it does not tell all.
         self.psb_in_context = owes && !context;
+        self.plan_psb();
         if let Some(event) = event {
             self.control_event(client, event, false, context);
         }
@@ -166,9 +163,9 @@ impl Unit {
             let enabled = self.context_enabled(&context);
             self.regs.status = self.regs.status.with_context_en(enabled);
             self.refresh();
-            if enabled && core::mem::take(&mut self.psb_in_context) {
+            if self.psb_in_context {
                 // It comes when the event is complete.
-                self.byte_count = self.byte_count.max(self.psb_at());
+                self.plan_psb();
             }
         }
     }

@@ -11,10 +11,20 @@ impl Unit {
         self.byte_count >= self.psb_at()
     }
 
-    /// So many bytes are there from one PSB to the next.
+    /// So many bytes are there from one PSB to the next; none where one is to come at once.
     #[inline]
     pub(super) fn psb_at(&self) -> u64 {
-        1 << 11 << self.regs.ctl.psb_freq()
+        self.cached.psb_at
+    }
+
+    /// [`Self::psb_at`] follows from registers, context and what is owed.
+    pub(super) fn plan_psb(&mut self) {
+        let is_due = self.psb_in_context && self.regs.status.context_en();
+        self.cached.psb_at = if is_due {
+            0
+        } else {
+            1 << 11 << self.regs.ctl.psb_freq()
+        };
     }
 
     /// PSB+, with the Current IP where PacketEn is set.
@@ -28,6 +38,8 @@ impl Unit {
             return;
         }
         self.psb_owed = false;
+        self.psb_in_context &= !self.regs.status.context_en();
+        self.plan_psb();
         self.last_ip.reset();
         self.is_first_ip = true;
         self.returns.clear();

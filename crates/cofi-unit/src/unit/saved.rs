@@ -65,9 +65,10 @@ impl Unit {
         for flag in [asleep, waiting, psb_owed, psb_in_context, is_first_ip] {
             writer.bool(*flag);
         }
-        writer.option(*acm, |writer, (trace_en, filter_en)| {
+        writer.option(*acm, |writer, (trace_en, filter_en, overflows)| {
             writer.bool(trace_en);
             writer.bool(filter_en);
+            writer.bool(overflows);
         });
         writer.told_mode(*told_mode);
         writer.bool(*told_tx);
@@ -123,7 +124,8 @@ impl Unit {
         let acm = reader.option("authenticated code", |reader| {
             let trace_en = reader.bool("TraceEn before authenticated code")?;
             let filter_en = reader.bool("FilterEn before authenticated code")?;
-            Ok((trace_en, filter_en))
+            let overflows = reader.bool("overflow before authenticated code")?;
+            Ok((trace_en, filter_en, overflows))
         })?;
         let told_mode = reader.told_mode()?;
         let told_tx = reader.bool("told to be in a transaction")?;

@@ -1,7 +1,6 @@
 //! INIT and SIPI, shutdown, SMM, authenticated code (33.2.9.3, 33.2.9.6, 33.7).
 
 use super::Unit;
-use super::buffer::Buffer;
 use super::transfer::{ControlEvent, Pip, Transfer};
 use crate::client::Client;
 use crate::event::{Context, Destination, Rsm};
@@ -117,20 +116,20 @@ impl Unit {
             return;
         }
         self.begin_anywhere(client);
-        self.acm = Some((self.regs.ctl.trace_en(), self.regs.status.filter_en()));
+        let overflows = self.is_overflowing();
+        self.acm = Some((
+            self.regs.ctl.trace_en(),
+            self.regs.status.filter_en(),
+            overflows,
+        ));
         if self.regs.ctl.trace_en() {
-            // An overflow goes on: where it is resolved a FUP must tell the place, as no TIP.PGE follows.
-            let overflow = self.buffer.as_mut().and_then(Buffer::take_overflow);
             self.stop_tracing(client);
-            if let Some(buffer) = &mut self.buffer {
-                buffer.put_overflow(overflow);
-            }
         }
     }
 
     /// The module is done. Only timing packets tell.
     pub(super) fn acm_end(&mut self, client: &mut impl Client) {
-        let Some((true, filter)) = self.acm.take() else {
+        let Some((true, filter, overflows)) = self.acm.take() else {
             return;
         };
         if self.regs.ctl.trace_en() {
@@ -156,5 +155,9 @@ impl Unit {
             .with_filter_en(filter);
         self.configure();
         self.resync_time(client);
+        if overflows {
+            // Its OVF came when tracing ended, and no TIP.PGE follows: another OVF, with a FUP, tells where it goes on.
+            self.overflow();
+        }
     }
 }

@@ -11,8 +11,6 @@ pub(crate) struct Machine {
     pub(crate) world: World,
     /// Print what is done.
     pub(crate) is_loud: bool,
-    /// In an authenticated code module.
-    pub(crate) in_module: bool,
     /// What is done may break what must hold, as the state is not one that came about by itself.
     pub(crate) is_broken: bool,
 }
@@ -26,7 +24,6 @@ impl Machine {
             unit: Unit::with(caps, choices, context),
             world,
             is_loud: std::env::var_os("COFI_LOUD").is_some(),
-            in_module: false,
             is_broken: false,
         }
     }
@@ -109,8 +106,8 @@ impl Machine {
                 "clearing TraceEn empties the buffer"
             );
             assert!(
-                !self.unit.is_overflowing() || self.in_module,
-                "clearing TraceEn ends an overflow, but for authenticated code"
+                !self.unit.is_overflowing(),
+                "clearing TraceEn ends an overflow"
             );
         }
         let size = choices.buffer.map_or(0, |buffer| buffer.size.max(64));

@@ -362,14 +362,8 @@ impl Machine {
                 self.act(rsm, |unit, world| unit.rsm(world, rsm));
             }
             3 => self.event(Event::Senter { at: at(dice) }),
-            4 => {
-                self.in_module = true;
-                self.event(Event::AcmBegin)
-            }
-            _ => {
-                self.in_module = false;
-                self.event(Event::AcmEnd)
-            }
+            4 => self.event(Event::AcmBegin),
+            _ => self.event(Event::AcmEnd),
         }
     }
 

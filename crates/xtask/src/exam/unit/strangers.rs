@@ -61,16 +61,6 @@ pub(super) const FLOW: &[Exclusion] = &[
         why: "an IP behind OVF may be compressed against one before it (33.4.2.16); libipt takes it as compressed against zero",
     },
     Exclusion {
-        name: "deferred-into-overflow",
-        how: How::Without,
-        why: "an overflow may swallow deferred TIPs whose TNT is out (33.4.2.3); libipt wants all bits used before it sees the OVF",
-    },
-    Exclusion {
-        name: "transaction-into-overflow",
-        how: How::Without,
-        why: "an overflow may swallow the FUP of a MODE.TSX (33.3.8); libipt then forgets the MODE.TSX, the unit takes it for told",
-    },
-    Exclusion {
         name: "mode-after-overflow",
         how: How::Rift,
         why: "libipt keeps the mode from before an overflow: a MODE.Exec whose TIP was lost, and the PSB+ behind OVF and FUP",
