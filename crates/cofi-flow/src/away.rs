@@ -360,10 +360,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn overflow(&mut self) {
         self.tnt_len = 0;
         self.returns.clear();
-        // While tracing is off a MODE.TSX tells the state and waits for no FUP (33.2.9.2).
-        let tsx = self.bound.tsx.filter(|_| self.state == State::Off);
+        // While tracing is off a MODE packet tells the state that holds when it goes on, and waits for no packet that may be lost (33.2.9.2).
+        let off = self.state == State::Off;
         self.bound = Bound {
-            tsx,
+            tsx: self.bound.tsx.filter(|_| off),
+            mode: self.bound.mode.filter(|_| off),
             ..Bound::default()
         };
         self.held.clear();
@@ -440,11 +441,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let tsx = bound
             .tsx
             .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
+        let mode = bound.mode;
         match ip {
             Some(ip) => {
                 self.apply(
                     Bound {
                         tsx,
+                        mode,
                         ..Bound::default()
                     },
                     Some(ip),
@@ -458,7 +461,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             None => {
                 self.turn_off(None);
-                self.bound.tsx = tsx;
+                self.bound = Bound {
+                    tsx,
+                    mode,
+                    ..Bound::default()
+                };
             }
         }
         if let Some(status) = status {

@@ -321,6 +321,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 Flow::Tip(Some(to)) => return Ok(AtIp::Branch { to }),
                 Flow::Tip(None) => return Err(FlowErrorKind::SuppressedIp { packet: Kind::Tip }),
                 Flow::Pgd(ip) => return Ok(AtIp::Disable { ip }),
+                // It belongs to the MODE.Exec before it, which tells of RFLAGS.IF while tracing is off.
+                Flow::Fup(_) if self.bound.mode.is_some() => {
+                    return Ok(AtIp::Disable { ip: None });
+                }
                 // INIT parks the processor without a word; tracing goes on when it wakes (table 33-55, 23 and 24).
                 Flow::Pge(_)
                 | Flow::Psb

@@ -262,15 +262,17 @@ impl TimeTracker {
         let (Some(base), Some(now)) = (self.cycle_base, self.now) else {
             return self.unknown();
         };
+        // Cycles are counted whole, wherever the other clocks stand.
+        let cycle = 1 + self.max_nonturbo.checked_div(slow).unwrap_or(0);
         let clip = |value: u128| u64::try_from(value).unwrap_or(u64::MAX);
         let low = base
             .low
-            .saturating_add(clip(least).saturating_sub(1))
+            .saturating_add(clip(least).saturating_sub(cycle))
             .max(self.anchor);
         let high = base
             .high
             .saturating_add(clip(most))
-            .saturating_add(1)
+            .saturating_add(cycle)
             .max(low);
         let guess = base.guess.saturating_add(clip(scaled)).clamp(low, high);
         self.last = Span { low, guess, high };

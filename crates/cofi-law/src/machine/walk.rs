@@ -542,6 +542,7 @@ impl Walk<'_> {
             | Kind::Halt
             | Kind::Flag(_)
             | Kind::VmEntry
+            | Kind::VmPtrLoad
                 if self.context.in_tx =>
             {
                 self.abort();
@@ -593,6 +594,9 @@ impl Walk<'_> {
                 self.event(Event::Vmptrld { at, vmcs: 0x8000 });
                 self.at.1 += 1;
             }
+            // To the host, or #UD.
+            Kind::VmPtrLoad if self.vmx.guest => self.vm_exit(at.ip),
+            Kind::VmPtrLoad => self.interrupt(at.ip),
             // The others do nothing of note here.
             _ => self.near(at, Branch::None, self.at.1 + 1),
         }

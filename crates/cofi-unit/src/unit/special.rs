@@ -6,7 +6,7 @@ use crate::client::Client;
 use crate::event::{Context, Destination, Rsm};
 use crate::registers::Fault;
 use cofi_packet::Ip;
-use cofi_packet::intel::CfeType;
+use cofi_packet::intel::{CfeType, Kind};
 
 impl Unit {
     /// INIT on a processor that waits for SIPI then: Table 33-55, case 23.
@@ -116,15 +116,14 @@ impl Unit {
             return;
         }
         self.begin_anywhere(client);
-        let overflows = self.is_overflowing();
-        self.acm = Some((
-            self.regs.ctl.trace_en(),
-            self.regs.status.filter_en(),
-            overflows,
-        ));
-        if self.regs.ctl.trace_en() {
+        let (trace_en, filter_en) = (self.regs.ctl.trace_en(), self.regs.status.filter_en());
+        let resolved = self.overflows();
+        if trace_en {
             self.stop_tracing(client);
         }
+        // Whether an OVF came just now, for one that lasted or for what was flushed.
+        let overflows = self.overflows() != resolved;
+        self.acm = Some((trace_en, filter_en, overflows));
     }
 
     /// The module is done. Only timing packets tell.
@@ -158,6 +157,9 @@ impl Unit {
         if overflows {
             // Its OVF came when tracing ended, and no TIP.PGE follows: another OVF, with a FUP, tells where it goes on.
             self.overflow();
+            if core::mem::take(&mut self.psb_owed) {
+                self.lost(Kind::Psb);
+            }
         }
     }
 }

@@ -92,13 +92,18 @@ impl Transfer {
 
 impl Unit {
     pub(super) fn transfer(&mut self, client: &mut impl Client, transfer: Transfer) {
-        let Destination { ip, context } = transfer.to;
         if !self.begin(client, transfer.at) {
-            self.enter(context);
+            self.enter(transfer.to.context);
             return;
         }
-        let before = self.packet_en();
         self.announce(client, &transfer);
+        self.carry_out(client, transfer);
+    }
+
+    /// A transfer that has begun and been announced.
+    pub(super) fn carry_out(&mut self, client: &mut impl Client, transfer: Transfer) {
+        let Destination { ip, context } = transfer.to;
+        let before = self.packet_en();
         let old = self.context;
         self.enter(context);
         match transfer.pip {

@@ -152,12 +152,11 @@ impl Unit {
         if let Some(smm) = entry.from_smm {
             self.vmx.vmcs = Some(smm.vmcs);
         }
-        let transfer = Transfer {
-            event: None,
-            ..self.entry_transfer(entry)
-        };
-        if self.regs.ctl.trace_en() {
-            self.transfer(client, transfer);
+        let transfer = self.entry_transfer(entry);
+        if self.regs.status.trigger_en() {
+            self.carry_out(client, transfer);
+        } else if self.regs.ctl.trace_en() {
+            self.enter(entry.to.context);
         } else {
             self.enter(entry.to.context);
             self.finish_loads(client, entry.load_ctl, entry.loads, entry.to);
@@ -234,13 +233,10 @@ impl Unit {
         if let Some(smm) = exit.to_smm {
             self.vmx.vmcs = Some(smm.vmcs);
         }
-        if self.regs.ctl.trace_en() {
-            let transfer = Transfer {
-                event: None,
-                fup: None,
-                ..transfer
-            };
-            self.transfer(client, transfer);
+        if self.regs.status.trigger_en() {
+            self.carry_out(client, transfer);
+        } else if self.regs.ctl.trace_en() {
+            self.enter(exit.to.context);
         } else {
             self.enter(exit.to.context);
             self.finish_loads(client, control, exit.loads, exit.to);
