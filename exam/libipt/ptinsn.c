@@ -7,6 +7,8 @@
  * that time, so that code may change as the program runs; `--clear` empties the address space (an exec).
  * `--count N` decodes the stream N times, each time from nothing, and prints one line instead: the instructions of one
  * pass, the sum of their addresses (modulo 2^64), and the processor time of all passes in seconds.
+ * `--events` prints everything that a decoder tells, a line each: `insn ADDRESS BITS TX`, TX being 1 in a transaction, and the
+ * events (see `print_event`), status updates left out; `error OFFSET WORDS` stands where the flow breaks off.
  * Every error is told on standard error with its offset and ends the run of instructions up to the next PSB.
  * Exit status: 0 without errors, 1 with errors, 2 for wrong usage.
  */
@@ -32,7 +34,7 @@ static int usage(const char *what)
 {
     fprintf(stderr,
             "ptinsn: %s\nusage: ptinsn [--cpu FAMILY/MODEL/STEPPING] [--mtc-freq N] [--nom-freq N] [--cpuid-15 EAX,EBX] "
-            "[--count N] STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
+            "[--count N] [--events] STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
             what);
     return 2;
 }
@@ -154,7 +156,70 @@ struct tally {
     uint64_t instructions, sum;
 };
 
-static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space, struct tally *tally)
+/* An address, or "-" where it is suppressed. */
+static void print_at(const char *kind, const struct pt_event *event, uint64_t ip)
+{
+    if (event->ip_suppressed)
+        printf("%s -", kind);
+    else
+        printf("%s 0x%" PRIx64, kind, ip);
+}
+
+static void print_event(const struct pt_event *event)
+{
+    if (event->status_update)
+        return;
+    switch (event->type) {
+    case ptev_enabled: printf("enabled 0x%" PRIx64, event->variant.enabled.ip); break;
+    case ptev_disabled: print_at("disabled", event, event->variant.disabled.ip); break;
+    case ptev_async_disabled:
+        print_at("async_disabled", event, event->variant.async_disabled.ip);
+        printf(" 0x%" PRIx64, event->variant.async_disabled.at);
+        break;
+    case ptev_async_branch:
+        print_at("async_branch", event, event->variant.async_branch.to);
+        printf(" 0x%" PRIx64, event->variant.async_branch.from);
+        break;
+    case ptev_paging:
+        printf("paging 0x%" PRIx64 " %u", event->variant.paging.cr3, event->variant.paging.non_root);
+        break;
+    case ptev_async_paging:
+        printf("paging 0x%" PRIx64 " %u", event->variant.async_paging.cr3, event->variant.async_paging.non_root);
+        break;
+    case ptev_overflow: print_at("overflow", event, event->variant.overflow.ip); break;
+    case ptev_tsx:
+        print_at("tsx", event, event->variant.tsx.ip);
+        printf(" %u %u", event->variant.tsx.speculative, event->variant.tsx.aborted);
+        break;
+    case ptev_stop: printf("stop"); break;
+    case ptev_vmcs: printf("vmcs 0x%" PRIx64, event->variant.vmcs.base); break;
+    case ptev_async_vmcs: printf("vmcs 0x%" PRIx64, event->variant.async_vmcs.base); break;
+    case ptev_exstop: print_at("exstop", event, event->variant.exstop.ip); break;
+    case ptev_mwait:
+        printf("mwait %u %u", event->variant.mwait.hints & 0xff, event->variant.mwait.ext & 3);
+        break;
+    case ptev_pwre: printf("pwre %u %u", event->variant.pwre.state, event->variant.pwre.sub_state); break;
+    case ptev_pwrx: printf("pwrx %u %u", event->variant.pwrx.last, event->variant.pwrx.deepest); break;
+    case ptev_ptwrite:
+        print_at("ptwrite", event, event->variant.ptwrite.ip);
+        printf(" 0x%" PRIx64, event->variant.ptwrite.payload);
+        break;
+    default: return;
+    }
+    putchar('\n');
+}
+
+static void print_insn(const struct pt_insn *insn, bool events)
+{
+    static const char *const bits[] = {[ptem_16bit] = "16", [ptem_32bit] = "32", [ptem_64bit] = "64"};
+    if (events)
+        printf("insn 0x%" PRIx64 " %s %u\n", insn->ip, insn->mode > ptem_64bit ? "?" : bits[insn->mode] ? bits[insn->mode] : "?",
+               insn->speculative);
+    else
+        printf("0x%" PRIx64 "\n", insn->ip);
+}
+
+static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space, struct tally *tally, bool events)
 {
     unsigned long errors = 0;
     for (;;) {
@@ -174,6 +239,8 @@ static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space
                 status = pt_insn_event(decoder, &event, sizeof event);
                 if (status < 0)
                     break;
+                if (events)
+                    print_event(&event);
                 failed = catch_up(space, decoder);
                 if (failed < 0)
                     return errors + complain(decoder, failed, 0);
@@ -187,13 +254,17 @@ static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space
                 tally->instructions++;
                 tally->sum += insn.ip;
             } else if (insn.iclass != ptic_error) {
-                printf("0x%" PRIx64 "\n", insn.ip);
+                print_insn(&insn, events);
             }
             if (status < 0)
                 break;
         }
-        if (status < 0 && status != -pte_eos)
+        if (status < 0 && status != -pte_eos) {
+            uint64_t offset = 0;
             errors += complain(decoder, status, insn.ip);
+            if (events && pt_insn_get_offset(decoder, &offset) >= 0)
+                printf("error %" PRIu64 " %s\n", offset, pt_errstr(pt_errcode(status)));
+        }
         else if (status == -pte_eos || (status & pts_eos))
             return errors;
     }
@@ -206,6 +277,7 @@ int main(int argc, char **argv)
     struct space space = {.changes = changes};
     const char *stream = NULL;
     uint64_t at = 0, passes = 0;
+    bool events = false;
 
     pt_config_init(&config);
     if (!changes)
@@ -215,6 +287,10 @@ int main(int argc, char **argv)
         uint64_t n = 0;
         if (!strcmp(word, "--clear")) {
             changes[space.count++] = (struct change){.at = at, .clear = true};
+            continue;
+        }
+        if (!strcmp(word, "--events")) {
+            events = true;
             continue;
         }
         if (strncmp(word, "--", 2) == 0) {
@@ -280,7 +356,7 @@ int main(int argc, char **argv)
         space.image = pt_image_alloc(NULL);
         if (!decoder || !space.image || pt_insn_set_image(decoder, space.image) < 0)
             return usage("libipt has no decoder for this");
-        errors += decode(decoder, &space, passes ? &tally : NULL);
+        errors += decode(decoder, &space, passes ? &tally : NULL, events);
         pt_insn_free_decoder(decoder);
         pt_image_free(space.image);
     }

@@ -168,6 +168,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             return;
         }
         self.release_held(None);
+        if let (Flow::Fup(_), Some(mode)) = (flow, self.bound.mode) {
+            // Without BranchEn, a MODE.Exec that tells of RFLAGS.IF has a FUP of its own (33.4.2.8).
+            self.bound.mode = None;
+            self.set_mode(mode);
+            self.note_used();
+            return;
+        }
         match flow {
             Flow::Pge(Some(ip)) => {
                 // No return is compressed across this, but processors and decoders differ in whether they forget.
@@ -228,6 +235,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     }
                     PsbPlus::Complete(mut status) => {
                         self.returns.clear();
+                        // It tells the present state; what was to hold from the next TIP.PGE on is older.
+                        self.bound.tsx = self.bound.tsx.filter(|_| status.state.tsx.is_none());
                         status.state.mode = None;
                         self.apply_status(status);
                         self.resume_at = resume_at;
@@ -351,7 +360,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn overflow(&mut self) {
         self.tnt_len = 0;
         self.returns.clear();
-        self.bound = Bound::default();
+        // While tracing is off a MODE packet tells the state that holds when it goes on, and waits for no packet that may be lost (33.2.9.2).
+        let off = self.state == State::Off;
+        self.bound = Bound {
+            tsx: self.bound.tsx.filter(|_| off),
+            mode: self.bound.mode.filter(|_| off),
+            ..Bound::default()
+        };
         self.held.clear();
         self.claimed = false;
         let errata = self.config.errata;
@@ -422,8 +437,21 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>) {
         self.consumed();
         self.push(Event::Overflow { ip });
+        let bound = core::mem::take(&mut self.bound);
+        let tsx = bound
+            .tsx
+            .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
+        let mode = bound.mode;
         match ip {
             Some(ip) => {
+                self.apply(
+                    Bound {
+                        tsx,
+                        mode,
+                        ..Bound::default()
+                    },
+                    Some(ip),
+                );
                 self.state = State::On;
                 self.phase = Phase::Enter;
                 self.ip = ip;
@@ -431,7 +459,14 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.pending = Pending::None;
                 self.resume_at = None;
             }
-            None => self.turn_off(None),
+            None => {
+                self.turn_off(None);
+                self.bound = Bound {
+                    tsx,
+                    mode,
+                    ..Bound::default()
+                };
+            }
         }
         if let Some(status) = status {
             self.apply_status(status);

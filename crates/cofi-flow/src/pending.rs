@@ -309,7 +309,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn read_compound(&mut self) -> Result<AtIp, FlowErrorKind> {
         loop {
             let Some(flow) = self.next_flow()? else {
-                return Ok(AtIp::Events);
+                return Ok(AtIp::Disable { ip: None });
             };
             match flow {
                 Flow::Pip { cr3, nr } => self.bound.paging = Some((cr3, nr)),
@@ -318,12 +318,27 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     mode,
                     interrupt_flag,
                 } => self.bound.mode = Some((mode, interrupt_flag)),
-                Flow::ModeTsx(state) => self.bound.tsx = Some(state),
                 Flow::Tip(Some(to)) => return Ok(AtIp::Branch { to }),
                 Flow::Tip(None) => return Err(FlowErrorKind::SuppressedIp { packet: Kind::Tip }),
                 Flow::Pgd(ip) => return Ok(AtIp::Disable { ip }),
-                Flow::Pge(_) => {
-                    // INIT parks the processor without a word; tracing goes on when it wakes (table 33-55, 23 and 24).
+                // It belongs to the MODE.Exec before it, which tells of RFLAGS.IF while tracing is off.
+                Flow::Fup(_) if self.bound.mode.is_some() => {
+                    return Ok(AtIp::Disable { ip: None });
+                }
+                // INIT parks the processor without a word; tracing goes on when it wakes (table 33-55, 23 and 24).
+                Flow::Pge(_)
+                | Flow::Psb
+                | Flow::ModeTsx(_)
+                | Flow::TraceStop
+                | Flow::Ptw { .. }
+                | Flow::OwnFup(_)
+                | Flow::Fup(_)
+                | Flow::Cfe { .. }
+                | Flow::Evd { .. }
+                | Flow::ExStop { .. }
+                | Flow::Mwait { .. }
+                | Flow::Pwre { .. }
+                | Flow::Pwrx { .. } => {
                     self.reader.put_back(flow);
                     return Ok(AtIp::Disable { ip: None });
                 }
@@ -403,6 +418,14 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
+    /// Whether what comes next says that tracing stopped before the instruction at `next`, because a MOV to CR3 before it let a TraceStop
+    /// range count (33.4.2.9).
+    pub(crate) fn stop_is_next(&self, next: Ip) -> bool {
+        let mut ahead = self.reader.clone();
+        matches!(ahead.next(), Some(Ok(Flow::Pgd(Some(ip)))) if ip == next)
+            && matches!(ahead.next(), Some(Ok(Flow::TraceStop)))
+    }
+
     /// Applies state that was bound to an address, control having got there.
     pub(crate) fn apply(&mut self, state: Bound, place: Option<Ip>) {
         if let Some(mode) = state.mode {
@@ -438,7 +461,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.apply(news, status.ip);
     }
 
-    fn set_mode(&mut self, (mode, interrupt_flag): (ExecMode, bool)) {
+    pub(crate) fn set_mode(&mut self, (mode, interrupt_flag): (ExecMode, bool)) {
         self.mode = mode;
         if self.known.mode != Some((mode, interrupt_flag)) {
             self.known.mode = Some((mode, interrupt_flag));

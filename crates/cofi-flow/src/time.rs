@@ -43,6 +43,8 @@ pub struct TimeTracker {
     cycles: u64,
     /// The core:bus ratio; zero if unknown.
     cbr: u64,
+    /// The lowest and the highest that it has been since the last CYC.
+    cbr_range: (u64, u64),
     /// TSC ticks per core cycle as last measured between two crystal clock readings, in 1/65536; zero if unknown.
     measured: u64,
     crystal: Crystal,
@@ -82,6 +84,7 @@ impl TimeTracker {
             cycle_base: None,
             cycles: 0,
             cbr: 0,
+            cbr_range: (0, 0),
             measured: 0,
             crystal: Crystal::Unknown,
         }
@@ -239,13 +242,19 @@ impl TimeTracker {
     /// A CYC packet.
     pub fn cyc(&mut self, cycles: u64) {
         self.cycles = self.cycles.saturating_add(cycles);
-        // What the scale may be wrong by: one unit of the integer ratio.
-        let (scaled, error) = if self.cbr != 0 && self.max_nonturbo != 0 {
-            let scaled = u128::from(cycles) * u128::from(self.max_nonturbo) / u128::from(self.cbr);
-            (scaled, scaled / u128::from(self.cbr))
+        let (slow, fast) = core::mem::replace(&mut self.cbr_range, (self.cbr, self.cbr));
+        // At the least, most likely, at the most. What the scale may be wrong by: one unit of the integer ratio; and where that has
+        // changed since the last CYC, nobody knows how many cycles ran at which.
+        let (least, scaled, most) = if slow != 0 && self.max_nonturbo != 0 {
+            let at = |ratio: u64| {
+                let scaled = u128::from(cycles) * u128::from(self.max_nonturbo) / u128::from(ratio);
+                (scaled, scaled / u128::from(ratio))
+            };
+            let ((least, below), (most, above)) = (at(fast), at(slow));
+            (least.saturating_sub(below), at(self.cbr).0, most + above)
         } else if self.measured != 0 {
             let scaled = (u128::from(cycles) * u128::from(self.measured)) >> 16;
-            (scaled, scaled / 8)
+            (scaled - scaled / 8, scaled, scaled + scaled / 8)
         } else {
             self.cycle_base = None;
             return self.unknown();
@@ -253,18 +262,19 @@ impl TimeTracker {
         let (Some(base), Some(now)) = (self.cycle_base, self.now) else {
             return self.unknown();
         };
+        // Cycles are counted whole, wherever the other clocks stand.
+        let cycle = 1 + self.max_nonturbo.checked_div(slow).unwrap_or(0);
         let clip = |value: u128| u64::try_from(value).unwrap_or(u64::MAX);
-        let (scaled, error) = (clip(scaled), clip(error).saturating_add(1));
         let low = base
             .low
-            .saturating_add(scaled.saturating_sub(error))
+            .saturating_add(clip(least).saturating_sub(cycle))
             .max(self.anchor);
         let high = base
             .high
-            .saturating_add(scaled)
-            .saturating_add(error)
+            .saturating_add(clip(most))
+            .saturating_add(cycle)
             .max(low);
-        let guess = base.guess.saturating_add(scaled).clamp(low, high);
+        let guess = base.guess.saturating_add(clip(scaled)).clamp(low, high);
         self.last = Span { low, guess, high };
         self.cycle_base = Some(self.last);
         self.now = Some(now.max(guess));
@@ -272,8 +282,15 @@ impl TimeTracker {
 
     /// A CBR packet.
     pub fn cbr(&mut self, ratio: u8) {
-        if self.cbr != u64::from(ratio) {
-            self.cbr = u64::from(ratio);
+        let ratio = u64::from(ratio);
+        if self.cbr != ratio {
+            let (slow, fast) = self.cbr_range;
+            self.cbr_range = if self.cbr == 0 {
+                (ratio, ratio)
+            } else {
+                (slow.min(ratio), fast.max(ratio))
+            };
+            self.cbr = ratio;
             self.measured = 0;
         }
     }

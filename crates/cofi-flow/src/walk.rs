@@ -450,6 +450,15 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let target = if self.tnt_len != 0 {
             match self.deferred_tip() {
                 Ok(ip) => ip,
+                Err(FlowErrorKind::Unexpected {
+                    found: Kind::Ovf, ..
+                }) => {
+                    // The TIP was lost, and what the remaining bits tell lies behind it.
+                    self.tnt_len = 0;
+                    self.phase = Phase::Enter;
+                    self.fetch();
+                    return None;
+                }
                 Err(kind) => {
                     self.fail(kind);
                     return None;
@@ -510,6 +519,14 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         match self.pending {
             Pending::Paging { cr3, nr } if self.tnt_len == 0 => {
                 self.use_pending();
+                let stops = self.stop_is_next(block.next);
+                if stops {
+                    self.fetch();
+                    if let (Pending::Pgd(ip), 0) = (self.pending, self.tnt_len) {
+                        self.bound.paging = Some((cr3, nr));
+                        return self.disable(insn, block.next, ip);
+                    }
+                }
                 if self.config.cr3_filter {
                     self.fetch();
                     if let (Pending::Pgd(None), 0) = (self.pending, self.tnt_len) {

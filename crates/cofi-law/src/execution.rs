@@ -2,7 +2,9 @@
 
 use crate::{End, Program, Rng, Units};
 use cofi_packet::{ExecMode, Ip, Tsc};
-use cofi_unit::{At, Branch, Capabilities, Context, Ctl, Retired, msr};
+use cofi_unit::{
+    At, Branch, Capabilities, Context, Ctl, Event, Implementation, Retired, TntForm, msr,
+};
 
 /// What to generate and how to trace it.
 #[derive(Clone, Debug)]
@@ -94,20 +96,25 @@ pub fn run(config: &Config) -> Execution {
             config.deep,
         ),
     ];
-    let caps = Capabilities {
-        long_tnt: config.long_tnt,
-        ..Capabilities::default()
+    let caps = Capabilities::default();
+    let choices = Implementation {
+        tnt: if config.long_tnt {
+            TntForm::Long
+        } else {
+            TntForm::Short
+        },
+        ..Implementation::default()
     };
     let context = Context {
         cpl: 3,
         cr3: 0x1000,
         mode: ExecMode::Bits64,
-        in_tx: false,
+        ..Context::default()
     };
     let start = 1 + rng.next_u64() % (1 << 40);
     let mut walk = Walk {
         config,
-        units: Units::new(caps, context, start, config.seed),
+        units: Units::new(caps, choices, context, start, config.seed),
         programs,
         truth: Vec::new(),
         context,
@@ -125,7 +132,11 @@ pub fn run(config: &Config) -> Execution {
     walk.units.with(|unit, world| {
         unit.wrmsr(world, here, msr::IA32_RTIT_OUTPUT_MASK_PTRS, 0xfff)
             .expect(legal);
-        unit.set_core_bus_ratio(world, 20);
+        let event = Event::Frequency {
+            stopped_at: None,
+            ratio: 20,
+        };
+        unit.event(world, event);
     });
     walk.set_trace_en(true);
     for _ in 0..config.steps {
@@ -203,8 +214,7 @@ impl Walk<'_> {
                 mode,
                 ..self.context
             };
-            self.units
-                .with(|unit, world| unit.event(world, from, handler, context));
+            self.units.interrupt(from, handler, context);
             self.go(program, handler);
         } else {
             let kernel = Context {
@@ -212,8 +222,7 @@ impl Walk<'_> {
                 mode: ExecMode::Bits64,
                 ..self.context
             };
-            self.units
-                .with(|unit, world| unit.event(world, from, KERNEL, kernel));
+            self.units.interrupt(from, KERNEL, kernel);
             self.return_to_user(from);
         }
     }
@@ -238,8 +247,7 @@ impl Walk<'_> {
             cpl: 3,
             ..self.context
         };
-        self.units
-            .with(|unit, world| unit.far_transfer(world, to, context));
+        self.units.far(to, context);
         self.go(program, to);
     }
 
@@ -252,7 +260,7 @@ impl Walk<'_> {
                 self.pass_time();
                 self.set_trace_en(true);
             }
-            2 if self.rng.one_in(4) => self.units.with(|unit, world| unit.clocks_resumed(world)),
+            2 if self.rng.one_in(4) => self.units.event(Event::ClocksResumed),
             _ => {}
         }
         let (program, block, insn) = self.at;
@@ -339,13 +347,11 @@ impl Walk<'_> {
                     mode,
                     ..self.context
                 };
-                self.units
-                    .with(|unit, world| unit.far_transfer(world, to, context));
+                self.units.far(to, context);
                 self.go(program, to);
             }
             End::Syscall => {
-                self.units
-                    .with(|unit, world| unit.far_transfer(world, KERNEL, kernel));
+                self.units.far(KERNEL, kernel);
                 let back = if self.holds(self.at.0, at.next) {
                     at.next
                 } else {
@@ -354,8 +360,7 @@ impl Walk<'_> {
                 self.return_to_user(back);
             }
             _ => {
-                self.units
-                    .with(|unit, world| unit.event(world, at.ip, KERNEL, kernel));
+                self.units.interrupt(at.ip, KERNEL, kernel);
                 let back = if self.holds(self.at.0, at.next) {
                     at.next
                 } else {

@@ -5,6 +5,7 @@
 //! `cofi-flow` and compare. The unit and the decoder meet nowhere else.
 
 mod execution;
+pub mod machine;
 mod program;
 mod units;
 

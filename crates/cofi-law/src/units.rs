@@ -1,8 +1,11 @@
 //! Two units that are told the same: one of each instruction as it retires, the other of many at a time.
 
 use crate::Rng;
-use cofi_packet::Tsc;
-use cofi_unit::{Branch, Capabilities, Client, Clock, Context, PhysAddr, Retired, Unit};
+use cofi_packet::{Ip, Tsc};
+use cofi_unit::{
+    At, Branch, Capabilities, Client, Clock, Context, Destination, Event, Implementation, PhysAddr,
+    Retired, Unit,
+};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct World {
@@ -30,7 +33,13 @@ pub(crate) struct Units {
 }
 
 impl Units {
-    pub(crate) fn new(caps: Capabilities, context: Context, start: u64, seed: u64) -> Self {
+    pub(crate) fn new(
+        caps: Capabilities,
+        choices: Implementation,
+        context: Context,
+        start: u64,
+        seed: u64,
+    ) -> Self {
         let clock = Clock {
             tsc: start,
             cycles: start,
@@ -39,7 +48,7 @@ impl Units {
             clock,
             trace: Vec::new(),
         };
-        let unit = (Unit::new(caps, context), world);
+        let unit = (Unit::with(caps, choices, context), world);
         Self {
             one_by_one: unit.clone(),
             at_once: unit,
@@ -108,6 +117,26 @@ impl Units {
         for (unit, world) in [&mut self.one_by_one, &mut self.at_once] {
             act(unit, world);
         }
+    }
+
+    pub(crate) fn event(&mut self, event: Event<'_>) {
+        self.with(|unit, world| unit.event(world, event));
+    }
+
+    pub(crate) fn interrupt(&mut self, from: Ip, ip: Ip, context: Context) {
+        let to = Destination { ip, context };
+        self.event(Event::Interrupt {
+            from,
+            vector: 32,
+            page_fault: None,
+            to,
+        });
+    }
+
+    pub(crate) fn far(&mut self, ip: Ip, context: Context) {
+        let to = Destination { ip, context };
+        let at = At::default();
+        self.event(Event::FarBranch { at, to });
     }
 
     /// What both have sent.

@@ -1,7 +1,9 @@
 //! When timing packets are due: MTC, CYC, TSC with TMA (33.3.6, 33.4.2.11–14).
 
 use crate::client::Clock;
+use crate::event::GuestTsc;
 use crate::spec::{CrystalRatio, Ctl};
+use crate::state::{Reader, RestoreError, Writer};
 use cofi_packet::intel::{Packet, Uint};
 use core::ops::Range;
 
@@ -16,7 +18,7 @@ pub(crate) enum Due {
 }
 
 /// The state behind the timing packets.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Timing {
     /// ART >> MTCFreq when last looked at.
     mtc_count: u64,
@@ -24,20 +26,51 @@ pub(crate) struct Timing {
     mtc_span: (u64, u64),
     /// Core cycles at the last CYC, or when counting began.
     cyc_origin: u64,
+    /// What the cycle counter held when TriggerEn was cleared.
+    carried: u64,
     /// A CYC was sent in the cycle `cyc_origin`.
     cyc_sent: bool,
+    /// The last CYC stood alone: the next eligible packet has one of its own, whatever the threshold (33.4.2.14).
+    cyc_owed: bool,
 }
 
 /// So many MTCs may be dropped in a row before a resync: half of what their 8-bit payload can tell.
 const MAX_DROPPED_MTC: u64 = 128;
 
 impl Timing {
-    /// TriggerEn was set: counting begins.
+    /// TriggerEn was set: counting begins. The cycle counter goes on from where it was when TriggerEn was cleared, so that the CYC with the
+    /// next TSC tells the cycles that were traced since the last CYC (33.3.6; 33.3.6.1 has it begin with zero, which would lose them).
     pub(crate) fn start(&mut self, clock: Clock, ctl: Ctl, crystal: CrystalRatio) {
+        self.resume(clock, ctl, crystal);
+        self.cyc_origin = clock
+            .cycles
+            .wrapping_sub(core::mem::take(&mut self.carried));
+        (self.cyc_sent, self.cyc_owed) = (false, false);
+    }
+
+    /// TriggerEn is cleared.
+    pub(crate) fn stop(&mut self, clock: Clock) {
+        self.carried = self.cycles(clock);
+    }
+
+    /// The clocks had stopped, and run again: no MTC is owed for what they missed.
+    pub(crate) fn resume(&mut self, clock: Clock, ctl: Ctl, crystal: CrystalRatio) {
         self.mtc_count = crystal.art(clock.tsc).0 >> ctl.mtc_freq();
         self.mtc_span = (0, 0);
-        self.cyc_origin = clock.cycles;
-        self.cyc_sent = false;
+    }
+
+    /// What the cycle counter holds (33.3.6.1).
+    pub(crate) fn cycles(&self, clock: Clock) -> u64 {
+        clock.cycles.wrapping_sub(self.cyc_origin)
+    }
+
+    /// What the cycle counter held, at most `limit`, from which on it counts anew: a stand-alone CYC tells it.
+    pub(crate) fn take_cycles(&mut self, clock: Clock, limit: u64) -> u64 {
+        let cycles = self.cycles(clock).min(limit);
+        self.cyc_origin = self.cyc_origin.wrapping_add(cycles);
+        // It is the CYC of whatever comes in the same cycle, and whatever comes later has its own (33.4.2.14).
+        (self.cyc_sent, self.cyc_owed) = (true, true);
+        cycles
     }
 
     /// Whether [`Self::advance`] would find nothing due.
@@ -84,19 +117,55 @@ impl Timing {
             n => 1 << (n - 1),
         };
         let same_cycle = self.cyc_sent && cycles == 0;
-        if !ctl.cyc_en() || cycles < threshold || same_cycle {
+        if !ctl.cyc_en() || same_cycle || cycles < threshold && !self.cyc_owed {
             return None;
         }
         self.cyc_origin = clock.cycles;
-        self.cyc_sent = true;
+        (self.cyc_sent, self.cyc_owed) = (true, false);
         Some(cycles)
     }
 }
 
+impl Timing {
+    pub(crate) fn save(&self, writer: &mut Writer) {
+        // The span follows from the count, when time is looked at next.
+        let Self {
+            mtc_count,
+            mtc_span: _,
+            cyc_origin,
+            carried,
+            cyc_sent,
+            cyc_owed,
+        } = *self;
+        writer.u64(mtc_count);
+        writer.u64(cyc_origin);
+        writer.u64(carried);
+        writer.bool(cyc_sent);
+        writer.bool(cyc_owed);
+    }
+
+    pub(crate) fn restore(reader: &mut Reader<'_>) -> Result<Self, RestoreError> {
+        Ok(Self {
+            mtc_count: reader.u64("the MTC count")?,
+            mtc_span: (0, 0),
+            cyc_origin: reader.u64("the origin of the cycle counter")?,
+            carried: reader.u64("the cycle counter when tracing ended")?,
+            cyc_sent: reader.bool("CYC sent")?,
+            cyc_owed: reader.bool("CYC owed")?,
+        })
+    }
+}
+
 /// The TSC packet for a moment, and its TMA where MTCs are on too.
-pub(crate) fn tsc_tma(clock: Clock, ctl: Ctl, crystal: CrystalRatio) -> (Packet, Option<Packet>) {
+pub(crate) fn tsc_tma(
+    clock: Clock,
+    guest: GuestTsc,
+    ctl: Ctl,
+    crystal: CrystalRatio,
+) -> (Packet, Option<Packet>) {
     let tsc = Packet::Tsc {
-        tsc: Uint::truncate(clock.tsc),
+        // With the offset and scaling of VMX non-root operation; the crystal clock has none (33.8.3.3).
+        tsc: Uint::truncate(guest.apply(clock.tsc)),
     };
     let (art, fast) = crystal.art(clock.tsc);
     let tma = Packet::Tma {

@@ -4,7 +4,7 @@ use cofi_packet::Ip;
 use cofi_packet::intel::Tnt;
 
 /// TNT results in their order, at most 63.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Results {
     /// A stop bit, and below it the results, the youngest in bit 0.
     stopped: u64,
@@ -76,8 +76,75 @@ impl Results {
     }
 }
 
+impl Results {
+    /// The results, the youngest in bit 0, below a stop bit.
+    pub(crate) const fn stopped(self) -> u64 {
+        self.stopped
+    }
+
+    /// The inverse of [`Self::stopped`]; `None` without a stop bit, or if there are more than `most` results.
+    pub(crate) const fn from_stopped(stopped: u64, most: u32) -> Option<Self> {
+        if stopped != 0 && 63 - stopped.leading_zeros() <= most {
+            Some(Self { stopped })
+        } else {
+            None
+        }
+    }
+}
+
+impl Default for Results {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The targets of TIPs that wait until their TNT packet is sent (33.4.2.3), in their order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Deferred {
+    targets: [Ip; Self::MOST],
+    len: usize,
+}
+
+impl Deferred {
+    /// So many wait at most ("any number of TIP packets may be accumulated").
+    pub(crate) const MOST: usize = 16;
+
+    pub(crate) const fn new() -> Self {
+        Self {
+            targets: [Ip(0); Self::MOST],
+            len: 0,
+        }
+    }
+
+    pub(crate) const fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Those that wait, the oldest first.
+    pub(crate) fn targets(&self) -> &[Ip] {
+        &self.targets[..self.len]
+    }
+
+    /// Adds one, and says whether there is no room for another.
+    pub(crate) const fn push(&mut self, target: Ip) -> bool {
+        self.targets[self.len] = target;
+        self.len += 1;
+        self.len == Self::MOST
+    }
+
+    /// Takes them all.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = Ip> + use<> {
+        let targets = self.targets;
+        targets.into_iter().take(core::mem::take(&mut self.len))
+    }
+}
+
 /// The next IPs of the 64 youngest near calls; older ones fall off the end.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReturnStack {
     entries: [Ip; Self::DEPTH],
     /// Index after the youngest entry.
@@ -102,6 +169,12 @@ impl ReturnStack {
     /// Forgets everything, as a PSB, an overflow and the clearing of PacketEn demand.
     pub const fn clear(&mut self) {
         self.len = 0;
+    }
+
+    /// The remembered next IPs, the oldest first.
+    pub(crate) fn oldest_first(&self) -> impl ExactSizeIterator<Item = Ip> + '_ {
+        let oldest = self.top + Self::DEPTH - self.len;
+        (0..self.len).map(move |n| self.entries[(oldest + n) % Self::DEPTH])
     }
 
     /// A near call, which is to return to `next`, retired.

@@ -1,6 +1,5 @@
 //! Register rules, and packet scenarios from the manual's own tables and examples.
 
-use crate::spec::msr::{self, Access};
 use crate::*;
 use cofi_packet::intel::{LastIp, Packet, Packets};
 use cofi_packet::{ExecMode, Ip};
@@ -12,8 +11,12 @@ const BASE: u64 = 0x10_0000;
 const USER: Context = Context {
     cpl: 3,
     cr3: 0x1000,
+    pae: false,
     mode: ExecMode::Bits64,
+    cs_base: 0,
+    interrupt_flag: false,
     in_tx: false,
+    enclave: Enclave::None,
 };
 const KERNEL: Context = Context { cpl: 0, ..USER };
 const NOWHERE: At = At {
@@ -119,139 +122,27 @@ fn branch(ip: u64, branch: Branch) -> Retired {
     }
 }
 
-const PLAIN: Ctl = Ctl(0).with_user(true).with_branch_en(true);
-
-#[test]
-fn all_ones_fault_in_every_register_and_change_nothing() {
-    let (mut unit, mut world) = ready(USER);
-    for spec in msr::ALL {
-        let before = unit.rdmsr(spec.address).unwrap();
-        let fault = unit.wrmsr(&mut world, NOWHERE, spec.address, u64::MAX);
-        let all_defined = spec.fields.iter().map(|f| f.mask()).sum::<u64>() == u64::MAX
-            && spec.address != msr::IA32_RTIT_OUTPUT_BASE;
-        assert_eq!(fault.is_ok(), all_defined, "{}", spec.name);
-        if fault.is_err() {
-            assert_eq!(unit.rdmsr(spec.address).unwrap(), before, "{}", spec.name);
-        }
-    }
+fn far(unit: &mut Unit, world: &mut World, ip: Ip, context: Context) {
+    let to = Destination { ip, context };
+    unit.event(world, Event::FarBranch { at: NOWHERE, to });
 }
 
-#[test]
-fn each_reserved_bit_faults_and_each_defined_one_does_not() {
-    for spec in msr::ALL {
-        for bit in 0..64 {
-            let (mut unit, mut world) = ready(USER);
-            let field = spec.fields.iter().find(|f| f.mask() >> bit & 1 == 1);
-            let beyond_maxphyaddr = spec.address == msr::IA32_RTIT_OUTPUT_BASE && bit >= 52;
-            let result = unit.wrmsr(&mut world, NOWHERE, spec.address, 1 << bit);
-            assert_eq!(
-                result.is_ok(),
-                field.is_some() && !beyond_maxphyaddr,
-                "{} bit {bit}",
-                spec.name
-            );
-            if let (Ok(()), Some(field)) = (result, field) {
-                let read = unit.rdmsr(spec.address).unwrap() >> bit & 1;
-                // TraceEn alone starts a trace; STATUS bits that the processor owns ignore the write.
-                assert_eq!(
-                    read == 1,
-                    field.access != Access::ReadOnly,
-                    "{} bit {bit}",
-                    spec.name
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn what_cpuid_lacks_is_reserved_or_absent() {
-    let caps = Capabilities {
-        cr3_filter: false,
-        psb_cyc: false,
-        mtc: false,
-        mtc_periods: 1 << 3,
-        ..Capabilities::default()
+fn event(unit: &mut Unit, world: &mut World, from: Ip, ip: Ip, context: Context) {
+    let to = Destination { ip, context };
+    let event = Event::Interrupt {
+        from,
+        vector: 32,
+        page_fault: None,
+        to,
     };
-    let mut world = World::default();
-    let mut unit = Unit::new(caps, USER);
-    let mut write =
-        |unit: &mut Unit, msr, value| unit.wrmsr(&mut world, NOWHERE, msr, value).is_ok();
-    for ctl in [
-        Ctl(0).with_cyc_en(true),
-        Ctl(0).with_cr3_filter(true),
-        Ctl(0).with_mtc_en(true),
-        Ctl(0).with_mtc_freq(3),
-        Ctl(0).with_cyc_thresh(1),
-        Ctl(0).with_psb_freq(1),
-    ] {
-        assert!(!write(&mut unit, msr::IA32_RTIT_CTL, ctl.0), "{ctl:?}");
-    }
-    assert!(unit.rdmsr(msr::IA32_RTIT_CR3_MATCH).is_err());
-    assert!(!write(
-        &mut unit,
-        msr::IA32_RTIT_STATUS,
-        Status(0).with_packet_byte_cnt(1).0
-    ));
-    assert!(unit.rdmsr(0x580).is_err() && !write(&mut unit, 0x580, 0));
-    let mut unit = Unit::new(Capabilities { mtc: true, ..caps }, USER);
-    assert!(write(
-        &mut unit,
-        msr::IA32_RTIT_CTL,
-        Ctl(0).with_mtc_freq(3).0
-    ));
-    assert!(!write(
-        &mut unit,
-        msr::IA32_RTIT_CTL,
-        Ctl(0).with_mtc_freq(2).0
-    ));
-    let mut unit = Unit::new(
-        Capabilities {
-            single_range: false,
-            ..caps
-        },
-        USER,
-    );
-    assert!(!write(
-        &mut unit,
-        msr::IA32_RTIT_CTL,
-        PLAIN.with_trace_en(true).0
-    ));
-    assert!(unit.rdmsr(msr::IA32_RTIT_OUTPUT_BASE).is_err());
+    unit.event(world, event);
 }
 
-#[test]
-fn while_tracing_only_the_same_value_or_a_clear_trace_en_may_be_written() {
-    let on = PLAIN.with_trace_en(true);
-    let (mut unit, mut world) = enabled(USER, PLAIN);
-    for spec in msr::ALL.iter().filter(|s| s.address != msr::IA32_RTIT_CTL) {
-        let same = unit.rdmsr(spec.address).unwrap();
-        assert!(
-            unit.wrmsr(&mut world, NOWHERE, spec.address, same).is_err(),
-            "{}",
-            spec.name
-        );
-    }
-    assert!(
-        unit.wrmsr(&mut world, NOWHERE, msr::IA32_RTIT_CTL, on.0)
-            .is_ok()
-    );
-    assert!(
-        unit.wrmsr(&mut world, NOWHERE, msr::IA32_RTIT_CTL, on.with_os(true).0)
-            .is_err()
-    );
-    assert!(unit.packet_en());
-    assert!(
-        unit.wrmsr(
-            &mut world,
-            NOWHERE,
-            msr::IA32_RTIT_CTL,
-            PLAIN.with_os(true).0
-        )
-        .is_ok()
-    );
-    assert!(!unit.packet_en());
+fn mov_cr3(unit: &mut Unit, world: &mut World, at: At, cr3: u64) {
+    unit.event(world, Event::MovCr3 { at, cr3 });
 }
+
+const PLAIN: Ctl = Ctl(0).with_user(true).with_branch_en(true);
 
 #[test]
 fn a_bad_output_region_is_an_operational_error_and_traces_nothing() {
@@ -352,18 +243,25 @@ fn table_33_55_near_branches() {
 fn user_only_tracing_of_a_system_call_a_fault_and_an_interrupt() {
     let (mut unit, mut world) = enabled(KERNEL, PLAIN);
     assert_eq!(after_intro(&world), [""; 0], "CPL 0 is filtered out");
-    unit.far_transfer(&mut world, Ip(0x40_1000), USER);
+    far(&mut unit, &mut world, Ip(0x40_1000), USER);
     unit.retire(
         &mut world,
         branch(0x40_1000, Branch::DirectCall(Ip(0x40_2000))),
     );
     unit.retire(&mut world, branch(0x40_2000, Branch::Conditional(None)));
-    unit.far_transfer(&mut world, Ip(0xffff_ffff_8100_0000), KERNEL);
-    unit.far_transfer(&mut world, Ip(0x40_2006), USER);
+    far(&mut unit, &mut world, Ip(0xffff_ffff_8100_0000), KERNEL);
+    far(&mut unit, &mut world, Ip(0x40_2006), USER);
     // Its call was before PacketEn was cleared: not compressed.
     unit.retire(&mut world, branch(0x40_2006, Branch::Return(Ip(0x40_1004))));
-    unit.event(&mut world, Ip(0x40_1004), Ip(0xffff_ffff_8100_0000), KERNEL);
-    unit.far_transfer(
+    event(
+        &mut unit,
+        &mut world,
+        Ip(0x40_1004),
+        Ip(0xffff_ffff_8100_0000),
+        KERNEL,
+    );
+    far(
+        &mut unit,
         &mut world,
         Ip(0x40_3000),
         Context {
@@ -406,8 +304,9 @@ fn events_and_modes_within_the_traced_context() {
         mode: ExecMode::Bits16,
         ..KERNEL
     };
-    unit.far_transfer(&mut world, Ip(0x100), KERNEL);
-    unit.far_transfer(
+    far(&mut unit, &mut world, Ip(0x100), KERNEL);
+    far(
+        &mut unit,
         &mut world,
         Ip(0x200),
         Context {
@@ -415,8 +314,9 @@ fn events_and_modes_within_the_traced_context() {
             ..KERNEL
         },
     );
-    unit.event(&mut world, Ip(0x204), Ip(0x300), other);
-    unit.mov_cr3(
+    event(&mut unit, &mut world, Ip(0x204), Ip(0x300), other);
+    mov_cr3(
+        &mut unit,
         &mut world,
         At {
             ip: Ip(0x300),
@@ -424,16 +324,29 @@ fn events_and_modes_within_the_traced_context() {
         },
         0x7000,
     );
-    unit.transaction(
+    unit.event(
         &mut world,
-        At {
-            ip: Ip(0x303),
-            next: Ip(0x309),
+        Event::TransactionBegin {
+            at: At {
+                ip: Ip(0x303),
+                next: Ip(0x309),
+            },
         },
-        true,
     );
-    unit.transaction_abort(&mut world, Ip(0x309), Ip(0x400));
-    unit.set_core_bus_ratio(&mut world, 33);
+    unit.event(
+        &mut world,
+        Event::TransactionAbort {
+            from: Ip(0x309),
+            to: Ip(0x400),
+        },
+    );
+    unit.event(
+        &mut world,
+        Event::Frequency {
+            stopped_at: None,
+            ratio: 33,
+        },
+    );
     let expected = [
         "mode.exec 64 if=0",
         "tip.pge 0x8003",
@@ -466,7 +379,8 @@ fn cr3_filtering_follows_the_match_register() {
     unit.wrmsr(&mut world, NOWHERE, msr::IA32_RTIT_CTL, ctl.0)
         .unwrap();
     assert!(!unit.packet_en());
-    unit.mov_cr3(
+    mov_cr3(
+        &mut unit,
         &mut world,
         At {
             ip: Ip(0x100),
@@ -474,7 +388,8 @@ fn cr3_filtering_follows_the_match_register() {
         },
         0x5018,
     );
-    unit.mov_cr3(
+    mov_cr3(
+        &mut unit,
         &mut world,
         At {
             ip: Ip(0x103),
@@ -545,7 +460,8 @@ fn table_33_13_cycle_thresholds() {
         for time in times {
             world.at(x + time);
             if time == 38 {
-                unit.mov_cr3(
+                mov_cr3(
+                    &mut unit,
                     &mut world,
                     At {
                         ip: Ip(0x100),

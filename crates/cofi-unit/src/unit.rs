@@ -1,139 +1,142 @@
-//! The unit itself: what each instruction, event and register write does to the packet stream.
+//! The unit itself: its state, its registers, and what a near branch does. Each other kind of event has a file below.
 
+mod buffer;
+mod enables;
+mod events;
+mod packets;
+mod power;
+mod psb;
 mod run;
 #[cfg(test)]
 mod run_tests;
+mod saved;
+mod special;
+mod time;
+mod transfer;
+mod vmx;
 
 pub use run::Gathering;
 
-use crate::client::{Client, Clock};
-use crate::clock::{Due, Timing, tsc_tma};
-use crate::compress::{Results, ReturnStack};
-use crate::output;
+use crate::client::Client;
+use crate::clock::Timing;
+use crate::compress::{Deferred, Results, ReturnStack};
+use crate::event::{At, Branch, Context, Retired};
+use crate::implementation::{Implementation, IpCompression};
+use crate::output::Output;
 use crate::registers::{Fault, Registers};
-use crate::spec::{Capabilities, Ctl, Status, msr};
-use cofi_packet::intel::{Cr3, IpPayload, Kind, LastIp, Packet, TsxState, U48};
+use crate::spec::{Capabilities, Status, msr};
+use crate::xsave::XsaveArea;
+use buffer::Buffer;
+use cofi_packet::intel::LastIp;
 use cofi_packet::{ExecMode, Ip};
-
-/// The processor state on which filtering and the mode packets depend.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Context {
-    /// Current privilege level, 0 to 3.
-    pub cpl: u8,
-    /// CR3.
-    pub cr3: u64,
-    /// CS.L & LMA and CS.D.
-    pub mode: ExecMode,
-    /// Executing transactionally.
-    pub in_tx: bool,
-}
-
-/// Where an instruction stands and which follows it in memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct At {
-    /// The instruction's own IP: the manual's Current IP, CLIP.
-    pub ip: Ip,
-    /// The next sequential IP: Next IP, NLIP.
-    pub next: Ip,
-}
-
-/// What a retired instruction did to the flow, as Table 33-1 divides them; far transfers are [`Unit::far_transfer`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Branch {
-    /// No branch.
-    None,
-    /// Jcc, J*CXZ or LOOP, taken to this target or not taken.
-    Conditional(Option<Ip>),
-    /// Near direct JMP.
-    DirectJump(Ip),
-    /// Near direct CALL.
-    DirectCall(Ip),
-    /// Near indirect JMP.
-    IndirectJump(Ip),
-    /// Near indirect CALL.
-    IndirectCall(Ip),
-    /// Near RET.
-    Return(Ip),
-}
-
-/// A retired instruction other than a far transfer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Retired {
-    /// Its place.
-    pub at: At,
-    /// What it did.
-    pub branch: Branch,
-}
-
-impl Retired {
-    /// Where control went.
-    #[must_use]
-    pub fn destination(&self) -> Ip {
-        match self.branch {
-            Branch::None | Branch::Conditional(None) => self.at.next,
-            Branch::Conditional(Some(to))
-            | Branch::DirectJump(to)
-            | Branch::DirectCall(to)
-            | Branch::IndirectJump(to)
-            | Branch::IndirectCall(to)
-            | Branch::Return(to) => to,
-        }
-    }
-}
-
-/// An IP whole: in 48 bits, if the rest of it is their sign.
-fn uncompressed(ip: Ip) -> IpPayload {
-    let low = U48::truncate(ip.0);
-    let is_canonical = (ip.0 << 16).cast_signed() >> 16 == ip.0.cast_signed();
-    if is_canonical {
-        IpPayload::sext48(low)
-    } else {
-        IpPayload::full(ip.0)
-    }
-}
+use vmx::Vmx;
 
 /// A logical processor's trace unit.
 ///
-/// Feed it every instruction ([`Unit::retire`]), far transfer ([`Unit::far_transfer`]), event ([`Unit::event`]) and
-/// register access; it stores packets through the [`Client`]. Instructions and events come in program order, and each
-/// carries the [`Context`] that holds after it, where it changes it.
-#[derive(Clone, Debug)]
+/// Feed it every instruction ([`Unit::retire`]), every event ([`Unit::event`] and the few that can fail:
+/// [`Unit::ptwrite`], [`Unit::rsm`], [`Unit::vm_entry`], [`Unit::vm_exit`]) and every access to its registers
+/// ([`Unit::rdmsr`], [`Unit::wrmsr`], [`Unit::xsaves`], [`Unit::xrstors`]), in program order; it stores packets through the
+/// [`Client`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
     caps: Capabilities,
+    choices: Implementation,
     regs: Registers,
+    output: Output,
     context: Context,
+    vmx: Vmx,
     /// Core:bus ratio.
     ratio: u8,
     timing: Timing,
+    /// Asleep: the clocks behind MTC and CYC stand still.
+    asleep: bool,
+    /// After INIT, waiting for SIPI: nothing runs, so PacketEn is 0.
+    waiting: bool,
+    /// In an authenticated code module: what TraceEn and FilterEn were before, and whether packets were being lost.
+    acm: Option<(bool, bool, bool)>,
     last_ip: LastIp,
     /// No IP has been sent since the last PSB.
     is_first_ip: bool,
     /// TNT results that wait for their packet (33.4.2.1); those that fill one wait only behind a [`Gathering`].
     tnt: Results,
+    /// TIPs that wait for the TNT packet to be full (33.4.2.3).
+    deferred: Deferred,
     returns: ReturnStack,
-    /// The mode that the stream has told, if it has.
-    told_mode: Option<ExecMode>,
+    /// The mode and RFLAGS.IF that the stream has told, if it has.
+    told_mode: Option<(ExecMode, bool)>,
+    /// The stream has told that a transaction is under way.
+    told_tx: bool,
     /// Packet bytes since the last PSB.
     byte_count: u64,
+    /// A PSB+ is to begin the trace when TraceEn is set, whatever PacketByteCnt says: packets were lost, or state changed, meanwhile.
+    psb_owed: bool,
+    /// A PSB+ is to come when ContextEn is set: packets were lost that told of state in a traced context.
+    psb_in_context: bool,
+    /// The internal buffer, where it is modelled.
+    buffer: Option<Buffer>,
+    /// What stale reads return.
+    stale: Registers,
+    cached: Cached,
+}
+
+/// What follows from the rest, kept because every instruction asks for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Cached {
+    /// PacketEn.
+    packet_en: bool,
+    /// An address range is configured.
+    has_ranges: bool,
+    /// More than MTCs must be looked after as time passes: the internal buffer, the cycle counter's width, or sleep.
+    restless: bool,
+    /// Only what [`Gathering`] knows of can happen at near branches.
+    plain: bool,
+    /// So it is at least at instructions that do not branch, or not taken branches: with address ranges, only where control
+    /// goes elsewhere is there more to ask.
+    plain_ahead: bool,
+    /// So many bytes are there from one PSB to the next.
+    psb_at: u64,
+    /// What is subtracted from a linear address to make an IP payload: the base of CS, where payloads are RIPs (33.3.1.1).
+    ip_base: u64,
 }
 
 impl Unit {
     /// A unit after reset, in a processor with these capabilities, in this context.
     #[must_use]
     pub fn new(caps: Capabilities, context: Context) -> Self {
-        Self {
+        Self::with(caps, Implementation::default(), context)
+    }
+
+    /// As [`Unit::new`], with these choices where the manual leaves them to the processor.
+    #[must_use]
+    pub fn with(caps: Capabilities, choices: Implementation, context: Context) -> Self {
+        let mut unit = Self {
             caps,
+            choices,
             regs: Registers::new(),
+            output: Output::default(),
             context,
+            vmx: Vmx::default(),
             ratio: 0,
             timing: Timing::default(),
+            asleep: false,
+            waiting: false,
+            acm: None,
             last_ip: LastIp::new(),
             is_first_ip: true,
             tnt: Results::new(),
+            deferred: Deferred::new(),
             returns: ReturnStack::new(),
             told_mode: None,
+            told_tx: false,
             byte_count: 0,
-        }
+            psb_owed: false,
+            psb_in_context: false,
+            buffer: choices.buffer.map(Buffer::new),
+            stale: Registers::new(),
+            cached: Cached::default(),
+        };
+        unit.configure();
+        unit
     }
 
     /// The processor's capabilities.
@@ -142,12 +145,65 @@ impl Unit {
         &self.caps
     }
 
+    /// The processor's choices.
+    #[must_use]
+    pub const fn implementation(&self) -> &Implementation {
+        &self.choices
+    }
+
+    /// The processor's state, as last told.
+    #[must_use]
+    pub const fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// PacketEn: TriggerEn and ContextEn and FilterEn and BranchEn (33.2.6.1). It is 0, too, while the processor waits for
+    /// SIPI.
+    #[must_use]
+    #[inline]
+    pub const fn packet_en(&self) -> bool {
+        self.cached.packet_en
+    }
+
+    /// Whether an agent uses the trace registers already, as far as they tell: TraceEn is set (33.8.2). Others should leave
+    /// them alone then.
+    #[must_use]
+    pub const fn in_use(&self) -> bool {
+        self.regs.in_use()
+    }
+
     /// RDMSR of a trace register.
     ///
     /// # Errors
     /// #GP when the processor has no such register.
     pub fn rdmsr(&self, address: u32) -> Result<u64, Fault> {
-        self.regs.read(&self.caps, address)
+        let current = self.current_registers();
+        let value = current.read(&self.caps, address)?;
+        if !(self.choices.stale_reads && self.regs.ctl.trace_en()) {
+            return Ok(value);
+        }
+        match address {
+            msr::IA32_RTIT_OUTPUT_BASE | msr::IA32_RTIT_OUTPUT_MASK_PTRS => {
+                self.stale.read(&self.caps, address)
+            }
+            msr::IA32_RTIT_STATUS => {
+                let stale = self.stale.status.packet_byte_cnt();
+                Ok(Status(value).with_packet_byte_cnt(stale).0)
+            }
+            _ => Ok(value),
+        }
+    }
+
+    /// The registers with PacketByteCnt up to date.
+    fn current_registers(&self) -> Registers {
+        let mut regs = self.regs;
+        if self.caps.psb_cyc && regs.ctl.trace_en() {
+            // The field has 17 bits; a longer count stays at their limit, so that it does not read as "PSB due".
+            regs.status = regs
+                .status
+                .with_packet_byte_cnt(self.byte_count.min(0x1_ffff));
+        }
+        regs
     }
 
     /// WRMSR, at `at`, of a trace register. Setting and clearing TraceEn sends the packets of Table 33-56, cases 1–3.
@@ -161,499 +217,252 @@ impl Unit {
         address: u32,
         value: u64,
     ) -> Result<(), Fault> {
-        self.regs.clone().write(&self.caps, address, value)?;
+        let mut new = self.regs;
+        self.write_register(&mut new, address, value)?;
         let was_enabled = self.regs.ctl.trace_en();
-        let enabled = if address == msr::IA32_RTIT_CTL {
-            Ctl(value).trace_en()
-        } else {
-            was_enabled
-        };
-        if was_enabled && !enabled {
-            self.disable(client, at);
+        if was_enabled && !new.ctl.trace_en() {
+            self.disable(client, Some(at.ip));
         }
-        self.regs.write(&self.caps, address, value)?;
-        if address == msr::IA32_RTIT_STATUS {
-            self.byte_count = self.regs.status.packet_byte_cnt();
-        }
-        if enabled && !was_enabled {
-            self.enable(client, at);
-        }
+        // Clearing TraceEn has moved the output registers: the write is done to what they are now.
+        let mut new = self.regs;
+        self.write_register(&mut new, address, value)?;
+        self.commit(client, new, at.next, None);
         Ok(())
     }
 
-    /// PacketEn: TriggerEn and ContextEn and FilterEn and BranchEn (33.2.6.1).
-    #[must_use]
-    pub const fn packet_en(&self) -> bool {
-        let status = self.regs.status;
-        status.trigger_en()
-            && status.context_en()
-            && status.filter_en()
-            && self.regs.ctl.branch_en()
+    /// The rules for writes, applied to `regs`.
+    fn write_register(&self, regs: &mut Registers, address: u32, value: u64) -> Result<(), Fault> {
+        regs.write(&self.caps, self.write_context(), address, value)
+    }
+
+    const fn write_context(&self) -> crate::registers::WriteContext {
+        crate::registers::WriteContext {
+            in_vmx_operation: self.vmx.in_operation,
+        }
+    }
+
+    /// Takes over `new` registers, TraceEn being 0 or staying as it is; if it becomes 1, tracing begins before the instruction at `next`, with
+    /// `rsm` if an RSM does it.
+    fn commit(
+        &mut self,
+        client: &mut impl Client,
+        new: Registers,
+        next: Ip,
+        rsm: Option<transfer::ControlEvent>,
+    ) {
+        let was_enabled = self.regs.ctl.trace_en();
+        self.regs = new;
+        if !was_enabled {
+            self.byte_count = self.regs.status.packet_byte_cnt();
+            if new.ctl.trace_en() {
+                self.enable(client, next, rsm);
+            }
+        }
+    }
+
+    /// XSAVES of state component 8 (33.3.5.2), at `at`: what goes to memory. TraceEn is 0 after it.
+    pub fn xsaves(&mut self, client: &mut impl Client, at: At) -> XsaveArea {
+        let ctl = self.regs.ctl;
+        if ctl.trace_en() {
+            self.disable(client, Some(at.ip));
+        }
+        let mut saved = self.regs;
+        saved.ctl = ctl;
+        saved.save_component(&self.caps)
+    }
+
+    /// XRSTORS of state component 8 (33.3.5.2), at `at`, from memory; `None` is the component's initial configuration.
+    ///
+    /// # Errors
+    /// #GP, with nothing changed, when TraceEn is set or a value breaks a rule of 33.2.8.
+    pub fn xrstors(
+        &mut self,
+        client: &mut impl Client,
+        at: At,
+        area: Option<&XsaveArea>,
+    ) -> Result<(), Fault> {
+        let new = self
+            .regs
+            .check_component(&self.caps, self.write_context(), area)?;
+        self.commit(client, new, at.next, None);
+        Ok(())
+    }
+
+    /// A power-on reset, or (`warm`) a warm one (33.2.8.1, 33.3.4). Nothing is sent, and what was still buffered is lost.
+    /// The trace that begins after it begins with a PSB+.
+    pub fn reset(&mut self, warm: bool, context: Context) {
+        let (caps, choices, ratio) = (self.caps, self.choices, self.ratio);
+        let mut regs = self.current_registers();
+        if warm {
+            regs.warm_reset(&caps);
+        } else {
+            regs = Registers::new();
+        }
+        let (last_ip, is_first_ip) = (self.last_ip, self.is_first_ip);
+        *self = Self::with(caps, choices, context);
+        self.regs = regs;
+        self.byte_count = regs.status.packet_byte_cnt();
+        (self.ratio, self.psb_owed) = (ratio, true);
+        (self.last_ip, self.is_first_ip) = (last_ip, is_first_ip);
+        self.configure();
     }
 
     /// An instruction that is no far transfer retired.
+    #[inline]
     pub fn retire(&mut self, client: &mut impl Client, insn: Retired) {
-        if !self.begin(client) {
+        if !self.regs.status.trigger_en() {
             return;
         }
-        if self.packet_en() {
-            match insn.branch {
-                Branch::None | Branch::DirectJump(_) => {}
-                Branch::Conditional(taken) => self.push_tnt(client, taken.is_some()),
-                // A call of the next instruction reads its own address, and has no return (33.4.2.2).
-                Branch::DirectCall(target) if target == insn.at.next => {}
-                Branch::DirectCall(_) => self.returns.push(insn.at.next),
-                Branch::IndirectJump(target) => self.tip(client, target),
-                Branch::IndirectCall(target) => {
-                    self.returns.push(insn.at.next);
-                    self.tip(client, target);
-                }
-                Branch::Return(target) => {
-                    let expected = self.returns.pop();
-                    if expected == Some(target) && !self.regs.ctl.dis_retc() {
-                        self.push_tnt(client, true);
-                    } else {
-                        self.tip(client, target);
-                    }
-                }
+        // Most instructions are among these, and do no more than this.
+        let is_plain = match insn.branch {
+            Branch::None | Branch::Conditional(None) => self.cached.plain_ahead,
+            _ => self.cached.plain,
+        };
+        match insn.branch {
+            Branch::Conditional(target)
+                if is_plain && self.has_room_for_result() && self.is_quiet(client) =>
+            {
+                self.tnt.push(1, target.is_some().into());
             }
+            Branch::None | Branch::DirectJump(_) if is_plain && self.is_quiet(client) => {}
+            _ => self.retire_whole(client, insn),
+        }
+    }
+
+    /// Whether a TNT result is put to those that wait, and makes no packet.
+    #[inline]
+    fn has_room_for_result(&self) -> bool {
+        let is_last = self.tnt.has(self.tnt_size() - 1);
+        let may_want_cyc = self.tnt.is_empty() && self.regs.ctl.cyc_en();
+        !(is_last || may_want_cyc)
+    }
+
+    /// Whether nothing is due at the present time, in code that is traced.
+    #[inline]
+    fn is_quiet(&self, client: &mut impl Client) -> bool {
+        self.packet_en() && !self.psb_due() && self.timing.is_quiet(client.now(), self.regs.ctl)
+    }
+
+    #[inline(never)]
+    fn retire_whole(&mut self, client: &mut impl Client, insn: Retired) {
+        if !self.begin(client, insn.at.ip) {
+            return;
+        }
+        if self.cached.has_ranges
+            && insn.branch != Branch::None
+            && insn.branch != Branch::Conditional(None)
+        {
+            self.retire_filtered(client, insn);
+        } else if self.packet_en() {
+            self.branch(client, insn);
         }
         self.end(client, insn.destination());
     }
 
-    /// A far transfer that the binary shows (SYSCALL, SYSRET, IRET, far JMP/CALL/RET …) went to `target`, where
-    /// `context` holds: Table 33-55, cases 8–10; Table 33-56, cases 5–6.
-    pub fn far_transfer(&mut self, client: &mut impl Client, target: Ip, context: Context) {
-        self.transfer(client, None, target, context);
-    }
-
-    /// An event, which the binary does not show, led from `from` to `target`, where `context` holds: Table 33-55,
-    /// cases 11–13; Table 33-56, cases 5, 7 and 8. `from` is as in Table 33-23: NLIP for interrupts and traps, CLIP
-    /// for faults and software interrupts.
-    pub fn event(&mut self, client: &mut impl Client, from: Ip, target: Ip, context: Context) {
-        self.transfer(client, Some(from), target, context);
-    }
-
-    /// MOV to CR3 retired: Table 33-55, case 14.
-    pub fn mov_cr3(&mut self, client: &mut impl Client, at: At, cr3: u64) {
-        if !self.begin(client) {
-            self.context.cr3 = cr3;
-            return;
-        }
-        let before = self.packet_en();
-        self.enter(Context {
-            cr3,
-            ..self.context
-        });
-        self.pip(client);
-        self.follow_enables(client, before, at.next);
-        self.end(client, at.next);
-    }
-
-    /// A transaction began (`true`) or was committed at the instruction `at`: Table 33-55, cases 19 and 20.
-    pub fn transaction(&mut self, client: &mut impl Client, at: At, in_tx: bool) {
-        let live = self.begin(client);
-        self.context.in_tx = in_tx;
-        if !live {
-            return;
-        }
-        if self.context_packets() {
-            let tx = if in_tx {
-                TsxState::InTx
-            } else {
-                TsxState::NotInTx
-            };
-            self.emit_eligible(client, Packet::ModeTsx { tx });
-            if self.packet_en() {
-                self.fup(client, at.ip);
-            }
-        }
-        self.end(client, at.next);
-    }
-
-    /// A transaction aborted at `from`; control went to `target`: Table 33-55, case 21.
-    pub fn transaction_abort(&mut self, client: &mut impl Client, from: Ip, target: Ip) {
-        let live = self.begin(client);
-        self.context.in_tx = false;
-        if !live {
-            return;
-        }
-        if self.context_packets() {
-            self.emit_eligible(
-                client,
-                Packet::ModeTsx {
-                    tx: TsxState::Aborted,
-                },
-            );
-            if self.packet_en() {
-                self.fup(client, from);
-                self.tip(client, target);
-            }
-        }
-        self.end(client, target);
-    }
-
-    /// The core:bus ratio changed: CBR (33.4.2.10).
-    pub fn set_core_bus_ratio(&mut self, client: &mut impl Client, ratio: u8) {
-        let live = self.begin(client);
-        self.ratio = ratio;
-        if live {
-            self.flush_tnt(client);
-            self.cbr(client);
-        }
-    }
-
-    /// The clocks behind MTC and CYC had stopped, and run again: Table 33-55, case 25.
-    pub fn clocks_resumed(&mut self, client: &mut impl Client) {
-        if self.regs.status.trigger_en() {
-            let clock = client.now();
-            self.timing.advance(clock, self.regs.ctl, self.caps.crystal);
-            self.resync_time(client);
-        }
-    }
-
-    // Enabling and disabling (33.2.8.3).
-
-    fn enable(&mut self, client: &mut impl Client, at: At) {
-        self.regs.status = self.regs.status.with_filter_en(true);
-        if !output::is_legal(&self.regs) {
-            self.regs.status = self.regs.status.with_error(true);
-        }
-        if self.regs.status.error() || self.regs.status.stopped() {
-            return;
-        }
-        self.timing
-            .start(client.now(), self.regs.ctl, self.caps.crystal);
-        self.told_mode = None;
-        self.regs.status = self.regs.status.with_trigger_en(true);
-        self.enter(self.context);
-        if self.byte_count == 0 || !self.caps.psb_cyc {
-            // PacketEn becomes 1 after this, with a TIP.PGE of its own.
-            self.psb_plus(client, None);
-        } else {
-            self.resync_time(client);
-        }
-        self.follow_enables(client, false, at.next);
-    }
-
-    fn disable(&mut self, client: &mut impl Client, at: At) {
-        if self.begin(client) {
-            self.flush_tnt(client);
-            if self.packet_en() {
-                self.fup(client, at.ip);
-                self.pgd(client);
-            }
-        }
-        let status = self
-            .regs
-            .status
-            .with_trigger_en(false)
-            .with_context_en(false)
-            .with_filter_en(false);
-        // The field has 17 bits; a longer count stays at their limit, so that it does not read as "PSB due".
-        self.regs.status = if self.caps.psb_cyc {
-            status.with_packet_byte_cnt(self.byte_count.min(0x1_ffff))
-        } else {
-            Status(status.0)
-        };
-        self.byte_count = self.regs.status.packet_byte_cnt();
-    }
-
-    /// Takes over a context; ContextEn follows while TriggerEn is set (33.2.6.3).
-    fn enter(&mut self, context: Context) {
-        self.context = context;
-        let ctl = self.regs.ctl;
-        if self.regs.status.trigger_en() {
-            let level = if context.cpl == 0 {
-                ctl.os()
-            } else {
-                ctl.user()
-            };
-            // 63:12 outside PAE paging (33.2.5.2); PAE is told apart when 16- and 32-bit systems are modelled.
-            let space = !ctl.cr3_filter() || (context.cr3 ^ self.regs.cr3_match.0) >> 12 == 0;
-            self.regs.status = self.regs.status.with_context_en(level && space);
-        }
-    }
-
-    fn context_packets(&self) -> bool {
-        self.regs.status.context_en() && self.regs.ctl.branch_en()
-    }
-
-    // One instruction or event.
-
-    /// Time goes on to the present instruction or event; whether the unit is tracing at all.
+    /// A near branch retired in traced code, and stays there.
     #[inline]
-    fn begin(&mut self, client: &mut impl Client) -> bool {
-        if !self.regs.status.trigger_en() {
-            return false;
+    fn branch(&mut self, client: &mut impl Client, insn: Retired) {
+        match insn.branch {
+            Branch::None | Branch::DirectJump(_) => {}
+            Branch::Conditional(taken) => self.push_tnt(client, taken.is_some()),
+            // A call of the next instruction reads its own address, and has no return (33.4.2.2).
+            Branch::DirectCall(target) if target == insn.at.next => {}
+            Branch::DirectCall(_) => self.call(insn.at.next),
+            Branch::IndirectJump(target) => self.deferrable_tip(client, target),
+            Branch::IndirectCall(target) => {
+                self.call(insn.at.next);
+                self.deferrable_tip(client, target);
+            }
+            Branch::Return(target) => {
+                if self.pop_return(target) {
+                    self.push_tnt(client, true);
+                } else {
+                    self.tip(client, target);
+                }
+            }
         }
-        let now = client.now();
-        if !self.timing.is_quiet(now, self.regs.ctl) {
-            self.time_goes_on(client, now);
-        }
-        true
     }
 
+    /// A taken branch retired while address ranges are configured (33.2.5.3, 33.2.6.5).
     #[cold]
-    fn time_goes_on(&mut self, client: &mut impl Client, now: Clock) {
-        match self.timing.advance(now, self.regs.ctl, self.caps.crystal) {
-            Due::Nothing => {}
-            Due::Mtc(ctc) => self.emit_eligible(client, Packet::Mtc { ctc }),
-            Due::Resync => self.resync_time(client),
-        }
-    }
-
-    /// The instruction or event is complete, and control stands at `ip`: a PSB+ if one is due.
-    #[inline]
-    fn end(&mut self, client: &mut impl Client, ip: Ip) {
-        if self.psb_due() {
-            self.psb_plus(client, self.packet_en().then_some(ip));
-        }
-    }
-
-    #[inline]
-    fn psb_due(&self) -> bool {
-        self.byte_count >= self.psb_at()
-    }
-
-    /// So many bytes are there from one PSB to the next.
-    #[inline]
-    fn psb_at(&self) -> u64 {
-        1 << 11 << self.regs.ctl.psb_freq()
-    }
-
-    fn transfer(
-        &mut self,
-        client: &mut impl Client,
-        from: Option<Ip>,
-        target: Ip,
-        context: Context,
-    ) {
-        if !self.begin(client) {
-            self.context = context;
-            return;
-        }
+    fn retire_filtered(&mut self, client: &mut impl Client, insn: Retired) {
+        let target = insn.destination();
         let before = self.packet_en();
-        if let (true, Some(from)) = (before, from) {
-            self.fup(client, from);
-        }
-        let old = self.context;
-        self.enter(context);
-        if old.cr3 != context.cr3 {
-            self.pip(client);
-        }
-        if before && self.packet_en() {
-            self.mode_exec(client);
-            self.tip(client, target);
-        } else {
-            self.follow_enables(client, before, target);
-        }
-        self.end(client, target);
-    }
-
-    /// PacketEn may have changed: TIP.PGD or TIP.PGE tells.
-    fn follow_enables(&mut self, client: &mut impl Client, before: bool, ip: Ip) {
+        let stops = self.arrive(target);
         match (before, self.packet_en()) {
-            (true, false) => self.pgd(client),
-            (false, true) => {
-                self.mode_exec(client);
-                let ip = self.ip(ip);
-                self.emit_eligible(client, Packet::TipPge { ip });
+            (true, true) => self.branch(client, insn),
+            // It replaces the TIP or the TNT bit; where a conditional branch went, the binary tells (Table 33-21).
+            (true, false) => {
+                let is_conditional = matches!(insn.branch, Branch::Conditional(_));
+                self.pgd(client, (!is_conditional).then_some(target));
             }
-            _ => {}
+            (false, true) => self.pge(client, target),
+            (false, false) => {}
+        }
+        if stops {
+            self.trace_stop(client);
         }
     }
 
-    // Packets.
-
-    /// PSB+ (33.3.7), with the Current IP where PacketEn is set.
-    fn psb_plus(&mut self, client: &mut impl Client, ip: Option<Ip>) {
-        self.flush_tnt(client);
-        self.byte_count = 0;
-        self.emit(client, Packet::Psb);
-        self.last_ip.reset();
-        self.is_first_ip = true;
-        self.returns.clear();
-        self.told_mode = None;
-        self.resync_time(client);
-        self.pip(client);
-        if self.context_packets() {
-            let tx = if self.context.in_tx {
-                TsxState::InTx
-            } else {
-                TsxState::NotInTx
-            };
-            self.emit_eligible(client, Packet::ModeTsx { tx });
-        }
-        if let Some(ip) = ip {
-            self.mode_exec(client);
-            self.fup(client, ip);
-        }
-        self.emit(client, Packet::PsbEnd);
+    /// A near CALL retired that is to return to `next`.
+    #[inline]
+    fn call(&mut self, next: Ip) {
+        let next = self.payload_ip(next);
+        self.returns.push(next);
     }
 
-    /// TSC and TMA as far as they are enabled, and CBR.
-    fn resync_time(&mut self, client: &mut impl Client) {
+    /// A near RET retired to `target`: whether it may be compressed (33.4.2.2).
+    #[inline]
+    fn pop_return(&mut self, target: Ip) -> bool {
+        let target = self.payload_ip(target);
+        let matches = match self.returns.pop() {
+            Some(expected) if expected == target => true,
+            // Narrower code pops less than a wider caller may have pushed.
+            Some(Ip(expected)) => {
+                self.context.mode != ExecMode::Bits64 && expected & 0xffff_ffff == target.0
+            }
+            None => false,
+        };
+        matches && !self.regs.ctl.dis_retc()
+    }
+
+    /// What a packet tells of a linear address: that, or its offset from the base of CS (33.3.1.1).
+    #[inline]
+    const fn payload_ip(&self, ip: Ip) -> Ip {
+        Ip(ip.0.wrapping_sub(self.cached.ip_base))
+    }
+
+    const fn compresses_first_ip(&self) -> bool {
+        matches!(self.choices.ip_compression, IpCompression::AgainstZero)
+    }
+
+    /// What follows from registers, choices and context.
+    fn configure(&mut self) {
         let ctl = self.regs.ctl;
-        if ctl.tsc_en() {
-            let (tsc, tma) = tsc_tma(client.now(), ctl, self.caps.crystal);
-            self.emit_eligible(client, tsc);
-            if let Some(tma) = tma {
-                self.emit(client, tma);
-            }
+        self.cached.has_ranges = (ctl.0 >> 32) as u16 != 0;
+        let counts = ctl.cyc_en() && self.choices.cycle_counter_bits.is_some();
+        self.cached.restless = self.buffer.is_some() || counts || self.asleep;
+        let defers = self.choices.deferred_tips && !ctl.cyc_en();
+        self.cached.plain_ahead = !(self.cached.restless || defers || ctl.dis_tnt())
+            && self.choices.ip_compression != IpCompression::Off;
+        self.cached.plain = self.cached.plain_ahead && !self.cached.has_ranges;
+        self.cached.ip_base = if self.caps.lip {
+            0
         } else {
-            self.flush_tnt(client);
-        }
-        self.cbr(client);
+            self.context.cs_base
+        };
+        self.plan_psb();
+        self.refresh();
     }
 
-    fn cbr(&mut self, client: &mut impl Client) {
-        self.emit(client, Packet::Cbr { ratio: self.ratio });
-    }
-
-    fn pip(&mut self, client: &mut impl Client) {
-        if self.regs.status.context_en() && self.regs.ctl.os() {
-            let cr3 = Cr3::truncate(self.context.cr3);
-            self.emit_eligible(client, Packet::Pip { cr3, nr: false });
-        }
-    }
-
-    /// MODE.Exec, unless the stream has told the mode already (33.4.2.8 lets a repetition be suppressed).
-    fn mode_exec(&mut self, client: &mut impl Client) {
-        let mode = self.context.mode;
-        if self.told_mode != Some(mode) {
-            self.told_mode = Some(mode);
-            // IF is told only by processors with Event Trace.
-            self.emit_eligible(
-                client,
-                Packet::ModeExec {
-                    mode,
-                    interrupt_flag: false,
-                },
-            );
-        }
-    }
-
+    /// PacketEn follows its parts.
     #[inline]
-    fn ip(&mut self, ip: Ip) -> IpPayload {
-        if core::mem::take(&mut self.is_first_ip) {
-            // The IP that follows a PSB is either uncompressed or compressed against zero (33.4.2.2). Processors send it
-            // uncompressed, as far as traces of them show, and perf (6.1) relies on that: it reads the IP in a PSB+ against the
-            // last one before the PSB.
-            let payload = uncompressed(ip);
-            self.last_ip.apply(payload);
-            return payload;
-        }
-        self.last_ip.compress(ip)
-    }
-
-    #[inline]
-    fn tip(&mut self, client: &mut impl Client, target: Ip) {
-        let ip = self.ip(target);
-        self.flush_tnt(client);
-        self.cyc(client);
-        let raw = Packet::Tip { ip }.encode();
-        self.send(client, &raw.bytes()[..raw.len()]);
-    }
-
-    /// TIP.PGD where ContextEn or TraceEn is 0 afterwards, so without IP; no return is compressed across it.
-    fn pgd(&mut self, client: &mut impl Client) {
-        self.returns.clear();
-        self.emit_eligible(
-            client,
-            Packet::TipPgd {
-                ip: IpPayload::SUPPRESSED,
-            },
-        );
-    }
-
-    fn fup(&mut self, client: &mut impl Client, ip: Ip) {
-        self.flush_tnt(client);
-        let ip = self.ip(ip);
-        self.emit(client, Packet::Fup { ip });
-    }
-
-    fn push_tnt(&mut self, client: &mut impl Client, taken: bool) {
-        if self.tnt.is_empty() {
-            // The CYC before a TNT tells when the first branch in it retired (33.3.6.2).
-            self.cyc(client);
-        }
-        self.tnt.push(1, taken.into());
-        self.send_full_tnt(client);
-    }
-
-    /// How many results a TNT packet of this processor holds.
-    const fn tnt_size(&self) -> u32 {
-        if self.caps.long_tnt { 47 } else { 6 }
-    }
-
-    /// Sends the results that fill packets.
-    fn send_full_tnt(&mut self, client: &mut impl Client) {
-        if self.caps.long_tnt {
-            while self.tnt.has(self.tnt_size()) {
-                self.flush_long_tnt(client);
-            }
-            return;
-        }
-        // They are stored together: there may be many, of a byte each.
-        let (mut bytes, mut len) = ([0; 16], 0);
-        for bits in self.tnt.take_full() {
-            match (Packet::Tnt8 { bits }).encode().emit(&mut bytes[len..]) {
-                Ok(size) => len += size,
-                Err(_) => debug_assert!(false, "so many are not gathered"),
-            }
-        }
-        self.send(client, &bytes[..len]);
-    }
-
-    /// Sends the results that wait.
-    #[inline]
-    fn flush_tnt(&mut self, client: &mut impl Client) {
-        while !self.tnt.is_empty() {
-            if self.caps.long_tnt {
-                self.flush_long_tnt(client);
-            } else if let Some(bits) = self.tnt.take() {
-                let raw = Packet::Tnt8 { bits }.encode();
-                self.send(client, &raw.bytes()[..raw.len()]);
-            }
-        }
-    }
-
-    fn flush_long_tnt(&mut self, client: &mut impl Client) {
-        if let Some(bits) = self.tnt.take() {
-            let raw = Packet::Tnt64 { bits }.encode();
-            self.send(client, &raw.bytes()[..raw.len()]);
-        }
-    }
-
-    #[inline]
-    fn cyc(&mut self, client: &mut impl Client) {
-        if self.regs.ctl.cyc_en()
-            && let Some(cycles) = self.timing.cyc(client.now(), self.regs.ctl)
-        {
-            self.emit(client, Packet::Cyc { cycles });
-        }
-    }
-
-    /// Sends a packet that is CYC-eligible (33.3.6); waiting TNT results go first.
-    fn emit_eligible(&mut self, client: &mut impl Client, packet: Packet) {
-        self.flush_tnt(client);
-        self.cyc(client);
-        self.emit(client, packet);
-    }
-
-    fn emit(&mut self, client: &mut impl Client, packet: Packet) {
-        debug_assert!(
-            self.tnt.is_empty() || matches!(packet.kind(), Kind::Cyc),
-            "waiting TNT results go first"
-        );
-        let raw = packet.encode();
-        self.send(client, &raw.bytes()[..raw.len()]);
-    }
-
-    #[inline(always)]
-    fn send(&mut self, client: &mut impl Client, bytes: &[u8]) {
-        self.byte_count += bytes.len() as u64;
-        output::store(&mut self.regs, client, bytes);
+    fn refresh(&mut self) {
+        let status = self.regs.status;
+        self.cached.packet_en = status.trigger_en()
+            && status.context_en()
+            && status.filter_en()
+            && self.regs.ctl.branch_en()
+            && !self.waiting;
     }
 }

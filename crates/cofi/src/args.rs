@@ -28,6 +28,9 @@ pub(crate) enum Command {
     Dump(DumpArgs),
     /// Assemble packets from text: the inverse of `dump`.
     Asm(AsmArgs),
+    /// The software trace unit by itself.
+    #[command(subcommand)]
+    Unit(UnitCommand),
     /// What this machine offers for recording, and what to install or change for the rest.
     Doctor(DoctorArgs),
 }
@@ -275,6 +278,33 @@ pub(crate) struct AsmArgs {
     /// The text; `-` is standard input.
     #[arg(value_name = "INPUT")]
     pub(crate) input: PathBuf,
+}
+
+/// What to do with the trace unit.
+#[derive(Subcommand, Debug)]
+pub(crate) enum UnitCommand {
+    /// Run the unit on a scripted scenario, and list the packets that it emits.
+    Run(UnitRunArgs),
+}
+
+/// Arguments of `cofi unit run`.
+#[derive(Args, Debug)]
+pub(crate) struct UnitRunArgs {
+    /// One JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Compare the output with what the scenario expects, and print the difference; status 1 if there is one.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) check: bool,
+    /// Also write the bare packets.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) raw_output: Option<PathBuf>,
+    /// When to use colours.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub(crate) color: Color,
+    /// The scenario, a TOML file (docs/scenarios.md); `-` is standard input.
+    #[arg(value_name = "SCENARIO.toml")]
+    pub(crate) scenario: PathBuf,
 }
 
 /// Arguments of `cofi doctor`.

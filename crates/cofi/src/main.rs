@@ -17,6 +17,7 @@ mod report;
 mod signals;
 mod table;
 mod trace;
+mod unit;
 mod verify;
 
 use anyhow::Error;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         args::Command::Insn(args) => insn::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),
+        args::Command::Unit(args::UnitCommand::Run(args)) => unit::run(&args),
         args::Command::Doctor(args) => doctor::run(&args),
     };
     match result {

@@ -71,6 +71,16 @@ fn assembles(block: &Block, options: &[&str]) {
     assert_eq!(asm(&dumped.stdout), bytes, "{}", dumped.text());
 }
 
+/// Plays a scenario; one without operations gets one.
+fn plays(block: &Block) {
+    let mut text = block.text.clone();
+    if !text.contains("[[op]]") {
+        text += "[[op]]\nop = \"plain\"\n";
+    }
+    let ran = run_with(cofi().args(["unit", "run", "-"]), text.as_bytes());
+    assert_eq!(ran.code(), 0, "{text}\n{}", ran.stderr);
+}
+
 fn check(name: &str) {
     let scratch = Scratch::new();
     let mut commands = 0;
@@ -92,6 +102,7 @@ fn check(name: &str) {
             Some("rtit-cycles") => {
                 assembles(&block, &["--format", "rtit", "--cycle-accurate"]);
             }
+            Some("toml") => plays(&block),
             Some("pt-wrong" | "sh") => {}
             other => panic!("{name}: a block of {other:?}, which nothing checks"),
         }
@@ -107,6 +118,11 @@ fn text_form() {
 #[test]
 fn dump() {
     check("docs/dump.md");
+}
+
+#[test]
+fn scenarios() {
+    check("docs/scenarios.md");
 }
 
 #[test]

@@ -2,9 +2,11 @@
 //!
 //! Both are small programs that decode a stream several times, each time from nothing, look at every instruction's address, and
 //! tell their own processor time. They take turns; what counts is the median over the rounds. A trace on which they
-//! do not find the same instructions is a failure, not a result. `packets` is the race of the packet codecs.
+//! do not find the same instructions is a failure, not a result. `packets` is the race of the packet codecs, and `unit` measures
+//! the trace unit.
 
 mod packets;
+mod unit;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -311,11 +313,12 @@ fn real(folder: &Path, name: &str) -> Result<Trace> {
 
 /// Races on every trace, and returns whether the decoders agreed everywhere.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    if let Some((_, rest)) = arguments
-        .split_first()
-        .filter(|(word, _)| *word == "packets")
-    {
-        return packets::run(root, rest);
+    if let Some((word, rest)) = arguments.split_first() {
+        match word.as_str() {
+            "packets" => return packets::run(root, rest),
+            "unit" => return unit::run(root, rest),
+            _ => {}
+        }
     }
     let options = options(root, arguments)?;
     let folder = std::env::temp_dir().join(format!("cofi-bench-{}", std::process::id()));

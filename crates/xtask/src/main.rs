@@ -13,7 +13,7 @@ const USAGE: &str = "\
 usage: cargo xtask CHORE
 
   deps    check that the crates depend on each other only as ARCHITECTURE.md says
-  tidy    check module docs, file lengths and the names in ARCHITECTURE.md
+  tidy    check module docs, file lengths, the names in ARCHITECTURE.md, and docs/unit.md
   exam    record real programs and compare every decoder with the truth, address by address
           [--only PROGRAM]... [--config NAME]... [--cofi PATH] [--keep FOLDER] [--jobs N] [--list];
           then the part below, unless a program or configuration is asked for
@@ -21,6 +21,10 @@ usage: cargo xtask CHORE
           compare how Cofi, libipt and perf read random streams of packets, good ones and bad ones, and how Cofi
           reads RTIT with what the manual says
           [--seed N] [--streams N] [--packets N] [--traces FOLDER] [--cofi PATH] [--keep FOLDER]
+  exam unit
+          let libipt and perf read what the trace unit writes for random machines and for the scenarios of corpus/unit, and
+          libipt decode the machines' flow
+          [--seed N] [--machines N] [--steps N] [--cofi PATH] [--keep FOLDER]
   exam large
           record programs that people run through QEMU, and compare perf's samples with Cofi's list
           [--cofi PATH]
@@ -31,7 +35,10 @@ usage: cargo xtask CHORE
           [--rounds N] [--instructions N] [--traces FOLDER] [--cofi PATH]
   bench packets
           measure how fast Cofi and libipt decode and encode packets and find PSBs
-          [--rounds N] [--megabytes N] [--traces FOLDER] [--cofi PATH]";
+          [--rounds N] [--megabytes N] [--traces FOLDER] [--cofi PATH]
+  bench unit
+          measure how many operations a second the trace unit does; with valgrind, in how many instructions
+          [--rounds N] [--operations N] [--instructions]";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);

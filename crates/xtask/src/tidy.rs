@@ -1,5 +1,7 @@
-//! `cargo xtask tidy`: every source file says what it is for and stays readable, and the architecture page names only
-//! what exists.
+//! `cargo xtask tidy`: every source file says what it is for and stays readable, and the architecture page and the page
+//! about the trace unit name only what exists.
+
+mod unit_page;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -45,6 +47,9 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         }
     } else {
         found.push("ARCHITECTURE.md is missing".to_owned());
+    }
+    for fault in unit_page::faults(root)? {
+        found.push(format!("{}: {fault}", unit_page::PAGE));
     }
     for fault in &found {
         println!("tidy: {fault}");

@@ -49,10 +49,16 @@ pub enum RecordError {
 pub(super) const CORE_BUS_RATIO: u8 = 20;
 
 impl Settings {
-    /// The processor that the recorder models.
+    /// The processor that the recorder models: without what no engine tells of, so that asking for it is refused.
     #[must_use]
     pub fn capabilities() -> Capabilities {
-        Capabilities::default()
+        Capabilities {
+            ptwrite: false,
+            power_event: false,
+            event_trace: false,
+            tnt_disable: false,
+            ..Capabilities::default()
+        }
     }
 
     /// IA32_RTIT_CTL without TraceEn. The bits of the PMU's config are the register's own, but for bit 0.

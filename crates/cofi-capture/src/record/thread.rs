@@ -8,7 +8,8 @@ use cofi_packet::intel::PSB;
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
 use cofi_perf::Task;
 use cofi_unit::{
-    At, Branch, Capabilities, Client, Clock, Context, Ctl, Fault, PhysAddr, Retired, Unit, msr,
+    At, Branch, Capabilities, Client, Clock, Context, Ctl, Destination, Event, Fault, PhysAddr,
+    Retired, Unit, msr,
 };
 
 /// Where system calls, faults and interrupts lead: somewhere in the kernel, which is not traced.
@@ -226,9 +227,11 @@ impl Thread {
             announced: offset,
             time_owed: false,
         };
-        thread
-            .unit
-            .set_core_bus_ratio(&mut thread.buffer, core_bus_ratio);
+        let ratio = Event::Frequency {
+            stopped_at: None,
+            ratio: core_bus_ratio,
+        };
+        thread.unit.event(&mut thread.buffer, ratio);
         thread.write(msr::IA32_RTIT_OUTPUT_MASK_PTRS, REGION_MASK)?;
         thread.write(msr::IA32_RTIT_CTL, ctl.with_trace_en(true).0)?;
         Ok(thread)
@@ -300,7 +303,7 @@ impl Thread {
             mode,
             ..self.context
         };
-        self.unit.far_transfer(&mut self.buffer, next, self.context);
+        self.transfer(None, next);
     }
 
     pub(crate) fn task(&self) -> Task {
@@ -319,20 +322,35 @@ impl Thread {
             mode: ExecMode::Bits64,
             ..self.context
         };
-        match from {
-            Some(from) => self
-                .unit
-                .event(&mut self.buffer, from, KERNEL, self.context),
-            None => self
-                .unit
-                .far_transfer(&mut self.buffer, KERNEL, self.context),
-        }
+        self.transfer(from, KERNEL);
+    }
+
+    /// Control goes to `to`, where the thread's context holds already: by an event at `from`, or by a far branch.
+    fn transfer(&mut self, from: Option<Ip>, to: Ip) {
+        let to = Destination {
+            ip: to,
+            context: self.context,
+        };
+        let event = match from {
+            // The vector is told by Event Trace only, which is not recorded.
+            Some(from) => Event::Interrupt {
+                from,
+                vector: 0,
+                page_fault: None,
+                to,
+            },
+            None => {
+                let at = At::default();
+                Event::FarBranch { at, to }
+            }
+        };
+        self.unit.event(&mut self.buffer, event);
     }
 
     pub(crate) fn resume_user(&mut self, clock: VirtualClock, ip: Ip, mode: ExecMode) {
         self.buffer.clock = clock.0;
         if core::mem::take(&mut self.time_owed) {
-            self.unit.clocks_resumed(&mut self.buffer);
+            self.unit.event(&mut self.buffer, Event::ClocksResumed);
         }
         self.ip = Some(ip);
         self.context = Context {
@@ -340,7 +358,7 @@ impl Thread {
             mode,
             ..self.context
         };
-        self.unit.far_transfer(&mut self.buffer, ip, self.context);
+        self.transfer(None, ip);
     }
 
     /// Whether the thread is in user space.

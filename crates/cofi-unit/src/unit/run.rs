@@ -4,9 +4,10 @@
 //! TNT packets at a time here, without asking at each instruction what else may be due; everything else goes through
 //! [`Unit::retire`].
 
-use super::{Branch, Retired, Unit};
+use super::Unit;
 use crate::client::Client;
 use crate::compress::Results;
+use crate::event::{Branch, Retired};
 use cofi_packet::Ip;
 
 /// So many results are gathered at most.
@@ -46,7 +47,12 @@ impl Unit {
         // A CYC may be due before the first result of a TNT.
         let waits_for_cyc = self.regs.ctl.cyc_en() && self.tnt.is_empty();
         let quiet = self.timing.quiet(self.regs.ctl);
-        if !self.packet_en() || self.psb_due() || waits_for_cyc || !quiet.contains(&tsc) {
+        if !self.cached.plain
+            || !self.packet_en()
+            || self.psb_due()
+            || waits_for_cyc
+            || !quiet.contains(&tsc)
+        {
             return 0;
         }
         quiet.end
@@ -55,7 +61,7 @@ impl Unit {
     #[inline]
     fn room_for_results(&self) -> Results {
         let size = self.tnt_size();
-        if self.caps.long_tnt || self.regs.ctl.cyc_en() {
+        if self.long_tnt() || self.regs.ctl.cyc_en() {
             return Results::zeros(size - 1);
         }
         let until_psb = self.psb_at().saturating_sub(self.byte_count);
@@ -87,11 +93,10 @@ impl Gathering<'_> {
         match insn.branch {
             Branch::None | Branch::DirectJump(_) => {}
             Branch::DirectCall(target) if target == insn.at.next => {}
-            Branch::DirectCall(_) => self.unit.returns.push(insn.at.next),
+            Branch::DirectCall(_) => self.unit.call(insn.at.next),
             Branch::Conditional(target) => self.push(client, target.is_some(), insn.destination()),
             Branch::Return(target) => {
-                let expected = self.unit.returns.pop();
-                if expected == Some(target) && !self.unit.regs.ctl.dis_retc() {
+                if self.unit.pop_return(target) {
                     self.push(client, true, target);
                 } else {
                     self.tip(client, target);
@@ -99,7 +104,7 @@ impl Gathering<'_> {
             }
             Branch::IndirectJump(target) => self.tip(client, target),
             Branch::IndirectCall(target) => {
-                self.unit.returns.push(insn.at.next);
+                self.unit.call(insn.at.next);
                 self.tip(client, target);
             }
         }
@@ -132,7 +137,7 @@ impl Gathering<'_> {
     /// Packets were sent; and if need be, a PSB+.
     #[inline]
     fn end(&mut self, client: &mut impl Client, ip: Ip) {
-        if self.unit.psb_due() || self.unit.regs.ctl.cyc_en() {
+        if self.unit.psb_due() || self.unit.regs.ctl.cyc_en() || !self.unit.packet_en() {
             self.unit.end(client, ip);
             self.resume(client.now().tsc);
         } else {

@@ -1,8 +1,11 @@
 //! Long stretches of branches, gathered and one by one: the same packets. (The law of `cofi-law` says so of whole programs, which
 //! have fewer branches between packets of other kinds.)
 
-use super::{At, Branch, Context, Retired, Unit};
-use crate::{Capabilities, Client, Clock, Ctl, PhysAddr, msr};
+use super::Unit;
+use crate::{
+    At, Branch, Capabilities, Client, Clock, Context, Ctl, Event, Implementation, PhysAddr,
+    Retired, TntForm, msr,
+};
 use cofi_packet::{ExecMode, Ip};
 use std::vec::Vec;
 
@@ -60,19 +63,21 @@ fn stretch(seed: u64, len: usize, others: usize) -> Vec<(Clock, Retired)> {
 }
 
 fn ready(ctl: Ctl, long_tnt: bool) -> (Unit, World) {
-    let (caps, mut world) = (
-        Capabilities {
-            long_tnt,
-            ..Capabilities::default()
+    let mut world = World::default();
+    let choices = Implementation {
+        tnt: if long_tnt {
+            TntForm::Long
+        } else {
+            TntForm::Short
         },
-        World::default(),
-    );
+        ..Implementation::default()
+    };
     let user = Context {
         cpl: 3,
         mode: ExecMode::Bits64,
         ..Context::default()
     };
-    let mut unit = Unit::new(caps, user);
+    let mut unit = Unit::with(Capabilities::default(), choices, user);
     let at = At {
         ip: Ip(0x40_0000),
         next: Ip(0x40_0000),
@@ -91,7 +96,7 @@ fn one_by_one((mut unit, mut world): (Unit, World), insns: &[(Clock, Retired)]) 
         world.clock = clock;
         unit.retire(&mut world, insn);
     }
-    unit.clocks_resumed(&mut world);
+    unit.event(&mut world, Event::ClocksResumed);
     world.trace
 }
 
@@ -115,7 +120,7 @@ fn gathered(
         drop(unit);
         world.clock = part[part.len() - 1].0;
     }
-    unit.clocks_resumed(&mut world);
+    unit.event(&mut world, Event::ClocksResumed);
     world.trace
 }
 
@@ -140,5 +145,49 @@ fn gathered_branches_make_the_same_packets() {
             assert!(expected.len() > 3000);
             assert!(expected == found, "{ctl:?}, {others}, {at_once}");
         }
+    }
+}
+
+/// What is inlined of [`Unit::retire`] does what the whole of it does.
+#[test]
+fn instructions_that_make_no_packet_leave_the_same_state() {
+    for bits in 0..128 {
+        let is = |bit: u64| bits >> bit & 1 != 0;
+        let ctl = Ctl(0)
+            .with_user(true)
+            .with_branch_en(true)
+            .with_tsc_en(is(0))
+            .with_mtc_en(is(1))
+            .with_cyc_en(is(2))
+            .with_dis_tnt(is(3))
+            .with_addr0_cfg(is(4).into())
+            .with_mtc_freq(3);
+        let ready = || {
+            let (mut unit, mut world) = ready(ctl, is(5));
+            let end = At::default();
+            for (register, value) in [
+                (msr::IA32_RTIT_CTL, 0),
+                (msr::IA32_RTIT_ADDR0_A, 0x40_8000),
+                (msr::IA32_RTIT_ADDR0_B, 0x41_ffff),
+                (msr::IA32_RTIT_CTL, ctl.with_trace_en(true).0),
+            ] {
+                unit.wrmsr(&mut world, end, register, value).expect("legal");
+            }
+            if is(6) {
+                // As deferred TIPs and a narrow counter would have it.
+                unit.choices.deferred_tips = true;
+                unit.choices.cycle_counter_bits = Some(6);
+                unit.configure();
+            }
+            (unit, world)
+        };
+        let ((mut unit, mut world), (mut whole, mut other)) = (ready(), ready());
+        for (clock, insn) in stretch(bits, 10_000, 4) {
+            (world.clock, other.clock) = (clock, clock);
+            unit.retire(&mut world, insn);
+            whole.retire_whole(&mut other, insn);
+            assert!(unit == whole, "{ctl:?}, {insn:?}");
+        }
+        assert!(world.trace == other.trace && world.trace.len() > 200);
     }
 }

@@ -1,10 +1,10 @@
 //! `cofi dump`: the packets of a trace, in order.
 
 mod filter;
-mod known;
-mod objects;
+pub(crate) mod known;
+pub(crate) mod objects;
 mod stats;
-mod text;
+pub(crate) mod text;
 
 use crate::args::{DumpArgs, Format as FileFormat};
 use crate::digits::counted;

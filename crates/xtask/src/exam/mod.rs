@@ -11,6 +11,7 @@ mod packets;
 pub(crate) mod programs;
 mod run;
 pub(crate) mod sideband;
+mod unit;
 
 use std::collections::VecDeque;
 use std::fs;
@@ -74,6 +75,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         .filter(|(word, _)| *word == "packets")
     {
         return packets::run(root, &packets::options(root, rest)?);
+    }
+    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "unit") {
+        return unit::run(root, &unit::options(rest)?);
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "large") {
         return large::run(root, rest);

@@ -4,7 +4,7 @@ use super::{Thread, VirtualClock};
 use crate::ProcessorState;
 use cofi_insn::Insn;
 use cofi_packet::Ip;
-use cofi_unit::{At, Capabilities, Context, Ctl, Fault, msr};
+use cofi_unit::{At, Capabilities, Context, Ctl, Event, Fault, msr};
 
 impl From<ProcessorState> for Context {
     fn from(state: ProcessorState) -> Self {
@@ -46,7 +46,7 @@ impl Thread {
         self.buffer.clock = clock.0;
         self.ip = Some(to);
         self.context = state.into();
-        self.unit.far_transfer(&mut self.buffer, to, self.context);
+        self.transfer(None, to);
     }
 
     /// An interrupt or exception.
@@ -60,7 +60,7 @@ impl Thread {
         self.buffer.clock = clock.0;
         self.ip = Some(to);
         self.context = state.into();
-        self.unit.event(&mut self.buffer, from, to, self.context);
+        self.transfer(Some(from), to);
     }
 
     /// MOV to CR3.
@@ -75,7 +75,7 @@ impl Thread {
             cr3,
             ..self.context
         };
-        self.unit.mov_cr3(&mut self.buffer, at, cr3);
+        self.unit.event(&mut self.buffer, Event::MovCr3 { at, cr3 });
     }
 
     /// Whether an instruction that retires now is in the trace: its privilege level is traced.
@@ -94,7 +94,7 @@ impl Thread {
         self.buffer.clock = clock.0;
         self.ip = Some(to);
         self.context = state.into();
-        self.unit.far_transfer(&mut self.buffer, to, self.context);
+        self.transfer(None, to);
         let result = self.write(msr::IA32_RTIT_STATUS, 0);
         debug_assert_eq!(result, Ok(()), "TraceEn is clear");
         self.set_trace_en(true);

@@ -14,6 +14,7 @@ mod corrupt;
 mod emit;
 mod errors;
 mod generate;
+pub(super) mod given;
 mod judge;
 mod listing;
 mod perf;

@@ -1,0 +1,371 @@
+//! The internal buffer, and what happens when it overflows (33.3.8).
+
+use super::Unit;
+use crate::client::{Client, Clock};
+use crate::implementation::InternalBuffer;
+use crate::state::{Reader, RestoreError, Writer};
+use alloc::collections::VecDeque;
+use cofi_packet::ExecMode;
+use cofi_packet::Ip;
+use cofi_packet::intel::{Kind, Packet};
+
+/// No buffer is smaller: the packets of one operation and a PSB are to have room.
+const LEAST: u32 = 64;
+/// With so many MTCs lost in a row, MTCs alone no longer tell the time.
+const MAX_LOST_MTC: u32 = 128;
+
+/// Packets on their way to memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Buffer {
+    config: InternalBuffer,
+    bytes: VecDeque<u8>,
+    /// Up to these core cycles what drains by itself has drained.
+    drained_at: u64,
+    overflow: Option<Overflow>,
+    /// How many overflows have been resolved.
+    resolved: u64,
+}
+
+/// Packets are being lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+struct Overflow {
+    /// A packet was lost that told of state; a PSB+ is to tell it.
+    state: bool,
+    mtcs: u32,
+    /// TraceStop was met meanwhile.
+    stop: bool,
+    /// What the stream had told of the mode.
+    told_mode: Option<(ExecMode, bool)>,
+}
+
+impl Buffer {
+    pub(super) fn new(mut config: InternalBuffer) -> Self {
+        config.size = config.size.max(LEAST);
+        Self {
+            config,
+            // One more than it ever holds, so that it never grows.
+            bytes: VecDeque::with_capacity(config.size as usize + 1),
+            drained_at: 0,
+            overflow: None,
+            resolved: 0,
+        }
+    }
+
+    /// Tracing begins.
+    pub(super) fn start(&mut self, now: Clock) {
+        self.drained_at = now.cycles;
+    }
+
+    /// What is in it is lost.
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.overflow = None;
+    }
+
+    /// So many bytes can drain by now.
+    fn drainable(&mut self, now: Clock) -> usize {
+        let (bytes, cycles) = (self.config.drain_bytes, self.config.drain_cycles);
+        if cycles == 0 {
+            return 0;
+        }
+        let steps = now.cycles.saturating_sub(self.drained_at) / u64::from(cycles);
+        self.drained_at += steps * u64::from(cycles);
+        usize::try_from(steps.saturating_mul(bytes.into())).unwrap_or(usize::MAX)
+    }
+}
+
+impl Unit {
+    /// Whether packets are being lost for want of room in the internal buffer (33.3.8).
+    #[must_use]
+    #[inline]
+    pub fn is_overflowing(&self) -> bool {
+        match &self.buffer {
+            None => false,
+            Some(buffer) => buffer.overflow.is_some(),
+        }
+    }
+
+    /// How many overflows have been resolved: so many OVFs have been sent.
+    #[must_use]
+    pub fn overflows(&self) -> u64 {
+        self.buffer.as_ref().map_or(0, |buffer| buffer.resolved)
+    }
+
+    /// How many bytes the internal buffer holds.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.buffer.as_ref().map_or(0, |buffer| buffer.bytes.len())
+    }
+
+    /// So many bytes of the internal buffer drain to memory, as far as they are there. (Others drain as time passes, if the
+    /// buffer was given a rate.)
+    pub fn drain(&mut self, client: &mut impl Client, bytes: usize) {
+        let Some(buffer) = &mut self.buffer else {
+            return;
+        };
+        let mut left = bytes.min(buffer.bytes.len());
+        let mut is_live = true;
+        while left > 0 && is_live {
+            let (first, _) = buffer.bytes.as_slices();
+            let part = &first[..first.len().min(left)];
+            is_live = self.output.store(&mut self.regs, &self.caps, client, part);
+            let len = part.len();
+            buffer.bytes.drain(..len);
+            left -= len;
+        }
+        if !is_live {
+            return self.ended();
+        }
+        if buffer.overflow.is_some_and(|overflow| overflow.stop) && self.has_room() {
+            self.resolve(client, None, false);
+        }
+    }
+
+    /// Drains what is due by now; and if an overflow is resolved by that, tracing goes on with the instruction at `ip`.
+    #[cold]
+    pub(super) fn drain_until(&mut self, client: &mut impl Client, now: Clock, ip: Option<Ip>) {
+        let Some(buffer) = &mut self.buffer else {
+            return;
+        };
+        let bytes = buffer.drainable(now);
+        self.drain(client, bytes);
+        let is_known = ip.is_some() || !self.packet_en();
+        if self.is_overflowing() && self.has_room() && is_known {
+            self.resolve(client, ip, false);
+        }
+    }
+
+    /// Whether an overflow may be resolved.
+    fn has_room(&self) -> bool {
+        self.buffer.as_ref().is_some_and(|buffer| {
+            let (most, size) = (buffer.config.resume_at, buffer.config.size);
+            // An OVF, its CYC, TSC, TMA, CBR and a FUP are to have room.
+            buffer.bytes.len() <= most.min(size - LEAST) as usize
+        })
+    }
+
+    /// TraceEn is cleared: everything drains, and an overflow is told of.
+    pub(super) fn empty_buffer(&mut self, client: &mut impl Client) {
+        self.drain(client, usize::MAX);
+        if self.is_overflowing() {
+            self.resolve(client, None, true);
+        }
+        self.drain(client, usize::MAX);
+    }
+
+    /// Puts a packet into the internal buffer. `false` and an overflow if there is no room.
+    #[cold]
+    pub(super) fn send_buffered(&mut self, client: &mut impl Client, bytes: &[u8]) -> bool {
+        let now = client.now();
+        if let Some(buffer) = &mut self.buffer
+            && buffer.overflow.is_none()
+        {
+            let due = buffer.drainable(now);
+            self.drain(client, due);
+        }
+        let Some(buffer) = &mut self.buffer else {
+            return false;
+        };
+        if buffer.overflow.is_some() {
+            return false;
+        }
+        if buffer.bytes.len() + bytes.len() > buffer.config.size as usize {
+            self.overflow();
+            return false;
+        }
+        buffer.bytes.extend(bytes);
+        self.byte_count += bytes.len() as u64;
+        true
+    }
+
+    /// An overflow begins.
+    pub(super) fn overflow(&mut self) {
+        if let Some(buffer) = &mut self.buffer {
+            buffer.overflow = Some(Overflow {
+                told_mode: self.told_mode,
+                ..Overflow::default()
+            });
+        }
+        self.tnt = Default::default();
+        self.deferred.clear();
+        self.returns.clear();
+    }
+
+    /// Whether there is room for so many bytes; if not, an overflow begins.
+    pub(super) fn reserve(&mut self, client: &mut impl Client, bytes: usize) -> bool {
+        let now = client.now();
+        let due = match &mut self.buffer {
+            Some(buffer) if buffer.overflow.is_none() => buffer.drainable(now),
+            Some(_) => return false,
+            None => return true,
+        };
+        self.drain(client, due);
+        let has_room = self
+            .buffer
+            .as_ref()
+            .is_none_or(|buffer| buffer.bytes.len() + bytes <= buffer.config.size as usize);
+        if !has_room {
+            self.overflow();
+        }
+        has_room
+    }
+
+    /// The packet to which a MODE packet before it belongs had no room: so the stream has not told the mode, or the transaction.
+    #[cold]
+    pub(super) fn mode_is_lost(&mut self) {
+        if let Some(overflow) = self
+            .buffer
+            .as_mut()
+            .and_then(|buffer| buffer.overflow.as_mut())
+        {
+            overflow.state = true;
+            overflow.told_mode = None;
+        }
+        self.told_mode = None;
+    }
+
+    /// A packet of this kind had no room.
+    #[cold]
+    pub(super) fn lost(&mut self, kind: Kind) {
+        let Some(overflow) = self
+            .buffer
+            .as_mut()
+            .and_then(|buffer| buffer.overflow.as_mut())
+        else {
+            return;
+        };
+        match kind {
+            Kind::Mtc => overflow.mtcs = overflow.mtcs.saturating_add(1),
+            Kind::Pip
+            | Kind::Vmcs
+            | Kind::ModeTsx
+            | Kind::Cbr
+            | Kind::Psb
+            | Kind::PsbEnd
+            | Kind::Tsc => overflow.state = true,
+            _ => {}
+        }
+    }
+
+    /// TraceStop is met: if packets are being lost, its packet waits (33.2.5.3).
+    pub(super) fn stop_in_overflow(&mut self) -> bool {
+        match self
+            .buffer
+            .as_mut()
+            .and_then(|buffer| buffer.overflow.as_mut())
+        {
+            Some(overflow) => {
+                overflow.stop = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The overflow is resolved, perhaps (`ends`) because TraceEn is cleared: OVF, a FUP where PacketEn is set, and what else was lost that a reader must know.
+    fn resolve(&mut self, client: &mut impl Client, ip: Option<Ip>, ends: bool) {
+        let Some(buffer) = &mut self.buffer else {
+            return;
+        };
+        let Some(overflow) = buffer.overflow.take() else {
+            return;
+        };
+        buffer.resolved += 1;
+        self.returns.clear();
+        self.told_mode = overflow.told_mode;
+        // Not `emit`: where TraceStop was met meanwhile, TriggerEn is 0 already.
+        self.cyc(client, Kind::Ovf);
+        self.send_packet(client, Packet::Ovf);
+        // Of a transaction no reader can know whether its end was lost.
+        let mut state = overflow.state || self.told_tx || self.context.in_tx;
+        if overflow.stop {
+            self.send_packet(client, Packet::TraceStop);
+        }
+        if overflow.stop || ends {
+            // Tracing goes on with a TIP.PGE, some day. A PSB+ comes before it: a small buffer could overflow by it now.
+            self.psb_owed |= state;
+            return;
+        }
+        if overflow.mtcs >= MAX_LOST_MTC && self.regs.ctl.tsc_en() {
+            self.resync_time(client);
+        }
+        if let (true, Some(ip)) = (self.packet_en(), ip) {
+            self.fup(client, ip);
+            let mode = Some(self.context.mode);
+            state |= self.told_mode.map(|(mode, _)| mode) != mode;
+        }
+        if state && self.regs.status.trigger_en() {
+            let ip = ip.filter(|_| self.packet_en());
+            self.psb_plus(client, ip);
+            // Out of context it does not tell all.
+            self.psb_in_context = !self.regs.status.context_en();
+            self.plan_psb();
+        }
+    }
+
+    fn send_packet(&mut self, client: &mut impl Client, packet: Packet) {
+        let raw = packet.encode();
+        self.send(client, &raw.bytes()[..raw.len()]);
+    }
+}
+
+impl Buffer {
+    pub(super) fn is_idle(&self) -> bool {
+        self.bytes.is_empty() && self.overflow.is_none()
+    }
+
+    pub(super) fn save(&self, writer: &mut Writer) {
+        let Self {
+            config: _,
+            bytes,
+            drained_at,
+            overflow,
+            resolved,
+        } = self;
+        writer.u64(*drained_at);
+        writer.u64(*resolved);
+        writer.option(*overflow, |writer, overflow| {
+            let Overflow {
+                state,
+                mtcs,
+                stop,
+                told_mode,
+            } = overflow;
+            writer.bool(state);
+            writer.u32(mtcs);
+            writer.bool(stop);
+            writer.told_mode(told_mode);
+        });
+        // No more than the configured size, which has 32 bits.
+        writer.u32(bytes.len() as u32);
+        let (first, second) = bytes.as_slices();
+        writer.bytes(first);
+        writer.bytes(second);
+    }
+
+    /// The buffer of a unit; the bytes of a saved one are any, as nothing is asked of them again.
+    pub(super) fn restore(
+        config: InternalBuffer,
+        reader: &mut Reader<'_>,
+    ) -> Result<Self, RestoreError> {
+        let mut buffer = Self::new(config);
+        buffer.drained_at = reader.u64("the time of the last drain")?;
+        buffer.resolved = reader.counter("the number of resolved overflows")?;
+        buffer.overflow = reader.option("an overflow", |reader| {
+            Ok(Overflow {
+                state: reader.bool("state was lost")?,
+                mtcs: reader.u32("the number of lost MTCs")?,
+                stop: reader.bool("TraceStop in an overflow")?,
+                told_mode: reader.told_mode()?,
+            })
+        })?;
+        let field = "the length of the internal buffer";
+        let len = reader.u32(field)?;
+        if len > buffer.config.size {
+            return Err(reader.illegal(4, field, len.into(), "the buffer is smaller (33.3.8)"));
+        }
+        let bytes = reader.bytes(len as usize, "the internal buffer")?;
+        buffer.bytes.extend(bytes);
+        Ok(buffer)
+    }
+}

@@ -1,0 +1,121 @@
+//! What comes out of a scenario, as `cofi dump` would list it: packets, and between them what is no packet.
+
+use super::scenario::register_name;
+use super::world::{Mark, Note, World};
+use crate::dump::known::Known;
+use crate::dump::objects;
+use crate::dump::text::Text;
+use crate::json::Line;
+use cofi_packet::intel::{IntelPt, Packets};
+use cofi_packet::{Item, Listed, Listing, extent};
+use std::io::{Result, Write};
+
+/// One thing in the output.
+pub(super) enum Entry<'w> {
+    /// A packet, or bytes that are none.
+    Packet(&'w Item<IntelPt>, Option<Listed<IntelPt>>),
+    /// Something else.
+    Note(&'w Note),
+}
+
+/// Goes through packets and marks in order. A mark stands before the packet whose last byte came after it. `each` is told
+/// the operation too.
+pub(super) fn walk(
+    stream: &[u8],
+    marks: &[Mark],
+    mut each: impl FnMut(u64, Entry<'_>) -> Result<()>,
+) -> Result<()> {
+    let mut marks = marks.iter().peekable();
+    let mut op = 0;
+    let mut listing = Listing::<IntelPt>::new();
+    for item in Packets::new(stream) {
+        let (offset, size) = extent(&item);
+        let end = offset.0 + size as u64;
+        while let Some(mark) = marks.next_if(|mark| (mark.offset as u64) < end) {
+            op = mark.op;
+            each(op, Entry::Note(&mark.note))?;
+        }
+        let listed = listing.item(&item);
+        each(op, Entry::Packet(&item, listed))?;
+    }
+    for mark in marks {
+        each(mark.op, Entry::Note(&mark.note))?;
+    }
+    Ok(())
+}
+
+/// A note in the text form; `None` of one that is only a place.
+pub(super) fn line(note: &Note) -> Option<String> {
+    Some(match note {
+        Note::Begin(_) => return None,
+        Note::Fault { name, .. } => format!("fault {name}"),
+        Note::Pmi => "pmi".to_owned(),
+        Note::Read { msr, value } => format!("msr {} = {value:#x}", register_name(*msr)),
+    })
+}
+
+/// Prints the output; whether it holds bytes that form no packet.
+pub(super) fn show(world: &World, json: bool, colour: bool, out: &mut impl Write) -> Result<bool> {
+    let mut text = Text::new(colour, false);
+    let mut object = Line::default();
+    let mut memory = <IntelPt as Known>::Memory::default();
+    let mut errors = false;
+    let mut begun: Option<String> = (!world.stream.is_empty()).then(|| "; [start]".into());
+    walk(&world.stream, &world.marks, |op, entry| {
+        match entry {
+            Entry::Note(Note::Begin(name)) => begun = Some(format!("; {op}: {name}")),
+            Entry::Note(note) if json => {
+                note_object(op, note, &mut object);
+                out.write_all(object.end())?;
+            }
+            Entry::Packet(item, listed) if json => {
+                errors |= item.is_err();
+                let name = listed
+                    .as_ref()
+                    .and_then(|listed| IntelPt::name(&mut memory, listed.packet()));
+                objects::describe(item, listed.as_ref(), name, &mut object);
+                object.number("op", op);
+                out.write_all(object.end())?;
+            }
+            Entry::Note(note) => {
+                if let Some(begun) = begun.take() {
+                    writeln!(out, "{begun}")?;
+                }
+                write!(out, "          {}", line(note).unwrap_or_default())?;
+                match note {
+                    Note::Fault { rule, .. } => writeln!(out, " ; {rule}")?,
+                    _ => writeln!(out)?,
+                }
+            }
+            Entry::Packet(item, listed) => {
+                if let Some(begun) = begun.take() {
+                    writeln!(out, "{begun}")?;
+                }
+                errors |= item.is_err();
+                let name = listed
+                    .as_ref()
+                    .and_then(|listed| IntelPt::name(&mut memory, listed.packet()));
+                text.item(item, listed.as_ref(), name, &world.stream, out)?;
+            }
+        }
+        Ok(())
+    })?;
+    Ok(errors)
+}
+
+fn note_object(op: u64, note: &Note, object: &mut Line) {
+    object.begin();
+    match note {
+        Note::Begin(name) => object.text("begin", name),
+        Note::Fault { name, rule } => object
+            .text("fault", name)
+            .number("op", op)
+            .text("rule", rule),
+        Note::Pmi => object.flag("pmi", true).number("op", op),
+        Note::Read { msr, value } => object
+            .hex("msr", u64::from(*msr))
+            .text("msr_name", &register_name(*msr))
+            .hex("value", *value)
+            .number("op", op),
+    };
+}

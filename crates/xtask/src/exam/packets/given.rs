@@ -1,0 +1,120 @@
+//! Streams that come from elsewhere, read by everybody.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::judge::Tally;
+use super::listing::{Entry, What};
+use super::quirks::{Who, knows};
+use super::readers::Readers;
+
+/// Everybody who reads packets, and the account of it.
+pub(in crate::exam) struct Panel {
+    readers: Readers,
+    tally: Tally,
+    /// What could not be asked.
+    skipped: Vec<String>,
+}
+
+/// What came of one stream.
+#[derive(Debug, Default, Clone, Copy)]
+pub(in crate::exam) struct Outcome {
+    /// Packets in it.
+    pub(in crate::exam) packets: usize,
+    /// Whether libipt and perf read it.
+    pub(in crate::exam) by: [bool; 2],
+}
+
+impl Panel {
+    /// Builds the readers, except for a `cofi` that is there already.
+    pub(in crate::exam) fn new(root: &Path, folder: &Path, cofi: &Path) -> Result<Self> {
+        let readers = Readers::new(root, folder, Some(cofi))?;
+        let missing = |who: Who| {
+            Some(format!(
+                "{}: skipped: {}",
+                who.name(),
+                readers.missing(who)?
+            ))
+        };
+        let skipped = [Who::Libipt, Who::Perf].into_iter().filter_map(missing);
+        Ok(Self {
+            skipped: skipped.collect(),
+            tally: Tally::default(),
+            readers,
+        })
+    }
+
+    /// Whether nobody is missing.
+    pub(in crate::exam) fn complete(&self) -> bool {
+        self.skipped.is_empty()
+    }
+
+    /// Lets everybody read a stream who knows its packets.
+    pub(in crate::exam) fn compare(&mut self, label: &str, file: &Path) -> Result<Outcome> {
+        let bytes = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+        let cofi = self.readers.cofi(file).with_context(|| label.to_owned())?;
+        let mut outcome = Outcome {
+            packets: cofi.len(),
+            by: [false; 2],
+        };
+        for (at, who) in [Who::Libipt, Who::Perf].into_iter().enumerate() {
+            if !cofi.iter().all(|entry| knows(who, entry.name())) {
+                continue;
+            }
+            let theirs = self
+                .readers
+                .peer(who, file, &bytes)
+                .with_context(|| format!("{label}, {}", who.name()))?;
+            if let Some(mut theirs) = theirs {
+                // perf.data is filled up to whole words of eight bytes.
+                theirs.retain(|entry| entry.offset < bytes.len() as u64);
+                self.tally.compare(who, label, &bytes, &cofi, &theirs);
+                outcome.by[at] = true;
+            }
+        }
+        // What is no packet at all is an error of the stream, and not of a reader.
+        if let Some(at) = cofi.iter().position(|e| matches!(e.what, What::Error(_))) {
+            let entry = cofi.get(at);
+            self.tally
+                .differ(Who::Manual, label, &cofi, at, entry, None);
+        }
+        Ok(outcome)
+    }
+
+    /// Whether the last packet of the flow before an offset of a stream is a TIP.PGD without IP, for libipt.
+    pub(in crate::exam) fn disabled_before(&self, file: &Path, offset: u64) -> bool {
+        let flow = ["tnt.8", "tnt.64", "tip", "tip.pge", "tip.pgd", "fup"];
+        let list = fs::read(file)
+            .map_err(anyhow::Error::from)
+            .and_then(|bytes| self.readers.peer(Who::Libipt, file, &bytes));
+        let list: Vec<Entry> = list.ok().flatten().unwrap_or_default();
+        let before = list.iter().take_while(|entry| entry.offset < offset);
+        let last = before.filter(|entry| flow.contains(&entry.name())).last();
+        last.is_some_and(|entry| {
+            entry.name() == "tip.pgd" && entry.field("ip").is_some_and(|ip| ip.is_null())
+        })
+    }
+
+    /// Prints the account; how many differences there are.
+    pub(in crate::exam) fn report(&self) -> u64 {
+        for who in [Who::Libipt, Who::Perf] {
+            let total = self.tally.total(who);
+            println!(
+                "unit: cofi = {}: {} packets, {} fields, {} excused",
+                who.name(),
+                total.packets,
+                total.fields,
+                total.excused
+            );
+        }
+        for text in &self.skipped {
+            println!("unit: {text}");
+        }
+        for text in self.tally.differences.iter().take(super::SHOWN) {
+            println!("\nDIFFERENCE: {}", text.trim_end());
+        }
+        self.tally.differences()
+    }
+}

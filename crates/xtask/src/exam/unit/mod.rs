@@ -1,0 +1,298 @@
+//! `cargo xtask exam unit`: what the trace unit writes, read by strangers.
+//!
+//! The streams come from random machines, which do everything that the chapter knows (the example `machine` of `cofi-law`), and from
+//! the scenarios in `corpus/unit` (`cofi unit run`). libipt's and perf's packet decoders must find the packets that Cofi finds, field by
+//! field; libipt's instruction decoder must find the instructions that ran, and the events. What is kept from them stands in
+//! `strangers`, with its argument; each case is also let in, to show that it must be kept out.
+
+mod flow;
+mod machines;
+mod strangers;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::build;
+use super::packets::given::Panel;
+use super::run::patient;
+use flow::{Account, Rules};
+use machines::{Batch, Record};
+use strangers::{FLOW, PACKETS};
+
+/// How many differences are printed.
+const SHOWN: usize = 6;
+/// How many machines may be tried to show that a case must be kept out.
+const PROBES: u64 = 2000;
+
+/// What the part is asked to do.
+#[derive(Debug)]
+pub(super) struct Options {
+    seed: u64,
+    machines: u64,
+    steps: usize,
+    cofi: Option<PathBuf>,
+    keep: Option<PathBuf>,
+}
+
+/// Reads the arguments of `cargo xtask exam unit`.
+pub(super) fn options(arguments: &[String]) -> Result<Options> {
+    let mut options = Options {
+        seed: 1,
+        machines: 500,
+        steps: 1500,
+        cofi: None,
+        keep: None,
+    };
+    for pair in arguments.chunks(2) {
+        let [word, value] = pair else {
+            bail!("{} wants a value", pair[0]);
+        };
+        let number = || {
+            value
+                .parse::<u64>()
+                .with_context(|| format!("{word} wants a number"))
+        };
+        match word.as_str() {
+            "--seed" => options.seed = number()?,
+            "--machines" => options.machines = number()?,
+            "--steps" => options.steps = number()? as usize,
+            "--cofi" => options.cofi = Some(PathBuf::from(value)),
+            "--keep" => options.keep = Some(PathBuf::from(value)),
+            _ => bail!("{word}: there is no such option"),
+        }
+    }
+    ensure!(options.machines > 0, "--machines wants at least 1");
+    Ok(options)
+}
+
+/// Holds this part of the exam and returns whether everything that was compared held.
+pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
+    let folder = options
+        .keep
+        .clone()
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("cofi-unit-{}", std::process::id())));
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    let outcome = hold(root, &folder, options);
+    if options.keep.is_none() {
+        // What cannot be removed lies in the folder for temporary files anyway.
+        let _ = fs::remove_dir_all(&folder);
+    }
+    outcome
+}
+
+fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
+    let started = Instant::now();
+    let cofi = match &options.cofi {
+        Some(path) => path.clone(),
+        None => build::cofi(root)?,
+    };
+    let machine = build::release(root, "cofi-law", "--example", "machine")?;
+    let mut panel = Panel::new(root, folder, &cofi)?;
+    let mut failed = packets(&machine, folder, options, &mut panel)?;
+    failed += scenarios(root, &cofi, folder, &mut panel)?;
+    failed += panel.report();
+    match build::ptinsn(root, folder) {
+        Ok(ptinsn) => failed += flows(&machine, &ptinsn, folder, options, &panel)?,
+        Err(reason) => println!("unit: the flow is NOT COMPARED: {reason}"),
+    }
+    println!(
+        "unit: seeds {} to {}; {failed} failed, {:.0} s",
+        options.seed,
+        options.seed + options.machines - 1,
+        started.elapsed().as_secs_f64()
+    );
+    Ok(failed == 0)
+}
+
+/// The packets of machines, of everything for perf and of what libipt knows for both; how many comparisons cannot be made.
+fn packets(machine: &Path, folder: &Path, options: &Options, panel: &mut Panel) -> Result<u64> {
+    let mut failed = 0;
+    for (name, without) in [("everything", &[][..]), ("for libipt", &PACKETS[..])] {
+        let batch = Batch {
+            first: options.seed,
+            count: options.machines.min(200),
+            steps: options.steps,
+            without: without.to_vec(),
+        };
+        let records = batch.run(machine, &folder.join("packets"))?;
+        // Every stream begins with PSB, so some in a row are a stream; perf and the others are started less often.
+        for (at, some) in records.chunks(50).enumerate() {
+            let mut bytes = Vec::new();
+            for record in some {
+                bytes.extend(fs::read(record.folder.join("trace.pt"))?);
+            }
+            let file = folder.join(format!("{}-{at}.pt", name.replace(' ', "-")));
+            fs::write(&file, &bytes)?;
+            let label = format!("machines, {name}, part {at}");
+            let outcome = panel.compare(&label, &file)?;
+            println!(
+                "unit: {label}: {} packets in {} streams, libipt: {}, perf: {}",
+                outcome.packets,
+                some.len(),
+                outcome.by[0],
+                outcome.by[1]
+            );
+            let expected = [!without.is_empty(), true];
+            if outcome.by != expected && panel.complete() {
+                failed += 1;
+                println!("FAILED: {label}: somebody reads it who cannot, or cannot who should");
+            }
+        }
+    }
+    Ok(failed)
+}
+
+/// The packets of the scenarios; how many could not be run.
+fn scenarios(root: &Path, cofi: &Path, folder: &Path, panel: &mut Panel) -> Result<u64> {
+    let place = root.join("corpus/unit");
+    if !place.is_dir() {
+        println!("unit: there are no scenarios: no folder corpus/unit");
+        return Ok(0);
+    }
+    let mut files: Vec<PathBuf> = fs::read_dir(&place)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "toml")
+        })
+        .collect();
+    files.sort();
+    let (mut failed, mut packets, mut by) = (u64::from(files.is_empty()), 0, [0, 0]);
+    for file in &files {
+        let name = file.file_stem().unwrap_or_default().to_string_lossy();
+        let raw = folder.join(format!("{name}.pt"));
+        let output = patient(cofi)
+            .args(["unit", "run", "--raw-output"])
+            .arg(&raw)
+            .arg(file)
+            .output()
+            .context("running cofi unit run")?;
+        if !output.status.success() {
+            failed += 1;
+            let words = String::from_utf8_lossy(&output.stderr);
+            let first = words.lines().next().unwrap_or_default();
+            println!("FAILED: scenario {name}: {first}");
+            continue;
+        }
+        let outcome = panel.compare(&format!("scenario {name}"), &raw)?;
+        packets += outcome.packets;
+        for (count, read) in by.iter_mut().zip(outcome.by) {
+            *count += u64::from(read);
+        }
+    }
+    println!(
+        "unit: {} scenarios: {packets} packets; libipt reads {}, perf {}",
+        files.len(),
+        by[0],
+        by[1]
+    );
+    Ok(failed)
+}
+
+/// The flow of machines; how many comparisons failed.
+fn flows(
+    machine: &Path,
+    ptinsn: &Path,
+    folder: &Path,
+    options: &Options,
+    panel: &Panel,
+) -> Result<u64> {
+    let compare = |records: &[Record], rules: Rules, account: &mut Account| -> Result<()> {
+        for record in records {
+            let file = record.folder.join("trace.pt");
+            let leaves = |offset| panel.disabled_before(&file, offset);
+            flow::compare(ptinsn, record, rules, account, leaves)?;
+        }
+        Ok(())
+    };
+    let rules = Rules { except: None };
+    let mut failed = 0;
+    // Without compressed returns, streams are compared to their ends.
+    for (name, more, steps) in [
+        ("everything", None, options.steps),
+        ("long", Some("ret-compression"), 2 * options.steps),
+    ] {
+        let mut without = rules.without();
+        without.extend(more);
+        let batch = Batch {
+            first: options.seed,
+            count: options.machines,
+            steps,
+            without,
+        };
+        let mut account = Account::default();
+        let records = batch.run(machine, &folder.join("flows"))?;
+        compare(&records, rules, &mut account)?;
+        println!(
+            "unit: machines, {name}: truth = libipt: {} streams, {} of them to their ends; {} instructions, {} overflows, {} other \
+             events",
+            account.streams, account.whole, account.steps, account.overflows, account.events
+        );
+        for (case, count) in &account.met {
+            println!("unit:   {case}: met in {count} streams");
+        }
+        failed += account.differences.len() as u64;
+        for text in account.differences.iter().take(SHOWN) {
+            println!("\nDIFFERENCE: {text}");
+        }
+    }
+    for case in FLOW {
+        let rules = Rules {
+            except: Some(case.name),
+        };
+        let mut account = Account::default();
+        let mut tried = 0;
+        while account.differences.is_empty() && tried < PROBES {
+            for more in [None, Some("ret-compression")] {
+                let mut without = rules.without();
+                without.extend(more);
+                let batch = Batch {
+                    first: options.seed + tried,
+                    count: 20,
+                    steps: options.steps,
+                    without,
+                };
+                let records = batch.run(machine, &folder.join("probes"))?;
+                compare(&records, rules, &mut account)?;
+            }
+            tried += 20;
+        }
+        if account.differences.is_empty() {
+            failed += 1;
+            println!(
+                "FAILED: {} need not be kept from libipt: {}",
+                case.name, case.why
+            );
+        } else {
+            println!(
+                "kept from libipt: {}: {} (let in, {} of {} streams differ)",
+                case.name,
+                case.why,
+                account.differences.len(),
+                account.streams
+            );
+        }
+    }
+    Ok(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_make_no_sense_are_refused() {
+        let parse = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+            options(&words)
+        };
+        let read = parse(&["--seed", "9", "--machines", "2"]).expect("numbers");
+        assert_eq!((read.seed, read.machines, read.steps), (9, 2, 1500));
+        assert!(parse(&["--machines", "0"]).is_err());
+        assert!(parse(&["--seed"]).is_err());
+        assert!(parse(&["--speed", "1"]).is_err());
+    }
+}
