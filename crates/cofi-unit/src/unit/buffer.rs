@@ -210,7 +210,7 @@ impl Unit {
         has_room
     }
 
-    /// The packet to which a MODE packet before it belongs had no room: so the stream has not told the mode, or the transaction.
+    /// The packet to which a MODE packet before it belongs had no room: so the stream has not told the mode.
     #[cold]
     pub(super) fn mode_is_lost(&mut self) {
         if let Some(overflow) = self
@@ -222,6 +222,13 @@ impl Unit {
             overflow.told_mode = None;
         }
         self.told_mode = None;
+    }
+
+    /// The FUP of a MODE.TSX had no room: whatever the stream has told of the transaction, it is not so.
+    #[cold]
+    pub(super) fn transaction_is_lost(&mut self) {
+        self.told_tx = !self.context.in_tx;
+        self.mode_is_lost();
     }
 
     /// A packet of this kind had no room.

@@ -175,7 +175,7 @@ impl Unit {
             };
             self.mode_tsx(client, tx);
             if self.packet_en() && !self.fup(client, at.ip) {
-                self.mode_is_lost();
+                self.transaction_is_lost();
             }
         }
         self.end(client, at.next);
@@ -191,7 +191,7 @@ impl Unit {
         if self.tells_transactions() {
             self.mode_tsx(client, TsxState::Aborted);
             if before && !self.fup(client, from) {
-                self.mode_is_lost();
+                self.transaction_is_lost();
             }
         }
         self.land(client, before, to);
