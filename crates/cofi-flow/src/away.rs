@@ -395,10 +395,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
                 Flow::Psb => match self.read_psb_plus() {
                     PsbPlus::Complete(found) if found.ip.is_some() => {
-                        self.after_overflow(found.ip, Some(found));
+                        self.after_overflow(found.ip, Some(found.over(status)));
                         return;
                     }
-                    PsbPlus::Complete(found) => status = Some(found),
+                    PsbPlus::Complete(found) => status = Some(found.over(status)),
                     PsbPlus::Overflow | PsbPlus::End => {}
                     PsbPlus::Bad(kind) => {
                         self.push(Event::Overflow { ip: None });

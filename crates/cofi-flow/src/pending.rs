@@ -76,6 +76,19 @@ pub(crate) struct Status {
     pub(crate) state: Bound,
 }
 
+impl Status {
+    /// What is known after this and, as far as this says nothing, an older one.
+    pub(crate) fn over(mut self, older: Option<Self>) -> Self {
+        if let Some(Self { state, .. }) = older {
+            self.state.mode = self.state.mode.or(state.mode);
+            self.state.tsx = self.state.tsx.or(state.tsx);
+            self.state.paging = self.state.paging.or(state.paging);
+            self.state.vmcs = self.state.vmcs.or(state.vmcs);
+        }
+        self
+    }
+}
+
 /// State that binds to the next address packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bound {
