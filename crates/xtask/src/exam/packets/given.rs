@@ -85,16 +85,32 @@ impl Panel {
 
     /// Whether the last packet of the flow before an offset of a stream is a TIP.PGD without IP, for libipt.
     pub(in crate::exam) fn disabled_before(&self, file: &Path, offset: u64) -> bool {
+        self.flow_before(file, offset, &[])
+            .last()
+            .is_some_and(|entry| {
+                entry.name() == "tip.pgd" && entry.field("ip").is_some_and(|ip| ip.is_null())
+            })
+    }
+
+    /// Whether the last packets of the flow before an offset are a MODE.Exec and an OVF, which swallowed what the first belonged to.
+    pub(in crate::exam) fn mode_lost_before(&self, file: &Path, offset: u64) -> bool {
+        let flow = self.flow_before(file, offset, &["mode.exec", "ovf"]);
+        let mut names = flow.iter().rev().map(Entry::name);
+        names.next() == Some("ovf") && names.next() == Some("mode.exec")
+    }
+
+    /// The packets of control flow, and `more`, before an offset, as libipt reads them.
+    fn flow_before(&self, file: &Path, offset: u64, more: &[&str]) -> Vec<Entry> {
         let flow = ["tnt.8", "tnt.64", "tip", "tip.pge", "tip.pgd", "fup"];
         let list = fs::read(file)
             .map_err(anyhow::Error::from)
             .and_then(|bytes| self.readers.peer(Who::Libipt, file, &bytes));
-        let list: Vec<Entry> = list.ok().flatten().unwrap_or_default();
-        let before = list.iter().take_while(|entry| entry.offset < offset);
-        let last = before.filter(|entry| flow.contains(&entry.name())).last();
-        last.is_some_and(|entry| {
-            entry.name() == "tip.pgd" && entry.field("ip").is_some_and(|ip| ip.is_null())
-        })
+        let mut list: Vec<Entry> = list.ok().flatten().unwrap_or_default();
+        list.retain(|entry| {
+            let name = entry.name();
+            entry.offset < offset && (flow.contains(&name) || more.contains(&name))
+        });
+        list
     }
 
     /// Prints the account; how many differences there are.

@@ -124,7 +124,7 @@ impl<'r> Listening<'r> {
         &mut self,
         text: &str,
         account: &mut Account,
-        leaves: impl Fn(u64) -> bool,
+        before: &Before<'_>,
     ) -> Result<End, (usize, String)> {
         let record = self.record;
         let cuts = record.cuts.iter();
@@ -189,9 +189,13 @@ impl<'r> Listening<'r> {
                         what == "trace stream does not match query"
                             && since.is_empty()
                             && self.stands(last, JCC)
-                            && offset.parse().is_ok_and(&leaves)
+                            && offset.parse().is_ok_and(before.leaves)
                     };
-                    let lost = || what == "bad status update" && since.last() == Some(&"overflow");
+                    let lost = || {
+                        what == "bad status update" && since.last() == Some(&"overflow")
+                            || what == "trace stream does not match query"
+                                && offset.parse().is_ok_and(before.loses_mode)
+                    };
                     let name = match () {
                         () if leaving() => self.rules.holds("leaving-branch"),
                         () if lost() => self.rules.holds("mode-after-overflow"),
@@ -287,19 +291,26 @@ fn agree(theirs: &str, ours: &str) -> bool {
     theirs == ours || shown
 }
 
-/// Compares what libipt finds in a machine's stream with what the machine did. `packets` lists the stream for `leaving-branch`: whether the
-/// last packet of the flow before an offset is a TIP.PGD without IP.
+/// What stands in a stream before an offset.
+pub(super) struct Before<'p> {
+    /// The last packet of the flow is a TIP.PGD without IP, for `leaving-branch`.
+    pub(super) leaves: &'p dyn Fn(u64) -> bool,
+    /// A MODE.Exec and an OVF, for `mode-after-overflow`.
+    pub(super) loses_mode: &'p dyn Fn(u64) -> bool,
+}
+
+/// Compares what libipt finds in a machine's stream with what the machine did.
 pub(super) fn compare(
     ptinsn: &Path,
     record: &Record,
     rules: Rules,
     account: &mut Account,
-    leaves: impl Fn(u64) -> bool,
+    before: &Before<'_>,
 ) -> Result<()> {
     let mut listening = Listening::new(record, rules)?;
     let text = listening.listen(ptinsn)?;
     account.streams += 1;
-    match listening.compare(&text, account, leaves) {
+    match listening.compare(&text, account, before) {
         Ok(_) => {}
         Err((place, what)) => {
             let lines: Vec<&str> = text.lines().collect();

@@ -203,8 +203,11 @@ fn flows(
     let compare = |records: &[Record], rules: Rules, account: &mut Account| -> Result<()> {
         for record in records {
             let file = record.folder.join("trace.pt");
-            let leaves = |offset| panel.disabled_before(&file, offset);
-            flow::compare(ptinsn, record, rules, account, leaves)?;
+            let before = flow::Before {
+                leaves: &|offset| panel.disabled_before(&file, offset),
+                loses_mode: &|offset| panel.mode_lost_before(&file, offset),
+            };
+            flow::compare(ptinsn, record, rules, account, &before)?;
         }
         Ok(())
     };
