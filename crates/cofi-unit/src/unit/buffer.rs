@@ -156,30 +156,22 @@ impl Unit {
     /// Puts a packet into the internal buffer. `false` and an overflow if there is no room.
     #[cold]
     pub(super) fn send_buffered(&mut self, client: &mut impl Client, bytes: &[u8]) -> bool {
-        let now = client.now();
-        if let Some(buffer) = &mut self.buffer
-            && buffer.overflow.is_none()
-        {
-            let due = buffer.drainable(now);
-            self.drain(client, due);
-        }
-        let Some(buffer) = &mut self.buffer else {
-            return false;
-        };
-        if buffer.overflow.is_some() {
+        if !self.reserve(client, bytes.len()) {
             return false;
         }
-        if buffer.bytes.len() + bytes.len() > buffer.config.size as usize {
-            self.overflow();
-            return false;
+        if let Some(buffer) = &mut self.buffer {
+            buffer.bytes.extend(bytes);
         }
-        buffer.bytes.extend(bytes);
         self.byte_count += bytes.len() as u64;
         true
     }
 
-    /// An overflow begins.
-    pub(super) fn overflow(&mut self) {
+    /// The overflow that lasts, if one does.
+    fn overflow_mut(&mut self) -> Option<&mut Overflow> {
+        self.buffer.as_mut()?.overflow.as_mut()
+    }
+
+    pub(super) fn begin_overflow(&mut self) {
         if let Some(buffer) = &mut self.buffer {
             buffer.overflow = Some(Overflow {
                 told_mode: self.told_mode,
@@ -205,7 +197,7 @@ impl Unit {
             .as_ref()
             .is_none_or(|buffer| buffer.bytes.len() + bytes <= buffer.config.size as usize);
         if !has_room {
-            self.overflow();
+            self.begin_overflow();
         }
         has_room
     }
@@ -213,11 +205,7 @@ impl Unit {
     /// The packet to which a MODE packet before it belongs had no room: so the stream has not told the mode.
     #[cold]
     pub(super) fn mode_is_lost(&mut self) {
-        if let Some(overflow) = self
-            .buffer
-            .as_mut()
-            .and_then(|buffer| buffer.overflow.as_mut())
-        {
+        if let Some(overflow) = self.overflow_mut() {
             overflow.state = true;
             overflow.told_mode = None;
         }
@@ -234,11 +222,7 @@ impl Unit {
     /// A packet of this kind had no room.
     #[cold]
     pub(super) fn lost(&mut self, kind: Kind) {
-        let Some(overflow) = self
-            .buffer
-            .as_mut()
-            .and_then(|buffer| buffer.overflow.as_mut())
-        else {
+        let Some(overflow) = self.overflow_mut() else {
             return;
         };
         match kind {
@@ -256,11 +240,7 @@ impl Unit {
 
     /// TraceStop is met: if packets are being lost, its packet waits (33.2.5.3).
     pub(super) fn stop_in_overflow(&mut self) -> bool {
-        match self
-            .buffer
-            .as_mut()
-            .and_then(|buffer| buffer.overflow.as_mut())
-        {
+        match self.overflow_mut() {
             Some(overflow) => {
                 overflow.stop = true;
                 true
@@ -269,7 +249,8 @@ impl Unit {
         }
     }
 
-    /// The overflow is resolved, perhaps (`ends`) because TraceEn is cleared: OVF, a FUP where PacketEn is set, and what else was lost that a reader must know.
+    /// The overflow is resolved, perhaps (`ends`) because TraceEn is cleared: OVF, a FUP where PacketEn is set, and what else was
+    /// lost that a reader must know.
     fn resolve(&mut self, client: &mut impl Client, ip: Option<Ip>, ends: bool) {
         let Some(buffer) = &mut self.buffer else {
             return;

@@ -23,7 +23,12 @@ impl Unit {
     /// The payload for `ip`, which becomes the Last IP.
     #[inline]
     fn ip(&mut self, ip: Ip) -> IpPayload {
-        let ip = self.payload_ip(ip);
+        let mut ip = self.payload_ip(ip);
+        let width = self.caps.max_linear_addr;
+        if width <= 32 {
+            // IPBytes never exceeds 010b there (33.4.2.2); a carry beyond 32 bits is not part of an address.
+            ip.0 &= 0xffff_ffff;
+        }
         let is_first = core::mem::take(&mut self.is_first_ip);
         let whole = is_first && !self.compresses_first_ip()
             || self.choices.ip_compression == IpCompression::Off;
@@ -31,14 +36,9 @@ impl Unit {
             // The IP that follows a PSB is either uncompressed or compressed against zero (33.4.2.2). Processors send it
             // uncompressed, as far as traces of them show, and perf (6.1) relies on that: it reads the IP in a PSB+ against the
             // last one before the PSB.
-            let payload = uncompressed(ip, self.caps.max_linear_addr);
+            let payload = uncompressed(ip, width);
             self.last_ip.apply(payload);
             return payload;
-        }
-        if self.caps.max_linear_addr <= 32 {
-            // IPBytes never exceeds 010b there (33.4.2.2); a carry beyond 32 bits is not part of an address.
-            let ip = Ip(ip.0 & 0xffff_ffff);
-            return self.last_ip.compress(ip);
         }
         self.last_ip.compress(ip)
     }
@@ -62,13 +62,11 @@ impl Unit {
     /// TIP, behind everything that waits.
     #[inline]
     pub(super) fn tip(&mut self, client: &mut impl Client, target: Ip) -> bool {
-        if self.buffer.is_some() {
-            self.flush(client);
-            self.cyc(client, Kind::Tip);
-            return self.emit_ip(client, |ip| Packet::Tip { ip }, Some(target));
-        }
         self.flush(client);
         self.cyc(client, Kind::Tip);
+        if self.buffer.is_some() {
+            return self.emit_ip(client, |ip| Packet::Tip { ip }, Some(target));
+        }
         let ip = self.ip(target);
         let raw = Packet::Tip { ip }.encode();
         self.send(client, &raw.bytes()[..raw.len()])

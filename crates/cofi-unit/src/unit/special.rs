@@ -156,7 +156,7 @@ impl Unit {
         self.resync_time(client);
         if overflows {
             // Its OVF came when tracing ended, and no TIP.PGE follows: another OVF, with a FUP, tells where it goes on.
-            self.overflow();
+            self.begin_overflow();
             if core::mem::take(&mut self.psb_owed) {
                 self.lost(Kind::Psb);
             }
