@@ -46,7 +46,7 @@ pub enum Fault {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransitionError {
-    /// The processor does not support the 1-settings of the controls in Table 33-52 (IA32_VMX_MISC\\[14\\] is 0): the VM entry fails.
+    /// The processor does not support the 1-settings of the controls in Table 33-52 (IA32_VMX_MISC\[14\] is 0): the VM entry fails.
     #[error("VM entry fails: a control of Table 33-52 is 1, and IA32_VMX_MISC[14] is 0 (33.5.1)")]
     Controls,
     /// The write of an MSR-load area, or of a "load IA32_RTIT_CTL" control, faults. A VM entry then fails late, a VM exit ends in a VMX abort; nothing

@@ -168,12 +168,7 @@ impl Unit {
             return;
         }
         if changes && self.tells_transactions() {
-            let tx = if in_tx {
-                TsxState::InTx
-            } else {
-                TsxState::NotInTx
-            };
-            self.mode_tsx(client, tx);
+            self.mode_tsx(client, self.tsx_state());
             if self.packet_en() && !self.fup(client, at.ip) {
                 self.transaction_is_lost();
             }

@@ -48,12 +48,7 @@ impl Unit {
         self.pip(client, self.context_is_non_root());
         self.vmcs_in_psb(client);
         if self.regs.status.context_en() && self.regs.ctl.branch_en() {
-            let tx = if self.context.in_tx {
-                TsxState::InTx
-            } else {
-                TsxState::NotInTx
-            };
-            self.mode_tsx(client, tx);
+            self.mode_tsx(client, self.tsx_state());
         }
         if let Some(ip) = ip {
             self.mode_exec(client);
@@ -62,6 +57,15 @@ impl Unit {
         self.emit(client, Packet::PsbEnd);
         if self.regs.ctl.inject() && !self.is_overflowing() {
             self.regs.status = self.regs.status.with_pend_psb(false);
+        }
+    }
+
+    /// Whether a transaction is under way, in the words of MODE.TSX.
+    pub(super) const fn tsx_state(&self) -> TsxState {
+        if self.context.in_tx {
+            TsxState::InTx
+        } else {
+            TsxState::NotInTx
         }
     }
 

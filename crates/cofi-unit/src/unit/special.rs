@@ -15,11 +15,7 @@ impl Unit {
             let event = ControlEvent::new(CfeType::INIT, Some(from));
             let to = Destination { ip: from, context };
             self.announce(client, &Transfer::hidden(from, to).telling(event));
-            let old_cr3 = self.context.cr3;
-            self.enter(context);
-            if old_cr3 != context.cr3 {
-                self.pip(client, self.context_is_non_root());
-            }
+            self.enter_telling(client, context, Pip::IfChanged);
             self.flush(client);
         }
         self.context = context;
@@ -34,16 +30,10 @@ impl Unit {
         transfer.event = Some(ControlEvent::new(CfeType::SIPI, None).with_vector(vector));
         // An overflow that is resolved now goes on where execution starts: PacketEn is 0 until then.
         if self.begin(client, to.ip) {
-            let old_cr3 = self.context.cr3;
             self.announce(client, &transfer);
             self.waiting = false;
-            self.enter(to.context);
+            self.enter_telling(client, to.context, Pip::IfChanged);
             // PacketEn was 0 while it waited.
-            self.cached.packet_en = false;
-            if old_cr3 != to.context.cr3 {
-                self.pip(client, self.context_is_non_root());
-            }
-            self.refresh();
             self.land(client, false, to.ip);
             self.end(client, to.ip);
         } else {

@@ -105,14 +105,7 @@ impl Unit {
         let Destination { ip, context } = transfer.to;
         let before = self.packet_en();
         let old = self.context;
-        self.enter(context);
-        match transfer.pip {
-            Pip::IfChanged if old.cr3 != context.cr3 => {
-                self.pip(client, self.context_is_non_root());
-            }
-            Pip::Always { nr } => self.pip(client, nr),
-            Pip::IfChanged | Pip::Never => {}
-        }
+        self.enter_telling(client, context, transfer.pip);
         if transfer.vmcs {
             self.vmcs_packet(client);
         }
@@ -121,6 +114,17 @@ impl Unit {
         }
         self.land(client, before, ip);
         self.end(client, ip);
+    }
+
+    /// Takes over a context, with the PIP that belongs to that.
+    pub(super) fn enter_telling(&mut self, client: &mut impl Client, context: Context, pip: Pip) {
+        let changes = self.context.cr3 != context.cr3;
+        self.enter(context);
+        match pip {
+            Pip::IfChanged if changes => self.pip(client, self.context_is_non_root()),
+            Pip::Always { nr } => self.pip(client, nr),
+            Pip::IfChanged | Pip::Never => {}
+        }
     }
 
     /// RFLAGS.IF has changed. Without BranchEn the stream may not have told what it was before.

@@ -82,16 +82,24 @@ impl Unit {
         Ok(Loads { regs, clear })
     }
 
-    /// Commits the loads after TraceEn has been cleared, if they do so: clearing has moved the output registers, so they are done anew.
-    fn finish_loads(
+    /// A transition arrives: with its packets where tracing goes on, and with its register loads where TraceEn is 0, which may be by
+    /// them: clearing it has moved the output registers, so the loads are done anew.
+    fn complete(
         &mut self,
         client: &mut impl Client,
+        transfer: Transfer,
         control: Option<u64>,
         area: &[(u32, u64)],
-        to: Destination,
     ) {
+        if self.regs.status.trigger_en() {
+            return self.carry_out(client, transfer);
+        }
+        self.enter(transfer.to.context);
+        if self.regs.ctl.trace_en() {
+            return;
+        }
         match self.loads(control, area) {
-            Ok(loads) => self.commit(client, loads.regs, to.ip, None),
+            Ok(loads) => self.commit(client, loads.regs, transfer.to.ip, None),
             Err(_) => debug_assert!(false, "they were checked, and TraceEn is clear"),
         }
     }
@@ -153,14 +161,7 @@ impl Unit {
             self.vmx.vmcs = Some(smm.vmcs);
         }
         let transfer = self.entry_transfer(entry);
-        if self.regs.status.trigger_en() {
-            self.carry_out(client, transfer);
-        } else if self.regs.ctl.trace_en() {
-            self.enter(entry.to.context);
-        } else {
-            self.enter(entry.to.context);
-            self.finish_loads(client, entry.load_ctl, entry.loads, entry.to);
-        }
+        self.complete(client, transfer, entry.load_ctl, entry.loads);
         Ok(())
     }
 
@@ -233,14 +234,7 @@ impl Unit {
         if let Some(smm) = exit.to_smm {
             self.vmx.vmcs = Some(smm.vmcs);
         }
-        if self.regs.status.trigger_en() {
-            self.carry_out(client, transfer);
-        } else if self.regs.ctl.trace_en() {
-            self.enter(exit.to.context);
-        } else {
-            self.enter(exit.to.context);
-            self.finish_loads(client, control, exit.loads, exit.to);
-        }
+        self.complete(client, transfer, control, exit.loads);
         Ok(())
     }
 
