@@ -9,34 +9,8 @@ const HERE: WriteContext = WriteContext {
 };
 const ALL: Capabilities = Capabilities {
     max_phys_addr: 46,
-    ..full()
+    ..Capabilities::ALL
 };
-
-const fn full() -> Capabilities {
-    Capabilities {
-        supported: true,
-        cr3_filter: true,
-        psb_cyc: true,
-        ip_filter: true,
-        mtc: true,
-        ptwrite: true,
-        power_event: true,
-        psb_pmi_preservation: true,
-        event_trace: true,
-        tnt_disable: true,
-        topa: true,
-        topa_multiple: true,
-        single_range: true,
-        transport: true,
-        lip: true,
-        address_ranges: 4,
-        mtc_periods: 0xffff,
-        cycle_thresholds: 0xffff,
-        psb_frequencies: 0xffff,
-        vmx: true,
-        ..Capabilities::NONE
-    }
-}
 
 /// One capability taken away, with all that depends on it. `ranges` stands for the number of address ranges.
 type Lack = (&'static str, fn(&mut Capabilities));

@@ -304,6 +304,37 @@ impl Capabilities {
         excludes_lbr: false,
     };
 
+    /// Everything that the chapter has, with a 25 MHz crystal under a 2 GHz TSC.
+    pub const ALL: Self = Self {
+        supported: true,
+        cr3_filter: true,
+        psb_cyc: true,
+        ip_filter: true,
+        mtc: true,
+        ptwrite: true,
+        power_event: true,
+        psb_pmi_preservation: true,
+        event_trace: true,
+        tnt_disable: true,
+        topa: true,
+        topa_multiple: true,
+        single_range: true,
+        transport: true,
+        lip: true,
+        address_ranges: 4,
+        mtc_periods: 0xffff,
+        cycle_thresholds: 0xffff,
+        psb_frequencies: 0xffff,
+        max_phys_addr: 52,
+        max_linear_addr: 48,
+        crystal: CrystalRatio {
+            numerator: 80,
+            denominator: 1,
+        },
+        vmx: true,
+        excludes_lbr: false,
+    };
+
     /// What software finds in this leaf of CPUID, as far as Intel PT goes; `None` for leaves that say nothing of it.
     ///
     /// - 07H.0: EBX\[25\] only; whatever else the processor has there is left zero.
@@ -422,36 +453,8 @@ impl Capabilities {
 }
 
 impl Default for Capabilities {
-    /// Everything that the chapter has, with a 25 MHz crystal under a 2 GHz TSC.
+    /// [`Capabilities::ALL`].
     fn default() -> Self {
-        Self {
-            supported: true,
-            cr3_filter: true,
-            psb_cyc: true,
-            ip_filter: true,
-            mtc: true,
-            ptwrite: true,
-            power_event: true,
-            psb_pmi_preservation: true,
-            event_trace: true,
-            tnt_disable: true,
-            topa: true,
-            topa_multiple: true,
-            single_range: true,
-            transport: true,
-            lip: true,
-            address_ranges: 4,
-            mtc_periods: 0xffff,
-            cycle_thresholds: 0xffff,
-            psb_frequencies: 0xffff,
-            max_phys_addr: 52,
-            max_linear_addr: 48,
-            crystal: CrystalRatio {
-                numerator: 80,
-                denominator: 1,
-            },
-            vmx: true,
-            excludes_lbr: false,
-        }
+        Self::ALL
     }
 }
