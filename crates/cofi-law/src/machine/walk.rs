@@ -352,8 +352,7 @@ impl Walk<'_> {
     }
 
     fn tell_tsx(&mut self, state: TsxState, ip: Ip) {
-        let status = self.status();
-        if status.context_en() && self.ctl.branch_en() && self.unit.packet_en() {
+        if self.unit.packet_en() {
             self.tells("tsx", format!("{state:?} {ip}"));
         }
     }
@@ -432,7 +431,7 @@ impl Walk<'_> {
             15 | 16 if self.has(Features::POWER) => self.power(here),
             17..=19 if self.has(Features::TRANSACTIONS) && self.context.in_tx => self.abort(),
             20 | 21 if self.has(Features::PEBS) => self.pebs(here),
-            22 | 23 if self.has(Features::SMM) && plain && !self.vmx.on => self.smi(here),
+            22 | 23 if self.has(Features::SMM) && plain && !self.vmx.on => self.smi(),
             24..=40 if self.smm.is_some() => self.leave_smm(),
             41..=44 if self.has(Features::VMX) && self.setup.caps.vmx && plain && !self.vmx.on => {
                 self.event(Event::Vmxon { at: self.place() });
@@ -442,8 +441,8 @@ impl Walk<'_> {
                 self.event(Event::Vmxoff { at: self.place() });
                 self.vmx = Vmx::default();
             }
-            46..=49 if self.vmx.guest && plain => self.vm_exit(here),
-            50 if self.has(Features::INIT) && plain && !self.vmx.on => self.init(here),
+            46..=49 if self.vmx.guest && plain => self.vm_exit(),
+            50 if self.has(Features::INIT) && plain && !self.vmx.on => self.init(),
             51 if self.has(Features::ACM) && plain => {
                 if self.context.in_tx {
                     self.abort();
@@ -587,7 +586,7 @@ impl Walk<'_> {
             Kind::VmEntry if self.vmx.on && !self.vmx.guest && self.smm.is_none() => {
                 self.vm_entry(at);
             }
-            Kind::VmEntry if self.vmx.guest => self.vm_exit(at.ip),
+            Kind::VmEntry if self.vmx.guest => self.vm_exit(),
             Kind::VmEntry => self.interrupt(at.ip),
             Kind::VmPtrLoad if self.vmx.on && !self.vmx.guest => {
                 self.shown();
@@ -595,7 +594,7 @@ impl Walk<'_> {
                 self.at.1 += 1;
             }
             // To the host, or #UD.
-            Kind::VmPtrLoad if self.vmx.guest => self.vm_exit(at.ip),
+            Kind::VmPtrLoad if self.vmx.guest => self.vm_exit(),
             Kind::VmPtrLoad => self.interrupt(at.ip),
             // The others do nothing of note here.
             _ => self.near(at, Branch::None, self.at.1 + 1),

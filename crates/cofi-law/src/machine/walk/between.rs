@@ -80,11 +80,11 @@ impl Walk<'_> {
         self.event(Event::Pebs { ip, blocks });
     }
 
-    pub(super) fn smi(&mut self, from: Ip) {
+    pub(super) fn smi(&mut self) {
         if self.context.in_tx {
             self.abort();
         }
-        let from = if self.context.in_tx { from } else { self.ip() };
+        let from = self.ip();
         let place = self.anywhere(Some(0));
         let to = self.destination(place);
         let trace_en = self.unit.rdmsr(msr::IA32_RTIT_CTL).expect("it exists") & 1 == 1;
@@ -121,11 +121,11 @@ impl Walk<'_> {
         }
     }
 
-    pub(super) fn init(&mut self, from: Ip) {
+    pub(super) fn init(&mut self) {
         if self.context.in_tx {
             self.abort();
         }
-        let from = if self.context.in_tx { from } else { self.ip() };
+        let from = self.ip();
         let place = self.anywhere(Some(0));
         let to = self.destination(place);
         let before = self.status().context_en();

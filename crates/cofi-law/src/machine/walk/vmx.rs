@@ -1,7 +1,6 @@
 //! VM entries and exits, and the SMM-transfer monitor.
 
 use super::Walk;
-use cofi_packet::Ip;
 use cofi_unit::{At, EntryOutcome, GuestTsc, SmmExit, SmmReturn, VmEntry, VmExit, msr};
 
 impl Walk<'_> {
@@ -73,7 +72,7 @@ impl Walk<'_> {
         }
     }
 
-    pub(super) fn vm_exit(&mut self, _: Ip) {
+    pub(super) fn vm_exit(&mut self) {
         if self.context.in_tx {
             self.abort();
         }
