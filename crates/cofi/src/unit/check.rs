@@ -1,8 +1,9 @@
 //! The output of a scenario against what its file expects.
 
 use super::reader::{Mistake, Read};
-use super::scenario::{Expect, register_named};
+use super::scenario::Expect;
 use super::show::{Entry, line, walk};
+use super::values::register_named;
 use super::world::{Mark, Note, World};
 use cofi_packet::intel::{Assembler, IntelPt};
 use cofi_packet::{AssembleError, Listed, Value};

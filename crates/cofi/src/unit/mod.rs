@@ -6,6 +6,7 @@ mod ops;
 mod reader;
 mod scenario;
 mod show;
+mod values;
 mod vmx;
 mod world;
 

@@ -1,7 +1,7 @@
 //! The operations of a scenario: each is read from its table and done to the unit at once.
 
 use super::reader::{Field, Read, Table};
-use super::scenario::{changed, clock, patched, register, remember};
+use super::values::{changed, clock, patched, register, remember};
 use super::world::{MOST_BYTES, Note, World};
 use cofi_packet::Ip;
 use cofi_packet::intel::{ItemSize, Kind, Payload};

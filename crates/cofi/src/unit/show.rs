@@ -1,6 +1,6 @@
 //! What comes out of a scenario, as `cofi dump` would list it: packets, and between them what is no packet.
 
-use super::scenario::register_name;
+use super::values::register_name;
 use super::world::{Mark, Note, World};
 use crate::dump::known::Known;
 use crate::dump::objects;

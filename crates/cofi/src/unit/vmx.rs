@@ -2,7 +2,7 @@
 
 use super::ops::{Run, flag};
 use super::reader::{Read, Table};
-use super::scenario::register;
+use super::values::register;
 use cofi_unit::{Destination, EntryOutcome, GuestTsc, SmmExit, SmmReturn, VmEntry, VmExit};
 
 impl Run {
