@@ -6,7 +6,8 @@
  * order given; a later one replaces what it overlaps. What follows `--at TSC` happens when the trace's clock has reached
  * that time, so that code may change as the program runs; `--clear` empties the address space (an exec).
  * `--count N` decodes the stream N times, each time from nothing, and prints one line instead: the instructions of one
- * pass, the sum of their addresses (modulo 2^64), and the processor time of all passes in seconds.
+ * pass, the sum of their addresses (modulo 2^64), and the processor time of all passes in seconds. With `--blocks` before it, the
+ * block decoder does it, the sum being that of the blocks' first addresses; no section may then come later.
  * `--events` prints everything that a decoder tells, a line each: `insn ADDRESS BITS TX`, TX being 1 in a transaction, and the
  * events (see `print_event`), status updates left out; `error OFFSET WORDS` stands where the flow breaks off.
  * Every error is told on standard error with its offset and ends the run of instructions up to the next PSB.
@@ -34,7 +35,7 @@ static int usage(const char *what)
 {
     fprintf(stderr,
             "ptinsn: %s\nusage: ptinsn [--cpu FAMILY/MODEL/STEPPING] [--mtc-freq N] [--nom-freq N] [--cpuid-15 EAX,EBX] "
-            "[--count N] [--events] STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
+            "[--blocks] [--count N] [--events] STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
             what);
     return 2;
 }
@@ -129,6 +130,17 @@ static int apply(struct space *space, struct pt_insn_decoder *decoder, uint64_t 
         }
     }
     return 0;
+}
+
+/* Begins a pass with nothing mapped or decoded. */
+static bool forget(struct space *space)
+{
+    if (space->files)
+        pt_iscache_free(space->files);
+    space->applied = 0;
+    space->files = pt_iscache_alloc(NULL);
+    space->image = pt_image_alloc(NULL);
+    return space->files && pt_iscache_set_limit(space->files, UINT64_MAX) >= 0 && space->image;
 }
 
 static int catch_up(struct space *space, struct pt_insn_decoder *decoder)
@@ -270,6 +282,58 @@ static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space
     }
 }
 
+static unsigned long decode_blocks(struct pt_block_decoder *decoder, struct tally *tally)
+{
+    unsigned long errors = 0;
+    for (;;) {
+        struct pt_block block = {0};
+        int status = pt_blk_sync_forward(decoder);
+        if (status < 0) {
+            if (status != -pte_eos)
+                errors++;
+            return errors;
+        }
+        for (;;) {
+            while (status & pts_event_pending) {
+                struct pt_event event;
+                status = pt_blk_event(decoder, &event, sizeof event);
+                if (status < 0)
+                    break;
+            }
+            if (status < 0 || (status & pts_eos))
+                break;
+            block.ninsn = 0;
+            status = pt_blk_next(decoder, &block, sizeof block);
+            if (block.ninsn) {
+                tally->instructions += block.ninsn;
+                tally->sum += block.ip;
+            }
+            if (status < 0)
+                break;
+        }
+        if (status == -pte_eos || (status >= 0 && (status & pts_eos)))
+            return errors;
+        errors++;
+    }
+}
+
+/* As many passes of the block decoder; the number of errors. */
+static unsigned long block_passes(const struct pt_config *config, struct space *space, uint64_t passes, struct tally *tally)
+{
+    unsigned long errors = 0;
+    for (uint64_t pass = 0; pass < passes; pass++) {
+        struct pt_block_decoder *decoder = pt_blk_alloc_decoder(config);
+        *tally = (struct tally){0};
+        if (!decoder || !forget(space) || apply(space, NULL, UINT64_MAX) < 0 ||
+            pt_blk_set_image(decoder, space->image) < 0)
+            return errors + 1;
+        errors += decode_blocks(decoder, tally);
+        pt_blk_free_decoder(decoder);
+        pt_image_free(space->image);
+    }
+    return errors;
+}
+
 int main(int argc, char **argv)
 {
     struct pt_config config;
@@ -277,7 +341,7 @@ int main(int argc, char **argv)
     struct space space = {.changes = changes};
     const char *stream = NULL;
     uint64_t at = 0, passes = 0;
-    bool events = false;
+    bool events = false, blocks = false;
 
     pt_config_init(&config);
     if (!changes)
@@ -291,6 +355,10 @@ int main(int argc, char **argv)
         }
         if (!strcmp(word, "--events")) {
             events = true;
+            continue;
+        }
+        if (!strcmp(word, "--blocks")) {
+            blocks = true;
             continue;
         }
         if (strncmp(word, "--", 2) == 0) {
@@ -339,22 +407,22 @@ int main(int argc, char **argv)
     uint8_t *bytes = slurp(stream, &size);
     if (!bytes)
         return usage("cannot read the stream");
+    for (size_t i = 0; blocks && i < space.count; i++)
+        if (changes[i].clear || changes[i].at || !passes || events)
+            return usage("--blocks counts, with code that does not change");
     config.begin = bytes;
     config.end = bytes + size;
 
-    space.files = pt_iscache_alloc(NULL);
-    if (!space.files || pt_iscache_set_limit(space.files, UINT64_MAX) < 0)
-        return usage("libipt has no cache for this");
     unsigned long errors = 0;
     struct tally tally = {0};
     struct timespec before, after;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-    for (uint64_t pass = 0; pass == 0 || pass < passes; pass++) {
+    if (blocks)
+        errors = block_passes(&config, &space, passes, &tally);
+    for (uint64_t pass = 0; !blocks && (pass == 0 || pass < passes); pass++) {
         struct pt_insn_decoder *decoder = pt_insn_alloc_decoder(&config);
         tally = (struct tally){0};
-        space.applied = 0;
-        space.image = pt_image_alloc(NULL);
-        if (!decoder || !space.image || pt_insn_set_image(decoder, space.image) < 0)
+        if (!decoder || !forget(&space) || pt_insn_set_image(decoder, space.image) < 0)
             return usage("libipt has no decoder for this");
         errors += decode(decoder, &space, passes ? &tally : NULL, events);
         pt_insn_free_decoder(decoder);

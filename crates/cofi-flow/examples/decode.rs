@@ -1,11 +1,14 @@
 //! Decodes bare packets against images of the code, as often as asked, and tells how long it took.
 //!
 //! ```text
-//! decode [--cpu FAMILY/MODEL/STEPPING] [--cpuid-15 EAX,EBX] [--mtc-freq N] [--count N] STREAM [FILE:OFFSET:SIZE:ADDRESS]...
+//! decode [--level items|instructions|blocks] [--cpu FAMILY/MODEL/STEPPING] [--cpuid-15 EAX,EBX] [--mtc-freq N] [--count N]
+//!     STREAM [FILE:OFFSET:SIZE:ADDRESS]...
 //! ```
 //!
+//! The level says how: by a loop over items (the default), by a visitor of instructions, or by a visitor of blocks.
+//!
 //! Each pass begins with nothing decoded or cached. One line is printed: the instructions of one pass, the sum of their
-//! addresses (modulo 2^64), and the processor time of all passes in seconds. Errors of the flow go to standard error; the
+//! addresses (modulo 2^64; of blocks, of each one's first instruction), and the processor time of all passes in seconds. Errors of the flow go to standard error; the
 //! status is then 1. `cargo xtask bench` runs this against the same on libipt.
 
 use std::error::Error;
@@ -13,7 +16,7 @@ use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cofi_flow::{Cpu, Errata, FlowConfig, FlowDecoder, Item};
+use cofi_flow::{Block, Cpu, Errata, Executed, FlowConfig, FlowDecoder, FlowError, Item, Visitor};
 use cofi_insn::CodeSource;
 use cofi_packet::Ip;
 use nix::time::{ClockId, clock_gettime};
@@ -46,8 +49,89 @@ impl CodeSource for &Images {
     }
 }
 
+/// How to go through the flow.
+#[derive(Clone, Copy)]
+enum Level {
+    Items,
+    Instructions,
+    Blocks,
+}
+
+/// What one pass finds.
+#[derive(Default)]
+struct Found {
+    instructions: u64,
+    sum: u64,
+    errors: u64,
+}
+
+impl Found {
+    fn error(&mut self, error: &FlowError) {
+        self.errors += 1;
+        eprintln!("decode: {error}");
+    }
+
+    fn instruction(&mut self, insn: &Executed) {
+        self.instructions += 1;
+        self.sum = self.sum.wrapping_add(insn.ip.0);
+    }
+}
+
+struct ByInstruction(Found);
+
+impl Visitor for ByInstruction {
+    fn instruction(&mut self, insn: &Executed) {
+        self.0.instruction(insn);
+    }
+
+    fn error(&mut self, error: &FlowError) {
+        self.0.error(error);
+    }
+}
+
+struct ByBlock(Found);
+
+impl Visitor for ByBlock {
+    fn block(&mut self, block: &Block<'_>) {
+        self.0.instructions += block.len() as u64;
+        self.0.sum = self.0.sum.wrapping_add(block.ip().0);
+    }
+
+    fn error(&mut self, error: &FlowError) {
+        self.0.error(error);
+    }
+}
+
+fn pass(task: &Task) -> Found {
+    let mut flow = FlowDecoder::new(&task.stream, &task.images, task.config);
+    match task.level {
+        Level::Items => {
+            let mut found = Found::default();
+            for item in flow {
+                match item {
+                    Item::Insn(insn) => found.instruction(&insn),
+                    Item::Event(_) => {}
+                    Item::Error(error) => found.error(&error),
+                }
+            }
+            found
+        }
+        Level::Instructions => {
+            let mut visitor = ByInstruction(Found::default());
+            flow.visit(&mut visitor);
+            visitor.0
+        }
+        Level::Blocks => {
+            let mut visitor = ByBlock(Found::default());
+            flow.visit(&mut visitor);
+            visitor.0
+        }
+    }
+}
+
 /// What the command line says.
 struct Task {
+    level: Level,
     stream: Vec<u8>,
     images: Images,
     config: FlowConfig,
@@ -87,9 +171,18 @@ fn cpu(text: &str) -> Result<Cpu, Box<dyn Error>> {
 fn task(mut words: impl Iterator<Item = String>) -> Result<Task, Box<dyn Error>> {
     let (mut stream, mut images) = (None, Vec::new());
     let (mut config, mut passes) = (FlowConfig::default(), 1);
+    let mut level = Level::Items;
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} wants a value"));
         match word.as_str() {
+            "--level" => {
+                level = match value()?.as_str() {
+                    "items" => Level::Items,
+                    "instructions" => Level::Instructions,
+                    "blocks" => Level::Blocks,
+                    other => return Err(format!("{other}: there is no such level").into()),
+                };
+            }
             "--cpu" => config.errata = Errata::for_cpu(cpu(&value()?)?),
             "--cpuid-15" => {
                 let value = value()?;
@@ -105,6 +198,7 @@ fn task(mut words: impl Iterator<Item = String>) -> Result<Task, Box<dyn Error>>
         }
     }
     Ok(Task {
+        level,
         stream: stream.ok_or("which stream?")?,
         images: Images(images),
         config,
@@ -119,26 +213,14 @@ fn processor_time() -> Result<Duration, Box<dyn Error>> {
 
 fn run() -> Result<bool, Box<dyn Error>> {
     let task = task(std::env::args().skip(1))?;
-    let (mut instructions, mut sum, mut errors) = (0_u64, 0_u64, 0_u64);
+    let (mut found, mut errors) = (Found::default(), 0);
     let before = processor_time()?;
     for _ in 0..task.passes {
-        (instructions, sum) = (0, 0);
-        for item in FlowDecoder::new(&task.stream, &task.images, task.config) {
-            match item {
-                Item::Insn(insn) => {
-                    instructions += 1;
-                    sum = sum.wrapping_add(insn.ip.0);
-                }
-                Item::Event(_) => {}
-                Item::Error(error) => {
-                    errors += 1;
-                    eprintln!("decode: {error}");
-                }
-            }
-        }
+        found = pass(&task);
+        errors += found.errors;
     }
     let seconds = (processor_time()? - before).as_secs_f64();
-    println!("{instructions} {sum} {seconds:.6}");
+    println!("{} {} {seconds:.6}", found.instructions, found.sum);
     Ok(errors == 0)
 }
 

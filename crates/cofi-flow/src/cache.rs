@@ -1,17 +1,21 @@
-//! Decoded code, cached: runs of instructions up to the next one that can do something else than go on.
+//! Decoded code, cached: runs of instructions up to the next one that can do something else than go on, and above them the
+//! [graph](crate::graph) of what lies between two decisions.
 
 use alloc::vec::Vec;
 
-use cofi_insn::{Class, CodeSource, InsnError, MAX_INSN_LEN, advance, decode};
+use cofi_insn::{Class, CodeSource, InsnError, LinearDecoder, MAX_INSN_LEN, advance, decode};
 use cofi_packet::{ExecMode, Ip};
+
+use crate::graph::Graph;
+use crate::index::Index;
 
 /// No block.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// How many instructions a block holds at most.
+/// How many plain instructions a straight run holds at most.
 const MAX_BODY: usize = 512;
 
-/// How a block ends.
+/// How a straight run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// With an instruction that is not of class [`Class::Other`].
@@ -24,7 +28,7 @@ pub(crate) enum End {
 
 /// A run of plain instructions and the one that ends it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Block {
+pub(crate) struct Straight {
     /// The first instruction.
     pub(crate) ip: Ip,
     /// The ending instruction.
@@ -42,22 +46,21 @@ pub(crate) struct Block {
     /// The class of the ending instruction.
     pub(crate) class: Class,
     pub(crate) end: End,
-    mode: ExecMode,
+    pub(crate) mode: ExecMode,
     /// The blocks that came next the last time: after falling through, after branching.
     links: [u32; 2],
 }
 
-/// All decoded blocks.
+/// All decoded code.
 ///
-/// Invariant: every number in `table` other than [`NONE`] is an index into `blocks`. Links are mere hints, checked
-/// before use.
+/// Links between straight runs are mere hints, checked before use.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    blocks: Vec<Block>,
+    blocks: Vec<Straight>,
     /// Lengths of the plain instructions of all blocks.
     lens: Vec<u8>,
-    /// Open addressing by (ip, mode); a power of two in size, at most half full.
-    table: Vec<u32>,
+    index: Index,
+    pub(crate) graph: Graph,
     limit: usize,
 }
 
@@ -66,7 +69,8 @@ impl Cache {
         Self {
             blocks: Vec::new(),
             lens: Vec::new(),
-            table: Vec::new(),
+            index: Index::default(),
+            graph: Graph::default(),
             limit,
         }
     }
@@ -74,11 +78,12 @@ impl Cache {
     pub(crate) fn clear(&mut self) {
         self.blocks.clear();
         self.lens.clear();
-        self.table.fill(NONE);
+        self.index.clear();
+        self.graph.clear();
     }
 
     #[inline]
-    pub(crate) fn block(&self, id: u32) -> &Block {
+    pub(crate) fn block(&self, id: u32) -> &Straight {
         &self.blocks[id as usize]
     }
 
@@ -92,34 +97,30 @@ impl Cache {
         &self.lens[range]
     }
 
-    fn slot(&self, ip: Ip, mode: ExecMode) -> usize {
-        let key = ip.0 ^ (u64::from(mode.bits()) << 58);
-        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (hash >> 20) as usize & (self.table.len() - 1)
-    }
-
     fn find(&self, ip: Ip, mode: ExecMode) -> Option<u32> {
-        if self.table.is_empty() {
-            return None;
-        }
-        let mut slot = self.slot(ip, mode);
-        loop {
-            let id = self.table[slot];
+        self.index.find(ip, mode, |id| {
             let block = self.blocks.get(id as usize)?;
-            if block.ip == ip && block.mode == mode {
-                return Some(id);
-            }
-            slot = (slot + 1) & (self.table.len() - 1);
+            Some((block.ip, block.mode))
+        })
+    }
+
+    /// The straight run at `ip`.
+    pub(crate) fn straight(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
+        match self.find(ip, mode) {
+            Some(id) => id,
+            None => self.build(ip, mode, code),
         }
     }
 
-    fn enter(&mut self, id: u32) {
-        let block = &self.blocks[id as usize];
-        let mut slot = self.slot(block.ip, block.mode);
-        while self.table[slot] != NONE {
-            slot = (slot + 1) & (self.table.len() - 1);
+    /// Makes room if there is too much.
+    pub(crate) fn shrink(&mut self) {
+        let used = self.blocks.len() * size_of::<Straight>()
+            + self.lens.len()
+            + self.index.bytes()
+            + self.graph.bytes();
+        if used > self.limit {
+            self.clear();
         }
-        self.table[slot] = id;
     }
 
     /// The block at `ip`, given that `from` came before it and left by its way `way`.
@@ -153,11 +154,9 @@ impl Cache {
         mode: ExecMode,
         code: &mut impl CodeSource,
     ) -> u32 {
-        let id = match self.find(ip, mode) {
-            Some(id) => id,
-            None => self.build(ip, mode, code),
-        };
-        // `build` may have emptied the cache: then the link lands in an unrelated block, where it is a wrong hint.
+        self.shrink();
+        let id = self.straight(ip, mode, code);
+        // `shrink` may have emptied the cache: then the link lands in an unrelated block, where it is a wrong hint.
         if let Some(previous) = self.blocks.get_mut(from as usize) {
             previous.links[way] = id;
         }
@@ -165,24 +164,9 @@ impl Cache {
     }
 
     fn build(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
-        let used = self.blocks.len() * size_of::<Block>()
-            + self.lens.len()
-            + self.table.len() * size_of::<u32>();
-        if used > self.limit {
-            self.clear();
-        }
-        if self.table.len() <= self.blocks.len() * 2 {
-            let len = (self.table.len() * 2).max(1 << 10);
-            self.table.clear();
-            self.table.resize(len, NONE);
-            for id in 0..self.blocks.len() as u32 {
-                self.enter(id);
-            }
-        }
         let first = self.lens.len();
-        let mut window = Window::new();
         let mut at = ip;
-        let mut block = Block {
+        let mut block = Straight {
             ip,
             term_ip: ip,
             next: ip,
@@ -195,22 +179,35 @@ impl Cache {
             mode,
             links: [NONE; 2],
         };
-        while self.lens.len() - first < MAX_BODY {
-            match window.decode(at, mode, code) {
-                Ok(insn) if insn.class == Class::Other => {
-                    self.lens.push(insn.len);
-                    at = insn.next_ip(at, mode);
+        // Code bytes are read ahead, so that the source is not asked for each instruction.
+        let mut bytes = [0; 64];
+        'run: loop {
+            let known = code.read(at, &mut bytes).min(bytes.len());
+            let mut decoder = LinearDecoder::new(&bytes[..known], at, mode);
+            loop {
+                if self.lens.len() - first == MAX_BODY {
+                    break 'run;
                 }
-                Ok(insn) => {
-                    block.end = End::Insn;
-                    block.len = insn.len;
-                    block.class = insn.class;
-                    block.next = insn.next_ip(at, mode);
-                    block.target = insn.target.unwrap_or(Ip(0));
-                    break;
+                match decoder.decode_next() {
+                    Ok(insn) if insn.class == Class::Other => {
+                        self.lens.push(insn.len);
+                        at = decoder.ip();
+                    }
+                    Ok(insn) => {
+                        block.end = End::Insn;
+                        block.len = insn.len;
+                        block.class = insn.class;
+                        block.next = decoder.ip();
+                        block.target = insn.target.unwrap_or(Ip(0));
+                        break 'run;
+                    }
+                    Err(_) => {
+                        block.end = End::Fault;
+                        break 'run;
+                    }
                 }
-                Err(_) => {
-                    block.end = End::Fault;
+                // The next instruction may be longer than what was read.
+                if decoder.rest().len() < MAX_INSN_LEN {
                     break;
                 }
             }
@@ -222,7 +219,11 @@ impl Cache {
         }
         let id = self.blocks.len() as u32;
         self.blocks.push(block);
-        self.enter(id);
+        let blocks = &self.blocks;
+        self.index.insert(id, |id| {
+            let block = &blocks[id as usize];
+            (block.ip, block.mode)
+        });
         id
     }
 
@@ -245,48 +246,13 @@ impl Cache {
     }
 }
 
-/// Code bytes read ahead, so that the source is not asked for each instruction.
-struct Window {
-    bytes: [u8; 128],
-    start: Ip,
-    len: usize,
-}
-
-impl Window {
-    fn new() -> Self {
-        Self {
-            bytes: [0; 128],
-            start: Ip(0),
-            len: 0,
-        }
-    }
-
-    fn decode(
-        &mut self,
-        ip: Ip,
-        mode: ExecMode,
-        code: &mut impl CodeSource,
-    ) -> Result<cofi_insn::Insn, InsnError> {
-        let skip = ip.0.wrapping_sub(self.start.0);
-        let skip = if skip < self.len as u64 {
-            skip as usize
-        } else {
-            self.len
-        };
-        if self.len - skip >= MAX_INSN_LEN {
-            return decode(&self.bytes[skip..self.len], ip, mode);
-        }
-        self.start = ip;
-        self.len = code.read(ip, &mut self.bytes).min(self.bytes.len());
-        decode(&self.bytes[..self.len], ip, mode)
-    }
-}
-
 /// Decodes one instruction anew, past the cache.
 pub(crate) fn decode_at(
     ip: Ip,
     mode: ExecMode,
     code: &mut impl CodeSource,
 ) -> Result<cofi_insn::Insn, InsnError> {
-    Window::new().decode(ip, mode, code)
+    let mut bytes = [0; MAX_INSN_LEN];
+    let known = code.read(ip, &mut bytes).min(bytes.len());
+    decode(&bytes[..known], ip, mode)
 }

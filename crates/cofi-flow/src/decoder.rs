@@ -39,6 +39,22 @@ pub(crate) enum Phase {
     End(u32),
 }
 
+/// A [`Part`] whose instructions are still in the cache.
+pub(crate) enum Piece {
+    /// Anything that stands alone.
+    Item(Item),
+    /// Instructions that ran one after the other.
+    Run {
+        ip: Ip,
+        mode: ExecMode,
+        /// Where in the cache the lengths of the plain ones are.
+        plain: core::ops::Range<usize>,
+        last: Option<Executed>,
+        /// Where the packet used last begins.
+        offset: usize,
+    },
+}
+
 /// Decodes a packet stream and the code that ran into the flow of instructions and events.
 ///
 /// An iterator over [`Item`]s. See the [crate's documentation](crate) for an example.
@@ -83,7 +99,7 @@ pub struct FlowDecoder<'t, C> {
     pub(crate) read_at: usize,
     /// Decoding ends at the first PSB from here on.
     pub(crate) end: usize,
-    offset: usize,
+    pub(crate) offset: usize,
     clock: Clock,
 }
 
@@ -195,19 +211,30 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// The next piece of the flow: the same as iterating over items, but with as many instructions at a time as stand
     /// and ran one after the other, which is much faster. Both ways may be mixed.
     pub fn next_part(&mut self) -> Option<Part<'_>> {
+        Some(match self.next_piece()? {
+            Piece::Item(Item::Insn(insn)) => Part::Run(Run::single(insn)),
+            Piece::Item(Item::Event(event)) => Part::Event(event),
+            Piece::Item(Item::Error(error)) => Part::Error(error),
+            Piece::Run {
+                ip,
+                mode,
+                plain,
+                last,
+                offset: _,
+            } => Part::Run(Run {
+                ip,
+                mode,
+                plain: self.cache.lens(plain),
+                last,
+            }),
+        })
+    }
+
+    pub(crate) fn next_piece(&mut self) -> Option<Piece> {
         loop {
             if self.body.is_empty() {
                 if let Some(item) = self.out.pop_front() {
-                    return Some(match item {
-                        Item::Insn(insn) => Part::Run(Run {
-                            ip: insn.ip,
-                            mode: insn.mode,
-                            plain: &[],
-                            last: Some(insn),
-                        }),
-                        Item::Event(event) => Part::Event(event),
-                        Item::Error(error) => Part::Error(error),
-                    });
+                    return Some(Piece::Item(item));
                 }
                 if self.state != State::On {
                     self.go_on();
@@ -229,6 +256,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
                     .iter()
                     .fold(ip, |ip, len| advance(ip, *len, mode));
             }
+            let before = self.offset;
             let last = match self.phase {
                 Phase::End(block) if self.state == State::On && self.out.is_empty() => {
                     self.finish(block)
@@ -236,13 +264,14 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
                 _ => None,
             };
             if last.is_some() || !plain.is_empty() {
-                let plain = self.cache.lens(plain);
-                return Some(Part::Run(Run {
+                return Some(Piece::Run {
                     ip,
                     mode,
                     plain,
                     last,
-                }));
+                    // What the last instruction would have needed may have been read in vain.
+                    offset: if last.is_some() { self.offset } else { before },
+                });
             }
         }
     }
@@ -355,6 +384,19 @@ impl<C: CodeSource> Iterator for FlowDecoder<'_, C> {
         match self.step() {
             Some(item) => Some(item),
             None => self.advance(),
+        }
+    }
+
+    /// Goes through the rest, which is much faster than a loop.
+    fn fold<B, F: FnMut(B, Item) -> B>(mut self, init: B, mut f: F) -> B {
+        let mut state = Some(init);
+        let mut give = |item| state = state.take().map(|state| f(state, item));
+        while let Some(item) = self.blocks(|block| block.for_each(|insn| give(Item::Insn(insn)))) {
+            give(item);
+        }
+        match state {
+            Some(state) => state,
+            None => unreachable!("it is put back after each item"),
         }
     }
 }

@@ -46,17 +46,22 @@
 extern crate alloc;
 
 mod away;
+mod block;
 mod cache;
 mod config;
 mod decoder;
 mod error;
 mod event;
+mod fast;
+mod graph;
+mod index;
 mod pending;
 mod reader;
 mod retstack;
 mod time;
 mod walk;
 
+pub use block::{Block, Visitor};
 pub use config::{Cpu, Errata, FilterRanges, FlowConfig};
 pub use decoder::FlowDecoder;
 pub use error::{Expected, FlowError, FlowErrorKind};

@@ -42,6 +42,14 @@ pub(crate) enum Pending {
     End,
 }
 
+impl Pending {
+    /// Whether this tells how the next branch went.
+    #[inline]
+    pub(crate) const fn is_decision(&self) -> bool {
+        matches!(self, Pending::Tip(Some(_)) | Pending::Pgd(_))
+    }
+}
+
 /// What happens at an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AtIp {
@@ -268,7 +276,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// Whether events wait for a FUP.
     #[inline]
-    fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         self.claimed || !self.held.is_empty()
     }
 

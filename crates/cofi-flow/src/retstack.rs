@@ -2,12 +2,14 @@
 
 use cofi_packet::Ip;
 
+use crate::cache::NONE;
+
 const DEPTH: usize = 64;
 
-/// The youngest 64 return addresses.
+/// The youngest 64 return addresses, each with the number of the [site](crate::graph::Graph::calls) of its call, if it has one.
 #[derive(Clone, Debug)]
 pub(crate) struct ReturnStack {
-    slots: [Ip; DEPTH],
+    slots: [(Ip, u32); DEPTH],
     /// Where the next address goes.
     top: usize,
     len: usize,
@@ -16,7 +18,7 @@ pub(crate) struct ReturnStack {
 impl ReturnStack {
     pub(crate) const fn new() -> Self {
         Self {
-            slots: [Ip(0); DEPTH],
+            slots: [(Ip(0), NONE); DEPTH],
             top: 0,
             len: 0,
         }
@@ -24,16 +26,31 @@ impl ReturnStack {
 
     #[inline]
     pub(crate) fn push(&mut self, ip: Ip) {
-        self.slots[self.top % DEPTH] = ip;
+        self.push_site(ip, NONE);
+    }
+
+    #[inline]
+    pub(crate) fn push_site(&mut self, ip: Ip, site: u32) {
+        self.slots[self.top % DEPTH] = (ip, site);
         self.top = (self.top + 1) % DEPTH;
         self.len = (self.len + 1).min(DEPTH);
     }
 
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Ip> {
+        self.pop_site().map(|(ip, _)| ip)
+    }
+
+    #[inline]
+    pub(crate) fn pop_site(&mut self) -> Option<(Ip, u32)> {
         self.len = self.len.checked_sub(1)?;
         self.top = (self.top + DEPTH - 1) % DEPTH;
         Some(self.slots[self.top % DEPTH])
+    }
+
+    #[inline]
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     pub(crate) fn clear(&mut self) {

@@ -4,7 +4,7 @@ use cofi_insn::{Class, CodeSource};
 use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, TsxState};
 
-use crate::cache::{Block, End, NONE, decode_at};
+use crate::cache::{End, NONE, Straight, decode_at};
 use crate::decoder::{FlowDecoder, Phase, State, unexpected};
 use crate::pending::{AtIp, Bound, Pending};
 use crate::reader::Flow;
@@ -315,12 +315,17 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// The instruction has executed and took tracing with it.
     fn disable(&mut self, insn: Executed, next: Ip, ip: Option<Ip>) -> Option<Executed> {
+        self.end_tracing(next, ip);
+        Some(insn)
+    }
+
+    /// An instruction took tracing with it: control goes to `ip`, or else to `next` or where nobody knows.
+    pub(crate) fn end_tracing(&mut self, next: Ip, ip: Option<Ip>) {
         self.use_pending();
         let bound = core::mem::take(&mut self.bound);
         self.turn_off(Some(ip.unwrap_or(next)));
         self.push(Event::Disabled { ip });
         self.apply(Bound { tsx: None, ..bound }, ip);
-        Some(insn)
     }
 
     #[inline]
@@ -333,7 +338,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     #[inline]
-    fn conditional(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+    fn conditional(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         if self.tnt_len != 0 {
             return if self.take_bit() {
                 self.go(insn, block.target, 1)
@@ -350,7 +355,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    fn direct(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+    fn direct(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         if let (Pending::Pgd(ip), 0) = (self.pending, self.tnt_len) {
             let filter = &self.config.filter;
             let leaves = match ip {
@@ -394,7 +399,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    fn near_return(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+    fn near_return(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         if self.tnt_len != 0 {
             if !self.take_bit() {
                 self.fail(FlowErrorKind::ReturnNotTaken);
@@ -446,7 +451,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    fn indirect(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+    fn indirect(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         let target = if self.tnt_len != 0 {
             match self.deferred_tip() {
                 Ok(ip) => ip,
@@ -483,7 +488,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.go(insn, target, 1)
     }
 
-    fn far(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+    fn far(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         if self.tnt_len != 0 {
             return self.indirect(block, insn);
         }
@@ -515,7 +520,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    fn mov_cr3(&mut self, block: &Block, insn: Executed) -> Option<Executed> {
+    fn mov_cr3(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         match self.pending {
             Pending::Paging { cr3, nr } if self.tnt_len == 0 => {
                 self.use_pending();
@@ -625,7 +630,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Erratum BDM64: if an aborted transaction cannot be where the last branch led, it is where the abort says.
-    fn heed_bdm64(&mut self) {
+    pub(crate) fn heed_bdm64(&mut self) {
         if !self.config.errata.bdm64 || self.bound.tsx != Some(TsxState::Aborted) {
             return;
         }

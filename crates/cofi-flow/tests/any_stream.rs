@@ -172,10 +172,17 @@ proptest! {
         let items: Vec<Item> = FlowDecoder::new(&trace, code, config).collect();
         prop_assert_eq!(&parts, &items);
 
-        // Both ways mixed.
+        // All ways mixed.
         let mut mixed = Vec::new();
         let mut decoder = FlowDecoder::new(&trace, code, config);
         loop {
+            if mixed.len() % 5 == 0 {
+                match decoder.blocks(|block| mixed.extend(block.iter().map(Item::Insn))) {
+                    Some(item) => mixed.push(item),
+                    None => break,
+                }
+                continue;
+            }
             if mixed.len() % 3 == 0 {
                 match decoder.next() {
                     Some(item) => mixed.push(item),
@@ -193,13 +200,66 @@ proptest! {
         prop_assert_eq!(mixed, items);
     }
 
+    /// Blocks hold what single items hold, in the same order, and are all whole; internal iteration gives the same.
+    #[test]
+    fn blocks_are_items(words in words(), bytes in branchy(), config in configs()) {
+        let trace = packets(&format!("psb fup:1000 psbend {words}"));
+        let code = Segment { base: Ip(0x1000), bytes: &bytes };
+        let items: Vec<Item> = FlowDecoder::new(&trace, code, config).collect();
+        let mut offsets = Vec::new();
+        let mut decoder = FlowDecoder::new(&trace, code, config);
+        while let Some(item) = decoder.next() {
+            offsets.push((item, decoder.offset()));
+        }
+
+        let (mut blocks, mut ends) = (Vec::new(), Vec::new());
+        let mut decoder = FlowDecoder::new(&trace, code, config);
+        loop {
+            let item = decoder.blocks(|block| {
+                let insns: Vec<_> = block.iter().collect();
+                assert_eq!(insns.len(), block.len());
+                assert_eq!(insns[0].ip, block.ip());
+                assert!(insns.iter().all(|insn| insn.mode == block.mode()));
+                if let Some(last) = block.last() {
+                    assert_eq!(insns.last(), Some(&last));
+                }
+                let mut each = Vec::new();
+                block.for_each(|insn| each.push(insn));
+                assert_eq!(each, insns);
+                blocks.extend(insns.into_iter().map(Item::Insn));
+                ends.push((blocks.len() - 1, block.offset()));
+            });
+            match item {
+                Some(item) => {
+                    ends.push((blocks.len(), decoder.offset()));
+                    blocks.push(item);
+                }
+                None => break,
+            }
+        }
+        prop_assert_eq!(&blocks, &items);
+        for (index, offset) in ends {
+            prop_assert_eq!(offsets[index].1, offset, "of item {}, {:?}", index, offsets[index].0);
+        }
+        let folded = FlowDecoder::new(&trace, code, config).fold(Vec::new(), |mut list, item| {
+            list.push(item);
+            list
+        });
+        prop_assert_eq!(folded, items);
+    }
+
     /// A small cache that is emptied all the time changes nothing.
     #[test]
     fn cache_size_does_not_matter(words in words(), bytes in branchy()) {
         let trace = packets(&format!("psb fup:1000 psbend {words}"));
         let run = |cache_limit| {
             let config = FlowConfig { cache_limit, max_packetless_run: 1000, ..FlowConfig::default() };
-            FlowDecoder::new(&trace, Segment { base: Ip(0x1000), bytes: &bytes }, config).collect::<Vec<_>>()
+            let code = Segment { base: Ip(0x1000), bytes: &bytes };
+            let items = FlowDecoder::new(&trace, code, config).collect::<Vec<_>>();
+            let mut blocks = Vec::new();
+            FlowDecoder::new(&trace, code, config).for_each(|item| blocks.push(item));
+            assert_eq!(items, blocks);
+            items
         };
         prop_assert_eq!(run(0), run(1 << 20));
     }

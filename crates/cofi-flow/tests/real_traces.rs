@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cofi_flow::{Cpu, Errata, Executed, FlowConfig, FlowDecoder, Item, Part};
+use cofi_flow::{Block, Cpu, Errata, Executed, FlowConfig, FlowDecoder, Item, Part, Visitor};
 use cofi_insn::CodeSource;
 use cofi_packet::intel::sync_forward;
 use cofi_packet::{Ip, StreamOffset};
@@ -236,6 +236,12 @@ fn every_trace_can_be_decoded_in_pieces() {
             whole == runs,
             "{name}: runs differ from single instructions"
         );
+        let mut blocks = Vec::new();
+        FlowDecoder::new(&trace, images.clone(), config).visit(&mut Blocks(&mut blocks));
+        assert!(
+            whole == blocks,
+            "{name}: blocks differ from single instructions"
+        );
 
         let (mut cuts, mut at) = (vec![0], 0);
         while let Some(psb) = sync_forward(&trace, at) {
@@ -273,4 +279,12 @@ fn instructions(decoder: FlowDecoder<'_, Images>) -> Vec<Executed> {
             _ => None,
         })
         .collect()
+}
+
+struct Blocks<'v>(&'v mut Vec<Executed>);
+
+impl Visitor for Blocks<'_> {
+    fn block(&mut self, block: &Block<'_>) {
+        block.for_each(|insn| self.0.push(insn));
+    }
 }

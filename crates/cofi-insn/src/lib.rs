@@ -29,6 +29,8 @@ pub use error::InsnError;
 #[cfg(feature = "text")]
 pub use text::text;
 
+use core::fmt;
+
 use cofi_packet::{ExecMode, Ip};
 use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction, OpKind};
 
@@ -107,36 +109,100 @@ pub const fn advance(ip: Ip, len: u8, mode: ExecMode) -> Ip {
 /// ```
 pub fn decode(bytes: &[u8], ip: Ip, mode: ExecMode) -> Result<Insn, InsnError> {
     let bytes = &bytes[..bytes.len().min(MAX_INSN_LEN)];
-    let mut decoder = Decoder::with_ip(mode.bits(), bytes, ip.0, DecoderOptions::NO_INVALID_CHECK);
-    let mut raw = Instruction::default();
-    decoder.decode_out(&mut raw);
-    match decoder.last_error() {
-        DecoderError::None => {}
-        DecoderError::NoMoreBytes if bytes.len() < MAX_INSN_LEN => {
-            return Err(InsnError::Truncated {
-                ip,
-                available: bytes.len() as u8,
-            });
-        }
-        _ => {
-            return match jmpabs(bytes, mode) {
-                Jmpabs::Complete(insn) => Ok(insn),
-                Jmpabs::Truncated => Err(InsnError::Truncated {
-                    ip,
-                    available: bytes.len() as u8,
-                }),
-                Jmpabs::No => Err(InsnError::invalid(ip, mode, bytes)),
-            };
+    LinearDecoder::new(bytes, ip, mode).decode_next()
+}
+
+/// Decodes instructions that stand one after the other, which is faster than [`decode`] for each.
+pub struct LinearDecoder<'b> {
+    bytes: &'b [u8],
+    ip: Ip,
+    mode: ExecMode,
+    decoder: Decoder<'b>,
+}
+
+impl<'b> LinearDecoder<'b> {
+    /// Begins at the start of `bytes`, which stands at `ip` and runs in `mode`.
+    #[must_use]
+    pub fn new(bytes: &'b [u8], ip: Ip, mode: ExecMode) -> Self {
+        let options = DecoderOptions::NO_INVALID_CHECK;
+        Self {
+            bytes,
+            ip,
+            mode,
+            decoder: Decoder::with_ip(mode.bits(), bytes, ip.0, options),
         }
     }
-    let class = class::classify(&raw);
-    Ok(Insn {
-        len: raw.len() as u8,
-        class,
-        target: direct_target(&raw, class, ip, mode),
-        repeats: raw.code().is_string_instruction()
-            && (raw.has_rep_prefix() || raw.has_repne_prefix()),
-    })
+
+    /// The address of the next instruction.
+    #[must_use]
+    pub const fn ip(&self) -> Ip {
+        self.ip
+    }
+
+    /// The bytes that are left.
+    #[must_use]
+    pub fn rest(&self) -> &'b [u8] {
+        self.bytes
+            .get(self.decoder.position()..)
+            .unwrap_or_default()
+    }
+
+    /// The next instruction.
+    ///
+    /// # Errors
+    ///
+    /// As [`decode`]. Nothing can be decoded after an error.
+    pub fn decode_next(&mut self) -> Result<Insn, InsnError> {
+        let rest = self.rest();
+        let (ip, mode) = (self.ip, self.mode);
+        self.decoder.set_ip(ip.0);
+        let mut raw = Instruction::default();
+        self.decoder.decode_out(&mut raw);
+        let insn = match self.decoder.last_error() {
+            DecoderError::None => {
+                let class = class::classify(&raw);
+                Insn {
+                    len: raw.len() as u8,
+                    class,
+                    target: direct_target(&raw, class, ip, mode),
+                    repeats: raw.code().is_string_instruction()
+                        && (raw.has_rep_prefix() || raw.has_repne_prefix()),
+                }
+            }
+            DecoderError::NoMoreBytes if rest.len() < MAX_INSN_LEN => {
+                return Err(InsnError::Truncated {
+                    ip,
+                    available: rest.len() as u8,
+                });
+            }
+            _ => match jmpabs(rest, mode) {
+                Jmpabs::Complete(insn) => {
+                    let end = self.bytes.len() - rest.len() + usize::from(insn.len);
+                    // The instruction lies within the bytes, so that this cannot fail.
+                    let _ = self.decoder.set_position(end);
+                    insn
+                }
+                Jmpabs::Truncated => {
+                    return Err(InsnError::Truncated {
+                        ip,
+                        available: rest.len() as u8,
+                    });
+                }
+                Jmpabs::No => return Err(InsnError::invalid(ip, mode, rest)),
+            },
+        };
+        self.ip = insn.next_ip(ip, mode);
+        Ok(insn)
+    }
+}
+
+impl fmt::Debug for LinearDecoder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LinearDecoder")
+            .field("ip", &self.ip)
+            .field("rest", &self.rest().len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// The target of a direct branch, wrapped as the processor wraps it.

@@ -1,0 +1,184 @@
+//! Blocks: the flow in larger pieces than instructions.
+
+use cofi_packet::{ExecMode, Ip, StreamOffset};
+
+use crate::cache::{Cache, End};
+use crate::graph::Node;
+use crate::{Event, Executed, FlowError, Run};
+
+/// Instructions that ran one after the other, up to one of which only the trace tells where it led: a conditional branch, a
+/// return, an indirect or far branch. Direct jumps and calls are followed within a block.
+///
+/// Where an event strikes, where tracing ends, and around instructions to which other packets bind, what runs comes in
+/// smaller pieces, each a block of its own.
+#[derive(Clone, Debug)]
+pub struct Block<'d> {
+    content: Content<'d>,
+    offset: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Content<'d> {
+    Node {
+        cache: &'d Cache,
+        node: &'d Node,
+        id: u32,
+    },
+    Piece(Run<'d>),
+}
+
+impl<'d> Block<'d> {
+    #[inline]
+    pub(crate) fn of_node(cache: &'d Cache, id: u32, offset: usize) -> Self {
+        Self {
+            content: Content::Node {
+                cache,
+                node: cache.graph.node(id),
+                id,
+            },
+            offset,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn of_run(run: Run<'d>, offset: usize) -> Self {
+        Self {
+            content: Content::Piece(run),
+            offset,
+        }
+    }
+
+    /// The address of the first instruction.
+    #[inline]
+    #[must_use]
+    pub fn ip(&self) -> Ip {
+        match &self.content {
+            Content::Node { node, .. } => node.ip,
+            Content::Piece(run) => run.ip(),
+        }
+    }
+
+    /// The mode in which the instructions ran.
+    #[inline]
+    #[must_use]
+    pub fn mode(&self) -> ExecMode {
+        match &self.content {
+            Content::Node { cache, id, .. } => cache.graph.detail(*id).mode,
+            Content::Piece(run) => run.mode(),
+        }
+    }
+
+    /// How many instructions there are, at least one.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a block is never empty")]
+    pub fn len(&self) -> usize {
+        match &self.content {
+            Content::Node { node, .. } => node.insns as usize,
+            Content::Piece(run) => run.len(),
+        }
+    }
+
+    /// Where in the stream the last packet begins that was used for this block.
+    #[inline]
+    #[must_use]
+    pub fn offset(&self) -> StreamOffset {
+        StreamOffset(self.offset as u64)
+    }
+
+    /// The straight runs of which the block is made: each ends where code does not go on with the next address.
+    #[inline]
+    pub fn runs(&self) -> impl Iterator<Item = Run<'d>> + use<'d> {
+        let (parts, piece) = match &self.content {
+            Content::Node { cache, id, .. } => {
+                let cache = *cache;
+                let parts = cache.graph.parts(*id).iter();
+                (Some(parts.map(move |id| cache.run(*id))), None)
+            }
+            Content::Piece(run) => (None, Some(run.clone())),
+        };
+        parts.into_iter().flatten().chain(piece)
+    }
+
+    /// Calls `visit` for each instruction: the fastest way to them.
+    #[inline]
+    pub fn for_each(&self, mut visit: impl FnMut(Executed)) {
+        match &self.content {
+            Content::Node { cache, id, .. } => {
+                for id in cache.graph.parts(*id) {
+                    cache.run(*id).for_each(&mut visit);
+                }
+            }
+            Content::Piece(run) => run.for_each(visit),
+        }
+    }
+
+    /// The instructions.
+    #[inline]
+    pub fn iter(&self) -> impl Iterator<Item = Executed> + use<'d> {
+        self.runs().flat_map(|run| run.iter())
+    }
+
+    /// The last instruction, if it is one of those that end a block; none where something happened before that.
+    #[inline]
+    #[must_use]
+    pub fn last(&self) -> Option<Executed> {
+        match &self.content {
+            Content::Node { cache, id, .. } => {
+                let id = *cache.graph.parts(*id).last()?;
+                cache.run(id).last()
+            }
+            Content::Piece(run) => run.last(),
+        }
+    }
+}
+
+impl Cache {
+    /// A straight run, whole.
+    #[inline]
+    fn run(&self, id: u32) -> Run<'_> {
+        let straight = self.block(id);
+        let first = straight.first as usize;
+        Run {
+            ip: straight.ip,
+            mode: straight.mode,
+            plain: self.lens(first..first + usize::from(straight.body)),
+            last: (straight.end == End::Insn).then_some(Executed {
+                ip: straight.term_ip,
+                len: straight.len,
+                class: straight.class,
+                mode: straight.mode,
+            }),
+        }
+    }
+}
+
+/// What to do with each piece of a flow: see [`FlowDecoder::visit`](crate::FlowDecoder::visit).
+///
+/// Every method does nothing unless it is given, and what does nothing costs nothing: a visitor that only looks at blocks does
+/// not pay for their instructions.
+pub trait Visitor {
+    /// A block has run. Unless given, this visits its instructions.
+    #[inline]
+    fn block(&mut self, block: &Block<'_>) {
+        block.for_each(|insn| self.instruction(&insn));
+    }
+
+    /// An instruction has run.
+    #[inline]
+    fn instruction(&mut self, insn: &Executed) {
+        let _ = insn;
+    }
+
+    /// Something else has happened. `offset` is where in the stream the last packet begins that was used by then.
+    #[inline]
+    fn event(&mut self, event: &Event, offset: StreamOffset) {
+        let _ = (event, offset);
+    }
+
+    /// The flow was lost; it goes on where the address is known again.
+    #[inline]
+    fn error(&mut self, error: &FlowError) {
+        let _ = error;
+    }
+}

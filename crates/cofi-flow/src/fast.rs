@@ -1,0 +1,263 @@
+//! The walk along the graph of decisions: where nothing but TNT bits and TIP packets decides.
+
+use cofi_insn::CodeSource;
+use cofi_packet::{Ip, StreamOffset};
+
+use crate::block::{Block, Visitor};
+use crate::cache::NONE;
+use crate::decoder::{FlowDecoder, Phase, Piece, State};
+use crate::graph::{Decision, Node};
+use crate::pending::Pending;
+use crate::{Item, Run};
+
+/// Where the node that comes next is to be noted.
+#[derive(Clone, Copy)]
+enum From {
+    Nowhere,
+    /// As what comes after a node, by this way.
+    Node(u32, usize),
+    /// As what a call returns to.
+    Site(u32),
+}
+
+impl<C: CodeSource> FlowDecoder<'_, C> {
+    /// Calls `visit` for each block that ran, up to the next event or error, which is returned; `None` at the end of the stream.
+    ///
+    /// This is the fastest way through a flow, and may be mixed with the others. An [`Item::Insn`] is never returned.
+    pub fn blocks(&mut self, mut visit: impl FnMut(&Block<'_>)) -> Option<Item> {
+        loop {
+            if self.state == State::On && self.phase == Phase::Enter && self.body.is_empty() {
+                self.walk_graph(&mut visit);
+            }
+            match self.next_piece()? {
+                Piece::Item(Item::Insn(insn)) => {
+                    visit(&Block::of_run(Run::single(insn), self.offset))
+                }
+                Piece::Item(item) => return Some(item),
+                Piece::Run {
+                    ip,
+                    mode,
+                    plain,
+                    last,
+                    offset,
+                } => {
+                    let run = Run {
+                        ip,
+                        mode,
+                        plain: self.cache.lens(plain),
+                        last,
+                    };
+                    visit(&Block::of_run(run, offset));
+                }
+            }
+        }
+    }
+
+    /// Goes through the whole flow, block by block.
+    pub fn visit(&mut self, visitor: &mut impl Visitor) {
+        while let Some(item) = self.blocks(|block| visitor.block(block)) {
+            match item {
+                Item::Insn(insn) => visitor.instruction(&insn),
+                Item::Event(event) => visitor.event(&event, StreamOffset(self.offset as u64)),
+                Item::Error(error) => visitor.error(&error),
+            }
+        }
+    }
+
+    /// Makes sure that there is a TNT bit, the target of an indirect branch, or the end of tracing; `false` where something else
+    /// comes first.
+    #[inline]
+    fn has_decision(&mut self) -> bool {
+        if self.tnt_len != 0 {
+            return true;
+        }
+        match self.pending {
+            Pending::None => {
+                if !self.holds()
+                    && let Some((bits, len)) = self.reader.next_short_tnt()
+                {
+                    self.read_at = self.reader.offset();
+                    self.load_tnt(bits, len);
+                    return true;
+                }
+                self.fetch();
+                self.heed_bdm64();
+                self.out.is_empty() && (self.tnt_len != 0 || self.pending.is_decision())
+            }
+            pending => pending.is_decision(),
+        }
+    }
+
+    /// Follows the flow from node to node as long as every node ends with a branch of which the trace tells the outcome next.
+    fn walk_graph(&mut self, visit: &mut impl FnMut(&Block<'_>)) {
+        let mut id = NONE;
+        let mut from = From::Nowhere;
+        let mut walked = false;
+        loop {
+            if id != NONE {
+                self.ip = self.cache.graph.node(id).ip;
+            }
+            // Code is looked at only when it is certain to run: an event that comes first may change it.
+            if !self.out.is_empty() || !self.has_decision() {
+                break;
+            }
+            if id == NONE {
+                id = self.resolve(from);
+            }
+            if self.tnt_len != 0 {
+                let before = self.tnt_len;
+                (id, from) = self.walk_bits(id, visit);
+                walked |= self.tnt_len != before;
+                if id == NONE || self.tnt_len == 0 {
+                    continue;
+                }
+            }
+            let Some(next) = self.leave(id, visit) else {
+                self.ip = self.cache.graph.node(id).ip;
+                break;
+            };
+            walked = true;
+            (id, from) = next;
+        }
+        if walked {
+            self.guard.reset();
+            self.left = (NONE, 0);
+        }
+    }
+
+    /// Uses up TNT bits as long as nodes end with conditional branches. Returns the node that comes next or, if it is not known
+    /// yet, where to note it.
+    #[inline]
+    fn walk_bits(&mut self, mut id: u32, visit: &mut impl FnMut(&Block<'_>)) -> (u32, From) {
+        let (mut bits, mut left) = (self.tnt, self.tnt_len);
+        let mut from = From::Nowhere;
+        let graph = &self.cache.graph;
+        while left != 0 {
+            let node = graph.node(id);
+            if node.decision != Decision::Conditional {
+                break;
+            }
+            visit(&Block::of_node(&self.cache, id, self.offset));
+            if node.has_calls() {
+                for (ip, site) in graph.calls(node) {
+                    self.returns.push_site(ip, site);
+                }
+            }
+            let way = (bits >> 63) as usize;
+            bits <<= 1;
+            left -= 1;
+            let next = node.next[way];
+            if next == NONE {
+                self.ip = graph.detail(id).ways[way];
+                from = From::Node(id, way);
+                id = NONE;
+                break;
+            }
+            id = next;
+        }
+        (self.tnt, self.tnt_len) = (bits, left);
+        (id, from)
+    }
+
+    /// Runs a node that ends with another branch whose outcome is there, and tells what comes next; `None` if it is to be walked
+    /// run by run.
+    #[inline]
+    fn leave(&mut self, id: u32, visit: &mut impl FnMut(&Block<'_>)) -> Option<(u32, From)> {
+        let node = *self.cache.graph.node(id);
+        if self.tnt_len != 0 {
+            let returns = node.decision == Decision::Return
+                && self.tnt >> 63 == 1
+                && (node.has_calls() || !self.returns.is_empty());
+            if !returns {
+                return None;
+            }
+            visit(&Block::of_node(&self.cache, id, self.offset));
+            let (mut ip, site) = self.call_and_return(&node)?;
+            self.tnt <<= 1;
+            self.tnt_len -= 1;
+            if self.mode.bits() < 64 {
+                // The stack holds no more than the mode's width of what a wider caller may have pushed.
+                ip = Ip(ip.0 & 0xffff_ffff);
+            }
+            self.ip = ip;
+            let next = self.cache.graph.after_call(site, ip, self.mode);
+            return Some((next, From::Site(site)));
+        }
+        match (node.decision, self.pending) {
+            (Decision::Careful, _) | (Decision::Conditional, Pending::Tip(_)) => None,
+            (Decision::Far, Pending::Tip(Some(ip))) => {
+                visit(&Block::of_node(&self.cache, id, self.read_at));
+                self.call_and_return(&node);
+                self.consumed();
+                self.pending = Pending::None;
+                let bound = core::mem::take(&mut self.bound);
+                self.ip = ip;
+                self.apply(bound, Some(ip));
+                Some((NONE, From::Nowhere))
+            }
+            (_, Pending::Tip(Some(ip))) => {
+                visit(&Block::of_node(&self.cache, id, self.read_at));
+                let popped = self.call_and_return(&node);
+                self.consumed();
+                self.pending = Pending::None;
+                self.ip = ip;
+                let graph = &self.cache.graph;
+                // Where it went the last time is where it often goes.
+                let hint = node.next[1];
+                Some(match popped {
+                    Some((expected, site)) if expected == ip => {
+                        (graph.after_call(site, ip, self.mode), From::Site(site))
+                    }
+                    _ if hint != NONE && graph.node(hint).ip == ip => (hint, From::Nowhere),
+                    _ => (NONE, From::Node(id, 1)),
+                })
+            }
+            (_, Pending::Pgd(ip)) if !self.leaves_before(id, ip) => {
+                visit(&Block::of_node(&self.cache, id, self.read_at));
+                self.call_and_return(&node);
+                let after = self.cache.graph.detail(id).ways[0];
+                self.end_tracing(after, ip);
+                Some((NONE, From::Nowhere))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether tracing may have ended at a direct branch of a node, rather than at its end.
+    fn leaves_before(&self, id: u32, ip: Option<Ip>) -> bool {
+        let Some((_, before)) = self.cache.graph.parts(id).split_last() else {
+            return true;
+        };
+        before.iter().any(|part| {
+            let straight = self.cache.block(*part);
+            ip.is_none() || ip == Some(straight.target)
+        })
+    }
+
+    /// Does to the stack of return addresses what the calls of a node and the return at its end do.
+    #[inline]
+    fn call_and_return(&mut self, node: &Node) -> Option<(Ip, u32)> {
+        for (ip, site) in self.cache.graph.calls(node) {
+            self.returns.push_site(ip, site);
+        }
+        match node.decision {
+            Decision::Return => self.returns.pop_site(),
+            _ => None,
+        }
+    }
+
+    /// The node where control is, which is noted where it will be looked for the next time.
+    #[inline(never)]
+    fn resolve(&mut self, from: From) -> u32 {
+        let emptied = self.cache.graph.emptied;
+        let id = self.cache.node_at(self.ip, self.mode, &mut self.code);
+        if self.cache.graph.emptied == emptied {
+            match from {
+                From::Nowhere => {}
+                From::Node(node, way) => self.cache.graph.link(node, way, id),
+                From::Site(site) => self.cache.graph.link_site(site, self.ip, id),
+            }
+        }
+        id
+    }
+}

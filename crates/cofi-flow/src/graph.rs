@@ -1,0 +1,256 @@
+//! The graph of decisions: what lies between two instructions of which only packets tell how they went.
+//!
+//! From an address on, direct jumps and calls followed, the code up to the next conditional branch, return or indirect branch
+//! runs as a whole once it is certain that a TNT bit or TIP packet for that branch is there. So it is one node, with an edge for
+//! each outcome of a conditional branch: while TNT bits last, following the flow is a step along an edge a bit, and looks
+//! nothing up.
+
+use alloc::vec::Vec;
+
+use cofi_insn::{Class, CodeSource};
+use cofi_packet::{ExecMode, Ip};
+
+use crate::cache::{Cache, End, NONE};
+use crate::index::Index;
+
+/// How many straight runs and instructions a node is made of at most.
+const MAX_PARTS: usize = 64;
+const MAX_INSNS: u16 = 4096;
+
+/// How a node ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// With a conditional branch.
+    Conditional,
+    /// With a near return.
+    Return,
+    /// With an indirect near jump or call.
+    Indirect,
+    /// With a far transfer other than a VM entry.
+    Far,
+    /// With anything that needs more care, or by its size: to be walked run by run.
+    Careful,
+}
+
+/// A stretch of code up to the next decision: what is needed of it at each step. It is small, so that many stay in the
+/// processor's cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Node {
+    /// The first instruction.
+    pub(crate) ip: Ip,
+    /// The nodes that come after, or [`NONE`] where that is not known: of a conditional branch, after it was not taken and
+    /// taken. Of others, the second one is where control went the last time.
+    pub(crate) next: [u32; 2],
+    /// Where the returns of its calls are, in [`Graph::sites`].
+    sites: u32,
+    /// How many instructions there are.
+    pub(crate) insns: u16,
+    site_count: u8,
+    pub(crate) decision: Decision,
+}
+
+/// What else there is to know of a node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Detail {
+    /// The addresses after a conditional branch that was not taken, and taken.
+    pub(crate) ways: [Ip; 2],
+    /// Where its straight runs are, in [`Graph::parts`].
+    parts: u32,
+    part_count: u8,
+    pub(crate) mode: ExecMode,
+}
+
+/// Where a call is to return to.
+#[derive(Clone, Copy, Debug)]
+struct Site {
+    ip: Ip,
+    mode: ExecMode,
+    /// The node there, if known.
+    node: u32,
+}
+
+/// All nodes of one address space.
+///
+/// Invariant: numbers in [`Node::next`] and [`Site::node`] are [`NONE`] or those of nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Graph {
+    nodes: Vec<Node>,
+    /// Of each node.
+    details: Vec<Detail>,
+    parts: Vec<u32>,
+    sites: Vec<Site>,
+    index: Index,
+    /// Counts how often the graph was emptied, which is when a number no longer means the same node.
+    pub(crate) emptied: u64,
+}
+
+impl Graph {
+    pub(crate) fn clear(&mut self) {
+        self.nodes.clear();
+        self.details.clear();
+        self.parts.clear();
+        self.sites.clear();
+        self.index.clear();
+        self.emptied += 1;
+    }
+
+    /// How much memory it uses.
+    pub(crate) fn bytes(&self) -> usize {
+        self.nodes.len() * (size_of::<Node>() + size_of::<Detail>())
+            + self.parts.len() * size_of::<u32>()
+            + self.sites.len() * size_of::<Site>()
+            + self.index.bytes()
+    }
+
+    #[inline]
+    pub(crate) fn node(&self, id: u32) -> &Node {
+        &self.nodes[id as usize]
+    }
+
+    #[inline]
+    pub(crate) fn detail(&self, id: u32) -> &Detail {
+        &self.details[id as usize]
+    }
+
+    /// Notes that `to` comes after `from` by this way.
+    #[inline]
+    pub(crate) fn link(&mut self, from: u32, way: usize, to: u32) {
+        self.nodes[from as usize].next[way] = to;
+    }
+
+    /// The straight runs of a node.
+    #[inline]
+    pub(crate) fn parts(&self, id: u32) -> &[u32] {
+        let detail = self.detail(id);
+        let first = detail.parts as usize;
+        &self.parts[first..first + usize::from(detail.part_count)]
+    }
+
+    /// The calls of a node: for each, the address to return to, and the number of its site.
+    #[inline]
+    pub(crate) fn calls(&self, node: &Node) -> impl Iterator<Item = (Ip, u32)> {
+        let first = node.sites;
+        let sites = &self.sites[first as usize..first as usize + usize::from(node.site_count)];
+        sites
+            .iter()
+            .zip(first..)
+            .map(|(site, number)| (site.ip, number))
+    }
+
+    /// The node to which the call at a site returns, if that is known and its address is still this one.
+    #[inline]
+    pub(crate) fn after_call(&self, site: u32, ip: Ip, mode: ExecMode) -> u32 {
+        match self.sites.get(site as usize) {
+            Some(site) if site.ip == ip && site.mode == mode => site.node,
+            _ => NONE,
+        }
+    }
+
+    /// Notes the node to which the call at a site returns.
+    pub(crate) fn link_site(&mut self, number: u32, ip: Ip, node: u32) {
+        if let Some(site) = self.sites.get_mut(number as usize)
+            && site.ip == ip
+        {
+            site.node = node;
+        }
+    }
+
+    fn find(&self, ip: Ip, mode: ExecMode) -> Option<u32> {
+        self.index.find(ip, mode, |id| {
+            let node = self.nodes.get(id as usize)?;
+            Some((node.ip, self.detail(id).mode))
+        })
+    }
+}
+
+impl Node {
+    /// Whether there are calls in it, to which a return may go back.
+    #[inline]
+    pub(crate) const fn has_calls(&self) -> bool {
+        self.site_count != 0
+    }
+}
+
+impl Cache {
+    /// The node that begins at `ip`.
+    #[inline(never)]
+    pub(crate) fn node_at(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
+        match self.graph.find(ip, mode) {
+            Some(id) => id,
+            None => {
+                self.shrink();
+                self.build_node(ip, mode, code)
+            }
+        }
+    }
+
+    fn build_node(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
+        let (parts, sites) = (self.graph.parts.len(), self.graph.sites.len());
+        let mut node = Node {
+            ip,
+            next: [NONE; 2],
+            sites: sites as u32,
+            insns: 0,
+            site_count: 0,
+            decision: Decision::Careful,
+        };
+        let mut ways = [Ip(0); 2];
+        let mut at = ip;
+        while self.graph.parts.len() - parts < MAX_PARTS && node.insns < MAX_INSNS {
+            let id = self.straight(at, mode, code);
+            let run = *self.block(id);
+            self.graph.parts.push(id);
+            node.insns += run.body + u16::from(run.end == End::Insn);
+            let (decision, goes_on_at) = match (run.end, run.class) {
+                (End::Split, _) => (Decision::Careful, Some(run.next)),
+                (End::Fault, _) => (Decision::Careful, None),
+                (End::Insn, Class::DirectJump) => (Decision::Careful, Some(run.target)),
+                (End::Insn, Class::DirectCall) => (Decision::Careful, Some(run.target)),
+                (End::Insn, Class::Conditional) => (Decision::Conditional, None),
+                (End::Insn, Class::Return) => (Decision::Return, None),
+                (End::Insn, Class::IndirectJump | Class::IndirectCall) => {
+                    (Decision::Indirect, None)
+                }
+                (End::Insn, Class::VmEntry) => (Decision::Careful, None),
+                (End::Insn, class) if class.needs_packet() => (Decision::Far, None),
+                // Packets may bind to these, but then no TNT bit and no TIP comes first.
+                (End::Insn, _) => (Decision::Careful, Some(run.next)),
+            };
+            // A call to the next instruction only reads the instruction pointer.
+            let calls = match run.class {
+                Class::DirectCall => run.target != run.next,
+                Class::IndirectCall => true,
+                _ => false,
+            };
+            if run.end == End::Insn && calls {
+                self.graph.sites.push(Site {
+                    ip: run.next,
+                    mode,
+                    node: NONE,
+                });
+            }
+            node.decision = decision;
+            ways = [run.next, run.target];
+            match goes_on_at {
+                Some(ip) => at = ip,
+                None => break,
+            }
+        }
+        node.site_count = (self.graph.sites.len() - sites) as u8;
+        let graph = &mut self.graph;
+        let id = graph.nodes.len() as u32;
+        graph.nodes.push(node);
+        graph.details.push(Detail {
+            ways,
+            parts: parts as u32,
+            part_count: (graph.parts.len() - parts) as u8,
+            mode,
+        });
+        let (nodes, details) = (&graph.nodes, &graph.details);
+        graph.index.insert(id, |id| {
+            let id = id as usize;
+            (nodes[id].ip, details[id].mode)
+        });
+        id
+    }
+}

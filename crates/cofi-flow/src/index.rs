@@ -1,0 +1,78 @@
+//! Finding decoded code by its address.
+
+use alloc::vec::Vec;
+
+use cofi_packet::{ExecMode, Ip};
+
+use crate::cache::NONE;
+
+/// Open addressing by address and mode. What is found are numbers; the keys are kept by whoever gave the numbers.
+///
+/// Invariant: the numbers in it are 0 to `count` - 1, each once; its size is a power of two, at most half of it used.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    slots: Vec<u32>,
+    count: u32,
+}
+
+impl Index {
+    pub(crate) fn clear(&mut self) {
+        self.slots.fill(NONE);
+        self.count = 0;
+    }
+
+    /// How much memory it uses.
+    pub(crate) fn bytes(&self) -> usize {
+        self.slots.len() * size_of::<u32>()
+    }
+
+    fn slot(&self, (ip, mode): (Ip, ExecMode)) -> usize {
+        let key = ip.0 ^ (u64::from(mode.bits()) << 58);
+        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (hash >> 20) as usize & (self.slots.len() - 1)
+    }
+
+    /// The number with this key; `key` gives that of a number.
+    #[inline]
+    pub(crate) fn find(
+        &self,
+        ip: Ip,
+        mode: ExecMode,
+        key: impl Fn(u32) -> Option<(Ip, ExecMode)>,
+    ) -> Option<u32> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let mut slot = self.slot((ip, mode));
+        loop {
+            let id = self.slots[slot];
+            if key(id)? == (ip, mode) {
+                return Some(id);
+            }
+            slot = (slot + 1) & (self.slots.len() - 1);
+        }
+    }
+
+    /// Takes in the next number, which is `id`.
+    pub(crate) fn insert(&mut self, id: u32, key: impl Fn(u32) -> (Ip, ExecMode)) {
+        debug_assert_eq!(id, self.count, "numbers come one after the other");
+        if self.slots.len() <= self.count as usize * 2 {
+            let len = (self.slots.len() * 2).max(1 << 12);
+            self.slots.clear();
+            self.slots.resize(len, NONE);
+            for id in 0..self.count {
+                self.place(id, key(id));
+            }
+        }
+        self.place(id, key(id));
+        self.count += 1;
+    }
+
+    fn place(&mut self, id: u32, key: (Ip, ExecMode)) {
+        let mut slot = self.slot(key);
+        while self.slots[slot] != NONE {
+            slot = (slot + 1) & (self.slots.len() - 1);
+        }
+        self.slots[slot] = id;
+    }
+}
