@@ -23,6 +23,7 @@ struct Input<'a> {
 }
 
 /// Code that repeats for ever, so that random addresses hit some.
+#[derive(Clone, Copy)]
 struct Tiled<'a>(Segment<'a>);
 
 impl CodeSource for Tiled<'_> {
@@ -60,9 +61,17 @@ fuzz_target!(|input: Input<'_>| {
     // A packet of one byte decides at most 47 branches' worth of bits per 8 bytes; each may be followed by a whole run.
     let bound = (stream.len() as u64 * 8 + 64) * (u64::from(RUN) + 4);
     let mut decoder = FlowDecoder::new(&stream, code, config);
+    let mut by_blocks = FlowDecoder::new(&stream, code, config);
+    let mut ahead = std::collections::VecDeque::new();
     let mut items = 0;
     while let Some(item) = decoder.next() {
         items += 1;
+        // Blocks hold the same, in the same order.
+        if ahead.is_empty() {
+            let end = by_blocks.blocks(|block| block.for_each(|insn| ahead.push_back(Item::Insn(insn))));
+            ahead.extend(end);
+        }
+        assert_eq!(ahead.pop_front().as_ref(), Some(&item), "by blocks");
         assert!(
             items <= bound,
             "{items} items out of {} bytes",
@@ -79,5 +88,6 @@ fuzz_target!(|input: Input<'_>| {
             "the decoder stands outside the stream"
         );
     }
+    assert!(ahead.is_empty() && by_blocks.next().is_none(), "blocks go on");
     assert!(decoder.next().is_none(), "a decoder that has ended goes on");
 });

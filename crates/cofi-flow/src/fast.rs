@@ -1,6 +1,6 @@
 //! The walk along the graph of decisions: where nothing but TNT bits and TIP packets decides.
 
-use cofi_insn::CodeSource;
+use cofi_insn::{Class, CodeSource};
 use cofi_packet::{Ip, StreamOffset};
 
 use crate::block::{Block, Visitor};
@@ -215,6 +215,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             (_, Pending::Pgd(ip)) if !self.leaves_before(id, ip) => {
                 visit(&Block::of_node(&self.cache, id, self.read_at));
                 self.call_and_return(&node);
+                if self.calls_at_end(id) {
+                    // No return is compressed that goes back across the end of tracing.
+                    self.returns.pop();
+                }
                 let after = self.cache.graph.detail(id).ways[0];
                 self.end_tracing(after, ip);
                 Some((NONE, From::Nowhere))
@@ -232,6 +236,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             let straight = self.cache.block(*part);
             ip.is_none() || ip == Some(straight.target)
         })
+    }
+
+    /// Whether a node ends with an indirect call.
+    fn calls_at_end(&self, id: u32) -> bool {
+        let last = self.cache.graph.parts(id).last();
+        last.is_some_and(|part| self.cache.block(*part).class == Class::IndirectCall)
     }
 
     /// Does to the stack of return addresses what the calls of a node and the return at its end do.

@@ -59,7 +59,10 @@ prop_compose! {
 fn check(config: &Config) -> Result<(), TestCaseError> {
     let execution = run(config);
     let mut truth = execution.truth.iter();
+    let mut blocks = Vec::new();
+    decoder(&execution, config.ctl).for_each(|item| blocks.push(item));
     for (place, item) in decoder(&execution, config.ctl).enumerate() {
+        prop_assert_eq!(Some(&item), blocks.get(place), "by blocks, at {}", place);
         match item {
             Item::Insn(insn) => {
                 let expected = truth.next().map(|step| step.ip);

@@ -160,6 +160,10 @@ fn check(setup: &Setup) -> Result<(), TestCaseError> {
     let record = run(setup);
     let ovfs = overflows(&record.trace);
     prop_assert_eq!(ovfs.len(), record.resumed.len());
+    let mut blocks = Vec::new();
+    decoder(setup, &record).for_each(|item| blocks.push(item));
+    let items: Vec<_> = decoder(setup, &record).collect();
+    prop_assert!(items == blocks, "blocks tell something else");
     let mut decoder = decoder(setup, &record);
     let mut told = BTreeMap::<&'static str, Vec<String>>::new();
     let mut at = 0;

@@ -1,6 +1,6 @@
 //! The flow of one stream.
 
-use cofi_flow::{Event, FlowConfig, FlowDecoder, Item, Part};
+use cofi_flow::{Block, Event, FlowConfig, FlowDecoder, Item, Part};
 use cofi_image::{ImageView, Place};
 use cofi_insn::CodeSource;
 use cofi_packet::{Ip, StreamOffset};
@@ -59,6 +59,18 @@ impl<'s> ThreadFlow<'s> {
             self.paging = Some(cr3);
         }
         part
+    }
+
+    /// Calls `visit` for each block that ran, up to the next event or error, which is returned: the fastest way through the flow.
+    /// See [`FlowDecoder::blocks`].
+    pub fn blocks(&mut self, visit: impl FnMut(&Block<'_>)) -> Option<Item> {
+        self.settle();
+        let item = self.decoder.blocks(visit);
+        self.unsettled = true;
+        if let Some(Item::Event(Event::Paging { cr3, .. })) = item {
+            self.paging = Some(cr3);
+        }
+        item
     }
 
     /// Which thread the last item was about. Of a processor's stream, what is known of that at this place of it.
