@@ -76,6 +76,9 @@ mod writer;
 pub use config::{ConfigError, PtConfig};
 pub use constants::{CpuMode, Feature, Misc, RecordKind, SampleType};
 pub use error::{Error, ErrorKind, WriteError};
-pub use reader::{Attr, Body, BuildId, File, IntelPtInfo, Record, Records, SampleId};
+pub use reader::{
+    Attr, AuxFlags, Body, BuildId, File, IdEntry, IntelPtInfo, Record, Records, SampleId,
+    ShortClock,
+};
 pub use time::{PerfTime, TimeConv};
 pub use writer::{Mmap2, Options, Subject, Task, Writer};

@@ -1,7 +1,7 @@
 //! What a session needs of a perf.data file.
 
 use cofi_flow::{Cpu, FlowConfig};
-use cofi_perf::{Body, Feature, File, IntelPtInfo, PerfTime, TimeConv};
+use cofi_perf::{AuxFlags, Body, Feature, File, IntelPtInfo, PerfTime, TimeConv};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::error::{Diagnostic, SessionError};
@@ -50,7 +50,6 @@ fn cpu_of(text: &str) -> Option<Cpu> {
 
 /// Reads the records of a perf.data file.
 pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>, SessionError> {
-    const AUX_TRUNCATED: u64 = 1;
     const PROT_EXEC: u32 = 4;
     const DATA: u16 = 1 << 13;
     const NONE: u32 = u32::MAX;
@@ -167,7 +166,7 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                     _ => continue,
                 };
                 let end = offset.saturating_add(size);
-                if flags & AUX_TRUNCATED != 0 {
+                if flags.contains(AuxFlags::TRUNCATED) {
                     contents
                         .diagnostics
                         .push(Diagnostic::Truncated { stream, at: end });
@@ -207,7 +206,7 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                 info = Some(found);
                 continue;
             }
-            Body::TimeConv(conv) => {
+            Body::TimeConv { conv, .. } => {
                 contents.time = Some(conv);
                 continue;
             }

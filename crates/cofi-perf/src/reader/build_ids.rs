@@ -62,19 +62,21 @@ fn entry(bytes: &[u8]) -> Result<(usize, BuildId<'_>), ErrorKind> {
         available,
     })?;
     let mut c = Cursor::new(body);
-    let mut read = || {
-        let pid = c.u32()?;
-        // 20 bytes for the id, and one for its size in files that tell one.
-        let id = c.take(24)?;
-        let len = if Misc(misc).has(Misc::BUILD_ID_SIZE) {
-            usize::from(*id.get(20)?).min(20)
-        } else {
-            20
-        };
-        let id = id.get(..len)?;
-        let path = c.text();
-        Some(BuildId { pid, id, path })
-    };
-    let entry = read().ok_or(ErrorKind::RecordShort { kind, size })?;
+    let entry = fields(Misc(misc), &mut c).ok_or(ErrorKind::RecordShort { kind, size })?;
     Ok((usize::from(size), entry))
+}
+
+/// Reads the fields of an entry.
+pub(super) fn fields<'a>(misc: Misc, c: &mut Cursor<'a>) -> Option<BuildId<'a>> {
+    let pid = c.u32()?;
+    // 20 bytes for the id, and one for its size in files that tell one.
+    let id = c.take(24)?;
+    let len = if misc.has(Misc::BUILD_ID_SIZE) {
+        usize::from(*id.get(20)?).min(20)
+    } else {
+        20
+    };
+    let id = id.get(..len)?;
+    let path = c.text();
+    Some(BuildId { pid, id, path })
 }

@@ -3,55 +3,32 @@
 //! Nothing is copied but lists of small things: payloads stay slices of the input, so memory stays bounded whatever a
 //! size field claims.
 
+mod attr;
+mod body;
 mod build_ids;
 mod cursor;
+mod fields;
+mod info;
 mod record;
+mod sample;
 
+pub use attr::Attr;
+pub use body::{AuxFlags, Body, IdEntry, ShortClock};
 pub use build_ids::BuildId;
-pub use record::{Body, IntelPtInfo, Record, SampleId};
+pub use info::IntelPtInfo;
+pub use record::{Record, SampleId};
 
-use crate::constants::{Feature, RecordKind, SampleType};
+use crate::constants::{Feature, RecordKind};
 use crate::{Error, ErrorKind};
+use attr::{ATTR_MIN, ids_of};
 use cursor::Cursor;
 use std::collections::HashMap;
 use std::ops::Range;
 
 const MAGIC: &[u8; 8] = b"PERFILE2";
-/// The part of an attribute that all versions have.
-const ATTR_MIN: u64 = 64;
 /// Sizes of the file header: today's, and that of the pipe format.
 const HEADER_SIZE: u64 = 104;
 const PIPE_HEADER_SIZE: u64 = 16;
-
-/// An event of the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attr {
-    /// `perf_event_attr.type`: the PMU's number.
-    pub kind: u32,
-    /// `perf_event_attr.config`.
-    pub config: u64,
-    /// What its samples, and the trailers of its records, hold.
-    pub sample_type: SampleType,
-    /// The flag bits.
-    pub flags: u64,
-    /// The ids by which records name it.
-    pub ids: Vec<u64>,
-}
-
-impl Attr {
-    /// Whether only what a guest does is traced (`exclude_host`): a whole machine that ran within the one that recorded.
-    #[must_use]
-    pub const fn is_guest_only(&self) -> bool {
-        const EXCLUDE_HOST: u64 = 1 << 19;
-        self.flags & EXCLUDE_HOST != 0
-    }
-
-    /// Whether kernel records carry a trailer.
-    const fn has_trailer(&self) -> bool {
-        const SAMPLE_ID_ALL: u64 = 1 << 18;
-        self.flags & SAMPLE_ID_ALL != 0
-    }
-}
 
 /// An opened file.
 #[derive(Clone, Debug)]
@@ -186,17 +163,10 @@ impl<'a> File<'a> {
         {
             let at = (range.start + index * entry as usize) as u64;
             let (attr, tail) = raw.split_at(raw.len() - 16);
-            let mut cursor = Cursor::new(attr);
-            let mut fields = || {
-                let (kind, size, config) = (cursor.u32()?, cursor.u32()?, cursor.u64()?);
-                let (_period, sample_type, _read_format, flags) =
-                    (cursor.u64()?, cursor.u64()?, cursor.u64()?, cursor.u64()?);
-                Some((kind, u64::from(size), config, sample_type, flags))
-            };
-            let Some((kind, size, config, sample_type, flags)) = fields() else {
+            let (Some(mut attr), Some(size)) = (Attr::of(attr), Attr::stated_size(attr)) else {
                 continue;
             };
-            if size != 0 && (size < ATTR_MIN || size > entry - 16) {
+            if size < ATTR_MIN || size > entry - 16 {
                 return Err(Error::new(at + 4, ErrorKind::AttrSize { size, entry }));
             }
             let ids = section(&mut Cursor::new(tail)).unwrap_or((0, 0));
@@ -204,20 +174,11 @@ impl<'a> File<'a> {
             if count > self.bytes.len() as u64 / 8 {
                 return Err(Error::new(at, ErrorKind::TooManyIds { count }));
             }
-            let ids = self.bytes[inside(self.bytes, ids)]
-                .chunks_exact(8)
-                .filter_map(|id| Cursor::new(id).u64())
-                .collect::<Vec<_>>();
-            for id in &ids {
+            attr.ids = ids_of(&self.bytes[inside(self.bytes, ids)]);
+            for id in &attr.ids {
                 self.attr_of_id.entry(*id).or_insert(self.attrs.len());
             }
-            self.attrs.push(Attr {
-                kind,
-                config,
-                sample_type: SampleType(sample_type),
-                flags,
-                ids,
-            });
+            self.attrs.push(attr);
         }
         let layout = |attr: &Attr| (attr.sample_type, attr.has_trailer());
         self.uniform = self
@@ -403,6 +364,11 @@ impl<'a> Iterator for Records<'a, '_> {
 impl std::iter::FusedIterator for Records<'_, '_> {}
 
 #[cfg(test)]
+mod kinds_tests;
+#[cfg(test)]
 mod record_tests;
+#[cfg(test)]
+#[path = "../../tests/support/mod.rs"]
+mod support;
 #[cfg(test)]
 mod tests;

@@ -83,7 +83,10 @@ fn what_was_written_is_read() {
     assert_eq!(info.mtc_freq(config.bits()), 3);
     let expected = [
         Body::AuxtraceInfo(info),
-        Body::TimeConv(TIME),
+        Body::TimeConv {
+            conv: TIME,
+            short: None,
+        },
         Body::Comm {
             pid: 10,
             tid: 11,
@@ -110,7 +113,7 @@ fn what_was_written_is_read() {
         Body::Aux {
             offset: 0,
             size: 5,
-            flags: 0,
+            flags: AuxFlags(0),
         },
         Body::Auxtrace {
             offset: 0,
