@@ -2,16 +2,17 @@
 
 use cofi_flow::{Cpu, FlowConfig};
 use cofi_perf::{AuxFlags, Body, Feature, File, IntelPtInfo, PerfTime, TimeConv};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::error::{Diagnostic, SessionError};
+use crate::error::Diagnostic;
 use crate::stream::{Piece, StreamKey};
 use crate::timeline::{Entry, Task, What};
 
 /// What a trace file holds.
 #[derive(Debug)]
-pub(crate) struct Contents<'t> {
-    pub(crate) entries: Vec<Entry<'t>>,
+pub(crate) struct Contents<'f, 't> {
+    pub(crate) entries: Vec<Entry<'f>>,
     pub(crate) streams: Vec<(StreamKey, Vec<Piece<'t>>)>,
     pub(crate) diagnostics: Vec<Diagnostic>,
     pub(crate) flow: FlowConfig,
@@ -21,7 +22,7 @@ pub(crate) struct Contents<'t> {
     pub(crate) is_guest: bool,
 }
 
-impl Contents<'_> {
+impl Contents<'_, '_> {
     /// Nothing yet.
     pub(crate) fn new(flow: FlowConfig) -> Self {
         Self {
@@ -49,11 +50,10 @@ fn cpu_of(text: &str) -> Option<Cpu> {
 }
 
 /// Reads the records of a perf.data file.
-pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>, SessionError> {
+pub(crate) fn read<'f, 't>(file: &'f File<'t>, flow: FlowConfig) -> Contents<'f, 't> {
     const PROT_EXEC: u32 = 4;
     const DATA: u16 = 1 << 13;
     const NONE: u32 = u32::MAX;
-    let file = File::parse(bytes)?;
     let mut contents = Contents::new(flow);
     contents.diagnostics.extend(
         file.problems()
@@ -196,10 +196,14 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                 if cpu != NONE && tid != NONE {
                     only_thread.insert(cpu, tid);
                 }
-                streams.entry(key).or_default().push(Piece {
-                    offset,
-                    bytes: payload,
-                });
+                // perf compresses no packets; in a file of another's making they are kept apart.
+                let bytes = file
+                    .part_of_input(payload)
+                    .map_or_else(|| payload.to_vec().into(), Cow::Borrowed);
+                streams
+                    .entry(key)
+                    .or_default()
+                    .push(Piece { offset, bytes });
                 continue;
             }
             Body::AuxtraceInfo(found) => {
@@ -236,7 +240,7 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
     }
     restrict(&mut contents.entries, &only_thread, forks);
     contents.streams = streams.into_iter().collect();
-    Ok(contents)
+    contents
 }
 
 /// Processors whose stream is of one thread and those it created: others that run there meanwhile leave no trace, and

@@ -9,7 +9,7 @@ use cofi_image::{
     load_raw,
 };
 use cofi_packet::StreamOffset;
-use cofi_perf::TimeConv;
+use cofi_perf::{File, TimeConv};
 
 use crate::error::{Diagnostic, SessionError};
 use crate::flow::ThreadFlow;
@@ -136,12 +136,20 @@ impl<'t> Session<'t> {
     /// # Errors
     /// When `bytes` are a perf.data file that cannot be read at all, or a file that `options` names cannot be loaded.
     pub fn new(bytes: &'t [u8], options: &SessionOptions) -> Result<Self, SessionError> {
+        // It must last for longer than what is read from it.
+        let file;
         let mut contents = match options.format.unwrap_or_else(|| TraceFormat::of(bytes)) {
-            TraceFormat::Perf => perf::read(bytes, options.flow)?,
-            TraceFormat::Pt => Contents {
-                streams: vec![(StreamKey::Only, vec![Piece { offset: 0, bytes }])],
-                ..Contents::new(options.flow)
-            },
+            TraceFormat::Perf => {
+                file = File::parse(bytes)?;
+                perf::read(&file, options.flow)
+            }
+            TraceFormat::Pt => {
+                let bytes = bytes.into();
+                Contents {
+                    streams: vec![(StreamKey::Only, vec![Piece { offset: 0, bytes }])],
+                    ..Contents::new(options.flow)
+                }
+            }
         };
         if let Some(cpu) = options.cpu.or(contents.cpu) {
             contents.flow.errata = Errata::for_cpu(cpu);
@@ -150,7 +158,7 @@ impl<'t> Session<'t> {
     }
 
     pub(crate) fn join(
-        contents: Contents<'t>,
+        contents: Contents<'_, 't>,
         options: &SessionOptions,
     ) -> Result<Self, SessionError> {
         let mut files = FileStore::new();

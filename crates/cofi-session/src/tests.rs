@@ -111,11 +111,19 @@ fn decoded(session: &Session<'_>, stream: usize) -> Vec<usize> {
 fn contents<'t>(
     streams: Vec<(StreamKey, &'t [u8])>,
     entries: impl IntoIterator<Item = (Option<u64>, What<'t>)>,
-) -> Contents<'t> {
+) -> Contents<'t, 't> {
     Contents {
         streams: streams
             .into_iter()
-            .map(|(key, bytes)| (key, vec![Piece { offset: 0, bytes }]))
+            .map(|(key, bytes)| {
+                (
+                    key,
+                    vec![Piece {
+                        offset: 0,
+                        bytes: bytes.into(),
+                    }],
+                )
+            })
             .collect(),
         entries: entries
             .into_iter()
@@ -133,7 +141,7 @@ fn contents<'t>(
     }
 }
 
-fn join(contents: Contents<'_>) -> Session<'_> {
+fn join<'t>(contents: Contents<'_, 't>) -> Session<'t> {
     Session::join(contents, &SessionOptions::default()).unwrap()
 }
 
@@ -424,11 +432,11 @@ fn pieces_make_one_stream() {
         vec![
             Piece {
                 offset: cut as u64,
-                bytes: &whole[cut..],
+                bytes: whole[cut..].into(),
             },
             Piece {
                 offset: 0,
-                bytes: &padded,
+                bytes: padded.as_slice().into(),
             },
         ],
     ));
@@ -462,11 +470,11 @@ fn missing_bytes_are_told_and_marks_still_fit() {
         vec![
             Piece {
                 offset: 0,
-                bytes: &first,
+                bytes: first.as_slice().into(),
             },
             Piece {
                 offset: later,
-                bytes: &second,
+                bytes: second.as_slice().into(),
             },
         ],
     ));

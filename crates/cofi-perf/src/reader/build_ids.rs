@@ -3,6 +3,7 @@
 use super::{Cursor, File};
 use crate::constants::Misc;
 use crate::{Error, ErrorKind, Feature, RecordKind};
+use std::ops::Range;
 
 /// The build id of a binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,9 +19,17 @@ pub struct BuildId<'a> {
 
 impl<'a> File<'a> {
     /// The binaries whose build ids perf collected. After an entry that cannot be read, which is an error item, there
-    /// are no more.
-    pub fn build_ids(&self) -> impl Iterator<Item = Result<BuildId<'a>, Error>> + use<'a> {
-        let range = self.feature_range(Feature::BUILD_ID).unwrap_or(0..0);
+    /// are no more in the section that has it.
+    pub fn build_ids(&self) -> impl Iterator<Item = Result<BuildId<'a>, Error>> + use<'a, '_> {
+        let section = self.feature_range(Feature::BUILD_ID);
+        let ranges = section.into_iter().chain(self.piped_build_ids.clone());
+        ranges.flat_map(|range| self.entries(range))
+    }
+
+    fn entries(
+        &self,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = Result<BuildId<'a>, Error>> + use<'a> {
         let mut at = range.start as u64;
         let mut rest = self.bytes.get(range).unwrap_or_default();
         std::iter::from_fn(move || {

@@ -2,7 +2,8 @@
 
 use super::support::{Event, Fields, SAMPLE_ID_ALL, file, record};
 use super::*;
-use crate::{CpuMode, Misc, PerfTime, SampleType, TimeConv};
+use crate::constants::RecordKind;
+use crate::{CpuMode, ErrorKind, Misc, PerfTime, SampleType, TimeConv};
 use cofi_packet::Tsc;
 
 const TRAILED: Event<'_> = Event {
@@ -14,7 +15,7 @@ const TRAILED: Event<'_> = Event {
 };
 
 fn only(bytes: &[u8]) -> Result<Record<'_>, Error> {
-    let file = File::parse(bytes).unwrap();
+    let file = Box::leak(Box::new(File::parse(bytes).unwrap()));
     let mut records = file.records();
     let first = records.next().unwrap();
     assert!(records.next().is_none());

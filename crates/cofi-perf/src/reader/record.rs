@@ -79,9 +79,6 @@ pub(super) fn parse<'a>(
         let size = body.len() as u16 + 8;
         Error::new(offset, ErrorKind::RecordShort { kind, size })
     };
-    if matches!(kind, RecordKind::COMPRESSED | RecordKind::COMPRESSED2) {
-        return Err(Error::new(offset, ErrorKind::Compressed { kind }));
-    }
     if kind == RecordKind::AUXTRACE_INFO {
         let found = Cursor::new(body).u32().ok_or_else(short)?;
         if found != 1 {

@@ -2,7 +2,9 @@
 
 use super::support::{Event, Fields, SAMPLE_ID_ALL};
 use super::*;
+use crate::ErrorKind;
 use crate::PerfTime;
+use crate::constants::RecordKind;
 use proptest::prelude::*;
 
 const IP_TID_TIME_CPU_IDENTIFIER: u64 = 0x10087;
@@ -43,7 +45,7 @@ const MIXED: [(u32, u64, u64, &[u64]); 2] = [
 ];
 
 fn only(bytes: &[u8]) -> Result<Record<'_>, Error> {
-    let file = File::parse(bytes).unwrap();
+    let file = Box::leak(Box::new(File::parse(bytes).unwrap()));
     let mut records = file.records();
     let first = records.next().unwrap();
     assert!(records.next().is_none());
@@ -260,14 +262,7 @@ fn a_payload_whose_size_lies_is_what_is_there() {
 }
 
 #[test]
-fn compressed_records_and_other_traces_are_named() {
-    let compressed = file(
-        &[],
-        &record(RecordKind(81), 0, Fields::default().u64(0)),
-        None,
-    );
-    let text = only(&compressed).unwrap_err().to_string();
-    assert!(text.contains("perf record -z"), "{text}");
+fn other_traces_are_named() {
     let arm = file(
         &[],
         &record(RecordKind(70), 0, Fields::default().u64(3)),
