@@ -5,6 +5,7 @@ use cofi_perf::{AuxFlags, Body, Feature, File, IntelPtInfo, PerfTime, TimeConv};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use crate::code::Known;
 use crate::error::Diagnostic;
 use crate::stream::{Piece, StreamKey};
 use crate::timeline::{Entry, Task, What};
@@ -20,6 +21,8 @@ pub(crate) struct Contents<'f, 't> {
     pub(crate) cpu: Option<Cpu>,
     /// The trace is of a guest: address spaces, which CR3 chooses, take the place of processes.
     pub(crate) is_guest: bool,
+    /// What the file tells of the code besides where it was mapped.
+    pub(crate) code: Known<'f>,
 }
 
 impl Contents<'_, '_> {
@@ -33,6 +36,7 @@ impl Contents<'_, '_> {
             time: None,
             cpu: None,
             is_guest: false,
+            code: Known::default(),
         }
     }
 }
@@ -61,6 +65,7 @@ pub(crate) fn read<'f, 't>(file: &'f File<'t>, flow: FlowConfig) -> Contents<'f,
             .map(|p| Diagnostic::Perf(p.to_string())),
     );
     contents.cpu = file.feature_text(Feature::CPUID).and_then(cpu_of);
+    contents.code = Known::of(file);
     let mut info = None;
     let is_guest = |info: Option<IntelPtInfo>| {
         let attr = info.and_then(|info| file.attr_of_pmu(info.pmu_type));
@@ -88,6 +93,7 @@ pub(crate) fn read<'f, 't>(file: &'f File<'t>, flow: FlowConfig) -> Contents<'f,
                 len,
                 pgoff,
                 prot,
+                build_id,
                 path,
                 ..
             } => {
@@ -102,7 +108,26 @@ pub(crate) fn read<'f, 't>(file: &'f File<'t>, flow: FlowConfig) -> Contents<'f,
                     len,
                     offset: pgoff,
                     path,
+                    build_id,
                 }
+            }
+            Body::TextPoke { address, old, new } => What::Poke { address, old, new },
+            Body::Ksymbol {
+                address,
+                len,
+                kind,
+                gone,
+                name,
+            } => What::KernelSymbol {
+                address,
+                len,
+                is_program: kind == 1,
+                gone,
+                name,
+            },
+            Body::HeaderBuildId(build_id) => {
+                contents.code.add_build_id(&build_id);
+                continue;
             }
             Body::Comm {
                 pid,
@@ -234,6 +259,7 @@ pub(crate) fn read<'f, 't>(file: &'f File<'t>, flow: FlowConfig) -> Contents<'f,
             contents.flow.max_nonturbo_ratio = info.max_nonturbo_ratio.try_into().unwrap_or(0);
             // Packets that never tell the time cannot be compared with records that do.
             let timeless = config.is_some_and(|config| config & info.tsc_bit == 0);
+            contents.code.clock = contents.time.or(info.time);
             contents.time = contents.time.or(info.time).filter(|_| !timeless);
         }
         None => contents.diagnostics.push(Diagnostic::NoTrace),

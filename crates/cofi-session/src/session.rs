@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use cofi_flow::{Cpu, Errata, FlowConfig};
 use cofi_image::{
-    AddressSpace, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, RawSpec, Version, load_elf,
-    load_raw,
+    AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, RawSpec, Version,
+    load_elf, load_raw,
 };
 use cofi_packet::StreamOffset;
 use cofi_perf::{File, TimeConv};
 
+use crate::code::{CodeOptions, names_beside};
 use crate::error::{Diagnostic, SessionError};
 use crate::flow::ThreadFlow;
 use crate::perf::{self, Contents};
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
-use crate::timeline::{Cursor, Task, Timeline};
+use crate::timeline::{Cursor, Sources, Task, Timeline};
 
 /// How a trace is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub struct SessionOptions {
     pub elf: Vec<ElfSpec>,
     /// Raw bytes that every process has mapped. They cover ELF files.
     pub raw: Vec<RawSpec>,
+    /// Where other code comes from.
+    pub code: CodeOptions,
     /// The names of the kernel's functions, in every process or address space.
     pub kernel_names: Option<Arc<Kallsyms>>,
     /// The processor, whose errata are worked around, if the trace does not say or says wrong.
@@ -161,7 +164,20 @@ impl<'t> Session<'t> {
         contents: Contents<'_, 't>,
         options: &SessionOptions,
     ) -> Result<Self, SessionError> {
-        let mut files = FileStore::new();
+        let Contents {
+            mut entries,
+            streams: pieces,
+            mut diagnostics,
+            flow,
+            time,
+            cpu: _,
+            is_guest,
+            code,
+        } = contents;
+        let mut files = FileStore::with_places(code.places(&options.code));
+        for file in &options.code.packed {
+            files.add(file.clone());
+        }
         for folder in &options.folders {
             files.add_folder(folder);
         }
@@ -172,19 +188,20 @@ impl<'t> Session<'t> {
         for raw in &options.raw {
             load_raw(&mut base, &mut files, &raw.path, raw.address, Version(0))?;
         }
-        if let Some(names) = &options.kernel_names {
+        let kernel = code.kernel(&entries, &options.code, &mut files)?;
+        let names = kernel.as_ref().and_then(names_beside);
+        if let Some(names) = options.kernel_names.as_ref().or(names.as_ref()) {
             base.name_kernel(names);
         }
-        let Contents {
-            entries,
-            streams: pieces,
-            mut diagnostics,
-            flow,
-            time,
-            cpu: _,
-            is_guest,
-        } = contents;
-        let mut timeline = Timeline::new(entries, &base, &mut files);
+        let mut dumps = Vec::new();
+        let told = code.read_jitdumps(&mut entries, &mut dumps, &options.code, &mut files)?;
+        diagnostics.extend(told.into_iter().map(Diagnostic::Code));
+        let sources = Sources {
+            known: &code,
+            kernel,
+            dumps,
+        };
+        let mut timeline = Timeline::new(entries, &base, &mut files, &sources);
         let mut streams = Vec::with_capacity(pieces.len());
         for (key, pieces) in pieces {
             let (pieces, seams) = Pieces::new(pieces);
@@ -239,6 +256,11 @@ impl<'t> Session<'t> {
     /// The files of code that decoding needed so far and could not use, each once.
     pub fn code_problems(&self) -> impl Iterator<Item = &ImageError> {
         self.files.problems()
+    }
+
+    /// The files of code that decoding needed so far and found.
+    pub fn code_used(&self) -> impl Iterator<Item = &Arc<CodeFile>> {
+        self.files.used()
     }
 
     /// What the decoder is told.

@@ -43,6 +43,7 @@ impl Code {
             len: 0x1000,
             offset: 0,
             path: self.paths[plain].as_os_str().as_bytes(),
+            build_id: None,
         }
     }
 }
@@ -69,7 +70,7 @@ fn visits(times: &[Option<u64>]) -> (Vec<u8>, Vec<u64>) {
     (bytes, ends)
 }
 
-fn encode(packets: &[Packet]) -> Vec<u8> {
+pub(crate) fn encode(packets: &[Packet]) -> Vec<u8> {
     packets
         .iter()
         .flat_map(|packet| packet.encode().bytes()[..packet.encode().len()].to_vec())
@@ -108,7 +109,7 @@ fn decoded(session: &Session<'_>, stream: usize) -> Vec<usize> {
     visits
 }
 
-fn contents<'t>(
+pub(crate) fn contents<'t>(
     streams: Vec<(StreamKey, &'t [u8])>,
     entries: impl IntoIterator<Item = (Option<u64>, What<'t>)>,
 ) -> Contents<'t, 't> {
@@ -145,7 +146,7 @@ fn join<'t>(contents: Contents<'_, 't>) -> Session<'t> {
     Session::join(contents, &SessionOptions::default()).unwrap()
 }
 
-const ONE: StreamKey = StreamKey::Thread(1);
+pub(crate) const ONE: StreamKey = StreamKey::Thread(1);
 const TWO: StreamKey = StreamKey::Thread(2);
 
 #[test]
@@ -524,6 +525,7 @@ fn moved_traces_find_their_code() {
         len: 0x1000,
         offset: 0,
         path,
+        build_id: None,
     };
     let gone = contents(
         vec![(ONE, &bytes)],

@@ -1,5 +1,6 @@
 //! The command line, as clap reads it.
 
+use crate::code::CodeArgs;
 use crate::output::Color;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -162,6 +163,8 @@ pub(crate) struct FlowInput {
     #[arg(long, value_name = "FILE:ADDR")]
     pub(crate) raw: Vec<String>,
     #[command(flatten)]
+    pub(crate) code: CodeArgs,
+    #[command(flatten)]
     pub(crate) names: Names,
     #[command(flatten)]
     pub(crate) input: Input,
@@ -174,6 +177,7 @@ impl FlowInput {
             cpu: None,
             elf: Vec::new(),
             raw: Vec::new(),
+            code: CodeArgs::default(),
             names,
             input: Input {
                 format: None,

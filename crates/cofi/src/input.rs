@@ -22,6 +22,13 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
             .context("cannot read standard input")?;
         return Ok(bytes);
     }
+    // `perf record --kcore` makes a folder.
+    let inside = path.join("data");
+    let path = if path.is_dir() && inside.is_file() {
+        &inside
+    } else {
+        path
+    };
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
@@ -93,6 +100,7 @@ pub(crate) fn open_flow<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Sessio
             .raw
             .push(spec.parse().with_context(|| format!("--raw {spec}"))?);
     }
+    options.code = input.code.options(&input.input.file);
     options.kernel_names = kernel_names(&input.names, &options.folders)?.map(Arc::new);
     Ok(Session::new(bytes, &options)?)
 }

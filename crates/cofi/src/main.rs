@@ -2,6 +2,7 @@
 
 mod args;
 mod asm;
+mod code;
 mod digits;
 mod doctor;
 mod dump;
