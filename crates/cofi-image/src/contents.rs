@@ -92,6 +92,20 @@ impl Contents {
         matches!(self, Self::Pieces(pieces) if pieces.changed.get().is_some())
     }
 
+    /// Whether any code was read.
+    pub(crate) fn was_read(&self) -> bool {
+        match self {
+            Self::Whole(_) => true,
+            Self::Pieces(pieces) => match &pieces.table {
+                Table::Dense(table) => table.iter().any(|piece| piece.get().is_some()),
+                Table::Sparse(table) => !table
+                    .read()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .is_empty(),
+            },
+        }
+    }
+
     /// Reads what stands in few places of the file: its headers.
     pub(crate) fn parse_head<T: FromFile>(&self) -> T {
         match self {

@@ -20,6 +20,12 @@ pub enum ImageError {
         /// The name the mapping had.
         path: PathBuf,
     },
+    /// The trace is an archive, which holds the code that was needed when it was made: not this.
+    #[error("{}: its code is not in the archive", path.display())]
+    NotPacked {
+        /// The path as the mapping named it.
+        path: PathBuf,
+    },
     /// The file had been deleted when the trace was taken. What stands at its path now, if anything does, is another one.
     #[error(
         "{}: the file was deleted while it was traced, so the code mapped from it is unknown \
@@ -128,6 +134,7 @@ impl ImageError {
         match self {
             Self::Missing { path } => Self::Missing { path: path.clone() },
             Self::NotSaved { path } => Self::NotSaved { path: path.clone() },
+            Self::NotPacked { path } => Self::NotPacked { path: path.clone() },
             Self::Deleted { path } => Self::Deleted { path: path.clone() },
             Self::OtherBuild {
                 path,

@@ -28,6 +28,8 @@ pub struct CodeFile {
     layout: OnceLock<Option<Layout>>,
     symbols: OnceLock<Symbols>,
     is_kernel: bool,
+    /// There are no files but those packed with the trace.
+    is_sealed: bool,
 }
 
 /// A file that was found.
@@ -65,6 +67,7 @@ impl CodeFile {
             layout: OnceLock::new(),
             symbols: OnceLock::new(),
             is_kernel: false,
+            is_sealed: false,
         }
     }
 
@@ -82,6 +85,36 @@ impl CodeFile {
         let bytes = bytes.into();
         let symbols = Symbols::of_ranges([(0, bytes.len() as u64, symbol)]);
         Self::made(name.into(), Contents::Whole(bytes), Some(symbols))
+    }
+
+    /// A file that was packed with a trace: its name and build id in the trace, its bytes, and those of its file of debugging
+    /// information, if it has one.
+    pub fn packed(
+        path: impl Into<PathBuf>,
+        build_id: Option<BuildId>,
+        bytes: impl Into<Arc<[u8]>>,
+        debug: Option<&[u8]>,
+    ) -> Arc<Self> {
+        let path = path.into();
+        let file = CodeFile::closed(path.clone(), build_id, Vec::new(), Arc::default());
+        file.opened.get_or_init(|| {
+            Ok(Opened {
+                at: path,
+                contents: Contents::Whole(bytes.into()),
+            })
+        });
+        if let Some(debug) = debug {
+            file.symbols.get_or_init(|| Symbols::parse(debug));
+        }
+        Arc::new(file)
+    }
+
+    /// A file that is not among those packed with a trace.
+    pub(crate) fn not_packed(path: &Path, build_id: Option<BuildId>) -> Arc<Self> {
+        Arc::new(Self {
+            is_sealed: true,
+            ..CodeFile::closed(path.to_owned(), build_id, Vec::new(), Arc::default())
+        })
     }
 
     /// Code of which only its name is known.
@@ -115,6 +148,13 @@ impl CodeFile {
         file
     }
 
+    /// The bytes of the file of debugging information that gives the symbols, if it is another one than this.
+    pub fn debug_bytes(&self) -> Option<Arc<[u8]>> {
+        let opened = self.opened().ok()?;
+        let (_, debug) = debug::find(&opened.at, &opened.contents, &self.places)?;
+        debug.all().ok()
+    }
+
     /// The name the mapping had, which is not always where the bytes were found.
     pub fn path(&self) -> &Path {
         &self.path
@@ -142,6 +182,12 @@ impl CodeFile {
     pub fn found_at(&self) -> Option<&Path> {
         let opened = self.opened.get()?.as_ref().ok()?;
         Some(&opened.at)
+    }
+
+    pub(crate) fn was_read(&self) -> bool {
+        self.opened
+            .get()
+            .is_some_and(|opened| opened.as_ref().is_ok_and(|it| it.contents.was_read()))
     }
 
     /// Why the file could not be used, if it was tried and could not.
@@ -278,6 +324,7 @@ impl CodeFile {
         let path = || self.path.clone();
         Err(match first {
             Some(error) => error,
+            None if self.is_sealed => ImageError::NotPacked { path: path() },
             None if self.is_kernel => ImageError::KernelCode { path: path() },
             None if without_deleted(&self.path).is_some() => ImageError::Deleted { path: path() },
             None if self.candidates.iter().all(|place| place.only_if_equal) => {

@@ -175,6 +175,84 @@ impl KernelCode {
         })
     }
 
+    /// The copy that [`to_kcore`](Self::to_kcore) made.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn packed(file: Arc<CodeFile>) -> Result<Self, ImageError> {
+        let segments = segments(&file, file.path())?;
+        Ok(Self {
+            file,
+            segments,
+            kallsyms: None,
+        })
+    }
+
+    /// A copy of what it has of these ranges (address, length), as an ELF core file; `None` if no code was read from it.
+    pub fn to_kcore(&self, ranges: &[(u64, u64)]) -> Option<Vec<u8>> {
+        const HEADER: u64 = 64;
+        const PROGRAM_HEADER: u64 = 56;
+        if !self.file.was_read() {
+            return None;
+        }
+        let mut parts: Vec<(u64, Vec<u8>)> = Vec::new();
+        for &(start, len) in ranges {
+            for (address, len, offset) in self.parts(start, len) {
+                parts.push((address, self.read_part(offset, len)));
+            }
+        }
+        // More than so many a header cannot tell of.
+        parts.truncate(usize::from(u16::MAX - 1));
+        let mut out = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        // A core file for x86-64, version 1.
+        for half in [4u16, 62, 1, 0] {
+            out.extend(half.to_le_bytes());
+        }
+        for word in [0, HEADER, 0] {
+            out.extend(word.to_le_bytes());
+        }
+        out.extend([0; 4]);
+        for half in [
+            HEADER as u16,
+            PROGRAM_HEADER as u16,
+            parts.len() as u16,
+            64,
+            0,
+            0,
+        ] {
+            out.extend(half.to_le_bytes());
+        }
+        let mut offset = HEADER + PROGRAM_HEADER * parts.len() as u64;
+        for (address, bytes) in &parts {
+            // PT_LOAD, to be read and executed.
+            out.extend([1u32, 5].iter().flat_map(|word| word.to_le_bytes()));
+            let len = bytes.len() as u64;
+            for word in [offset, *address, *address, len, len, 1] {
+                out.extend(word.to_le_bytes());
+            }
+            offset += len;
+        }
+        parts.iter().for_each(|(_, bytes)| out.extend(bytes));
+        Some(out)
+    }
+
+    /// Bytes of the file, as many as there are: a range may be longer than what it has.
+    fn read_part(&self, offset: u64, len: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut page = [0; 4096];
+        while (bytes.len() as u64) < len {
+            let left = (len - bytes.len() as u64).min(page.len() as u64) as usize;
+            let count = self
+                .file
+                .read_at(offset + bytes.len() as u64, &mut page[..left]);
+            if count == 0 {
+                break;
+            }
+            bytes.extend(&page[..count]);
+        }
+        bytes
+    }
+
     /// The file with the code.
     pub fn file(&self) -> &Arc<CodeFile> {
         &self.file

@@ -16,6 +16,7 @@ pub struct FileStore {
     places: Arc<Places>,
     files: HashMap<PathBuf, Vec<Arc<CodeFile>>>,
     order: Vec<Arc<CodeFile>>,
+    is_sealed: bool,
 }
 
 impl FileStore {
@@ -30,6 +31,11 @@ impl FileStore {
             places: Arc::new(places),
             ..Self::default()
         }
+    }
+
+    /// From now on there are no files but those that were [added](Self::add).
+    pub fn seal(&mut self) {
+        self.is_sealed = true;
     }
 
     /// Where to look, by a file's last name, for files that are not where their path says. Files asked for before
@@ -51,6 +57,9 @@ impl FileStore {
         if let Some(file) = known.iter().find(|file| file.build_id() == build_id) {
             return file.clone();
         }
+        if self.is_sealed {
+            return self.remember(CodeFile::not_packed(path, build_id));
+        }
         let mut candidates = self.places.of_code(path, build_id.as_ref());
         if let Some(name) = path.file_name() {
             let at = usize::from(is_real_path(path) && !is_saved_code(path));
@@ -62,13 +71,16 @@ impl FileStore {
             });
             candidates.splice(at..at, beside);
         }
-        self.remember(path, build_id, candidates)
+        self.open_at(path, build_id, candidates)
     }
 
     /// What a mapping of the kernel's names that no file holds as it stood in memory. It may lie in an additional folder.
     pub fn kernel_file(&mut self, path: &Path) -> Arc<CodeFile> {
         if let Some(file) = self.files.get(path).and_then(|files| files.first()) {
             return file.clone();
+        }
+        if self.is_sealed {
+            return self.remember(CodeFile::not_packed(path, None));
         }
         let named = path.file_name().filter(|_| !is_real_path(path));
         let candidates = named
@@ -79,9 +91,7 @@ impl FileStore {
                 only_if_equal: false,
             })
             .collect();
-        let file = CodeFile::kernel(path, candidates);
-        self.add(file.clone());
-        file
+        self.remember(CodeFile::kernel(path, candidates))
     }
 
     /// A file the user named, relative to the current folder if not absolute, and looked for nowhere else.
@@ -93,7 +103,7 @@ impl FileStore {
                     path: path.to_owned(),
                     only_if_equal: false,
                 };
-                self.remember(path, None, vec![candidate])
+                self.open_at(path, None, vec![candidate])
             }
         }
     }
@@ -116,13 +126,17 @@ impl FileStore {
         self.order.iter().filter(|file| file.found_at().is_some())
     }
 
-    fn remember(
+    fn open_at(
         &mut self,
         path: &Path,
         build_id: Option<BuildId>,
         candidates: Vec<Candidate>,
     ) -> Arc<CodeFile> {
-        let file = CodeFile::at(path.to_owned(), build_id, candidates, self.places.clone());
+        let places = self.places.clone();
+        self.remember(CodeFile::at(path.to_owned(), build_id, candidates, places))
+    }
+
+    fn remember(&mut self, file: Arc<CodeFile>) -> Arc<CodeFile> {
         self.add(file.clone());
         file
     }

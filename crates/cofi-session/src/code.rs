@@ -25,9 +25,17 @@ pub struct CodeOptions {
     pub vmlinux: Option<PathBuf>,
     /// Files in which a process told what code it generated.
     pub jitdumps: Vec<PathBuf>,
-    /// Files that are in memory already, which stand for those of their names and build ids. Where there are any, no others are
-    /// used.
-    pub packed: Vec<Arc<CodeFile>>,
+    /// Files that were packed with the trace. No others are used then.
+    pub packed: Option<PackedCode>,
+}
+
+/// Code that was packed with a trace.
+#[derive(Clone, Debug, Default)]
+pub struct PackedCode {
+    /// Files, by their names and build ids.
+    pub files: Vec<Arc<CodeFile>>,
+    /// The kernel's memory: what [`Session::kernel_core`](crate::Session::kernel_core) gave.
+    pub kernel: Option<Arc<CodeFile>>,
 }
 
 /// What a trace file tells.
@@ -131,6 +139,9 @@ impl<'t> Known<'t> {
         if let Some(path) = &options.vmlinux {
             return KernelCode::vmlinux(path, &hints, &options.places, files).map(Some);
         }
+        if let Some(packed) = &options.packed {
+            return packed.kernel.clone().map(KernelCode::packed).transpose();
+        }
         Ok(KernelCode::find(&hints, &options.places, files))
     }
 
@@ -196,6 +207,34 @@ impl<'t> Known<'t> {
 
 /// perf's name of the kernel's code.
 const KALLSYMS: &[u8] = b"[kernel.kallsyms]";
+
+/// The addresses at which the kernel and its modules were: first address and length of ranges that do not meet.
+pub(crate) fn kernel_ranges(entries: &[Entry<'_>]) -> Vec<(u64, u64)> {
+    let mut told: Vec<(u64, u64)> = entries
+        .iter()
+        .filter_map(|entry| match entry.what {
+            What::Map {
+                pid: KERNEL,
+                start,
+                len,
+                path,
+                ..
+            } if is_kernel_only(path) => Some((start, len)),
+            _ => None,
+        })
+        .collect();
+    told.sort_unstable();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for (start, len) in told {
+        match ranges.last_mut() {
+            Some((first, covered)) if start - *first <= *covered => {
+                *covered = (*covered).max((start - *first).saturating_add(len));
+            }
+            _ => ranges.push((start, len)),
+        }
+    }
+    ranges
+}
 
 /// Whether a mapping of the kernel's names no file that holds the code as it stands in memory.
 pub(crate) fn is_kernel_only(path: &[u8]) -> bool {

@@ -50,7 +50,7 @@ mod take;
 mod tests;
 mod timeline;
 
-pub use code::CodeOptions;
+pub use code::{CodeOptions, PackedCode};
 pub use error::{Diagnostic, SessionError};
 pub use flow::ThreadFlow;
 pub use session::{Session, SessionOptions, Stream, TraceFormat};

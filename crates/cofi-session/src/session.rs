@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use cofi_flow::{Cpu, Errata, FlowConfig};
 use cofi_image::{
-    AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, RawSpec, Version,
-    load_elf, load_raw,
+    AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
+    RawSpec, Version, load_elf, load_raw,
 };
 use cofi_packet::StreamOffset;
 use cofi_perf::{File, TimeConv};
 
-use crate::code::{CodeOptions, names_beside};
+use crate::code::{CodeOptions, kernel_ranges, names_beside};
 use crate::error::{Diagnostic, SessionError};
 use crate::flow::ThreadFlow;
 use crate::perf::{self, Contents};
@@ -131,6 +131,8 @@ pub struct Session<'t> {
     flow: FlowConfig,
     time: Option<TimeConv>,
     is_guest: bool,
+    /// The kernel's code, and which ranges of addresses the trace tells that it has.
+    kernel: Option<(KernelCode, Vec<(u64, u64)>)>,
 }
 
 impl<'t> Session<'t> {
@@ -175,8 +177,9 @@ impl<'t> Session<'t> {
             code,
         } = contents;
         let mut files = FileStore::with_places(code.places(&options.code));
-        for file in &options.code.packed {
-            files.add(file.clone());
+        if let Some(packed) = &options.code.packed {
+            packed.files.iter().for_each(|file| files.add(file.clone()));
+            files.seal();
         }
         for folder in &options.folders {
             files.add_folder(folder);
@@ -196,12 +199,14 @@ impl<'t> Session<'t> {
         let mut dumps = Vec::new();
         let told = code.read_jitdumps(&mut entries, &mut dumps, &options.code, &mut files)?;
         diagnostics.extend(told.into_iter().map(Diagnostic::Code));
+        let ranges = kernel_ranges(&entries);
         let sources = Sources {
             known: &code,
             kernel,
             dumps,
         };
         let mut timeline = Timeline::new(entries, &base, &mut files, &sources);
+        let kernel = sources.kernel.map(|kernel| (kernel, ranges));
         let mut streams = Vec::with_capacity(pieces.len());
         for (key, pieces) in pieces {
             let (pieces, seams) = Pieces::new(pieces);
@@ -238,6 +243,7 @@ impl<'t> Session<'t> {
             flow,
             time,
             is_guest,
+            kernel,
         })
     }
 
@@ -258,9 +264,24 @@ impl<'t> Session<'t> {
         self.files.problems()
     }
 
-    /// The files of code that decoding needed so far and found.
+    /// The files of code that decoding needed so far and found, without the kernel's.
     pub fn code_used(&self) -> impl Iterator<Item = &Arc<CodeFile>> {
-        self.files.used()
+        let kernel = self.kernel.as_ref().map(|(kernel, _)| kernel.file());
+        let others = self.files.used();
+        others.filter(move |file| !kernel.is_some_and(|kernel| Arc::ptr_eq(kernel, file)))
+    }
+
+    /// The kernel's code as far as the trace tells of it, as an ELF core file; `None` if decoding has needed none so far.
+    #[must_use]
+    pub fn kernel_core(&self) -> Option<Vec<u8>> {
+        let (kernel, ranges) = self.kernel.as_ref()?;
+        kernel.to_kcore(ranges)
+    }
+
+    /// The kernel's own list of its symbols, where it was found with its code.
+    #[must_use]
+    pub fn kernel_list(&self) -> Option<&Path> {
+        self.kernel.as_ref()?.0.kallsyms.as_deref()
     }
 
     /// What the decoder is told.
