@@ -6,8 +6,8 @@ use object::elf::{FileHeader32, FileHeader64, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, ReadRef};
 
+use crate::contents::FromFile;
 use crate::error::ImageError;
-use crate::file::{CodeFile, FromFile};
 use crate::space::{AddressSpace, Version};
 use crate::store::FileStore;
 
@@ -127,7 +127,7 @@ pub fn load_elf(
     };
     let layout = match file.try_layout() {
         Some(layout) => layout.map_err(bad)?,
-        None => return Err(reopened(&file)),
+        None => return Err(file.problem_again()),
     };
     let Some(lowest) = layout.segments.iter().map(|segment| segment.address).min() else {
         return Err(bad("it has no segment to load"));
@@ -163,21 +163,7 @@ pub fn load_raw(
     let file = store.named(path);
     match file.size() {
         Ok(len) => space.map(address, len, &file, 0, at),
-        Err(_) => return Err(reopened(&file)),
+        Err(error) => return Err(error.again()),
     }
     Ok(())
-}
-
-/// The file's problem as an error of its own: the first one stays with the file, where it is shared.
-fn reopened(file: &CodeFile) -> ImageError {
-    let path = file.path().to_owned();
-    match file.problem() {
-        Some(ImageError::NotAFile { .. }) => ImageError::NotAFile { path },
-        Some(ImageError::Io { error, .. }) => ImageError::Io {
-            path,
-            error: std::io::Error::new(error.kind(), error.to_string()),
-        },
-        Some(ImageError::NotSaved { .. }) => ImageError::NotSaved { path },
-        _ => ImageError::Missing { path },
-    }
 }

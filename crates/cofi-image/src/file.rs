@@ -1,70 +1,158 @@
-//! One file of code, read on first use.
+//! One file of code, looked for and opened on first use.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
-use object::{ReadCache, ReadRef};
-
+use crate::build_id::BuildId;
+use crate::contents::{Contents, FromFile};
+use crate::debug;
 use crate::elf::{Layout, Segment};
 use crate::error::ImageError;
+use crate::places::{Candidate, Places, VDSO, without_deleted};
 use crate::symbols::{Symbol, Symbols};
-
-/// Files up to this size are kept in memory; larger ones are read piecewise. A memory map would be quicker to set
-/// up, but a file that is truncated while mapped kills the process, and code files of running systems do change.
-const WHOLE_LIMIT: u64 = 64 << 20;
-
-/// How much of a large file is kept at a time.
-const WINDOW: usize = 64 << 10;
+use crate::vdso;
 
 /// A file whose bytes were, or may have been, mapped as code. Shared by every mapping of it.
 #[derive(Debug)]
 pub struct CodeFile {
     path: PathBuf,
+    build_id: Option<BuildId>,
     /// Where to look, in order. Empty for a name that is no path.
-    candidates: Vec<PathBuf>,
-    contents: OnceLock<Result<Contents, ImageError>>,
+    candidates: Vec<Candidate>,
+    places: Arc<Places>,
+    opened: OnceLock<Result<Opened, ImageError>>,
+    /// What went wrong only after the file was opened.
+    later: OnceLock<ImageError>,
     layout: OnceLock<Option<Layout>>,
     symbols: OnceLock<Symbols>,
+    is_kernel: bool,
+    /// There are no files but those packed with the trace.
+    is_sealed: bool,
 }
 
+/// A file that was found.
 #[derive(Debug)]
-enum Contents {
-    Whole(Vec<u8>),
-    Large { len: u64, window: Mutex<Window> },
-}
-
-/// The part of a large file that was read last.
-#[derive(Debug)]
-struct Window {
-    file: File,
-    start: u64,
-    bytes: Vec<u8>,
-}
-
-/// Something read from a file's bytes, however they are held.
-pub(crate) trait FromFile {
-    fn parse<'data, R: ReadRef<'data>>(data: R) -> Self;
+struct Opened {
+    at: PathBuf,
+    contents: Contents,
 }
 
 impl CodeFile {
-    /// A file to be looked for at `candidates`, in order, when it is first needed. `path` is the name it goes by.
-    pub(crate) fn at(path: PathBuf, candidates: Vec<PathBuf>) -> Arc<Self> {
-        Arc::new(CodeFile {
+    /// A file to be looked for at `candidates`, in order, when it is first needed. `path` is the name it goes by, `build_id` what
+    /// the trace says of it.
+    pub(crate) fn at(
+        path: PathBuf,
+        build_id: Option<BuildId>,
+        candidates: Vec<Candidate>,
+        places: Arc<Places>,
+    ) -> Arc<Self> {
+        Arc::new(Self::closed(path, build_id, candidates, places))
+    }
+
+    fn closed(
+        path: PathBuf,
+        build_id: Option<BuildId>,
+        candidates: Vec<Candidate>,
+        places: Arc<Places>,
+    ) -> Self {
+        CodeFile {
             path,
+            build_id,
             candidates,
-            contents: OnceLock::new(),
+            places,
+            opened: OnceLock::new(),
+            later: OnceLock::new(),
             layout: OnceLock::new(),
             symbols: OnceLock::new(),
-        })
+            is_kernel: false,
+            is_sealed: false,
+        }
     }
 
     /// Bytes already in memory, going by the name `name`.
     pub fn from_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Arc<Self> {
-        let file = CodeFile::at(name.into(), Vec::new());
-        file.contents.get_or_init(|| Ok(Contents::Whole(bytes)));
+        Self::made(name.into(), Contents::Whole(bytes.into()), None)
+    }
+
+    /// As [`from_bytes`](Self::from_bytes), all of it one function called `symbol`.
+    pub fn function(
+        name: impl Into<PathBuf>,
+        symbol: &str,
+        bytes: impl Into<Arc<[u8]>>,
+    ) -> Arc<Self> {
+        let bytes = bytes.into();
+        let symbols = Symbols::of_ranges([(0, bytes.len() as u64, symbol)]);
+        Self::made(name.into(), Contents::Whole(bytes), Some(symbols))
+    }
+
+    /// A file that was packed with a trace: its name and build id in the trace, its bytes, and those of its file of debugging
+    /// information, if it has one.
+    pub fn packed(
+        path: impl Into<PathBuf>,
+        build_id: Option<BuildId>,
+        bytes: impl Into<Arc<[u8]>>,
+        debug: Option<&[u8]>,
+    ) -> Arc<Self> {
+        let path = path.into();
+        let file = CodeFile::closed(path.clone(), build_id, Vec::new(), Arc::default());
+        file.opened.get_or_init(|| {
+            Ok(Opened {
+                at: path,
+                contents: Contents::Whole(bytes.into()),
+            })
+        });
+        if let Some(debug) = debug {
+            file.symbols.get_or_init(|| Symbols::parse(debug));
+        }
+        Arc::new(file)
+    }
+
+    /// A file that is not among those packed with a trace.
+    pub(crate) fn not_packed(path: &Path, build_id: Option<BuildId>) -> Arc<Self> {
+        Arc::new(Self {
+            is_sealed: true,
+            ..CodeFile::closed(path.to_owned(), build_id, Vec::new(), Arc::default())
+        })
+    }
+
+    /// Code of which only its name is known.
+    pub fn without_code(name: impl Into<PathBuf>, symbol: &str, len: u64) -> Arc<Self> {
+        let file = CodeFile::at(name.into(), None, Vec::new(), Arc::default());
+        file.give_symbols(Symbols::of_ranges([(0, len, symbol)]));
         file
+    }
+
+    /// The kernel's code, for which there may be nothing to read it from: the error says what to do.
+    pub(crate) fn kernel(path: &Path, candidates: Vec<Candidate>) -> Arc<Self> {
+        Arc::new(Self {
+            is_kernel: true,
+            ..CodeFile::closed(path.to_owned(), None, candidates, Arc::default())
+        })
+    }
+
+    /// The names of what stands in a file that is not ELF, by offset.
+    pub(crate) fn give_symbols(&self, symbols: Symbols) {
+        self.layout.get_or_init(|| None);
+        self.symbols.get_or_init(|| symbols);
+    }
+
+    fn made(name: PathBuf, contents: Contents, symbols: Option<Symbols>) -> Arc<Self> {
+        let file = CodeFile::at(name.clone(), None, Vec::new(), Arc::default());
+        file.opened
+            .get_or_init(|| Ok(Opened { at: name, contents }));
+        if let Some(symbols) = symbols {
+            file.give_symbols(symbols);
+        }
+        file
+    }
+
+    /// The bytes of the file of debugging information that gives the symbols, if it is another one than this.
+    pub fn debug_bytes(&self) -> Option<Arc<[u8]>> {
+        let opened = self.opened().ok()?;
+        let (_, debug) = debug::find(&opened.at, &opened.contents, &self.places)?;
+        debug.all().ok()
     }
 
     /// The name the mapping had, which is not always where the bytes were found.
@@ -72,17 +160,53 @@ impl CodeFile {
         &self.path
     }
 
+    /// The build id that the trace tells of the file. A file that was read has it.
+    pub fn build_id(&self) -> Option<BuildId> {
+        self.build_id
+    }
+
+    /// The build id that the file itself holds.
+    pub fn own_build_id(&self) -> Option<BuildId> {
+        self.parse_head().flatten()
+    }
+
     /// Reads the file now, if it was not read before.
     ///
     /// # Errors
     /// The same as at the first attempt, which is the only one made.
     pub fn load(&self) -> Result<(), &ImageError> {
-        self.contents().map(|_| ())
+        self.opened().map(|_| ())
+    }
+
+    /// Where the bytes were found, if the file was needed and found.
+    pub fn found_at(&self) -> Option<&Path> {
+        let opened = self.opened.get()?.as_ref().ok()?;
+        Some(&opened.at)
+    }
+
+    pub(crate) fn was_read(&self) -> bool {
+        self.opened
+            .get()
+            .is_some_and(|opened| opened.as_ref().is_ok_and(|it| it.contents.was_read()))
     }
 
     /// Why the file could not be used, if it was tried and could not.
     pub fn problem(&self) -> Option<&ImageError> {
-        self.contents.get()?.as_ref().err()
+        match self.opened.get()? {
+            Err(error) => Some(error),
+            Ok(opened) if opened.contents.has_changed() => {
+                Some(self.later.get_or_init(|| ImageError::Changed {
+                    path: opened.at.clone(),
+                }))
+            }
+            Ok(_) => None,
+        }
+    }
+
+    pub(crate) fn problem_again(&self) -> ImageError {
+        let path = || self.path.clone();
+        self.problem()
+            .map_or_else(|| ImageError::Missing { path: path() }, ImageError::again)
     }
 
     /// Size in bytes.
@@ -90,23 +214,25 @@ impl CodeFile {
     /// # Errors
     /// When the file cannot be read.
     pub fn size(&self) -> Result<u64, &ImageError> {
-        self.contents().map(|contents| match contents {
-            Contents::Whole(bytes) => bytes.len() as u64,
-            Contents::Large { len, .. } => *len,
-        })
+        self.opened().map(|opened| opened.contents.len())
     }
 
     /// Copies bytes from `offset` on into `buf` and returns how many there were; none for a file that cannot be read.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> usize {
-        match self.contents() {
-            Ok(Contents::Whole(bytes)) => copy_from(bytes, offset, buf),
-            Ok(Contents::Large { window, .. }) => {
-                // A panic of another thread inside `read_at` leaves the window usable: it is refilled below.
-                let mut window = window.lock().unwrap_or_else(PoisonError::into_inner);
-                window.read_at(offset, buf)
-            }
-            Err(_) => 0,
-        }
+        self.opened()
+            .map_or(0, |opened| opened.contents.read_at(offset, buf))
+    }
+
+    /// All bytes of the file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or has changed since it was opened.
+    pub fn bytes(&self) -> Result<Arc<[u8]>, ImageError> {
+        let opened = self.opened().map_err(ImageError::again)?;
+        opened.contents.all().map_err(|error| ImageError::Io {
+            path: opened.at.clone(),
+            error,
+        })
     }
 
     /// The segments an ELF file asks to have loaded; empty for any other file.
@@ -121,8 +247,18 @@ impl CodeFile {
 
     /// The function that holds the byte at `offset` of the file.
     pub fn symbol_at(&self, offset: u64) -> Option<Symbol<'_>> {
-        let address = self.address_of_offset(offset)?;
+        let address = match self.layout() {
+            Some(layout) => layout.address_of_offset(offset)?,
+            // What is no ELF file has symbols only if they were given, by offset.
+            None => offset,
+        };
         self.symbols().at(address)
+    }
+
+    /// The file of debugging information that gives the symbols, if it is another one.
+    pub fn debug_file(&self) -> Option<PathBuf> {
+        let opened = self.opened().ok()?;
+        debug::find(&opened.at, &opened.contents, &self.places).map(|(path, _)| path)
     }
 
     pub(crate) fn layout(&self) -> Option<&Layout> {
@@ -131,11 +267,12 @@ impl CodeFile {
 
     /// `None` for a file that cannot be read; the reason for one that is not ELF is found anew and not kept.
     pub(crate) fn try_layout(&self) -> Option<Result<&Layout, &'static str>> {
-        if let Some(Some(layout)) = self.layout.get() {
-            return Some(Ok(layout));
+        match self.layout.get() {
+            Some(Some(layout)) => return Some(Ok(layout)),
+            Some(None) if self.opened.get().is_some_and(Result::is_err) => return None,
+            _ => {}
         }
-        let parsed = self.parse::<Result<Layout, &'static str>>()?;
-        match parsed {
+        match self.parse_head::<Result<Layout, &'static str>>()? {
             Ok(layout) => self.layout.get_or_init(|| Some(layout)).as_ref().map(Ok),
             Err(reason) => {
                 self.layout.get_or_init(|| None);
@@ -145,49 +282,96 @@ impl CodeFile {
     }
 
     fn symbols(&self) -> &Symbols {
-        self.symbols
-            .get_or_init(|| self.parse().unwrap_or_default())
+        self.symbols.get_or_init(|| {
+            let Ok(opened) = self.opened() else {
+                return Symbols::default();
+            };
+            debug::symbols(&opened.at, &opened.contents, &self.places)
+        })
     }
 
-    /// Parses the file's bytes, whichever way they are held; `None` for a file that cannot be read.
-    fn parse<T: FromFile>(&self) -> Option<T> {
-        match self.contents().ok()? {
-            Contents::Whole(bytes) => Some(T::parse(bytes.as_slice())),
-            Contents::Large { window, .. } => {
-                let window = window.lock().unwrap_or_else(PoisonError::into_inner);
-                Some(T::parse(&ReadCache::new(&window.file)))
+    /// Reads a file's head; `None` for a file that cannot be read.
+    pub(crate) fn parse_head<T: FromFile>(&self) -> Option<T> {
+        Some(self.opened().ok()?.contents.parse_head())
+    }
+
+    fn opened(&self) -> Result<&Opened, &ImageError> {
+        self.opened.get_or_init(|| self.open()).as_ref()
+    }
+
+    /// Of the candidates that exist the first one is taken. Where the build id is known, it is the first one that has it, and an
+    /// error tells of the first one that has not.
+    fn open(&self) -> Result<Opened, ImageError> {
+        let mut first = None;
+        for candidate in &self.candidates {
+            match self.try_candidate(candidate) {
+                Ok(Some(opened)) => return Ok(opened),
+                Ok(None) => {}
+                // An unreadable file is reported, not passed over for another that may be a different one.
+                Err(error) if self.build_id.is_none() => return Err(error),
+                Err(error) => first = first.or(Some(error)),
             }
         }
-    }
-
-    fn contents(&self) -> Result<&Contents, &ImageError> {
-        self.contents.get_or_init(|| self.open()).as_ref()
-    }
-
-    fn open(&self) -> Result<Contents, ImageError> {
-        if self.candidates.is_empty() {
-            return Err(ImageError::NotSaved {
-                path: self.path.clone(),
+        if let (Some(id), true) = (&self.build_id, self.path.as_os_str() == VDSO)
+            && self.places.this_machine
+            && let Some(bytes) = vdso::own(id)
+        {
+            return Ok(Opened {
+                at: self.path.clone(),
+                contents: Contents::Whole(bytes.into()),
             });
         }
-        // The first candidate that exists decides: an unreadable file is reported, not passed over for another.
-        for candidate in &self.candidates {
-            match open_file(candidate) {
-                Err(ImageError::Io { error, .. })
-                    if matches!(
-                        error.kind(),
-                        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-                    ) => {}
-                result => return result,
+        let path = || self.path.clone();
+        Err(match first {
+            Some(error) => error,
+            None if self.is_sealed => ImageError::NotPacked { path: path() },
+            None if self.is_kernel => ImageError::KernelCode { path: path() },
+            None if without_deleted(&self.path).is_some() => ImageError::Deleted { path: path() },
+            None if self.candidates.iter().all(|place| place.only_if_equal) => {
+                ImageError::NotSaved { path: path() }
+            }
+            None => ImageError::Missing { path: path() },
+        })
+    }
+
+    /// The file at a candidate place; `None` if there is none to be had.
+    fn try_candidate(&self, candidate: &Candidate) -> Result<Option<Opened>, ImageError> {
+        if candidate.only_if_equal && self.build_id.is_none() {
+            return Ok(None);
+        }
+        let at = &candidate.path;
+        let contents = match open(at) {
+            Ok(contents) => contents,
+            Err(ImageError::Io { error, .. })
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Ok(None);
+            }
+            Err(ImageError::NotAFile { .. }) if candidate.only_if_equal => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if let Some(expected) = self.build_id
+            && (candidate.only_if_equal || !self.places.ignore_build_ids)
+        {
+            let found: Option<BuildId> = contents.parse_head();
+            if found != Some(expected) {
+                return Err(ImageError::OtherBuild {
+                    path: self.path.clone(),
+                    at: at.clone(),
+                    expected,
+                    found,
+                });
             }
         }
-        Err(ImageError::Missing {
-            path: self.path.clone(),
-        })
+        Ok(Some(Opened {
+            at: at.clone(),
+            contents,
+        }))
     }
 }
 
-fn open_file(path: &Path) -> Result<Contents, ImageError> {
+/// Opens a file to read code from.
+pub(crate) fn open(path: &Path) -> Result<Contents, ImageError> {
     let io = |error| ImageError::Io {
         path: path.to_owned(),
         error,
@@ -198,124 +382,52 @@ fn open_file(path: &Path) -> Result<Contents, ImageError> {
             path: path.to_owned(),
         });
     }
-    let file = File::open(path).map_err(io)?;
-    let len = file.metadata().map_err(io)?.len();
-    if len > WHOLE_LIMIT {
-        let window = Mutex::new(Window {
-            file,
-            start: 0,
-            bytes: Vec::new(),
-        });
-        return Ok(Contents::Large { len, window });
-    }
-    let mut bytes = Vec::new();
-    // No further than the size it had: some files of /proc claim none and never end.
-    file.take(len).read_to_end(&mut bytes).map_err(io)?;
-    Ok(Contents::Whole(bytes))
-}
-
-fn copy_from(bytes: &[u8], offset: u64, buf: &mut [u8]) -> usize {
-    let Some(rest) = usize::try_from(offset)
-        .ok()
-        .and_then(|offset| bytes.get(offset..))
-    else {
-        return 0;
-    };
-    let count = rest.len().min(buf.len());
-    buf[..count].copy_from_slice(&rest[..count]);
-    count
-}
-
-impl Window {
-    fn read_at(&mut self, offset: u64, buf: &mut [u8]) -> usize {
-        let mut done = 0;
-        while done < buf.len() {
-            let Some(at) = offset.checked_add(done as u64) else {
-                break;
-            };
-            let mut count = at
-                .checked_sub(self.start)
-                .map_or(0, |inside| copy_from(&self.bytes, inside, &mut buf[done..]));
-            if count == 0 && self.fill(at).is_ok() {
-                count = copy_from(&self.bytes, 0, &mut buf[done..]);
-            }
-            if count == 0 {
-                break;
-            }
-            done += count;
-        }
-        done
-    }
-
-    fn fill(&mut self, start: u64) -> std::io::Result<()> {
-        self.bytes.clear();
-        self.start = start;
-        self.file.seek(SeekFrom::Start(start))?;
-        (&self.file)
-            .take(WINDOW as u64)
-            .read_to_end(&mut self.bytes)?;
-        Ok(())
-    }
+    Contents::of(File::open(path).map_err(io)?).map_err(io)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+
+    fn file(path: &Path, at: &Path) -> Arc<CodeFile> {
+        let candidate = Candidate {
+            path: at.into(),
+            only_if_equal: false,
+        };
+        CodeFile::at(path.into(), None, vec![candidate], Arc::default())
+    }
 
     #[test]
     fn reads_inside_and_past_the_end() {
-        let file = CodeFile::from_bytes("bytes", (0..10).collect());
+        let file = CodeFile::from_bytes("bytes", (0..10).collect::<Vec<_>>());
         let mut buf = [0xff; 4];
         assert_eq!(file.read_at(8, &mut buf), 2);
         assert_eq!(buf, [8, 9, 0xff, 0xff]);
         assert_eq!(file.read_at(10, &mut buf), 0);
         assert_eq!(file.read_at(u64::MAX, &mut buf), 0);
         assert_eq!(file.size().unwrap(), 10);
-    }
-
-    #[test]
-    fn large_files_are_read_piecewise() {
-        let mut disk = tempfile::NamedTempFile::new().unwrap();
-        let len = WHOLE_LIMIT + 100;
-        disk.as_file().set_len(len).unwrap();
-        disk.seek(SeekFrom::Start(WINDOW as u64 - 2)).unwrap();
-        disk.write_all(&[1, 2, 3, 4]).unwrap();
-        disk.seek(SeekFrom::Start(len - 2)).unwrap();
-        disk.write_all(&[8, 9]).unwrap();
-        let file = CodeFile::at(disk.path().into(), vec![disk.path().into()]);
-        assert_eq!(file.size().unwrap(), len);
-        assert!(matches!(file.contents(), Ok(Contents::Large { .. })));
-        let mut buf = [0xff; 4];
-        assert_eq!(file.read_at(0, &mut buf), 4);
-        assert_eq!(
-            file.read_at(WINDOW as u64 - 2, &mut buf),
-            4,
-            "straddles the window"
-        );
-        assert_eq!(buf, [1, 2, 3, 4]);
-        assert_eq!(file.read_at(len - 2, &mut buf), 2);
-        assert_eq!(buf[..2], [8, 9]);
-        assert_eq!(file.read_at(0, &mut buf), 4);
-        assert_eq!(buf, [0; 4]);
-        assert!(file.segments().is_empty());
+        assert!(file.segments().is_empty() && file.symbol_at(0).is_none());
+        let named = CodeFile::function("bpf", "bpf_prog_1", vec![0x90; 4]);
+        assert_eq!(named.symbol_at(3).unwrap().name, "bpf_prog_1");
+        assert_eq!(named.symbol_at(3).unwrap().offset, 3);
+        assert!(named.symbol_at(4).is_none());
     }
 
     #[test]
     fn what_is_no_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let file = CodeFile::at(folder.path().into(), vec![folder.path().into()]);
-        assert!(file.problem().is_none(), "not tried yet");
-        assert!(matches!(file.load(), Err(ImageError::NotAFile { .. })));
-        assert_eq!(file.read_at(0, &mut [0; 4]), 0);
-        let device = CodeFile::at("/dev/zero".into(), vec!["/dev/zero".into()]);
+        let directory = file(folder.path(), folder.path());
+        assert!(directory.problem().is_none(), "not tried yet");
+        assert!(matches!(directory.load(), Err(ImageError::NotAFile { .. })));
+        assert_eq!(directory.read_at(0, &mut [0; 4]), 0);
+        let device = file(Path::new("/dev/zero"), Path::new("/dev/zero"));
         assert!(matches!(device.load(), Err(ImageError::NotAFile { .. })));
-        let gone = CodeFile::at("/none".into(), vec![folder.path().join("none")]);
+        let gone = file(Path::new("/none"), &folder.path().join("none"));
         assert!(
             matches!(gone.load(), Err(ImageError::Missing { path }) if path == Path::new("/none"))
         );
         assert!(gone.problem().is_some());
-        let anonymous = CodeFile::at("//anon".into(), Vec::new());
+        let anonymous = CodeFile::at("//anon".into(), None, Vec::new(), Arc::default());
         assert!(matches!(anonymous.load(), Err(ImageError::NotSaved { .. })));
     }
 }

@@ -13,8 +13,9 @@
 //! # What the caller must know
 //!
 //! Files are opened when code in them is first wanted, so a missing one is noticed late: the bytes then read as
-//! unmapped, and [`FileStore::problems`] tells which files failed and why. A file that changed since the trace was
-//! taken cannot be recognised here and yields wrong instructions.
+//! unmapped, and [`FileStore::problems`] tells which files failed and why. A file that was replaced since the trace was
+//! taken is recognised by its [`BuildId`], and not used; where the trace tells none, it yields wrong instructions.
+//! [`Places`] says where else than at their paths files are looked for.
 //!
 //! ```
 //! use cofi_image::{AddressSpace, CodeFile, ImageView, Version};
@@ -36,20 +37,31 @@
 //! assert_eq!(byte, [0xcc]);
 //! ```
 
+mod build_id;
+mod contents;
+mod debug;
 mod elf;
 mod error;
 mod file;
+mod jitdump;
 mod kallsyms;
+mod kernel;
+mod places;
 mod space;
 mod spec;
 mod store;
 mod symbols;
 mod tree;
+mod vdso;
 
+pub use build_id::BuildId;
 pub use elf::{LoadedElf, Segment, load_elf, load_raw};
 pub use error::ImageError;
 pub use file::CodeFile;
+pub use jitdump::{JitDump, JitEntry, is_jitdump};
 pub use kallsyms::{Kallsyms, KallsymsError};
+pub use kernel::{KernelCode, KernelHints};
+pub use places::Places;
 pub use space::{AddressSpace, ImageView, Place, Version};
 pub use spec::{ElfSpec, RawSpec, SpecError};
 pub use store::FileStore;

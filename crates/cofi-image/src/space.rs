@@ -108,6 +108,13 @@ impl AddressSpace {
         len != 0 && self.head.overlaps(start, start.saturating_add(len - 1))
     }
 
+    /// By the last change so far, the `len` bytes from `start`, if they can all be read.
+    pub fn last_bytes(&self, start: u64, len: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let mut view = ImageView::new(self, Version(u64::MAX));
+        (view.read(Ip(start), &mut bytes) == len).then_some(bytes)
+    }
+
     /// The version of the last change, if there was any.
     pub fn last_version(&self) -> Option<Version> {
         self.log.last().map(|(version, _)| *version)

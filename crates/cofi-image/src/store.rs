@@ -4,15 +4,19 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::build_id::BuildId;
 use crate::error::ImageError;
 use crate::file::CodeFile;
+use crate::places::{Candidate, Places, is_real_path};
 
-/// Hands out files by path, the same one for the same path, and looks in further folders for those that are gone.
+/// Hands out files by path, the same one for the same path and build id, and looks in further places for those that are gone.
 #[derive(Debug, Default)]
 pub struct FileStore {
     folders: Vec<PathBuf>,
-    files: HashMap<PathBuf, Arc<CodeFile>>,
+    places: Arc<Places>,
+    files: HashMap<PathBuf, Vec<Arc<CodeFile>>>,
     order: Vec<Arc<CodeFile>>,
+    is_sealed: bool,
 }
 
 impl FileStore {
@@ -21,41 +25,95 @@ impl FileStore {
         Self::default()
     }
 
+    /// A store that looks in these places.
+    pub fn with_places(places: Places) -> Self {
+        Self {
+            places: Arc::new(places),
+            ..Self::default()
+        }
+    }
+
+    /// From now on there are no files but those that were [added](Self::add).
+    pub fn seal(&mut self) {
+        self.is_sealed = true;
+    }
+
     /// Where to look, by a file's last name, for files that are not where their path says. Files asked for before
     /// do not profit from it.
     pub fn add_folder(&mut self, folder: impl Into<PathBuf>) {
         self.folders.push(folder.into());
     }
 
-    /// The file a mapping names. Nothing is opened yet. Names that are no absolute path (`[vdso]`, `//anon`,
-    /// `[kernel.kallsyms]_text`) are looked for in the additional folders only; files of a folder `….code`, which a recorder saved,
-    /// there first.
+    /// The file a mapping names, of which no build id is known: see [`file_of`](Self::file_of).
     pub fn file(&mut self, path: &Path) -> Arc<CodeFile> {
-        if let Some(file) = self.files.get(path) {
+        self.file_of(path, None)
+    }
+
+    /// The file a mapping names. Nothing is opened yet. Names that are no absolute path (`[vdso]`, `//anon`,
+    /// `[kernel.kallsyms]_text`) are looked for in the additional folders only, and by build id; files of a folder `….code`,
+    /// which a recorder saved, there first. Where a build id is known, only a file that has it is used.
+    pub fn file_of(&mut self, path: &Path, build_id: Option<BuildId>) -> Arc<CodeFile> {
+        let known = self.files.get(path).map_or(&[][..], Vec::as_slice);
+        if let Some(file) = known.iter().find(|file| file.build_id() == build_id) {
             return file.clone();
         }
-        let mut candidates = Vec::new();
-        if is_real_path(path) {
-            candidates.push(path.to_owned());
+        if self.is_sealed {
+            return self.remember(CodeFile::not_packed(path, build_id));
         }
+        let mut candidates = self.places.of_code(path, build_id.as_ref());
         if let Some(name) = path.file_name() {
-            candidates.extend(self.folders.iter().map(|folder| folder.join(name)));
-            if is_saved_code(path) {
-                // That which lies beside the trace is the trace's own. At the path itself may be by now what another
-                // recording of the same name saved.
-                candidates.rotate_left(1);
-            }
-            // Names such as `[vdso]` can be saved under themselves, but without a folder there is nowhere to look.
+            let at = usize::from(is_real_path(path) && !is_saved_code(path));
+            // What lies beside the trace is the trace's own. At the path itself may be by now what another recording of
+            // the same name saved.
+            let beside = self.folders.iter().map(|folder| Candidate {
+                path: folder.join(name),
+                only_if_equal: false,
+            });
+            candidates.splice(at..at, beside);
         }
-        self.remember(path, candidates)
+        self.open_at(path, build_id, candidates)
+    }
+
+    /// What a mapping of the kernel's names that no file holds as it stood in memory. It may lie in an additional folder.
+    pub fn kernel_file(&mut self, path: &Path) -> Arc<CodeFile> {
+        if let Some(file) = self.files.get(path).and_then(|files| files.first()) {
+            return file.clone();
+        }
+        if self.is_sealed {
+            return self.remember(CodeFile::not_packed(path, None));
+        }
+        let named = path.file_name().filter(|_| !is_real_path(path));
+        let candidates = named
+            .into_iter()
+            .flat_map(|name| self.folders.iter().map(move |folder| folder.join(name)))
+            .map(|path| Candidate {
+                path,
+                only_if_equal: false,
+            })
+            .collect();
+        self.remember(CodeFile::kernel(path, candidates))
     }
 
     /// A file the user named, relative to the current folder if not absolute, and looked for nowhere else.
     pub fn named(&mut self, path: &Path) -> Arc<CodeFile> {
-        match self.files.get(path) {
+        match self.files.get(path).and_then(|files| files.first()) {
             Some(file) => file.clone(),
-            None => self.remember(path, vec![path.to_owned()]),
+            None => {
+                let candidate = Candidate {
+                    path: path.to_owned(),
+                    only_if_equal: false,
+                };
+                self.open_at(path, None, vec![candidate])
+            }
         }
+    }
+
+    /// From now on, whoever asks for the path and build id of `file` gets it.
+    pub fn add(&mut self, file: Arc<CodeFile>) {
+        let files = self.files.entry(file.path().to_owned()).or_default();
+        files.retain(|known| known.build_id() != file.build_id());
+        files.push(file.clone());
+        self.order.push(file);
     }
 
     /// The files that were needed and could not be used, each once, in the order they were first asked for.
@@ -63,10 +121,23 @@ impl FileStore {
         self.order.iter().filter_map(|file| file.problem())
     }
 
-    fn remember(&mut self, path: &Path, candidates: Vec<PathBuf>) -> Arc<CodeFile> {
-        let file = CodeFile::at(path.to_owned(), candidates);
-        self.files.insert(path.to_owned(), file.clone());
-        self.order.push(file.clone());
+    /// The files that were needed and found, in the order they were first asked for.
+    pub fn used(&self) -> impl Iterator<Item = &Arc<CodeFile>> {
+        self.order.iter().filter(|file| file.found_at().is_some())
+    }
+
+    fn open_at(
+        &mut self,
+        path: &Path,
+        build_id: Option<BuildId>,
+        candidates: Vec<Candidate>,
+    ) -> Arc<CodeFile> {
+        let places = self.places.clone();
+        self.remember(CodeFile::at(path.to_owned(), build_id, candidates, places))
+    }
+
+    fn remember(&mut self, file: Arc<CodeFile>) -> Arc<CodeFile> {
+        self.add(file.clone());
         file
     }
 }
@@ -75,12 +146,6 @@ impl FileStore {
 fn is_saved_code(path: &Path) -> bool {
     let folder = path.parent().and_then(Path::extension);
     is_real_path(path) && folder.is_some_and(|extension| extension == "code")
-}
-
-/// Whether the name a kernel gave a mapping can be a file's path. `//anon` and its like begin with two slashes.
-fn is_real_path(path: &Path) -> bool {
-    let bytes = path.as_os_str().as_encoded_bytes();
-    path.is_absolute() && !bytes.starts_with(b"//")
 }
 
 #[cfg(test)]

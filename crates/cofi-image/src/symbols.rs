@@ -7,7 +7,7 @@ use object::elf::{FileHeader32, FileHeader64, STT_FUNC, STT_GNU_IFUNC, STT_NOTYP
 use object::read::elf::{ElfFile, FileHeader, Sym, SymbolTable};
 use object::{Endianness, FileKind, Object, ObjectSection, ReadRef, SectionFlags};
 
-use crate::file::FromFile;
+use crate::contents::FromFile;
 
 /// A demangled name is cut off here: a mangled one can stand for one that is longer without bound.
 const NAME_LIMIT: usize = 4096;
@@ -98,6 +98,37 @@ struct Candidate {
 }
 
 impl Symbols {
+    /// Functions that are known otherwise: start, size, name.
+    pub(crate) fn of_ranges<'n>(functions: impl IntoIterator<Item = (u64, u64, &'n str)>) -> Self {
+        let mut names = String::new();
+        let mut candidates = Vec::new();
+        for (start, size, name) in functions {
+            let from = names.len();
+            let Ok(to) = u32::try_from(from + name.len()) else {
+                break;
+            };
+            if size == 0 {
+                continue;
+            }
+            names.push_str(name);
+            candidates.push(Candidate {
+                start,
+                size,
+                rank: 0,
+                name: (from as u32, to),
+            });
+        }
+        Self {
+            ranges: flatten(candidates, &[]),
+            names,
+        }
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     pub(crate) fn at(&self, address: u64) -> Option<Symbol<'_>> {
         let index = self
             .ranges

@@ -276,12 +276,44 @@ impl SampleType {
     pub const ADDR: Self = Self(1 << 3);
     /// The id of the event (of its group's leader).
     pub const ID: Self = Self(1 << 6);
+    /// Counter values.
+    pub const READ: Self = Self(1 << 4);
+    /// The call chain.
+    pub const CALLCHAIN: Self = Self(1 << 5);
     /// The CPU.
     pub const CPU: Self = Self(1 << 7);
     /// The sampling period.
     pub const PERIOD: Self = Self(1 << 8);
     /// The id of the event itself.
     pub const STREAM_ID: Self = Self(1 << 9);
+    /// The fields of a tracepoint, or other data as its source gives them.
+    pub const RAW: Self = Self(1 << 10);
+    /// The last branches.
+    pub const BRANCH_STACK: Self = Self(1 << 11);
+    /// The user's registers.
+    pub const REGS_USER: Self = Self(1 << 12);
+    /// The user's stack.
+    pub const STACK_USER: Self = Self(1 << 13);
+    /// The weight of a memory access.
+    pub const WEIGHT: Self = Self(1 << 14);
+    /// Where the data came from.
+    pub const DATA_SRC: Self = Self(1 << 15);
+    /// What happened to a transaction.
+    pub const TRANSACTION: Self = Self(1 << 17);
+    /// The registers at the interrupt.
+    pub const REGS_INTR: Self = Self(1 << 18);
+    /// A physical address.
+    pub const PHYS_ADDR: Self = Self(1 << 19);
+    /// A piece of the AUX area.
+    pub const AUX: Self = Self(1 << 20);
+    /// The control group.
+    pub const CGROUP: Self = Self(1 << 21);
+    /// The size of the data's page.
+    pub const DATA_PAGE_SIZE: Self = Self(1 << 22);
+    /// The size of the code's page.
+    pub const CODE_PAGE_SIZE: Self = Self(1 << 23);
+    /// The weight, in three parts.
+    pub const WEIGHT_STRUCT: Self = Self(1 << 24);
     /// The id at a place that does not depend on the other fields.
     pub const IDENTIFIER: Self = Self(1 << 16);
 

@@ -34,11 +34,6 @@ pub enum ErrorKind {
     /// The file has the magic of perf before Linux 3.2.
     #[error("this perf.data has the format of perf before Linux 3.2, which is not supported")]
     OldFormat,
-    /// The file was written to a pipe (`perf record -o -`).
-    #[error(
-        "this perf.data was recorded in pipe mode, which is not supported; `perf inject -i FILE -o NEW` may convert it"
-    )]
-    PipeMode,
     /// The size field of the file header has no known meaning.
     #[error("file header size {size} is not one of a known format")]
     HeaderSize {
@@ -129,13 +124,19 @@ pub enum ErrorKind {
         /// The id found.
         id: u64,
     },
-    /// A compressed record (`perf record -z`).
+    /// What compressed records (`perf record -z`) hold is damaged; what comes before is read.
+    #[error("compressed records: {what} is not sound zstd; the records behind it are lost")]
+    Zstd {
+        /// What is damaged.
+        what: &'static str,
+    },
+    /// Compressed records hold more than any recorder writes: the rest is left alone.
     #[error(
-        "{kind} record: compressed perf.data (`perf record -z`) is not supported; `perf inject -i FILE -o NEW` decompresses"
+        "compressed records hold more than {limit} bytes, far more than perf's ever do; the rest of them is not read"
     )]
-    Compressed {
-        /// The record's kind.
-        kind: RecordKind,
+    ZstdTooMuch {
+        /// How many bytes are read of such.
+        limit: usize,
     },
     /// The AUXTRACE_INFO record is of another kind of trace.
     #[error("AUXTRACE_INFO of type {found}: not Intel PT (type 1)")]

@@ -12,7 +12,7 @@
 //! # What reading promises
 //!
 //! No input panics, hangs or takes memory out of proportion to its size: packets and paths are slices of the
-//! input, whatever a size field claims. A fault is an [`Error`] with its file offset and the value found. What is
+//! input (or of what it holds compressed), whatever a size field claims. A fault is an [`Error`] with its file offset and the value found. What is
 //! complete before a fault is read, and so is what follows it wherever its place is known:
 //!
 //! - [`File::parse`] fails only when the header or the events cannot be read.
@@ -27,8 +27,10 @@
 //! - A stream of packets is in pieces ([`Body::Auxtrace`]): join those of the same thread or CPU by their offsets. perf
 //!   pads a piece to a multiple of eight bytes, so that up to seven zeros may overlap the next piece; longer overlaps are
 //!   those of snapshots.
-//! - Files written to a pipe (`perf record -o -`), compressed (`perf record -z`) or by a big-endian machine are not
-//!   supported: the error says so.
+//! - Files written to a pipe (`perf record -o -`) and compressed ones (`perf record -z`) are read like others. What is
+//!   compressed is decompressed when the file is opened, up to a limit, and its records come where the first of the
+//!   compressed ones stands.
+//! - Files by a big-endian machine are not supported: the error says so.
 //!
 //! # Example
 //!
@@ -76,6 +78,9 @@ mod writer;
 pub use config::{ConfigError, PtConfig};
 pub use constants::{CpuMode, Feature, Misc, RecordKind, SampleType};
 pub use error::{Error, ErrorKind, WriteError};
-pub use reader::{Attr, Body, BuildId, File, IntelPtInfo, Record, Records, SampleId};
+pub use reader::{
+    Attr, AuxFlags, Body, BuildId, File, IdEntry, IntelPtInfo, Record, Records, SampleId,
+    ShortClock,
+};
 pub use time::{PerfTime, TimeConv};
 pub use writer::{Mmap2, Options, Subject, Task, Writer};

@@ -34,6 +34,9 @@ pub enum Diagnostic {
     /// The file is damaged at one place.
     #[error("{0}")]
     Perf(String),
+    /// A file in which a process told what code it generated cannot be read, or not as a whole.
+    #[error("{0}")]
+    Code(String),
     /// A part of a stream is not in the file.
     #[error("{}: {len} bytes of trace are missing at offset {at}", Of(*stream))]
     Gap {

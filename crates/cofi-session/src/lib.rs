@@ -36,15 +36,21 @@
 //! `FILE.code` beside the trace FILE and mapped from there. When such a path is gone because the trace was moved, its
 //! last name is looked for in the folder beside the trace: [`SessionOptions::beside`].
 
+mod bpf;
+mod code;
+#[cfg(test)]
+mod code_tests;
 mod error;
 mod flow;
 mod perf;
 mod session;
 mod stream;
+mod take;
 #[cfg(test)]
 mod tests;
 mod timeline;
 
+pub use code::{CodeOptions, PackedCode};
 pub use error::{Diagnostic, SessionError};
 pub use flow::ThreadFlow;
 pub use session::{Session, SessionOptions, Stream, TraceFormat};

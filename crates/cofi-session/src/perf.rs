@@ -1,17 +1,19 @@
 //! What a session needs of a perf.data file.
 
 use cofi_flow::{Cpu, FlowConfig};
-use cofi_perf::{Body, Feature, File, IntelPtInfo, PerfTime, TimeConv};
+use cofi_perf::{AuxFlags, Body, Feature, File, IntelPtInfo, PerfTime, TimeConv};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::error::{Diagnostic, SessionError};
+use crate::code::Known;
+use crate::error::Diagnostic;
 use crate::stream::{Piece, StreamKey};
 use crate::timeline::{Entry, Task, What};
 
 /// What a trace file holds.
 #[derive(Debug)]
-pub(crate) struct Contents<'t> {
-    pub(crate) entries: Vec<Entry<'t>>,
+pub(crate) struct Contents<'f, 't> {
+    pub(crate) entries: Vec<Entry<'f>>,
     pub(crate) streams: Vec<(StreamKey, Vec<Piece<'t>>)>,
     pub(crate) diagnostics: Vec<Diagnostic>,
     pub(crate) flow: FlowConfig,
@@ -19,9 +21,11 @@ pub(crate) struct Contents<'t> {
     pub(crate) cpu: Option<Cpu>,
     /// The trace is of a guest: address spaces, which CR3 chooses, take the place of processes.
     pub(crate) is_guest: bool,
+    /// What the file tells of the code besides where it was mapped.
+    pub(crate) code: Known<'f>,
 }
 
-impl Contents<'_> {
+impl Contents<'_, '_> {
     /// Nothing yet.
     pub(crate) fn new(flow: FlowConfig) -> Self {
         Self {
@@ -32,6 +36,7 @@ impl Contents<'_> {
             time: None,
             cpu: None,
             is_guest: false,
+            code: Known::default(),
         }
     }
 }
@@ -49,12 +54,10 @@ fn cpu_of(text: &str) -> Option<Cpu> {
 }
 
 /// Reads the records of a perf.data file.
-pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>, SessionError> {
-    const AUX_TRUNCATED: u64 = 1;
+pub(crate) fn read<'f, 't>(file: &'f File<'t>, flow: FlowConfig) -> Contents<'f, 't> {
     const PROT_EXEC: u32 = 4;
     const DATA: u16 = 1 << 13;
     const NONE: u32 = u32::MAX;
-    let file = File::parse(bytes)?;
     let mut contents = Contents::new(flow);
     contents.diagnostics.extend(
         file.problems()
@@ -62,6 +65,7 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
             .map(|p| Diagnostic::Perf(p.to_string())),
     );
     contents.cpu = file.feature_text(Feature::CPUID).and_then(cpu_of);
+    contents.code = Known::of(file);
     let mut info = None;
     let is_guest = |info: Option<IntelPtInfo>| {
         let attr = info.and_then(|info| file.attr_of_pmu(info.pmu_type));
@@ -89,6 +93,7 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                 len,
                 pgoff,
                 prot,
+                build_id,
                 path,
                 ..
             } => {
@@ -103,7 +108,26 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                     len,
                     offset: pgoff,
                     path,
+                    build_id,
                 }
+            }
+            Body::TextPoke { address, old, new } => What::Poke { address, old, new },
+            Body::Ksymbol {
+                address,
+                len,
+                kind,
+                gone,
+                name,
+            } => What::KernelSymbol {
+                address,
+                len,
+                is_program: kind == 1,
+                gone,
+                name,
+            },
+            Body::HeaderBuildId(build_id) => {
+                contents.code.add_build_id(&build_id);
+                continue;
             }
             Body::Comm {
                 pid,
@@ -167,7 +191,7 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                     _ => continue,
                 };
                 let end = offset.saturating_add(size);
-                if flags & AUX_TRUNCATED != 0 {
+                if flags.contains(AuxFlags::TRUNCATED) {
                     contents
                         .diagnostics
                         .push(Diagnostic::Truncated { stream, at: end });
@@ -197,17 +221,21 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
                 if cpu != NONE && tid != NONE {
                     only_thread.insert(cpu, tid);
                 }
-                streams.entry(key).or_default().push(Piece {
-                    offset,
-                    bytes: payload,
-                });
+                // perf compresses no packets; in a file of another's making they are kept apart.
+                let bytes = file
+                    .part_of_input(payload)
+                    .map_or_else(|| payload.to_vec().into(), Cow::Borrowed);
+                streams
+                    .entry(key)
+                    .or_default()
+                    .push(Piece { offset, bytes });
                 continue;
             }
             Body::AuxtraceInfo(found) => {
                 info = Some(found);
                 continue;
             }
-            Body::TimeConv(conv) => {
+            Body::TimeConv { conv, .. } => {
                 contents.time = Some(conv);
                 continue;
             }
@@ -231,13 +259,14 @@ pub(crate) fn read<'t>(bytes: &'t [u8], flow: FlowConfig) -> Result<Contents<'t>
             contents.flow.max_nonturbo_ratio = info.max_nonturbo_ratio.try_into().unwrap_or(0);
             // Packets that never tell the time cannot be compared with records that do.
             let timeless = config.is_some_and(|config| config & info.tsc_bit == 0);
+            contents.code.clock = contents.time.or(info.time);
             contents.time = contents.time.or(info.time).filter(|_| !timeless);
         }
         None => contents.diagnostics.push(Diagnostic::NoTrace),
     }
     restrict(&mut contents.entries, &only_thread, forks);
     contents.streams = streams.into_iter().collect();
-    Ok(contents)
+    contents
 }
 
 /// Processors whose stream is of one thread and those it created: others that run there meanwhile leave no trace, and

@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use cofi_flow::{Cpu, Errata, FlowConfig};
 use cofi_image::{
-    AddressSpace, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, RawSpec, Version, load_elf,
-    load_raw,
+    AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
+    RawSpec, Version, load_elf, load_raw,
 };
 use cofi_packet::StreamOffset;
-use cofi_perf::TimeConv;
+use cofi_perf::{File, TimeConv};
 
+use crate::code::{CodeOptions, kernel_ranges, names_beside};
 use crate::error::{Diagnostic, SessionError};
 use crate::flow::ThreadFlow;
 use crate::perf::{self, Contents};
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
-use crate::timeline::{Cursor, Task, Timeline};
+use crate::timeline::{Cursor, Sources, Task, Timeline};
 
 /// How a trace is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub struct SessionOptions {
     pub elf: Vec<ElfSpec>,
     /// Raw bytes that every process has mapped. They cover ELF files.
     pub raw: Vec<RawSpec>,
+    /// Where other code comes from.
+    pub code: CodeOptions,
     /// The names of the kernel's functions, in every process or address space.
     pub kernel_names: Option<Arc<Kallsyms>>,
     /// The processor, whose errata are worked around, if the trace does not say or says wrong.
@@ -128,6 +131,8 @@ pub struct Session<'t> {
     flow: FlowConfig,
     time: Option<TimeConv>,
     is_guest: bool,
+    /// The kernel's code, and which ranges of addresses the trace tells that it has.
+    kernel: Option<(KernelCode, Vec<(u64, u64)>)>,
 }
 
 impl<'t> Session<'t> {
@@ -136,12 +141,20 @@ impl<'t> Session<'t> {
     /// # Errors
     /// When `bytes` are a perf.data file that cannot be read at all, or a file that `options` names cannot be loaded.
     pub fn new(bytes: &'t [u8], options: &SessionOptions) -> Result<Self, SessionError> {
+        // It must last for longer than what is read from it.
+        let file;
         let mut contents = match options.format.unwrap_or_else(|| TraceFormat::of(bytes)) {
-            TraceFormat::Perf => perf::read(bytes, options.flow)?,
-            TraceFormat::Pt => Contents {
-                streams: vec![(StreamKey::Only, vec![Piece { offset: 0, bytes }])],
-                ..Contents::new(options.flow)
-            },
+            TraceFormat::Perf => {
+                file = File::parse(bytes)?;
+                perf::read(&file, options.flow)
+            }
+            TraceFormat::Pt => {
+                let bytes = bytes.into();
+                Contents {
+                    streams: vec![(StreamKey::Only, vec![Piece { offset: 0, bytes }])],
+                    ..Contents::new(options.flow)
+                }
+            }
         };
         if let Some(cpu) = options.cpu.or(contents.cpu) {
             contents.flow.errata = Errata::for_cpu(cpu);
@@ -150,10 +163,24 @@ impl<'t> Session<'t> {
     }
 
     pub(crate) fn join(
-        contents: Contents<'t>,
+        contents: Contents<'_, 't>,
         options: &SessionOptions,
     ) -> Result<Self, SessionError> {
-        let mut files = FileStore::new();
+        let Contents {
+            mut entries,
+            streams: pieces,
+            mut diagnostics,
+            flow,
+            time,
+            cpu: _,
+            is_guest,
+            code,
+        } = contents;
+        let mut files = FileStore::with_places(code.places(&options.code));
+        if let Some(packed) = &options.code.packed {
+            packed.files.iter().for_each(|file| files.add(file.clone()));
+            files.seal();
+        }
         for folder in &options.folders {
             files.add_folder(folder);
         }
@@ -164,19 +191,22 @@ impl<'t> Session<'t> {
         for raw in &options.raw {
             load_raw(&mut base, &mut files, &raw.path, raw.address, Version(0))?;
         }
-        if let Some(names) = &options.kernel_names {
+        let kernel = code.kernel(&entries, &options.code, &mut files)?;
+        let names = kernel.as_ref().and_then(names_beside);
+        if let Some(names) = options.kernel_names.as_ref().or(names.as_ref()) {
             base.name_kernel(names);
         }
-        let Contents {
-            entries,
-            streams: pieces,
-            mut diagnostics,
-            flow,
-            time,
-            cpu: _,
-            is_guest,
-        } = contents;
-        let mut timeline = Timeline::new(entries, &base, &mut files);
+        let mut dumps = Vec::new();
+        let told = code.read_jitdumps(&mut entries, &mut dumps, &options.code, &mut files)?;
+        diagnostics.extend(told.into_iter().map(Diagnostic::Code));
+        let ranges = kernel_ranges(&entries);
+        let sources = Sources {
+            known: &code,
+            kernel,
+            dumps,
+        };
+        let mut timeline = Timeline::new(entries, &base, &mut files, &sources);
+        let kernel = sources.kernel.map(|kernel| (kernel, ranges));
         let mut streams = Vec::with_capacity(pieces.len());
         for (key, pieces) in pieces {
             let (pieces, seams) = Pieces::new(pieces);
@@ -213,6 +243,7 @@ impl<'t> Session<'t> {
             flow,
             time,
             is_guest,
+            kernel,
         })
     }
 
@@ -231,6 +262,26 @@ impl<'t> Session<'t> {
     /// The files of code that decoding needed so far and could not use, each once.
     pub fn code_problems(&self) -> impl Iterator<Item = &ImageError> {
         self.files.problems()
+    }
+
+    /// The files of code that decoding needed so far and found, without the kernel's.
+    pub fn code_used(&self) -> impl Iterator<Item = &Arc<CodeFile>> {
+        let kernel = self.kernel.as_ref().map(|(kernel, _)| kernel.file());
+        let others = self.files.used();
+        others.filter(move |file| !kernel.is_some_and(|kernel| Arc::ptr_eq(kernel, file)))
+    }
+
+    /// The kernel's code as far as the trace tells of it, as an ELF core file; `None` if decoding has needed none so far.
+    #[must_use]
+    pub fn kernel_core(&self) -> Option<Vec<u8>> {
+        let (kernel, ranges) = self.kernel.as_ref()?;
+        kernel.to_kcore(ranges)
+    }
+
+    /// The kernel's own list of its symbols, where it was found with its code.
+    #[must_use]
+    pub fn kernel_list(&self) -> Option<&Path> {
+        self.kernel.as_ref()?.0.kallsyms.as_deref()
     }
 
     /// What the decoder is told.

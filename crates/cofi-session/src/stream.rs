@@ -1,5 +1,6 @@
 //! One packet stream, put together from the pieces in which it was written.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use cofi_packet::StreamOffset;
@@ -36,11 +37,11 @@ impl StreamKey {
 }
 
 /// A piece of a stream.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Piece<'t> {
     /// Where in the stream it begins.
     pub(crate) offset: u64,
-    pub(crate) bytes: &'t [u8],
+    pub(crate) bytes: Cow<'t, [u8]>,
 }
 
 /// What was wrong with the pieces of a stream.
@@ -87,7 +88,11 @@ impl<'t> Pieces<'t> {
                         len: len - keep,
                     });
                 }
-                piece.bytes = kept;
+                let kept = kept.len();
+                match &mut piece.bytes {
+                    Cow::Borrowed(bytes) => *bytes = &bytes[..kept],
+                    Cow::Owned(bytes) => bytes.truncate(kept),
+                }
             }
         }
         let mut end = 0;
@@ -113,11 +118,11 @@ impl<'t> Pieces<'t> {
     pub(crate) fn bytes(&self) -> &[u8] {
         match self.pieces.as_slice() {
             [] => &[],
-            [piece] => piece.bytes,
+            [piece] => &piece.bytes,
             pieces => self.joined.get_or_init(|| {
                 pieces
                     .iter()
-                    .flat_map(|piece| piece.bytes)
+                    .flat_map(|piece| piece.bytes.iter())
                     .copied()
                     .collect()
             }),
@@ -152,7 +157,10 @@ mod tests {
     use super::*;
 
     fn piece(offset: u64, bytes: &[u8]) -> Piece<'_> {
-        Piece { offset, bytes }
+        Piece {
+            offset,
+            bytes: bytes.into(),
+        }
     }
 
     #[test]

@@ -43,6 +43,7 @@ impl Code {
             len: 0x1000,
             offset: 0,
             path: self.paths[plain].as_os_str().as_bytes(),
+            build_id: None,
         }
     }
 }
@@ -69,7 +70,7 @@ fn visits(times: &[Option<u64>]) -> (Vec<u8>, Vec<u64>) {
     (bytes, ends)
 }
 
-fn encode(packets: &[Packet]) -> Vec<u8> {
+pub(crate) fn encode(packets: &[Packet]) -> Vec<u8> {
     packets
         .iter()
         .flat_map(|packet| packet.encode().bytes()[..packet.encode().len()].to_vec())
@@ -108,14 +109,22 @@ fn decoded(session: &Session<'_>, stream: usize) -> Vec<usize> {
     visits
 }
 
-fn contents<'t>(
+pub(crate) fn contents<'t>(
     streams: Vec<(StreamKey, &'t [u8])>,
     entries: impl IntoIterator<Item = (Option<u64>, What<'t>)>,
-) -> Contents<'t> {
+) -> Contents<'t, 't> {
     Contents {
         streams: streams
             .into_iter()
-            .map(|(key, bytes)| (key, vec![Piece { offset: 0, bytes }]))
+            .map(|(key, bytes)| {
+                (
+                    key,
+                    vec![Piece {
+                        offset: 0,
+                        bytes: bytes.into(),
+                    }],
+                )
+            })
             .collect(),
         entries: entries
             .into_iter()
@@ -133,11 +142,11 @@ fn contents<'t>(
     }
 }
 
-fn join(contents: Contents<'_>) -> Session<'_> {
+fn join<'t>(contents: Contents<'_, 't>) -> Session<'t> {
     Session::join(contents, &SessionOptions::default()).unwrap()
 }
 
-const ONE: StreamKey = StreamKey::Thread(1);
+pub(crate) const ONE: StreamKey = StreamKey::Thread(1);
 const TWO: StreamKey = StreamKey::Thread(2);
 
 #[test]
@@ -424,11 +433,11 @@ fn pieces_make_one_stream() {
         vec![
             Piece {
                 offset: cut as u64,
-                bytes: &whole[cut..],
+                bytes: whole[cut..].into(),
             },
             Piece {
                 offset: 0,
-                bytes: &padded,
+                bytes: padded.as_slice().into(),
             },
         ],
     ));
@@ -462,11 +471,11 @@ fn missing_bytes_are_told_and_marks_still_fit() {
         vec![
             Piece {
                 offset: 0,
-                bytes: &first,
+                bytes: first.as_slice().into(),
             },
             Piece {
                 offset: later,
-                bytes: &second,
+                bytes: second.as_slice().into(),
             },
         ],
     ));
@@ -516,6 +525,7 @@ fn moved_traces_find_their_code() {
         len: 0x1000,
         offset: 0,
         path,
+        build_id: None,
     };
     let gone = contents(
         vec![(ONE, &bytes)],

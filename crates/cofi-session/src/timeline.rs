@@ -16,11 +16,13 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use cofi_image::{AddressSpace, CodeFile, FileStore, Version};
+use cofi_image::{AddressSpace, CodeFile, FileStore, JitEntry, KernelCode, Version};
 use cofi_packet::StreamOffset;
 use cofi_perf::PerfTime;
 
+use crate::code::{Before, Known};
 use crate::stream::StreamKey;
+use crate::take::Taker;
 
 /// A thread of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,6 +49,29 @@ pub(crate) enum What<'t> {
         len: u64,
         offset: u64,
         path: &'t [u8],
+        /// What the record itself tells.
+        build_id: Option<&'t [u8]>,
+    },
+    /// A process generated code, or moved it: that of a jitdump.
+    Generated {
+        pid: u32,
+        /// Which of the dumps.
+        dump: usize,
+        code: JitEntry,
+    },
+    /// The kernel changed its own code.
+    Poke {
+        address: u64,
+        old: &'t [u8],
+        new: &'t [u8],
+    },
+    /// The kernel has a function more, or fewer: a BPF program, or code for probes.
+    KernelSymbol {
+        address: u64,
+        len: u32,
+        is_program: bool,
+        gone: bool,
+        name: &'t [u8],
     },
     /// A process executes another program.
     Exec { pid: u32 },
@@ -62,44 +87,53 @@ pub(crate) enum What<'t> {
     Run { stream: StreamKey, task: Task },
 }
 
+/// Where code comes from that no path leads to.
+#[derive(Debug)]
+pub(crate) struct Sources<'a, 't> {
+    pub(crate) known: &'a Known<'t>,
+    pub(crate) kernel: Option<KernelCode>,
+    /// Jitdumps.
+    pub(crate) dumps: Vec<Arc<CodeFile>>,
+}
+
 /// How far a stream had got.
 #[derive(Clone, Copy, Debug)]
-struct Mark {
-    version: Version,
-    time: Option<PerfTime>,
-    end: u64,
+pub(crate) struct Mark {
+    pub(crate) version: Version,
+    pub(crate) time: Option<PerfTime>,
+    pub(crate) end: u64,
 }
 
 /// A change that a stream has to take up.
 #[derive(Clone, Copy, Debug)]
-struct Change {
-    version: Version,
-    time: Option<PerfTime>,
+pub(crate) struct Change {
+    pub(crate) version: Version,
+    pub(crate) time: Option<PerfTime>,
     /// Whether it would do harm to take it up too early.
-    exact: bool,
+    pub(crate) exact: bool,
 }
 
 #[derive(Debug, Default)]
-struct Space {
-    image: AddressSpace,
-    changes: Vec<Change>,
+pub(crate) struct Space {
+    pub(crate) image: AddressSpace,
+    pub(crate) changes: Vec<Change>,
 }
 
 /// Everything the sideband tells.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    spaces: Vec<Space>,
+    pub(crate) spaces: Vec<Space>,
     by_pid: HashMap<u32, usize>,
-    marks: HashMap<StreamKey, Vec<Mark>>,
-    runs: HashMap<StreamKey, Vec<(Change, Task)>>,
-    pids: HashMap<u32, u32>,
-    names: HashMap<u32, String>,
+    pub(crate) marks: HashMap<StreamKey, Vec<Mark>>,
+    pub(crate) runs: HashMap<StreamKey, Vec<(Change, Task)>>,
+    pub(crate) pids: HashMap<u32, u32>,
+    pub(crate) names: HashMap<u32, String>,
     /// What all address spaces share: the kernel's part. New ones begin with it.
-    shared: Option<AddressSpace>,
+    pub(crate) shared: Option<AddressSpace>,
 }
 
 /// The process number under which perf tells of the kernel's code.
-const KERNEL: u32 = u32::MAX;
+pub(crate) const KERNEL: u32 = u32::MAX;
 
 impl Timeline {
     /// Sorts the entries by time and takes them in. `base` is what every process has mapped from the beginning.
@@ -109,6 +143,7 @@ impl Timeline {
         mut entries: Vec<Entry<'_>>,
         base: &AddressSpace,
         files: &mut FileStore,
+        sources: &Sources<'_, '_>,
     ) -> Self {
         entries.sort_by_key(|entry| entry.time.unwrap_or_default());
         let mut timeline = Self::default();
@@ -117,116 +152,20 @@ impl Timeline {
             image: base.clone(),
             changes: Vec::new(),
         });
+        let mut taker = Taker {
+            timeline: &mut timeline,
+            base,
+            files,
+            sources,
+            before: Before::of(&entries),
+        };
         for (number, entry) in (1..).zip(&entries) {
-            timeline.take(entry, Version(number), base, files);
+            taker.take(entry, Version(number));
         }
         timeline
     }
 
-    fn take(
-        &mut self,
-        entry: &Entry<'_>,
-        version: Version,
-        base: &AddressSpace,
-        files: &mut FileStore,
-    ) {
-        let time = entry.time;
-        match entry.what {
-            What::Map {
-                pid,
-                start,
-                len,
-                offset,
-                path,
-            } => {
-                let file = files.file(path_of(path));
-                if pid == KERNEL {
-                    return self.map_shared((start, len, offset), &file, (version, time), base);
-                }
-                let space = self.space_mut(pid, base);
-                let exact = space.image.overlaps(start, len);
-                space.image.map(start, len, &file, offset, version);
-                space.changes.push(Change {
-                    version,
-                    time,
-                    exact,
-                });
-            }
-            What::Exec { pid } => {
-                let index = self.space_index(pid, base);
-                let space = &mut self.spaces[index];
-                let exact = space.image.overlaps(0, u64::MAX);
-                let begin = self.shared.as_ref().unwrap_or(base);
-                space.image.inherit(begin, version);
-                space.changes.push(Change {
-                    version,
-                    time,
-                    exact,
-                });
-            }
-            What::Fork { pid, parent } if pid != parent => {
-                let (parent, child) = (self.space_index(parent, base), self.space_index(pid, base));
-                let shared = self.spaces[0].changes.len();
-                if let Ok([parent, child]) = self.spaces.get_disjoint_mut([parent, child]) {
-                    // Only a process number that is used again has something in it.
-                    let exact = child.changes.len() > shared;
-                    child.image.inherit(&parent.image, version);
-                    child.changes.push(Change {
-                        version,
-                        time,
-                        exact,
-                    });
-                }
-            }
-            What::Fork { .. } => {}
-            What::Task(task) => {
-                self.pids.insert(task.tid, task.pid);
-            }
-            What::Name { tid, name } => {
-                self.names
-                    .insert(tid, String::from_utf8_lossy(name).into_owned());
-            }
-            What::Mark { stream, end } => {
-                let marks = self.marks.entry(stream).or_default();
-                let end = marks.last().map_or(end, |last| last.end.max(end));
-                marks.push(Mark { version, time, end });
-            }
-            What::Run { stream, task } => {
-                self.pids.insert(task.tid, task.pid);
-                self.runs.entry(stream).or_default().push((
-                    Change {
-                        version,
-                        time,
-                        exact: true,
-                    },
-                    task,
-                ));
-            }
-        }
-    }
-
-    /// Code of the kernel's, which all address spaces have.
-    fn map_shared(
-        &mut self,
-        (start, len, offset): (u64, u64, u64),
-        file: &Arc<CodeFile>,
-        (version, time): (Version, Option<PerfTime>),
-        base: &AddressSpace,
-    ) {
-        let shared = self.shared.get_or_insert_with(|| base.clone());
-        shared.map(start, len, file, offset, version);
-        for space in &mut self.spaces {
-            let exact = space.image.overlaps(start, len);
-            space.image.map(start, len, file, offset, version);
-            space.changes.push(Change {
-                version,
-                time,
-                exact,
-            });
-        }
-    }
-
-    fn space_index(&mut self, pid: u32, base: &AddressSpace) -> usize {
+    pub(crate) fn space_index(&mut self, pid: u32, base: &AddressSpace) -> usize {
         let next = self.spaces.len();
         let index = *self.by_pid.entry(pid).or_insert(next);
         if index == next {
@@ -239,7 +178,7 @@ impl Timeline {
         index
     }
 
-    fn space_mut(&mut self, pid: u32, base: &AddressSpace) -> &mut Space {
+    pub(crate) fn space_mut(&mut self, pid: u32, base: &AddressSpace) -> &mut Space {
         let index = self.space_index(pid, base);
         &mut self.spaces[index]
     }
@@ -416,12 +355,12 @@ impl<'s> Cursor<'s> {
 }
 
 #[cfg(unix)]
-fn path_of(path: &[u8]) -> &Path {
+pub(crate) fn path_of(path: &[u8]) -> &Path {
     use std::os::unix::ffi::OsStrExt;
     Path::new(std::ffi::OsStr::from_bytes(path))
 }
 
 #[cfg(not(unix))]
-fn path_of(path: &[u8]) -> &Path {
+pub(crate) fn path_of(path: &[u8]) -> &Path {
     Path::new(std::str::from_utf8(path).unwrap_or_default())
 }

@@ -1,5 +1,6 @@
 //! The command line, as clap reads it.
 
+use crate::code::CodeArgs;
 use crate::output::Color;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -26,6 +27,8 @@ pub(crate) enum Command {
     Insn(InsnArgs),
     /// List the packets of a trace, in order.
     Dump(DumpArgs),
+    /// Pack a trace, the code that it ran and its symbols into one file, which decodes on any machine.
+    Archive(ArchiveArgs),
     /// Assemble packets from text: the inverse of `dump`.
     Asm(AsmArgs),
     /// The software trace unit by itself.
@@ -144,7 +147,7 @@ pub(crate) struct Input {
     /// What FILE holds; recognised by content if left out.
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
-    /// The trace: perf.data or bare packets; `-` is standard input.
+    /// The trace: perf.data, an archive (`cofi archive`) or bare packets; `-` is standard input.
     #[arg(default_value = "cofi.data")]
     pub(crate) file: PathBuf,
 }
@@ -162,6 +165,8 @@ pub(crate) struct FlowInput {
     #[arg(long, value_name = "FILE:ADDR")]
     pub(crate) raw: Vec<String>,
     #[command(flatten)]
+    pub(crate) code: CodeArgs,
+    #[command(flatten)]
     pub(crate) names: Names,
     #[command(flatten)]
     pub(crate) input: Input,
@@ -174,6 +179,7 @@ impl FlowInput {
             cpu: None,
             elf: Vec::new(),
             raw: Vec::new(),
+            code: CodeArgs::default(),
             names,
             input: Input {
                 format: None,
@@ -208,6 +214,16 @@ pub(crate) struct ReportArgs {
     /// How many functions to show.
     #[arg(long, value_name = "N", default_value_t = 15)]
     pub(crate) functions: usize,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi archive`.
+#[derive(Args, Debug)]
+pub(crate) struct ArchiveArgs {
+    /// The file to write. `cofi insn`, `cofi report` and the others read it like a trace; it is a tar file.
+    #[arg(short, long, value_name = "OUT")]
+    pub(crate) output: PathBuf,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
 }

@@ -3,12 +3,15 @@
 use crate::args::{FlowInput, Format, Input, Names};
 use crate::json::Line;
 use crate::output::tell;
+use crate::packed::{Manifest, Packed};
 use anyhow::{Context, Result, bail};
 use cofi_flow::Cpu;
-use cofi_image::Kallsyms;
+use cofi_image::{ElfSpec, Kallsyms, RawSpec};
 use cofi_packet::rtit::Mode;
-use cofi_session::{Session, SessionOptions, Stream, TraceFormat};
+use cofi_session::{PackedCode, Session, SessionOptions, Stream, TraceFormat};
+use std::ffi::OsString;
 use std::io::Read;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,6 +25,13 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
             .context("cannot read standard input")?;
         return Ok(bytes);
     }
+    // `perf record --kcore` makes a folder.
+    let inside = path.join("data");
+    let path = if path.is_dir() && inside.is_file() {
+        &inside
+    } else {
+        path
+    };
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
@@ -58,7 +68,31 @@ fn options(input: &Input) -> Result<SessionOptions> {
 
 /// A trace whose packets are wanted.
 pub(crate) fn open<'a>(input: &Input, bytes: &'a [u8]) -> Result<Session<'a>> {
-    Ok(Session::new(bytes, &options(input)?)?)
+    let mut options = options(input)?;
+    match packed(input, bytes)? {
+        None => Ok(Session::new(bytes, &options)?),
+        Some(packed) => {
+            options.code.packed = Some(PackedCode::default());
+            options.format = options.format.or(format_of(&packed.manifest));
+            Ok(Session::new(packed.trace()?, &options)?)
+        }
+    }
+}
+
+/// The archive that `bytes` are, unless they are said to be something else.
+fn packed<'a>(input: &Input, bytes: &'a [u8]) -> Result<Option<Packed<'a>>> {
+    match input.format {
+        None => Packed::open(bytes),
+        Some(_) => Ok(None),
+    }
+}
+
+fn format_of(manifest: &Manifest) -> Option<TraceFormat> {
+    match manifest.format.as_deref() {
+        Some("pt") => Some(TraceFormat::Pt),
+        Some("perf") => Some(TraceFormat::Perf),
+        _ => None,
+    }
 }
 
 fn cpu(text: &str) -> Result<Cpu> {
@@ -81,29 +115,79 @@ fn cpu(text: &str) -> Result<Cpu> {
 
 /// A trace that is to be decoded.
 pub(crate) fn open_flow<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Session<'a>> {
+    Ok(open_packed(input, bytes)?.session)
+}
+
+/// A trace that is to be decoded, and what belongs to it.
+pub(crate) struct Opened<'a> {
+    pub(crate) session: Session<'a>,
+    /// The trace itself.
+    pub(crate) trace: &'a [u8],
+    /// The text with the names of the kernel's functions.
+    pub(crate) names: Option<Vec<u8>>,
+    /// What the archive tells that it came from; nothing for one that did not.
+    pub(crate) manifest: Manifest,
+}
+
+/// As [`open_flow`], with what an archive must hold.
+pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Opened<'a>> {
     let mut options = options(&input.input)?;
-    options.cpu = input.cpu.as_deref().map(cpu).transpose()?;
-    for spec in &input.elf {
+    options.code = input.code.options(&input.input.file);
+    let packed = packed(&input.input, bytes)?;
+    let (mut trace, mut manifest, mut names) = (bytes, Manifest::default(), None);
+    if let Some(packed) = packed {
+        trace = packed.trace()?;
+        options.format = format_of(&packed.manifest);
+        options.code.packed = Some(packed.code());
+        // Only what the user names is looked for outside of the archive.
+        options.folders.clear();
+        for path in &packed.manifest.jitdumps {
+            let path = PathBuf::from(OsString::from_vec(path.clone()));
+            packed.check(&path)?;
+            options.code.jitdumps.push(path);
+        }
+        for spec in &packed.manifest.elf {
+            packed.check(&spec.parse::<ElfSpec>()?.path)?;
+        }
+        for spec in &packed.manifest.raw {
+            packed.check(&spec.parse::<RawSpec>()?.path)?;
+        }
+        names = packed.kallsyms().map(<[u8]>::to_vec);
+        manifest = packed.manifest;
+    }
+    let known_cpu = input.cpu.as_deref().or(manifest.cpu.as_deref());
+    options.cpu = known_cpu.map(cpu).transpose()?;
+    for spec in manifest.elf.iter().chain(&input.elf) {
         options
             .elf
             .push(spec.parse().with_context(|| format!("--elf {spec}"))?);
     }
-    for spec in &input.raw {
+    for spec in manifest.raw.iter().chain(&input.raw) {
         options
             .raw
             .push(spec.parse().with_context(|| format!("--raw {spec}"))?);
     }
-    options.kernel_names = kernel_names(&input.names, &options.folders)?.map(Arc::new);
-    Ok(Session::new(bytes, &options)?)
+    let names = match (&input.names.kallsyms, names) {
+        (None, Some(text)) => Some((Kallsyms::parse(&text)?, text)),
+        _ => kernel_names(&input.names, &options.folders)?,
+    };
+    let (parsed, names) = names.unzip();
+    options.kernel_names = parsed.map(Arc::new);
+    Ok(Opened {
+        session: Session::new(trace, &options)?,
+        trace,
+        names,
+        manifest,
+    })
 }
 
 /// The names of the kernel's functions: those that the user gives, or those in a folder beside the trace. The latter may be
 /// of no use, which is said, but is no reason not to read the trace.
-fn kernel_names(names: &Names, folders: &[PathBuf]) -> Result<Option<Kallsyms>> {
+fn kernel_names(names: &Names, folders: &[PathBuf]) -> Result<Option<(Kallsyms, Vec<u8>)>> {
     if let Some(path) = &names.kallsyms {
         let wrong = || format!("--kallsyms {}", path.display());
         let text = read(path).with_context(wrong)?;
-        return Ok(Some(Kallsyms::parse(&text).with_context(wrong)?));
+        return Ok(Some((Kallsyms::parse(&text).with_context(wrong)?, text)));
     }
     for folder in folders {
         let path = folder.join("kallsyms");
@@ -111,7 +195,7 @@ fn kernel_names(names: &Names, folders: &[PathBuf]) -> Result<Option<Kallsyms>> 
             continue;
         };
         match Kallsyms::parse(&text) {
-            Ok(names) => return Ok(Some(names)),
+            Ok(names) => return Ok(Some((names, text))),
             Err(error) => tell(format_args!("{} is not used: {error}", path.display())),
         }
     }

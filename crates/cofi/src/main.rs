@@ -1,7 +1,9 @@
 //! The `cofi` command.
 
+mod archive;
 mod args;
 mod asm;
+mod code;
 mod digits;
 mod doctor;
 mod dump;
@@ -11,6 +13,7 @@ mod insn;
 mod item;
 mod json;
 mod output;
+mod packed;
 mod progress;
 mod record;
 mod report;
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         args::Command::Dump(args) => dump::run(&args),
+        args::Command::Archive(args) => archive::run(&args),
         args::Command::Asm(args) => asm::run(&args),
         args::Command::Record(args) => record::run(&args.options),
         args::Command::Insn(args) => insn::run(&args),

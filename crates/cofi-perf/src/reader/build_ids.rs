@@ -3,6 +3,7 @@
 use super::{Cursor, File};
 use crate::constants::Misc;
 use crate::{Error, ErrorKind, Feature, RecordKind};
+use std::ops::Range;
 
 /// The build id of a binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,9 +19,17 @@ pub struct BuildId<'a> {
 
 impl<'a> File<'a> {
     /// The binaries whose build ids perf collected. After an entry that cannot be read, which is an error item, there
-    /// are no more.
-    pub fn build_ids(&self) -> impl Iterator<Item = Result<BuildId<'a>, Error>> + use<'a> {
-        let range = self.feature_range(Feature::BUILD_ID).unwrap_or(0..0);
+    /// are no more in the section that has it.
+    pub fn build_ids(&self) -> impl Iterator<Item = Result<BuildId<'a>, Error>> + use<'a, '_> {
+        let section = self.feature_range(Feature::BUILD_ID);
+        let ranges = section.into_iter().chain(self.piped_build_ids.clone());
+        ranges.flat_map(|range| self.entries(range))
+    }
+
+    fn entries(
+        &self,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = Result<BuildId<'a>, Error>> + use<'a> {
         let mut at = range.start as u64;
         let mut rest = self.bytes.get(range).unwrap_or_default();
         std::iter::from_fn(move || {
@@ -62,19 +71,21 @@ fn entry(bytes: &[u8]) -> Result<(usize, BuildId<'_>), ErrorKind> {
         available,
     })?;
     let mut c = Cursor::new(body);
-    let mut read = || {
-        let pid = c.u32()?;
-        // 20 bytes for the id, and one for its size in files that tell one.
-        let id = c.take(24)?;
-        let len = if Misc(misc).has(Misc::BUILD_ID_SIZE) {
-            usize::from(*id.get(20)?).min(20)
-        } else {
-            20
-        };
-        let id = id.get(..len)?;
-        let path = c.text();
-        Some(BuildId { pid, id, path })
-    };
-    let entry = read().ok_or(ErrorKind::RecordShort { kind, size })?;
+    let entry = fields(Misc(misc), &mut c).ok_or(ErrorKind::RecordShort { kind, size })?;
     Ok((usize::from(size), entry))
+}
+
+/// Reads the fields of an entry.
+pub(super) fn fields<'a>(misc: Misc, c: &mut Cursor<'a>) -> Option<BuildId<'a>> {
+    let pid = c.u32()?;
+    // 20 bytes for the id, and one for its size in files that tell one.
+    let id = c.take(24)?;
+    let len = if misc.has(Misc::BUILD_ID_SIZE) {
+        usize::from(*id.get(20)?).min(20)
+    } else {
+        20
+    };
+    let id = id.get(..len)?;
+    let path = c.text();
+    Some(BuildId { pid, id, path })
 }

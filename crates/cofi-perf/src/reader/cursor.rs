@@ -31,6 +31,11 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    /// All that is left.
+    pub(super) const fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+
     /// The bytes up to the next NUL (or the end).
     pub(super) fn text(&self) -> &'a [u8] {
         let end = self.0.iter().position(|b| *b == 0).unwrap_or(self.0.len());

@@ -3,55 +3,31 @@
 //! Nothing is copied but lists of small things: payloads stay slices of the input, so memory stays bounded whatever a
 //! size field claims.
 
+mod attr;
+mod body;
 mod build_ids;
 mod cursor;
+mod fields;
+mod header;
+mod info;
 mod record;
+mod records;
+mod sample;
+mod unpack;
 
+pub use attr::Attr;
+pub use body::{AuxFlags, Body, IdEntry, ShortClock};
 pub use build_ids::BuildId;
-pub use record::{Body, IntelPtInfo, Record, SampleId};
+pub use info::IntelPtInfo;
+pub use record::{Record, SampleId};
+pub use records::Records;
 
-use crate::constants::{Feature, RecordKind, SampleType};
-use crate::{Error, ErrorKind};
+use crate::Error;
+use crate::constants::Feature;
 use cursor::Cursor;
 use std::collections::HashMap;
 use std::ops::Range;
-
-const MAGIC: &[u8; 8] = b"PERFILE2";
-/// The part of an attribute that all versions have.
-const ATTR_MIN: u64 = 64;
-/// Sizes of the file header: today's, and that of the pipe format.
-const HEADER_SIZE: u64 = 104;
-const PIPE_HEADER_SIZE: u64 = 16;
-
-/// An event of the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attr {
-    /// `perf_event_attr.type`: the PMU's number.
-    pub kind: u32,
-    /// `perf_event_attr.config`.
-    pub config: u64,
-    /// What its samples, and the trailers of its records, hold.
-    pub sample_type: SampleType,
-    /// The flag bits.
-    pub flags: u64,
-    /// The ids by which records name it.
-    pub ids: Vec<u64>,
-}
-
-impl Attr {
-    /// Whether only what a guest does is traced (`exclude_host`): a whole machine that ran within the one that recorded.
-    #[must_use]
-    pub const fn is_guest_only(&self) -> bool {
-        const EXCLUDE_HOST: u64 = 1 << 19;
-        self.flags & EXCLUDE_HOST != 0
-    }
-
-    /// Whether kernel records carry a trailer.
-    const fn has_trailer(&self) -> bool {
-        const SAMPLE_ID_ALL: u64 = 1 << 18;
-        self.flags & SAMPLE_ID_ALL != 0
-    }
-}
+use std::sync::Arc;
 
 /// An opened file.
 #[derive(Clone, Debug)]
@@ -64,196 +40,14 @@ pub struct File<'a> {
     uniform: bool,
     data: Range<usize>,
     features: Vec<(Feature, Range<usize>)>,
+    /// The bodies of the HEADER_BUILD_ID records of a pipe.
+    piped_build_ids: Vec<Range<usize>>,
+    /// What compressed records hold. It takes the place of the first of them.
+    unpacked: Arc<[u8]>,
     problems: Vec<Error>,
 }
 
-/// A section: offset and size, as the file states them.
-fn section(cursor: &mut Cursor<'_>) -> Option<(u64, u64)> {
-    Some((cursor.u64()?, cursor.u64()?))
-}
-
-/// The part of a section that lies inside the file.
-fn inside(bytes: &[u8], (offset, size): (u64, u64)) -> Range<usize> {
-    let len = bytes.len() as u64;
-    let start = offset.min(len);
-    let end = offset.saturating_add(size).min(len);
-    start as usize..end as usize
-}
-
 impl<'a> File<'a> {
-    /// Reads header, events and the table of features.
-    ///
-    /// # Errors
-    /// When this is no perf.data file, one of an unsupported variant, or one whose header is damaged beyond use. A
-    /// file that is merely cut off is read as far as it goes: [`Self::problems`] tells.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
-        let mut cursor = Cursor::new(bytes);
-        let truncated = |needed| {
-            let available = bytes.len() as u64;
-            Error::new(
-                0,
-                ErrorKind::Truncated {
-                    what: "the file header",
-                    needed,
-                    available,
-                },
-            )
-        };
-        let magic: [u8; 8] = cursor.array().ok_or_else(|| truncated(HEADER_SIZE))?;
-        match &magic {
-            MAGIC => {}
-            b"2ELIFREP" => return Err(Error::new(0, ErrorKind::BigEndian)),
-            b"PERFFILE" | b"ELIFFREP" => return Err(Error::new(0, ErrorKind::OldFormat)),
-            _ => return Err(Error::new(0, ErrorKind::NotPerfData { magic })),
-        }
-        let size = cursor.u64().ok_or_else(|| truncated(HEADER_SIZE))?;
-        if size == PIPE_HEADER_SIZE {
-            return Err(Error::new(8, ErrorKind::PipeMode));
-        }
-        if size < HEADER_SIZE {
-            return Err(Error::new(8, ErrorKind::HeaderSize { size }));
-        }
-        let mut header = || {
-            let attr_size = cursor.u64()?;
-            let attrs = section(&mut cursor)?;
-            let data = section(&mut cursor)?;
-            let _event_types = section(&mut cursor)?;
-            let bitmap: [u64; 4] = [cursor.u64()?, cursor.u64()?, cursor.u64()?, cursor.u64()?];
-            Some((attr_size, attrs, data, bitmap))
-        };
-        let (attr_size, attrs, data, bitmap) = header().ok_or_else(|| truncated(HEADER_SIZE))?;
-        let mut problems = Vec::new();
-        // perf leaves the size at 0 when it dies before it can complete the header; then there are no features.
-        let (data_size, complete) = if data.1 == 0 {
-            (u64::MAX, false)
-        } else {
-            (data.1, true)
-        };
-        let data_range = inside(bytes, (data.0, data_size));
-        if complete && (data_range.len() as u64) < data.1 {
-            let available = data_range.len() as u64;
-            problems.push(Error::new(
-                data.0,
-                ErrorKind::DataTruncated {
-                    stated: data.1,
-                    available,
-                },
-            ));
-        }
-        // A recorder that keeps the size up to date, as this crate's, leaves features and last records out.
-        let unread = (bytes.len() - data_range.end) as u64;
-        if !complete || (bitmap == [0; 4] && unread != 0) {
-            let at = data_range.end as u64;
-            problems.push(Error::new(at, ErrorKind::Unfinished { unread }));
-        }
-        let mut file = Self {
-            bytes,
-            attrs: Vec::new(),
-            attr_of_id: HashMap::new(),
-            uniform: true,
-            data: data_range,
-            features: Vec::new(),
-            problems,
-        };
-        file.read_attrs(attr_size, attrs)?;
-        if complete {
-            file.read_features(data.0.saturating_add(data.1), &bitmap);
-        }
-        Ok(file)
-    }
-
-    fn read_attrs(&mut self, entry: u64, attrs: (u64, u64)) -> Result<(), Error> {
-        let range = inside(self.bytes, attrs);
-        if (range.len() as u64) < attrs.1 {
-            let file_size = self.bytes.len() as u64;
-            let kind = ErrorKind::SectionOutside {
-                section: "attribute",
-                size: attrs.1,
-                file_size,
-            };
-            return Err(Error::new(attrs.0, kind));
-        }
-        if entry < ATTR_MIN + 16 {
-            return Err(Error::new(
-                attrs.0,
-                ErrorKind::AttrSize { size: entry, entry },
-            ));
-        }
-        let mut count = 0;
-        for (index, raw) in self.bytes[range.clone()]
-            .chunks_exact(entry as usize)
-            .enumerate()
-        {
-            let at = (range.start + index * entry as usize) as u64;
-            let (attr, tail) = raw.split_at(raw.len() - 16);
-            let mut cursor = Cursor::new(attr);
-            let mut fields = || {
-                let (kind, size, config) = (cursor.u32()?, cursor.u32()?, cursor.u64()?);
-                let (_period, sample_type, _read_format, flags) =
-                    (cursor.u64()?, cursor.u64()?, cursor.u64()?, cursor.u64()?);
-                Some((kind, u64::from(size), config, sample_type, flags))
-            };
-            let Some((kind, size, config, sample_type, flags)) = fields() else {
-                continue;
-            };
-            if size != 0 && (size < ATTR_MIN || size > entry - 16) {
-                return Err(Error::new(at + 4, ErrorKind::AttrSize { size, entry }));
-            }
-            let ids = section(&mut Cursor::new(tail)).unwrap_or((0, 0));
-            count += ids.1 / 8;
-            if count > self.bytes.len() as u64 / 8 {
-                return Err(Error::new(at, ErrorKind::TooManyIds { count }));
-            }
-            let ids = self.bytes[inside(self.bytes, ids)]
-                .chunks_exact(8)
-                .filter_map(|id| Cursor::new(id).u64())
-                .collect::<Vec<_>>();
-            for id in &ids {
-                self.attr_of_id.entry(*id).or_insert(self.attrs.len());
-            }
-            self.attrs.push(Attr {
-                kind,
-                config,
-                sample_type: SampleType(sample_type),
-                flags,
-                ids,
-            });
-        }
-        let layout = |attr: &Attr| (attr.sample_type, attr.has_trailer());
-        self.uniform = self
-            .attrs
-            .windows(2)
-            .all(|pair| layout(&pair[0]) == layout(&pair[1]));
-        Ok(())
-    }
-
-    fn read_features(&mut self, table: u64, bitmap: &[u64; 4]) {
-        let mut cursor = Cursor::new(&self.bytes[inside(self.bytes, (table, u64::MAX))]);
-        for bit in (0..256_u32).filter(|bit| bitmap[*bit as usize / 64] >> (bit % 64) & 1 == 1) {
-            let Some(stated) = section(&mut cursor) else {
-                let available = self.bytes.len() as u64 - table.min(self.bytes.len() as u64);
-                let kind = ErrorKind::Truncated {
-                    what: "the table of features",
-                    needed: 16,
-                    available,
-                };
-                self.problems.push(Error::new(table, kind));
-                return;
-            };
-            let range = inside(self.bytes, stated);
-            if (range.len() as u64) < stated.1 {
-                let file_size = self.bytes.len() as u64;
-                let kind = ErrorKind::SectionOutside {
-                    section: "feature",
-                    size: stated.1,
-                    file_size,
-                };
-                self.problems.push(Error::new(stated.0, kind));
-            }
-            self.features.push((Feature(bit), range));
-        }
-    }
-
     /// The file's events.
     #[must_use]
     pub fn attrs(&self) -> &[Attr] {
@@ -296,113 +90,30 @@ impl<'a> File<'a> {
     /// The records, in file order.
     #[must_use]
     pub fn records(&self) -> Records<'a, '_> {
-        Records {
-            file: self,
-            at: self.data.start,
-        }
+        Records::new(self)
     }
 
-    /// The event by whose settings a kernel record is laid out; `None` in a file without events.
-    ///
-    /// As in perf: where the id stands follows from the first event, and the id 0 is that of records that perf made
-    /// up itself, which are laid out as the first event's.
-    fn attr_of(&self, offset: u64, kind: RecordKind, body: &[u8]) -> Result<Option<&Attr>, Error> {
-        let Some(first) = self.attrs.first() else {
-            return Ok(None);
-        };
-        if self.attrs.len() == 1 || (kind != RecordKind::SAMPLE && !first.has_trailer()) {
-            return Ok(Some(first));
-        }
-        let place = if kind == RecordKind::SAMPLE {
-            first.sample_type.sample_id_place()
-        } else {
-            let from_end = first.sample_type.trailer_id_place();
-            from_end.and_then(|from_end| body.len().checked_sub(from_end))
-        };
-        let id = place
-            .and_then(|place| Cursor::new(body.get(place..)?).u64())
-            .unwrap_or(0);
-        match self.attr_of_id.get(&id) {
-            _ if id == 0 => Ok(Some(first)),
-            Some(index) => Ok(self.attrs.get(*index)),
-            None if self.uniform => Ok(Some(first)),
-            None => Err(Error::new(offset, ErrorKind::UnknownEventId { kind, id })),
-        }
+    /// The same bytes, if they are a part of the input itself: payloads are, unless they were compressed. So they may be
+    /// kept for longer than the file.
+    #[must_use]
+    pub fn part_of_input(&self, part: &[u8]) -> Option<&'a [u8]> {
+        let start = part
+            .as_ptr()
+            .addr()
+            .checked_sub(self.bytes.as_ptr().addr())?;
+        let same = self.bytes.get(start..start.checked_add(part.len())?)?;
+        std::ptr::eq(same, part).then_some(same)
     }
 }
-
-/// The records of a file, in file order. A record that cannot be read is an error item; where its size is damaged, the
-/// rest of the data cannot be told apart, and that error is the last item.
-#[derive(Clone, Debug)]
-pub struct Records<'a, 'f> {
-    file: &'f File<'a>,
-    at: usize,
-}
-
-impl<'a> Iterator for Records<'a, '_> {
-    type Item = Result<Record<'a>, Error>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let end = self.file.data.end;
-        let rest = self
-            .file
-            .bytes
-            .get(self.at..end)
-            .filter(|rest| !rest.is_empty())?;
-        let at = self.at as u64;
-        let mut cursor = Cursor::new(rest);
-        let mut header = || Some((RecordKind(cursor.u32()?), cursor.u16()?, cursor.u16()?));
-        let Some((kind, misc, size)) = header() else {
-            self.at = end;
-            let available = rest.len() as u64;
-            let kind = ErrorKind::Truncated {
-                what: "a record's header",
-                needed: 8,
-                available,
-            };
-            return Some(Err(Error::new(at, kind)));
-        };
-        if size < 8 {
-            self.at = end;
-            return Some(Err(Error::new(at, ErrorKind::RecordSize { kind, size })));
-        }
-        let Some(body) = rest.get(8..usize::from(size)) else {
-            self.at = end;
-            let available = rest.len() as u64;
-            return Some(Err(Error::new(
-                at,
-                ErrorKind::RecordTruncated {
-                    kind,
-                    size,
-                    available,
-                },
-            )));
-        };
-        self.at += usize::from(size);
-        // Some records are followed by bytes that their size does not count. What is there of a payload that is cut
-        // off is given out, with the size that it should have.
-        let stated = match kind {
-            RecordKind::AUXTRACE => Cursor::new(body).u64(),
-            RecordKind::HEADER_TRACING_DATA => Cursor::new(body)
-                .u32()
-                .map(|size| u64::from(size).next_multiple_of(8)),
-            _ => None,
-        };
-        let available = (end - self.at) as u64;
-        let len = stated.unwrap_or(0).min(available) as usize;
-        let payload = &self.file.bytes[self.at..self.at + len];
-        self.at += len;
-        let attr = match kind.is_kernel() {
-            true => self.file.attr_of(at, kind, body),
-            false => Ok(None),
-        };
-        Some(attr.and_then(|attr| record::parse(attr, at, kind, misc, body, payload)))
-    }
-}
-
-impl std::iter::FusedIterator for Records<'_, '_> {}
 
 #[cfg(test)]
+mod forms_tests;
+#[cfg(test)]
+mod kinds_tests;
+#[cfg(test)]
 mod record_tests;
+#[cfg(test)]
+#[path = "../../tests/support/mod.rs"]
+mod support;
 #[cfg(test)]
 mod tests;

@@ -1,48 +1,17 @@
 //! Files made by hand: records and events that the writer does not write.
 
+use super::support::{Event, Fields, SAMPLE_ID_ALL};
 use super::*;
+use crate::ErrorKind;
 use crate::PerfTime;
+use crate::constants::RecordKind;
 use proptest::prelude::*;
 
 const IP_TID_TIME_CPU_IDENTIFIER: u64 = 0x10087;
 const IP_TID_TIME_PERIOD_IDENTIFIER: u64 = 0x10107;
-const SAMPLE_ID_ALL: u64 = 1 << 18;
-
-/// Bytes, field by field.
-#[derive(Clone, Default)]
-struct Fields(Vec<u8>);
-
-impl Fields {
-    fn u16(mut self, value: u16) -> Self {
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-    fn u32(mut self, value: u32) -> Self {
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-    fn u64(mut self, value: u64) -> Self {
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-    fn bytes(mut self, bytes: &[u8]) -> Self {
-        self.0.extend(bytes);
-        self
-    }
-    /// pid 1, tid 2, time 3, CPU 4, the id.
-    fn trailer(self, id: u64) -> Self {
-        self.u32(1).u32(2).u64(3).u32(4).u32(0).u64(id)
-    }
-}
 
 fn record(kind: RecordKind, misc: u16, body: Fields) -> Vec<u8> {
-    let size = body.0.len() as u16 + 8;
-    Fields::default()
-        .u32(kind.0)
-        .u16(misc)
-        .u16(size)
-        .bytes(&body.0)
-        .0
+    support::record(kind.0, misc, body)
 }
 
 fn round() -> Vec<u8> {
@@ -55,27 +24,18 @@ fn file(
     data: &[u8],
     feature: Option<(Feature, &[u8])>,
 ) -> Vec<u8> {
-    let (mut ids, mut attrs) = (Fields::default(), Fields::default());
-    for (kind, sample_type, flags, names) in events {
-        let at = 104 + ids.0.len() as u64;
-        ids = names.iter().fold(ids, |ids, id| ids.u64(*id));
-        attrs = attrs.u32(*kind).u32(112).u64(0).u64(1).u64(*sample_type);
-        attrs = attrs.u64(4).u64(*flags).bytes(&[0; 64]);
-        attrs = attrs.u64(at).u64(8 * names.len() as u64);
-    }
-    let attrs_at = 104 + ids.0.len() as u64;
-    let data_at = attrs_at + attrs.0.len() as u64;
-    let mut header = Fields::default().bytes(MAGIC).u64(104).u64(128);
-    header = header.u64(attrs_at).u64(attrs.0.len() as u64);
-    header = header.u64(data_at).u64(data.len() as u64).u64(0).u64(0);
-    header = header.u64(feature.map_or(0, |(number, _)| 1 << number.0));
-    header = header.u64(0).u64(0).u64(0).bytes(&ids.0).bytes(&attrs.0);
-    header = header.bytes(data);
-    if let Some((_, payload)) = feature {
-        let at = data_at + data.len() as u64 + 16;
-        header = header.u64(at).u64(payload.len() as u64).bytes(payload);
-    }
-    header.0
+    let events: Vec<_> = events
+        .iter()
+        .map(|(kind, sample_type, flags, ids)| Event {
+            kind: *kind,
+            sample_type: *sample_type,
+            flags: *flags,
+            ids,
+            ..Event::default()
+        })
+        .collect();
+    let feature = feature.map(|(number, payload)| (number.0, payload));
+    support::file(&events, data, feature.as_slice())
 }
 
 /// The events of `perf record -e intel_pt// -e cycles`, whose trailers differ.
@@ -85,7 +45,7 @@ const MIXED: [(u32, u64, u64, &[u64]); 2] = [
 ];
 
 fn only(bytes: &[u8]) -> Result<Record<'_>, Error> {
-    let file = File::parse(bytes).unwrap();
+    let file = Box::leak(Box::new(File::parse(bytes).unwrap()));
     let mut records = file.records();
     let first = records.next().unwrap();
     assert!(records.next().is_none());
@@ -148,7 +108,7 @@ fn records_that_the_kernel_writes() {
     );
     let lost = body_of(RecordKind::LOST, 0, Fields::default().u64(70).u64(12));
     assert_eq!(lost, Body::Lost { count: 12 });
-    let other = body_of(RecordKind::CGROUP, 0, Fields::default().u64(1));
+    let other = body_of(RecordKind::READ, 0, Fields::default().u64(1));
     assert_eq!(other, Body::Other(&[1, 0, 0, 0, 0, 0, 0, 0]));
 }
 
@@ -164,7 +124,9 @@ fn a_sample_is_laid_out_by_the_event_that_its_id_names() {
     assert_eq!(
         sample.body,
         Body::Sample {
-            ip: Some(0x40_0000)
+            ip: Some(0x40_0000),
+            raw: None,
+            aux: None,
         }
     );
     let id = sample.id;
@@ -220,7 +182,7 @@ fn without_identifier_the_id_is_beside_the_other_fields() {
     let aux = Body::Aux {
         offset: 0,
         size: 64,
-        flags: 1,
+        flags: AuxFlags::TRUNCATED,
     };
     assert_eq!(read.body, aux);
 }
@@ -300,14 +262,7 @@ fn a_payload_whose_size_lies_is_what_is_there() {
 }
 
 #[test]
-fn compressed_records_and_other_traces_are_named() {
-    let compressed = file(
-        &[],
-        &record(RecordKind(81), 0, Fields::default().u64(0)),
-        None,
-    );
-    let text = only(&compressed).unwrap_err().to_string();
-    assert!(text.contains("perf record -z"), "{text}");
+fn other_traces_are_named() {
     let arm = file(
         &[],
         &record(RecordKind(70), 0, Fields::default().u64(3)),

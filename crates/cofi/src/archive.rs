@@ -1,0 +1,151 @@
+//! `cofi archive`: a trace, the code that it ran and its symbols in one file.
+//!
+//! The file is a plain tar, so that other tools can look into it. Its first member, `cofi-archive.json`, tells what the
+//! others are: nothing depends on their names. It has no times and no owners: the same trace gives the same file.
+
+use crate::args::{ArchiveArgs, FlowInput};
+use crate::output::tell;
+use crate::packed::{File, MANIFEST, Manifest};
+use crate::{Ended, input, progress};
+use anyhow::{Context, Result, bail};
+use cofi_session::Session;
+use std::fs;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Runs the command.
+pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
+    let input = &args.flow.input.file;
+    if let (Ok(from), Ok(to)) = (input.canonicalize(), args.output.canonicalize())
+        && from == to
+    {
+        bail!("{} is the trace itself", to.display());
+    }
+    let bytes = input::read(input)?;
+    let opened = input::open_packed(&args.flow, &bytes)?;
+    let session = opened.session;
+    let mut errors = input::report(&session);
+    errors |= decode(&session);
+    let mut members = Vec::new();
+    let mut manifest = Manifest {
+        format: format_name(&args.flow),
+        cpu: args.flow.cpu.clone().or(opened.manifest.cpu),
+        elf: [opened.manifest.elf, args.flow.elf.clone()].concat(),
+        raw: [opened.manifest.raw, args.flow.raw.clone()].concat(),
+        jitdumps: opened.manifest.jitdumps,
+        ..Manifest::default()
+    };
+    manifest.format = manifest.format.or(opened.manifest.format);
+    let jitdumps = args.flow.code.jitdump.iter();
+    let jitdumps = jitdumps.map(|path| path.as_os_str().as_encoded_bytes().to_vec());
+    manifest.jitdumps.extend(jitdumps);
+    manifest.trace = add(&mut members, "trace".into(), opened.trace.into());
+    let beside = || fs::read(session.kernel_list()?).ok();
+    if let Some(text) = opened.names.or_else(beside) {
+        manifest.kallsyms = Some(add(&mut members, "kallsyms".into(), text.into()));
+    }
+    if let Some(kernel) = session.kernel_core() {
+        manifest.kernel = Some(add(&mut members, "kernel".into(), kernel.into()));
+    }
+    for (number, file) in session.code_used().enumerate() {
+        let bytes = file.bytes()?;
+        let name = member_name(file.path());
+        let debug = file.debug_bytes();
+        let debug = debug.map(|debug| add(&mut members, format!("debug/{number}-{name}"), debug));
+        manifest.files.push(File {
+            member: add(&mut members, format!("code/{number}-{name}"), bytes),
+            path: file.path().as_os_str().as_encoded_bytes().to_vec(),
+            build_id: file.build_id(),
+            debug,
+        });
+    }
+    let size = write(&args.output, &manifest, &members)
+        .with_context(|| format!("cannot write {}", args.output.display()))?;
+    tell(format_args!(
+        "{}: {} bytes, with {} files of code",
+        args.output.display(),
+        size,
+        manifest.files.len()
+    ));
+    errors |= input::report_code(&session);
+    Ok(if errors {
+        Ended::WithErrors
+    } else {
+        Ended::Well
+    })
+}
+
+fn format_name(flow: &FlowInput) -> Option<String> {
+    use clap::ValueEnum;
+    let value = flow.input.format?.to_possible_value()?;
+    Some(value.get_name().to_owned())
+}
+
+/// Decodes everything, so that whatever is needed for that has been read; whether there are gaps.
+fn decode(session: &Session<'_>) -> bool {
+    let bar = progress::decoding(session.streams().iter().map(|s| s.len() as u64).sum());
+    let mut errors = false;
+    for stream in session.streams() {
+        let mut flow = session.decode(stream);
+        while let Some(part) = flow.next_part() {
+            errors |= matches!(part, cofi_flow::Part::Error(_));
+        }
+        bar.inc(stream.len() as u64);
+    }
+    bar.finish_and_clear();
+    errors
+}
+
+type Member = (String, Arc<[u8]>);
+
+fn add(members: &mut Vec<Member>, name: String, bytes: Arc<[u8]>) -> String {
+    members.push((name.clone(), bytes));
+    name
+}
+
+/// A file's last name, as far as it is harmless: for people who look into the archive.
+fn member_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let harmless = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
+    let name = name.chars().map(|c| if harmless(c) { c } else { '_' });
+    name.take(60).collect()
+}
+
+/// Writes the archive beside its place, and then puts it there; its size.
+fn write(path: &Path, manifest: &Manifest, members: &[Member]) -> Result<u64> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let file = tempfile::NamedTempFile::new_in(folder)?;
+    let mut tar = tar::Builder::new(BufWriter::new(file));
+    let text = manifest.text()?;
+    append(&mut tar, MANIFEST, text.as_bytes())?;
+    for (name, bytes) in members {
+        append(&mut tar, name, bytes)?;
+    }
+    let mut out = tar.into_inner()?;
+    out.flush()?;
+    let file = out
+        .into_inner()
+        .map_err(std::io::IntoInnerError::into_error)?;
+    let size = file.as_file().metadata()?.len();
+    // A file of a temporary name is for its owner only.
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644))?;
+    }
+    file.persist(path)?;
+    Ok(size)
+}
+
+fn append(tar: &mut tar::Builder<impl Write>, name: &str, bytes: &[u8]) -> Result<()> {
+    let mut header = tar::Header::new_ustar();
+    header.set_size(bytes.len() as u64);
+    header.set_mode(0o644);
+    header.set_mtime(0);
+    tar.append_data(&mut header, name, bytes)?;
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Where code comes from, on the command line.
+
+use clap::Args;
+use cofi_image::Places;
+use cofi_session::CodeOptions;
+use std::path::{Path, PathBuf};
+
+/// Where code is looked for, besides at the paths that a trace names.
+#[derive(Args, Clone, Default, Debug)]
+#[command(next_help_heading = "Where code comes from")]
+pub(crate) struct CodeArgs {
+    /// Look for the files that the trace names below DIR, a copy of the traced machine's file system, and not at their own paths.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) symfs: Option<PathBuf>,
+    /// perf's cache of files by build id; ~/.debug if left out.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) buildid_dir: Option<PathBuf>,
+    /// Use what stands at a path although its build id is not the one that was traced, or the file was deleted while it was
+    /// traced. Wrong code gives wrong instructions.
+    #[arg(long)]
+    pub(crate) ignore_build_ids: bool,
+    /// The traced kernel's memory: a copy by `perf record --kcore` or `perf buildid-cache --kcore` (the folder with kcore and
+    /// kallsyms, or the file kcore), or /proc/kcore. Found by itself in a perf.data that is a folder, in perf's cache, and on
+    /// this machine while the same kernel runs.
+    #[arg(long, value_name = "PATH", conflicts_with = "vmlinux")]
+    pub(crate) kcore: Option<PathBuf>,
+    /// The file that the traced kernel was linked to. Less good than --kcore: a kernel changes its code when it boots, and a
+    /// vmlinux holds no modules.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) vmlinux: Option<PathBuf>,
+    /// Code that a process generated, as it told perf (jit-PID.dump). Those that the trace names are read without the option.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) jitdump: Vec<PathBuf>,
+}
+
+impl CodeArgs {
+    /// For the trace at `file`.
+    pub(crate) fn options(&self, file: &Path) -> CodeOptions {
+        let mut places = Places::of_environment();
+        places.symfs.clone_from(&self.symfs);
+        if let Some(folder) = &self.buildid_dir {
+            places.build_ids = Some(folder.clone());
+        }
+        places.ignore_build_ids = self.ignore_build_ids;
+        let beside = file.join("kcore_dir");
+        let beside = (self.vmlinux.is_none() && beside.is_dir()).then_some(beside);
+        CodeOptions {
+            places,
+            kcore: self.kcore.clone().or(beside),
+            vmlinux: self.vmlinux.clone(),
+            jitdumps: self.jitdump.clone(),
+            ..CodeOptions::default()
+        }
+    }
+}
