@@ -1,13 +1,14 @@
 //! What the decoder does while the place of control is not known or tracing is off.
 
 use cofi_insn::CodeSource;
+use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, TsxState};
-use cofi_packet::{Ip, StreamOffset};
 
 use crate::decoder::{FlowDecoder, Phase, State, unexpected};
+use crate::events::notes::Origin;
 use crate::pending::{AtIp, Bound, Pending, PsbPlus, Status};
 use crate::reader::Flow;
-use crate::{Event, Expected, FlowError, FlowErrorKind, Item};
+use crate::{Event, Expected, FlowErrorKind};
 
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Tracing is on, from `ip`.
@@ -35,9 +36,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     fn error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
-        let offset = StreamOffset(self.read_at as u64);
-        self.out
-            .push_back(Item::Error(FlowError { offset, ip, kind }));
+        self.push_error(ip, kind);
         if matches!(kind, FlowErrorKind::Packet(_)) && !self.reader.skip_to_psb() {
             self.state = State::Done;
         }
@@ -51,7 +50,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.tnt_len = 0;
         self.returns.clear();
         self.resume_at = None;
-        self.error(Some(self.ip), kind);
+        // Without code nobody knows how far control has got.
+        self.error(Some(self.ip).filter(|_| !self.notes.tells), kind);
         match core::mem::replace(&mut self.pending, Pending::None) {
             Pending::At {
                 what: AtIp::Status(status),
@@ -100,8 +100,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 size,
             }),
         }
-        self.held.clear();
-        self.claimed = false;
+        // What happened is told all the same, though nobody knows where.
+        self.release_held(None);
     }
 
     pub(crate) fn start(&mut self) {
@@ -168,10 +168,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             return;
         }
         self.release_held(None);
-        if let (Flow::Fup(_), Some(mode)) = (flow, self.bound.mode) {
+        if let (Flow::Fup(place), Some(mode)) = (flow, self.bound.mode) {
             // Without BranchEn, a MODE.Exec that tells of RFLAGS.IF has a FUP of its own (33.4.2.8).
             self.bound.mode = None;
-            self.set_mode(mode);
+            let origin = self.notes.bound.mode.at(place, Kind::Fup);
+            self.set_mode(mode, origin);
             self.note_used();
             return;
         }
@@ -180,33 +181,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 // No return is compressed across this, but processors and decoders differ in whether they forget.
                 self.turn_on(ip);
             }
-            Flow::ModeExec {
-                mode,
-                interrupt_flag,
-            } => {
-                self.bound.mode = Some((mode, interrupt_flag));
-                return;
-            }
+            Flow::ModeExec { .. } => return self.bind(flow),
             Flow::ModeTsx(state) => {
+                self.bind(flow);
                 self.bound.tsx = Some(state).filter(|_| self.known.tsx != Some(state));
                 return;
             }
-            Flow::Pip { cr3, nr } => {
-                self.apply(
-                    Bound {
-                        paging: Some((cr3, nr)),
-                        ..Bound::default()
-                    },
-                    None,
-                );
-            }
-            Flow::Vmcs(base) => self.apply(
-                Bound {
-                    vmcs: Some(base),
-                    ..Bound::default()
-                },
-                None,
-            ),
+            Flow::Pip { .. } | Flow::Vmcs(_) => self.apply_alone(flow),
             Flow::Ptw { payload, size, .. } => self.push(Event::Ptwrite {
                 ip: None,
                 payload,
@@ -218,7 +199,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 last,
                 deepest,
                 wake,
-            } => self.push(Event::Pwrx {
+            } => self.wake(Event::Pwrx {
                 last,
                 deepest,
                 wake,
@@ -262,9 +243,32 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             | Flow::Pwre { .. }
             | Flow::Cfe { .. }
             | Flow::Evd { .. }
-            | Flow::OwnFup(_) => {}
+            | Flow::Bbp { .. }
+            | Flow::Bip { .. }
+            | Flow::Bep { .. }
+            | Flow::Trig { .. }
+            | Flow::Mnt(_) => {}
         }
         self.note_used();
+    }
+
+    /// Applies a PIP or VMCS packet that binds to no address.
+    pub(crate) fn apply_alone(&mut self, flow: Flow) {
+        let bound = self.bound;
+        self.bind(flow);
+        let (paging, vmcs) = match flow {
+            Flow::Pip { .. } => (self.bound.paging, None),
+            _ => (None, self.bound.vmcs),
+        };
+        self.bound = bound;
+        self.apply(
+            Bound {
+                paging,
+                vmcs,
+                ..Bound::default()
+            },
+            None,
+        );
     }
 
     fn lose(&mut self, kind: FlowErrorKind) {
@@ -274,19 +278,19 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Reads on, control being lost, up to packets that tell where it is without need of what was lost: a PSB+, an
-    /// enabling of tracing, the end of an asynchronous branch (a FUP lets no TNT bits wait), an overflow.
+    /// enabling of tracing, the end of an asynchronous branch (a FUP lets no TNT bits wait), an overflow. What else
+    /// happens is told, wherever it is.
     pub(crate) fn while_lost(&mut self) {
         let Some(flow) = self.next_while_away() else {
             return;
         };
-        let claimed = core::mem::take(&mut self.claimed);
-        // A value that was written is told, wherever it was.
-        let place = match flow {
-            Flow::Fup(place) => place,
-            _ => None,
-        };
-        self.claimed = self.ptwrite.is_some();
-        self.release_held(place);
+        if self.hold(flow) {
+            return;
+        }
+        if let Flow::Fup(Some(ip)) = flow {
+            return self.fup_while_lost(ip);
+        }
+        self.release_held(None);
         match flow {
             Flow::Psb if self.at_end() => self.state = State::Done,
             Flow::Psb => match self.read_psb_plus() {
@@ -301,58 +305,95 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.push(Event::Disabled { ip });
                 self.note_used();
             }
-            Flow::Fup(Some(ip)) => {
-                let alone = claimed || self.bound.mode.is_some();
-                let aborts = self.bound.tsx == Some(TsxState::Aborted);
-                if (alone || self.bound.tsx.is_some()) && !aborts {
-                    self.turn_on(ip);
-                    return;
-                }
-                match self.read_compound() {
-                    Ok(AtIp::Branch { to }) => self.turn_on(to),
-                    Ok(AtIp::Disable { ip }) => {
-                        self.turn_off(None);
-                        self.push(Event::Disabled { ip });
-                        self.note_used();
-                    }
-                    Ok(AtIp::Events | AtIp::Ptwrite | AtIp::Status(_)) => {}
-                    Err(kind) => self.error(None, kind),
-                }
-            }
             Flow::Ovf => self.overflow(),
-            Flow::ModeExec {
-                mode,
-                interrupt_flag,
-            } => self.bound.mode = Some((mode, interrupt_flag)),
-            Flow::ModeTsx(state) => self.bound.tsx = Some(state),
-            Flow::Pip { cr3, nr } => self.bound.paging = Some((cr3, nr)),
-            Flow::Vmcs(base) => self.bound.vmcs = Some(base),
+            Flow::ModeExec { .. } | Flow::ModeTsx(_) | Flow::Pip { .. } | Flow::Vmcs(_) => {
+                self.bind(flow);
+            }
+            Flow::Tip(Some(ip)) if self.notes.tells => {
+                // Who walks no code misses none of the TNT bits before it.
+                self.consumed();
+                self.state = State::On;
+                self.push(Event::Target { ip });
+                let bound = core::mem::take(&mut self.bound);
+                self.apply(bound, Some(ip));
+            }
             Flow::Tip(_) => {
                 // A far transfer has used up what was bound, though nobody knows where.
                 let bound = core::mem::take(&mut self.bound);
                 self.apply(Bound { tsx: None, ..bound }, None);
             }
-            Flow::ExStop { ip } | Flow::Cfe { ip, .. } => self.claimed = ip,
-            Flow::OwnFup(_) => self.claimed = true,
-            Flow::Ptw { .. } => {
-                // With an IP it waits for its FUP, without it is told at once.
-                if !self.hold(flow)
-                    && let Flow::Ptw { payload, size, .. } = flow
-                {
-                    self.push(Event::Ptwrite {
-                        ip: None,
-                        payload,
-                        size,
-                    });
-                }
+            Flow::Tnt { bits, len } if self.notes.tells => self.branches(bits, len),
+            Flow::Ptw { payload, size, .. } => self.push(Event::Ptwrite {
+                ip: None,
+                payload,
+                size,
+            }),
+            Flow::TraceStop => self.push(Event::Stop),
+            Flow::ExStop { .. } => self.push(Event::ExStop { ip: None }),
+            Flow::Pwrx {
+                last,
+                deepest,
+                wake,
+            } => self.wake(Event::Pwrx {
+                last,
+                deepest,
+                wake,
+            }),
+            Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pge(None) | Flow::PsbEnd => {}
+            // `hold` has taken these.
+            Flow::Mwait { .. }
+            | Flow::Pwre { .. }
+            | Flow::Cfe { .. }
+            | Flow::Evd { .. }
+            | Flow::Bbp { .. }
+            | Flow::Bip { .. }
+            | Flow::Bep { .. }
+            | Flow::Trig { .. }
+            | Flow::Mnt(_) => {}
+        }
+    }
+
+    /// A FUP, control being lost: does it tell where control is?
+    ///
+    /// It does if it, or what it belongs to, comes only while PacketEn is set. So do FUPs of compound events, of MODE
+    /// packets and of PTW (33.4.2.21), but not those of EXSTOP, CFE, BEP and TRIG: these depend on ContextEn, and not on FilterEn
+    /// (33.4.2.22, 33.4.2.28, 33.4.2.29), so with IP filtering control may be where nothing tells of its branches.
+    fn fup_while_lost(&mut self, ip: Ip) {
+        self.bind_tsx(ip);
+        let aborts = self.bound.tsx == Some(TsxState::Aborted);
+        if self.claimed && !aborts {
+            let is_traced = self.ptwrite.is_some() || self.bound.mode.is_some();
+            self.release_held(Some(ip));
+            if is_traced {
+                self.turn_on(ip);
+            } else {
+                self.note_used();
             }
-            Flow::Mwait { .. } | Flow::Pwre { .. } | Flow::Evd { .. } => self.claimed = claimed,
-            Flow::Tnt { .. }
-            | Flow::Fup(None)
-            | Flow::Pge(None)
-            | Flow::TraceStop
-            | Flow::PsbEnd
-            | Flow::Pwrx { .. } => {}
+            return;
+        }
+        if (self.bound.mode.is_some() || self.bound.tsx.is_some()) && !aborts {
+            self.release_held(Some(ip));
+            self.turn_on(ip);
+            return;
+        }
+        match self.read_compound() {
+            Ok(what @ (AtIp::Branch { .. } | AtIp::Disable { .. })) if self.notes.tells => {
+                self.state = State::On;
+                self.ip = ip;
+                self.arrive(ip, what);
+            }
+            Ok(AtIp::Branch { to }) => {
+                self.release_held(Some(ip));
+                self.turn_on(to);
+            }
+            Ok(AtIp::Disable { ip: to }) => {
+                self.release_held(Some(ip));
+                self.turn_off(None);
+                self.push(Event::Disabled { ip: to });
+                self.note_used();
+            }
+            Ok(AtIp::Events | AtIp::Ptwrite | AtIp::Status(_)) => self.release_held(Some(ip)),
+            Err(kind) => self.error(None, kind),
         }
     }
 
@@ -367,21 +408,21 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             mode: self.bound.mode.filter(|_| off),
             ..Bound::default()
         };
-        self.held.clear();
-        self.claimed = false;
+        self.release_held(None);
         let errata = self.config.errata;
         let mut status = None;
+        let first = self.notes.now;
         loop {
             let flow = match self.next_flow() {
                 Ok(Some(flow)) => flow,
                 Ok(None) => {
                     self.note_used();
-                    self.push(Event::Overflow { ip: None });
+                    self.push_from(Event::Overflow { ip: None }, first);
                     self.state = State::Done;
                     return;
                 }
                 Err(error) => {
-                    self.push(Event::Overflow { ip: None });
+                    self.push_from(Event::Overflow { ip: None }, first);
                     self.lose(error.into());
                     return;
                 }
@@ -389,34 +430,34 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             match flow {
                 Flow::Ovf => {}
                 Flow::Psb if self.at_end() => {
-                    self.push(Event::Overflow { ip: None });
+                    self.push_from(Event::Overflow { ip: None }, first);
                     self.state = State::Done;
                     return;
                 }
                 Flow::Psb => match self.read_psb_plus() {
                     PsbPlus::Complete(found) if found.ip.is_some() => {
-                        self.after_overflow(found.ip, Some(found.over(status)));
+                        self.after_overflow(found.ip, Some(found.over(status)), first);
                         return;
                     }
                     PsbPlus::Complete(found) => status = Some(found.over(status)),
                     PsbPlus::Overflow | PsbPlus::End => {}
                     PsbPlus::Bad(kind) => {
-                        self.push(Event::Overflow { ip: None });
+                        self.push_from(Event::Overflow { ip: None }, first);
                         self.lose(kind);
                         return;
                     }
                 },
                 Flow::Fup(Some(ip)) => {
                     let off = errata.apl12 && self.pge_is_next();
-                    self.after_overflow(Some(ip).filter(|_| !off), status);
+                    self.after_overflow(Some(ip).filter(|_| !off), status, first);
                     return;
                 }
                 Flow::Pgd(_) if errata.apl11 => {
-                    self.after_overflow(None, status);
+                    self.after_overflow(None, status, first);
                     return;
                 }
                 Flow::Tnt { .. } | Flow::Tip(_) | Flow::Pgd(_) | Flow::Fup(None) | Flow::PsbEnd => {
-                    self.push(Event::Overflow { ip: None });
+                    self.push_from(Event::Overflow { ip: None }, first);
                     if errata.skd010 {
                         self.state = State::Lost;
                     } else {
@@ -427,16 +468,17 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
                 _ => {
                     self.reader.put_back(flow);
-                    self.after_overflow(None, status);
+                    self.after_overflow(None, status, first);
                     return;
                 }
             }
         }
     }
 
-    fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>) {
+    fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>, first: Origin) {
         self.consumed();
-        self.push(Event::Overflow { ip });
+        let gives = self.notes.last.unwrap_or(Kind::Fup);
+        self.push_from(Event::Overflow { ip }, first.at(ip, gives));
         let bound = core::mem::take(&mut self.bound);
         let tsx = bound
             .tsx

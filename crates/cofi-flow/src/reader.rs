@@ -1,12 +1,15 @@
 //! The packet stream as the flow sees it: addresses decompressed, time kept, padding and maintenance left out.
 
+use alloc::collections::VecDeque;
+
 use cofi_packet::intel::{
-    Block, CfeType, DecodeError, Kind, LastIp, Packet, TsxState, decode, decode_in, sync_forward,
+    Block, BlockType, CfeType, DecodeError, Kind, LastIp, Packet, TsxState, decode, decode_in,
+    sync_forward,
 };
 use cofi_packet::{ExecMode, Ip, Tsc};
 
-use crate::Errata;
 use crate::time::TimeTracker;
+use crate::{Errata, Tick};
 
 /// A packet that concerns the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +67,25 @@ pub(crate) enum Flow {
         size: u8,
         ip: bool,
     },
-    /// A packet block has ended, or a trigger fired, and the FUP that follows is its own.
-    OwnFup(Kind),
+    Mnt(u64),
+    Bbp {
+        kind: BlockType,
+        size: u8,
+    },
+    Bip {
+        block: BlockType,
+        id: u8,
+        payload: u64,
+    },
+    Bep {
+        ip: bool,
+    },
+    Trig {
+        ip: bool,
+        multiple: bool,
+        vector: u8,
+        count: Option<u16>,
+    },
 }
 
 impl Flow {
@@ -92,9 +112,22 @@ impl Flow {
             Flow::Cfe { .. } => Kind::Cfe,
             Flow::Evd { .. } => Kind::Evd,
             Flow::Ptw { .. } => Kind::Ptw,
-            Flow::OwnFup(kind) => *kind,
+            Flow::Mnt(_) => Kind::Mnt,
+            Flow::Bbp { .. } => Kind::Bbp,
+            Flow::Bip { .. } => Kind::Bip,
+            Flow::Bep { .. } => Kind::Bep,
+            Flow::Trig { .. } => Kind::Trig,
         }
     }
+}
+
+/// A timing packet that was read, for those who want to see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticked {
+    pub(crate) offset: usize,
+    pub(crate) tick: Tick,
+    /// The time that it tells.
+    pub(crate) now: Option<Tsc>,
 }
 
 /// What came of asking for the next packet.
@@ -109,6 +142,8 @@ pub(crate) struct Reader<'t> {
     offset: usize,
     last_ip: LastIp,
     block: Block,
+    /// What the block that is open holds.
+    block_type: BlockType,
     /// The time when the packet last returned was made.
     pub(crate) time: TimeTracker,
     /// How many timing packets have been read.
@@ -117,6 +152,8 @@ pub(crate) struct Reader<'t> {
     searched: (usize, Option<Tsc>),
     /// A packet that was read too early and is to be returned again.
     back: Option<(usize, Flow)>,
+    /// The timing packets read since they were last taken out; none if nobody wants them.
+    pub(crate) ticks: Option<VecDeque<Ticked>>,
     skd007: bool,
     skz84: bool,
 }
@@ -129,10 +166,12 @@ impl<'t> Reader<'t> {
             offset: 0,
             last_ip: LastIp::new(),
             block: Block::Outside,
+            block_type: BlockType::GPR,
             time,
             timing: 0,
             searched: (0, None),
             back: None,
+            ticks: None,
             skd007: errata.skd007,
             skz84: errata.skz84,
         }
@@ -270,6 +309,15 @@ impl<'t> Reader<'t> {
             }
             if self.time.take(&decoded.packet()) {
                 self.timing += 1;
+                if let Some(ticks) = &mut self.ticks
+                    && let Some(tick) = Tick::from_packet(&decoded.packet())
+                {
+                    ticks.push_back(Ticked {
+                        offset: self.offset,
+                        tick,
+                        now: self.time.now(),
+                    });
+                }
                 continue;
             }
             let flow = match decoded.packet() {
@@ -335,8 +383,31 @@ impl<'t> Reader<'t> {
                     size: payload.size().bytes() as u8,
                     ip,
                 },
-                Packet::Bep { ip: true } => Flow::OwnFup(Kind::Bep),
-                Packet::Trig { ip: true, .. } => Flow::OwnFup(Kind::Trig),
+                Packet::Mnt { payload } => Flow::Mnt(payload.0),
+                Packet::Bbp { size, kind } => {
+                    self.block_type = kind;
+                    Flow::Bbp {
+                        kind,
+                        size: size.bytes() as u8,
+                    }
+                }
+                Packet::Bip { id, payload } => Flow::Bip {
+                    block: self.block_type,
+                    id: id.get() as u8,
+                    payload: payload.get(),
+                },
+                Packet::Bep { ip } => Flow::Bep { ip },
+                Packet::Trig {
+                    ip,
+                    mult,
+                    vector,
+                    count,
+                } => Flow::Trig {
+                    ip,
+                    multiple: mult,
+                    vector,
+                    count,
+                },
                 _ => continue,
             };
             return Some(Ok(flow));

@@ -24,6 +24,8 @@ pub(crate) enum Command {
     Report(ReportArgs),
     /// List the executed instructions of a trace, in order.
     Insn(InsnArgs),
+    /// List what the packets of a trace tell by themselves, in order: no code is needed.
+    Events(EventsArgs),
     /// List the packets of a trace, in order.
     Dump(DumpArgs),
     /// Assemble packets from text: the inverse of `dump`.
@@ -198,6 +200,22 @@ pub(crate) struct InsnArgs {
     /// One JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi events`.
+#[derive(Args, Debug)]
+pub(crate) struct EventsArgs {
+    /// One JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also where branches led, and which conditional ones were taken: `target` and `branches`.
+    #[arg(long)]
+    pub(crate) branches: bool,
+    /// Also the timing packets: `tick`.
+    #[arg(long)]
+    pub(crate) ticks: bool,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
 }
