@@ -5,7 +5,7 @@ use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, TsxState};
 
 use crate::decoder::{FlowDecoder, Phase, State, unexpected};
-use crate::events::notes::Origin;
+use crate::events::notes::{Origin, Run};
 use crate::pending::{AtIp, Bound, Pending, PsbPlus, Status};
 use crate::reader::Flow;
 use crate::{Event, Expected, FlowErrorKind};
@@ -14,6 +14,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Tracing is on, from `ip`.
     fn turn_on(&mut self, ip: Ip) {
         self.consumed();
+        self.found(Some(ip));
         self.state = State::On;
         self.phase = Phase::Enter;
         self.ip = ip;
@@ -35,15 +36,40 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.resume_at = resume_at;
     }
 
+    /// Where control is, or that tracing is off, is known again, if it was not.
+    fn found(&mut self, ip: Option<Ip>) {
+        if let Some(from) = self.notes.lost_at.take() {
+            let lost = self.read_at.saturating_sub(from) as u64;
+            self.push(Event::Resync { ip, lost });
+        }
+    }
+
+    /// Tracing turns out to be off.
+    fn found_off(&mut self, ip: Option<Ip>) {
+        self.consumed();
+        self.found(None);
+        self.turn_off(None);
+        self.push(Event::Disabled { ip });
+    }
+
     fn error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
         self.push_error(ip, kind);
+        self.notes.lost_at.get_or_insert(self.read_at);
+        self.notes.run = self.reader.run();
+        self.notes.was_on = false;
+        self.reader.doubt |= kind.casts_doubt();
         if matches!(kind, FlowErrorKind::Packet(_)) && !self.reader.skip_to_psb() {
             self.state = State::Done;
         }
     }
 
     /// Control is lost at `ip`: reports it and goes on where what is pending tells the address, if it does.
+    ///
+    /// An error that casts doubt on the packets leaves nothing certain but what is told without reference to earlier ones: an address in full,
+    /// with a packet that comes only while PacketEn is set.
     pub(crate) fn fail(&mut self, kind: FlowErrorKind) {
+        let is_sure = !kind.casts_doubt();
+        let has_address = is_sure || self.reader.is_full;
         self.state = State::Lost;
         self.phase = Phase::Enter;
         self.body = 0..0;
@@ -52,6 +78,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.resume_at = None;
         // Without code nobody knows how far control has got.
         self.error(Some(self.ip).filter(|_| !self.notes.tells), kind);
+        self.notes.was_on = is_sure;
         match core::mem::replace(&mut self.pending, Pending::None) {
             Pending::At {
                 what: AtIp::Status(status),
@@ -61,7 +88,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Pending::At {
                 what: AtIp::Branch { to },
                 ..
-            } => {
+            } if has_address => {
                 self.release_held(None);
                 self.turn_on(to);
             }
@@ -70,29 +97,33 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 ..
             } => {
                 self.release_held(None);
-                self.turn_off(None);
-                self.push(Event::Disabled { ip });
+                if has_address {
+                    self.found_off(ip);
+                }
             }
-            Pending::At {
-                ip,
-                what: AtIp::Events | AtIp::Ptwrite,
-            } => {
+            Pending::At { ip, what } if has_address => {
+                let is_traced = is_sure
+                    || matches!(what, AtIp::Ptwrite)
+                    || self.bound.mode.is_some()
+                    || self.bound.tsx.is_some();
                 self.release_held(Some(ip));
-                self.turn_on(ip);
+                if is_traced {
+                    self.turn_on(ip);
+                }
             }
-            Pending::Pge(Some(ip)) => self.turn_on(ip),
-            Pending::Pgd(ip) => {
-                self.turn_off(None);
-                self.push(Event::Disabled { ip });
-            }
+            Pending::Pge(Some(ip)) if has_address => self.turn_on(ip),
+            Pending::Pgd(ip) if is_sure || ip.is_some() && has_address => self.found_off(ip),
             Pending::Overflow => self.overflow(),
             Pending::End => self.state = State::Done,
             Pending::None
             | Pending::Tip(_)
-            | Pending::Pge(None)
-            | Pending::Paging { .. }
-            | Pending::Vmcs(_)
+            | Pending::At { .. }
+            | Pending::Pge(_)
+            | Pending::Pgd(_)
             | Pending::Bad(_) => {}
+            // They hold from the next address packet on, at the latest.
+            Pending::Paging { cr3, nr } => self.bound.paging = Some((cr3, nr)),
+            Pending::Vmcs(base) => self.bound.vmcs = Some(base),
             // Where is unknown now; what is not.
             Pending::Ptwrite { payload, size } => self.push(Event::Ptwrite {
                 ip: None,
@@ -126,11 +157,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.returns.clear();
         self.bound = Bound::default();
         match status.ip {
-            Some(ip) if !(self.config.errata.bdm70 && self.pge_is_next()) => {
+            // Tracing cannot be switched on while it is on: then the PSB+ tells what is not so yet (erratum BDM70).
+            Some(ip) if !self.pge_is_next() => {
                 self.turn_on(ip);
                 self.apply_status(status);
             }
             _ => {
+                self.found(None);
                 self.turn_off(None);
                 self.apply_status(status);
             }
@@ -227,10 +260,16 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     PsbPlus::Bad(kind) => self.lose(kind),
                 }
             }
+            // The address is in doubt.
+            Flow::Pge(None) if self.reader.doubt => {
+                self.state = State::Lost;
+                self.notes.lost_at.get_or_insert(self.read_at);
+            }
             Flow::Pge(None) => self.lose(FlowErrorKind::SuppressedIp {
                 packet: Kind::TipPge,
             }),
-            Flow::Pgd(_) => self.error(None, unexpected(flow, Expected::TipPge)),
+            // Off it is in any case.
+            Flow::Pgd(_) => self.push_error(None, unexpected(flow, Expected::TipPge)),
             Flow::Fup(_) => {
                 self.lose(unexpected(flow, Expected::TipPge));
                 self.reader.put_back(flow);
@@ -291,6 +330,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             return self.fup_while_lost(ip);
         }
         self.release_held(None);
+        if !matches!(flow, Flow::Tip(_)) {
+            self.notes.run = self.reader.run();
+        }
         match flow {
             Flow::Psb if self.at_end() => self.state = State::Done,
             Flow::Psb => match self.read_psb_plus() {
@@ -300,11 +342,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 PsbPlus::Bad(kind) => self.error(None, kind),
             },
             Flow::Pge(Some(ip)) => self.turn_on(ip),
-            Flow::Pgd(ip) => {
-                self.turn_off(None);
-                self.push(Event::Disabled { ip });
-                self.note_used();
-            }
+            Flow::Pgd(ip) if !self.reader.doubt => self.found_off(ip),
+            Flow::Pgd(ip) if self.notes.tells => self.push(Event::Disabled { ip }),
             Flow::Ovf => self.overflow(),
             Flow::ModeExec { .. } | Flow::ModeTsx(_) | Flow::Pip { .. } | Flow::Vmcs(_) => {
                 self.bind(flow);
@@ -312,11 +351,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Flow::Tip(Some(ip)) if self.notes.tells => {
                 // Who walks no code misses none of the TNT bits before it.
                 self.consumed();
+                self.found(Some(ip));
                 self.state = State::On;
                 self.push(Event::Target { ip });
                 let bound = core::mem::take(&mut self.bound);
                 self.apply(bound, Some(ip));
             }
+            Flow::Tip(Some(ip)) if self.no_bits_wait() => self.turn_on(ip),
             Flow::Tip(_) => {
                 // A far transfer has used up what was bound, though nobody knows where.
                 let bound = core::mem::take(&mut self.bound);
@@ -339,7 +380,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 deepest,
                 wake,
             }),
-            Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pge(None) | Flow::PsbEnd => {}
+            Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pge(None) | Flow::Pgd(_) | Flow::PsbEnd => {}
             // `hold` has taken these.
             Flow::Mwait { .. }
             | Flow::Pwre { .. }
@@ -353,6 +394,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
+    /// Whether the TIP just read, control being lost, tells where control is, with all TNT bits before it being those of branches before it.
+    fn no_bits_wait(&self) -> bool {
+        match self.notes.run {
+            Run::Unknown => false,
+            Run::Clear => true,
+            Run::Partial(timing) => {
+                let mut ahead = self.reader.clone();
+                matches!(ahead.next(), Some(Ok(Flow::Tnt { .. }))) && ahead.timing == timing
+            }
+        }
+    }
+
     /// A FUP, control being lost: does it tell where control is?
     ///
     /// It does if it, or what it belongs to, comes only while PacketEn is set. So do FUPs of compound events, of MODE
@@ -362,7 +415,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.bind_tsx(ip);
         let aborts = self.bound.tsx == Some(TsxState::Aborted);
         if self.claimed && !aborts {
-            let is_traced = self.ptwrite.is_some() || self.bound.mode.is_some();
+            let is_traced =
+                self.notes.was_on || self.ptwrite.is_some() || self.bound.mode.is_some();
             self.release_held(Some(ip));
             if is_traced {
                 self.turn_on(ip);
@@ -378,6 +432,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
         match self.read_compound() {
             Ok(what @ (AtIp::Branch { .. } | AtIp::Disable { .. })) if self.notes.tells => {
+                self.found(Some(ip));
                 self.state = State::On;
                 self.ip = ip;
                 self.arrive(ip, what);
@@ -388,9 +443,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             Ok(AtIp::Disable { ip: to }) => {
                 self.release_held(Some(ip));
-                self.turn_off(None);
-                self.push(Event::Disabled { ip: to });
-                self.note_used();
+                self.found_off(to);
             }
             Ok(AtIp::Events | AtIp::Ptwrite | AtIp::Status(_)) => self.release_held(Some(ip)),
             Err(kind) => self.error(None, kind),
@@ -456,10 +509,19 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     self.after_overflow(None, status, first);
                     return;
                 }
+                Flow::Fup(None) if self.reader.doubt => {
+                    self.push_from(Event::Overflow { ip: None }, first);
+                    self.state = State::Lost;
+                    self.notes.run = Run::Unknown;
+                    self.notes.was_on = false;
+                    return;
+                }
                 Flow::Tnt { .. } | Flow::Tip(_) | Flow::Pgd(_) | Flow::Fup(None) | Flow::PsbEnd => {
                     self.push_from(Event::Overflow { ip: None }, first);
                     if errata.skd010 {
                         self.state = State::Lost;
+                        self.notes.run = Run::Unknown;
+                        self.notes.was_on = false;
                     } else {
                         self.lose(unexpected(flow, Expected::FupOrTipPge));
                     }
@@ -477,6 +539,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>, first: Origin) {
         self.consumed();
+        self.found(ip);
         let gives = self.notes.last.unwrap_or(Kind::Fup);
         self.push_from(Event::Overflow { ip }, first.at(ip, gives));
         let bound = core::mem::take(&mut self.bound);

@@ -154,8 +154,16 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             tsc: self.reader.time.now(),
             ..Origin::default()
         });
-        self.out
-            .push_back(Item::Error(FlowError { offset, ip, kind }));
+        let packet = match kind {
+            FlowErrorKind::Packet(_) => None,
+            _ => self.reader.kind_at(self.read_at),
+        };
+        self.out.push_back(Item::Error(FlowError {
+            offset,
+            ip,
+            packet,
+            kind,
+        }));
     }
 
     /// The next packet that matters to the flow, its place and time noted. What belongs to no instruction is due at once. A block

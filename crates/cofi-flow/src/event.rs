@@ -262,6 +262,13 @@ pub enum Event {
         /// Where, if known.
         ip: Option<Ip>,
     },
+    /// After an error: from here on the flow is known again.
+    Resync {
+        /// Where control is; none if tracing is off.
+        ip: Option<Ip>,
+        /// How many bytes of the stream lie between the packet at which it was lost, and the one that told this.
+        lost: u64,
+    },
     /// Something that means a thing to those alone who know the processor's model (33.4.2.19). It belongs to no instruction.
     Maintenance {
         /// The payload.

@@ -3,11 +3,12 @@
 use alloc::collections::VecDeque;
 
 use cofi_packet::intel::{
-    Block, BlockType, CfeType, DecodeError, Kind, LastIp, Packet, TsxState, decode, decode_in,
-    sync_forward,
+    Block, BlockType, CfeType, DecodeError, IpBytes, IpPayload, Kind, LastIp, Packet, TsxState,
+    decode, decode_in, sync_forward,
 };
 use cofi_packet::{ExecMode, Ip, Tsc};
 
+use crate::events::notes::Run;
 use crate::time::TimeTracker;
 use crate::{Errata, Tick};
 
@@ -141,6 +142,10 @@ pub(crate) struct Reader<'t> {
     /// Where the packet last returned began.
     offset: usize,
     last_ip: LastIp,
+    /// Whether the last IP is in doubt: then an address counts only if it is told in full.
+    pub(crate) doubt: bool,
+    /// Whether the address told last was told in full, or since a PSB, behind which nothing is in doubt.
+    pub(crate) is_full: bool,
     block: Block,
     /// What the block that is open holds.
     block_type: BlockType,
@@ -165,6 +170,8 @@ impl<'t> Reader<'t> {
             at: 0,
             offset: 0,
             last_ip: LastIp::new(),
+            doubt: false,
+            is_full: false,
             block: Block::Outside,
             block_type: BlockType::GPR,
             time,
@@ -215,6 +222,35 @@ impl<'t> Reader<'t> {
     /// Whether the stream holds nothing but padding.
     pub(crate) fn only_padding(&self) -> bool {
         self.bytes.iter().all(|byte| *byte == 0)
+    }
+
+    /// The address in a packet; none if it is suppressed, or compressed against one that is in doubt.
+    fn address(&mut self, payload: IpPayload) -> Option<Ip> {
+        let ip = self.last_ip.apply(payload);
+        self.is_full = matches!(payload.ip_bytes(), IpBytes::Sext48 | IpBytes::Full);
+        self.doubt &= !self.is_full;
+        ip.filter(|_| !self.doubt)
+    }
+
+    /// What the packet last returned means for a TIP that comes next.
+    pub(crate) fn run(&self) -> Run {
+        let bytes = self.bytes.get(self.offset..).unwrap_or_default();
+        let len = match decode(bytes).map(|raw| raw.packet()) {
+            Ok(Packet::Tnt8 { bits }) => bits.len() % 6,
+            Ok(Packet::Tnt64 { bits }) => bits.len() % 47,
+            Ok(Packet::Tip { .. }) | Err(_) => 0,
+            Ok(_) => return Run::Clear,
+        };
+        match len {
+            0 => Run::Unknown,
+            _ => Run::Partial(self.timing),
+        }
+    }
+
+    /// What stands at an offset, for messages.
+    pub(crate) fn kind_at(&self, offset: usize) -> Option<Kind> {
+        let raw = decode(self.bytes.get(offset..)?).ok()?;
+        Some(raw.kind())
     }
 
     /// The time by which everything read so far had happened, as the next timing packet tells that can.
@@ -329,10 +365,10 @@ impl<'t> Reader<'t> {
                     bits: bits.bits(),
                     len: bits.len() as u8,
                 },
-                Packet::Tip { ip } => Flow::Tip(self.last_ip.apply(ip)),
-                Packet::TipPge { ip } => Flow::Pge(self.last_ip.apply(ip)),
-                Packet::TipPgd { ip } => Flow::Pgd(self.last_ip.apply(ip)),
-                Packet::Fup { ip } => Flow::Fup(self.last_ip.apply(ip)),
+                Packet::Tip { ip } => Flow::Tip(self.address(ip)),
+                Packet::TipPge { ip } => Flow::Pge(self.address(ip)),
+                Packet::TipPgd { ip } => Flow::Pgd(self.address(ip)),
+                Packet::Fup { ip } => Flow::Fup(self.address(ip)),
                 Packet::Pip { cr3, nr } => Flow::Pip { cr3: cr3.get(), nr },
                 Packet::ModeExec {
                     mode,
@@ -347,6 +383,7 @@ impl<'t> Reader<'t> {
                 Packet::Ovf => Flow::Ovf,
                 Packet::Psb => {
                     self.last_ip.reset();
+                    self.doubt = false;
                     Flow::Psb
                 }
                 Packet::PsbEnd => Flow::PsbEnd,

@@ -250,7 +250,7 @@ fn code_that_becomes_known_heals_a_fault() {
         }
         flow.push(word(&item));
     }
-    assert_eq!(flow[3..], ["enabled:1000", "1000", "1001", "1003"]);
+    assert_eq!(flow[4..], ["enabled:1000", "1000", "1001", "1003"]);
 }
 
 #[test]

@@ -185,6 +185,7 @@ fn place(event: Event) -> Option<Ip> {
         Event::AsyncBranch { from: ip, .. } | Event::AsyncDisabled { at: ip, .. } => Some(ip),
         Event::Disabled { ip }
         | Event::Overflow { ip }
+        | Event::Resync { ip, .. }
         | Event::Tsx { ip, .. }
         | Event::ExStop { ip }
         | Event::Ptwrite { ip, .. }

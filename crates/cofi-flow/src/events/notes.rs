@@ -107,10 +107,33 @@ impl BoundOrigins {
     }
 }
 
-/// What the event level remembers beside what all levels need.
+/// What stands before a TIP: may some of the TNT bits there belong to branches after it?
+///
+/// A processor may defer TIPs (33.4.2.3): it sends TNT bits when they fill a packet or when another packet forces them out, then the
+/// TIPs, then that other packet. So bits may belong to branches after the TIPs behind them. They cannot if there are none; nor
+/// if the TNT is not full and what comes behind the TIPs is a TNT: then the last TIP itself forced them out, that of a RET, which is never
+/// deferred; or the processor does not defer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Run {
+    /// They may, for all that is known.
+    #[default]
+    Unknown,
+    /// There are no bits.
+    Clear,
+    /// A TNT that is not full, when so many timing packets had been read. (Whether timing packets force bits out, the manual leaves open.)
+    Partial(u64),
+}
+
+/// What is remembered of losses, and for the event level.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
-    /// Whether anybody wants to know.
+    /// Where the flow was lost, until it is found again.
+    pub(crate) lost_at: Option<usize>,
+    /// Control was lost while tracing was on, and no packet in between is in doubt.
+    pub(crate) was_on: bool,
+    /// While control is lost: what stands before a TIP that comes next.
+    pub(crate) run: Run,
+    /// Whether this is the event level: it wants to know the rest.
     pub(crate) tells: bool,
     /// The packet, or the packets of a compound event, that are being dealt with.
     pub(crate) now: Origin,

@@ -19,6 +19,8 @@ pub(crate) fn hex(text: &str) -> u64 {
 fn ip(text: &str) -> IpPayload {
     match text {
         "-" => IpPayload::SUPPRESSED,
+        // Its low 16 bits.
+        text if text.starts_with('~') => IpPayload::update16(hex(&text[1..]) as u16),
         text => IpPayload::sext48(U48::truncate(hex(text))),
     }
 }

@@ -48,6 +48,7 @@ pub(crate) fn event_word(event: Event) -> String {
         Event::Block { kind, size, ip } => format!("block:{}/{size}@{}", kind.get(), place(ip)),
         Event::BlockItem { id, payload, .. } => format!("item:{id}:{payload:x}"),
         Event::Trigger { vector, ip, .. } => format!("trigger:{vector:x}@{}", place(ip)),
+        Event::Resync { ip, lost } => format!("resync:{}+{lost:x}", place(ip)),
         Event::Maintenance { payload } => format!("mnt:{payload:x}"),
         Event::Target { ip } => format!(">{:x}", ip.0),
         Event::Branches { tnt } => tnt
