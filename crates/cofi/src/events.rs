@@ -1,6 +1,7 @@
 //! `cofi events`: what packets tell by themselves, in order.
 
 use crate::args::EventsArgs;
+use crate::item::Loss;
 use crate::json::Line;
 use crate::output::stdout;
 use crate::{Ended, input, item};
@@ -20,6 +21,7 @@ pub(crate) fn run(args: &EventsArgs) -> Result<Ended> {
         if several && !args.json {
             writeln!(out, "{}", input::title(stream))?;
         }
+        let mut loss = Loss::default();
         let mut events = session.events(stream);
         if args.branches {
             events = events.with_branches();
@@ -33,7 +35,7 @@ pub(crate) fn run(args: &EventsArgs) -> Result<Ended> {
                 text(&told, &mut out)?;
                 continue;
             }
-            describe(&told, &mut line);
+            describe(&told, &mut loss, &mut line);
             if several {
                 input::tag(stream, &mut line);
             }
@@ -49,18 +51,27 @@ pub(crate) fn run(args: &EventsArgs) -> Result<Ended> {
 }
 
 /// Writes what was told into `line`, all keys but those of the stream.
-fn describe(told: &Told, line: &mut Line) {
+fn describe(told: &Told, loss: &mut Loss, line: &mut Line) {
     match &told.what {
         Ok(event) => {
             line.begin();
             item::describe_event(event, line);
-            line.number("offset", told.offset.0);
+            match event {
+                // It says so itself.
+                Event::Resync { .. } => {
+                    loss.note(&(*event).into(), || (told.offset, told.tsc), Some(line))
+                }
+                _ => _ = line.number("offset", told.offset.0),
+            }
             if let (Some(ip), true) = (told.ip, is_bare(event)) {
                 line.hex("ip", ip.0);
             }
             line.text("packets", &told.packets.to_string());
         }
-        Err(error) => item::describe(&(*error).into(), line),
+        Err(error) => {
+            loss.note(&(*error).into(), || (told.offset, told.tsc), None);
+            item::describe(&(*error).into(), line);
+        }
     }
     if let Some(tsc) = told.tsc {
         line.number("tsc", tsc.0);
@@ -95,7 +106,11 @@ fn text(told: &Told, out: &mut impl Write) -> Result<()> {
             item::sentence(event),
             told.packets
         )?,
-        Err(error) => writeln!(out, "{offset:08x}: {tsc:>15} {ip}  !! {}", error.kind)?,
+        Err(error) => writeln!(
+            out,
+            "{offset:08x}: {tsc:>15} {ip}  !! {}",
+            item::with_advice(&error.kind)
+        )?,
     }
     Ok(())
 }

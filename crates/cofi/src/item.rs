@@ -1,9 +1,10 @@
 //! One item of the flow as a line: JSON as the contract fixes it, or text.
 
+use crate::digits::counted;
 use crate::json::Line;
-use cofi_flow::{ControlEvent, Event, Item, Tick};
-use cofi_packet::Ip;
+use cofi_flow::{ControlEvent, Event, FlowError, FlowErrorKind, Item, Tick};
 use cofi_packet::intel::{CState, StateValue, TsxState, WakeReason};
+use cofi_packet::{Ip, StreamOffset, Tsc};
 
 const fn control_name(event: ControlEvent) -> &'static str {
     match event {
@@ -25,6 +26,58 @@ const fn control_name(event: ControlEvent) -> &'static str {
     }
 }
 
+/// What is wrong, and what the user can do about it, if there is something.
+pub(crate) fn with_advice(kind: &FlowErrorKind) -> String {
+    let advice = match kind.name() {
+        "no-code" => "; give the code of bare packets with --elf or --raw",
+        "no-psb" => "; if it is no Intel PT, say what it is with --format",
+        _ => "",
+    };
+    format!("{kind}{advice}")
+}
+
+/// An error as a person reads it.
+pub(crate) fn wrong(error: &FlowError) -> String {
+    let ip = error
+        .ip
+        .map_or_else(String::new, |ip| format!(", instruction {ip}"));
+    format!(
+        "at stream offset {}{ip}: {}",
+        error.offset,
+        with_advice(&error.kind)
+    )
+}
+
+/// From an error to where the flow is found again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Loss {
+    since: Option<Tsc>,
+}
+
+impl Loss {
+    /// Takes note of an item and of the time at it. To `line`, which describes an item that ends a loss, it adds what was lost.
+    pub(crate) fn note(
+        &mut self,
+        item: &Item,
+        place: impl FnOnce() -> (StreamOffset, Option<Tsc>),
+        line: Option<&mut Line>,
+    ) {
+        match item {
+            Item::Error(_) if self.since.is_none() => self.since = place().1,
+            Item::Event(Event::Resync { .. }) => {
+                let (offset, now) = place();
+                let since = self.since.take();
+                let Some(line) = line else { return };
+                line.number("offset", offset.0);
+                if let (Some(since), Some(now)) = (since, now) {
+                    line.number("tsc_from", since.0).number("tsc_to", now.0);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 fn raw(ip: Option<Ip>) -> Option<u64> {
     ip.map(|ip| ip.0)
 }
@@ -37,9 +90,17 @@ pub(crate) fn describe(item: &Item, line: &mut Line) {
             line.hex("insn", insn.ip.0);
         }
         Item::Error(error) => {
-            line.text("error", &error.kind.to_string())
+            line.text("error", &with_advice(&error.kind))
                 .number("offset", error.offset.0)
-                .hex_or_null("ip", raw(error.ip));
+                .hex_or_null("ip", raw(error.ip))
+                .text("kind", error.kind.name());
+            match error.packet {
+                Some(packet) => line.text("packet", packet.name()),
+                None => line.null("packet"),
+            };
+            if let Some(expected) = error.kind.expected() {
+                line.text("expected", &expected.to_string());
+            }
         }
         Item::Event(event) => describe_event(event, line),
     }
@@ -148,6 +209,10 @@ pub(crate) fn describe_event(event: &Event, line: &mut Line) {
             };
             line.hex_or_null("ip", raw(ip))
         }
+        Event::Resync { ip, lost } => line
+            .text("event", "resync")
+            .hex_or_null("ip", raw(ip))
+            .number("lost_bytes", lost),
         Event::Maintenance { payload } => line.text("event", "mnt").hex("payload", payload),
         Event::Target { ip } => line.text("event", "target").hex("ip", ip.0),
         Event::Branches { tnt } => {
@@ -248,6 +313,13 @@ pub(crate) fn sentence(event: &Event) -> String {
             None => format!("  item {id} = {payload:#x}"),
         },
         Event::Trigger { vector, ip, .. } => format!("trigger {vector:#x}{}", at(ip)),
+        Event::Resync { ip, lost } => {
+            let place = ip.map_or_else(|| "tracing is off".into(), |ip| format!("at {ip}"));
+            format!(
+                "found again: {place}; {} of trace lost",
+                counted(lost, "byte")
+            )
+        }
         Event::Maintenance { payload } => format!("maintenance {payload:#x}"),
         Event::Target { ip } => format!("branch to {ip}"),
         Event::Branches { tnt } => {
