@@ -1,18 +1,20 @@
 //! What the decoder does while the place of control is not known or tracing is off.
 
 use cofi_insn::CodeSource;
+use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, TsxState};
-use cofi_packet::{Ip, StreamOffset};
 
 use crate::decoder::{FlowDecoder, Phase, State, unexpected};
+use crate::events::notes::{Origin, Run};
 use crate::pending::{AtIp, Bound, Pending, PsbPlus, Status};
 use crate::reader::Flow;
-use crate::{Event, Expected, FlowError, FlowErrorKind, Item};
+use crate::{Event, Expected, FlowErrorKind};
 
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Tracing is on, from `ip`.
     fn turn_on(&mut self, ip: Ip) {
         self.consumed();
+        self.found(Some(ip));
         self.state = State::On;
         self.phase = Phase::Enter;
         self.ip = ip;
@@ -34,24 +36,49 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.resume_at = resume_at;
     }
 
+    /// Where control is, or that tracing is off, is known again, if it was not.
+    fn found(&mut self, ip: Option<Ip>) {
+        if let Some(from) = self.notes.lost_at.take() {
+            let lost = self.read_at.saturating_sub(from) as u64;
+            self.push(Event::Resync { ip, lost });
+        }
+    }
+
+    /// Tracing turns out to be off.
+    fn found_off(&mut self, ip: Option<Ip>) {
+        self.consumed();
+        self.found(None);
+        self.turn_off(None);
+        self.push(Event::Disabled { ip });
+    }
+
     fn error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
-        let offset = StreamOffset(self.read_at as u64);
-        self.out
-            .push_back(Item::Error(FlowError { offset, ip, kind }));
+        self.push_error(ip, kind);
+        self.notes.lost_at.get_or_insert(self.read_at);
+        self.notes.run = self.reader.run();
+        self.notes.was_on = false;
+        self.reader.doubt |= kind.casts_doubt();
         if matches!(kind, FlowErrorKind::Packet(_)) && !self.reader.skip_to_psb() {
             self.state = State::Done;
         }
     }
 
     /// Control is lost at `ip`: reports it and goes on where what is pending tells the address, if it does.
+    ///
+    /// An error that casts doubt on the packets leaves nothing certain but what is told without reference to earlier ones: an address in full,
+    /// with a packet that comes only while PacketEn is set.
     pub(crate) fn fail(&mut self, kind: FlowErrorKind) {
+        let is_sure = !kind.casts_doubt();
+        let has_address = is_sure || self.reader.is_full;
         self.state = State::Lost;
         self.phase = Phase::Enter;
         self.body = 0..0;
         self.tnt_len = 0;
         self.returns.clear();
         self.resume_at = None;
-        self.error(Some(self.ip), kind);
+        // Without code nobody knows how far control has got.
+        self.error(Some(self.ip).filter(|_| !self.notes.tells), kind);
+        self.notes.was_on = is_sure;
         match core::mem::replace(&mut self.pending, Pending::None) {
             Pending::At {
                 what: AtIp::Status(status),
@@ -61,7 +88,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Pending::At {
                 what: AtIp::Branch { to },
                 ..
-            } => {
+            } if has_address => {
                 self.release_held(None);
                 self.turn_on(to);
             }
@@ -70,29 +97,33 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 ..
             } => {
                 self.release_held(None);
-                self.turn_off(None);
-                self.push(Event::Disabled { ip });
+                if has_address {
+                    self.found_off(ip);
+                }
             }
-            Pending::At {
-                ip,
-                what: AtIp::Events | AtIp::Ptwrite,
-            } => {
+            Pending::At { ip, what } if has_address => {
+                let is_traced = is_sure
+                    || matches!(what, AtIp::Ptwrite)
+                    || self.bound.mode.is_some()
+                    || self.bound.tsx.is_some();
                 self.release_held(Some(ip));
-                self.turn_on(ip);
+                if is_traced {
+                    self.turn_on(ip);
+                }
             }
-            Pending::Pge(Some(ip)) => self.turn_on(ip),
-            Pending::Pgd(ip) => {
-                self.turn_off(None);
-                self.push(Event::Disabled { ip });
-            }
+            Pending::Pge(Some(ip)) if has_address => self.turn_on(ip),
+            Pending::Pgd(ip) if is_sure || ip.is_some() && has_address => self.found_off(ip),
             Pending::Overflow => self.overflow(),
             Pending::End => self.state = State::Done,
             Pending::None
             | Pending::Tip(_)
-            | Pending::Pge(None)
-            | Pending::Paging { .. }
-            | Pending::Vmcs(_)
+            | Pending::At { .. }
+            | Pending::Pge(_)
+            | Pending::Pgd(_)
             | Pending::Bad(_) => {}
+            // They hold from the next address packet on, at the latest.
+            Pending::Paging { cr3, nr } => self.bound.paging = Some((cr3, nr)),
+            Pending::Vmcs(base) => self.bound.vmcs = Some(base),
             // Where is unknown now; what is not.
             Pending::Ptwrite { payload, size } => self.push(Event::Ptwrite {
                 ip: None,
@@ -100,8 +131,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 size,
             }),
         }
-        self.held.clear();
-        self.claimed = false;
+        // What happened is told all the same, though nobody knows where.
+        self.release_held(None);
     }
 
     pub(crate) fn start(&mut self) {
@@ -126,11 +157,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.returns.clear();
         self.bound = Bound::default();
         match status.ip {
-            Some(ip) if !(self.config.errata.bdm70 && self.pge_is_next()) => {
+            // Tracing cannot be switched on while it is on: then the PSB+ tells what is not so yet (erratum BDM70).
+            Some(ip) if !self.pge_is_next() => {
                 self.turn_on(ip);
                 self.apply_status(status);
             }
             _ => {
+                self.found(None);
                 self.turn_off(None);
                 self.apply_status(status);
             }
@@ -168,10 +201,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             return;
         }
         self.release_held(None);
-        if let (Flow::Fup(_), Some(mode)) = (flow, self.bound.mode) {
+        if let (Flow::Fup(place), Some(mode)) = (flow, self.bound.mode) {
             // Without BranchEn, a MODE.Exec that tells of RFLAGS.IF has a FUP of its own (33.4.2.8).
             self.bound.mode = None;
-            self.set_mode(mode);
+            let origin = self.notes.bound.mode.at(place, Kind::Fup);
+            self.set_mode(mode, origin);
             self.note_used();
             return;
         }
@@ -180,33 +214,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 // No return is compressed across this, but processors and decoders differ in whether they forget.
                 self.turn_on(ip);
             }
-            Flow::ModeExec {
-                mode,
-                interrupt_flag,
-            } => {
-                self.bound.mode = Some((mode, interrupt_flag));
-                return;
-            }
+            Flow::ModeExec { .. } => return self.bind(flow),
             Flow::ModeTsx(state) => {
+                self.bind(flow);
                 self.bound.tsx = Some(state).filter(|_| self.known.tsx != Some(state));
                 return;
             }
-            Flow::Pip { cr3, nr } => {
-                self.apply(
-                    Bound {
-                        paging: Some((cr3, nr)),
-                        ..Bound::default()
-                    },
-                    None,
-                );
-            }
-            Flow::Vmcs(base) => self.apply(
-                Bound {
-                    vmcs: Some(base),
-                    ..Bound::default()
-                },
-                None,
-            ),
+            Flow::Pip { .. } | Flow::Vmcs(_) => self.apply_alone(flow),
             Flow::Ptw { payload, size, .. } => self.push(Event::Ptwrite {
                 ip: None,
                 payload,
@@ -218,7 +232,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 last,
                 deepest,
                 wake,
-            } => self.push(Event::Pwrx {
+            } => self.wake(Event::Pwrx {
                 last,
                 deepest,
                 wake,
@@ -246,10 +260,16 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     PsbPlus::Bad(kind) => self.lose(kind),
                 }
             }
+            // The address is in doubt.
+            Flow::Pge(None) if self.reader.doubt => {
+                self.state = State::Lost;
+                self.notes.lost_at.get_or_insert(self.read_at);
+            }
             Flow::Pge(None) => self.lose(FlowErrorKind::SuppressedIp {
                 packet: Kind::TipPge,
             }),
-            Flow::Pgd(_) => self.error(None, unexpected(flow, Expected::TipPge)),
+            // Off it is in any case.
+            Flow::Pgd(_) => self.push_error(None, unexpected(flow, Expected::TipPge)),
             Flow::Fup(_) => {
                 self.lose(unexpected(flow, Expected::TipPge));
                 self.reader.put_back(flow);
@@ -262,9 +282,32 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             | Flow::Pwre { .. }
             | Flow::Cfe { .. }
             | Flow::Evd { .. }
-            | Flow::OwnFup(_) => {}
+            | Flow::Bbp { .. }
+            | Flow::Bip { .. }
+            | Flow::Bep { .. }
+            | Flow::Trig { .. }
+            | Flow::Mnt(_) => {}
         }
         self.note_used();
+    }
+
+    /// Applies a PIP or VMCS packet that binds to no address.
+    pub(crate) fn apply_alone(&mut self, flow: Flow) {
+        let bound = self.bound;
+        self.bind(flow);
+        let (paging, vmcs) = match flow {
+            Flow::Pip { .. } => (self.bound.paging, None),
+            _ => (None, self.bound.vmcs),
+        };
+        self.bound = bound;
+        self.apply(
+            Bound {
+                paging,
+                vmcs,
+                ..Bound::default()
+            },
+            None,
+        );
     }
 
     fn lose(&mut self, kind: FlowErrorKind) {
@@ -274,19 +317,22 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Reads on, control being lost, up to packets that tell where it is without need of what was lost: a PSB+, an
-    /// enabling of tracing, the end of an asynchronous branch (a FUP lets no TNT bits wait), an overflow.
+    /// enabling of tracing, the end of an asynchronous branch (a FUP lets no TNT bits wait), an overflow. What else
+    /// happens is told, wherever it is.
     pub(crate) fn while_lost(&mut self) {
         let Some(flow) = self.next_while_away() else {
             return;
         };
-        let claimed = core::mem::take(&mut self.claimed);
-        // A value that was written is told, wherever it was.
-        let place = match flow {
-            Flow::Fup(place) => place,
-            _ => None,
-        };
-        self.claimed = self.ptwrite.is_some();
-        self.release_held(place);
+        if self.hold(flow) {
+            return;
+        }
+        if let Flow::Fup(Some(ip)) = flow {
+            return self.fup_while_lost(ip);
+        }
+        self.release_held(None);
+        if !matches!(flow, Flow::Tip(_)) {
+            self.notes.run = self.reader.run();
+        }
         match flow {
             Flow::Psb if self.at_end() => self.state = State::Done,
             Flow::Psb => match self.read_psb_plus() {
@@ -296,63 +342,111 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 PsbPlus::Bad(kind) => self.error(None, kind),
             },
             Flow::Pge(Some(ip)) => self.turn_on(ip),
-            Flow::Pgd(ip) => {
-                self.turn_off(None);
-                self.push(Event::Disabled { ip });
-                self.note_used();
-            }
-            Flow::Fup(Some(ip)) => {
-                let alone = claimed || self.bound.mode.is_some();
-                let aborts = self.bound.tsx == Some(TsxState::Aborted);
-                if (alone || self.bound.tsx.is_some()) && !aborts {
-                    self.turn_on(ip);
-                    return;
-                }
-                match self.read_compound() {
-                    Ok(AtIp::Branch { to }) => self.turn_on(to),
-                    Ok(AtIp::Disable { ip }) => {
-                        self.turn_off(None);
-                        self.push(Event::Disabled { ip });
-                        self.note_used();
-                    }
-                    Ok(AtIp::Events | AtIp::Ptwrite | AtIp::Status(_)) => {}
-                    Err(kind) => self.error(None, kind),
-                }
-            }
+            Flow::Pgd(ip) if !self.reader.doubt => self.found_off(ip),
+            Flow::Pgd(ip) if self.notes.tells => self.push(Event::Disabled { ip }),
             Flow::Ovf => self.overflow(),
-            Flow::ModeExec {
-                mode,
-                interrupt_flag,
-            } => self.bound.mode = Some((mode, interrupt_flag)),
-            Flow::ModeTsx(state) => self.bound.tsx = Some(state),
-            Flow::Pip { cr3, nr } => self.bound.paging = Some((cr3, nr)),
-            Flow::Vmcs(base) => self.bound.vmcs = Some(base),
+            Flow::ModeExec { .. } | Flow::ModeTsx(_) | Flow::Pip { .. } | Flow::Vmcs(_) => {
+                self.bind(flow);
+            }
+            Flow::Tip(Some(ip)) if self.notes.tells => {
+                // Who walks no code misses none of the TNT bits before it.
+                self.consumed();
+                self.found(Some(ip));
+                self.state = State::On;
+                self.push(Event::Target { ip });
+                let bound = core::mem::take(&mut self.bound);
+                self.apply(bound, Some(ip));
+            }
+            Flow::Tip(Some(ip)) if self.no_bits_wait() => self.turn_on(ip),
             Flow::Tip(_) => {
                 // A far transfer has used up what was bound, though nobody knows where.
                 let bound = core::mem::take(&mut self.bound);
                 self.apply(Bound { tsx: None, ..bound }, None);
             }
-            Flow::ExStop { ip } | Flow::Cfe { ip, .. } => self.claimed = ip,
-            Flow::OwnFup(_) => self.claimed = true,
-            Flow::Ptw { .. } => {
-                // With an IP it waits for its FUP, without it is told at once.
-                if !self.hold(flow)
-                    && let Flow::Ptw { payload, size, .. } = flow
-                {
-                    self.push(Event::Ptwrite {
-                        ip: None,
-                        payload,
-                        size,
-                    });
-                }
+            Flow::Tnt { bits, len } if self.notes.tells => self.branches(bits, len),
+            Flow::Ptw { payload, size, .. } => self.push(Event::Ptwrite {
+                ip: None,
+                payload,
+                size,
+            }),
+            Flow::TraceStop => self.push(Event::Stop),
+            Flow::ExStop { .. } => self.push(Event::ExStop { ip: None }),
+            Flow::Pwrx {
+                last,
+                deepest,
+                wake,
+            } => self.wake(Event::Pwrx {
+                last,
+                deepest,
+                wake,
+            }),
+            Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pge(None) | Flow::Pgd(_) | Flow::PsbEnd => {}
+            // `hold` has taken these.
+            Flow::Mwait { .. }
+            | Flow::Pwre { .. }
+            | Flow::Cfe { .. }
+            | Flow::Evd { .. }
+            | Flow::Bbp { .. }
+            | Flow::Bip { .. }
+            | Flow::Bep { .. }
+            | Flow::Trig { .. }
+            | Flow::Mnt(_) => {}
+        }
+    }
+
+    /// Whether the TIP just read, control being lost, tells where control is, with all TNT bits before it being those of branches before it.
+    fn no_bits_wait(&self) -> bool {
+        match self.notes.run {
+            Run::Unknown => false,
+            Run::Clear => true,
+            Run::Partial(timing) => {
+                let mut ahead = self.reader.clone();
+                matches!(ahead.next(), Some(Ok(Flow::Tnt { .. }))) && ahead.timing == timing
             }
-            Flow::Mwait { .. } | Flow::Pwre { .. } | Flow::Evd { .. } => self.claimed = claimed,
-            Flow::Tnt { .. }
-            | Flow::Fup(None)
-            | Flow::Pge(None)
-            | Flow::TraceStop
-            | Flow::PsbEnd
-            | Flow::Pwrx { .. } => {}
+        }
+    }
+
+    /// A FUP, control being lost: does it tell where control is?
+    ///
+    /// It does if it, or what it belongs to, comes only while PacketEn is set. So do FUPs of compound events, of MODE
+    /// packets and of PTW (33.4.2.21), but not those of EXSTOP, CFE, BEP and TRIG: these depend on ContextEn, and not on FilterEn
+    /// (33.4.2.22, 33.4.2.28, 33.4.2.29), so with IP filtering control may be where nothing tells of its branches.
+    fn fup_while_lost(&mut self, ip: Ip) {
+        self.bind_tsx(ip);
+        let aborts = self.bound.tsx == Some(TsxState::Aborted);
+        if self.claimed && !aborts {
+            let is_traced =
+                self.notes.was_on || self.ptwrite.is_some() || self.bound.mode.is_some();
+            self.release_held(Some(ip));
+            if is_traced {
+                self.turn_on(ip);
+            } else {
+                self.note_used();
+            }
+            return;
+        }
+        if (self.bound.mode.is_some() || self.bound.tsx.is_some()) && !aborts {
+            self.release_held(Some(ip));
+            self.turn_on(ip);
+            return;
+        }
+        match self.read_compound() {
+            Ok(what @ (AtIp::Branch { .. } | AtIp::Disable { .. })) if self.notes.tells => {
+                self.found(Some(ip));
+                self.state = State::On;
+                self.ip = ip;
+                self.arrive(ip, what);
+            }
+            Ok(AtIp::Branch { to }) => {
+                self.release_held(Some(ip));
+                self.turn_on(to);
+            }
+            Ok(AtIp::Disable { ip: to }) => {
+                self.release_held(Some(ip));
+                self.found_off(to);
+            }
+            Ok(AtIp::Events | AtIp::Ptwrite | AtIp::Status(_)) => self.release_held(Some(ip)),
+            Err(kind) => self.error(None, kind),
         }
     }
 
@@ -367,21 +461,21 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             mode: self.bound.mode.filter(|_| off),
             ..Bound::default()
         };
-        self.held.clear();
-        self.claimed = false;
+        self.release_held(None);
         let errata = self.config.errata;
         let mut status = None;
+        let first = self.notes.now;
         loop {
             let flow = match self.next_flow() {
                 Ok(Some(flow)) => flow,
                 Ok(None) => {
                     self.note_used();
-                    self.push(Event::Overflow { ip: None });
+                    self.push_from(Event::Overflow { ip: None }, first);
                     self.state = State::Done;
                     return;
                 }
                 Err(error) => {
-                    self.push(Event::Overflow { ip: None });
+                    self.push_from(Event::Overflow { ip: None }, first);
                     self.lose(error.into());
                     return;
                 }
@@ -389,36 +483,45 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             match flow {
                 Flow::Ovf => {}
                 Flow::Psb if self.at_end() => {
-                    self.push(Event::Overflow { ip: None });
+                    self.push_from(Event::Overflow { ip: None }, first);
                     self.state = State::Done;
                     return;
                 }
                 Flow::Psb => match self.read_psb_plus() {
                     PsbPlus::Complete(found) if found.ip.is_some() => {
-                        self.after_overflow(found.ip, Some(found.over(status)));
+                        self.after_overflow(found.ip, Some(found.over(status)), first);
                         return;
                     }
                     PsbPlus::Complete(found) => status = Some(found.over(status)),
                     PsbPlus::Overflow | PsbPlus::End => {}
                     PsbPlus::Bad(kind) => {
-                        self.push(Event::Overflow { ip: None });
+                        self.push_from(Event::Overflow { ip: None }, first);
                         self.lose(kind);
                         return;
                     }
                 },
                 Flow::Fup(Some(ip)) => {
                     let off = errata.apl12 && self.pge_is_next();
-                    self.after_overflow(Some(ip).filter(|_| !off), status);
+                    self.after_overflow(Some(ip).filter(|_| !off), status, first);
                     return;
                 }
                 Flow::Pgd(_) if errata.apl11 => {
-                    self.after_overflow(None, status);
+                    self.after_overflow(None, status, first);
+                    return;
+                }
+                Flow::Fup(None) if self.reader.doubt => {
+                    self.push_from(Event::Overflow { ip: None }, first);
+                    self.state = State::Lost;
+                    self.notes.run = Run::Unknown;
+                    self.notes.was_on = false;
                     return;
                 }
                 Flow::Tnt { .. } | Flow::Tip(_) | Flow::Pgd(_) | Flow::Fup(None) | Flow::PsbEnd => {
-                    self.push(Event::Overflow { ip: None });
+                    self.push_from(Event::Overflow { ip: None }, first);
                     if errata.skd010 {
                         self.state = State::Lost;
+                        self.notes.run = Run::Unknown;
+                        self.notes.was_on = false;
                     } else {
                         self.lose(unexpected(flow, Expected::FupOrTipPge));
                     }
@@ -427,16 +530,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
                 _ => {
                     self.reader.put_back(flow);
-                    self.after_overflow(None, status);
+                    self.after_overflow(None, status, first);
                     return;
                 }
             }
         }
     }
 
-    fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>) {
+    fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>, first: Origin) {
         self.consumed();
-        self.push(Event::Overflow { ip });
+        self.found(ip);
+        let gives = self.notes.last.unwrap_or(Kind::Fup);
+        self.push_from(Event::Overflow { ip }, first.at(ip, gives));
         let bound = core::mem::take(&mut self.bound);
         let tsx = bound
             .tsx

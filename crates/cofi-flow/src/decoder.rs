@@ -8,12 +8,14 @@ use cofi_packet::intel::TsxState;
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
 
 use crate::cache::{Cache, NONE};
-use crate::pending::{Bound, Pending, held};
+use crate::events::notes::Notes;
+use crate::held::{Held, held};
+use crate::pending::{Bound, Pending};
 use crate::reader::{Flow, Reader};
 use crate::retstack::ReturnStack;
 use crate::time::{Time, TimeTracker};
 use crate::walk::Guard;
-use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, Item, Part, Run};
+use crate::{Executed, Expected, FlowConfig, FlowErrorKind, Item, Part, Run};
 
 /// What is known of control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,11 +81,13 @@ pub struct FlowDecoder<'t, C> {
     /// State as last reported.
     pub(crate) known: Bound,
     /// Events that wait for a FUP to tell their place.
-    pub(crate) held: Vec<Event>,
+    pub(crate) held: Vec<Held>,
     /// Whether one of them is certain to have a FUP of its own.
     pub(crate) claimed: bool,
     /// The value and size of a PTW packet whose FUP is to come.
     pub(crate) ptwrite: Option<(u64, u8)>,
+    /// What the event level wants to know beside.
+    pub(crate) notes: Notes,
     /// Items that are due.
     pub(crate) out: VecDeque<Item>,
     /// The plain instructions that are due: indices of their lengths in the cache.
@@ -141,6 +145,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             held: held(),
             claimed: false,
             ptwrite: None,
+            notes: Notes::default(),
             out: VecDeque::new(),
             body: 0..0,
             after_body: Ip(0),
@@ -303,7 +308,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     }
 
     /// Reads on while control is not being followed.
-    fn go_on(&mut self) {
+    pub(crate) fn go_on(&mut self) {
         match self.state {
             State::On | State::Done => {}
             State::Off => self.while_off(),

@@ -8,13 +8,17 @@ use cofi_packet::{Ip, StreamOffset};
 use thiserror::Error;
 
 /// Where and why the flow was lost.
+///
+/// What was lost is told where the flow is found again: [`Event::Resync`](crate::Event::Resync).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("at stream offset {offset}{}: {kind}", At(*ip))]
 pub struct FlowError {
-    /// The packet that was being used.
+    /// Where the packet begins that was being used, or the bytes that form none.
     pub offset: StreamOffset,
-    /// The instruction that had been reached.
+    /// The instruction that had been reached, if that is known.
     pub ip: Option<Ip>,
+    /// The packet that was being used; none if the bytes form none.
+    pub packet: Option<Kind>,
     /// What is wrong.
     pub kind: FlowErrorKind,
 }
@@ -38,7 +42,7 @@ pub enum FlowErrorKind {
     #[error("{0}")]
     Packet(#[from] DecodeError),
     /// The code cannot be read, or is none.
-    #[error("{0}")]
+    #[error("{}", Code(*.0))]
     Code(#[from] InsnError),
     /// The next packet does not fit the instruction or the packets before it.
     #[error("found {} where {expected} was expected", found.name())]
@@ -83,6 +87,57 @@ pub enum FlowErrorKind {
     /// The stream has no PSB, so that no packet boundary in it is known.
     #[error("the stream has no PSB to begin at")]
     NoPsb,
+}
+
+impl FlowErrorKind {
+    /// A word for the kind of error, which does not change.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Packet(_) => "packet",
+            Self::Code(InsnError::Truncated { available: 0, .. }) => "no-code",
+            Self::Code(_) => "code",
+            Self::Unexpected { .. } => "unexpected",
+            Self::SuppressedIp { .. } => "suppressed-ip",
+            Self::Unreachable { .. } => "unreachable",
+            Self::EmptyReturnStack => "empty-return-stack",
+            Self::ReturnNotTaken => "return-not-taken",
+            Self::EndlessLoop { .. } => "endless-loop",
+            Self::EndlessCode { .. } => "endless-code",
+            Self::NoPsb => "no-psb",
+        }
+    }
+
+    /// What would have fitted, if it was a packet that did not.
+    #[must_use]
+    pub const fn expected(&self) -> Option<Expected> {
+        match self {
+            Self::Unexpected { expected, .. } => Some(*expected),
+            _ => None,
+        }
+    }
+
+    /// Whether the packets themselves may be wrong, and with them what they were decompressed against.
+    ///
+    /// Not if code is missing, or a return goes back to before a loss: a whole trace has these.
+    pub(crate) const fn casts_doubt(&self) -> bool {
+        !matches!(
+            self,
+            Self::Code(InsnError::Truncated { .. }) | Self::EmptyReturnStack | Self::NoPsb
+        )
+    }
+}
+
+/// Missing code as a sentence.
+struct Code(InsnError);
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            InsnError::Truncated { ip, available: 0 } => write!(f, "no code is known at {ip}"),
+            error => error.fmt(f),
+        }
+    }
 }
 
 /// What would have fitted.

@@ -1,8 +1,8 @@
 //! What the decoder yields.
 
 use cofi_insn::{Class, advance};
-use cofi_packet::intel::{CfeType, TsxState};
-use cofi_packet::{ExecMode, Ip};
+use cofi_packet::intel::{BlockType, CfeType, Kind, Packet, TsxState};
+use cofi_packet::{ExecMode, Ip, Tnt, Tsc};
 
 use crate::FlowError;
 
@@ -15,6 +15,18 @@ pub enum Item {
     Event(Event),
     /// The flow was lost here; it goes on where the address is known again.
     Error(FlowError),
+}
+
+impl From<Event> for Item {
+    fn from(event: Event) -> Self {
+        Self::Event(event)
+    }
+}
+
+impl From<FlowError> for Item {
+    fn from(error: FlowError) -> Self {
+        Self::Error(error)
+    }
 }
 
 /// An instruction that retired.
@@ -129,6 +141,9 @@ impl<'d> Run<'d> {
 }
 
 /// Something that happened between two instructions.
+///
+/// [`Target`](Self::Target), [`Branches`](Self::Branches) and [`Tick`](Self::Tick) come from
+/// [`EventDecoder`](crate::EventDecoder) alone: where instructions are told, they are part of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -246,6 +261,118 @@ pub enum Event {
         /// The payload.
         payload: u64,
     },
+    /// A block of state values begins (33.4.1.1), such as a PEBS record's; its items follow.
+    Block {
+        /// What it holds.
+        kind: BlockType,
+        /// How many bytes its items' values have: 4 or 8.
+        size: u8,
+        /// The instruction to which it belongs, if known.
+        ip: Option<Ip>,
+    },
+    /// A value in the block that began last.
+    BlockItem {
+        /// What the block holds.
+        block: BlockType,
+        /// Which value of such a block, as encoded ([`StateValue`](cofi_packet::intel::StateValue)).
+        id: u8,
+        /// The value.
+        payload: u64,
+    },
+    /// A trigger fired; beyond chapter 33.
+    Trigger {
+        /// Which triggers, as encoded.
+        vector: u8,
+        /// Whether more than one fired.
+        multiple: bool,
+        /// The instruction count, if there is one.
+        count: Option<u16>,
+        /// Where, if known.
+        ip: Option<Ip>,
+    },
+    /// After an error: from here on the flow is known again.
+    Resync {
+        /// Where control is; none if tracing is off.
+        ip: Option<Ip>,
+        /// How many bytes of the stream lie between the packet at which it was lost, and the one that told this.
+        lost: u64,
+    },
+    /// Something that means a thing to those alone who know the processor's model (33.4.2.19). It belongs to no instruction.
+    Maintenance {
+        /// The payload.
+        payload: u64,
+    },
+    /// A branch led here: an indirect or far one that has executed (33.4.2.2).
+    Target {
+        /// Where.
+        ip: Ip,
+    },
+    /// Conditional branches were taken or not; a taken one may be a compressed return (33.4.2.1).
+    Branches {
+        /// What they did.
+        tnt: Tnt<47>,
+    },
+    /// A timing packet.
+    Tick(Tick),
+}
+
+/// A timing packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Tick {
+    /// The time stamp counter (33.4.2.11).
+    Tsc(Tsc),
+    /// How the crystal clock stands to the time stamp counter (33.4.2.13).
+    Tma {
+        /// The low 16 bits of the crystal clock.
+        ctc: u16,
+        /// How many ticks of the time stamp counter the last edge of the crystal clock is past.
+        fc: u16,
+    },
+    /// Eight bits of the crystal clock (33.4.2.12).
+    Mtc {
+        /// The bits, those from MTCFreq on.
+        ctc: u8,
+    },
+    /// Core cycles since the last such packet (33.4.2.14).
+    Cyc {
+        /// How many.
+        cycles: u64,
+    },
+    /// The core:bus ratio (33.4.2.10).
+    Cbr {
+        /// The ratio.
+        ratio: u8,
+    },
+}
+
+impl Tick {
+    /// What a packet tells, if it is a timing packet.
+    pub(crate) fn from_packet(packet: &Packet) -> Option<Self> {
+        Some(match *packet {
+            Packet::Tsc { tsc } => Self::Tsc(Tsc(tsc.get())),
+            Packet::Tma { ctc, fc } => Self::Tma {
+                ctc,
+                fc: fc.get() as u16,
+            },
+            Packet::Mtc { ctc } => Self::Mtc { ctc },
+            Packet::Cyc { cycles } => Self::Cyc { cycles },
+            Packet::Cbr { ratio } => Self::Cbr { ratio },
+            _ => return None,
+        })
+    }
+
+    /// The packet's kind.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Tsc(_) => Kind::Tsc,
+            Self::Tma { .. } => Kind::Tma,
+            Self::Mtc { .. } => Kind::Mtc,
+            Self::Cyc { .. } => Kind::Cyc,
+            Self::Cbr { .. } => Kind::Cbr,
+        }
+    }
 }
 
 /// The control flow events (table 33-50).

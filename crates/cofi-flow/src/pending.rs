@@ -3,15 +3,14 @@
 //! Packets bind to instructions (33.4.1): some to the next branch of their kind, some to an address that a FUP gives,
 //! some to nothing. [`FlowDecoder::fetch`] reads as many packets as make up one such thing.
 
-use alloc::vec::Vec;
-
 use cofi_insn::CodeSource;
-use cofi_packet::intel::{DecodeError, Kind, TsxState};
-use cofi_packet::{ExecMode, Ip, StreamOffset};
+use cofi_packet::intel::{Kind, TsxState};
+use cofi_packet::{ExecMode, Ip};
 
 use crate::decoder::FlowDecoder;
+use crate::events::notes::Origin;
 use crate::reader::Flow;
-use crate::{ControlEvent, Event, Expected, FlowError, FlowErrorKind, Item};
+use crate::{Event, Expected, FlowErrorKind};
 
 /// What the walk has to reach next, once the TNT bits are used up.
 #[derive(Clone, Copy, Debug)]
@@ -118,9 +117,6 @@ pub(crate) enum PsbPlus {
     Bad(FlowErrorKind),
 }
 
-/// More events than this are never held back for one FUP.
-const MAX_HELD: usize = 16;
-
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
     pub(crate) fn fetch(&mut self) {
@@ -138,7 +134,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
             };
             if let (Flow::Tnt { bits, len }, false) = (flow, self.holds()) {
-                self.load_tnt(bits, len);
+                self.branches(bits, len);
                 return;
             }
             if self.hold(flow) {
@@ -152,7 +148,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             self.release_held(None);
             match flow {
                 Flow::Tnt { bits, len } => {
-                    self.load_tnt(bits, len);
+                    self.branches(bits, len);
                     return;
                 }
                 Flow::Tip(ip) => self.pending = Pending::Tip(ip),
@@ -161,24 +157,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 Flow::Pip { cr3, nr } if self.bound.mode.is_none() => {
                     self.pending = Pending::Paging { cr3, nr };
                 }
-                Flow::Pip { cr3, nr } => {
-                    self.bound.paging = Some((cr3, nr));
+                Flow::Pip { .. } | Flow::ModeExec { .. } | Flow::ModeTsx(_) => {
+                    self.bind(flow);
                     continue;
                 }
                 Flow::Vmcs(base) => self.pending = Pending::Vmcs(base),
                 Flow::Ptw { payload, size, .. } => {
                     self.pending = Pending::Ptwrite { payload, size };
-                }
-                Flow::ModeExec {
-                    mode,
-                    interrupt_flag,
-                } => {
-                    self.bound.mode = Some((mode, interrupt_flag));
-                    continue;
-                }
-                Flow::ModeTsx(state) => {
-                    self.bound.tsx = Some(state);
-                    continue;
                 }
                 Flow::TraceStop => self.push(Event::Stop),
                 Flow::Ovf => self.pending = Pending::Overflow,
@@ -201,7 +186,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     last,
                     deepest,
                     wake,
-                } => self.push(Event::Pwrx {
+                } => self.wake(Event::Pwrx {
                     last,
                     deepest,
                     wake,
@@ -212,7 +197,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Flow::Pwre { .. }
                 | Flow::Cfe { .. }
                 | Flow::Evd { .. }
-                | Flow::OwnFup(_)
+                | Flow::Bbp { .. }
+                | Flow::Bip { .. }
+                | Flow::Bep { .. }
+                | Flow::Trig { .. }
+                | Flow::Mnt(_)
                 | Flow::Fup(_) => {
                     self.pending = Pending::Bad(FlowErrorKind::Unexpected {
                         found: flow.kind(),
@@ -224,92 +213,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    /// Takes packets whose events bind to a FUP that may follow; `false` for others.
-    pub(crate) fn hold(&mut self, flow: Flow) -> bool {
-        let event = match flow {
-            Flow::ExStop { ip: true } => {
-                self.claimed = true;
-                Event::ExStop { ip: None }
-            }
-            Flow::Ptw {
-                payload,
-                size,
-                ip: true,
-            } => {
-                self.release_held(None);
-                self.claimed = true;
-                self.ptwrite = Some((payload, size));
-                return true;
-            }
-            Flow::OwnFup(_) => {
-                self.claimed = true;
-                return true;
-            }
-            Flow::Mwait { hints, ext } => Event::Mwait { hints, ext },
-            Flow::Pwre {
-                hw,
-                state,
-                sub_state,
-            } => Event::Pwre {
-                hw,
-                state,
-                sub_state,
-            },
-            Flow::Cfe { ip, kind, vector } => {
-                self.claimed |= ip;
-                let event = ControlEvent::from_type(kind);
-                Event::Control {
-                    event,
-                    vector: event.has_vector().then_some(vector),
-                    ip: None,
-                }
-            }
-            Flow::Evd { kind, payload } => Event::EventData { kind, payload },
-            _ => return false,
-        };
-        if self.held.len() >= MAX_HELD {
-            self.release_held(None);
-        }
-        self.held.push(event);
-        true
-    }
-
-    /// Whether events wait for a FUP.
-    #[inline]
-    pub(crate) fn holds(&self) -> bool {
-        self.claimed || !self.held.is_empty()
-    }
-
-    /// Returns the events held back, now that their place is known, or known to be unknown.
-    pub(crate) fn release_held(&mut self, place: Option<Ip>) {
-        if !self.holds() {
-            return;
-        }
-        self.claimed = false;
-        let mut held = core::mem::take(&mut self.held);
-        for mut event in held.drain(..) {
-            match &mut event {
-                Event::ExStop { ip } | Event::Control { ip, .. } => *ip = place,
-                _ => {}
-            }
-            self.push(event);
-        }
-        self.held = held;
-        if let Some((payload, size)) = self.ptwrite.take() {
-            self.push(Event::Ptwrite {
-                ip: place,
-                payload,
-                size,
-            });
-        }
-    }
-
     /// After a FUP: what it belongs to.
     fn fetch_fup(&mut self, ip: Option<Ip>) {
         let Some(ip) = ip else {
             self.pending = Pending::Bad(FlowErrorKind::SuppressedIp { packet: Kind::Fup });
             return;
         };
+        self.bind_tsx(ip);
         let aborts = self.bound.tsx == Some(TsxState::Aborted);
         if (self.claimed || self.bound.mode.is_some() || self.bound.tsx.is_some()) && !aborts {
             let what = if self.ptwrite.is_some() {
@@ -328,17 +238,26 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// After a FUP that nothing else has claimed: the end of the compound event (table 33-14).
     pub(crate) fn read_compound(&mut self) -> Result<AtIp, FlowErrorKind> {
+        let first = self.notes.now;
+        let result = self.read_compound_end();
+        let last = match result {
+            Ok(AtIp::Branch { .. }) => Some(Kind::Tip),
+            Ok(AtIp::Disable { ip: _ }) if self.notes.last == Some(Kind::TipPgd) => {
+                Some(Kind::TipPgd)
+            }
+            _ => None,
+        };
+        self.notes.now = last.map_or(first, |kind| first.and(kind));
+        result
+    }
+
+    fn read_compound_end(&mut self) -> Result<AtIp, FlowErrorKind> {
         loop {
             let Some(flow) = self.next_flow()? else {
                 return Ok(AtIp::Disable { ip: None });
             };
             match flow {
-                Flow::Pip { cr3, nr } => self.bound.paging = Some((cr3, nr)),
-                Flow::Vmcs(base) => self.bound.vmcs = Some(base),
-                Flow::ModeExec {
-                    mode,
-                    interrupt_flag,
-                } => self.bound.mode = Some((mode, interrupt_flag)),
+                Flow::Pip { .. } | Flow::Vmcs(_) | Flow::ModeExec { .. } => self.bind(flow),
                 Flow::Tip(Some(to)) => return Ok(AtIp::Branch { to }),
                 Flow::Tip(None) => return Err(FlowErrorKind::SuppressedIp { packet: Kind::Tip }),
                 Flow::Pgd(ip) => return Ok(AtIp::Disable { ip }),
@@ -352,7 +271,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Flow::ModeTsx(_)
                 | Flow::TraceStop
                 | Flow::Ptw { .. }
-                | Flow::OwnFup(_)
+                | Flow::Bbp { .. }
+                | Flow::Trig { .. }
                 | Flow::Fup(_)
                 | Flow::Cfe { .. }
                 | Flow::Evd { .. }
@@ -374,6 +294,19 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// After a PSB: everything up to its PSBEND.
     pub(crate) fn read_psb_plus(&mut self) -> PsbPlus {
         let last = self.at_end();
+        let first = self.notes.now;
+        let status = self.read_psb_plus_to_end(last);
+        if self.notes.tells && !matches!(status, PsbPlus::Overflow) {
+            // Its TSC, if it has one, tells when it was made.
+            self.notes.now = Origin {
+                tsc: self.reader.time.now(),
+                ..first
+            };
+        }
+        status
+    }
+
+    fn read_psb_plus_to_end(&mut self, last: bool) -> PsbPlus {
         let mut status = Status {
             last,
             ..Status::default()
@@ -446,77 +379,4 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         matches!(ahead.next(), Some(Ok(Flow::Pgd(Some(ip)))) if ip == next)
             && matches!(ahead.next(), Some(Ok(Flow::TraceStop)))
     }
-
-    /// Applies state that was bound to an address, control having got there.
-    pub(crate) fn apply(&mut self, state: Bound, place: Option<Ip>) {
-        if let Some(mode) = state.mode {
-            self.set_mode(mode);
-        }
-        if let Some(tsx) = state.tsx {
-            self.known.tsx = Some(if tsx == TsxState::Aborted {
-                TsxState::NotInTx
-            } else {
-                tsx
-            });
-            self.push(Event::Tsx {
-                state: tsx,
-                ip: place,
-            });
-        }
-        if let Some((cr3, nr)) = state.paging {
-            self.known.paging = state.paging;
-            self.push(Event::Paging { cr3, nr });
-        }
-        if let Some(base) = state.vmcs {
-            self.known.vmcs = state.vmcs;
-            self.push(Event::Vmcs { base });
-        }
-    }
-
-    /// Applies the state that a PSB+ reports, which says nothing of what is known already.
-    pub(crate) fn apply_status(&mut self, status: Status) {
-        let mut news = status.state;
-        news.tsx = news.tsx.filter(|_| news.tsx != self.known.tsx);
-        news.paging = news.paging.filter(|_| news.paging != self.known.paging);
-        news.vmcs = news.vmcs.filter(|_| news.vmcs != self.known.vmcs);
-        self.apply(news, status.ip);
-    }
-
-    pub(crate) fn set_mode(&mut self, (mode, interrupt_flag): (ExecMode, bool)) {
-        self.mode = mode;
-        if self.known.mode != Some((mode, interrupt_flag)) {
-            self.known.mode = Some((mode, interrupt_flag));
-            self.push(Event::ExecMode {
-                mode,
-                interrupt_flag,
-            });
-        }
-    }
-
-    pub(crate) fn push(&mut self, event: Event) {
-        self.out.push_back(Item::Event(event));
-    }
-
-    /// The next packet, its place and time noted. A block without its end is reported, and costs nothing else.
-    pub(crate) fn next_flow(&mut self) -> Result<Option<Flow>, DecodeError> {
-        loop {
-            let next = self.reader.next();
-            self.read_at = self.reader.offset();
-            // The packet itself is good, and comes next.
-            if let Some(Err(error @ DecodeError::InBlock { .. })) = next {
-                self.out.push_back(Item::Error(FlowError {
-                    offset: StreamOffset(self.read_at as u64),
-                    ip: None,
-                    kind: error.into(),
-                }));
-                continue;
-            }
-            return next.transpose();
-        }
-    }
-}
-
-/// A fresh store for events held back.
-pub(crate) fn held() -> Vec<Event> {
-    Vec::with_capacity(MAX_HELD)
 }

@@ -1,12 +1,16 @@
 //! The packet stream as the flow sees it: addresses decompressed, time kept, padding and maintenance left out.
 
+use alloc::collections::VecDeque;
+
 use cofi_packet::intel::{
-    Block, CfeType, DecodeError, Kind, LastIp, Packet, TsxState, decode, decode_in, sync_forward,
+    Block, BlockType, CfeType, DecodeError, IpBytes, IpPayload, Kind, LastIp, Packet, TsxState,
+    decode, decode_in, sync_forward,
 };
 use cofi_packet::{ExecMode, Ip, Tsc};
 
-use crate::Errata;
+use crate::events::notes::Run;
 use crate::time::TimeTracker;
+use crate::{Errata, Tick};
 
 /// A packet that concerns the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +68,25 @@ pub(crate) enum Flow {
         size: u8,
         ip: bool,
     },
-    /// A packet block has ended, or a trigger fired, and the FUP that follows is its own.
-    OwnFup(Kind),
+    Mnt(u64),
+    Bbp {
+        kind: BlockType,
+        size: u8,
+    },
+    Bip {
+        block: BlockType,
+        id: u8,
+        payload: u64,
+    },
+    Bep {
+        ip: bool,
+    },
+    Trig {
+        ip: bool,
+        multiple: bool,
+        vector: u8,
+        count: Option<u16>,
+    },
 }
 
 impl Flow {
@@ -92,9 +113,22 @@ impl Flow {
             Flow::Cfe { .. } => Kind::Cfe,
             Flow::Evd { .. } => Kind::Evd,
             Flow::Ptw { .. } => Kind::Ptw,
-            Flow::OwnFup(kind) => *kind,
+            Flow::Mnt(_) => Kind::Mnt,
+            Flow::Bbp { .. } => Kind::Bbp,
+            Flow::Bip { .. } => Kind::Bip,
+            Flow::Bep { .. } => Kind::Bep,
+            Flow::Trig { .. } => Kind::Trig,
         }
     }
+}
+
+/// A timing packet that was read, for those who want to see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticked {
+    pub(crate) offset: usize,
+    pub(crate) tick: Tick,
+    /// The time that it tells.
+    pub(crate) now: Option<Tsc>,
 }
 
 /// What came of asking for the next packet.
@@ -108,7 +142,13 @@ pub(crate) struct Reader<'t> {
     /// Where the packet last returned began.
     offset: usize,
     last_ip: LastIp,
+    /// Whether the last IP is in doubt: then an address counts only if it is told in full.
+    pub(crate) doubt: bool,
+    /// Whether the address told last was told in full, or since a PSB, behind which nothing is in doubt.
+    pub(crate) is_full: bool,
     block: Block,
+    /// What the block that is open holds.
+    block_type: BlockType,
     /// The time when the packet last returned was made.
     pub(crate) time: TimeTracker,
     /// How many timing packets have been read.
@@ -117,6 +157,8 @@ pub(crate) struct Reader<'t> {
     searched: (usize, Option<Tsc>),
     /// A packet that was read too early and is to be returned again.
     back: Option<(usize, Flow)>,
+    /// The timing packets read since they were last taken out; none if nobody wants them.
+    pub(crate) ticks: Option<VecDeque<Ticked>>,
     skd007: bool,
     skz84: bool,
 }
@@ -128,11 +170,15 @@ impl<'t> Reader<'t> {
             at: 0,
             offset: 0,
             last_ip: LastIp::new(),
+            doubt: false,
+            is_full: false,
             block: Block::Outside,
+            block_type: BlockType::GPR,
             time,
             timing: 0,
             searched: (0, None),
             back: None,
+            ticks: None,
             skd007: errata.skd007,
             skz84: errata.skz84,
         }
@@ -176,6 +222,35 @@ impl<'t> Reader<'t> {
     /// Whether the stream holds nothing but padding.
     pub(crate) fn only_padding(&self) -> bool {
         self.bytes.iter().all(|byte| *byte == 0)
+    }
+
+    /// The address in a packet; none if it is suppressed, or compressed against one that is in doubt.
+    fn address(&mut self, payload: IpPayload) -> Option<Ip> {
+        let ip = self.last_ip.apply(payload);
+        self.is_full = matches!(payload.ip_bytes(), IpBytes::Sext48 | IpBytes::Full);
+        self.doubt &= !self.is_full;
+        ip.filter(|_| !self.doubt)
+    }
+
+    /// What the packet last returned means for a TIP that comes next.
+    pub(crate) fn run(&self) -> Run {
+        let bytes = self.bytes.get(self.offset..).unwrap_or_default();
+        let len = match decode(bytes).map(|raw| raw.packet()) {
+            Ok(Packet::Tnt8 { bits }) => bits.len() % 6,
+            Ok(Packet::Tnt64 { bits }) => bits.len() % 47,
+            Ok(Packet::Tip { .. }) | Err(_) => 0,
+            Ok(_) => return Run::Clear,
+        };
+        match len {
+            0 => Run::Unknown,
+            _ => Run::Partial(self.timing),
+        }
+    }
+
+    /// What stands at an offset, for messages.
+    pub(crate) fn kind_at(&self, offset: usize) -> Option<Kind> {
+        let raw = decode(self.bytes.get(offset..)?).ok()?;
+        Some(raw.kind())
     }
 
     /// The time by which everything read so far had happened, as the next timing packet tells that can.
@@ -289,6 +364,15 @@ impl<'t> Reader<'t> {
             }
             if self.time.take(&decoded.packet()) {
                 self.timing += 1;
+                if let Some(ticks) = &mut self.ticks
+                    && let Some(tick) = Tick::from_packet(&decoded.packet())
+                {
+                    ticks.push_back(Ticked {
+                        offset: self.offset,
+                        tick,
+                        now: self.time.now(),
+                    });
+                }
                 continue;
             }
             let flow = match decoded.packet() {
@@ -300,10 +384,10 @@ impl<'t> Reader<'t> {
                     bits: bits.bits(),
                     len: bits.len() as u8,
                 },
-                Packet::Tip { ip } => Flow::Tip(self.last_ip.apply(ip)),
-                Packet::TipPge { ip } => Flow::Pge(self.last_ip.apply(ip)),
-                Packet::TipPgd { ip } => Flow::Pgd(self.last_ip.apply(ip)),
-                Packet::Fup { ip } => Flow::Fup(self.last_ip.apply(ip)),
+                Packet::Tip { ip } => Flow::Tip(self.address(ip)),
+                Packet::TipPge { ip } => Flow::Pge(self.address(ip)),
+                Packet::TipPgd { ip } => Flow::Pgd(self.address(ip)),
+                Packet::Fup { ip } => Flow::Fup(self.address(ip)),
                 Packet::Pip { cr3, nr } => Flow::Pip { cr3: cr3.get(), nr },
                 Packet::ModeExec {
                     mode,
@@ -318,6 +402,7 @@ impl<'t> Reader<'t> {
                 Packet::Ovf => Flow::Ovf,
                 Packet::Psb => {
                     self.last_ip.reset();
+                    self.doubt = false;
                     Flow::Psb
                 }
                 Packet::PsbEnd => Flow::PsbEnd,
@@ -354,8 +439,31 @@ impl<'t> Reader<'t> {
                     size: payload.size().bytes() as u8,
                     ip,
                 },
-                Packet::Bep { ip: true } => Flow::OwnFup(Kind::Bep),
-                Packet::Trig { ip: true, .. } => Flow::OwnFup(Kind::Trig),
+                Packet::Mnt { payload } => Flow::Mnt(payload.0),
+                Packet::Bbp { size, kind } => {
+                    self.block_type = kind;
+                    Flow::Bbp {
+                        kind,
+                        size: size.bytes() as u8,
+                    }
+                }
+                Packet::Bip { id, payload } => Flow::Bip {
+                    block: self.block_type,
+                    id: id.get() as u8,
+                    payload: payload.get(),
+                },
+                Packet::Bep { ip } => Flow::Bep { ip },
+                Packet::Trig {
+                    ip,
+                    mult,
+                    vector,
+                    count,
+                } => Flow::Trig {
+                    ip,
+                    multiple: mult,
+                    vector,
+                    count,
+                },
                 _ => continue,
             };
             return Some(Ok(flow));

@@ -150,7 +150,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// The walk has come to the address that a packet gave.
-    fn arrive(&mut self, ip: Ip, what: AtIp) {
+    pub(crate) fn arrive(&mut self, ip: Ip, what: AtIp) {
         self.consumed();
         self.pending = Pending::None;
         let bound = core::mem::take(&mut self.bound);

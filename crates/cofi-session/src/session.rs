@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cofi_flow::{Cpu, Errata, FlowConfig};
+use cofi_flow::{Cpu, Errata, EventDecoder, FlowConfig};
 use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
     RawSpec, Version, load_elf, load_raw,
@@ -314,6 +314,12 @@ impl<'t> Session<'t> {
     pub fn decode<'s>(&'s self, stream: &'s Stream<'t>) -> ThreadFlow<'s> {
         let cursor = Cursor::new(&self.timeline, stream.key);
         ThreadFlow::new(stream.bytes(), self.flow, cursor, self.time, self.is_guest)
+    }
+
+    /// What the packets of one stream of this session tell by themselves, without any code.
+    #[must_use]
+    pub fn events<'s>(&'s self, stream: &'s Stream<'t>) -> EventDecoder<'s> {
+        EventDecoder::new(stream.bytes(), self.flow)
     }
 
     /// The flow of a part of a stream: see [`FlowDecoder::within`](cofi_flow::FlowDecoder::within).

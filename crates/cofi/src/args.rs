@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Report(ReportArgs),
     /// List the executed instructions of a trace, in order.
     Insn(InsnArgs),
+    /// List what the packets of a trace tell by themselves, in order: no code is needed.
+    Events(EventsArgs),
     /// List the packets of a trace, in order.
     Dump(DumpArgs),
     /// Pack a trace, the code that it ran and its symbols into one file, which decodes on any machine.
@@ -204,6 +206,22 @@ pub(crate) struct InsnArgs {
     /// One JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi events`.
+#[derive(Args, Debug)]
+pub(crate) struct EventsArgs {
+    /// One JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also where branches led, and which conditional ones were taken: `target` and `branches`.
+    #[arg(long)]
+    pub(crate) branches: bool,
+    /// Also the timing packets: `tick`.
+    #[arg(long)]
+    pub(crate) ticks: bool,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
 }

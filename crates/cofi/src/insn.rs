@@ -2,6 +2,7 @@
 
 use crate::Ended;
 use crate::args::InsnArgs;
+use crate::item::Loss;
 use crate::json::Line;
 use crate::output::stdout;
 use crate::{input, item};
@@ -45,9 +46,13 @@ fn json(
 ) -> Result<bool> {
     let mut line = Line::default();
     let mut errors = false;
-    for item in session.decode(stream) {
+    let mut loss = Loss::default();
+    let mut flow = session.decode(stream);
+    while let Some(item) = flow.next() {
         errors |= matches!(item, Item::Error(_));
         item::describe(&item, &mut line);
+        let place = || (flow.offset(), flow.time().map(|time| time.tsc));
+        loss.note(&item, place, Some(&mut line));
         if several {
             input::tag(stream, &mut line);
         }
@@ -66,7 +71,7 @@ fn text(session: &Session<'_>, stream: &Stream<'_>, out: &mut impl Write) -> Res
             Item::Event(event) => writeln!(out, "  -- {}", item::sentence(&event))?,
             Item::Error(error) => {
                 errors = true;
-                writeln!(out, "  !! {error}")?;
+                writeln!(out, "  !! {}", item::wrong(&error))?;
             }
         }
     }

@@ -1,9 +1,10 @@
 //! One item of the flow as a line: JSON as the contract fixes it, or text.
 
+use crate::digits::counted;
 use crate::json::Line;
-use cofi_flow::{ControlEvent, Event, Item};
-use cofi_packet::Ip;
-use cofi_packet::intel::TsxState;
+use cofi_flow::{ControlEvent, Event, FlowError, FlowErrorKind, Item, Tick};
+use cofi_packet::intel::{CState, StateValue, TsxState, WakeReason};
+use cofi_packet::{Ip, StreamOffset, Tsc};
 
 const fn control_name(event: ControlEvent) -> &'static str {
     match event {
@@ -25,6 +26,58 @@ const fn control_name(event: ControlEvent) -> &'static str {
     }
 }
 
+/// What is wrong, and what the user can do about it, if there is something.
+pub(crate) fn with_advice(kind: &FlowErrorKind) -> String {
+    let advice = match kind.name() {
+        "no-code" => "; give the code of bare packets with --elf or --raw",
+        "no-psb" => "; if it is no Intel PT, say what it is with --format",
+        _ => "",
+    };
+    format!("{kind}{advice}")
+}
+
+/// An error as a person reads it.
+pub(crate) fn wrong(error: &FlowError) -> String {
+    let ip = error
+        .ip
+        .map_or_else(String::new, |ip| format!(", instruction {ip}"));
+    format!(
+        "at stream offset {}{ip}: {}",
+        error.offset,
+        with_advice(&error.kind)
+    )
+}
+
+/// From an error to where the flow is found again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Loss {
+    since: Option<Tsc>,
+}
+
+impl Loss {
+    /// Takes note of an item and of the time at it. To `line`, which describes an item that ends a loss, it adds what was lost.
+    pub(crate) fn note(
+        &mut self,
+        item: &Item,
+        place: impl FnOnce() -> (StreamOffset, Option<Tsc>),
+        line: Option<&mut Line>,
+    ) {
+        match item {
+            Item::Error(_) if self.since.is_none() => self.since = place().1,
+            Item::Event(Event::Resync { .. }) => {
+                let (offset, now) = place();
+                let since = self.since.take();
+                let Some(line) = line else { return };
+                line.number("offset", offset.0);
+                if let (Some(since), Some(now)) = (since, now) {
+                    line.number("tsc_from", since.0).number("tsc_to", now.0);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 fn raw(ip: Option<Ip>) -> Option<u64> {
     ip.map(|ip| ip.0)
 }
@@ -37,15 +90,24 @@ pub(crate) fn describe(item: &Item, line: &mut Line) {
             line.hex("insn", insn.ip.0);
         }
         Item::Error(error) => {
-            line.text("error", &error.kind.to_string())
+            line.text("error", &with_advice(&error.kind))
                 .number("offset", error.offset.0)
-                .hex_or_null("ip", raw(error.ip));
+                .hex_or_null("ip", raw(error.ip))
+                .text("kind", error.kind.name());
+            match error.packet {
+                Some(packet) => line.text("packet", packet.name()),
+                None => line.null("packet"),
+            };
+            if let Some(expected) = error.kind.expected() {
+                line.text("expected", &expected.to_string());
+            }
         }
         Item::Event(event) => describe_event(event, line),
     }
 }
 
-fn describe_event(event: &Event, line: &mut Line) {
+/// Writes `event` into `line`, which has been begun.
+pub(crate) fn describe_event(event: &Event, line: &mut Line) {
     match *event {
         Event::Enabled { ip, resumed } => line
             .text("event", "enabled")
@@ -62,7 +124,13 @@ fn describe_event(event: &Event, line: &mut Line) {
             .hex_or_null("ip", raw(ip)),
         Event::Paging { cr3, nr } => line.text("event", "paging").hex("cr3", cr3).flag("nr", nr),
         Event::Overflow { ip } => line.text("event", "overflow").hex_or_null("ip", raw(ip)),
-        Event::ExecMode { mode, .. } => line.text("event", "exec_mode").number("mode", mode.bits()),
+        Event::ExecMode {
+            mode,
+            interrupt_flag,
+        } => line
+            .text("event", "exec_mode")
+            .number("mode", mode.bits())
+            .flag("if", interrupt_flag),
         Event::Tsx { state, ip } => line
             .text("event", "tsx")
             .flag("intx", state == TsxState::InTx)
@@ -112,12 +180,71 @@ fn describe_event(event: &Event, line: &mut Line) {
             .text("event", "data")
             .number("type", kind)
             .hex("payload", payload),
+        Event::Block { kind, size, ip } => line
+            .text("event", "block")
+            .number("type", kind.get())
+            .text("type_name", &kind.to_string())
+            .number("size", size)
+            .hex_or_null("ip", raw(ip)),
+        Event::BlockItem { block, id, payload } => {
+            line.text("event", "block_item")
+                .number("type", block.get())
+                .number("id", id);
+            if let Some(value) = StateValue::new(block, id) {
+                line.text("id_name", &value.to_string());
+            }
+            line.hex("payload", payload)
+        }
+        Event::Trigger {
+            vector,
+            multiple,
+            count,
+            ip,
+        } => {
+            line.text("event", "trigger").number("vector", vector);
+            line.flag("mult", multiple);
+            match count {
+                Some(count) => line.number("icnt", count),
+                None => line.null("icnt"),
+            };
+            line.hex_or_null("ip", raw(ip))
+        }
+        Event::Resync { ip, lost } => line
+            .text("event", "resync")
+            .hex_or_null("ip", raw(ip))
+            .number("lost_bytes", lost),
+        Event::Maintenance { payload } => line.text("event", "mnt").hex("payload", payload),
+        Event::Target { ip } => line.text("event", "target").hex("ip", ip.0),
+        Event::Branches { tnt } => {
+            line.text("event", "branches")
+                .tnt("bits", tnt.bits(), tnt.len() as u8)
+        }
+        Event::Tick(tick) => {
+            line.text("event", "tick").text("tick", tick.kind().name());
+            match tick {
+                Tick::Tsc(tsc) => line.number("value", tsc.0),
+                Tick::Tma { ctc, fc } => line.number("ctc", ctc).number("fc", fc),
+                Tick::Mtc { ctc } => line.number("ctc", ctc),
+                Tick::Cyc { cycles } => line.number("cycles", cycles),
+                Tick::Cbr { ratio } => line.number("ratio", ratio),
+                _ => line,
+            }
+        }
         _ => line.text("event", "unknown"),
     };
 }
 
 fn or_nowhere(ip: Option<Ip>) -> String {
     ip.map_or_else(|| "untraced code".into(), |ip| ip.to_string())
+}
+
+/// ` at ADDRESS`, if it is known.
+fn at(ip: Option<Ip>) -> String {
+    ip.map_or_else(String::new, |ip| format!(" at {ip}"))
+}
+
+fn c_state(state: u8) -> String {
+    CState::new(state).map_or_else(|| state.to_string(), |state| state.to_string())
 }
 
 /// An event as a person reads it.
@@ -131,8 +258,84 @@ pub(crate) fn sentence(event: &Event) -> String {
         Event::Overflow { ip } => {
             format!("overflow: trace was lost; it goes on at {}", or_nowhere(ip))
         }
-        Event::Paging { cr3, .. } => format!("CR3 = {cr3:#x}"),
-        Event::ExecMode { mode, .. } => format!("{}-bit code", mode.bits()),
+        Event::Paging { cr3, nr } => {
+            format!("CR3 = {cr3:#x}{}", if nr { ", in a guest" } else { "" })
+        }
+        Event::ExecMode {
+            mode,
+            interrupt_flag,
+        } => {
+            let flag = if interrupt_flag { ", IF = 1" } else { "" };
+            format!("{}-bit code{flag}", mode.bits())
+        }
+        Event::Tsx { state, ip } => {
+            let what = match state {
+                TsxState::InTx => "in a transaction",
+                TsxState::Aborted => "transaction aborted",
+                TsxState::NotInTx => "no transaction",
+            };
+            format!("{what}{}", at(ip))
+        }
+        Event::Stop => "tracing stops: control came into a TraceStop range".into(),
+        Event::Vmcs { base } => format!("VMCS = {base:#x}"),
+        Event::ExStop { ip } => format!("execution stops{}", at(ip)),
+        Event::Mwait { hints, ext } => format!("MWAIT, hints {hints:#x}, extensions {ext:#x}"),
+        Event::Pwre {
+            hw,
+            state,
+            sub_state,
+        } => {
+            let by = if hw { ", by hardware" } else { "" };
+            format!("{}.{sub_state} entered{by}", c_state(state))
+        }
+        Event::Pwrx {
+            last,
+            deepest,
+            wake,
+        } => {
+            let why = WakeReason::new(wake).map_or_else(String::new, |why| why.to_string());
+            let (last, deepest) = (c_state(last), c_state(deepest));
+            format!("back from {last}, {deepest} at the deepest: {why}")
+        }
+        Event::Ptwrite { ip, payload, .. } => format!("PTWRITE {payload:#x}{}", at(ip)),
+        Event::Control { event, vector, ip } => {
+            let vector = vector.map_or_else(String::new, |vector| format!(" {vector}"));
+            let name = control_name(event).replace('_', " ");
+            format!("{name}{vector}{}", at(ip))
+        }
+        Event::EventData { kind: 0, payload } => format!("page fault address {payload:#x}"),
+        Event::EventData { kind: 1, payload } => format!("VM exit qualification {payload:#x}"),
+        Event::EventData { kind: 2, payload } => format!("VM exit reason {payload:#x}"),
+        Event::EventData { kind, payload } => format!("event data {kind}: {payload:#x}"),
+        Event::Block { kind, ip, .. } => format!("block {kind}{}", at(ip)),
+        Event::BlockItem { block, id, payload } => match StateValue::new(block, id) {
+            Some(value) => format!("  {value} = {payload:#x}"),
+            None => format!("  item {id} = {payload:#x}"),
+        },
+        Event::Trigger { vector, ip, .. } => format!("trigger {vector:#x}{}", at(ip)),
+        Event::Resync { ip, lost } => {
+            let place = ip.map_or_else(|| "tracing is off".into(), |ip| format!("at {ip}"));
+            format!(
+                "found again: {place}; {} of trace lost",
+                counted(lost, "byte")
+            )
+        }
+        Event::Maintenance { payload } => format!("maintenance {payload:#x}"),
+        Event::Target { ip } => format!("branch to {ip}"),
+        Event::Branches { tnt } => {
+            let bits = tnt.iter().map(|taken| if taken { 'T' } else { 'N' });
+            format!("branches {}", bits.collect::<String>())
+        }
+        Event::Tick(tick) => match tick {
+            Tick::Tsc(tsc) => format!("TSC {}", tsc.0),
+            Tick::Tma { ctc, fc } => {
+                format!("TMA: crystal clock {ctc:#x}, {fc} TSC ticks after its edge")
+            }
+            Tick::Mtc { ctc } => format!("MTC: crystal clock {ctc:#x}"),
+            Tick::Cyc { cycles } => format!("{cycles} cycles"),
+            Tick::Cbr { ratio } => format!("core:bus ratio {ratio}"),
+            _ => tick.kind().name().into(),
+        },
         _ => {
             let mut line = Line::default();
             describe_event(event, line.begin());

@@ -8,6 +8,7 @@ mod digits;
 mod doctor;
 mod dump;
 mod engine;
+mod events;
 mod input;
 mod insn;
 mod item;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         args::Command::Asm(args) => asm::run(&args),
         args::Command::Record(args) => record::run(&args.options),
         args::Command::Insn(args) => insn::run(&args),
+        args::Command::Events(args) => events::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),
         args::Command::Unit(args::UnitCommand::Run(args)) => unit::run(&args),

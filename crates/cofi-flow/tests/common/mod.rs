@@ -1,4 +1,10 @@
-//! Packets as text.
+//! Packets as text, and what comes of them as words.
+#![allow(dead_code, reason = "each test takes what it needs")]
+
+mod words;
+
+#[allow(unused_imports, reason = "each test takes what it needs")]
+pub(crate) use words::{event_word, matches, word};
 
 use cofi_packet::ExecMode;
 use cofi_packet::intel::{
@@ -13,6 +19,8 @@ pub(crate) fn hex(text: &str) -> u64 {
 fn ip(text: &str) -> IpPayload {
     match text {
         "-" => IpPayload::SUPPRESSED,
+        // Its low 16 bits.
+        text if text.starts_with('~') => IpPayload::update16(hex(&text[1..]) as u16),
         text => IpPayload::sext48(U48::truncate(hex(text))),
     }
 }
@@ -130,6 +138,9 @@ pub(crate) fn packets(text: &str) -> Vec<u8> {
                 mult: false,
                 vector: 0,
                 count: None,
+            },
+            "mnt" => Packet::Mnt {
+                payload: Hex64(number()),
             },
             "bad" => {
                 bytes.extend([0x02, 0xff]);

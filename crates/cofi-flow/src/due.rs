@@ -1,0 +1,207 @@
+//! What comes of packets once they are bound: state takes effect, items become due.
+
+use cofi_insn::CodeSource;
+use cofi_packet::intel::{DecodeError, Kind, TsxState};
+use cofi_packet::{ExecMode, Ip, StreamOffset, Tnt};
+
+use crate::decoder::FlowDecoder;
+use crate::events::notes::{BoundOrigins, Origin};
+use crate::pending::{Bound, Status};
+use crate::reader::Flow;
+use crate::{Event, FlowError, FlowErrorKind, Item};
+
+impl<C: CodeSource> FlowDecoder<'_, C> {
+    /// TNT bits, for the walk, or for whoever wants to see them.
+    #[inline]
+    pub(crate) fn branches(&mut self, bits: u64, len: u8) {
+        if !self.notes.tells {
+            self.load_tnt(bits, len);
+        } else if let Some(tnt) = Tnt::from_bits(bits, len.into()) {
+            self.consumed();
+            self.push(Event::Branches { tnt });
+        }
+    }
+
+    /// Takes a state packet that binds to the next address packet.
+    pub(crate) fn bind(&mut self, flow: Flow) {
+        let (bound, origins) = (&mut self.bound, &mut self.notes.bound);
+        let origin = match flow {
+            Flow::ModeExec {
+                mode,
+                interrupt_flag,
+            } => {
+                bound.mode = Some((mode, interrupt_flag));
+                &mut origins.mode
+            }
+            Flow::ModeTsx(state) => {
+                bound.tsx = Some(state);
+                &mut origins.tsx
+            }
+            Flow::Pip { cr3, nr } => {
+                bound.paging = Some((cr3, nr));
+                &mut origins.paging
+            }
+            Flow::Vmcs(base) => {
+                bound.vmcs = Some(base);
+                &mut origins.vmcs
+            }
+            _ => return,
+        };
+        *origin = self.notes.now;
+    }
+
+    /// Whatever MODE.TSX came before this FUP belongs to it (33.4.2.8).
+    pub(crate) fn bind_tsx(&mut self, ip: Ip) {
+        let origin = &mut self.notes.bound.tsx;
+        *origin = origin.at(Some(ip), Kind::Fup);
+    }
+
+    /// Applies state that was bound to an address, control having got there.
+    pub(crate) fn apply(&mut self, state: Bound, place: Option<Ip>) {
+        // The packet read last gave the address.
+        let gives = self.notes.last.unwrap_or(Kind::Tip);
+        let BoundOrigins {
+            mode,
+            tsx,
+            paging,
+            vmcs,
+        } = self.notes.bound;
+        let origins = BoundOrigins {
+            mode: mode.at(place, gives),
+            tsx: tsx.at(place, gives),
+            paging: paging.at(place, gives),
+            vmcs: vmcs.at(place, gives),
+        };
+        self.apply_from(state, place, &origins);
+    }
+
+    fn apply_from(&mut self, state: Bound, place: Option<Ip>, origins: &BoundOrigins) {
+        if let Some(mode) = state.mode {
+            self.set_mode(mode, origins.mode);
+        }
+        if let Some(tsx) = state.tsx {
+            self.known.tsx = Some(if tsx == TsxState::Aborted {
+                TsxState::NotInTx
+            } else {
+                tsx
+            });
+            let event = Event::Tsx {
+                state: tsx,
+                ip: place,
+            };
+            self.push_from(event, origins.tsx);
+        }
+        if let Some((cr3, nr)) = state.paging {
+            self.known.paging = state.paging;
+            self.push_from(Event::Paging { cr3, nr }, origins.paging);
+        }
+        if let Some(base) = state.vmcs {
+            self.known.vmcs = state.vmcs;
+            self.push_from(Event::Vmcs { base }, origins.vmcs);
+        }
+    }
+
+    /// Applies the state that a PSB+ reports, which says nothing of what is known already.
+    pub(crate) fn apply_status(&mut self, status: Status) {
+        let mut news = status.state;
+        news.tsx = news.tsx.filter(|_| news.tsx != self.known.tsx);
+        news.paging = news.paging.filter(|_| news.paging != self.known.paging);
+        news.vmcs = news.vmcs.filter(|_| news.vmcs != self.known.vmcs);
+        let origins = BoundOrigins::all(Origin {
+            ip: status.ip,
+            ..self.notes.now
+        });
+        self.apply_from(news, status.ip, &origins);
+    }
+
+    pub(crate) fn set_mode(&mut self, (mode, interrupt_flag): (ExecMode, bool), origin: Origin) {
+        self.mode = mode;
+        if self.known.mode != Some((mode, interrupt_flag)) {
+            self.known.mode = Some((mode, interrupt_flag));
+            let event = Event::ExecMode {
+                mode,
+                interrupt_flag,
+            };
+            self.push_from(event, origin);
+        }
+    }
+
+    /// The processor wakes: where it went to sleep (33.4.2.25).
+    pub(crate) fn wake(&mut self, event: Event) {
+        let ip = self.notes.power.take();
+        let origin = Origin {
+            ip,
+            ..self.notes.now
+        };
+        self.push_from(event, origin);
+    }
+
+    /// An event is due, which the packets being dealt with tell.
+    pub(crate) fn push(&mut self, event: Event) {
+        self.push_from(event, self.notes.now);
+    }
+
+    pub(crate) fn push_from(&mut self, event: Event, origin: Origin) {
+        self.notes.note(origin);
+        self.out.push_back(Item::Event(event));
+    }
+
+    pub(crate) fn push_error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
+        let offset = StreamOffset(self.read_at as u64);
+        self.notes.note(Origin {
+            offset: self.read_at,
+            ip,
+            tsc: self.reader.time.now(),
+            ..Origin::default()
+        });
+        let packet = match kind {
+            FlowErrorKind::Packet(_) => None,
+            _ => self.reader.kind_at(self.read_at),
+        };
+        self.out.push_back(Item::Error(FlowError {
+            offset,
+            ip,
+            packet,
+            kind,
+        }));
+    }
+
+    /// The next packet that matters to the flow, its place and time noted. What belongs to no instruction is due at once. A block
+    /// without its end is reported, and costs nothing else.
+    pub(crate) fn next_flow(&mut self) -> Result<Option<Flow>, DecodeError> {
+        loop {
+            let next = self.reader.next();
+            self.read_at = self.reader.offset();
+            if self.notes.tells {
+                self.note_packet(next.as_ref().and_then(|next| next.as_ref().ok()));
+            }
+            match next {
+                Some(Ok(Flow::Mnt(payload))) => self.push(Event::Maintenance { payload }),
+                // The packet itself is good, and comes next.
+                Some(Err(error @ DecodeError::InBlock { .. })) => {
+                    self.release_block();
+                    self.push_error(None, error.into());
+                }
+                next => return next.transpose(),
+            }
+        }
+    }
+
+    /// Tells of the timing packets read, and notes where the packet behind them stands.
+    fn note_packet(&mut self, flow: Option<&Flow>) {
+        while let Some(ticked) = self
+            .reader
+            .ticks
+            .as_mut()
+            .and_then(|ticks| ticks.pop_front())
+        {
+            let origin = Origin::new(ticked.offset, ticked.tick.kind(), ticked.now);
+            self.push_from(Event::Tick(ticked.tick), origin);
+        }
+        if let Some(flow) = flow {
+            let kind = flow.kind();
+            self.notes.now = Origin::new(self.read_at, kind, self.reader.time.now());
+            self.notes.last = Some(kind);
+        }
+    }
+}

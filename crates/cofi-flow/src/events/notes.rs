@@ -1,0 +1,159 @@
+//! Where an event comes from: its packets, its address, its time.
+
+use alloc::collections::VecDeque;
+use core::fmt;
+
+use cofi_packet::intel::Kind;
+use cofi_packet::{Ip, Tsc};
+
+/// More packets than this are never noted for one event. A compound event has at most five (table 33-14).
+const MAX_KINDS: usize = 6;
+
+/// The packets of an event, in the order of the stream.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct PacketKinds {
+    kinds: [Option<Kind>; MAX_KINDS],
+}
+
+impl PacketKinds {
+    /// The packets.
+    pub fn iter(&self) -> impl Iterator<Item = Kind> + use<> {
+        self.kinds.into_iter().flatten()
+    }
+
+    fn push(&mut self, kind: Kind) {
+        if let Some(slot) = self.kinds.iter_mut().find(|slot| slot.is_none()) {
+            *slot = Some(kind);
+        }
+    }
+}
+
+impl fmt::Display for PacketKinds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, kind) in self.iter().enumerate() {
+            let blank = if place == 0 { "" } else { " " };
+            write!(f, "{blank}{}", kind.name())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for PacketKinds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{self}]")
+    }
+}
+
+/// Where an event comes from.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Origin {
+    /// Where its first packet begins.
+    pub(crate) offset: usize,
+    pub(crate) kinds: PacketKinds,
+    /// The address to which it is bound.
+    pub(crate) ip: Option<Ip>,
+    /// The estimate of the time when its first packet was made.
+    pub(crate) tsc: Option<Tsc>,
+}
+
+impl Origin {
+    pub(crate) fn new(offset: usize, kind: Kind, tsc: Option<Tsc>) -> Self {
+        let mut kinds = PacketKinds::default();
+        kinds.push(kind);
+        Self {
+            offset,
+            kinds,
+            ip: None,
+            tsc,
+        }
+    }
+
+    /// With a further packet.
+    pub(crate) fn and(mut self, kind: Kind) -> Self {
+        self.kinds.push(kind);
+        self
+    }
+
+    /// Bound to an address that a packet of this kind gave, if one did and none had before.
+    pub(crate) fn at(self, ip: Option<Ip>, kind: Kind) -> Self {
+        match (ip, self.ip) {
+            (Some(_), None) => Self {
+                ip,
+                ..self.and(kind)
+            },
+            _ => self,
+        }
+    }
+}
+
+/// Where the state comes from that waits for the next address packet.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BoundOrigins {
+    pub(crate) mode: Origin,
+    pub(crate) tsx: Origin,
+    pub(crate) paging: Origin,
+    pub(crate) vmcs: Origin,
+}
+
+impl BoundOrigins {
+    /// All from the same packets.
+    pub(crate) fn all(origin: Origin) -> Self {
+        Self {
+            mode: origin.and(Kind::ModeExec),
+            tsx: origin.and(Kind::ModeTsx),
+            paging: origin.and(Kind::Pip),
+            vmcs: origin.and(Kind::Vmcs),
+        }
+    }
+}
+
+/// What stands before a TIP: may some of the TNT bits there belong to branches after it?
+///
+/// A processor may defer TIPs (33.4.2.3): it sends TNT bits when they fill a packet or when another packet forces them out, then the
+/// TIPs, then that other packet. So bits may belong to branches after the TIPs behind them. They cannot if there are none; nor
+/// if the TNT is not full and what comes behind the TIPs is a TNT: then the last TIP itself forced them out, that of a RET, which is never
+/// deferred; or the processor does not defer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Run {
+    /// They may, for all that is known.
+    #[default]
+    Unknown,
+    /// There are no bits.
+    Clear,
+    /// A TNT that is not full, when so many timing packets had been read. (Whether timing packets force bits out, the manual leaves open.)
+    Partial(u64),
+}
+
+/// What is remembered of losses, and for the event level.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    /// Where the flow was lost, until it is found again.
+    pub(crate) lost_at: Option<usize>,
+    /// Control was lost while tracing was on, and no packet in between is in doubt.
+    pub(crate) was_on: bool,
+    /// While control is lost: what stands before a TIP that comes next.
+    pub(crate) run: Run,
+    /// Whether this is the event level: it wants to know the rest.
+    pub(crate) tells: bool,
+    /// The packet, or the packets of a compound event, that are being dealt with.
+    pub(crate) now: Origin,
+    /// Where the processor went to sleep.
+    pub(crate) power: Option<Ip>,
+    /// The packet read last.
+    pub(crate) last: Option<Kind>,
+    pub(crate) bound: BoundOrigins,
+    /// The PTW packet whose FUP is to come.
+    pub(crate) ptwrite: Origin,
+    /// Of the items that are due.
+    pub(crate) due: VecDeque<Origin>,
+}
+
+impl Notes {
+    /// An item that comes from `origin` is due.
+    #[inline]
+    pub(crate) fn note(&mut self, origin: Origin) {
+        if self.tells {
+            self.due.push_back(origin);
+        }
+    }
+}

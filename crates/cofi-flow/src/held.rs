@@ -1,0 +1,174 @@
+//! Events that wait for a FUP to tell their place (33.4.2.21 to 33.4.2.30).
+
+use alloc::vec::Vec;
+
+use cofi_insn::CodeSource;
+use cofi_packet::Ip;
+use cofi_packet::intel::Kind;
+
+use crate::decoder::{FlowDecoder, State};
+use crate::events::notes::Origin;
+use crate::reader::Flow;
+use crate::{ControlEvent, Event};
+
+/// More events than this are never held back for one FUP: a PEBS record has fewer.
+const MAX_HELD: usize = 512;
+
+/// An event that waits for a FUP.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    event: Event,
+    origin: Origin,
+}
+
+impl<C: CodeSource> FlowDecoder<'_, C> {
+    /// Takes packets whose events bind to a FUP that may follow; `false` for others.
+    pub(crate) fn hold(&mut self, flow: Flow) -> bool {
+        let event = match flow {
+            Flow::ExStop { ip: true } => {
+                self.claimed = true;
+                Event::ExStop { ip: None }
+            }
+            Flow::Ptw {
+                payload,
+                size,
+                ip: true,
+            } => {
+                self.release_held(None);
+                self.claimed = true;
+                self.ptwrite = Some((payload, size));
+                self.notes.ptwrite = self.notes.now;
+                return true;
+            }
+            Flow::Bbp { kind, size } => Event::Block {
+                kind,
+                size,
+                ip: None,
+            },
+            Flow::Bip { block, id, payload } => Event::BlockItem { block, id, payload },
+            Flow::Bep { ip: true } => {
+                self.claimed = true;
+                return true;
+            }
+            Flow::Bep { ip: false } => {
+                self.release_block();
+                return true;
+            }
+            Flow::Trig {
+                ip: true,
+                multiple,
+                vector,
+                count,
+            } => {
+                self.claimed = true;
+                Event::Trigger {
+                    vector,
+                    multiple,
+                    count,
+                    ip: None,
+                }
+            }
+            Flow::Trig {
+                ip: false,
+                multiple,
+                vector,
+                count,
+            } => {
+                self.push(Event::Trigger {
+                    vector,
+                    multiple,
+                    count,
+                    ip: None,
+                });
+                return true;
+            }
+            Flow::Mwait { hints, ext } => Event::Mwait { hints, ext },
+            Flow::Pwre {
+                hw,
+                state,
+                sub_state,
+            } => Event::Pwre {
+                hw,
+                state,
+                sub_state,
+            },
+            Flow::Cfe { ip, kind, vector } => {
+                self.claimed |= ip;
+                let event = ControlEvent::from_type(kind);
+                let event = Event::Control {
+                    event,
+                    vector: event.has_vector().then_some(vector),
+                    ip: None,
+                };
+                if !ip && self.state == State::Off {
+                    // It stands alone (33.4.2.29).
+                    self.release_held(None);
+                    self.push(event);
+                    return true;
+                }
+                event
+            }
+            Flow::Evd { kind, payload } => Event::EventData { kind, payload },
+            _ => return false,
+        };
+        if self.held.len() >= MAX_HELD {
+            self.release_held(None);
+        }
+        let origin = self.notes.now;
+        self.held.push(Held { event, origin });
+        true
+    }
+
+    /// Returns the blocks held back: they belong to no address. Other events still wait for a FUP.
+    pub(crate) fn release_block(&mut self) {
+        let mut held = core::mem::take(&mut self.held);
+        held.retain(|held| {
+            let in_block = matches!(held.event, Event::Block { .. } | Event::BlockItem { .. });
+            if in_block {
+                self.push_from(held.event, held.origin);
+            }
+            !in_block
+        });
+        self.held = held;
+    }
+
+    /// Whether events wait for a FUP.
+    #[inline]
+    pub(crate) fn holds(&self) -> bool {
+        self.claimed || !self.held.is_empty()
+    }
+
+    /// Returns the events held back, now that their place is known, or known to be unknown.
+    pub(crate) fn release_held(&mut self, place: Option<Ip>) {
+        if !self.holds() {
+            return;
+        }
+        self.claimed = false;
+        let mut held = core::mem::take(&mut self.held);
+        for Held { mut event, origin } in held.drain(..) {
+            match &mut event {
+                Event::ExStop { ip }
+                | Event::Control { ip, .. }
+                | Event::Block { ip, .. }
+                | Event::Trigger { ip, .. } => *ip = place,
+                Event::Pwre { .. } => self.notes.power = place,
+                _ => {}
+            }
+            self.push_from(event, origin.at(place, Kind::Fup));
+        }
+        self.held = held;
+        if let Some((payload, size)) = self.ptwrite.take() {
+            let event = Event::Ptwrite {
+                ip: place,
+                payload,
+                size,
+            };
+            self.push_from(event, self.notes.ptwrite.at(place, Kind::Fup));
+        }
+    }
+}
+
+/// A fresh store for events held back.
+pub(crate) fn held() -> Vec<Held> {
+    Vec::new()
+}
