@@ -83,6 +83,7 @@ fn cpu(text: &str) -> Result<Cpu> {
 pub(crate) fn open_flow<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Session<'a>> {
     let mut options = options(&input.input)?;
     options.cpu = input.cpu.as_deref().map(cpu).transpose()?;
+    options.errata.clone_from(&input.errata);
     for spec in &input.elf {
         options
             .elf
