@@ -37,15 +37,23 @@ impl VmxTsc {
 #[derive(Clone, Debug)]
 pub(super) struct Guest {
     tsc: Option<VmxTsc>,
-    /// The last NR bit told; none if that may not hold any more.
-    is_guest: Option<bool>,
+    /// The last NR bit told; none if none was.
+    told: Option<bool>,
+    /// Since then tracing has been on, so that every entry and exit has been told.
+    on: bool,
+    in_psb: bool,
+    /// The last packet was a PSBEND, and no time has passed since.
+    is_fresh: bool,
 }
 
 impl Guest {
     pub(super) const fn new(tsc: Option<VmxTsc>) -> Self {
         Self {
             tsc,
-            is_guest: None,
+            told: None,
+            on: false,
+            in_psb: false,
+            is_fresh: false,
         }
     }
 
@@ -54,16 +62,44 @@ impl Guest {
         self.tsc.is_some()
     }
 
+    /// What the PIP of a PSB+ says, before the TSC packet in it is read.
     pub(super) fn set(&mut self, is_guest: Option<bool>) {
-        self.is_guest = is_guest;
+        self.told = is_guest;
+        self.in_psb = true;
     }
 
-    /// Learns from a packet whose TSC packets are from here on.
+    /// Time goes on.
+    pub(super) fn wait(&mut self) {
+        self.is_fresh = false;
+    }
+
+    /// Learns from a packet that tells no time whose TSC packets are from here on.
     pub(super) fn follow(&mut self, packet: &Packet) {
+        if self.tsc.is_none() {
+            return;
+        }
+        let was_fresh = core::mem::take(&mut self.is_fresh);
         match *packet {
-            Packet::Pip { nr, .. } => self.is_guest = Some(nr),
-            // An entry or exit while tracing is off is not told.
-            Packet::TipPgd { .. } | Packet::Ovf | Packet::TraceStop => self.is_guest = None,
+            Packet::Pip { nr, .. } => self.told = Some(nr),
+            Packet::ModeExec { .. } => self.is_fresh = was_fresh,
+            Packet::PsbEnd => {
+                self.in_psb = false;
+                self.is_fresh = true;
+            }
+            Packet::Tip { .. } => self.on = true,
+            Packet::TipPge { .. } => {
+                // While tracing was off, an entry or exit may not have been told.
+                if !self.on && !was_fresh {
+                    self.told = None;
+                }
+                self.on = true;
+            }
+            Packet::TipPgd { .. } | Packet::TraceStop => self.on = false,
+            Packet::Ovf => {
+                self.on = false;
+                self.in_psb = false;
+                self.told = None;
+            }
             _ => {}
         }
     }
@@ -77,7 +113,8 @@ impl Guest {
         };
         let Some(tsc) = self.tsc else { return same };
         let (low, high) = tsc.host(value);
-        match self.is_guest {
+        let is_known = self.on || self.in_psb;
+        match self.told.filter(|_| is_known) {
             Some(false) => same,
             Some(true) => Span {
                 low,

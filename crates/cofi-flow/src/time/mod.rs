@@ -75,6 +75,19 @@ struct Span {
     high: u64,
 }
 
+/// The number with these low 56 bits that is nearest to `place`.
+fn near(low: u64, place: u64) -> u64 {
+    let round = 1_u64 << TSC_BITS;
+    let value = place >> TSC_BITS << TSC_BITS | low;
+    if place.saturating_sub(value) > round / 2 {
+        value.saturating_add(round)
+    } else if value.saturating_sub(place) > round / 2 && value >= round {
+        value - round
+    } else {
+        value
+    }
+}
+
 /// Follows the time stamp counter through TSC, TMA, MTC, CYC and CBR packets.
 ///
 /// The estimate never goes back, unless a TSC packet takes back what packets had told before. The counter is followed over wraps of the 56 bits
@@ -200,8 +213,8 @@ impl TimeTracker {
             Packet::Psb => self.psb(),
             Packet::PsbEnd => self.in_psb = false,
             Packet::Ovf => self.overflow(),
-            Packet::TipPge { .. } => self.on = true,
-            Packet::Fup { .. } if self.in_psb => self.on = true,
+            // Not by a FUP in a PSB+: without BranchEn no packet tells when tracing ends.
+            Packet::TipPge { .. } | Packet::Tip { .. } => self.on = true,
             Packet::TipPgd { .. } | Packet::TraceStop => self.on = false,
             _ => {}
         }
@@ -267,23 +280,17 @@ impl TimeTracker {
 
     /// A TSC packet.
     pub fn tsc(&mut self, value: u64) {
+        self.guest.wait();
         let told = self.guest.read(value & ((1 << TSC_BITS) - 1));
         let guess = match self.now {
-            Some(now) => {
-                // A great step back is a wrap of the 56 bits; a small one is the trace's own.
-                let value = now >> TSC_BITS << TSC_BITS | told.guess;
-                if now.saturating_sub(value) > 1 << (TSC_BITS - 1) {
-                    value.wrapping_add(1 << TSC_BITS)
-                } else {
-                    value
-                }
-            }
+            // A great step is a wrap of the 56 bits; a small one back is the trace's own.
+            Some(_) => near(told.guess, self.anchor.low),
             None => told.guess,
         };
         let value = Span {
-            low: guess.saturating_sub(told.guess - told.low),
+            low: guess.saturating_sub(told.guess.saturating_sub(told.low)),
             guess,
-            high: guess.saturating_add(told.high - told.guess),
+            high: guess.saturating_add(told.high.saturating_sub(told.guess)),
         };
         let back = self.now.is_some() && value.high < self.anchor.low;
         if back {
@@ -329,6 +336,7 @@ impl TimeTracker {
 
     /// An MTC packet.
     pub fn mtc(&mut self, payload: u8) {
+        self.guest.wait();
         let Some(now) = self.now else {
             return self.unknown();
         };
