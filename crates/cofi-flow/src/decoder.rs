@@ -13,7 +13,7 @@ use crate::held::{Held, held};
 use crate::pending::{Bound, Pending};
 use crate::reader::{Flow, Reader};
 use crate::retstack::ReturnStack;
-use crate::time::{Time, TimeTracker};
+use crate::time::{Time, TimeJump, TimeTracker};
 use crate::walk::Guard;
 use crate::{Executed, Expected, FlowConfig, FlowErrorKind, Item, Part, Run};
 
@@ -120,6 +120,8 @@ struct Clock {
     tnt: Option<u64>,
     /// How many timing packets had been read when `now` was taken.
     timing: u64,
+    /// The core cycles told by then.
+    cycles: u64,
 }
 
 impl<'t, C: CodeSource> FlowDecoder<'t, C> {
@@ -186,12 +188,19 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// uncertainty says how far apart those are. To know, this looks ahead in the stream to the next timing packet.
     pub fn time(&mut self) -> Option<Time> {
         let tsc = self.clock.now?;
-        let high = self.reader.latest().map_or(u64::MAX, |latest| latest.0);
-        let uncertainty = match high {
-            u64::MAX => u64::MAX,
-            high => tsc.0.abs_diff(self.clock.low.0).max(high.abs_diff(tsc.0)),
-        };
-        Some(Time { tsc, uncertainty })
+        let latest = self.reader.latest();
+        Some(Time::new(tsc, self.clock.low, latest))
+    }
+
+    /// Tells once of each time that a TSC packet set the time back, when it has been used.
+    pub fn time_jump(&mut self) -> Option<TimeJump> {
+        self.reader.time.take_jump()
+    }
+
+    /// The core cycles that CYC packets have told of up to the packet used last (33.3.6).
+    #[must_use]
+    pub fn cycles(&self) -> u64 {
+        self.clock.cycles
     }
 
     /// The mode in which code runs now.
@@ -357,6 +366,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             self.clock.timing = self.reader.timing;
             self.clock.now = self.reader.time.now();
             self.clock.packet_low = self.reader.time.earliest();
+            self.clock.cycles = self.reader.time.cycles();
         }
     }
 

@@ -155,6 +155,8 @@ pub(crate) struct Reader<'t> {
     pub(crate) timing: u64,
     /// Up to where a search for the next timing packet went, and what it found.
     searched: (usize, Option<Tsc>),
+    /// Up to here it is certain that MTC packets have not wrapped where packets were lost.
+    settled: usize,
     /// A packet that was read too early and is to be returned again.
     back: Option<(usize, Flow)>,
     /// The timing packets read since they were last taken out; none if nobody wants them.
@@ -177,6 +179,7 @@ impl<'t> Reader<'t> {
             time,
             timing: 0,
             searched: (0, None),
+            settled: 0,
             back: None,
             ticks: None,
             skd007: errata.skd007,
@@ -263,7 +266,19 @@ impl<'t> Reader<'t> {
         self.searched.1
     }
 
-    fn search(&self) -> (usize, Option<Tsc>) {
+    fn search(&mut self) -> (usize, Option<Tsc>) {
+        loop {
+            let settled = self.settled;
+            let found = self.search_once();
+            if self.settled == settled {
+                return found;
+            }
+            // With what it has found out, it may find more.
+            self.time.settle();
+        }
+    }
+
+    fn search_once(&mut self) -> (usize, Option<Tsc>) {
         let (mut at, mut time, mut block) = (self.at, self.time.clone(), self.block);
         loop {
             let rest = self.bytes.get(at..).unwrap_or_default();
@@ -280,14 +295,30 @@ impl<'t> Reader<'t> {
                 // What comes behind is looked for when reading has come past this.
                 return (at + 1, None);
             };
+            let packet = decoded.packet();
+            if let Some(len) = self.left_out(&packet, rest, decoded.len()) {
+                at += len;
+                continue;
+            }
+            let before = (matches!(packet, Packet::Tsc { .. }) && time.may_have_wrapped())
+                .then(|| time.clone());
+            let is_timing = self.show(&mut time, &packet, at);
             at += decoded.len();
-            (block, _) = block.after(&decoded.packet());
-            let clock = matches!(
-                decoded.packet(),
-                Packet::Tsc { .. } | Packet::Mtc { .. } | Packet::Cyc { .. }
-            );
-            if time.take(&decoded.packet())
-                && clock
+            (block, _) = block.after(&packet);
+            if before
+                .is_some_and(|before| time.take_jump().is_none() && before.settles(time.anchor()))
+            {
+                self.settled = at;
+                return (at, None);
+            }
+            let bounds = match packet {
+                Packet::Tsc { .. } | Packet::Mtc { .. } => true,
+                // The counter may have wrapped while packets were lost (33.3.8.2).
+                Packet::Cyc { .. } => !rest[decoded.len()..].starts_with(&[0x02, 0xf3]),
+                _ => false,
+            };
+            if is_timing
+                && bounds
                 && let Some(latest) = time.latest()
             {
                 return (at, Some(latest));
@@ -314,6 +345,27 @@ impl<'t> Reader<'t> {
         self.offset = self.at;
         self.at += 1;
         Some((bits, len))
+    }
+
+    /// Shows the packet at `at` to a clock; whether it is a timing packet.
+    #[inline]
+    fn show(&self, time: &mut TimeTracker, packet: &Packet, at: usize) -> bool {
+        let is_timing = time.take(packet);
+        match packet {
+            Packet::Ovf if at < self.settled => time.settle(),
+            Packet::Psb if time.wants_guest() => time.psb_is_guest(pip_in_psb(&self.bytes[at..])),
+            _ => {}
+        }
+        is_timing
+    }
+
+    /// How much is to be left out, if an erratum has spoiled this packet of `len` bytes, with which `rest` begins.
+    #[inline]
+    fn left_out(&self, packet: &Packet, rest: &[u8], len: usize) -> Option<usize> {
+        if self.skd007 && is_cut_cyc(packet, rest) {
+            return Some(1);
+        }
+        (self.skz84 && is_corrupt_tma(packet, &rest[len..])).then_some(len + 1)
     }
 
     /// The next packet that concerns the flow; `None` at the end of the stream. After an error the caller skips to the
@@ -344,16 +396,13 @@ impl<'t> Reader<'t> {
                     return Some(Err(error));
                 }
             };
+            let packet = decoded.packet();
+            if let Some(len) = self.left_out(&packet, rest, decoded.len()) {
+                self.at += len;
+                continue;
+            }
             self.at += decoded.len();
-            if self.skd007 && is_cut_cyc(&decoded.packet(), rest) {
-                self.at = self.offset + 1;
-                continue;
-            }
-            if self.skz84 && is_corrupt_tma(&decoded.packet(), &rest[decoded.len()..]) {
-                self.at += 1;
-                continue;
-            }
-            let (block, allowed) = self.block.after(&decoded.packet());
+            let (block, allowed) = self.block.after(&packet);
             self.block = block;
             if !allowed {
                 // The packet is read again, outside of the block, whose end is missing.
@@ -362,7 +411,7 @@ impl<'t> Reader<'t> {
                     packet: decoded.kind().name(),
                 }));
             }
-            if self.time.take(&decoded.packet()) {
+            if self.time.take(&packet) {
                 self.timing += 1;
                 if let Some(ticks) = &mut self.ticks
                     && let Some(tick) = Tick::from_packet(&decoded.packet())
@@ -375,7 +424,15 @@ impl<'t> Reader<'t> {
                 }
                 continue;
             }
-            let flow = match decoded.packet() {
+            match packet {
+                Packet::Ovf if self.offset < self.settled => self.time.settle(),
+                Packet::Psb if self.time.wants_guest() => {
+                    self.time
+                        .psb_is_guest(pip_in_psb(&self.bytes[self.offset..]));
+                }
+                _ => {}
+            }
+            let flow = match packet {
                 Packet::Tnt8 { bits } => Flow::Tnt {
                     bits: bits.bits(),
                     len: bits.len() as u8,
@@ -469,6 +526,21 @@ impl<'t> Reader<'t> {
             return Some(Ok(flow));
         }
     }
+}
+
+/// What the PIP says of NR in the PSB+ with which `bytes` begin, if there is one.
+fn pip_in_psb(mut bytes: &[u8]) -> Option<bool> {
+    // No more than so many packets are in any.
+    for _ in 0..64 {
+        let padding = bytes.iter().position(|byte| *byte != 0)?;
+        let decoded = decode(&bytes[padding..]).ok()?;
+        match decoded.packet() {
+            Packet::Pip { nr, .. } => return Some(nr),
+            Packet::PsbEnd | Packet::Ovf => return None,
+            _ => bytes = &bytes[padding + decoded.len()..],
+        }
+    }
+    None
 }
 
 /// Erratum SKD007: an OVF (02 f3) stands in a CYC packet after its first byte.

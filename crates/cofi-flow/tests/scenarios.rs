@@ -42,16 +42,9 @@ fn config(words: &str) -> FlowConfig {
     let mut errata = Errata::default();
     for word in words.split_whitespace() {
         match word {
-            "bdm70" => errata.bdm70 = true,
-            "bdm64" => errata.bdm64 = true,
-            "skd022" => errata.skd022 = true,
-            "skd010" => errata.skd010 = true,
-            "skl014" => errata.skl014 = true,
-            "apl11" => errata.apl11 = true,
-            "apl12" => errata.apl12 = true,
             "cr3filter" => config.cr3_filter = true,
             "filter" => config.filter = FilterRanges::new(&[(Ip(0x1000), Ip(0x100f))]),
-            other => panic!("no configuration: {other:?}"),
+            other => assert!(errata.set(other, true), "no configuration: {other:?}"),
         }
     }
     config.errata = errata;

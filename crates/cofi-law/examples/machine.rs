@@ -23,7 +23,8 @@ use cofi_law::Rng;
 use cofi_law::machine::{Code, Features, Insn, Kind, Record, Setup, Step, run};
 use cofi_packet::ExecMode;
 use cofi_unit::{
-    Capabilities, Ctl, Implementation, InternalBuffer, IpCompression, ReturnStack, TntForm,
+    Capabilities, Ctl, GuestTsc, Implementation, InternalBuffer, IpCompression, ReturnStack,
+    TntForm,
 };
 use std::collections::HashMap;
 use std::error::Error;
@@ -166,6 +167,9 @@ fn setup(seed: u64, steps: usize) -> Setup {
         caps: Capabilities::default(),
         choices,
         ctl,
+        start: None,
+        guest_tsc: GuestTsc::default(),
+        conceals: true,
     }
 }
 

@@ -3,7 +3,7 @@
 use cofi_flow::{FlowConfig, FlowDecoder, Item};
 use cofi_insn::CodeSource;
 use cofi_law::{Config, Execution, Program, run};
-use cofi_packet::Ip;
+use cofi_packet::{Ip, Tsc};
 use cofi_unit::Ctl;
 use proptest::prelude::*;
 
@@ -91,12 +91,9 @@ fn check_time(config: &Config) -> Result<(), TestCaseError> {
         let Some(time) = decoder.time() else { continue };
         prop_assert!(time.tsc.0 >= last, "{} after {last}", time.tsc);
         last = time.tsc.0;
-        let (low, high) = (
-            time.tsc.0.saturating_sub(time.uncertainty),
-            time.tsc.0.saturating_add(time.uncertainty),
-        );
+        let within = time.earliest..=time.latest.unwrap_or(Tsc(u64::MAX));
         prop_assert!(
-            (low..=high).contains(&step.tsc.0),
+            within.contains(&step.tsc),
             "{:?} is not within {:?}",
             step,
             time

@@ -235,30 +235,6 @@ fn check(setup: &Setup) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Time never runs backwards, and the true time of every instruction lies within what the decoder states.
-fn check_time(setup: &Setup) -> Result<(), TestCaseError> {
-    let record = run(setup);
-    let mut truth = record.truth.iter();
-    let mut decoder = decoder(setup, &record);
-    let mut last = 0;
-    while let Some(item) = decoder.next() {
-        let Item::Insn(insn) = item else { continue };
-        let Some(step) = truth.next() else { break };
-        prop_assert_eq!(insn.ip, step.ip);
-        let Some(time) = decoder.time() else { continue };
-        let (now, off) = (time.tsc.0, time.uncertainty);
-        let within = now.saturating_sub(off)..=now.saturating_add(off);
-        if now < last || !within.contains(&step.tsc.0) {
-            return Err(TestCaseError::fail(format!(
-                "{step:?} is not within {time:?}, or that is before {last}\n{}",
-                around(&record.trace, decoder.offset().0)
-            )));
-        }
-        last = now;
-    }
-    Ok(())
-}
-
 /// The same thousand setups a property every time; or as many as COFI_CASES says, others each time.
 fn config() -> ProptestConfig {
     let given = std::env::var("COFI_CASES").ok();
@@ -279,15 +255,6 @@ proptest! {
     #[test]
     fn whatever_the_unit_emits_the_decoder_recovers(setup in setups()) {
         check(&setup)?;
-    }
-
-    #[test]
-    fn decoded_time_is_monotonic_and_within_its_bound(mut setup in setups()) {
-        // Without overflows, whose gaps are not counted here.
-        setup.features.0 &= !Features::OVERFLOW.0;
-        setup.choices.buffer = None;
-        setup.ctl = setup.ctl.with_tsc_en(true);
-        check_time(&setup)?;
     }
 
     /// Without TNTs there is no flow; but whatever the decoder makes of such a trace, it comes to an end.

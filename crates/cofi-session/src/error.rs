@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cofi_flow::Errata;
 use cofi_image::ImageError;
 
 use crate::stream::StreamKey;
@@ -25,6 +26,15 @@ pub enum SessionError {
         #[source]
         error: std::io::Error,
     },
+    /// There is no workaround of this name.
+    #[error("no erratum is called {0:?}; those known are {known}", known = known_errata())]
+    Erratum(String),
+}
+
+/// The names of all errata, in one sentence.
+fn known_errata() -> String {
+    let names: Vec<&str> = Errata::ALL.iter().map(|erratum| erratum.name).collect();
+    names.join(", ")
 }
 
 /// Something that is wrong with a trace but does not keep the rest of it from being decoded.

@@ -57,6 +57,8 @@ pub struct SessionOptions {
     pub kernel_names: Option<Arc<Kallsyms>>,
     /// The processor, whose errata are worked around, if the trace does not say or says wrong.
     pub cpu: Option<Cpu>,
+    /// Workarounds to switch on or off beyond what the processor asks for, in the words of [`Errata::change`].
+    pub errata: Option<String>,
     /// What the decoder is told. Whatever a perf.data file says of it itself counts more.
     pub flow: FlowConfig,
 }
@@ -139,7 +141,7 @@ impl<'t> Session<'t> {
     /// Opens the trace in `bytes`. Its packets are not copied as long as each stream is in one piece.
     ///
     /// # Errors
-    /// When `bytes` are a perf.data file that cannot be read at all, or a file that `options` names cannot be loaded.
+    /// When `bytes` are a perf.data file that cannot be read at all, or a file or an erratum that `options` name cannot be had.
     pub fn new(bytes: &'t [u8], options: &SessionOptions) -> Result<Self, SessionError> {
         // It must last for longer than what is read from it.
         let file;
@@ -158,6 +160,11 @@ impl<'t> Session<'t> {
         };
         if let Some(cpu) = options.cpu.or(contents.cpu) {
             contents.flow.errata = Errata::for_cpu(cpu);
+        }
+        if let Some(words) = &options.errata
+            && let Err(word) = contents.flow.errata.change(words)
+        {
+            return Err(SessionError::Erratum(word.into()));
         }
         Self::join(contents, options)
     }

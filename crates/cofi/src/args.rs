@@ -160,6 +160,9 @@ pub(crate) struct FlowInput {
     /// The processor (decimal), so that its errata are worked around.
     #[arg(long, value_name = "FAMILY/MODEL[/STEPPING]")]
     pub(crate) cpu: Option<String>,
+    /// Workarounds for errata to switch on, or off with a `-`, beyond what the processor asks for; `none` switches all off.
+    #[arg(long, value_name = "NAME,-NAME,…", allow_hyphen_values = true)]
+    pub(crate) errata: Option<String>,
     /// Code for bare packets: an ELF file, at its link address or shifted to BASE.
     #[arg(long, value_name = "FILE[:BASE]")]
     pub(crate) elf: Vec<String>,
@@ -179,6 +182,7 @@ impl FlowInput {
     pub(crate) fn of(file: &Path, names: Names) -> Self {
         Self {
             cpu: None,
+            errata: None,
             elf: Vec::new(),
             raw: Vec::new(),
             code: CodeArgs::default(),

@@ -157,6 +157,7 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
     }
     let known_cpu = input.cpu.as_deref().or(manifest.cpu.as_deref());
     options.cpu = known_cpu.map(cpu).transpose()?;
+    options.errata.clone_from(&input.errata);
     for spec in manifest.elf.iter().chain(&input.elf) {
         options
             .elf

@@ -9,7 +9,7 @@ pub use code::{Code, Insn, Kind};
 pub use walk::run;
 
 use cofi_packet::{ExecMode, Ip, Tsc};
-use cofi_unit::{Capabilities, Ctl, Implementation};
+use cofi_unit::{Capabilities, Ctl, GuestTsc, Implementation};
 use std::collections::BTreeMap;
 
 /// What happens on the machine, a bit each; a set can be made smaller to find out what a failure needs.
@@ -90,6 +90,12 @@ pub struct Setup {
     pub choices: Implementation,
     /// IA32_RTIT_CTL, without TraceEn and the address ranges.
     pub ctl: Ctl,
+    /// When the machine starts, in TSC ticks; at random if `None`.
+    pub start: Option<u64>,
+    /// The TSC of its guests.
+    pub guest_tsc: GuestTsc,
+    /// Whether VMX transitions and guests may be concealed (33.5.1).
+    pub conceals: bool,
 }
 
 /// An executed instruction that the trace must show, and the state in which it ran.
@@ -99,6 +105,8 @@ pub struct Step {
     pub ip: Ip,
     /// The time at which it retired.
     pub tsc: Tsc,
+    /// The core cycles until then.
+    pub cycles: u64,
     /// The width it ran in.
     pub mode: ExecMode,
     /// CR3 and NR, as PIPs tell them; `None` where none has told.

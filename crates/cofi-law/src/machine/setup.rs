@@ -3,7 +3,7 @@
 use super::{Features, Setup};
 use crate::Rng;
 use cofi_unit::{
-    Capabilities, Ctl, Generation, Implementation, InternalBuffer, IpCompression, TntForm,
+    Capabilities, Ctl, Generation, GuestTsc, Implementation, InternalBuffer, IpCompression, TntForm,
 };
 
 impl Setup {
@@ -21,6 +21,9 @@ impl Setup {
             caps,
             choices,
             ctl,
+            start: None,
+            guest_tsc: GuestTsc::default(),
+            conceals: true,
         }
     }
 }

@@ -100,7 +100,8 @@ pub fn run(setup: &Setup) -> Record {
         setup,
         rng,
     };
-    walk.world.pass(1 + walk.rng.next_u64() % (1 << 40));
+    let start = 1 + walk.rng.next_u64() % (1 << 40);
+    walk.world.pass(setup.start.unwrap_or(start));
     walk.start();
     for _ in 0..setup.steps {
         walk.step();
@@ -198,6 +199,7 @@ impl Walk<'_> {
             self.truth.push(Step {
                 ip: insn.ip,
                 tsc: self.world.tsc(),
+                cycles: self.world.clock.cycles,
                 mode: self.context.mode,
                 space: self.space,
                 in_tx: self.context.in_tx,

@@ -1,13 +1,13 @@
 //! VM entries and exits, and the SMM-transfer monitor.
 
 use super::Walk;
-use cofi_unit::{At, EntryOutcome, GuestTsc, SmmExit, SmmReturn, VmEntry, VmExit, msr};
+use cofi_unit::{At, EntryOutcome, SmmExit, SmmReturn, VmEntry, VmExit, msr};
 
 impl Walk<'_> {
     pub(super) fn vm_entry(&mut self, at: At) {
         let place = self.anywhere(None);
         let to = self.destination(place);
-        let conceal = self.rng.one_in(3);
+        let conceal = self.rng.one_in(3) && self.setup.conceals;
         let toggles = self.rng.one_in(3);
         let traces = self.unit.rdmsr(msr::IA32_RTIT_CTL).expect("it exists") & 1 == 1;
         let outcome = match self.rng.below(8) {
@@ -25,8 +25,8 @@ impl Walk<'_> {
             at,
             to,
             conceal,
-            conceal_guest: self.rng.one_in(3),
-            tsc: GuestTsc::default(),
+            conceal_guest: self.rng.one_in(3) && self.setup.conceals,
+            tsc: self.setup.guest_tsc,
             load_ctl: toggles.then(|| self.ctl.with_trace_en(!traces).0),
             loads: &[],
             from_smm,
@@ -79,7 +79,7 @@ impl Walk<'_> {
         let from = self.ip();
         let place = self.anywhere(Some(0));
         let to = self.destination(place);
-        let conceal = self.rng.one_in(3);
+        let conceal = self.rng.one_in(3) && self.setup.conceals;
         let traces = self.unit.rdmsr(msr::IA32_RTIT_CTL).expect("it exists") & 1 == 1;
         let toggles = self.rng.one_in(3);
         let smm = self.rng.one_in(6).then_some(SmmExit {

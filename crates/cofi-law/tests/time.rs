@@ -1,0 +1,267 @@
+//! Time over everything that chapter 33 knows: the true time of every instruction lies within the interval that the decoder states, and the
+//! estimate never goes back, whatever timing packets were lost; and cycles are counted as they ran.
+
+use cofi_flow::{Errata, Event, FlowConfig, FlowDecoder, Item, VmxTsc};
+use cofi_insn::CodeSource;
+use cofi_law::Rng;
+use cofi_law::machine::{Code, Features, Record, Setup, run};
+use cofi_packet::intel::{Packet, Packets};
+use cofi_packet::{Ip, Tsc};
+use cofi_unit::GuestTsc;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+struct Source<'c>(&'c [Code]);
+
+impl CodeSource for Source<'_> {
+    fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
+        for code in self.0 {
+            let from = code.bytes_at(ip);
+            if !from.is_empty() {
+                let len = from.len().min(buf.len());
+                buf[..len].copy_from_slice(&from[..len]);
+                return len;
+            }
+        }
+        0
+    }
+}
+
+prop_compose! {
+    fn setups()(
+        seed: u64,
+        steps in 1_usize..4000,
+        features in prop_oneof![Just(u32::MAX), any::<u32>()],
+        overflows in any::<bool>(),
+        // Often near the end of what a TSC packet can tell.
+        start in prop_oneof![1_u64..1 << 40, (1_u64 << 56) - (1 << 21)..1 << 56],
+    ) -> Setup {
+        let mut features = Features(features & Features::ALL.0);
+        if !overflows {
+            features.0 &= !Features::OVERFLOW.0;
+        }
+        let mut setup = Setup::random(seed, steps, features);
+        setup.ctl = setup.ctl.with_tsc_en(true);
+        setup.start = Some(start);
+        setup
+    }
+}
+
+/// How the decoder is to read a machine's trace; whether it is told the TSC's ratio to the bus clock.
+fn config(setup: &Setup, told: bool) -> FlowConfig {
+    FlowConfig {
+        tsc_art_ratio: (80, 1),
+        mtc_freq: setup.ctl.mtc_freq() as u8,
+        max_nonturbo_ratio: if told { 20 } else { 0 },
+        ..FlowConfig::default()
+    }
+}
+
+/// The packets, each with its kind.
+fn packets(trace: &[u8]) -> Vec<(Packet, &[u8])> {
+    let mut located: Vec<(Packet, usize)> = Packets::new(trace)
+        .map(|item| item.expect("the unit writes packets only"))
+        .map(|located| (located.packet(), located.offset.0 as usize))
+        .collect();
+    let ends: Vec<usize> = located.iter().skip(1).map(|it| it.1).collect();
+    located
+        .drain(..)
+        .zip(ends.into_iter().chain([trace.len()]))
+        .map(|((packet, from), to)| (packet, &trace[from..to]))
+        .collect()
+}
+
+/// Without some runs of MTC packets, each shorter than makes the payload go round.
+fn without_mtcs(trace: &[u8], rng: &mut Rng) -> Vec<u8> {
+    let (mut left, mut kept) = (0, Vec::new());
+    // The payload before, and how far it has gone since the last that was kept.
+    let (mut last, mut gone) = (0_u8, 0);
+    for (packet, bytes) in packets(trace) {
+        match packet {
+            // The unit itself leaves some out.
+            Packet::Mtc { ctc } => {
+                gone += usize::from(ctc.wrapping_sub(last));
+                last = ctc;
+                if left == 0 && rng.one_in(5) {
+                    let most = [3, 40, 200][rng.below(3)];
+                    left = 1 + rng.below(most);
+                }
+                if left > 0 && gone < 128 {
+                    left -= 1;
+                    continue;
+                }
+                gone = 0;
+            }
+            // The unit takes up to half a round to the first MTC behind it.
+            Packet::Tma { .. } => gone = 100,
+            _ => {}
+        }
+        kept.extend(bytes);
+    }
+    kept
+}
+
+/// As erratum SKL168 has it: without some CYC packets before a PSB, and the MTC packets that came with them.
+fn with_skl168(trace: &[u8], rng: &mut Rng) -> (Vec<u8>, usize) {
+    let packets = packets(trace);
+    let kind = |at: usize| packets.get(at).map(|it| it.0);
+    let is_cyc = |at| matches!(kind(at), Some(Packet::Cyc { .. }));
+    let is_mtc = |at| matches!(kind(at), Some(Packet::Mtc { .. }));
+    let is_psb = |at| matches!(kind(at), Some(Packet::Psb));
+    let (mut kept, mut at, mut lost) = (Vec::new(), 0, 0);
+    while at < packets.len() {
+        let len = match () {
+            () if is_cyc(at) && is_psb(at + 1) => 1,
+            () if is_cyc(at) && is_mtc(at + 1) && is_psb(at + 2) => 2,
+            () => 0,
+        };
+        if len > 0 && rng.one_in(2) {
+            lost += 1;
+            at += len;
+            continue;
+        }
+        kept.extend(packets[at].1);
+        at += 1;
+    }
+    (kept, lost)
+}
+
+/// The packets around an offset, for messages.
+fn around(trace: &[u8], offset: u64) -> String {
+    let lines: Vec<(u64, String)> = Packets::new(trace)
+        .filter_map(Result::ok)
+        .map(|located| (located.offset.0, located.packet().to_string()))
+        .filter(|(at, _)| (offset.saturating_sub(300)..offset + 150).contains(at))
+        .map(|(at, words)| (at, format!("{at} {words}")))
+        .collect();
+    let lines: Vec<String> = lines.into_iter().map(|it| it.1).collect();
+    format!("around {offset}:\n{}", lines.join("\n"))
+}
+
+/// Time never runs backwards, and the true time of every instruction lies within what the decoder states. How many did.
+fn check_time(setup: &Setup, record: &Record, config: FlowConfig) -> Result<usize, TestCaseError> {
+    let ovfs: Vec<u64> = Packets::new(&record.trace)
+        .filter_map(Result::ok)
+        .filter(|located| located.packet() == Packet::Ovf)
+        .map(|located| located.offset.0)
+        .collect();
+    prop_assert_eq!(ovfs.len(), record.resumed.len());
+    let mut decoder = FlowDecoder::new(&record.trace, Source(&record.codes), config);
+    let (mut at, mut last, mut seen) = (0, 0, 0);
+    while let Some(item) = decoder.next() {
+        prop_assert_eq!(decoder.time_jump(), None);
+        match item {
+            Item::Insn(insn) => {
+                let Some(step) = record.truth.get(at) else {
+                    break;
+                };
+                prop_assert_eq!(insn.ip, step.ip);
+            }
+            Item::Event(Event::Overflow { ip }) => {
+                let seen = ovfs.partition_point(|ovf| *ovf <= decoder.offset().0);
+                let (on, off) = record.resumed[seen - 1];
+                at = if ip.is_some() { on } else { off };
+                continue;
+            }
+            _ => continue,
+        }
+        let step = &record.truth[at];
+        at += 1;
+        let Some(time) = decoder.time() else { continue };
+        let within = time.earliest..=time.latest.unwrap_or(Tsc(u64::MAX));
+        if time.tsc.0 < last || !within.contains(&step.tsc) {
+            return Err(TestCaseError::fail(format!(
+                "step {at} {step:?} is not within {time:?}, or that is before {last}\n{}\n{:?}",
+                around(&record.trace, decoder.offset().0),
+                setup.ctl
+            )));
+        }
+        seen += 1;
+        last = time.tsc.0;
+    }
+    Ok(seen)
+}
+
+/// The same thousand setups a property every time; or as many as COFI_CASES says, others each time.
+fn cases() -> ProptestConfig {
+    let given = std::env::var("COFI_CASES").ok();
+    let given = given.and_then(|cases| cases.parse().ok());
+    ProptestConfig {
+        cases: given.unwrap_or(1000),
+        rng_seed: match given {
+            Some(_) => RngSeed::Random,
+            None => RngSeed::Fixed(33),
+        },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn true_times_lie_within_their_intervals(setup in setups(), told in any::<bool>()) {
+        let record = run(&setup);
+        check_time(&setup, &record, config(&setup, told))?;
+    }
+
+    #[test]
+    fn lost_mtcs_make_intervals_wider_but_not_wrong(mut setup in setups(), told in any::<bool>()) {
+        setup.ctl = setup.ctl.with_mtc_en(setup.caps.mtc);
+        let mut record = run(&setup);
+        record.trace = without_mtcs(&record.trace, &mut Rng::new(setup.seed));
+        check_time(&setup, &record, config(&setup, told))?;
+    }
+
+    #[test]
+    fn skl168_makes_no_interval_wrong(mut setup in setups(), told in any::<bool>()) {
+        setup.ctl = setup.ctl.with_mtc_en(setup.caps.mtc).with_cyc_en(setup.caps.psb_cyc);
+        let mut record = run(&setup);
+        record.trace = with_skl168(&record.trace, &mut Rng::new(setup.seed)).0;
+        let mut config = config(&setup, told);
+        config.errata = Errata { skl168: true, ..Errata::default() };
+        check_time(&setup, &record, config)?;
+    }
+
+    #[test]
+    fn a_guests_time_is_the_processors(
+        mut setup in setups(),
+        offset in prop_oneof![Just(0), -(1_i64 << 41)..0, 0_i64..1 << 50],
+        multiplier in prop_oneof![Just(1_u64 << 48), 1_u64 << 46..1 << 50],
+    ) {
+        setup.features.0 |= Features::VMX.0;
+        setup.caps.vmx = true;
+        setup.conceals = false;
+        // Neither the processor's time nor the guest's goes round.
+        setup.start = setup.start.map(|start| (1 << 45) + start % (1 << 45));
+        let offset = offset as u64;
+        setup.guest_tsc = GuestTsc { multiplier, offset };
+        let record = run(&setup);
+        let mut config = config(&setup, true);
+        config.vmx_tsc = Some(VmxTsc { offset, multiplier });
+        check_time(&setup, &record, config)?;
+    }
+}
+
+/// A law over nothing would hold, too: what the properties are about does happen.
+#[test]
+fn what_is_to_be_lost_is_there() {
+    let (mut mtcs, mut swallowed, mut seen) = (0, 0, 0);
+    for seed in 0..150 {
+        let mut setup = Setup::random(seed, 3000, Features::ALL);
+        setup.ctl = setup
+            .ctl
+            .with_tsc_en(true)
+            .with_mtc_en(setup.caps.mtc)
+            .with_cyc_en(setup.caps.psb_cyc);
+        let record = run(&setup);
+        let mut rng = Rng::new(seed);
+        let thinned = without_mtcs(&record.trace, &mut rng);
+        mtcs += (record.trace.len() - thinned.len()) / 2;
+        swallowed += with_skl168(&record.trace, &mut rng).1;
+        seen += check_time(&setup, &record, config(&setup, true)).expect("it holds");
+    }
+    println!("{seen} instructions, {mtcs} MTCs lost, {swallowed} CYCs swallowed");
+    assert!(seen > 20_000 && mtcs > 1000 && swallowed > 20);
+}
