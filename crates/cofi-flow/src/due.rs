@@ -57,7 +57,14 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Applies state that was bound to an address, control having got there.
+    #[inline]
     pub(crate) fn apply(&mut self, state: Bound, place: Option<Ip>) {
+        if !state.is_empty() {
+            self.apply_bound(state, place);
+        }
+    }
+
+    fn apply_bound(&mut self, state: Bound, place: Option<Ip>) {
         // The packet read last gave the address.
         let gives = self.notes.last.unwrap_or(Kind::Tip);
         let BoundOrigins {

@@ -105,6 +105,14 @@ pub(crate) struct Bound {
     pub(crate) vmcs: Option<u64>,
 }
 
+impl Bound {
+    /// Whether no state packet was read.
+    #[inline]
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.mode.is_none() && self.tsx.is_none() && self.paging.is_none() && self.vmcs.is_none()
+    }
+}
+
 /// Why a PSB+ could not be read.
 pub(crate) enum PsbPlus {
     /// Up to its PSBEND.
