@@ -40,3 +40,21 @@ impl CodeSource for Segment<'_> {
         len
     }
 }
+
+/// Code for a trace whose addresses are relative to a code segment.
+///
+/// A processor that reports RIPs (CPUID leaf 14H, LIP = 0) leaves the base of CS out, which is not zero in many a program of 16
+/// or 32 bits; no packet tells it. This finds the code at its linear address all the same.
+#[derive(Clone, Copy, Debug)]
+pub struct InSegment<C> {
+    /// The base of the code segment.
+    pub base: u64,
+    /// The code by linear address.
+    pub code: C,
+}
+
+impl<C: CodeSource> CodeSource for InSegment<C> {
+    fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
+        self.code.read(Ip(ip.0.wrapping_add(self.base)), buf)
+    }
+}

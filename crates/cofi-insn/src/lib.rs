@@ -24,7 +24,7 @@ mod error;
 mod text;
 
 pub use class::Class;
-pub use code::{CodeSource, Segment};
+pub use code::{CodeSource, InSegment, Segment};
 pub use error::InsnError;
 #[cfg(feature = "text")]
 pub use text::text;

@@ -170,6 +170,7 @@ fn setup(seed: u64, steps: usize) -> Setup {
         start: None,
         guest_tsc: GuestTsc::default(),
         conceals: true,
+        cs_base: 0,
     }
 }
 

@@ -2,7 +2,7 @@
 //! where packets were lost.
 
 use cofi_flow::{ControlEvent, Event, FlowConfig, FlowDecoder, Item};
-use cofi_insn::CodeSource;
+use cofi_insn::{CodeSource, InSegment};
 use cofi_law::machine::{Code, Features, Record, Setup, run};
 use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, LastIp, Packet, Packets, TsxState};
@@ -255,6 +255,29 @@ proptest! {
     #[test]
     fn whatever_the_unit_emits_the_decoder_recovers(setup in setups()) {
         check(&setup)?;
+    }
+
+    /// A processor that reports RIPs counts from the base of the code segment.
+    #[test]
+    fn addresses_may_be_relative_to_a_code_segment(mut setup in setups()) {
+        setup.features.0 &= !Features::OVERFLOW.0;
+        setup.choices.buffer = None;
+        setup.caps.lip = false;
+        setup.cs_base = 0xb00;
+        let record = run(&setup);
+        let code = InSegment { base: setup.cs_base, code: Source(&record.codes) };
+        let mut truth = record.truth.iter();
+        for item in FlowDecoder::new(&record.trace, code, FlowConfig::default()) {
+            match item {
+                Item::Insn(insn) => {
+                    let step = truth.next().map(|step| (step.ip.0 - setup.cs_base, step.mode));
+                    prop_assert_eq!(Some((insn.ip.0, insn.mode)), step);
+                }
+                Item::Error(error) => prop_assert!(false, "{}", error),
+                Item::Event(_) => {}
+            }
+        }
+        prop_assert_eq!(truth.next(), None);
     }
 
     /// Without TNTs there is no flow; but whatever the decoder makes of such a trace, it comes to an end.

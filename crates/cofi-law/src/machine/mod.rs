@@ -96,6 +96,8 @@ pub struct Setup {
     pub guest_tsc: GuestTsc,
     /// Whether VMX transitions and guests may be concealed (33.5.1).
     pub conceals: bool,
+    /// The base of the code segment, from which the trace counts its addresses where the processor reports RIPs.
+    pub cs_base: u64,
 }
 
 /// An executed instruction that the trace must show, and the state in which it ran.

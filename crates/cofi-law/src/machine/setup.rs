@@ -24,6 +24,7 @@ impl Setup {
             start: None,
             guest_tsc: GuestTsc::default(),
             conceals: true,
+            cs_base: 0,
         }
     }
 }

@@ -78,6 +78,7 @@ pub fn run(setup: &Setup) -> Record {
         cpl: codes[1].cpl,
         cr3: SPACES[0],
         mode: codes[1].mode,
+        cs_base: setup.cs_base,
         ..Context::default()
     };
     let mut walk = Walk {
