@@ -36,12 +36,16 @@
 //! `FILE.code` beside the trace FILE and mapped from there. When such a path is gone because the trace was moved, its
 //! last name is looked for in the folder beside the trace: [`SessionOptions::beside`].
 
+mod attribution;
+mod aux;
 mod bpf;
+mod clock;
 mod code;
 #[cfg(test)]
 mod code_tests;
 mod error;
 mod flow;
+mod overlap;
 mod perf;
 mod session;
 mod stream;

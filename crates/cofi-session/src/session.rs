@@ -11,9 +11,10 @@ use cofi_image::{
 use cofi_packet::StreamOffset;
 use cofi_perf::{File, TimeConv};
 
+use crate::clock::Clock;
 use crate::code::{CodeOptions, kernel_ranges, names_beside};
 use crate::error::{Diagnostic, SessionError};
-use crate::flow::ThreadFlow;
+use crate::flow::{Subject, ThreadFlow};
 use crate::perf::{self, Contents};
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
 use crate::timeline::{Cursor, Sources, Task, Timeline};
@@ -131,10 +132,11 @@ pub struct Session<'t> {
     files: FileStore,
     diagnostics: Vec<Diagnostic>,
     flow: FlowConfig,
-    time: Option<TimeConv>,
+    time: Option<Clock>,
     is_guest: bool,
     /// The kernel's code, and which ranges of addresses the trace tells that it has.
     kernel: Option<(KernelCode, Vec<(u64, u64)>)>,
+    only_guests: bool,
 }
 
 impl<'t> Session<'t> {
@@ -151,9 +153,9 @@ impl<'t> Session<'t> {
                 perf::read(&file, options.flow)
             }
             TraceFormat::Pt => {
-                let bytes = bytes.into();
+                let whole = vec![Piece::new(0, bytes)];
                 Contents {
-                    streams: vec![(StreamKey::Only, vec![Piece { offset: 0, bytes }])],
+                    streams: vec![(StreamKey::Only, whole.into())],
                     ..Contents::new(options.flow)
                 }
             }
@@ -181,6 +183,7 @@ impl<'t> Session<'t> {
             time,
             cpu: _,
             is_guest,
+            only_guests,
             code,
         } = contents;
         let mut files = FileStore::with_places(code.places(&options.code));
@@ -251,6 +254,7 @@ impl<'t> Session<'t> {
             time,
             is_guest,
             kernel,
+            only_guests,
         })
     }
 
@@ -307,7 +311,7 @@ impl<'t> Session<'t> {
     /// How the time stamp counter converts to perf's time, where the file says so.
     #[must_use]
     pub fn time_conversion(&self) -> Option<TimeConv> {
-        self.time
+        self.time.map(|clock| clock.conv)
     }
 
     /// What a thread was called last.
@@ -320,7 +324,12 @@ impl<'t> Session<'t> {
     #[must_use]
     pub fn decode<'s>(&'s self, stream: &'s Stream<'t>) -> ThreadFlow<'s> {
         let cursor = Cursor::new(&self.timeline, stream.key);
-        ThreadFlow::new(stream.bytes(), self.flow, cursor, self.time, self.is_guest)
+        let subject = match (self.is_guest, self.only_guests) {
+            (true, _) => Subject::Machine,
+            (false, true) => Subject::Guests,
+            (false, false) => Subject::Processes,
+        };
+        ThreadFlow::new(&stream.pieces, self.flow, cursor, self.time, subject)
     }
 
     /// What the packets of one stream of this session tell by themselves, without any code.
