@@ -9,7 +9,8 @@ use cofi_packet::{Ip, StreamOffset};
 use cofi_perf::PerfTime;
 
 use crate::clock::Clock;
-use crate::stream::{Pieces, Segment};
+use crate::parts::Parts;
+use crate::stream::Pieces;
 use crate::timeline::{Cursor, Task};
 
 /// Whose code a trace is about.
@@ -40,41 +41,10 @@ pub struct ThreadFlow<'s> {
     in_guest: bool,
     /// That was told.
     told: bool,
+    config: FlowConfig,
     parts: Parts<'s>,
     /// The decoder of the part that comes next, at whose beginning something is missing.
     next: Option<FlowDecoder<'s, ImageView<'s>>>,
-}
-
-/// The parts of a stream between which something is missing.
-#[derive(Debug)]
-struct Parts<'s> {
-    bytes: &'s [u8],
-    config: FlowConfig,
-    all: &'s [Segment],
-    /// Those that have not been begun.
-    rest: &'s [Segment],
-    range: Range<StreamOffset>,
-    /// Where the one begun last begins.
-    begun: StreamOffset,
-}
-
-impl<'s> Parts<'s> {
-    /// A decoder of the next part, and what is missing before it.
-    fn next(&mut self, view: ImageView<'s>) -> Option<(Segment, FlowDecoder<'s, ImageView<'s>>)> {
-        let (first, rest) = self.rest.split_first()?;
-        if first.start > 0 && first.start >= self.range.end.0 {
-            return None;
-        }
-        self.rest = rest;
-        self.begun = StreamOffset(first.start);
-        let len = self.bytes.len() as u64;
-        let end = rest.first().map_or(len, |next| next.start);
-        // No more than a length in memory.
-        let bytes = &self.bytes[..end.min(len) as usize];
-        let start = StreamOffset(first.start.max(self.range.start.0));
-        let decoder = FlowDecoder::new(bytes, view, self.config).within(start..self.range.end);
-        Some((*first, decoder))
-    }
 }
 
 impl<'s> ThreadFlow<'s> {
@@ -85,12 +55,10 @@ impl<'s> ThreadFlow<'s> {
         time: Option<Clock>,
         subject: Subject,
     ) -> Self {
+        let view = ImageView::new(cursor.image(), cursor.version());
         let mut this = Self {
-            decoder: FlowDecoder::new(
-                &[],
-                ImageView::new(cursor.image(), cursor.version()),
-                config,
-            ),
+            decoder: FlowDecoder::new(&[], view, config),
+            config,
             cursor,
             time,
             unsettled: false,
@@ -98,14 +66,7 @@ impl<'s> ThreadFlow<'s> {
             paging: None,
             in_guest: subject == Subject::Guests,
             told: subject == Subject::Guests,
-            parts: Parts {
-                bytes: pieces.bytes(),
-                config,
-                all: pieces.segments(),
-                rest: pieces.segments(),
-                range: StreamOffset(0)..StreamOffset(u64::MAX),
-                begun: StreamOffset(0),
-            },
+            parts: Parts::new(pieces),
             next: None,
         };
         this.begin();
@@ -117,17 +78,9 @@ impl<'s> ThreadFlow<'s> {
     /// What is missing at the very beginning of the range is told within it; what is missing at its end, in the next.
     #[must_use]
     pub fn within(mut self, range: Range<StreamOffset>) -> Self {
-        let all = self.parts.all;
-        let before = all.partition_point(|segment| segment.start <= range.start.0);
-        let at = before.saturating_sub(1);
-        self.parts.rest = &all[at..];
-        self.parts.range = range.clone();
-        let gap = all
-            .get(at)
-            .is_some_and(|gap| gap.start > 0 && gap.start == range.start.0);
-        if gap {
+        if self.parts.restrict(range) {
             // Told before anything else, as if the part before had just ended.
-            self.decoder = FlowDecoder::new(&[], self.view_now(), self.parts.config);
+            self.decoder = FlowDecoder::new(&[], self.view_now(), self.config);
         } else {
             self.begin();
         }
@@ -137,9 +90,9 @@ impl<'s> ThreadFlow<'s> {
     /// Begins with the first part, before which nothing is missing.
     fn begin(&mut self) {
         let view = self.view_now();
-        if let Some((segment, decoder)) = self.parts.next(view) {
-            self.decoder = decoder;
-            self.cursor.assume(segment.task);
+        if let Some(part) = self.parts.next() {
+            self.decoder = FlowDecoder::new(part.bytes, view, self.config).within(part.range);
+            self.cursor.assume(part.task);
         }
     }
 
@@ -166,7 +119,13 @@ impl<'s> ThreadFlow<'s> {
         let part = self.decoder.next_part();
         if part.is_none() {
             self.unsettled = true;
-            return cross(&mut self.parts, &mut self.next, &mut self.cursor).map(Part::Error);
+            return cross(
+                &mut self.parts,
+                &mut self.next,
+                &mut self.cursor,
+                self.config,
+            )
+            .map(Part::Error);
         }
         self.unsettled = !matches!(part, Some(Part::Run(_)));
         if let Some(Part::Event(Event::Paging { cr3, nr })) = part {
@@ -243,7 +202,7 @@ impl<'s> ThreadFlow<'s> {
     #[must_use]
     pub fn offset(&self) -> StreamOffset {
         match &self.next {
-            Some(_) => self.parts.begun,
+            Some(_) => self.parts.begun(),
             None => self.decoder.offset(),
         }
     }
@@ -310,7 +269,12 @@ impl<'s> ThreadFlow<'s> {
     }
 
     fn cross(&mut self) -> Option<FlowError> {
-        cross(&mut self.parts, &mut self.next, &mut self.cursor)
+        cross(
+            &mut self.parts,
+            &mut self.next,
+            &mut self.cursor,
+            self.config,
+        )
     }
 }
 
@@ -319,19 +283,14 @@ fn cross<'s>(
     parts: &mut Parts<'s>,
     next: &mut Option<FlowDecoder<'s, ImageView<'s>>>,
     cursor: &mut Cursor<'s>,
+    config: FlowConfig,
 ) -> Option<FlowError> {
+    let part = parts.next()?;
     // What code is in place is settled before any is read.
-    let (segment, decoder) = parts.next(ImageView::new(cursor.nothing(), Version(0)))?;
-    *next = Some(decoder);
-    cursor.assume(segment.task);
-    Some(FlowError {
-        offset: StreamOffset(segment.start),
-        ip: None,
-        packet: None,
-        kind: FlowErrorKind::Missing {
-            bytes: segment.missing,
-        },
-    })
+    let view = ImageView::new(cursor.nothing(), Version(0));
+    *next = Some(FlowDecoder::new(part.bytes, view, config).within(part.range));
+    cursor.assume(part.task);
+    Some(part.missing)
 }
 
 fn now(

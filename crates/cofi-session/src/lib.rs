@@ -44,8 +44,10 @@ mod code;
 #[cfg(test)]
 mod code_tests;
 mod error;
+mod events;
 mod flow;
 mod overlap;
+mod parts;
 mod perf;
 mod session;
 mod stream;
@@ -56,6 +58,7 @@ mod timeline;
 
 pub use code::{CodeOptions, PackedCode};
 pub use error::{Diagnostic, SessionError};
+pub use events::StreamEvents;
 pub use flow::ThreadFlow;
 pub use session::{Session, SessionOptions, Stream, TraceFormat};
 pub use stream::StreamKey;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cofi_flow::{Cpu, Errata, EventDecoder, FlowConfig};
+use cofi_flow::{Cpu, Errata, FlowConfig};
 use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
     RawSpec, Version, load_elf, load_raw,
@@ -14,7 +14,9 @@ use cofi_perf::{File, TimeConv};
 use crate::clock::Clock;
 use crate::code::{CodeOptions, kernel_ranges, names_beside};
 use crate::error::{Diagnostic, SessionError};
+use crate::events::StreamEvents;
 use crate::flow::{Subject, ThreadFlow};
+use crate::parts::Parts;
 use crate::perf::{self, Contents};
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
 use crate::timeline::{Cursor, Sources, Task, Timeline};
@@ -334,8 +336,8 @@ impl<'t> Session<'t> {
 
     /// What the packets of one stream of this session tell by themselves, without any code.
     #[must_use]
-    pub fn events<'s>(&'s self, stream: &'s Stream<'t>) -> EventDecoder<'s> {
-        EventDecoder::new(stream.bytes(), self.flow)
+    pub fn events<'s>(&'s self, stream: &'s Stream<'t>) -> StreamEvents<'s> {
+        StreamEvents::new(Parts::new(&stream.pieces), self.flow)
     }
 
     /// The flow of a part of a stream: see [`FlowDecoder::within`](cofi_flow::FlowDecoder::within).
