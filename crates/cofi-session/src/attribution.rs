@@ -55,6 +55,15 @@ fn number(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(&text[..digits]).ok()?.parse().ok()
 }
 
+/// Who was on the processor before a switch.
+fn before(record: &Record<'_>) -> Option<(u32, u32)> {
+    match record.body {
+        Body::Switch { out: true, .. } => record.id.task,
+        Body::Switch { out: false, other } => other,
+        _ => None,
+    }
+}
+
 /// What is known so far.
 #[derive(Debug, Default)]
 pub(crate) struct Attribution {
@@ -65,6 +74,10 @@ pub(crate) struct Attribution {
     tracepoints: Vec<(u64, Vec<u64>)>,
     /// The processor of an event's id, for records that do not tell it.
     cpus: HashMap<u64, u32>,
+    /// All records are of this processor.
+    only_cpu: Option<u32>,
+    /// The processors of which a switch was seen.
+    begun: HashSet<u32>,
     /// When which thread created which.
     forks: Vec<(Option<PerfTime>, u32, u32)>,
     /// The process of each thread so far: tracepoints tell only the thread.
@@ -87,6 +100,14 @@ impl Attribution {
         this
     }
 
+    /// For the records of one processor, which do not say which it is.
+    pub(crate) fn of_cpu(cpu: u32) -> Self {
+        Self {
+            only_cpu: Some(cpu),
+            ..Self::default()
+        }
+    }
+
     fn formats(&mut self, formats: &[u8]) {
         if self.tracepoints.is_empty() {
             return;
@@ -107,7 +128,8 @@ impl Attribution {
         entries: &mut Vec<Entry<'_>>,
     ) {
         let id = record.id;
-        let cpu = id.cpu.or_else(|| self.cpus.get(&id.id?).copied());
+        let told = id.cpu.or(self.only_cpu);
+        let cpu = told.or_else(|| self.cpus.get(&id.id?).copied());
         let run = |task: (u32, u32)| {
             // No thread has this number: the one that left has ended.
             let (pid, tid) = Some(task).filter(|(_, tid)| *tid != u32::MAX)?;
@@ -116,6 +138,12 @@ impl Attribution {
                 task: Task { pid, tid },
             })
         };
+        if let (Some(cpu), Some(before)) = (cpu, before(record))
+            && self.begun.insert(cpu)
+        {
+            // Who leaves with the first switch was there before it.
+            entries.extend(run(before).map(|what| Entry { time: None, what }));
+        }
         let what = match record.body {
             Body::TracingData(formats) => {
                 self.formats(formats);

@@ -18,6 +18,14 @@ pub enum SessionError {
     /// A file of code that was asked for cannot be loaded.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The description of an LLDB bundle (`trace.json`) is not as its schema says.
+    #[error("not a usable trace bundle of LLDB: {place}: {reason}")]
+    Bundle {
+        /// Where in the description.
+        place: String,
+        /// What is wrong there.
+        reason: String,
+    },
     /// The trace cannot be read.
     #[error("cannot read {}: {error}", path.display())]
     Io {

@@ -46,6 +46,7 @@ mod code_tests;
 mod error;
 mod events;
 mod flow;
+mod lldb;
 mod overlap;
 mod parts;
 mod perf;

@@ -8,6 +8,7 @@ use crate::aux::Streams;
 use crate::clock::Clock;
 use crate::code::Known;
 use crate::error::Diagnostic;
+use crate::lldb::Module;
 use crate::stream::{RawStream, StreamKey};
 use crate::timeline::{Entry, Task, What};
 
@@ -24,6 +25,8 @@ pub(crate) struct Contents<'f, 't> {
     pub(crate) is_guest: bool,
     /// Only what guests of this machine did was traced, of whose code nothing is known.
     pub(crate) only_guests: bool,
+    /// Code that was mapped before anything else.
+    pub(crate) modules: Vec<Module>,
     /// What the file tells of the code besides where it was mapped.
     pub(crate) code: Known<'f>,
 }
@@ -40,6 +43,7 @@ impl Contents<'_, '_> {
             cpu: None,
             is_guest: false,
             only_guests: false,
+            modules: Vec::new(),
             code: Known::default(),
         }
     }

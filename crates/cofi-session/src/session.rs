@@ -16,6 +16,7 @@ use crate::code::{CodeOptions, kernel_ranges, names_beside};
 use crate::error::{Diagnostic, SessionError};
 use crate::events::StreamEvents;
 use crate::flow::{Subject, ThreadFlow};
+use crate::lldb::{self, Module};
 use crate::parts::Parts;
 use crate::perf::{self, Contents};
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
@@ -29,14 +30,23 @@ pub enum TraceFormat {
     Perf,
     /// Bare Intel PT packets.
     Pt,
+    /// The description of a bundle of LLDB, `trace.json`.
+    Lldb,
 }
 
 impl TraceFormat {
-    /// Recognises a trace by its first bytes; what is not perf.data is taken for bare packets.
+    /// Recognises a trace by its bytes; what is neither perf.data nor a bundle is taken for bare packets.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
+        Self::of_file(bytes, None)
+    }
+
+    /// Recognises a trace, of which the name may be known.
+    fn of_file(bytes: &[u8], path: Option<&Path>) -> Self {
         if bytes.starts_with(b"PERFILE2") {
             Self::Perf
+        } else if lldb::is_bundle(bytes, path) {
+            Self::Lldb
         } else {
             Self::Pt
         }
@@ -48,6 +58,8 @@ impl TraceFormat {
 pub struct SessionOptions {
     /// The format, if it is not to be recognised.
     pub format: Option<TraceFormat>,
+    /// The trace file: a bundle's other files are named relative to its folder.
+    pub path: Option<PathBuf>,
     /// Folders in which to look, by last name, for files of code that are not where the trace says.
     pub folders: Vec<PathBuf>,
     /// ELF files that every process has mapped.
@@ -73,10 +85,26 @@ impl SessionOptions {
         let mut folder = path.as_ref().as_os_str().to_owned();
         folder.push(".code");
         Self {
+            path: Some(path.as_ref().to_owned()),
             folders: vec![folder.into()],
             ..Self::default()
         }
     }
+}
+
+/// Maps a module of a bundle; what is wrong with it, if anything is.
+fn load(space: &mut AddressSpace, files: &mut FileStore, module: &Module) -> Option<Diagnostic> {
+    let loaded = load_elf(space, files, &module.path, Some(module.base), Version(0));
+    if let Err(error) = loaded {
+        return Some(Diagnostic::Code(error.to_string()));
+    }
+    let (told, found) = (module.build_id?, files.named(&module.path).own_build_id()?);
+    (told != found).then(|| {
+        let path = module.path.display();
+        Diagnostic::Code(format!(
+            "{path}: its build id is {found}, that of the code that ran was {told}"
+        ))
+    })
 }
 
 /// A packet stream of a session.
@@ -149,7 +177,10 @@ impl<'t> Session<'t> {
     pub fn new(bytes: &'t [u8], options: &SessionOptions) -> Result<Self, SessionError> {
         // It must last for longer than what is read from it.
         let file;
-        let mut contents = match options.format.unwrap_or_else(|| TraceFormat::of(bytes)) {
+        let path = options.path.as_deref();
+        let recognised = || TraceFormat::of_file(bytes, path);
+        let mut contents = match options.format.unwrap_or_else(recognised) {
+            TraceFormat::Lldb => lldb::read(bytes, path, options.flow)?,
             TraceFormat::Perf => {
                 file = File::parse(bytes)?;
                 perf::read(&file, options.flow)
@@ -186,6 +217,7 @@ impl<'t> Session<'t> {
             cpu: _,
             is_guest,
             only_guests,
+            modules,
             code,
         } = contents;
         let mut files = FileStore::with_places(code.places(&options.code));
@@ -203,6 +235,11 @@ impl<'t> Session<'t> {
         for raw in &options.raw {
             load_raw(&mut base, &mut files, &raw.path, raw.address, Version(0))?;
         }
+        let (kernels, modules): (Vec<_>, Vec<_>) =
+            modules.into_iter().partition(|module| module.pid.is_none());
+        for module in &kernels {
+            diagnostics.extend(load(&mut base, &mut files, module));
+        }
         let kernel = code.kernel(&entries, &options.code, &mut files)?;
         let names = kernel.as_ref().and_then(names_beside);
         if let Some(names) = options.kernel_names.as_ref().or(names.as_ref()) {
@@ -219,6 +256,10 @@ impl<'t> Session<'t> {
         };
         let mut timeline = Timeline::new(entries, &base, &mut files, &sources);
         let kernel = sources.kernel.map(|kernel| (kernel, ranges));
+        for module in &modules {
+            let image = &mut timeline.space_mut(module.pid.unwrap_or(0), &base).image;
+            diagnostics.extend(load(image, &mut files, module));
+        }
         let mut streams = Vec::with_capacity(pieces.len());
         for (key, pieces) in pieces {
             let (pieces, seams) = Pieces::new(pieces);
