@@ -34,6 +34,18 @@ impl fmt::Display for At {
     }
 }
 
+struct Missing(Option<u64>);
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(1) => f.write_str("one byte of the trace is"),
+            Some(bytes) => write!(f, "{bytes} bytes of the trace are"),
+            None => f.write_str("a part of the trace is"),
+        }
+    }
+}
+
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -41,6 +53,19 @@ pub enum FlowErrorKind {
     /// The bytes form no packet.
     #[error("{0}")]
     Packet(#[from] DecodeError),
+    /// A part of the stream is missing here: its recorder lost it, or the file does not hold it. Reported by who puts streams
+    /// together; decoding goes on at the next PSB.
+    #[error("{} missing here; decoding goes on at the next PSB", Missing(*bytes))]
+    Missing {
+        /// How many bytes, if that is known.
+        bytes: Option<u64>,
+    },
+    /// A guest runs here, whose code is not known. Reported by who knows what code there is; what follows in the guest is not
+    /// decoded, and nothing more is said of it.
+    #[error(
+        "a guest runs from here on, whose code is not in the file; the flow goes on when the host does"
+    )]
+    GuestCode,
     /// The code cannot be read, or is none.
     #[error("{}", Code(*.0))]
     Code(#[from] InsnError),
@@ -95,6 +120,8 @@ impl FlowErrorKind {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Packet(_) => "packet",
+            Self::Missing { .. } => "missing",
+            Self::GuestCode => "guest-code",
             Self::Code(InsnError::Truncated { available: 0, .. }) => "no-code",
             Self::Code(_) => "code",
             Self::Unexpected { .. } => "unexpected",

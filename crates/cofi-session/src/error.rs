@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use cofi_flow::Errata;
 use cofi_image::ImageError;
+use cofi_perf::PerfTime;
 
 use crate::stream::StreamKey;
 
@@ -17,6 +18,14 @@ pub enum SessionError {
     /// A file of code that was asked for cannot be loaded.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The description of an LLDB bundle (`trace.json`) is not as its schema says.
+    #[error("not a usable trace bundle of LLDB: {place}: {reason}")]
+    Bundle {
+        /// Where in the description.
+        place: String,
+        /// What is wrong there.
+        reason: String,
+    },
     /// The trace cannot be read.
     #[error("cannot read {}: {error}", path.display())]
     Io {
@@ -75,15 +84,74 @@ pub enum Diagnostic {
         /// Where in the stream.
         at: u64,
     },
+    /// The recorder did not say when a part of a stream was made: the record of it was lost. The part itself is there.
+    #[error("{}: the record of {len} bytes at offset {at} was lost; changes of code may be placed wrongly there", Of(*stream))]
+    Unannounced {
+        /// The stream.
+        stream: StreamKey,
+        /// Where in the stream.
+        at: u64,
+        /// How many bytes.
+        len: u64,
+    },
+    /// The kernel says of a part of a stream that it may not be whole.
+    #[error("{}: {what} within the {len} bytes at offset {at}, says the kernel", Of(*stream))]
+    Doubtful {
+        /// The stream.
+        stream: StreamKey,
+        /// Where in the stream.
+        at: u64,
+        /// How many bytes.
+        len: u64,
+        /// What may have happened.
+        what: &'static str,
+    },
     /// Records of what happened beside the trace were lost; code may be unknown or wrong.
-    #[error("{count} records of mappings and threads were lost while recording")]
+    #[error("{count} records of mappings and threads were lost while recording{}", At(*cpu, *time))]
     Lost {
+        /// How many.
+        count: u64,
+        /// On which processor, if that is told.
+        cpu: Option<u32>,
+        /// Before when, if that is told.
+        time: Option<PerfTime>,
+    },
+    /// Samples were lost, and the packets with them if they were to hold any.
+    #[error("{count} samples were lost while recording{}", At(*cpu, *time))]
+    LostSamples {
+        /// How many.
+        count: u64,
+        /// On which processor, if that is told.
+        cpu: Option<u32>,
+        /// Before when, if that is told.
+        time: Option<PerfTime>,
+    },
+    /// Only what guests of the recorded machine did was traced (`intel_pt//G`). What they ran is in none of its files.
+    #[error(
+        "only guests of the recorded machine were traced; their code is not in the file, so no instruction can be told"
+    )]
+    OnlyGuests,
+    /// What the file tells of guests' code is left out: it is not known which guest ran when.
+    #[error("{count} records of guests' mappings are not used: guests are not decoded")]
+    GuestCode {
         /// How many.
         count: u64,
     },
     /// The file is of a trace other than Intel PT.
     #[error("the file holds no Intel PT trace")]
     NoTrace,
+}
+
+/// Where and when something happened, in a message.
+struct At(Option<u32>, Option<PerfTime>);
+
+impl std::fmt::Display for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(cpu) = self.0 {
+            write!(f, " on processor {cpu}")?;
+        }
+        self.1.map_or(Ok(()), |time| write!(f, ", before {time} s"))
+    }
 }
 
 /// Names a stream in a message.

@@ -1,12 +1,28 @@
 //! The flow of one stream.
 
-use cofi_flow::{Block, Event, FlowConfig, FlowDecoder, Item, Part};
-use cofi_image::{ImageView, Place};
+use std::ops::Range;
+
+use cofi_flow::{Block, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item, Part};
+use cofi_image::{ImageView, Place, Version};
 use cofi_insn::CodeSource;
 use cofi_packet::{Ip, StreamOffset};
-use cofi_perf::{PerfTime, TimeConv};
+use cofi_perf::PerfTime;
 
+use crate::clock::Clock;
+use crate::parts::Parts;
+use crate::stream::Pieces;
 use crate::timeline::{Cursor, Task};
+
+/// Whose code a trace is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// Processes of a system, and its kernel. Guests of it may run between them.
+    Processes,
+    /// A machine, where CR3 says in which address space it runs.
+    Machine,
+    /// Guests of a system alone, of whose code nothing is known.
+    Guests,
+}
 
 /// Decodes one stream, with the code that stood where it ran at that time.
 ///
@@ -15,48 +31,105 @@ use crate::timeline::{Cursor, Task};
 pub struct ThreadFlow<'s> {
     decoder: FlowDecoder<'s, ImageView<'s>>,
     cursor: Cursor<'s>,
-    time: Option<TimeConv>,
+    time: Option<Clock>,
     /// An event was returned after which other code may be in place.
     unsettled: bool,
-    /// The trace is of a machine, where CR3 says in which address space it runs.
-    is_guest: bool,
-    /// CR3 has got this value.
-    paging: Option<u64>,
+    subject: Subject,
+    /// CR3 has got this value, and whether that is a guest's.
+    paging: Option<(u64, bool)>,
+    /// A guest is running, whose code is not known.
+    in_guest: bool,
+    /// That was told.
+    told: bool,
+    config: FlowConfig,
+    parts: Parts<'s>,
+    /// The decoder of the part that comes next, at whose beginning something is missing.
+    next: Option<FlowDecoder<'s, ImageView<'s>>>,
 }
 
 impl<'s> ThreadFlow<'s> {
     pub(crate) fn new(
-        bytes: &'s [u8],
+        pieces: &'s Pieces<'_>,
         config: FlowConfig,
         cursor: Cursor<'s>,
-        time: Option<TimeConv>,
-        is_guest: bool,
+        time: Option<Clock>,
+        subject: Subject,
     ) -> Self {
         let view = ImageView::new(cursor.image(), cursor.version());
-        Self {
-            decoder: FlowDecoder::new(bytes, view, config),
+        let mut this = Self {
+            decoder: FlowDecoder::new(&[], view, config),
+            config,
             cursor,
             time,
             unsettled: false,
-            is_guest,
+            subject,
             paging: None,
-        }
+            in_guest: subject == Subject::Guests,
+            told: subject == Subject::Guests,
+            parts: Parts::new(pieces),
+            next: None,
+        };
+        this.begin();
+        this
     }
 
     /// Decodes only a part of the stream: see [`FlowDecoder::within`]. To be called before anything is decoded.
+    ///
+    /// What is missing at the very beginning of the range is told within it; what is missing at its end, in the next.
     #[must_use]
-    pub fn within(mut self, range: core::ops::Range<StreamOffset>) -> Self {
-        self.decoder = self.decoder.within(range);
+    pub fn within(mut self, range: Range<StreamOffset>) -> Self {
+        if self.parts.restrict(range) {
+            // Told before anything else, as if the part before had just ended.
+            self.decoder = FlowDecoder::new(&[], self.view_now(), self.config);
+        } else {
+            self.begin();
+        }
         self
+    }
+
+    /// Begins with the first part, before which nothing is missing.
+    fn begin(&mut self) {
+        let view = self.view_now();
+        if let Some(part) = self.parts.next() {
+            self.decoder = FlowDecoder::new(part.bytes, view, self.config).within(part.range);
+            self.cursor.assume(part.task);
+        }
+    }
+
+    /// The code that is in place now.
+    fn view_now(&self) -> ImageView<'s> {
+        if self.in_guest {
+            ImageView::new(self.cursor.nothing(), Version(0))
+        } else {
+            ImageView::new(self.cursor.image(), self.cursor.version())
+        }
     }
 
     /// The next piece of the flow: an event, an error, or as many instructions as stand and ran one after the other.
     pub fn next_part(&mut self) -> Option<Part<'_>> {
         self.settle();
+        if self.in_guest {
+            return self.next_of_guest().and_then(|item| match item {
+                Item::Event(event) => Some(Part::Event(event)),
+                Item::Error(error) => Some(Part::Error(error)),
+                // Without code there are none.
+                Item::Insn(_) => None,
+            });
+        }
         let part = self.decoder.next_part();
+        if part.is_none() {
+            self.unsettled = true;
+            return cross(
+                &mut self.parts,
+                &mut self.next,
+                &mut self.cursor,
+                self.config,
+            )
+            .map(Part::Error);
+        }
         self.unsettled = !matches!(part, Some(Part::Run(_)));
-        if let Some(Part::Event(Event::Paging { cr3, .. })) = part {
-            self.paging = Some(cr3);
+        if let Some(Part::Event(Event::Paging { cr3, nr })) = part {
+            self.paging = Some((cr3, nr));
         }
         part
     }
@@ -65,12 +138,40 @@ impl<'s> ThreadFlow<'s> {
     /// See [`FlowDecoder::blocks`].
     pub fn blocks(&mut self, visit: impl FnMut(&Block<'_>)) -> Option<Item> {
         self.settle();
-        let item = self.decoder.blocks(visit);
-        self.unsettled = true;
-        if let Some(Item::Event(Event::Paging { cr3, .. })) = item {
-            self.paging = Some(cr3);
+        if self.in_guest {
+            return self.next_of_guest();
         }
-        item
+        self.unsettled = true;
+        let Some(item) = self.decoder.blocks(visit) else {
+            return self.cross().map(Item::Error);
+        };
+        if let Item::Event(Event::Paging { cr3, nr }) = item {
+            self.paging = Some((cr3, nr));
+        }
+        Some(item)
+    }
+
+    /// The next item while a guest runs whose code is not known. That is said once; what follows from it is not.
+    fn next_of_guest(&mut self) -> Option<Item> {
+        while self.in_guest {
+            self.unsettled = true;
+            let item = match self.decoder.next() {
+                None => return self.cross().map(Item::Error),
+                Some(Item::Error(error)) if matches!(error.kind, FlowErrorKind::Code(_)) => {
+                    if std::mem::replace(&mut self.told, true) {
+                        continue;
+                    }
+                    let kind = FlowErrorKind::GuestCode;
+                    return Some(Item::Error(FlowError { kind, ..error }));
+                }
+                Some(item) => item,
+            };
+            if let Item::Event(Event::Paging { cr3, nr }) = item {
+                self.paging = Some((cr3, nr));
+            }
+            return Some(item);
+        }
+        None
     }
 
     /// Which thread the last item was about. Of a processor's stream, what is known of that at this place of it.
@@ -100,7 +201,10 @@ impl<'s> ThreadFlow<'s> {
     /// Where in the stream the last packet begins that was used for the items returned so far.
     #[must_use]
     pub fn offset(&self) -> StreamOffset {
-        self.decoder.offset()
+        match &self.next {
+            Some(_) => self.parts.begun(),
+            None => self.decoder.offset(),
+        }
     }
 
     /// The time stamp counter at the last item, as far as packets tell: see [`FlowDecoder::time`].
@@ -118,8 +222,19 @@ impl<'s> ThreadFlow<'s> {
         if !std::mem::take(&mut self.unsettled) {
             return;
         }
-        let cr3 = self.paging.take().filter(|_| self.is_guest);
-        let switched = cr3.is_some_and(|cr3| self.cursor.switch_to(cr3));
+        let crossed = self.next.take().map(|next| {
+            self.decoder = next;
+            // Whether a guest runs is not known any more; the PSB+ tells it before any code is needed.
+            self.enter_guest(false);
+        });
+        let mut switched = crossed.is_some();
+        if let Some((cr3, nr)) = self.paging.take() {
+            if self.subject == Subject::Machine {
+                switched |= self.cursor.switch_to(cr3);
+            } else {
+                switched |= self.enter_guest(nr);
+            }
+        }
         if self.cursor.is_done() && !switched {
             return;
         }
@@ -131,23 +246,56 @@ impl<'s> ThreadFlow<'s> {
         if !self.cursor.advance(offset, timed) && !switched {
             return;
         }
-        let (image, version) = (self.cursor.image(), self.cursor.version());
+        let new = self.view_now();
         let view = self.decoder.code_mut();
-        let changed = if std::ptr::eq(view.space(), image) {
-            view.set_version(version)
+        let changed = if std::ptr::eq(view.space(), new.space()) {
+            view.set_version(new.version())
         } else {
-            *view = ImageView::new(image, version);
+            *view = new;
             true
         };
         if changed {
             self.decoder.code_changed();
         }
     }
+
+    /// A guest runs from now on, or does no longer. Whether that is another state.
+    fn enter_guest(&mut self, nr: bool) -> bool {
+        let before = self.in_guest;
+        self.in_guest = nr || self.subject == Subject::Guests;
+        // Of guests alone it was told before.
+        self.told &= self.subject == Subject::Guests || self.in_guest && before;
+        before != self.in_guest
+    }
+
+    fn cross(&mut self) -> Option<FlowError> {
+        cross(
+            &mut self.parts,
+            &mut self.next,
+            &mut self.cursor,
+            self.config,
+        )
+    }
+}
+
+/// Goes over to the next part of a stream; tells what is missing before it.
+fn cross<'s>(
+    parts: &mut Parts<'s>,
+    next: &mut Option<FlowDecoder<'s, ImageView<'s>>>,
+    cursor: &mut Cursor<'s>,
+    config: FlowConfig,
+) -> Option<FlowError> {
+    let part = parts.next()?;
+    // What code is in place is settled before any is read.
+    let view = ImageView::new(cursor.nothing(), Version(0));
+    *next = Some(FlowDecoder::new(part.bytes, view, config).within(part.range));
+    cursor.assume(part.task);
+    Some(part.missing)
 }
 
 fn now(
     decoder: &mut FlowDecoder<'_, ImageView<'_>>,
-    conversion: Option<TimeConv>,
+    conversion: Option<Clock>,
 ) -> Option<PerfTime> {
     conversion?.time_of(decoder.time()?.tsc)
 }
@@ -157,11 +305,17 @@ impl Iterator for ThreadFlow<'_> {
 
     fn next(&mut self) -> Option<Item> {
         self.settle();
-        let item = self.decoder.next();
-        self.unsettled = !matches!(item, Some(Item::Insn(_)));
-        if let Some(Item::Event(Event::Paging { cr3, .. })) = item {
-            self.paging = Some(cr3);
+        if self.in_guest {
+            return self.next_of_guest();
         }
-        item
+        let Some(item) = self.decoder.next() else {
+            self.unsettled = true;
+            return self.cross().map(Item::Error);
+        };
+        self.unsettled = !matches!(item, Item::Insn(_));
+        if let Item::Event(Event::Paging { cr3, nr }) = item {
+            self.paging = Some((cr3, nr));
+        }
+        Some(item)
     }
 }

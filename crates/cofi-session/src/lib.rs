@@ -36,12 +36,19 @@
 //! `FILE.code` beside the trace FILE and mapped from there. When such a path is gone because the trace was moved, its
 //! last name is looked for in the folder beside the trace: [`SessionOptions::beside`].
 
+mod attribution;
+mod aux;
 mod bpf;
+mod clock;
 mod code;
 #[cfg(test)]
 mod code_tests;
 mod error;
+mod events;
 mod flow;
+mod lldb;
+mod overlap;
+mod parts;
 mod perf;
 mod session;
 mod stream;
@@ -52,6 +59,7 @@ mod timeline;
 
 pub use code::{CodeOptions, PackedCode};
 pub use error::{Diagnostic, SessionError};
+pub use events::StreamEvents;
 pub use flow::ThreadFlow;
 pub use session::{Session, SessionOptions, Stream, TraceFormat};
 pub use stream::StreamKey;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cofi_flow::{Cpu, Errata, EventDecoder, FlowConfig};
+use cofi_flow::{Cpu, Errata, FlowConfig};
 use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
     RawSpec, Version, load_elf, load_raw,
@@ -11,9 +11,13 @@ use cofi_image::{
 use cofi_packet::StreamOffset;
 use cofi_perf::{File, TimeConv};
 
+use crate::clock::Clock;
 use crate::code::{CodeOptions, kernel_ranges, names_beside};
 use crate::error::{Diagnostic, SessionError};
-use crate::flow::ThreadFlow;
+use crate::events::StreamEvents;
+use crate::flow::{Subject, ThreadFlow};
+use crate::lldb::{self, Module};
+use crate::parts::Parts;
 use crate::perf::{self, Contents};
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
 use crate::timeline::{Cursor, Sources, Task, Timeline};
@@ -26,14 +30,23 @@ pub enum TraceFormat {
     Perf,
     /// Bare Intel PT packets.
     Pt,
+    /// The description of a bundle of LLDB, `trace.json`.
+    Lldb,
 }
 
 impl TraceFormat {
-    /// Recognises a trace by its first bytes; what is not perf.data is taken for bare packets.
+    /// Recognises a trace by its bytes; what is neither perf.data nor a bundle is taken for bare packets.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
+        Self::of_file(bytes, None)
+    }
+
+    /// Recognises a trace, of which the name may be known.
+    fn of_file(bytes: &[u8], path: Option<&Path>) -> Self {
         if bytes.starts_with(b"PERFILE2") {
             Self::Perf
+        } else if lldb::is_bundle(bytes, path) {
+            Self::Lldb
         } else {
             Self::Pt
         }
@@ -45,6 +58,8 @@ impl TraceFormat {
 pub struct SessionOptions {
     /// The format, if it is not to be recognised.
     pub format: Option<TraceFormat>,
+    /// The trace file: a bundle's other files are named relative to its folder.
+    pub path: Option<PathBuf>,
     /// Folders in which to look, by last name, for files of code that are not where the trace says.
     pub folders: Vec<PathBuf>,
     /// ELF files that every process has mapped.
@@ -70,10 +85,26 @@ impl SessionOptions {
         let mut folder = path.as_ref().as_os_str().to_owned();
         folder.push(".code");
         Self {
+            path: Some(path.as_ref().to_owned()),
             folders: vec![folder.into()],
             ..Self::default()
         }
     }
+}
+
+/// Maps a module of a bundle; what is wrong with it, if anything is.
+fn load(space: &mut AddressSpace, files: &mut FileStore, module: &Module) -> Option<Diagnostic> {
+    let loaded = load_elf(space, files, &module.path, Some(module.base), Version(0));
+    if let Err(error) = loaded {
+        return Some(Diagnostic::Code(error.to_string()));
+    }
+    let (told, found) = (module.build_id?, files.named(&module.path).own_build_id()?);
+    (told != found).then(|| {
+        let path = module.path.display();
+        Diagnostic::Code(format!(
+            "{path}: its build id is {found}, that of the code that ran was {told}"
+        ))
+    })
 }
 
 /// A packet stream of a session.
@@ -131,10 +162,11 @@ pub struct Session<'t> {
     files: FileStore,
     diagnostics: Vec<Diagnostic>,
     flow: FlowConfig,
-    time: Option<TimeConv>,
+    time: Option<Clock>,
     is_guest: bool,
     /// The kernel's code, and which ranges of addresses the trace tells that it has.
     kernel: Option<(KernelCode, Vec<(u64, u64)>)>,
+    only_guests: bool,
 }
 
 impl<'t> Session<'t> {
@@ -145,15 +177,18 @@ impl<'t> Session<'t> {
     pub fn new(bytes: &'t [u8], options: &SessionOptions) -> Result<Self, SessionError> {
         // It must last for longer than what is read from it.
         let file;
-        let mut contents = match options.format.unwrap_or_else(|| TraceFormat::of(bytes)) {
+        let path = options.path.as_deref();
+        let recognised = || TraceFormat::of_file(bytes, path);
+        let mut contents = match options.format.unwrap_or_else(recognised) {
+            TraceFormat::Lldb => lldb::read(bytes, path, options.flow)?,
             TraceFormat::Perf => {
                 file = File::parse(bytes)?;
                 perf::read(&file, options.flow)
             }
             TraceFormat::Pt => {
-                let bytes = bytes.into();
+                let whole = vec![Piece::new(0, bytes)];
                 Contents {
-                    streams: vec![(StreamKey::Only, vec![Piece { offset: 0, bytes }])],
+                    streams: vec![(StreamKey::Only, whole.into())],
                     ..Contents::new(options.flow)
                 }
             }
@@ -181,6 +216,8 @@ impl<'t> Session<'t> {
             time,
             cpu: _,
             is_guest,
+            only_guests,
+            modules,
             code,
         } = contents;
         let mut files = FileStore::with_places(code.places(&options.code));
@@ -198,6 +235,11 @@ impl<'t> Session<'t> {
         for raw in &options.raw {
             load_raw(&mut base, &mut files, &raw.path, raw.address, Version(0))?;
         }
+        let (kernels, modules): (Vec<_>, Vec<_>) =
+            modules.into_iter().partition(|module| module.pid.is_none());
+        for module in &kernels {
+            diagnostics.extend(load(&mut base, &mut files, module));
+        }
         let kernel = code.kernel(&entries, &options.code, &mut files)?;
         let names = kernel.as_ref().and_then(names_beside);
         if let Some(names) = options.kernel_names.as_ref().or(names.as_ref()) {
@@ -214,6 +256,10 @@ impl<'t> Session<'t> {
         };
         let mut timeline = Timeline::new(entries, &base, &mut files, &sources);
         let kernel = sources.kernel.map(|kernel| (kernel, ranges));
+        for module in &modules {
+            let image = &mut timeline.space_mut(module.pid.unwrap_or(0), &base).image;
+            diagnostics.extend(load(image, &mut files, module));
+        }
         let mut streams = Vec::with_capacity(pieces.len());
         for (key, pieces) in pieces {
             let (pieces, seams) = Pieces::new(pieces);
@@ -251,6 +297,7 @@ impl<'t> Session<'t> {
             time,
             is_guest,
             kernel,
+            only_guests,
         })
     }
 
@@ -307,7 +354,7 @@ impl<'t> Session<'t> {
     /// How the time stamp counter converts to perf's time, where the file says so.
     #[must_use]
     pub fn time_conversion(&self) -> Option<TimeConv> {
-        self.time
+        self.time.map(|clock| clock.conv)
     }
 
     /// What a thread was called last.
@@ -320,13 +367,18 @@ impl<'t> Session<'t> {
     #[must_use]
     pub fn decode<'s>(&'s self, stream: &'s Stream<'t>) -> ThreadFlow<'s> {
         let cursor = Cursor::new(&self.timeline, stream.key);
-        ThreadFlow::new(stream.bytes(), self.flow, cursor, self.time, self.is_guest)
+        let subject = match (self.is_guest, self.only_guests) {
+            (true, _) => Subject::Machine,
+            (false, true) => Subject::Guests,
+            (false, false) => Subject::Processes,
+        };
+        ThreadFlow::new(&stream.pieces, self.flow, cursor, self.time, subject)
     }
 
     /// What the packets of one stream of this session tell by themselves, without any code.
     #[must_use]
-    pub fn events<'s>(&'s self, stream: &'s Stream<'t>) -> EventDecoder<'s> {
-        EventDecoder::new(stream.bytes(), self.flow)
+    pub fn events<'s>(&'s self, stream: &'s Stream<'t>) -> StreamEvents<'s> {
+        StreamEvents::new(Parts::new(&stream.pieces), self.flow)
     }
 
     /// The flow of a part of a stream: see [`FlowDecoder::within`](cofi_flow::FlowDecoder::within).

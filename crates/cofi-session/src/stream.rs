@@ -1,9 +1,13 @@
 //! One packet stream, put together from the pieces in which it was written.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use cofi_packet::StreamOffset;
+
+use crate::overlap;
+use crate::timeline::Task;
 
 /// Whose packets a stream holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +46,49 @@ pub(crate) struct Piece<'t> {
     /// Where in the stream it begins.
     pub(crate) offset: u64,
     pub(crate) bytes: Cow<'t, [u8]>,
+    /// Whose packets these are, where the piece itself tells it.
+    pub(crate) task: Option<Task>,
+}
+
+impl<'t> Piece<'t> {
+    /// A piece that does not tell whose it is.
+    pub(crate) fn new(offset: u64, bytes: impl Into<Cow<'t, [u8]>>) -> Self {
+        Self {
+            offset,
+            bytes: bytes.into(),
+            task: None,
+        }
+    }
+
+    /// Takes bytes away from the beginning and the end.
+    fn narrow(&mut self, range: Range<usize>) {
+        match &mut self.bytes {
+            Cow::Borrowed(bytes) => *bytes = &bytes[range],
+            Cow::Owned(bytes) => {
+                bytes.truncate(range.end);
+                bytes.drain(..range.start);
+            }
+        }
+    }
+}
+
+/// The pieces of a stream, as a file has them.
+#[derive(Debug, Default)]
+pub(crate) struct RawStream<'t> {
+    pub(crate) pieces: Vec<Piece<'t>>,
+    /// The pieces are of a ring that was overwritten: their offsets mean nothing, and they may overlap.
+    pub(crate) snapshots: bool,
+    /// Behind which bytes packets were lost.
+    pub(crate) lost_at: Vec<u64>,
+}
+
+impl<'t> From<Vec<Piece<'t>>> for RawStream<'t> {
+    fn from(pieces: Vec<Piece<'t>>) -> Self {
+        Self {
+            pieces,
+            ..Self::default()
+        }
+    }
 }
 
 /// What was wrong with the pieces of a stream.
@@ -53,48 +100,135 @@ pub(crate) enum Seam {
     Overlap { at: u64, len: u64 },
 }
 
+/// A part of a stream that nothing is missing from. It is decoded for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    /// Where in the joined bytes it begins.
+    pub(crate) start: u64,
+    /// How many bytes are missing before it, if that is known.
+    pub(crate) missing: Option<u64>,
+    /// Whose packets these are, where the segment itself tells it.
+    pub(crate) task: Option<Task>,
+}
+
 /// The pieces of one stream in order, without what they have twice.
 #[derive(Debug)]
 pub(crate) struct Pieces<'t> {
     pieces: Vec<Piece<'t>>,
     /// Where each piece begins in the joined bytes.
     starts: Vec<usize>,
+    segments: Vec<Segment>,
     joined: OnceLock<Vec<u8>>,
 }
 
 impl<'t> Pieces<'t> {
     /// Orders the pieces and tells what does not fit.
+    pub(crate) fn new(raw: RawStream<'t>) -> (Self, Vec<Seam>) {
+        if raw.snapshots {
+            (Self::snapshots(raw.pieces), Vec::new())
+        } else {
+            Self::in_order(raw.pieces, raw.lost_at)
+        }
+    }
+
+    /// Pieces whose offsets tell how they follow each other.
     ///
     /// A piece may be padded to a multiple of eight bytes and so reach into the next one.
-    pub(crate) fn new(mut pieces: Vec<Piece<'t>>) -> (Self, Vec<Seam>) {
+    fn in_order(mut pieces: Vec<Piece<'t>>, lost_at: Vec<u64>) -> (Self, Vec<Seam>) {
         pieces.sort_by_key(|piece| piece.offset);
         let mut seams = Vec::new();
+        // Before which pieces something is missing, and how much.
+        let mut gaps = Vec::new();
         for index in 1..pieces.len() {
-            let next = pieces[index].offset;
-            let piece = &mut pieces[index - 1];
-            let keep = next - piece.offset;
+            let (before, after) = pieces.split_at_mut(index);
+            let (Some(piece), Some(next)) = (before.last_mut(), after.first()) else {
+                continue;
+            };
+            let keep = next.offset - piece.offset;
             let len = piece.bytes.len() as u64;
             if keep > len {
+                let at = piece.offset + len;
                 seams.push(Seam::Gap {
-                    at: piece.offset + len,
+                    at,
                     len: keep - len,
                 });
-            } else {
-                // `keep` is no more than a length in memory.
-                let (kept, rest) = piece.bytes.split_at(keep as usize);
-                if rest.len() >= 8 || rest.iter().any(|byte| *byte != 0) {
-                    seams.push(Seam::Overlap {
-                        at: next,
-                        len: len - keep,
-                    });
-                }
-                let kept = kept.len();
-                match &mut piece.bytes {
-                    Cow::Borrowed(bytes) => *bytes = &bytes[..kept],
-                    Cow::Owned(bytes) => bytes.truncate(kept),
+                gaps.push((index, Some(keep - len)));
+                continue;
+            }
+            // `keep` is no more than a length in memory.
+            let keep = keep as usize;
+            let rest = &piece.bytes[keep..];
+            if rest.len() >= 8 || rest.iter().any(|byte| *byte != 0) {
+                let (at, len) = (next.offset, rest.len() as u64);
+                seams.push(Seam::Overlap { at, len });
+                // Two stories of the same bytes: nothing is known of how one goes on in the other.
+                let common = rest.len().min(next.bytes.len());
+                if rest[..common] != next.bytes[..common] {
+                    gaps.push((index, None));
                 }
             }
+            piece.narrow(0..keep);
         }
+        let mut this = Self::joined(pieces);
+        let mut segments: Vec<_> = gaps
+            .into_iter()
+            .map(|(index, missing)| Segment {
+                start: this.starts[index] as u64,
+                missing,
+                task: None,
+            })
+            .collect();
+        segments.extend(lost_at.into_iter().map(|at| Segment {
+            start: this.place(at).0,
+            missing: None,
+            task: None,
+        }));
+        // Where two say the same, the one that knows more comes first and counts.
+        segments.sort_by_key(|segment| (segment.start, segment.missing.is_none()));
+        segments.dedup_by_key(|segment| segment.start);
+        segments.retain(|segment| segment.start > 0 && segment.start < this.len() as u64);
+        this.segments.extend(segments);
+        (this, seams)
+    }
+
+    /// Pieces of a ring, in the order in which they were saved.
+    fn snapshots(mut pieces: Vec<Piece<'t>>) -> Self {
+        pieces.retain(|piece| !piece.bytes.is_empty());
+        // For each piece whether it goes on where the one before ended.
+        let mut continues = vec![false; pieces.len()];
+        // What the piece before held, before anything was taken from it, in bytes before its present beginning.
+        let mut whole: Option<Cow<'t, [u8]>> = None;
+        for index in 0..pieces.len() {
+            let this = pieces[index].bytes.clone();
+            let found = whole
+                .and_then(|whole| overlap::join(&whole, &this).map(|join| (join, whole.len())));
+            if let Some((join, len)) = found {
+                continues[index] = true;
+                pieces[index].narrow(join.skip..this.len());
+                let before = &mut pieces[index - 1];
+                let left = before.bytes.len().saturating_sub(len - join.keep);
+                before.narrow(0..left);
+            }
+            whole = Some(this);
+        }
+        let mut this = Self::joined(pieces);
+        let starts = this.starts.iter().zip(&this.pieces).zip(continues);
+        let segments = starts
+            .filter(|(_, continues)| !continues)
+            .map(|((start, piece), _)| Segment {
+                start: *start as u64,
+                missing: None,
+                task: piece.task,
+            });
+        let mut segments: Vec<_> = segments.collect();
+        // A piece that held nothing new has the place of the next.
+        segments.dedup_by_key(|segment| segment.start);
+        this.segments = segments;
+        this
+    }
+
+    /// Puts pieces one behind the other.
+    fn joined(pieces: Vec<Piece<'t>>) -> Self {
         let mut end = 0;
         let starts = pieces
             .iter()
@@ -104,14 +238,22 @@ impl<'t> Pieces<'t> {
                 start
             })
             .collect();
-        (
-            Self {
-                pieces,
-                starts,
-                joined: OnceLock::new(),
-            },
-            seams,
-        )
+        let first = Segment {
+            start: 0,
+            missing: None,
+            task: None,
+        };
+        Self {
+            pieces,
+            starts,
+            segments: vec![first],
+            joined: OnceLock::new(),
+        }
+    }
+
+    /// The parts that are decoded each for itself, in order; the first begins at 0.
+    pub(crate) fn segments(&self) -> &[Segment] {
+        &self.segments
     }
 
     /// All bytes. They are copied if there are several pieces, once.
@@ -120,11 +262,11 @@ impl<'t> Pieces<'t> {
             [] => &[],
             [piece] => &piece.bytes,
             pieces => self.joined.get_or_init(|| {
-                pieces
-                    .iter()
-                    .flat_map(|piece| piece.bytes.iter())
-                    .copied()
-                    .collect()
+                let mut bytes = Vec::with_capacity(self.len());
+                for piece in pieces {
+                    bytes.extend_from_slice(&piece.bytes);
+                }
+                bytes
             }),
         }
     }
@@ -157,16 +299,13 @@ mod tests {
     use super::*;
 
     fn piece(offset: u64, bytes: &[u8]) -> Piece<'_> {
-        Piece {
-            offset,
-            bytes: bytes.into(),
-        }
+        Piece::new(offset, bytes)
     }
 
     #[test]
     fn one_piece_is_not_copied() {
         let bytes = [1, 2, 3];
-        let (pieces, seams) = Pieces::new(vec![piece(100, &bytes)]);
+        let (pieces, seams) = Pieces::new(vec![piece(100, &bytes)].into());
         assert!(seams.is_empty());
         assert!(std::ptr::eq(pieces.bytes(), bytes.as_slice()));
         assert_eq!(pieces.place(100), StreamOffset(0));
@@ -177,10 +316,9 @@ mod tests {
 
     #[test]
     fn padding_is_cut_and_order_restored() {
-        let (pieces, seams) = Pieces::new(vec![
-            piece(5, &[6, 7, 8]),
-            piece(0, &[1, 2, 3, 4, 5, 0, 0, 0]),
-        ]);
+        let raw = vec![piece(5, &[6, 7, 8]), piece(0, &[1, 2, 3, 4, 5, 0, 0, 0])];
+        let (pieces, seams) = Pieces::new(raw.into());
+        assert_eq!(pieces.segments().len(), 1);
         assert!(seams.is_empty());
         assert_eq!(pieces.bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(pieces.len(), 8);
@@ -189,12 +327,19 @@ mod tests {
 
     #[test]
     fn gaps_and_overlaps_are_told() {
-        let (pieces, seams) = Pieces::new(vec![
+        let raw = vec![
             piece(0, &[1; 4]),
             piece(10, &[2; 4]),
             piece(12, &[3; 4]),
             piece(16, &[4; 2]),
-        ]);
+        ];
+        let (pieces, seams) = Pieces::new(raw.into());
+        let cuts: Vec<_> = pieces
+            .segments()
+            .iter()
+            .map(|segment| (segment.start, segment.missing))
+            .collect();
+        assert_eq!(cuts, [(0, None), (4, Some(6)), (6, None)]);
         assert_eq!(
             seams,
             [
@@ -206,7 +351,7 @@ mod tests {
         assert_eq!(pieces.place(4), StreamOffset(4));
         assert_eq!(pieces.place(9), StreamOffset(4));
         assert_eq!(pieces.place(13), StreamOffset(7));
-        let (none, seams) = Pieces::new(Vec::new());
+        let (none, seams) = Pieces::new(RawStream::default());
         assert_eq!((none.len(), none.bytes().len(), seams.len()), (0, 0, 0));
     }
 }

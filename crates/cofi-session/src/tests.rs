@@ -9,6 +9,7 @@ use cofi_perf::{PerfTime, TimeConv};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use crate::clock::Clock;
 use crate::perf::Contents;
 use crate::stream::Piece;
 use crate::timeline::{Entry, What};
@@ -116,15 +117,7 @@ pub(crate) fn contents<'t>(
     Contents {
         streams: streams
             .into_iter()
-            .map(|(key, bytes)| {
-                (
-                    key,
-                    vec![Piece {
-                        offset: 0,
-                        bytes: bytes.into(),
-                    }],
-                )
-            })
+            .map(|(key, bytes)| (key, vec![Piece::new(0, bytes)].into()))
             .collect(),
         entries: entries
             .into_iter()
@@ -133,10 +126,13 @@ pub(crate) fn contents<'t>(
                 what,
             })
             .collect(),
-        time: Some(TimeConv {
-            shift: 1,
-            mult: 1,
-            zero: 0,
+        time: Some(Clock {
+            conv: TimeConv {
+                shift: 1,
+                mult: 1,
+                zero: 0,
+            },
+            short: None,
         }),
         ..Contents::new(FlowConfig::default())
     }
@@ -431,15 +427,10 @@ fn pieces_make_one_stream() {
     contents.streams.push((
         ONE,
         vec![
-            Piece {
-                offset: cut as u64,
-                bytes: whole[cut..].into(),
-            },
-            Piece {
-                offset: 0,
-                bytes: padded.as_slice().into(),
-            },
-        ],
+            Piece::new(cut as u64, &whole[cut..]),
+            Piece::new(0, padded.as_slice()),
+        ]
+        .into(),
     ));
     let session = join(contents);
     assert_eq!(session.streams()[0].bytes(), whole);
@@ -469,15 +460,10 @@ fn missing_bytes_are_told_and_marks_still_fit() {
     contents.streams.push((
         ONE,
         vec![
-            Piece {
-                offset: 0,
-                bytes: first.as_slice().into(),
-            },
-            Piece {
-                offset: later,
-                bytes: second.as_slice().into(),
-            },
-        ],
+            Piece::new(0, first.as_slice()),
+            Piece::new(later, second.as_slice()),
+        ]
+        .into(),
     ));
     let session = join(contents);
     let at = first.len() as u64;
@@ -489,7 +475,7 @@ fn missing_bytes_are_told_and_marks_still_fit() {
             len: later - at
         }]
     );
-    assert_eq!(decoded(&session, 0), [1, 1, 1, 1, 1, 2]);
+    assert_eq!(decoded(&session, 0), [1, 1, 99, 1, 1, 2]);
 }
 
 #[test]

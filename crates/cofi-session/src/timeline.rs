@@ -130,6 +130,8 @@ pub(crate) struct Timeline {
     pub(crate) names: HashMap<u32, String>,
     /// What all address spaces share: the kernel's part. New ones begin with it.
     pub(crate) shared: Option<AddressSpace>,
+    /// Code of which nothing is known.
+    nothing: AddressSpace,
 }
 
 /// The process number under which perf tells of the kernel's code.
@@ -261,8 +263,24 @@ impl<'s> Cursor<'s> {
         self.task
     }
 
+    /// The packets that follow are said to be of this thread. What the sideband tells of who runs counts more.
+    pub(crate) fn assume(&mut self, task: Option<Task>) {
+        let Some(task) = task.filter(|task| self.runs.is_empty() && *task != self.task) else {
+            return;
+        };
+        self.task = task;
+        self.space = self.timeline.space_of(task.pid);
+        let changes = &self.timeline.spaces[self.space].changes;
+        self.change = changes.partition_point(|change| change.version <= self.version);
+    }
+
     pub(crate) fn image(&self) -> &'s AddressSpace {
         &self.timeline.spaces[self.space].image
+    }
+
+    /// Code of which nothing is known.
+    pub(crate) fn nothing(&self) -> &'s AddressSpace {
+        &self.timeline.nothing
     }
 
     /// The processor of a machine uses the page tables at `cr3` from now on. Whether that is another address space.

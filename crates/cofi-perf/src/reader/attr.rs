@@ -6,6 +6,8 @@ use crate::constants::SampleType;
 /// The part of an attribute that all versions have.
 pub(super) const ATTR_MIN: u64 = 64;
 
+const SAMPLE_ID_ALL: u64 = 1 << 18;
+
 /// An event of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -40,9 +42,24 @@ impl Attr {
         self.flags & EXCLUDE_HOST != 0
     }
 
+    /// An event of which nothing is known but how its records are laid out.
+    pub(super) const fn of_layout(sample_type: SampleType) -> Self {
+        Self {
+            kind: 0,
+            config: 0,
+            sample_type,
+            read_format: 0,
+            flags: SAMPLE_ID_ALL,
+            branch_sample_type: 0,
+            sample_regs_user: 0,
+            sample_regs_intr: 0,
+            aux_sample_size: 0,
+            ids: Vec::new(),
+        }
+    }
+
     /// Whether kernel records carry a trailer.
     pub(super) const fn has_trailer(&self) -> bool {
-        const SAMPLE_ID_ALL: u64 = 1 << 18;
         self.flags & SAMPLE_ID_ALL != 0
     }
 

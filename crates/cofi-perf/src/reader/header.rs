@@ -3,7 +3,7 @@
 use super::attr::{ATTR_MIN, ids_of};
 use super::records::Walk;
 use super::{Attr, Cursor, File, unpack};
-use crate::constants::{Feature, RecordKind};
+use crate::constants::{Feature, RecordKind, SampleType};
 use crate::{Error, ErrorKind};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -104,6 +104,18 @@ impl<'a> File<'a> {
         }
         file.unpack();
         Ok(file)
+    }
+
+    /// Records without a file around them: what a buffer of one event holds, as the kernel fills it. `sample_type` tells how
+    /// they are laid out; `sample_id_all` is taken to be on.
+    #[must_use]
+    pub fn of_records(bytes: &'a [u8], sample_type: SampleType) -> Self {
+        let mut file = Self {
+            data: 0..bytes.len(),
+            ..Self::empty(bytes)
+        };
+        file.add_attr(Attr::of_layout(sample_type));
+        file
     }
 
     /// Without anything in it.

@@ -3,6 +3,9 @@
 use super::Cursor;
 use crate::TimeConv;
 
+/// What this project's recorder writes into the reserved field behind the type: "cofi".
+pub(crate) const BY_COFI: u32 = u32::from_le_bytes(*b"cofi");
+
 /// AUXTRACE_INFO of Intel PT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct IntelPtInfo {
@@ -18,6 +21,9 @@ pub struct IntelPtInfo {
     pub have_sched_switch: u64,
     /// The AUX buffers were overwritten and saved only at snapshots.
     pub snapshot_mode: bool,
+    /// This project's recorder made the file, and says so in a field that perf leaves 0. A trace of guests only is then of a
+    /// machine, with its code; and no packets were lost where something was not recorded.
+    pub by_cofi: bool,
     /// The bits of the event's config that hold MTCFreq.
     pub mtc_freq_bits: u64,
     /// TSC ticks per crystal clock tick: numerator, denominator.
@@ -28,7 +34,7 @@ pub struct IntelPtInfo {
 
 /// The fields have been added one by one over the years; a file of an older perf ends before the newer ones.
 pub(super) fn info(c: &mut Cursor<'_>) -> Option<IntelPtInfo> {
-    let _type = c.u64()?;
+    let (_type, mark) = (c.u32()?, c.u32()?);
     let pmu_type = c.u64()? as u32;
     let time = TimeConv {
         shift: c.u64()?,
@@ -48,6 +54,7 @@ pub(super) fn info(c: &mut Cursor<'_>) -> Option<IntelPtInfo> {
         per_cpu,
         have_sched_switch,
         snapshot_mode,
+        by_cofi: mark == BY_COFI,
         ..IntelPtInfo::default()
     };
     let mut newer = || {

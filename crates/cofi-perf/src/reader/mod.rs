@@ -18,6 +18,7 @@ mod unpack;
 pub use attr::Attr;
 pub use body::{AuxFlags, Body, IdEntry, ShortClock};
 pub use build_ids::BuildId;
+pub(crate) use info::BY_COFI;
 pub use info::IntelPtInfo;
 pub use record::{Record, SampleId};
 pub use records::Records;

@@ -1,6 +1,7 @@
 //! Writes a perf.data file that stock perf decodes.
 
 use crate::constants::{Feature, RecordKind, SampleType};
+use crate::reader::BY_COFI;
 use crate::{PerfTime, PtConfig, TimeConv, WriteError};
 use cofi_packet::StreamOffset;
 use std::collections::BTreeMap;
@@ -254,7 +255,8 @@ impl<W: Write + Seek> Writer<W> {
         let (n, d) = self.options.tsc_ctc_ratio;
         let TimeConv { shift, mult, zero } = self.options.time;
         let mut info = Bytes::default();
-        info.u32(1).u32(0).u64s(&[
+        // Of type Intel PT, and by whom.
+        info.u32(1).u32(BY_COFI).u64s(&[
             PMU_TYPE.into(),
             shift,
             mult,
