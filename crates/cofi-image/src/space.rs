@@ -9,6 +9,7 @@ use cofi_packet::Ip;
 
 use crate::file::CodeFile;
 use crate::kallsyms::Kallsyms;
+use crate::perf_map::PerfMap;
 use crate::symbols::Symbol;
 use crate::tree::{Region, Tree};
 
@@ -30,6 +31,7 @@ pub struct AddressSpace {
     checkpoints: Vec<Tree>,
     head: Tree,
     kernel: Option<Arc<Kallsyms>>,
+    generated: Option<Arc<PerfMap>>,
 }
 
 #[derive(Clone, Debug)]
@@ -58,6 +60,11 @@ impl AddressSpace {
     /// At any time, what is mapped in the kernel's half of the address space goes by these names, before any that a file has.
     pub fn name_kernel(&mut self, names: &Arc<Kallsyms>) {
         self.kernel = Some(names.clone());
+    }
+
+    /// At any time, what is mapped from no ELF file and has no name of its own goes by these names.
+    pub fn name_generated(&mut self, names: &Arc<PerfMap>) {
+        self.generated = Some(names.clone());
     }
 
     /// From version `at` on, `len` bytes from address `start` show `file` from `offset` on, and nothing that stood
@@ -208,7 +215,14 @@ impl<'a> ImageView<'a> {
             file: region.file.clone(),
             offset: region.offset_of(ip.0)?,
             kernel: self.kernel_function(ip),
+            generated: self.generated_function(ip, &region.file),
         })
+    }
+
+    fn generated_function(&self, ip: Ip, file: &CodeFile) -> Option<(Arc<PerfMap>, u64)> {
+        let names = self.space.generated.as_ref()?;
+        let is_unknown = file.segments().is_empty();
+        is_unknown.then(|| (names.clone(), ip.0))
     }
 
     fn kernel_function(&self, ip: Ip) -> Option<KernelFunction> {
@@ -283,6 +297,8 @@ pub struct Place {
     pub offset: u64,
     /// What the kernel's own list says of the address.
     kernel: Option<KernelFunction>,
+    /// The process's own list of what it generated, and the address.
+    generated: Option<(Arc<PerfMap>, u64)>,
 }
 
 impl Place {
@@ -290,7 +306,10 @@ impl Place {
     pub fn symbol(&self) -> Option<Symbol<'_>> {
         match self.in_kernel() {
             Some((symbol, _)) => Some(symbol),
-            None => self.file.symbol_at(self.offset),
+            None => self.file.symbol_at(self.offset).or_else(|| {
+                let (names, address) = self.generated.as_ref()?;
+                names.at(*address)
+            }),
         }
     }
 

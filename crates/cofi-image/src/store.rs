@@ -94,6 +94,13 @@ impl FileStore {
         self.remember(CodeFile::kernel(path, candidates))
     }
 
+    /// The file at `path`, if there is one now or among those packed with a trace.
+    pub fn existing(&mut self, path: &Path) -> Option<Arc<CodeFile>> {
+        let is_there =
+            self.files.contains_key(path) || !self.is_sealed && self.places.here(path).is_file();
+        is_there.then(|| self.file(path))
+    }
+
     /// A file the user named, relative to the current folder if not absolute, and looked for nowhere else.
     pub fn named(&mut self, path: &Path) -> Arc<CodeFile> {
         match self.files.get(path).and_then(|files| files.first()) {

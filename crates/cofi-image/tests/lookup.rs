@@ -296,7 +296,27 @@ fn the_running_kernels_vdso_stands_for_an_equal_one() {
     let memory = std::fs::File::open("/proc/self/mem").unwrap();
     memory.read_exact_at(&mut bytes, start).unwrap();
     let id = CodeFile::from_bytes("vdso", bytes.clone()).own_build_id();
-    let found = store.file_of(vdso, Some(id.expect("a vDSO has a build id")));
+    let id = id.expect("a vDSO has a build id");
+    let found = store.file_of(vdso, Some(id));
     assert_eq!(found.bytes().unwrap()[..], bytes);
     assert!(found.segments().iter().any(|segment| segment.executable));
+    // Of a machine that is not this one: from perf's cache, or the kernel's own folder, of 64 or 32 bits.
+    let folder = tempfile::tempdir().unwrap();
+    let hex = id.to_string();
+    for place in [
+        format!("cache/.build-id/{}/{}/vdso", &hex[..2], &hex[2..]),
+        "modules/vdso32.so".into(),
+    ] {
+        let at = folder.path().join(&place);
+        std::fs::create_dir_all(at.parent().unwrap()).unwrap();
+        std::fs::write(&at, &bytes).unwrap();
+        let mut places = Places::default();
+        places.build_ids = Some(folder.path().join("cache"));
+        places.vdso = Some(folder.path().join("modules"));
+        let mut store = FileStore::with_places(places);
+        assert_eq!(store.file_of(vdso, Some(id)).bytes().unwrap()[..], bytes);
+        let other = store.file_of(vdso, BuildId::new(&[3; 20]));
+        assert!(other.load().is_err());
+        std::fs::remove_file(&at).unwrap();
+    }
 }

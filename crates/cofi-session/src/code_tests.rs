@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cofi_flow::{Event, Item};
 use cofi_image::ImageError;
-use cofi_packet::intel::{IpPayload, Packet, U48, Uint};
+use cofi_packet::intel::{Cr3, IpPayload, Packet, U48, Uint, VmcsBase};
 use cofi_perf::TimeConv;
 
 use crate::perf::Contents;
@@ -394,4 +394,111 @@ fn generated_code_is_that_of_its_time() {
             [Diagnostic::Code(_)]
         ));
     }
+}
+
+#[test]
+fn guests_have_the_code_of_their_page_tables_and_vmcs() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |plain: usize| {
+        let path = folder.path().join(format!("code-{plain}"));
+        std::fs::write(&path, code(plain)).unwrap();
+        path.display().to_string()
+    };
+    let raw =
+        |plain: usize, within: &str| format!("{}:0x7000{within}", file(plain)).parse().unwrap();
+    let options = SessionOptions {
+        format: Some(crate::TraceFormat::Pt),
+        raw: vec![
+            raw(0, ""),
+            raw(1, "@cr3=0x1000"),
+            raw(2, "@cr3=0x2000,nr=1"),
+            raw(3, "@cr3=0x2000,nr=1,vmcs=0x5000"),
+            raw(4, "@nr=0,cr3=0x2000"),
+        ],
+        ..SessionOptions::default()
+    };
+    let mut bytes = encode(&[Packet::Psb, Packet::PsbEnd]);
+    let visit = || {
+        [
+            Packet::TipPge {
+                ip: IpPayload::sext48(U48::truncate(0x7000)),
+            },
+            Packet::TipPgd {
+                ip: IpPayload::SUPPRESSED,
+            },
+        ]
+    };
+    let pip = |page: u64, nr| Packet::Pip {
+        cr3: Cr3::truncate(page << 12),
+        nr,
+    };
+    bytes.extend(encode(&visit()));
+    let vmcs = |page: u64| Packet::Vmcs {
+        base: VmcsBase::truncate(page << 12),
+    };
+    for (packets, _) in [
+        (vec![pip(1, false)], 1),
+        (vec![pip(1, true)], 1),
+        (vec![pip(2, true)], 2),
+        (vec![pip(2, false)], 4),
+        (vec![vmcs(5), pip(2, true)], 3),
+        (vec![vmcs(6)], 2),
+        (vec![pip(3, true)], 0),
+    ] {
+        bytes.extend(encode(&packets));
+        bytes.extend(encode(&visit()));
+    }
+    let session = Session::new(&bytes, &options).unwrap();
+    let expected = [0, 1, 1, 2, 4, 3, 2, 0].map(Some);
+    assert_eq!(counts(&session), expected);
+    // The same beside a sideband, which is right again when no guest runs.
+    let map = What::Map {
+        pid: 1,
+        start: 0x7000,
+        len: 0x1000,
+        offset: 0,
+        path: file(6).into_bytes().leak(),
+        build_id: None,
+    };
+    let session = Session::join(contents(vec![(ONE, &bytes)], [(None, map)]), &options).unwrap();
+    let mut expected = [6, 1, 1, 2, 4, 3, 2, 0].map(Some);
+    // Of a guest that nobody tells of nothing is known.
+    expected[7] = None;
+    assert_eq!(counts(&session), expected);
+}
+
+#[test]
+fn generated_code_goes_by_the_names_of_its_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let inside = |name: &str| folder.path().join(name);
+    std::fs::create_dir(inside("tmp")).unwrap();
+    std::fs::write(inside("tmp/perf-1.map"), "7000 4 made\n7000 4 made again\n").unwrap();
+    std::fs::write(inside("memory"), code(2)).unwrap();
+    std::fs::write(inside("program"), elf(0x8000, &code(1), &[])).unwrap();
+    let map = |start, path: &'static [u8], offset| What::Map {
+        pid: 1,
+        start,
+        len: 0x100,
+        offset,
+        path,
+        build_id: None,
+    };
+    let bytes = visits(&[(1, 0x7000), (2, 0x7002), (3, 0x8000)]);
+    let entries = [
+        (None, map(0x7000, b"/memory", 0)),
+        (None, map(0x8000, b"/program", 120)),
+    ];
+    let mut options = SessionOptions::default();
+    options.code.places.symfs = Some(folder.path().to_owned());
+    let session = Session::join(contents(vec![(ONE, &bytes)], entries), &options).unwrap();
+    let found: Vec<_> = decoded(&session).into_iter().flatten().collect();
+    assert_eq!(
+        found,
+        [
+            (2, "made again".into()),
+            (0, "made again+0x2".into()),
+            (1, "/program+0x8000".into())
+        ]
+    );
+    assert_eq!(session.lists_of_generated().count(), 1);
 }

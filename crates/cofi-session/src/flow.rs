@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use cofi_flow::{Block, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item, Part};
-use cofi_image::{ImageView, Place, Version};
+use cofi_image::{ImageView, Paging, Place, Version};
 use cofi_insn::CodeSource;
 use cofi_packet::{Ip, StreamOffset};
 use cofi_perf::PerfTime;
@@ -35,8 +35,10 @@ pub struct ThreadFlow<'s> {
     /// An event was returned after which other code may be in place.
     unsettled: bool,
     subject: Subject,
-    /// CR3 has got this value, and whether that is a guest's.
-    paging: Option<(u64, bool)>,
+    /// The address space that the processor is in, as far as packets told.
+    paging: Paging,
+    /// They told something since the code was put in place.
+    switched: bool,
     /// A guest is running, whose code is not known.
     in_guest: bool,
     /// That was told.
@@ -63,7 +65,8 @@ impl<'s> ThreadFlow<'s> {
             time,
             unsettled: false,
             subject,
-            paging: None,
+            paging: Paging::default(),
+            switched: false,
             in_guest: subject == Subject::Guests,
             told: subject == Subject::Guests,
             parts: Parts::new(pieces),
@@ -128,8 +131,8 @@ impl<'s> ThreadFlow<'s> {
             .map(Part::Error);
         }
         self.unsettled = !matches!(part, Some(Part::Run(_)));
-        if let Some(Part::Event(Event::Paging { cr3, nr })) = part {
-            self.paging = Some((cr3, nr));
+        if let Some(Part::Event(event)) = &part {
+            note(event, &mut self.paging, &mut self.switched);
         }
         part
     }
@@ -145,8 +148,8 @@ impl<'s> ThreadFlow<'s> {
         let Some(item) = self.decoder.blocks(visit) else {
             return self.cross().map(Item::Error);
         };
-        if let Item::Event(Event::Paging { cr3, nr }) = item {
-            self.paging = Some((cr3, nr));
+        if let Item::Event(event) = &item {
+            note(event, &mut self.paging, &mut self.switched);
         }
         Some(item)
     }
@@ -166,8 +169,8 @@ impl<'s> ThreadFlow<'s> {
                 }
                 Some(item) => item,
             };
-            if let Item::Event(Event::Paging { cr3, nr }) = item {
-                self.paging = Some((cr3, nr));
+            if let Item::Event(event) = &item {
+                note(event, &mut self.paging, &mut self.switched);
             }
             return Some(item);
         }
@@ -225,13 +228,16 @@ impl<'s> ThreadFlow<'s> {
         let crossed = self.next.take().map(|next| {
             self.decoder = next;
             // Whether a guest runs is not known any more; the PSB+ tells it before any code is needed.
-            self.enter_guest(false);
+            self.paging = Paging::default();
+            self.switched = true;
         });
         let mut switched = crossed.is_some();
-        if let Some((cr3, nr)) = self.paging.take() {
-            if self.subject == Subject::Machine {
-                switched |= self.cursor.switch_to(cr3);
-            } else {
+        if std::mem::take(&mut self.switched) {
+            let is_machine = self.subject == Subject::Machine;
+            switched |= self.cursor.switch_to(&self.paging, is_machine);
+            if !is_machine {
+                // Of a guest is known what the user says.
+                let nr = self.paging.nr == Some(true);
                 switched |= self.enter_guest(nr);
             }
         }
@@ -262,7 +268,7 @@ impl<'s> ThreadFlow<'s> {
     /// A guest runs from now on, or does no longer. Whether that is another state.
     fn enter_guest(&mut self, nr: bool) -> bool {
         let before = self.in_guest;
-        self.in_guest = nr || self.subject == Subject::Guests;
+        self.in_guest = (nr || self.subject == Subject::Guests) && !self.cursor.is_told();
         // Of guests alone it was told before.
         self.told &= self.subject == Subject::Guests || self.in_guest && before;
         before != self.in_guest
@@ -276,6 +282,18 @@ impl<'s> ThreadFlow<'s> {
             self.config,
         )
     }
+}
+
+/// Notes what an event tells of the address space that the processor is in.
+fn note(event: &Event, paging: &mut Paging, switched: &mut bool) {
+    match *event {
+        Event::Paging { cr3, nr } => {
+            (paging.cr3, paging.nr) = (Some(cr3), Some(nr));
+        }
+        Event::Vmcs { base } => paging.vmcs = Some(base),
+        _ => return,
+    }
+    *switched = true;
 }
 
 /// Goes over to the next part of a stream; tells what is missing before it.
@@ -313,8 +331,8 @@ impl Iterator for ThreadFlow<'_> {
             return self.cross().map(Item::Error);
         };
         self.unsettled = !matches!(item, Item::Insn(_));
-        if let Item::Event(Event::Paging { cr3, nr }) = item {
-            self.paging = Some((cr3, nr));
+        if let Item::Event(event) = &item {
+            note(event, &mut self.paging, &mut self.switched);
         }
         Some(item)
     }

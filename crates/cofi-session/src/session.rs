@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cofi_flow::{Cpu, Errata, FlowConfig};
 use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
-    RawSpec, Version, load_elf, load_raw,
+    RawSpec, Version, Within, load_elf, load_raw,
 };
 use cofi_packet::StreamOffset;
 use cofi_perf::{File, TimeConv};
@@ -62,9 +62,9 @@ pub struct SessionOptions {
     pub path: Option<PathBuf>,
     /// Folders in which to look, by last name, for files of code that are not where the trace says.
     pub folders: Vec<PathBuf>,
-    /// ELF files that every process has mapped.
+    /// ELF files that every process has mapped, or the address spaces that they name.
     pub elf: Vec<ElfSpec>,
-    /// Raw bytes that every process has mapped. They cover ELF files.
+    /// Raw bytes that every process has mapped, or the address spaces that they name. They cover ELF files.
     pub raw: Vec<RawSpec>,
     /// Where other code comes from.
     pub code: CodeOptions,
@@ -90,10 +90,33 @@ impl SessionOptions {
             ..Self::default()
         }
     }
+
+    /// Those that ELF files and raw bytes name.
+    fn address_spaces(&self) -> impl Iterator<Item = Within> {
+        let elf = self.elf.iter().map(|elf| elf.within);
+        let all = elf.chain(self.raw.iter().map(|raw| raw.within));
+        all.filter(|within| !within.is_everywhere())
+    }
+}
+
+/// Loads what the options have for these address spaces.
+fn load(
+    options: &SessionOptions,
+    within: &Within,
+    image: &mut AddressSpace,
+    files: &mut FileStore,
+) -> Result<(), ImageError> {
+    for elf in options.elf.iter().filter(|elf| elf.within == *within) {
+        load_elf(image, files, &elf.path, elf.base, Version(0))?;
+    }
+    for raw in options.raw.iter().filter(|raw| raw.within == *within) {
+        load_raw(image, files, &raw.path, raw.address, Version(0))?;
+    }
+    Ok(())
 }
 
 /// Maps a module of a bundle; what is wrong with it, if anything is.
-fn load(space: &mut AddressSpace, files: &mut FileStore, module: &Module) -> Option<Diagnostic> {
+fn load_module(space: &mut AddressSpace, files: &mut FileStore, module: &Module) -> Option<Diagnostic> {
     let loaded = load_elf(space, files, &module.path, Some(module.base), Version(0));
     if let Err(error) = loaded {
         return Some(Diagnostic::Code(error.to_string()));
@@ -229,21 +252,24 @@ impl<'t> Session<'t> {
             files.add_folder(folder);
         }
         let mut base = AddressSpace::new();
-        for elf in &options.elf {
-            load_elf(&mut base, &mut files, &elf.path, elf.base, Version(0))?;
-        }
-        for raw in &options.raw {
-            load_raw(&mut base, &mut files, &raw.path, raw.address, Version(0))?;
-        }
+        load(options, &Within::default(), &mut base, &mut files)?;
         let (kernels, modules): (Vec<_>, Vec<_>) =
             modules.into_iter().partition(|module| module.pid.is_none());
         for module in &kernels {
-            diagnostics.extend(load(&mut base, &mut files, module));
+            diagnostics.extend(load_module(&mut base, &mut files, module));
         }
         let kernel = code.kernel(&entries, &options.code, &mut files)?;
         let names = kernel.as_ref().and_then(names_beside);
         if let Some(names) = options.kernel_names.as_ref().or(names.as_ref()) {
             base.name_kernel(names);
+        }
+        let mut guests: Vec<(Within, AddressSpace)> = Vec::new();
+        for within in options.address_spaces() {
+            if !guests.iter().any(|(known, _)| *known == within) {
+                let mut image = base.clone();
+                load(options, &within, &mut image, &mut files)?;
+                guests.push((within, image));
+            }
         }
         let mut dumps = Vec::new();
         let told = code.read_jitdumps(&mut entries, &mut dumps, &options.code, &mut files)?;
@@ -253,12 +279,14 @@ impl<'t> Session<'t> {
             known: &code,
             kernel,
             dumps,
+            guests,
+            is_guest,
         };
         let mut timeline = Timeline::new(entries, &base, &mut files, &sources);
         let kernel = sources.kernel.map(|kernel| (kernel, ranges));
         for module in &modules {
             let image = &mut timeline.space_mut(module.pid.unwrap_or(0), &base).image;
-            diagnostics.extend(load(image, &mut files, module));
+            diagnostics.extend(load_module(image, &mut files, module));
         }
         let mut streams = Vec::with_capacity(pieces.len());
         for (key, pieces) in pieces {
@@ -325,6 +353,11 @@ impl<'t> Session<'t> {
         others.filter(move |file| !kernel.is_some_and(|kernel| Arc::ptr_eq(kernel, file)))
     }
 
+    /// Processes' own lists of the code that they generated.
+    pub fn lists_of_generated(&self) -> impl Iterator<Item = &Arc<CodeFile>> {
+        self.timeline.perf_maps.iter().map(|names| names.file())
+    }
+
     /// The kernel's code as far as the trace tells of it, as an ELF core file; `None` if decoding has needed none so far.
     #[must_use]
     pub fn kernel_core(&self) -> Option<Vec<u8>> {
@@ -369,6 +402,8 @@ impl<'t> Session<'t> {
         let cursor = Cursor::new(&self.timeline, stream.key);
         let subject = match (self.is_guest, self.only_guests) {
             (true, _) => Subject::Machine,
+            // Bare packets are of what the user says.
+            _ if stream.key == StreamKey::Only => Subject::Machine,
             (false, true) => Subject::Guests,
             (false, false) => Subject::Processes,
         };

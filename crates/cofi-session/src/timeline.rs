@@ -16,7 +16,9 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use cofi_image::{AddressSpace, CodeFile, FileStore, JitEntry, KernelCode, Version};
+use cofi_image::{
+    AddressSpace, CodeFile, FileStore, JitEntry, KernelCode, Paging, PerfMap, Version, Within,
+};
 use cofi_packet::StreamOffset;
 use cofi_perf::PerfTime;
 
@@ -94,6 +96,10 @@ pub(crate) struct Sources<'a, 't> {
     pub(crate) kernel: Option<KernelCode>,
     /// Jitdumps.
     pub(crate) dumps: Vec<Arc<CodeFile>>,
+    /// What the user says of address spaces.
+    pub(crate) guests: Vec<(Within, AddressSpace)>,
+    /// What goes for processes are address spaces of a machine.
+    pub(crate) is_guest: bool,
 }
 
 /// How far a stream had got.
@@ -124,6 +130,10 @@ pub(crate) struct Space {
 pub(crate) struct Timeline {
     pub(crate) spaces: Vec<Space>,
     by_pid: HashMap<u32, usize>,
+    /// The lists of what processes generated.
+    pub(crate) perf_maps: Vec<Arc<PerfMap>>,
+    /// Spaces that the user tells of.
+    guests: Vec<(Within, usize)>,
     pub(crate) marks: HashMap<StreamKey, Vec<Mark>>,
     pub(crate) runs: HashMap<StreamKey, Vec<(Change, Task)>>,
     pub(crate) pids: HashMap<u32, u32>,
@@ -154,6 +164,13 @@ impl Timeline {
             image: base.clone(),
             changes: Vec::new(),
         });
+        for (within, image) in &sources.guests {
+            timeline.guests.push((*within, timeline.spaces.len()));
+            timeline.spaces.push(Space {
+                image: image.clone(),
+                changes: Vec::new(),
+            });
+        }
         let mut taker = Taker {
             timeline: &mut timeline,
             base,
@@ -164,7 +181,24 @@ impl Timeline {
         for (number, entry) in (1..).zip(&entries) {
             taker.take(entry, Version(number));
         }
+        if !sources.is_guest {
+            timeline.name_generated(files);
+        }
         timeline
+    }
+
+    /// Gives processes the names of what they generated, where they left them.
+    fn name_generated(&mut self, files: &mut FileStore) {
+        let mut spaces: Vec<(u32, usize)> = self.by_pid.iter().map(|(p, s)| (*p, *s)).collect();
+        spaces.sort_unstable();
+        for (pid, space) in spaces {
+            let path = format!("/tmp/perf-{pid}.map");
+            if let Some(file) = files.existing(Path::new(&path)) {
+                let names = Arc::new(PerfMap::new(file));
+                self.spaces[space].image.name_generated(&names);
+                self.perf_maps.push(names);
+            }
+        }
     }
 
     pub(crate) fn space_index(&mut self, pid: u32, base: &AddressSpace) -> usize {
@@ -187,6 +221,15 @@ impl Timeline {
 
     fn space_of(&self, pid: u32) -> usize {
         self.by_pid.get(&pid).copied().unwrap_or(0)
+    }
+
+    /// The space that the user tells of for what a processor is in: the one that names most of it.
+    fn guest_space(&self, paging: &Paging) -> Option<usize> {
+        let fitting = self.guests.iter().rev();
+        let fitting = fitting.filter_map(|(within, space)| Some((within.fits(paging)?, *space)));
+        fitting
+            .max_by_key(|(count, _)| *count)
+            .map(|(_, space)| space)
     }
 
     /// The process of a thread; a thread the file does not tell of is taken for a process's first.
@@ -223,7 +266,10 @@ pub(crate) struct Cursor<'s> {
     marks: &'s [Mark],
     runs: &'s [(Change, Task)],
     task: Task,
-    space: usize,
+    /// The space of the thread that runs, or of the machine's page tables.
+    by_sideband: usize,
+    /// The one that the user tells of instead.
+    by_user: Option<usize>,
     /// How many changes of the space have been taken up or passed over.
     change: usize,
     /// How many of `runs`.
@@ -252,7 +298,8 @@ impl<'s> Cursor<'s> {
             marks: timeline.marks(stream),
             runs: runs.map_or(&[], Vec::as_slice),
             task,
-            space,
+            by_sideband: space,
+            by_user: None,
             change: 0,
             run: 0,
             version: Version(0),
@@ -269,13 +316,13 @@ impl<'s> Cursor<'s> {
             return;
         };
         self.task = task;
-        self.space = self.timeline.space_of(task.pid);
-        let changes = &self.timeline.spaces[self.space].changes;
+        self.by_sideband = self.timeline.space_of(task.pid);
+        let changes = &self.timeline.spaces[self.space()].changes;
         self.change = changes.partition_point(|change| change.version <= self.version);
     }
 
     pub(crate) fn image(&self) -> &'s AddressSpace {
-        &self.timeline.spaces[self.space].image
+        &self.timeline.spaces[self.space()].image
     }
 
     /// Code of which nothing is known.
@@ -283,17 +330,31 @@ impl<'s> Cursor<'s> {
         &self.timeline.nothing
     }
 
-    /// The processor of a machine uses the page tables at `cr3` from now on. Whether that is another address space.
-    pub(crate) fn switch_to(&mut self, cr3: u64) -> bool {
-        let pid = (cr3 >> 12) as u32 & 0x7fff_ffff;
-        let space = self.timeline.space_of(pid);
-        if space == self.space {
+    /// The processor is in another address space, or it became known in which. `is_guest` tells that address spaces take the
+    /// place of processes. Whether other code holds than before.
+    pub(crate) fn switch_to(&mut self, paging: &Paging, is_guest: bool) -> bool {
+        let before = self.space();
+        if let (true, Some(cr3)) = (is_guest, paging.cr3) {
+            let pid = (cr3 >> 12) as u32 & 0x7fff_ffff;
+            self.by_sideband = self.timeline.space_of(pid);
+        }
+        self.by_user = self.timeline.guest_space(paging);
+        let space = self.space();
+        if space == before {
             return false;
         }
-        self.space = space;
         let changes = &self.timeline.spaces[space].changes;
         self.change = changes.partition_point(|change| change.version <= self.version);
         true
+    }
+
+    /// Whether the user tells of the address space that the processor is in.
+    pub(crate) fn is_told(&self) -> bool {
+        self.by_user.is_some()
+    }
+
+    fn space(&self) -> usize {
+        self.by_user.unwrap_or(self.by_sideband)
     }
 
     pub(crate) fn version(&self) -> Version {
@@ -302,7 +363,8 @@ impl<'s> Cursor<'s> {
 
     /// Whether nothing is left to be taken up.
     pub(crate) fn is_done(&self) -> bool {
-        self.run == self.runs.len() && self.change == self.timeline.spaces[self.space].changes.len()
+        self.run == self.runs.len()
+            && self.change == self.timeline.spaces[self.space()].changes.len()
     }
 
     /// Takes up whatever has happened by an event at `offset` and the time that `now` tells; none for a stream that
@@ -314,7 +376,7 @@ impl<'s> Cursor<'s> {
     ) -> bool {
         let mut moved = false;
         loop {
-            let change = self.timeline.spaces[self.space].changes.get(self.change);
+            let change = self.timeline.spaces[self.space()].changes.get(self.change);
             let run = self.runs.get(self.run);
             let (next, task) = match (change, run) {
                 (Some(change), Some((run, _))) if change.version < run.version => (*change, None),
@@ -332,8 +394,8 @@ impl<'s> Cursor<'s> {
                 Some(task) => {
                     self.run += 1;
                     self.task = task;
-                    self.space = self.timeline.space_of(task.pid);
-                    let changes = &self.timeline.spaces[self.space].changes;
+                    self.by_sideband = self.timeline.space_of(task.pid);
+                    let changes = &self.timeline.spaces[self.space()].changes;
                     self.change = changes.partition_point(|change| change.version < next.version);
                 }
             }

@@ -27,6 +27,10 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
     let session = opened.session;
     let mut errors = input::report(&session);
     errors |= decode(&session);
+    for list in session.lists_of_generated() {
+        // Read now, it is among the files that were used.
+        let _ = list.load();
+    }
     let mut members = Vec::new();
     let mut manifest = Manifest {
         format: format_name(&args.flow),

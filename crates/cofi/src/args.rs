@@ -163,11 +163,13 @@ pub(crate) struct FlowInput {
     /// Workarounds for errata to switch on, or off with a `-`, beyond what the processor asks for; `none` switches all off.
     #[arg(long, value_name = "NAME,-NAME,…", allow_hyphen_values = true)]
     pub(crate) errata: Option<String>,
-    /// Code for bare packets: an ELF file, at its link address or shifted to BASE.
-    #[arg(long, value_name = "FILE[:BASE]")]
+    /// Code that the trace does not name, as for bare packets: an ELF file, at its link address or shifted to BASE (0x…). With
+    /// `@cr3=0x…`, `@vmcs=0x…`, `@nr=1` (or several, with commas) behind it only in the address spaces of which PIP and VMCS
+    /// packets tell so: a guest's.
+    #[arg(long, value_name = "FILE[:BASE][@WHERE]")]
     pub(crate) elf: Vec<String>,
-    /// Code for bare packets: a file's bytes at ADDR (0x…).
-    #[arg(long, value_name = "FILE:ADDR")]
+    /// Code that the trace does not name: a file's bytes at ADDR (0x…), in all address spaces or as with --elf.
+    #[arg(long, value_name = "FILE:ADDR[@WHERE]")]
     pub(crate) raw: Vec<String>,
     #[command(flatten)]
     pub(crate) code: CodeArgs,
