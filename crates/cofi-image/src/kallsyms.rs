@@ -5,9 +5,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::symbols::Symbol;
-
-/// The kernel's half of the address space begins here.
-const UPPER_HALF: u64 = 1 << 63;
+use crate::tree::UPPER_HALF;
 
 /// How much of a line an error shows.
 const SHOWN: usize = 100;

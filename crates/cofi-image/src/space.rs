@@ -11,7 +11,7 @@ use crate::file::CodeFile;
 use crate::kallsyms::Kallsyms;
 use crate::perf_map::PerfMap;
 use crate::symbols::Symbol;
-use crate::tree::{Region, Tree};
+use crate::tree::{Region, Tree, UPPER_HALF};
 
 /// A moment in the history of the address spaces of a trace. Only the order matters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -143,45 +143,39 @@ impl AddressSpace {
 }
 
 /// An [`AddressSpace`] at one version: the bytes a processor would have fetched.
+///
+/// It may be seen [together](Self::with_kernel) with another one, which all processes share: the kernel's.
 #[derive(Clone, Debug)]
 pub struct ImageView<'a> {
-    space: &'a AddressSpace,
+    own: Side<'a>,
+    kernel: Option<Side<'a>>,
     version: Version,
-    /// How many changes of the space `tree` holds.
-    applied: usize,
-    tree: Tree,
     /// The region that was read last: code is mostly read where it was read before.
     hit: Option<Region>,
 }
 
-impl<'a> ImageView<'a> {
-    /// `space` as it is at `version`.
-    pub fn new(space: &'a AddressSpace, version: Version) -> Self {
-        let mut view = ImageView {
+/// One address space at the view's version.
+#[derive(Clone, Debug)]
+struct Side<'a> {
+    space: &'a AddressSpace,
+    /// How many changes of the space `tree` holds.
+    applied: usize,
+    tree: Tree,
+}
+
+impl<'a> Side<'a> {
+    fn new(space: &'a AddressSpace, version: Version) -> Self {
+        let mut side = Self {
             space,
-            version,
             applied: 0,
             tree: Tree::default(),
-            hit: None,
         };
-        view.set_version(version);
-        view
+        side.move_to(version);
+        side
     }
 
-    /// The version looked at.
-    pub fn version(&self) -> Version {
-        self.version
-    }
-
-    /// The address space looked at.
-    pub fn space(&self) -> &'a AddressSpace {
-        self.space
-    }
-
-    /// Looks at another version, later or earlier. Returns whether any mapping changed on the way, which is when
-    /// code decoded through this view must not be used again.
-    pub fn set_version(&mut self, version: Version) -> bool {
-        self.version = version;
+    /// Whether any mapping changed on the way.
+    fn move_to(&mut self, version: Version) -> bool {
         let target = self.space.position(version);
         if target == self.applied {
             return false;
@@ -204,29 +198,95 @@ impl<'a> ImageView<'a> {
             change.apply(&mut self.tree);
         }
         self.applied = target;
-        self.hit = None;
         true
+    }
+}
+
+impl<'a> ImageView<'a> {
+    /// `space` as it is at `version`.
+    pub fn new(space: &'a AddressSpace, version: Version) -> Self {
+        Self {
+            own: Side::new(space, version),
+            kernel: None,
+            version,
+            hit: None,
+        }
+    }
+
+    /// Sees `kernel`, too: before the space itself in the kernel's half, behind it in the other.
+    #[must_use]
+    pub fn with_kernel(mut self, kernel: &'a AddressSpace) -> Self {
+        self.kernel = Some(Side::new(kernel, self.version));
+        self.hit = None;
+        self
+    }
+
+    /// The version looked at.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The address space looked at.
+    pub fn space(&self) -> &'a AddressSpace {
+        self.own.space
+    }
+
+    /// Looks at another version, later or earlier. Returns whether any mapping changed on the way, which is when
+    /// code decoded through this view must not be used again.
+    pub fn set_version(&mut self, version: Version) -> bool {
+        self.version = version;
+        let mut changed = self.own.move_to(version);
+        if let Some(kernel) = &mut self.kernel {
+            changed |= kernel.move_to(version);
+        }
+        if changed {
+            self.hit = None;
+        }
+        changed
+    }
+
+    /// What holds `address`, as far as nothing else covers it.
+    fn find(&self, address: u64) -> Option<Region> {
+        let own = &self.own.tree;
+        let Some(kernel) = self.kernel.as_ref().map(|kernel| &kernel.tree) else {
+            return own.find(address).cloned();
+        };
+        let (first, second) = if address >= UPPER_HALF {
+            (kernel, own)
+        } else {
+            (own, kernel)
+        };
+        if let Some(region) = first.find(address) {
+            // It may reach into the half where the other tree comes first.
+            return region.within_half(address);
+        }
+        let region = second.find(address)?;
+        if first.overlaps(region.start, region.last) {
+            region.only(address)
+        } else {
+            region.within_half(address)
+        }
     }
 
     /// What is mapped at `ip`, whether it can be read or not.
     pub fn place(&self, ip: Ip) -> Option<Place> {
-        let region = self.tree.find(ip.0)?;
+        let region = self.find(ip.0)?;
         Some(Place {
-            file: region.file.clone(),
             offset: region.offset_of(ip.0)?,
             kernel: self.kernel_function(ip),
             generated: self.generated_function(ip, &region.file),
+            file: region.file,
         })
     }
 
     fn generated_function(&self, ip: Ip, file: &CodeFile) -> Option<(Arc<PerfMap>, u64)> {
-        let names = self.space.generated.as_ref()?;
+        let names = self.own.space.generated.as_ref()?;
         let is_unknown = file.segments().is_empty();
         is_unknown.then(|| (names.clone(), ip.0))
     }
 
     fn kernel_function(&self, ip: Ip) -> Option<KernelFunction> {
-        let names = self.space.kernel.as_ref()?;
+        let names = self.own.space.kernel.as_ref()?;
         let index = names.find(ip.0)?;
         Some(KernelFunction {
             names: names.clone(),
@@ -235,16 +295,16 @@ impl<'a> ImageView<'a> {
         })
     }
 
-    /// Every mapping, by address: first address, last address, file, file offset of the first byte.
+    /// Every mapping, by address, the kernel's behind the others: first address, last address, file, file offset of the first byte.
     pub fn for_each_mapping(&self, mut visit: impl FnMut(Ip, Ip, &Arc<CodeFile>, u64)) {
-        self.tree.for_each(&mut |region| {
-            visit(
-                Ip(region.start),
-                Ip(region.last),
-                &region.file,
-                region.offset,
-            );
-        });
+        let mut visit = |region: &Region| {
+            let (first, last) = (Ip(region.start), Ip(region.last));
+            visit(first, last, &region.file, region.offset);
+        };
+        self.own.tree.for_each(&mut visit);
+        if let Some(kernel) = &self.kernel {
+            kernel.tree.for_each(&mut visit);
+        }
     }
 }
 
@@ -256,8 +316,8 @@ impl CodeSource for ImageView<'_> {
                 break;
             };
             if !self.hit.as_ref().is_some_and(|hit| hit.contains(address)) {
-                match self.tree.find(address) {
-                    Some(region) => self.hit = Some(region.clone()),
+                match self.find(address) {
+                    Some(region) => self.hit = Some(region),
                     None => break,
                 }
             }

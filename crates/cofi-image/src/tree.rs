@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 use crate::file::CodeFile;
 
+/// Where the kernel's half of the address space begins.
+pub(crate) const UPPER_HALF: u64 = 1 << 63;
+
 /// Consecutive addresses that show consecutive bytes of a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
@@ -29,6 +32,23 @@ impl Region {
     /// The file offset of `address`; `None` where the offset would not fit.
     pub(crate) fn offset_of(&self, address: u64) -> Option<u64> {
         self.offset.checked_add(address.checked_sub(self.start)?)
+    }
+
+    /// The part in the half of the address space that `address` is in.
+    pub(crate) fn within_half(&self, address: u64) -> Option<Region> {
+        if address >= UPPER_HALF {
+            self.from(self.start.max(UPPER_HALF))
+        } else {
+            self.before(self.last.saturating_add(1).min(UPPER_HALF))
+        }
+    }
+
+    /// The part that is one address.
+    pub(crate) fn only(&self, address: u64) -> Option<Region> {
+        Some(Region {
+            last: address,
+            ..self.from(address)?
+        })
     }
 
     /// The part from `start` on, if there is one.

@@ -192,3 +192,46 @@ fn a_change_told_late_takes_effect_with_the_latest() {
     assert_eq!(byte(&mut view, 0), Some(80));
     assert!(!view.set_version(Version(11)));
 }
+
+proptest! {
+    /// A process and the kernel together, where mappings lie across the middle of the address space, too.
+    #[test]
+    fn the_kernel_comes_first_in_its_half_and_last_in_the_other(
+        own in prop::collection::vec((0u64..200, 1u64..60), 0..12),
+        kernel in prop::collection::vec((0u64..200, 1u64..60), 0..12),
+        reads in prop::collection::vec((0u64..260, 1usize..40), 1..20),
+    ) {
+        const MIDDLE: u64 = 1 << 63;
+        let at = |place: u64| MIDDLE - 100 + place;
+        let make = |list: &[(u64, u64)], first: u8| {
+            let (mut space, mut model) = (AddressSpace::new(), std::collections::HashMap::new());
+            for (number, &(start, len)) in (0u64..).zip(list) {
+                // Each byte tells of its mapping.
+                let file = CodeFile::from_bytes("x", vec![first + number as u8; len as usize]);
+                space.map(at(start), len, &file, 0, Version(number));
+                model.extend((start..start + len).map(|place| (place, first + number as u8)));
+            }
+            (space, model)
+        };
+        let ((own, own_model), (kernel, kernel_model)) = (make(&own, 0), make(&kernel, 100));
+        let mut view = ImageView::new(&own, Version(u64::MAX)).with_kernel(&kernel);
+        for (start, len) in reads {
+            let mut buf = vec![255; len];
+            let count = view.read(Ip(at(start)), &mut buf);
+            for (place, byte) in (start..).zip(&buf) {
+                let (first, second) = if at(place) >= MIDDLE {
+                    (&kernel_model, &own_model)
+                } else {
+                    (&own_model, &kernel_model)
+                };
+                let expected = first.get(&place).or(second.get(&place)).copied();
+                let is_read = place < start + count as u64;
+                prop_assert_eq!(expected.filter(|_| is_read), is_read.then_some(*byte), "at {}", place);
+                if place == start + count as u64 {
+                    prop_assert_eq!(expected, None);
+                }
+                prop_assert_eq!(view.place(Ip(at(place))).is_some(), expected.is_some());
+            }
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use cofi_flow::{Block, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item, Part};
-use cofi_image::{ImageView, Paging, Place, Version};
+use cofi_image::{ImageView, Paging, Place};
 use cofi_insn::CodeSource;
 use cofi_packet::{Ip, StreamOffset};
 use cofi_perf::PerfTime;
@@ -57,9 +57,8 @@ impl<'s> ThreadFlow<'s> {
         time: Option<Clock>,
         subject: Subject,
     ) -> Self {
-        let view = ImageView::new(cursor.image(), cursor.version());
         let mut this = Self {
-            decoder: FlowDecoder::new(&[], view, config),
+            decoder: FlowDecoder::new(&[], cursor.view(), config),
             config,
             cursor,
             time,
@@ -102,9 +101,9 @@ impl<'s> ThreadFlow<'s> {
     /// The code that is in place now.
     fn view_now(&self) -> ImageView<'s> {
         if self.in_guest {
-            ImageView::new(self.cursor.nothing(), Version(0))
+            self.cursor.nothing()
         } else {
-            ImageView::new(self.cursor.image(), self.cursor.version())
+            self.cursor.view()
         }
     }
 
@@ -252,12 +251,14 @@ impl<'s> ThreadFlow<'s> {
         if !self.cursor.advance(offset, timed) && !switched {
             return;
         }
-        let new = self.view_now();
+        let (in_guest, image) = (self.in_guest, self.cursor.image());
+        let version = self.cursor.version();
         let view = self.decoder.code_mut();
-        let changed = if std::ptr::eq(view.space(), new.space()) {
-            view.set_version(new.version())
+        let changed = if !in_guest && std::ptr::eq(view.space(), image) {
+            view.set_version(version)
         } else {
-            *view = new;
+            let new = self.view_now();
+            *self.decoder.code_mut() = new;
             true
         };
         if changed {
@@ -305,8 +306,7 @@ fn cross<'s>(
 ) -> Option<FlowError> {
     let part = parts.next()?;
     // What code is in place is settled before any is read.
-    let view = ImageView::new(cursor.nothing(), Version(0));
-    *next = Some(FlowDecoder::new(part.bytes, view, config).within(part.range));
+    *next = Some(FlowDecoder::new(part.bytes, cursor.nothing(), config).within(part.range));
     cursor.assume(part.task);
     Some(part.missing)
 }

@@ -116,7 +116,11 @@ fn load(
 }
 
 /// Maps a module of a bundle; what is wrong with it, if anything is.
-fn load_module(space: &mut AddressSpace, files: &mut FileStore, module: &Module) -> Option<Diagnostic> {
+fn load_module(
+    space: &mut AddressSpace,
+    files: &mut FileStore,
+    module: &Module,
+) -> Option<Diagnostic> {
     let loaded = load_elf(space, files, &module.path, Some(module.base), Version(0));
     if let Err(error) = loaded {
         return Some(Diagnostic::Code(error.to_string()));
@@ -429,6 +433,6 @@ impl<'t> Session<'t> {
     /// The code of a process (of 0 for bare packets) as it was last.
     #[must_use]
     pub fn last_view(&self, pid: u32) -> ImageView<'_> {
-        ImageView::new(self.timeline.image(pid), Version(u64::MAX))
+        self.timeline.view(pid, Version(u64::MAX))
     }
 }

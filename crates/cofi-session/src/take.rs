@@ -93,8 +93,7 @@ impl Taker<'_, '_> {
                 let index = timeline.space_index(pid, base);
                 let space = &mut timeline.spaces[index];
                 let overlaps = space.image.overlaps(0, u64::MAX);
-                let begin = timeline.shared.as_ref().unwrap_or(base);
-                space.image.inherit(begin, version);
+                space.image.inherit(base, version);
                 space.changes.push(exact(overlaps));
             }
             What::Fork { pid, parent } if pid != parent => {
@@ -103,10 +102,9 @@ impl Taker<'_, '_> {
                     timeline.space_index(parent, base),
                     timeline.space_index(pid, base),
                 );
-                let shared = timeline.spaces[0].changes.len();
                 if let Ok([parent, child]) = timeline.spaces.get_disjoint_mut([parent, child]) {
                     // Only a process number that is used again has something in it.
-                    let used = child.changes.len() > shared;
+                    let used = !child.changes.is_empty();
                     child.image.inherit(&parent.image, version);
                     child.changes.push(exact(used));
                 }
@@ -196,8 +194,8 @@ impl Taker<'_, '_> {
             self.sources.known.program(address).map(<[u8]>::to_vec)
         } else if len <= OUT_OF_LINE_LIMIT {
             // What was poked there just before.
-            let space = self.timeline.shared.as_ref();
-            space.and_then(|space| space.last_bytes(address, len as usize))
+            let kernel = &self.timeline.kernel.image;
+            kernel.last_bytes(address, len as usize)
         } else {
             None
         };
@@ -233,18 +231,15 @@ impl Taker<'_, '_> {
         start: u64,
         len: u64,
         (version, time): When,
-        mut change: impl FnMut(&mut AddressSpace),
+        change: impl FnOnce(&mut AddressSpace),
     ) {
-        let base = self.base;
-        change(self.timeline.shared.get_or_insert_with(|| base.clone()));
-        for space in &mut self.timeline.spaces {
-            let exact = space.image.overlaps(start, len);
-            change(&mut space.image);
-            space.changes.push(Change {
-                version,
-                time,
-                exact,
-            });
-        }
+        let kernel = &mut self.timeline.kernel;
+        let exact = kernel.image.overlaps(start, len);
+        change(&mut kernel.image);
+        kernel.changes.push(Change {
+            version,
+            time,
+            exact,
+        });
     }
 }

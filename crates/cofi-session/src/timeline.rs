@@ -17,7 +17,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cofi_image::{
-    AddressSpace, CodeFile, FileStore, JitEntry, KernelCode, Paging, PerfMap, Version, Within,
+    AddressSpace, CodeFile, FileStore, ImageView, JitEntry, KernelCode, Paging, PerfMap, Version,
+    Within,
 };
 use cofi_packet::StreamOffset;
 use cofi_perf::PerfTime;
@@ -138,8 +139,10 @@ pub(crate) struct Timeline {
     pub(crate) runs: HashMap<StreamKey, Vec<(Change, Task)>>,
     pub(crate) pids: HashMap<u32, u32>,
     pub(crate) names: HashMap<u32, String>,
-    /// What all address spaces share: the kernel's part. New ones begin with it.
-    pub(crate) shared: Option<AddressSpace>,
+    /// What all address spaces share: the kernel's part.
+    pub(crate) kernel: Space,
+    /// What goes for processes are address spaces of a machine.
+    is_machine: bool,
     /// Code of which nothing is known.
     nothing: AddressSpace,
 }
@@ -158,7 +161,10 @@ impl Timeline {
         sources: &Sources<'_, '_>,
     ) -> Self {
         entries.sort_by_key(|entry| entry.time.unwrap_or_default());
-        let mut timeline = Self::default();
+        let mut timeline = Self {
+            is_machine: sources.is_guest,
+            ..Self::default()
+        };
         // What belongs to no process the file tells of: space 0.
         timeline.spaces.push(Space {
             image: base.clone(),
@@ -205,10 +211,9 @@ impl Timeline {
         let next = self.spaces.len();
         let index = *self.by_pid.entry(pid).or_insert(next);
         if index == next {
-            // The space 0 has had all changes of what is shared, and no others.
             self.spaces.push(Space {
-                image: self.shared.as_ref().unwrap_or(base).clone(),
-                changes: self.spaces[0].changes.clone(),
+                image: base.clone(),
+                changes: Vec::new(),
             });
         }
         index
@@ -249,9 +254,10 @@ impl Timeline {
         }
     }
 
-    /// The address space of a process.
-    pub(crate) fn image(&self, pid: u32) -> &AddressSpace {
-        &self.spaces[self.space_of(pid)].image
+    /// The code of a process and the kernel.
+    pub(crate) fn view(&self, pid: u32, version: Version) -> ImageView<'_> {
+        let space = &self.spaces[self.space_of(pid)];
+        ImageView::new(&space.image, version).with_kernel(&self.kernel.image)
     }
 
     fn marks(&self, stream: StreamKey) -> &[Mark] {
@@ -272,6 +278,8 @@ pub(crate) struct Cursor<'s> {
     by_user: Option<usize>,
     /// How many changes of the space have been taken up or passed over.
     change: usize,
+    /// How many of the kernel's.
+    kernel_change: usize,
     /// How many of `runs`.
     run: usize,
     version: Version,
@@ -301,6 +309,7 @@ impl<'s> Cursor<'s> {
             by_sideband: space,
             by_user: None,
             change: 0,
+            kernel_change: 0,
             run: 0,
             version: Version(0),
         }
@@ -321,13 +330,25 @@ impl<'s> Cursor<'s> {
         self.change = changes.partition_point(|change| change.version <= self.version);
     }
 
+    /// Of the code that is in place, what is not the kernel's.
     pub(crate) fn image(&self) -> &'s AddressSpace {
         &self.timeline.spaces[self.space()].image
     }
 
+    /// The code that is in place.
+    pub(crate) fn view(&self) -> ImageView<'s> {
+        let view = ImageView::new(self.image(), self.version);
+        // The kernel of a traced system is not that of its guests.
+        if self.is_told() && !self.timeline.is_machine {
+            view
+        } else {
+            view.with_kernel(&self.timeline.kernel.image)
+        }
+    }
+
     /// Code of which nothing is known.
-    pub(crate) fn nothing(&self) -> &'s AddressSpace {
-        &self.timeline.nothing
+    pub(crate) fn nothing(&self) -> ImageView<'s> {
+        ImageView::new(&self.timeline.nothing, Version(0))
     }
 
     /// The processor is in another address space, or it became known in which. `is_guest` tells that address spaces take the
@@ -365,6 +386,7 @@ impl<'s> Cursor<'s> {
     pub(crate) fn is_done(&self) -> bool {
         self.run == self.runs.len()
             && self.change == self.timeline.spaces[self.space()].changes.len()
+            && self.kernel_change == self.timeline.kernel.changes.len()
     }
 
     /// Takes up whatever has happened by an event at `offset` and the time that `now` tells; none for a stream that
@@ -377,27 +399,30 @@ impl<'s> Cursor<'s> {
         let mut moved = false;
         loop {
             let change = self.timeline.spaces[self.space()].changes.get(self.change);
-            let run = self.runs.get(self.run);
-            let (next, task) = match (change, run) {
-                (Some(change), Some((run, _))) if change.version < run.version => (*change, None),
-                (_, Some((run, task))) => (*run, Some(*task)),
-                (Some(change), None) => (*change, None),
-                (None, None) => break,
+            let kernel = self.timeline.kernel.changes.get(self.kernel_change);
+            let run = self.runs.get(self.run).map(|(run, _)| run);
+            // No two of them are of the same entry.
+            let candidates = [change, kernel, run].into_iter().flatten();
+            let Some(&next) = candidates.min_by_key(|next| next.version) else {
+                break;
             };
             if !self.has_come(next, offset, &mut now) {
                 break;
             }
             moved = true;
             self.version = next.version;
-            match task {
-                None => self.change += 1,
-                Some(task) => {
-                    self.run += 1;
-                    self.task = task;
-                    self.by_sideband = self.timeline.space_of(task.pid);
-                    let changes = &self.timeline.spaces[self.space()].changes;
-                    self.change = changes.partition_point(|change| change.version < next.version);
-                }
+            let is_next = |other: Option<&Change>| other.is_some_and(|o| o.version == next.version);
+            if is_next(change) {
+                self.change += 1;
+            } else if is_next(kernel) {
+                self.kernel_change += 1;
+            } else {
+                let (_, task) = self.runs[self.run];
+                self.run += 1;
+                self.task = task;
+                self.by_sideband = self.timeline.space_of(task.pid);
+                let changes = &self.timeline.spaces[self.space()].changes;
+                self.change = changes.partition_point(|change| change.version < next.version);
             }
         }
         moved

@@ -136,6 +136,20 @@ fn encode(packets: &[Packet]) -> Vec<u8> {
 
 /// A trace of three visits to 0x7000, before and after the code there was generated anew.
 fn visits(scratch: &Scratch, dump: &Path) -> PathBuf {
+    let map = Mmap2 {
+        start: 0x10_0000,
+        len: 0x1000,
+        pgoff: 0,
+        device: (8, 1),
+        inode: 3,
+        prot: 5,
+        path: dump.as_os_str().as_bytes(),
+    };
+    trace(scratch, 7, &map, 0x7000)
+}
+
+/// A trace of three visits to an address, with one mapping.
+fn trace(scratch: &Scratch, pid: u32, map: &Mmap2<'_>, address: u64) -> PathBuf {
     let task = Task { pid: 7, tid: 7 };
     let now = |tsc: u64| TIME.time_of(Tsc(tsc)).unwrap();
     let options = Options {
@@ -148,16 +162,11 @@ fn visits(scratch: &Scratch, dump: &Path) -> PathBuf {
     };
     let mut writer = Writer::new(std::io::Cursor::new(Vec::new()), options).unwrap();
     writer.comm(task, b"jit", true, now(500)).unwrap();
-    let map = Mmap2 {
-        start: 0x10_0000,
-        len: 0x1000,
-        pgoff: 0,
-        device: (8, 1),
-        inode: 3,
-        prot: 5,
-        path: dump.as_os_str().as_bytes(),
+    let owner = Task {
+        pid,
+        tid: if pid == u32::MAX { 0 } else { pid },
     };
-    writer.mmap2(task, &map, now(600)).unwrap();
+    writer.mmap2(owner, map, now(600)).unwrap();
     writer.itrace_start(task, now(700)).unwrap();
     let mut packets = encode(&[
         Packet::Psb,
@@ -176,7 +185,7 @@ fn visits(scratch: &Scratch, dump: &Path) -> PathBuf {
                 tsc: Uint::truncate(tsc),
             },
             Packet::TipPge {
-                ip: IpPayload::sext48(U48::truncate(0x7000)),
+                ip: IpPayload::sext48(U48::truncate(address)),
             },
             Packet::TipPgd {
                 ip: IpPayload::SUPPRESSED,
@@ -265,4 +274,83 @@ fn generated_code_by_its_dump_and_by_what_perf_makes_of_it() {
         "{}",
         without.stderr
     );
+}
+
+/// An ELF core file with one segment of code.
+fn kcore(address: u64, bytes: &[u8]) -> Vec<u8> {
+    let mut out = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    let halves =
+        |out: &mut Vec<u8>, list: &[u16]| out.extend(list.iter().flat_map(|v| v.to_le_bytes()));
+    let words =
+        |out: &mut Vec<u8>, list: &[u64]| out.extend(list.iter().flat_map(|v| v.to_le_bytes()));
+    halves(&mut out, &[4, 62, 1, 0]);
+    words(&mut out, &[0, 64, 0]);
+    halves(&mut out, &[0, 0, 64, 56, 1, 64, 0, 0]);
+    halves(&mut out, &[1, 0, 5, 0]);
+    // More than is there, as of a copy that was cut off.
+    words(&mut out, &[120, address, address, 0x10_0000, 0x10_0000, 1]);
+    out.extend(bytes);
+    out
+}
+
+#[test]
+fn the_kernels_code_goes_into_an_archive_with_its_names() {
+    const TEXT: u64 = 0xffff_ffff_8100_0000;
+    let scratch = Scratch::new();
+    let map = Mmap2 {
+        start: TEXT,
+        len: 0x20_0000,
+        pgoff: TEXT,
+        device: (0, 0),
+        inode: 0,
+        prot: 5,
+        path: b"[kernel.kallsyms]_text",
+    };
+    let data = trace(&scratch, u32::MAX, &map, TEXT + 0x10);
+    let folder = scratch.path("copy");
+    std::fs::create_dir(&folder).unwrap();
+    let mut text = vec![0xcc; 0x10];
+    text.extend(code(2));
+    std::fs::write(folder.join("kcore"), kcore(TEXT, &text)).unwrap();
+    let list = format!("{TEXT:x} T _text\n{:x} t do_nothing_twice\n", TEXT + 0x10);
+    std::fs::write(folder.join("kallsyms"), list).unwrap();
+
+    let bare = run(&mut json("insn", &[], &data));
+    assert_eq!(bare.code(), 1);
+    assert!(
+        bare.stderr.contains("perf record --kcore"),
+        "{}",
+        bare.stderr
+    );
+    let more = [OsStr::new("--kcore"), folder.as_os_str()];
+    let before = run(&mut json("insn", &more, &data));
+    assert_eq!((before.code(), &*before.stderr), (0, ""));
+    let once = [TEXT + 0x10, TEXT + 0x11, TEXT + 0x12];
+    assert_eq!(common::addresses(&before.stdout), once.repeat(3));
+    let text = run(cofi().arg("insn").args(more).arg(&data)).text();
+    assert!(text.contains("do_nothing_twice+0x2"), "{text}");
+
+    let packed = scratch.path("packed.cofi");
+    let ran = run(cofi()
+        .arg("archive")
+        .args(more)
+        .arg(&data)
+        .arg("-o")
+        .arg(&packed));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    std::fs::remove_dir_all(&folder).unwrap();
+    let after = run(&mut json("insn", &[], &packed));
+    assert!(after.stdout == before.stdout, "{}", after.stderr);
+    assert!(run(cofi().arg("insn").arg(&packed)).text() == text);
+    // A folder that perf made holds both.
+    let perfs = scratch.path("perf.data");
+    std::fs::create_dir_all(perfs.join("kcore_dir")).unwrap();
+    std::fs::rename(&data, perfs.join("data")).unwrap();
+    std::fs::write(
+        perfs.join("kcore_dir/kcore"),
+        kcore(TEXT, &[&[0xcc; 0x10][..], &code(2)].concat()),
+    )
+    .unwrap();
+    let folder = run(&mut json("insn", &[], &perfs));
+    assert!(folder.stdout == before.stdout, "{}", folder.stderr);
 }
