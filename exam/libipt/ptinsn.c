@@ -10,6 +10,7 @@
  * block decoder does it, the sum being that of the blocks' first addresses; no section may then come later.
  * `--events` prints everything that a decoder tells, a line each: `insn ADDRESS BITS TX`, TX being 1 in a transaction, and the
  * events (see `print_event`), status updates left out; `error OFFSET WORDS` stands where the flow breaks off.
+ * `--times` adds to each address the time stamp counter that libipt estimates for it, `-` where it knows none.
  * Every error is told on standard error with its offset and ends the run of instructions up to the next PSB.
  * Exit status: 0 without errors, 1 with errors, 2 for wrong usage.
  */
@@ -35,7 +36,7 @@ static int usage(const char *what)
 {
     fprintf(stderr,
             "ptinsn: %s\nusage: ptinsn [--cpu FAMILY/MODEL/STEPPING] [--mtc-freq N] [--nom-freq N] [--cpuid-15 EAX,EBX] "
-            "[--blocks] [--count N] [--events] STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
+            "[--blocks] [--count N] [--events] [--times] STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
             what);
     return 2;
 }
@@ -221,17 +222,29 @@ static void print_event(const struct pt_event *event)
     putchar('\n');
 }
 
-static void print_insn(const struct pt_insn *insn, bool events)
+static void print_time(struct pt_insn_decoder *decoder)
+{
+    uint64_t now = 0;
+    if (pt_insn_time(decoder, &now, NULL, NULL) < 0)
+        printf(" -\n");
+    else
+        printf(" %" PRIu64 "\n", now);
+}
+
+static void print_insn(struct pt_insn_decoder *decoder, const struct pt_insn *insn, bool events, bool times)
 {
     static const char *const bits[] = {[ptem_16bit] = "16", [ptem_32bit] = "32", [ptem_64bit] = "64"};
     if (events)
         printf("insn 0x%" PRIx64 " %s %u\n", insn->ip, insn->mode > ptem_64bit ? "?" : bits[insn->mode] ? bits[insn->mode] : "?",
                insn->speculative);
-    else
+    else if (times) {
+        printf("0x%" PRIx64, insn->ip);
+        print_time(decoder);
+    } else
         printf("0x%" PRIx64 "\n", insn->ip);
 }
 
-static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space, struct tally *tally, bool events)
+static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space, struct tally *tally, bool events, bool times)
 {
     unsigned long errors = 0;
     for (;;) {
@@ -266,7 +279,7 @@ static unsigned long decode(struct pt_insn_decoder *decoder, struct space *space
                 tally->instructions++;
                 tally->sum += insn.ip;
             } else if (insn.iclass != ptic_error) {
-                print_insn(&insn, events);
+                print_insn(decoder, &insn, events, times);
             }
             if (status < 0)
                 break;
@@ -341,7 +354,7 @@ int main(int argc, char **argv)
     struct space space = {.changes = changes};
     const char *stream = NULL;
     uint64_t at = 0, passes = 0;
-    bool events = false, blocks = false;
+    bool events = false, blocks = false, times = false;
 
     pt_config_init(&config);
     if (!changes)
@@ -359,6 +372,10 @@ int main(int argc, char **argv)
         }
         if (!strcmp(word, "--blocks")) {
             blocks = true;
+            continue;
+        }
+        if (!strcmp(word, "--times")) {
+            times = true;
             continue;
         }
         if (strncmp(word, "--", 2) == 0) {
@@ -424,7 +441,7 @@ int main(int argc, char **argv)
         tally = (struct tally){0};
         if (!decoder || !forget(&space) || pt_insn_set_image(decoder, space.image) < 0)
             return usage("libipt has no decoder for this");
-        errors += decode(decoder, &space, passes ? &tally : NULL, events);
+        errors += decode(decoder, &space, passes ? &tally : NULL, events, times);
         pt_insn_free_decoder(decoder);
         pt_image_free(space.image);
     }

@@ -1,15 +1,16 @@
 //! Decodes bare packets against images of the code, as often as asked, and tells how long it took.
 //!
 //! ```text
-//! decode [--level items|instructions|blocks] [--cpu FAMILY/MODEL/STEPPING] [--cpuid-15 EAX,EBX] [--mtc-freq N] [--count N]
-//!     STREAM [FILE:OFFSET:SIZE:ADDRESS]...
+//! decode [--level items|instructions|blocks] [--cpu FAMILY/MODEL/STEPPING] [--cpuid-15 EAX,EBX] [--mtc-freq N] [--nom-freq N]
+//!     [--count N | --times] STREAM [FILE:OFFSET:SIZE:ADDRESS]...
 //! ```
 //!
 //! The level says how: by a loop over items (the default), by a visitor of instructions, or by a visitor of blocks.
 //!
 //! Each pass begins with nothing decoded or cached. One line is printed: the instructions of one pass, the sum of their
-//! addresses (modulo 2^64; of blocks, of each one's first instruction), and the processor time of all passes in seconds. Errors of the flow go to standard error; the
-//! status is then 1. `cargo xtask bench` runs this against the same on libipt.
+//! addresses (modulo 2^64; of blocks, of each one's first instruction), and the processor time of all passes in seconds. Errors of
+//! the flow go to standard error; the status is then 1. With `--times`, a line is printed for each instruction instead: its address, and the earliest, likely and latest time at
+//! which it retired, in TSC ticks, `-` where there is none. `cargo xtask bench` runs this against the same on libipt.
 
 use std::error::Error;
 use std::fs;
@@ -136,6 +137,7 @@ struct Task {
     images: Images,
     config: FlowConfig,
     passes: u64,
+    times: bool,
 }
 
 fn number(text: &str) -> Result<u64, Box<dyn Error>> {
@@ -170,7 +172,7 @@ fn cpu(text: &str) -> Result<Cpu, Box<dyn Error>> {
 
 fn task(mut words: impl Iterator<Item = String>) -> Result<Task, Box<dyn Error>> {
     let (mut stream, mut images) = (None, Vec::new());
-    let (mut config, mut passes) = (FlowConfig::default(), 1);
+    let (mut config, mut passes, mut times) = (FlowConfig::default(), 1, false);
     let mut level = Level::Items;
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} wants a value"));
@@ -190,6 +192,8 @@ fn task(mut words: impl Iterator<Item = String>) -> Result<Task, Box<dyn Error>>
                 config.tsc_art_ratio = (number(ebx)?.try_into()?, number(eax)?.try_into()?);
             }
             "--mtc-freq" => config.mtc_freq = number(&value()?)?.try_into()?,
+            "--nom-freq" => config.max_nonturbo_ratio = number(&value()?)?.try_into()?,
+            "--times" => times = true,
             "--count" => passes = number(&value()?)?,
             _ if stream.is_none() => {
                 stream = Some(fs::read(&word).map_err(|error| format!("{word}: {error}"))?);
@@ -203,6 +207,7 @@ fn task(mut words: impl Iterator<Item = String>) -> Result<Task, Box<dyn Error>>
         images: Images(images),
         config,
         passes,
+        times,
     })
 }
 
@@ -211,8 +216,34 @@ fn processor_time() -> Result<Duration, Box<dyn Error>> {
     Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?.into())
 }
 
+/// Prints the instructions with their times; whether there was no error.
+fn print_times(task: &Task) -> bool {
+    let mut is_well = true;
+    let mut decoder = FlowDecoder::new(&task.stream, &task.images, task.config);
+    while let Some(item) = decoder.next() {
+        match item {
+            Item::Insn(insn) => {
+                let told = decoder.time().map_or("- - -".into(), |time| {
+                    let latest = time.latest.map_or("-".into(), |it| it.0.to_string());
+                    format!("{} {} {latest}", time.earliest.0, time.tsc.0)
+                });
+                println!("{:#x} {told}", insn.ip.0);
+            }
+            Item::Event(_) => {}
+            Item::Error(error) => {
+                is_well = false;
+                eprintln!("decode: {error}");
+            }
+        }
+    }
+    is_well
+}
+
 fn run() -> Result<bool, Box<dyn Error>> {
     let task = task(std::env::args().skip(1))?;
+    if task.times {
+        return Ok(print_times(&task));
+    }
     let (mut found, mut errors) = (Found::default(), 0);
     let before = processor_time()?;
     for _ in 0..task.passes {

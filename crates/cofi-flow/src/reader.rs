@@ -155,6 +155,8 @@ pub(crate) struct Reader<'t> {
     pub(crate) timing: u64,
     /// Up to where a search for the next timing packet went, and what it found.
     searched: (usize, Option<Tsc>),
+    /// The same for the next TSC or MTC packet: what it tells may bound the time better than a CYC before it.
+    ahead: (usize, Option<Tsc>),
     /// Up to here it is certain that MTC packets have not wrapped where packets were lost.
     settled: usize,
     /// A packet that was read too early and is to be returned again.
@@ -179,6 +181,7 @@ impl<'t> Reader<'t> {
             time,
             timing: 0,
             searched: (0, None),
+            ahead: (0, None),
             settled: 0,
             back: None,
             ticks: None,
@@ -258,18 +261,27 @@ impl<'t> Reader<'t> {
 
     /// The time by which everything read so far had happened, as the next timing packet tells that can.
     ///
-    /// Searches ahead, but each part of the stream only once.
+    /// Searches ahead, but each part of the stream only twice.
     pub(crate) fn latest(&mut self) -> Option<Tsc> {
         if self.searched.0 <= self.at {
-            self.searched = self.search();
+            if self.ahead.0 <= self.at {
+                self.ahead = self.search(true);
+            }
+            let (at, latest) = self.search(false);
+            let latest = match (latest, self.ahead.1) {
+                (Some(latest), Some(ahead)) => Some(latest.min(ahead)),
+                (latest, ahead) => latest.or(ahead),
+            };
+            self.searched = (at, latest);
         }
         self.searched.1
     }
 
-    fn search(&mut self) -> (usize, Option<Tsc>) {
+    /// The next timing packet that bounds the time, or the next that does so `for_good`: whatever the core's clock did.
+    fn search(&mut self, for_good: bool) -> (usize, Option<Tsc>) {
         loop {
             let settled = self.settled;
-            let found = self.search_once();
+            let found = self.search_once(for_good);
             if self.settled == settled {
                 return found;
             }
@@ -278,8 +290,9 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn search_once(&mut self) -> (usize, Option<Tsc>) {
+    fn search_once(&mut self, for_good: bool) -> (usize, Option<Tsc>) {
         let (mut at, mut time, mut block) = (self.at, self.time.clone(), self.block);
+        time.take_jump();
         loop {
             let rest = self.bytes.get(at..).unwrap_or_default();
             let Some(padding) = rest.iter().position(|byte| *byte != 0) else {
@@ -314,7 +327,9 @@ impl<'t> Reader<'t> {
             let bounds = match packet {
                 Packet::Tsc { .. } | Packet::Mtc { .. } => true,
                 // The counter may have wrapped while packets were lost (33.3.8.2).
-                Packet::Cyc { .. } => !rest[decoded.len()..].starts_with(&[0x02, 0xf3]),
+                Packet::Cyc { .. } => {
+                    !for_good && !rest[decoded.len()..].starts_with(&[0x02, 0xf3])
+                }
                 _ => false,
             };
             if is_timing
