@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Insn(InsnArgs),
     /// List what the packets of a trace tell by themselves, in order: no code is needed.
     Events(EventsArgs),
+    /// List the executed blocks of a trace, in order: instructions up to one of which only the trace tells where it led.
+    Blocks(BlocksArgs),
     /// Where a trace has gaps, and what is lost in each.
     Check(CheckArgs),
     /// List the packets of a trace, in order.
@@ -407,6 +409,24 @@ pub(crate) struct Select {
     /// Only the stream of this processor, where each processor has one; may be given several times.
     #[arg(long, value_name = "CPU")]
     pub(crate) cpu_stream: Vec<u32>,
+}
+
+/// Arguments of `cofi blocks`.
+#[derive(Args, Debug)]
+pub(crate) struct BlocksArgs {
+    /// One JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The time at the end of each block.
+    #[arg(long)]
+    pub(crate) time: bool,
+    /// The function in which a block begins, how far into it, and the file (the text has the function anyway).
+    #[arg(long)]
+    pub(crate) symbols: bool,
+    #[command(flatten)]
+    pub(crate) select: Select,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
 }
 
 /// Arguments of `cofi check`.

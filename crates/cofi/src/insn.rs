@@ -4,7 +4,7 @@ use crate::Ended;
 use crate::args::{InsnArgs, Show};
 use crate::item::Loss;
 use crate::json::Line;
-use crate::notes::{self, Notes};
+use crate::notes::{self, Notes, Now};
 use crate::output::{stdout, tell};
 use crate::select::{self, Lines};
 use crate::who::Who;
@@ -60,12 +60,7 @@ fn is_plain(args: &InsnArgs, stream: &Stream<'_>) -> bool {
         disasm,
         bytes,
     } = args.show;
-    let select = &args.select;
-    !(time || symbols || disasm || bytes)
-        && select.from.is_none()
-        && select.to.is_none()
-        && select.around.is_none()
-        && stream.key().cpu().is_none()
+    !(time || symbols || disasm || bytes) && args.select.is_all() && stream.key().cpu().is_none()
 }
 
 /// Writes a stream's flow as JSON, as fast as can be; whether it holds errors.
@@ -168,7 +163,7 @@ impl<const JSON: bool> Insns<'_, JSON> {
             self.loss.note(item, place, Some(&mut self.line));
         }
         if show.time {
-            notes::time(self.session, flow, &mut self.line);
+            Now::of(self.session, flow).members(self.session, &mut self.line);
         }
         self.who.tag(&mut self.line);
         self.line.end();
@@ -181,7 +176,7 @@ impl<const JSON: bool> Insns<'_, JSON> {
             self.who.heading(self.session, text);
         }
         if self.show.time {
-            notes::time_column(self.session, flow, text);
+            Now::of(self.session, flow).column(text);
         }
         let show = self.show;
         // Writing to memory does not fail.

@@ -3,6 +3,7 @@
 mod archive;
 mod args;
 mod asm;
+mod blocks;
 mod check;
 mod code;
 mod digits;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         args::Command::Record(args) => record::run(&args.options),
         args::Command::Insn(args) => insn::run(&args),
         args::Command::Events(args) => events::run(&args),
+        args::Command::Blocks(args) => blocks::run(&args),
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),

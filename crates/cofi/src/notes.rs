@@ -130,18 +130,18 @@ pub(crate) fn line(flow: &mut ThreadFlow<'_>, insn: &Executed) -> String {
 }
 
 /// The time of the item that a flow gave last.
-#[derive(Clone, Copy)]
-struct Now {
-    tsc: Option<Tsc>,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Now {
+    pub(crate) tsc: Option<Tsc>,
     /// How far the truth may be from it, if the packets bound that.
     uncertainty: Option<u64>,
     /// Nanoseconds of perf's clock, where the trace says how to convert.
-    perf: Option<u64>,
+    pub(crate) perf: Option<u64>,
     perf_uncertainty: Option<u64>,
 }
 
 impl Now {
-    fn of(session: &Session<'_>, flow: &mut ThreadFlow<'_>) -> Self {
+    pub(crate) fn of(session: &Session<'_>, flow: &mut ThreadFlow<'_>) -> Self {
         let time = flow.time();
         let uncertainty = time
             .map(|time| time.uncertainty)
@@ -160,62 +160,60 @@ impl Now {
             perf_uncertainty: late.zip(at).map(|(late, at)| late.wrapping_sub(at)),
         }
     }
-}
 
-/// Adds the time of the last item to its object.
-pub(crate) fn time(session: &Session<'_>, flow: &mut ThreadFlow<'_>, line: &mut Line) {
-    let now = Now::of(session, flow);
-    let mut number = |key, value: Option<u64>| {
-        match value {
-            Some(value) => line.number(key, value),
-            None => line.null(key),
+    /// Adds the time to an object.
+    pub(crate) fn members(&self, session: &Session<'_>, line: &mut Line) {
+        let mut number = |key, value: Option<u64>| {
+            match value {
+                Some(value) => line.number(key, value),
+                None => line.null(key),
+            };
         };
-    };
-    number("tsc", now.tsc.map(|tsc| tsc.0));
-    number("tsc_uncertainty", now.uncertainty);
-    if session.time_conversion().is_some() {
-        number("time", now.perf);
+        number("tsc", self.tsc.map(|tsc| tsc.0));
+        number("tsc_uncertainty", self.uncertainty);
+        if session.time_conversion().is_some() {
+            number("time", self.perf);
+        }
     }
-}
 
-/// Appends the time of the last item as a column: seconds and nanoseconds, or TSC ticks where the trace does not convert.
-pub(crate) fn time_column(session: &Session<'_>, flow: &mut ThreadFlow<'_>, text: &mut Vec<u8>) {
-    let now = Now::of(session, flow);
-    let begin = text.len();
-    let pad = |text: &mut Vec<u8>, from: usize, width: usize| {
+    /// Appends the time as a column: seconds and nanoseconds, or TSC ticks where the trace does not convert.
+    pub(crate) fn column(&self, text: &mut Vec<u8>) {
+        let begin = text.len();
+        let pad = |text: &mut Vec<u8>, from: usize, width: usize| {
+            let len = text.len() - from;
+            if len < width {
+                text.splice(from..from, std::iter::repeat_n(b' ', width - len));
+            }
+        };
+        let uncertainty = match (self.perf, self.tsc) {
+            (Some(perf), _) => {
+                digits::decimal(text, perf / 1_000_000_000);
+                text.push(b'.');
+                let part = text.len();
+                digits::decimal(text, perf % 1_000_000_000 + 1_000_000_000);
+                text.remove(part);
+                self.perf_uncertainty
+            }
+            (None, Some(tsc)) => {
+                digits::decimal(text, tsc.0);
+                self.uncertainty
+            }
+            (None, None) => {
+                text.push(b'?');
+                pad(text, begin, 27);
+                text.extend_from_slice(b"  ");
+                return;
+            }
+        };
+        pad(text, begin, 18);
+        text.extend_from_slice(" ±".as_bytes());
+        let from = text.len();
+        match uncertainty {
+            Some(uncertainty) => digits::decimal(text, uncertainty),
+            None => text.push(b'?'),
+        }
+        // To the left: it belongs to the sign.
         let len = text.len() - from;
-        if len < width {
-            text.splice(from..from, std::iter::repeat_n(b' ', width - len));
-        }
-    };
-    let uncertainty = match (now.perf, now.tsc) {
-        (Some(perf), _) => {
-            digits::decimal(text, perf / 1_000_000_000);
-            text.push(b'.');
-            let part = text.len();
-            digits::decimal(text, perf % 1_000_000_000 + 1_000_000_000);
-            text.remove(part);
-            now.perf_uncertainty
-        }
-        (None, Some(tsc)) => {
-            digits::decimal(text, tsc.0);
-            now.uncertainty
-        }
-        (None, None) => {
-            text.push(b'?');
-            pad(text, begin, 27);
-            text.extend_from_slice(b"  ");
-            return;
-        }
-    };
-    pad(text, begin, 18);
-    text.extend_from_slice(" ±".as_bytes());
-    let from = text.len();
-    match uncertainty {
-        Some(uncertainty) => digits::decimal(text, uncertainty),
-        None => text.push(b'?'),
+        text.extend(std::iter::repeat_n(b' ', 7_usize.saturating_sub(len) + 2));
     }
-    // To the left: it belongs to the sign.
-    let len = text.len() - from;
-    text.extend(std::iter::repeat_n(b' ', 7_usize.saturating_sub(len) + 2));
 }

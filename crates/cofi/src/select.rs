@@ -2,6 +2,7 @@
 
 use crate::args::Select;
 use crate::input;
+use crate::notes::Now;
 use anyhow::{Result, bail};
 use cofi_packet::intel::{Packet, Packets, sync_backward, sync_forward};
 use cofi_packet::{Ip, StreamOffset, Tsc};
@@ -79,13 +80,23 @@ impl fmt::Display for Point {
 }
 
 impl Point {
-    /// Whether the item that `flow` gave last is at this point or after it. `is_there` tells whether it holds an instruction.
-    fn is_reached(self, flow: &mut ThreadFlow<'_>, is_there: &impl Fn(Ip) -> bool) -> bool {
+    /// Whether the line made last, of what `flow` gave last, is at this point or after it.
+    fn is_reached(self, flow: &mut ThreadFlow<'_>, lines: &impl Lines) -> bool {
+        let moment = lines.moment();
+        let time = |flow: &mut ThreadFlow<'_>| match moment {
+            Some(moment) => moment.now.tsc,
+            None => flow.time().map(|time| time.tsc),
+        };
         match self {
-            Self::Offset(offset) => flow.offset().0 >= offset,
-            Self::Tsc(tsc) => flow.time().is_some_and(|time| time.tsc >= tsc),
-            Self::Time(time) => flow.perf_time().is_some_and(|now| now >= time),
-            Self::Ip(ip) => is_there(ip),
+            Self::Offset(offset) => {
+                moment.map_or(flow.offset(), |moment| moment.offset).0 >= offset
+            }
+            Self::Tsc(tsc) => time(flow).is_some_and(|now| now >= tsc),
+            Self::Time(time) => match moment {
+                Some(moment) => moment.now.perf.is_some_and(|now| now >= time.0),
+                None => flow.perf_time().is_some_and(|now| now >= time),
+            },
+            Self::Ip(ip) => lines.holds(ip),
         }
     }
 
@@ -199,6 +210,33 @@ pub(crate) trait Lines {
     fn holds(&self, ip: Ip) -> bool;
     /// Whether the piece is to be shown at all.
     fn is_wanted(&self) -> bool;
+    /// Where the flow was at that piece, if it has been moved on since.
+    fn moment(&self) -> Option<Moment> {
+        None
+    }
+}
+
+/// Where a flow is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) offset: StreamOffset,
+    pub(crate) now: Now,
+}
+
+impl Moment {
+    pub(crate) fn of(session: &Session<'_>, flow: &mut ThreadFlow<'_>) -> Self {
+        Self {
+            offset: flow.offset(),
+            now: Now::of(session, flow),
+        }
+    }
+}
+
+impl Select {
+    /// Whether all of a stream is wanted.
+    pub(crate) fn is_all(&self) -> bool {
+        self.from.is_none() && self.to.is_none() && self.around.is_none()
+    }
 }
 
 /// Writes the wanted part of a stream. Whether it has one.
@@ -275,14 +313,12 @@ fn window<L: Lines>(
     let mut inside = select.from.is_none();
     while lines.next(flow) {
         if let (false, Some(from)) = (inside, select.from) {
-            if !from.is_reached(flow, &|ip| lines.holds(ip)) {
+            if !from.is_reached(flow, lines) {
                 continue;
             }
             inside = true;
         }
-        let is_end = select
-            .to
-            .is_some_and(|to| to.is_reached(flow, &|ip| lines.holds(ip)));
+        let is_end = select.to.is_some_and(|to| to.is_reached(flow, lines));
         if is_end && !matches!(select.to, Some(Point::Ip(_))) {
             break;
         }
@@ -319,7 +355,7 @@ impl Ring {
     /// Goes on to `point`, whose line comes last and is not kept; `false` if there is none.
     fn fill(&mut self, point: Point, flow: &mut ThreadFlow<'_>, lines: &mut impl Lines) -> bool {
         while lines.next(flow) {
-            if lines.is_wanted() && point.is_reached(flow, &|ip| lines.holds(ip)) {
+            if lines.is_wanted() && point.is_reached(flow, lines) {
                 return true;
             }
             if lines.is_wanted() {

@@ -1,5 +1,7 @@
 //! `cofi check`: gaps of whole, damaged and senseless files.
 
+#[path = "common/cases.rs"]
+mod cases;
 mod common;
 
 use common::{Ran, STATIC, Scratch, addresses, cofi, json, record, run};
@@ -141,19 +143,9 @@ fn real_traces() {
         let folder = folder.join(name);
         let case = std::fs::read(folder.join("case.json")).expect("the case");
         let case: Value = serde_json::from_slice(&case).expect("JSON");
-        let text = |value: &Value| value.as_str().expect("a text").to_owned();
-        let mut options: Vec<String> = ["--format", "pt", "--cpu", "6/79"].map(Into::into).into();
-        for image in case["images"].as_array().into_iter().flatten() {
-            let file = folder.join(text(&image["file"]));
-            options.push("--raw".into());
-            options.push(format!("{}:{}", file.display(), text(&image["base"])));
-        }
-        if case["elf"].is_string() {
-            let elf = folder.join(text(&case["elf"]));
-            options.extend(["--elf".into(), elf.display().to_string()]);
-        }
+        let options = cases::options(&folder);
         let options: Vec<&str> = options.iter().map(String::as_str).collect();
-        let (status, summary, rest) = check(&folder.join(text(&case["trace"])), &options);
+        let (status, summary, rest) = check(&folder.join("trace.pt"), &options);
         assert_eq!(summary["instructions"], case["instructions"], "{name}");
         // The reference decoder does not call an overflow an error.
         assert!(
