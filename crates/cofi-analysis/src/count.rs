@@ -3,7 +3,8 @@
 use std::ops::AddAssign;
 
 use cofi_insn::Class;
-use cofi_packet::{Ip, StreamOffset};
+
+use crate::gap::{Gap, GapCause};
 
 /// How often what was executed. A far transfer is neither a call nor a return here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,17 +68,6 @@ impl AddAssign for Counts {
     }
 }
 
-/// A place where a part of the flow is missing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gap {
-    /// Where in the stream.
-    pub offset: StreamOffset,
-    /// The instruction reached last, for an error; where the flow goes on, for an overflow.
-    pub ip: Option<Ip>,
-    /// Why.
-    pub reason: String,
-}
-
 /// The places where a part of the flow is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gaps {
@@ -85,6 +75,10 @@ pub struct Gaps {
     pub errors: u64,
     /// How often the processor could not store packets.
     pub overflows: u64,
+    /// Bytes of the stream that are there but could not be used.
+    pub lost_bytes: u64,
+    /// How long they lasted together, in TSC ticks, as far as that is known.
+    pub lost_ticks: u64,
     /// The first few of both.
     pub first: Vec<Gap>,
 }
@@ -99,9 +93,15 @@ impl Gaps {
         self.errors + self.overflows
     }
 
-    pub(crate) fn list(&mut self, gap: impl FnOnce() -> Gap) {
+    pub(crate) fn add(&mut self, gap: Gap) {
+        match gap.cause {
+            GapCause::Overflow => self.overflows += 1,
+            GapCause::Error(_) => self.errors += 1,
+        }
+        self.lost_bytes += gap.bytes;
+        self.lost_ticks = self.lost_ticks.saturating_add(gap.ticks().unwrap_or(0));
         if self.first.len() < Self::LISTED {
-            self.first.push(gap());
+            self.first.push(gap);
         }
     }
 }

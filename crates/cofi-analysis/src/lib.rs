@@ -1,7 +1,8 @@
 //! Summaries and views of a decoded flow.
 //!
 //! [`Tally`] counts what the streams of a [session](cofi_session) did; [`Summary`] is what comes of it: instructions,
-//! branches and system calls by thread, the functions that ran most, and where the trace was lost.
+//! branches and system calls by thread, the functions that ran most, and where the trace was lost. [`check()`] finds nothing but the
+//! gaps, by several threads at once.
 //!
 //! ```no_run
 //! use cofi_analysis::Summary;
@@ -16,12 +17,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod check;
 mod count;
+mod gap;
 mod summary;
 mod tally;
 #[cfg(test)]
 mod tests;
 
-pub use count::{Counts, Gap, Gaps};
+pub use check::{CheckOptions, StreamCheck, check};
+pub use count::{Counts, Gaps};
+pub use gap::{Gap, GapCause, Resumed};
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 pub use tally::Tally;

@@ -8,14 +8,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cofi_flow::{Event, Part, Run};
+use cofi_flow::{Event, FlowError, Part, Run};
 use cofi_image::{CodeFile, Place, Version};
 use cofi_insn::{Class, advance};
 use cofi_packet::{ExecMode, Ip};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
-use crate::count::{Counts, Gap, Gaps};
+use crate::count::{Counts, Gaps};
+use crate::gap::{self, Gap, GapFinder};
 use crate::summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 
 /// Counts what streams did.
@@ -38,10 +39,13 @@ impl Tally {
     /// Decodes a stream of `session` to its end and counts what it did.
     pub fn add(&mut self, session: &Session<'_>, stream: &Stream<'_>) {
         let mut flow = session.decode(stream);
-        let mut counter = StreamCounter::new(&mut self.functions);
+        let mut counter = StreamCounter::new(&mut self.functions, GapFinder::new(session, stream));
         // The piece borrows the decoder, so that what needs both is done in two steps.
         while let Some(step) = counter.step(&mut flow) {
             counter.follow(step, &mut flow);
+        }
+        if let Some(gap) = counter.finder.take_open() {
+            counter.ended(gap);
         }
         if counter.order.is_empty() && counter.counts.is_empty() {
             // A stream in which nothing ran is still a thread's.
@@ -136,7 +140,7 @@ enum Step {
     /// Other code or another thread may be in place.
     Event(Event),
     /// The flow was lost.
-    Error(Gap),
+    Error(FlowError),
 }
 
 /// A thread in a stream, with the code that was in place.
@@ -187,6 +191,7 @@ impl Spaces {
 
 struct StreamCounter<'f> {
     functions: &'f mut Functions,
+    finder: GapFinder<'f>,
     spaces: Spaces,
     eras: HashMap<Era, u32>,
     /// The thread of each era.
@@ -201,9 +206,10 @@ struct StreamCounter<'f> {
 }
 
 impl<'f> StreamCounter<'f> {
-    fn new(functions: &'f mut Functions) -> Self {
+    fn new(functions: &'f mut Functions, finder: GapFinder<'f>) -> Self {
         Self {
             functions,
+            finder,
             spaces: Spaces::new(),
             eras: HashMap::new(),
             owners: Vec::new(),
@@ -223,14 +229,33 @@ impl<'f> StreamCounter<'f> {
             None => self.enter_era(flow),
         };
         Some(match flow.next_part()? {
-            Part::Run(run) => self.run(era, &run),
+            Part::Run(run) => {
+                let ip = run.ip();
+                let step = self.run(era, &run);
+                if self.finder.is_open() {
+                    self.gaps(&gap::Step::Run(ip), flow);
+                }
+                step
+            }
             Part::Event(event) => Step::Event(event),
-            Part::Error(error) => Step::Error(Gap {
-                offset: error.offset,
-                ip: error.ip,
-                reason: error.kind.to_string(),
-            }),
+            Part::Error(error) => Step::Error(error),
         })
+    }
+
+    /// Tells the finder of gaps what came.
+    fn gaps(&mut self, step: &gap::Step, flow: &mut ThreadFlow<'_>) {
+        let mut ended = Vec::new();
+        self.finder.step(step, flow, |gap| ended.push(gap));
+        for gap in ended {
+            self.ended(gap);
+        }
+    }
+
+    fn ended(&mut self, gap: Gap) {
+        self.know(gap.task);
+        if let Some((_, gaps)) = self.extra.get_mut(&gap.task) {
+            gaps.add(gap);
+        }
     }
 
     fn run(&mut self, era: u32, run: &Run<'_>) -> Step {
@@ -293,16 +318,15 @@ impl<'f> StreamCounter<'f> {
                 }
             }
             Step::Event(event) => self.event(event, flow),
-            Step::Error(gap) => {
+            Step::Error(error) => {
                 self.conditional = None;
-                let (_, gaps) = self.extra(flow);
-                gaps.errors += 1;
-                gaps.list(|| gap);
+                self.gaps(&gap::Step::Error(error), flow);
             }
         }
     }
 
     fn event(&mut self, event: Event, flow: &mut ThreadFlow<'_>) {
+        self.gaps(&gap::Step::Event(event), flow);
         match event {
             Event::AsyncBranch { from: at, .. } | Event::AsyncDisabled { at, .. } => {
                 self.went_to(at);
@@ -317,17 +341,7 @@ impl<'f> StreamCounter<'f> {
                     counts.interruptions += 1;
                 }
             }
-            Event::Overflow { ip } => {
-                self.conditional = None;
-                let offset = flow.offset();
-                let (_, gaps) = self.extra(flow);
-                gaps.overflows += 1;
-                gaps.list(|| Gap {
-                    offset,
-                    ip,
-                    reason: "the processor could not store packets fast enough".into(),
-                });
-            }
+            Event::Overflow { .. } => self.conditional = None,
             Event::Paging { cr3, .. } => self.spaces.switch_to(cr3),
             // A branch out of what is traced was taken, or there would be no such event.
             Event::Disabled { .. } => {

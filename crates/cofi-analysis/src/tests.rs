@@ -4,7 +4,7 @@ use cofi_packet::StreamOffset;
 use cofi_packet::intel::{Cr3, IpPayload, Packet, Tnt, U48};
 use cofi_session::{Session, SessionOptions, StreamKey, Task};
 
-use crate::{Gap, Summary, Tally};
+use crate::{Summary, Tally};
 
 fn ip(address: u64) -> IpPayload {
     IpPayload::sext48(U48::truncate(address))
@@ -184,13 +184,12 @@ fn gaps_are_counted_and_the_first_listed() {
     let gaps = &summary.threads[0].gaps;
     assert_eq!((gaps.errors, gaps.overflows), (20, 1));
     assert_eq!(gaps.first.len(), crate::Gaps::LISTED);
-    let Gap { offset, ip, reason } = &gaps.first[0];
-    assert_eq!(ip.map(|ip| ip.0), Some(0x9000));
-    assert!(
-        *offset >= StreamOffset(16) && !reason.is_empty(),
-        "{:?}",
-        gaps.first[0]
-    );
+    let gap = &gaps.first[0];
+    assert_eq!(gap.ip.map(|ip| ip.0), Some(0x9000));
+    assert!(gap.offset >= StreamOffset(16), "{gap:?}");
+    assert_eq!(gap.cause.word(), "no-code");
+    // Where it is known again: the next, which fails, too.
+    assert_eq!(gap.resumed.and_then(|resumed| resumed.ip), None, "{gap:?}");
     assert_eq!(summary.gaps(), 21);
     assert_eq!(summary.total.system_calls, 1);
 }

@@ -2,6 +2,7 @@
 
 use crate::code::CodeArgs;
 use crate::output::Color;
+use crate::select::Point;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,10 @@ pub(crate) enum Command {
     Insn(InsnArgs),
     /// List what the packets of a trace tell by themselves, in order: no code is needed.
     Events(EventsArgs),
+    /// List the executed blocks of a trace, in order: instructions up to one of which only the trace tells where it led.
+    Blocks(BlocksArgs),
+    /// Where a trace has gaps, and what is lost in each.
+    Check(CheckArgs),
     /// List the packets of a trace, in order.
     Dump(DumpArgs),
     /// Pack a trace, the code that it ran and its symbols into one file, which decodes on any machine.
@@ -213,6 +218,10 @@ pub(crate) struct InsnArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
+    pub(crate) show: Show,
+    #[command(flatten)]
+    pub(crate) select: Select,
+    #[command(flatten)]
     pub(crate) flow: FlowInput,
 }
 
@@ -353,4 +362,82 @@ pub(crate) struct DoctorArgs {
     /// One JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What is told of each instruction beside its address.
+#[derive(Args, Clone, Copy, Default, Debug)]
+pub(crate) struct Show {
+    /// The time: an estimate from the timing packets, and how far the truth may be from it.
+    #[arg(long)]
+    pub(crate) time: bool,
+    /// The function, how far into it, and the file (the text has the function anyway).
+    #[arg(long)]
+    pub(crate) symbols: bool,
+    /// The instruction disassembled (the text has that anyway).
+    #[arg(long)]
+    pub(crate) disasm: bool,
+    /// The instruction's bytes.
+    #[arg(long)]
+    pub(crate) bytes: bool,
+}
+
+/// Which part of a trace is wanted. Only that part, from the PSB before it on, is decoded.
+#[derive(Args, Clone, Default, Debug)]
+pub(crate) struct Select {
+    /// Begin at the first item at or after POINT: `time:1.234567` (seconds of perf's clock, or `time:1234567ns`), `tsc:N`,
+    /// `offset:N` (bytes of the packet stream), `ip:0x…` (the first time that this instruction runs).
+    #[arg(long, value_name = "POINT")]
+    pub(crate) from: Option<Point>,
+    /// End before the first item at or after POINT; with `ip:0x…`, with that instruction.
+    #[arg(long, value_name = "POINT")]
+    pub(crate) to: Option<Point>,
+    /// Only what lies around POINT: see -C.
+    #[arg(long, value_name = "POINT", conflicts_with_all = ["from", "to"])]
+    pub(crate) around: Option<Point>,
+    /// With --around: how many instructions before POINT, and how many from it on.
+    #[arg(
+        short = 'C',
+        long,
+        value_name = "N",
+        default_value_t = 10,
+        requires = "around"
+    )]
+    pub(crate) context: usize,
+    /// Only this thread; may be given several times.
+    #[arg(long, value_name = "TID")]
+    pub(crate) tid: Vec<u32>,
+    /// Only the stream of this processor, where each processor has one; may be given several times.
+    #[arg(long, value_name = "CPU")]
+    pub(crate) cpu_stream: Vec<u32>,
+}
+
+/// Arguments of `cofi blocks`.
+#[derive(Args, Debug)]
+pub(crate) struct BlocksArgs {
+    /// One JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The time at the end of each block.
+    #[arg(long)]
+    pub(crate) time: bool,
+    /// The function in which a block begins, how far into it, and the file (the text has the function anyway).
+    #[arg(long)]
+    pub(crate) symbols: bool,
+    #[command(flatten)]
+    pub(crate) select: Select,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi check`.
+#[derive(Args, Debug)]
+pub(crate) struct CheckArgs {
+    /// One JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How many threads decode; as many as there are processors if left out.
+    #[arg(short = 'j', long, value_name = "N")]
+    pub(crate) threads: Option<std::num::NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
 }

@@ -221,13 +221,14 @@ pub(crate) fn report_code(session: &Session<'_>) -> bool {
     any
 }
 
+/// A thread's name behind its number. It may call itself anything.
+pub(crate) fn called(comm: &str) -> String {
+    format!(" ({})", comm.escape_debug())
+}
+
 /// A heading for a stream in text output.
 pub(crate) fn title(stream: &Stream<'_>) -> String {
-    let comm = stream
-        .comm()
-        // A thread may call itself anything.
-        .map(|comm| format!(" ({})", comm.escape_debug()))
-        .unwrap_or_default();
+    let comm = stream.comm().map(called).unwrap_or_default();
     match (stream.key().tid(), stream.key().cpu()) {
         (Some(tid), _) => format!("thread {tid}{comm}"),
         (None, Some(cpu)) => format!("processor {cpu}"),

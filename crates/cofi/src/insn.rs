@@ -1,13 +1,17 @@
 //! `cofi insn`: the executed instructions of a trace, in order.
 
 use crate::Ended;
-use crate::args::InsnArgs;
+use crate::args::{InsnArgs, Show};
 use crate::item::Loss;
 use crate::json::Line;
-use crate::output::stdout;
-use crate::{input, item};
+use crate::notes::{self, Notes, Now};
+use crate::output::{stdout, tell};
+use crate::select::{self, Lines};
+use crate::who::Who;
+use crate::{digits, input, item};
 use anyhow::Result;
-use cofi_flow::{Executed, Item};
+use cofi_flow::{Item, Part};
+use cofi_packet::Ip;
 use cofi_session::{Session, Stream, ThreadFlow};
 use std::io::Write;
 
@@ -15,20 +19,31 @@ use std::io::Write;
 pub(crate) fn run(args: &InsnArgs) -> Result<Ended> {
     let bytes = input::read(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
+    let streams = select::streams(&args.select, &session)?;
     let mut out = stdout();
     let mut errors = input::report(&session);
     let several = session.streams().len() > 1;
-    for stream in session.streams() {
+    let mut any = false;
+    for stream in streams {
         if several && !args.json {
             writeln!(out, "{}", input::title(stream))?;
         }
-        errors |= if args.json {
-            json(&session, stream, several, &mut out)?
+        let (found, wrong) = if args.json && is_plain(args, stream) {
+            (true, plain(&session, stream, &mut out)?)
+        } else if args.json {
+            write::<true>(args, &session, stream, &mut out)?
         } else {
-            text(&session, stream, &mut out)?
+            write::<false>(args, &session, stream, &mut out)?
         };
+        any |= found;
+        errors |= wrong;
     }
     out.flush()?;
+    if let (Some(point), false) = (args.select.around.or(args.select.from), any) {
+        tell(format_args!(
+            "nothing that was traced is at or after {point}"
+        ));
+    }
     errors |= input::report_code(&session);
     Ok(if errors {
         Ended::WithErrors
@@ -37,55 +52,186 @@ pub(crate) fn run(args: &InsnArgs) -> Result<Ended> {
     })
 }
 
-/// Prints a stream's flow as JSON; whether it holds errors.
-fn json(
-    session: &Session<'_>,
-    stream: &Stream<'_>,
-    several: bool,
-    out: &mut impl Write,
-) -> Result<bool> {
+/// Whether nothing is asked for but the addresses, of all of a stream that is about one thread.
+fn is_plain(args: &InsnArgs, stream: &Stream<'_>) -> bool {
+    let Show {
+        time,
+        symbols,
+        disasm,
+        bytes,
+    } = args.show;
+    !(time || symbols || disasm || bytes) && args.select.is_all() && stream.key().cpu().is_none()
+}
+
+/// Writes a stream's flow as JSON, as fast as can be; whether it holds errors.
+fn plain(session: &Session<'_>, stream: &Stream<'_>, out: &mut impl Write) -> Result<bool> {
+    const FULL: usize = 1 << 15;
     let mut line = Line::default();
+    // What every object ends with.
+    let mut end = Line::default();
+    let who = Who::new(session, stream, &[]);
+    who.tag(end.begin());
+    let tag = end.members();
+    let comma: &[u8] = if tag.is_empty() { b"" } else { b"," };
+    let end = [b"\"", comma, tag, b"}\n"].concat();
+
+    let mut text = Vec::with_capacity(2 * FULL);
     let mut errors = false;
     let mut loss = Loss::default();
     let mut flow = session.decode(stream);
-    while let Some(item) = flow.next() {
-        errors |= matches!(item, Item::Error(_));
+    while let Some(part) = flow.next_part() {
+        let item = match part {
+            Part::Run(run) => {
+                for insn in run.iter() {
+                    text.extend_from_slice(b"{\"insn\":\"0x");
+                    digits::hex(&mut text, insn.ip.0);
+                    text.extend_from_slice(&end);
+                }
+                if text.len() >= FULL {
+                    out.write_all(&text)?;
+                    text.clear();
+                }
+                continue;
+            }
+            Part::Event(event) => Item::Event(event),
+            Part::Error(error) => {
+                errors = true;
+                Item::Error(error)
+            }
+        };
         item::describe(&item, &mut line);
         let place = || (flow.offset(), flow.time().map(|time| time.tsc));
         loss.note(&item, place, Some(&mut line));
-        if several {
-            input::tag(stream, &mut line);
-        }
-        out.write_all(line.end())?;
+        who.tag(&mut line);
+        text.extend_from_slice(line.end());
     }
+    out.write_all(&text)?;
     Ok(errors)
 }
 
-/// Prints a stream's flow as text; whether it holds errors.
-fn text(session: &Session<'_>, stream: &Stream<'_>, out: &mut impl Write) -> Result<bool> {
-    let mut flow = session.decode(stream);
-    let mut errors = false;
-    while let Some(item) = flow.next() {
-        match item {
-            Item::Insn(insn) => writeln!(out, "{}", line(&mut flow, &insn))?,
-            Item::Event(event) => writeln!(out, "  -- {}", item::sentence(&event))?,
-            Item::Error(error) => {
-                errors = true;
-                writeln!(out, "  !! {}", item::wrong(&error))?;
+/// Writes the wanted part of a stream: whether there is one, and whether it holds errors.
+fn write<const JSON: bool>(
+    args: &InsnArgs,
+    session: &Session<'_>,
+    stream: &Stream<'_>,
+    out: &mut impl Write,
+) -> Result<(bool, bool)> {
+    let begin = || Insns::<JSON> {
+        session,
+        who: Who::new(session, stream, &args.select.tid),
+        show: args.show,
+        notes: Notes::default(),
+        line: Line::default(),
+        text: Vec::new(),
+        ip: None,
+        errors: false,
+        loss: Loss::default(),
+    };
+    let (found, lines) = select::write(&args.select, session, stream, begin, out)?;
+    Ok((found, lines.errors))
+}
+
+/// Makes a line of each item, as JSON or as text.
+struct Insns<'s, const JSON: bool> {
+    session: &'s Session<'s>,
+    who: Who<'s>,
+    show: Show,
+    notes: Notes,
+    line: Line,
+    text: Vec<u8>,
+    /// The instruction that the line is about.
+    ip: Option<Ip>,
+    errors: bool,
+    loss: Loss,
+}
+
+impl<const JSON: bool> Insns<'_, JSON> {
+    #[inline]
+    fn json(&mut self, flow: &mut ThreadFlow<'_>, item: &Item) {
+        item::describe(item, &mut self.line);
+        let show = self.show;
+        if let Item::Insn(insn) = item
+            && (show.symbols || show.disasm || show.bytes)
+        {
+            let members = self
+                .notes
+                .of(flow, insn, |flow| notes::members(flow, insn, show));
+            self.line.splice(members);
+        }
+        if !matches!(item, Item::Insn(_)) {
+            let place = || (flow.offset(), flow.time().map(|time| time.tsc));
+            self.loss.note(item, place, Some(&mut self.line));
+        }
+        if show.time {
+            Now::of(self.session, flow).members(self.session, &mut self.line);
+        }
+        self.who.tag(&mut self.line);
+        self.line.end();
+    }
+
+    fn words(&mut self, flow: &mut ThreadFlow<'_>, item: &Item, switched: bool) {
+        let text = &mut self.text;
+        text.clear();
+        if switched {
+            self.who.heading(self.session, text);
+        }
+        if self.show.time {
+            Now::of(self.session, flow).column(text);
+        }
+        let show = self.show;
+        // Writing to memory does not fail.
+        let _ = match item {
+            Item::Insn(insn) => {
+                let line = self
+                    .notes
+                    .of(flow, insn, |flow| notes::text(flow, insn, show));
+                text.write_all(line)
             }
-        }
+            Item::Event(event) => writeln!(text, "  -- {}", item::sentence(event)),
+            Item::Error(error) => writeln!(text, "  !! {}", item::wrong(error)),
+        };
     }
-    Ok(errors)
 }
 
-/// An instruction as a person reads it: address, place, text.
-pub(crate) fn line(flow: &mut ThreadFlow<'_>, insn: &Executed) -> String {
-    let mut bytes = [0; 15];
-    let len = flow.read_code(insn.ip, &mut bytes).min(insn.len.into());
-    let text = cofi_insn::text(&bytes[..len], insn.ip, insn.mode);
-    let place = flow
-        .place(insn.ip)
-        .map(|place| place.to_string())
-        .unwrap_or_default();
-    format!("{:16x}  {:<36} {text}", insn.ip.0, place)
+impl<const JSON: bool> Lines for Insns<'_, JSON> {
+    #[inline]
+    fn next(&mut self, flow: &mut ThreadFlow<'_>) -> bool {
+        let Some(item) = flow.next() else {
+            return false;
+        };
+        let mut switched = false;
+        self.ip = match item {
+            Item::Insn(insn) => Some(insn.ip),
+            _ => {
+                self.errors |= matches!(item, Item::Error(_));
+                self.notes.changed();
+                switched = self.who.follow(flow);
+                None
+            }
+        };
+        if JSON {
+            self.json(flow, &item);
+        } else {
+            self.words(flow, &item, switched);
+        }
+        true
+    }
+
+    #[inline]
+    fn line(&self) -> &[u8] {
+        if JSON { self.line.bytes() } else { &self.text }
+    }
+
+    fn instructions(&self) -> usize {
+        self.ip.is_some().into()
+    }
+
+    fn holds(&self, ip: Ip) -> bool {
+        self.ip == Some(ip)
+    }
+
+    #[inline]
+    fn is_wanted(&self) -> bool {
+        self.who.is_wanted()
+    }
 }

@@ -70,6 +70,20 @@ impl Line {
         self
     }
 
+    /// Members as [`members`](Self::members) gave them.
+    pub(crate) fn splice(&mut self, members: &[u8]) -> &mut Self {
+        if !members.is_empty() {
+            self.comma();
+            self.text.extend_from_slice(members);
+        }
+        self
+    }
+
+    /// The members of the object so far.
+    pub(crate) fn members(&self) -> &[u8] {
+        &self.text[1..]
+    }
+
     /// A flag.
     pub(crate) fn flag(&mut self, key: &str, value: bool) -> &mut Self {
         self.key(key);
@@ -154,6 +168,11 @@ impl Line {
     /// Closes the object: the whole line, with its line feed.
     pub(crate) fn end(&mut self) -> &[u8] {
         self.text.extend_from_slice(b"}\n");
+        &self.text
+    }
+
+    /// The line as [`end`](Self::end) left it.
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.text
     }
 }

@@ -3,6 +3,8 @@
 mod archive;
 mod args;
 mod asm;
+mod blocks;
+mod check;
 mod code;
 mod digits;
 mod doctor;
@@ -13,16 +15,19 @@ mod input;
 mod insn;
 mod item;
 mod json;
+mod notes;
 mod output;
 mod packed;
 mod progress;
 mod record;
 mod report;
+mod select;
 mod signals;
 mod table;
 mod trace;
 mod unit;
 mod verify;
+mod who;
 
 use anyhow::Error;
 use clap::Parser;
@@ -55,6 +60,8 @@ fn main() -> ExitCode {
         args::Command::Record(args) => record::run(&args.options),
         args::Command::Insn(args) => insn::run(&args),
         args::Command::Events(args) => events::run(&args),
+        args::Command::Blocks(args) => blocks::run(&args),
+        args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),
         args::Command::Unit(args::UnitCommand::Run(args)) => unit::run(&args),

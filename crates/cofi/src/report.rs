@@ -214,7 +214,7 @@ fn gaps(session: &Session<'_>, summary: &Summary, out: &mut impl Write) -> Resul
         )?;
         for gap in &gaps.first {
             let ip = gap.ip.map(|ip| format!(", {ip}")).unwrap_or_default();
-            writeln!(out, "    at offset {}{ip}: {}", gap.offset, gap.reason)?;
+            writeln!(out, "    at offset {}{ip}: {}", gap.offset, gap.cause)?;
         }
     }
     Ok(())

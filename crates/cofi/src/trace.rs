@@ -2,7 +2,7 @@
 
 use crate::args::{FlowInput, TraceArgs};
 use crate::engine::Chosen;
-use crate::{Ended, input, insn, output, record, report};
+use crate::{Ended, input, notes, output, record, report};
 use anyhow::Result;
 use cofi_flow::Item;
 use cofi_session::{Session, Stream};
@@ -64,7 +64,7 @@ fn last(session: &Session<'_>, stream: &Stream<'_>, count: usize) -> VecDeque<St
     }
     kept.into_iter()
         .map(|item| match item {
-            Item::Insn(executed) => insn::line(&mut flow, &executed),
+            Item::Insn(executed) => notes::line(&mut flow, &executed),
             Item::Event(event) => format!("  -- {}", crate::item::sentence(&event)),
             Item::Error(error) => format!("  !! {error}"),
         })

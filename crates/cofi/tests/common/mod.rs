@@ -180,9 +180,10 @@ pub(crate) fn address(line: &[u8]) -> Option<u64> {
     Some(u64::from_str_radix(digits, 16).expect("an address in hexadecimal"))
 }
 
-/// The folder of traces that real processors took; they are not part of the repository.
+/// The folder of traces that real processors took, which COFI_TRACES names; they are not part of the repository.
 pub(crate) fn traces() -> Option<PathBuf> {
-    let folder = repository().join("../shared/traces");
+    let folder = std::env::var_os("COFI_TRACES")
+        .map_or_else(|| repository().join("../shared/traces"), PathBuf::from);
     if folder.is_dir() {
         Some(folder)
     } else {

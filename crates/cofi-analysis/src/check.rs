@@ -1,0 +1,256 @@
+//! Whether a trace is whole: all its gaps, found by several threads at once.
+//!
+//! Nothing needs to be known across a PSB, so a stream is cut at PSBs into segments, which are decoded apart. Only where a gap
+//! reaches from one into the next does decoding not come to the cut as it does in the whole stream (damage may hide the PSB): there the
+//! segments are decoded again in one piece, so that what is found does not depend on the cuts.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use cofi_flow::Part;
+use cofi_packet::StreamOffset;
+use cofi_packet::intel::sync_forward;
+use cofi_session::{Session, Stream};
+
+use crate::gap::{Gap, GapFinder, Step};
+
+/// How a trace is checked.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct CheckOptions {
+    /// How many threads decode.
+    pub threads: NonZeroUsize,
+    /// Of about how many bytes the segments are, into which streams are cut for that.
+    pub segment: NonZeroUsize,
+}
+
+impl Default for CheckOptions {
+    /// As many threads as there are processors, segments of a mebibyte.
+    fn default() -> Self {
+        const ONE: NonZeroUsize = NonZeroUsize::MIN;
+        Self {
+            threads: std::thread::available_parallelism().unwrap_or(ONE),
+            segment: NonZeroUsize::new(1 << 20).unwrap_or(ONE),
+        }
+    }
+}
+
+/// How whole a stream is.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct StreamCheck {
+    /// Instructions that could be told.
+    pub instructions: u64,
+    /// Bytes of packets.
+    pub bytes: u64,
+    /// Bytes before the first PSB, where it is not known where packets begin.
+    pub head: u64,
+    /// Bytes that are there but could not be used: `head`, and those of the gaps.
+    pub lost_bytes: u64,
+    /// How long the gaps lasted together, in TSC ticks, as far as that is known.
+    pub lost_ticks: u64,
+    /// How many gaps there are, by the word for their cause.
+    pub kinds: BTreeMap<&'static str, u64>,
+    /// The first gaps, at most [`StreamCheck::LISTED`].
+    pub gaps: Vec<Gap>,
+}
+
+impl StreamCheck {
+    /// How many gaps are listed one by one.
+    pub const LISTED: usize = 10_000;
+
+    /// How many gaps there are.
+    #[must_use]
+    pub fn gap_count(&self) -> u64 {
+        self.kinds.values().sum()
+    }
+
+    fn add(&mut self, gap: Gap) {
+        *self.kinds.entry(gap.cause.word()).or_default() += 1;
+        self.lost_bytes += gap.bytes;
+        self.lost_ticks = self.lost_ticks.saturating_add(gap.ticks().unwrap_or(0));
+        if self.gaps.len() < Self::LISTED {
+            self.gaps.push(gap);
+        }
+    }
+
+    fn take(&mut self, part: Found) {
+        self.instructions += part.instructions;
+        for gap in part.gaps {
+            self.add(gap);
+        }
+        self.lost_bytes += part.more.lost_bytes;
+        self.lost_ticks = self.lost_ticks.saturating_add(part.more.lost_ticks);
+        for (word, count) in part.more.kinds {
+            *self.kinds.entry(word).or_default() += count;
+        }
+    }
+}
+
+/// Checks all streams of a session; in their order, what came of each. `progress` is called with the bytes decoded since it was
+/// called last.
+#[must_use]
+pub fn check(
+    session: &Session<'_>,
+    options: CheckOptions,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Vec<StreamCheck> {
+    let work: Vec<Segment<'_, '_>> = session
+        .streams()
+        .iter()
+        .enumerate()
+        .flat_map(|(number, stream)| segments(number, stream, options.segment))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<(usize, Found)>> = Mutex::new(Vec::with_capacity(work.len()));
+    std::thread::scope(|scope| {
+        for _ in 0..options.threads.get().min(work.len()) {
+            scope.spawn(|| {
+                while let index = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some(segment) = work.get(index)
+                {
+                    let found = decode(session, segment.stream, segment.range.clone());
+                    progress(segment.len);
+                    // A panic elsewhere ends the scope with a panic anyway.
+                    done.lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push((index, found));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(index, _)| *index);
+    let mut done = done.into_iter().map(|(_, found)| found);
+    let mut rest = work.as_slice();
+    let mut checks = Vec::with_capacity(session.streams().len());
+    for (number, stream) in session.streams().iter().enumerate() {
+        let count = rest.iter().take_while(|part| part.number == number).count();
+        let (own, others) = rest.split_at(count);
+        rest = others;
+        checks.push(join(session, stream, own, done.by_ref().take(count)));
+    }
+    checks
+}
+
+/// A part of a stream that is decoded by itself.
+struct Segment<'s, 't> {
+    /// Which stream.
+    number: usize,
+    stream: &'s Stream<'t>,
+    range: Range<StreamOffset>,
+    len: u64,
+}
+
+/// Cuts a stream at PSBs into segments of about `size` bytes.
+fn segments<'s, 't>(
+    number: usize,
+    stream: &'s Stream<'t>,
+    size: NonZeroUsize,
+) -> Vec<Segment<'s, 't>> {
+    let bytes = stream.bytes();
+    let mut cuts = vec![0];
+    while let Some(last) = cuts.last()
+        && let Some(cut) = sync_forward(bytes, last + size.get())
+    {
+        cuts.push(cut);
+    }
+    let ends = cuts.iter().skip(1).map(|cut| *cut as u64);
+    cuts.iter()
+        .zip(ends.chain([u64::MAX]))
+        .map(|(start, end)| Segment {
+            number,
+            stream,
+            range: StreamOffset(*start as u64)..StreamOffset(end),
+            len: end.min(bytes.len() as u64) - *start as u64,
+        })
+        .collect()
+}
+
+/// What was found in a segment.
+struct Found {
+    instructions: u64,
+    gaps: Vec<Gap>,
+    /// Gaps beyond those, which are counted only.
+    more: StreamCheck,
+    /// Whether decoding came to the end of the segment as it does when the stream is decoded in one go: no gap is open there or
+    /// reaches further.
+    is_clean: bool,
+}
+
+fn decode(session: &Session<'_>, stream: &Stream<'_>, range: Range<StreamOffset>) -> Found {
+    let mut flow = session.decode_within(stream, range.clone());
+    let mut finder = GapFinder::new(session, stream);
+    let mut found = Found {
+        instructions: 0,
+        gaps: Vec::new(),
+        more: StreamCheck::default(),
+        is_clean: true,
+    };
+    while let Some(part) = flow.next_part() {
+        let step = match part {
+            Part::Run(run) => {
+                found.instructions += run.len() as u64;
+                if !finder.is_open() {
+                    continue;
+                }
+                Step::Run(run.ip())
+            }
+            Part::Event(event) => Step::Event(event),
+            Part::Error(error) => Step::Error(error),
+        };
+        finder.step(&step, &mut flow, |gap| found.add(gap, range.end));
+    }
+    if let Some(gap) = finder.take_open() {
+        found.add(gap, range.end);
+        found.is_clean = false;
+    }
+    found
+}
+
+impl Found {
+    fn add(&mut self, gap: Gap, end: StreamOffset) {
+        let resumed = gap.resumed.map(|resumed| resumed.offset);
+        self.is_clean &= gap.offset < end && resumed.is_none_or(|resumed| resumed < end);
+        if self.gaps.len() < StreamCheck::LISTED {
+            self.gaps.push(gap);
+        } else {
+            self.more.add(gap);
+            self.more.gaps.clear();
+        }
+    }
+}
+
+/// Puts together what was found in the segments of one stream.
+fn join(
+    session: &Session<'_>,
+    stream: &Stream<'_>,
+    segments: &[Segment<'_, '_>],
+    mut found: impl Iterator<Item = Found>,
+) -> StreamCheck {
+    let mut check = StreamCheck {
+        bytes: stream.len() as u64,
+        // Where there is no PSB at all, that is a gap.
+        head: sync_forward(stream.bytes(), 0).unwrap_or(0) as u64,
+        ..StreamCheck::default()
+    };
+    check.lost_bytes = check.head;
+    let mut rest = segments;
+    while let (Some(first), Some(mut part)) = (rest.first(), found.next()) {
+        let mut count = 1;
+        while !part.is_clean && count < rest.len() {
+            // Twice as many each time, so that all of it costs no more than a few times the whole.
+            let more = (2 * count).min(rest.len());
+            found.by_ref().take(more - count).for_each(drop);
+            count = more;
+            let end = rest.get(count - 1).unwrap_or(first).range.end;
+            part = decode(session, stream, first.range.start..end);
+        }
+        rest = rest.get(count..).unwrap_or_default();
+        check.take(part);
+    }
+    check
+}

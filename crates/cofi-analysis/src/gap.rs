@@ -1,0 +1,215 @@
+//! Places where a part of a flow is missing, and what is lost at each.
+
+use cofi_flow::{Event, FlowConfig, FlowError, FlowErrorKind, TimeTracker};
+use cofi_packet::intel::{Packet, Packets, sync_backward};
+use cofi_packet::{Ip, StreamOffset, Tsc};
+use cofi_session::{Session, Stream, Task, ThreadFlow};
+
+/// Why a part of the flow is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GapCause {
+    /// The processor could not store packets fast enough.
+    Overflow,
+    /// The trace, or trace and code, contradict themselves.
+    Error(FlowErrorKind),
+}
+
+impl GapCause {
+    /// A word for the kind of gap: `overflow`, or the error's [name](FlowErrorKind::name).
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Overflow => "overflow",
+            Self::Error(kind) => kind.name(),
+        }
+    }
+}
+
+impl std::fmt::Display for GapCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Overflow => f.write_str("the processor could not store packets fast enough"),
+            Self::Error(kind) => kind.fmt(f),
+        }
+    }
+}
+
+/// Where a flow is known again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resumed {
+    /// The packet that tells it.
+    pub offset: StreamOffset,
+    /// The instruction that comes next; none where all that is known is that tracing is off.
+    pub ip: Option<Ip>,
+    /// The time, as far as packets tell.
+    pub time: Option<Tsc>,
+}
+
+/// A place where a part of a flow is missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Gap {
+    /// The thread, as far as that is known.
+    pub task: Task,
+    /// Where in the stream: the packet that was lost or does not fit.
+    pub offset: StreamOffset,
+    /// The instruction reached last; none for an overflow.
+    pub ip: Option<Ip>,
+    /// Why.
+    pub cause: GapCause,
+    /// The last time that packets tell before it.
+    pub time: Option<Tsc>,
+    /// Bytes of the stream that are there but could not be used. What an overflow lost is not in the stream.
+    pub bytes: u64,
+    /// Where the flow goes on; none if it does not before the next gap, or the end.
+    pub resumed: Option<Resumed>,
+}
+
+impl Gap {
+    /// How long it lasted, in TSC ticks: from the last time known before to the first behind.
+    #[must_use]
+    pub fn ticks(&self) -> Option<u64> {
+        let resumed = self.resumed?.time?;
+        Some(resumed.0.saturating_sub(self.time?.0))
+    }
+
+    /// Ends the gap where something is known again, or where the next one begins.
+    pub(crate) fn close(&mut self, end: StreamOffset, resumed: Option<Resumed>) {
+        if self.cause != GapCause::Overflow {
+            self.bytes = end.0.saturating_sub(self.offset.0);
+        }
+        self.resumed = resumed;
+    }
+}
+
+/// What comes of the piece of a flow that was told last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    /// Instructions, from this one on.
+    Run(Ip),
+    /// An event.
+    Event(Event),
+    /// The flow was lost.
+    Error(FlowError),
+}
+
+/// Finds the gaps of a stream as its flow goes by.
+#[derive(Debug)]
+pub(crate) struct GapFinder<'s> {
+    bytes: &'s [u8],
+    config: FlowConfig,
+    open: Option<Gap>,
+}
+
+impl<'s> GapFinder<'s> {
+    pub(crate) fn new(session: &Session<'_>, stream: &'s Stream<'_>) -> Self {
+        Self {
+            bytes: stream.bytes(),
+            config: session.flow_config(),
+            open: None,
+        }
+    }
+
+    /// Whether a gap is open, so that instructions end it; if not, only events and errors matter.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Takes the next piece, and gives the gaps that ended with it to `ended`.
+    pub(crate) fn step(
+        &mut self,
+        step: &Step,
+        flow: &mut ThreadFlow<'_>,
+        mut ended: impl FnMut(Gap),
+    ) {
+        let resumed = match *step {
+            Step::Run(ip) | Step::Event(Event::Enabled { ip, .. }) => Some(Some(ip)),
+            Step::Event(Event::Resync { ip, .. }) => Some(ip),
+            Step::Event(Event::Disabled { .. } | Event::AsyncDisabled { .. }) => Some(None),
+            Step::Event(Event::AsyncBranch { to, .. }) => Some(Some(to)),
+            Step::Event(Event::Overflow { ip }) => {
+                let (offset, time) = self.before(flow.offset(), true);
+                self.end_at(offset, None).map(&mut ended);
+                self.open = Some(Gap {
+                    task: flow.task(),
+                    offset,
+                    ip: None,
+                    cause: GapCause::Overflow,
+                    time,
+                    bytes: 0,
+                    resumed: None,
+                });
+                // Without an address, tracing goes on elsewhere, later.
+                ip.map(Some)
+            }
+            Step::Error(error) => {
+                self.end_at(error.offset, None).map(&mut ended);
+                let (_, time) = self.before(error.offset, false);
+                self.open = Some(Gap {
+                    task: flow.task(),
+                    offset: error.offset,
+                    ip: error.ip,
+                    cause: GapCause::Error(error.kind),
+                    time,
+                    bytes: 0,
+                    resumed: None,
+                });
+                None
+            }
+            Step::Event(_) => None,
+        };
+        if let Some(ip) = resumed
+            && self.is_open()
+        {
+            let offset = flow.offset();
+            let (_, time) = self.before(offset, false);
+            let resumed = Resumed { offset, ip, time };
+            self.end_at(resumed.offset, Some(resumed)).map(&mut ended);
+        }
+    }
+
+    /// The gap that is open at the end of the stream, where it ends.
+    pub(crate) fn take_open(&mut self) -> Option<Gap> {
+        let mut gap = self.open.take()?;
+        gap.close(StreamOffset(self.bytes.len() as u64), None);
+        Some(gap)
+    }
+
+    fn end_at(&mut self, end: StreamOffset, resumed: Option<Resumed>) -> Option<Gap> {
+        let mut gap = self.open.take()?;
+        gap.close(end, resumed);
+        Some(gap)
+    }
+
+    /// The last time that packets tell before `offset`; with `overflow`, before the last OVF that is not behind it, and where that is.
+    ///
+    /// Worked out from the PSB before alone, so that it is the same whatever was decoded before.
+    fn before(&self, offset: StreamOffset, overflow: bool) -> (StreamOffset, Option<Tsc>) {
+        let mut tracker = TimeTracker::new(&self.config);
+        let mut found = (offset, None);
+        let Some(psb) = usize::try_from(offset.0)
+            .ok()
+            .and_then(|offset| sync_backward(self.bytes, offset))
+        else {
+            return found;
+        };
+        for item in Packets::starting_at(self.bytes, StreamOffset(psb as u64)) {
+            let Ok(located) = item else { break };
+            if located.offset > offset || !overflow && located.offset == offset {
+                break;
+            }
+            let packet: Packet = located.packet();
+            if overflow && packet == Packet::Ovf {
+                found = (located.offset, tracker.now());
+            }
+            tracker.take(&packet);
+        }
+        if overflow {
+            return found;
+        }
+        (offset, tracker.now())
+    }
+}
