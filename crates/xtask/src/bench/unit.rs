@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{load, median};
+use super::{counted, load, median};
 use crate::exam::build;
 
 /// The operations of the two runs whose instructions are counted.
@@ -69,24 +69,13 @@ fn measure(bench: &Path, scenario: &str, operations: u64) -> Result<(f64, f64)> 
     ))
 }
 
-/// What valgrind says at its end: the instructions that it counted.
-fn collected(text: &str) -> Option<u64> {
-    let line = text.lines().find(|line| line.contains("Collected :"))?;
-    line.rsplit(' ').next()?.parse().ok()
-}
-
 /// Instructions an operation.
 fn count(bench: &Path, scenario: &str) -> Result<f64> {
     let mut counts = [0.0; 2];
     let mut operations = [0.0; 2];
     for (n, asked) in COUNTED.into_iter().enumerate() {
-        let (line, text) = output(
-            Command::new("valgrind")
-                .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-                .arg(bench)
-                .args([scenario, &asked.to_string()]),
-        )?;
-        counts[n] = collected(&text).context("callgrind has counted nothing")? as f64;
+        let (line, count) = counted::run(Command::new(bench).args([scenario, &asked.to_string()]))?;
+        counts[n] = count as f64;
         let json: Value = serde_json::from_str(&line)?;
         operations[n] = json["operations"].as_f64().context("no operations")?;
     }
@@ -132,13 +121,6 @@ pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn callgrind_tells_its_count() {
-        let text = "==1== Events    : Ir\n==1== Collected : 138545062\n==1== \n";
-        assert_eq!(collected(text), Some(138_545_062));
-        assert_eq!(collected("==1== I   refs:      1\n"), None);
-    }
 
     #[test]
     fn options_that_make_no_sense_are_refused() {
