@@ -35,6 +35,7 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
     let mut manifest = Manifest {
         format: format_name(&args.flow),
         cpu: args.flow.cpu.clone().or(opened.manifest.cpu),
+        errata: args.flow.errata.clone().or(opened.manifest.errata),
         elf: [opened.manifest.elf, args.flow.elf.clone()].concat(),
         raw: [opened.manifest.raw, args.flow.raw.clone()].concat(),
         jitdumps: opened.manifest.jitdumps,

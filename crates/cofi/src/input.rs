@@ -155,9 +155,9 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
         names = packed.kallsyms().map(<[u8]>::to_vec);
         manifest = packed.manifest;
     }
+    options.errata = input.errata.clone().or(manifest.errata.clone());
     let known_cpu = input.cpu.as_deref().or(manifest.cpu.as_deref());
     options.cpu = known_cpu.map(cpu).transpose()?;
-    options.errata.clone_from(&input.errata);
     for spec in manifest.elf.iter().chain(&input.elf) {
         options
             .elf

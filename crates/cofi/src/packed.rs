@@ -27,6 +27,7 @@ pub(crate) struct Manifest {
     /// What it was said to be, if anything was.
     pub(crate) format: Option<String>,
     pub(crate) cpu: Option<String>,
+    pub(crate) errata: Option<String>,
     /// What was said of bare packets' code, as on the command line.
     pub(crate) elf: Vec<String>,
     pub(crate) raw: Vec<String>,
@@ -91,6 +92,7 @@ impl Manifest {
             "trace": self.trace,
             "format": self.format,
             "cpu": self.cpu,
+            "errata": self.errata,
             "elf": self.elf,
             "raw": self.raw,
             "jitdumps": jitdumps,
@@ -125,6 +127,7 @@ impl Manifest {
             trace: text(&value["trace"]).context("its manifest names no trace")?,
             format: text(&value["format"]),
             cpu: text(&value["cpu"]),
+            errata: text(&value["errata"]),
             elf: texts(&value["elf"]),
             raw: texts(&value["raw"]),
             jitdumps: list(&value["jitdumps"])
