@@ -105,6 +105,7 @@ impl FileStore {
     pub fn named(&mut self, path: &Path) -> Arc<CodeFile> {
         match self.files.get(path).and_then(|files| files.first()) {
             Some(file) => file.clone(),
+            None if self.is_sealed => self.remember(CodeFile::not_packed(path, None)),
             None => {
                 let candidate = Candidate {
                     path: path.to_owned(),

@@ -29,6 +29,9 @@ pub struct CodeOptions {
     pub packed: Option<PackedCode>,
 }
 
+/// A file of which a trace consists: its path, and its bytes.
+pub type Part = (PathBuf, Arc<[u8]>);
+
 /// Code that was packed with a trace.
 #[derive(Clone, Debug, Default)]
 pub struct PackedCode {
@@ -36,6 +39,8 @@ pub struct PackedCode {
     pub files: Vec<Arc<CodeFile>>,
     /// The kernel's memory: what [`Session::kernel_core`](crate::Session::kernel_core) gave.
     pub kernel: Option<Arc<CodeFile>>,
+    /// The files of which the trace consists: what [`Session::parts`](crate::Session::parts) named.
+    pub parts: Vec<Part>,
 }
 
 /// What a trace file tells.
