@@ -1,6 +1,6 @@
 //! What a trace tells of its code besides where it was mapped, and where the rest of it comes from.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -162,6 +162,7 @@ impl<'t> Known<'t> {
         files: &mut FileStore,
     ) -> Result<Vec<String>, ImageError> {
         let mut told = Vec::new();
+        let mut known = HashSet::new();
         let mut found: Vec<(Option<u32>, Arc<CodeFile>)> = Vec::new();
         for entry in entries.iter() {
             if let What::Map { pid, path, .. } = entry.what
@@ -169,7 +170,7 @@ impl<'t> Known<'t> {
                 && is_jitdump(path_of(path))
             {
                 let file = files.file(path_of(path));
-                if !found.iter().any(|(_, known)| Arc::ptr_eq(known, &file)) {
+                if known.insert(Arc::as_ptr(&file)) {
                     found.push((Some(pid), file));
                 }
             }
