@@ -120,6 +120,7 @@ impl KernelCode {
             for segment in &mut segments {
                 segment.address = segment.address.wrapping_add(address.wrapping_sub(*linked));
             }
+            segments = apart(segments);
         }
         Ok(Self {
             file,
@@ -166,10 +167,16 @@ impl KernelCode {
     /// What it has of the `len` bytes from `start`: address, length, file offset of each part.
     pub fn parts(&self, start: u64, len: u64) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         let last = start.saturating_add(len.saturating_sub(1));
-        self.segments.iter().filter_map(move |segment| {
-            let end = segment.address.saturating_add(segment.len.checked_sub(1)?);
+        let first = self
+            .segments
+            .partition_point(|segment| segment.address + (segment.len - 1) < start);
+        let met = self.segments[first..]
+            .iter()
+            .take_while(move |segment| len != 0 && segment.address <= last);
+        met.filter_map(move |segment| {
+            let end = segment.address + (segment.len - 1);
             let (from, to) = (start.max(segment.address), last.min(end));
-            let more = to.checked_sub(from).filter(|_| len != 0)?;
+            let more = to.checked_sub(from)?;
             let offset = segment.offset.checked_add(from - segment.address)?;
             Some((from, more.saturating_add(1), offset))
         })
@@ -195,14 +202,20 @@ impl KernelCode {
         if !self.file.was_read() {
             return None;
         }
-        let mut parts: Vec<(u64, Vec<u8>)> = Vec::new();
-        for &(start, len) in ranges {
-            for (address, len, offset) in self.parts(start, len) {
-                parts.push((address, self.read_part(offset, len)));
-            }
-        }
+        // A file whose segments show the same bytes again and again has no more of them for that.
+        let mut left = self.file.size().unwrap_or(0);
+        let told = ranges
+            .iter()
+            .flat_map(|&(start, len)| self.parts(start, len));
         // More than so many a header cannot tell of.
-        parts.truncate(usize::from(u16::MAX - 1));
+        let parts: Vec<(u64, Vec<u8>)> = told
+            .take(usize::from(u16::MAX - 1))
+            .map(|(address, len, offset)| {
+                let bytes = self.read_part(offset, len.min(left));
+                left -= bytes.len() as u64;
+                (address, bytes)
+            })
+            .collect();
         let mut out = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
         // A core file for x86-64, version 1.
         for half in [4u16, 62, 1, 0] {
@@ -259,15 +272,36 @@ impl KernelCode {
     }
 }
 
+/// By address, none across another.
 fn segments(file: &CodeFile, path: &Path) -> Result<Vec<Segment>, ImageError> {
-    match file.try_layout() {
-        Some(Ok(layout)) => Ok(layout.segments.clone()),
-        Some(Err(reason)) => Err(ImageError::BadElf {
-            path: path.to_owned(),
-            reason,
-        }),
-        None => Err(file.problem_again()),
-    }
+    let layout = match file.try_layout() {
+        Some(Ok(layout)) => layout,
+        Some(Err(reason)) => {
+            return Err(ImageError::BadElf {
+                path: path.to_owned(),
+                reason,
+            });
+        }
+        None => return Err(file.problem_again()),
+    };
+    Ok(apart(layout.segments.clone()))
+}
+
+/// Leaves out what would lie across others or past the end of the address space.
+fn apart(mut segments: Vec<Segment>) -> Vec<Segment> {
+    segments.sort_by_key(|segment| segment.address);
+    let mut free = Some(0);
+    segments.retain(|segment| {
+        if !free.is_some_and(|free| segment.len > 0 && segment.address >= free) {
+            return false;
+        }
+        let Some(last) = segment.address.checked_add(segment.len - 1) else {
+            return false;
+        };
+        free = last.checked_add(1);
+        true
+    });
+    segments
 }
 
 /// The address of a symbol in the text of a kallsyms.
@@ -301,5 +335,50 @@ impl FromFile for Anchors {
         });
         // More than these two there are only in a file made to do harm.
         Self(anchors.take(8).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(address: u64, len: u64) -> Segment {
+        Segment {
+            address,
+            offset: address,
+            len,
+            executable: true,
+        }
+    }
+
+    #[test]
+    fn parts_of_segments_that_lie_apart() {
+        let told = [
+            (0x30, 8),
+            (0x10, 0),
+            (0x10, 0x10),
+            (0x18, 4),
+            (0x20, 8),
+            (u64::MAX, 1),
+            (u64::MAX, 2),
+        ];
+        let told = told.map(|(address, len)| segment(address, len));
+        let segments = apart(told.to_vec());
+        let places: Vec<_> = segments.iter().map(|s| (s.address, s.len)).collect();
+        assert_eq!(places, [(0x10, 0x10), (0x20, 8), (0x30, 8), (u64::MAX, 1)]);
+        let kernel = KernelCode {
+            file: CodeFile::from_bytes("kernel", Vec::new()),
+            segments,
+            kallsyms: None,
+        };
+        let parts = |start, len| kernel.parts(start, len).collect::<Vec<_>>();
+        assert_eq!(parts(0, 0x10), []);
+        assert_eq!(parts(0x18, 0), []);
+        assert_eq!(
+            parts(0x18, 0x1c),
+            [(0x18, 8, 0x18), (0x20, 8, 0x20), (0x30, 4, 0x30)]
+        );
+        assert_eq!(parts(0x31, 2), [(0x31, 2, 0x31)]);
+        assert_eq!(parts(0x38, u64::MAX), [(u64::MAX, 1, u64::MAX)]);
     }
 }

@@ -1,6 +1,7 @@
 //! One [`CodeFile`] a path.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,9 +15,25 @@ use crate::places::{Candidate, Places, is_real_path};
 pub struct FileStore {
     folders: Vec<PathBuf>,
     places: Arc<Places>,
-    files: HashMap<PathBuf, Vec<Arc<CodeFile>>>,
+    files: HashMap<PathBuf, Builds>,
     order: Vec<Arc<CodeFile>>,
     is_sealed: bool,
+}
+
+/// The builds of one file that are asked for.
+#[derive(Debug)]
+struct Builds {
+    first: Arc<CodeFile>,
+    others: HashMap<Option<BuildId>, Arc<CodeFile>>,
+}
+
+impl Builds {
+    fn get(&self, id: Option<BuildId>) -> Option<&Arc<CodeFile>> {
+        if self.first.build_id() == id {
+            return Some(&self.first);
+        }
+        self.others.get(&id)
+    }
 }
 
 impl FileStore {
@@ -53,8 +70,7 @@ impl FileStore {
     /// `[kernel.kallsyms]_text`) are looked for in the additional folders only, and by build id; files of a folder `….code`,
     /// which a recorder saved, there first. Where a build id is known, only a file that has it is used.
     pub fn file_of(&mut self, path: &Path, build_id: Option<BuildId>) -> Arc<CodeFile> {
-        let known = self.files.get(path).map_or(&[][..], Vec::as_slice);
-        if let Some(file) = known.iter().find(|file| file.build_id() == build_id) {
+        if let Some(file) = self.files.get(path).and_then(|builds| builds.get(build_id)) {
             return file.clone();
         }
         if self.is_sealed {
@@ -76,7 +92,7 @@ impl FileStore {
 
     /// What a mapping of the kernel's names that no file holds as it stood in memory. It may lie in an additional folder.
     pub fn kernel_file(&mut self, path: &Path) -> Arc<CodeFile> {
-        if let Some(file) = self.files.get(path).and_then(|files| files.first()) {
+        if let Some(file) = self.files.get(path).map(|builds| &builds.first) {
             return file.clone();
         }
         if self.is_sealed {
@@ -103,8 +119,9 @@ impl FileStore {
 
     /// A file the user named, relative to the current folder if not absolute, and looked for nowhere else.
     pub fn named(&mut self, path: &Path) -> Arc<CodeFile> {
-        match self.files.get(path).and_then(|files| files.first()) {
+        match self.files.get(path).map(|builds| &builds.first) {
             Some(file) => file.clone(),
+            None if self.is_sealed => self.remember(CodeFile::not_packed(path, None)),
             None => {
                 let candidate = Candidate {
                     path: path.to_owned(),
@@ -117,9 +134,22 @@ impl FileStore {
 
     /// From now on, whoever asks for the path and build id of `file` gets it.
     pub fn add(&mut self, file: Arc<CodeFile>) {
-        let files = self.files.entry(file.path().to_owned()).or_default();
-        files.retain(|known| known.build_id() != file.build_id());
-        files.push(file.clone());
+        match self.files.entry(file.path().to_owned()) {
+            Entry::Vacant(entry) => {
+                entry.insert(Builds {
+                    first: file.clone(),
+                    others: HashMap::new(),
+                });
+            }
+            Entry::Occupied(mut entry) => {
+                let builds = entry.get_mut();
+                if builds.first.build_id() == file.build_id() {
+                    builds.first = file.clone();
+                } else {
+                    builds.others.insert(file.build_id(), file.clone());
+                }
+            }
+        }
         self.order.push(file);
     }
 

@@ -1,6 +1,6 @@
 //! What a trace tells of its code besides where it was mapped, and where the rest of it comes from.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,6 +29,9 @@ pub struct CodeOptions {
     pub packed: Option<PackedCode>,
 }
 
+/// A file of which a trace consists: its path, and its bytes.
+pub type Part = (PathBuf, Arc<[u8]>);
+
 /// Code that was packed with a trace.
 #[derive(Clone, Debug, Default)]
 pub struct PackedCode {
@@ -36,6 +39,8 @@ pub struct PackedCode {
     pub files: Vec<Arc<CodeFile>>,
     /// The kernel's memory: what [`Session::kernel_core`](crate::Session::kernel_core) gave.
     pub kernel: Option<Arc<CodeFile>>,
+    /// The files of which the trace consists: what [`Session::parts`](crate::Session::parts) named.
+    pub parts: Vec<Part>,
 }
 
 /// What a trace file tells.
@@ -157,6 +162,7 @@ impl<'t> Known<'t> {
         files: &mut FileStore,
     ) -> Result<Vec<String>, ImageError> {
         let mut told = Vec::new();
+        let mut known = HashSet::new();
         let mut found: Vec<(Option<u32>, Arc<CodeFile>)> = Vec::new();
         for entry in entries.iter() {
             if let What::Map { pid, path, .. } = entry.what
@@ -164,7 +170,7 @@ impl<'t> Known<'t> {
                 && is_jitdump(path_of(path))
             {
                 let file = files.file(path_of(path));
-                if !found.iter().any(|(_, known)| Arc::ptr_eq(known, &file)) {
+                if known.insert(Arc::as_ptr(&file)) {
                     found.push((Some(pid), file));
                 }
             }

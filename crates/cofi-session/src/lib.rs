@@ -57,7 +57,7 @@ mod take;
 mod tests;
 mod timeline;
 
-pub use code::{CodeOptions, PackedCode};
+pub use code::{CodeOptions, PackedCode, Part};
 pub use error::{Diagnostic, SessionError};
 pub use events::StreamEvents;
 pub use flow::ThreadFlow;

@@ -2,6 +2,7 @@
 //!
 //! The format is LLDB's schema of `trace load` for Intel PT. Paths are relative to the folder of the description.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use cofi_flow::{Cpu, FlowConfig};
@@ -11,6 +12,7 @@ use serde_json::Value;
 
 use crate::attribution::Attribution;
 use crate::clock::Clock;
+use crate::code::Part;
 use crate::error::{Diagnostic, SessionError};
 use crate::perf::Contents;
 use crate::stream::{Piece, StreamKey};
@@ -109,20 +111,36 @@ impl<'j> At<'j> {
 }
 
 /// The folder of a description.
-struct Folder<'p>(Option<&'p Path>);
+struct Folder<'p> {
+    path: Option<&'p Path>,
+    /// The other files of the bundle, if they were packed with it: then no others are read.
+    packed: Option<&'p [Part]>,
+    /// Those that were read.
+    parts: RefCell<Vec<PathBuf>>,
+}
 
 impl Folder<'_> {
     fn path(&self, name: &str) -> PathBuf {
-        self.0
+        self.path
             .map_or_else(|| name.into(), |folder| folder.join(name))
     }
 
     fn read(&self, name: &str) -> Result<Vec<u8>, SessionError> {
         let path = self.path(name);
+        self.parts.borrow_mut().push(path.clone());
         let failed = |error| SessionError::Io {
             path: path.clone(),
             error,
         };
+        if let Some(packed) = self.packed {
+            let found = packed.iter().find(|(known, _)| *known == path);
+            return found.map(|(_, bytes)| bytes.to_vec()).ok_or_else(|| {
+                failed(std::io::Error::new(
+                    std::io::ErrorKind::NotFound,
+                    "it is not in the archive",
+                ))
+            });
+        }
         // A device or a pipe may never end.
         if !std::fs::metadata(&path).map_err(failed)?.is_file() {
             let kind = std::io::ErrorKind::InvalidInput;
@@ -136,13 +154,18 @@ impl Folder<'_> {
 pub(crate) fn read<'t>(
     bytes: &[u8],
     path: Option<&Path>,
+    packed: Option<&[Part]>,
     flow: FlowConfig,
 ) -> Result<Contents<'static, 't>, SessionError> {
     let json: Value = serde_json::from_slice(bytes).map_err(|error| SessionError::Bundle {
         place: format!("line {}, column {}", error.line(), error.column()),
         reason: "this is no JSON".into(),
     })?;
-    let folder = Folder(path.and_then(Path::parent));
+    let folder = Folder {
+        path: path.and_then(Path::parent),
+        packed,
+        parts: RefCell::default(),
+    };
     let bundle = At {
         value: &json,
         place: "bundle".into(),
@@ -186,6 +209,7 @@ pub(crate) fn read<'t>(
     if contents.streams.is_empty() {
         contents.diagnostics.push(Diagnostic::NoTrace);
     }
+    contents.parts = folder.parts.into_inner();
     Ok(contents)
 }
 

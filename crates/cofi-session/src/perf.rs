@@ -1,5 +1,7 @@
 //! What a session needs of a perf.data file.
 
+use std::path::PathBuf;
+
 use cofi_flow::{Cpu, FlowConfig};
 use cofi_perf::{Attr, Body, CpuMode, Feature, File, IntelPtInfo, PerfTime, Record};
 
@@ -27,6 +29,8 @@ pub(crate) struct Contents<'f, 't> {
     pub(crate) only_guests: bool,
     /// Code that was mapped before anything else.
     pub(crate) modules: Vec<Module>,
+    /// Other files of which the trace consists, that were read.
+    pub(crate) parts: Vec<PathBuf>,
     /// What the file tells of the code besides where it was mapped.
     pub(crate) code: Known<'f>,
 }
@@ -44,6 +48,7 @@ impl Contents<'_, '_> {
             is_guest: false,
             only_guests: false,
             modules: Vec::new(),
+            parts: Vec::new(),
             code: Known::default(),
         }
     }

@@ -194,6 +194,7 @@ pub struct Session<'t> {
     /// The kernel's code, and which ranges of addresses the trace tells that it has.
     kernel: Option<(KernelCode, Vec<(u64, u64)>)>,
     only_guests: bool,
+    parts: Vec<PathBuf>,
 }
 
 impl<'t> Session<'t> {
@@ -207,7 +208,11 @@ impl<'t> Session<'t> {
         let path = options.path.as_deref();
         let recognised = || TraceFormat::of_file(bytes, path);
         let mut contents = match options.format.unwrap_or_else(recognised) {
-            TraceFormat::Lldb => lldb::read(bytes, path, options.flow)?,
+            TraceFormat::Lldb => {
+                let packed = options.code.packed.as_ref();
+                let packed = packed.map(|packed| packed.parts.as_slice());
+                lldb::read(bytes, path, packed, options.flow)?
+            }
             TraceFormat::Perf => {
                 file = File::parse(bytes)?;
                 perf::read(&file, options.flow)
@@ -245,24 +250,34 @@ impl<'t> Session<'t> {
             is_guest,
             only_guests,
             modules,
+            parts,
             code,
         } = contents;
         let mut files = FileStore::with_places(code.places(&options.code));
         if let Some(packed) = &options.code.packed {
             packed.files.iter().for_each(|file| files.add(file.clone()));
-            files.seal();
         }
         for folder in &options.folders {
             files.add_folder(folder);
         }
         let mut base = AddressSpace::new();
         load(options, &Within::default(), &mut base, &mut files)?;
+        let kernel = code.kernel(&entries, &options.code, &mut files)?;
+        if options.code.packed.is_some() {
+            // What the user names may lie elsewhere, but nothing else.
+            for path in &options.code.jitdumps {
+                files.named(path);
+            }
+            for within in options.address_spaces() {
+                load(options, &within, &mut AddressSpace::new(), &mut files)?;
+            }
+            files.seal();
+        }
         let (kernels, modules): (Vec<_>, Vec<_>) =
             modules.into_iter().partition(|module| module.pid.is_none());
         for module in &kernels {
             diagnostics.extend(load_module(&mut base, &mut files, module));
         }
-        let kernel = code.kernel(&entries, &options.code, &mut files)?;
         let names = kernel.as_ref().and_then(names_beside);
         if let Some(names) = options.kernel_names.as_ref().or(names.as_ref()) {
             base.name_kernel(names);
@@ -330,6 +345,7 @@ impl<'t> Session<'t> {
             is_guest,
             kernel,
             only_guests,
+            parts,
         })
     }
 
@@ -355,6 +371,12 @@ impl<'t> Session<'t> {
         let kernel = self.kernel.as_ref().map(|(kernel, _)| kernel.file());
         let others = self.files.used();
         others.filter(move |file| !kernel.is_some_and(|kernel| Arc::ptr_eq(kernel, file)))
+    }
+
+    /// The files, beside the one that was opened, of which the trace consists.
+    #[must_use]
+    pub fn parts(&self) -> &[PathBuf] {
+        &self.parts
     }
 
     /// Processes' own lists of the code that they generated.

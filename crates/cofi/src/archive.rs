@@ -35,6 +35,11 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
     let mut manifest = Manifest {
         format: format_name(&args.flow),
         cpu: args.flow.cpu.clone().or(opened.manifest.cpu),
+        path: match opened.manifest.path.is_empty() {
+            true => input.as_os_str().as_encoded_bytes().to_vec(),
+            false => opened.manifest.path,
+        },
+        errata: args.flow.errata.clone().or(opened.manifest.errata),
         elf: [opened.manifest.elf, args.flow.elf.clone()].concat(),
         raw: [opened.manifest.raw, args.flow.raw.clone()].concat(),
         jitdumps: opened.manifest.jitdumps,
@@ -44,6 +49,16 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
     let jitdumps = args.flow.code.jitdump.iter();
     let jitdumps = jitdumps.map(|path| path.as_os_str().as_encoded_bytes().to_vec());
     manifest.jitdumps.extend(jitdumps);
+    for (number, path) in session.parts().iter().enumerate() {
+        let packed = opened.parts.iter().find(|(known, _)| known == path);
+        let bytes = match packed {
+            Some((_, bytes)) => bytes.clone(),
+            None => input::read(path)?.into(),
+        };
+        let name = format!("trace-{number}-{}", member_name(path));
+        let path = path.as_os_str().as_encoded_bytes().to_vec();
+        manifest.parts.push((path, add(&mut members, name, bytes)));
+    }
     manifest.trace = add(&mut members, "trace".into(), opened.trace.into());
     let beside = || fs::read(session.kernel_list()?).ok();
     if let Some(text) = opened.names.or_else(beside) {

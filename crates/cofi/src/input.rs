@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use cofi_flow::Cpu;
 use cofi_image::{ElfSpec, Kallsyms, RawSpec};
 use cofi_packet::rtit::Mode;
-use cofi_session::{PackedCode, Session, SessionOptions, Stream, TraceFormat};
+use cofi_session::{PackedCode, Part, Session, SessionOptions, Stream, TraceFormat};
 use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
@@ -72,7 +72,12 @@ pub(crate) fn open<'a>(input: &Input, bytes: &'a [u8]) -> Result<Session<'a>> {
     match packed(input, bytes)? {
         None => Ok(Session::new(bytes, &options)?),
         Some(packed) => {
-            options.code.packed = Some(PackedCode::default());
+            options.code.packed = Some(PackedCode {
+                parts: packed.parts(),
+                ..PackedCode::default()
+            });
+            let path = packed.manifest.path.clone();
+            options.path = Some(OsString::from_vec(path).into());
             options.format = options.format.or(format_of(&packed.manifest));
             Ok(Session::new(packed.trace()?, &options)?)
         }
@@ -125,6 +130,8 @@ pub(crate) struct Opened<'a> {
     pub(crate) trace: &'a [u8],
     /// The text with the names of the kernel's functions.
     pub(crate) names: Option<Vec<u8>>,
+    /// Other files of which the trace consists, if they were packed with it.
+    pub(crate) parts: Vec<Part>,
     /// What the archive tells that it came from; nothing for one that did not.
     pub(crate) manifest: Manifest,
 }
@@ -135,10 +142,13 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
     options.code = input.code.options(&input.input.file);
     let packed = packed(&input.input, bytes)?;
     let (mut trace, mut manifest, mut names) = (bytes, Manifest::default(), None);
+    let mut parts = Vec::new();
     if let Some(packed) = packed {
         trace = packed.trace()?;
         options.format = format_of(&packed.manifest);
-        options.code.packed = Some(packed.code());
+        let code = packed.code();
+        parts.clone_from(&code.parts);
+        options.code.packed = Some(code);
         // Only what the user names is looked for outside of the archive.
         options.folders.clear();
         for path in &packed.manifest.jitdumps {
@@ -152,12 +162,14 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
         for spec in &packed.manifest.raw {
             packed.check(&spec.parse::<RawSpec>()?.path)?;
         }
+        let path = packed.manifest.path.clone();
+        options.path = Some(OsString::from_vec(path).into());
         names = packed.kallsyms().map(<[u8]>::to_vec);
         manifest = packed.manifest;
     }
+    options.errata = input.errata.clone().or(manifest.errata.clone());
     let known_cpu = input.cpu.as_deref().or(manifest.cpu.as_deref());
     options.cpu = known_cpu.map(cpu).transpose()?;
-    options.errata.clone_from(&input.errata);
     for spec in manifest.elf.iter().chain(&input.elf) {
         options
             .elf
@@ -178,6 +190,7 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
         session: Session::new(trace, &options)?,
         trace,
         names,
+        parts,
         manifest,
     })
 }

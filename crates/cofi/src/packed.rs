@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, bail};
 use cofi_image::{BuildId, CodeFile};
-use cofi_session::PackedCode;
+use cofi_session::{PackedCode, Part};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -24,9 +24,13 @@ const VERSION: u64 = 1;
 pub(crate) struct Manifest {
     /// The trace.
     pub(crate) trace: String,
+    /// Where it was, and the members with its other parts by where they were.
+    pub(crate) path: Vec<u8>,
+    pub(crate) parts: Vec<(Vec<u8>, String)>,
     /// What it was said to be, if anything was.
     pub(crate) format: Option<String>,
     pub(crate) cpu: Option<String>,
+    pub(crate) errata: Option<String>,
     /// What was said of bare packets' code, as on the command line.
     pub(crate) elf: Vec<String>,
     pub(crate) raw: Vec<String>,
@@ -86,11 +90,18 @@ impl Manifest {
             })
             .collect();
         let jitdumps: Vec<Value> = self.jitdumps.iter().map(|path| path_value(path)).collect();
+        let parts = self.parts.iter();
+        let parts: Vec<Value> = parts
+            .map(|(path, member)| json!({ "member": member, "path": path_value(path) }))
+            .collect();
         let value = json!({
             "cofi_archive": VERSION,
             "trace": self.trace,
+            "path": path_value(&self.path),
+            "parts": parts,
             "format": self.format,
             "cpu": self.cpu,
+            "errata": self.errata,
             "elf": self.elf,
             "raw": self.raw,
             "jitdumps": jitdumps,
@@ -121,10 +132,14 @@ impl Manifest {
                 debug: text(&value["debug"]),
             })
         };
+        let part = |value: &Value| Some((path_of(&value["path"])?, text(&value["member"])?));
         Ok(Self {
+            path: path_of(&value["path"]).unwrap_or_default(),
+            parts: list(&value["parts"]).iter().filter_map(part).collect(),
             trace: text(&value["trace"]).context("its manifest names no trace")?,
             format: text(&value["format"]),
             cpu: text(&value["cpu"]),
+            errata: text(&value["errata"]),
             elf: texts(&value["elf"]),
             raw: texts(&value["raw"]),
             jitdumps: list(&value["jitdumps"])
@@ -222,7 +237,19 @@ impl<'a> Packed<'a> {
         PackedCode {
             files: files.collect(),
             kernel: kernel.map(|bytes| CodeFile::packed("[kernel]", None, bytes, None)),
+            parts: self.parts(),
         }
+    }
+
+    /// The parts of the trace that are there.
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        let parts = self.manifest.parts.iter();
+        parts
+            .filter_map(|(path, member)| {
+                let path = PathBuf::from(OsString::from_vec(path.clone()));
+                Some((path, self.member(member)?.into()))
+            })
+            .collect()
     }
 
     /// A file that the archive names must be in it: nothing else is opened on its word.

@@ -212,3 +212,52 @@ fn an_archive_that_is_cut_off_or_damaged_is_told() {
         );
     }
 }
+
+#[test]
+fn a_bundle_is_packed_with_all_its_files() {
+    let scratch = Scratch::new();
+    let folder = scratch.path("bundle");
+    std::fs::create_dir(&folder).unwrap();
+    // Code at 0x401000: two nops and a system call, in an ELF file of one segment; packets of a visit.
+    let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    elf.extend([2u16, 62, 1, 0].iter().flat_map(|v| v.to_le_bytes()));
+    elf.extend([0x40_1000u64, 64, 0].iter().flat_map(|v| v.to_le_bytes()));
+    let sizes = [0u16, 0, 64, 56, 1, 64, 0, 0, 1, 0, 5, 0];
+    elf.extend(sizes.iter().flat_map(|v| v.to_le_bytes()));
+    let segment = [120u64, 0x40_1000, 0x40_1000, 4, 4, 1];
+    elf.extend(segment.iter().flat_map(|v| v.to_le_bytes()));
+    elf.extend([0x90, 0x90, 0x0f, 0x05]);
+    std::fs::write(folder.join("program"), elf).unwrap();
+    let text = scratch.write("packets.txt", "psb\npsbend\ntip.pge 0x401000\ntip.pgd -\n");
+    let packets = folder.join("thread.pt");
+    let made = run(cofi().arg("asm").arg(&text).arg("-o").arg(&packets));
+    assert_eq!(made.code(), 0, "{}", made.stderr);
+    let json = r#"{"type": "intel-pt", "processes": [{"pid": 5, "threads": [{"tid": 5, "iptTrace": "thread.pt"}],
+        "modules": [{"systemPath": "program", "loadAddress": "0x401000"}]}]}"#;
+    let bundle = folder.join("trace.json");
+    std::fs::write(&bundle, json).unwrap();
+    let before = insn(&bundle);
+    assert_eq!((before.code(), &*before.stderr), (0, ""));
+    assert_eq!(
+        common::addresses(&before.stdout),
+        [0x401000, 0x401001, 0x401002]
+    );
+    let out = scratch.path("packed.cofi");
+    let packed = archive(&bundle, &out, &[]);
+    assert_eq!(packed.code(), 0, "{}", packed.stderr);
+    std::fs::remove_dir_all(&folder).unwrap();
+    let after = insn(&out);
+    assert_eq!((after.code(), &*after.stderr), (0, ""));
+    assert_eq!(after.stdout, before.stdout);
+    let again = scratch.path("again.cofi");
+    assert_eq!(archive(&out, &again, &[]).code(), 0);
+    assert!(std::fs::read(&again).unwrap() == std::fs::read(&out).unwrap());
+    // Files that a packed bundle names, but that are not packed, are not opened.
+    let packets = scratch.write("outside.pt", [0x02, 0x82].repeat(8));
+    let json = json.replace("thread.pt", packets.to_str().unwrap());
+    let manifest = r#"{"cofi_archive": 1, "trace": "trace", "path": "trace.json"}"#;
+    let evil = scratch.write("evil.cofi", tar(manifest, &[("trace", json.as_bytes())]));
+    let ran = insn(&evil);
+    assert_eq!(ran.code(), 2);
+    assert!(ran.stderr.contains("not in the archive"), "{}", ran.stderr);
+}

@@ -30,6 +30,8 @@ pub mod kind {
     pub const ITRACE_START: u32 = 12;
     pub const LOST_SAMPLES: u32 = 13;
     pub const SWITCH: u32 = 14;
+    pub const KSYMBOL: u32 = 17;
+    pub const TEXT_POKE: u32 = 20;
     pub const SWITCH_CPU_WIDE: u32 = 15;
     pub const FINISHED_ROUND: u32 = 68;
     pub const AUXTRACE_INFO: u32 = 70;
@@ -61,6 +63,8 @@ pub struct Machine {
     settings: Settings,
     pub data: Vec<u8>,
     formats: Vec<u8>,
+    /// Features by their numbers, above that of tracing data.
+    pub features: Vec<(u32, Vec<u8>)>,
 }
 
 /// The TSC is a time, at two ticks a nanosecond.
@@ -75,6 +79,7 @@ impl Machine {
             settings,
             data: Vec::new(),
             formats: Vec::new(),
+            features: Vec::new(),
         };
         let info = Fields::default().u32(1).u32(settings.mark).u64(8);
         // A TSC of 2 GHz; TSC and NORETCOMP bits.
@@ -219,13 +224,13 @@ impl Machine {
         let with_more = self.settings.aux_samples || !self.formats.is_empty();
         let attrs = [pt, dummy, sched];
         let attrs = if with_more { &attrs[..] } else { &attrs[..2] };
-        let formats = [(1, self.formats.as_slice())];
-        let features = if self.formats.is_empty() {
-            &[][..]
-        } else {
-            &formats
-        };
-        file(attrs, &self.data, features)
+        let formats = Some((1, self.formats.as_slice())).filter(|(_, bytes)| !bytes.is_empty());
+        let others = self
+            .features
+            .iter()
+            .map(|(number, bytes)| (*number, bytes.as_slice()));
+        let features: Vec<_> = formats.into_iter().chain(others).collect();
+        file(attrs, &self.data, &features)
     }
 }
 
