@@ -21,6 +21,12 @@ pub(crate) fn map(path: &Path) -> Result<Bytes> {
     if path == Path::new("-") {
         return Ok(Bytes::Read(read(path)?));
     }
+    if path.join("data.0").is_file() {
+        bail!(
+            "{}: `perf record --threads` writes several files, which are not read; record without it",
+            path.display()
+        );
+    }
     let path = &inside(path);
     map::file(path).with_context(|| format!("cannot read {}", path.display()))
 }

@@ -112,3 +112,13 @@ fn a_bundle_of_lldb_is_decoded_by_its_file_or_its_folder() {
     assert_eq!(ran.code(), 2);
     assert!(ran.stderr.contains("this is no JSON"), "{}", ran.stderr);
 }
+
+#[test]
+fn the_folder_of_a_recorder_with_several_threads_is_refused() {
+    let scratch = Scratch::new();
+    scratch.write("data", "PERFILE2");
+    let file = scratch.write("data.0", "");
+    let ran = run(&mut insn(file.parent().unwrap().to_str().unwrap()));
+    assert_eq!(ran.code(), 2);
+    assert!(ran.stderr.contains("--threads"), "{}", ran.stderr);
+}
