@@ -210,13 +210,21 @@ impl<'s> ThreadFlow<'s> {
     }
 
     /// The time stamp counter at the last item, as far as packets tell: see [`FlowDecoder::time`].
+    ///
+    /// None right behind an error that tells of something missing: when that was is not known.
     pub fn time(&mut self) -> Option<cofi_flow::Time> {
-        self.decoder.time()
+        match &self.next {
+            Some(_) => None,
+            None => self.decoder.time(),
+        }
     }
 
     /// The time of the last item on perf's clock, where the file says how to convert.
     pub fn perf_time(&mut self) -> Option<PerfTime> {
-        now(&mut self.decoder, self.time)
+        match &self.next {
+            Some(_) => None,
+            None => now(&mut self.decoder, self.time),
+        }
     }
 
     /// Puts the code in place that stood when the last event happened.

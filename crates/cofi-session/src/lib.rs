@@ -28,6 +28,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A trace file is Linux's perf.data, `trace.json` of a bundle of LLDB, or bare packets.
+//!
 //! A `Session` can be shared between threads, each of which decodes another stream, or another part of the same.
 //!
 //! # The recorder's convention

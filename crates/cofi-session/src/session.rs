@@ -168,6 +168,17 @@ impl Stream<'_> {
         self.pieces.bytes()
     }
 
+    /// The parts of [`bytes`](Self::bytes) between which something is missing.
+    pub fn parts(&self) -> impl Iterator<Item = std::ops::Range<StreamOffset>> {
+        let segments = self.pieces.segments();
+        let ends = segments.iter().skip(1).map(|next| next.start);
+        let ends = ends.chain([self.len() as u64]);
+        let starts = segments.iter().map(|segment| segment.start);
+        starts
+            .zip(ends)
+            .map(|(start, end)| StreamOffset(start)..StreamOffset(end))
+    }
+
     /// How many bytes of packets there are.
     #[must_use]
     pub fn len(&self) -> usize {

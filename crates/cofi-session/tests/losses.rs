@@ -8,7 +8,8 @@ use cofi_perf::PerfTime;
 use cofi_session::{Diagnostic, StreamKey};
 use machine::support::Fields;
 use machine::{
-    DUMMY_ID, Machine, NONE, Seen, Settings, begin, end, kind, open, psb, seen, stream, tsc, visit,
+    DUMMY_ID, Machine, NONE, Seen, Settings, as_perf_sees_it, begin, end, kind, open, psb, seen,
+    stream, tsc, visit,
 };
 
 const TID: u32 = 5;
@@ -51,6 +52,17 @@ fn what_was_truncated_is_not_joined() {
         at: cut,
     };
     assert_eq!(session.diagnostics(), [truncated]);
+    // When the packets that are missing were made is not known, but from the next on it is again.
+    let mut flow = session.decode(&session.streams()[0]);
+    let mut times = Vec::new();
+    while let Some(item) = flow.next() {
+        let is_gap = matches!(item, Item::Error(error) if matches!(error.kind, FlowErrorKind::Missing { .. }));
+        times.push((is_gap, flow.perf_time().is_some()));
+    }
+    assert!(
+        times.contains(&(true, false)) && times.last() == Some(&(false, true)),
+        "{times:?}"
+    );
     // The place is that of the cut.
     let places = session
         .decode(&session.streams()[0])
@@ -210,6 +222,7 @@ fn snapshots_that_overlap_are_one_flow() {
     expected.extend(vec![visit_of(1); 7]);
     assert_eq!(seen(&session, KEY), expected);
     assert_eq!(session.diagnostics(), []);
+    as_perf_sees_it(&session, KEY, &machine, &bytes);
 }
 
 /// `perf record --aux-sample`: each sample ends with the packets before it, many of which the next has again.

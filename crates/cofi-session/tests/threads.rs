@@ -2,10 +2,11 @@
 
 mod machine;
 
-use cofi_session::{Session, StreamKey, Task};
+use cofi_session::{StreamKey, Task};
 use machine::support::Fields;
 use machine::{
-    DUMMY_ID, Machine, NONE, OUT, PT_ID, Settings, kind, open, psb, stream, tsc, visit, visits,
+    DUMMY_ID, Machine, NONE, OUT, PT_ID, Settings, as_perf_sees_it, kind, open, psb, tsc, visit,
+    visits,
 };
 
 const CPU: u32 = 3;
@@ -52,7 +53,7 @@ fn by_switches_of_the_traced_threads() {
     });
     let session = open(&bytes);
     assert_eq!(visits(&session, KEY), EXPECTED);
-    as_perf_sees_it(&session, &machine, &bytes);
+    as_perf_sees_it(&session, KEY, &machine, &bytes);
 }
 
 #[test]
@@ -90,38 +91,7 @@ fn by_the_begin_of_tracing_and_as_perf_sees_it() {
     });
     let session = open(&bytes);
     assert_eq!(visits(&session, KEY), EXPECTED);
-    as_perf_sees_it(&session, &machine, &bytes);
-}
-
-/// perf finds the same threads at the same instructions.
-fn as_perf_sees_it(session: &Session<'_>, machine: &Machine, bytes: &[u8]) {
-    let path = machine.folder.path().join("perf.data");
-    std::fs::write(&path, bytes).unwrap();
-    let output = std::process::Command::new("perf")
-        .args(["script", "--itrace=i1i", "-F", "tid,ip", "-i"])
-        .arg(&path)
-        .output();
-    let Ok(output) = output else {
-        println!("skipped: perf is not installed");
-        return;
-    };
-    assert!(output.status.success());
-    let text = String::from_utf8_lossy(&output.stdout);
-    let perfs: Vec<Vec<&str>> = text
-        .lines()
-        .map(|line| line.split_whitespace().collect())
-        .collect();
-    let mut ours = Vec::new();
-    let mut flow = session.decode(stream(session, KEY));
-    while let Some(item) = flow.next() {
-        if let cofi_flow::Item::Insn(insn) = item {
-            ours.push(vec![
-                flow.task().tid.to_string(),
-                format!("{:x}", insn.ip.0),
-            ]);
-        }
-    }
-    assert_eq!(perfs, ours);
+    as_perf_sees_it(&session, KEY, &machine, &bytes);
 }
 
 #[test]

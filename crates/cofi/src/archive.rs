@@ -8,7 +8,7 @@ use crate::output::tell;
 use crate::packed::{File, MANIFEST, Manifest};
 use crate::{Ended, input, progress};
 use anyhow::{Context, Result, bail};
-use cofi_session::Session;
+use cofi_session::{Session, TraceFormat};
 use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -22,8 +22,11 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
     {
         bail!("{} is the trace itself", to.display());
     }
-    let bytes = input::read(input)?;
+    let bytes = input::map(input)?;
     let opened = input::open_packed(&args.flow, &bytes)?;
+    if args.flow.input.format.is_none() && TraceFormat::of(opened.trace) == TraceFormat::Lldb {
+        bail!("a bundle of LLDB cannot be archived: copy its folder, with the code in it");
+    }
     let session = opened.session;
     let mut errors = input::report(&session);
     errors |= decode(&session);

@@ -11,7 +11,7 @@ use std::io::Write;
 
 /// Runs the command.
 pub(crate) fn run(args: &EventsArgs) -> Result<Ended> {
-    let bytes = input::read(&args.flow.input.file)?;
+    let bytes = input::map(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
     let mut out = stdout();
     let mut errors = input::report(&session);

@@ -2,6 +2,7 @@
 
 use crate::args::{FlowInput, Format, Input, Names};
 use crate::json::Line;
+use crate::map::{self, Bytes};
 use crate::output::tell;
 use crate::packed::{Manifest, Packed};
 use anyhow::{Context, Result, bail};
@@ -15,7 +16,31 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The whole of a file; `-` is standard input.
+/// The whole of a trace; `-` is standard input.
+pub(crate) fn map(path: &Path) -> Result<Bytes> {
+    if path == Path::new("-") {
+        return Ok(Bytes::Read(read(path)?));
+    }
+    if path.join("data.0").is_file() {
+        bail!(
+            "{}: `perf record --threads` writes several files, which are not read; record without it",
+            path.display()
+        );
+    }
+    let path = &inside(path);
+    map::file(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// `perf record --kcore` makes a folder, and so does LLDB.
+fn inside(path: &Path) -> PathBuf {
+    let names = ["data", "trace.json"].map(|name| path.join(name));
+    let found = names
+        .into_iter()
+        .find(|name| path.is_dir() && name.is_file());
+    found.unwrap_or_else(|| path.into())
+}
+
+/// The whole of a text; `-` is standard input.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     if path == Path::new("-") {
         let mut bytes = Vec::new();
@@ -25,13 +50,6 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
             .context("cannot read standard input")?;
         return Ok(bytes);
     }
-    // `perf record --kcore` makes a folder.
-    let inside = path.join("data");
-    let path = if path.is_dir() && inside.is_file() {
-        &inside
-    } else {
-        path
-    };
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
@@ -55,6 +73,7 @@ pub(crate) const fn mode(cycle_accurate: bool) -> Mode {
 
 fn options(input: &Input) -> Result<SessionOptions> {
     let mut options = SessionOptions::beside(&input.file);
+    options.path = Some(inside(&input.file));
     options.format = match input.format {
         None => None,
         Some(Format::Perf) => Some(TraceFormat::Perf),

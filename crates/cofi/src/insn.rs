@@ -17,7 +17,7 @@ use std::io::Write;
 
 /// Runs the command.
 pub(crate) fn run(args: &InsnArgs) -> Result<Ended> {
-    let bytes = input::read(&args.flow.input.file)?;
+    let bytes = input::map(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
     let streams = select::streams(&args.select, &session)?;
     let mut out = stdout();

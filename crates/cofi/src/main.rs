@@ -15,6 +15,7 @@ mod input;
 mod insn;
 mod item;
 mod json;
+mod map;
 mod notes;
 mod output;
 mod packed;

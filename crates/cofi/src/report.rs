@@ -17,7 +17,7 @@ const SPACES: usize = 10;
 
 /// Runs the command.
 pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
-    let bytes = input::read(&args.flow.input.file)?;
+    let bytes = input::map(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
     let mut errors = input::report(&session);
     let summary = summarize(&session);

@@ -22,7 +22,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
             ));
         }
     })?;
-    let bytes = input::read(&options.output)?;
+    let bytes = input::map(&options.output)?;
     let flow_input = FlowInput::of(&options.output, args.names.clone());
     let session = input::open_flow(&flow_input, &bytes)?;
     input::report(&session);

@@ -16,7 +16,7 @@ const AROUND: usize = 5;
 /// Compares every stream of `file` with the truth; whether all are equal. The first difference of each stream, and the
 /// sum, go to standard error.
 pub(crate) fn run(file: &Path, truth: &[TruthStream]) -> Result<bool> {
-    let bytes = input::read(file)?;
+    let bytes = input::map(file)?;
     let flow_input = FlowInput::of(file, Names::default());
     let session = input::open_flow(&flow_input, &bytes)?;
     let mut equal = !input::report(&session);

@@ -213,10 +213,14 @@ impl Machine {
             ids: &[DUMMY_ID],
             ..pt.clone()
         };
-        let more = if self.settings.aux_samples { AUX } else { RAW };
+        // Cycles, or a tracepoint.
+        let (kind, config, more) = match self.settings.aux_samples {
+            true => (0, 0, AUX),
+            false => (2, 314, RAW),
+        };
         let sched = Attr {
-            kind: 2,
-            config: 314,
+            kind,
+            config,
             sample_type: LAYOUT | more,
             ids: &[SCHED_ID],
             ..pt.clone()
@@ -318,4 +322,36 @@ pub fn visits(session: &Session<'_>, key: StreamKey) -> Vec<(u32, usize)> {
         Seen::Error(error) => panic!("{error}"),
     })
     .collect()
+}
+
+/// perf finds the same threads at the same instructions.
+pub fn as_perf_sees_it(session: &Session<'_>, key: StreamKey, machine: &Machine, bytes: &[u8]) {
+    let path = machine.folder.path().join("perf.data");
+    std::fs::write(&path, bytes).unwrap();
+    let output = std::process::Command::new("perf")
+        .args(["script", "--itrace=i1i", "-F", "tid,ip", "-i"])
+        .arg(&path)
+        .output();
+    let Ok(output) = output else {
+        println!("skipped: perf is not installed");
+        return;
+    };
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let perfs: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let mut ours = Vec::new();
+    let mut flow = session.decode(stream(session, key));
+    while let Some(item) = flow.next() {
+        if let Item::Insn(insn) = item {
+            ours.push(vec![
+                flow.task().tid.to_string(),
+                format!("{:x}", insn.ip.0),
+            ]);
+        }
+    }
+    assert_eq!(perfs, ours, "{told}");
 }

@@ -14,7 +14,7 @@ use crate::{Ended, input};
 use anyhow::Result;
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::Rtit;
-use cofi_packet::{Listing, Packets, extent};
+use cofi_packet::{Item, Listing, Packets, extent};
 use cofi_session::Stream;
 use filter::Filter;
 use known::Known;
@@ -36,18 +36,23 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
     };
     if is_rtit {
         let filter = Filter::new::<Rtit>(&args.filter)?;
-        let bytes = input::read(&args.input.file)?;
+        let bytes = input::map(&args.input.file)?;
         let packets = Packets::<Rtit>::new(&bytes).in_context(input::mode(args.cycle_accurate));
         dump.stream(packets, &bytes, &filter, None)?;
     } else {
         let filter = Filter::new::<IntelPt>(&args.filter)?;
-        let bytes = input::read(&args.input.file)?;
+        let bytes = input::map(&args.input.file)?;
         let session = input::open(&args.input, &bytes)?;
         dump.errors = input::report(&session);
         let several = session.streams().len() > 1;
         for stream in session.streams() {
             let bytes = stream.bytes();
-            let packets = Packets::<IntelPt>::new(bytes);
+            // No packet is made of two halves between which something is missing.
+            let packets = stream.parts().flat_map(|part| {
+                let upto = usize::try_from(part.end.0).unwrap_or(usize::MAX);
+                let bytes = bytes.get(..upto).unwrap_or(bytes);
+                Packets::<IntelPt>::starting_at(bytes, part.start)
+            });
             dump.stream(packets, bytes, &filter, several.then_some(stream))?;
         }
     }
@@ -79,7 +84,7 @@ impl Dump<'_> {
     /// Prints one stream; `stream` is given where there are several.
     fn stream<F: Known>(
         &mut self,
-        packets: Packets<'_, F>,
+        packets: impl Iterator<Item = Item<F>>,
         bytes: &[u8],
         filter: &Filter,
         stream: Option<&Stream<'_>>,
@@ -98,7 +103,7 @@ impl Dump<'_> {
 
     fn list<F: Known>(
         &mut self,
-        packets: Packets<'_, F>,
+        packets: impl Iterator<Item = Item<F>>,
         bytes: &[u8],
         filter: &Filter,
         stream: Option<&Stream<'_>>,
@@ -147,7 +152,7 @@ impl Dump<'_> {
 
     fn stats<F: Known>(
         &mut self,
-        packets: Packets<'_, F>,
+        packets: impl Iterator<Item = Item<F>>,
         stream: Option<&Stream<'_>>,
     ) -> Result<()> {
         let mut stats = Stats::<F>::new();
