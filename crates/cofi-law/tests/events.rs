@@ -92,8 +92,11 @@ fn both_levels_tell_the_same() {
             let (a, b) = (a.map_or(&[][..], |a| a), b.map_or(&[][..], |b| b));
             let differs = a.iter().zip(b).position(|(a, b)| a != b);
             let at = differs.unwrap_or(a.len().min(b.len()));
+            // Of two PIPs for one transfer (a VM entry that fails late, table 33-54) the later holds; without code both are told.
+            let mut rest = b.iter();
+            let is_part = *kind == "paging" && a.iter().all(|a| rest.any(|b| a == b));
             assert!(
-                a == b,
+                a == b || is_part,
                 "seed {seed}, {kind} {at}: {:?} with code, {:?} without",
                 a.get(at.saturating_sub(1)..a.len().min(at + 2)),
                 b.get(at.saturating_sub(1)..b.len().min(at + 2))
