@@ -1,8 +1,8 @@
 //! What the decoder does while the place of control is not known or tracing is off.
 
 use cofi_insn::CodeSource;
-use cofi_packet::Ip;
-use cofi_packet::intel::{Kind, TsxState};
+use cofi_packet::intel::{DecodeError, Kind, TsxState};
+use cofi_packet::{ExecMode, Ip};
 
 use crate::decoder::{FlowDecoder, Phase, State, unexpected};
 use crate::events::notes::{Origin, Run};
@@ -39,6 +39,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Where control is, or that tracing is off, is known again, if it was not.
     fn found(&mut self, ip: Option<Ip>) {
         if let Some(from) = self.notes.lost_at.take() {
+            // Calls and returns may have run meanwhile.
+            self.returns.clear();
             let lost = self.read_at.saturating_sub(from) as u64;
             self.push(Event::Resync { ip, lost });
         }
@@ -48,8 +50,15 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     fn found_off(&mut self, ip: Option<Ip>) {
         self.consumed();
         self.found(None);
+        let bound = core::mem::take(&mut self.bound);
         self.turn_off(None);
         self.push(Event::Disabled { ip });
+        self.apply(Bound { tsx: None, ..bound }, ip);
+    }
+
+    /// Whether the packets may be wrong; from then on until the next PSB any error may come of that.
+    fn is_doubtful(&self, kind: FlowErrorKind) -> bool {
+        self.reader.damaged || kind.casts_doubt()
     }
 
     fn error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
@@ -57,19 +66,29 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.notes.lost_at.get_or_insert(self.read_at);
         self.notes.run = self.reader.run();
         self.notes.was_on = false;
-        self.reader.doubt |= kind.casts_doubt();
-        if matches!(kind, FlowErrorKind::Packet(_)) && !self.reader.skip_to_psb() {
+        let is_doubtful = self.is_doubtful(kind);
+        if is_doubtful {
+            self.reader.damaged = true;
+            self.reader.doubt = true;
+            self.reader.drop_back();
+            (self.bound.mode, self.bound.tsx) = (None, None);
+        }
+        // Code may also be missing where another mode's width has cut the address.
+        let may_be_cut = matches!(kind, FlowErrorKind::Code(_)) && !self.notes.has_one_mode();
+        self.notes.is_mode_doubtful |= is_doubtful || may_be_cut;
+        // A packet within a block is a good one, and comes next.
+        let is_packet = !matches!(kind, FlowErrorKind::Packet(DecodeError::InBlock { .. }));
+        if matches!(kind, FlowErrorKind::Packet(_)) && is_packet && !self.reader.skip_to_psb() {
             self.state = State::Done;
         }
     }
 
     /// Control is lost at `ip`: reports it and goes on where what is pending tells the address, if it does.
     ///
-    /// An error that casts doubt on the packets leaves nothing certain but what is told without reference to earlier ones: an address in full,
-    /// with a packet that comes only while PacketEn is set.
+    /// An error that casts doubt on the packets leaves nothing certain but what later ones tell without reference to earlier ones; the one
+    /// that brought the contradiction to light may be the one that is wrong. A PSB+ is taken at its word all the same.
     pub(crate) fn fail(&mut self, kind: FlowErrorKind) {
-        let is_sure = !kind.casts_doubt();
-        let has_address = is_sure || self.reader.is_full;
+        let is_sure = !self.is_doubtful(kind) || self.notes.tells && self.reader.is_full;
         self.state = State::Lost;
         self.phase = Phase::Enter;
         self.body = 0..0;
@@ -88,39 +107,39 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Pending::At {
                 what: AtIp::Branch { to },
                 ..
-            } if has_address => {
+            } if is_sure && self.is_mode_told(to) => {
                 self.release_held(None);
                 self.turn_on(to);
             }
             Pending::At {
                 what: AtIp::Disable { ip },
                 ..
-            } => {
+            } if is_sure => {
                 self.release_held(None);
-                if has_address {
-                    self.found_off(ip);
-                }
+                self.found_off(ip);
             }
-            Pending::At { ip, what } if has_address => {
-                let is_traced = is_sure
-                    || matches!(what, AtIp::Ptwrite)
-                    || self.bound.mode.is_some()
-                    || self.bound.tsx.is_some();
+            // Tracing was on when control was lost, and so it is here.
+            Pending::At {
+                ip,
+                what: AtIp::Events | AtIp::Ptwrite,
+            } if is_sure && self.is_mode_told(ip) => {
                 self.release_held(Some(ip));
-                if is_traced {
-                    self.turn_on(ip);
-                }
+                self.turn_on(ip);
             }
-            Pending::Pge(Some(ip)) if has_address => self.turn_on(ip),
-            Pending::Pgd(ip) if is_sure || ip.is_some() && has_address => self.found_off(ip),
+            // The packets that are bound to it stand where TNT bits might.
+            Pending::Tip(Some(ip)) if is_sure && self.bound.is_any() && self.is_mode_told(ip) => {
+                self.turn_on(ip);
+            }
+            Pending::Pge(Some(ip)) if is_sure && self.is_mode_told(ip) => self.turn_on(ip),
+            Pending::Pgd(ip) if is_sure => self.found_off(ip),
             Pending::Overflow => self.overflow(),
             Pending::End => self.state = State::Done,
-            Pending::None
-            | Pending::Tip(_)
-            | Pending::At { .. }
-            | Pending::Pge(_)
-            | Pending::Pgd(_)
-            | Pending::Bad(_) => {}
+            Pending::None | Pending::Bad(_) => {}
+            Pending::Tip(_) | Pending::At { .. } | Pending::Pge(_) | Pending::Pgd(_) => {
+                // What was bound to it is over.
+                let bound = core::mem::take(&mut self.bound);
+                self.apply(Bound { tsx: None, ..bound }, None);
+            }
             // They hold from the next address packet on, at the latest.
             Pending::Paging { cr3, nr } => self.bound.paging = Some((cr3, nr)),
             Pending::Vmcs(base) => self.bound.vmcs = Some(base),
@@ -156,6 +175,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.consumed();
         self.returns.clear();
         self.bound = Bound::default();
+        // Nothing needs to be known across a PSB (33.3.7).
+        self.notes.is_mode_doubtful = false;
         match status.ip {
             // Tracing cannot be switched on while it is on: then the PSB+ tells what is not so yet (erratum BDM70).
             Some(ip) if !self.pge_is_next() => {
@@ -210,6 +231,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             return;
         }
         match flow {
+            Flow::Pge(Some(ip)) if !self.is_mode_told(ip) => {
+                self.state = State::Lost;
+                self.notes.lost_at.get_or_insert(self.read_at);
+            }
             Flow::Pge(Some(ip)) => {
                 // No return is compressed across this, but processors and decoders differ in whether they forget.
                 self.turn_on(ip);
@@ -269,12 +294,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 packet: Kind::TipPge,
             }),
             // Off it is in any case.
-            Flow::Pgd(_) => self.push_error(None, unexpected(flow, Expected::TipPge)),
-            Flow::Fup(_) => {
-                self.lose(unexpected(flow, Expected::TipPge));
-                self.reader.put_back(flow);
-            }
-            Flow::Tnt { .. } | Flow::Tip(_) | Flow::PsbEnd => {
+            Flow::Pgd(_) => self.error(None, unexpected(flow, Expected::TipPge)),
+            Flow::Fup(_) | Flow::Tnt { .. } | Flow::Tip(_) | Flow::PsbEnd => {
                 self.lose(unexpected(flow, Expected::TipPge))
             }
             // `hold` has taken these.
@@ -341,7 +362,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 PsbPlus::End => self.state = State::Done,
                 PsbPlus::Bad(kind) => self.error(None, kind),
             },
-            Flow::Pge(Some(ip)) => self.turn_on(ip),
+            Flow::Pge(Some(ip)) if self.is_mode_told(ip) => self.turn_on(ip),
             Flow::Pgd(ip) if !self.reader.doubt => self.found_off(ip),
             Flow::Pgd(ip) if self.notes.tells => self.push(Event::Disabled { ip }),
             Flow::Ovf => self.overflow(),
@@ -357,7 +378,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 let bound = core::mem::take(&mut self.bound);
                 self.apply(bound, Some(ip));
             }
-            Flow::Tip(Some(ip)) if self.no_bits_wait() => self.turn_on(ip),
+            Flow::Tip(Some(ip)) if self.no_bits_wait() && self.is_mode_told(ip) => self.turn_on(ip),
             Flow::Tip(_) => {
                 // A far transfer has used up what was bound, though nobody knows where.
                 let bound = core::mem::take(&mut self.bound);
@@ -380,7 +401,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 deepest,
                 wake,
             }),
-            Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pge(None) | Flow::Pgd(_) | Flow::PsbEnd => {}
+            Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pge(_) | Flow::Pgd(_) | Flow::PsbEnd => {}
             // `hold` has taken these.
             Flow::Mwait { .. }
             | Flow::Pwre { .. }
@@ -392,6 +413,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             | Flow::Trig { .. }
             | Flow::Mnt(_) => {}
         }
+    }
+
+    /// Whether it is known in which mode code runs at `ip`, which a packet just read tells.
+    fn is_mode_told(&self, ip: Ip) -> bool {
+        // Only 64-bit code has such addresses.
+        let is_wide = ip.0 >> 32 != 0 && self.mode == ExecMode::Bits64;
+        self.notes.tells || !self.notes.is_mode_doubtful || self.bound.mode.is_some() || is_wide
     }
 
     /// Whether the TIP just read, control being lost, tells where control is, with all TNT bits before it being those of branches before it.
@@ -408,17 +436,16 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// A FUP, control being lost: does it tell where control is?
     ///
-    /// It does if it, or what it belongs to, comes only while PacketEn is set. So do FUPs of compound events, of MODE
-    /// packets and of PTW (33.4.2.21), but not those of EXSTOP, CFE, BEP and TRIG: these depend on ContextEn, and not on FilterEn
-    /// (33.4.2.22, 33.4.2.28, 33.4.2.29), so with IP filtering control may be where nothing tells of its branches.
+    /// That of a compound event does: the TIP at its end comes only while PacketEn is set. Others do not, by themselves: those of EXSTOP, CFE,
+    /// BEP and TRIG depend on ContextEn, and not on FilterEn or BranchEn (33.4.2.22, 33.4.2.28, 33.4.2.29), those of PTW and MODE.Exec not on
+    /// BranchEn (33.4.2.8, 33.4.2.21). So code may run there of whose branches nothing tells; unless tracing was on before, and nothing
+    /// was lost since but the way.
     fn fup_while_lost(&mut self, ip: Ip) {
         self.bind_tsx(ip);
         let aborts = self.bound.tsx == Some(TsxState::Aborted);
         if self.claimed && !aborts {
-            let is_traced =
-                self.notes.was_on || self.ptwrite.is_some() || self.bound.mode.is_some();
             self.release_held(Some(ip));
-            if is_traced {
+            if self.notes.was_on && self.is_mode_told(ip) {
                 self.turn_on(ip);
             } else {
                 self.note_used();
@@ -427,7 +454,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
         if (self.bound.mode.is_some() || self.bound.tsx.is_some()) && !aborts {
             self.release_held(Some(ip));
-            self.turn_on(ip);
+            if self.notes.was_on && self.is_mode_told(ip) {
+                self.turn_on(ip);
+            }
             return;
         }
         match self.read_compound() {
@@ -437,7 +466,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.ip = ip;
                 self.arrive(ip, what);
             }
-            Ok(AtIp::Branch { to }) => {
+            Ok(AtIp::Branch { to }) if self.is_mode_told(to) => {
                 self.release_held(Some(ip));
                 self.turn_on(to);
             }
@@ -445,7 +474,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.release_held(Some(ip));
                 self.found_off(to);
             }
-            Ok(AtIp::Events | AtIp::Ptwrite | AtIp::Status(_)) => self.release_held(Some(ip)),
+            Ok(_) => self.release_held(Some(ip)),
             Err(kind) => self.error(None, kind),
         }
     }
@@ -548,6 +577,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
         let mode = bound.mode;
         match ip {
+            Some(_) if self.notes.is_mode_doubtful && status.is_none() => {
+                self.state = State::Lost;
+                self.notes.run = Run::Unknown;
+                self.notes.was_on = false;
+            }
             Some(ip) => {
                 self.apply(
                     Bound {

@@ -123,6 +123,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     pub(crate) fn set_mode(&mut self, (mode, interrupt_flag): (ExecMode, bool), origin: Origin) {
         self.mode = mode;
+        self.notes.note_mode(mode);
         if self.known.mode != Some((mode, interrupt_flag)) {
             self.known.mode = Some((mode, interrupt_flag));
             let event = Event::ExecMode {
@@ -173,8 +174,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }));
     }
 
-    /// The next packet that matters to the flow, its place and time noted. What belongs to no instruction is due at once. A block
-    /// without its end is reported, and costs nothing else.
+    /// The next packet that matters to the flow, its place and time noted. What belongs to no instruction is due at once.
     pub(crate) fn next_flow(&mut self) -> Result<Option<Flow>, DecodeError> {
         loop {
             let next = self.reader.next();
@@ -184,10 +184,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             match next {
                 Some(Ok(Flow::Mnt(payload))) => self.push(Event::Maintenance { payload }),
-                // The packet itself is good, and comes next.
                 Some(Err(error @ DecodeError::InBlock { .. })) => {
                     self.release_block();
-                    self.push_error(None, error.into());
+                    return Err(error);
                 }
                 next => return next.transpose(),
             }

@@ -111,6 +111,11 @@ impl Bound {
     pub(crate) const fn is_empty(&self) -> bool {
         self.mode.is_none() && self.tsx.is_none() && self.paging.is_none() && self.vmcs.is_none()
     }
+
+    /// Whether a packet is bound that may come right before a TIP.
+    pub(crate) const fn is_any(&self) -> bool {
+        self.mode.is_some() || self.paging.is_some() || self.vmcs.is_some()
+    }
 }
 
 /// Why a PSB+ could not be read.

@@ -142,6 +142,8 @@ pub(crate) struct Reader<'t> {
     /// Where the packet last returned began.
     offset: usize,
     last_ip: LastIp,
+    /// Whether packets since the last PSB may be wrong.
+    pub(crate) damaged: bool,
     /// Whether the last IP is in doubt: then an address counts only if it is told in full.
     pub(crate) doubt: bool,
     /// Whether the address told last was told in full, or since a PSB, behind which nothing is in doubt.
@@ -174,6 +176,7 @@ impl<'t> Reader<'t> {
             at: 0,
             offset: 0,
             last_ip: LastIp::new(),
+            damaged: false,
             doubt: false,
             is_full: false,
             block: Block::Outside,
@@ -198,6 +201,11 @@ impl<'t> Reader<'t> {
     /// Gives the packet last returned back, to be returned again.
     pub(crate) fn put_back(&mut self, flow: Flow) {
         self.back = Some((self.offset, flow));
+    }
+
+    /// Drops a packet that was given back.
+    pub(crate) fn drop_back(&mut self) {
+        self.back = None;
     }
 
     /// Goes on at the next PSB, which is returned next; `false` if there is none.
@@ -474,7 +482,7 @@ impl<'t> Reader<'t> {
                 Packet::Ovf => Flow::Ovf,
                 Packet::Psb => {
                     self.last_ip.reset();
-                    self.doubt = false;
+                    (self.damaged, self.doubt) = (false, false);
                     Flow::Psb
                 }
                 Packet::PsbEnd => Flow::PsbEnd,

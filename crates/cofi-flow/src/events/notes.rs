@@ -4,7 +4,7 @@ use alloc::collections::VecDeque;
 use core::fmt;
 
 use cofi_packet::intel::Kind;
-use cofi_packet::{Ip, Tsc};
+use cofi_packet::{ExecMode, Ip, Tsc};
 
 /// More packets than this are never noted for one event. A compound event has at most five (table 33-14).
 const MAX_KINDS: usize = 6;
@@ -131,6 +131,10 @@ pub(crate) struct Notes {
     pub(crate) lost_at: Option<usize>,
     /// Control was lost while tracing was on, and no packet in between is in doubt.
     pub(crate) was_on: bool,
+    /// The modes that packets have told of, a bit each.
+    modes: u8,
+    /// After an error: code may run in another mode than is known.
+    pub(crate) is_mode_doubtful: bool,
     /// While control is lost: what stands before a TIP that comes next.
     pub(crate) run: Run,
     /// Whether this is the event level: it wants to know the rest.
@@ -149,6 +153,17 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
+    /// A packet tells the mode.
+    pub(crate) fn note_mode(&mut self, mode: ExecMode) {
+        self.modes |= 1 << (mode.bits() / 32);
+        self.is_mode_doubtful = false;
+    }
+
+    /// Whether all packets have told the same mode.
+    pub(crate) fn has_one_mode(&self) -> bool {
+        self.modes.count_ones() <= 1
+    }
+
     /// An item that comes from `origin` is due.
     #[inline]
     pub(crate) fn note(&mut self, origin: Origin) {
