@@ -192,7 +192,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         Some(Time::new(tsc, self.clock.low, latest))
     }
 
-    /// Tells once of each time that a TSC packet set the time back, when it has been used.
+    /// Tells once of each TSC packet that set the time back, as soon as it has been read.
     pub fn time_jump(&mut self) -> Option<TimeJump> {
         self.reader.time.take_jump()
     }

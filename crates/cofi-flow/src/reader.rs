@@ -153,7 +153,7 @@ pub(crate) struct Reader<'t> {
     block_type: BlockType,
     /// The time when the packet last returned was made.
     pub(crate) time: TimeTracker,
-    /// How many timing packets have been read.
+    /// How many packets have been read that concern the time.
     pub(crate) timing: u64,
     /// Up to where a search for the next timing packet went, and what it found.
     searched: (usize, Option<Tsc>),
@@ -448,7 +448,13 @@ impl<'t> Reader<'t> {
                 continue;
             }
             match packet {
-                Packet::Ovf if self.offset < self.settled => self.time.settle(),
+                Packet::Ovf => {
+                    // Some of what was told of the time before holds no longer.
+                    self.timing += 1;
+                    if self.offset < self.settled {
+                        self.time.settle();
+                    }
+                }
                 Packet::Psb if self.time.wants_guest() => {
                     self.time
                         .psb_is_guest(pip_in_psb(&self.bytes[self.offset..]));

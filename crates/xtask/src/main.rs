@@ -25,6 +25,8 @@ usage: cargo xtask CHORE
           let libipt and perf read what the trace unit writes for random machines and for the scenarios of corpus/unit, and
           libipt decode the machines' flow
           [--seed N] [--machines N] [--steps N] [--cofi PATH] [--keep FOLDER]
+  exam time
+          compare the times that perf and libipt give to instructions with the intervals that Cofi states
   exam large
           record programs that people run through QEMU, and compare perf's samples with Cofi's list
           [--cofi PATH]

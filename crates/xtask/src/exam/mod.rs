@@ -11,6 +11,7 @@ mod packets;
 pub(crate) mod programs;
 mod run;
 pub(crate) mod sideband;
+mod times;
 mod unit;
 
 use std::collections::VecDeque;
@@ -78,6 +79,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "unit") {
         return unit::run(root, &unit::options(rest)?);
+    }
+    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "time") {
+        return times::run(root, rest);
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "large") {
         return large::run(root, rest);
