@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cofi_flow::Part;
 use cofi_packet::StreamOffset;
-use cofi_packet::intel::sync_forward;
+use cofi_packet::intel::{Packet, Packets, sync_forward};
 use cofi_session::{Session, Stream};
 
 use crate::gap::{Gap, GapFinder, Step};
@@ -145,6 +145,30 @@ struct Segment<'s, 't> {
     len: u64,
 }
 
+/// Whether a PSB+ means the same to who begins there and to who has read what stands before. One that tells an address but is followed by
+/// TIP.PGE contradicts itself: to whom tracing is on already, that is an error.
+fn is_plain(bytes: &[u8], psb: usize) -> bool {
+    let (mut told, mut ended) = (false, false);
+    for item in Packets::starting_at(bytes, StreamOffset(psb as u64)).skip(1) {
+        match item.map(|located| located.packet()) {
+            Ok(Packet::PsbEnd) => ended = true,
+            Ok(Packet::Fup { .. }) if !ended => told = true,
+            Ok(Packet::TipPge { .. }) => return ended && !told,
+            Ok(
+                Packet::Tnt8 { .. }
+                | Packet::Tnt64 { .. }
+                | Packet::Tip { .. }
+                | Packet::TipPgd { .. }
+                | Packet::Fup { .. },
+            ) => return ended,
+            Ok(Packet::Psb) => return ended,
+            Ok(Packet::Ovf) | Err(_) => return false,
+            Ok(_) => {}
+        }
+    }
+    ended
+}
+
 /// Cuts a stream at PSBs into segments of about `size` bytes.
 fn segments<'s, 't>(
     number: usize,
@@ -153,10 +177,14 @@ fn segments<'s, 't>(
 ) -> Vec<Segment<'s, 't>> {
     let bytes = stream.bytes();
     let mut cuts = vec![0];
-    while let Some(last) = cuts.last()
-        && let Some(cut) = sync_forward(bytes, last + size.get())
-    {
-        cuts.push(cut);
+    let mut from = size.get();
+    while let Some(psb) = sync_forward(bytes, from) {
+        if is_plain(bytes, psb) {
+            cuts.push(psb);
+            from = psb.saturating_add(size.get());
+        } else {
+            from = psb + 1;
+        }
     }
     let ends = cuts.iter().skip(1).map(|cut| *cut as u64);
     cuts.iter()

@@ -3,6 +3,7 @@
 use std::ops::AddAssign;
 
 use cofi_insn::Class;
+use cofi_packet::Tsc;
 
 use crate::gap::{Gap, GapCause};
 
@@ -103,5 +104,34 @@ impl Gaps {
         if self.first.len() < Self::LISTED {
             self.first.push(gap);
         }
+    }
+}
+
+/// When a thread was traced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Times {
+    /// The first time that packets tell.
+    pub first: Option<Tsc>,
+    /// The last.
+    pub last: Option<Tsc>,
+    /// How many TSC ticks tracing was on, as far as packets tell when it went on and off. In between, the thread did not run or ran
+    /// code that is not traced.
+    pub on_ticks: u64,
+    /// The core cycles that CYC packets tell of; zero without such packets.
+    pub cycles: u64,
+}
+
+impl Times {
+    /// How many TSC ticks lie between the first time and the last.
+    #[must_use]
+    pub fn ticks(&self) -> Option<u64> {
+        Some(self.last?.0.saturating_sub(self.first?.0))
+    }
+
+    /// How many instructions there were to a core cycle, if there are CYC packets.
+    #[must_use]
+    pub fn per_cycle(&self, instructions: u64) -> Option<f64> {
+        (self.cycles != 0).then(|| instructions as f64 / self.cycles as f64)
     }
 }

@@ -26,7 +26,7 @@ mod tally;
 mod tests;
 
 pub use check::{CheckOptions, StreamCheck, check};
-pub use count::{Counts, Gaps};
+pub use count::{Counts, Gaps, Times};
 pub use gap::{Gap, GapCause, Resumed};
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 pub use tally::Tally;

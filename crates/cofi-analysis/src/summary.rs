@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cofi_session::{Session, StreamKey, Task};
 
-use crate::count::{Counts, Gaps};
+use crate::count::{Counts, Gaps, Times};
 use crate::tally::Tally;
 
 /// What a trace was about.
@@ -40,6 +40,8 @@ pub struct ThreadSummary {
     pub counts: Counts,
     /// Bytes of the stream; zero for all but the first thread of a processor's stream.
     pub trace_bytes: u64,
+    /// When it was traced.
+    pub times: Times,
     /// Where its flow is missing.
     pub gaps: Gaps,
 }

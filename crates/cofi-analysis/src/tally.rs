@@ -11,11 +11,11 @@ use std::sync::Arc;
 use cofi_flow::{Event, FlowError, Part, Run};
 use cofi_image::{CodeFile, Place, Version};
 use cofi_insn::{Class, advance};
-use cofi_packet::{ExecMode, Ip};
+use cofi_packet::{ExecMode, Ip, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
-use crate::count::{Counts, Gaps};
+use crate::count::{Counts, Gaps, Times};
 use crate::gap::{self, Gap, GapFinder};
 use crate::summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 
@@ -44,6 +44,7 @@ impl Tally {
         while let Some(step) = counter.step(&mut flow) {
             counter.follow(step, &mut flow);
         }
+        counter.tick(None, &mut flow);
         if let Some(gap) = counter.finder.take_open() {
             counter.ended(gap);
         }
@@ -59,7 +60,7 @@ impl Tally {
         let mut bytes = stream.len() as u64;
         self.trace_bytes += bytes;
         let threads = counter.finish();
-        for (task, counts, gaps) in threads {
+        for (task, counts, gaps, times) in threads {
             // A processor's stream belongs to all its threads and is counted once.
             let trace_bytes = std::mem::take(&mut bytes);
             let comm = session.comm_of(task.tid).map(str::to_owned);
@@ -69,6 +70,7 @@ impl Tally {
                 comm,
                 counts,
                 trace_bytes,
+                times,
                 gaps,
             });
         }
@@ -189,6 +191,16 @@ impl Spaces {
     }
 }
 
+/// Whether tracing is on after an event, if the event tells.
+fn is_on_after(event: &Event) -> Option<bool> {
+    match *event {
+        Event::Enabled { .. } | Event::AsyncBranch { .. } => Some(true),
+        Event::Disabled { .. } | Event::AsyncDisabled { .. } | Event::Stop => Some(false),
+        Event::Overflow { ip } | Event::Resync { ip, .. } => Some(ip.is_some()),
+        _ => None,
+    }
+}
+
 struct StreamCounter<'f> {
     functions: &'f mut Functions,
     finder: GapFinder<'f>,
@@ -201,8 +213,14 @@ struct StreamCounter<'f> {
     counts: Vec<(RunKey, RunCount)>,
     /// A conditional branch that came last: its run, and the address it would go on at if not taken.
     conditional: Option<(usize, Ip)>,
-    extra: HashMap<Task, (Counts, Gaps)>,
+    extra: HashMap<Task, (Counts, Gaps, Times)>,
     order: Vec<Task>,
+    /// The thread that has been running since the time was taken last.
+    running: Option<Task>,
+    /// When the time was taken last, if tracing has been on since.
+    on_since: Option<Tsc>,
+    /// The core cycles by then.
+    cycles: u64,
 }
 
 impl<'f> StreamCounter<'f> {
@@ -219,6 +237,9 @@ impl<'f> StreamCounter<'f> {
             conditional: None,
             extra: HashMap::new(),
             order: Vec::new(),
+            running: None,
+            on_since: None,
+            cycles: 0,
         }
     }
 
@@ -242,6 +263,27 @@ impl<'f> StreamCounter<'f> {
         })
     }
 
+    /// Takes the time, with tracing on or off from now on, if that is known anew.
+    fn tick(&mut self, on: Option<bool>, flow: &mut ThreadFlow<'_>) {
+        let now = flow.time().map(|time| time.tsc);
+        let cycles = flow.cycles();
+        let task = *self.running.get_or_insert_with(|| flow.task());
+        if now.is_some() {
+            self.know(task);
+        }
+        if let (Some(now), Some((_, _, times))) = (now, self.extra.get_mut(&task)) {
+            times.first.get_or_insert(now);
+            times.last = Some(now);
+            times.cycles += cycles.saturating_sub(self.cycles);
+            if let Some(since) = self.on_since {
+                times.on_ticks += now.0.saturating_sub(since.0);
+            }
+            self.cycles = cycles;
+        }
+        self.on_since = now.filter(|_| on.unwrap_or(self.on_since.is_some()));
+        self.running = Some(flow.task());
+    }
+
     /// Tells the finder of gaps what came.
     fn gaps(&mut self, step: &gap::Step, flow: &mut ThreadFlow<'_>) {
         let mut ended = Vec::new();
@@ -253,7 +295,7 @@ impl<'f> StreamCounter<'f> {
 
     fn ended(&mut self, gap: Gap) {
         self.know(gap.task);
-        if let Some((_, gaps)) = self.extra.get_mut(&gap.task) {
+        if let Some((_, gaps, _)) = self.extra.get_mut(&gap.task) {
             gaps.add(gap);
         }
     }
@@ -320,6 +362,7 @@ impl<'f> StreamCounter<'f> {
             Step::Event(event) => self.event(event, flow),
             Step::Error(error) => {
                 self.conditional = None;
+                self.tick(Some(false), flow);
                 self.gaps(&gap::Step::Error(error), flow);
             }
         }
@@ -327,6 +370,7 @@ impl<'f> StreamCounter<'f> {
 
     fn event(&mut self, event: Event, flow: &mut ThreadFlow<'_>) {
         self.gaps(&gap::Step::Event(event), flow);
+        self.tick(is_on_after(&event), flow);
         match event {
             Event::AsyncBranch { from: at, .. } | Event::AsyncDisabled { at, .. } => {
                 self.went_to(at);
@@ -334,7 +378,7 @@ impl<'f> StreamCounter<'f> {
                 // The code is still that which was in place before the event: no change takes effect here that
                 // would not be at a later packet than this.
                 let int_0x80 = flow.read_code(at, &mut bytes) == 2 && bytes == [0xcd, 0x80];
-                let (counts, _) = self.extra(flow);
+                let (counts, ..) = self.extra(flow);
                 if int_0x80 {
                     counts.system_calls += 1;
                 } else {
@@ -357,7 +401,7 @@ impl<'f> StreamCounter<'f> {
     }
 
     /// Counts of the thread that runs now, beside those of runs.
-    fn extra(&mut self, flow: &mut ThreadFlow<'_>) -> &mut (Counts, Gaps) {
+    fn extra(&mut self, flow: &mut ThreadFlow<'_>) -> &mut (Counts, Gaps, Times) {
         let task = flow.task();
         self.know(task);
         self.extra.entry(task).or_default()
@@ -388,14 +432,14 @@ impl<'f> StreamCounter<'f> {
     }
 
     /// Every thread of the stream with what it did.
-    fn finish(mut self) -> Vec<(Task, Counts, Gaps)> {
+    fn finish(mut self) -> Vec<(Task, Counts, Gaps, Times)> {
         let counts = std::mem::take(&mut self.counts);
         for (key, run) in counts {
             let Some(task) = self.owners.get(key.era as usize).copied() else {
                 continue;
             };
             self.know(task);
-            let Some((counts, _)) = self.extra.get_mut(&task) else {
+            let Some((counts, ..)) = self.extra.get_mut(&task) else {
                 continue;
             };
             counts.instructions += run.times * u64::from(key.len);
@@ -417,7 +461,7 @@ impl<'f> StreamCounter<'f> {
             .filter_map(|task| {
                 extra
                     .remove(&task)
-                    .map(|(counts, gaps)| (task, counts, gaps))
+                    .map(|(counts, gaps, times)| (task, counts, gaps, times))
             })
             .collect()
     }

@@ -214,3 +214,18 @@ proptest! {
         prop_assert!(whole.lost_bytes <= bytes.len() as u64);
     }
 }
+
+#[test]
+fn no_byte_of_damage_makes_the_cuts_matter() {
+    let (_folder, options) = options();
+    for at in 0..stream(3).len() {
+        for byte in [0, 2, 113, 130, 243, 255] {
+            let mut bytes = stream(3);
+            bytes[at] = byte;
+            let whole = found(&bytes, &options, 1, usize::MAX);
+            let cut = found(&bytes, &options, 1, 1);
+            assert_eq!(cut.gaps, whole.gaps, "{byte} at {at}");
+            assert_eq!(cut.instructions, whole.instructions, "{byte} at {at}");
+        }
+    }
+}

@@ -219,6 +219,12 @@ impl<'s> ThreadFlow<'s> {
         }
     }
 
+    /// The core cycles that CYC packets have told of so far: see [`FlowDecoder::cycles`].
+    #[must_use]
+    pub fn cycles(&self) -> u64 {
+        self.decoder.cycles()
+    }
+
     /// The time of the last item on perf's clock, where the file says how to convert.
     pub fn perf_time(&mut self) -> Option<PerfTime> {
         match &self.next {

@@ -373,6 +373,9 @@ pub(crate) struct Show {
     /// The function, how far into it, and the file (the text has the function anyway).
     #[arg(long)]
     pub(crate) symbols: bool,
+    /// File and line of the source, where the code's file, or its file of debugging information, tells them.
+    #[arg(long)]
+    pub(crate) source: bool,
     /// The instruction disassembled (the text has that anyway).
     #[arg(long)]
     pub(crate) disasm: bool,

@@ -14,6 +14,7 @@ use crate::who::Who;
 use crate::{digits, input};
 use anyhow::Result;
 use cofi_flow::{Executed, Item, Part, Run};
+use cofi_image::SourceLines;
 use cofi_insn::Class;
 use cofi_packet::Ip;
 use cofi_session::{Session, Stream, ThreadFlow};
@@ -244,9 +245,9 @@ impl<'s> Blocks<'s> {
             ..Show::default()
         };
         let name = match self.json {
-            true if self.symbols => self
-                .notes
-                .of(flow, &insn, |flow| notes::members(flow, &insn, show)),
+            true if self.symbols => self.notes.of(flow, &insn, |flow| {
+                notes::members(flow, &insn, show, &mut SourceLines::new())
+            }),
             true => return,
             false => self.notes.of(flow, &insn, |flow| {
                 let place = flow.place(ip).map(|place| place.to_string());

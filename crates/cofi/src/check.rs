@@ -215,6 +215,14 @@ pub(crate) fn lasted(session: &Session<'_>, ticks: u64) -> String {
     }
 }
 
+/// A time: perf's where the trace says how to convert, else the TSC.
+pub(crate) fn moment(session: &Session<'_>, tsc: Tsc) -> String {
+    match time_of(session, tsc) {
+        Some(time) => time.to_string(),
+        None => tsc.to_string(),
+    }
+}
+
 /// The gaps as a table.
 pub(crate) fn gap_table(session: &Session<'_>, gaps: &[Gap]) -> String {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".into());
@@ -230,10 +238,7 @@ pub(crate) fn gap_table(session: &Session<'_>, gaps: &[Gap]) -> String {
     ];
     let mut list = table(&heads, &[6, 7]);
     for gap in gaps {
-        let time = gap.time.map(|tsc| match time_of(session, tsc) {
-            Some(time) => time.to_string(),
-            None => tsc.to_string(),
-        });
+        let time = gap.time.map(|tsc| moment(session, tsc));
         let on = gap.resumed.map(|resumed| match resumed.ip {
             Some(ip) => ip.to_string(),
             None => format!("offset {:#x}", resumed.offset),

@@ -11,6 +11,7 @@ use crate::who::Who;
 use crate::{digits, input, item};
 use anyhow::Result;
 use cofi_flow::{Item, Part};
+use cofi_image::SourceLines;
 use cofi_packet::Ip;
 use cofi_session::{Session, Stream, ThreadFlow};
 use std::io::Write;
@@ -57,10 +58,13 @@ fn is_plain(args: &InsnArgs, stream: &Stream<'_>) -> bool {
     let Show {
         time,
         symbols,
+        source,
         disasm,
         bytes,
     } = args.show;
-    !(time || symbols || disasm || bytes) && args.select.is_all() && stream.key().cpu().is_none()
+    !(time || symbols || source || disasm || bytes)
+        && args.select.is_all()
+        && stream.key().cpu().is_none()
 }
 
 /// Writes a stream's flow as JSON, as fast as can be; whether it holds errors.
@@ -121,6 +125,7 @@ fn write<const JSON: bool>(
         who: Who::new(session, stream, &args.select.tid),
         show: args.show,
         notes: Notes::default(),
+        sources: SourceLines::new(),
         line: Line::default(),
         text: Vec::new(),
         ip: None,
@@ -137,6 +142,7 @@ struct Insns<'s, const JSON: bool> {
     who: Who<'s>,
     show: Show,
     notes: Notes,
+    sources: SourceLines,
     line: Line,
     text: Vec<u8>,
     /// The instruction that the line is about.
@@ -149,13 +155,13 @@ impl<const JSON: bool> Insns<'_, JSON> {
     #[inline]
     fn json(&mut self, flow: &mut ThreadFlow<'_>, item: &Item) {
         item::describe(item, &mut self.line);
-        let show = self.show;
+        let (show, sources) = (self.show, &mut self.sources);
         if let Item::Insn(insn) = item
-            && (show.symbols || show.disasm || show.bytes)
+            && (show.symbols || show.source || show.disasm || show.bytes)
         {
             let members = self
                 .notes
-                .of(flow, insn, |flow| notes::members(flow, insn, show));
+                .of(flow, insn, |flow| notes::members(flow, insn, show, sources));
             self.line.splice(members);
         }
         if !matches!(item, Item::Insn(_)) {
@@ -178,13 +184,13 @@ impl<const JSON: bool> Insns<'_, JSON> {
         if self.show.time {
             Now::of(self.session, flow).column(text);
         }
-        let show = self.show;
+        let (show, sources) = (self.show, &mut self.sources);
         // Writing to memory does not fail.
         let _ = match item {
             Item::Insn(insn) => {
                 let line = self
                     .notes
-                    .of(flow, insn, |flow| notes::text(flow, insn, show));
+                    .of(flow, insn, |flow| notes::text(flow, insn, show, sources));
                 text.write_all(line)
             }
             Item::Event(event) => writeln!(text, "  -- {}", item::sentence(event)),

@@ -4,7 +4,7 @@ use crate::args::Show;
 use crate::digits;
 use crate::json::Line;
 use cofi_flow::Executed;
-use cofi_image::{Place, Version};
+use cofi_image::{Place, SourceLines, Version};
 use cofi_packet::{ExecMode, Ip, Tsc};
 use cofi_session::{Session, ThreadFlow};
 use rustc_hash::FxHashMap;
@@ -76,7 +76,12 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// The members of an instruction's JSON object that [`Show`] asks for, but for the time.
-pub(crate) fn members(flow: &mut ThreadFlow<'_>, insn: &Executed, show: Show) -> Box<[u8]> {
+pub(crate) fn members(
+    flow: &mut ThreadFlow<'_>,
+    insn: &Executed,
+    show: Show,
+    sources: &mut SourceLines,
+) -> Box<[u8]> {
     let mut line = Line::default();
     line.begin();
     if show.symbols
@@ -87,6 +92,14 @@ pub(crate) fn members(flow: &mut ThreadFlow<'_>, insn: &Executed, show: Show) ->
                 .number("symbol_offset", symbol.offset);
         }
         line.text("file", &place.owner().to_string_lossy());
+    }
+    if show.source
+        && let Some(found) = flow.place(insn.ip).and_then(|place| sources.at(&place))
+    {
+        line.text("source", &found.file);
+        if let Some(number) = found.line {
+            line.number("line", number);
+        }
     }
     if show.disasm || show.bytes {
         let (bytes, len) = code(flow, insn);
@@ -102,7 +115,12 @@ pub(crate) fn members(flow: &mut ThreadFlow<'_>, insn: &Executed, show: Show) ->
 }
 
 /// An instruction as a person reads it: address, place, text. With a line feed.
-pub(crate) fn text(flow: &mut ThreadFlow<'_>, insn: &Executed, show: Show) -> Box<[u8]> {
+pub(crate) fn text(
+    flow: &mut ThreadFlow<'_>,
+    insn: &Executed,
+    show: Show,
+    sources: &mut SourceLines,
+) -> Box<[u8]> {
     let (bytes, len) = code(flow, insn);
     let bytes = &bytes[..len];
     let place = flow.place(insn.ip);
@@ -118,14 +136,27 @@ pub(crate) fn text(flow: &mut ThreadFlow<'_>, insn: &Executed, show: Show) -> Bo
     if show.bytes {
         let _ = write!(line, " {:<30}", hex(bytes));
     }
-    let _ = write!(line, " {}", cofi_insn::text(bytes, insn.ip, insn.mode));
+    let words = cofi_insn::text(bytes, insn.ip, insn.mode);
+    match place
+        .filter(|_| show.source)
+        .and_then(|place| sources.at(&place))
+    {
+        None => line.extend([" ", &words]),
+        Some(source) => {
+            let file = source.file.rsplit('/').next().unwrap_or_default();
+            let number = source
+                .line
+                .map_or_else(|| "?".into(), |line| line.to_string());
+            let _ = write!(line, " {words:<40} ; {file}:{number}");
+        }
+    }
     line.push('\n');
     line.into_bytes().into()
 }
 
 /// An instruction as the text of `cofi insn` shows it, without a line feed.
 pub(crate) fn line(flow: &mut ThreadFlow<'_>, insn: &Executed) -> String {
-    let line = text(flow, insn, Show::default());
+    let line = text(flow, insn, Show::default(), &mut SourceLines::new());
     String::from_utf8_lossy(&line).trim_end().to_owned()
 }
 

@@ -2,10 +2,10 @@
 
 use crate::Ended;
 use crate::args::ReportArgs;
-use crate::digits::grouped;
+use crate::digits::{counted, grouped};
 use crate::output::stdout;
 use crate::table::{lines, table};
-use crate::{input, progress};
+use crate::{check, input, progress};
 use anyhow::Result;
 use cofi_analysis::{Summary, Tally, ThreadSummary};
 use cofi_session::{Diagnostic, Session};
@@ -121,6 +121,7 @@ pub(crate) fn print(
     }
     writeln!(out, "{}\n", lines(&threads))?;
 
+    times(session, summary, out)?;
     let mut hot = table(&["instructions", "share", "function", "file"], &[2, 3]);
     let all = summary.total.instructions.max(1) as f64;
     for function in summary.functions.iter().take(functions) {
@@ -205,17 +206,64 @@ fn gaps(session: &Session<'_>, summary: &Summary, out: &mut impl Write) -> Resul
         .filter(|thread| thread.gaps.count() > 0)
     {
         let gaps = &thread.gaps;
+        let lost = if gaps.lost_ticks > 0 {
+            format!(", {}", check::lasted(session, gaps.lost_ticks))
+        } else {
+            String::new()
+        };
         writeln!(
             out,
-            "  {}: {} errors, {} overflows",
+            "\n{}: {}, {}; lost: {} of trace{lost}",
             name_of(thread),
-            gaps.errors,
-            gaps.overflows
+            counted(gaps.errors, "error"),
+            counted(gaps.overflows, "overflow"),
+            counted(gaps.lost_bytes, "byte"),
         )?;
-        for gap in &gaps.first {
-            let ip = gap.ip.map(|ip| format!(", {ip}")).unwrap_or_default();
-            writeln!(out, "    at offset {}{ip}: {}", gap.offset, gap.cause)?;
+        writeln!(out, "{}", check::gap_table(session, &gaps.first))?;
+        let more = gaps.count() - gaps.first.len() as u64;
+        if more > 0 {
+            writeln!(out, " … and {} more: see `cofi check`", grouped(more))?;
         }
     }
+    Ok(())
+}
+
+/// When the threads were traced.
+fn times(session: &Session<'_>, summary: &Summary, out: &mut impl Write) -> Result<()> {
+    if summary
+        .threads
+        .iter()
+        .all(|thread| thread.times.ticks().is_none())
+    {
+        return Ok(());
+    }
+    let heads = [
+        "thread",
+        "from",
+        "covers",
+        "tracing on",
+        "off",
+        "cycles",
+        "instructions a cycle",
+    ];
+    let mut list = table(&heads, &[0]);
+    let dash = || "–".to_owned();
+    for thread in &summary.threads {
+        let times = &thread.times;
+        let (Some(first), Some(ticks)) = (times.first, times.ticks()) else {
+            continue;
+        };
+        let per_cycle = times.per_cycle(thread.counts.instructions);
+        list.add_row([
+            name_of(thread),
+            check::moment(session, first),
+            check::lasted(session, ticks),
+            check::lasted(session, times.on_ticks),
+            check::lasted(session, ticks.saturating_sub(times.on_ticks)),
+            per_cycle.map_or_else(dash, |_| grouped(times.cycles)),
+            per_cycle.map_or_else(dash, |per_cycle| format!("{per_cycle:.2}")),
+        ]);
+    }
+    writeln!(out, "{}\n", lines(&list))?;
     Ok(())
 }

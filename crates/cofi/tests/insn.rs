@@ -285,3 +285,66 @@ fn wrong_points_are_told() {
     assert_eq!(ran.code(), 2);
     assert!(ran.stderr.contains("use tsc:N"), "{}", ran.stderr);
 }
+
+/// What `addr2line` says of these addresses.
+fn addr2line(program: &std::path::Path, addresses: &[&str]) -> Option<Vec<String>> {
+    let output = Command::new("addr2line")
+        .arg("-e")
+        .arg(program)
+        .args(addresses)
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    // Behind the line may stand a discriminator.
+    let word = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+    Some(text.lines().map(word).collect())
+}
+
+#[test]
+fn source_lines() {
+    let scratch = Scratch::new();
+    let Some(program) = scratch.program("static.c", &["-g", "-O1", "-static"]) else {
+        return;
+    };
+    let data = scratch.path("data");
+    let recording = run(record(&data, None).arg("--").arg(&program));
+    assert!(
+        recording.stderr.contains("verified"),
+        "{}",
+        recording.stderr
+    );
+    let all = items(&["--symbols", "--source"], &data);
+    let own: Vec<&Value> = all
+        .iter()
+        .filter(|item| {
+            ["main", "checksum", "by_value"]
+                .map(Value::from)
+                .contains(&item["symbol"])
+        })
+        .collect();
+    assert!(own.len() > 1000, "{}", own.len());
+    for item in &own {
+        let source = item["source"].as_str().expect("a file");
+        assert!(source.ends_with("exam/programs/static.c"), "{item}");
+    }
+    let mut addresses: Vec<&str> = own.iter().copied().filter_map(insn).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    match addr2line(&program, &addresses) {
+        None => eprintln!("skipped: no addr2line to compare with"),
+        Some(wanted) => {
+            for (address, wanted) in addresses.iter().zip(wanted) {
+                let item = own.iter().find(|item| insn(item) == Some(*address));
+                let item = item.expect("it ran");
+                let line = item["line"]
+                    .as_u64()
+                    .map_or("?".into(), |line| line.to_string());
+                let (file, number) = wanted.rsplit_once(':').expect("FILE:LINE");
+                assert_eq!(line, number, "{item}");
+                assert!(file.ends_with("static.c") && item["source"].is_string());
+            }
+        }
+    }
+    let text = run(cofi().args(["insn", "--source"]).arg(&data)).text();
+    assert!(text.contains(" ; static.c:"));
+}

@@ -1,0 +1,171 @@
+//! Which line of which source file an instruction was compiled from.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use addr2line::Context;
+use gimli::{Dwarf, EndianArcSlice, RunTimeEndian, SectionId};
+use object::{Object, ObjectSection};
+
+use crate::file::CodeFile;
+use crate::space::Place;
+
+/// A place in a source file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SourceLine {
+    /// The file, as the debugging information names it.
+    pub file: String,
+    /// The line, from 1 on; none if the compiler did not tell.
+    pub line: Option<u32>,
+}
+
+/// Finds source lines, by the DWARF of the code's file or of its file of debugging information. Each file is read once, when it is
+/// first needed; a damaged one has no lines.
+///
+/// Not for several threads at once: each has its own.
+#[derive(Default)]
+pub struct SourceLines {
+    /// By where the [`CodeFile`] is in memory, which is kept so long.
+    files: HashMap<*const CodeFile, (Arc<CodeFile>, Option<Lines>)>,
+}
+
+type Reader = EndianArcSlice<RunTimeEndian>;
+type Lines = Context<Reader>;
+
+/// A section is not uncompressed to more than so many times its size: what compresses better than anything can is a trap.
+const MOST: u64 = 1100;
+
+impl std::fmt::Debug for SourceLines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let files = self.files.values().map(|(file, _)| file.path());
+        f.debug_list().entries(files).finish()
+    }
+}
+
+impl SourceLines {
+    /// Nothing read yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What the instruction at `place` was compiled from, if that is known: of an inlined function, its own line.
+    pub fn at(&mut self, place: &Place) -> Option<SourceLine> {
+        let (_, lines) = self
+            .files
+            .entry(Arc::as_ptr(&place.file))
+            .or_insert_with(|| (place.file.clone(), lines_of(&place.file)));
+        let address = place.file.address_of_offset(place.offset)?;
+        let found = lines.as_ref()?.find_location(address).ok()??;
+        Some(SourceLine {
+            file: found.file?.to_owned(),
+            line: found.line.filter(|line| *line != 0),
+        })
+    }
+}
+
+fn lines_of(file: &CodeFile) -> Option<Lines> {
+    let own = file.bytes().ok().and_then(|bytes| parse(&bytes));
+    own.or_else(|| parse(&file.debug_bytes()?))
+}
+
+/// The line tables of an ELF file that has some.
+fn parse(bytes: &[u8]) -> Option<Lines> {
+    let file = object::File::parse(bytes).ok()?;
+    file.section_by_name(".debug_line")?;
+    let endian = if file.is_little_endian() {
+        RunTimeEndian::Little
+    } else {
+        RunTimeEndian::Big
+    };
+    let load = |id: SectionId| {
+        let bytes = section(&file, id.name()).unwrap_or_default();
+        Ok::<_, gimli::Error>(EndianArcSlice::new(bytes, endian))
+    };
+    Context::from_dwarf(Dwarf::load(load).ok()?).ok()
+}
+
+fn section(file: &object::File<'_>, name: &str) -> Option<Arc<[u8]>> {
+    let data = file.section_by_name(name)?.compressed_data().ok()?;
+    if data.uncompressed_size > MOST.saturating_mul(data.data.len() as u64) {
+        return None;
+    }
+    Some(data.decompress().ok()?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AddressSpace, FileStore, ImageView, Version};
+    use cofi_packet::Ip;
+    use std::process::Command;
+
+    /// Compiles a program and gives the lines of its function `main`, address by address; none where that is not possible.
+    fn lines(flags: &[&str]) -> Option<Vec<Option<SourceLine>>> {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("lines.c");
+        std::fs::write(
+            &source,
+            "int main(int c, char **v)\n{\n    c += 7;\n    return c;\n}\n",
+        )
+        .unwrap();
+        let program = folder.path().join("lines");
+        let built = Command::new("cc")
+            .args(flags)
+            .arg("-o")
+            .args([&program, &source])
+            .status();
+        if !built.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: no C compiler that takes {flags:?}");
+            return None;
+        }
+        let file = FileStore::new().file(&program);
+        let size = file.size().unwrap();
+        let mut space = AddressSpace::new();
+        space.map(0, size, &file, 0, Version(0));
+        let view = ImageView::new(&space, Version(0));
+        let mut lines = SourceLines::new();
+        let in_main = |ip: &u64| {
+            let place = view.place(Ip(*ip));
+            place.is_some_and(|place| place.symbol().is_some_and(|symbol| symbol.name == "main"))
+        };
+        Some(
+            (0..size)
+                .filter(in_main)
+                .map(|ip| lines.at(&view.place(Ip(ip)).unwrap()))
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn lines_of_a_program() {
+        for flags in [
+            &["-g", "-O0"][..],
+            &["-g", "-O0", "-gz=zlib"],
+            &["-gdwarf-4", "-O0"],
+        ] {
+            let Some(found) = lines(flags) else { continue };
+            assert!(!found.is_empty());
+            let mut numbers: Vec<u32> = found
+                .iter()
+                .map(|line| {
+                    let line = line.as_ref().expect("every instruction of main has a line");
+                    assert!(line.file.ends_with("/lines.c"), "{line:?}");
+                    line.line.expect("a number")
+                })
+                .collect();
+            numbers.dedup();
+            assert_eq!(numbers, [2, 3, 4, 5], "{flags:?}");
+        }
+        if let Some(none) = lines(&["-O0"]) {
+            assert!(none.iter().all(Option::is_none));
+        }
+    }
+
+    #[test]
+    fn what_is_no_program_has_no_lines() {
+        let file = CodeFile::from_bytes("bytes", vec![0x7f; 64]);
+        assert!(lines_of(&file).is_none());
+        assert!(parse(b"\x7fELF\x02\x01\x01").is_none());
+    }
+}
