@@ -42,8 +42,6 @@ pub(super) struct Guest {
     /// Since then tracing has been on, so that every entry and exit has been told.
     on: bool,
     in_psb: bool,
-    /// The last packet was a PSBEND, and no time has passed since.
-    is_fresh: bool,
 }
 
 impl Guest {
@@ -53,7 +51,6 @@ impl Guest {
             told: None,
             on: false,
             in_psb: false,
-            is_fresh: false,
         }
     }
 
@@ -68,28 +65,18 @@ impl Guest {
         self.in_psb = true;
     }
 
-    /// Time goes on.
-    pub(super) fn wait(&mut self) {
-        self.is_fresh = false;
-    }
-
     /// Learns from a packet that tells no time whose TSC packets are from here on.
     pub(super) fn follow(&mut self, packet: &Packet) {
         if self.tsc.is_none() {
             return;
         }
-        let was_fresh = core::mem::take(&mut self.is_fresh);
         match *packet {
             Packet::Pip { nr, .. } => self.told = Some(nr),
-            Packet::ModeExec { .. } => self.is_fresh = was_fresh,
-            Packet::PsbEnd => {
-                self.in_psb = false;
-                self.is_fresh = true;
-            }
+            Packet::PsbEnd => self.in_psb = false,
             Packet::Tip { .. } => self.on = true,
             Packet::TipPge { .. } => {
                 // While tracing was off, an entry or exit may not have been told.
-                if !self.on && !was_fresh {
+                if !self.on {
                     self.told = None;
                 }
                 self.on = true;

@@ -280,7 +280,6 @@ impl TimeTracker {
 
     /// A TSC packet.
     pub fn tsc(&mut self, value: u64) {
-        self.guest.wait();
         let told = self.guest.read(value & ((1 << TSC_BITS) - 1));
         let guess = match self.now {
             // A great step is a wrap of the 56 bits; a small one back is the trace's own.
@@ -336,7 +335,6 @@ impl TimeTracker {
 
     /// An MTC packet.
     pub fn mtc(&mut self, payload: u8) {
-        self.guest.wait();
         let Some(now) = self.now else {
             return self.unknown();
         };
