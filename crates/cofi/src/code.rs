@@ -5,31 +5,33 @@ use cofi_image::Places;
 use cofi_session::CodeOptions;
 use std::path::{Path, PathBuf};
 
+/// What `--help` puts above these options.
+const HEADING: &str = "Where code comes from";
+
 /// Where code is looked for, besides at the paths that a trace names.
 #[derive(Args, Clone, Default, Debug)]
-#[command(next_help_heading = "Where code comes from")]
 pub(crate) struct CodeArgs {
     /// Look for the files that the trace names below DIR, a copy of the traced machine's file system, and not at their own paths.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, help_heading = HEADING, value_name = "DIR")]
     pub(crate) symfs: Option<PathBuf>,
     /// perf's cache of files by build id; ~/.debug if left out.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, help_heading = HEADING, value_name = "DIR")]
     pub(crate) buildid_dir: Option<PathBuf>,
     /// Use what stands at a path although its build id is not the one that was traced, or the file was deleted while it was
     /// traced. Wrong code gives wrong instructions.
-    #[arg(long)]
+    #[arg(long, help_heading = HEADING)]
     pub(crate) ignore_build_ids: bool,
     /// The traced kernel's memory: a copy by `perf record --kcore` or `perf buildid-cache --kcore` (the folder with kcore and
     /// kallsyms, or the file kcore), or /proc/kcore. Found by itself in a perf.data that is a folder, in perf's cache, and on
     /// this machine while the same kernel runs.
-    #[arg(long, value_name = "PATH", conflicts_with = "vmlinux")]
+    #[arg(long, help_heading = HEADING, value_name = "PATH", conflicts_with = "vmlinux")]
     pub(crate) kcore: Option<PathBuf>,
     /// The file that the traced kernel was linked to. Less good than --kcore: a kernel changes its code when it boots, and a
     /// vmlinux holds no modules.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = HEADING, value_name = "FILE")]
     pub(crate) vmlinux: Option<PathBuf>,
     /// Code that a process generated, as it told perf (jit-PID.dump). Those that the trace names are read without the option.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = HEADING, value_name = "FILE")]
     pub(crate) jitdump: Vec<PathBuf>,
 }
 
