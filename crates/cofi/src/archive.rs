@@ -8,7 +8,7 @@ use crate::output::tell;
 use crate::packed::{File, MANIFEST, Manifest};
 use crate::{Ended, input, progress};
 use anyhow::{Context, Result, bail};
-use cofi_session::{Session, TraceFormat};
+use cofi_session::Session;
 use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -24,9 +24,6 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
     }
     let bytes = input::map(input)?;
     let opened = input::open_packed(&args.flow, &bytes)?;
-    if args.flow.input.format.is_none() && TraceFormat::of(opened.trace) == TraceFormat::Lldb {
-        bail!("a bundle of LLDB cannot be archived: copy its folder, with the code in it");
-    }
     let session = opened.session;
     let mut errors = input::report(&session);
     errors |= decode(&session);
@@ -39,7 +36,7 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
         format: format_name(&args.flow),
         cpu: args.flow.cpu.clone().or(opened.manifest.cpu),
         path: match opened.manifest.path.is_empty() {
-            true => input.as_os_str().as_encoded_bytes().to_vec(),
+            true => input::inside(input).as_os_str().as_encoded_bytes().to_vec(),
             false => opened.manifest.path,
         },
         errata: args.flow.errata.clone().or(opened.manifest.errata),

@@ -32,7 +32,7 @@ pub(crate) fn map(path: &Path) -> Result<Bytes> {
 }
 
 /// `perf record --kcore` makes a folder, and so does LLDB.
-fn inside(path: &Path) -> PathBuf {
+pub(crate) fn inside(path: &Path) -> PathBuf {
     let names = ["data", "trace.json"].map(|name| path.join(name));
     let found = names
         .into_iter()

@@ -243,7 +243,8 @@ fn a_bundle_is_packed_with_all_its_files() {
         [0x401000, 0x401001, 0x401002]
     );
     let out = scratch.path("packed.cofi");
-    let packed = archive(&bundle, &out, &[]);
+    // The folder stands for the description in it.
+    let packed = archive(&folder, &out, &[]);
     assert_eq!(packed.code(), 0, "{}", packed.stderr);
     std::fs::remove_dir_all(&folder).unwrap();
     let after = insn(&out);
