@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use cofi_flow::Part;
+use cofi_flow::Item;
 use cofi_packet::StreamOffset;
 use cofi_packet::intel::{Packet, Packets, sync_forward};
 use cofi_session::{Session, Stream};
@@ -218,17 +218,22 @@ fn decode(session: &Session<'_>, stream: &Stream<'_>, range: Range<StreamOffset>
         more: StreamCheck::default(),
         is_clean: true,
     };
-    while let Some(part) = flow.next_part() {
-        let step = match part {
-            Part::Run(run) => {
-                found.instructions += run.len() as u64;
-                if !finder.is_open() {
-                    continue;
-                }
-                Step::Run(run.ip())
-            }
-            Part::Event(event) => Step::Event(event),
-            Part::Error(error) => Step::Error(error),
+    loop {
+        let mut first = None;
+        let item = flow.blocks(|block| {
+            found.instructions += block.len() as u64;
+            first.get_or_insert((block.ip(), block.offset()));
+        });
+        if let (true, Some((ip, offset))) = (finder.is_open(), first) {
+            let step = Step::Run(ip, offset);
+            finder.step(&step, &mut flow, |gap| found.add(gap, range.end));
+        }
+        let step = match item {
+            Some(Item::Event(event)) => Step::Event(event),
+            Some(Item::Error(error)) => Step::Error(error),
+            // Blocks hold all instructions.
+            Some(Item::Insn(_)) => continue,
+            None => break,
         };
         finder.step(&step, &mut flow, |gap| found.add(gap, range.end));
     }

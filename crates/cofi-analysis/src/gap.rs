@@ -87,8 +87,8 @@ impl Gap {
 /// What comes of the piece of a flow that was told last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// Instructions, from this one on.
-    Run(Ip),
+    /// Instructions, from this one on, and the packet used for it.
+    Run(Ip, StreamOffset),
     /// An event.
     Event(Event),
     /// The flow was lost.
@@ -125,8 +125,13 @@ impl<'s> GapFinder<'s> {
         flow: &mut ThreadFlow<'_>,
         mut ended: impl FnMut(Gap),
     ) {
+        let mut offset = flow.offset();
         let resumed = match *step {
-            Step::Run(ip) | Step::Event(Event::Enabled { ip, .. }) => Some(Some(ip)),
+            Step::Run(ip, at) => {
+                offset = at;
+                Some(Some(ip))
+            }
+            Step::Event(Event::Enabled { ip, .. }) => Some(Some(ip)),
             Step::Event(Event::Resync { ip, .. }) => Some(ip),
             Step::Event(Event::Disabled { .. } | Event::AsyncDisabled { .. }) => Some(None),
             Step::Event(Event::AsyncBranch { to, .. }) => Some(Some(to)),
@@ -164,7 +169,6 @@ impl<'s> GapFinder<'s> {
         if let Some(ip) = resumed
             && self.is_open()
         {
-            let offset = flow.offset();
             let (_, time) = self.before(offset, false);
             let resumed = Resumed { offset, ip, time };
             self.end_at(resumed.offset, Some(resumed)).map(&mut ended);

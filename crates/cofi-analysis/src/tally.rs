@@ -254,7 +254,7 @@ impl<'f> StreamCounter<'f> {
                 let ip = run.ip();
                 let step = self.run(era, &run);
                 if self.finder.is_open() {
-                    self.gaps(&gap::Step::Run(ip), flow);
+                    self.gaps(&gap::Step::Run(ip, flow.offset()), flow);
                 }
                 step
             }

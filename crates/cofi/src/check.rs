@@ -317,18 +317,19 @@ fn text(
         .iter()
         .map(|(word, count)| format!("{} {word}", grouped(*count)))
         .collect();
-    writeln!(
-        out,
-        "{}: {}. {} of trace could not be used ({:.2} % could){}.",
-        counted(total.gaps(), "gap"),
-        kinds.join(", "),
-        counted(total.lost_bytes, "byte"),
-        100.0 * total.decoded(),
-        if total.lost_ticks > 0 {
-            format!("; the gaps lasted {}", lasted(session, total.lost_ticks))
-        } else {
-            String::new()
-        }
-    )?;
+    let lasted = match total.lost_ticks {
+        0 => String::new(),
+        ticks => format!("; time lost: {}", lasted(session, ticks)),
+    };
+    let gaps = counted(total.gaps(), "gap");
+    writeln!(out, "{gaps}: {}{lasted}.", kinds.join(", "))?;
+    if total.lost_bytes > 0 {
+        writeln!(
+            out,
+            "{} of trace ({:.2} %) could not be used.",
+            counted(total.lost_bytes, "byte"),
+            100.0 * (1.0 - total.decoded())
+        )?;
+    }
     Ok(())
 }
