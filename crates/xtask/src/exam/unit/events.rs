@@ -121,8 +121,11 @@ pub(super) fn compare(
     for (kind, theirs) in &theirs {
         let ours = ours.get(kind).map_or(&[][..], Vec::as_slice);
         let mut rest = ours.iter();
-        // A PSB+ tells state that libipt passes over as a mere update of status.
-        let is_state = matches!(kind.as_str(), "paging" | "tsx" | "vmcs" | "exstop");
+        // A PSB+ tells state that libipt passes over as a mere update of status; at the end of a stream it waits for a FUP in vain.
+        let is_state = matches!(
+            kind.as_str(),
+            "paging" | "tsx" | "vmcs" | "exstop" | "mwait" | "pwre"
+        );
         for words in theirs {
             if !rest.any(|ours| agree(words, ours)) {
                 let place = record.folder.display();
