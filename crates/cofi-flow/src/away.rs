@@ -493,7 +493,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.release_held(None);
         let errata = self.config.errata;
         let mut status = None;
-        let first = self.notes.now;
+        let mut first = self.notes.now;
         loop {
             let flow = match self.next_flow() {
                 Ok(Some(flow)) => flow,
@@ -510,7 +510,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
             };
             match flow {
-                Flow::Ovf => {}
+                // Each has lost something of its own.
+                Flow::Ovf => {
+                    self.note_used();
+                    self.push_from(Event::Overflow { ip: None }, first);
+                    first = self.notes.now;
+                }
                 Flow::Psb if self.at_end() => {
                     self.push_from(Event::Overflow { ip: None }, first);
                     self.state = State::Done;
@@ -522,7 +527,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                         return;
                     }
                     PsbPlus::Complete(found) => status = Some(found.over(status)),
-                    PsbPlus::Overflow | PsbPlus::End => {}
+                    PsbPlus::Overflow => {
+                        self.note_used();
+                        self.push_from(Event::Overflow { ip: None }, first);
+                        first = self.notes.now;
+                    }
+                    PsbPlus::End => {}
                     PsbPlus::Bad(kind) => {
                         self.push_from(Event::Overflow { ip: None }, first);
                         self.lose(kind);
