@@ -25,6 +25,9 @@ usage: cargo xtask CHORE
           let libipt and perf read what the trace unit writes for random machines and for the scenarios of corpus/unit, and
           libipt decode the machines' flow
           [--seed N] [--machines N] [--steps N] [--cofi PATH] [--keep FOLDER]
+  exam generated
+          compare perf's instructions, branches and times of random walks with Cofi's and with the truth
+          [--seed N] [--streams N] [--steps N] [--cofi PATH] [--keep FOLDER]
   exam large
           record programs that people run through QEMU, and compare perf's samples with Cofi's list
           [--cofi PATH]
