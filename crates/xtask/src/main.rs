@@ -27,6 +27,9 @@ usage: cargo xtask CHORE
           [--seed N] [--machines N] [--steps N] [--cofi PATH] [--keep FOLDER]
   exam time
           compare the times that perf and libipt give to instructions with the intervals that Cofi states
+  exam generated
+          compare perf's instructions, branches and times of random walks with Cofi's and with the truth
+          [--seed N] [--streams N] [--steps N] [--cofi PATH] [--keep FOLDER]
   exam large
           record programs that people run through QEMU, and compare perf's samples with Cofi's list
           [--cofi PATH]

@@ -34,11 +34,14 @@ impl Flows {
     }
 }
 
-fn hex(text: &str) -> Option<u64> {
+pub(crate) fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok()
 }
 
-fn each_line(mut input: impl BufRead, mut each: impl FnMut(&str) -> Result<()>) -> Result<()> {
+pub(crate) fn each_line(
+    mut input: impl BufRead,
+    mut each: impl FnMut(&str) -> Result<()>,
+) -> Result<()> {
     let mut line = Vec::new();
     loop {
         line.clear();

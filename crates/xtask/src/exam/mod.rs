@@ -5,6 +5,7 @@
 pub(crate) mod build;
 mod compare;
 pub(crate) mod flows;
+mod generated;
 mod large;
 mod machine;
 mod packets;
@@ -82,6 +83,12 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "time") {
         return times::run(root, rest);
+    }
+    if let Some((_, rest)) = arguments
+        .split_first()
+        .filter(|(word, _)| *word == "generated")
+    {
+        return generated::run(root, &generated::options(rest)?);
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "large") {
         return large::run(root, rest);

@@ -221,7 +221,7 @@ fn judge_recording(native: &Native, status: i32, stdout: &[u8], stderr: &[u8]) -
 }
 
 /// Runs a decoder and reads its output as it comes; its standard error goes into the file named.
-fn listen<T>(
+pub(crate) fn listen<T>(
     mut command: Command,
     errors: &Path,
     read: impl FnOnce(BufReader<std::process::ChildStdout>) -> Result<T>,
