@@ -62,16 +62,20 @@ pub(crate) struct Cache {
     index: Index,
     pub(crate) graph: Graph,
     limit: usize,
+    /// The most instructions of a node.
+    pub(crate) longest: u32,
 }
 
 impl Cache {
-    pub(crate) fn new(limit: usize) -> Self {
+    /// `limit` is in bytes; `longest` is how many instructions may be walked without a packet.
+    pub(crate) fn new(limit: usize, longest: u32) -> Self {
         Self {
             blocks: Vec::new(),
             lens: Vec::new(),
             index: Index::default(),
             graph: Graph::default(),
             limit,
+            longest,
         }
     }
 

@@ -7,7 +7,7 @@ use cofi_insn::{Class, CodeSource, advance};
 use cofi_packet::intel::TsxState;
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
 
-use crate::cache::{Cache, NONE};
+use crate::cache::{Cache, End, NONE};
 use crate::events::notes::Notes;
 use crate::held::{Held, held};
 use crate::pending::{Bound, Pending};
@@ -130,7 +130,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         Self {
             reader: Reader::new(trace, TimeTracker::new(&config), &config.errata),
             code,
-            cache: Cache::new(config.cache_limit),
+            cache: Cache::new(config.cache_limit, config.max_packetless_run),
             returns: ReturnStack::new(),
             state: State::Start,
             phase: Phase::Enter,
@@ -272,7 +272,12 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             }
             let before = self.offset;
             let last = match self.phase {
-                Phase::End(block) if self.state == State::On && self.out.is_empty() => {
+                Phase::End(block)
+                    if self.state == State::On
+                        && self.out.is_empty()
+                        // Where code is missing it is asked for again, which may empty the cache.
+                        && (plain.is_empty() || self.cache.block(block).end != End::Fault) =>
+                {
                     self.finish(block)
                 }
                 _ => None,

@@ -104,6 +104,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             if id == NONE {
                 id = self.resolve(from);
             }
+            if !walked
+                && self.guard.has_come(self.cache.walked(id)) > self.config.max_packetless_run
+            {
+                break;
+            }
             if self.tnt_len != 0 {
                 let before = self.tnt_len;
                 (id, from) = self.walk_bits(id, visit);

@@ -169,9 +169,20 @@ impl Node {
     pub(crate) const fn has_calls(&self) -> bool {
         self.site_count != 0
     }
+
+    /// How much the walk over it counts, run by run, being of so many runs.
+    pub(crate) const fn walked(&self, parts: usize) -> u32 {
+        self.insns as u32 + parts as u32
+    }
 }
 
 impl Cache {
+    /// How much the walk over a node counts, run by run.
+    pub(crate) fn walked(&self, id: u32) -> u32 {
+        let graph = &self.graph;
+        graph.node(id).walked(graph.parts(id).len())
+    }
+
     /// The node that begins at `ip`.
     #[inline(never)]
     pub(crate) fn node_at(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
@@ -235,6 +246,9 @@ impl Cache {
                 Some(ip) => at = ip,
                 None => break,
             }
+        }
+        if node.walked(self.graph.parts.len() - parts) > self.longest {
+            node.decision = Decision::Careful;
         }
         node.site_count = (self.graph.sites.len() - sites) as u8;
         let graph = &mut self.graph;

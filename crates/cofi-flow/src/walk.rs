@@ -34,6 +34,11 @@ impl Guard {
         self.insns = 0;
     }
 
+    /// How many instructions it will be after so many more.
+    pub(crate) fn has_come(&self, more: u32) -> u32 {
+        self.insns.saturating_add(more)
+    }
+
     /// Notes a jump to `target`; `true` if it closes a loop.
     fn jump(&mut self, target: Ip) -> bool {
         if self.limit == 0 {

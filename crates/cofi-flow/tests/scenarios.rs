@@ -2,7 +2,7 @@
 
 mod common;
 
-use cofi_flow::{Errata, FilterRanges, FlowConfig, FlowDecoder, Item};
+use cofi_flow::{Errata, FilterRanges, FlowConfig, FlowDecoder, Item, Part};
 use cofi_insn::{CodeSource, Segment};
 use cofi_packet::Ip;
 use common::{hex, matches, packets, word};
@@ -244,6 +244,45 @@ fn code_that_becomes_known_heals_a_fault() {
         flow.push(word(&item));
     }
     assert_eq!(flow[4..], ["enabled:1000", "1000", "1001", "1003"]);
+}
+
+/// Found by fuzzing: the source knows more when it is asked again, just behind instructions that are still to be told.
+#[test]
+fn code_that_becomes_known_at_once_costs_nothing() {
+    struct Late<'c>(&'c [u8], bool);
+    impl CodeSource for Late<'_> {
+        fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
+            let known = if core::mem::replace(&mut self.1, true) {
+                self.0
+            } else {
+                &self.0[..1]
+            };
+            Segment {
+                base: Ip(0x1000),
+                bytes: known,
+            }
+            .read(ip, buf)
+        }
+    }
+    let bytes = code("90 0f 1f 00 75 fa 0f 05");
+    let trace = packets("psb psbend pge:1000 tnt:N pgd:-");
+    let decoder = || FlowDecoder::new(&trace, Late(&bytes, false), FlowConfig::default());
+    let whole = ["enabled:1000", "1000", "1001", "1004", "1006", "disabled:-"];
+    let items: Vec<String> = decoder().map(|item| word(&item)).collect();
+    assert_eq!(items, whole);
+    let mut blocks = Vec::new();
+    decoder().for_each(|item| blocks.push(word(&item)));
+    assert_eq!(blocks, whole);
+    let mut parts = Vec::new();
+    let mut decoder = decoder();
+    while let Some(part) = decoder.next_part() {
+        match part {
+            Part::Run(run) => parts.extend(run.iter().map(|insn| word(&Item::Insn(insn)))),
+            Part::Event(event) => parts.push(word(&Item::Event(event))),
+            Part::Error(error) => parts.push(word(&Item::Error(error))),
+        }
+    }
+    assert_eq!(parts, whole);
 }
 
 #[test]

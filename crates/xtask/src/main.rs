@@ -3,6 +3,7 @@
 mod bench;
 mod deps;
 mod exam;
+mod fuzz;
 mod source;
 mod tidy;
 
@@ -36,8 +37,10 @@ usage: cargo xtask CHORE
   exam machine
           record whole machines, and compare a boot with QEMU's own log of it
           [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]
-  bench   measure the decoding speed of Cofi and of libipt on the same traces
-          [--rounds N] [--instructions N] [--traces FOLDER] [--cofi PATH]
+  fuzz    run the fuzz targets one after the other, with libFuzzer
+          [TARGET]... [--seconds N]
+  bench   measure the decoding speed of Cofi and of libipt on the same traces, by instructions and by blocks
+          [--level NAME] [--counted] [--rounds N] [--instructions N] [--traces FOLDER] [--cofi PATH]
   bench packets
           measure how fast Cofi and libipt decode and encode packets and find PSBs
           [--rounds N] [--megabytes N] [--traces FOLDER] [--cofi PATH]
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         ("deps", true) => deps::run(&root),
         ("tidy", true) => tidy::run(&root),
         ("exam", _) => exam::run(&root, &rest),
+        ("fuzz", _) => fuzz::run(&root, &rest),
         ("bench", _) => bench::run(&root, &rest),
         _ => {
             eprintln!("{USAGE}");
