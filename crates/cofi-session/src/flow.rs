@@ -1,15 +1,18 @@
 //! The flow of one stream.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use cofi_flow::{Block, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item, Part};
 use cofi_image::{ImageView, Paging, Place};
 use cofi_insn::CodeSource;
+use cofi_packet::intel::{Packet, Packets};
 use cofi_packet::{Ip, StreamOffset};
 use cofi_perf::PerfTime;
 
 use crate::clock::Clock;
 use crate::parts::Parts;
+use crate::session::Stream;
 use crate::stream::Pieces;
 use crate::timeline::{Cursor, Task};
 
@@ -24,6 +27,30 @@ pub(crate) enum Subject {
     Guests,
 }
 
+/// Whether a trace is of a host.
+///
+/// PIP packets tell whether a guest runs (33.4.2.6). A processor's trace begins in the host, and comes back there; so a file in which no
+/// PIP is of the host was recorded within a guest, and what it tells of mappings is of that guest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Host<'s> {
+    pub(crate) streams: &'s [Stream<'s>],
+    pub(crate) known: &'s OnceLock<bool>,
+}
+
+impl Host<'_> {
+    /// Whether any packet tells of the host. All streams are looked through, once.
+    fn is_there(&self) -> bool {
+        let is_host = |packet| matches!(packet, Packet::Pip { nr: false, .. });
+        *self.known.get_or_init(|| {
+            let mut streams = self.streams.iter();
+            streams.any(|stream| {
+                let mut packets = Packets::new(stream.bytes()).flatten();
+                packets.any(|located| is_host(located.packet()))
+            })
+        })
+    }
+}
+
 /// Decodes one stream, with the code that stood where it ran at that time.
 ///
 /// An iterator over [`Item`]s; [`next_part`](Self::next_part) is the faster way to the same.
@@ -35,6 +62,7 @@ pub struct ThreadFlow<'s> {
     /// An event was returned after which other code may be in place.
     unsettled: bool,
     subject: Subject,
+    host: Host<'s>,
     /// The address space that the processor is in, as far as packets told.
     paging: Paging,
     /// They told something since the code was put in place.
@@ -56,6 +84,7 @@ impl<'s> ThreadFlow<'s> {
         cursor: Cursor<'s>,
         time: Option<Clock>,
         subject: Subject,
+        host: Host<'s>,
     ) -> Self {
         let mut this = Self {
             decoder: FlowDecoder::new(&[], cursor.view(), config),
@@ -64,6 +93,7 @@ impl<'s> ThreadFlow<'s> {
             time,
             unsettled: false,
             subject,
+            host,
             paging: Paging::default(),
             switched: false,
             in_guest: subject == Subject::Guests,
@@ -283,7 +313,8 @@ impl<'s> ThreadFlow<'s> {
     /// A guest runs from now on, or does no longer. Whether that is another state.
     fn enter_guest(&mut self, nr: bool) -> bool {
         let before = self.in_guest;
-        self.in_guest = (nr || self.subject == Subject::Guests) && !self.cursor.is_told();
+        let is_guest = self.subject == Subject::Guests || nr && self.host.is_there();
+        self.in_guest = is_guest && !self.cursor.is_told();
         // Of guests alone it was told before.
         self.told &= self.subject == Subject::Guests || self.in_guest && before;
         before != self.in_guest

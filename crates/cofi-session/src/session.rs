@@ -1,7 +1,7 @@
 //! A trace file, opened.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cofi_flow::{Cpu, Errata, FlowConfig};
 use cofi_image::{
@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::code::{CodeOptions, kernel_ranges, names_beside};
 use crate::error::{Diagnostic, SessionError};
 use crate::events::StreamEvents;
-use crate::flow::{Subject, ThreadFlow};
+use crate::flow::{Host, Subject, ThreadFlow};
 use crate::lldb::{self, Module};
 use crate::parts::Parts;
 use crate::perf::{self, Contents};
@@ -196,6 +196,8 @@ impl Stream<'_> {
 #[derive(Debug)]
 pub struct Session<'t> {
     streams: Vec<Stream<'t>>,
+    /// Whether a packet of any stream tells of a host, once that was asked.
+    has_host: OnceLock<bool>,
     timeline: Timeline,
     files: FileStore,
     diagnostics: Vec<Diagnostic>,
@@ -348,6 +350,7 @@ impl<'t> Session<'t> {
         }
         Ok(Self {
             streams,
+            has_host: OnceLock::new(),
             timeline,
             files,
             diagnostics,
@@ -444,7 +447,11 @@ impl<'t> Session<'t> {
             (false, true) => Subject::Guests,
             (false, false) => Subject::Processes,
         };
-        ThreadFlow::new(&stream.pieces, self.flow, cursor, self.time, subject)
+        let host = Host {
+            streams: &self.streams,
+            known: &self.has_host,
+        };
+        ThreadFlow::new(&stream.pieces, self.flow, cursor, self.time, subject, host)
     }
 
     /// What the packets of one stream of this session tell by themselves, without any code.
