@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use cofi_flow::Item;
+use cofi_flow::{Item, TimeJump, TimeTracker};
 use cofi_packet::StreamOffset;
 use cofi_packet::intel::{Packet, Packets, sync_forward};
 use cofi_session::{Session, Stream};
@@ -56,6 +56,8 @@ pub struct StreamCheck {
     pub kinds: BTreeMap<&'static str, u64>,
     /// The first gaps, at most [`StreamCheck::LISTED`].
     pub gaps: Vec<Gap>,
+    /// Where the time stamp counter was set back, the first ones: times before and after cannot be compared.
+    pub jumps: Vec<(StreamOffset, TimeJump)>,
 }
 
 impl StreamCheck {
@@ -257,6 +259,23 @@ impl Found {
     }
 }
 
+/// Where in a stream the time goes back.
+fn jumps(session: &Session<'_>, stream: &Stream<'_>) -> Vec<(StreamOffset, TimeJump)> {
+    let mut time = TimeTracker::new(&session.flow_config());
+    let mut jumps = Vec::new();
+    for located in Packets::new(stream.bytes()).flatten() {
+        if time.take(&located.packet())
+            && let Some(jump) = time.take_jump()
+        {
+            jumps.push((located.offset, jump));
+            if jumps.len() == StreamCheck::LISTED {
+                break;
+            }
+        }
+    }
+    jumps
+}
+
 /// Puts together what was found in the segments of one stream.
 fn join(
     session: &Session<'_>,
@@ -268,6 +287,7 @@ fn join(
         bytes: stream.len() as u64,
         // Where there is no PSB at all, that is a gap.
         head: sync_forward(stream.bytes(), 0).unwrap_or(0) as u64,
+        jumps: jumps(session, stream),
         ..StreamCheck::default()
     };
     check.lost_bytes = check.head;

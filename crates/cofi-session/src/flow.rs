@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use cofi_flow::{Block, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item, Part};
+use cofi_flow::{
+    Block, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item, Part, TimeJump,
+};
 use cofi_image::{ImageView, Paging, Place};
 use cofi_insn::CodeSource;
 use cofi_packet::intel::{Packet, Packets};
@@ -253,6 +255,11 @@ impl<'s> ThreadFlow<'s> {
     #[must_use]
     pub fn cycles(&self) -> u64 {
         self.decoder.cycles()
+    }
+
+    /// Tells once of each time that the time stamp counter was set back: see [`FlowDecoder::time_jump`].
+    pub fn time_jump(&mut self) -> Option<TimeJump> {
+        self.decoder.time_jump()
     }
 
     /// The time of the last item on perf's clock, where the file says how to convert.

@@ -114,6 +114,17 @@ fn json(
             }
             out.write_all(line.end())?;
         }
+        for (offset, jump) in &check.jumps {
+            line.begin().object("time_jump", |line| {
+                line.number("offset", offset.0)
+                    .number("tsc_from", jump.from.0)
+                    .number("tsc_to", jump.to.0);
+            });
+            if several || stream.key().cpu().is_some() {
+                tag_stream(stream, &mut line);
+            }
+            out.write_all(line.end())?;
+        }
     }
     for problem in problems {
         line.begin().text("code_problem", problem);
@@ -188,7 +199,14 @@ fn describe(session: &Session<'_>, gap: &Gap, line: &mut Line) {
 
 fn tag(stream: &Stream<'_>, gap: &Gap, line: &mut Line) {
     let running = Some(gap.task.tid).filter(|tid| *tid != 0 && stream.key().cpu().is_some());
-    if let Some(tid) = stream.key().tid().or(running) {
+    if let Some(tid) = running {
+        line.number("tid", tid);
+    }
+    tag_stream(stream, line);
+}
+
+fn tag_stream(stream: &Stream<'_>, line: &mut Line) {
+    if let Some(tid) = stream.key().tid() {
         line.number("tid", tid);
     }
     if let Some(cpu) = stream.key().cpu() {
@@ -275,6 +293,12 @@ fn text(
             writeln!(out, " … and {} more", grouped(more))?;
         }
         writeln!(out)?;
+    }
+    for (stream, check) in session.streams().iter().zip(checks) {
+        for (offset, jump) in &check.jumps {
+            let title = input::title(stream);
+            writeln!(out, "{title}: at offset {offset:#x} {jump}")?;
+        }
     }
     for diagnostic in session.diagnostics() {
         writeln!(out, "The file: {diagnostic}")?;

@@ -170,6 +170,9 @@ impl<const JSON: bool> Insns<'_, JSON> {
         }
         if show.time {
             Now::of(self.session, flow).members(self.session, &mut self.line);
+            if let Some(jump) = flow.time_jump() {
+                self.line.number("tsc_set_back_from", jump.from.0);
+            }
         }
         self.who.tag(&mut self.line);
         self.line.end();
@@ -182,6 +185,10 @@ impl<const JSON: bool> Insns<'_, JSON> {
             self.who.heading(self.session, text);
         }
         if self.show.time {
+            if let Some(jump) = flow.time_jump() {
+                // Writing to memory does not fail.
+                let _ = writeln!(text, "  -- {jump}");
+            }
             Now::of(self.session, flow).column(text);
         }
         let (show, sources) = (self.show, &mut self.sources);

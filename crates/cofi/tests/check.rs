@@ -26,6 +26,36 @@ fn check(file: &Path, options: &[&str]) -> (i32, Value, Vec<Value>) {
 }
 
 #[test]
+fn a_clock_that_is_set_back_is_told() {
+    let scratch = Scratch::new();
+    let text = "psb\ntsc 0x10000\npsbend\ntip.pge 0x1000\ntnt T\ntsc 0x500\ntnt N\ntip.pgd -\n";
+    let text = scratch.write("packets.txt", text);
+    let packets = scratch.path("packets.pt");
+    let made = run(cofi().arg("asm").arg(&text).arg("-o").arg(&packets));
+    assert_eq!(made.code(), 0, "{}", made.stderr);
+    let code = scratch.write("code", b"\x90\x75\xfd\x0f\x05");
+    let code = format!("{}:0x1000", code.display());
+    let (status, summary, rest) = check(&packets, &["--raw", &code]);
+    assert_eq!((status, &summary["gaps"]), (0, &Value::from(0)));
+    let [jump] = rest.as_slice() else {
+        panic!("one line: {rest:?}");
+    };
+    let jump = &jump["time_jump"];
+    assert_eq!(
+        (&jump["tsc_from"], &jump["tsc_to"]),
+        (&Value::from(0x10000), &Value::from(0x500))
+    );
+    let mut insn = cofi();
+    insn.args(["insn", "--json", "--time", "--raw", &code]);
+    let insns = lines(&run(insn.arg(&packets)));
+    let marked: Vec<_> = insns
+        .iter()
+        .filter(|item| item["tsc_set_back_from"] == 0x10000)
+        .collect();
+    assert_eq!((marked.len(), &marked[0]["tsc"]), (1, &Value::from(0x500)));
+}
+
+#[test]
 fn a_whole_file_and_damage_in_it() {
     let scratch = Scratch::new();
     let Some(program) = scratch.program("static.c", STATIC) else {
