@@ -7,10 +7,7 @@ use cofi_insn::{Class, CodeSource, InsnError, LinearDecoder, MAX_INSN_LEN, advan
 use cofi_packet::{ExecMode, Ip};
 
 use crate::graph::Graph;
-use crate::index::Index;
-
-/// No block.
-pub(crate) const NONE: u32 = u32::MAX;
+use crate::index::{Index, NONE};
 
 /// How many plain instructions a straight run holds at most.
 const MAX_BODY: usize = 512;

@@ -7,9 +7,10 @@ use cofi_insn::{Class, CodeSource, advance};
 use cofi_packet::intel::TsxState;
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
 
-use crate::cache::{Cache, End, NONE};
+use crate::cache::{Cache, End};
 use crate::events::notes::Notes;
 use crate::held::{Held, held};
+use crate::index::NONE;
 use crate::pending::{Bound, Pending};
 use crate::reader::{Flow, Reader};
 use crate::retstack::ReturnStack;
@@ -166,7 +167,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     ///
     /// Nothing needs to be known across a PSB (33.3.7). So a stream may be cut into ranges that are decoded apart, on
     /// several threads for example: their instructions, one range after the other, are those of the whole stream. A
-    /// range that begins in running code begins with an [`Event::Enabled`] (and events that tell its mode and paging)
+    /// range that begins in running code begins with an [`Event::Enabled`](crate::Event::Enabled) (and events that tell its mode and paging)
     /// that the whole stream does not have there. Offsets still count from the stream's start.
     #[must_use]
     pub fn within(mut self, range: core::ops::Range<StreamOffset>) -> Self {

@@ -4,9 +4,9 @@ use cofi_insn::{Class, CodeSource};
 use cofi_packet::{Ip, StreamOffset};
 
 use crate::block::{Block, Visitor};
-use crate::cache::NONE;
 use crate::decoder::{FlowDecoder, Phase, Piece, State};
 use crate::graph::{Decision, Node};
+use crate::index::NONE;
 use crate::pending::Pending;
 use crate::{Item, Run};
 

@@ -7,15 +7,9 @@
 
 use alloc::vec::Vec;
 
-use cofi_insn::{Class, CodeSource};
 use cofi_packet::{ExecMode, Ip};
 
-use crate::cache::{Cache, End, NONE};
-use crate::index::Index;
-
-/// How many straight runs and instructions a node is made of at most.
-const MAX_PARTS: usize = 64;
-const MAX_INSNS: u16 = 4096;
+use crate::index::{Index, NONE};
 
 /// How a node ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,11 +149,88 @@ impl Graph {
         }
     }
 
-    fn find(&self, ip: Ip, mode: ExecMode) -> Option<u32> {
+    /// The node that begins at `ip`.
+    pub(crate) fn find(&self, ip: Ip, mode: ExecMode) -> Option<u32> {
         self.index.find(ip, mode, |id| {
             let node = self.nodes.get(id as usize)?;
             Some((node.ip, self.detail(id).mode))
         })
+    }
+
+    /// Begins a node at `ip`, which is then put together and [added](Self::add).
+    pub(crate) fn begin(&self, ip: Ip, mode: ExecMode) -> Outline {
+        Outline {
+            ip,
+            mode,
+            decision: Decision::Careful,
+            ways: [ip; 2],
+            insns: 0,
+            parts: self.parts.len(),
+            sites: self.sites.len(),
+        }
+    }
+
+    /// A straight run of the node that is being put together.
+    pub(crate) fn add_part(&mut self, id: u32) {
+        self.parts.push(id);
+    }
+
+    /// A call in it that is to return to `ip`.
+    pub(crate) fn add_call(&mut self, ip: Ip, mode: ExecMode) {
+        self.sites.push(Site {
+            ip,
+            mode,
+            node: NONE,
+        });
+    }
+
+    /// How many runs it has so far.
+    pub(crate) fn parts_of(&self, outline: &Outline) -> usize {
+        self.parts.len() - outline.parts
+    }
+
+    /// Adds the node; its number.
+    pub(crate) fn add(&mut self, outline: Outline) -> u32 {
+        let id = self.nodes.len() as u32;
+        self.nodes.push(Node {
+            ip: outline.ip,
+            next: [NONE; 2],
+            sites: outline.sites as u32,
+            insns: outline.insns,
+            site_count: (self.sites.len() - outline.sites) as u8,
+            decision: outline.decision,
+        });
+        self.details.push(Detail {
+            ways: outline.ways,
+            parts: outline.parts as u32,
+            part_count: self.parts_of(&outline) as u8,
+            mode: outline.mode,
+        });
+        let (nodes, details) = (&self.nodes, &self.details);
+        self.index.insert(id, |id| {
+            let id = id as usize;
+            (nodes[id].ip, details[id].mode)
+        });
+        id
+    }
+}
+
+/// A node that is being put together. Of runs and calls, each node has fewer than 256.
+#[derive(Debug)]
+pub(crate) struct Outline {
+    ip: Ip,
+    mode: ExecMode,
+    pub(crate) decision: Decision,
+    pub(crate) ways: [Ip; 2],
+    pub(crate) insns: u16,
+    parts: usize,
+    sites: usize,
+}
+
+impl Outline {
+    /// How much the walk over it counts, run by run, being of so many runs.
+    pub(crate) const fn walked(&self, parts: usize) -> u32 {
+        self.insns as u32 + parts as u32
     }
 }
 
@@ -168,103 +239,5 @@ impl Node {
     #[inline]
     pub(crate) const fn has_calls(&self) -> bool {
         self.site_count != 0
-    }
-
-    /// How much the walk over it counts, run by run, being of so many runs.
-    pub(crate) const fn walked(&self, parts: usize) -> u32 {
-        self.insns as u32 + parts as u32
-    }
-}
-
-impl Cache {
-    /// How much the walk over a node counts, run by run.
-    pub(crate) fn walked(&self, id: u32) -> u32 {
-        let graph = &self.graph;
-        graph.node(id).walked(graph.parts(id).len())
-    }
-
-    /// The node that begins at `ip`.
-    #[inline(never)]
-    pub(crate) fn node_at(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
-        match self.graph.find(ip, mode) {
-            Some(id) => id,
-            None => {
-                self.shrink();
-                self.build_node(ip, mode, code)
-            }
-        }
-    }
-
-    fn build_node(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
-        let (parts, sites) = (self.graph.parts.len(), self.graph.sites.len());
-        let mut node = Node {
-            ip,
-            next: [NONE; 2],
-            sites: sites as u32,
-            insns: 0,
-            site_count: 0,
-            decision: Decision::Careful,
-        };
-        let mut ways = [Ip(0); 2];
-        let mut at = ip;
-        while self.graph.parts.len() - parts < MAX_PARTS && node.insns < MAX_INSNS {
-            let id = self.straight(at, mode, code);
-            let run = *self.block(id);
-            self.graph.parts.push(id);
-            node.insns += run.body + u16::from(run.end == End::Insn);
-            let (decision, goes_on_at) = match (run.end, run.class) {
-                (End::Split, _) => (Decision::Careful, Some(run.next)),
-                (End::Fault, _) => (Decision::Careful, None),
-                (End::Insn, Class::DirectJump) => (Decision::Careful, Some(run.target)),
-                (End::Insn, Class::DirectCall) => (Decision::Careful, Some(run.target)),
-                (End::Insn, Class::Conditional) => (Decision::Conditional, None),
-                (End::Insn, Class::Return) => (Decision::Return, None),
-                (End::Insn, Class::IndirectJump | Class::IndirectCall) => {
-                    (Decision::Indirect, None)
-                }
-                (End::Insn, Class::VmEntry) => (Decision::Careful, None),
-                (End::Insn, class) if class.needs_packet() => (Decision::Far, None),
-                // Packets may bind to these, but then no TNT bit and no TIP comes first.
-                (End::Insn, _) => (Decision::Careful, Some(run.next)),
-            };
-            // A call to the next instruction only reads the instruction pointer.
-            let calls = match run.class {
-                Class::DirectCall => run.target != run.next,
-                Class::IndirectCall => true,
-                _ => false,
-            };
-            if run.end == End::Insn && calls {
-                self.graph.sites.push(Site {
-                    ip: run.next,
-                    mode,
-                    node: NONE,
-                });
-            }
-            node.decision = decision;
-            ways = [run.next, run.target];
-            match goes_on_at {
-                Some(ip) => at = ip,
-                None => break,
-            }
-        }
-        if node.walked(self.graph.parts.len() - parts) > self.longest {
-            node.decision = Decision::Careful;
-        }
-        node.site_count = (self.graph.sites.len() - sites) as u8;
-        let graph = &mut self.graph;
-        let id = graph.nodes.len() as u32;
-        graph.nodes.push(node);
-        graph.details.push(Detail {
-            ways,
-            parts: parts as u32,
-            part_count: (graph.parts.len() - parts) as u8,
-            mode,
-        });
-        let (nodes, details) = (&graph.nodes, &graph.details);
-        graph.index.insert(id, |id| {
-            let id = id as usize;
-            (nodes[id].ip, details[id].mode)
-        });
-        id
     }
 }

@@ -4,7 +4,8 @@ use alloc::vec::Vec;
 
 use cofi_packet::{ExecMode, Ip};
 
-use crate::cache::NONE;
+/// No number.
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// Open addressing by address and mode. What is found are numbers; the keys are kept by whoever gave the numbers.
 ///

@@ -47,6 +47,7 @@ extern crate alloc;
 
 mod away;
 mod block;
+mod build;
 mod cache;
 mod config;
 mod decoder;

@@ -2,7 +2,7 @@
 
 use cofi_packet::Ip;
 
-use crate::cache::NONE;
+use crate::index::NONE;
 
 const DEPTH: usize = 64;
 

@@ -4,8 +4,9 @@ use cofi_insn::{Class, CodeSource};
 use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, TsxState};
 
-use crate::cache::{End, NONE, Straight, decode_at};
+use crate::cache::{End, Straight, decode_at};
 use crate::decoder::{FlowDecoder, Phase, State, unexpected};
+use crate::index::NONE;
 use crate::pending::{AtIp, Bound, Pending};
 use crate::reader::Flow;
 use crate::{Event, Executed, Expected, FlowErrorKind, Item};

@@ -106,7 +106,7 @@ pub enum Body<'a> {
         /// The other thread (pid, tid): the next one when out, the previous one when in.
         other: Option<(u32, u32)>,
     },
-    /// SAMPLE: an event was sampled. What else its first fields tell is in [`Record::id`].
+    /// SAMPLE: an event was sampled. What else its first fields tell is in [`Record::id`](super::Record::id).
     Sample {
         /// The instruction pointer.
         ip: Option<u64>,

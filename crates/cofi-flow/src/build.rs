@@ -1,0 +1,76 @@
+//! Putting nodes of the graph together from decoded code.
+
+use cofi_insn::{Class, CodeSource};
+use cofi_packet::{ExecMode, Ip};
+
+use crate::cache::{Cache, End};
+use crate::graph::Decision;
+
+/// How many straight runs and instructions a node is made of at most.
+const MAX_PARTS: usize = 64;
+const MAX_INSNS: u16 = 4096;
+
+impl Cache {
+    /// How much the walk over a node counts, run by run.
+    pub(crate) fn walked(&self, id: u32) -> u32 {
+        let graph = &self.graph;
+        u32::from(graph.node(id).insns) + graph.parts(id).len() as u32
+    }
+
+    /// The node that begins at `ip`.
+    #[inline(never)]
+    pub(crate) fn node_at(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
+        match self.graph.find(ip, mode) {
+            Some(id) => id,
+            None => {
+                self.shrink();
+                self.build_node(ip, mode, code)
+            }
+        }
+    }
+
+    fn build_node(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
+        let mut node = self.graph.begin(ip, mode);
+        let mut at = ip;
+        while self.graph.parts_of(&node) < MAX_PARTS && node.insns < MAX_INSNS {
+            let id = self.straight(at, mode, code);
+            let run = *self.block(id);
+            self.graph.add_part(id);
+            node.insns += run.body + u16::from(run.end == End::Insn);
+            let (decision, goes_on_at) = match (run.end, run.class) {
+                (End::Split, _) => (Decision::Careful, Some(run.next)),
+                (End::Fault, _) => (Decision::Careful, None),
+                (End::Insn, Class::DirectJump) => (Decision::Careful, Some(run.target)),
+                (End::Insn, Class::DirectCall) => (Decision::Careful, Some(run.target)),
+                (End::Insn, Class::Conditional) => (Decision::Conditional, None),
+                (End::Insn, Class::Return) => (Decision::Return, None),
+                (End::Insn, Class::IndirectJump | Class::IndirectCall) => {
+                    (Decision::Indirect, None)
+                }
+                (End::Insn, Class::VmEntry) => (Decision::Careful, None),
+                (End::Insn, class) if class.needs_packet() => (Decision::Far, None),
+                // Packets may bind to these, but then no TNT bit and no TIP comes first.
+                (End::Insn, _) => (Decision::Careful, Some(run.next)),
+            };
+            // A call to the next instruction only reads the instruction pointer.
+            let calls = match run.class {
+                Class::DirectCall => run.target != run.next,
+                Class::IndirectCall => true,
+                _ => false,
+            };
+            if run.end == End::Insn && calls {
+                self.graph.add_call(run.next, mode);
+            }
+            node.decision = decision;
+            node.ways = [run.next, run.target];
+            match goes_on_at {
+                Some(ip) => at = ip,
+                None => break,
+            }
+        }
+        if node.walked(self.graph.parts_of(&node)) > self.longest {
+            node.decision = Decision::Careful;
+        }
+        self.graph.add(node)
+    }
+}
