@@ -355,7 +355,8 @@ impl Engine<'_> {
             // process: nothing of it has run.
             if maps::is_thread(parent, tid) {
                 self.begin_thread(parent, tid, Some(creator));
-            } else if maps::process_of(tid) == Some(tid) {
+            } else if maps::process_of(tid) == Some(tid) && !maps::has_ended(tid) {
+                // (One that has ended was begun as an orphan, see `gone`, or nothing of it has run.)
                 self.begin_process(tid, Some(parent), ProcessCause::Fork);
                 self.begin_thread(tid, tid, Some(creator));
                 if let Some(process) = self.processes.get_mut(&tid) {

@@ -216,6 +216,11 @@ pub(super) fn process_of(tid: Pid) -> Option<Pid> {
     status(tid, "Tgid")?.parse().ok()
 }
 
+/// Whether a thread has ended, and only its parent has not heard of it yet.
+pub(super) fn has_ended(tid: Pid) -> bool {
+    status(tid, "State").is_some_and(|state| state.starts_with(['Z', 'X']))
+}
+
 /// The thread that traces a thread.
 pub(super) fn tracer_of(tid: Pid) -> Option<Pid> {
     status(tid, "TracerPid")?.parse().ok()
