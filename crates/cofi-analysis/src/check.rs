@@ -9,6 +9,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
 use cofi_flow::{Item, TimeJump, TimeTracker};
 use cofi_packet::StreamOffset;
@@ -108,21 +109,26 @@ pub fn check(
         .collect();
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Found)>> = Mutex::new(Vec::with_capacity(work.len()));
-    std::thread::scope(|scope| {
-        for _ in 0..options.threads.get().min(work.len()) {
-            scope.spawn(|| {
-                while let index = next.fetch_add(1, Ordering::Relaxed)
-                    && let Some(segment) = work.get(index)
-                {
-                    let found = decode(session, segment.stream, segment.range.clone());
-                    progress(segment.len);
-                    // A panic elsewhere ends the scope with a panic anyway.
-                    done.lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .push((index, found));
-                }
-            });
+    let worker = || {
+        while let index = next.fetch_add(1, Ordering::Relaxed)
+            && let Some(segment) = work.get(index)
+        {
+            let found = decode(session, segment.stream, segment.range.clone());
+            progress(segment.len);
+            // A panic elsewhere ends the scope with a panic anyway.
+            done.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push((index, found));
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..options.threads.get().min(work.len()) {
+            // Where there can be no more threads, those that there are do the work.
+            if Builder::new().spawn_scoped(scope, worker).is_err() {
+                break;
+            }
+        }
+        worker();
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.sort_by_key(|(index, _)| *index);

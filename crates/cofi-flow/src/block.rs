@@ -119,7 +119,8 @@ impl<'d> Block<'d> {
         self.runs().flat_map(|run| run.iter())
     }
 
-    /// The last instruction, if it is one of those that end a block; none where something happened before that.
+    /// The last instruction, if it is of another class than [`Class::Other`](cofi_insn::Class::Other): what ends a block, or, of a piece, any such;
+    /// none where something happened before that.
     #[inline]
     #[must_use]
     pub fn last(&self) -> Option<Executed> {

@@ -193,7 +193,8 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         Some(Time::new(tsc, self.clock.low, latest))
     }
 
-    /// Tells once of each TSC packet that set the time back, as soon as it has been read.
+    /// Whether a TSC packet has set the time back since this was asked last; of several, the last. It is told as soon as the packet has been
+    /// read.
     pub fn time_jump(&mut self) -> Option<TimeJump> {
         self.reader.time.take_jump()
     }

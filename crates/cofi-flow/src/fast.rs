@@ -101,6 +101,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             if !self.out.is_empty() || !self.has_decision() {
                 break;
             }
+            if id == NONE && self.tnt_len == 0 && matches!(self.pending, Pending::Pgd(_)) {
+                // Tracing may have ended at a direct branch on the way: code behind that is not to be looked at.
+                match self.cache.graph.find(self.ip, self.mode) {
+                    Some(known) => id = known,
+                    None => break,
+                }
+            }
             if id == NONE {
                 id = self.resolve(from);
             }
@@ -219,9 +226,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             (_, Pending::Pgd(ip)) if !self.leaves_before(id, ip) => {
                 visit(&Block::of_node(&self.cache, id, self.read_at));
-                self.call_and_return(&node);
-                if self.calls_at_end(id) {
-                    // No return is compressed that goes back across the end of tracing.
+                // No return is compressed that goes back across the end of tracing, to behind the call at the end of the node.
+                let calls = self.cache.graph.calls(&node);
+                let count = calls.size_hint().0 - usize::from(self.calls_at_end(id));
+                for (ip, site) in calls.take(count) {
+                    self.returns.push_site(ip, site);
+                }
+                if node.decision == Decision::Return {
                     self.returns.pop();
                 }
                 let after = self.cache.graph.detail(id).ways[0];
@@ -270,7 +281,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             match from {
                 From::Nowhere => {}
                 From::Node(node, way) => self.cache.graph.link(node, way, id),
-                From::Site(site) => self.cache.graph.link_site(site, self.ip, id),
+                From::Site(site) => {
+                    self.cache.graph.link_site(site, self.ip, self.mode, id);
+                }
             }
         }
         id

@@ -65,7 +65,9 @@ struct Site {
 
 /// All nodes of one address space.
 ///
-/// Invariant: numbers in [`Node::next`] and [`Site::node`] are [`NONE`] or those of nodes.
+/// Invariant: numbers in [`Node::next`] and [`Site::node`] are [`NONE`] or those of nodes, of the same mode, and a site's at its
+/// address. The numbers of sites are kept on the stack of return addresses, where they outlive changes of the mode and the graph
+/// itself: they are hints, good only where address and mode are still those of the site.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     nodes: Vec<Node>,
@@ -141,9 +143,10 @@ impl Graph {
     }
 
     /// Notes the node to which the call at a site returns.
-    pub(crate) fn link_site(&mut self, number: u32, ip: Ip, node: u32) {
+    pub(crate) fn link_site(&mut self, number: u32, ip: Ip, mode: ExecMode, node: u32) {
         if let Some(site) = self.sites.get_mut(number as usize)
             && site.ip == ip
+            && site.mode == mode
         {
             site.node = node;
         }

@@ -29,8 +29,9 @@ impl Index {
 
     fn slot(&self, (ip, mode): (Ip, ExecMode)) -> usize {
         let key = ip.0 ^ (u64::from(mode.bits()) << 58);
-        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (hash >> 20) as usize & (self.slots.len() - 1)
+        // The high bits count, too: a trace may have addresses that differ in nothing else.
+        let key = (key ^ (key >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (key ^ (key >> 29)) as usize & (self.slots.len() - 1)
     }
 
     /// The number with this key; `key` gives that of a number.

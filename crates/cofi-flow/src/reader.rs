@@ -205,7 +205,8 @@ impl<'t> Reader<'t> {
 
     /// Drops a packet that was given back.
     pub(crate) fn drop_back(&mut self) {
-        self.back = None;
+        // Behind a PSB nothing is in doubt.
+        self.back = self.back.filter(|(_, flow)| matches!(flow, Flow::Psb));
     }
 
     /// Goes on at the next PSB, which is returned next; `false` if there is none.
@@ -396,6 +397,9 @@ impl<'t> Reader<'t> {
     pub(crate) fn next(&mut self) -> Next {
         if let Some((offset, flow)) = self.back.take() {
             self.offset = offset;
+            if matches!(flow, Flow::Psb) {
+                (self.damaged, self.doubt) = (false, false);
+            }
             return Some(Ok(flow));
         }
         loop {

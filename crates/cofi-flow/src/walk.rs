@@ -526,6 +526,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
+    /// Whether a TIP.PGD without IP comes next.
+    fn end_is_next(&self) -> bool {
+        let mut ahead = self.reader.clone();
+        matches!(ahead.next(), Some(Ok(Flow::Pgd(None))))
+    }
+
     fn mov_cr3(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         match self.pending {
             Pending::Paging { cr3, nr } if self.tnt_len == 0 => {
@@ -538,7 +544,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                         return self.disable(insn, block.next, ip);
                     }
                 }
-                if self.config.cr3_filter {
+                if self.config.cr3_filter && self.end_is_next() {
                     self.fetch();
                     if let (Pending::Pgd(None), 0) = (self.pending, self.tnt_len) {
                         self.bound.paging = Some((cr3, nr));

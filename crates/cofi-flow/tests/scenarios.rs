@@ -246,6 +246,56 @@ fn code_that_becomes_known_heals_a_fault() {
     assert_eq!(flow[4..], ["enabled:1000", "1000", "1001", "1003"]);
 }
 
+/// A return in 64-bit code to behind a call of 32-bit code: the same address, and other instructions.
+#[test]
+fn a_call_site_belongs_to_its_mode() {
+    let mut bytes = vec![0xcc; 0x3001];
+    let mut put = |at: usize, words: &str| {
+        let code = code(words);
+        bytes[at..at + code.len()].copy_from_slice(&code);
+    };
+    // call 0x2000; (dec eax; inc eax, or inc rax;) jmp far
+    put(0, "e8 fb 0f 00 00 48 ff c0 ff 28");
+    put(0x1000, "ff 28");
+    put(0x2000, "c3");
+    put(0x3000, "c3");
+    let trace = packets(
+        "psb psbend mode:32 pge:1000 mode:64 tip:3000 tnt:T mode:32 tip:1000 tip:4000 tnt:T pgd:1000",
+    );
+    let source = Segment {
+        base: Ip(0x1000),
+        bytes: &bytes,
+    };
+    let decoder = || FlowDecoder::new(&trace, source, FlowConfig::default());
+    let items: Vec<String> = decoder().map(|item| word(&item)).collect();
+    assert_eq!(
+        items[items.len() - 5..],
+        ["4000", "1005", "1006", "1008", "disabled:1000"]
+    );
+    let mut blocks = Vec::new();
+    decoder().for_each(|item| blocks.push(word(&item)));
+    assert_eq!(blocks, items);
+}
+
+/// A contradiction just before a PSB: the PSB+ is taken at its word.
+#[test]
+fn a_psb_that_comes_too_early_is_not_lost() {
+    let bytes = code("75 00 ff e0 90 90 90 90 90 90 90 90 90 90 90 90 75 00 75 00 0f 05");
+    let trace = packets("psb psbend pge:1000 tnt:NT psb mode:64 fup:1010 psbend tnt:TT pgd:-");
+    let source = Segment {
+        base: Ip(0x1000),
+        bytes: &bytes,
+    };
+    let words: Vec<String> = FlowDecoder::new(&trace, source, FlowConfig::default())
+        .map(|item| word(&item))
+        .collect();
+    let found = words.iter().position(|word| word == "1010");
+    assert_eq!(
+        words[found.expect("where the PSB+ is")..],
+        ["1010", "1012", "1014", "disabled:-"]
+    );
+}
+
 /// Found by fuzzing: the source knows more when it is asked again, just behind instructions that are still to be told.
 #[test]
 fn code_that_becomes_known_at_once_costs_nothing() {

@@ -30,6 +30,8 @@ pub struct CodeFile {
     is_kernel: bool,
     /// There are no files but those packed with the trace.
     is_sealed: bool,
+    /// Of a file that was packed with a trace: its file of debugging information, if that was packed, too. No other is looked for.
+    packed_debug: Option<Option<Arc<[u8]>>>,
 }
 
 /// A file that was found.
@@ -68,6 +70,7 @@ impl CodeFile {
             symbols: OnceLock::new(),
             is_kernel: false,
             is_sealed: false,
+            packed_debug: None,
         }
     }
 
@@ -96,7 +99,8 @@ impl CodeFile {
         debug: Option<&[u8]>,
     ) -> Arc<Self> {
         let path = path.into();
-        let file = CodeFile::closed(path.clone(), build_id, Vec::new(), Arc::default());
+        let mut file = CodeFile::closed(path.clone(), build_id, Vec::new(), Arc::default());
+        file.packed_debug = Some(debug.map(Into::into));
         file.opened.get_or_init(|| {
             Ok(Opened {
                 at: path,
@@ -150,6 +154,9 @@ impl CodeFile {
 
     /// The bytes of the file of debugging information that gives the symbols, if it is another one than this.
     pub fn debug_bytes(&self) -> Option<Arc<[u8]>> {
+        if let Some(packed) = &self.packed_debug {
+            return packed.clone();
+        }
         let opened = self.opened().ok()?;
         let (_, debug) = debug::find(&opened.at, &opened.contents, &self.places)?;
         debug.all().ok()
@@ -257,6 +264,9 @@ impl CodeFile {
 
     /// The file of debugging information that gives the symbols, if it is another one.
     pub fn debug_file(&self) -> Option<PathBuf> {
+        if self.packed_debug.is_some() {
+            return None;
+        }
         let opened = self.opened().ok()?;
         debug::find(&opened.at, &opened.contents, &self.places).map(|(path, _)| path)
     }

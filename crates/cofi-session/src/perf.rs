@@ -226,6 +226,12 @@ impl<'f, 't> Reading<'f, 't> {
                 }
                 What::Name { tid, name }
             }
+            Body::Fork {
+                pid,
+                tid,
+                apart: true,
+                ..
+            } => What::Task(Task { pid, tid }),
             Body::Fork { pid, ppid, tid, .. } => {
                 self.push(time, What::Task(Task { pid, tid }));
                 What::Fork { pid, parent: ppid }

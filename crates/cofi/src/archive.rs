@@ -79,7 +79,7 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
             debug,
         });
     }
-    let size = write(&args.output, &manifest, &members)
+    let size = write(&args.output, &args.flow.input.file, &manifest, &members)
         .with_context(|| format!("cannot write {}", args.output.display()))?;
     tell(format_args!(
         "{}: {} bytes, with {} files of code",
@@ -131,8 +131,8 @@ fn member_name(path: &Path) -> String {
     name.take(60).collect()
 }
 
-/// Writes the archive beside its place, and then puts it there; its size.
-fn write(path: &Path, manifest: &Manifest, members: &[Member]) -> Result<u64> {
+/// Writes the archive of `trace` beside its place, and then puts it there; its size.
+fn write(path: &Path, trace: &Path, manifest: &Manifest, members: &[Member]) -> Result<u64> {
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
@@ -150,11 +150,15 @@ fn write(path: &Path, manifest: &Manifest, members: &[Member]) -> Result<u64> {
         .into_inner()
         .map_err(std::io::IntoInnerError::into_error)?;
     let size = file.as_file().metadata()?.len();
-    // A file of a temporary name is for its owner only.
+    // A file of a temporary name is for its owner only; others may read what they may read of the trace.
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644))?;
+        let mode = fs::metadata(trace).map_or(0o600, |trace| trace.permissions().mode());
+        fs::set_permissions(
+            file.path(),
+            fs::Permissions::from_mode(0o600 | mode & 0o044),
+        )?;
     }
     file.persist(path)?;
     Ok(size)

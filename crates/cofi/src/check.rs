@@ -114,6 +114,14 @@ fn json(
             }
             out.write_all(line.end())?;
         }
+        let more = check.gap_count() - check.gaps.len() as u64;
+        if more > 0 {
+            line.begin().number("more_gaps", more);
+            if several || stream.key().cpu().is_some() {
+                tag_stream(stream, &mut line);
+            }
+            out.write_all(line.end())?;
+        }
         for (offset, jump) in &check.jumps {
             line.begin().object("time_jump", |line| {
                 line.number("offset", offset.0)

@@ -29,7 +29,9 @@ const fn control_name(event: ControlEvent) -> &'static str {
 /// What is wrong, and what the user can do about it, if there is something.
 pub(crate) fn with_advice(kind: &FlowErrorKind) -> String {
     let advice = match kind.name() {
-        "no-code" => "; give the code of bare packets with --elf or --raw",
+        "no-code" => {
+            "; give its file with --elf or --raw, or with --symfs the folder in which the files of the trace are"
+        }
         "no-psb" => "; if it is no Intel PT, say what it is with --format",
         _ => "",
     };

@@ -225,7 +225,10 @@ impl<'a> Packed<'a> {
 
     /// The code that is there.
     pub(crate) fn code(&self) -> PackedCode {
+        // A member is one file's: many that name the same would take many times its size.
+        let mut seen = std::collections::HashSet::new();
         let files = self.manifest.files.iter();
+        let files = files.filter(|file| seen.insert(&file.member));
         let files = files.filter_map(|file| {
             let path = PathBuf::from(OsString::from_vec(file.path.clone()));
             let debug = file.debug.as_deref().and_then(|name| self.member(name));
@@ -243,8 +246,10 @@ impl<'a> Packed<'a> {
 
     /// The parts of the trace that are there.
     pub(crate) fn parts(&self) -> Vec<Part> {
+        let mut seen = std::collections::HashSet::new();
         let parts = self.manifest.parts.iter();
         parts
+            .filter(|(_, member)| seen.insert(member))
             .filter_map(|(path, member)| {
                 let path = PathBuf::from(OsString::from_vec(path.clone()));
                 Some((path, self.member(member)?.into()))

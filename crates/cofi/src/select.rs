@@ -130,8 +130,10 @@ fn psb_by_time(bytes: &[u8], tsc: Tsc) -> usize {
         at = psb + 1;
         let plus = Packets::starting_at(bytes, StreamOffset(psb as u64));
         let packets = plus.map_while(|item| item.ok().map(|located| located.packet()));
+        // A PSB+ that does not end is no place to look further in.
         let told = packets
-            .take_while(|packet| !matches!(packet, Packet::PsbEnd | Packet::Ovf))
+            .skip(1)
+            .take_while(|packet| !matches!(packet, Packet::PsbEnd | Packet::Ovf | Packet::Psb))
             .find_map(|packet| match packet {
                 Packet::Tsc { tsc } => Some(Tsc(tsc.get())),
                 _ => None,

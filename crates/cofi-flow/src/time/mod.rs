@@ -182,7 +182,7 @@ impl TimeTracker {
         self.cycles
     }
 
-    /// Tells once of each time that the counter was set back.
+    /// Whether the counter was set back since this was asked last; of several times, the last.
     pub fn take_jump(&mut self) -> Option<TimeJump> {
         self.jump.take()
     }

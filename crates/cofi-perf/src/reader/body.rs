@@ -49,6 +49,9 @@ pub enum Body<'a> {
         tid: u32,
         /// The thread that created it.
         ptid: u32,
+        /// The record is perf's own, of a process that was there before it began: its mappings are told apart, and not those of
+        /// the process that created it.
+        apart: bool,
     },
     /// EXIT: a thread has ended.
     Exit {

@@ -63,6 +63,7 @@ pub(super) fn fields_of<'a>(
                 ppid,
                 tid,
                 ptid,
+                apart: misc.has(Misc::EXEC),
             }
         }
         RecordKind::EXIT => {

@@ -111,6 +111,7 @@ fn what_was_written_is_read() {
             ppid: 10,
             tid: 12,
             ptid: 11,
+            apart: false,
         },
         Body::ItraceStart { pid: 10, tid: 11 },
         Body::Aux {
