@@ -5,8 +5,8 @@ mod machine;
 use cofi_session::{StreamKey, Task};
 use machine::support::Fields;
 use machine::{
-    DUMMY_ID, Machine, NONE, OUT, PT_ID, Settings, as_perf_sees_it, kind, open, psb, tsc, visit,
-    visits,
+    DUMMY_ID, Machine, NONE, OUT, PT_ID, Seen, Settings, as_perf_sees_it, kind, open, psb, seen,
+    tsc, visit, visits,
 };
 
 const CPU: u32 = 3;
@@ -114,4 +114,29 @@ fn by_an_index_of_the_ids_where_the_records_do_not_tell_the_processor() {
     machine.auxtrace((NONE, CPU), 0, 1100, &packets);
     let bytes = machine.finish();
     assert_eq!(visits(&open(&bytes), KEY), [(5, 1), (6, 2)]);
+}
+
+/// perf tells of processes that were there before it by FORK records of its own, and of their mappings one by one.
+#[test]
+fn a_fork_that_perf_made_up_inherits_no_mappings() {
+    const FORK: u32 = 7;
+    const FORK_EXEC: u16 = 1 << 13;
+    let visit_of_7 = Seen::Visit(7, 1);
+    let unknown = Seen::Error("no code is known at 0x1000".into());
+    for (misc, expected) in [(0, visit_of_7), (FORK_EXEC, unknown)] {
+        let mut machine = Machine::new(Settings::default());
+        let parent = machine.process(5, 1);
+        let task = Task { pid: 7, tid: 7 };
+        let body = Fields::default().u32(7).u32(5).u32(7).u32(5).u64(0);
+        machine.kernel(FORK, misc, body, (parent, 0, 20), DUMMY_ID);
+        let mut packets = psb(1100);
+        packets.extend(visit(1200));
+        packets.extend(tsc(1300));
+        machine.aux((task, 0), (0, packets.len() as u64), 0, 4000);
+        machine.auxtrace((7, NONE), 0, 1100, &packets);
+        let bytes = machine.finish();
+        let session = open(&bytes);
+        let seen = seen(&session, StreamKey::Thread(7));
+        assert_eq!(seen.last(), Some(&expected), "with {misc:#x}");
+    }
 }
