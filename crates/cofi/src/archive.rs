@@ -11,16 +11,19 @@ use anyhow::{Context, Result, bail};
 use cofi_session::Session;
 use std::fs;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Runs the command.
 pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
     let input = &args.flow.input.file;
-    if let (Ok(from), Ok(to)) = (input.canonicalize(), args.output.canonicalize())
-        && from == to
+    let output = &target(&args.output)?;
+    let of_trace = [input.canonicalize(), input::inside(input).canonicalize()];
+    if of_trace
+        .iter()
+        .any(|from| from.as_ref().is_ok_and(|from| from == output))
     {
-        bail!("{} is the trace itself", to.display());
+        bail!("{} is the trace itself", output.display());
     }
     let bytes = input::map(input)?;
     let opened = input::open_packed(&args.flow, &bytes)?;
@@ -79,7 +82,7 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
             debug,
         });
     }
-    let size = write(&args.output, &args.flow.input.file, &manifest, &members)
+    let size = write(output, &args.flow.input.file, &manifest, &members)
         .with_context(|| format!("cannot write {}", args.output.display()))?;
     tell(format_args!(
         "{}: {} bytes, with {} files of code",
@@ -129,6 +132,16 @@ fn member_name(path: &Path) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
     let name = name.chars().map(|c| if harmless(c) { c } else { '_' });
     name.take(60).collect()
+}
+
+/// The file to write: where a link leads. What is no regular file is not to be replaced.
+fn target(path: &Path) -> Result<PathBuf> {
+    match fs::metadata(path) {
+        Ok(there) if there.is_file() => Ok(path.canonicalize()?),
+        Ok(_) => bail!("{} is no regular file", path.display()),
+        // Nothing is there yet.
+        Err(_) => Ok(path.to_owned()),
+    }
 }
 
 /// Writes the archive of `trace` beside its place, and then puts it there; its size.

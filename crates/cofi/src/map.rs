@@ -42,7 +42,7 @@ pub(crate) fn file(path: &Path) -> io::Result<Bytes> {
     let about = file.metadata()?;
     if about.is_file() && about.len() >= SMALLEST {
         survive_cuts();
-        // SAFETY: the mapping is private, and no one in this process writes to the file. That others may is said above: a cut
+        // SAFETY: nobody in this process writes to the file. That others may is said above: a cut
         // is caught, and changed bytes are no worse than any other input, as none of the readers trusts any.
         if let Ok(map) = unsafe { Mmap::map(&file) } {
             return Ok(Bytes::Mapped(map));

@@ -213,6 +213,41 @@ fn an_archive_that_is_cut_off_or_damaged_is_told() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn only_regular_files_are_replaced() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let scratch = Scratch::new();
+    let text = scratch.write("packets.txt", "psb\npsbend\n");
+    let trace = scratch.path("trace.pt");
+    let made = run(cofi().arg("asm").arg(&text).arg("-o").arg(&trace));
+    assert_eq!(made.code(), 0, "{}", made.stderr);
+    let refused = archive(&trace, Path::new("/dev/null"), &[]);
+    assert_eq!(refused.code(), 2);
+    assert!(
+        refused.stderr.contains("no regular file"),
+        "{}",
+        refused.stderr
+    );
+    // A link leads to the file that is written, and the trace's readers are the archive's.
+    let (target, link) = (scratch.write("target", "old"), scratch.path("link"));
+    symlink(&target, &link).unwrap();
+    std::fs::set_permissions(&trace, std::fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(archive(&trace, &link, &[]).code(), 0);
+    assert!(link.is_symlink() && std::fs::metadata(&target).unwrap().len() > 512);
+    let mode = std::fs::metadata(&target).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // A link to the trace is the trace.
+    let same = scratch.path("same");
+    symlink(&trace, &same).unwrap();
+    let refused = archive(&trace, &same, &[]);
+    assert!(
+        refused.stderr.contains("is the trace itself"),
+        "{}",
+        refused.stderr
+    );
+}
+
 #[test]
 fn a_bundle_is_packed_with_all_its_files() {
     let scratch = Scratch::new();
