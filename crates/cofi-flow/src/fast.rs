@@ -4,6 +4,7 @@ use cofi_insn::{Class, CodeSource};
 use cofi_packet::{Ip, StreamOffset};
 
 use crate::block::{Block, Visitor};
+use crate::cache::End;
 use crate::decoder::{FlowDecoder, Phase, Piece, State};
 use crate::graph::{Decision, Node};
 use crate::index::NONE;
@@ -101,12 +102,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             if !self.out.is_empty() || !self.has_decision() {
                 break;
             }
-            if id == NONE && self.tnt_len == 0 && matches!(self.pending, Pending::Pgd(_)) {
-                // Tracing may have ended at a direct branch on the way: code behind that is not to be looked at.
-                match self.cache.graph.find(self.ip, self.mode) {
-                    Some(known) => id = known,
-                    None => break,
-                }
+            if id == NONE
+                && self.tnt_len == 0
+                && matches!(self.pending, Pending::Pgd(_))
+                && !self.may_look_ahead()
+            {
+                break;
             }
             if id == NONE {
                 id = self.resolve(from);
@@ -241,6 +242,16 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             _ => None,
         }
+    }
+
+    /// Whether the node here can be put together without looking at code behind a direct branch, at which tracing may have ended.
+    fn may_look_ahead(&mut self) -> bool {
+        if self.cache.graph.find(self.ip, self.mode).is_some() {
+            return true;
+        }
+        let run = self.cache.straight(self.ip, self.mode, &mut self.code);
+        let run = self.cache.block(run);
+        run.end == End::Insn && run.class.needs_packet()
     }
 
     /// Whether tracing may have ended at a direct branch of a node, rather than at its end.
