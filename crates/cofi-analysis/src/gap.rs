@@ -1,5 +1,7 @@
 //! Places where a part of a flow is missing, and what is lost at each.
 
+use std::iter::Peekable;
+
 use cofi_flow::{Event, FlowConfig, FlowError, FlowErrorKind, TimeTracker};
 use cofi_packet::intel::{Packet, Packets, sync_backward};
 use cofi_packet::{Ip, StreamOffset, Tsc};
@@ -101,6 +103,7 @@ pub(crate) struct GapFinder<'s> {
     bytes: &'s [u8],
     config: FlowConfig,
     open: Option<Gap>,
+    clock: Option<Clock<'s>>,
 }
 
 impl<'s> GapFinder<'s> {
@@ -109,6 +112,7 @@ impl<'s> GapFinder<'s> {
             bytes: stream.bytes(),
             config: session.flow_config(),
             open: None,
+            clock: None,
         }
     }
 
@@ -190,30 +194,69 @@ impl<'s> GapFinder<'s> {
 
     /// The last time that packets tell before `offset`; with `overflow`, before the last OVF that is not behind it, and where that is.
     ///
-    /// Worked out from the PSB before alone, so that it is the same whatever was decoded before.
-    fn before(&self, offset: StreamOffset, overflow: bool) -> (StreamOffset, Option<Tsc>) {
-        let mut tracker = TimeTracker::new(&self.config);
-        let mut found = (offset, None);
-        let Some(psb) = usize::try_from(offset.0)
+    /// Worked out from the PSB before alone, so that it is the same whatever was decoded before. From one question to the next it
+    /// goes on where it was, so that many gaps behind one PSB cost no more than one.
+    fn before(&mut self, offset: StreamOffset, overflow: bool) -> (StreamOffset, Option<Tsc>) {
+        let psb = usize::try_from(offset.0)
             .ok()
-            .and_then(|offset| sync_backward(self.bytes, offset))
-        else {
-            return found;
+            .and_then(|offset| sync_backward(self.bytes, offset));
+        let Some(psb) = psb else {
+            return (offset, None);
         };
-        for item in Packets::starting_at(self.bytes, StreamOffset(psb as u64)) {
-            let Ok(located) = item else { break };
-            if located.offset > offset || !overflow && located.offset == offset {
-                break;
-            }
+        let known = self.clock.take().filter(|known| {
+            let behind = known
+                .last
+                .is_none_or(|last| last < offset || overflow && last == offset);
+            known.psb == psb && behind
+        });
+        let mut clock = known.unwrap_or_else(|| Clock::new(self.bytes, psb, &self.config));
+        clock.run_to(offset, overflow);
+        let told = if overflow {
+            clock.overflow.unwrap_or((offset, None))
+        } else {
+            (offset, clock.tracker.now())
+        };
+        self.clock = Some(clock);
+        told
+    }
+}
+
+/// The time as packets from a PSB on tell it.
+#[derive(Debug)]
+struct Clock<'s> {
+    psb: usize,
+    packets: Peekable<Packets<'s>>,
+    tracker: TimeTracker,
+    /// Where the packet taken last begins.
+    last: Option<StreamOffset>,
+    /// The last OVF, and the time before it.
+    overflow: Option<(StreamOffset, Option<Tsc>)>,
+}
+
+impl<'s> Clock<'s> {
+    fn new(bytes: &'s [u8], psb: usize, config: &FlowConfig) -> Self {
+        Self {
+            psb,
+            packets: Packets::starting_at(bytes, StreamOffset(psb as u64)).peekable(),
+            tracker: TimeTracker::new(config),
+            last: None,
+            overflow: None,
+        }
+    }
+
+    /// Takes the packets before `offset` and, if it is to be `inclusive`, the one there; up to bytes that form none.
+    fn run_to(&mut self, offset: StreamOffset, inclusive: bool) {
+        let wanted = |at: StreamOffset| at < offset || inclusive && at == offset;
+        while let Some(Ok(located)) = self.packets.peek()
+            && wanted(located.offset)
+        {
             let packet: Packet = located.packet();
-            if overflow && packet == Packet::Ovf {
-                found = (located.offset, tracker.now());
+            if packet == Packet::Ovf {
+                self.overflow = Some((located.offset, self.tracker.now()));
             }
-            tracker.take(&packet);
+            self.tracker.take(&packet);
+            self.last = Some(located.offset);
+            self.packets.next();
         }
-        if overflow {
-            return found;
-        }
-        (offset, tracker.now())
     }
 }

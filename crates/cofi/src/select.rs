@@ -123,9 +123,11 @@ fn previous(bytes: &[u8], offset: usize) -> usize {
     sync_backward(bytes, offset).unwrap_or(0)
 }
 
-/// The last PSB whose PSB+ tells a time before `tsc`, all before it doing so too, or the beginning.
+/// The PSB before the last whose PSB+ tells a time before `tsc`, all before it doing so too, or the beginning.
+///
+/// One more than needed, because the estimate just behind a PSB+ still depends on what came before: it never goes back.
 fn psb_by_time(bytes: &[u8], tsc: Tsc) -> usize {
-    let (mut found, mut at) = (0, 0);
+    let (mut begin, mut found, mut at) = (0, 0, 0);
     while let Some(psb) = sync_forward(bytes, at) {
         at = psb + 1;
         let plus = Packets::starting_at(bytes, StreamOffset(psb as u64));
@@ -139,12 +141,12 @@ fn psb_by_time(bytes: &[u8], tsc: Tsc) -> usize {
                 _ => None,
             });
         match told {
-            Some(told) if told < tsc => found = psb,
+            Some(told) if told < tsc => (begin, found) = (found, psb),
             Some(_) => break,
             None => {}
         }
     }
-    found
+    begin
 }
 
 /// The streams that are wanted.
