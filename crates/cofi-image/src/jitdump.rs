@@ -264,7 +264,7 @@ mod tests {
     fn names_of_dumps() {
         for (path, is) in [
             ("/tmp/jit-77.dump", true),
-            ("/root/.debug/jit/x/jit-1.dump", true),
+            ("/home/user/.debug/jit/x/jit-1.dump", true),
             ("/tmp/jit-.dump", false),
             ("/tmp/jit-7x.dump", false),
             ("/tmp/jit-77.dump.so", false),
