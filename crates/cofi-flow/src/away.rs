@@ -246,22 +246,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 return;
             }
             Flow::Pip { .. } | Flow::Vmcs(_) => self.apply_alone(flow),
-            Flow::Ptw { payload, size, .. } => self.push(Event::Ptwrite {
-                ip: None,
-                payload,
-                size,
-            }),
-            Flow::TraceStop => self.push(Event::Stop),
-            Flow::ExStop { .. } => self.push(Event::ExStop { ip: None }),
-            Flow::Pwrx {
-                last,
-                deepest,
-                wake,
-            } => self.wake(Event::Pwrx {
-                last,
-                deepest,
-                wake,
-            }),
+            Flow::Ptw { .. } | Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
+                self.tell_unbound(flow);
+            }
             Flow::Ovf => self.overflow(),
             Flow::Psb if self.at_end() => self.state = State::Done,
             Flow::Psb => {
@@ -310,6 +297,29 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             | Flow::Mnt(_) => {}
         }
         self.note_used();
+    }
+
+    /// Tells what a packet says by itself that binds to no address, or whose address is not known.
+    fn tell_unbound(&mut self, flow: Flow) {
+        match flow {
+            Flow::Ptw { payload, size, .. } => self.push(Event::Ptwrite {
+                ip: None,
+                payload,
+                size,
+            }),
+            Flow::TraceStop => self.push(Event::Stop),
+            Flow::ExStop { .. } => self.push(Event::ExStop { ip: None }),
+            Flow::Pwrx {
+                last,
+                deepest,
+                wake,
+            } => self.wake(Event::Pwrx {
+                last,
+                deepest,
+                wake,
+            }),
+            _ => {}
+        }
     }
 
     /// Applies a PIP or VMCS packet that binds to no address.
@@ -385,22 +395,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.apply(Bound { tsx: None, ..bound }, None);
             }
             Flow::Tnt { bits, len } if self.notes.tells => self.branches(bits, len),
-            Flow::Ptw { payload, size, .. } => self.push(Event::Ptwrite {
-                ip: None,
-                payload,
-                size,
-            }),
-            Flow::TraceStop => self.push(Event::Stop),
-            Flow::ExStop { .. } => self.push(Event::ExStop { ip: None }),
-            Flow::Pwrx {
-                last,
-                deepest,
-                wake,
-            } => self.wake(Event::Pwrx {
-                last,
-                deepest,
-                wake,
-            }),
+            Flow::Ptw { .. } | Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
+                self.tell_unbound(flow);
+            }
             Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pge(_) | Flow::Pgd(_) | Flow::PsbEnd => {}
             // `hold` has taken these.
             Flow::Mwait { .. }
