@@ -61,9 +61,11 @@ mod graph;
 mod held;
 mod index;
 mod ipc;
+mod kind;
 mod pending;
 mod reader;
 mod retstack;
+mod rtit;
 mod time;
 mod walk;
 
@@ -75,4 +77,5 @@ pub use error::{Expected, FlowError, FlowErrorKind};
 pub use event::{ControlEvent, Event, Executed, Item, Part, Run, Tick};
 pub use events::{EventDecoder, PacketKinds, Told};
 pub use ipc::{Ipc, Stretch};
+pub use kind::PacketKind;
 pub use time::{Time, TimeJump, TimeTracker, VmxTsc};
