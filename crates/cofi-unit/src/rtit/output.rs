@@ -139,8 +139,10 @@ impl Output {
         part: &[u8],
     ) {
         let mut line = match self.open.take() {
-            Some(line) => line,
-            None => {
+            Some(line) if line.end() == address => line,
+            // Software moves the output only behind a fence; so there is none.
+            other => {
+                self.full.extend(other);
                 self.begun += 1;
                 Line {
                     address,
@@ -167,13 +169,7 @@ impl Output {
 
     /// Writes lines until no more than `keep` wait, in an order that 2.3.2 allows: a younger line may overtake an older one, but not
     /// another of the same address, nor any from that on.
-    fn write(
-        &mut self,
-        regs: &Registers,
-        dice: &mut Dice,
-        client: &mut impl Client,
-        keep: usize,
-    ) {
+    fn write(&mut self, regs: &Registers, dice: &mut Dice, client: &mut impl Client, keep: usize) {
         while self.full.len() > keep {
             let before = self.full[0].number + lines_of_region(regs);
             let overtaking = self.full.partition_point(|line| line.number < before);
