@@ -85,7 +85,7 @@ const fn address(regs: &Registers) -> u64 {
 
 fn advance(regs: &mut Registers, by: u64) {
     let mask = regs.limit_mask.0;
-    regs.offset.0 = (regs.offset.0 & mask) + by & mask;
+    regs.offset.0 = ((regs.offset.0 & mask) + by) & mask;
 }
 
 /// How many lines come before the same address comes again.

@@ -64,9 +64,10 @@ pub struct Unit {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Cached {
     packet_en: bool,
-    /// Nothing but the passing of time and a full TNT makes a packet at near branches that make none themselves.
+    /// PacketEn is set and stays so; nothing but the passing of time and a full TNT makes a packet at near branches that make none
+    /// themselves.
     plain: bool,
-    /// So it is at least where control goes straight ahead, other than to the end of a range.
+    /// So it is at least, with PacketEn set or not, where control goes straight ahead, other than to the end of a range.
     plain_ahead: bool,
 }
 
@@ -139,14 +140,18 @@ impl Unit {
     /// # Errors
     /// #GP for any but RTIT_CTL as long as that has not been read (3.3.1), and where there is no such register.
     pub fn rdmsr(&mut self, address: u32) -> Result<u64, Fault> {
-        self.update_registers();
-        self.regs.read(address)
+        let mut regs = self.current_registers();
+        let value = regs.read(address);
+        self.regs.unlocked = regs.unlocked;
+        value
     }
 
-    /// What is kept elsewhere comes to the registers.
-    fn update_registers(&mut self) {
-        self.settle_cycles();
-        self.regs.tnt_buff.0 = self.tnt.stopped();
+    /// The registers with what is kept elsewhere.
+    fn current_registers(&self) -> Registers {
+        let mut regs = self.regs;
+        regs.cntp.0 = self.cycles();
+        regs.tnt_buff.0 = self.tnt.stopped();
+        regs
     }
 
     /// WRMSR, at `at`, of an RTIT register: it stands for the instruction's own retirement.
@@ -160,7 +165,6 @@ impl Unit {
         address: u32,
         value: u64,
     ) -> Result<(), Fault> {
-        self.regs.tnt_buff.0 = self.tnt.stopped();
         let new = self.regs.check(address, value)?;
         let mut before = self.begin(client, Some(at.next));
         match address {
@@ -169,9 +173,10 @@ impl Unit {
             msr::RTIT_STATUS => before.resolves = false,
             _ => {}
         }
-        self.regs.tnt_buff.0 = self.tnt.stopped();
-        self.regs.commit(address, new);
-        self.tnt = Results::from_stopped(self.regs.tnt_buff.0, 6).unwrap_or_default();
+        match address {
+            msr::RTIT_TNT_BUFF => self.tnt = Results::from_stopped(new, 6).unwrap_or_default(),
+            _ => self.regs.commit(address, new),
+        }
         if address == msr::RTIT_CTL {
             self.note_tsc();
         }
@@ -204,19 +209,26 @@ impl Unit {
             return;
         }
         // Most instructions are among these, and do no more than this.
+        let cached = self.cached;
         let is_plain = match insn.branch {
             Branch::None | Branch::Conditional(None) => {
-                self.cached.plain || self.cached.plain_ahead && !self.is_end_of_range(insn.at.next)
+                cached.plain || cached.plain_ahead && !self.is_end_of_range(insn.at.next)
             }
-            _ => self.cached.plain,
+            _ => cached.plain,
         };
+        if !is_plain || !self.is_quiet(client.now()) {
+            return self.retire_whole(client, insn);
+        }
         match insn.branch {
-            Branch::Conditional(target)
-                if is_plain && !self.tnt.has(5) && self.is_quiet(client.now()) =>
-            {
+            Branch::None | Branch::DirectJump(_) => {}
+            Branch::Conditional(target) if cached.packet_en && !self.tnt.has(5) => {
                 self.tnt.push(1, target.is_some().into());
             }
-            Branch::None | Branch::DirectJump(_) if is_plain && self.is_quiet(client.now()) => {}
+            Branch::Conditional(_) if !cached.packet_en => {}
+            Branch::DirectCall(_) => self.call(insn.at.next),
+            Branch::Return(target) if !self.tnt.has(5) && self.is_last_call(target) => {
+                self.tnt.push(1, 1);
+            }
             _ => self.retire_whole(client, insn),
         }
     }
@@ -337,19 +349,20 @@ impl Unit {
             .with_context_en(self.context_en());
         let status = self.regs.status;
         let packet_en = trigger_en && status.context_en() && status.filter_en();
-        let is_restless = self.buffer.is_some()
-            || status.buffer_overflow()
-            || self.tnt.has(6)
-            || self.asleep
-            || !packet_en;
+        let is_restless =
+            self.buffer.is_some() || status.buffer_overflow() || self.tnt.has(6) || self.asleep;
         let is_range = |id: u64| id <= Events::RANGE0_OR_1;
         let (filter, stop) = (events.filter(), events.trace_stop());
         let (is_everywhere, stops_everywhere) =
             (filter == Events::ALWAYS_ON, stop == Events::ALWAYS_ON);
         self.cached = Cached {
             packet_en,
-            plain: !is_restless && is_everywhere && !stops_everywhere && !is_range(stop),
-            plain_ahead: !is_restless && (is_everywhere || is_range(filter)) && !stops_everywhere,
+            plain: !is_restless
+                && packet_en
+                && is_everywhere
+                && !stops_everywhere
+                && !is_range(stop),
+            plain_ahead: !is_restless && !stops_everywhere,
         };
         self.plan_counts();
     }

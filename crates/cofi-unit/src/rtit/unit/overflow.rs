@@ -80,6 +80,10 @@ impl Unit {
     /// So many bytes of the internal buffer drain to the memory unit, as far as they are there. (Others drain as time passes, if the
     /// buffer was given a rate.)
     pub fn drain(&mut self, client: &mut impl Client, bytes: usize) {
+        if self.is_overflowing() {
+            // No more packets follow for now.
+            self.end_scramble(client);
+        }
         let Some(buffer) = &mut self.buffer else {
             return;
         };
@@ -105,12 +109,9 @@ impl Unit {
         let now = self.now();
         let due = match &mut self.buffer {
             Some(buffer) => buffer.drainable(now),
-            None => return,
+            None => 0,
         };
         self.drain(client, due);
-        if self.buffer.as_ref().is_some_and(|b| b.bytes.is_empty()) && self.is_overflowing() {
-            self.end_scramble(client);
-        }
     }
 
     /// The internal buffer drains.

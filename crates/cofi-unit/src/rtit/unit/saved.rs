@@ -10,7 +10,7 @@
 //! | unlocked | 1 |
 //! | context: CPL, CR3, CR0.PG; in SMM; in VMX root operation; asleep | 1, 8, 1; 1; 1; 1 |
 //! | actual and effective core/bus ratio; where control stood | 1, 1; 8 |
-//! | the last moment: TSC, core cycles; RTIT_CNTP counts; since | 8, 8; 1; 8 |
+//! | the last moment: TSC, core cycles | 8, 8 |
 //! | the TSC bits of the last MTC | 1 |
 //! | PSB owed; PSB late; packets until it takes effect | 1; 1; optional 1 |
 //! | TraceStop held in an overflow: 0 none, 1 whole, 2 its packet only; resolved overflows | 1; 8 |
@@ -42,7 +42,7 @@ impl Unit {
     pub fn save(&self) -> Vec<u8> {
         let Self {
             choices: _,
-            regs,
+            regs: _,
             output,
             dice,
             context,
@@ -52,7 +52,7 @@ impl Unit {
             ratios,
             ip,
             timing,
-            tnt,
+            tnt: _,
             psb_owed,
             psb_late,
             psb_clears_in,
@@ -62,8 +62,7 @@ impl Unit {
             scramble,
             cached: _,
         } = self;
-        let mut regs = *regs;
-        regs.tnt_buff.0 = tnt.stopped();
+        let regs = self.current_registers();
         let mut to = Writer::new(MAGIC);
         let writer = &mut to;
         for spec in msr::ALL {
@@ -80,8 +79,6 @@ impl Unit {
         writer.u64(ip.0);
         writer.u64(timing.now.tsc);
         writer.u64(timing.now.cycles);
-        writer.bool(timing.counts);
-        writer.u64(timing.counted_at);
         writer.u8(timing.mtc);
         writer.bool(*psb_owed);
         writer.bool(*psb_late);
@@ -109,7 +106,8 @@ impl Unit {
     pub fn restore(choices: Implementation, bytes: &[u8]) -> Result<Self, RestoreError> {
         let mut from = Reader::new(bytes, MAGIC)?;
         let reader = &mut from;
-        let regs = restore_registers(reader)?;
+        let mut regs = restore_registers(reader)?;
+        let tnt = core::mem::take(&mut regs.tnt_buff);
         let context = Context {
             cpl: reader.u8("CPL")?,
             cr3: reader.u64("CR3")?,
@@ -127,8 +125,6 @@ impl Unit {
             tsc: reader.u64("the TSC")?,
             cycles: reader.u64("the core cycles")?,
         };
-        let counts = reader.bool("RTIT_CNTP counts")?;
-        let counted_at = reader.u64("since when RTIT_CNTP counts")?;
         let mtc = reader.u8("the TSC bits of the last MTC")?;
         let psb_owed = reader.bool("PSB owed")?;
         let psb_late = reader.bool("PSB late")?;
@@ -165,8 +161,8 @@ impl Unit {
             asleep,
             ratios,
             ip,
-            timing: Timing::restored(now, counts, counted_at, mtc),
-            tnt: Results::from_stopped(regs.tnt_buff.0, 6).unwrap_or_default(),
+            timing: Timing::restored(now, mtc),
+            tnt: Results::from_stopped(tnt.0, 6).unwrap_or_default(),
             psb_owed,
             psb_late,
             psb_clears_in,

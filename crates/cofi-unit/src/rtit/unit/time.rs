@@ -18,9 +18,9 @@ pub(super) struct Timing {
     /// The last moment that is known.
     pub(super) now: Clock,
     /// RTIT_CNTP counts.
-    pub(super) counts: bool,
+    counts: bool,
     /// The core cycles at which RTIT_CNTP was what the register file holds.
-    pub(super) counted_at: u64,
+    counted_at: u64,
     /// The TSC bits of the last MTC, or those that it would have had.
     pub(super) mtc: u8,
     /// First TSC value with these bits, and how many there are.
@@ -30,12 +30,10 @@ pub(super) struct Timing {
 }
 
 impl Timing {
-    /// As it was saved; what follows from the rest comes when it is asked for.
-    pub(super) fn restored(now: Clock, counts: bool, counted_at: u64, mtc: u8) -> Self {
+    /// As it was saved, with RTIT_CNTP as it is now; what follows from the rest comes when it is asked for.
+    pub(super) fn restored(now: Clock, mtc: u8) -> Self {
         Self {
             now,
-            counts,
-            counted_at,
             mtc,
             ..Self::default()
         }
@@ -100,15 +98,20 @@ impl Unit {
         self.regs.status.trigger_en() && (!self.regs.ctl.less_pkts() || self.cached.packet_en)
     }
 
+    /// RTIT_CNTP at the last moment that is known.
+    pub(super) const fn cycles(&self) -> u64 {
+        let passed = match self.timing.counts {
+            true => self.now().cycles.wrapping_sub(self.timing.counted_at),
+            false => 0,
+        };
+        self.regs.cntp.0.wrapping_add(passed) & CNTP_MASK
+    }
+
     /// RTIT_CNTP counts up to now.
     pub(super) fn settle_cycles(&mut self) {
-        let now = self.now().cycles;
-        if self.timing.counts {
-            let passed = now.wrapping_sub(self.timing.counted_at);
-            self.regs.cntp.0 = self.regs.cntp.0.wrapping_add(passed) & CNTP_MASK;
-            self.plan_half_full();
-        }
-        self.timing.counted_at = now;
+        self.regs.cntp.0 = self.cycles();
+        self.timing.counted_at = self.now().cycles;
+        self.plan_half_full();
     }
 
     /// Whether RTIT_CNTP counts from now on (Table 17, as it stands: with Less_Pkts clear, only where FilterEn is set, too).
