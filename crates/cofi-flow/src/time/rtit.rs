@@ -65,6 +65,8 @@ pub(crate) struct RtitTime {
     now: Option<u64>,
     /// When the last packet that told the time was made.
     last: Span,
+    /// The last STS, or edge that an MTC told of.
+    edge: u64,
     /// All that stands before it was no later.
     before: u64,
     /// When `counted` began, and the cycles counted since: at the least and at the most.
@@ -95,6 +97,7 @@ impl RtitTime {
             e7: config.errata.rtit_e7,
             now: None,
             last: UNKNOWN,
+            edge: 0,
             before: u64::MAX,
             base: UNKNOWN,
             counted: (0, 0),
@@ -150,15 +153,17 @@ impl RtitTime {
         }
         match *packet {
             Packet::Psb => self.psb(),
-            Packet::TraceStop => self.traced = Traced::Off,
+            Packet::TraceStop => (self.traced, self.sparse) = (Traced::Off, true),
             Packet::FupPge { .. } => self.enabled(),
             Packet::FupOvf { .. } => self.lost(),
             Packet::Mtc { .. } | Packet::Sts { .. } => self.timing_goes_on(),
             _ => {}
         }
         let cycles = cycles(packet);
-        if let Some(cycles) = cycles {
-            self.count(cycles, self.worth(packet, behind));
+        match cycles {
+            Some(cycles) => self.count(cycles, self.worth(packet, behind)),
+            None if packet.kind() == Kind::Mtc => self.unknown(),
+            None => {}
         }
         match *packet {
             Packet::FupPge { .. } => self.traced = Traced::On,
@@ -180,6 +185,7 @@ impl RtitTime {
     /// Packets were lost: by an overflow (4.2.5), or because the stream is damaged.
     pub(crate) fn lost(&mut self) {
         self.traced = Traced::Unclear { seen: false };
+        self.sparse = true;
         self.break_off();
         self.unknown();
     }
@@ -220,7 +226,7 @@ impl RtitTime {
 
     fn psb(&mut self) {
         match self.traced {
-            Traced::On => {
+            Traced::On | Traced::Unclear { .. } => {
                 self.traced = Traced::Unclear { seen: false };
                 if self.missing == Missing::None {
                     self.missing = Missing::Maybe;
@@ -228,7 +234,6 @@ impl RtitTime {
                 }
                 self.rate.interrupted();
             }
-            Traced::Unclear { .. } => {}
             Traced::Off => {
                 self.sparse = true;
                 self.break_off();
@@ -288,6 +293,7 @@ impl RtitTime {
         }
         self.missing = Missing::Some;
         self.rate.lost();
+        self.ratios = (0, 0);
         self.forget_counts();
     }
 
@@ -353,11 +359,7 @@ impl RtitTime {
             self.forget_counts();
             return self.unknown();
         };
-        let low = self
-            .base
-            .low
-            .saturating_add(least.least)
-            .max(self.last.low);
+        let low = self.base.low.saturating_add(least.least).max(self.last.low);
         let high = match worth {
             Worth::Whole => self.base.high.saturating_add(most.most).max(low),
             _ => u64::MAX,
@@ -397,39 +399,38 @@ impl RtitTime {
         let first = MTC_FIRST + 2 * range;
         let period = 1_u64 << first;
         self.missing_since.1 = self.missing_since.1.min(period << MTC_BITS);
-        let ignored = core::mem::take(&mut self.ignores_mtc);
-        if self.now.is_none() || ignored {
-            if !ignored || self.last.high == u64::MAX {
-                self.unknown();
-            }
+        if core::mem::take(&mut self.ignores_mtc) || self.now.is_none() {
             return;
         }
-        let span = self.last;
-        // It was made while the TSC showed the payload, and no earlier than what stands before it.
-        let index = span.low >> first;
+        let told = self.last;
+        let is_next = self.missing == Missing::None;
+        let index = if is_next { self.edge } else { told.low } >> first;
         let ahead = u64::from(payload.wrapping_sub(index as u8));
         let edge = (index + ahead) << first;
-        let (mut made, mut before) = (u64::MAX, u64::MAX);
-        if self.missing == Missing::None {
-            made = edge.saturating_add(period - 1);
-            // One for an edge before what stands before it came late.
-            before = if edge >= span.low || ahead > 0 { edge } else { made };
-        }
-        let (low, high) = if span.low.max(edge) <= span.high.min(made) {
-            (span.low.max(edge), span.high.min(made))
+        // It was made while the TSC showed this payload.
+        let made = if is_next {
+            edge.saturating_add(period - 1)
         } else {
-            // The counts were wrong.
-            (edge, made)
+            u64::MAX
         };
-        let guess = span.guess.clamp(low, high);
-        if (low, high) != (span.low, span.high) {
-            self.base = Span { low, guess, high };
-            self.counted = (0, 0);
+        let (mut low, mut high) = (told.low.max(edge), told.high.min(made));
+        if low > high {
+            // Cycles told another time: they were wrong.
+            (low, high) = (edge, made);
         }
+        // What stands before it came before the edge, unless it came late.
+        self.before = match is_next && edge >= told.low {
+            true => edge,
+            false => high,
+        };
+        let guess = told.guess.clamp(low, high);
         self.last = Span { low, guess, high };
-        self.before = before.min(high);
-        self.advance(edge.max(guess.min(low)));
-        self.measure(low, high);
+        if (low, high) != (told.low, told.high) {
+            (self.base, self.counted) = (self.last, (0, 0));
+        }
+        self.edge = edge;
+        self.advance(guess);
+        self.measure(edge, made);
     }
 
     /// An STS packet, whose cycle count has been taken.
@@ -454,7 +455,7 @@ impl RtitTime {
             guess: tsc,
             high: tsc,
         };
-        self.before = tsc;
+        (self.before, self.edge) = (tsc, tsc);
         self.advance(tsc);
         self.base = self.last;
         self.counted = (0, 0);
@@ -494,7 +495,7 @@ fn cycles(packet: &Packet) -> Option<u64> {
         | Packet::Pip { cycles, .. }
         | Packet::Mtc { cycles, .. }
         | Packet::Sts { cycles, .. } => cycles,
-        Packet::Psb | Packet::TraceStop | Packet::TntPartial { .. } => None,
+        _ => None,
     };
     cycles.map(|cycles| u64::from(cycles.get()))
 }
