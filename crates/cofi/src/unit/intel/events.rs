@@ -1,7 +1,8 @@
 //! The operations that are events: what each is made of.
 
-use super::ops::{Run, flag, get_ip, ip_or, item_size, need_ip};
-use super::reader::{Field, Read, Table};
+use super::ops::{Run, item_size};
+use crate::unit::reader::{Field, Read, Table};
+use crate::unit::values::{flag, get_ip, ip_or, need_ip};
 use cofi_packet::intel::{BlockType, CState, WakeReason};
 use cofi_unit::{At, Block, Destination, Event, Mwait, Sleep};
 

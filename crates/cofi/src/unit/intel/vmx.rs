@@ -1,8 +1,10 @@
 //! VM entries and VM exits.
 
-use super::ops::{Run, flag};
-use super::reader::{Read, Table};
-use super::values::register;
+use super::ops::Run;
+use crate::unit::reader::{Read, Table};
+use crate::unit::registers::register;
+use crate::unit::values::flag;
+use cofi_packet::intel::IntelPt;
 use cofi_unit::{Destination, EntryOutcome, GuestTsc, SmmExit, SmmReturn, VmEntry, VmExit};
 
 impl Run {
@@ -131,7 +133,7 @@ fn loads(op: &Table<'_>) -> Read<Vec<(u32, u64)>> {
     let mut loads = Vec::new();
     for load in field.array()? {
         let [msr, value] = load.members()?;
-        loads.push((register(&msr)?, value.number()?));
+        loads.push((register::<IntelPt>(&msr)?, value.number()?));
     }
     Ok(loads)
 }
