@@ -78,45 +78,50 @@ pub(super) fn show<F: Traced>(
     let stream = record.packets();
     let mut errors = false;
     let mut begun: Option<String> = (!record.stream.is_empty()).then(|| "; [start]".into());
-    walk(stream, record.context, &record.marks, |op, entry: Entry<'_, F>| {
-        match entry {
-            Entry::Note(Note::Begin(name)) => begun = Some(format!("; {op}: {name}")),
-            Entry::Note(note) if json => {
-                note_object::<F>(op, note, &mut object);
-                out.write_all(object.end())?;
-            }
-            Entry::Packet(item, listed) if json => {
-                errors |= item.is_err();
-                let name = listed
-                    .as_ref()
-                    .and_then(|listed| F::name(&mut memory, listed.packet()));
-                objects::describe(item, listed.as_ref(), name, &mut object);
-                object.number("op", op);
-                out.write_all(object.end())?;
-            }
-            Entry::Note(note) => {
-                if let Some(begun) = begun.take() {
-                    writeln!(out, "{begun}")?;
+    walk(
+        stream,
+        record.context,
+        &record.marks,
+        |op, entry: Entry<'_, F>| {
+            match entry {
+                Entry::Note(Note::Begin(name)) => begun = Some(format!("; {op}: {name}")),
+                Entry::Note(note) if json => {
+                    note_object::<F>(op, note, &mut object);
+                    out.write_all(object.end())?;
                 }
-                write!(out, "          {}", line::<F>(note).unwrap_or_default())?;
-                match note {
-                    Note::Fault { rule, .. } => writeln!(out, " ; {rule}")?,
-                    _ => writeln!(out)?,
+                Entry::Packet(item, listed) if json => {
+                    errors |= item.is_err();
+                    let name = listed
+                        .as_ref()
+                        .and_then(|listed| F::name(&mut memory, listed.packet()));
+                    objects::describe(item, listed.as_ref(), name, &mut object);
+                    object.number("op", op);
+                    out.write_all(object.end())?;
+                }
+                Entry::Note(note) => {
+                    if let Some(begun) = begun.take() {
+                        writeln!(out, "{begun}")?;
+                    }
+                    write!(out, "          {}", line::<F>(note).unwrap_or_default())?;
+                    match note {
+                        Note::Fault { rule, .. } => writeln!(out, " ; {rule}")?,
+                        _ => writeln!(out)?,
+                    }
+                }
+                Entry::Packet(item, listed) => {
+                    if let Some(begun) = begun.take() {
+                        writeln!(out, "{begun}")?;
+                    }
+                    errors |= item.is_err();
+                    let name = listed
+                        .as_ref()
+                        .and_then(|listed| F::name(&mut memory, listed.packet()));
+                    text.item(item, listed.as_ref(), name, stream, out)?;
                 }
             }
-            Entry::Packet(item, listed) => {
-                if let Some(begun) = begun.take() {
-                    writeln!(out, "{begun}")?;
-                }
-                errors |= item.is_err();
-                let name = listed
-                    .as_ref()
-                    .and_then(|listed| F::name(&mut memory, listed.packet()));
-                text.item(item, listed.as_ref(), name, stream, out)?;
-            }
-        }
-        Ok(())
-    })?;
+            Ok(())
+        },
+    )?;
     Ok(errors)
 }
 

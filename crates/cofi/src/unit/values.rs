@@ -1,6 +1,6 @@
 //! Values that stand in several places of a scenario, whatever the unit.
 
-use super::reader::{Field, Read, Table};
+use super::reader::{Read, Table};
 use cofi_packet::Ip;
 use cofi_unit::{At, Branch, Clock, Retired};
 
