@@ -1,7 +1,7 @@
 //! What a record says, by kind.
 
 use crate::constants::Feature;
-use crate::reader::{Attr, BuildId, IntelPtInfo};
+use crate::reader::{Attr, BuildId, TraceInfo};
 use crate::{PerfTime, TimeConv};
 use cofi_packet::Tsc;
 
@@ -94,7 +94,7 @@ pub enum Body<'a> {
         payload: &'a [u8],
     },
     /// AUXTRACE_INFO: how the trace was taken.
-    AuxtraceInfo(IntelPtInfo),
+    AuxtraceInfo(TraceInfo),
     /// TIME_CONV: how the TSC converts to time.
     TimeConv {
         /// The conversion.
