@@ -2,29 +2,22 @@
 //! and targets change nothing of the rest.
 #![no_main]
 
+mod format;
+
 use arbitrary::Arbitrary;
-use cofi_flow::{Errata, Event, EventDecoder, FlowConfig, Told};
-use cofi_packet::intel::PSB;
+use cofi_flow::{Event, EventDecoder, Told};
+use format::Format;
 use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]
 struct Input<'a> {
-    /// A bit for each erratum.
-    errata: u16,
-    mtc_freq: u8,
-    ratio: (u32, u32),
+    format: Format,
     ticks: bool,
     stream: &'a [u8],
 }
 
 fn decode(input: &Input<'_>, stream: &[u8], branches: bool) -> Vec<Told> {
-    let mut config = FlowConfig::default();
-    config.mtc_freq = input.mtc_freq;
-    config.tsc_art_ratio = input.ratio;
-    for (index, erratum) in Errata::ALL.iter().enumerate() {
-        config.errata.set(erratum.name, input.errata >> (index % 16) & 1 == 1);
-    }
-    let mut decoder = EventDecoder::new(stream, config);
+    let mut decoder = EventDecoder::new(stream, input.format.config(0));
     if branches {
         decoder = decoder.with_branches();
     }
@@ -39,7 +32,7 @@ fn decode(input: &Input<'_>, stream: &[u8], branches: bool) -> Vec<Told> {
 }
 
 fuzz_target!(|input: Input<'_>| {
-    let stream = [&PSB[..], input.stream].concat();
+    let stream = input.format.stream(input.stream);
     let told = decode(&input, &stream, true);
     for told in &told {
         assert!(told.offset.0 <= stream.len() as u64, "outside of the stream: {told:?}");

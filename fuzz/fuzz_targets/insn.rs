@@ -1,11 +1,13 @@
-//! Any bytes as an Intel PT stream over any bytes as code: decoding ends, and errors lie in the stream.
+//! Any bytes as a stream, of Intel PT or RTIT, over any bytes as code: decoding ends, and errors lie in the stream.
 #![no_main]
 
+mod format;
+
 use arbitrary::Arbitrary;
-use cofi_flow::{FlowConfig, FlowDecoder, Item};
+use cofi_flow::{FlowDecoder, Item};
 use cofi_insn::{CodeSource, Segment};
 use cofi_packet::Ip;
-use cofi_packet::intel::PSB;
+use format::Format;
 use libfuzzer_sys::fuzz_target;
 
 /// Instructions that may pass without a packet.
@@ -16,8 +18,7 @@ struct Input<'a> {
     /// Where the code stands: near 0, or near the end of the address space.
     high: bool,
     base: u16,
-    mtc_freq: u8,
-    ratio: (u32, u32),
+    format: Format,
     code: &'a [u8],
     stream: &'a [u8],
 }
@@ -41,8 +42,7 @@ impl CodeSource for Tiled<'_> {
 }
 
 fuzz_target!(|input: Input<'_>| {
-    let mut stream = PSB.to_vec();
-    stream.extend_from_slice(input.stream);
+    let stream = input.format.stream(input.stream);
     let base = if input.high {
         u64::MAX - u64::from(input.base)
     } else {
@@ -52,10 +52,8 @@ fuzz_target!(|input: Input<'_>| {
         base: Ip(base),
         bytes: input.code,
     });
-    let mut config = FlowConfig::default();
+    let mut config = input.format.config(base);
     config.max_packetless_run = RUN;
-    config.mtc_freq = input.mtc_freq;
-    config.tsc_art_ratio = input.ratio;
     config.cache_limit = 1 << 16;
 
     // A packet of one byte decides at most 47 branches' worth of bits per 8 bytes; each may be followed by a whole run.

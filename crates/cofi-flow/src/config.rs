@@ -1,28 +1,52 @@
 //! What the decoder must be told about the processor and its configuration.
 
-use cofi_packet::{ExecMode, Ip};
+use cofi_packet::{ExecMode, Ip, rtit};
 
 use crate::{Errata, VmxTsc};
+
+/// Which format the packets have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TraceFormat {
+    /// Intel Processor Trace.
+    #[default]
+    IntelPt,
+    /// Real Time Instruction Trace, which says less of itself: what must be known beside the packets.
+    Rtit(RtitConfig),
+}
+
+/// How RTIT was configured, as far as its packets do not tell and [`FlowConfig`] does not have it for Intel PT too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RtitConfig {
+    /// RTIT_CTL.Cycle_Acc: whether packets are followed by cycle counts.
+    pub cycles: rtit::Mode,
+    /// RTIT_TNT_BUFF as it was read when the trace had ended, bits 6:0: results of branches that no packet holds (4.2.8, 4.2.11). 1
+    /// says that there are none.
+    pub tnt_buff: Option<u8>,
+    /// The TraceStop ranges: they tell where tracing ended, which the TraceStop packet does not.
+    pub stop: FilterRanges,
+}
 
 /// What the decoder must be told about the processor and how it was configured.
 ///
 /// The default suits a trace without timing packets from a processor without errata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowConfig {
+    /// The format of the packets.
+    pub format: TraceFormat,
     /// CPUID leaf 15H: TSC ticks per tick of the crystal clock, as (EBX, EAX); a zero means unknown.
     pub tsc_art_ratio: (u32, u32),
     /// IA32_RTIT_CTL.MTCFreq: an MTC packet comes every `1 << mtc_freq` ticks of the crystal clock.
     pub mtc_freq: u8,
-    /// The ratio of the TSC's frequency to the bus clock (MSR_PLATFORM_INFO\[15:8\]), in the unit of CBR packets; zero
+    /// The ratio of the TSC's frequency to the bus clock (MSR_PLATFORM_INFO\[15:8\]), in the unit of CBR and STS packets; zero
     /// means unknown.
     pub max_nonturbo_ratio: u8,
     /// How the TSC of guests differs from the processor's, for traces of both. Without it, times in a guest are the guest's.
     pub vmx_tsc: Option<VmxTsc>,
-    /// Whether tracing is limited to one CR3: then a `MOV CR3` may switch it off even after its PIP packet.
+    /// Whether tracing is limited to one CR3: then a `MOV CR3` may switch it off even after its PIP packet, and of RTIT without one.
     pub cr3_filter: bool,
-    /// The IP filter ranges; needed only for errata that concern them.
+    /// The IP filter ranges. Intel PT needs them only for errata that concern them, RTIT to tell which branch left them.
     pub filter: FilterRanges,
-    /// The mode before the first MODE.Exec packet.
+    /// The mode before the first MODE.Exec packet; of RTIT, which has none, the mode of all code.
     pub initial_mode: ExecMode,
     /// The errata to work around.
     pub errata: Errata,
@@ -35,6 +59,7 @@ pub struct FlowConfig {
 impl Default for FlowConfig {
     fn default() -> Self {
         Self {
+            format: TraceFormat::default(),
             tsc_art_ratio: (0, 0),
             mtc_freq: 0,
             max_nonturbo_ratio: 0,

@@ -88,6 +88,29 @@ errata! {
     /// Workaround: a TMA behind which stands a byte that begins no packet is ignored, and that byte with it. (Where
     /// the byte happens to look like a packet, that cannot be told.)
     skz84: "SKZ84, \"use of VMX TSC scaling or TSC offsetting will result in corrupted packets\"";
+    /// Problem: the FUP.FAR of a far transfer instruction with more than 3 prefixes may name an address within the instruction instead of
+    /// the one behind it.
+    /// Workaround: a FUP.FAR in the middle of a far transfer instruction is taken as if it named the instruction that follows.
+    rtit_e1: "RTIT E1, \"RTIT trace may contain FUP.FAR packet with incorrect address\"";
+    /// Problem: with IP filtering or TraceStop an instruction or event that both lets ContextEn or TriggerEn become 1, and FilterEn or
+    /// TraceActive 0, may give a FUP.PGD although tracing was off before.
+    /// Workaround: a FUP.PGD that follows another without a FUP.PGE in between is ignored.
+    rtit_e2: "RTIT E2, \"extra RTIT FUP.PGD packets can result from use of IP filtering or TraceStop\"";
+    /// Problem: a TraceStop condition during a buffer overflow may leave TraceActive set: the TraceStop packet comes before the FUP.BuffOvf,
+    /// and tracing continues. Workaround: none was identified; such a TraceStop is told, and does not end tracing.
+    rtit_e4: "RTIT E4, \"RTIT TraceStop condition detected during buffer overflow may not clear TraceActive\"";
+    /// Problem: the TIP of a branch that executed during an overflow may follow the FUP.BuffOvf, with the same IP.
+    /// Workaround: a TIP that immediately follows a FUP.BuffOvf and has its IP is ignored.
+    rtit_e5: "RTIT E5, \"RTIT FUP.BuffOvf packet may be incorrectly followed by a TIP packet\"";
+    /// Problem: cycle counts are one less than the cycles that have passed; a count of 0 may stand for 0 or 1.
+    /// Workaround: 1 is added to every count that is not 0.
+    rtit_e6: "RTIT E6, \"RTIT CYC packet payload values may be off by 1 cycle\"";
+    /// Problem: the first MTC packet after TriggerEn became 1 may be sent at the wrong time.
+    /// Workaround: the first MTC that follows the enabling of tracing is ignored.
+    rtit_e7: "RTIT E7, \"first MTC packet after RTIT enable may be incorrect\"";
+    /// Problem: of the packets that immediately follow a PSB, no more than 21, some may precede or overwrite older packets.
+    /// Workaround: none was identified; where these packets contradict the code or each other, nothing that they tell is relied upon.
+    rtit_e8: "RTIT E8, \"some RTIT packets following PSB may be sent out of order or dropped\"";
 }
 
 impl Errata {
@@ -218,7 +241,8 @@ mod tests {
             let mut errata = Errata::default();
             assert!(errata.set(erratum.name, true));
             assert_eq!(errata.names().collect::<Vec<_>>(), [erratum.name]);
-            assert!(erratum.title.to_lowercase().starts_with(erratum.name));
+            let title = erratum.title.to_lowercase().replace(' ', "_");
+            assert!(title.starts_with(erratum.name));
         }
         assert_eq!(Errata::default().get("no such"), None);
     }

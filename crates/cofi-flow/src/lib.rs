@@ -68,7 +68,7 @@ mod time;
 mod walk;
 
 pub use block::{Block, Visitor};
-pub use config::{Cpu, FilterRanges, FlowConfig};
+pub use config::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
 pub use decoder::FlowDecoder;
 pub use errata::{Errata, Erratum};
 pub use error::{Expected, FlowError, FlowErrorKind};

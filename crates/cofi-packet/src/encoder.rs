@@ -287,7 +287,7 @@ impl<F: Format, S: Sink> Encoder<F, S> {
     }
 
     /// Writes bytes that need not be packets. A reader is expected to find none, and to go on at the PSB that follows: an
-    /// open block counts as ended, and the last IP stays.
+    /// open block counts as ended, and the last IP is not known.
     ///
     /// # Errors
     /// [`EncodeError::Sink`] when the sink refuses.
@@ -298,6 +298,7 @@ impl<F: Format, S: Sink> Encoder<F, S> {
             self.store(u128::from_le_bytes(padded), part.len())?;
         }
         self.context = F::after_error(self.context);
+        self.last_ip = F::LastIp::default();
         Ok(())
     }
 

@@ -45,7 +45,13 @@ impl<F: Format> Listing<F> {
     pub fn item(&mut self, item: &Item<F>) -> Option<Listed<F>> {
         match item {
             Ok(located) => Some(self.next(&located.raw)),
-            Err(error) => error.packet.map(|raw| self.next(&raw)),
+            Err(error) => {
+                if error.packet.is_none() {
+                    // An address may have been in there.
+                    self.last_ip = F::LastIp::default();
+                }
+                error.packet.map(|raw| self.next(&raw))
+            }
         }
     }
 
@@ -84,10 +90,20 @@ impl<F: Format> Listed<F> {
         &self.raw
     }
 
-    /// The address in the packet: `None` without an IP field, `Some(None)` when the IP is suppressed.
+    /// The address in the packet: `None` without an IP field, `Some(None)` when the IP is suppressed, or completed by
+    /// an earlier one that was not there.
     #[must_use]
     pub fn ip(&self) -> Option<Option<Ip>> {
         self.ip.map(|(ip, _)| ip)
+    }
+
+    /// Whether bits of an address were sent.
+    fn has_payload(&self) -> bool {
+        let mut has = false;
+        F::visit(&self.packet, &mut |_, value| {
+            has |= matches!(value, Value::Payload(Some(_)));
+        });
+        has
     }
 
     /// Hands every field to `f` as (key, value), the address as [`Value::Address`].
@@ -104,6 +120,10 @@ impl<F: Format> fmt::Display for Listed<F> {
         f.write_str(F::kind(&self.packet).name())?;
         match self.ip {
             None => write_operands(f, |visitor| self.visit(visitor))?,
+            // Of an address that is not known, there is what was sent.
+            Some((None, _)) if self.has_payload() => {
+                write_operands(f, |visitor| F::visit(&self.packet, visitor))?;
+            }
             Some((ip, natural)) => {
                 write!(f, " {}", Value::Address(ip))?;
                 let mut result = Ok(());

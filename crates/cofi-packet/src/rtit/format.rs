@@ -63,7 +63,7 @@ impl Packet {
     }
 }
 
-/// An overflow packet stands against a cleared last LIP and leaves it cleared (4.2.5, Table 9).
+/// The last LIP is cleared before an overflow packet, which does not become it (4.2.3.1, 4.2.5).
 const fn clears(kind: Kind) -> bool {
     matches!(kind, Kind::Psb | Kind::FupOvf)
 }
@@ -172,23 +172,23 @@ impl Format for Rtit {
             last_ip.reset();
         }
         let payload = packet.lip_payload()?;
-        let mut writer = *last_ip;
+        let (before, mut writer) = (*last_ip, *last_ip);
         let ip = last_ip.apply(payload);
-        let natural = writer.compress(ip) == Some(payload);
+        let natural = ip.is_some_and(|ip| writer.compress(ip) == Some(payload));
         if clears(packet.kind()) {
-            last_ip.reset();
+            *last_ip = before;
         }
-        Some((Some(ip), natural))
+        Some((ip, natural))
     }
 
     fn compress(last_ip: &mut LastLip, kind: Kind, ip: Ip) -> Option<Packet> {
-        let mut after = if clears(kind) {
-            LastLip::new()
-        } else {
-            *last_ip
-        };
+        let mut after = *last_ip;
+        if clears(kind) {
+            after.reset();
+        }
+        let before = after;
         let packet = Packet::with_lip(kind, after.compress(ip)?, None)?;
-        *last_ip = if clears(kind) { LastLip::new() } else { after };
+        *last_ip = if clears(kind) { before } else { after };
         Some(packet)
     }
 

@@ -149,46 +149,74 @@ impl Field for LipPayload {
     }
 }
 
-/// The last LIP: the same state in whoever writes a stream and in whoever reads it. It holds bits 47:16, which is what
-/// RTIT_LAST_LIP keeps (Table 9), and nothing after a PSB or a buffer overflow.
+/// The last LIP: the same state in whoever writes a stream and in whoever reads it (RTIT_LAST_LIP, Table 9).
+///
+/// A PSB and a buffer overflow clear it. For a writer nothing matches then, so no address that follows is compressed against
+/// what was before. But the clearing may take effect only some packets behind the PSB (3.3.9), which the stream does not show.
+/// A reader therefore goes on with the address before: a packet that needs it was written before the clearing. And a reader
+/// that began behind that address does not know it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct LastLip(u64);
+pub struct LastLip {
+    lip: u64,
+    /// All 48 bits have been read or written.
+    is_known: bool,
+    /// It has not been cleared since: CMPRS_LIP_Valid.
+    is_valid: bool,
+}
 
 const LOW48: u64 = 0xffff_ffff_ffff;
 
 impl LastLip {
-    /// The state after a PSB.
+    /// The state of a writer before its first address, and of a reader that has read none.
     #[must_use]
     pub const fn new() -> Self {
-        Self(0)
+        Self {
+            lip: 0,
+            is_known: false,
+            is_valid: false,
+        }
     }
 
-    /// Back to nothing, as a PSB or a buffer overflow demands.
+    /// Clears it, as a PSB or a buffer overflow does.
     pub const fn reset(&mut self) {
-        self.0 = 0;
+        self.is_valid = false;
     }
 
-    /// Reads a payload: the address, bit 47 of the LIP repeated above it, which becomes the last LIP.
-    pub const fn apply(&mut self, payload: LipPayload) -> Ip {
+    /// Reads a payload, which becomes the last LIP: the address, bit 47 of the LIP repeated above it. `None` if bits of it are
+    /// those of an earlier address that has not been read.
+    pub const fn apply(&mut self, payload: LipPayload) -> Option<Ip> {
         let bytes = payload.lip_bytes();
-        let above = if bytes.zext() {
+        let is_whole = bytes.zext() || matches!(bytes, LipBytes::Full);
+        let above = if is_whole {
             0
         } else {
-            self.0 & !bytes.mask() & LOW48
+            self.lip & !bytes.mask() & LOW48
         };
-        self.0 = above | payload.payload();
-        Ip(((self.0 << 16) as i64 >> 16) as u64)
+        *self = Self {
+            lip: above | payload.payload(),
+            is_known: self.is_known || is_whole,
+            is_valid: true,
+        };
+        if self.is_known {
+            Some(Ip(((self.lip << 16) as i64 >> 16) as u64))
+        } else {
+            None
+        }
     }
 
     /// Writes an address as Table 18 says, and it becomes the last LIP; `None`, and no change, if bit 47 is not repeated
     /// above.
     ///
-    /// Zero extension is preferred over a match, and without a last LIP nothing matches: so the bits to be matched are
-    /// never zero, and a state of zero serves as "not valid".
+    /// Zero extension is preferred over a match, so the bits to be matched are never zero, and without a last LIP nothing
+    /// matches.
     pub const fn compress(&mut self, ip: Ip) -> Option<LipPayload> {
         let lip = ip.0 & LOW48;
         let (high_zero, middle_zero) = (lip >> 32 == 0, lip >> 16 & 0xffff == 0);
-        let differing = lip ^ self.0;
+        let differing = if self.is_valid && self.is_known {
+            lip ^ self.lip
+        } else {
+            lip
+        };
         let (high_match, middle_match) = (differing >> 32 == 0, differing >> 16 & 0xffff == 0);
         let bytes = if high_zero && middle_zero {
             LipBytes::Zext16
@@ -209,11 +237,12 @@ impl LastLip {
     pub const fn compress_as(&mut self, ip: Ip, bytes: LipBytes) -> Option<LipPayload> {
         let payload = LipPayload::truncate(bytes, ip.0);
         let mut after = *self;
-        if after.apply(payload).0 == ip.0 {
-            *self = after;
-            Some(payload)
-        } else {
-            None
+        match after.apply(payload) {
+            Some(read) if read.0 == ip.0 => {
+                *self = after;
+                Some(payload)
+            }
+            _ => None,
         }
     }
 }

@@ -23,12 +23,13 @@
 //! assert_eq!(text, ["tnt bits=NTNTTN cycles=5", "tip cnt=0 zext=1 ip=0x1000 cycles=2"]);
 //! ```
 //!
-//! The **last LIP** ([`LastLip`]) completes compressed addresses (Table 18). It is cleared by a PSB and by a buffer overflow,
-//! whose own packet neither uses nor sets it.
+//! The **last LIP** ([`LastLip`]) completes compressed addresses (Table 18). It is cleared by a PSB, or up to four packets later,
+//! and by a buffer overflow, whose own packet neither uses nor sets it.
 
 mod cycles;
 mod format;
 mod lip;
+mod processors;
 mod psb;
 mod table;
 
@@ -36,6 +37,7 @@ pub use crate::{DecodeError, Hex, MAX_PACKET, Tnt, Uint, Value};
 pub use cycles::CycleCount;
 pub use format::Rtit;
 pub use lip::{LastLip, LipBytes, LipPayload};
+pub use processors::has_rtit;
 pub use psb::{PSB, find_psb, rfind_psb, sync_backward, sync_forward};
 pub use table::{FullTnt, Kind, Mode, Packet, decode};
 

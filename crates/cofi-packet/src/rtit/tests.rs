@@ -122,7 +122,7 @@ fn lip_compression_follows_table_18() {
         let mut reader = writer;
         let payload = writer.compress(Ip(lip)).unwrap();
         assert_eq!(payload.lip_bytes(), bytes, "{last:#x} {lip:#x}");
-        assert_eq!(reader.apply(payload), Ip(lip));
+        assert_eq!(reader.apply(payload), Some(Ip(lip)));
         assert_eq!(reader, writer);
     }
     // Bit 47 is repeated above.
@@ -132,7 +132,10 @@ fn lip_compression_follows_table_18() {
         (payload.lip_bytes(), payload.payload()),
         (LipBytes::Full, 0x8000_1234_5678)
     );
-    assert_eq!(LastLip::new().apply(payload), Ip(0xffff_8000_1234_5678));
+    assert_eq!(
+        LastLip::new().apply(payload),
+        Some(Ip(0xffff_8000_1234_5678))
+    );
     assert_eq!(last.compress(Ip(0xffff_0000_0000_0000)), None);
     assert_eq!(last.compress(Ip(0x0000_8000_0000_0000)), None);
 }
@@ -149,25 +152,38 @@ fn texts(mode: Mode, bytes: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn psb_and_overflow_forget_the_last_lip() {
+fn what_a_psb_or_an_overflow_clears_is_still_there_for_a_reader() {
     let tip = [0xb0, 0x34, 0x12];
     let full = [0xb2, 0, 0, 0, 0x40, 0, 0];
-    let overflow = [0x90, 0x00, 0x10];
-    let bytes = [&full, &tip[..], &overflow, &tip, &full, &tip, &PSB, &tip].concat();
+    let overflow = [0x91, 0x00, 0x10, 0x00, 0x50];
+    let bytes = [&tip, &full[..], &tip, &overflow, &tip, &PSB, &tip].concat();
     assert_eq!(
         texts(Mode::Plain, &bytes),
         [
+            // Against what was before this stream.
+            "tip cnt=0 zext=0 ip=0x1234",
             "tip 0x40000000 cnt=2 zext=0",
             "tip 0x40001234",
-            // Neither against what was before, nor is what follows against this.
-            "fup.ovf 0x1000 cnt=0 zext=0",
-            "tip 0x1234 cnt=0 zext=0",
-            "tip 0x40000000 cnt=2 zext=0",
-            "tip 0x40001234",
+            // What follows is not against this (4.2.3.1).
+            "fup.ovf 0x50001000 cnt=1 zext=0",
+            "tip 0x40001234 cnt=0 zext=0",
             "psb",
-            "tip 0x1234 cnt=0 zext=0",
+            // Up to four packets behind a PSB this is no error (3.3.9).
+            "tip 0x40001234 cnt=0 zext=0",
         ]
     );
+}
+
+#[test]
+fn nothing_is_compressed_against_a_cleared_last_lip() {
+    let ip = Ip(0x7fff_1234_5678);
+    let mut last = LastLip::new();
+    for expected in [LipBytes::Full, LipBytes::Update16] {
+        let payload = last.compress(ip).unwrap();
+        assert_eq!(payload.lip_bytes(), expected);
+    }
+    last.reset();
+    assert_eq!(last.compress(ip).unwrap().lip_bytes(), LipBytes::Full);
 }
 
 #[test]

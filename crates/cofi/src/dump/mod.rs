@@ -116,16 +116,14 @@ impl Dump<'_> {
             if left == 0 {
                 break;
             }
-            let raw = match &item {
-                Ok(located) => Some(located.raw),
-                Err(error) => error.packet,
-            };
             // What is not printed has its effect on what comes after it all the same.
-            let listed = raw.map(|raw| listing.next(&raw));
+            let listed = listing.item(&item);
             let name = listed
                 .as_ref()
                 .and_then(|listed| F::name(&mut memory, listed.packet()));
-            let is_wanted = raw.is_some_and(|raw| filter.has::<F>(raw.kind()))
+            let is_wanted = listed
+                .as_ref()
+                .is_some_and(|listed| filter.has::<F>(listed.raw().kind()))
                 || item.is_err() && filter.has_errors();
             let is_shown = is_wanted && extent(&item).0.0 >= from;
             if item.is_err() {

@@ -15,14 +15,14 @@ type Fields = Vec<(&'static str, Value)>;
 /// RTIT_LAST_LIP (Table 9) and the bytes that are still to be read.
 struct Reader<'a> {
     rest: &'a [u8],
-    /// Bits 47:32 and 31:16 of the last LIP.
-    last: [u16; 2],
+    /// Bits 47:32 and 31:16 of the last LIP, as far as they have been told.
+    last: [Option<u16>; 2],
     cycle_accurate: bool,
 }
 
 /// All packets and errors, in order.
 pub(super) fn list(bytes: &[u8], cycle_accurate: bool) -> Vec<Entry> {
-    let (mut entries, mut at, mut last) = (Vec::new(), 0, [0, 0]);
+    let (mut entries, mut at, mut last) = (Vec::new(), 0, [None; 2]);
     while at < bytes.len() {
         let mut reader = Reader {
             rest: &bytes[at..],
@@ -37,6 +37,8 @@ pub(super) fn list(bytes: &[u8], cycle_accurate: bool) -> Vec<Entry> {
             size = bytes.len() - at - left;
             entries.push(Entry::packet(at as u64, size as u64, name, &fields));
         } else {
+            // There may have been a LIP in there.
+            last = [None; 2];
             let next = (at + 1..bytes.len()).find(|next| bytes[*next..].starts_with(&PSB));
             size = next.unwrap_or(bytes.len()) - at;
             entries.push(Entry::error(at as u64, size as u64, "no packet"));
@@ -88,13 +90,11 @@ impl Reader<'_> {
                 _ => return None,
             };
             let ip = self.lip(name, head)?;
-            return Some((name, self.with_cycles(vec![("ip", hex(ip))])?));
+            let ip = ip.map_or(Value::Null, hex);
+            return Some((name, self.with_cycles(vec![("ip", ip)])?));
         }
         match head {
-            0b1100_0000 => {
-                self.last = [0, 0];
-                (self.number(8)? == 0).then(|| ("psb", vec![]))
-            }
+            0b1100_0000 => (self.number(8)? == 0).then(|| ("psb", vec![])),
             0b1100_0001 => Some(("tracestop", vec![])),
             // Figure 9: CR3[39:0], the lowest byte first.
             0b1100_0010 | 0b1100_0011 => {
@@ -134,33 +134,34 @@ impl Reader<'_> {
         }
     }
 
-    /// Table 18: the bytes that are not there are zero, or those of the last LIP.
-    fn lip(&mut self, name: &str, head: u8) -> Option<u64> {
-        let overflow = name == "fup.ovf";
-        // The last LIP is cleared before the overflow packet is sent (4.2.5), and when it is generated (3.3.7).
-        if overflow {
-            self.last = [0, 0];
-        }
+    /// Table 18: the bytes that are not there are zero, or those of the last LIP. That it is cleared (3.3.7) is the writer's affair:
+    /// it does not compress against it then. Some packets behind a PSB it still does (3.3.9). An overflow packet does not become it.
+    fn lip(&mut self, name: &str, head: u8) -> Option<Option<u64>> {
         let (zext, count) = (head & 4 != 0, head & 3);
-        let [mut high, mut middle] = if zext { [0, 0] } else { self.last };
+        let [mut high, mut middle] = if zext { [Some(0); 2] } else { self.last };
         let low = self.number(2)? as u16;
         match count {
             0 => {}
-            1 => middle = self.number(2)? as u16,
+            1 => middle = Some(self.number(2)? as u16),
             2 => {
-                middle = self.number(2)? as u16;
-                high = self.number(2)? as u16;
+                middle = Some(self.number(2)? as u16);
+                high = Some(self.number(2)? as u16);
             }
             _ => return None,
         }
-        self.last = if overflow { [0, 0] } else { [high, middle] };
+        if name != "fup.ovf" {
+            self.last = [high, middle];
+        }
+        let (Some(high), Some(middle)) = (high, middle) else {
+            return Some(None);
+        };
         let above: u16 = if high >= 0x8000 { 0xffff } else { 0 };
-        Some(
+        Some(Some(
             u64::from(above) << 48
                 | u64::from(high) << 32
                 | u64::from(middle) << 16
                 | u64::from(low),
-        )
+        ))
     }
 
     /// Figure 13: what follows a packet in cycle-accurate mode.
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lip_is_completed_and_an_overflow_clears_what_it_is_completed_from() {
+    fn a_lip_is_completed_by_the_last_one_told() {
         let full = [0xb2, 1, 2, 3, 4, 5, 0x86];
         let (short, zext, ovf) = ([0xb8, 7, 7], [0xbc, 8, 8], [0x91, 9, 9, 9, 9]);
         assert_eq!(
@@ -202,9 +203,14 @@ mod tests {
         );
         assert_eq!(
             ips(&[&full[..], &ovf, &short].concat())[1..],
-            [hex(0x0909_0909), hex(0x0707)]
+            [hex(0xffff_8605_0909_0909), hex(0xffff_8605_0403_0707)]
         );
-        assert_eq!(ips(&[&full[..], &PSB, &short].concat())[1..], [hex(0x0707)]);
+        let behind_psb = [&full[..], &PSB, &short].concat();
+        assert_eq!(ips(&behind_psb)[1..], [hex(0xffff_8605_0403_0707)]);
+        assert_eq!(ips(&short), [Value::Null]);
+        let behind_error = [&full[..], &[0xa0], &PSB, &short, &zext, &short].concat();
+        let after = [Value::Null, hex(0x0808), hex(0x0707)];
+        assert_eq!(ips(&behind_error)[1..], after);
     }
 
     #[test]
