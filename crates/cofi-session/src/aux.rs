@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use cofi_perf::{AuxFlags, Body, File, IntelPtInfo, Record};
+use cofi_perf::{AuxFlags, Body, File, Record, TraceInfo};
 
 use crate::error::Diagnostic;
 use crate::perf::Contents;
@@ -28,7 +28,7 @@ impl<'t> Streams<'t> {
         &mut self,
         record: &Record<'_>,
         file: &File<'t>,
-        info: Option<IntelPtInfo>,
+        info: Option<TraceInfo>,
         contents: &mut Contents<'_, 't>,
     ) {
         match record.body {
@@ -90,7 +90,7 @@ impl<'t> Streams<'t> {
         stream: StreamKey,
         (offset, size, flags): (u64, u64, AuxFlags),
         record: &Record<'_>,
-        info: Option<IntelPtInfo>,
+        info: Option<TraceInfo>,
         contents: &mut Contents<'_, 't>,
     ) {
         let end = offset.saturating_add(size);
@@ -148,7 +148,7 @@ impl<'t> Streams<'t> {
 }
 
 /// The stream that a record of the kernel's is about.
-fn key_of(record: &Record<'_>, info: Option<IntelPtInfo>) -> Option<StreamKey> {
+fn key_of(record: &Record<'_>, info: Option<TraceInfo>) -> Option<StreamKey> {
     let per_cpu = info.is_some_and(|info| info.per_cpu);
     match (per_cpu, record.id.cpu, record.id.task) {
         (true, Some(cpu), _) => Some(StreamKey::Cpu(cpu)),

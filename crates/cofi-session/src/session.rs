@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use cofi_flow::{Cpu, Errata, FlowConfig};
+use cofi_flow::{Cpu, Errata, FlowConfig, RtitConfig};
 use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
     RawSpec, Version, Within, load_elf, load_raw,
@@ -30,6 +30,8 @@ pub enum TraceFormat {
     Perf,
     /// Bare Intel PT packets.
     Pt,
+    /// Bare RTIT packets, of which nothing but [`SessionOptions::format`] tells.
+    Rtit,
     /// The description of a bundle of LLDB, `trace.json`.
     Lldb,
 }
@@ -230,11 +232,15 @@ impl<'t> Session<'t> {
                 file = File::parse(bytes)?;
                 perf::read(&file, options.flow)
             }
-            TraceFormat::Pt => {
+            format @ (TraceFormat::Pt | TraceFormat::Rtit) => {
+                let mut flow = options.flow;
+                if format == TraceFormat::Rtit && flow.format == cofi_flow::TraceFormat::IntelPt {
+                    flow.format = cofi_flow::TraceFormat::Rtit(RtitConfig::default());
+                }
                 let whole = vec![Piece::new(0, bytes)];
                 Contents {
                     streams: vec![(StreamKey::Only, whole.into())],
-                    ..Contents::new(options.flow)
+                    ..Contents::new(flow)
                 }
             }
         };

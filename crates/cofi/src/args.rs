@@ -2,6 +2,7 @@
 
 use crate::code::CodeArgs;
 use crate::output::Color;
+use crate::rtit::RtitArgs;
 use crate::select::Point;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -93,7 +94,8 @@ pub(crate) struct RecordOptions {
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub(crate) engine: Engine,
     /// The trace's configuration, in the names of Linux's intel_pt: tsc, mtc, mtc_period, cyc, cyc_thresh,
-    /// psb_period, noretcomp, branch, …; a key without a value means 1.
+    /// psb_period, noretcomp, branch, …; a key without a value means 1. `rtit` records RTIT instead, which has cyc, mtc,
+    /// mtc_range, sts, noretcomp, less_pkts, psb_period.
     #[arg(long, value_name = "KEY[=VALUE],…")]
     pub(crate) config: Vec<String>,
     /// With --engine qemu-system: at which privilege levels the machine is traced.
@@ -179,6 +181,8 @@ pub(crate) struct FlowInput {
     #[command(flatten)]
     pub(crate) code: CodeArgs,
     #[command(flatten)]
+    pub(crate) rtit: RtitArgs,
+    #[command(flatten)]
     pub(crate) names: Names,
     #[command(flatten)]
     pub(crate) input: Input,
@@ -193,6 +197,7 @@ impl FlowInput {
             elf: Vec::new(),
             raw: Vec::new(),
             code: CodeArgs::default(),
+            rtit: RtitArgs::default(),
             names,
             input: Input {
                 format: None,

@@ -66,14 +66,7 @@ impl Recorder {
     /// When the unit refuses the configuration or a file cannot be created.
     pub fn create(settings: Settings, truth: Option<Truth>) -> Result<Self, RecordError> {
         let clock = VirtualClock::new();
-        let caps = Settings::capabilities();
-        Thread::start(
-            (0, 0, 0, 0),
-            settings.ctl(),
-            caps,
-            settings::CORE_BUS_RATIO,
-            clock,
-        )?;
+        Thread::start((0, 0, 0, 0), settings.setup(), clock)?;
         let saved = SavedFiles::beside(&settings.file).map_err(write_error(&settings.file))?;
         let file = TraceFile::create(&settings)?;
         Ok(Self {
@@ -228,14 +221,8 @@ impl Observer for Recorder {
         let next = self.streams;
         let (index, offset) = self.ended.remove(&tid).unwrap_or((next, 0));
         self.streams += u32::from(index == next);
-        let caps = Settings::capabilities();
-        let thread = Thread::start(
-            (pid, tid, index, offset),
-            self.settings.ctl(),
-            caps,
-            settings::CORE_BUS_RATIO,
-            self.clock,
-        );
+        let ids = (pid, tid, index, offset);
+        let thread = Thread::start(ids, self.settings.setup(), self.clock);
         if let Some(thread) = self.keep(thread.map_err(RecordError::from)) {
             self.threads.insert(thread);
         }
@@ -340,12 +327,12 @@ impl Observer for Recorder {
         }
     }
 
-    fn far_branch(&mut self, tid: Pid, ip: Ip, _insn: &Insn, next: Ip, mode: ExecMode) {
+    fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip, mode: ExecMode) {
         self.clock.tick();
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
-        thread.far_branch(self.clock, next, mode);
+        thread.far_branch(self.clock, ip, insn, next, mode);
         self.truth(tid, ip);
         self.after_step(tid);
     }
@@ -354,13 +341,19 @@ impl Observer for Recorder {
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
-        match entry {
-            Entry::Instruction { ip, .. } => {
-                self.clock.tick();
-                thread.enter_kernel(self.clock, None);
-                self.truth(tid, ip);
+        let retired = match entry {
+            Entry::Instruction { ip, .. } => Some(ip),
+            Entry::SoftwareInterrupt { ip, .. } => {
+                thread.software_interrupts_retire().then_some(ip)
             }
-            Entry::Event { from } => thread.enter_kernel(self.clock, Some(from)),
+            Entry::Event { .. } => None,
+        };
+        if retired.is_some() {
+            self.clock.tick();
+        }
+        thread.enter_kernel(self.clock, entry);
+        if let Some(ip) = retired {
+            self.truth(tid, ip);
         }
         self.after_step(tid);
     }
