@@ -140,6 +140,23 @@ impl<'t> Streams<'t> {
         &self.only_thread
     }
 
+    /// Takes away what the last piece of each stream is padded with, where zeros are no packets: behind what AUX records tell of.
+    pub(crate) fn without_padding(mut self) -> Self {
+        for (key, stream) in &mut self.streams {
+            let last = stream.pieces.iter_mut().max_by_key(|piece| piece.offset);
+            let end = self.announced.get(key);
+            if let (Some(piece), Some(end)) = (last, end)
+                && let Some(len) = end.checked_sub(piece.offset)
+                && let Some(padding) = piece.bytes.get(usize::try_from(len).unwrap_or(usize::MAX)..)
+                && padding.len() < 8
+                && padding.iter().all(|byte| *byte == 0)
+            {
+                piece.narrow(0..piece.bytes.len() - padding.len());
+            }
+        }
+        self
+    }
+
     /// The streams that have packets.
     pub(crate) fn finish(self) -> Vec<(StreamKey, RawStream<'t>)> {
         let streams = self.streams.into_iter();

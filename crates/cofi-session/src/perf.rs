@@ -273,7 +273,11 @@ impl<'f, 't> Reading<'f, 't> {
         }
         self.runs
             .finish(&mut contents.entries, self.streams.only_thread());
-        contents.streams = self.streams.finish();
+        let streams = match self.info.and_then(|info| info.rtit) {
+            Some(_) => self.streams.without_padding(),
+            None => self.streams,
+        };
+        contents.streams = streams.finish();
         self.contents
     }
 }
