@@ -61,6 +61,7 @@ mod graph;
 mod held;
 mod index;
 mod ipc;
+pub mod lines;
 mod pending;
 mod reader;
 mod retstack;
