@@ -76,4 +76,4 @@ pub use error::{Expected, FlowError, FlowErrorKind};
 pub use event::{ControlEvent, Event, Executed, Item, Part, Run, Tick};
 pub use events::{EventDecoder, PacketKinds, Told};
 pub use ipc::{Ipc, Stretch};
-pub use time::{Time, TimeJump, TimeTracker, VmxTsc};
+pub use time::{RtitTime, Time, TimeJump, TimeTracker, VmxTsc};

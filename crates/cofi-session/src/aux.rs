@@ -147,7 +147,9 @@ impl<'t> Streams<'t> {
             let end = self.announced.get(key);
             if let (Some(piece), Some(end)) = (last, end)
                 && let Some(len) = end.checked_sub(piece.offset)
-                && let Some(padding) = piece.bytes.get(usize::try_from(len).unwrap_or(usize::MAX)..)
+                && let Some(padding) = piece
+                    .bytes
+                    .get(usize::try_from(len).unwrap_or(usize::MAX)..)
                 && padding.len() < 8
                 && padding.iter().all(|byte| *byte == 0)
             {
