@@ -62,6 +62,7 @@ mod held;
 mod index;
 mod ipc;
 pub mod lines;
+mod mode;
 mod pending;
 mod reader;
 mod retstack;

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use cofi_packet::ExecMode;
 use cofi_perf::{AuxFlags, Body, File, Record, TraceInfo};
 
 use crate::error::Diagnostic;
@@ -20,6 +21,8 @@ pub(crate) struct Streams<'t> {
     announced: BTreeMap<StreamKey, u64>,
     /// Processors whose stream holds one thread, and those it created, only.
     only_thread: BTreeMap<u32, u32>,
+    /// From which byte of each on code runs in another mode, as AUX records of RTIT tell.
+    modes: BTreeMap<StreamKey, Vec<(u64, ExecMode)>>,
 }
 
 impl<'t> Streams<'t> {
@@ -122,6 +125,13 @@ impl<'t> Streams<'t> {
         if flags.contains(AuxFlags::TRUNCATED) && !info.is_some_and(|info| info.by_cofi) {
             self.streams.entry(stream).or_default().lost_at.push(end);
         }
+        if info.is_some_and(|info| info.rtit.is_some()) {
+            let modes = self.modes.entry(stream).or_default();
+            let before = modes.last().map_or(ExecMode::Bits64, |(_, mode)| *mode);
+            if before != flags.mode() {
+                modes.push((offset, flags.mode()));
+            }
+        }
         if let Some(before) = self.announced.insert(stream, end).filter(|at| *at < offset) {
             contents.diagnostics.push(Diagnostic::Unannounced {
                 stream,
@@ -138,6 +148,11 @@ impl<'t> Streams<'t> {
     /// Processors whose stream holds one thread, and those it created, only.
     pub(crate) const fn only_thread(&self) -> &BTreeMap<u32, u32> {
         &self.only_thread
+    }
+
+    /// From which byte of each stream on code runs in another mode than before it; at first that is 64-bit mode.
+    pub(crate) fn take_modes(&mut self) -> BTreeMap<StreamKey, Vec<(u64, ExecMode)>> {
+        std::mem::take(&mut self.modes)
     }
 
     /// Takes away what the last piece of each stream is padded with, where zeros are no packets: behind what AUX records tell of.

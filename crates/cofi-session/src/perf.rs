@@ -1,8 +1,10 @@
 //! What a session needs of a perf.data file.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use cofi_flow::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
+use cofi_packet::ExecMode;
 use cofi_packet::rtit::Mode;
 use cofi_perf::{Attr, Body, CpuMode, Feature, File, PerfTime, Record, RtitInfo, TraceInfo};
 
@@ -30,6 +32,8 @@ pub(crate) struct Contents<'f, 't> {
     pub(crate) only_guests: bool,
     /// Code that was mapped before anything else.
     pub(crate) modules: Vec<Module>,
+    /// From which byte of a stream on code runs in another mode, where packets do not tell it.
+    pub(crate) modes: BTreeMap<StreamKey, Vec<(u64, ExecMode)>>,
     /// Other files of which the trace consists, that were read.
     pub(crate) parts: Vec<PathBuf>,
     /// What the file tells of the code besides where it was mapped.
@@ -49,6 +53,7 @@ impl Contents<'_, '_> {
             is_guest: false,
             only_guests: false,
             modules: Vec::new(),
+            modes: BTreeMap::new(),
             parts: Vec::new(),
             code: Known::default(),
         }
@@ -273,6 +278,7 @@ impl<'f, 't> Reading<'f, 't> {
         }
         self.runs
             .finish(&mut contents.entries, self.streams.only_thread());
+        contents.modes = self.streams.take_modes();
         let streams = match self.info.and_then(|info| info.rtit) {
             Some(_) => self.streams.without_padding(),
             None => self.streams,

@@ -8,7 +8,7 @@ use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
     RawSpec, Version, Within, load_elf, load_raw,
 };
-use cofi_packet::StreamOffset;
+use cofi_packet::{ExecMode, StreamOffset};
 use cofi_perf::{File, TimeConv};
 
 use crate::clock::Clock;
@@ -143,6 +143,8 @@ pub struct Stream<'t> {
     task: Task,
     name: Option<String>,
     pieces: Pieces<'t>,
+    /// From which byte on code runs in another mode, where packets do not tell it.
+    modes: Vec<(StreamOffset, ExecMode)>,
 }
 
 impl Stream<'_> {
@@ -269,6 +271,7 @@ impl<'t> Session<'t> {
             is_guest,
             only_guests,
             modules,
+            mut modes,
             parts,
             code,
         } = contents;
@@ -342,6 +345,9 @@ impl<'t> Session<'t> {
                 },
             }));
             timeline.place_marks(key, |offset| pieces.place(offset));
+            let modes = modes.remove(&key).unwrap_or_default().into_iter();
+            let modes = modes.map(|(offset, mode)| (pieces.place(offset), mode));
+            let modes = modes.collect();
             let task = Cursor::new(&timeline, key).task();
             let name = key
                 .tid()
@@ -352,6 +358,7 @@ impl<'t> Session<'t> {
                 task,
                 name,
                 pieces,
+                modes,
             });
         }
         Ok(Self {
@@ -457,7 +464,15 @@ impl<'t> Session<'t> {
             streams: &self.streams,
             known: &self.has_host,
         };
-        ThreadFlow::new(&stream.pieces, self.flow, cursor, self.time, subject, host)
+        ThreadFlow::new(
+            &stream.pieces,
+            &stream.modes,
+            self.flow,
+            cursor,
+            self.time,
+            subject,
+            host,
+        )
     }
 
     /// What the packets of one stream of this session tell by themselves, without any code.

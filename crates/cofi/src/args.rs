@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Archive(ArchiveArgs),
     /// Assemble packets from text: the inverse of `dump`.
     Asm(AsmArgs),
+    /// Put lines of RTIT output back in order that were captured as they were written, on a bus or in a trace hub.
+    Lines(LinesArgs),
     /// The software trace unit by itself.
     #[command(subcommand)]
     Unit(UnitCommand),
@@ -332,6 +334,32 @@ pub(crate) struct AsmArgs {
     /// The text; `-` is standard input.
     #[arg(value_name = "INPUT")]
     pub(crate) input: PathBuf,
+}
+
+/// Arguments of `cofi lines`.
+#[derive(Args, Debug)]
+pub(crate) struct LinesArgs {
+    /// RTIT_BASE_ADDR, 0x….
+    #[arg(long, value_name = "ADDRESS", value_parser = offset)]
+    pub(crate) base: u64,
+    /// RTIT_LIMIT_MASK, 0x….
+    #[arg(long, value_name = "MASK", value_parser = offset)]
+    pub(crate) mask: u64,
+    /// RTIT_OFFSET when tracing began.
+    #[arg(long, value_name = "OFFSET", value_parser = offset, default_value = "0")]
+    pub(crate) start: u64,
+    /// How many younger lines may come before a line, where that is known of the capture; as many as the region has if left out.
+    /// Fewer make sure that a line that never came is told.
+    #[arg(long, value_name = "LINES")]
+    pub(crate) at_most: Option<u64>,
+    /// Where the bare packets go. If lines are missing, what follows goes to a file of its own: FILE.1, FILE.2, ….
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// The writes in the order in which they were seen, one a line: `0xADDRESS HEXADECIMAL BYTES`, or as JSON
+    /// `{"address":"0x…","bytes":"…"}`; `offset 0x…`, or `{"offset":"0x…"}`, where software has written RTIT_OFFSET. `-` is
+    /// standard input.
+    #[arg(value_name = "CAPTURE")]
+    pub(crate) capture: PathBuf,
 }
 
 /// What to do with the trace unit.

@@ -68,6 +68,7 @@ impl MachineObserver for Recorder {
         self.truth(cpu, step.ip);
         if let Some(thread) = self.threads.get_mut(cpu) {
             thread.far_to(clock, step, to, state);
+            self.tell_mode_of(cpu, state);
             self.after_step(cpu);
         }
     }
@@ -138,6 +139,13 @@ impl MachineObserver for Recorder {
 }
 
 impl Recorder {
+    /// See [`Self::tell_mode`]. Other levels are not traced where it matters.
+    fn tell_mode_of(&mut self, cpu: Pid, state: ProcessorState) {
+        if state.cpl != 0 {
+            self.tell_mode(cpu, state.mode);
+        }
+    }
+
     /// Where the operating system is not traced there are no PIP packets: records say in which address space a processor is that
     /// is about to run a program.
     fn tell_space(&mut self, cpu: Pid, state: ProcessorState) {

@@ -144,6 +144,22 @@ impl Recorder {
         }
     }
 
+    /// A thread goes on with code of this mode: where its packets do not tell that, an AUX record does.
+    pub(super) fn tell_mode(&mut self, tid: Pid, mode: ExecMode) {
+        let clock = self.clock;
+        let Some(thread) = self.threads.get_mut(tid) else {
+            return;
+        };
+        if !thread.owes_mode(mode) {
+            return;
+        }
+        thread.mark_begin(clock);
+        let result = self.file.announce(thread, clock);
+        thread.mode_told(mode);
+        thread.mark_end(clock);
+        self.keep(result);
+    }
+
     fn end_thread(&mut self, tid: Pid) {
         let Some(mut thread) = self.threads.remove(tid) else {
             return;
@@ -287,6 +303,7 @@ impl Observer for Recorder {
     }
 
     fn resume_user(&mut self, tid: Pid, ip: Ip, mode: ExecMode) {
+        self.tell_mode(tid, mode);
         if let Some(thread) = self.threads.get_mut(tid) {
             thread.resume_user(self.clock, ip, mode);
         }
@@ -333,6 +350,7 @@ impl Observer for Recorder {
             return;
         };
         thread.far_branch(self.clock, ip, insn, next, mode);
+        self.tell_mode(tid, mode);
         self.truth(tid, ip);
         self.after_step(tid);
     }

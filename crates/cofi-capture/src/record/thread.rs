@@ -79,6 +79,8 @@ pub(crate) struct Thread {
     ip: Option<Ip>,
     /// Stream bytes that an AUX record has told of.
     announced: u64,
+    /// The mode of the code behind them, which packets of RTIT do not tell.
+    told_mode: ExecMode,
     /// A TSC packet is owed at the next return to user space.
     time_owed: bool,
 }
@@ -192,6 +194,7 @@ impl Thread {
             state,
             ip,
             announced: offset,
+            told_mode: ExecMode::Bits64,
             time_owed: false,
         })
     }
@@ -266,6 +269,21 @@ impl Thread {
         self.state.mode = mode;
         // The kernel's own way back is not traced.
         self.transfer(Transfer::Branch(At::default()), ip);
+    }
+
+    /// Whether an AUX record has to tell that code of this mode comes next, as packets do not.
+    pub(crate) fn owes_mode(&self, mode: ExecMode) -> bool {
+        matches!(self.unit, TraceUnit::Rtit(_)) && self.told_mode != mode
+    }
+
+    /// All before has been told of; behind it stands code of this mode.
+    pub(crate) const fn mode_told(&mut self, mode: ExecMode) {
+        self.told_mode = mode;
+    }
+
+    /// The mode of the code that has not been told of.
+    pub(crate) const fn told_mode(&self) -> ExecMode {
+        self.told_mode
     }
 
     /// Whether a software interrupt is an instruction that retired, as RTIT has it, and not an event.
