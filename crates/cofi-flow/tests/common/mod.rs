@@ -1,6 +1,7 @@
 //! Packets as text, and what comes of them as words.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub(crate) mod any;
 mod rtit;
 mod words;
 
