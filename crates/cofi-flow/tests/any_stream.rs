@@ -2,7 +2,7 @@
 
 mod common;
 
-use cofi_flow::{Cpu, Errata, FlowConfig, FlowDecoder, Item};
+use cofi_flow::{Cpu, Errata, FlowConfig, FlowDecoder};
 use cofi_insn::{CodeSource, Segment};
 use cofi_packet::Ip;
 use common::any::{branchy, check, check_events, check_ways};
