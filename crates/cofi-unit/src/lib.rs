@@ -41,6 +41,7 @@ pub mod guide {}
 mod implementation;
 mod output;
 mod registers;
+pub mod rtit;
 pub mod spec;
 mod state;
 mod unit;

@@ -31,10 +31,10 @@ use crate::event::Enclave;
 use alloc::vec::Vec;
 use cofi_packet::ExecMode;
 
-/// What a saved unit begins with.
+/// What a saved unit of Intel PT begins with.
 pub(crate) const MAGIC: [u8; 8] = *b"COFIUNIT";
 
-/// The version that is written. Older ones are read.
+/// The version that is written, of either kind of unit. Older ones are read.
 pub(crate) const VERSION: u16 = 1;
 
 /// Why bytes are no saved unit of this processor.
@@ -42,7 +42,7 @@ pub(crate) const VERSION: u16 = 1;
 #[non_exhaustive]
 pub enum RestoreError {
     /// They do not begin as a saved unit does.
-    #[error("no saved trace unit: it would begin with \"COFIUNIT\"")]
+    #[error("no saved trace unit of this kind: it does not begin as one")]
     Magic,
     /// A later version of this library saved it.
     #[error("saved in version {0} of the format; version {VERSION} is the latest that is known")]
@@ -81,8 +81,9 @@ pub enum RestoreError {
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 
 impl Writer {
-    pub(crate) fn new() -> Self {
-        let mut bytes = Vec::from(MAGIC);
+    /// A saved unit of the kind that begins with `magic`.
+    pub(crate) fn new(magic: [u8; 8]) -> Self {
+        let mut bytes = Vec::from(magic);
         bytes.extend(VERSION.to_le_bytes());
         Self(bytes)
     }
@@ -149,12 +150,12 @@ type Result<T> = core::result::Result<T, RestoreError>;
 
 impl<'b> Reader<'b> {
     /// After magic and version.
-    pub(crate) fn new(bytes: &'b [u8]) -> Result<Self> {
+    pub(crate) fn new(bytes: &'b [u8], magic: [u8; 8]) -> Result<Self> {
         let mut reader = Self { bytes, offset: 0 };
-        if !bytes.starts_with(&MAGIC) {
+        if !bytes.starts_with(&magic) {
             return Err(RestoreError::Magic);
         }
-        reader.offset = MAGIC.len();
+        reader.offset = magic.len();
         match u16::from_le_bytes(reader.array("the version")?) {
             VERSION => Ok(reader),
             version => Err(RestoreError::Version(version)),

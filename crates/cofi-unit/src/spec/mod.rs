@@ -3,6 +3,7 @@
 mod cpuid;
 #[cfg(test)]
 pub(crate) mod cpuid_tests;
+pub(crate) mod fields;
 pub mod msr;
 mod presets;
 pub mod topa;

@@ -3,6 +3,7 @@
 //! zero after reset but for bits forced to 1.
 
 use super::Capabilities;
+use super::fields::accessors;
 
 /// How software may access a field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,14 +101,6 @@ const fn any(_: &Capabilities) -> u16 {
     u16::MAX
 }
 
-macro_rules! field_type {
-    ($value:expr, bool) => {
-        $value != 0
-    };
-    ($value:expr, u64) => {
-        $value
-    };
-}
 macro_rules! or {
     ($default:expr $(,)?) => {
         $default
@@ -147,19 +140,9 @@ macro_rules! registers {
                         encodings: or!(any, $($encodings)?),
                     } ),*],
                 };
-                $(
-                    $(#[$fdoc])*
-                    #[must_use]
-                    pub const fn $field(self) -> $ty {
-                        field_type!((self.0 >> $low) & (u64::MAX >> (64 - ($high - $low))), $ty)
-                    }
-                    #[doc = concat!("The value with ", $fname, " set to `value` (which is cut to the field's width).")]
-                    #[must_use]
-                    pub const fn $with(self, value: $ty) -> Self {
-                        let mask = u64::MAX >> (64 - ($high - $low));
-                        Self(self.0 & !(mask << $low) | (value as u64 & mask) << $low)
-                    }
-                )*
+                accessors! {
+                    $( $(#[$fdoc])* $field $with $fname $low $high $ty; )*
+                }
             }
 
             impl core::fmt::Debug for $Type {

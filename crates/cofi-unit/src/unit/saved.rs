@@ -11,7 +11,7 @@ use crate::implementation::Implementation;
 use crate::output::Output;
 use crate::registers::{Registers, WriteContext};
 use crate::spec::{Capabilities, Status, msr};
-use crate::state::{Reader, RestoreError, Writer};
+use crate::state::{MAGIC, Reader, RestoreError, Writer};
 use alloc::vec::Vec;
 use cofi_packet::Ip;
 use cofi_packet::intel::{IpPayload, LastIp};
@@ -54,7 +54,7 @@ impl Unit {
             stale,
             cached: _,
         } = self;
-        let mut to = Writer::new();
+        let mut to = Writer::new(MAGIC);
         let writer = &mut to;
         for spec in msr::ALL {
             writer.u64(regs.read(caps, spec.address).unwrap_or(0));
@@ -110,7 +110,7 @@ impl Unit {
         choices: Implementation,
         bytes: &[u8],
     ) -> Result<Self, RestoreError> {
-        let mut from = Reader::new(bytes)?;
+        let mut from = Reader::new(bytes, MAGIC)?;
         let reader = &mut from;
         let regs = restore_registers(reader, &caps)?;
         let context = restore_context(reader)?;

@@ -1,0 +1,380 @@
+//! The unit itself: its state, its registers, and what a near branch does. Each other kind of event has a file below.
+
+mod enables;
+mod errata;
+mod events;
+mod overflow;
+mod packets;
+mod saved;
+mod time;
+
+use super::event::{Client, Context};
+use super::implementation::Implementation;
+use super::msr::{self, Events};
+use super::output::{Dice, Output};
+use super::registers::Registers;
+use crate::client::Clock;
+use crate::compress::Results;
+use crate::event::{At, Branch, Retired};
+use crate::registers::Fault;
+use cofi_packet::Ip;
+use errata::Scramble;
+use overflow::{Buffer, HeldStop};
+use time::Timing;
+
+/// A logical processor's RTIT unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unit {
+    choices: Implementation,
+    regs: Registers,
+    output: Output,
+    dice: Dice,
+    context: Context,
+    /// In SMM.
+    smm: bool,
+    /// In VMX root operation.
+    vmx_root: bool,
+    /// In a sleep state.
+    asleep: bool,
+    /// Actual and effective core/bus ratio.
+    ratios: (u8, u8),
+    /// Where control stood after what was told last, of all but plain instructions.
+    ip: Ip,
+    timing: Timing,
+    /// TNT results that wait for their packet: RTIT_TNT_BUFF.
+    tnt: Results,
+    /// A PSB is due that had no room.
+    psb_owed: bool,
+    /// A PSB comes one packet late (E3).
+    psb_late: bool,
+    /// After so many packets a PSB clears what packets are compressed against (3.3.9).
+    psb_clears_in: Option<u8>,
+    /// A TraceStop that was met in a buffer overflow.
+    held_stop: Option<HeldStop>,
+    /// How many overflows have been resolved.
+    overflows: u64,
+    /// The internal buffer, where it is modelled.
+    buffer: Option<Buffer>,
+    /// Packets after a PSB that E8 is to muddle.
+    scramble: Option<Scramble>,
+    cached: Cached,
+}
+
+/// What follows from the rest, kept because every instruction asks for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Cached {
+    packet_en: bool,
+    /// PacketEn is set and stays so; nothing but the passing of time and a full TNT makes a packet at near branches that make none
+    /// themselves.
+    plain: bool,
+    /// So it is at least, with PacketEn set or not, where control goes straight ahead, other than to the end of a range.
+    plain_ahead: bool,
+}
+
+/// What held when an instruction or event began.
+#[derive(Clone, Copy)]
+struct Before {
+    packet_en: bool,
+    status: msr::Status,
+    /// It is an instruction in which a buffer overflow is resolved.
+    resolves: bool,
+    /// It is an instruction at whose beginning a FUP.PCC is due: what is behind it.
+    count_due: Option<Ip>,
+}
+
+impl Unit {
+    /// A unit after reset, in this context.
+    #[must_use]
+    pub fn new(context: Context) -> Self {
+        Self::with(Implementation::default(), context)
+    }
+
+    /// As [`Unit::new`], with these choices where the reference leaves them to the processor.
+    #[must_use]
+    pub fn with(choices: Implementation, context: Context) -> Self {
+        let mut unit = Self {
+            choices,
+            regs: Registers::default(),
+            output: Output::new(choices.lines),
+            dice: Dice(choices.seed),
+            context,
+            smm: false,
+            vmx_root: false,
+            asleep: false,
+            ratios: (0, 0),
+            ip: Ip(0),
+            timing: Timing::default(),
+            tnt: Results::new(),
+            psb_owed: false,
+            psb_late: false,
+            psb_clears_in: None,
+            held_stop: None,
+            overflows: 0,
+            buffer: choices.buffer.map(Buffer::new),
+            scramble: None,
+            cached: Cached::default(),
+        };
+        unit.refresh();
+        unit
+    }
+
+    /// The processor's choices.
+    #[must_use]
+    pub const fn implementation(&self) -> &Implementation {
+        &self.choices
+    }
+
+    /// The processor's state, as last told.
+    #[must_use]
+    pub const fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// PacketEn: TriggerEn and ContextEn and FilterEn (2.1).
+    #[must_use]
+    #[inline]
+    pub const fn packet_en(&self) -> bool {
+        self.cached.packet_en
+    }
+
+    /// RDMSR of an RTIT register. RTIT_CNTP is that of the last moment at which the unit was told anything.
+    ///
+    /// # Errors
+    /// #GP for any but RTIT_CTL as long as that has not been read (3.3.1), and where there is no such register.
+    pub fn rdmsr(&mut self, address: u32) -> Result<u64, Fault> {
+        let mut regs = self.current_registers();
+        let value = regs.read(address);
+        self.regs.unlocked = regs.unlocked;
+        value
+    }
+
+    /// The registers with what is kept elsewhere.
+    fn current_registers(&self) -> Registers {
+        let mut regs = self.regs;
+        regs.cntp.0 = self.cycles();
+        regs.tnt_buff.0 = self.tnt.stopped();
+        regs
+    }
+
+    /// WRMSR, at `at`, of an RTIT register: it stands for the instruction's own retirement.
+    ///
+    /// # Errors
+    /// #GP, with nothing changed, when the write breaks a rule of 3.3.
+    pub fn wrmsr(
+        &mut self,
+        client: &mut impl Client,
+        at: At,
+        address: u32,
+        value: u64,
+    ) -> Result<(), Fault> {
+        let new = self.regs.check(address, value)?;
+        let mut before = self.begin(client, Some(at.next));
+        match address {
+            msr::RTIT_CTL => self.drain_all(client),
+            msr::RTIT_BASE_ADDR | msr::RTIT_LIMIT_MASK | msr::RTIT_OFFSET => self.fence(client),
+            msr::RTIT_STATUS => before.resolves = false,
+            _ => {}
+        }
+        match address {
+            msr::RTIT_TNT_BUFF => self.tnt = Results::from_stopped(new, 6).unwrap_or_default(),
+            _ => self.regs.commit(address, new),
+        }
+        if address == msr::RTIT_CTL {
+            self.note_tsc();
+        }
+        self.refresh();
+        if !before.status.trigger_en() && self.regs.status.trigger_en() {
+            self.restart_drain();
+            self.psb_on_enable(client);
+        }
+        if address == msr::RTIT_PKT_CNT {
+            self.count_packet(client, 0);
+        }
+        self.walk(client, before, at);
+        if address == msr::RTIT_CTL {
+            self.drain_all(client);
+        }
+        Ok(())
+    }
+
+    /// A reset: every register has its reset value, and must be unlocked anew. What was still buffered is lost. The reference names
+    /// warm and cold resets together (3.3.4), and knows no difference.
+    pub fn reset(&mut self, warm: bool, context: Context) {
+        // Only the embedder's clocks could tell them apart.
+        let _ = warm;
+        *self = Self::with(self.choices, context);
+    }
+
+    /// An instruction that is no far transfer retired.
+    #[inline]
+    pub fn retire(&mut self, client: &mut impl Client, insn: Retired) {
+        if !self.regs.ctl.trace_en() {
+            return;
+        }
+        // Most instructions are among these, and do no more than this.
+        let cached = self.cached;
+        let is_plain = match insn.branch {
+            Branch::None | Branch::Conditional(None) => {
+                cached.plain || cached.plain_ahead && !self.is_end_of_range(insn.at.next)
+            }
+            _ => cached.plain,
+        };
+        if !is_plain || !self.is_quiet(client.now()) {
+            return self.retire_whole(client, insn);
+        }
+        match insn.branch {
+            Branch::None | Branch::DirectJump(_) => {}
+            Branch::Conditional(target) if cached.packet_en && !self.tnt.has(5) => {
+                self.tnt.push(1, target.is_some().into());
+            }
+            Branch::Conditional(_) if !cached.packet_en => {}
+            Branch::DirectCall(_) => self.call(insn.at.next),
+            Branch::Return(target) if !self.tnt.has(5) && self.is_last_call(target) => {
+                self.tnt.push(1, 1);
+            }
+            _ => self.retire_whole(client, insn),
+        }
+    }
+
+    #[inline(never)]
+    fn retire_whole(&mut self, client: &mut impl Client, insn: Retired) {
+        let before = self.begin(client, Some(insn.at.next));
+        let is_taken = !matches!(insn.branch, Branch::None | Branch::Conditional(None));
+        let to = insn.destination();
+        let mut tip = None;
+        if before.packet_en {
+            match insn.branch {
+                Branch::None | Branch::DirectJump(_) => {}
+                Branch::Conditional(taken) => self.push_tnt(client, taken.is_some()),
+                Branch::DirectCall(_) => self.call(insn.at.next),
+                Branch::IndirectJump(target) => tip = Some(target),
+                Branch::IndirectCall(target) => {
+                    self.call(insn.at.next);
+                    tip = Some(target);
+                }
+                Branch::Return(target) if self.is_last_call(target) => self.push_tnt(client, true),
+                Branch::Return(target) => tip = Some(target),
+            }
+        }
+        if let Some(target) = tip {
+            self.tip(client, target);
+        }
+        let stops = self.arrive(to, is_taken);
+        self.turn(client, before, insn.at.next, to, stops);
+        self.end(client, before, to, stops, tip.is_some());
+    }
+
+    /// A near CALL that began with PacketEn set retired (4.2.3.2).
+    fn call(&mut self, next: Ip) {
+        if self.regs.ctl.cmprs_ret() && !self.regs.status.buffer_overflow() {
+            self.regs.last_call_nlip = msr::LastCallNlip(0).with_nlip(next.0).with_valid(true);
+        }
+    }
+
+    /// Whether a near RET to `target` is compressed.
+    fn is_last_call(&self, target: Ip) -> bool {
+        let last = self.regs.last_call_nlip;
+        self.regs.ctl.cmprs_ret() && last.valid() && last.with_nlip(target.0) == last
+    }
+
+    /// What an instruction does that is no branch, behind its own packets.
+    fn walk(&mut self, client: &mut impl Client, before: Before, at: At) {
+        let stops = self.arrive(at.next, false);
+        self.turn(client, before, at.next, at.next, stops);
+        self.extra_pgd(client, before, at.next, stops);
+        self.end(client, before, at.next, stops, false);
+    }
+
+    /// Something begins: time is looked at; and if it is an instruction, with `next` behind it, what is due at one.
+    fn begin(&mut self, client: &mut impl Client, next: Option<Ip>) -> Before {
+        self.look_at_time(client);
+        // Only software fills it without sending it.
+        if next.is_some() && self.cached.packet_en && self.tnt.has(6) {
+            self.flush_tnt(client);
+        }
+        let status = self.regs.status;
+        Before {
+            packet_en: self.cached.packet_en,
+            status,
+            resolves: next.is_some()
+                && status.buffer_overflow()
+                && status.trigger_en()
+                && status.context_en()
+                && self.is_drained(),
+            count_due: next.filter(|_| self.count_due()),
+        }
+    }
+
+    /// PacketEn may have changed, in going from the instruction before `next` to `to`.
+    fn turn(&mut self, client: &mut impl Client, before: Before, next: Ip, to: Ip, stops: bool) {
+        let stays = self.cached.packet_en && !stops;
+        match (before.packet_en, stays) {
+            (true, false) if self.sends_pgd(stops) => self.pgd(client, next),
+            (false, true) => self.pge(client, to),
+            _ => {}
+        }
+    }
+
+    /// Something ends, with control at `to`.
+    fn end(
+        &mut self,
+        client: &mut impl Client,
+        before: Before,
+        to: Ip,
+        stops: bool,
+        is_indirect: bool,
+    ) {
+        self.ip = to;
+        if stops {
+            self.trace_stop(client);
+        }
+        self.resolve(client, before, to, is_indirect);
+        self.act_on_held_stop(client, to);
+        if let Some(next) = before.count_due {
+            self.periodic_count(client, next);
+        }
+        self.refresh();
+    }
+
+    /// Whether FUP.PGD tells that PacketEn became 0: perhaps not, when TriggerEn did (4.2.8).
+    const fn sends_pgd(&self, stops: bool) -> bool {
+        self.regs.status.trigger_en() && !stops || self.choices.pgd_on_disable
+    }
+
+    /// What follows from registers and context.
+    fn refresh(&mut self) {
+        self.settle_cycles();
+        let (ctl, events) = (self.regs.ctl, self.regs.events);
+        let trigger_en = ctl.trace_en() && ctl.trace_active();
+        self.regs.status = self
+            .regs
+            .status
+            .with_trigger_en(trigger_en)
+            .with_context_en(self.context_en());
+        let status = self.regs.status;
+        let packet_en = trigger_en && status.context_en() && status.filter_en();
+        let is_restless =
+            self.buffer.is_some() || status.buffer_overflow() || self.tnt.has(6) || self.asleep;
+        let is_range = |id: u64| id <= Events::RANGE0_OR_1;
+        let (filter, stop) = (events.filter(), events.trace_stop());
+        let (is_everywhere, stops_everywhere) =
+            (filter == Events::ALWAYS_ON, stop == Events::ALWAYS_ON);
+        self.cached = Cached {
+            packet_en,
+            plain: !is_restless
+                && packet_en
+                && is_everywhere
+                && !stops_everywhere
+                && !is_range(stop),
+            plain_ahead: !is_restless && !stops_everywhere,
+        };
+        self.plan_counts();
+    }
+}
+
+impl Unit {
+    /// The moment of what happens.
+    const fn now(&self) -> Clock {
+        self.timing.now
+    }
+}

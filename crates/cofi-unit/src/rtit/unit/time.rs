@@ -1,0 +1,183 @@
+//! Cycle counts, FUP.PCC, MTC and STS (3.3.4, 4.2.6, 4.2.12–15).
+
+use super::Unit;
+use crate::client::Clock;
+use crate::rtit::event::Client;
+use cofi_packet::Ip;
+use cofi_packet::rtit::{CycleCount, Kind, Packet};
+use cofi_packet::{Uint, rtit};
+
+/// RTIT_CNTP has 22 bits.
+const CNTP_MASK: u64 = (1 << 22) - 1;
+/// With this bit set a FUP.PCC is due.
+const HALF_FULL: u64 = 1 << 21;
+
+/// The state behind timing packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Timing {
+    /// The last moment that is known.
+    pub(super) now: Clock,
+    /// RTIT_CNTP counts.
+    counts: bool,
+    /// The core cycles at which RTIT_CNTP was what the register file holds.
+    counted_at: u64,
+    /// The TSC bits of the last MTC, or those that it would have had.
+    pub(super) mtc: u8,
+    /// First TSC value with these bits, and how many there are.
+    mtc_span: (u64, u64),
+    /// So many cycles after `counted_at` a FUP.PCC is due.
+    count_room: u64,
+}
+
+impl Timing {
+    /// As it was saved, with RTIT_CNTP as it is now; what follows from the rest comes when it is asked for.
+    pub(super) fn restored(now: Clock, mtc: u8) -> Self {
+        Self {
+            now,
+            mtc,
+            ..Self::default()
+        }
+    }
+}
+
+impl Unit {
+    /// Whether nothing is due by the passing of time.
+    #[inline]
+    pub(super) fn is_quiet(&mut self, now: Clock) -> bool {
+        self.timing.now = now;
+        let (from, len) = self.timing.mtc_span;
+        now.tsc.wrapping_sub(from) < len
+            && now.cycles.wrapping_sub(self.timing.counted_at) < self.timing.count_room
+    }
+
+    /// Time has gone on: RTIT_CNTP has counted, the internal buffer has drained, and an MTC may be due.
+    pub(super) fn look_at_time(&mut self, client: &mut impl Client) {
+        self.timing.now = client.now();
+        self.settle_cycles();
+        if self.asleep || !self.regs.status.trigger_en() && self.is_drained() {
+            return;
+        }
+        self.drain_due(client);
+        let (from, len) = self.timing.mtc_span;
+        let is_same = self.now().tsc.wrapping_sub(from) < len;
+        if is_same || !self.regs.status.trigger_en() {
+            return;
+        }
+        let told = self.timing.mtc;
+        self.note_tsc();
+        let ctl = self.regs.ctl;
+        if self.timing.mtc != told && ctl.mtc_en() && self.sends_time() {
+            let packet = Packet::Mtc {
+                range: Uint::truncate(ctl.mtc_range()),
+                tsc: self.timing.mtc,
+                cycles: self.cycle_count(),
+            };
+            self.emit(client, &packet);
+        }
+    }
+
+    /// The watched TSC bits are as they are now, without an MTC.
+    pub(super) fn note_tsc(&mut self) {
+        let shift = 7 + 2 * self.regs.ctl.mtc_range();
+        let tsc = self.now().tsc;
+        self.timing.mtc = (tsc >> shift) as u8;
+        self.timing.mtc_span = match self.regs.ctl.mtc_en() {
+            true => (tsc >> shift << shift, 1 << shift),
+            false => (0, u64::MAX),
+        };
+    }
+
+    /// The first MTC comes at the wrong time: at once (E7).
+    pub(super) fn spoil_mtc(&mut self) {
+        self.timing.mtc ^= 0x80;
+        self.timing.mtc_span = (0, 0);
+    }
+
+    /// Whether MTC and STS are sent in the present state (Table 17).
+    pub(super) const fn sends_time(&self) -> bool {
+        self.regs.status.trigger_en() && (!self.regs.ctl.less_pkts() || self.cached.packet_en)
+    }
+
+    /// RTIT_CNTP at the last moment that is known.
+    pub(super) const fn cycles(&self) -> u64 {
+        let passed = match self.timing.counts {
+            true => self.now().cycles.wrapping_sub(self.timing.counted_at),
+            false => 0,
+        };
+        self.regs.cntp.0.wrapping_add(passed) & CNTP_MASK
+    }
+
+    /// RTIT_CNTP counts up to now.
+    pub(super) fn settle_cycles(&mut self) {
+        self.regs.cntp.0 = self.cycles();
+        self.timing.counted_at = self.now().cycles;
+        self.plan_half_full();
+    }
+
+    /// Whether RTIT_CNTP counts from now on (Table 17, as it stands: with Less_Pkts clear, only where FilterEn is set, too).
+    pub(super) fn plan_counts(&mut self) {
+        let status = self.regs.status;
+        self.timing.counts = status.trigger_en()
+            && status.context_en()
+            && (self.regs.ctl.less_pkts() || status.filter_en())
+            && !self.asleep;
+        self.plan_half_full();
+    }
+
+    fn plan_half_full(&mut self) {
+        self.timing.count_room = if self.regs.ctl.cycle_acc() {
+            HALF_FULL.saturating_sub(self.regs.cntp.0)
+        } else {
+            u64::MAX
+        };
+    }
+
+    /// What is appended to a packet now: RTIT_CNTP in cycle-accurate mode, one less with E6.
+    pub(super) fn cycle_count(&self) -> Option<CycleCount> {
+        if !self.regs.ctl.cycle_acc() {
+            return None;
+        }
+        let count = self.regs.cntp.0 as u32;
+        CycleCount::new(count.saturating_sub(self.choices.errata.e6.into()))
+    }
+
+    /// A packet with a cycle count was sent: RTIT_CNTP begins anew.
+    pub(super) fn restart_count(&mut self) {
+        self.regs.cntp.0 = 0;
+        self.plan_half_full();
+    }
+
+    /// Whether a FUP.PCC is due (4.2.6).
+    pub(super) const fn count_due(&self) -> bool {
+        let (ctl, status) = (self.regs.ctl, self.regs.status);
+        let is_sent = if ctl.less_pkts() {
+            self.cached.packet_en
+        } else {
+            status.trigger_en() && status.context_en()
+        };
+        ctl.cycle_acc() && self.regs.cntp.0 & HALF_FULL != 0 && is_sent
+    }
+
+    /// FUP.PCC of an instruction at whose beginning it was due, `next` being behind it. Whatever else the instruction sent has told
+    /// the count, and none is due any more.
+    pub(super) fn periodic_count(&mut self, client: &mut impl Client, next: Ip) {
+        if self.count_due() {
+            self.lip(client, Kind::FupPcc, next);
+        }
+    }
+
+    /// STS, where STS packets are sent (4.2.13).
+    pub(super) fn sts(&mut self, client: &mut impl Client) {
+        if !(self.regs.ctl.sts_en() && self.sends_time()) {
+            return;
+        }
+        let (actual, effective) = self.ratios;
+        let packet = rtit::Packet::Sts {
+            acbr: Uint::truncate(actual.into()),
+            ecbr: Uint::truncate(effective.into()),
+            tsc: Uint::truncate(self.now().tsc),
+            cycles: self.cycle_count(),
+        };
+        self.emit(client, &packet);
+    }
+}
