@@ -116,7 +116,7 @@ pub(crate) const CONFIGS: &[Config] = &[
         rtit: None,
     },
     Config::rtit("rtit", "rtit", "ptrace", false),
-    Config::rtit("rtit-cyc", "rtit,cyc,psb=0,noretcomp", "ptrace", true),
+    Config::rtit("rtit-cyc", "rtit,cyc,psb_period=0,noretcomp", "ptrace", true),
     Config::rtit("rtit-qemu", "rtit", "qemu", false),
 ];
 
