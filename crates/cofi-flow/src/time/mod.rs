@@ -3,6 +3,9 @@
 mod crystal;
 mod guest;
 mod rate;
+mod rtit;
+#[cfg(test)]
+mod rtit_tests;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +18,7 @@ use crate::FlowConfig;
 use crystal::{Clock, Crystal};
 use guest::Guest;
 use rate::{Moment, Rate};
+pub use rtit::RtitTime;
 
 /// An estimate of the time stamp counter, and between which values it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

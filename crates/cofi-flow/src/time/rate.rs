@@ -98,6 +98,12 @@ impl Rate {
         }
     }
 
+    /// Cycles count from here on, so what the ratio was before does not matter.
+    pub(super) fn counts_anew(&mut self) {
+        self.since_cyc = (self.cbr, self.cbr);
+        self.is_unknown = false;
+    }
+
     /// Cycles were not counted for a while.
     pub(super) fn interrupted(&mut self) {
         self.origin = None;
