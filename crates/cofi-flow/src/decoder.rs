@@ -219,6 +219,11 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// Forgets decoded code. To be called when the code source answers otherwise than before.
     pub fn code_changed(&mut self) {
         self.cache.clear();
+        self.restart_walk();
+    }
+
+    /// The next instruction is looked up anew.
+    pub(crate) fn restart_walk(&mut self) {
         self.body = 0..0;
         self.phase = Phase::Enter;
         self.left = (NONE, 0);

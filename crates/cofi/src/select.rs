@@ -3,8 +3,8 @@
 use crate::args::Select;
 use crate::input;
 use crate::notes::Now;
+use crate::sync::Sync;
 use anyhow::{Result, bail};
-use cofi_packet::intel::{Packet, Packets, sync_backward, sync_forward};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_perf::PerfTime;
 use cofi_session::{Session, Stream, ThreadFlow};
@@ -103,50 +103,20 @@ impl Point {
     /// Where decoding may begin so that nothing from this point on is missed: a PSB before it, and not one right at it, as what
     /// is told when decoding begins is not all of the flow.
     fn psb_before(self, session: &Session<'_>, bytes: &[u8]) -> usize {
+        let sync = Sync::of(session, bytes);
         match self {
             Self::Offset(offset) => {
                 let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-                previous(bytes, offset.min(bytes.len()))
+                sync.before(offset.min(bytes.len()))
             }
-            Self::Tsc(tsc) => psb_by_time(bytes, tsc),
+            Self::Tsc(tsc) => sync.by_time(tsc),
             Self::Time(time) => session
                 .time_conversion()
                 .and_then(|conversion| conversion.tsc_of(time))
-                .map_or(0, |tsc| psb_by_time(bytes, tsc)),
+                .map_or(0, |tsc| sync.by_time(tsc)),
             Self::Ip(_) => 0,
         }
     }
-}
-
-/// The last PSB that begins before `offset`, or the beginning.
-fn previous(bytes: &[u8], offset: usize) -> usize {
-    sync_backward(bytes, offset).unwrap_or(0)
-}
-
-/// The PSB before the last whose PSB+ tells a time before `tsc`, all before it doing so too, or the beginning.
-///
-/// One more than needed, because the estimate just behind a PSB+ still depends on what came before: it never goes back.
-fn psb_by_time(bytes: &[u8], tsc: Tsc) -> usize {
-    let (mut begin, mut found, mut at) = (0, 0, 0);
-    while let Some(psb) = sync_forward(bytes, at) {
-        at = psb + 1;
-        let plus = Packets::starting_at(bytes, StreamOffset(psb as u64));
-        let packets = plus.map_while(|item| item.ok().map(|located| located.packet()));
-        // A PSB+ that does not end is no place to look further in.
-        let told = packets
-            .skip(1)
-            .take_while(|packet| !matches!(packet, Packet::PsbEnd | Packet::Ovf | Packet::Psb))
-            .find_map(|packet| match packet {
-                Packet::Tsc { tsc } => Some(Tsc(tsc.get())),
-                _ => None,
-            });
-        match told {
-            Some(told) if told < tsc => (begin, found) = (found, psb),
-            Some(_) => break,
-            None => {}
-        }
-    }
-    begin
 }
 
 /// The streams that are wanted.
@@ -277,7 +247,7 @@ pub(crate) fn write<L: Lines>(
         }
         if before.instructions < select.context && start > 0 {
             for _ in 0..steps {
-                start = previous(bytes, start);
+                start = Sync::of(session, bytes).before(start);
             }
             steps = steps.saturating_mul(2);
             continue;

@@ -1,8 +1,8 @@
 //! Writes a perf.data file that stock perf decodes.
 
 use crate::constants::{Feature, RecordKind, SampleType};
-use crate::reader::BY_COFI;
-use crate::{PerfTime, PtConfig, TimeConv, WriteError};
+use crate::reader::{BY_COFI, INTEL_PT, RTIT};
+use crate::{PerfTime, PtConfig, RtitConfig, TimeConv, TraceConfig, WriteError};
 use cofi_packet::StreamOffset;
 use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
@@ -10,13 +10,13 @@ use std::io::{Seek, SeekFrom, Write};
 /// What the file says of the trace as a whole.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The trace's configuration.
-    pub config: PtConfig,
+    /// The trace's configuration, which says of which format it is.
+    pub config: TraceConfig,
     /// How TSC values convert to perf's time.
     pub time: TimeConv,
-    /// CPUID leaf 15H: TSC ticks per crystal clock tick, numerator and denominator.
+    /// CPUID leaf 15H: TSC ticks per crystal clock tick, numerator and denominator. RTIT has no use for it.
     pub tsc_ctc_ratio: (u32, u32),
-    /// Maximum non-turbo ratio.
+    /// Maximum non-turbo ratio: TSC ticks per tick of the bus clock.
     pub max_nonturbo_ratio: u32,
     /// The recorded command line.
     pub command_line: Vec<String>,
@@ -42,10 +42,22 @@ pub enum Subject {
 
 impl Subject {
     /// What perf would call the events.
-    const fn event_names(self) -> (&'static str, &'static str) {
+    const fn event_names(self, config: TraceConfig) -> (&'static str, &'static str) {
+        match (config, self) {
+            (TraceConfig::Pt(_), Self::Processes) => ("intel_pt//u", "dummy:u"),
+            (TraceConfig::Pt(_), Self::Guest { .. }) => ("intel_pt//G", "dummy:G"),
+            (TraceConfig::Rtit(_), Self::Processes) => ("rtit//u", "dummy:u"),
+            (TraceConfig::Rtit(_), Self::Guest { .. }) => ("rtit//G", "dummy:G"),
+        }
+    }
+
+    /// The bits of RTIT_CTL that choose the privilege levels.
+    const fn rtit_ctl(self) -> u64 {
+        const OS: u64 = 1 << 2;
+        const USER: u64 = 1 << 3;
         match self {
-            Self::Processes => ("intel_pt//u", "dummy:u"),
-            Self::Guest { .. } => ("intel_pt//G", "dummy:G"),
+            Self::Processes => USER,
+            Self::Guest { os, user } => (if os { OS } else { 0 }) | if user { USER } else { 0 },
         }
     }
 
@@ -188,7 +200,7 @@ impl<W: Write + Seek> Writer<W> {
         // Written again at the end, when sizes are known.
         this.put(&header(0, &[0; 4]))?;
         this.put(Bytes::default().u64s(&[PT_ID, DUMMY_ID]).0.as_slice())?;
-        let pt = this.options.config.bits() | 1;
+        let pt = this.event_config();
         let subject = this.options.subject.flags();
         this.attr(PMU_TYPE, pt, PT_FLAGS | subject, IDS_AT)?;
         // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
@@ -205,6 +217,14 @@ impl<W: Write + Seek> Writer<W> {
         }
         this.checkpoint()?;
         Ok(this)
+    }
+
+    /// `attr.config` of the event.
+    fn event_config(&self) -> u64 {
+        match self.options.config {
+            TraceConfig::Pt(config) => config.bits() | 1,
+            TraceConfig::Rtit(config) => config.bits(),
+        }
     }
 
     fn is_timeless(&self) -> bool {
@@ -252,11 +272,18 @@ impl<W: Write + Seek> Writer<W> {
     }
 
     fn auxtrace_info(&mut self) -> Result<(), WriteError> {
+        let mut info = match self.options.config {
+            TraceConfig::Pt(_) => self.pt_info(),
+            TraceConfig::Rtit(config) => self.rtit_info(config),
+        };
+        self.record(RecordKind::AUXTRACE_INFO, 0, &mut info)
+    }
+
+    fn pt_info(&self) -> Bytes {
         let (n, d) = self.options.tsc_ctc_ratio;
         let TimeConv { shift, mult, zero } = self.options.time;
         let mut info = Bytes::default();
-        // Of type Intel PT, and by whom.
-        info.u32(1).u32(BY_COFI).u64s(&[
+        info.u32(INTEL_PT).u32(BY_COFI).u64s(&[
             PMU_TYPE.into(),
             shift,
             mult,
@@ -276,7 +303,35 @@ impl<W: Write + Seek> Writer<W> {
             0, // filter_len
             0, // cap_event_trace
         ]);
-        self.record(RecordKind::AUXTRACE_INFO, 0, &mut info)
+        info
+    }
+
+    fn rtit_info(&self, config: RtitConfig) -> Bytes {
+        /// RTIT_EVENTS: FilterEn is always set, nothing stops tracing (Table 7).
+        const EVENTS: u64 = 0b110_111;
+        let TimeConv { shift, mult, zero } = self.options.time;
+        let mut info = Bytes::default();
+        info.u32(RTIT).u32(BY_COFI).u64s(&[
+            PMU_TYPE.into(),
+            shift,
+            mult,
+            zero,
+            u64::from(!self.is_timeless()),
+            RtitConfig::STS_BIT,
+            self.options.max_nonturbo_ratio.into(),
+            config.bits() | self.options.subject.rtit_ctl(),
+            config.pkt_cnt(),
+            EVENTS,
+            0, // RTIT_LIP0 to RTIT_LIP3
+            0,
+            0,
+            0,
+            0, // RTIT_CR3_MATCH
+            0, // family, model and stepping of hardware
+            0,
+            0,
+        ]);
+        info
     }
 
     fn record(&mut self, kind: RecordKind, misc: u16, body: &mut Bytes) -> Result<(), WriteError> {
@@ -491,8 +546,8 @@ impl<W: Write + Seek> Writer<W> {
         let mut events = Bytes::default();
         events.u32(2).u32(ATTR_SIZE);
         let subject = self.options.subject;
-        let (pt_name, dummy_name) = subject.event_names();
-        let pt = self.options.config.bits() | 1;
+        let (pt_name, dummy_name) = subject.event_names(self.options.config);
+        let pt = self.event_config();
         for (kind, config, flags, name, id) in [
             (PMU_TYPE, pt, PT_FLAGS | subject.flags(), pt_name, PT_ID),
             (1, 9, DUMMY_FLAGS | subject.flags(), dummy_name, DUMMY_ID),

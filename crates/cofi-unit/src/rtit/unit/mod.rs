@@ -78,6 +78,8 @@ struct Before {
     status: msr::Status,
     /// It is an instruction in which a buffer overflow is resolved.
     resolves: bool,
+    /// It is an instruction at whose beginning a FUP.PCC is due: what is behind it.
+    count_due: Option<Ip>,
 }
 
 impl Unit {
@@ -182,6 +184,7 @@ impl Unit {
         }
         self.refresh();
         if !before.status.trigger_en() && self.regs.status.trigger_en() {
+            self.restart_drain();
             self.psb_on_enable(client);
         }
         if address == msr::RTIT_PKT_CNT {
@@ -285,12 +288,9 @@ impl Unit {
     /// Something begins: time is looked at; and if it is an instruction, with `next` behind it, what is due at one.
     fn begin(&mut self, client: &mut impl Client, next: Option<Ip>) -> Before {
         self.look_at_time(client);
-        if let Some(next) = next {
-            // Only software fills it without sending it.
-            if self.cached.packet_en && self.tnt.has(6) {
-                self.flush_tnt(client);
-            }
-            self.periodic_count(client, next);
+        // Only software fills it without sending it.
+        if next.is_some() && self.cached.packet_en && self.tnt.has(6) {
+            self.flush_tnt(client);
         }
         let status = self.regs.status;
         Before {
@@ -301,6 +301,7 @@ impl Unit {
                 && status.trigger_en()
                 && status.context_en()
                 && self.is_drained(),
+            count_due: next.filter(|_| self.count_due()),
         }
     }
 
@@ -329,6 +330,9 @@ impl Unit {
         }
         self.resolve(client, before, to, is_indirect);
         self.act_on_held_stop(client, to);
+        if let Some(next) = before.count_due {
+            self.periodic_count(client, next);
+        }
         self.refresh();
     }
 

@@ -1,5 +1,6 @@
 //! The settings of Intel PT in Linux's form: the `config` field of the event, and the names of its parts.
 
+use super::{ConfigError, parse_value, parts, print, rtit};
 use std::fmt;
 
 /// Intel PT settings, as the `intel_pt` PMU of Linux takes them.
@@ -50,29 +51,7 @@ impl Default for PtConfig {
     }
 }
 
-/// A setting that does not exist or a value it cannot have.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// No such setting.
-    #[error("unknown trace setting `{name}`; there are {}", NAMES.join(", "))]
-    Unknown {
-        /// The name given.
-        name: String,
-    },
-    /// The value is no number or too large.
-    #[error("trace setting `{name}` takes a number from 0 to {max}, not `{value}`")]
-    Value {
-        /// The setting.
-        name: String,
-        /// The value given.
-        value: String,
-        /// The largest value.
-        max: u8,
-    },
-}
-
-const NAMES: [&str; 13] = [
+pub(super) const NAMES: [&str; 13] = [
     "tsc",
     "mtc",
     "mtc_period",
@@ -102,6 +81,18 @@ const NOTNT: u64 = 1 << 55;
 const MTC_PERIOD: u32 = 14;
 const CYC_THRESH: u32 = 19;
 const PSB_PERIOD: u32 = 24;
+
+fn unknown(name: &str) -> ConfigError {
+    if rtit::NAMES.contains(&name) {
+        return ConfigError::OnlyRtit {
+            name: name.to_owned(),
+        };
+    }
+    ConfigError::Unknown {
+        name: name.to_owned(),
+        known: &NAMES,
+    }
+}
 
 impl PtConfig {
     /// Everything off.
@@ -172,7 +163,7 @@ impl PtConfig {
 
     /// Whether nothing in the trace tells the time of day, so that perf and Cofi decode it without times.
     #[must_use]
-    pub fn is_timeless(self) -> bool {
+    pub const fn is_timeless(self) -> bool {
         !self.tsc
     }
 
@@ -195,20 +186,10 @@ impl PtConfig {
             "mtc_period" => (None, Some(&mut self.mtc_period)),
             "cyc_thresh" => (None, Some(&mut self.cyc_thresh)),
             "psb_period" => (None, Some(&mut self.psb_period)),
-            _ => {
-                return Err(ConfigError::Unknown {
-                    name: name.to_owned(),
-                });
-            }
+            _ => return Err(unknown(name)),
         };
         let max = if flag.is_some() { 1 } else { 15 };
-        let number = parse_number(value)
-            .filter(|&number| number <= max)
-            .ok_or_else(|| ConfigError::Value {
-                name: name.to_owned(),
-                value: value.to_owned(),
-                max,
-            })?;
+        let number = parse_value(name, value, max)?;
         if let Some(flag) = flag {
             *flag = number != 0;
         }
@@ -232,20 +213,7 @@ impl PtConfig {
     /// # Ok::<(), cofi_perf::ConfigError>(())
     /// ```
     pub fn apply(&mut self, list: &str) -> Result<(), ConfigError> {
-        list.split(',')
-            .map(str::trim)
-            .filter(|part| !part.is_empty())
-            .try_for_each(|part| {
-                let (name, value) = part.split_once('=').unwrap_or((part, "1"));
-                self.set(name.trim(), value.trim())
-            })
-    }
-}
-
-fn parse_number(text: &str) -> Option<u8> {
-    match text.strip_prefix("0x") {
-        Some(hex) => u8::from_str_radix(hex, 16).ok(),
-        None => text.parse().ok(),
+        parts(list).try_for_each(|(name, value)| self.set(name, value))
     }
 }
 
@@ -269,15 +237,7 @@ impl fmt::Display for PtConfig {
             ("cyc_thresh", self.cyc_thresh),
             ("psb_period", self.psb_period),
         ];
-        let flags = flags
-            .into_iter()
-            .filter(|(_, on)| *on)
-            .map(|(name, _)| name.to_owned());
-        let fields = fields
-            .into_iter()
-            .filter(|(_, value)| *value != 0)
-            .map(|(name, value)| format!("{name}={value}"));
-        f.write_str(&flags.chain(fields).collect::<Vec<_>>().join(","))
+        print(f, &flags, &fields)
     }
 }
 
