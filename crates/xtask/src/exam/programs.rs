@@ -95,7 +95,7 @@ impl Program {
         match self.origin {
             Origin::Source { file, flags } => {
                 flags.contains(&"-static")
-                    && !["jit_wx.c", "jit_rwx.c", "smc.c", "vdso.c"].contains(&file)
+                    && !["jit_wx.c", "jit_rwx.c", "smc.c", "vdso.c", "m32.c"].contains(&file)
             }
             Origin::System(_) => false,
         }
@@ -116,7 +116,12 @@ pub(crate) const CONFIGS: &[Config] = &[
         rtit: None,
     },
     Config::rtit("rtit", "rtit", "ptrace", false),
-    Config::rtit("rtit-cyc", "rtit,cyc,psb_period=0,noretcomp", "ptrace", true),
+    Config::rtit(
+        "rtit-cyc",
+        "rtit,cyc,psb_period=0,noretcomp",
+        "ptrace",
+        true,
+    ),
     Config::rtit("rtit-qemu", "rtit", "qemu", false),
 ];
 
