@@ -78,8 +78,6 @@ struct Before {
     status: msr::Status,
     /// It is an instruction in which a buffer overflow is resolved.
     resolves: bool,
-    /// It is an instruction at whose beginning a FUP.PCC is due: what is behind it.
-    count_due: Option<Ip>,
 }
 
 impl Unit {
@@ -303,6 +301,9 @@ impl Unit {
     /// Something begins: time is looked at; and if it is an instruction, with `next` behind it, what is due at one.
     fn begin(&mut self, client: &mut impl Client, next: Option<Ip>) -> Before {
         self.look_at_time(client);
+        if let Some(next) = next {
+            self.periodic_count(client, next);
+        }
         let status = self.regs.status;
         Before {
             packet_en: self.cached.packet_en,
@@ -312,7 +313,6 @@ impl Unit {
                 && status.trigger_en()
                 && status.context_en()
                 && self.is_drained(),
-            count_due: next.filter(|_| self.count_due()),
         }
     }
 
@@ -341,9 +341,6 @@ impl Unit {
         }
         self.resolve(client, before, to, is_indirect);
         self.act_on_held_stop(client, to);
-        if let Some(next) = before.count_due {
-            self.periodic_count(client, next);
-        }
     }
 
     /// Whether FUP.PGD tells that PacketEn became 0: perhaps not, when TriggerEn did (4.2.8).
