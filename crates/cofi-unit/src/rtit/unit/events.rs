@@ -39,7 +39,8 @@ impl Unit {
                 self.context.cr3 = cr3;
                 self.refresh();
                 let stops = self.arrive(at.next, false);
-                if before.packet_en && !(self.cached.packet_en && !stops) && self.sends_pgd(stops) {
+                let leaves = before.packet_en && (stops || !self.cached.packet_en);
+                if leaves && self.sends_pgd(stops) {
                     // For the FUP.PGD; but ahead of all packets of the instruction (row 44).
                     self.flush_tnt(client);
                 }

@@ -67,7 +67,7 @@ struct Cached {
     /// PacketEn is set and stays so; nothing but the passing of time and a full TNT makes a packet at near branches that make none
     /// themselves.
     plain: bool,
-    /// So it is at least, with PacketEn set or not, where control goes straight ahead, other than to the end of a range.
+    /// So it is at least, with PacketEn set or not, where control neither enters nor leaves a range.
     plain_ahead: bool,
 }
 
@@ -215,26 +215,25 @@ impl Unit {
         }
         // Most instructions are among these, and do no more than this.
         let cached = self.cached;
-        let is_plain = match insn.branch {
-            Branch::None | Branch::Conditional(None) => {
-                cached.plain || cached.plain_ahead && !self.is_end_of_range(insn.at.next)
-            }
-            _ => cached.plain,
-        };
+        let is_plain = cached.plain
+            || cached.plain_ahead
+                && match insn.branch {
+                    Branch::None | Branch::Conditional(None) => !self.is_end_of_range(insn.at.next),
+                    _ => self.stays(insn.destination()),
+                };
         if !is_plain || !self.is_quiet(client.now()) {
             return self.retire_whole(client, insn);
         }
         match insn.branch {
+            _ if !cached.packet_en => {}
             Branch::None | Branch::DirectJump(_) => {}
-            Branch::Conditional(_) if !cached.packet_en => {}
             Branch::Conditional(target) if !self.tnt.has(5) => {
                 self.tnt.push(1, target.is_some().into());
             }
-            _ if cached.plain => {
+            _ => {
                 self.settle_cycles();
                 self.branch(client, insn);
             }
-            _ => self.retire_whole(client, insn),
         }
     }
 
