@@ -182,7 +182,6 @@ impl Unit {
         }
         self.refresh();
         if !before.status.trigger_en() && self.regs.status.trigger_en() {
-            self.restart_drain();
             self.psb_on_enable(client);
         }
         if address == msr::RTIT_PKT_CNT {
