@@ -472,6 +472,59 @@ fn rare_states_are_saved() {
     }
 }
 
+/// What version 1 of the form of saved RTIT units made of [`example`].
+const V1: &[u8] = include_bytes!("../saved/rtit-v1.bin");
+
+/// A unit with something in every field of the form.
+fn example() -> Unit {
+    use crate::machine::{Machine as Script, all, buffered, stop_in_range1};
+    let choices = Implementation {
+        lines: Lines::Reordered,
+        errata: Errata::ALL,
+        psb_effect_delay: 3,
+        seed: 0,
+        ..buffered(200)
+    };
+    let ctl = all()
+        .with_cycle_acc(true)
+        .with_sts_en(true)
+        .with_mtc_en(true);
+    let mut script = Script::traced(choices, stop_in_range1(), ctl);
+    for _ in 0..60 {
+        script.indirect(0x7fff_1234_0000);
+    }
+    script.drain();
+    script.event(Event::Frequency {
+        actual: 20,
+        effective: 10,
+    });
+    script.pass(1000, 3000);
+    script.call(0x2000);
+    script.conditionals("TNT");
+    script.write(msr::RTIT_PKT_CNT, 0x800);
+    script.indirect(0x2_0000_3000);
+    script.overflow();
+    script.interrupt(0x5000, USER);
+    script.event(Event::Smi { from: Ip(0x5000) });
+    script.event(Event::Sleep(SleepState::C1));
+    script.unit
+}
+
+/// With `COFI_WRITE_SAVED` set, the file is written anew: for a new version of the form, beside the old one.
+#[test]
+fn version_1_is_still_read_and_written() {
+    let example = example();
+    let saved = example.save();
+    if std::env::var_os("COFI_WRITE_SAVED").is_some() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/saved/rtit-v1.bin");
+        std::fs::write(folder, &saved).unwrap();
+        return;
+    }
+    assert_eq!(saved, V1);
+    let restored = Unit::restore(*example.implementation(), V1).unwrap();
+    assert_eq!(restored.save(), V1);
+}
+
 #[test]
 fn saved_units_of_another_kind_are_refused() {
     let choices = Implementation::default();
