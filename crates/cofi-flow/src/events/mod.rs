@@ -133,6 +133,10 @@ impl<'t> EventDecoder<'t> {
                 flow.push(Event::Disabled { ip });
                 flow.apply(Bound { tsx: None, ..bound }, ip);
             }
+            Pending::Paging { cr3, .. } if flow.reader.is_rtit() => {
+                flow.consumed();
+                flow.push_paging(cr3);
+            }
             Pending::Paging { cr3, nr } => {
                 flow.consumed();
                 flow.push(Event::Paging { cr3, nr });
@@ -165,11 +169,15 @@ impl<'t> EventDecoder<'t> {
                 flow.apply_status(status);
             }
             Pending::Bad(kind) => flow.fail(kind),
-            Pending::Tip(None) => flow.fail(FlowErrorKind::SuppressedIp { packet: Kind::Tip }),
+            Pending::Tip(None) => flow.fail(FlowErrorKind::SuppressedIp {
+                packet: flow.tip_kind(),
+            }),
+            pending @ (Pending::OverflowAt(_) | Pending::Ends(_)) => flow.follow_rtit(pending),
+            pge @ Pending::Pge(_) if flow.reader.is_rtit() => flow.follow_rtit(pge),
             pge @ Pending::Pge(_) => {
                 flow.pending = pge;
                 flow.fail(FlowErrorKind::Unexpected {
-                    found: Kind::TipPge,
+                    found: Kind::TipPge.into(),
                     expected: Expected::TracingOn,
                 });
             }

@@ -24,6 +24,7 @@ pub(crate) fn event_word(event: Event) -> String {
         Event::Disabled { ip } => format!("disabled:{}", place(ip)),
         Event::AsyncBranch { from, to } => format!("async:{:x}>{:x}", from.0, to.0),
         Event::AsyncDisabled { at, ip } => format!("asyncoff:{:x}>{}", at.0, place(ip)),
+        Event::PagingEnabled { on } => format!("pg:{}", if on { "on" } else { "off" }),
         Event::Paging { cr3, nr } => format!("paging:{cr3:x}{}", if nr { ".nr" } else { "" }),
         Event::Overflow { ip } => format!("overflow:{}", place(ip)),
         Event::ExecMode { mode, .. } => format!("mode:{}", mode.bits()),

@@ -166,10 +166,13 @@ fn tnt_buff_is_what_the_packet_will_be() {
 fn a_full_tnt_buff_written_by_software_is_sent_soon() {
     let mut machine = Machine::plain();
     machine.write(msr::RTIT_TNT_BUFF, 0b111_0000);
-    assert_eq!(machine.said(), "");
-    machine.conditionals("T");
     assert_eq!(machine.said(), "tnt TTNNNN");
-    assert_eq!(machine.read(msr::RTIT_TNT_BUFF), 0b11);
+    assert_eq!(machine.read(msr::RTIT_TNT_BUFF), 1);
+    machine.set_ctl(|ctl| ctl.with_trace_active(false));
+    machine.write(msr::RTIT_TNT_BUFF, 0b111_0000);
+    assert_eq!(machine.said(), "");
+    machine.set_ctl(|ctl| ctl.with_trace_active(true));
+    assert_eq!(machine.said(), "psb, tnt TTNNNN, fup.pge 0x1010");
 }
 
 #[test]

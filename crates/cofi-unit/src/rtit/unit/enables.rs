@@ -63,12 +63,12 @@ impl Unit {
     }
 
     /// Control goes to `to`, by a taken branch or event or straight ahead, in the context that holds there: FilterEn and the other
-    /// enables follow. Whether a TraceStop is met; one in a buffer overflow is held, and not returned.
+    /// enables follow. Whether a TraceStop is met; one in a buffer overflow is held, and not returned. Who has changed registers or
+    /// context before has refreshed the unit.
     ///
     /// An end of a range counts as what it is for the ranges of the event id as a whole: the limit of one within the other does not
     /// clear FilterEn.
     pub(super) fn arrive(&mut self, to: Ip, is_taken: bool) -> bool {
-        self.refresh();
         let events = self.regs.events;
         let context_en = self.regs.status.context_en();
         if self.regs.ctl.trace_en() && context_en {

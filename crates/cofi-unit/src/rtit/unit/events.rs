@@ -37,6 +37,7 @@ impl Unit {
             Event::MovCr3 { at, cr3 } => {
                 let before = self.begin(client, Some(at.next));
                 self.context.cr3 = cr3;
+                self.refresh();
                 let stops = self.arrive(at.next, false);
                 self.pip(client);
                 if self.regs.ctl.sts_on_cr3() {
@@ -62,11 +63,13 @@ impl Unit {
             Event::Vmxon { at } => {
                 let before = self.begin(client, Some(at.next));
                 self.vmx_root = true;
+                self.refresh();
                 self.walk(client, before, at);
             }
             Event::Vmxoff { at } => {
                 let before = self.begin(client, Some(at.next));
                 self.vmx_root = false;
+                self.refresh();
                 self.walk(client, before, at);
             }
             Event::Sleep(state) => self.sleep(client, state),
@@ -94,6 +97,7 @@ impl Unit {
         let before = self.begin(client, far.next);
         let to = far.to.ip;
         self.context = far.to.context;
+        self.refresh();
         let stops = self.arrive(to, true);
         let stays = self.cached.packet_en && !stops;
         if before.packet_en {
@@ -116,6 +120,7 @@ impl Unit {
     fn leave(&mut self, client: &mut impl Client, from: Ip, switch: impl FnOnce(&mut Self)) {
         let before = self.begin(client, None);
         switch(self);
+        self.refresh();
         let stops = self.arrive(from, false);
         self.turn(client, before, from, from, stops);
         self.end(client, before, from, stops, false);
@@ -126,6 +131,7 @@ impl Unit {
         let before = self.begin(client, None);
         switch(self);
         self.context = to.context;
+        self.refresh();
         let stops = self.arrive(to.ip, true);
         self.turn(client, before, self.ip, to.ip, stops);
         self.extra_pgd(client, before, to.ip, stops);

@@ -191,6 +191,10 @@ impl Unit {
             self.count_packet(client, 0);
         }
         self.walk(client, before, at);
+        if self.cached.packet_en && self.tnt.has(6) {
+            // By software, or held by an overflow that software ended.
+            self.flush_tnt(client);
+        }
         if address == msr::RTIT_CTL {
             self.drain_all(client);
         }
@@ -224,13 +228,13 @@ impl Unit {
         }
         match insn.branch {
             Branch::None | Branch::DirectJump(_) => {}
-            Branch::Conditional(target) if cached.packet_en && !self.tnt.has(5) => {
+            Branch::Conditional(_) if !cached.packet_en => {}
+            Branch::Conditional(target) if !self.tnt.has(5) => {
                 self.tnt.push(1, target.is_some().into());
             }
-            Branch::Conditional(_) if !cached.packet_en => {}
-            Branch::DirectCall(_) => self.call(insn.at.next),
-            Branch::Return(target) if !self.tnt.has(5) && self.is_last_call(target) => {
-                self.tnt.push(1, 1);
+            _ if cached.plain => {
+                self.settle_cycles();
+                self.branch(client, insn);
             }
             _ => self.retire_whole(client, insn),
         }
@@ -241,27 +245,38 @@ impl Unit {
         let before = self.begin(client, Some(insn.at.next));
         let is_taken = !matches!(insn.branch, Branch::None | Branch::Conditional(None));
         let to = insn.destination();
-        let mut tip = None;
-        if before.packet_en {
-            match insn.branch {
-                Branch::None | Branch::DirectJump(_) => {}
-                Branch::Conditional(taken) => self.push_tnt(client, taken.is_some()),
-                Branch::DirectCall(_) => self.call(insn.at.next),
-                Branch::IndirectJump(target) => tip = Some(target),
-                Branch::IndirectCall(target) => {
-                    self.call(insn.at.next);
-                    tip = Some(target);
-                }
-                Branch::Return(target) if self.is_last_call(target) => self.push_tnt(client, true),
-                Branch::Return(target) => tip = Some(target),
-            }
-        }
-        if let Some(target) = tip {
-            self.tip(client, target);
-        }
+        let is_indirect = before.packet_en && self.branch(client, insn);
         let stops = self.arrive(to, is_taken);
         self.turn(client, before, insn.at.next, to, stops);
-        self.end(client, before, to, stops, tip.is_some());
+        self.end(client, before, to, stops, is_indirect);
+    }
+
+    /// A near branch that began with PacketEn set retired; whether it made a TIP.
+    #[inline]
+    fn branch(&mut self, client: &mut impl Client, insn: Retired) -> bool {
+        let target = match insn.branch {
+            Branch::None | Branch::DirectJump(_) => return false,
+            Branch::Conditional(taken) => {
+                self.push_tnt(client, taken.is_some());
+                return false;
+            }
+            Branch::DirectCall(_) => {
+                self.call(insn.at.next);
+                return false;
+            }
+            Branch::IndirectJump(target) => target,
+            Branch::IndirectCall(target) => {
+                self.call(insn.at.next);
+                target
+            }
+            Branch::Return(target) if self.is_last_call(target) => {
+                self.push_tnt(client, true);
+                return false;
+            }
+            Branch::Return(target) => target,
+        };
+        self.tip(client, target);
+        true
     }
 
     /// A near CALL that began with PacketEn set retired (4.2.3.2).
@@ -288,10 +303,6 @@ impl Unit {
     /// Something begins: time is looked at; and if it is an instruction, with `next` behind it, what is due at one.
     fn begin(&mut self, client: &mut impl Client, next: Option<Ip>) -> Before {
         self.look_at_time(client);
-        // Only software fills it without sending it.
-        if next.is_some() && self.cached.packet_en && self.tnt.has(6) {
-            self.flush_tnt(client);
-        }
         let status = self.regs.status;
         Before {
             packet_en: self.cached.packet_en,
@@ -333,7 +344,6 @@ impl Unit {
         if let Some(next) = before.count_due {
             self.periodic_count(client, next);
         }
-        self.refresh();
     }
 
     /// Whether FUP.PGD tells that PacketEn became 0: perhaps not, when TriggerEn did (4.2.8).

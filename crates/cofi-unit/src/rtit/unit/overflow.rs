@@ -146,6 +146,7 @@ impl Unit {
         });
         if !has_room {
             self.regs.status = self.regs.status.with_buffer_overflow(true);
+            self.refresh();
             return false;
         }
         if !self.hold(client, bytes) {
@@ -186,6 +187,7 @@ impl Unit {
         self.regs.status = status.with_buffer_overflow(false);
         self.clear_compression();
         self.lip(client, Kind::FupOvf, to);
+        self.refresh();
         let errata = self.choices.errata;
         if errata.e5 && is_indirect && self.cached.packet_en && self.sometimes() {
             self.tip(client, to);
