@@ -258,7 +258,12 @@ fn asleep_nothing_counts_and_waking_tells_the_time() {
         machine.pass(1000, 0x1000);
         assert_eq!(machine.read(msr::RTIT_CNTP), 3);
         machine.event(Event::Wake);
-        assert_eq!(machine.said(), "sts acbr=0 ecbr=0 tsc=4096 cycles=3");
+        machine.nop();
+        assert_eq!(
+            machine.said(),
+            "sts acbr=0 ecbr=0 tsc=4096 cycles=3",
+            "and no MTC is owed"
+        );
         machine.pass(4, 0x80);
         machine.nop();
         assert_eq!(machine.said(), "mtc range=0 tsc=33 cycles=4");
@@ -287,6 +292,7 @@ fn the_buffer_drains_before_deep_sleep_and_not_in_light_sleep() {
         machine.event(Event::Sleep(state));
         machine.pass(1000, 0);
         machine.event(Event::Wake);
+        machine.nop();
         let expected = if drained { "tip 0x2000" } else { "" };
         assert_eq!(machine.said(), expected);
         machine.pass(1000, 0);
