@@ -95,12 +95,16 @@ fn pcc_at_the_beginning_of_an_instruction() {
 }
 
 #[test]
-fn pcc_gives_way_to_another_packet() {
+fn pcc_before_the_packets_of_its_instruction() {
     let mut machine = with_ctl(all().with_cycle_acc(true));
     machine.pass(HALF, 0);
-    machine.indirect(0x2000);
+    machine.ret(0x2000);
     machine.nop();
-    assert_eq!(machine.said(), "tip 0x2000 cycles=2097152");
+    assert_eq!(
+        machine.said(),
+        "fup.pcc 0x1004 cycles=2097152, tip 0x2000 cycles=0",
+        "the address is never executed"
+    );
 }
 
 #[test]
