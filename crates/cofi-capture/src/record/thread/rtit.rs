@@ -96,7 +96,7 @@ impl Rtit {
         clock: &mut VirtualClock,
         runs: &mut Runs<'_>,
     ) {
-        while let Some(run) = runs.next() {
+        for run in runs.by_ref() {
             clock.ticks(run.instructions());
             buffer.clock = clock.0;
             let at = At {
