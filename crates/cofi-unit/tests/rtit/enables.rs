@@ -289,6 +289,8 @@ fn trace_stop_by_a_branch() {
     assert_eq!(machine.read(msr::RTIT_TNT_BUFF), 0b101);
     assert_eq!(machine.status(), 2, "FilterEn and TriggerEn are 0");
     assert!(machine.ctl().trace_en() && !machine.ctl().trace_active());
+    machine.nop();
+    assert_eq!(machine.status(), 3, "Trace_En is set: always on again");
     machine.indirect(0x1000);
     assert_eq!(machine.said(), "");
 }

@@ -295,6 +295,37 @@ proptest! {
         }
     }
 
+    /// A unit with an internal buffer never takes the quick paths.
+    #[test]
+    fn quick_paths_make_the_same_packets(
+        machine: u64,
+        steps in prop::collection::vec(any::<u64>(), 1..200),
+    ) {
+        let quick = Implementation {
+            buffer: None,
+            lines: Lines::Immediate,
+            ..choices(&mut Dice(machine), true)
+        };
+        let buffer = InternalBuffer { size: 4096, drain_bytes: 0, drain_cycles: 0 };
+        let slow = Implementation { buffer: Some(buffer), ..quick };
+        let mut machines = [quick, slow].map(Machine::new);
+        for step in steps {
+            for machine in &mut machines {
+                machine.step(step);
+                machine.unit.drain(&mut machine.world, usize::MAX);
+            }
+            let [quick, slow] = &mut machines;
+            prop_assert_eq!(quick.world.stored(), slow.world.stored());
+            let [mut quick_registers, mut slow_registers] = [quick.registers(), slow.registers()];
+            // Software that moves the output moves what is in the buffer, too.
+            for registers in [&mut quick_registers, &mut slow_registers] {
+                registers.remove(msr::ALL.iter().position(|spec| spec.address == msr::RTIT_OFFSET).unwrap());
+            }
+            prop_assert_eq!(quick_registers, slow_registers);
+            prop_assert_eq!(quick.unit.packet_en(), slow.unit.packet_en());
+        }
+    }
+
     #[test]
     fn no_bytes_make_a_unit_that_panics(
         machine: u64,

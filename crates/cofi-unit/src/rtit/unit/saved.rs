@@ -9,7 +9,7 @@
 //! | the registers, in the order of [`msr::ALL`] | 16 × 8 |
 //! | unlocked | 1 |
 //! | context: CPL, CR3, CR0.PG; in SMM; in VMX root operation; asleep | 1, 8, 1; 1; 1; 1 |
-//! | actual and effective core/bus ratio; where control stood | 1, 1; 8 |
+//! | actual and effective core/bus ratio; where INIT led | 1, 1; 8 |
 //! | the last moment: TSC, core cycles | 8, 8 |
 //! | the TSC from the bits of an MTC on; an MTC is to come early (E7) | 8; 1 |
 //! | PSB owed; PSB late; packets until it takes effect | 1; 1; optional 1 |
@@ -50,7 +50,7 @@ impl Unit {
             vmx_root,
             asleep,
             ratios,
-            ip,
+            init_ip,
             timing,
             tnt: _,
             psb_owed,
@@ -76,7 +76,7 @@ impl Unit {
         }
         writer.u8(ratios.0);
         writer.u8(ratios.1);
-        writer.u64(ip.0);
+        writer.u64(init_ip.0);
         writer.u64(timing.now.tsc);
         writer.u64(timing.now.cycles);
         writer.u64(timing.mtc);
@@ -121,7 +121,7 @@ impl Unit {
             reader.u8("the actual core/bus ratio")? & 0x3f,
             reader.u8("the effective core/bus ratio")? & 0x3f,
         );
-        let ip = Ip(reader.u64("where control stood")?);
+        let init_ip = Ip(reader.u64("where INIT led")?);
         let now = Clock {
             tsc: reader.u64("the TSC")?,
             cycles: reader.u64("the core cycles")?,
@@ -162,7 +162,7 @@ impl Unit {
             vmx_root,
             asleep,
             ratios,
-            ip,
+            init_ip,
             timing: Timing::restored(now, mtc, mtc_early),
             tnt: Results::from_stopped(tnt.0, 6).unwrap_or_default(),
             psb_owed,

@@ -47,6 +47,11 @@ impl Timing {
 }
 
 impl Unit {
+    /// The moment of what happens.
+    pub(super) const fn now(&self) -> Clock {
+        self.timing.now
+    }
+
     /// Whether nothing is due by the passing of time.
     #[inline]
     pub(super) fn is_quiet(&mut self, now: Clock) -> bool {
