@@ -173,6 +173,10 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// several threads for example: their instructions, one range after the other, are those of the whole stream. A
     /// range that begins in running code begins with an [`Event::Enabled`](crate::Event::Enabled) (and events that tell its mode and paging)
     /// that the whole stream does not have there. Offsets still count from the stream's start.
+    ///
+    /// A PSB of RTIT tells no address, and results that are older may stand behind it. There a range begins with the first packet behind its PSB
+    /// that tells where control is without need of an address before it, and the range before goes on up to that. What remains is that a
+    /// compressed return of a call from before is an error, up to the next packet that tells an address.
     #[must_use]
     pub fn within(mut self, range: core::ops::Range<StreamOffset>) -> Self {
         let usize = |offset: StreamOffset| usize::try_from(offset.0).unwrap_or(usize::MAX);

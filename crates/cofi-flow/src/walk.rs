@@ -107,7 +107,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     None => return,
                 },
                 Pending::Pge(_) if self.reader.is_rtit() => {
-                    return self.fail(FlowErrorKind::UnknownEnd);
+                    return self.switched_on_again();
                 }
                 Pending::Pge(_) => {
                     let kind = FlowErrorKind::Unexpected {

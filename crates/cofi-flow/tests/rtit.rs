@@ -4,7 +4,7 @@ mod common;
 
 use cofi_flow::{FilterRanges, FlowConfig, FlowDecoder, Item, RtitConfig, TraceFormat};
 use cofi_insn::Segment;
-use cofi_packet::{ExecMode, Ip, rtit};
+use cofi_packet::{ExecMode, Ip, StreamOffset, rtit};
 use common::any::check_ways;
 use common::{hex, matches, rtit_packets, word};
 
@@ -143,4 +143,37 @@ fn every_prefix_of_every_trace_ends_quietly_or_with_a_located_error() {
             }
         }
     }
+}
+
+/// The flow of a trace that is cut at each PSB in turn is the flow of the whole, as far as calls do not matter that ran before the cut.
+#[test]
+fn a_trace_may_be_cut_at_its_psbs() {
+    let mut cuts = 0;
+    // Where E8 spoils what stands behind a PSB, only who saw what stands before it may notice.
+    for case in cases()
+        .into_iter()
+        .filter(|case| !case.name.starts_with("E8"))
+    {
+        let whole = instructions(case.decoder());
+        let mut at = 0;
+        while let Some(psb) = rtit::sync_forward(&case.trace, at) {
+            at = psb + 1;
+            let cut = StreamOffset(psb as u64);
+            let end = StreamOffset(case.trace.len() as u64);
+            let first = instructions(case.decoder().within(StreamOffset(0)..cut));
+            let second = instructions(case.decoder().within(cut..end));
+            assert_eq!([first, second].concat(), whole, "{} at {psb}", case.name);
+            cuts += 1;
+        }
+    }
+    assert!(cuts > 100, "{cuts}");
+}
+
+fn instructions(decoder: FlowDecoder<'_, Segment<'_>>) -> Vec<Ip> {
+    decoder
+        .filter_map(|item| match item {
+            Item::Insn(insn) => Some(insn.ip),
+            _ => None,
+        })
+        .collect()
 }

@@ -6,6 +6,7 @@ use cofi_packet::Ip;
 use super::Flow;
 use super::bind::unexpected;
 use crate::decoder::{FlowDecoder, State};
+use crate::events::notes::Origin;
 use crate::pending::Pending;
 use crate::{Event, Expected, FlowErrorKind};
 
@@ -150,7 +151,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.returns.clear();
         self.pending = Pending::None;
         self.bound = Default::default();
-        let first = self.notes.now;
+        let first = Origin {
+            ip,
+            ..self.notes.now
+        };
         match ip {
             Some(ip) => {
                 let on = self.config.filter.contains(ip);

@@ -4,6 +4,7 @@ use cofi_insn::CodeSource;
 use cofi_packet::rtit::Kind;
 use cofi_packet::{DecodeError, Ip};
 
+use super::reader::Since;
 use super::{Ends, Flow};
 use crate::decoder::FlowDecoder;
 use crate::pending::{AtIp, Pending};
@@ -54,7 +55,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Flow::Tnt { bits, len } => return self.branches(bits, len),
             Flow::Tip(ip) => Pending::Tip(ip),
             Flow::Pge(ip) => Pending::Pge(ip),
-            // A reader that begins at the end of what is to be decoded tells of it.
+            // A decoder that begins at the end of what is to be decoded tells of it.
             Flow::Ovf(_) if self.rtit.is_last => Pending::Ends(Ends::default()),
             Flow::Ovf(ip) => Pending::OverflowAt(ip),
             Flow::Far(None) | Flow::Pgd(None) => Pending::Bad(FlowErrorKind::SuppressedIp {
@@ -204,9 +205,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Whether tracing was on all the time up to the packet just read, which itself does not tell.
     ///
     /// It may have been switched off without a word. Then it was switched on again behind a PSB, and a FUP.PGE comes before the next packet of
-    /// traced code; without a PSB it was not.
+    /// traced code; without a PSB it was not. Behind an overflow it may be off, too, because of the IP filter.
     fn is_traced_until_here(&mut self) -> bool {
-        if !self.is_renewed() {
+        if self.since() == Since::Traced {
             return true;
         }
         if self.rtit.looked.0 <= self.read_at {
@@ -222,11 +223,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.rtit.looked.1
     }
 
-    fn is_renewed(&self) -> bool {
-        self.reader
-            .rtit
-            .as_ref()
-            .is_some_and(|reading| reading.is_renewed)
+    fn since(&self) -> Since {
+        let reading = self.reader.rtit.as_ref();
+        reading.map_or(Since::Traced, |reading| reading.since)
     }
 
     /// After a TraceStop, tracing being on: how far what ran is known; none if it does not end tracing.
@@ -248,7 +247,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             bits,
             len,
             stopped: true,
-            exact: !self.rtit.stop.is_empty() && !self.is_renewed(),
+            exact: !self.rtit.stop.is_empty()
+                && match self.since() {
+                    Since::Traced => true,
+                    // With results, it is no TraceStop that was held back.
+                    Since::Overflow => len != 0,
+                    Since::Psb => false,
+                },
         })
     }
 

@@ -49,6 +49,17 @@ impl Flow {
     }
 }
 
+/// What came last of what tells whether code was traced up to here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Since {
+    /// A packet that comes only of traced code: without a PSB, tracing cannot have been switched off and on.
+    Traced,
+    /// A PSB: it can.
+    Psb,
+    /// An overflow, behind which FilterEn may be clear, and a TraceStop be one that it held back (4.2.5).
+    Overflow,
+}
+
 /// What it takes to read RTIT.
 #[derive(Clone, Debug)]
 pub(crate) struct Reading {
@@ -61,8 +72,7 @@ pub(crate) struct Reading {
     back: Option<(usize, Flow)>,
     /// How many packets have come since the last PSB, this not counted.
     since_psb: u32,
-    /// A PSB has come since the last packet that is of traced code alone: tracing may have been switched off and on.
-    pub(super) is_renewed: bool,
+    pub(super) since: Since,
     e5: bool,
     e8: bool,
 }
@@ -76,7 +86,7 @@ impl Reading {
             time: RtitTime::new(config),
             back: None,
             since_psb: SPOILT,
-            is_renewed: false,
+            since: Since::Traced,
             e5: config.errata.rtit_e5,
             e8: config.errata.rtit_e8,
         }
@@ -166,9 +176,10 @@ impl Reading {
     fn note(&mut self, flow: Option<Flow>) {
         self.since_psb = self.since_psb.saturating_add(1);
         match flow {
-            Some(Flow::Psb) => (self.since_psb, self.is_renewed) = (0, true),
-            Some(Flow::Pge(_) | Flow::Ovf(_)) => self.is_renewed = false,
-            Some(flow) if flow.is_of_traced_code() => self.is_renewed = false,
+            Some(Flow::Psb) => (self.since_psb, self.since) = (0, Since::Psb),
+            Some(Flow::Ovf(_)) => self.since = Since::Overflow,
+            Some(Flow::Pge(_)) => self.since = Since::Traced,
+            Some(flow) if flow.is_of_traced_code() => self.since = Since::Traced,
             _ => {}
         }
     }

@@ -96,10 +96,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// A far transfer. A FUP with the address behind it says that it has executed (Table 1).
     fn far_rtit(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
-        let (start, next) = (insn.ip.0, block.next.0);
-        let is_within = |ip: Ip| self.config.errata.rtit_e1 && ip.0 > start && ip.0 < next;
         if let (Pending::At { ip, what }, 0) = (self.pending, self.tnt_len)
-            && (ip == block.next || is_within(ip))
+            && (ip == block.next || self.is_erratum_e1(insn, ip, what))
         {
             match what {
                 AtIp::Far { to: Some(to) } => {
@@ -121,6 +119,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
         self.need(Expected::FupFar);
         None
+    }
+
+    /// Erratum E1: the FUP.FAR of a far transfer names an address within it.
+    fn is_erratum_e1(&self, insn: Executed, ip: Ip, what: AtIp) -> bool {
+        self.config.errata.rtit_e1
+            && matches!(what, AtIp::Far { .. })
+            && (1..insn.len.into()).contains(&ip.0.wrapping_sub(insn.ip.0))
     }
 
     /// A direct branch out of the traced ranges: only a FUP.PGD with the address behind it can come now.
@@ -175,10 +180,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 ip,
                 what: AtIp::Pgd { to: None },
             } if ip == block.next => return self.end_tracing(block.next, Some(to)),
-            // There may be none if a TraceStop range was entered.
-            Pending::Ends(ends) if ends.exact && self.rtit.stop.contains(to) => {
-                return self.stopped();
-            }
+            // There may be none if a TraceStop range was entered just then.
+            Pending::Ends(ends) if ends.stopped && ends.len == 0 => return self.stopped(),
             Pending::Ends(ends) if !ends.stopped => {
                 self.state = State::Done;
                 return;
@@ -266,6 +269,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.turn_off(Some(self.ip));
         self.push(Event::Disabled { ip: Some(self.ip) });
         self.push(Event::Stop);
+    }
+
+    /// Tracing is switched on at an address, though it is on: it was off without a word, and nobody knows since when.
+    pub(crate) fn switched_on_again(&mut self) {
+        if self.rtit.is_last {
+            // Who begins at the PSB before it tells the rest.
+            self.pending = Pending::None;
+            self.fail(FlowErrorKind::UnknownEnd);
+            self.state = State::Done;
+        } else {
+            self.fail(FlowErrorKind::UnknownEnd);
+        }
     }
 
     /// How far code ran from here on is not known.

@@ -8,7 +8,7 @@ mod words;
 #[allow(unused_imports, reason = "each test takes what it needs")]
 pub(crate) use rtit::rtit_packets;
 #[allow(unused_imports, reason = "each test takes what it needs")]
-pub(crate) use words::{event_word, matches, word};
+pub(crate) use words::{event_word, matches, told_word, word};
 
 use cofi_packet::ExecMode;
 use cofi_packet::intel::{

@@ -386,6 +386,92 @@ fn machine_ctl(bits: u64) -> u64 {
     bits & 0xde10 | 0xc
 }
 
+/// What is on its way when a unit is saved is on its way in the restored one.
+#[test]
+fn rare_states_are_saved() {
+    use crate::machine::{Machine as Script, all, buffered, stop_in_range1};
+    let with = |change: fn(&mut Implementation)| {
+        let mut choices = buffered(64);
+        change(&mut choices);
+        choices
+    };
+    type Before = fn(&mut Script);
+    let cases: [(Implementation, Before, &str); 7] = [
+        (
+            with(|choices| choices.errata.e3 = true),
+            |script| {
+                script.write(msr::RTIT_PKT_CNT, 0x7ff);
+                script.indirect(0x2000);
+            },
+            "tip 0x2000, fup.far 0x2000, psb, tip 0x5000, tracestop",
+        ),
+        (
+            with(|choices| choices.buffer = buffered(32).buffer),
+            |script| {
+                (0..8).for_each(|_| script.indirect(0x2000));
+                script.write(msr::RTIT_PKT_CNT, 0x3_3fff);
+                script.indirect(0x2000);
+                script.drain();
+                script.said();
+            },
+            "fup.ovf 0x5004, psb, tracestop",
+        ),
+        (
+            with(|choices| choices.psb_effect_delay = 2),
+            |script| {
+                script.indirect(0x7fff_0000_0000);
+                script.write(msr::RTIT_PKT_CNT, 0x800);
+            },
+            "tip 0x7fff00000000, psb, fup.far 0x7fff00000004 cnt=0 zext=0, tip 0x5000, tracestop",
+        ),
+        (
+            with(|choices| choices.errata.e4 = true),
+            |script| {
+                script.overflow();
+                script.interrupt(0x5000, KERNEL);
+            },
+            "tracestop, fup.ovf 0x5004",
+        ),
+        (
+            with(|choices| choices.errata.e8 = true),
+            |script| {
+                script.write(msr::RTIT_PKT_CNT, 0x800);
+                script.indirect(0x2000);
+            },
+            "",
+        ),
+        (
+            with(|choices| choices.lines = Lines::Lines),
+            |script| script.indirect(0x2000),
+            "tip 0x2000, fup.far 0x2000, tip 0x5000, tracestop",
+        ),
+        (
+            with(|_| {}),
+            |script| script.conditionals("TNT"),
+            "tnt TNT, fup.far 0x100c, tip 0x5000, tracestop",
+        ),
+    ];
+    for (index, (choices, before, expected)) in cases.into_iter().enumerate() {
+        let mut script = Script::traced(choices, stop_in_range1(), all());
+        before(&mut script);
+        let bytes = script.unit.save();
+        let mut moved = script.clone();
+        moved.unit = Unit::restore(choices, &bytes).unwrap();
+        for script in [&mut script, &mut moved] {
+            script.interrupt(0x5000, KERNEL);
+            script.nop();
+            script.drain();
+            script.unit.fence(&mut script.world);
+        }
+        let said = script.said();
+        assert_eq!(said, moved.said(), "{index}");
+        if !expected.is_empty() {
+            assert_eq!(said, expected, "{index}");
+        }
+        assert!(Unit::restore(Implementation::default(), &bytes).is_err());
+    }
+}
+
 #[test]
 fn saved_units_of_another_kind_are_refused() {
     let choices = Implementation::default();

@@ -39,6 +39,11 @@ impl Unit {
                 self.context.cr3 = cr3;
                 self.refresh();
                 let stops = self.arrive(at.next, false);
+                let leaves = before.packet_en && (stops || !self.cached.packet_en);
+                if leaves && self.sends_pgd(stops) {
+                    // For the FUP.PGD; but ahead of all packets of the instruction (row 44).
+                    self.flush_tnt(client);
+                }
                 self.pip(client);
                 if self.regs.ctl.sts_on_cr3() {
                     self.sts(client);

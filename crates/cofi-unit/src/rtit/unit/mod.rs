@@ -67,7 +67,7 @@ struct Cached {
     /// PacketEn is set and stays so; nothing but the passing of time and a full TNT makes a packet at near branches that make none
     /// themselves.
     plain: bool,
-    /// So it is at least, with PacketEn set or not, where control goes straight ahead, other than to the end of a range.
+    /// So it is at least, with PacketEn set or not, where control neither enters nor leaves a range.
     plain_ahead: bool,
 }
 
@@ -78,8 +78,6 @@ struct Before {
     status: msr::Status,
     /// It is an instruction in which a buffer overflow is resolved.
     resolves: bool,
-    /// It is an instruction at whose beginning a FUP.PCC is due: what is behind it.
-    count_due: Option<Ip>,
 }
 
 impl Unit {
@@ -217,26 +215,25 @@ impl Unit {
         }
         // Most instructions are among these, and do no more than this.
         let cached = self.cached;
-        let is_plain = match insn.branch {
-            Branch::None | Branch::Conditional(None) => {
-                cached.plain || cached.plain_ahead && !self.is_end_of_range(insn.at.next)
-            }
-            _ => cached.plain,
-        };
+        let is_plain = cached.plain
+            || cached.plain_ahead
+                && match insn.branch {
+                    Branch::None | Branch::Conditional(None) => !self.is_end_of_range(insn.at.next),
+                    _ => self.stays(insn.destination()),
+                };
         if !is_plain || !self.is_quiet(client.now()) {
             return self.retire_whole(client, insn);
         }
         match insn.branch {
+            _ if !cached.packet_en => {}
             Branch::None | Branch::DirectJump(_) => {}
-            Branch::Conditional(_) if !cached.packet_en => {}
             Branch::Conditional(target) if !self.tnt.has(5) => {
                 self.tnt.push(1, target.is_some().into());
             }
-            _ if cached.plain => {
+            _ => {
                 self.settle_cycles();
                 self.branch(client, insn);
             }
-            _ => self.retire_whole(client, insn),
         }
     }
 
@@ -303,6 +300,9 @@ impl Unit {
     /// Something begins: time is looked at; and if it is an instruction, with `next` behind it, what is due at one.
     fn begin(&mut self, client: &mut impl Client, next: Option<Ip>) -> Before {
         self.look_at_time(client);
+        if let Some(next) = next {
+            self.periodic_count(client, next);
+        }
         let status = self.regs.status;
         Before {
             packet_en: self.cached.packet_en,
@@ -312,7 +312,6 @@ impl Unit {
                 && status.trigger_en()
                 && status.context_en()
                 && self.is_drained(),
-            count_due: next.filter(|_| self.count_due()),
         }
     }
 
@@ -341,9 +340,6 @@ impl Unit {
         }
         self.resolve(client, before, to, is_indirect);
         self.act_on_held_stop(client, to);
-        if let Some(next) = before.count_due {
-            self.periodic_count(client, next);
-        }
     }
 
     /// Whether FUP.PGD tells that PacketEn became 0: perhaps not, when TriggerEn did (4.2.8).

@@ -147,21 +147,17 @@ impl Unit {
         self.plan_half_full();
     }
 
-    /// Whether a FUP.PCC is due (4.2.6).
-    pub(super) const fn count_due(&self) -> bool {
+    /// At the beginning of an instruction: FUP.PCC, if it is due (4.2.6). It does not wait for another packet of the instruction, as it
+    /// may.
+    pub(super) fn periodic_count(&mut self, client: &mut impl Client, next: Ip) {
         let (ctl, status) = (self.regs.ctl, self.regs.status);
+        let is_due = ctl.cycle_acc() && self.regs.cntp.0 & HALF_FULL != 0;
         let is_sent = if ctl.less_pkts() {
             self.cached.packet_en
         } else {
             status.trigger_en() && status.context_en()
         };
-        ctl.cycle_acc() && self.regs.cntp.0 & HALF_FULL != 0 && is_sent
-    }
-
-    /// FUP.PCC of an instruction at whose beginning it was due, `next` being behind it. Whatever else the instruction sent has told
-    /// the count, and none is due any more.
-    pub(super) fn periodic_count(&mut self, client: &mut impl Client, next: Ip) {
-        if self.count_due() {
+        if is_due && is_sent {
             self.lip(client, Kind::FupPcc, next);
         }
     }
