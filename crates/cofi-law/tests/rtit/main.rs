@@ -1,0 +1,6 @@
+//! The law for RTIT: whatever the unit emits, the decoder recovers exactly, and there are gaps only where packets were lost or where the
+//! reference has the unit be silent.
+
+mod setups;
+mod stream;
+mod unit;
