@@ -1,6 +1,7 @@
 //! Random setups, and how many.
 
 use cofi_law::rtit::{Features, Setup};
+use cofi_unit::rtit::Errata;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -32,4 +33,16 @@ pub fn config(cases: u32) -> ProptestConfig {
         failure_persistence: None,
         ..ProptestConfig::default()
     }
+}
+
+/// The same, with an internal buffer that overflows.
+pub fn overflowing(setup: Setup) -> Setup {
+    let features = Features(setup.features.0 | Features::OVERFLOW.0);
+    Setup::random(setup.seed, setup.steps, features)
+}
+
+/// The same, on a processor with these errata.
+pub fn with_errata(mut setup: Setup, errata: Errata) -> Setup {
+    setup.choices.errata = errata;
+    setup
 }
