@@ -122,6 +122,8 @@ pub struct Stretch {
     pub start: Start,
     /// The packet that tells the beginning is among these bytes of the trace.
     pub packets: (u64, u64),
+    /// Where control is then.
+    pub ip: Option<Ip>,
     /// Its first instruction, among the truth.
     pub from: usize,
     /// The one behind its last.

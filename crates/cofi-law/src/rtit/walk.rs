@@ -141,6 +141,7 @@ impl Walk<'_> {
         act: impl FnOnce(&mut Unit, &mut World) -> R,
         then: impl FnOnce(&mut Enables) -> bool,
     ) -> R {
+        self.note_place();
         let (was_on, was_triggered) = (self.enables.packet_en(), self.enables.trigger_en());
         let (was_lossy, resolved) = (self.unit.is_overflowing(), self.unit.overflows());
         let from = self.sent();
@@ -194,11 +195,20 @@ impl Walk<'_> {
         self.stretches.push(Stretch {
             start,
             packets,
+            ip: None,
             from: here,
             to: here,
             stop: Stop::Told,
             told: here,
         });
+    }
+
+    /// Where the stretch that began last did.
+    fn note_place(&mut self) {
+        let ip = self.ip();
+        if let Some(stretch) = self.stretches.last_mut() {
+            stretch.ip.get_or_insert(ip);
+        }
     }
 
     fn end(&mut self, stop: Stop) {
@@ -245,7 +255,7 @@ impl Walk<'_> {
         // An MTC comes before its bits have gone round: the unit can send no more than one at a time.
         let long = !self.ctl.mtc_en() && self.rng.one_in(400);
         let most = match long {
-            true => 3_000_000,
+            true => 1_000_000,
             false => [1, 30, 30, 2000][self.rng.below(4)],
         };
         let ticks = self.rng.next_u64() % most;
@@ -382,8 +392,8 @@ impl Walk<'_> {
                 self.sleep();
             }
             Kind::Wrmsr if self.has(Features::TOGGLES) => self.write(at),
-            Kind::VmCall if self.has(Features::VMX) && self.has_vmx => self.vm_exit(),
-            Kind::VmCall if self.has(Features::VMX) && self.rng.one_in(3) => self.vmxon(at),
+            Kind::VmCall if self.is_guest() => self.vm_exit(),
+            Kind::VmCall if self.may_vmxon() && self.rng.one_in(3) => self.vmxon(at),
             Kind::VmCall => self.interrupt(at.ip),
             // The others do nothing of note here.
             _ => self.near(at, Branch::None, index + 1),

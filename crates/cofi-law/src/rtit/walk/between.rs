@@ -21,9 +21,9 @@ impl Walk<'_> {
             18 if self.has(Features::POWER) => self.sleep(),
             19..=21 if self.has(Features::SMM) && !self.enables.smm => self.smi(),
             22..=40 if self.enables.smm => self.rsm(),
-            41..=50 | 61..=70 if self.enables.root => self.vm_entry(),
-            51..=53 if self.enables.root => self.vmxoff(),
-            54 if self.has_vmx && !self.enables.root => self.vm_exit(),
+            41..=50 | 61..=70 if self.enables.root && !self.enables.smm => self.vm_entry(),
+            51..=53 if self.enables.root && self.insn().kind == Kind::Plain => self.vmxoff(),
+            54 if self.is_guest() => self.vm_exit(),
             55 if self.has(Features::INIT) && !self.enables.smm && !self.has_vmx => self.init(),
             56..=60 if self.has(Features::LOCKS) => {
                 self.act(|unit, world| unit.fence(world), |_| false);
@@ -105,10 +105,17 @@ impl Walk<'_> {
         self.enter(place, true);
     }
 
+    pub(super) fn is_guest(&self) -> bool {
+        self.has_vmx && !self.enables.root && !self.enables.smm
+    }
+
+    pub(super) fn may_vmxon(&self) -> bool {
+        self.has(Features::VMX) && !self.has_vmx && !self.enables.smm
+    }
+
     /// VMXON is executed where VMCALL stands, in this world.
     pub(super) fn vmxon(&mut self, at: At) {
         self.has_vmx = true;
-        self.enables.root = false;
         self.shown(false);
         self.root_changes(Event::Vmxon { at }, at.next, true);
         self.at.1 += 1;
@@ -117,9 +124,6 @@ impl Walk<'_> {
     fn vmxoff(&mut self) {
         self.has_vmx = false;
         let at = self.place();
-        if self.insn().kind != Kind::Plain {
-            return;
-        }
         self.root_changes(Event::Vmxoff { at }, at.next, false);
         self.at.1 += 1;
     }
@@ -135,17 +139,11 @@ impl Walk<'_> {
     }
 
     pub(super) fn vm_exit(&mut self) {
-        if self.enables.root || self.enables.smm {
-            return;
-        }
         let from = self.ip();
         self.leave(Event::VmExit { from }, from, false);
     }
 
     fn vm_entry(&mut self) {
-        if self.enables.smm {
-            return;
-        }
         let place = self.back();
         self.enter(place, false);
     }

@@ -248,6 +248,7 @@ impl Walk<'_> {
     }
 
     pub(super) fn finish(mut self) -> Record {
+        self.note_place();
         let here = self.here();
         if self.setup.ending == Ending::Told && self.enables.trigger_en() {
             self.ctl = self.ctl.with_os(false).with_user(false);
