@@ -102,13 +102,9 @@ impl Point {
 
     /// Where decoding may begin so that nothing from this point on is missed: a PSB before it, and not one right at it, as what
     /// is told when decoding begins is not all of the flow.
-    fn psb_before(self, session: &Session<'_>, bytes: &[u8]) -> usize {
-        let sync = Sync::of(session, bytes);
+    fn psb_before(self, session: &Session<'_>, sync: Sync<'_>) -> usize {
         match self {
-            Self::Offset(offset) => {
-                let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-                sync.before(offset.min(bytes.len()))
-            }
+            Self::Offset(offset) => sync.before(usize::try_from(offset).unwrap_or(usize::MAX)),
             Self::Tsc(tsc) => sync.by_time(tsc),
             Self::Time(time) => session
                 .time_conversion()
@@ -184,6 +180,8 @@ pub(crate) trait Lines {
     fn holds(&self, ip: Ip) -> bool;
     /// Whether the piece is to be shown at all.
     fn is_wanted(&self) -> bool;
+    /// Whether lines tell the time.
+    fn has_time(&self) -> bool;
     /// Where the flow was at that piece, if it has been moved on since.
     fn moment(&self) -> Option<Moment> {
         None
@@ -207,6 +205,13 @@ impl Moment {
 }
 
 impl Select {
+    /// Whether the time tells what is wanted.
+    fn asks_time(&self) -> bool {
+        let is_time = |point: &Point| matches!(point, Point::Time(_) | Point::Tsc(_));
+        let points = [self.from, self.to, self.around];
+        points.iter().flatten().any(is_time)
+    }
+
     /// Whether all of a stream is wanted.
     pub(crate) fn is_all(&self) -> bool {
         self.from.is_none() && self.to.is_none() && self.around.is_none()
@@ -221,12 +226,16 @@ pub(crate) fn write<L: Lines>(
     mut begin: impl FnMut() -> L,
     out: &mut impl Write,
 ) -> Result<(bool, L)> {
-    let bytes = stream.bytes();
+    let mut lines = begin();
+    let sync = Sync::of(
+        session,
+        stream.bytes(),
+        select.asks_time() || lines.has_time(),
+    );
     let Some(point) = select.around else {
         let start = select
             .from
-            .map_or(0, |point| point.psb_before(session, bytes));
-        let mut lines = begin();
+            .map_or(0, |point| point.psb_before(session, sync));
         let any = window(
             select,
             &mut flow_from(session, stream, start),
@@ -235,11 +244,10 @@ pub(crate) fn write<L: Lines>(
         )?;
         return Ok((any, lines));
     };
-    let mut start = point.psb_before(session, bytes);
+    let mut start = point.psb_before(session, sync);
     // The PSB right before the point may have too few instructions behind it.
     let mut steps = 1_u64;
     loop {
-        let mut lines = begin();
         let mut flow = flow_from(session, stream, start);
         let mut before = Ring::new(select.context);
         if !before.fill(point, &mut flow, &mut lines) {
@@ -247,9 +255,10 @@ pub(crate) fn write<L: Lines>(
         }
         if before.instructions < select.context && start > 0 {
             for _ in 0..steps {
-                start = Sync::of(session, bytes).before(start);
+                start = sync.before(start);
             }
             steps = steps.saturating_mul(2);
+            lines = begin();
             continue;
         }
         for (line, _) in &before.lines {

@@ -11,21 +11,33 @@ use cofi_session::Session;
 pub(crate) struct Sync<'a> {
     bytes: &'a [u8],
     format: TraceFormat,
+    timed: bool,
 }
 
 impl<'a> Sync<'a> {
-    pub(crate) fn of(session: &Session<'_>, bytes: &'a [u8]) -> Self {
+    /// With `timed`, of those from which the time is known.
+    pub(crate) fn of(session: &Session<'_>, bytes: &'a [u8], timed: bool) -> Self {
         Self {
             bytes,
+            timed,
             format: session.flow_config().format,
         }
     }
 
     /// The last PSB before `offset` from which decoding knows the flow at `offset`, or the beginning.
     pub(crate) fn before(self, offset: usize) -> usize {
+        let offset = offset.min(self.bytes.len());
         match self.format {
             TraceFormat::IntelPt => previous::<IntelPt>(self.bytes, offset),
-            TraceFormat::Rtit(config) => known_before(self.bytes, config.cycles, offset),
+            TraceFormat::Rtit(config) => {
+                let mode = config.cycles;
+                let begin = known_before(self.bytes, mode, offset, tells_control);
+                if !self.timed {
+                    return begin;
+                }
+                let tells = |bytes: &[u8], mode, psb| rtit_time(bytes, mode, psb).is_some();
+                begin.min(known_before(self.bytes, mode, offset, tells))
+            }
         }
     }
 
@@ -43,7 +55,8 @@ impl<'a> Sync<'a> {
                 if found == 0 || tsc.0 >= 1 << STS_BITS {
                     return 0;
                 }
-                begin.min(known_before(self.bytes, config.cycles, found))
+                let known = known_before(self.bytes, config.cycles, found, tells_control);
+                begin.min(known)
             }
         }
     }
@@ -113,15 +126,21 @@ fn rtit_time(bytes: &[u8], mode: Mode, psb: usize) -> Option<Tsc> {
     })
 }
 
-/// The last PSB before `offset` behind which a packet tells, before `offset`, where control is: a PSB of RTIT does not.
-fn known_before(bytes: &[u8], mode: Mode, offset: usize) -> usize {
+/// The last PSB before `offset` behind which a packet `tells`, before `offset`, what is to be known: a PSB of RTIT does not.
+fn known_before(
+    bytes: &[u8],
+    mode: Mode,
+    offset: usize,
+    tells: impl Fn(&[u8], Mode, usize) -> bool,
+) -> usize {
     let (mut begin, mut end) = (previous::<Rtit>(bytes, offset), offset);
-    while begin > 0 && !tells_control(&bytes[..end], mode, begin) {
+    while begin > 0 && !tells(&bytes[..end], mode, begin) {
         (begin, end) = (previous::<Rtit>(bytes, begin), begin);
     }
     begin
 }
 
+/// Whether a packet behind a PSB tells where control is.
 fn tells_control(bytes: &[u8], mode: Mode, psb: usize) -> bool {
     use rtit::Packet;
     let mut last = rtit::LastLip::new();

@@ -240,7 +240,7 @@ fn rows_39_to_44_mov_cr3() {
     );
     assert_eq!(
         mov_cr3(true, "tnt", 0, 0x5000),
-        format!("{STS}, tnt N, fup.pgd 0x1044")
+        format!("tnt N, {STS}, fup.pgd 0x1044")
     );
     // With PIP, only FilterEn can change.
     let mut machine = machine(all(), "in", "tnt");

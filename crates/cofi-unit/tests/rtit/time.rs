@@ -95,12 +95,16 @@ fn pcc_at_the_beginning_of_an_instruction() {
 }
 
 #[test]
-fn pcc_gives_way_to_another_packet() {
+fn pcc_before_the_packets_of_its_instruction() {
     let mut machine = with_ctl(all().with_cycle_acc(true));
     machine.pass(HALF, 0);
-    machine.indirect(0x2000);
+    machine.ret(0x2000);
     machine.nop();
-    assert_eq!(machine.said(), "tip 0x2000 cycles=2097152");
+    assert_eq!(
+        machine.said(),
+        "fup.pcc 0x1004 cycles=2097152, tip 0x2000 cycles=0",
+        "the address is never executed"
+    );
 }
 
 #[test]
@@ -141,7 +145,10 @@ fn mtc_by_range() {
         assert_eq!(machine.said(), format!("mtc range={range} tsc=1"));
         machine.pass(0, 0xfe << shift);
         machine.conditionals("N");
-        assert_eq!(machine.said(), format!("mtc range={range} tsc=255"));
+        let every: Vec<_> = (2..=255)
+            .map(|bits| format!("mtc range={range} tsc={bits}"))
+            .collect();
+        assert_eq!(machine.said(), every.join(", "));
         machine.pass(0, 1 << shift);
         machine.interrupt(0x2000, KERNEL);
         assert_eq!(
@@ -152,6 +159,19 @@ fn mtc_by_range() {
         machine.pass(0, 1 << shift);
         machine.nop();
         assert_eq!(machine.said(), "");
+    }
+}
+
+#[test]
+fn a_jump_beyond_what_mtcs_can_tell_sends_sts() {
+    for (sts_en, expected) in [
+        (true, "mtc range=0 tsc=1, sts acbr=0 ecbr=0 tsc=32896"),
+        (false, "mtc range=0 tsc=1"),
+    ] {
+        let mut machine = with_ctl(all().with_mtc_en(true).with_sts_en(sts_en));
+        machine.pass(0, 0x101 << 7);
+        machine.nop();
+        assert_eq!(machine.said(), expected);
     }
 }
 
@@ -254,7 +274,12 @@ fn asleep_nothing_counts_and_waking_tells_the_time() {
         machine.pass(1000, 0x1000);
         assert_eq!(machine.read(msr::RTIT_CNTP), 3);
         machine.event(Event::Wake);
-        assert_eq!(machine.said(), "sts acbr=0 ecbr=0 tsc=4096 cycles=3");
+        machine.nop();
+        assert_eq!(
+            machine.said(),
+            "sts acbr=0 ecbr=0 tsc=4096 cycles=3",
+            "and no MTC is owed"
+        );
         machine.pass(4, 0x80);
         machine.nop();
         assert_eq!(machine.said(), "mtc range=0 tsc=33 cycles=4");
@@ -283,6 +308,7 @@ fn the_buffer_drains_before_deep_sleep_and_not_in_light_sleep() {
         machine.event(Event::Sleep(state));
         machine.pass(1000, 0);
         machine.event(Event::Wake);
+        machine.nop();
         let expected = if drained { "tip 0x2000" } else { "" };
         assert_eq!(machine.said(), expected);
         machine.pass(1000, 0);

@@ -49,6 +49,17 @@ impl Unit {
         }
     }
 
+    /// Whether a taken branch to `to` changes neither FilterEn nor meets a TraceStop.
+    #[inline]
+    pub(super) fn stays(&self, to: Ip) -> bool {
+        let (events, status) = (self.regs.events, self.regs.status);
+        let is_filtered = self.in_ranges(events.filter(), to);
+        let is_stop = self.in_ranges(events.trace_stop(), to);
+        !status.context_en()
+            || is_filtered.is_none_or(|inside| inside == status.filter_en())
+                && is_stop != Some(true)
+    }
+
     /// Whether going straight ahead to `ip` comes to an end of the ranges of this event id.
     fn at_end(&self, id: u64, ip: Ip) -> bool {
         let [base0, base1, limit0, limit1] = self.regs.lips;

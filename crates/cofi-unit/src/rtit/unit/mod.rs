@@ -13,7 +13,6 @@ use super::implementation::Implementation;
 use super::msr::{self, Events};
 use super::output::{Dice, Output};
 use super::registers::Registers;
-use crate::client::Clock;
 use crate::compress::Results;
 use crate::event::{At, Branch, Retired};
 use crate::registers::Fault;
@@ -38,8 +37,8 @@ pub struct Unit {
     asleep: bool,
     /// Actual and effective core/bus ratio.
     ratios: (u8, u8),
-    /// Where control stood after what was told last, of all but plain instructions.
-    ip: Ip,
+    /// Where INIT led: there SIPI finds the processor.
+    init_ip: Ip,
     timing: Timing,
     /// TNT results that wait for their packet: RTIT_TNT_BUFF.
     tnt: Results,
@@ -67,7 +66,7 @@ struct Cached {
     /// PacketEn is set and stays so; nothing but the passing of time and a full TNT makes a packet at near branches that make none
     /// themselves.
     plain: bool,
-    /// So it is at least, with PacketEn set or not, where control goes straight ahead, other than to the end of a range.
+    /// So it is at least, with PacketEn set or not, where control neither enters nor leaves a range.
     plain_ahead: bool,
 }
 
@@ -78,8 +77,6 @@ struct Before {
     status: msr::Status,
     /// It is an instruction in which a buffer overflow is resolved.
     resolves: bool,
-    /// It is an instruction at whose beginning a FUP.PCC is due: what is behind it.
-    count_due: Option<Ip>,
 }
 
 impl Unit {
@@ -102,7 +99,7 @@ impl Unit {
             vmx_root: false,
             asleep: false,
             ratios: (0, 0),
-            ip: Ip(0),
+            init_ip: Ip(0),
             timing: Timing::default(),
             tnt: Results::new(),
             psb_owed: false,
@@ -184,7 +181,6 @@ impl Unit {
         }
         self.refresh();
         if !before.status.trigger_en() && self.regs.status.trigger_en() {
-            self.restart_drain();
             self.psb_on_enable(client);
         }
         if address == msr::RTIT_PKT_CNT {
@@ -217,26 +213,25 @@ impl Unit {
         }
         // Most instructions are among these, and do no more than this.
         let cached = self.cached;
-        let is_plain = match insn.branch {
-            Branch::None | Branch::Conditional(None) => {
-                cached.plain || cached.plain_ahead && !self.is_end_of_range(insn.at.next)
-            }
-            _ => cached.plain,
-        };
+        let is_plain = cached.plain
+            || cached.plain_ahead
+                && match insn.branch {
+                    Branch::None | Branch::Conditional(None) => !self.is_end_of_range(insn.at.next),
+                    _ => self.stays(insn.destination()),
+                };
         if !is_plain || !self.is_quiet(client.now()) {
             return self.retire_whole(client, insn);
         }
         match insn.branch {
+            _ if !cached.packet_en => {}
             Branch::None | Branch::DirectJump(_) => {}
-            Branch::Conditional(_) if !cached.packet_en => {}
             Branch::Conditional(target) if !self.tnt.has(5) => {
                 self.tnt.push(1, target.is_some().into());
             }
-            _ if cached.plain => {
+            _ => {
                 self.settle_cycles();
                 self.branch(client, insn);
             }
-            _ => self.retire_whole(client, insn),
         }
     }
 
@@ -303,6 +298,9 @@ impl Unit {
     /// Something begins: time is looked at; and if it is an instruction, with `next` behind it, what is due at one.
     fn begin(&mut self, client: &mut impl Client, next: Option<Ip>) -> Before {
         self.look_at_time(client);
+        if let Some(next) = next {
+            self.periodic_count(client, next);
+        }
         let status = self.regs.status;
         Before {
             packet_en: self.cached.packet_en,
@@ -312,7 +310,6 @@ impl Unit {
                 && status.trigger_en()
                 && status.context_en()
                 && self.is_drained(),
-            count_due: next.filter(|_| self.count_due()),
         }
     }
 
@@ -335,15 +332,11 @@ impl Unit {
         stops: bool,
         is_indirect: bool,
     ) {
-        self.ip = to;
         if stops {
             self.trace_stop(client);
         }
         self.resolve(client, before, to, is_indirect);
         self.act_on_held_stop(client, to);
-        if let Some(next) = before.count_due {
-            self.periodic_count(client, next);
-        }
     }
 
     /// Whether FUP.PGD tells that PacketEn became 0: perhaps not, when TriggerEn did (4.2.8).
@@ -363,28 +356,20 @@ impl Unit {
             .with_context_en(self.context_en());
         let status = self.regs.status;
         let packet_en = trigger_en && status.context_en() && status.filter_en();
-        let is_restless =
-            self.buffer.is_some() || status.buffer_overflow() || self.tnt.has(6) || self.asleep;
         let is_range = |id: u64| id <= Events::RANGE0_OR_1;
         let (filter, stop) = (events.filter(), events.trace_stop());
-        let (is_everywhere, stops_everywhere) =
-            (filter == Events::ALWAYS_ON, stop == Events::ALWAYS_ON);
+        let is_everywhere = filter == Events::ALWAYS_ON;
+        // Other than behind a TraceStop, what needs no range is as it should be.
+        let is_settled =
+            is_range(filter) || !status.context_en() || status.filter_en() == is_everywhere;
+        let plain_ahead = is_settled
+            && stop != Events::ALWAYS_ON
+            && !(self.buffer.is_some() || status.buffer_overflow() || self.asleep);
         self.cached = Cached {
             packet_en,
-            plain: !is_restless
-                && packet_en
-                && is_everywhere
-                && !stops_everywhere
-                && !is_range(stop),
-            plain_ahead: !is_restless && !stops_everywhere,
+            plain: plain_ahead && packet_en && is_everywhere && !is_range(stop),
+            plain_ahead,
         };
         self.plan_counts();
-    }
-}
-
-impl Unit {
-    /// The moment of what happens.
-    const fn now(&self) -> Clock {
-        self.timing.now
     }
 }
