@@ -74,17 +74,17 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 let (to, stops) = self.behind_end();
                 let what = AtIp::Pgd { to, stops };
                 self.pending = Pending::At { ip, what };
-                let is_unclear = stops && was_taken && self.rtit.stop.is_empty();
+                let is_unclear = stops && self.rtit.stop.is_empty();
                 // (Where control has left the traced ranges, that is why.)
                 if is_unclear && self.config.filter.contains(self.ip) && !self.notes.tells {
-                    self.end_by_branch(ip);
+                    self.end_unclear(ip, was_taken);
                 }
                 return;
             }
             Flow::Pip { cr3, paging } => {
                 self.rtit.told_unpaged = !paging;
                 if self.is_traced_until_here() {
-                    Pending::Paging { cr3, nr: false }
+                    Pending::Pip(cr3)
                 } else {
                     // Nothing tells that the code here went on to a MOV to CR3.
                     self.note_used();
@@ -340,7 +340,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             _ if self.tnt_len != 0 => Kind::Tnt,
             Pending::Tip(_) => Kind::Tip,
             Pending::Pge(_) => Kind::FupPge,
-            Pending::Paging { .. } => Kind::Pip,
+            Pending::Pip(_) => Kind::Pip,
             Pending::OverflowAt(_) => Kind::FupOvf,
             Pending::Ends(_) => Kind::TraceStop,
             Pending::At { what, .. } => return what.kind(),
