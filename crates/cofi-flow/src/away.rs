@@ -6,6 +6,7 @@ use cofi_packet::{ExecMode, Ip};
 
 use crate::decoder::{FlowDecoder, Phase, State, unexpected};
 use crate::events::notes::{Origin, Run};
+use crate::index::NONE;
 use crate::pending::{AtIp, Bound, Pending, PsbPlus, Status};
 use crate::reader::Flow;
 use crate::{Event, Expected, FlowErrorKind};
@@ -18,6 +19,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.state = State::On;
         self.phase = Phase::Enter;
         self.ip = ip;
+        self.left = (NONE, 0);
         self.body = 0..0;
         self.pending = Pending::None;
         let resumed = self.resume_at.take() == Some(ip);
@@ -29,6 +31,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Tracing is off.
     pub(crate) fn turn_off(&mut self, resume_at: Option<Ip>) {
         self.state = State::Off;
+        self.rtit.knows_paging = false;
         self.phase = Phase::Enter;
         self.body = 0..0;
         self.pending = Pending::None;
@@ -66,6 +69,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.notes.lost_at.get_or_insert(self.read_at);
         self.notes.run = self.reader.run();
         self.notes.was_on = false;
+        self.rtit.knows_paging = false;
         let is_doubtful = self.is_doubtful(kind);
         if is_doubtful {
             self.reader.damaged = true;
@@ -141,7 +145,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 ..
             } if is_sure => self.turn_on(to),
             Pending::At {
-                what: AtIp::Pgd { to },
+                what: AtIp::Pgd { to, .. },
                 ..
             } if is_sure => self.found_off(to),
             Pending::Overflow => self.overflow(),
@@ -616,6 +620,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.state = State::On;
                 self.phase = Phase::Enter;
                 self.ip = ip;
+                self.left = (NONE, 0);
                 self.body = 0..0;
                 self.pending = Pending::None;
                 self.resume_at = None;

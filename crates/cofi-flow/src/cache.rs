@@ -64,13 +64,12 @@ pub(crate) struct Cache {
     limit: usize,
     /// The most instructions of a node.
     pub(crate) longest: u32,
-    /// Of RTIT: the ranges that branches may leave.
-    rtit: Option<FilterRanges>,
+    /// Of RTIT: the ranges that branches may leave, and those of TraceStop.
+    rtit: Option<[FilterRanges; 2]>,
 }
 
 impl Cache {
     pub(crate) fn new(config: &FlowConfig) -> Self {
-        let is_rtit = matches!(config.format, TraceFormat::Rtit(_));
         Self {
             blocks: Vec::new(),
             lens: Vec::new(),
@@ -78,7 +77,10 @@ impl Cache {
             graph: Graph::default(),
             limit: config.cache_limit,
             longest: config.max_packetless_run,
-            rtit: is_rtit.then_some(config.filter),
+            rtit: match &config.format {
+                TraceFormat::IntelPt => None,
+                TraceFormat::Rtit(rtit) => Some([config.filter, rtit.stop]),
+            },
         }
     }
 
@@ -89,15 +91,19 @@ impl Cache {
 
     /// How a straight run ends with an instruction of this class and direct target.
     fn end(&self, class: Class, target: Option<Ip>) -> End {
-        let Some(ranges) = &self.rtit else {
+        let Some([filter, stop]) = &self.rtit else {
             return End::Insn;
         };
+        let may_end_at = |ip| !filter.contains(ip) || !stop.is_empty() && stop.contains(ip);
         let has_rules = match class {
             Class::Conditional | Class::DirectJump | Class::DirectCall => {
-                target.is_some_and(|target| !ranges.contains(target))
+                target.is_some_and(may_end_at)
             }
-            Class::Return | Class::IndirectJump | Class::IndirectCall => !ranges.is_empty(),
-            Class::Into | Class::MovCr3 => true,
+            Class::Return | Class::IndirectJump | Class::IndirectCall => {
+                !filter.is_empty() || !stop.is_empty()
+            }
+            // (INTO may have been no transfer, and been interrupted behind: what a FUP tells of it is told behind it.)
+            Class::MovCr3 => true,
             class => class.is_far(),
         };
         if has_rules { End::Rtit } else { End::Insn }

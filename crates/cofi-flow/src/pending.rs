@@ -69,10 +69,10 @@ pub(crate) enum AtIp {
     Status(Status),
     /// Of RTIT, FUP.FAR: control goes elsewhere; where is lost if an overflow or the end comes next.
     Far { to: Option<Ip> },
-    /// Of RTIT, FUP.PGD: tracing goes off, with the address that a TIP behind it tells.
-    Pgd { to: Option<Ip> },
-    /// Of RTIT: behind a MOV to CR0.
-    Paging { cr3: u64 },
+    /// Of RTIT, FUP.PGD: tracing goes off, with the address that a TIP behind it tells; or a TraceStop behind it says why.
+    Pgd { to: Option<Ip>, stops: bool },
+    /// Of RTIT: behind a MOV to CR0, which certainly is the one that a PIP is of, or perhaps.
+    Paging { cr3: u64, is_sure: bool },
 }
 
 impl AtIp {

@@ -388,7 +388,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    fn direct(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
+    pub(crate) fn direct(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         if let (Pending::Pgd(ip), 0) = (self.pending, self.tnt_len) {
             let filter = &self.config.filter;
             let leaves = match ip {

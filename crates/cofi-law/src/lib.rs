@@ -7,6 +7,7 @@
 mod execution;
 pub mod machine;
 mod program;
+pub mod rtit;
 mod units;
 
 pub use execution::{Config, Execution, Step, run};

@@ -165,3 +165,63 @@ fn the_list_of_addresses_is_what_decodes() {
         }
     }
 }
+
+/// `--from` and `--to`, wherever packets tell place and time, and what is made of all of it.
+#[test]
+fn parts_are_those_of_the_whole() {
+    let scratch = Scratch::new();
+    let Some(program) = scratch.program("recursion.c", STATIC) else {
+        return;
+    };
+    let data = scratch.path("data");
+    let traced = run(record(&data, Some("rtit,cyc,psb_period=0"))
+        .arg("--")
+        .arg(&program));
+    assert!(traced.stderr.contains("verified"), "{}", traced.stderr);
+    let insn = |more: &[&str]| {
+        let more: Vec<&OsStr> = more.iter().map(OsStr::new).collect();
+        let ran = run(&mut json("insn", &more, &data));
+        assert_eq!(ran.code(), 0, "{more:?}: {}", ran.stderr);
+        ran.text()
+    };
+    let plain = insn(&[]);
+    let timed = insn(&["--time"]);
+    let stats = run(cofi().args(["dump", "--stats", "--json"]).arg(&data));
+    let stats: serde_json::Value = serde_json::from_str(&stats.text()).expect("statistics");
+    let size = stats["bytes"].as_u64().expect("a size");
+    assert!(size > 3 * 2048, "{size}");
+    for place in (0..7).map(|part| part * size / 7) {
+        let from = format!("offset:{place}");
+        let part = insn(&["--from", &from]);
+        assert!(plain.ends_with(&part) && !part.is_empty(), "{from}");
+        let part = insn(&["--from", &from, "--time"]);
+        assert!(timed.ends_with(&part) && !part.is_empty(), "{from}");
+    }
+    let tsc = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        line["tsc"].as_u64()
+    };
+    let times: Vec<u64> = timed.lines().filter_map(tsc).collect();
+    assert_eq!(times.len(), timed.lines().count(), "all have a time");
+    let middle = format!("tsc:{}", times[times.len() / 2]);
+    let (before, after) = (
+        insn(&["--to", &middle, "--time"]),
+        insn(&["--from", &middle, "--time"]),
+    );
+    assert_eq!(before + &after, timed);
+
+    let check = run(cofi().arg("check").arg(&data));
+    assert!(check.text().contains("No gaps"), "{}", check.text());
+    let report = run(cofi().arg("report").arg(&data));
+    assert_eq!(report.code(), 0, "{}", report.stderr);
+    assert!(report.text().contains("main"), "{}", report.text());
+    let packed = scratch.path("packed");
+    let archive = run(cofi().arg("archive").arg(&data).arg("-o").arg(&packed));
+    assert_eq!(archive.code(), 0, "{}", archive.stderr);
+    std::fs::remove_file(&program).expect("it is packed");
+    assert_eq!(
+        run(&mut json("insn", &[], &packed)).text(),
+        plain,
+        "from the archive"
+    );
+}

@@ -323,6 +323,23 @@ fn a_processor_without_rtit_is_told() {
 }
 
 #[test]
+fn errata_are_those_of_the_processor() {
+    let scratch = Scratch::new();
+    // E5: behind FUP.BuffOvf comes a TIP of a branch that ran during the overflow.
+    let text = "psb\nfup.pge 0x1000\nfup.ovf 0x1005\ntip 0x1005\nfup.pgd 0x1007\n";
+    let stream = asm(&scratch, "stream", text, &[]);
+    let with = |more: &[&str]| insn(&stream, &options(&scratch, more));
+    for more in [&["--cpu", "6/76/3"][..], &["--errata", "rtit_e5"]] {
+        let ran = with(more);
+        assert_eq!(ran.code(), 0, "{}", ran.text());
+        assert_eq!(addresses(&ran.stdout).last(), Some(&0x1005));
+    }
+    for more in [&[][..], &["--cpu", "6/76/3", "--errata=-rtit_e5"]] {
+        assert_eq!(with(more).code(), 1, "{more:?}");
+    }
+}
+
+#[test]
 fn lines_come_back_in_order() {
     let scratch = Scratch::new();
     let text = format!(

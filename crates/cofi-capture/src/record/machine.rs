@@ -82,6 +82,21 @@ impl MachineObserver for Recorder {
         }
     }
 
+    fn software_interrupt(&mut self, cpu: Pid, step: &Step, to: Ip, state: ProcessorState) {
+        let thread = self.threads.get_mut(cpu);
+        if !thread.is_some_and(|thread| thread.software_interrupts_retire()) {
+            return self.event(cpu, step.ip, to, state);
+        }
+        self.clock.tick();
+        self.tell_space(cpu, state);
+        let clock = self.clock;
+        self.truth(cpu, step.ip);
+        if let Some(thread) = self.threads.get_mut(cpu) {
+            thread.software_interrupt_to(clock, step, to, state);
+            self.after_step(cpu);
+        }
+    }
+
     fn mov_cr3(&mut self, cpu: Pid, ip: Ip, insn: &Insn, next: Ip, cr3: u64) {
         self.clock.tick();
         let clock = self.clock;

@@ -50,6 +50,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let was_stopped = self.rtit.is_stopped;
         if !matches!(flow, Flow::Pip { .. }) {
             self.rtit.is_stopped = flow == Flow::TraceStop;
+            self.rtit.may_resume &= !self.rtit.is_stopped;
         }
         match flow {
             Flow::Pge(Some(ip)) => self.turn_on(ip),
@@ -68,7 +69,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             Flow::TraceStop => self.push(Event::Stop),
             Flow::Ovf(ip) => {
-                if was_stopped && !self.config.errata.rtit_e4 {
+                if was_stopped && !self.rtit.may_resume && !self.config.errata.rtit_e4 {
                     self.error(None, unexpected(flow, Expected::FupPge));
                 }
                 self.note_used();
@@ -117,7 +118,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 Err(kind) => self.error(None, kind),
             },
             Flow::Pgd(at) => {
-                let to = self.target_behind();
+                let (to, _) = self.behind_end();
                 if let (Some(at), true) = (at, self.notes.tells) {
                     self.consumed();
                     self.found(None);
@@ -130,7 +131,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Flow::TraceStop => {
                 self.found_off(None);
                 self.push(Event::Stop);
-                self.rtit.is_stopped = true;
+                (self.rtit.is_stopped, self.rtit.may_resume) = (true, false);
             }
             Flow::Ovf(ip) => {
                 self.note_used();

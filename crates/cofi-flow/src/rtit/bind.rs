@@ -5,8 +5,8 @@ use cofi_packet::rtit::Kind;
 use cofi_packet::{DecodeError, Ip};
 
 use super::reader::Since;
-use super::{Ends, Flow};
-use crate::decoder::FlowDecoder;
+use super::{Ends, Flow, Sign};
+use crate::decoder::{FlowDecoder, State};
 use crate::pending::{AtIp, Pending};
 use crate::reader::Reader;
 use crate::{Event, Expected, FlowErrorKind, PacketKind};
@@ -68,12 +68,17 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 },
                 Err(kind) => Pending::Bad(kind),
             },
-            Flow::Pgd(Some(ip)) => Pending::At {
-                ip,
-                what: AtIp::Pgd {
-                    to: self.target_behind(),
-                },
-            },
+            Flow::Pgd(Some(_)) if self.is_end_in_doubt() => Pending::Ends(Ends {
+                sign: Sign::Pgd,
+                ..Ends::default()
+            }),
+            Flow::Pgd(Some(ip)) => {
+                let (to, stops) = self.behind_end();
+                Pending::At {
+                    ip,
+                    what: AtIp::Pgd { to, stops },
+                }
+            }
             Flow::Pip { cr3, paging } => {
                 self.rtit.told_unpaged = !paging;
                 if self.is_traced_until_here() {
@@ -104,6 +109,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             match next {
                 Some(Ok(Flow::Psb)) => {
+                    self.rtit.may_resume = true;
                     if self.at_end() {
                         self.rtit.is_over = true;
                         if let Some(reading) = &mut self.reader.rtit {
@@ -170,6 +176,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.reader.put_back_rtit(flow);
                 Ok(None)
             }
+            Flow::TraceStop
+                if self.config.errata.rtit_e4 && matches!(self.behind_stop(), Behind::Overflow) =>
+            {
+                self.reader.put_back_rtit(flow);
+                Ok(None)
+            }
             _ => {
                 self.reader.put_back_rtit(flow);
                 Err(unexpected(flow, Expected::FarTarget))
@@ -177,22 +189,24 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    /// After a FUP.PGD: where control went, if a TIP tells (Table 19, 30 and 31).
-    pub(super) fn target_behind(&mut self) -> Option<Ip> {
+    /// After a FUP.PGD: where control went, if a TIP tells (Table 19, 30 and 31), and whether a TraceStop is the reason.
+    pub(super) fn behind_end(&mut self) -> (Option<Ip>, bool) {
         let mut ahead = self.ahead();
-        let is_tip = loop {
+        let next = loop {
             match ahead.next_rtit() {
                 Some(Ok(Flow::Psb)) => {}
-                next => break matches!(next, Some(Ok(Flow::Tip(Some(_))))),
+                Some(Ok(flow)) => break flow,
+                None | Some(Err(_)) => return (None, false),
             }
         };
         let first = self.notes.now;
+        let is_tip = matches!(next, Flow::Tip(Some(_)));
         match is_tip.then(|| self.next_flow_rtit()) {
             Some(Ok(Some(Flow::Tip(to)))) => {
                 self.notes.now = first.and(Kind::Tip);
-                to
+                (to, false)
             }
-            _ => None,
+            _ => (None, next == Flow::TraceStop),
         }
     }
 
@@ -205,9 +219,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Whether tracing was on all the time up to the packet just read, which itself does not tell.
     ///
     /// It may have been switched off without a word. Then it was switched on again behind a PSB, and a FUP.PGE comes before the next packet of
-    /// traced code; without a PSB it was not. Behind an overflow it may be off, too, because of the IP filter.
+    /// traced code; without a PSB it was not. Behind an overflow it may be off, too. Without an IP filter, a PIP itself comes only of traced code.
     fn is_traced_until_here(&mut self) -> bool {
-        if self.since() == Since::Traced {
+        if self.since() == Since::Traced || !self.rtit.is_confined {
             return true;
         }
         if self.rtit.looked.0 <= self.read_at {
@@ -223,6 +237,16 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.rtit.looked.1
     }
 
+    /// Erratum E2: whether the FUP.PGD just read may be one too many, tracing having been switched off before without a word, and on in
+    /// code that is not traced.
+    fn is_end_in_doubt(&self) -> bool {
+        let reading = self.reader.rtit.as_ref();
+        let is_used = self.rtit.is_confined || self.rtit.needs_ways;
+        self.config.errata.rtit_e2
+            && is_used
+            && reading.is_some_and(|reading| reading.since_before == Since::Psb)
+    }
+
     fn since(&self) -> Since {
         let reading = self.reader.rtit.as_ref();
         reading.map_or(Since::Traced, |reading| reading.since)
@@ -234,7 +258,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     fn stop(&mut self) -> Option<Ends> {
         let results = match self.behind_stop() {
             Behind::Overflow if self.config.errata.rtit_e4 => {
-                self.note_used();
+                // Results that stand behind it are older.
                 self.push(Event::Stop);
                 return None;
             }
@@ -246,7 +270,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         Some(Ends {
             bits,
             len,
-            stopped: true,
+            sign: Sign::TraceStop,
             exact: !self.rtit.stop.is_empty()
                 && match self.since() {
                     Since::Traced => true,
@@ -262,7 +286,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let mut results = None;
         loop {
             match ahead.next_rtit() {
-                Some(Ok(Flow::Psb)) => {}
+                // It may have been switched on and stopped again.
+                Some(Ok(Flow::Psb | Flow::TraceStop)) => {}
                 Some(Ok(Flow::Tnt {
                     bits,
                     len: len @ ..=5,
@@ -283,6 +308,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             let on = !self.rtit.is_unpaged;
             self.push(Event::PagingEnabled { on });
         }
+        self.rtit.knows_paging = self.state == State::On;
         self.known.paging = Some((cr3, false));
         self.push(Event::Paging { cr3, nr: false });
     }

@@ -22,14 +22,24 @@ use crate::{FilterRanges, FlowConfig, TraceFormat};
 
 pub(crate) use reader::{Flow, Reading};
 
+/// What says that tracing ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sign {
+    /// The trace does.
+    #[default]
+    EndOfTrace,
+    TraceStop,
+    /// A FUP.PGD that need not be of the code here (erratum E2).
+    Pgd,
+}
+
 /// How tracing, or the trace, ends without a packet that tells where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ends {
     /// Results of branches that had executed by then, the oldest in the highest of `len` bits.
     bits: u8,
     len: u8,
-    /// A TraceStop packet says so.
-    stopped: bool,
+    sign: Sign,
     /// Control was followed up to it, so that it ended where a TraceStop range begins to count.
     exact: bool,
 }
@@ -51,11 +61,15 @@ pub(crate) struct State {
     is_last: bool,
     /// Tracing was stopped: results that are sent later were known by then.
     is_stopped: bool,
+    /// A PSB has come since the last TraceStop, if there was any: tracing may have been switched on again.
+    may_resume: bool,
     /// Up to where it has been looked whether code was traced, and whether it was.
     looked: (usize, bool),
-    /// Paging is off.
+    /// Paging is off, as the last PIP has told.
     is_unpaged: bool,
-    /// So the last PIP says.
+    /// All code has been traced since then: only a MOV to CR0 that is seen can have changed it.
+    pub(crate) knows_paging: bool,
+    /// So says the PIP read last, which may still have to find its place.
     told_unpaged: bool,
 }
 
@@ -77,7 +91,7 @@ impl State {
         }
     }
 
-    /// Whether the last PIP is of a MOV to CR0, not one to CR3.
+    /// Whether the PIP read last tells that paging was switched on or off.
     fn switches_paging(&self) -> bool {
         self.is_unpaged != self.told_unpaged
     }

@@ -73,6 +73,8 @@ pub(crate) struct Reading {
     /// How many packets have come since the last PSB, this not counted.
     since_psb: u32,
     pub(super) since: Since,
+    /// What it was before the packet last returned.
+    pub(super) since_before: Since,
     e5: bool,
     e8: bool,
 }
@@ -87,6 +89,7 @@ impl Reading {
             back: None,
             since_psb: SPOILT,
             since: Since::Traced,
+            since_before: Since::Traced,
             e5: config.errata.rtit_e5,
             e8: config.errata.rtit_e8,
         }
@@ -175,8 +178,11 @@ impl Reading {
     #[inline]
     fn note(&mut self, flow: Option<Flow>) {
         self.since_psb = self.since_psb.saturating_add(1);
+        self.since_before = self.since;
         match flow {
             Some(Flow::Psb) => (self.since_psb, self.since) = (0, Since::Psb),
+            // Its results may be older than the PSB.
+            Some(Flow::Tnt { len: ..=5, .. }) if self.since == Since::Psb => {}
             Some(Flow::Ovf(_)) => self.since = Since::Overflow,
             Some(Flow::Pge(_)) => self.since = Since::Traced,
             Some(flow) if flow.is_of_traced_code() => self.since = Since::Traced,

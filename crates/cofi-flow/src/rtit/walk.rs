@@ -4,7 +4,7 @@ use cofi_insn::{Class, CodeSource, MAX_INSN_LEN, advance};
 use cofi_packet::rtit::Kind;
 use cofi_packet::{ExecMode, Ip};
 
-use super::Ends;
+use super::{Ends, Sign};
 use crate::cache::Straight;
 use crate::decoder::{FlowDecoder, State};
 use crate::index::NONE;
@@ -26,26 +26,29 @@ impl FilterRanges {
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// The walk has come to the address of a FUP.FAR or FUP.PGD.
     pub(crate) fn arrive_rtit(&mut self, at: Ip, what: AtIp) {
-        self.consumed();
         self.pending = Pending::None;
+        // Code that runs behind it may be older than a PIP that is not its.
+        if !matches!(what, AtIp::Paging { is_sure: false, .. }) {
+            self.consumed();
+        }
         match what {
             AtIp::Far { to: Some(to) } => {
                 self.push(Event::AsyncBranch { from: at, to });
                 self.ip = to;
                 self.left = (NONE, 1);
             }
-            AtIp::Pgd { to: None }
+            AtIp::Pgd { to: None, .. }
                 if self.rtit.is_confined && self.config.filter.ends_before(at) =>
             {
                 // Control walked out of the range.
                 self.turn_off(Some(at));
                 self.push(Event::Disabled { ip: Some(at) });
             }
-            AtIp::Pgd { to } => {
+            AtIp::Pgd { to, .. } => {
                 self.turn_off(Some(at));
                 self.push(Event::AsyncDisabled { at, ip: to });
             }
-            AtIp::Paging { cr3 } => self.push_paging(cr3),
+            AtIp::Paging { cr3, .. } => self.push_paging(cr3),
             // What came of it is lost; what is told next is an overflow, or nothing.
             _ => {}
         }
@@ -56,8 +59,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         match block.class {
             Class::Conditional if self.tnt_len != 0 => {
                 if self.take_bit() {
-                    self.leave_range(block, insn, block.target);
-                    None
+                    self.go_or_leave(block, insn, block.target)
                 } else {
                     self.go(insn, block.next, 0)
                 }
@@ -79,9 +81,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.go_or_leave(block, insn, ip)
             }
             Class::MovCr3 => match self.pending {
-                Pending::Paging { cr3, .. }
-                    if self.tnt_len == 0 && !self.rtit.switches_paging() =>
-                {
+                Pending::Paging { cr3, .. } if self.tnt_len == 0 => {
                     self.use_pending();
                     self.out.push_back(Item::Insn(insn));
                     self.push_paging(cr3);
@@ -109,12 +109,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     self.use_pending();
                     return self.go(insn, block.next, 1);
                 }
-                AtIp::Pgd { to } => return self.disable(insn, block.next, to),
+                AtIp::Pgd { to, .. } => return self.disable(insn, block.next, to),
                 _ => {}
             }
         }
-        // INTO transfers control only if there is an overflow, and a VM entry may fail.
-        if matches!(block.class, Class::Into | Class::VmEntry) {
+        // It has failed.
+        if block.class == Class::VmEntry {
             return self.go(insn, block.next, 0);
         }
         self.need(Expected::FupFar);
@@ -128,17 +128,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             && (1..insn.len.into()).contains(&ip.0.wrapping_sub(insn.ip.0))
     }
 
-    /// A direct branch out of the traced ranges: only a FUP.PGD with the address behind it can come now.
+    /// A direct branch out of the traced ranges, where only a FUP.PGD with the address behind it can come now, or into a TraceStop range.
     fn direct_out(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
-        let target = Some(block.target);
+        let target = block.target;
+        let leaves = !self.config.filter.contains(target);
         match self.pending {
             _ if self.tnt_len != 0 => {}
             Pending::At {
                 ip,
-                what: AtIp::Pgd { to: None },
-            } if ip == block.next => {
+                what: AtIp::Pgd { to: None, stops },
+            } if ip == block.next && (leaves || stops) => {
                 self.note_call(block);
-                return self.disable(insn, block.next, target);
+                return self.disable(insn, block.next, Some(target));
             }
             Pending::Ends(ends) if ends.exact && self.rtit.stop.contains(block.target) => {
                 self.note_call(block);
@@ -149,8 +150,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             _ => {}
         }
-        self.need(Expected::FupPgd);
-        None
+        if leaves {
+            self.need(Expected::FupPgd);
+            return None;
+        }
+        self.direct(block, insn)
     }
 
     fn note_call(&mut self, block: &Straight) {
@@ -160,11 +164,35 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     fn go_or_leave(&mut self, block: &Straight, insn: Executed, to: Ip) -> Option<Executed> {
-        if self.config.filter.contains(to) {
-            return self.go(insn, to, 1);
+        if !self.config.filter.contains(to) {
+            self.leave_range(block, insn, to);
+            return None;
         }
-        self.leave_range(block, insn, to);
-        None
+        if self.rtit.needs_ways && self.rtit.stop.contains(to) {
+            self.enter_stop(block, insn, to);
+            return None;
+        }
+        self.go(insn, to, 1)
+    }
+
+    /// A branch has executed that leads into a TraceStop range: a FUP.PGD with the address behind it may tell so (4.2.8).
+    fn enter_stop(&mut self, block: &Straight, insn: Executed, to: Ip) {
+        self.out.push_back(Item::Insn(insn));
+        self.move_on(to, 1);
+        if self.tnt_len == 0 && matches!(self.pending, Pending::None) {
+            self.fetch_rtit();
+        }
+        match self.pending {
+            Pending::At {
+                ip,
+                what:
+                    AtIp::Pgd {
+                        to: None,
+                        stops: true,
+                    },
+            } if ip == block.next && self.tnt_len == 0 => self.end_tracing(block.next, Some(to)),
+            _ => {}
+        }
     }
 
     /// A branch has executed that leads out of the traced ranges: a FUP.PGD with the address behind it follows.
@@ -178,11 +206,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             _ if self.tnt_len != 0 => {}
             Pending::At {
                 ip,
-                what: AtIp::Pgd { to: None },
+                what: AtIp::Pgd { to: None, .. },
             } if ip == block.next => return self.end_tracing(block.next, Some(to)),
             // There may be none if a TraceStop range was entered just then.
-            Pending::Ends(ends) if ends.stopped && ends.len == 0 => return self.stopped(),
-            Pending::Ends(ends) if !ends.stopped => {
+            Pending::Ends(ends) if ends.sign == Sign::TraceStop && ends.len == 0 => {
+                return self.stopped();
+            }
+            Pending::Ends(ends) if ends.sign == Sign::EndOfTrace => {
                 self.state = State::Done;
                 return;
             }
@@ -197,9 +227,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         });
     }
 
-    /// A PIP says that paging was switched on or off: behind the next MOV to CR0, if that is here.
+    /// A PIP may be of a MOV to CR0, if paging may have been switched: the next one, if that is here.
+    ///
+    /// Where paging may have been switched in code that is not traced, the PIP may be of a MOV to CR3 behind it. But up to here code has run
+    /// in any case.
     pub(crate) fn find_mov_cr0(&mut self, cr3: u64) -> Option<Ip> {
-        if !self.rtit.switches_paging() {
+        let is_sure = self.rtit.knows_paging;
+        if is_sure && !self.rtit.switches_paging() {
             return None;
         }
         let id = self.cache.straight(self.ip, self.mode, &mut self.code);
@@ -215,7 +249,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.mode,
             );
             if is_found {
-                let what = AtIp::Paging { cr3 };
+                let what = AtIp::Paging { cr3, is_sure };
                 self.pending = Pending::At { ip: at, what };
                 return Some(at);
             }
@@ -265,7 +299,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Control has entered a TraceStop range.
     fn stopped(&mut self) {
         self.use_pending();
-        self.rtit.is_stopped = true;
+        (self.rtit.is_stopped, self.rtit.may_resume) = (true, false);
         self.turn_off(Some(self.ip));
         self.push(Event::Disabled { ip: Some(self.ip) });
         self.push(Event::Stop);
@@ -285,7 +319,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// How far code ran from here on is not known.
     pub(crate) fn end_unknown(&mut self, ends: Ends) {
-        if !ends.stopped {
+        if ends.sign == Sign::EndOfTrace {
             // Nor is it if a trace ends while tracing is on.
             self.state = State::Done;
             return;
@@ -298,8 +332,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             self.error(Some(self.ip), FlowErrorKind::UnknownEnd);
         }
         self.turn_off(None);
-        self.rtit.is_stopped = true;
-        self.push(Event::Stop);
+        if ends.sign == Sign::TraceStop {
+            (self.rtit.is_stopped, self.rtit.may_resume) = (true, false);
+            self.push(Event::Stop);
+        }
     }
 
     /// The event level: what ended tracing is told at once.

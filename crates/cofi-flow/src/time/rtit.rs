@@ -26,12 +26,17 @@ const UNKNOWN: Span = Span {
 enum Traced {
     On,
     /// It has been set since the PSB or overflow, or else an FUP.PGE will come: without FUP.PGD tracing may have been off meanwhile (4.2.8).
-    /// `seen`: an MTC or STS has come since, so the trace has gone on all the time since then.
+    /// `seen`: an MTC has come since, so the trace has gone on all the time since then.
     Unclear {
         seen: bool,
     },
-    Off,
+    /// `synced`: an STS has come since, and made up for what was missing before it.
+    Off {
+        synced: bool,
+    },
 }
+
+const OFF: Traced = Traced::Off { synced: false };
 
 /// Whether MTC packets may be missing in such numbers that their payload went round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,10 +160,10 @@ impl RtitTime {
         }
         match *packet {
             Packet::Psb => self.psb(),
-            Packet::TraceStop => (self.traced, self.sparse) = (Traced::Off, true),
+            Packet::TraceStop => (self.traced, self.sparse) = (OFF, true),
             Packet::FupPge { .. } => self.enabled(),
             Packet::FupOvf { .. } => self.lost(),
-            Packet::Mtc { .. } | Packet::Sts { .. } => self.timing_goes_on(),
+            Packet::Mtc { .. } => self.timing_goes_on(),
             _ => {}
         }
         let cycles = cycles(packet);
@@ -236,7 +241,8 @@ impl RtitTime {
                 }
                 self.rate.interrupted();
             }
-            Traced::Off => {
+            Traced::Off { .. } => {
+                self.traced = OFF;
                 self.sparse = true;
                 self.break_off();
             }
@@ -247,8 +253,8 @@ impl RtitTime {
     /// FUP.PGE, before its cycle count is looked at.
     fn enabled(&mut self) {
         match self.traced {
-            Traced::Off => {
-                if self.sparse {
+            Traced::Off { synced } => {
+                if self.sparse && !synced {
                     self.break_off();
                 }
             }
@@ -275,16 +281,16 @@ impl RtitTime {
             self.sparse = true;
             self.break_off();
         }
-        self.traced = Traced::Off;
+        self.traced = OFF;
         self.rate.interrupted();
     }
 
-    /// MTC and STS packets come.
+    /// An MTC comes. (An STS does so with Less_Pkts, too, if a MOV CR3 sets PacketEn: before the FUP.PGE.)
     fn timing_goes_on(&mut self) {
         match &mut self.traced {
             Traced::On => {}
             Traced::Unclear { seen } => *seen = true,
-            Traced::Off => self.sparse = false,
+            Traced::Off { .. } => self.sparse = false,
         }
     }
 
@@ -334,8 +340,8 @@ impl RtitTime {
             }
             Traced::On => Worth::Whole,
             Traced::Unclear { .. } => Worth::Nothing,
-            Traced::Off => match kind {
-                Kind::Mtc | Kind::Sts | Kind::FupPcc => Worth::Least,
+            Traced::Off { .. } => match kind {
+                Kind::Mtc | Kind::FupPcc => Worth::Least,
                 _ if !self.sparse => Worth::Least,
                 _ => Worth::Nothing,
             },
@@ -462,6 +468,9 @@ impl RtitTime {
         self.base = self.last;
         self.counted = (0, 0);
         self.missing = Missing::None;
+        if let Traced::Off { synced } = &mut self.traced {
+            *synced = true;
+        }
         self.ratios = (actual, effective);
         self.rate.ratio(actual);
         self.rate.counts_anew();

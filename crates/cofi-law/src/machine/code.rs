@@ -56,6 +56,22 @@ pub enum Kind {
     VmPtrLoad,
     /// ENCLU.
     Enclave,
+    /// Far JMP through memory.
+    FarJump,
+    /// Far CALL through memory.
+    FarCall,
+    /// SYSEXIT.
+    Sysexit,
+    /// INT 80H.
+    Interrupt,
+    /// INTO.
+    Into,
+    /// MOV CR0.
+    MovCr0,
+    /// WRMSR.
+    Wrmsr,
+    /// VMCALL.
+    VmCall,
 }
 
 /// One instruction.
@@ -67,6 +83,8 @@ pub struct Insn {
     pub len: u8,
     /// What it does.
     pub kind: Kind,
+    /// How many prefixes it has that change nothing.
+    pub prefixes: u8,
 }
 
 /// A program: instructions one after another, the last of which is an indirect jump.
@@ -84,8 +102,32 @@ pub struct Code {
 
 const FILLERS: [&[u8]; 4] = [&[0x90], &[0x89, 0xc8], &[0x0f, 0x1f, 0x00], &[0xb0, 7]];
 
-fn choose(rng: &mut Rng, index: usize, count: usize, mode: ExecMode, cpl: u8) -> Kind {
-    let later = |rng: &mut Rng| (index + 1 + rng.below(12)).min(count - 1);
+/// What is to be chosen: the instruction at this place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) index: usize,
+    pub(crate) count: usize,
+    pub(crate) mode: ExecMode,
+    pub(crate) cpl: u8,
+}
+
+impl Place {
+    /// Somewhat later in the program.
+    pub(crate) fn later(self, rng: &mut Rng) -> usize {
+        (self.index + 1 + rng.below(12)).min(self.count - 1)
+    }
+}
+
+/// An instruction of a machine that does everything of chapter 33.
+pub(super) fn choose(rng: &mut Rng, place: Place) -> (Kind, u8) {
+    (choose_kind(rng, place), 0)
+}
+
+fn choose_kind(rng: &mut Rng, place: Place) -> Kind {
+    let Place {
+        count, mode, cpl, ..
+    } = place;
+    let later = |rng: &mut Rng| place.later(rng);
     let wide = mode == ExecMode::Bits64;
     match rng.below(48) {
         0..=7 => Kind::Conditional(rng.below(count)),
@@ -117,7 +159,23 @@ fn choose(rng: &mut Rng, index: usize, count: usize, mode: ExecMode, cpl: u8) ->
 }
 
 /// The bytes of an instruction at `ip`, the relative target being `to`.
-fn encode(kind: Kind, filler: &[u8], ip: u64, to: u64, mode: ExecMode) -> Vec<u8> {
+fn encode(plan: Plan, ip: u64, to: u64, mode: ExecMode) -> Vec<u8> {
+    // CS overrides mean nothing where a branch needs no memory but its target's.
+    let mut bytes = vec![0x2e; plan.prefixes.into()];
+    let ip = ip + u64::from(plan.prefixes);
+    bytes.extend(encode_plain(plan.kind, plan.filler, ip, to, mode));
+    bytes
+}
+
+/// What an instruction is to be.
+#[derive(Clone, Copy)]
+struct Plan {
+    kind: Kind,
+    prefixes: u8,
+    filler: &'static [u8],
+}
+
+fn encode_plain(kind: Kind, filler: &[u8], ip: u64, to: u64, mode: ExecMode) -> Vec<u8> {
     let relative = |opcode: &[u8]| {
         let size = if mode == ExecMode::Bits16 { 2 } else { 4 };
         let mut bytes = opcode.to_vec();
@@ -149,38 +207,66 @@ fn encode(kind: Kind, filler: &[u8], ip: u64, to: u64, mode: ExecMode) -> Vec<u8
         Kind::VmEntry => vec![0x0f, 0x01, 0xc2],
         Kind::VmPtrLoad => vec![0x0f, 0xc7, 0x30],
         Kind::Enclave => vec![0x0f, 0x01, 0xd7],
+        Kind::FarJump => vec![0xff, 0x28],
+        Kind::FarCall => vec![0xff, 0x18],
+        Kind::Sysexit => vec![0x0f, 0x35],
+        Kind::Interrupt => vec![0xcd, 0x80],
+        Kind::Into => vec![0xce],
+        Kind::MovCr0 => vec![0x0f, 0x22, 0xc0],
+        Kind::Wrmsr => vec![0x0f, 0x30],
+        Kind::VmCall => vec![0x0f, 0x01, 0xc1],
     }
 }
 
 impl Code {
-    /// A program of `count` instructions (at least one) at `base`.
-    pub(super) fn random(rng: &mut Rng, count: usize, base: Ip, mode: ExecMode, cpl: u8) -> Self {
-        let mut plan: Vec<(Kind, &[u8])> = (0..count)
-            .map(|index| (choose(rng, index, count, mode, cpl), FILLERS[rng.below(4)]))
+    /// A program of `count` instructions (at least one) at `base`, each of which, with its prefixes, `choose` chooses.
+    pub(crate) fn random(
+        rng: &mut Rng,
+        count: usize,
+        base: Ip,
+        (mode, cpl): (ExecMode, u8),
+        choose: fn(&mut Rng, Place) -> (Kind, u8),
+    ) -> Self {
+        let mut plans: Vec<Plan> = (0..count)
+            .map(|index| {
+                let place = Place {
+                    index,
+                    count,
+                    mode,
+                    cpl,
+                };
+                let (kind, prefixes) = choose(rng, place);
+                Plan {
+                    kind,
+                    prefixes,
+                    filler: FILLERS[rng.below(4)],
+                }
+            })
             .collect();
-        plan[count - 1].0 = Kind::IndirectJump;
+        plans[count - 1].kind = Kind::IndirectJump;
         // Sizes do not depend on targets.
         let mut insns = Vec::new();
         let mut ip = base.0;
-        for &(kind, filler) in &plan {
-            let len = encode(kind, filler, 0, 0, mode).len() as u8;
+        for &plan in &plans {
+            let len = encode(plan, 0, 0, mode).len() as u8;
             insns.push(Insn {
                 ip: Ip(ip),
                 len,
-                kind,
+                kind: plan.kind,
+                prefixes: plan.prefixes,
             });
             ip += u64::from(len);
         }
         let mut bytes = Vec::new();
-        for (insn, (kind, filler)) in insns.iter().zip(plan) {
+        for (insn, plan) in insns.iter().zip(plans) {
             let next = insn.ip.0 + u64::from(insn.len);
-            let to = match kind {
+            let to = match plan.kind {
                 Kind::Conditional(to) | Kind::Jump(to) | Kind::Call(to) | Kind::Xbegin(to) => {
                     insns[to].ip.0
                 }
                 _ => next,
             };
-            bytes.extend(encode(kind, filler, insn.ip.0, to, mode));
+            bytes.extend(encode(plan, insn.ip.0, to, mode));
         }
         Self {
             cpl,

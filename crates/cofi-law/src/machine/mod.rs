@@ -1,6 +1,6 @@
 //! A machine that does everything of which chapter 33 knows, at random, traced by the unit, with the truth kept beside.
 
-mod code;
+pub(crate) mod code;
 mod setup;
 mod walk;
 mod world;
@@ -22,6 +22,12 @@ macro_rules! features {
             $($(#[$doc])* pub const $name: Self = Self(1 << $bit);)*
             /// Everything.
             pub const ALL: Self = Self(0 $(| 1 << $bit)*);
+
+            /// Whether all of `other` is in it.
+            #[must_use]
+            pub const fn has(self, other: Self) -> bool {
+                self.0 & other.0 == other.0
+            }
         }
         impl core::fmt::Debug for Features {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -32,6 +38,7 @@ macro_rules! features {
         }
     };
 }
+pub(crate) use features;
 features! {
     /// Interrupts and exceptions.
     INTERRUPTS = 0;
@@ -65,14 +72,6 @@ features! {
     FLAGS = 14;
     /// 16-bit and 32-bit code.
     MODES = 15;
-}
-
-impl Features {
-    /// Whether all of `other` is in it.
-    #[must_use]
-    pub const fn has(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
 }
 
 /// What to run and how to trace it.

@@ -3,6 +3,7 @@
 mod between;
 mod vmx;
 
+use super::code::choose;
 use super::world::{TSC_RATIO, World};
 use super::{Code, Features, Insn, Kind, Record, Setup, Step};
 use crate::Rng;
@@ -72,7 +73,7 @@ pub fn run(setup: &Setup) -> Record {
             continue;
         }
         let count = 2 + rng.below(150);
-        codes.push(Code::random(&mut rng, count, Ip(base), mode, cpl));
+        codes.push(Code::random(&mut rng, count, Ip(base), (mode, cpl), choose));
     }
     let context = Context {
         cpl: codes[1].cpl,

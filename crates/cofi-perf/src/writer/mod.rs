@@ -1,8 +1,9 @@
 //! Writes a perf.data file that stock perf decodes.
 
+mod info;
+
 use crate::constants::{Feature, RecordKind, SampleType};
-use crate::reader::{BY_COFI, INTEL_PT, RTIT};
-use crate::{PerfTime, PtConfig, RtitConfig, TimeConv, TraceConfig, WriteError};
+use crate::{PerfTime, TimeConv, TraceConfig, WriteError};
 use cofi_packet::StreamOffset;
 use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
@@ -48,16 +49,6 @@ impl Subject {
             (TraceConfig::Pt(_), Self::Guest { .. }) => ("intel_pt//G", "dummy:G"),
             (TraceConfig::Rtit(_), Self::Processes) => ("rtit//u", "dummy:u"),
             (TraceConfig::Rtit(_), Self::Guest { .. }) => ("rtit//G", "dummy:G"),
-        }
-    }
-
-    /// The bits of RTIT_CTL that choose the privilege levels.
-    const fn rtit_ctl(self) -> u64 {
-        const OS: u64 = 1 << 2;
-        const USER: u64 = 1 << 3;
-        match self {
-            Self::Processes => USER,
-            Self::Guest { os, user } => (if os { OS } else { 0 }) | if user { USER } else { 0 },
         }
     }
 
@@ -272,66 +263,8 @@ impl<W: Write + Seek> Writer<W> {
     }
 
     fn auxtrace_info(&mut self) -> Result<(), WriteError> {
-        let mut info = match self.options.config {
-            TraceConfig::Pt(_) => self.pt_info(),
-            TraceConfig::Rtit(config) => self.rtit_info(config),
-        };
+        let mut info = info::of(&self.options);
         self.record(RecordKind::AUXTRACE_INFO, 0, &mut info)
-    }
-
-    fn pt_info(&self) -> Bytes {
-        let (n, d) = self.options.tsc_ctc_ratio;
-        let TimeConv { shift, mult, zero } = self.options.time;
-        let mut info = Bytes::default();
-        info.u32(INTEL_PT).u32(BY_COFI).u64s(&[
-            PMU_TYPE.into(),
-            shift,
-            mult,
-            zero,
-            u64::from(!self.is_timeless()),
-            PtConfig::TSC_BIT,
-            PtConfig::NORETCOMP_BIT,
-            0, // have_sched_switch
-            0, // snapshot_mode
-            0, // per_cpu_mmaps
-            PtConfig::MTC_BIT,
-            PtConfig::MTC_FREQ_BITS,
-            n.into(),
-            d.into(),
-            PtConfig::CYC_BIT,
-            self.options.max_nonturbo_ratio.into(),
-            0, // filter_len
-            0, // cap_event_trace
-        ]);
-        info
-    }
-
-    fn rtit_info(&self, config: RtitConfig) -> Bytes {
-        /// RTIT_EVENTS: FilterEn is always set, nothing stops tracing (Table 7).
-        const EVENTS: u64 = 0b110_111;
-        let TimeConv { shift, mult, zero } = self.options.time;
-        let mut info = Bytes::default();
-        info.u32(RTIT).u32(BY_COFI).u64s(&[
-            PMU_TYPE.into(),
-            shift,
-            mult,
-            zero,
-            u64::from(!self.is_timeless()),
-            RtitConfig::STS_BIT,
-            self.options.max_nonturbo_ratio.into(),
-            config.bits() | self.options.subject.rtit_ctl(),
-            config.pkt_cnt(),
-            EVENTS,
-            0, // RTIT_LIP0 to RTIT_LIP3
-            0,
-            0,
-            0,
-            0, // RTIT_CR3_MATCH
-            0, // family, model and stepping of hardware
-            0,
-            0,
-        ]);
-        info
     }
 
     fn record(&mut self, kind: RecordKind, misc: u16, body: &mut Bytes) -> Result<(), WriteError> {

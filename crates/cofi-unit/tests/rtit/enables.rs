@@ -239,6 +239,8 @@ fn filter_en_is_frozen_without_trace_en_or_context_en() {
     assert_eq!(machine.status(), 3);
     machine.set_ctl(|ctl| ctl.with_trace_en(false));
     machine.jump(0x2000);
+    machine.far(0x2000, KERNEL);
+    machine.nop();
     assert_eq!(machine.status(), 3);
     machine.set_ctl(|ctl| ctl.with_trace_en(true).with_os(false));
     machine.jump(0x3000);
@@ -287,6 +289,8 @@ fn trace_stop_by_a_branch() {
     assert_eq!(machine.read(msr::RTIT_TNT_BUFF), 0b101);
     assert_eq!(machine.status(), 2, "FilterEn and TriggerEn are 0");
     assert!(machine.ctl().trace_en() && !machine.ctl().trace_active());
+    machine.nop();
+    assert_eq!(machine.status(), 3, "Trace_En is set: always on again");
     machine.indirect(0x1000);
     assert_eq!(machine.said(), "");
 }
@@ -306,6 +310,25 @@ fn trace_stop_behind_the_packets_of_its_instruction() {
     let mut machine = Machine::traced(choices, stop_in_range1(), all());
     machine.far(0x5000, KERNEL);
     assert_eq!(machine.said(), "fup.pgd 0x1004, tip 0x5000, tracestop");
+}
+
+#[test]
+fn trace_stop_at_a_mov_cr3_keeps_the_tnt_buffer_too() {
+    let mut machine = Machine::traced(
+        Implementation::default(),
+        stop_in_range1(),
+        all()
+            .with_cr3_en(true)
+            .with_sts_en(true)
+            .with_sts_on_cr3(true),
+    );
+    machine.write(msr::RTIT_CR3_MATCH, 0x3000);
+    machine.conditionals("N");
+    machine.said();
+    machine.ip = 0x4ffc;
+    machine.special(|at| Event::MovCr3 { at, cr3: 0x3000 });
+    assert_eq!(machine.said(), "sts acbr=0 ecbr=0 tsc=0, tracestop");
+    assert_eq!(machine.read(msr::RTIT_TNT_BUFF), 0b10);
 }
 
 #[test]

@@ -68,11 +68,24 @@ fn e2_extra_fup_pgd_by_trace_stop_or_enabling() {
     );
     machine.set_ctl(|ctl| ctl.with_trace_active(true));
     assert_eq!(machine.said(), "psb, fup.pgd 0x5008, tracestop");
-    // Rows without a transition of ContextEn or TriggerEn have none.
+    // Without a transition of ContextEn or TriggerEn there is none.
     machine.write(msr::RTIT_EVENTS, filter(Events::RANGE0).0);
     machine.set_ctl(|ctl| ctl.with_trace_active(true));
     machine.jump(0x3000);
     assert_eq!(machine.said(), "psb");
+}
+
+#[test]
+fn e2_needs_a_transition_of_context_en_or_trigger_en() {
+    let choices = only(|errata| errata.e2 = true, 0);
+    let events = filter(Events::RANGE0).with_trace_stop(Events::RANGE1);
+    let mut machine = Machine::traced(choices, events, all());
+    machine.set_ctl(|ctl| ctl.with_trace_active(false));
+    machine.far(0x3000, KERNEL);
+    assert_eq!((machine.said(), machine.status()), (String::new(), 2));
+    machine.set_ctl(|ctl| ctl.with_trace_active(true));
+    machine.far(0x5000, KERNEL);
+    assert_eq!(machine.said(), "psb, tracestop");
 }
 
 #[test]

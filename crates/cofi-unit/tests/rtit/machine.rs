@@ -21,6 +21,14 @@ pub(crate) struct World {
     pub(crate) writes: Vec<(u64, Vec<u8>)>,
 }
 
+impl World {
+    /// Every byte that was written.
+    pub(crate) fn stored(&self) -> Vec<u8> {
+        let bytes = self.writes.iter().flat_map(|(_, bytes)| bytes);
+        bytes.copied().collect()
+    }
+}
+
 impl Client for World {
     fn now(&mut self) -> Clock {
         self.clock

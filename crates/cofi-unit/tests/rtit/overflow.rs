@@ -6,7 +6,7 @@ use cofi_unit::rtit::{Context, Event, Events, Implementation, InternalBuffer, ms
 
 /// A machine with room for 32 bytes, of which 30 are taken by ten TIPs.
 fn nearly_full() -> Machine {
-    let mut machine = Machine::traced(buffered(32), everywhere(), all());
+    let mut machine = Machine::traced(buffered(32), everywhere(), all().with_cmprs_ret(true));
     for _ in 0..10 {
         machine.indirect(0x2000);
     }
@@ -260,6 +260,45 @@ fn software_ends_an_overflow_that_holds_a_trace_stop() {
 }
 
 #[test]
+fn a_held_trace_stop_waits_for_trigger_en() {
+    let mut machine = Machine::traced(buffered(32), stop_in_range1(), all());
+    machine.overflow();
+    machine.interrupt(0x5000, KERNEL);
+    machine.interrupt(0x2000, KERNEL);
+    machine.set_ctl(|ctl| ctl.with_trace_en(false));
+    machine.write(msr::RTIT_STATUS, 0);
+    assert_eq!(machine.said(), "");
+    machine.set_ctl(|ctl| ctl.with_trace_en(true));
+    assert_eq!(machine.said(), "psb, fup.pge 0x200c, tracestop");
+}
+
+#[test]
+fn a_held_trace_stop_with_fup_pgd_on_disable() {
+    let choices = Implementation {
+        pgd_on_disable: true,
+        ..Implementation::default()
+    };
+    let mut machine = Machine::traced(choices, stop_in_range1(), all());
+    machine.overflow();
+    machine.jump(0x5000);
+    assert_eq!(machine.said(), "fup.ovf 0x5000, fup.pgd 0x5000, tracestop");
+}
+
+#[test]
+fn a_psb_that_the_count_cannot_hold_is_owed_too() {
+    let mut machine = nearly_full();
+    machine.write(msr::RTIT_PKT_CNT, 0x3_3fff);
+    machine.conditionals("N");
+    machine.indirect(0x3000);
+    assert_eq!(machine.status(), 0xf);
+    machine.drain();
+    machine.said();
+    machine.nop();
+    machine.drain();
+    assert_eq!(machine.said(), "fup.ovf 0x3004, psb");
+}
+
+#[test]
 fn software_begins_an_overflow() {
     let mut machine = Machine::plain();
     machine.overflow();
@@ -322,6 +361,13 @@ fn a_buffer_with_a_rate_drains_as_time_passes() {
     machine.pass(1, 0);
     machine.nop();
     assert_eq!(machine.unit.buffered(), 0);
+    // Time without tracing drains nothing of what comes later.
+    machine.set_ctl(|ctl| ctl.with_trace_active(false));
+    machine.pass(1000, 0);
+    machine.set_ctl(|ctl| ctl.with_trace_active(true));
+    machine.indirect(0x2000);
+    machine.nop();
+    assert_eq!(machine.unit.buffered(), 3);
 }
 
 #[test]

@@ -295,6 +295,37 @@ proptest! {
         }
     }
 
+    /// A unit with an internal buffer never takes the quick paths.
+    #[test]
+    fn quick_paths_make_the_same_packets(
+        machine: u64,
+        steps in prop::collection::vec(any::<u64>(), 1..200),
+    ) {
+        let quick = Implementation {
+            buffer: None,
+            lines: Lines::Immediate,
+            ..choices(&mut Dice(machine), true)
+        };
+        let buffer = InternalBuffer { size: 4096, drain_bytes: 0, drain_cycles: 0 };
+        let slow = Implementation { buffer: Some(buffer), ..quick };
+        let mut machines = [quick, slow].map(Machine::new);
+        for step in steps {
+            for machine in &mut machines {
+                machine.step(step);
+                machine.unit.drain(&mut machine.world, usize::MAX);
+            }
+            let [quick, slow] = &mut machines;
+            prop_assert_eq!(quick.world.stored(), slow.world.stored());
+            let [mut quick_registers, mut slow_registers] = [quick.registers(), slow.registers()];
+            // Software that moves the output moves what is in the buffer, too.
+            for registers in [&mut quick_registers, &mut slow_registers] {
+                registers.remove(msr::ALL.iter().position(|spec| spec.address == msr::RTIT_OFFSET).unwrap());
+            }
+            prop_assert_eq!(quick_registers, slow_registers);
+            prop_assert_eq!(quick.unit.packet_en(), slow.unit.packet_en());
+        }
+    }
+
     #[test]
     fn no_bytes_make_a_unit_that_panics(
         machine: u64,
@@ -384,6 +415,145 @@ proptest! {
 /// Bits of RTIT_CTL that only change which packets there are.
 fn machine_ctl(bits: u64) -> u64 {
     bits & 0xde10 | 0xc
+}
+
+/// What is on its way when a unit is saved is on its way in the restored one.
+#[test]
+fn rare_states_are_saved() {
+    use crate::machine::{Machine as Script, all, buffered, stop_in_range1};
+    let with = |change: fn(&mut Implementation)| {
+        let mut choices = buffered(64);
+        change(&mut choices);
+        choices
+    };
+    type Before = fn(&mut Script);
+    let cases: [(Implementation, Before, &str); 7] = [
+        (
+            with(|choices| choices.errata.e3 = true),
+            |script| {
+                script.write(msr::RTIT_PKT_CNT, 0x7ff);
+                script.indirect(0x2000);
+            },
+            "tip 0x2000, fup.far 0x2000, psb, tip 0x5000, tracestop",
+        ),
+        (
+            with(|choices| choices.buffer = buffered(32).buffer),
+            |script| {
+                (0..8).for_each(|_| script.indirect(0x2000));
+                script.write(msr::RTIT_PKT_CNT, 0x3_3fff);
+                script.indirect(0x2000);
+                script.drain();
+                script.said();
+            },
+            "fup.ovf 0x5004, psb, tracestop",
+        ),
+        (
+            with(|choices| choices.psb_effect_delay = 2),
+            |script| {
+                script.indirect(0x7fff_0000_0000);
+                script.write(msr::RTIT_PKT_CNT, 0x800);
+            },
+            "tip 0x7fff00000000, psb, fup.far 0x7fff00000004 cnt=0 zext=0, tip 0x5000, tracestop",
+        ),
+        (
+            with(|choices| choices.errata.e4 = true),
+            |script| {
+                script.overflow();
+                script.interrupt(0x5000, KERNEL);
+            },
+            "tracestop, fup.ovf 0x5004",
+        ),
+        (
+            with(|choices| choices.errata.e8 = true),
+            |script| {
+                script.write(msr::RTIT_PKT_CNT, 0x800);
+                script.indirect(0x2000);
+            },
+            "",
+        ),
+        (
+            with(|choices| choices.lines = Lines::Lines),
+            |script| script.indirect(0x2000),
+            "tip 0x2000, fup.far 0x2000, tip 0x5000, tracestop",
+        ),
+        (
+            with(|_| {}),
+            |script| script.conditionals("TNT"),
+            "tnt TNT, fup.far 0x100c, tip 0x5000, tracestop",
+        ),
+    ];
+    for (index, (choices, before, expected)) in cases.into_iter().enumerate() {
+        let mut script = Script::traced(choices, stop_in_range1(), all());
+        before(&mut script);
+        let bytes = script.unit.save();
+        let mut moved = script.clone();
+        moved.unit = Unit::restore(choices, &bytes).unwrap();
+        for script in [&mut script, &mut moved] {
+            script.interrupt(0x5000, KERNEL);
+            script.nop();
+            script.drain();
+            script.unit.fence(&mut script.world);
+        }
+        let said = script.said();
+        assert_eq!(said, moved.said(), "{index}");
+        if !expected.is_empty() {
+            assert_eq!(said, expected, "{index}");
+        }
+        assert!(Unit::restore(Implementation::default(), &bytes).is_err());
+    }
+}
+
+/// What version 1 of the form of saved RTIT units made of [`example`].
+const V1: &[u8] = include_bytes!("../saved/rtit-v1.bin");
+
+/// A unit with something in every field of the form.
+fn example() -> Unit {
+    use crate::machine::{Machine as Script, all, buffered, stop_in_range1};
+    let choices = Implementation {
+        lines: Lines::Reordered,
+        errata: Errata::ALL,
+        psb_effect_delay: 3,
+        seed: 0,
+        ..buffered(200)
+    };
+    let ctl = all()
+        .with_cycle_acc(true)
+        .with_sts_en(true)
+        .with_mtc_en(true);
+    let mut script = Script::traced(choices, stop_in_range1(), ctl);
+    for _ in 0..60 {
+        script.indirect(0x7fff_1234_0000);
+    }
+    script.drain();
+    script.event(Event::Frequency {
+        actual: 20,
+        effective: 10,
+    });
+    script.pass(1000, 3000);
+    script.call(0x2000);
+    script.conditionals("TNT");
+    script.write(msr::RTIT_PKT_CNT, 0x800);
+    script.indirect(0x2_0000_3000);
+    script.overflow();
+    script.interrupt(0x5000, USER);
+    script.event(Event::Smi { from: Ip(0x5000) });
+    script.event(Event::Sleep(SleepState::C1));
+    script.unit
+}
+
+/// With `COFI_WRITE_SAVED` set, the file is written anew: for a new version of the form, beside the old one.
+#[test]
+fn version_1_is_still_read_and_written() {
+    let example = example();
+    let saved = example.save();
+    if std::env::var_os("COFI_WRITE_SAVED").is_some() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/saved/rtit-v1.bin");
+        std::fs::write(folder, &saved).unwrap();
+        return;
+    }
+    assert_eq!(saved, V1);
+    let restored = Unit::restore(*example.implementation(), V1).unwrap();
+    assert_eq!(restored.save(), V1);
 }
 
 #[test]

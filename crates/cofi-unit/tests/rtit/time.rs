@@ -145,7 +145,10 @@ fn mtc_by_range() {
         assert_eq!(machine.said(), format!("mtc range={range} tsc=1"));
         machine.pass(0, 0xfe << shift);
         machine.conditionals("N");
-        assert_eq!(machine.said(), format!("mtc range={range} tsc=255"));
+        let every: Vec<_> = (2..=255)
+            .map(|bits| format!("mtc range={range} tsc={bits}"))
+            .collect();
+        assert_eq!(machine.said(), every.join(", "));
         machine.pass(0, 1 << shift);
         machine.interrupt(0x2000, KERNEL);
         assert_eq!(
@@ -156,6 +159,19 @@ fn mtc_by_range() {
         machine.pass(0, 1 << shift);
         machine.nop();
         assert_eq!(machine.said(), "");
+    }
+}
+
+#[test]
+fn a_jump_beyond_what_mtcs_can_tell_sends_sts() {
+    for (sts_en, expected) in [
+        (true, "mtc range=0 tsc=1, sts acbr=0 ecbr=0 tsc=32896"),
+        (false, "mtc range=0 tsc=1"),
+    ] {
+        let mut machine = with_ctl(all().with_mtc_en(true).with_sts_en(sts_en));
+        machine.pass(0, 0x101 << 7);
+        machine.nop();
+        assert_eq!(machine.said(), expected);
     }
 }
 
@@ -258,7 +274,12 @@ fn asleep_nothing_counts_and_waking_tells_the_time() {
         machine.pass(1000, 0x1000);
         assert_eq!(machine.read(msr::RTIT_CNTP), 3);
         machine.event(Event::Wake);
-        assert_eq!(machine.said(), "sts acbr=0 ecbr=0 tsc=4096 cycles=3");
+        machine.nop();
+        assert_eq!(
+            machine.said(),
+            "sts acbr=0 ecbr=0 tsc=4096 cycles=3",
+            "and no MTC is owed"
+        );
         machine.pass(4, 0x80);
         machine.nop();
         assert_eq!(machine.said(), "mtc range=0 tsc=33 cycles=4");
@@ -287,6 +308,7 @@ fn the_buffer_drains_before_deep_sleep_and_not_in_light_sleep() {
         machine.event(Event::Sleep(state));
         machine.pass(1000, 0);
         machine.event(Event::Wake);
+        machine.nop();
         let expected = if drained { "tip 0x2000" } else { "" };
         assert_eq!(machine.said(), expected);
         machine.pass(1000, 0);

@@ -35,6 +35,21 @@ impl Thread {
         self.transfer(Transfer::Branch(at), to);
     }
 
+    /// A software interrupt that is an instruction.
+    pub(crate) fn software_interrupt_to(
+        &mut self,
+        clock: VirtualClock,
+        step: &Step,
+        to: Ip,
+        state: ProcessorState,
+    ) {
+        self.buffer.clock = clock.0;
+        let at = self.at(step.ip, &step.insn);
+        self.ip = Some(to);
+        self.state = state;
+        self.transfer(Transfer::Software(at), to);
+    }
+
     /// An interrupt or exception.
     pub(crate) fn event_to(
         &mut self,

@@ -96,7 +96,7 @@ impl Rtit {
         clock: &mut VirtualClock,
         runs: &mut Runs<'_>,
     ) {
-        while let Some(run) = runs.next() {
+        for run in runs.by_ref() {
             clock.ticks(run.instructions());
             buffer.clock = clock.0;
             let at = At {
@@ -150,5 +150,111 @@ impl Rtit {
 
     pub(super) const fn packet_en(&self) -> bool {
         self.unit.packet_en()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Setup, Thread};
+    use super::*;
+    use crate::Entry;
+    use crate::record::Settings;
+    use cofi_insn::{Class, Insn};
+    use cofi_packet::{ExecMode, Listing, rtit};
+    use cofi_perf::{RtitConfig, Subject};
+
+    fn thread(config: RtitConfig) -> Thread {
+        let settings = Settings {
+            file: std::path::PathBuf::new(),
+            raw_output: None,
+            config: config.into(),
+            command_line: Vec::new(),
+            subject: Subject::Processes,
+        };
+        let setup: Setup = settings.setup();
+        Thread::start((1, 1, 0, 0), setup, VirtualClock::new()).expect("the unit takes it")
+    }
+
+    fn insn(class: Class, len: u8) -> Insn {
+        Insn {
+            class,
+            len,
+            target: None,
+            repeats: false,
+        }
+    }
+
+    fn packets(bytes: &[u8]) -> Vec<String> {
+        let mut listing = Listing::<rtit::Rtit>::new();
+        rtit::Packets::new(bytes)
+            .map(|item| listing.next(&item.expect("a packet").raw).to_string())
+            .collect()
+    }
+
+    #[test]
+    fn places_of_changes_and_of_software_interrupts_are_told() {
+        let mut thread = thread(RtitConfig {
+            sts: false,
+            mtc: false,
+            ..RtitConfig::default()
+        });
+        let mut clock = VirtualClock::new();
+        clock.pause();
+        thread.resume_user(clock, Ip(0x1000), ExecMode::Bits64);
+        // A taken branch, which is told before its place is left.
+        thread.retired(clock, Ip(0x1000), &insn(Class::Conditional, 2), Ip(0x1010));
+        thread.mark_begin(clock);
+        clock.pause();
+        thread.mark_end(clock);
+        let entry = Entry::SoftwareInterrupt {
+            ip: Ip(0x1010),
+            insn: insn(Class::SoftwareInterrupt, 1),
+        };
+        thread.enter_kernel(clock, entry);
+        // A fault is at the instruction itself.
+        thread.resume_user(clock, Ip(0x1011), ExecMode::Bits64);
+        thread.enter_kernel(clock, Entry::Event { from: Ip(0x1011) });
+        thread.stop(clock);
+        let wanted = [
+            "psb",
+            "fup.pge 0x1000",
+            "tnt T",
+            "fup.pgd 0x1010",
+            "fup.pge 0x1010",
+            "fup.pgd 0x1011",
+            "fup.pge 0x1011",
+            "fup.pgd 0x1011",
+        ];
+        assert_eq!(packets(&thread.buffer.bytes), wanted);
+    }
+
+    #[test]
+    fn streams_are_cut_at_psbs_wherever_lines_end() {
+        let mut thread = thread(RtitConfig {
+            psb_period: 0,
+            ..RtitConfig::default()
+        });
+        let mut clock = VirtualClock::new();
+        thread.resume_user(clock, Ip(0x1000), ExecMode::Bits64);
+        let jump = insn(Class::IndirectJump, 2);
+        let mut taken = Vec::new();
+        for round in 0..20_000_u64 {
+            clock.tick();
+            // Packets of several sizes, so that PSBs come to stand everywhere in a line.
+            let to = Ip(0x1000 + (round % 3) * 0x1_0000_0000);
+            let from = thread.ip.expect("in user space");
+            thread.retired(clock, from, &jump, to);
+            if thread.waiting() > 10_000
+                && let Some(chunk) = thread.take(false)
+            {
+                assert_eq!(chunk.offset.0, taken.len() as u64);
+                assert!(chunk.bytes.starts_with(&rtit::PSB));
+                taken.extend(chunk.bytes);
+            }
+        }
+        assert!(taken.len() > 40_000, "{}", taken.len());
+        taken.extend(thread.take(true).expect("the rest").bytes);
+        let psbs = packets(&taken).iter().filter(|text| *text == "psb").count();
+        assert!(psbs > 20, "{psbs}");
     }
 }

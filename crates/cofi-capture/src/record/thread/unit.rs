@@ -33,6 +33,10 @@ pub(crate) enum Setup {
 
 /// A trace unit.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a thread has one, and most are of the large kind, which must be fast"
+)]
 pub(super) enum TraceUnit {
     /// Intel PT's.
     Pt(Pt),

@@ -30,10 +30,12 @@ impl Unit {
                 };
                 self.far(client, far);
             }
-            Event::Interrupt { from, to } | Event::Init { from, to } => {
+            Event::Interrupt { from, to } => self.interrupt(client, from, to),
+            Event::Init { from, to } => {
                 self.interrupt(client, from, to);
+                self.init_ip = to.ip;
             }
-            Event::Sipi { to } => self.interrupt(client, self.ip, to),
+            Event::Sipi { to } => self.interrupt(client, self.init_ip, to),
             Event::MovCr3 { at, cr3 } => {
                 let before = self.begin(client, Some(at.next));
                 self.context.cr3 = cr3;
@@ -138,7 +140,7 @@ impl Unit {
         self.context = to.context;
         self.refresh();
         let stops = self.arrive(to.ip, true);
-        self.turn(client, before, self.ip, to.ip, stops);
+        self.turn(client, before, to.ip, to.ip, stops);
         self.extra_pgd(client, before, to.ip, stops);
         self.end(client, before, to.ip, stops, false);
     }

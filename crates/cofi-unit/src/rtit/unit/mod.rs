@@ -13,7 +13,6 @@ use super::implementation::Implementation;
 use super::msr::{self, Events};
 use super::output::{Dice, Output};
 use super::registers::Registers;
-use crate::client::Clock;
 use crate::compress::Results;
 use crate::event::{At, Branch, Retired};
 use crate::registers::Fault;
@@ -38,8 +37,8 @@ pub struct Unit {
     asleep: bool,
     /// Actual and effective core/bus ratio.
     ratios: (u8, u8),
-    /// Where control stood after what was told last, of all but plain instructions.
-    ip: Ip,
+    /// Where INIT led: there SIPI finds the processor.
+    init_ip: Ip,
     timing: Timing,
     /// TNT results that wait for their packet: RTIT_TNT_BUFF.
     tnt: Results,
@@ -100,7 +99,7 @@ impl Unit {
             vmx_root: false,
             asleep: false,
             ratios: (0, 0),
-            ip: Ip(0),
+            init_ip: Ip(0),
             timing: Timing::default(),
             tnt: Results::new(),
             psb_owed: false,
@@ -182,7 +181,6 @@ impl Unit {
         }
         self.refresh();
         if !before.status.trigger_en() && self.regs.status.trigger_en() {
-            self.restart_drain();
             self.psb_on_enable(client);
         }
         if address == msr::RTIT_PKT_CNT {
@@ -334,7 +332,6 @@ impl Unit {
         stops: bool,
         is_indirect: bool,
     ) {
-        self.ip = to;
         if stops {
             self.trace_stop(client);
         }
@@ -359,28 +356,20 @@ impl Unit {
             .with_context_en(self.context_en());
         let status = self.regs.status;
         let packet_en = trigger_en && status.context_en() && status.filter_en();
-        let is_restless =
-            self.buffer.is_some() || status.buffer_overflow() || self.tnt.has(6) || self.asleep;
         let is_range = |id: u64| id <= Events::RANGE0_OR_1;
         let (filter, stop) = (events.filter(), events.trace_stop());
-        let (is_everywhere, stops_everywhere) =
-            (filter == Events::ALWAYS_ON, stop == Events::ALWAYS_ON);
+        let is_everywhere = filter == Events::ALWAYS_ON;
+        // Other than behind a TraceStop, what needs no range is as it should be.
+        let is_settled =
+            is_range(filter) || !status.context_en() || status.filter_en() == is_everywhere;
+        let plain_ahead = is_settled
+            && stop != Events::ALWAYS_ON
+            && !(self.buffer.is_some() || status.buffer_overflow() || self.asleep);
         self.cached = Cached {
             packet_en,
-            plain: !is_restless
-                && packet_en
-                && is_everywhere
-                && !stops_everywhere
-                && !is_range(stop),
-            plain_ahead: !is_restless && !stops_everywhere,
+            plain: plain_ahead && packet_en && is_everywhere && !is_range(stop),
+            plain_ahead,
         };
         self.plan_counts();
-    }
-}
-
-impl Unit {
-    /// The moment of what happens.
-    const fn now(&self) -> Clock {
-        self.timing.now
     }
 }

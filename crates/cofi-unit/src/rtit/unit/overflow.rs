@@ -87,16 +87,11 @@ impl Unit {
         let Some(buffer) = &mut self.buffer else {
             return;
         };
-        let mut left = bytes.min(buffer.bytes.len());
-        while left > 0 {
-            let (first, _) = buffer.bytes.as_slices();
-            let part = &first[..first.len().min(left)];
-            self.output
-                .store(&mut self.regs, &mut self.dice, client, part);
-            let len = part.len();
-            buffer.bytes.drain(..len);
-            left -= len;
-        }
+        let count = bytes.min(buffer.bytes.len());
+        let part = &buffer.bytes.make_contiguous()[..count];
+        self.output
+            .store(&mut self.regs, &mut self.dice, client, part);
+        buffer.bytes.drain(..count);
     }
 
     /// A fence, as a bus lock is one: the line that is being filled is written as far as it goes, and all before it (2.3.2).

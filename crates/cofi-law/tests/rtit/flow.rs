@@ -1,0 +1,353 @@
+//! decode(trace(execution)) = execution, as far as the trace tells; and each instruction's time lies within its bounds.
+
+use super::setups::{config, overflowing, setups, with_errata};
+use super::stream::{around, mode};
+use super::unit::told;
+use cofi_flow::{
+    Errata, Event, FilterRanges, FlowConfig, FlowDecoder, FlowErrorKind, Item, RtitConfig,
+    TraceFormat,
+};
+use cofi_insn::CodeSource;
+use cofi_law::machine::Code;
+use cofi_law::rtit::{Features, Ranges, Record, Setup, Start, Stop, Stretch, TSC_RATIO, run};
+use cofi_packet::Ip;
+use cofi_unit::rtit as unit;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+pub struct Source<'c>(pub &'c [Code]);
+
+impl CodeSource for Source<'_> {
+    fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
+        for code in self.0 {
+            let from = code.bytes_at(ip);
+            if !from.is_empty() {
+                let len = from.len().min(buf.len());
+                buf[..len].copy_from_slice(&from[..len]);
+                return len;
+            }
+        }
+        0
+    }
+}
+
+fn ranges(ranges: &Ranges) -> FilterRanges {
+    let closed: Vec<(Ip, Ip)> = ranges
+        .iter()
+        .map(|(from, to)| (*from, Ip(to.0 - 1)))
+        .collect();
+    FilterRanges::new(&closed)
+}
+
+/// The decoder's switches for the errata of a unit.
+pub fn workarounds(errata: unit::Errata) -> Errata {
+    Errata {
+        rtit_e1: errata.e1,
+        rtit_e2: errata.e2,
+        rtit_e4: errata.e4,
+        rtit_e5: errata.e5,
+        rtit_e6: errata.e6,
+        rtit_e7: errata.e7,
+        rtit_e8: errata.e8,
+        ..Errata::default()
+    }
+}
+
+/// What the decoder is told of a machine.
+pub fn flow_config(setup: &Setup, record: &Record) -> FlowConfig {
+    FlowConfig {
+        format: TraceFormat::Rtit(RtitConfig {
+            cycles: mode(setup),
+            tnt_buff: record.tnt_buff,
+            stop: ranges(&record.stops),
+        }),
+        max_nonturbo_ratio: TSC_RATIO,
+        cr3_filter: record.cr3_filter,
+        filter: ranges(&record.filter),
+        initial_mode: setup.mode,
+        errata: workarounds(setup.choices.errata),
+        ..FlowConfig::default()
+    }
+}
+
+pub fn decoder<'r>(record: &'r Record, config: FlowConfig) -> FlowDecoder<'r, Source<'r>> {
+    FlowDecoder::new(&record.trace, Source(&record.codes), config)
+}
+
+/// Follows a decoder's items along the truth.
+struct Check<'r> {
+    setup: &'r Setup,
+    record: &'r Record,
+    /// The stretches of which packets tell.
+    ahead: VecDeque<(u64, Stretch)>,
+    now: Option<Stretch>,
+    at: usize,
+    /// A gap was told in this stretch.
+    has_gap: bool,
+    recent: VecDeque<(u64, Item)>,
+    /// What the first STS does not tell of the time, as far as is known: how often its 40 bits had gone round.
+    rounds: Vec<i128>,
+    last: u64,
+    timed: usize,
+}
+
+impl<'r> Check<'r> {
+    fn new(setup: &'r Setup, record: &'r Record) -> Result<Self, TestCaseError> {
+        let ahead = told(setup, record).map_err(TestCaseError::fail)?;
+        Ok(Self {
+            setup,
+            record,
+            ahead: ahead.into(),
+            now: None,
+            at: 0,
+            has_gap: false,
+            recent: VecDeque::new(),
+            rounds: vec![0, 1 << 40],
+            last: 0,
+            timed: 0,
+        })
+    }
+
+    fn fail<T>(&self, message: &str) -> Result<T, TestCaseError> {
+        let offset = self.recent.back().map_or(0, |(offset, _)| *offset);
+        let near = around(self.setup, self.record, offset);
+        let recent: Vec<String> = self.recent.iter().map(|it| format!("{it:?}")).collect();
+        Err(TestCaseError::fail(format!(
+            "{message}\nat {} of {:?}\n{:#?}\nnext in truth {:?}\nranges {:?} {:?}\n{near}",
+            self.at,
+            self.now,
+            recent,
+            self.record
+                .truth
+                .get(self.at..(self.at + 3).min(self.record.truth.len())),
+            self.record.filter,
+            self.record.stops,
+        )))
+    }
+
+    /// The stretch that was followed ends.
+    fn close(&mut self, is_last: bool) -> Result<(), TestCaseError> {
+        let Some(stretch) = self.now.take() else {
+            return Ok(());
+        };
+        let known = match stretch.stop {
+            Stop::Told => stretch.to..=stretch.to,
+            Stop::Silent | Stop::Overflow => stretch.told..=stretch.to,
+        };
+        let is_told = self.has_gap || stretch.stop == Stop::Overflow || is_last;
+        if !known.contains(&self.at) || self.at != stretch.to && !is_told {
+            self.now = Some(stretch);
+            return self.fail("the stretch ends too soon, and nothing tells of it");
+        }
+        self.has_gap = false;
+        Ok(())
+    }
+
+    fn open(&mut self, start: Start, ip: Option<Ip>) -> Result<(), TestCaseError> {
+        self.close(false)?;
+        let Some((_, stretch)) = self.ahead.pop_front() else {
+            return self.fail("tracing goes on once too often");
+        };
+        // Where nothing is traced after an overflow, the decoder may know, and say no place.
+        let is_empty = start == Start::Overflow && stretch.from == stretch.to;
+        if stretch.start != start || stretch.ip != ip && !(is_empty && ip.is_none()) {
+            self.now = Some(stretch);
+            return self.fail("tracing goes on otherwise");
+        }
+        (self.at, self.now) = (stretch.from, Some(stretch));
+        Ok(())
+    }
+
+    fn item(&mut self, item: Item) -> Result<(), TestCaseError> {
+        match item {
+            Item::Insn(insn) => {
+                let to = self.now.map_or(0, |stretch| stretch.to);
+                let step = self.record.truth[..to].get(self.at);
+                if self.has_gap
+                    || step.map(|step| step.ip) != Some(insn.ip)
+                    || insn.mode != self.setup.mode
+                {
+                    return self.fail("that did not run");
+                }
+                self.at += 1;
+                Ok(())
+            }
+            Item::Event(Event::Enabled { ip, .. }) => self.open(Start::Enabled, Some(ip)),
+            Item::Event(Event::Overflow { ip }) => self.open(Start::Overflow, ip),
+            Item::Event(_) => Ok(()),
+            Item::Error(error) => {
+                let is_silent = self.now.is_some_and(|it| it.stop == Stop::Silent);
+                if !is_silent || error.kind != FlowErrorKind::UnknownEnd || self.has_gap {
+                    return self.fail("an error");
+                }
+                self.has_gap = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// The time of the instruction that was looked at last.
+    fn time<C: CodeSource>(
+        &mut self,
+        decoder: &mut FlowDecoder<'_, C>,
+    ) -> Result<(), TestCaseError> {
+        prop_assert_eq!(decoder.time_jump(), None);
+        let Some(time) = decoder.time() else {
+            return Ok(());
+        };
+        let truth = self.record.truth[self.at - 1].tsc.0;
+        let latest = time.latest.map_or(i128::MAX, |latest| latest.0.into());
+        let earliest = match time.earliest.0 {
+            // Before that there is no time.
+            0 => i128::MIN,
+            earliest => earliest.into(),
+        };
+        let within = |rounds: &i128| (earliest..=latest).contains(&(i128::from(truth) - rounds));
+        self.rounds.retain(within);
+        if time.tsc.0 < self.last || self.rounds.is_empty() {
+            return self.fail(&format!(
+                "{truth} is not within {time:?}, or that is before {}; {:?}",
+                self.last, self.setup.ctl
+            ));
+        }
+        self.last = time.tsc.0;
+        self.timed += 1;
+        Ok(())
+    }
+}
+
+/// How many instructions were found, and of how many the time is known.
+#[derive(Debug, Default)]
+pub struct Found {
+    pub insns: usize,
+    pub timed: usize,
+    pub gaps: usize,
+    pub stops: usize,
+}
+
+pub fn check(setup: &Setup, record: &Record, config: FlowConfig) -> Result<Found, TestCaseError> {
+    let mut check = Check::new(setup, record)?;
+    let mut found = Found::default();
+    let mut decoder = decoder(record, config);
+    while let Some(item) = decoder.next() {
+        check.recent.push_back((decoder.offset().0, item));
+        if check.recent.len() > 16 {
+            check.recent.pop_front();
+        }
+        check.item(item)?;
+        match item {
+            Item::Insn(_) => {
+                found.insns += 1;
+                check.time(&mut decoder)?;
+            }
+            Item::Error(_) => found.gaps += 1,
+            Item::Event(Event::Stop) => found.stops += 1,
+            Item::Event(_) => {}
+        }
+    }
+    check.close(true)?;
+    if !check.ahead.is_empty() {
+        return check.fail(&format!("the flow ends without {:?}", check.ahead));
+    }
+    found.timed = check.timed;
+    // A TraceStop in an overflow may be lost or come twice; otherwise each is told.
+    let is_exact = !setup.features.has(Features::OVERFLOW);
+    prop_assert!(!is_exact || found.stops == record.trace_stops);
+    Ok(found)
+}
+
+fn check_all(setup: &Setup) -> Result<Found, TestCaseError> {
+    let record = run(setup);
+    check(setup, &record, flow_config(setup, &record))
+}
+
+proptest! {
+    #![proptest_config(config(250))]
+
+    #[test]
+    fn whatever_the_unit_emits_the_decoder_recovers(setup in setups()) {
+        check_all(&setup)?;
+    }
+
+    /// Where nothing is lost and nothing silent there is no gap at all.
+    #[test]
+    fn a_whole_trace_has_no_gap(mut setup in setups()) {
+        setup.features.0 &= !(Features::OVERFLOW.0 | Features::SILENCE.0);
+        let mut again = Setup::random(setup.seed, setup.steps, setup.features);
+        again.choices.pgd_on_disable = true;
+        let record = run(&again);
+        let found = check(&again, &record, flow_config(&again, &record))?;
+        prop_assert_eq!((found.gaps, found.insns), (0, record.truth.len()));
+    }
+
+    /// Without what the trace does not tell, the decoder is as exact, and only time and the place where tracing stopped are known less well.
+    #[test]
+    fn less_is_known_without_ratio_and_stop_ranges(setup in setups()) {
+        let record = run(&setup);
+        let mut config = flow_config(&setup, &record);
+        config.max_nonturbo_ratio = 0;
+        if let TraceFormat::Rtit(rtit) = &mut config.format {
+            rtit.stop = FilterRanges::default();
+        }
+        check(&setup, &record, config)?;
+    }
+
+    /// Errata with a workaround, any of them together; and E3, which needs none.
+    #[test]
+    fn errata_that_are_worked_around_change_nothing(
+        setup in setups(),
+        on in any::<[bool; 6]>(),
+        overflows in any::<bool>(),
+    ) {
+        let [e1, e2, e3, e5, e6, e7] = on;
+        let setup = if overflows { overflowing(setup) } else { setup };
+        let setup = with_errata(setup, unit::Errata { e1, e2, e3, e5, e6, e7, ..Default::default() });
+        check_all(&setup)?;
+    }
+
+    /// E4 lets tracing go on behind a TraceStop packet, which has no effect then.
+    #[test]
+    fn a_trace_stop_in_an_overflow_may_stop_nothing(setup in setups()) {
+        let mut setup = overflowing(setup);
+        setup.features.0 |= Features::STOPS.0;
+        let setup = with_errata(setup, unit::Errata { e4: true, ..Default::default() });
+        check_all(&setup)?;
+    }
+
+    /// Workarounds that no erratum calls for do no harm; but E6 is about the time.
+    #[test]
+    fn workarounds_for_no_reason_do_no_harm(setup in setups(), on in any::<[bool; 4]>()) {
+        let record = run(&setup);
+        let mut config = flow_config(&setup, &record);
+        let [e1, e2, e4, e7] = on;
+        config.errata = workarounds(unit::Errata { e1, e2, e4, e7, ..Default::default() });
+        check(&setup, &record, config)?;
+    }
+}
+
+/// A law over nothing would hold, too: most of what ran is found, and the time of it known.
+#[test]
+fn the_law_is_about_something() {
+    let mut all = Found::default();
+    let mut steps = 0;
+    for seed in 0..120 {
+        let mut features = Features::ALL.0;
+        if seed % 2 == 0 {
+            features &= !Features::OVERFLOW.0;
+        }
+        if seed % 3 == 0 {
+            features &= !(Features::STOPS.0 | Features::RANGES.0);
+        }
+        let setup = Setup::random(seed, 3000, Features(features));
+        let record = run(&setup);
+        let found = check(&setup, &record, flow_config(&setup, &record)).expect("it holds");
+        steps += record.truth.len();
+        all.insns += found.insns;
+        all.timed += found.timed;
+        all.gaps += found.gaps;
+        all.stops += found.stops;
+    }
+    println!("{all:?} of {steps}");
+    assert!(all.insns > steps * 8 / 10 && all.timed > steps / 3);
+    assert!(all.gaps > 100 && all.stops > 100);
+}

@@ -1,0 +1,127 @@
+//! Every way to read a trace tells the same: items, parts, blocks, pieces between PSBs, events without code.
+
+use super::flow::{decoder, flow_config};
+use super::setups::{config, setups};
+use super::stream::packets;
+use crate::kinds::sort;
+use cofi_flow::{EventDecoder, FlowDecoder, Item, Part};
+use cofi_insn::CodeSource;
+use cofi_law::rtit::{Record, Setup, run};
+use cofi_packet::rtit::Kind;
+use cofi_packet::{Ip, StreamOffset};
+use proptest::prelude::*;
+
+fn by_parts<C: CodeSource>(mut decoder: FlowDecoder<'_, C>) -> Vec<Item> {
+    let mut items = Vec::new();
+    while let Some(part) = decoder.next_part() {
+        match part {
+            Part::Run(run) => items.extend(run.iter().map(Item::Insn)),
+            Part::Event(event) => items.push(Item::Event(event)),
+            Part::Error(error) => items.push(Item::Error(error)),
+        }
+    }
+    items
+}
+
+fn levels_agree(setup: &Setup, record: &Record) -> Result<(), TestCaseError> {
+    let config = flow_config(setup, record);
+    let items: Vec<Item> = decoder(record, config).collect();
+    let mut blocks = Vec::new();
+    decoder(record, config).for_each(|item| blocks.push(item));
+    prop_assert!(items == blocks, "blocks tell something else");
+    let parts = by_parts(decoder(record, config));
+    prop_assert!(items == parts, "parts tell something else");
+    Ok(())
+}
+
+fn instructions(items: impl Iterator<Item = Item>) -> (Vec<Ip>, usize) {
+    let mut ips = Vec::new();
+    let mut after_gap = 0;
+    for item in items {
+        match item {
+            Item::Insn(insn) => ips.push(insn.ip),
+            Item::Error(_) => after_gap = ips.len(),
+            Item::Event(_) => {}
+        }
+    }
+    (ips, after_gap)
+}
+
+/// How much of the whole is found in pieces that begin at PSBs: of each, the beginning is missing, as a PSB tells nothing.
+fn pieces(setup: &Setup, record: &Record) -> Result<(usize, usize), TestCaseError> {
+    let config = flow_config(setup, record);
+    let mut cuts: Vec<u64> = packets(setup, &record.trace)
+        .into_iter()
+        .filter(|(_, packet)| packet.kind() == Kind::Psb)
+        .map(|(offset, _)| offset)
+        .collect();
+    let step = cuts.len() / 6 + 1;
+    cuts = cuts.into_iter().step_by(step).collect();
+    cuts.push(record.trace.len() as u64);
+    let (mut found, mut all) = (0, 0);
+    for cut in cuts.windows(2) {
+        let [from, to] = [cut[0], cut[1]].map(StreamOffset);
+        let (whole, _) = instructions(decoder(record, config).within(StreamOffset(0)..to));
+        let (piece, gap) = instructions(decoder(record, config).within(from..to));
+        prop_assert!(
+            whole.ends_with(&piece[gap..]),
+            "from {from} to {to}: {:?}, not {:?}",
+            &piece[gap..],
+            &whole[whole.len().saturating_sub(piece.len() - gap)..]
+        );
+        // In front of a gap there is a part of the whole as well.
+        let mut rest = whole.iter();
+        prop_assert!(piece.iter().all(|ip| rest.any(|it| it == ip)));
+        found += piece.len();
+        all = whole.len();
+    }
+    Ok((found, all))
+}
+
+proptest! {
+    #![proptest_config(config(150))]
+
+    #[test]
+    fn items_are_parts_are_blocks(setup in setups()) {
+        levels_agree(&setup, &run(&setup))?;
+    }
+
+    #[test]
+    fn pieces_are_pieces_of_the_whole(setup in setups()) {
+        pieces(&setup, &run(&setup))?;
+    }
+
+    /// Without code: kind by kind, the same events in the same order at the same addresses.
+    #[test]
+    fn events_are_those_of_the_flow(setup in setups()) {
+        let record = run(&setup);
+        let config = flow_config(&setup, &record);
+        let with_code = sort(decoder(&record, config).filter_map(|item| match item {
+            Item::Event(event) => Some(event),
+            _ => None,
+        }));
+        let told = EventDecoder::new(&record.trace, config);
+        let without = sort(told.filter_map(|told| told.what.ok()));
+        for (kind, events) in &with_code {
+            let same = without.get(kind).map_or(&[][..], Vec::as_slice);
+            prop_assert_eq!(same, events, "{}", kind);
+        }
+        for kind in without.keys() {
+            prop_assert!(with_code.contains_key(kind), "{} only without code", kind);
+        }
+    }
+}
+
+#[test]
+fn most_is_found_in_pieces() {
+    let (mut found, mut all) = (0, 0);
+    for seed in 0..60 {
+        let features = cofi_law::rtit::Features(0x1ff);
+        let setup = Setup::random(seed, 3000, features);
+        let (part, whole) = pieces(&setup, &run(&setup)).expect("it holds");
+        found += part;
+        all += whole;
+    }
+    println!("{found} of {all} instructions are found in pieces");
+    assert!(found > all / 2 && found < all);
+}

@@ -1,0 +1,11 @@
+//! The law for RTIT: whatever the unit emits, the decoder recovers exactly, and there are gaps only where packets were lost or where the
+//! reference has the unit be silent.
+
+mod flow;
+#[path = "../common/kinds.rs"]
+mod kinds;
+mod levels;
+mod muddled;
+mod setups;
+mod stream;
+mod unit;
