@@ -208,6 +208,10 @@ impl RtitTime {
 
     /// No payload of an MTC went round where packets were lost.
     pub(crate) fn settle(&mut self) {
+        if self.missing != Missing::None {
+            // Until then there may have been none at all.
+            self.edge = self.edge.max(self.missing_since.0);
+        }
         self.missing = Missing::None;
     }
 
