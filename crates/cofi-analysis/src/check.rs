@@ -1,8 +1,9 @@
 //! Whether a trace is whole: all its gaps, found by several threads at once.
 //!
-//! Nothing needs to be known across a PSB, so a stream is cut at PSBs into segments, which are decoded apart. Only where a gap
+//! Of Intel PT nothing needs to be known across a PSB, so a stream is cut at PSBs into segments, which are decoded apart. Only where a gap
 //! reaches from one into the next does decoding not come to the cut as it does in the whole stream (damage may hide the PSB): there the
-//! segments are decoded again in one piece, so that what is found does not depend on the cuts.
+//! segments are decoded again in one piece, so that what is found does not depend on the cuts. A PSB of RTIT tells nothing of where
+//! control is: such a stream is decoded in one piece.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -11,11 +12,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
-use cofi_flow::{Item, TimeJump, TimeTracker};
-use cofi_packet::StreamOffset;
-use cofi_packet::intel::{Packet, Packets, sync_forward};
+use cofi_flow::{Item, TimeJump, TraceFormat};
+use cofi_packet::intel::{IntelPt, Packet, Packets, sync_forward};
+use cofi_packet::rtit::Rtit;
+use cofi_packet::{Format, StreamOffset};
 use cofi_session::{Session, Stream};
 
+use crate::clock::each_jump;
 use crate::gap::{Gap, GapFinder, Step};
 
 /// How a trace is checked.
@@ -105,7 +108,7 @@ pub fn check(
         .streams()
         .iter()
         .enumerate()
-        .flat_map(|(number, stream)| segments(number, stream, options.segment))
+        .flat_map(|(number, stream)| segments(session, number, stream, options.segment))
         .collect();
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Found)>> = Mutex::new(Vec::with_capacity(work.len()));
@@ -179,13 +182,17 @@ fn is_plain(bytes: &[u8], psb: usize) -> bool {
 
 /// Cuts a stream at PSBs into segments of about `size` bytes.
 fn segments<'s, 't>(
+    session: &Session<'_>,
     number: usize,
     stream: &'s Stream<'t>,
     size: NonZeroUsize,
 ) -> Vec<Segment<'s, 't>> {
     let bytes = stream.bytes();
     let mut cuts = vec![0];
-    let mut from = size.get();
+    let mut from = match session.flow_config().format {
+        TraceFormat::IntelPt => size.get(),
+        TraceFormat::Rtit(_) => bytes.len(),
+    };
     while let Some(psb) = sync_forward(bytes, from) {
         if is_plain(bytes, psb) {
             cuts.push(psb);
@@ -267,18 +274,11 @@ impl Found {
 
 /// Where in a stream the time goes back.
 fn jumps(session: &Session<'_>, stream: &Stream<'_>) -> Vec<(StreamOffset, TimeJump)> {
-    let mut time = TimeTracker::new(&session.flow_config());
     let mut jumps = Vec::new();
-    for located in Packets::new(stream.bytes()).flatten() {
-        if time.take(&located.packet())
-            && let Some(jump) = time.take_jump()
-        {
-            jumps.push((located.offset, jump));
-            if jumps.len() == StreamCheck::LISTED {
-                break;
-            }
-        }
-    }
+    each_jump(stream.bytes(), &session.flow_config(), |offset, jump| {
+        jumps.push((offset, jump));
+        jumps.len() < StreamCheck::LISTED
+    });
     jumps
 }
 
@@ -289,10 +289,15 @@ fn join(
     segments: &[Segment<'_, '_>],
     mut found: impl Iterator<Item = Found>,
 ) -> StreamCheck {
+    let head = match session.flow_config().format {
+        TraceFormat::IntelPt => IntelPt::find_psb(stream.bytes()),
+        TraceFormat::Rtit(_) => Rtit::find_psb(stream.bytes()),
+    };
+    let head = head.unwrap_or(0);
     let mut check = StreamCheck {
         bytes: stream.len() as u64,
         // Where there is no PSB at all, that is a gap.
-        head: sync_forward(stream.bytes(), 0).unwrap_or(0) as u64,
+        head: head as u64,
         jumps: jumps(session, stream),
         ..StreamCheck::default()
     };

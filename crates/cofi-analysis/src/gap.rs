@@ -1,11 +1,10 @@
 //! Places where a part of a flow is missing, and what is lost at each.
 
-use std::iter::Peekable;
-
-use cofi_flow::{Event, FlowConfig, FlowError, FlowErrorKind, TimeTracker};
-use cofi_packet::intel::{Packet, Packets, sync_backward};
+use cofi_flow::{Event, FlowConfig, FlowError, FlowErrorKind};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
+
+use crate::clock::Clock;
 
 /// Why a part of the flow is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,71 +191,25 @@ impl<'s> GapFinder<'s> {
         Some(gap)
     }
 
-    /// The last time that packets tell before `offset`; with `overflow`, before the last OVF that is not behind it, and where that is.
+    /// The last time that packets tell before `offset`; with `overflow`, before the last overflow that is not behind it, and where that
+    /// is.
     ///
-    /// Worked out from the PSB before alone, so that it is the same whatever was decoded before. From one question to the next it
-    /// goes on where it was, so that many gaps behind one PSB cost no more than one.
+    /// Worked out from one PSB on alone, so that it is the same whatever was decoded before. From one question to the next it goes on
+    /// where it was, so that many gaps behind one PSB cost no more than one.
     fn before(&mut self, offset: StreamOffset, overflow: bool) -> (StreamOffset, Option<Tsc>) {
-        let psb = usize::try_from(offset.0)
-            .ok()
-            .and_then(|offset| sync_backward(self.bytes, offset));
-        let Some(psb) = psb else {
+        let Some(psb) = Clock::psb_before(self.bytes, offset, &self.config) else {
             return (offset, None);
         };
-        let known = self.clock.take().filter(|known| {
-            let behind = known
-                .last
-                .is_none_or(|last| last < offset || overflow && last == offset);
-            known.psb == psb && behind
-        });
+        let known = self.clock.take();
+        let known = known.filter(|known| known.may_go_on_to(psb, offset, overflow));
         let mut clock = known.unwrap_or_else(|| Clock::new(self.bytes, psb, &self.config));
         clock.run_to(offset, overflow);
         let told = if overflow {
             clock.overflow.unwrap_or((offset, None))
         } else {
-            (offset, clock.tracker.now())
+            (offset, clock.now())
         };
         self.clock = Some(clock);
         told
-    }
-}
-
-/// The time as packets from a PSB on tell it.
-#[derive(Debug)]
-struct Clock<'s> {
-    psb: usize,
-    packets: Peekable<Packets<'s>>,
-    tracker: TimeTracker,
-    /// Where the packet taken last begins.
-    last: Option<StreamOffset>,
-    /// The last OVF, and the time before it.
-    overflow: Option<(StreamOffset, Option<Tsc>)>,
-}
-
-impl<'s> Clock<'s> {
-    fn new(bytes: &'s [u8], psb: usize, config: &FlowConfig) -> Self {
-        Self {
-            psb,
-            packets: Packets::starting_at(bytes, StreamOffset(psb as u64)).peekable(),
-            tracker: TimeTracker::new(config),
-            last: None,
-            overflow: None,
-        }
-    }
-
-    /// Takes the packets before `offset` and, if it is to be `inclusive`, the one there; up to bytes that form none.
-    fn run_to(&mut self, offset: StreamOffset, inclusive: bool) {
-        let wanted = |at: StreamOffset| at < offset || inclusive && at == offset;
-        while let Some(Ok(located)) = self.packets.peek()
-            && wanted(located.offset)
-        {
-            let packet: Packet = located.packet();
-            if packet == Packet::Ovf {
-                self.overflow = Some((located.offset, self.tracker.now()));
-            }
-            self.tracker.take(&packet);
-            self.last = Some(located.offset);
-            self.packets.next();
-        }
     }
 }

@@ -18,6 +18,7 @@
 //! ```
 
 mod check;
+mod clock;
 mod count;
 mod gap;
 mod summary;

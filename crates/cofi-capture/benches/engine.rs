@@ -101,7 +101,7 @@ fn recorded(stops: Stops) -> u64 {
     let settings = Settings {
         file: folder.path().join("trace"),
         raw_output: None,
-        config: PtConfig::default(),
+        config: PtConfig::default().into(),
         command_line: Vec::new(),
         subject: cofi_perf::Subject::Processes,
     };

@@ -70,7 +70,12 @@ pub trait MachineObserver: Observer {
     }
     /// A far transfer, which the code shows, led to `to`, where the processor is in this state.
     fn far(&mut self, cpu: Pid, step: &Step, to: Ip, state: ProcessorState);
-    /// An interrupt, an exception or a software interrupt led from `from` to `to`, where the processor is in this state.
+    /// INT n, INT3, INT1 or INTO executed, and led to `to`, where the processor is in this state. Of Intel PT that is an event, of RTIT
+    /// the instruction retired.
+    fn software_interrupt(&mut self, cpu: Pid, step: &Step, to: Ip, state: ProcessorState) {
+        self.event(cpu, step.ip, to, state);
+    }
+    /// An interrupt or an exception led from `from` to `to`, where the processor is in this state.
     fn event(&mut self, cpu: Pid, from: Ip, to: Ip, state: ProcessorState);
     /// `MOV` to CR3 retired.
     fn mov_cr3(&mut self, cpu: Pid, ip: Ip, insn: &Insn, next: Ip, cr3: u64);

@@ -72,7 +72,14 @@ pub enum Entry {
         /// What it is.
         insn: Insn,
     },
-    /// By an event: a fault or software interrupt of the instruction at this address, or an interrupt before it.
+    /// By INT n, INT3, INT1 or INTO, which executed. Of Intel PT that is an event, of RTIT the instruction retired.
+    SoftwareInterrupt {
+        /// Where it stands.
+        ip: Ip,
+        /// What it is.
+        insn: Insn,
+    },
+    /// By an event: a fault of the instruction at this address, or an interrupt before it.
     Event {
         /// The address.
         from: Ip,

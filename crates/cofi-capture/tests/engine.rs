@@ -131,7 +131,9 @@ impl Observer for Law {
                 self.executed.push(ip);
                 self.system_calls += 1;
             }
-            Entry::Event { from } => self.expect(tid, from, "an event"),
+            Entry::SoftwareInterrupt { ip: from, .. } | Entry::Event { from } => {
+                self.expect(tid, from, "an event")
+            }
         }
         self.entries += 1;
         self.threads.insert(tid, Place::Kernel);

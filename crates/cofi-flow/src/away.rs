@@ -6,18 +6,20 @@ use cofi_packet::{ExecMode, Ip};
 
 use crate::decoder::{FlowDecoder, Phase, State, unexpected};
 use crate::events::notes::{Origin, Run};
+use crate::index::NONE;
 use crate::pending::{AtIp, Bound, Pending, PsbPlus, Status};
 use crate::reader::Flow;
 use crate::{Event, Expected, FlowErrorKind};
 
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Tracing is on, from `ip`.
-    fn turn_on(&mut self, ip: Ip) {
+    pub(crate) fn turn_on(&mut self, ip: Ip) {
         self.consumed();
         self.found(Some(ip));
         self.state = State::On;
         self.phase = Phase::Enter;
         self.ip = ip;
+        self.left = (NONE, 0);
         self.body = 0..0;
         self.pending = Pending::None;
         let resumed = self.resume_at.take() == Some(ip);
@@ -29,6 +31,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Tracing is off.
     pub(crate) fn turn_off(&mut self, resume_at: Option<Ip>) {
         self.state = State::Off;
+        self.rtit.knows_paging = false;
         self.phase = Phase::Enter;
         self.body = 0..0;
         self.pending = Pending::None;
@@ -37,7 +40,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Where control is, or that tracing is off, is known again, if it was not.
-    fn found(&mut self, ip: Option<Ip>) {
+    pub(crate) fn found(&mut self, ip: Option<Ip>) {
         if let Some(from) = self.notes.lost_at.take() {
             // Calls and returns may have run meanwhile.
             self.returns.clear();
@@ -47,7 +50,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Tracing turns out to be off.
-    fn found_off(&mut self, ip: Option<Ip>) {
+    pub(crate) fn found_off(&mut self, ip: Option<Ip>) {
         self.consumed();
         self.found(None);
         let bound = core::mem::take(&mut self.bound);
@@ -61,21 +64,26 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.reader.damaged || kind.casts_doubt()
     }
 
-    fn error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
+    pub(crate) fn error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
         self.push_error(ip, kind);
         self.notes.lost_at.get_or_insert(self.read_at);
         self.notes.run = self.reader.run();
         self.notes.was_on = false;
+        self.rtit.knows_paging = false;
         let is_doubtful = self.is_doubtful(kind);
         if is_doubtful {
             self.reader.damaged = true;
             self.reader.doubt = true;
             self.reader.drop_back();
+            if let Some(reading) = &mut self.reader.rtit {
+                reading.distrust();
+            }
             (self.bound.mode, self.bound.tsx) = (None, None);
         }
         // Code may also be missing where another mode's width has cut the address.
         let may_be_cut = matches!(kind, FlowErrorKind::Code(_)) && !self.notes.has_one_mode();
-        self.notes.is_mode_doubtful |= is_doubtful || may_be_cut;
+        // RTIT has no mode packets.
+        self.notes.is_mode_doubtful |= !self.reader.is_rtit() && (is_doubtful || may_be_cut);
         // A packet within a block is a good one, and comes next.
         let is_packet = !matches!(kind, FlowErrorKind::Packet(DecodeError::InBlock { .. }));
         if matches!(kind, FlowErrorKind::Packet(_)) && is_packet && !self.reader.skip_to_psb() {
@@ -132,8 +140,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             Pending::Pge(Some(ip)) if is_sure && self.is_mode_told(ip) => self.turn_on(ip),
             Pending::Pgd(ip) if is_sure => self.found_off(ip),
+            Pending::At {
+                what: AtIp::Far { to: Some(to) },
+                ..
+            } if is_sure => self.turn_on(to),
+            Pending::At {
+                what: AtIp::Pgd { to, .. },
+                ..
+            } if is_sure => self.found_off(to),
             Pending::Overflow => self.overflow(),
+            Pending::OverflowAt(ip) => self.overflow_rtit(ip),
             Pending::End => self.state = State::Done,
+            Pending::Ends(ends) => self.end_unknown(ends),
             Pending::None | Pending::Bad(_) => {}
             Pending::Tip(_) | Pending::At { .. } | Pending::Pge(_) | Pending::Pgd(_) => {
                 // What was bound to it is over.
@@ -141,6 +159,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.apply(Bound { tsx: None, ..bound }, None);
             }
             // They hold from the next address packet on, at the latest.
+            Pending::Paging { cr3, .. } if self.reader.is_rtit() => self.push_paging(cr3),
             Pending::Paging { cr3, nr } => self.bound.paging = Some((cr3, nr)),
             Pending::Vmcs(base) => self.bound.vmcs = Some(base),
             // Where is unknown now; what is not.
@@ -278,7 +297,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.notes.lost_at.get_or_insert(self.read_at);
             }
             Flow::Pge(None) => self.lose(FlowErrorKind::SuppressedIp {
-                packet: Kind::TipPge,
+                packet: Kind::TipPge.into(),
             }),
             // Off it is in any case.
             Flow::Pgd(_) => self.error(None, unexpected(flow, Expected::TipPge)),
@@ -341,7 +360,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         );
     }
 
-    fn lose(&mut self, kind: FlowErrorKind) {
+    pub(crate) fn lose(&mut self, kind: FlowErrorKind) {
         self.state = State::Lost;
         self.returns.clear();
         self.error(None, kind);
@@ -573,10 +592,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>, first: Origin) {
+    pub(crate) fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>, first: Origin) {
         self.consumed();
         self.found(ip);
-        let gives = self.notes.last.unwrap_or(Kind::Fup);
+        let gives = self.notes.last.unwrap_or(Kind::Fup.into());
         self.push_from(Event::Overflow { ip }, first.at(ip, gives));
         let bound = core::mem::take(&mut self.bound);
         let tsx = bound
@@ -601,6 +620,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.state = State::On;
                 self.phase = Phase::Enter;
                 self.ip = ip;
+                self.left = (NONE, 0);
                 self.body = 0..0;
                 self.pending = Pending::None;
                 self.resume_at = None;

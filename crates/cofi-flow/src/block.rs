@@ -144,7 +144,7 @@ impl Cache {
             ip: straight.ip,
             mode: straight.mode,
             plain: self.lens(first..first + usize::from(straight.body)),
-            last: (straight.end == End::Insn).then_some(Executed {
+            last: matches!(straight.end, End::Insn | End::Rtit).then_some(Executed {
                 ip: straight.term_ip,
                 len: straight.len,
                 class: straight.class,

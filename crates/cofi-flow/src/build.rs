@@ -36,10 +36,10 @@ impl Cache {
             let id = self.straight(at, mode, code);
             let run = *self.block(id);
             self.graph.add_part(id);
-            node.insns += run.body + u16::from(run.end == End::Insn);
+            node.insns += run.body + u16::from(matches!(run.end, End::Insn | End::Rtit));
             let (decision, goes_on_at) = match (run.end, run.class) {
                 (End::Split, _) => (Decision::Careful, Some(run.next)),
-                (End::Fault, _) => (Decision::Careful, None),
+                (End::Fault | End::Rtit, _) => (Decision::Careful, None),
                 (End::Insn, Class::DirectJump) => (Decision::Careful, Some(run.target)),
                 (End::Insn, Class::DirectCall) => (Decision::Careful, Some(run.target)),
                 (End::Insn, Class::Conditional) => (Decision::Conditional, None),
@@ -54,7 +54,7 @@ impl Cache {
             };
             // A call to the next instruction only reads the instruction pointer.
             let calls = match run.class {
-                Class::DirectCall => run.target != run.next,
+                Class::DirectCall => run.target != run.next || self.notes_every_call(),
                 Class::IndirectCall => true,
                 _ => false,
             };

@@ -8,6 +8,7 @@ use cofi_packet::{ExecMode, Ip};
 
 use crate::graph::Graph;
 use crate::index::{Index, NONE};
+use crate::{FilterRanges, FlowConfig, TraceFormat};
 
 /// How many plain instructions a straight run holds at most.
 const MAX_BODY: usize = 512;
@@ -21,6 +22,8 @@ pub(crate) enum End {
     Split,
     /// With bytes that are no instruction.
     Fault,
+    /// With an instruction for which RTIT has rules of its own.
+    Rtit,
 }
 
 /// A run of plain instructions and the one that ends it.
@@ -61,19 +64,49 @@ pub(crate) struct Cache {
     limit: usize,
     /// The most instructions of a node.
     pub(crate) longest: u32,
+    /// Of RTIT: the ranges that branches may leave, and those of TraceStop.
+    rtit: Option<[FilterRanges; 2]>,
 }
 
 impl Cache {
-    /// `limit` is in bytes; `longest` is how many instructions may be walked without a packet.
-    pub(crate) fn new(limit: usize, longest: u32) -> Self {
+    pub(crate) fn new(config: &FlowConfig) -> Self {
         Self {
             blocks: Vec::new(),
             lens: Vec::new(),
             index: Index::default(),
             graph: Graph::default(),
-            limit,
-            longest,
+            limit: config.cache_limit,
+            longest: config.max_packetless_run,
+            rtit: match &config.format {
+                TraceFormat::IntelPt => None,
+                TraceFormat::Rtit(rtit) => Some([config.filter, rtit.stop]),
+            },
         }
+    }
+
+    /// Whether a call to the next instruction counts as any other.
+    pub(crate) fn notes_every_call(&self) -> bool {
+        self.rtit.is_some()
+    }
+
+    /// How a straight run ends with an instruction of this class and direct target.
+    fn end(&self, class: Class, target: Option<Ip>) -> End {
+        let Some([filter, stop]) = &self.rtit else {
+            return End::Insn;
+        };
+        let may_end_at = |ip| !filter.contains(ip) || !stop.is_empty() && stop.contains(ip);
+        let has_rules = match class {
+            Class::Conditional | Class::DirectJump | Class::DirectCall => {
+                target.is_some_and(may_end_at)
+            }
+            Class::Return | Class::IndirectJump | Class::IndirectCall => {
+                !filter.is_empty() || !stop.is_empty()
+            }
+            // (INTO may have been no transfer, and been interrupted behind: what a FUP tells of it is told behind it.)
+            Class::MovCr3 => true,
+            class => class.is_far(),
+        };
+        if has_rules { End::Rtit } else { End::Insn }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -195,7 +228,7 @@ impl Cache {
                         at = decoder.ip();
                     }
                     Ok(insn) => {
-                        block.end = End::Insn;
+                        block.end = self.end(insn.class, insn.target);
                         block.len = insn.len;
                         block.class = insn.class;
                         block.next = decoder.ip();
@@ -215,7 +248,7 @@ impl Cache {
         }
         block.body = (self.lens.len() - first) as u16;
         block.term_ip = at;
-        if block.end != End::Insn {
+        if !matches!(block.end, End::Insn | End::Rtit) {
             block.next = at;
         }
         let id = self.blocks.len() as u32;

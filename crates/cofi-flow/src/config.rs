@@ -97,6 +97,11 @@ impl FilterRanges {
         self.ranges.iter().all(Option::is_none)
     }
 
+    /// The ranges.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Ip, Ip)> {
+        self.ranges.iter().flatten().copied()
+    }
+
     /// Whether code at `ip` is traced.
     #[must_use]
     pub fn contains(&self, ip: Ip) -> bool {

@@ -14,7 +14,8 @@ use crate::index::NONE;
 use crate::pending::{Bound, Pending};
 use crate::reader::{Flow, Reader};
 use crate::retstack::ReturnStack;
-use crate::time::{Time, TimeJump, TimeTracker};
+use crate::rtit;
+use crate::time::{Time, TimeJump};
 use crate::walk::Guard;
 use crate::{Executed, Expected, FlowConfig, FlowErrorKind, Item, Part, Run};
 
@@ -100,6 +101,8 @@ pub struct FlowDecoder<'t, C> {
     pub(crate) guard: Guard,
     /// Where control was when tracing went off.
     pub(crate) resume_at: Option<Ip>,
+    /// What RTIT needs beside.
+    pub(crate) rtit: rtit::State,
     /// Where the packet read last began.
     pub(crate) read_at: usize,
     /// Decoding ends at the first PSB from here on.
@@ -129,10 +132,10 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// A decoder of `trace`, the bytes of one packet stream, whose code is in `code`.
     pub fn new(trace: &'t [u8], code: C, config: FlowConfig) -> Self {
         Self {
-            reader: Reader::new(trace, TimeTracker::new(&config), &config.errata),
+            reader: Reader::new(trace, &config),
             code,
-            cache: Cache::new(config.cache_limit, config.max_packetless_run),
-            returns: ReturnStack::new(),
+            cache: Cache::new(&config),
+            returns: ReturnStack::new(&config.format),
             state: State::Start,
             phase: Phase::Enter,
             ip: Ip(0),
@@ -155,6 +158,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             left: (NONE, 0),
             guard: Guard::default(),
             resume_at: None,
+            rtit: rtit::State::new(&config),
             read_at: 0,
             end: usize::MAX,
             offset: 0,
@@ -169,6 +173,10 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// several threads for example: their instructions, one range after the other, are those of the whole stream. A
     /// range that begins in running code begins with an [`Event::Enabled`](crate::Event::Enabled) (and events that tell its mode and paging)
     /// that the whole stream does not have there. Offsets still count from the stream's start.
+    ///
+    /// A PSB of RTIT tells no address, and results that are older may stand behind it. There a range begins with the first packet behind its PSB
+    /// that tells where control is without need of an address before it, and the range before goes on up to that. What remains is that a
+    /// compressed return of a call from before is an error, up to the next packet that tells an address.
     #[must_use]
     pub fn within(mut self, range: core::ops::Range<StreamOffset>) -> Self {
         let usize = |offset: StreamOffset| usize::try_from(offset.0).unwrap_or(usize::MAX);
@@ -196,7 +204,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// Whether a TSC packet has set the time back since this was asked last; of several, the last. It is told as soon as the packet has been
     /// read.
     pub fn time_jump(&mut self) -> Option<TimeJump> {
-        self.reader.time.take_jump()
+        self.reader.take_jump()
     }
 
     /// The core cycles that CYC packets have told of up to the packet used last (33.3.6).
@@ -219,6 +227,11 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// Forgets decoded code. To be called when the code source answers otherwise than before.
     pub fn code_changed(&mut self) {
         self.cache.clear();
+        self.restart_walk();
+    }
+
+    /// The next instruction is looked up anew.
+    pub(crate) fn restart_walk(&mut self) {
         self.body = 0..0;
         self.phase = Phase::Enter;
         self.left = (NONE, 0);
@@ -327,6 +340,8 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     pub(crate) fn go_on(&mut self) {
         match self.state {
             State::On | State::Done => {}
+            State::Off if self.reader.is_rtit() => self.while_off_rtit(),
+            State::Lost if self.reader.is_rtit() => self.while_lost_rtit(),
             State::Off => self.while_off(),
             State::Lost => self.while_lost(),
             State::Start => self.start(),
@@ -371,9 +386,9 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     fn tick(&mut self) {
         if self.clock.timing != self.reader.timing {
             self.clock.timing = self.reader.timing;
-            self.clock.now = self.reader.time.now();
-            self.clock.packet_low = self.reader.time.earliest();
-            self.clock.cycles = self.reader.time.cycles();
+            self.clock.now = self.reader.now();
+            self.clock.packet_low = self.reader.earliest();
+            self.clock.cycles = self.reader.cycles();
         }
     }
 
@@ -393,7 +408,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
 
 pub(crate) fn unexpected(found: Flow, expected: Expected) -> FlowErrorKind {
     FlowErrorKind::Unexpected {
-        found: found.kind(),
+        found: found.kind().into(),
         expected,
     }
 }

@@ -8,7 +8,7 @@ use crate::decoder::FlowDecoder;
 use crate::events::notes::{BoundOrigins, Origin};
 use crate::pending::{Bound, Status};
 use crate::reader::Flow;
-use crate::{Event, FlowError, FlowErrorKind, Item};
+use crate::{Event, FlowError, FlowErrorKind, Item, PacketKind};
 
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// TNT bits, for the walk, or for whoever wants to see them.
@@ -66,7 +66,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     fn apply_bound(&mut self, state: Bound, place: Option<Ip>) {
         // The packet read last gave the address.
-        let gives = self.notes.last.unwrap_or(Kind::Tip);
+        let gives = self.notes.last.unwrap_or(Kind::Tip.into());
         let BoundOrigins {
             mode,
             tsx,
@@ -159,7 +159,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.notes.note(Origin {
             offset: self.read_at,
             ip,
-            tsc: self.reader.time.now(),
+            tsc: self.reader.now(),
             ..Origin::default()
         });
         let packet = match kind {
@@ -180,7 +180,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             let next = self.reader.next();
             self.read_at = self.reader.offset();
             if self.notes.tells {
-                self.note_packet(next.as_ref().and_then(|next| next.as_ref().ok()));
+                let flow = next.as_ref().and_then(|next| next.as_ref().ok());
+                self.note_packet(flow.map(|flow| flow.kind().into()));
             }
             match next {
                 Some(Ok(Flow::Mnt(payload))) => self.push(Event::Maintenance { payload }),
@@ -194,19 +195,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Tells of the timing packets read, and notes where the packet behind them stands.
-    fn note_packet(&mut self, flow: Option<&Flow>) {
+    pub(crate) fn note_packet(&mut self, kind: Option<PacketKind>) {
         while let Some(ticked) = self
             .reader
             .ticks
             .as_mut()
             .and_then(|ticks| ticks.pop_front())
         {
-            let origin = Origin::new(ticked.offset, ticked.tick.kind(), ticked.now);
+            let origin = Origin::new(ticked.offset, ticked.kind, ticked.now);
             self.push_from(Event::Tick(ticked.tick), origin);
         }
-        if let Some(flow) = flow {
-            let kind = flow.kind();
-            self.notes.now = Origin::new(self.read_at, kind, self.reader.time.now());
+        if let Some(kind) = kind {
+            self.notes.now = Origin::new(self.read_at, kind, self.reader.now());
             self.notes.last = Some(kind);
         }
     }

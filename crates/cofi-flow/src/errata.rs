@@ -1,5 +1,7 @@
 //! Published errata of processors that a decoder can work around, each a switch. `docs/errata.md` lists all that were considered.
 
+use cofi_packet::rtit::has_rtit;
+
 use crate::Cpu;
 
 /// One switch of [`Errata`].
@@ -97,7 +99,8 @@ errata! {
     /// Workaround: a FUP.PGD that follows another without a FUP.PGE in between is ignored.
     rtit_e2: "RTIT E2, \"extra RTIT FUP.PGD packets can result from use of IP filtering or TraceStop\"";
     /// Problem: a TraceStop condition during a buffer overflow may leave TraceActive set: the TraceStop packet comes before the FUP.BuffOvf,
-    /// and tracing continues. Workaround: none was identified; such a TraceStop is told, and does not end tracing.
+    /// and tracing continues.
+    /// Workaround: none was identified; such a TraceStop is told, and does not end tracing.
     rtit_e4: "RTIT E4, \"RTIT TraceStop condition detected during buffer overflow may not clear TraceActive\"";
     /// Problem: the TIP of a branch that executed during an overflow may follow the FUP.BuffOvf, with the same IP.
     /// Workaround: a TIP that immediately follows a FUP.BuffOvf and has its IP is ignored.
@@ -109,18 +112,32 @@ errata! {
     /// Workaround: the first MTC that follows the enabling of tracing is ignored.
     rtit_e7: "RTIT E7, \"first MTC packet after RTIT enable may be incorrect\"";
     /// Problem: of the packets that immediately follow a PSB, no more than 21, some may precede or overwrite older packets.
-    /// Workaround: none was identified; where these packets contradict the code or each other, nothing that they tell is relied upon.
+    /// Workaround: none was identified; where these packets contradict the code or each other, what the rest of them tells is not relied
+    /// upon either, and the flow goes on behind them.
     rtit_e8: "RTIT E8, \"some RTIT packets following PSB may be sent out of order or dropped\"";
 }
 
 impl Errata {
     /// The errata of `cpu`, an Intel processor.
     ///
-    /// Known are the processors that libipt 2.1 knows; of others nothing is assumed. No published list at hand tells steppings of one model
-    /// apart, so the stepping decides nothing yet.
+    /// Known are the processors that libipt 2.1 knows, and those that have RTIT; of others nothing is assumed. The stepping tells whether there
+    /// is RTIT; else it decides nothing yet, as no published list at hand tells steppings of one model apart.
     #[must_use]
     pub fn for_cpu(cpu: Cpu) -> Self {
         let mut errata = Self::default();
+        if has_rtit(cpu.family, cpu.model, cpu.stepping) {
+            // The reference lists them for all processors that it is about.
+            return Self {
+                rtit_e1: true,
+                rtit_e2: true,
+                rtit_e4: true,
+                rtit_e5: true,
+                rtit_e6: true,
+                rtit_e7: true,
+                rtit_e8: true,
+                ..errata
+            };
+        }
         let model = match (cpu.family, cpu.model) {
             (6, model) => model,
             // Diamond Rapids, for which the same holds as for the servers before it.
@@ -219,6 +236,17 @@ mod tests {
         let skylake = ["bdm70", "skd007", "skd022", "skd010", "skl014", "skl168"];
         assert_eq!(names(6, 0x5e), skylake);
         assert!(!errata(6, 0x55).skd010 && errata(6, 0x55).skz84);
+        let airmont = |stepping| Cpu {
+            family: 6,
+            model: 0x4c,
+            stepping,
+        };
+        let rtit = [
+            "rtit_e1", "rtit_e2", "rtit_e4", "rtit_e5", "rtit_e6", "rtit_e7", "rtit_e8",
+        ];
+        let names = Errata::for_cpu(airmont(3)).names().collect::<Vec<_>>();
+        assert_eq!(names, rtit);
+        assert_eq!(Errata::for_cpu(airmont(4)), Errata::default());
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use core::fmt;
 
 use cofi_insn::InsnError;
-use cofi_packet::intel::{DecodeError, Kind};
-use cofi_packet::{Ip, StreamOffset};
+use cofi_packet::{DecodeError, Ip, StreamOffset};
 use thiserror::Error;
+
+use crate::PacketKind;
 
 /// Where and why the flow was lost.
 ///
@@ -18,7 +19,7 @@ pub struct FlowError {
     /// The instruction that had been reached, if that is known.
     pub ip: Option<Ip>,
     /// The packet that was being used; none if the bytes form none.
-    pub packet: Option<Kind>,
+    pub packet: Option<PacketKind>,
     /// What is wrong.
     pub kind: FlowErrorKind,
 }
@@ -73,7 +74,7 @@ pub enum FlowErrorKind {
     #[error("found {} where {expected} was expected", found.name())]
     Unexpected {
         /// The packet found.
-        found: Kind,
+        found: PacketKind,
         /// What would have fitted.
         expected: Expected,
     },
@@ -81,7 +82,7 @@ pub enum FlowErrorKind {
     #[error("{} came without an IP", packet.name())]
     SuppressedIp {
         /// The packet.
-        packet: Kind,
+        packet: PacketKind,
     },
     /// The code walked never reaches the address that a packet gives.
     #[error("the code does not lead to {target}, where {} says that control was", packet.name())]
@@ -89,7 +90,7 @@ pub enum FlowErrorKind {
         /// The address.
         target: Ip,
         /// The packet.
-        packet: Kind,
+        packet: PacketKind,
     },
     /// A return that the trace calls compressed, while no call is known to which it could return.
     #[error("a compressed return without a call that it could return from")]
@@ -101,7 +102,7 @@ pub enum FlowErrorKind {
     #[error("the code loops without using up a packet; next is {}", next.name())]
     EndlessLoop {
         /// The packet that the code never gets to.
-        next: Kind,
+        next: PacketKind,
     },
     /// Too much code that needs no packet.
     #[error("{insns} instructions without using up a packet")]
@@ -109,6 +110,9 @@ pub enum FlowErrorKind {
         /// How many instructions were walked.
         insns: u32,
     },
+    /// Of RTIT: tracing was switched off without a packet that tells where (4.2.8). What ran after the last branch is not known.
+    #[error("tracing ended here or later, at a place that no packet tells")]
+    UnknownEnd,
     /// The stream has no PSB, so that no packet boundary in it is known.
     #[error("the stream has no PSB to begin at")]
     NoPsb,
@@ -131,6 +135,7 @@ impl FlowErrorKind {
             Self::ReturnNotTaken => "return-not-taken",
             Self::EndlessLoop { .. } => "endless-loop",
             Self::EndlessCode { .. } => "endless-code",
+            Self::UnknownEnd => "unknown-end",
             Self::NoPsb => "no-psb",
         }
     }
@@ -146,11 +151,14 @@ impl FlowErrorKind {
 
     /// Whether the packets themselves may be wrong, and with them what they were decompressed against.
     ///
-    /// Not if code is missing, or a return goes back to before a loss: a whole trace has these.
+    /// Not if code is missing, a return goes back to before a loss, or tracing ended without a word: a whole trace has these.
     pub(crate) const fn casts_doubt(&self) -> bool {
         !matches!(
             self,
-            Self::Code(InsnError::Truncated { .. }) | Self::EmptyReturnStack | Self::NoPsb
+            Self::Code(InsnError::Truncated { .. })
+                | Self::EmptyReturnStack
+                | Self::UnknownEnd
+                | Self::NoPsb
         )
     }
 }
@@ -189,6 +197,14 @@ pub enum Expected {
     Fup,
     /// Anything but TIP.PGE, as tracing is on.
     TracingOn,
+    /// Of RTIT: FUP.PGE, as tracing is off.
+    FupPge,
+    /// Of RTIT: FUP.FAR or FUP.PGD for a far transfer.
+    FupFar,
+    /// Of RTIT: the TIP that follows a FUP.FAR.
+    FarTarget,
+    /// Of RTIT: FUP.PGD for a branch out of the traced ranges.
+    FupPgd,
 }
 
 impl fmt::Display for Expected {
@@ -203,6 +219,10 @@ impl fmt::Display for Expected {
             Self::PsbPlus => "a packet of PSB+ or PSBEND",
             Self::Fup => "a FUP for the packet before",
             Self::TracingOn => "a packet for code being traced",
+            Self::FupPge => "FUP.PGE, tracing being off,",
+            Self::FupFar => "a FUP.FAR or FUP.PGD for a far transfer",
+            Self::FarTarget => "the TIP of a FUP.FAR",
+            Self::FupPgd => "a FUP.PGD for a branch out of the traced ranges",
         })
     }
 }

@@ -2,9 +2,9 @@
 
 use cofi_insn::{Class, advance};
 use cofi_packet::intel::{BlockType, CfeType, Kind, Packet, TsxState};
-use cofi_packet::{ExecMode, Ip, Tnt, Tsc};
+use cofi_packet::{ExecMode, Ip, Tnt, Tsc, rtit};
 
-use crate::FlowError;
+use crate::{FlowError, PacketKind};
 
 /// One item of the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,6 +173,11 @@ pub enum Event {
         /// Where control went, if the trace may tell.
         ip: Option<Ip>,
     },
+    /// Paging was switched on or off (CR0.PG): linear addresses are physical ones while it is off. Of RTIT; on is what is taken for granted.
+    PagingEnabled {
+        /// Whether it is on from here on.
+        on: bool,
+    },
     /// The page tables changed.
     Paging {
         /// The new CR3, address part.
@@ -334,7 +339,7 @@ pub enum Tick {
         /// The bits, those from MTCFreq on.
         ctc: u8,
     },
-    /// Core cycles since the last such packet (33.4.2.14).
+    /// Core cycles since the last such packet (33.4.2.14); of RTIT, the count that follows a packet (4.2.14).
     Cyc {
         /// How many.
         cycles: u64,
@@ -343,6 +348,22 @@ pub enum Tick {
     Cbr {
         /// The ratio.
         ratio: u8,
+    },
+    /// Of RTIT: the time and the frequency (4.2.13).
+    Sts {
+        /// The lower 40 bits of the hardware's time stamp counter.
+        tsc: u64,
+        /// The actual core:bus ratio.
+        actual: u8,
+        /// What it comes to with clock modulation.
+        effective: u8,
+    },
+    /// Of RTIT: eight bits of the hardware's time stamp counter (4.2.12).
+    MiniTime {
+        /// MTC_Range: the bits are those from 7 + 2 × `range` on.
+        range: u8,
+        /// The bits.
+        tsc: u8,
     },
 }
 
@@ -362,16 +383,18 @@ impl Tick {
         })
     }
 
-    /// The packet's kind.
+    /// The packet's kind. The cycle counts of RTIT belong to packets of many kinds; the kind of Intel PT's packet stands for them.
     #[must_use]
-    pub const fn kind(&self) -> Kind {
-        match self {
+    pub const fn kind(&self) -> PacketKind {
+        PacketKind::IntelPt(match self {
             Self::Tsc(_) => Kind::Tsc,
             Self::Tma { .. } => Kind::Tma,
             Self::Mtc { .. } => Kind::Mtc,
             Self::Cyc { .. } => Kind::Cyc,
             Self::Cbr { .. } => Kind::Cbr,
-        }
+            Self::Sts { .. } => return PacketKind::Rtit(rtit::Kind::Sts),
+            Self::MiniTime { .. } => return PacketKind::Rtit(rtit::Kind::Mtc),
+        })
     }
 }
 

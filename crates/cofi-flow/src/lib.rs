@@ -25,11 +25,39 @@
 //! assert_eq!(ips, [0x1000, 0x1001, 0x1000, 0x1001, 0x1003]);
 //! ```
 //!
+//! # Two formats
+//!
+//! [`FlowConfig::format`] says whether the packets are Intel PT's or those of RTIT, its ancestor, which say less of themselves: the execution
+//! mode, the ranges and whether there are cycle counts must be told beside them. All else is the same.
+//!
+//! ```
+//! use cofi_flow::{FlowConfig, FlowDecoder, Item, RtitConfig, TraceFormat};
+//! use cofi_insn::Segment;
+//! use cofi_packet::{Ip, rtit::PSB};
+//!
+//! // nop; jne to the nop; syscall
+//! let code = Segment { base: Ip(0x1000), bytes: &[0x90, 0x75, 0xfd, 0x0f, 0x05] };
+//! let config = FlowConfig {
+//!     format: TraceFormat::Rtit(RtitConfig::default()),
+//!     ..FlowConfig::default()
+//! };
+//! let mut trace = Vec::from(PSB);
+//! trace.extend([0x84, 0x00, 0x10]); // FUP.PGE 0x1000
+//! trace.extend([0b100 | 0b10, 0x8c, 0x05, 0x10]); // TNT: taken, not taken; FUP.PGD 0x1005
+//! let ips: Vec<u64> = FlowDecoder::new(&trace, code, config)
+//!     .filter_map(|item| match item {
+//!         Item::Insn(insn) => Some(insn.ip.0),
+//!         _ => None,
+//!     })
+//!     .collect();
+//! assert_eq!(ips, [0x1000, 0x1001, 0x1000, 0x1001, 0x1003]);
+//! ```
+//!
 //! # What counts as executed
 //!
 //! Every instruction that retired, once, in order. A repeated string instruction is one entry. An instruction that
 //! faulted is none (its later, successful restart is), and neither is a software interrupt: the trace tells of it
-//! as of a fault. `SYSCALL` and `SYSENTER` are entries.
+//! as of a fault. (RTIT's names the address behind it; there it is an entry.) `SYSCALL` and `SYSENTER` are entries.
 //!
 //! # The caller's duties
 //!
@@ -61,10 +89,13 @@ mod graph;
 mod held;
 mod index;
 mod ipc;
+mod kind;
 pub mod lines;
+mod mode;
 mod pending;
 mod reader;
 mod retstack;
+mod rtit;
 mod time;
 mod walk;
 
@@ -76,4 +107,5 @@ pub use error::{Expected, FlowError, FlowErrorKind};
 pub use event::{ControlEvent, Event, Executed, Item, Part, Run, Tick};
 pub use events::{EventDecoder, PacketKinds, Told};
 pub use ipc::{Ipc, Stretch};
-pub use time::{Time, TimeJump, TimeTracker, VmxTsc};
+pub use kind::PacketKind;
+pub use time::{RtitTime, Time, TimeJump, TimeTracker, VmxTsc};

@@ -5,12 +5,13 @@
 
 use cofi_insn::CodeSource;
 use cofi_packet::intel::{Kind, TsxState};
-use cofi_packet::{ExecMode, Ip};
+use cofi_packet::{ExecMode, Ip, rtit};
 
 use crate::decoder::FlowDecoder;
 use crate::events::notes::Origin;
 use crate::reader::Flow;
-use crate::{Event, Expected, FlowErrorKind};
+use crate::rtit::Ends;
+use crate::{Event, Expected, FlowErrorKind, PacketKind};
 
 /// What the walk has to reach next, once the TNT bits are used up.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +40,10 @@ pub(crate) enum Pending {
     Bad(FlowErrorKind),
     /// No more packets.
     End,
+    /// Of RTIT: packets were lost, and tracing goes on at an address, if it does.
+    OverflowAt(Option<Ip>),
+    /// Of RTIT: tracing ended, or the trace, without a packet that tells where.
+    Ends(Ends),
 }
 
 impl Pending {
@@ -62,14 +67,23 @@ pub(crate) enum AtIp {
     Ptwrite,
     /// A PSB+ tells that control is here.
     Status(Status),
+    /// Of RTIT, FUP.FAR: control goes elsewhere; where is lost if an overflow or the end comes next.
+    Far { to: Option<Ip> },
+    /// Of RTIT, FUP.PGD: tracing goes off, with the address that a TIP behind it tells; or a TraceStop behind it says why.
+    Pgd { to: Option<Ip>, stops: bool },
+    /// Of RTIT: behind a MOV to CR0, which certainly is the one that a PIP is of, or perhaps.
+    Paging { cr3: u64, is_sure: bool },
 }
 
 impl AtIp {
     /// The packet that gave the address, for messages.
-    pub(crate) const fn kind(&self) -> Kind {
+    pub(crate) const fn kind(&self) -> PacketKind {
         match self {
-            AtIp::Status(_) => Kind::PsbEnd,
-            _ => Kind::Fup,
+            AtIp::Status(_) => PacketKind::IntelPt(Kind::PsbEnd),
+            AtIp::Far { .. } => PacketKind::Rtit(rtit::Kind::FupFar),
+            AtIp::Pgd { .. } => PacketKind::Rtit(rtit::Kind::FupPgd),
+            AtIp::Paging { .. } => PacketKind::Rtit(rtit::Kind::Pip),
+            _ => PacketKind::IntelPt(Kind::Fup),
         }
     }
 }
@@ -133,6 +147,9 @@ pub(crate) enum PsbPlus {
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
     pub(crate) fn fetch(&mut self) {
+        if self.reader.is_rtit() {
+            return self.fetch_rtit();
+        }
         loop {
             let flow = match self.next_flow() {
                 Ok(Some(flow)) => flow,
@@ -217,7 +234,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Flow::Mnt(_)
                 | Flow::Fup(_) => {
                     self.pending = Pending::Bad(FlowErrorKind::Unexpected {
-                        found: flow.kind(),
+                        found: flow.kind().into(),
                         expected: Expected::TracingOn,
                     });
                 }
@@ -229,7 +246,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// After a FUP: what it belongs to.
     fn fetch_fup(&mut self, ip: Option<Ip>) {
         let Some(ip) = ip else {
-            self.pending = Pending::Bad(FlowErrorKind::SuppressedIp { packet: Kind::Fup });
+            self.pending = Pending::Bad(FlowErrorKind::SuppressedIp {
+                packet: Kind::Fup.into(),
+            });
             return;
         };
         self.bind_tsx(ip);
@@ -255,7 +274,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let result = self.read_compound_end();
         let last = match result {
             Ok(AtIp::Branch { .. }) => Some(Kind::Tip),
-            Ok(AtIp::Disable { ip: _ }) if self.notes.last == Some(Kind::TipPgd) => {
+            Ok(AtIp::Disable { ip: _ }) if self.notes.last == Some(Kind::TipPgd.into()) => {
                 Some(Kind::TipPgd)
             }
             _ => None,
@@ -272,7 +291,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             match flow {
                 Flow::Pip { .. } | Flow::Vmcs(_) | Flow::ModeExec { .. } => self.bind(flow),
                 Flow::Tip(Some(to)) => return Ok(AtIp::Branch { to }),
-                Flow::Tip(None) => return Err(FlowErrorKind::SuppressedIp { packet: Kind::Tip }),
+                Flow::Tip(None) => {
+                    return Err(FlowErrorKind::SuppressedIp {
+                        packet: Kind::Tip.into(),
+                    });
+                }
                 Flow::Pgd(ip) => return Ok(AtIp::Disable { ip }),
                 // It belongs to the MODE.Exec before it, which tells of RFLAGS.IF while tracing is off.
                 Flow::Fup(_) if self.bound.mode.is_some() => {
@@ -312,7 +335,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         if self.notes.tells && !matches!(status, PsbPlus::Overflow) {
             // Its TSC, if it has one, tells when it was made.
             self.notes.now = Origin {
-                tsc: self.reader.time.now(),
+                tsc: self.reader.now(),
                 ..first
             };
         }
@@ -349,7 +372,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
                 _ => {
                     let kind = FlowErrorKind::Unexpected {
-                        found: flow.kind(),
+                        found: flow.kind().into(),
                         expected: Expected::PsbPlus,
                     };
                     return PsbPlus::Bad(kind);

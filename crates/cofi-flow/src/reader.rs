@@ -9,8 +9,9 @@ use cofi_packet::intel::{
 use cofi_packet::{ExecMode, Ip, Tsc};
 
 use crate::events::notes::Run;
-use crate::time::TimeTracker;
-use crate::{Errata, Tick};
+use crate::rtit::Reading;
+use crate::time::{TimeJump, TimeTracker};
+use crate::{FlowConfig, PacketKind, Tick, TraceFormat};
 
 /// A packet that concerns the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +127,7 @@ impl Flow {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticked {
     pub(crate) offset: usize,
+    pub(crate) kind: PacketKind,
     pub(crate) tick: Tick,
     /// The time that it tells.
     pub(crate) now: Option<Tsc>,
@@ -137,10 +139,12 @@ pub(crate) type Next = Option<Result<Flow, DecodeError>>;
 /// Reads packets in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader<'t> {
-    bytes: &'t [u8],
-    at: usize,
+    pub(crate) bytes: &'t [u8],
+    pub(crate) at: usize,
     /// Where the packet last returned began.
-    offset: usize,
+    pub(crate) offset: usize,
+    /// What it takes to read RTIT; none for Intel PT.
+    pub(crate) rtit: Option<Reading>,
     last_ip: LastIp,
     /// Whether packets since the last PSB may be wrong.
     pub(crate) damaged: bool,
@@ -156,11 +160,11 @@ pub(crate) struct Reader<'t> {
     /// How many packets have been read that concern the time.
     pub(crate) timing: u64,
     /// Up to where a search for the next timing packet went, and what it found.
-    searched: (usize, Option<Tsc>),
+    pub(crate) searched: (usize, Option<Tsc>),
     /// The same for the next TSC or MTC packet: what it tells may bound the time better than a CYC before it.
     ahead: (usize, Option<Tsc>),
     /// Up to here it is certain that MTC packets have not wrapped where packets were lost.
-    settled: usize,
+    pub(crate) settled: usize,
     /// A packet that was read too early and is to be returned again.
     back: Option<(usize, Flow)>,
     /// The timing packets read since they were last taken out; none if nobody wants them.
@@ -170,8 +174,13 @@ pub(crate) struct Reader<'t> {
 }
 
 impl<'t> Reader<'t> {
-    pub(crate) fn new(bytes: &'t [u8], time: TimeTracker, errata: &Errata) -> Self {
+    pub(crate) fn new(bytes: &'t [u8], config: &FlowConfig) -> Self {
+        let rtit = match &config.format {
+            TraceFormat::IntelPt => None,
+            TraceFormat::Rtit(rtit) => Some(Reading::new(rtit, config)),
+        };
         Self {
+            rtit,
             bytes,
             at: 0,
             offset: 0,
@@ -181,16 +190,22 @@ impl<'t> Reader<'t> {
             is_full: false,
             block: Block::Outside,
             block_type: BlockType::GPR,
-            time,
+            time: TimeTracker::new(config),
             timing: 0,
             searched: (0, None),
             ahead: (0, None),
             settled: 0,
             back: None,
             ticks: None,
-            skd007: errata.skd007,
-            skz84: errata.skz84,
+            skd007: config.errata.skd007,
+            skz84: config.errata.skz84,
         }
+    }
+
+    /// Whether the packets are RTIT's.
+    #[inline]
+    pub(crate) fn is_rtit(&self) -> bool {
+        self.rtit.is_some()
     }
 
     /// Where the packet last returned began.
@@ -213,7 +228,11 @@ impl<'t> Reader<'t> {
     pub(crate) fn skip_to_psb(&mut self) -> bool {
         self.back = None;
         self.block = Block::Outside;
-        match sync_forward(self.bytes, self.at) {
+        let psb = match &mut self.rtit {
+            None => sync_forward(self.bytes, self.at),
+            Some(reading) => reading.skip_to_psb(self.bytes, self.at),
+        };
+        match psb {
             Some(psb) => {
                 self.at = psb;
                 true
@@ -249,6 +268,9 @@ impl<'t> Reader<'t> {
 
     /// What the packet last returned means for a TIP that comes next.
     pub(crate) fn run(&self) -> Run {
+        if self.is_rtit() {
+            return Run::Clear;
+        }
         let bytes = self.bytes.get(self.offset..).unwrap_or_default();
         let len = match decode(bytes).map(|raw| raw.packet()) {
             Ok(Packet::Tnt8 { bits }) => bits.len() % 6,
@@ -263,16 +285,52 @@ impl<'t> Reader<'t> {
     }
 
     /// What stands at an offset, for messages.
-    pub(crate) fn kind_at(&self, offset: usize) -> Option<Kind> {
-        let raw = decode(self.bytes.get(offset..)?).ok()?;
-        Some(raw.kind())
+    pub(crate) fn kind_at(&self, offset: usize) -> Option<PacketKind> {
+        let bytes = self.bytes.get(offset..)?;
+        Some(match &self.rtit {
+            None => decode(bytes).ok()?.kind().into(),
+            Some(reading) => reading.kind_of(bytes)?.into(),
+        })
+    }
+
+    /// The estimate of the time when the packet last returned was made.
+    pub(crate) fn now(&self) -> Option<Tsc> {
+        match &self.rtit {
+            None => self.time.now(),
+            Some(reading) => reading.time.now(),
+        }
+    }
+
+    /// No packet that comes is older.
+    pub(crate) fn earliest(&self) -> Tsc {
+        match &self.rtit {
+            None => self.time.earliest(),
+            Some(reading) => reading.time.earliest(),
+        }
+    }
+
+    /// The core cycles told of so far.
+    pub(crate) fn cycles(&self) -> u64 {
+        match &self.rtit {
+            None => self.time.cycles(),
+            Some(reading) => reading.time.cycles(),
+        }
+    }
+
+    pub(crate) fn take_jump(&mut self) -> Option<TimeJump> {
+        match &mut self.rtit {
+            None => self.time.take_jump(),
+            Some(reading) => reading.time.take_jump(),
+        }
     }
 
     /// The time by which everything read so far had happened, as the next timing packet tells that can.
     ///
     /// Searches ahead, but each part of the stream only twice.
     pub(crate) fn latest(&mut self) -> Option<Tsc> {
-        if self.searched.0 <= self.at {
+        if self.searched.0 <= self.at && self.is_rtit() {
+            self.searched = self.search_rtit();
+        } else if self.searched.0 <= self.at {
             if self.ahead.0 <= self.at {
                 self.ahead = self.search(true);
             }
@@ -357,6 +415,9 @@ impl<'t> Reader<'t> {
     pub(crate) fn next_short_tnt(&mut self) -> Option<(u64, u8)> {
         if self.back.is_some() || self.block != Block::Outside {
             return None;
+        }
+        if self.is_rtit() {
+            return self.next_tnt_rtit();
         }
         let mut byte = *self.bytes.get(self.at)?;
         while byte == 0 {
@@ -445,6 +506,7 @@ impl<'t> Reader<'t> {
                 {
                     ticks.push_back(Ticked {
                         offset: self.offset,
+                        kind: tick.kind(),
                         tick,
                         now: self.time.now(),
                     });
@@ -614,11 +676,14 @@ mod tests {
     use alloc::vec::Vec;
 
     use super::*;
-    use crate::FlowConfig;
+    use crate::Errata;
 
     fn kinds(bytes: &[u8], errata: &Errata) -> Vec<Option<Kind>> {
-        let time = TimeTracker::new(&FlowConfig::default());
-        let mut reader = Reader::new(bytes, time, errata);
+        let config = FlowConfig {
+            errata: *errata,
+            ..FlowConfig::default()
+        };
+        let mut reader = Reader::new(bytes, &config);
         core::iter::from_fn(|| reader.next())
             .take(8)
             .map(|next| next.ok().map(|flow| flow.kind()))

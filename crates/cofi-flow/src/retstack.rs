@@ -1,7 +1,8 @@
-//! The stack of return addresses by which compressed returns are resolved (33.4.2.2).
+//! The stack of return addresses by which compressed returns are resolved (33.4.2.2), and RTIT's one return address (4.2.3.2).
 
 use cofi_packet::Ip;
 
+use crate::TraceFormat;
 use crate::index::NONE;
 
 const DEPTH: usize = 64;
@@ -13,14 +14,20 @@ pub(crate) struct ReturnStack {
     /// Where the next address goes.
     top: usize,
     len: usize,
+    /// One; of RTIT, which keeps a single address that returns do not use up, zero.
+    step: usize,
 }
 
 impl ReturnStack {
-    pub(crate) const fn new() -> Self {
+    pub(crate) const fn new(format: &TraceFormat) -> Self {
         Self {
             slots: [(Ip(0), NONE); DEPTH],
             top: 0,
             len: 0,
+            step: match format {
+                TraceFormat::IntelPt => 1,
+                TraceFormat::Rtit(_) => 0,
+            },
         }
     }
 
@@ -32,7 +39,7 @@ impl ReturnStack {
     #[inline]
     pub(crate) fn push_site(&mut self, ip: Ip, site: u32) {
         self.slots[self.top % DEPTH] = (ip, site);
-        self.top = (self.top + 1) % DEPTH;
+        self.top = (self.top + self.step) % DEPTH;
         self.len = (self.len + 1).min(DEPTH);
     }
 
@@ -43,8 +50,11 @@ impl ReturnStack {
 
     #[inline]
     pub(crate) fn pop_site(&mut self) -> Option<(Ip, u32)> {
-        self.len = self.len.checked_sub(1)?;
-        self.top = (self.top + DEPTH - 1) % DEPTH;
+        if self.len == 0 {
+            return None;
+        }
+        self.len -= self.step;
+        self.top = (self.top + DEPTH - self.step) % DEPTH;
         Some(self.slots[self.top % DEPTH])
     }
 
@@ -64,7 +74,7 @@ mod tests {
 
     #[test]
     fn keeps_the_youngest_64() {
-        let mut stack = ReturnStack::new();
+        let mut stack = ReturnStack::new(&TraceFormat::IntelPt);
         assert_eq!(stack.pop(), None);
         for ip in 0..100 {
             stack.push(Ip(ip));
@@ -76,5 +86,17 @@ mod tests {
         stack.push(Ip(7));
         stack.clear();
         assert_eq!(stack.pop(), None);
+    }
+
+    #[test]
+    fn rtit_keeps_the_last_one() {
+        let mut last = ReturnStack::new(&TraceFormat::Rtit(Default::default()));
+        assert_eq!(last.pop(), None);
+        for ip in 0..100 {
+            last.push(Ip(ip));
+            assert_eq!((last.pop(), last.pop()), (Some(Ip(ip)), Some(Ip(ip))));
+        }
+        last.clear();
+        assert_eq!(last.pop(), None);
     }
 }

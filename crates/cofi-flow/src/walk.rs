@@ -9,7 +9,7 @@ use crate::decoder::{FlowDecoder, Phase, State, unexpected};
 use crate::index::NONE;
 use crate::pending::{AtIp, Bound, Pending};
 use crate::reader::Flow;
-use crate::{Event, Executed, Expected, FlowErrorKind, Item};
+use crate::{Event, Executed, Expected, FlowErrorKind, Item, PacketKind};
 
 /// How many blocks are tried to see whether code leads somewhere.
 const MAX_TRIED: usize = 256;
@@ -74,7 +74,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 Pending::None => {
                     self.fetch();
                     self.heed_bdm64();
-                    if !self.out.is_empty() {
+                    let looks_again = self.reader.is_rtit() && self.tnt_len == 0;
+                    if looks_again || !self.out.is_empty() {
                         return;
                     }
                 }
@@ -97,12 +98,26 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     return self.apply_status(status);
                 }
                 Pending::Bad(kind) => return self.fail(kind),
+                Pending::OverflowAt(ip) => {
+                    self.note_used();
+                    return self.overflow_rtit(ip);
+                }
+                Pending::Ends(ends) => match self.walk_to_end(ends) {
+                    Some(end) => stop = end,
+                    None => return,
+                },
+                Pending::Pge(_) if self.reader.is_rtit() => {
+                    return self.switched_on_again();
+                }
                 Pending::Pge(_) => {
                     let kind = FlowErrorKind::Unexpected {
-                        found: Kind::TipPge,
+                        found: Kind::TipPge.into(),
                         expected: Expected::TracingOn,
                     };
                     return self.fail(kind);
+                }
+                Pending::Paging { cr3, .. } if self.reader.is_rtit() => {
+                    stop = self.find_mov_cr0(cr3);
                 }
                 Pending::Tip(_)
                 | Pending::Pgd(_)
@@ -152,11 +167,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Pending::Vmcs(_)
                 | Pending::Ptwrite { .. }
                 | Pending::End
+                | Pending::Ends(_)
         )
     }
 
     /// The walk has come to the address that a packet gave.
     pub(crate) fn arrive(&mut self, ip: Ip, what: AtIp) {
+        if matches!(
+            what,
+            AtIp::Far { .. } | AtIp::Pgd { .. } | AtIp::Paging { .. }
+        ) {
+            return self.arrive_rtit(ip, what);
+        }
         self.consumed();
         self.pending = Pending::None;
         let bound = core::mem::take(&mut self.bound);
@@ -220,6 +242,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.bound = bound;
                 self.apply_status(status);
             }
+            // See above.
+            AtIp::Far { .. } | AtIp::Pgd { .. } | AtIp::Paging { .. } => {}
         }
     }
 
@@ -229,7 +253,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn finish(&mut self, id: u32) -> Option<Executed> {
         let block = *self.cache.block(id);
         match block.end {
-            End::Insn => {}
+            End::Insn | End::Rtit => {}
             End::Split => {
                 self.phase = Phase::Enter;
                 return None;
@@ -245,6 +269,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             class: block.class,
             mode: self.mode,
         };
+        if block.end == End::Rtit {
+            return self.finish_rtit(&block, insn);
+        }
         match block.class {
             Class::Conditional => self.conditional(&block, insn),
             Class::DirectJump | Class::DirectCall => self.direct(&block, insn),
@@ -301,26 +328,26 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// Control goes on at `ip`, by way 0 (falling through) or 1 (branching).
     #[inline]
-    fn move_on(&mut self, ip: Ip, way: usize) {
+    pub(crate) fn move_on(&mut self, ip: Ip, way: usize) {
         self.ip = ip;
         self.left.1 = way;
         self.phase = Phase::Enter;
     }
 
     #[inline]
-    fn go(&mut self, insn: Executed, ip: Ip, way: usize) -> Option<Executed> {
+    pub(crate) fn go(&mut self, insn: Executed, ip: Ip, way: usize) -> Option<Executed> {
         self.move_on(ip, way);
         Some(insn)
     }
 
     /// What is pending has happened.
-    fn use_pending(&mut self) {
+    pub(crate) fn use_pending(&mut self) {
         self.consumed();
         self.pending = Pending::None;
     }
 
     /// The instruction has executed and took tracing with it.
-    fn disable(&mut self, insn: Executed, next: Ip, ip: Option<Ip>) -> Option<Executed> {
+    pub(crate) fn disable(&mut self, insn: Executed, next: Ip, ip: Option<Ip>) -> Option<Executed> {
         self.end_tracing(next, ip);
         Some(insn)
     }
@@ -335,7 +362,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     #[inline]
-    fn take_bit(&mut self) -> bool {
+    pub(crate) fn take_bit(&mut self) -> bool {
         let taken = self.tnt >> 63 == 1;
         self.tnt <<= 1;
         self.tnt_len -= 1;
@@ -361,7 +388,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    fn direct(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
+    pub(crate) fn direct(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         if let (Pending::Pgd(ip), 0) = (self.pending, self.tnt_len) {
             let filter = &self.config.filter;
             let leaves = match ip {
@@ -377,18 +404,20 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
         }
         // A call to the next instruction only reads the instruction pointer.
-        if block.class == Class::DirectCall && block.target != block.next {
+        let is_call = block.class == Class::DirectCall;
+        if is_call && (block.target != block.next || self.cache.notes_every_call()) {
             self.returns.push(block.next);
         }
         if self.guard.jump(block.target) {
             let next = match self.pending {
-                _ if self.tnt_len != 0 => Kind::Tnt8,
-                Pending::Tip(_) => Kind::Tip,
-                Pending::Pgd(_) => Kind::TipPgd,
-                Pending::Paging { .. } => Kind::Pip,
-                Pending::Vmcs(_) => Kind::Vmcs,
-                Pending::Ptwrite { .. } => Kind::Ptw,
-                _ => Kind::Fup,
+                _ if self.reader.is_rtit() => self.pending_kind_rtit(),
+                _ if self.tnt_len != 0 => Kind::Tnt8.into(),
+                Pending::Tip(_) => Kind::Tip.into(),
+                Pending::Pgd(_) => Kind::TipPgd.into(),
+                Pending::Paging { .. } => Kind::Pip.into(),
+                Pending::Vmcs(_) => Kind::Vmcs.into(),
+                Pending::Ptwrite { .. } => Kind::Ptw.into(),
+                _ => Kind::Fup.into(),
             };
             self.endless(FlowErrorKind::EndlessLoop { next });
             return None;
@@ -398,14 +427,26 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// The walk never ends: the end of the stream, if no packet is left, and an error otherwise.
     fn endless(&mut self, kind: FlowErrorKind) {
-        if self.tnt_len == 0 && matches!(self.pending, Pending::End) {
-            self.state = State::Done;
-        } else {
-            self.fail(kind);
+        match self.pending {
+            Pending::End if self.tnt_len == 0 => self.state = State::Done,
+            // It went round until something ended it.
+            Pending::Ends(ends) if self.tnt_len == 0 => self.end_unknown(ends),
+            _ => self.fail(kind),
         }
     }
 
     fn near_return(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
+        if let (Pending::Pgd(ip), 0) = (self.pending, self.tnt_len) {
+            self.returns.pop();
+            return self.disable(insn, block.next, ip);
+        }
+        let ip = self.return_target()?;
+        self.go(insn, ip, 1)
+    }
+
+    /// Where a return led.
+    #[inline]
+    pub(crate) fn return_target(&mut self) -> Option<Ip> {
         if self.tnt_len != 0 {
             if !self.take_bit() {
                 self.fail(FlowErrorKind::ReturnNotTaken);
@@ -419,17 +460,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 // The stack holds no more than the mode's width of what a wider caller may have pushed.
                 ip = Ip(ip.0 & 0xffff_ffff);
             }
-            return self.go(insn, ip, 1);
+            return Some(ip);
         }
         match self.pending {
             Pending::Tip(Some(ip)) => {
                 self.use_pending();
                 self.returns.pop();
-                self.go(insn, ip, 1)
-            }
-            Pending::Pgd(ip) => {
-                self.returns.pop();
-                self.disable(insn, block.next, ip)
+                Some(ip)
             }
             _ => {
                 self.need(Expected::TntOrTip);
@@ -440,6 +477,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// The target of an indirect branch for which the processor deferred the TIP: behind TNT bits that are not used yet.
     fn deferred_tip(&mut self) -> Result<Ip, FlowErrorKind> {
+        if self.reader.is_rtit() {
+            return Err(FlowErrorKind::Unexpected {
+                found: self.pending_kind_rtit(),
+                expected: Expected::Tip,
+            });
+        }
         match self.next_flow()? {
             Some(Flow::Tip(Some(ip))) => {
                 self.consumed();
@@ -451,47 +494,55 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 Err(kind)
             }
             None => Err(FlowErrorKind::Unexpected {
-                found: Kind::Tnt8,
+                found: Kind::Tnt8.into(),
                 expected: Expected::Tip,
             }),
         }
     }
 
     fn indirect(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
-        let target = if self.tnt_len != 0 {
+        if let (Pending::Pgd(ip), 0) = (self.pending, self.tnt_len) {
+            return self.disable(insn, block.next, ip);
+        }
+        let target = self.indirect_target()?;
+        if block.class == Class::IndirectCall {
+            self.returns.push(block.next);
+        }
+        self.go(insn, target, 1)
+    }
+
+    /// Where an indirect branch led.
+    pub(crate) fn indirect_target(&mut self) -> Option<Ip> {
+        if self.tnt_len != 0 {
             match self.deferred_tip() {
-                Ok(ip) => ip,
+                Ok(ip) => Some(ip),
                 Err(FlowErrorKind::Unexpected {
-                    found: Kind::Ovf, ..
+                    found: PacketKind::IntelPt(Kind::Ovf),
+                    ..
                 }) => {
                     // The TIP was lost, and what the remaining bits tell lies behind it.
                     self.tnt_len = 0;
                     self.phase = Phase::Enter;
                     self.fetch();
-                    return None;
+                    None
                 }
                 Err(kind) => {
                     self.fail(kind);
-                    return None;
+                    None
                 }
             }
         } else {
             match self.pending {
                 Pending::Tip(Some(ip)) => {
                     self.use_pending();
-                    ip
+                    Some(ip)
                 }
-                Pending::Pgd(ip) => return self.disable(insn, block.next, ip),
                 _ => {
                     self.need(Expected::Tip);
-                    return None;
+                    None
                 }
             }
-        };
-        if block.class == Class::IndirectCall {
-            self.returns.push(block.next);
         }
-        self.go(insn, target, 1)
     }
 
     fn far(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
@@ -569,12 +620,16 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// A branch lacks its packet: gives up on what waits for another instruction, or else on the flow.
-    fn need(&mut self, expected: Expected) {
+    pub(crate) fn need(&mut self, expected: Expected) {
         match self.pending {
             Pending::None => {
                 self.fetch();
             }
             // No instruction has claimed these: so they came of themselves.
+            Pending::Paging { cr3, .. } if self.reader.is_rtit() => {
+                self.use_pending();
+                self.push_paging(cr3);
+            }
             Pending::Paging { cr3, nr } => {
                 self.use_pending();
                 self.apply(
@@ -610,20 +665,29 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     packet: what.kind(),
                 });
             }
-            Pending::Overflow | Pending::Status(_) => self.phase = Phase::Enter,
+            Pending::Overflow | Pending::OverflowAt(_) | Pending::Status(_) => {
+                self.phase = Phase::Enter;
+            }
+            Pending::Ends(ends) => {
+                if !self.take_late_bit(ends, expected) {
+                    self.end_unknown(ends);
+                }
+            }
             Pending::Bad(kind) => self.fail(kind),
             Pending::End => self.state = State::Done,
-            Pending::Tip(None) => self.fail(FlowErrorKind::SuppressedIp { packet: Kind::Tip }),
+            Pending::Tip(None) => self.fail(FlowErrorKind::SuppressedIp {
+                packet: self.tip_kind(),
+            }),
             Pending::Tip(_) => self.fail(FlowErrorKind::Unexpected {
-                found: Kind::Tip,
+                found: self.tip_kind(),
                 expected,
             }),
             Pending::Pgd(_) => self.fail(FlowErrorKind::Unexpected {
-                found: Kind::TipPgd,
+                found: Kind::TipPgd.into(),
                 expected,
             }),
             Pending::Pge(_) => self.fail(FlowErrorKind::Unexpected {
-                found: Kind::TipPge,
+                found: Kind::TipPge.into(),
                 expected,
             }),
         }

@@ -2,12 +2,10 @@
 
 mod common;
 
-use cofi_flow::{
-    Cpu, Errata, Event, EventDecoder, FlowConfig, FlowDecoder, FlowErrorKind, Item, Part,
-};
+use cofi_flow::{Cpu, Errata, FlowConfig, FlowDecoder};
 use cofi_insn::{CodeSource, Segment};
 use cofi_packet::Ip;
-use cofi_packet::intel::DecodeError;
+use common::any::{branchy, check, check_events, check_ways};
 use common::packets;
 use proptest::prelude::*;
 
@@ -39,25 +37,6 @@ fn words() -> impl Strategy<Value = String> {
     prop::collection::vec(word, 0..60).prop_map(|words| words.join(" "))
 }
 
-/// Code in which branches of all kinds are frequent and land nearby.
-fn branchy() -> impl Strategy<Value = Vec<u8>> {
-    let piece = prop_oneof![
-        6 => Just(vec![0x90]),
-        4 => any::<u8>().prop_map(|to| vec![0x75, to & 0x0f | if to & 0x40 == 0 { 0 } else { 0xf0 }]),
-        2 => any::<u8>().prop_map(|to| vec![0xeb, to & 0x0f | if to & 0x40 == 0 { 0 } else { 0xf0 }]),
-        2 => (0_u8..32).prop_map(|to| vec![0xe8, to, 0, 0, 0]),
-        2 => Just(vec![0xc3]),
-        1 => Just(vec![0xff, 0xe0]),
-        1 => Just(vec![0xff, 0xd0]),
-        1 => Just(vec![0x0f, 0x05]),
-        1 => Just(vec![0x0f, 0x22, 0xd8]),
-        1 => Just(vec![0x48, 0xcf]),
-        1 => Just(vec![0x0f, 0x01, 0xc2]),
-        1 => any::<[u8; 3]>().prop_map(Vec::from),
-    ];
-    prop::collection::vec(piece, 1..48).prop_map(|pieces| pieces.concat())
-}
-
 fn configs() -> impl Strategy<Value = FlowConfig> {
     let models = prop_oneof![
         Just(0x4f),
@@ -80,78 +59,6 @@ fn configs() -> impl Strategy<Value = FlowConfig> {
         cache_limit,
         ..FlowConfig::default()
     })
-}
-
-/// Decodes and checks what must hold of any flow.
-fn check(trace: &[u8], code: impl CodeSource, config: FlowConfig) -> Result<(), TestCaseError> {
-    // At most one run of packetless code for each branch that a trace of this length can tell of, and the last.
-    let bound = (trace.len() as u64 * 6 + 2) * (u64::from(config.max_packetless_run) + 4);
-    let mut decoder = FlowDecoder::new(trace, code, config);
-    let (mut items, mut offset, mut on) = (0_u64, 0, None);
-    while let Some(item) = decoder.next() {
-        items += 1;
-        prop_assert!(items <= bound, "no end after {} items", items);
-        prop_assert!(decoder.offset().0 >= offset, "offsets go back");
-        offset = decoder.offset().0;
-        match item {
-            Item::Insn(insn) => {
-                prop_assert!(
-                    on != Some(false),
-                    "an instruction while tracing is off: {}",
-                    insn.ip
-                );
-                prop_assert!((1..=15).contains(&insn.len));
-            }
-            Item::Event(Event::Enabled { .. }) => on = Some(true),
-            Item::Event(Event::Overflow { ip }) => on = Some(ip.is_some()),
-            Item::Event(Event::Disabled { .. } | Event::AsyncDisabled { .. }) => on = Some(false),
-            Item::Event(_) => {}
-            Item::Error(error) => {
-                prop_assert!(error.offset.0 <= trace.len() as u64);
-                prop_assert!(!error.to_string().is_empty());
-                // A block without its end costs nothing else.
-                let is_block = matches!(
-                    error.kind,
-                    FlowErrorKind::Packet(DecodeError::InBlock { .. })
-                );
-                on = on.map(|on| on && is_block);
-            }
-        }
-    }
-    prop_assert!(decoder.next().is_none(), "goes on after its end");
-    Ok(())
-}
-
-/// Binds packets without code and checks what must hold of anything told.
-fn check_events(trace: &[u8], config: FlowConfig) -> Result<(), TestCaseError> {
-    // A packet tells little: itself, up to four states that were bound to it, what waited for it.
-    let bound = trace.len() * 8 + 16;
-    let mut told = 0;
-    for item in EventDecoder::new(trace, config)
-        .with_branches()
-        .with_ticks()
-    {
-        told += 1;
-        prop_assert!(told <= bound, "no end after {} events", told);
-        prop_assert!(item.offset.0 <= trace.len() as u64);
-        match item.what {
-            Ok(_) => {
-                let first = item.packets.iter().next();
-                prop_assert!(first.is_some(), "{:?}", item);
-                let size = trace.len() as u64 - item.offset.0;
-                prop_assert!(size > 0, "{:?}", item);
-                let from = usize::try_from(item.offset.0).expect("within the trace");
-                // The first packet stands where it is said to. (Items of blocks look like TNTs to who does not know the block.)
-                if let (Ok(raw), Some(first)) = (cofi_packet::intel::decode(&trace[from..]), first)
-                    && first != cofi_packet::intel::Kind::Bip
-                {
-                    prop_assert_eq!(raw.kind(), first, "{:?}", item);
-                }
-            }
-            Err(error) => prop_assert!(!error.to_string().is_empty()),
-        }
-    }
-    Ok(())
 }
 
 proptest! {
@@ -198,97 +105,11 @@ proptest! {
         check(&trace, Everywhere(pattern), config)?;
     }
 
-    /// Runs hold what single items hold, in the same order.
+    /// Runs and blocks hold what single items hold, in the same order.
     #[test]
-    fn parts_are_items(words in words(), bytes in branchy(), config in configs()) {
+    fn all_ways_through_a_flow_give_the_same(words in words(), bytes in branchy(), config in configs()) {
         let trace = packets(&format!("psb fup:1000 psbend {words}"));
-        let code = Segment { base: Ip(0x1000), bytes: &bytes };
-        let mut parts = Vec::new();
-        let mut decoder = FlowDecoder::new(&trace, code, config);
-        while let Some(part) = decoder.next_part() {
-            match part {
-                Part::Run(run) => parts.extend(run.iter().map(Item::Insn)),
-                Part::Event(event) => parts.push(Item::Event(event)),
-                Part::Error(error) => parts.push(Item::Error(error)),
-            }
-        }
-        let items: Vec<Item> = FlowDecoder::new(&trace, code, config).collect();
-        prop_assert_eq!(&parts, &items);
-
-        // All ways mixed.
-        let mut mixed = Vec::new();
-        let mut decoder = FlowDecoder::new(&trace, code, config);
-        loop {
-            if mixed.len() % 5 == 0 {
-                match decoder.blocks(|block| mixed.extend(block.iter().map(Item::Insn))) {
-                    Some(item) => mixed.push(item),
-                    None => break,
-                }
-                continue;
-            }
-            if mixed.len() % 3 == 0 {
-                match decoder.next() {
-                    Some(item) => mixed.push(item),
-                    None => break,
-                }
-                continue;
-            }
-            match decoder.next_part() {
-                Some(Part::Run(run)) => mixed.extend(run.iter().map(Item::Insn)),
-                Some(Part::Event(event)) => mixed.push(Item::Event(event)),
-                Some(Part::Error(error)) => mixed.push(Item::Error(error)),
-                None => break,
-            }
-        }
-        prop_assert_eq!(mixed, items);
-    }
-
-    /// Blocks hold what single items hold, in the same order, and are all whole; internal iteration gives the same.
-    #[test]
-    fn blocks_are_items(words in words(), bytes in branchy(), config in configs()) {
-        let trace = packets(&format!("psb fup:1000 psbend {words}"));
-        let code = Segment { base: Ip(0x1000), bytes: &bytes };
-        let items: Vec<Item> = FlowDecoder::new(&trace, code, config).collect();
-        let mut offsets = Vec::new();
-        let mut decoder = FlowDecoder::new(&trace, code, config);
-        while let Some(item) = decoder.next() {
-            offsets.push((item, decoder.offset()));
-        }
-
-        let (mut blocks, mut ends) = (Vec::new(), Vec::new());
-        let mut decoder = FlowDecoder::new(&trace, code, config);
-        loop {
-            let item = decoder.blocks(|block| {
-                let insns: Vec<_> = block.iter().collect();
-                assert_eq!(insns.len(), block.len());
-                assert_eq!(insns[0].ip, block.ip());
-                assert!(insns.iter().all(|insn| insn.mode == block.mode()));
-                if let Some(last) = block.last() {
-                    assert_eq!(insns.last(), Some(&last));
-                }
-                let mut each = Vec::new();
-                block.for_each(|insn| each.push(insn));
-                assert_eq!(each, insns);
-                blocks.extend(insns.into_iter().map(Item::Insn));
-                ends.push((blocks.len() - 1, block.offset()));
-            });
-            match item {
-                Some(item) => {
-                    ends.push((blocks.len(), decoder.offset()));
-                    blocks.push(item);
-                }
-                None => break,
-            }
-        }
-        prop_assert_eq!(&blocks, &items);
-        for (index, offset) in ends {
-            prop_assert_eq!(offsets[index].1, offset, "of item {}, {:?}", index, offsets[index].0);
-        }
-        let folded = FlowDecoder::new(&trace, code, config).fold(Vec::new(), |mut list, item| {
-            list.push(item);
-            list
-        });
-        prop_assert_eq!(folded, items);
+        check_ways(&trace, Segment { base: Ip(0x1000), bytes: &bytes }, config)?;
     }
 
     /// A small cache that is emptied all the time changes nothing.

@@ -5,34 +5,7 @@ mod common;
 use cofi_flow::{Event, EventDecoder, FlowConfig, FlowDecoder, Item, Told};
 use cofi_insn::Segment;
 use cofi_packet::Ip;
-use common::{event_word, hex, matches, packets};
-
-/// Something told, as a word: the event, the address if the event itself has no place for it, the packets.
-fn word(told: &Told) -> String {
-    match told.what {
-        Err(error) => format!("error({error})").replace(' ', "_"),
-        Ok(event) => {
-            let bare = matches!(
-                event,
-                Event::Paging { .. }
-                    | Event::ExecMode { .. }
-                    | Event::Vmcs { .. }
-                    | Event::Mwait { .. }
-                    | Event::Pwre { .. }
-                    | Event::Pwrx { .. }
-                    | Event::EventData { .. }
-                    | Event::BlockItem { .. }
-            );
-            let place = match (told.ip, bare) {
-                (Some(ip), true) => format!("@{:x}", ip.0),
-                (None, true) => "@-".into(),
-                (_, false) => String::new(),
-            };
-            let packets = told.packets.to_string().replace(' ', "+");
-            format!("{}{place}[{packets}]", event_word(event))
-        }
-    }
-}
+use common::{hex, matches, packets, told_word};
 
 fn told(trace: &str) -> Vec<Told> {
     let trace = packets(trace);
@@ -50,7 +23,7 @@ fn packets_are_bound_as_the_manual_says() {
             Some(("case", text)) => name = text,
             Some(("trace", text)) => trace = text,
             Some(("told", wanted)) => {
-                let found: Vec<String> = told(trace).iter().map(word).collect();
+                let found: Vec<String> = told(trace).iter().map(told_word).collect();
                 let found = found.join(" ");
                 cases += 1;
                 if !matches(&found, wanted) {
@@ -70,7 +43,7 @@ fn offsets_are_those_of_first_packets_and_times_those_of_the_timing_packets_befo
     let text = "psb tsc:1000 psbend mode:32 pge:1000 cfe:1 tsc:2000 fup:1002 pip:5000 tip:2000";
     let seen: Vec<(String, u64, Option<u64>)> = told(text)
         .iter()
-        .map(|told| (word(told), told.offset.0, told.tsc.map(|tsc| tsc.0)))
+        .map(|told| (told_word(told), told.offset.0, told.tsc.map(|tsc| tsc.0)))
         .collect();
     let seen: Vec<(&str, u64, Option<u64>)> = seen
         .iter()

@@ -139,8 +139,8 @@ pub enum ErrorKind {
         limit: usize,
     },
     /// The AUXTRACE_INFO record is of another kind of trace.
-    #[error("AUXTRACE_INFO of type {found}: not Intel PT (type 1)")]
-    NotIntelPt {
+    #[error("AUXTRACE_INFO of type {found}: neither Intel PT (type 1) nor RTIT")]
+    OtherTrace {
         /// The type found.
         found: u32,
     },

@@ -6,7 +6,8 @@
 //! - [`Writer`] writes a file that stock perf decodes (`perf script --itrace=i1i`), record by record, without keeping
 //!   them in memory.
 //! - [`File`] reads a file that lies in memory or is mapped: its events ([`Attr`]), features, and [`Records`].
-//! - [`PtConfig`] is the trace's configuration in the form of Linux's `intel_pt` PMU, as bits and as text.
+//! - [`PtConfig`] is the trace's configuration in the form of Linux's `intel_pt` PMU, as bits and as text; [`RtitConfig`] that
+//!   of RTIT, of which Linux and perf know nothing ([`TraceInfo::rtit`]).
 //! - [`TimeConv`] is the one place where the timestamp counter becomes perf's time, and back.
 //!
 //! # What reading promises
@@ -40,7 +41,7 @@
 //!
 //! let mut bytes = std::io::Cursor::new(Vec::new());
 //! let options = Options {
-//!     config: PtConfig::default(),
+//!     config: PtConfig::default().into(),
 //!     time: TimeConv { shift: 31, mult: 1 << 30, zero: 0 },
 //!     tsc_ctc_ratio: (80, 1),
 //!     max_nonturbo_ratio: 20,
@@ -75,12 +76,12 @@ mod reader;
 mod time;
 mod writer;
 
-pub use config::{ConfigError, PtConfig};
+pub use config::{ConfigError, PtConfig, RtitConfig, TraceConfig};
 pub use constants::{CpuMode, Feature, Misc, RecordKind, SampleType};
 pub use error::{Error, ErrorKind, WriteError};
 pub use reader::{
-    Attr, AuxFlags, Body, BuildId, File, IdEntry, IntelPtInfo, Record, Records, SampleId,
-    ShortClock,
+    Attr, AuxFlags, Body, BuildId, File, IdEntry, Record, Records, RtitInfo, SampleId, ShortClock,
+    TraceInfo,
 };
 pub use time::{PerfTime, TimeConv};
 pub use writer::{Mmap2, Options, Subject, Task, Writer};

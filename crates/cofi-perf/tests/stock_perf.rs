@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cofi_packet::{StreamOffset, Tsc};
-use cofi_perf::{Body, Feature, File, Mmap2, Options, PerfTime, PtConfig, Task, TimeConv, Writer};
+use cofi_perf::{
+    Body, Feature, File, Mmap2, Options, PerfTime, PtConfig, RtitConfig, Task, TimeConv,
+    TraceConfig, Writer,
+};
 use support::{Parts, raw_frame};
 
 const TASK: Task = Task {
@@ -94,6 +97,10 @@ impl Program {
 
     /// The perf.data file; not finished: as it is when the recorder is killed.
     fn trace(&self, name: &str, config: PtConfig, finish: bool) -> PathBuf {
+        self.trace_of(name, config.into(), &self.packets(config), finish)
+    }
+
+    fn trace_of(&self, name: &str, config: TraceConfig, packets: &[u8], finish: bool) -> PathBuf {
         let options = Options {
             config,
             time: TIME,
@@ -118,14 +125,13 @@ impl Program {
             prot: 5,
             path: self.path.as_os_str().as_encoded_bytes(),
         };
-        let packets = self.packets(config);
         let mut write = || {
             writer.comm(TASK, b"three", true, before)?;
             writer.mmap2(TASK, &map, before)?;
             writer.itrace_start(TASK, before)?;
             writer.finished_round()?;
             writer.aux(TASK, StreamOffset(0), packets.len() as u64, 0, time)?;
-            writer.auxtrace(0, TASK.tid, StreamOffset(0), BEGIN.0, &packets)?;
+            writer.auxtrace(0, TASK.tid, StreamOffset(0), BEGIN.0, packets)?;
             writer.exit(TASK, PerfTime(time.0 + 1000))?;
             writer.finished_round()
         };
@@ -219,6 +225,33 @@ fn perf_decodes_what_was_written() {
         file.records()
             .any(|record| record.is_ok_and(|record| matches!(record.body, Body::Auxtrace { .. })))
     );
+}
+
+/// perf knows nothing of RTIT: it says so, and takes nothing for Intel PT.
+#[test]
+fn perf_refuses_rtit() {
+    let Some(program) = Program::build() else {
+        return;
+    };
+    // Packets of RTIT that would be some of Intel PT: PSB, FUP.PGE, FUP.PGD.
+    let packets = [
+        0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0x84, 0x00, 0x10, 0x8c, 0x05, 0x10,
+    ];
+    let file = program.trace_of("rtit", RtitConfig::default().into(), &packets, true);
+    for arguments in [["script", "--itrace=i1i"], ["script", "-D"]] {
+        let output = Command::new("perf")
+            .args(arguments)
+            .arg("-i")
+            .arg(&file)
+            .env("HOME", "/nonexistent")
+            .output()
+            .expect("perf runs");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(errors.contains("failed to process type: 70"), "{errors}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(!text.contains("PERF_RECORD_AUXTRACE size"), "{text}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use cofi_perf::{Body, Feature, File, IntelPtInfo, PerfTime, Record};
+use cofi_perf::{Body, Feature, File, PerfTime, Record, TraceInfo};
 
 use crate::stream::StreamKey;
 use crate::timeline::{Entry, Task, What};
@@ -123,7 +123,7 @@ impl Attribution {
     pub(crate) fn take(
         &mut self,
         record: &Record<'_>,
-        info: Option<IntelPtInfo>,
+        info: Option<TraceInfo>,
         is_machine: bool,
         entries: &mut Vec<Entry<'_>>,
     ) {

@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use cofi_perf::{AuxFlags, Body, File, IntelPtInfo, Record};
+use cofi_packet::ExecMode;
+use cofi_perf::{AuxFlags, Body, File, Record, TraceInfo};
 
 use crate::error::Diagnostic;
 use crate::perf::Contents;
@@ -20,6 +21,8 @@ pub(crate) struct Streams<'t> {
     announced: BTreeMap<StreamKey, u64>,
     /// Processors whose stream holds one thread, and those it created, only.
     only_thread: BTreeMap<u32, u32>,
+    /// From which byte of each on code runs in another mode, as AUX records of RTIT tell.
+    modes: BTreeMap<StreamKey, Vec<(u64, ExecMode)>>,
 }
 
 impl<'t> Streams<'t> {
@@ -28,7 +31,7 @@ impl<'t> Streams<'t> {
         &mut self,
         record: &Record<'_>,
         file: &File<'t>,
-        info: Option<IntelPtInfo>,
+        info: Option<TraceInfo>,
         contents: &mut Contents<'_, 't>,
     ) {
         match record.body {
@@ -90,7 +93,7 @@ impl<'t> Streams<'t> {
         stream: StreamKey,
         (offset, size, flags): (u64, u64, AuxFlags),
         record: &Record<'_>,
-        info: Option<IntelPtInfo>,
+        info: Option<TraceInfo>,
         contents: &mut Contents<'_, 't>,
     ) {
         let end = offset.saturating_add(size);
@@ -122,6 +125,13 @@ impl<'t> Streams<'t> {
         if flags.contains(AuxFlags::TRUNCATED) && !info.is_some_and(|info| info.by_cofi) {
             self.streams.entry(stream).or_default().lost_at.push(end);
         }
+        if info.is_some_and(|info| info.rtit.is_some()) {
+            let modes = self.modes.entry(stream).or_default();
+            let before = modes.last().map_or(ExecMode::Bits64, |(_, mode)| *mode);
+            if before != flags.mode() {
+                modes.push((offset, flags.mode()));
+            }
+        }
         if let Some(before) = self.announced.insert(stream, end).filter(|at| *at < offset) {
             contents.diagnostics.push(Diagnostic::Unannounced {
                 stream,
@@ -140,6 +150,30 @@ impl<'t> Streams<'t> {
         &self.only_thread
     }
 
+    /// From which byte of each stream on code runs in another mode than before it; at first that is 64-bit mode.
+    pub(crate) fn take_modes(&mut self) -> BTreeMap<StreamKey, Vec<(u64, ExecMode)>> {
+        std::mem::take(&mut self.modes)
+    }
+
+    /// Takes away what the last piece of each stream is padded with, where zeros are no packets: behind what AUX records tell of.
+    pub(crate) fn without_padding(mut self) -> Self {
+        for (key, stream) in &mut self.streams {
+            let last = stream.pieces.iter_mut().max_by_key(|piece| piece.offset);
+            let end = self.announced.get(key);
+            if let (Some(piece), Some(end)) = (last, end)
+                && let Some(len) = end.checked_sub(piece.offset)
+                && let Some(padding) = piece
+                    .bytes
+                    .get(usize::try_from(len).unwrap_or(usize::MAX)..)
+                && padding.len() < 8
+                && padding.iter().all(|byte| *byte == 0)
+            {
+                piece.narrow(0..piece.bytes.len() - padding.len());
+            }
+        }
+        self
+    }
+
     /// The streams that have packets.
     pub(crate) fn finish(self) -> Vec<(StreamKey, RawStream<'t>)> {
         let streams = self.streams.into_iter();
@@ -148,7 +182,7 @@ impl<'t> Streams<'t> {
 }
 
 /// The stream that a record of the kernel's is about.
-fn key_of(record: &Record<'_>, info: Option<IntelPtInfo>) -> Option<StreamKey> {
+fn key_of(record: &Record<'_>, info: Option<TraceInfo>) -> Option<StreamKey> {
     let per_cpu = info.is_some_and(|info| info.per_cpu);
     match (per_cpu, record.id.cpu, record.id.task) {
         (true, Some(cpu), _) => Some(StreamKey::Cpu(cpu)),

@@ -137,8 +137,8 @@ pub enum Diagnostic {
         /// How many.
         count: u64,
     },
-    /// The file is of a trace other than Intel PT.
-    #[error("the file holds no Intel PT trace")]
+    /// The file is of a trace other than Intel PT or RTIT.
+    #[error("the file holds no trace of Intel PT or RTIT")]
     NoTrace,
 }
 

@@ -9,7 +9,7 @@ use cofi_flow::{
 use cofi_image::{ImageView, Paging, Place};
 use cofi_insn::CodeSource;
 use cofi_packet::intel::{Packet, Packets};
-use cofi_packet::{Ip, StreamOffset};
+use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_perf::PerfTime;
 
 use crate::clock::Clock;
@@ -74,6 +74,8 @@ pub struct ThreadFlow<'s> {
     /// That was told.
     told: bool,
     config: FlowConfig,
+    /// From which byte on code runs in another mode, where packets do not tell it.
+    modes: &'s [(StreamOffset, ExecMode)],
     parts: Parts<'s>,
     /// The decoder of the part that comes next, at whose beginning something is missing.
     next: Option<FlowDecoder<'s, ImageView<'s>>>,
@@ -82,6 +84,7 @@ pub struct ThreadFlow<'s> {
 impl<'s> ThreadFlow<'s> {
     pub(crate) fn new(
         pieces: &'s Pieces<'_>,
+        modes: &'s [(StreamOffset, ExecMode)],
         config: FlowConfig,
         cursor: Cursor<'s>,
         time: Option<Clock>,
@@ -91,6 +94,7 @@ impl<'s> ThreadFlow<'s> {
         let mut this = Self {
             decoder: FlowDecoder::new(&[], cursor.view(), config),
             config,
+            modes,
             cursor,
             time,
             unsettled: false,
@@ -127,6 +131,7 @@ impl<'s> ThreadFlow<'s> {
         if let Some(part) = self.parts.next() {
             self.decoder = FlowDecoder::new(part.bytes, view, self.config).within(part.range);
             self.cursor.assume(part.task);
+            self.settle_mode();
         }
     }
 
@@ -281,6 +286,7 @@ impl<'s> ThreadFlow<'s> {
             self.paging = Paging::default();
             self.switched = true;
         });
+        self.settle_mode();
         let mut switched = crossed.is_some();
         if std::mem::take(&mut self.switched) {
             let is_machine = self.subject == Subject::Machine;
@@ -315,6 +321,18 @@ impl<'s> ThreadFlow<'s> {
         if changed {
             self.decoder.code_changed();
         }
+    }
+
+    /// Tells the decoder the mode of the code that comes next.
+    fn settle_mode(&mut self) {
+        if self.modes.is_empty() {
+            return;
+        }
+        let offset = self.decoder.offset();
+        let count = self.modes.partition_point(|(from, _)| *from <= offset);
+        let told = count.checked_sub(1).map(|index| self.modes[index].1);
+        let mode = told.unwrap_or(self.config.initial_mode);
+        self.decoder.assume_mode(mode);
     }
 
     /// A guest runs from now on, or does no longer. Whether that is another state.

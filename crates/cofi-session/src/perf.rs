@@ -1,9 +1,12 @@
 //! What a session needs of a perf.data file.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cofi_flow::{Cpu, FlowConfig};
-use cofi_perf::{Attr, Body, CpuMode, Feature, File, IntelPtInfo, PerfTime, Record};
+use cofi_flow::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
+use cofi_packet::ExecMode;
+use cofi_packet::rtit::Mode;
+use cofi_perf::{Attr, Body, CpuMode, Feature, File, PerfTime, Record, RtitInfo, TraceInfo};
 
 use crate::attribution::Attribution;
 use crate::aux::Streams;
@@ -29,6 +32,8 @@ pub(crate) struct Contents<'f, 't> {
     pub(crate) only_guests: bool,
     /// Code that was mapped before anything else.
     pub(crate) modules: Vec<Module>,
+    /// From which byte of a stream on code runs in another mode, where packets do not tell it.
+    pub(crate) modes: BTreeMap<StreamKey, Vec<(u64, ExecMode)>>,
     /// Other files of which the trace consists, that were read.
     pub(crate) parts: Vec<PathBuf>,
     /// What the file tells of the code besides where it was mapped.
@@ -48,6 +53,7 @@ impl Contents<'_, '_> {
             is_guest: false,
             only_guests: false,
             modules: Vec::new(),
+            modes: BTreeMap::new(),
             parts: Vec::new(),
             code: Known::default(),
         }
@@ -97,7 +103,7 @@ pub(crate) fn read<'f, 't>(file: &'f File<'t>, flow: FlowConfig) -> Contents<'f,
 /// What has been read so far of a file.
 struct Reading<'f, 't> {
     file: &'f File<'t>,
-    info: Option<IntelPtInfo>,
+    info: Option<TraceInfo>,
     /// The trace is of a machine, as this project's recorder makes it.
     is_machine: bool,
     streams: Streams<'t>,
@@ -248,6 +254,9 @@ impl<'f, 't> Reading<'f, 't> {
             Some(info) => {
                 contents.is_guest = self.is_machine;
                 contents.only_guests = !self.is_machine && attr.is_some_and(Attr::is_guest_only);
+                if let Some(registers) = info.rtit {
+                    rtit(&registers, contents);
+                }
                 let config = attr.map(|attr| attr.config);
                 contents.flow.mtc_freq = info.mtc_freq(config.unwrap_or(0));
                 contents.flow.tsc_art_ratio = info.tsc_ctc_ratio;
@@ -269,14 +278,47 @@ impl<'f, 't> Reading<'f, 't> {
         }
         self.runs
             .finish(&mut contents.entries, self.streams.only_thread());
-        contents.streams = self.streams.finish();
+        contents.modes = self.streams.take_modes();
+        let streams = match self.info.and_then(|info| info.rtit) {
+            Some(_) => self.streams.without_padding(),
+            None => self.streams,
+        };
+        contents.streams = streams.finish();
         self.contents
+    }
+}
+
+/// What the registers of RTIT tell.
+fn rtit(registers: &RtitInfo, contents: &mut Contents<'_, '_>) {
+    let flow = &mut contents.flow;
+    // What the user knows of the end of the trace stays.
+    let given = match flow.format {
+        TraceFormat::Rtit(given) => given,
+        TraceFormat::IntelPt => RtitConfig::default(),
+    };
+    flow.format = TraceFormat::Rtit(RtitConfig {
+        cycles: match registers.is_cycle_accurate() {
+            true => Mode::CycleAccurate,
+            false => Mode::Plain,
+        },
+        stop: FilterRanges::new(&registers.stop()),
+        ..given
+    });
+    flow.filter = FilterRanges::new(&registers.filter());
+    flow.cr3_filter = registers.has_cr3_filter();
+    let (family, model, stepping) = registers.processor;
+    if family != 0 {
+        contents.cpu = Some(Cpu {
+            family,
+            model,
+            stepping,
+        });
     }
 }
 
 /// Whether a file was made by this project's recorder: it says so; older ones are known by the ids of their events, which
 /// the kernel never gives.
-fn is_ours(file: &File<'_>, info: IntelPtInfo) -> bool {
+fn is_ours(file: &File<'_>, info: TraceInfo) -> bool {
     let ids = file.attrs().iter().map(|attr| attr.ids.as_slice());
     info.by_cofi || ids.eq([[1].as_slice(), &[2]])
 }

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use cofi_flow::{Cpu, Errata, FlowConfig};
+use cofi_flow::{Cpu, Errata, FlowConfig, RtitConfig};
 use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
     RawSpec, Version, Within, load_elf, load_raw,
 };
-use cofi_packet::StreamOffset;
+use cofi_packet::{ExecMode, StreamOffset};
 use cofi_perf::{File, TimeConv};
 
 use crate::clock::Clock;
@@ -30,6 +30,8 @@ pub enum TraceFormat {
     Perf,
     /// Bare Intel PT packets.
     Pt,
+    /// Bare RTIT packets, of which nothing but [`SessionOptions::format`] tells.
+    Rtit,
     /// The description of a bundle of LLDB, `trace.json`.
     Lldb,
 }
@@ -141,6 +143,8 @@ pub struct Stream<'t> {
     task: Task,
     name: Option<String>,
     pieces: Pieces<'t>,
+    /// From which byte on code runs in another mode, where packets do not tell it.
+    modes: Vec<(StreamOffset, ExecMode)>,
 }
 
 impl Stream<'_> {
@@ -230,11 +234,15 @@ impl<'t> Session<'t> {
                 file = File::parse(bytes)?;
                 perf::read(&file, options.flow)
             }
-            TraceFormat::Pt => {
+            format @ (TraceFormat::Pt | TraceFormat::Rtit) => {
+                let mut flow = options.flow;
+                if format == TraceFormat::Rtit && flow.format == cofi_flow::TraceFormat::IntelPt {
+                    flow.format = cofi_flow::TraceFormat::Rtit(RtitConfig::default());
+                }
                 let whole = vec![Piece::new(0, bytes)];
                 Contents {
                     streams: vec![(StreamKey::Only, whole.into())],
-                    ..Contents::new(options.flow)
+                    ..Contents::new(flow)
                 }
             }
         };
@@ -263,6 +271,7 @@ impl<'t> Session<'t> {
             is_guest,
             only_guests,
             modules,
+            mut modes,
             parts,
             code,
         } = contents;
@@ -336,6 +345,9 @@ impl<'t> Session<'t> {
                 },
             }));
             timeline.place_marks(key, |offset| pieces.place(offset));
+            let modes = modes.remove(&key).unwrap_or_default().into_iter();
+            let modes = modes.map(|(offset, mode)| (pieces.place(offset), mode));
+            let modes = modes.collect();
             let task = Cursor::new(&timeline, key).task();
             let name = key
                 .tid()
@@ -346,6 +358,7 @@ impl<'t> Session<'t> {
                 task,
                 name,
                 pieces,
+                modes,
             });
         }
         Ok(Self {
@@ -451,7 +464,15 @@ impl<'t> Session<'t> {
             streams: &self.streams,
             known: &self.has_host,
         };
-        ThreadFlow::new(&stream.pieces, self.flow, cursor, self.time, subject, host)
+        ThreadFlow::new(
+            &stream.pieces,
+            &stream.modes,
+            self.flow,
+            cursor,
+            self.time,
+            subject,
+            host,
+        )
     }
 
     /// What the packets of one stream of this session tell by themselves, without any code.

@@ -61,7 +61,7 @@ impl<'t> Piece<'t> {
     }
 
     /// Takes bytes away from the beginning and the end.
-    fn narrow(&mut self, range: Range<usize>) {
+    pub(crate) fn narrow(&mut self, range: Range<usize>) {
         match &mut self.bytes {
             Cow::Borrowed(bytes) => *bytes = &bytes[range],
             Cow::Owned(bytes) => {

@@ -34,7 +34,7 @@ impl Recording {
 
     fn of(config: PtConfig, subject: Subject) -> Self {
         let options = Options {
-            config,
+            config: config.into(),
             time: TIME,
             tsc_ctc_ratio: (80, 1),
             max_nonturbo_ratio: 20,
@@ -276,7 +276,7 @@ fn other_files_are_refused_with_a_reason() {
     let writer = Writer::new(
         Cursor::new(Vec::new()),
         Options {
-            config: PtConfig::default(),
+            config: PtConfig::default().into(),
             time: TIME,
             tsc_ctc_ratio: (80, 1),
             max_nonturbo_ratio: 20,

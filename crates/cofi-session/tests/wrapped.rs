@@ -37,7 +37,8 @@ fn wrap(folder: &Path, case: &Value) -> Vec<u8> {
             tsc: false,
             mtc: false,
             ..PtConfig::default()
-        },
+        }
+        .into(),
         time: TimeConv {
             shift: 31,
             mult: 1 << 30,

@@ -25,6 +25,8 @@
 //! | PTWRITE, Power Event Trace, Event Trace, PEBS records | 33.2.2, 33.2.3, 33.4.1, 33.7 |
 //!
 //! What the manual leaves to the processor is a value, [`Implementation`].
+//!
+//! [`rtit`] is the same for Real Time Instruction Trace, Intel PT's ancestor: a unit of its own, with the same kinds of parts.
 #![no_std]
 
 extern crate alloc;

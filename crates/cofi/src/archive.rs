@@ -45,6 +45,7 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
         errata: args.flow.errata.clone().or(opened.manifest.errata),
         elf: [opened.manifest.elf, args.flow.elf.clone()].concat(),
         raw: [opened.manifest.raw, args.flow.raw.clone()].concat(),
+        rtit: opened.rtit,
         jitdumps: opened.manifest.jitdumps,
         ..Manifest::default()
     };

@@ -2,6 +2,7 @@
 
 use crate::code::CodeArgs;
 use crate::output::Color;
+use crate::rtit::RtitArgs;
 use crate::select::Point;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -38,6 +39,8 @@ pub(crate) enum Command {
     Archive(ArchiveArgs),
     /// Assemble packets from text: the inverse of `dump`.
     Asm(AsmArgs),
+    /// Put lines of RTIT output back in order that were captured as they were written, on a bus or in a trace hub.
+    Lines(LinesArgs),
     /// The software trace unit by itself.
     #[command(subcommand)]
     Unit(UnitCommand),
@@ -93,7 +96,8 @@ pub(crate) struct RecordOptions {
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub(crate) engine: Engine,
     /// The trace's configuration, in the names of Linux's intel_pt: tsc, mtc, mtc_period, cyc, cyc_thresh,
-    /// psb_period, noretcomp, branch, …; a key without a value means 1.
+    /// psb_period, noretcomp, branch, …; a key without a value means 1. `rtit` records RTIT instead, which has cyc, mtc,
+    /// mtc_range, sts, noretcomp, less_pkts, psb_period.
     #[arg(long, value_name = "KEY[=VALUE],…")]
     pub(crate) config: Vec<String>,
     /// With --engine qemu-system: at which privilege levels the machine is traced.
@@ -179,6 +183,8 @@ pub(crate) struct FlowInput {
     #[command(flatten)]
     pub(crate) code: CodeArgs,
     #[command(flatten)]
+    pub(crate) rtit: RtitArgs,
+    #[command(flatten)]
     pub(crate) names: Names,
     #[command(flatten)]
     pub(crate) input: Input,
@@ -193,6 +199,7 @@ impl FlowInput {
             elf: Vec::new(),
             raw: Vec::new(),
             code: CodeArgs::default(),
+            rtit: RtitArgs::default(),
             names,
             input: Input {
                 format: None,
@@ -327,6 +334,32 @@ pub(crate) struct AsmArgs {
     /// The text; `-` is standard input.
     #[arg(value_name = "INPUT")]
     pub(crate) input: PathBuf,
+}
+
+/// Arguments of `cofi lines`.
+#[derive(Args, Debug)]
+pub(crate) struct LinesArgs {
+    /// RTIT_BASE_ADDR, 0x….
+    #[arg(long, value_name = "ADDRESS", value_parser = offset)]
+    pub(crate) base: u64,
+    /// RTIT_LIMIT_MASK, 0x….
+    #[arg(long, value_name = "MASK", value_parser = offset)]
+    pub(crate) mask: u64,
+    /// RTIT_OFFSET when tracing began.
+    #[arg(long, value_name = "OFFSET", value_parser = offset, default_value = "0")]
+    pub(crate) start: u64,
+    /// How many younger lines may come before a line, where that is known of the capture; as many as the region has if left out.
+    /// Fewer make sure that a line that never came is told.
+    #[arg(long, value_name = "LINES")]
+    pub(crate) at_most: Option<u64>,
+    /// Where the bare packets go. If lines are missing, what follows goes to a file of its own: FILE.1, FILE.2, ….
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// The writes in the order in which they were seen, one a line: `0xADDRESS HEXADECIMAL BYTES`, or as JSON
+    /// `{"address":"0x…","bytes":"…"}`; `offset 0x…`, or `{"offset":"0x…"}`, where software has written RTIT_OFFSET. `-` is
+    /// standard input.
+    #[arg(value_name = "CAPTURE")]
+    pub(crate) capture: PathBuf,
 }
 
 /// What to do with the trace unit.

@@ -322,6 +322,10 @@ impl<'s> Blocks<'s> {
 }
 
 impl Lines for Blocks<'_> {
+    fn has_time(&self) -> bool {
+        self.time
+    }
+
     fn next(&mut self, flow: &mut ThreadFlow<'_>) -> bool {
         self.moment = None;
         self.hits.clear();

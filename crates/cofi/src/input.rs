@@ -5,6 +5,7 @@ use crate::json::Line;
 use crate::map::{self, Bytes};
 use crate::output::tell;
 use crate::packed::{Manifest, Packed};
+use crate::rtit::{self, RtitArgs};
 use anyhow::{Context, Result, bail};
 use cofi_flow::Cpu;
 use cofi_image::{ElfSpec, Kallsyms, RawSpec};
@@ -71,36 +72,42 @@ pub(crate) const fn mode(cycle_accurate: bool) -> Mode {
     }
 }
 
-fn options(input: &Input) -> Result<SessionOptions> {
-    let mut options = SessionOptions::beside(&input.file);
-    options.path = Some(inside(&input.file));
-    options.format = match input.format {
-        None => None,
-        Some(Format::Perf) => Some(TraceFormat::Perf),
-        Some(Format::Pt) => Some(TraceFormat::Pt),
-        Some(Format::Rtit) => {
-            bail!("RTIT packets cannot be read yet; this version reads Intel PT")
-        }
-    };
-    Ok(options)
+fn format(input: &Input) -> Option<TraceFormat> {
+    Some(match input.format? {
+        Format::Perf => TraceFormat::Perf,
+        Format::Pt => TraceFormat::Pt,
+        Format::Rtit => TraceFormat::Rtit,
+    })
 }
 
-/// A trace whose packets are wanted.
-pub(crate) fn open<'a>(input: &Input, bytes: &'a [u8]) -> Result<Session<'a>> {
-    let mut options = options(input)?;
-    match packed(input, bytes)? {
-        None => Ok(Session::new(bytes, &options)?),
-        Some(packed) => {
-            options.code.packed = Some(PackedCode {
-                parts: packed.parts(),
-                ..PackedCode::default()
-            });
-            let path = packed.manifest.path.clone();
-            options.path = Some(OsString::from_vec(path).into());
-            options.format = options.format.or(format_of(&packed.manifest));
-            Ok(Session::new(packed.trace()?, &options)?)
-        }
+fn options(input: &Input) -> SessionOptions {
+    let mut options = SessionOptions::beside(&input.file);
+    options.path = Some(inside(&input.file));
+    options.format = format(input);
+    options
+}
+
+/// A trace whose packets are wanted; they are in cycle-accurate mode if they are bare packets of RTIT and so is `rtit`.
+pub(crate) fn open<'a>(input: &Input, rtit: &RtitArgs, bytes: &'a [u8]) -> Result<Session<'a>> {
+    let mut options = options(input);
+    let packed = packed(input, bytes)?;
+    let mut trace = bytes;
+    let mut rtit = rtit.clone();
+    if let Some(packed) = packed {
+        options.code.packed = Some(PackedCode {
+            parts: packed.parts(),
+            ..PackedCode::default()
+        });
+        trace = packed.trace()?;
+        let path = packed.manifest.path.clone();
+        options.path = Some(OsString::from_vec(path).into());
+        options.format = options.format.or(format_of(&packed.manifest));
+        rtit = packed.manifest.rtit.unwrap_or_default();
     }
+    if options.format == Some(TraceFormat::Rtit) {
+        rtit.configure(&mut options.flow)?;
+    }
+    Ok(Session::new(trace, &options)?)
 }
 
 /// The archive that `bytes` are, unless they are said to be something else.
@@ -114,6 +121,7 @@ fn packed<'a>(input: &Input, bytes: &'a [u8]) -> Result<Option<Packed<'a>>> {
 fn format_of(manifest: &Manifest) -> Option<TraceFormat> {
     match manifest.format.as_deref() {
         Some("pt") => Some(TraceFormat::Pt),
+        Some("rtit") => Some(TraceFormat::Rtit),
         Some("perf") => Some(TraceFormat::Perf),
         _ => None,
     }
@@ -153,11 +161,13 @@ pub(crate) struct Opened<'a> {
     pub(crate) parts: Vec<Part>,
     /// What the archive tells that it came from; nothing for one that did not.
     pub(crate) manifest: Manifest,
+    /// What is known of bare RTIT packets, if it is a trace of those.
+    pub(crate) rtit: Option<RtitArgs>,
 }
 
 /// As [`open_flow`], with what an archive must hold.
 pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Opened<'a>> {
-    let mut options = options(&input.input)?;
+    let mut options = options(&input.input);
     options.code = input.code.options(&input.input.file);
     let packed = packed(&input.input, bytes)?;
     let (mut trace, mut manifest, mut names) = (bytes, Manifest::default(), None);
@@ -189,6 +199,23 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
     options.errata = input.errata.clone().or(manifest.errata.clone());
     let known_cpu = input.cpu.as_deref().or(manifest.cpu.as_deref());
     options.cpu = known_cpu.map(cpu).transpose()?;
+    let mut rtit = None;
+    if options.format == Some(TraceFormat::Rtit) {
+        let told = match &manifest.rtit {
+            Some(packed) => {
+                input.rtit.refuse()?;
+                packed.clone()
+            }
+            None => input.rtit.clone(),
+        };
+        told.configure(&mut options.flow)?;
+        if let Some(words) = options.cpu.and_then(rtit::without_rtit) {
+            tell(format_args!("{words}"));
+        }
+        rtit = Some(told);
+    } else {
+        input.rtit.refuse()?;
+    }
     for spec in manifest.elf.iter().chain(&input.elf) {
         options
             .elf
@@ -211,6 +238,7 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
         names,
         parts,
         manifest,
+        rtit,
     })
 }
 

@@ -207,6 +207,10 @@ impl<const JSON: bool> Insns<'_, JSON> {
 }
 
 impl<const JSON: bool> Lines for Insns<'_, JSON> {
+    fn has_time(&self) -> bool {
+        self.show.time
+    }
+
     #[inline]
     fn next(&mut self, flow: &mut ThreadFlow<'_>) -> bool {
         let Some(item) = flow.next() else {

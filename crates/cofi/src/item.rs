@@ -32,7 +32,7 @@ pub(crate) fn with_advice(kind: &FlowErrorKind) -> String {
         "no-code" => {
             "; give its file with --elf or --raw, or with --symfs the folder in which the files of the trace are"
         }
-        "no-psb" => "; if it is no Intel PT, say what it is with --format",
+        "no-psb" => "; if it is something else (RTIT, say), --format tells what",
         _ => "",
     };
     format!("{kind}{advice}")

@@ -15,6 +15,7 @@ mod input;
 mod insn;
 mod item;
 mod json;
+mod lines;
 mod map;
 mod notes;
 mod output;
@@ -22,8 +23,10 @@ mod packed;
 mod progress;
 mod record;
 mod report;
+mod rtit;
 mod select;
 mod signals;
+mod sync;
 mod table;
 mod trace;
 mod unit;
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),
+        args::Command::Lines(args) => lines::run(&args),
         args::Command::Unit(args::UnitCommand::Run(args)) => unit::run(&args),
         args::Command::Doctor(args) => doctor::run(&args),
     };

@@ -3,6 +3,7 @@
 //! Nothing of an archive is written anywhere, and no name in it is ever opened: a member is a range of the archive's own
 //! bytes, a path in it is what a mapping of the trace is compared with.
 
+use crate::rtit::RtitArgs;
 use anyhow::{Context, Result, bail};
 use cofi_image::{BuildId, CodeFile};
 use cofi_session::{PackedCode, Part};
@@ -34,6 +35,8 @@ pub(crate) struct Manifest {
     /// What was said of bare packets' code, as on the command line.
     pub(crate) elf: Vec<String>,
     pub(crate) raw: Vec<String>,
+    /// What was said of bare RTIT packets.
+    pub(crate) rtit: Option<RtitArgs>,
     /// Paths of jitdumps that the trace does not name.
     pub(crate) jitdumps: Vec<Vec<u8>>,
     /// The names of the kernel's functions.
@@ -104,6 +107,7 @@ impl Manifest {
             "errata": self.errata,
             "elf": self.elf,
             "raw": self.raw,
+            "rtit": self.rtit.as_ref().map(RtitArgs::value),
             "jitdumps": jitdumps,
             "kallsyms": self.kallsyms,
             "kernel": self.kernel,
@@ -142,6 +146,10 @@ impl Manifest {
             errata: text(&value["errata"]),
             elf: texts(&value["elf"]),
             raw: texts(&value["raw"]),
+            rtit: match &value["rtit"] {
+                Value::Null => None,
+                told => Some(RtitArgs::parse(told).context("its manifest is damaged")?),
+            },
             jitdumps: list(&value["jitdumps"])
                 .iter()
                 .filter_map(path_of)

@@ -9,7 +9,7 @@ use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
 use cofi_capture::qemu::machine::{self, MachineQemu, MachineUnknown};
 use cofi_capture::qemu::{self, Qemu, Unfit, Unknown};
 use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
-use cofi_perf::{PtConfig, Subject};
+use cofi_perf::{Subject, TraceConfig};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -24,25 +24,25 @@ pub(crate) struct Recording {
     _lists: Option<tempfile::TempDir>,
 }
 
-fn config(options: &RecordOptions) -> Result<PtConfig> {
-    let mut config = PtConfig::default();
-    for list in &options.config {
-        config
-            .apply(list)
-            .with_context(|| format!("--config {list}"))?;
-    }
-    Ok(config)
+fn config(options: &RecordOptions) -> Result<TraceConfig> {
+    let lists = options.config.iter().map(String::as_str);
+    TraceConfig::of_lists(lists).with_context(|| format!("--config {}", options.config.join(",")))
 }
 
-fn check_engine(engine: Engine) -> Result<()> {
-    match engine {
-        Engine::Auto | Engine::Ptrace | Engine::Qemu | Engine::QemuSystem => Ok(()),
-        Engine::Hardware => bail!("--engine hardware is not in this version yet; use ptrace"),
+fn check_engine(engine: Engine, config: &TraceConfig) -> Result<()> {
+    match (engine, config) {
+        (Engine::Auto | Engine::Ptrace | Engine::Qemu | Engine::QemuSystem, _) => Ok(()),
+        (Engine::Hardware, TraceConfig::Pt(_)) => {
+            bail!("--engine hardware is not in this version yet; use ptrace")
+        }
+        (Engine::Hardware, TraceConfig::Rtit(_)) => {
+            bail!("--engine hardware: Linux has no driver for RTIT; use ptrace or qemu")
+        }
     }
 }
 
 /// Whose trace it is, as the options say it.
-fn subject(options: &RecordOptions, config: &PtConfig) -> Result<Subject> {
+fn subject(options: &RecordOptions, config: &TraceConfig) -> Result<Subject> {
     if options.engine != Engine::QemuSystem {
         if options.privilege != Privilege::All {
             bail!(
@@ -51,9 +51,19 @@ fn subject(options: &RecordOptions, config: &PtConfig) -> Result<Subject> {
         }
         return Ok(Subject::Processes);
     }
-    if config.is_timeless() {
+    if matches!(config, TraceConfig::Rtit(_)) && options.privilege != Privilege::User {
         bail!(
-            "a machine's trace needs the time (tsc=1): by it, the versions of code find their places"
+            "--engine qemu-system records RTIT with --privilege user only: its packets do not tell the execution mode, which an \
+             operating system changes as it starts"
+        );
+    }
+    if config.is_timeless() {
+        let setting = match config {
+            TraceConfig::Pt(_) => "tsc",
+            TraceConfig::Rtit(_) => "sts",
+        };
+        bail!(
+            "a machine's trace needs the time ({setting}=1): by it, the versions of code find their places"
         );
     }
     Ok(Subject::Guest {
@@ -70,9 +80,9 @@ pub(crate) fn run(options: &RecordOptions) -> Result<Ended> {
 
 /// Records a program. `before` hears of the engine before that begins.
 pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> Result<Recording> {
-    check_engine(options.engine)?;
     let config = config(options)?;
-    if options.verify && !config.branch {
+    check_engine(options.engine, &config)?;
+    if options.verify && matches!(config, TraceConfig::Pt(config) if !config.branch) {
         bail!("--verify compares the flow of control, which branch=0 leaves out of the trace");
     }
     let wants_lists = options.verify || options.truth.is_some();

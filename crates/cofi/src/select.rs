@@ -3,8 +3,8 @@
 use crate::args::Select;
 use crate::input;
 use crate::notes::Now;
+use crate::sync::Sync;
 use anyhow::{Result, bail};
-use cofi_packet::intel::{Packet, Packets, sync_backward, sync_forward};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_perf::PerfTime;
 use cofi_session::{Session, Stream, ThreadFlow};
@@ -102,51 +102,17 @@ impl Point {
 
     /// Where decoding may begin so that nothing from this point on is missed: a PSB before it, and not one right at it, as what
     /// is told when decoding begins is not all of the flow.
-    fn psb_before(self, session: &Session<'_>, bytes: &[u8]) -> usize {
+    fn psb_before(self, session: &Session<'_>, sync: Sync<'_>) -> usize {
         match self {
-            Self::Offset(offset) => {
-                let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-                previous(bytes, offset.min(bytes.len()))
-            }
-            Self::Tsc(tsc) => psb_by_time(bytes, tsc),
+            Self::Offset(offset) => sync.before(usize::try_from(offset).unwrap_or(usize::MAX)),
+            Self::Tsc(tsc) => sync.by_time(tsc),
             Self::Time(time) => session
                 .time_conversion()
                 .and_then(|conversion| conversion.tsc_of(time))
-                .map_or(0, |tsc| psb_by_time(bytes, tsc)),
+                .map_or(0, |tsc| sync.by_time(tsc)),
             Self::Ip(_) => 0,
         }
     }
-}
-
-/// The last PSB that begins before `offset`, or the beginning.
-fn previous(bytes: &[u8], offset: usize) -> usize {
-    sync_backward(bytes, offset).unwrap_or(0)
-}
-
-/// The PSB before the last whose PSB+ tells a time before `tsc`, all before it doing so too, or the beginning.
-///
-/// One more than needed, because the estimate just behind a PSB+ still depends on what came before: it never goes back.
-fn psb_by_time(bytes: &[u8], tsc: Tsc) -> usize {
-    let (mut begin, mut found, mut at) = (0, 0, 0);
-    while let Some(psb) = sync_forward(bytes, at) {
-        at = psb + 1;
-        let plus = Packets::starting_at(bytes, StreamOffset(psb as u64));
-        let packets = plus.map_while(|item| item.ok().map(|located| located.packet()));
-        // A PSB+ that does not end is no place to look further in.
-        let told = packets
-            .skip(1)
-            .take_while(|packet| !matches!(packet, Packet::PsbEnd | Packet::Ovf | Packet::Psb))
-            .find_map(|packet| match packet {
-                Packet::Tsc { tsc } => Some(Tsc(tsc.get())),
-                _ => None,
-            });
-        match told {
-            Some(told) if told < tsc => (begin, found) = (found, psb),
-            Some(_) => break,
-            None => {}
-        }
-    }
-    begin
 }
 
 /// The streams that are wanted.
@@ -214,6 +180,8 @@ pub(crate) trait Lines {
     fn holds(&self, ip: Ip) -> bool;
     /// Whether the piece is to be shown at all.
     fn is_wanted(&self) -> bool;
+    /// Whether lines tell the time.
+    fn has_time(&self) -> bool;
     /// Where the flow was at that piece, if it has been moved on since.
     fn moment(&self) -> Option<Moment> {
         None
@@ -237,6 +205,13 @@ impl Moment {
 }
 
 impl Select {
+    /// Whether the time tells what is wanted.
+    fn asks_time(&self) -> bool {
+        let is_time = |point: &Point| matches!(point, Point::Time(_) | Point::Tsc(_));
+        let points = [self.from, self.to, self.around];
+        points.iter().flatten().any(is_time)
+    }
+
     /// Whether all of a stream is wanted.
     pub(crate) fn is_all(&self) -> bool {
         self.from.is_none() && self.to.is_none() && self.around.is_none()
@@ -251,12 +226,16 @@ pub(crate) fn write<L: Lines>(
     mut begin: impl FnMut() -> L,
     out: &mut impl Write,
 ) -> Result<(bool, L)> {
-    let bytes = stream.bytes();
+    let mut lines = begin();
+    let sync = Sync::of(
+        session,
+        stream.bytes(),
+        select.asks_time() || lines.has_time(),
+    );
     let Some(point) = select.around else {
         let start = select
             .from
-            .map_or(0, |point| point.psb_before(session, bytes));
-        let mut lines = begin();
+            .map_or(0, |point| point.psb_before(session, sync));
         let any = window(
             select,
             &mut flow_from(session, stream, start),
@@ -265,11 +244,10 @@ pub(crate) fn write<L: Lines>(
         )?;
         return Ok((any, lines));
     };
-    let mut start = point.psb_before(session, bytes);
+    let mut start = point.psb_before(session, sync);
     // The PSB right before the point may have too few instructions behind it.
     let mut steps = 1_u64;
     loop {
-        let mut lines = begin();
         let mut flow = flow_from(session, stream, start);
         let mut before = Ring::new(select.context);
         if !before.fill(point, &mut flow, &mut lines) {
@@ -277,9 +255,10 @@ pub(crate) fn write<L: Lines>(
         }
         if before.instructions < select.context && start > 0 {
             for _ in 0..steps {
-                start = previous(bytes, start);
+                start = sync.before(start);
             }
             steps = steps.saturating_mul(2);
+            lines = begin();
             continue;
         }
         for (line, _) in &before.lines {

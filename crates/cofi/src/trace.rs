@@ -4,7 +4,7 @@ use crate::args::{FlowInput, TraceArgs};
 use crate::engine::Chosen;
 use crate::{Ended, input, notes, output, record, report};
 use anyhow::Result;
-use cofi_flow::Item;
+use cofi_flow::{Item, TraceFormat};
 use cofi_session::{Session, Stream};
 use std::collections::VecDeque;
 use std::io::Write;
@@ -41,8 +41,9 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
         out,
         "\nThe trace is in {file}: see `cofi insn {file}`, `cofi dump {file}`"
     )?;
-    // perf knows nothing of the code of guests.
-    if session.is_guest() {
+    // perf knows nothing of the code of guests, nor of RTIT.
+    let is_rtit = matches!(session.flow_config().format, TraceFormat::Rtit(_));
+    if session.is_guest() || is_rtit {
         writeln!(out, ".")?;
     } else {
         writeln!(out, ", `perf script -i {file} --itrace=i1i`.")?;

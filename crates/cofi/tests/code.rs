@@ -153,7 +153,7 @@ fn trace(scratch: &Scratch, pid: u32, map: &Mmap2<'_>, address: u64) -> PathBuf 
     let task = Task { pid: 7, tid: 7 };
     let now = |tsc: u64| TIME.time_of(Tsc(tsc)).unwrap();
     let options = Options {
-        config: PtConfig::default(),
+        config: PtConfig::default().into(),
         time: TIME,
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,

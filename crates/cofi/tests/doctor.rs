@@ -10,10 +10,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-const THINGS: [&str; 10] = [
+const THINGS: [&str; 11] = [
     "processor",
     "virtualisation",
     "intel_pt",
+    "rtit",
     "perf_event_paranoid",
     "ptrace_scope",
     "block_step",
@@ -96,6 +97,8 @@ fn it_agrees_with_what_the_kernel_says() {
     let has_flag = |name| flags.split(' ').any(|flag| flag == name);
     // The kernel may hide what it does not want to use, but it invents nothing.
     assert!(found["intel_pt"]["cpuid"] == true || !has_flag("intel_pt"));
+    // What has Intel PT is younger than what has RTIT.
+    assert!(found["rtit"]["model"] == false || found["intel_pt"]["cpuid"] == false);
     let hypervisor = &found["virtualisation"]["hypervisor"];
     assert_eq!(hypervisor.is_string(), has_flag("hypervisor"));
     for (thing, file) in [

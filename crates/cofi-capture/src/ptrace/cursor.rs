@@ -264,7 +264,15 @@ impl Cursor<'_> {
                 }
                 Class::SoftwareInterrupt if !(traced && known.special == Special::Into) => {
                     self.in_user(ip);
-                    self.enter_kernel(Entry::Event { from: Ip(ip) });
+                    // One whose vector is not for programs faults instead.
+                    let executed = rip == after || known.special == Special::SystemCall;
+                    self.enter_kernel(match executed {
+                        true => Entry::SoftwareInterrupt {
+                            ip: Ip(ip),
+                            insn: known.insn,
+                        },
+                        false => Entry::Event { from: Ip(ip) },
+                    });
                     return Ok(match known.special {
                         Special::SystemCall => Stepped::SystemCall(Table::Compat),
                         _ => Stepped::Interrupt,

@@ -150,7 +150,8 @@ impl Thread {
                 observer.resume_user(self.tid, next, ExecMode::Bits64);
             }
             Class::SoftwareInterrupt => {
-                observer.enter_kernel(self.tid, Entry::Event { from: last.ip });
+                let (ip, insn) = (last.ip, last.insn);
+                observer.enter_kernel(self.tid, Entry::SoftwareInterrupt { ip, insn });
                 observer.resume_user(self.tid, next, ExecMode::Bits64);
             }
             Class::FarCall | Class::FarJump | Class::FarReturn => {
@@ -187,7 +188,9 @@ impl Thread {
             }
             (Class::SoftwareInterrupt, _) => {
                 self.retire(observer, body, last.ip);
-                last.ip
+                let (ip, insn) = (last.ip, last.insn);
+                let entry = Entry::SoftwareInterrupt { ip, insn };
+                return observer.enter_kernel(self.tid, entry);
             }
             (Class::Syscall, _) => {
                 self.retire(observer, body, last.ip);

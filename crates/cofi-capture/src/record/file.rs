@@ -3,7 +3,7 @@
 use super::settings::{CORE_BUS_RATIO, RecordError, Settings};
 use super::thread::{Thread, VirtualClock};
 use cofi_packet::Tsc;
-use cofi_perf::{Mmap2, Options, PerfTime, Task, TimeConv, WriteError, Writer};
+use cofi_perf::{AuxFlags, Mmap2, Options, PerfTime, Task, TimeConv, WriteError, Writer};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -144,6 +144,8 @@ impl TraceFile {
         let Some((offset, size)) = thread.announce() else {
             return Ok(());
         };
+        let mode = AuxFlags::of_mode(thread.told_mode());
+        let flags = flags | mode.0;
         let result = self
             .writer
             .aux(thread.task(), offset, size, flags, time(clock.tsc()));

@@ -1,7 +1,7 @@
 //! What the recorder makes of a whole machine: a trace unit for each of its processors, and the pages of code that they ran.
 
 use super::thread::{Thread, VirtualClock};
-use super::{CHUNK, RecordError, Recorder, Settings, settings, write_error};
+use super::{CHUNK, RecordError, Recorder, write_error};
 use crate::{CodePage, MachineObserver, Moment, Pid, ProcessorState, Step};
 use cofi_insn::Insn;
 use cofi_packet::Ip;
@@ -24,9 +24,7 @@ impl MachineObserver for Recorder {
         self.streams += 1;
         let thread = Thread::start_processor(
             (pid, cpu, index, 0),
-            self.settings.ctl(),
-            Settings::capabilities(),
-            settings::CORE_BUS_RATIO,
+            self.settings.setup(),
             self.clock,
             (ip, state),
         );
@@ -69,7 +67,8 @@ impl MachineObserver for Recorder {
         let clock = self.clock;
         self.truth(cpu, step.ip);
         if let Some(thread) = self.threads.get_mut(cpu) {
-            thread.far_to(clock, to, state);
+            thread.far_to(clock, step, to, state);
+            self.tell_mode_of(cpu, state);
             self.after_step(cpu);
         }
     }
@@ -79,6 +78,21 @@ impl MachineObserver for Recorder {
         let clock = self.clock;
         if let Some(thread) = self.threads.get_mut(cpu) {
             thread.event_to(clock, from, to, state);
+            self.after_step(cpu);
+        }
+    }
+
+    fn software_interrupt(&mut self, cpu: Pid, step: &Step, to: Ip, state: ProcessorState) {
+        let thread = self.threads.get_mut(cpu);
+        if !thread.is_some_and(|thread| thread.software_interrupts_retire()) {
+            return self.event(cpu, step.ip, to, state);
+        }
+        self.clock.tick();
+        self.tell_space(cpu, state);
+        let clock = self.clock;
+        self.truth(cpu, step.ip);
+        if let Some(thread) = self.threads.get_mut(cpu) {
+            thread.software_interrupt_to(clock, step, to, state);
             self.after_step(cpu);
         }
     }
@@ -140,6 +154,13 @@ impl MachineObserver for Recorder {
 }
 
 impl Recorder {
+    /// See [`Self::tell_mode`]. Other levels are not traced where it matters.
+    fn tell_mode_of(&mut self, cpu: Pid, state: ProcessorState) {
+        if state.cpl != 0 {
+            self.tell_mode(cpu, state.mode);
+        }
+    }
+
     /// Where the operating system is not traced there are no PIP packets: records say in which address space a processor is that
     /// is about to run a program.
     fn tell_space(&mut self, cpu: Pid, state: ProcessorState) {

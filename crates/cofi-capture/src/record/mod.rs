@@ -66,14 +66,7 @@ impl Recorder {
     /// When the unit refuses the configuration or a file cannot be created.
     pub fn create(settings: Settings, truth: Option<Truth>) -> Result<Self, RecordError> {
         let clock = VirtualClock::new();
-        let caps = Settings::capabilities();
-        Thread::start(
-            (0, 0, 0, 0),
-            settings.ctl(),
-            caps,
-            settings::CORE_BUS_RATIO,
-            clock,
-        )?;
+        Thread::start((0, 0, 0, 0), settings.setup(), clock)?;
         let saved = SavedFiles::beside(&settings.file).map_err(write_error(&settings.file))?;
         let file = TraceFile::create(&settings)?;
         Ok(Self {
@@ -149,6 +142,22 @@ impl Recorder {
         for thread in self.threads.all_mut().filter(|thread| thread.pid == pid) {
             thread.mark_end(clock);
         }
+    }
+
+    /// A thread goes on with code of this mode: where its packets do not tell that, an AUX record does.
+    pub(super) fn tell_mode(&mut self, tid: Pid, mode: ExecMode) {
+        let clock = self.clock;
+        let Some(thread) = self.threads.get_mut(tid) else {
+            return;
+        };
+        if !thread.owes_mode(mode) {
+            return;
+        }
+        thread.mark_begin(clock);
+        let result = self.file.announce(thread, clock);
+        thread.mode_told(mode);
+        thread.mark_end(clock);
+        self.keep(result);
     }
 
     fn end_thread(&mut self, tid: Pid) {
@@ -228,14 +237,8 @@ impl Observer for Recorder {
         let next = self.streams;
         let (index, offset) = self.ended.remove(&tid).unwrap_or((next, 0));
         self.streams += u32::from(index == next);
-        let caps = Settings::capabilities();
-        let thread = Thread::start(
-            (pid, tid, index, offset),
-            self.settings.ctl(),
-            caps,
-            settings::CORE_BUS_RATIO,
-            self.clock,
-        );
+        let ids = (pid, tid, index, offset);
+        let thread = Thread::start(ids, self.settings.setup(), self.clock);
         if let Some(thread) = self.keep(thread.map_err(RecordError::from)) {
             self.threads.insert(thread);
         }
@@ -300,6 +303,7 @@ impl Observer for Recorder {
     }
 
     fn resume_user(&mut self, tid: Pid, ip: Ip, mode: ExecMode) {
+        self.tell_mode(tid, mode);
         if let Some(thread) = self.threads.get_mut(tid) {
             thread.resume_user(self.clock, ip, mode);
         }
@@ -340,12 +344,13 @@ impl Observer for Recorder {
         }
     }
 
-    fn far_branch(&mut self, tid: Pid, ip: Ip, _insn: &Insn, next: Ip, mode: ExecMode) {
+    fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip, mode: ExecMode) {
         self.clock.tick();
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
-        thread.far_branch(self.clock, next, mode);
+        thread.far_branch(self.clock, ip, insn, next, mode);
+        self.tell_mode(tid, mode);
         self.truth(tid, ip);
         self.after_step(tid);
     }
@@ -354,13 +359,19 @@ impl Observer for Recorder {
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
-        match entry {
-            Entry::Instruction { ip, .. } => {
-                self.clock.tick();
-                thread.enter_kernel(self.clock, None);
-                self.truth(tid, ip);
+        let retired = match entry {
+            Entry::Instruction { ip, .. } => Some(ip),
+            Entry::SoftwareInterrupt { ip, .. } => {
+                thread.software_interrupts_retire().then_some(ip)
             }
-            Entry::Event { from } => thread.enter_kernel(self.clock, Some(from)),
+            Entry::Event { .. } => None,
+        };
+        if retired.is_some() {
+            self.clock.tick();
+        }
+        thread.enter_kernel(self.clock, entry);
+        if let Some(ip) = retired {
+            self.truth(tid, ip);
         }
         self.after_step(tid);
     }

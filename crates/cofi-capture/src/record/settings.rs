@@ -1,7 +1,8 @@
 //! What to record, and what can go wrong.
 
-use cofi_perf::{PtConfig, Subject};
-use cofi_unit::{Capabilities, Ctl, Fault};
+use super::thread::Setup;
+use cofi_perf::{Subject, TraceConfig};
+use cofi_unit::{Capabilities, Ctl, Fault, rtit};
 use std::io;
 use std::path::PathBuf;
 
@@ -12,8 +13,8 @@ pub struct Settings {
     pub file: PathBuf,
     /// Also the bare packets of the first thread.
     pub raw_output: Option<PathBuf>,
-    /// The trace's configuration, in the names of Linux's intel_pt.
-    pub config: PtConfig,
+    /// The trace's configuration, which says of which format it is.
+    pub config: TraceConfig,
     /// The command line that is recorded, for the file's header.
     pub command_line: Vec<String>,
     /// Whose trace it is.
@@ -61,13 +62,25 @@ impl Settings {
         }
     }
 
-    /// IA32_RTIT_CTL without TraceEn. The bits of the PMU's config are the register's own, but for bit 0.
-    #[must_use]
-    pub fn ctl(&self) -> Ctl {
+    /// What each thread's trace unit is to be.
+    pub(super) fn setup(&self) -> Setup {
         let (os, user) = match self.subject {
             Subject::Processes => (false, true),
             Subject::Guest { os, user } => (os, user),
         };
-        Ctl(self.config.bits() & !1).with_os(os).with_user(user)
+        let core_bus_ratio = CORE_BUS_RATIO;
+        match self.config {
+            // The bits of the PMU's config are the register's own, but for bit 0.
+            TraceConfig::Pt(config) => Setup::Pt {
+                ctl: Ctl(config.bits() & !1).with_os(os).with_user(user),
+                caps: Self::capabilities(),
+                core_bus_ratio,
+            },
+            TraceConfig::Rtit(config) => Setup::Rtit {
+                ctl: rtit::Ctl(config.bits()).with_os(os).with_user(user),
+                pkt_cnt: config.pkt_cnt(),
+                core_bus_ratio,
+            },
+        }
     }
 }

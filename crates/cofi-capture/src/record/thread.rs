@@ -1,16 +1,19 @@
 //! One traced thread: a processor of its own with a trace unit in it.
 
+mod buffer;
 mod machine;
+mod pt;
+mod rtit;
+mod unit;
 
-use crate::Runs;
+use crate::{Entry, ProcessorState, Runs};
+use buffer::Buffer;
 use cofi_insn::{Class, Insn};
-use cofi_packet::intel::PSB;
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
 use cofi_perf::Task;
-use cofi_unit::{
-    At, Branch, Capabilities, Client, Clock, Context, Ctl, Destination, Event, Fault, PhysAddr,
-    Retired, Unit, msr,
-};
+use cofi_unit::{At, Branch, Fault, Retired};
+pub(crate) use unit::Setup;
+use unit::TraceUnit;
 
 /// Where system calls, faults and interrupts lead: somewhere in the kernel, which is not traced.
 const KERNEL: Ip = Ip(0xffff_ffff_8000_0000);
@@ -54,45 +57,6 @@ impl VirtualClock {
     }
 }
 
-/// Packet bytes that have not been written to the file yet.
-#[derive(Debug, Default)]
-struct Buffer {
-    clock: u64,
-    bytes: Vec<u8>,
-    /// Offset in the stream of `bytes[0]`.
-    start: u64,
-    /// The clock when `bytes[0]` was sent.
-    start_tsc: u64,
-    /// Index of the last PSB in `bytes` but for one at its start, and the clock when it was sent.
-    cut: Option<(usize, u64)>,
-}
-
-impl Client for Buffer {
-    fn now(&mut self) -> Clock {
-        Clock {
-            tsc: self.clock,
-            cycles: self.clock,
-        }
-    }
-
-    // The unit's region stands for a trace port: what is stored there is taken away at once (33.2.7.1).
-    fn store(&mut self, _address: PhysAddr, bytes: &[u8]) {
-        if self.bytes.is_empty() {
-            self.start_tsc = self.clock;
-        } else if bytes == PSB {
-            self.cut = Some((self.bytes.len(), self.clock));
-        }
-        match *bytes {
-            // Most packets have one of these sizes: a call of `memcpy` takes longer than the copy.
-            [a] => self.bytes.push(a),
-            [a, b] => self.bytes.extend_from_slice(&[a, b]),
-            [a, b, c] => self.bytes.extend_from_slice(&[a, b, c]),
-            [a, b, c, d, e] => self.bytes.extend_from_slice(&[a, b, c, d, e]),
-            _ => self.bytes.extend_from_slice(bytes),
-        }
-    }
-}
-
 /// A piece of a stream, ready to be written.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
@@ -108,16 +72,28 @@ pub(crate) struct Thread {
     pub(crate) tid: u32,
     /// Number of its stream.
     pub(crate) index: u32,
-    unit: Unit,
+    unit: TraceUnit,
     buffer: Buffer,
-    ctl: Ctl,
-    context: Context,
+    state: ProcessorState,
     /// The instruction that runs next, while in user space.
     ip: Option<Ip>,
     /// Stream bytes that an AUX record has told of.
     announced: u64,
+    /// The mode of the code behind them, which packets of RTIT do not tell.
+    told_mode: ExecMode,
     /// A TSC packet is owed at the next return to user space.
     time_owed: bool,
+}
+
+/// What leads from one context to another.
+#[derive(Clone, Copy, Debug)]
+enum Transfer {
+    /// A far branch.
+    Branch(At),
+    /// A software interrupt.
+    Software(At),
+    /// An event, at this address.
+    Event(Ip),
 }
 
 /// A near instruction of this class retired at `at`, and control went to `next`.
@@ -177,133 +153,84 @@ impl Threads {
     }
 }
 
-/// The output region that the unit is given: one page of address space, written round and round.
-const REGION_MASK: u64 = 0xfff;
-
 impl Thread {
     /// A thread that is in the kernel, traced from now on; its stream begins at `offset`.
     ///
     /// # Errors
     /// The #GP of the first register write that the unit refuses: the configuration asks for what it does not have.
     pub(crate) fn start(
-        (pid, tid, index, offset): (u32, u32, u32, u64),
-        ctl: Ctl,
-        caps: Capabilities,
-        core_bus_ratio: u8,
+        ids: (u32, u32, u32, u64),
+        setup: Setup,
         clock: VirtualClock,
     ) -> Result<Self, Fault> {
-        let context = Context {
+        let state = ProcessorState {
             cpl: 0,
             mode: ExecMode::Bits64,
-            ..Context::default()
+            cr3: 0,
         };
-        let ids = (pid, tid, index, offset);
-        Self::start_in(ids, ctl, caps, core_bus_ratio, clock, context, None)
+        Self::start_in(ids, setup, clock, state, None)
     }
 
-    /// As [`Self::start`], in this context, and before the instruction at `ip` if that is traced.
+    /// As [`Self::start`], in this state, and before the instruction at `ip` if that is traced.
     fn start_in(
         (pid, tid, index, offset): (u32, u32, u32, u64),
-        ctl: Ctl,
-        caps: Capabilities,
-        core_bus_ratio: u8,
+        setup: Setup,
         clock: VirtualClock,
-        context: Context,
+        state: ProcessorState,
         ip: Option<Ip>,
     ) -> Result<Self, Fault> {
-        let mut thread = Self {
+        let mut buffer = Buffer {
+            clock: clock.0,
+            start: offset,
+            ..Buffer::default()
+        };
+        let unit = TraceUnit::start(setup, state, ip, &mut buffer)?;
+        Ok(Self {
             pid,
             tid,
             index,
-            unit: Unit::new(caps, context),
-            buffer: Buffer {
-                clock: clock.0,
-                start: offset,
-                ..Buffer::default()
-            },
-            ctl,
-            context,
+            unit,
+            buffer,
+            state,
             ip,
             announced: offset,
+            told_mode: ExecMode::Bits64,
             time_owed: false,
-        };
-        let ratio = Event::Frequency {
-            stopped_at: None,
-            ratio: core_bus_ratio,
-        };
-        thread.unit.event(&mut thread.buffer, ratio);
-        thread.write(msr::IA32_RTIT_OUTPUT_MASK_PTRS, REGION_MASK)?;
-        thread.write(msr::IA32_RTIT_CTL, ctl.with_trace_en(true).0)?;
-        Ok(thread)
+        })
     }
 
-    fn write(&mut self, register: u32, value: u64) -> Result<(), Fault> {
-        let ip = self.ip.unwrap_or(KERNEL);
-        self.unit
-            .wrmsr(&mut self.buffer, At { ip, next: ip }, register, value)
-    }
-
-    /// Sets or clears TraceEn; the rest of the register has been accepted before, so this cannot fault.
-    fn set_trace_en(&mut self, on: bool) {
-        let result = self.write(msr::IA32_RTIT_CTL, self.ctl.with_trace_en(on).0);
-        debug_assert_eq!(result, Ok(()), "the register took this value at the start");
+    /// The instruction at `ip`, and the address behind it.
+    fn at(&self, ip: Ip, insn: &Insn) -> At {
+        let next = insn.next_ip(ip, self.state.mode);
+        At { ip, next }
     }
 
     pub(crate) fn retired(&mut self, clock: VirtualClock, ip: Ip, insn: &Insn, next: Ip) {
         self.buffer.clock = clock.0;
         self.ip = Some(next);
-        let after = insn.next_ip(ip, self.context.mode);
-        let retired = retired(insn.class, At { ip, next: after }, next);
+        let retired = retired(insn.class, self.at(ip, insn), next);
         self.unit.retire(&mut self.buffer, retired);
     }
 
     /// These blocks ran; `clock` goes on with them.
     pub(crate) fn ran(&mut self, clock: &mut VirtualClock, runs: &mut Runs<'_>) {
-        let mut now = *clock;
-        let mut unit = self.unit.gather(now.0);
-        loop {
-            runs.take_direct(|instructions, conditional, taken| {
-                let mut then = now;
-                then.ticks(instructions);
-                let takes = unit.direct(then.0, conditional, taken);
-                if takes {
-                    now = then;
-                }
-                takes
-            });
-            self.buffer.clock = now.0;
-            let Some(run) = runs.next() else { break };
-            now.ticks(run.instructions());
-            self.buffer.clock = now.0;
-            let (at, next) = (
-                At {
-                    ip: run.last(),
-                    next: run.after(),
-                },
-                run.next,
-            );
-            let buffer = &mut self.buffer;
-            // The compiler is to see the kind of branch.
-            match run.class() {
-                Class::Return => unit.retire(buffer, retired(Class::Return, at, next)),
-                Class::DirectCall => unit.retire(buffer, retired(Class::DirectCall, at, next)),
-                Class::IndirectCall => unit.retire(buffer, retired(Class::IndirectCall, at, next)),
-                Class::IndirectJump => unit.retire(buffer, retired(Class::IndirectJump, at, next)),
-                class => unit.retire(buffer, retired(class, at, next)),
-            }
-        }
-        drop(unit);
-        (*clock, self.ip) = (now, Some(runs.ip()));
+        self.unit.ran(&mut self.buffer, clock, runs);
+        self.ip = Some(runs.ip());
     }
 
-    pub(crate) fn far_branch(&mut self, clock: VirtualClock, next: Ip, mode: ExecMode) {
+    pub(crate) fn far_branch(
+        &mut self,
+        clock: VirtualClock,
+        ip: Ip,
+        insn: &Insn,
+        next: Ip,
+        mode: ExecMode,
+    ) {
         self.buffer.clock = clock.0;
+        let at = self.at(ip, insn);
         self.ip = Some(next);
-        self.context = Context {
-            mode,
-            ..self.context
-        };
-        self.transfer(None, next);
+        self.state.mode = mode;
+        self.transfer(Transfer::Branch(at), next);
     }
 
     pub(crate) fn task(&self) -> Task {
@@ -313,52 +240,55 @@ impl Thread {
         }
     }
 
-    /// Enters the kernel: by the instruction that just retired, or (`from`) by an event.
-    pub(crate) fn enter_kernel(&mut self, clock: VirtualClock, from: Option<Ip>) {
+    /// Enters the kernel.
+    pub(crate) fn enter_kernel(&mut self, clock: VirtualClock, entry: Entry) {
+        let how = match entry {
+            Entry::Instruction { ip, insn } => Transfer::Branch(self.at(ip, &insn)),
+            Entry::SoftwareInterrupt { ip, insn } => Transfer::Software(self.at(ip, &insn)),
+            Entry::Event { from } => Transfer::Event(from),
+        };
         self.buffer.clock = clock.0;
         self.ip = None;
-        self.context = Context {
-            cpl: 0,
-            mode: ExecMode::Bits64,
-            ..self.context
-        };
-        self.transfer(from, KERNEL);
+        self.state.cpl = 0;
+        self.state.mode = ExecMode::Bits64;
+        self.transfer(how, KERNEL);
     }
 
-    /// Control goes to `to`, where the thread's context holds already: by an event at `from`, or by a far branch.
-    fn transfer(&mut self, from: Option<Ip>, to: Ip) {
-        let to = Destination {
-            ip: to,
-            context: self.context,
-        };
-        let event = match from {
-            // The vector is told by Event Trace only, which is not recorded.
-            Some(from) => Event::Interrupt {
-                from,
-                vector: 0,
-                page_fault: None,
-                to,
-            },
-            None => {
-                let at = At::default();
-                Event::FarBranch { at, to }
-            }
-        };
-        self.unit.event(&mut self.buffer, event);
+    /// Control goes to `to`, where the thread's state holds already.
+    fn transfer(&mut self, how: Transfer, to: Ip) {
+        self.unit.transfer(&mut self.buffer, how, to, self.state);
     }
 
     pub(crate) fn resume_user(&mut self, clock: VirtualClock, ip: Ip, mode: ExecMode) {
         self.buffer.clock = clock.0;
         if core::mem::take(&mut self.time_owed) {
-            self.unit.event(&mut self.buffer, Event::ClocksResumed);
+            self.unit.tell_time(&mut self.buffer);
         }
         self.ip = Some(ip);
-        self.context = Context {
-            cpl: 3,
-            mode,
-            ..self.context
-        };
-        self.transfer(None, ip);
+        self.state.cpl = 3;
+        self.state.mode = mode;
+        // The kernel's own way back is not traced.
+        self.transfer(Transfer::Branch(At::default()), ip);
+    }
+
+    /// Whether an AUX record has to tell that code of this mode comes next, as packets do not.
+    pub(crate) fn owes_mode(&self, mode: ExecMode) -> bool {
+        matches!(self.unit, TraceUnit::Rtit(_)) && self.told_mode != mode
+    }
+
+    /// All before has been told of; behind it stands code of this mode.
+    pub(crate) const fn mode_told(&mut self, mode: ExecMode) {
+        self.told_mode = mode;
+    }
+
+    /// The mode of the code that has not been told of.
+    pub(crate) const fn told_mode(&self) -> ExecMode {
+        self.told_mode
+    }
+
+    /// Whether a software interrupt is an instruction that retired, as RTIT has it, and not an event.
+    pub(crate) const fn software_interrupts_retire(&self) -> bool {
+        matches!(self.unit, TraceUnit::Rtit(_))
     }
 
     /// Whether the thread is in user space.
@@ -371,14 +301,14 @@ impl Thread {
     pub(crate) fn mark_begin(&mut self, clock: VirtualClock) {
         self.buffer.clock = clock.0;
         if self.in_user() {
-            self.set_trace_en(false);
+            self.set_tracing(false);
         }
     }
 
     pub(crate) fn mark_end(&mut self, clock: VirtualClock) {
         self.buffer.clock = clock.0;
         if self.in_user() {
-            self.set_trace_en(true);
+            self.set_tracing(true);
         } else {
             self.time_owed = true;
         }
@@ -387,7 +317,11 @@ impl Thread {
     /// Stops tracing for good.
     pub(crate) fn stop(&mut self, clock: VirtualClock) {
         self.buffer.clock = clock.0;
-        self.set_trace_en(false);
+        self.set_tracing(false);
+    }
+
+    fn set_tracing(&mut self, on: bool) {
+        self.unit.set_tracing(&mut self.buffer, on, self.ip);
     }
 
     /// What no AUX record has told of yet: offset and size.

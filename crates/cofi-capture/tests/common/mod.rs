@@ -339,7 +339,7 @@ impl Observer for Flow {
                         .push(format!("thread {tid}: {insn:?} at {ip} is no system call"));
                 }
             }
-            Entry::Event { from } => {
+            Entry::SoftwareInterrupt { ip: from, .. } | Entry::Event { from } => {
                 self.leaves(tid, from.0, At::Kernel, Event::Async(from.0));
             }
         }

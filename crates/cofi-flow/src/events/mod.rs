@@ -59,6 +59,8 @@ pub struct Told {
 /// - where a PTWRITE stood that has no FUP, and where a TIP.PGD without FUP came from.
 /// - whether tracing goes on where it went off, if a TIP.PGD tells no address: then `resumed` is false.
 /// - how many TNT bits belong to the instructions before a TIP: processors may defer TIPs (33.4.2.3).
+/// - of RTIT, whether a FUP.FAR or FUP.PGD is a far transfer's, an event's or, the latter, a near branch's: they are told as if something had
+///   struck at their address. And that tracing was switched off, where no FUP.PGD tells.
 ///
 /// A PSB+ is told of only as far as it tells news: the first, tracing on, is [`Event::Enabled`].
 #[derive(Debug)]
@@ -79,7 +81,7 @@ impl CodeSource for NoCode {
 }
 
 impl<'t> EventDecoder<'t> {
-    /// A decoder of `trace`, the bytes of one packet stream. Of `config`, what concerns clocks and errata matters.
+    /// A decoder of `trace`, the bytes of one packet stream. Of `config`, what concerns format, clocks and errata matters.
     pub fn new(trace: &'t [u8], config: FlowConfig) -> Self {
         let config = FlowConfig {
             cache_limit: 0,
@@ -133,6 +135,10 @@ impl<'t> EventDecoder<'t> {
                 flow.push(Event::Disabled { ip });
                 flow.apply(Bound { tsx: None, ..bound }, ip);
             }
+            Pending::Paging { cr3, .. } if flow.reader.is_rtit() => {
+                flow.consumed();
+                flow.push_paging(cr3);
+            }
             Pending::Paging { cr3, nr } => {
                 flow.consumed();
                 flow.push(Event::Paging { cr3, nr });
@@ -165,11 +171,15 @@ impl<'t> EventDecoder<'t> {
                 flow.apply_status(status);
             }
             Pending::Bad(kind) => flow.fail(kind),
-            Pending::Tip(None) => flow.fail(FlowErrorKind::SuppressedIp { packet: Kind::Tip }),
+            Pending::Tip(None) => flow.fail(FlowErrorKind::SuppressedIp {
+                packet: flow.tip_kind(),
+            }),
+            pending @ (Pending::OverflowAt(_) | Pending::Ends(_)) => flow.follow_rtit(pending),
+            pge @ Pending::Pge(_) if flow.reader.is_rtit() => flow.follow_rtit(pge),
             pge @ Pending::Pge(_) => {
                 flow.pending = pge;
                 flow.fail(FlowErrorKind::Unexpected {
-                    found: Kind::TipPge,
+                    found: Kind::TipPge.into(),
                     expected: Expected::TracingOn,
                 });
             }

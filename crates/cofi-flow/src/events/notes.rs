@@ -6,22 +6,24 @@ use core::fmt;
 use cofi_packet::intel::Kind;
 use cofi_packet::{ExecMode, Ip, Tsc};
 
+use crate::PacketKind;
+
 /// More packets than this are never noted for one event. A compound event has at most five (table 33-14).
 const MAX_KINDS: usize = 6;
 
 /// The packets of an event, in the order of the stream.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct PacketKinds {
-    kinds: [Option<Kind>; MAX_KINDS],
+    kinds: [Option<PacketKind>; MAX_KINDS],
 }
 
 impl PacketKinds {
     /// The packets.
-    pub fn iter(&self) -> impl Iterator<Item = Kind> + use<> {
+    pub fn iter(&self) -> impl Iterator<Item = PacketKind> + use<> {
         self.kinds.into_iter().flatten()
     }
 
-    fn push(&mut self, kind: Kind) {
+    fn push(&mut self, kind: PacketKind) {
         if let Some(slot) = self.kinds.iter_mut().find(|slot| slot.is_none()) {
             *slot = Some(kind);
         }
@@ -57,9 +59,9 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    pub(crate) fn new(offset: usize, kind: Kind, tsc: Option<Tsc>) -> Self {
+    pub(crate) fn new(offset: usize, kind: impl Into<PacketKind>, tsc: Option<Tsc>) -> Self {
         let mut kinds = PacketKinds::default();
-        kinds.push(kind);
+        kinds.push(kind.into());
         Self {
             offset,
             kinds,
@@ -69,13 +71,13 @@ impl Origin {
     }
 
     /// With a further packet.
-    pub(crate) fn and(mut self, kind: Kind) -> Self {
-        self.kinds.push(kind);
+    pub(crate) fn and(mut self, kind: impl Into<PacketKind>) -> Self {
+        self.kinds.push(kind.into());
         self
     }
 
     /// Bound to an address that a packet of this kind gave, if one did and none had before.
-    pub(crate) fn at(self, ip: Option<Ip>, kind: Kind) -> Self {
+    pub(crate) fn at(self, ip: Option<Ip>, kind: impl Into<PacketKind>) -> Self {
         match (ip, self.ip) {
             (Some(_), None) => Self {
                 ip,
@@ -144,7 +146,7 @@ pub(crate) struct Notes {
     /// Where the processor went to sleep.
     pub(crate) power: Option<Ip>,
     /// The packet read last.
-    pub(crate) last: Option<Kind>,
+    pub(crate) last: Option<PacketKind>,
     pub(crate) bound: BoundOrigins,
     /// The PTW packet whose FUP is to come.
     pub(crate) ptwrite: Origin,

@@ -18,7 +18,7 @@ use crate::FlowConfig;
 use crystal::{Clock, Crystal};
 use guest::Guest;
 use rate::{Moment, Rate};
-pub(crate) use rtit::RtitTime;
+pub use rtit::RtitTime;
 
 /// An estimate of the time stamp counter, and between which values it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -62,7 +62,7 @@ enum Worth {
 /// STS packets alone tell the time as such, so there is none before the first. 40 bits are in the packet; the others count how often they went
 /// round. An STS that tells of a time up to 2^32 ticks before what was certain says that the counter was set back.
 #[derive(Clone, Debug)]
-pub(crate) struct RtitTime {
+pub struct RtitTime {
     e2: bool,
     e6: bool,
     e7: bool,
@@ -95,7 +95,9 @@ pub(crate) struct RtitTime {
 }
 
 impl RtitTime {
-    pub(crate) fn new(config: &FlowConfig) -> Self {
+    /// A tracker for the clocks of `config`.
+    #[must_use]
+    pub fn new(config: &FlowConfig) -> Self {
         Self {
             e2: config.errata.rtit_e2,
             e6: config.errata.rtit_e6,
@@ -120,7 +122,7 @@ impl RtitTime {
     }
 
     /// The estimate now; none before the first STS packet.
-    pub(crate) fn now(&self) -> Option<Tsc> {
+    pub fn now(&self) -> Option<Tsc> {
         self.now.map(Tsc)
     }
 
@@ -141,13 +143,13 @@ impl RtitTime {
     }
 
     /// Whether the counter was set back since this was asked last; of several times, the last.
-    pub(crate) fn take_jump(&mut self) -> Option<TimeJump> {
+    pub fn take_jump(&mut self) -> Option<TimeJump> {
         self.jump.take()
     }
 
     /// Takes `packet`, behind which the stream goes on with `behind`; whether it tells the time. All packets but partial TNTs are to be shown
     /// to it.
-    pub(crate) fn take(&mut self, packet: &Packet, behind: &[u8]) -> bool {
+    pub fn take(&mut self, packet: &Packet, behind: &[u8]) -> bool {
         let is_confirmed = self.is_confirmed_by(packet);
         self.after_overflow = false;
         if is_confirmed {

@@ -1,10 +1,14 @@
 //! Packets as text, and what comes of them as words.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub(crate) mod any;
+mod rtit;
 mod words;
 
 #[allow(unused_imports, reason = "each test takes what it needs")]
-pub(crate) use words::{event_word, matches, word};
+pub(crate) use rtit::rtit_packets;
+#[allow(unused_imports, reason = "each test takes what it needs")]
+pub(crate) use words::{event_word, matches, told_word, word};
 
 use cofi_packet::ExecMode;
 use cofi_packet::intel::{

@@ -1,6 +1,6 @@
 //! Items and events as words, which cases compare.
 
-use cofi_flow::{Event, Item};
+use cofi_flow::{Event, Item, Told};
 use cofi_packet::Ip;
 
 fn place(ip: Option<Ip>) -> String {
@@ -24,6 +24,7 @@ pub(crate) fn event_word(event: Event) -> String {
         Event::Disabled { ip } => format!("disabled:{}", place(ip)),
         Event::AsyncBranch { from, to } => format!("async:{:x}>{:x}", from.0, to.0),
         Event::AsyncDisabled { at, ip } => format!("asyncoff:{:x}>{}", at.0, place(ip)),
+        Event::PagingEnabled { on } => format!("pg:{}", if on { "on" } else { "off" }),
         Event::Paging { cr3, nr } => format!("paging:{cr3:x}{}", if nr { ".nr" } else { "" }),
         Event::Overflow { ip } => format!("overflow:{}", place(ip)),
         Event::ExecMode { mode, .. } => format!("mode:{}", mode.bits()),
@@ -57,6 +58,34 @@ pub(crate) fn event_word(event: Event) -> String {
             .collect(),
         Event::Tick(tick) => tick.kind().name().into(),
         _ => "unknown".into(),
+    }
+}
+
+/// Something told, as a word: the event, the address if the event itself has no place for it, the packets.
+pub(crate) fn told_word(told: &Told) -> String {
+    match told.what {
+        Err(error) => format!("error({error})").replace(' ', "_"),
+        Ok(event) => {
+            let bare = matches!(
+                event,
+                Event::Paging { .. }
+                    | Event::PagingEnabled { .. }
+                    | Event::ExecMode { .. }
+                    | Event::Vmcs { .. }
+                    | Event::Mwait { .. }
+                    | Event::Pwre { .. }
+                    | Event::Pwrx { .. }
+                    | Event::EventData { .. }
+                    | Event::BlockItem { .. }
+            );
+            let place = match (told.ip, bare) {
+                (Some(ip), true) => format!("@{:x}", ip.0),
+                (None, true) => "@-".into(),
+                (_, false) => String::new(),
+            };
+            let packets = told.packets.to_string().replace(' ', "+");
+            format!("{}{place}[{packets}]", event_word(event))
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! What a record says, by kind.
 
 use crate::constants::Feature;
-use crate::reader::{Attr, BuildId, IntelPtInfo};
+use crate::reader::{Attr, BuildId, TraceInfo};
 use crate::{PerfTime, TimeConv};
-use cofi_packet::Tsc;
+use cofi_packet::{ExecMode, Tsc};
 
 /// The fields of a record, by kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ pub enum Body<'a> {
         payload: &'a [u8],
     },
     /// AUXTRACE_INFO: how the trace was taken.
-    AuxtraceInfo(IntelPtInfo),
+    AuxtraceInfo(TraceInfo),
     /// TIME_CONV: how the TSC converts to time.
     TimeConv {
         /// The conversion.
@@ -248,6 +248,30 @@ impl AuxFlags {
     pub const PARTIAL: Self = Self(4);
     /// A sample collided with another.
     pub const COLLISION: Self = Self(8);
+
+    /// Which bits tell of a format, in perf's words (PERF_AUX_FLAG_PMU_FORMAT_TYPE_MASK): of RTIT, the execution mode.
+    const FORMAT: u32 = 8;
+
+    /// The flags that tell of this execution mode, where packets do not.
+    #[must_use]
+    pub const fn of_mode(mode: ExecMode) -> Self {
+        let format = match mode {
+            ExecMode::Bits64 => 0,
+            ExecMode::Bits32 => 1,
+            ExecMode::Bits16 => 2,
+        };
+        Self(format << Self::FORMAT)
+    }
+
+    /// The execution mode that they tell in a trace of RTIT.
+    #[must_use]
+    pub const fn mode(self) -> ExecMode {
+        match (self.0 >> Self::FORMAT) as u8 {
+            1 => ExecMode::Bits32,
+            2 => ExecMode::Bits16,
+            _ => ExecMode::Bits64,
+        }
+    }
 
     /// Whether these flags are all there. Bits that tell of a format (of CoreSight, for example) are nothing to this.
     #[must_use]

@@ -18,8 +18,8 @@ mod unpack;
 pub use attr::Attr;
 pub use body::{AuxFlags, Body, IdEntry, ShortClock};
 pub use build_ids::BuildId;
-pub(crate) use info::BY_COFI;
-pub use info::IntelPtInfo;
+pub(crate) use info::{BY_COFI, INTEL_PT, RTIT};
+pub use info::{RtitInfo, TraceInfo};
 pub use record::{Record, SampleId};
 pub use records::Records;
 

@@ -2,7 +2,7 @@
 
 use super::fields::fields_of;
 use super::sample::sample;
-use super::{Attr, Body, Cursor};
+use super::{Attr, Body, Cursor, INTEL_PT, RTIT};
 use crate::constants::{Misc, RecordKind, SampleType};
 use crate::{Error, ErrorKind, PerfTime};
 
@@ -81,8 +81,8 @@ pub(super) fn parse<'a>(
     };
     if kind == RecordKind::AUXTRACE_INFO {
         let found = Cursor::new(body).u32().ok_or_else(short)?;
-        if found != 1 {
-            return Err(Error::new(offset, ErrorKind::NotIntelPt { found }));
+        if !matches!(found, INTEL_PT | RTIT) {
+            return Err(Error::new(offset, ErrorKind::OtherTrace { found }));
         }
     }
     let layout = attr.map_or(SampleType::default(), |attr| attr.sample_type);

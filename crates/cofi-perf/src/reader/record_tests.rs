@@ -270,7 +270,7 @@ fn other_traces_are_named() {
     );
     assert_eq!(
         only(&arm).unwrap_err().kind,
-        ErrorKind::NotIntelPt { found: 3 }
+        ErrorKind::OtherTrace { found: 3 }
     );
 }
 

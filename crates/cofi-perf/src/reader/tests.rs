@@ -3,7 +3,9 @@
 use super::*;
 use crate::ErrorKind;
 use crate::constants::RecordKind;
-use crate::{Mmap2, Options, PerfTime, PtConfig, Subject, Task, TimeConv, Writer};
+use crate::{
+    Mmap2, Options, PerfTime, PtConfig, RtitConfig, Subject, Task, TimeConv, TraceConfig, Writer,
+};
 use cofi_packet::StreamOffset;
 use proptest::prelude::*;
 use std::io::Cursor as IoCursor;
@@ -15,13 +17,13 @@ const TIME: TimeConv = TimeConv {
     zero: 0,
 };
 
-pub(super) fn written(config: PtConfig) -> Vec<u8> {
+pub(super) fn written(config: impl Into<TraceConfig>) -> Vec<u8> {
     written_of(config, Subject::Processes)
 }
 
-fn written_of(config: PtConfig, subject: Subject) -> Vec<u8> {
+fn written_of(config: impl Into<TraceConfig>, subject: Subject) -> Vec<u8> {
     let options = Options {
-        config,
+        config: config.into(),
         time: TIME,
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
@@ -71,7 +73,7 @@ fn what_was_written_is_read() {
     assert_eq!(file.feature_text(Feature::ARCH), Some("x86_64"));
     let records: Vec<_> = file.records().map(Result::unwrap).collect();
     let bodies: Vec<_> = records.iter().map(|record| record.body.clone()).collect();
-    let info = IntelPtInfo {
+    let info = TraceInfo {
         pmu_type: 8,
         time: Some(TIME),
         tsc_bit: 0x400,
@@ -82,6 +84,7 @@ fn what_was_written_is_read() {
         mtc_freq_bits: 0x3c000,
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
+        rtit: None,
     };
     assert_eq!(info.mtc_freq(config.bits()), 3);
     let expected = [
@@ -142,6 +145,48 @@ fn what_was_written_is_read() {
     assert_eq!((records[2].id.id, records[5].id.id), (Some(2), Some(1)));
 }
 
+#[test]
+fn an_rtit_trace_says_how_it_was_taken() {
+    let info_of = |config, subject| {
+        let bytes = written_of(config, subject);
+        let file = File::parse(&bytes).unwrap();
+        assert_eq!(file.problems(), []);
+        let info = file.records().find_map(|record| match record.ok()?.body {
+            Body::AuxtraceInfo(info) => Some(info),
+            _ => None,
+        });
+        let info = info.unwrap();
+        let config = file.attr_of_pmu(info.pmu_type).unwrap().config;
+        (info, config & info.tsc_bit != 0)
+    };
+    let config = RtitConfig {
+        cyc: true,
+        psb_period: 3,
+        ..RtitConfig::default()
+    };
+    let (info, is_timed) = info_of(config, Subject::Processes);
+    let registers = info.rtit.unwrap();
+    assert!(is_timed && info.by_cofi && registers.is_cycle_accurate());
+    assert_eq!((info.time, info.max_nonturbo_ratio), (Some(TIME), 20));
+    // User, and the configuration's own bits.
+    assert_eq!(registers.ctl, 0x8 | config.bits());
+    assert_eq!(registers.pkt_cnt, 0x3_0000);
+    assert_eq!((registers.filter(), registers.stop()), (vec![], vec![]));
+    assert_eq!(registers.processor, (0, 0, 0));
+
+    let (info, is_timed) = info_of(
+        RtitConfig::NONE,
+        Subject::Guest {
+            os: true,
+            user: true,
+        },
+    );
+    let registers = info.rtit.unwrap();
+    assert!(!is_timed && info.time.is_none() && !registers.is_cycle_accurate());
+    // Cmprs_Ret, User, OS.
+    assert_eq!(registers.ctl, 0x80c);
+}
+
 /// The flags of the two attributes, and whether the first is that of a guest.
 fn flags_of(subject: Subject) -> ([u64; 2], bool) {
     let bytes = written_of(PtConfig::default(), subject);
@@ -189,7 +234,7 @@ fn code_that_all_address_spaces_share_is_the_kernels() {
     const KERNEL: u16 = 1;
     const USER: u16 = 2;
     let options = Options {
-        config: PtConfig::default(),
+        config: PtConfig::default().into(),
         time: TIME,
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
@@ -254,7 +299,7 @@ fn a_timeless_file_has_no_times() {
 #[test]
 fn a_chunk_without_a_time_is_refused_where_perf_would_silently_decode_nothing() {
     let options = Options {
-        config: PtConfig::default(),
+        config: PtConfig::default().into(),
         time: TIME,
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
@@ -330,7 +375,7 @@ fn a_file_that_perf_did_not_complete_is_read_to_its_end() {
 #[test]
 fn a_killed_recorder_leaves_its_packets() {
     let options = Options {
-        config: PtConfig::default(),
+        config: PtConfig::default().into(),
         time: TIME,
         tsc_ctc_ratio: (80, 1),
         max_nonturbo_ratio: 20,
@@ -420,7 +465,7 @@ fn a_file_of_real_hardware() {
         Body::AuxtraceInfo(info) => Some(info),
         _ => None,
     });
-    let info = IntelPtInfo {
+    let info = TraceInfo {
         pmu_type: 6,
         time: Some(TimeConv {
             shift: 31,
@@ -435,6 +480,7 @@ fn a_file_of_real_hardware() {
         mtc_freq_bits: 0x3c000,
         tsc_ctc_ratio: (100, 2),
         max_nonturbo_ratio: 12,
+        rtit: None,
     };
     assert_eq!(found, Some(info));
     let event = file.attr_of_pmu(6).expect("the event");

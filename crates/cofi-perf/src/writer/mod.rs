@@ -1,8 +1,9 @@
 //! Writes a perf.data file that stock perf decodes.
 
+mod info;
+
 use crate::constants::{Feature, RecordKind, SampleType};
-use crate::reader::BY_COFI;
-use crate::{PerfTime, PtConfig, TimeConv, WriteError};
+use crate::{PerfTime, TimeConv, TraceConfig, WriteError};
 use cofi_packet::StreamOffset;
 use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
@@ -10,13 +11,13 @@ use std::io::{Seek, SeekFrom, Write};
 /// What the file says of the trace as a whole.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The trace's configuration.
-    pub config: PtConfig,
+    /// The trace's configuration, which says of which format it is.
+    pub config: TraceConfig,
     /// How TSC values convert to perf's time.
     pub time: TimeConv,
-    /// CPUID leaf 15H: TSC ticks per crystal clock tick, numerator and denominator.
+    /// CPUID leaf 15H: TSC ticks per crystal clock tick, numerator and denominator. RTIT has no use for it.
     pub tsc_ctc_ratio: (u32, u32),
-    /// Maximum non-turbo ratio.
+    /// Maximum non-turbo ratio: TSC ticks per tick of the bus clock.
     pub max_nonturbo_ratio: u32,
     /// The recorded command line.
     pub command_line: Vec<String>,
@@ -42,10 +43,12 @@ pub enum Subject {
 
 impl Subject {
     /// What perf would call the events.
-    const fn event_names(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Processes => ("intel_pt//u", "dummy:u"),
-            Self::Guest { .. } => ("intel_pt//G", "dummy:G"),
+    const fn event_names(self, config: TraceConfig) -> (&'static str, &'static str) {
+        match (config, self) {
+            (TraceConfig::Pt(_), Self::Processes) => ("intel_pt//u", "dummy:u"),
+            (TraceConfig::Pt(_), Self::Guest { .. }) => ("intel_pt//G", "dummy:G"),
+            (TraceConfig::Rtit(_), Self::Processes) => ("rtit//u", "dummy:u"),
+            (TraceConfig::Rtit(_), Self::Guest { .. }) => ("rtit//G", "dummy:G"),
         }
     }
 
@@ -188,7 +191,7 @@ impl<W: Write + Seek> Writer<W> {
         // Written again at the end, when sizes are known.
         this.put(&header(0, &[0; 4]))?;
         this.put(Bytes::default().u64s(&[PT_ID, DUMMY_ID]).0.as_slice())?;
-        let pt = this.options.config.bits() | 1;
+        let pt = this.event_config();
         let subject = this.options.subject.flags();
         this.attr(PMU_TYPE, pt, PT_FLAGS | subject, IDS_AT)?;
         // PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
@@ -205,6 +208,14 @@ impl<W: Write + Seek> Writer<W> {
         }
         this.checkpoint()?;
         Ok(this)
+    }
+
+    /// `attr.config` of the event.
+    fn event_config(&self) -> u64 {
+        match self.options.config {
+            TraceConfig::Pt(config) => config.bits() | 1,
+            TraceConfig::Rtit(config) => config.bits(),
+        }
     }
 
     fn is_timeless(&self) -> bool {
@@ -252,30 +263,7 @@ impl<W: Write + Seek> Writer<W> {
     }
 
     fn auxtrace_info(&mut self) -> Result<(), WriteError> {
-        let (n, d) = self.options.tsc_ctc_ratio;
-        let TimeConv { shift, mult, zero } = self.options.time;
-        let mut info = Bytes::default();
-        // Of type Intel PT, and by whom.
-        info.u32(1).u32(BY_COFI).u64s(&[
-            PMU_TYPE.into(),
-            shift,
-            mult,
-            zero,
-            u64::from(!self.is_timeless()),
-            PtConfig::TSC_BIT,
-            PtConfig::NORETCOMP_BIT,
-            0, // have_sched_switch
-            0, // snapshot_mode
-            0, // per_cpu_mmaps
-            PtConfig::MTC_BIT,
-            PtConfig::MTC_FREQ_BITS,
-            n.into(),
-            d.into(),
-            PtConfig::CYC_BIT,
-            self.options.max_nonturbo_ratio.into(),
-            0, // filter_len
-            0, // cap_event_trace
-        ]);
+        let mut info = info::of(&self.options);
         self.record(RecordKind::AUXTRACE_INFO, 0, &mut info)
     }
 
@@ -491,8 +479,8 @@ impl<W: Write + Seek> Writer<W> {
         let mut events = Bytes::default();
         events.u32(2).u32(ATTR_SIZE);
         let subject = self.options.subject;
-        let (pt_name, dummy_name) = subject.event_names();
-        let pt = self.options.config.bits() | 1;
+        let (pt_name, dummy_name) = subject.event_names(self.options.config);
+        let pt = self.event_config();
         for (kind, config, flags, name, id) in [
             (PMU_TYPE, pt, PT_FLAGS | subject.flags(), pt_name, PT_ID),
             (1, 9, DUMMY_FLAGS | subject.flags(), dummy_name, DUMMY_ID),

@@ -45,8 +45,6 @@ mod implementation;
 pub mod msr;
 mod output;
 mod registers;
-#[cfg(test)]
-mod tests;
 mod unit;
 
 pub use event::{Client, Context, Destination, Event, SleepState};

@@ -211,7 +211,7 @@ registers! {
     /// The CR3 that CR3 filtering lets through.
     Cr3Match RTIT_CR3_MATCH "RTIT_CR3_MATCH" 0x777 "3.3.8" reset 0 {
         /// Bits 35:5 of CR3.
-        cr3 with_cr3 "CR3[35:5]" 5..36 u64 Rw;
+        cr3 with_cr3 "CR3" 5..36 u64 Rw;
     }
     /// How many bytes were sent since the last PSB, and when the next is due.
     PktCnt RTIT_PKT_CNT "RTIT_PKT_CNT" 0x77c "3.3.9" reset 0x2_0000 {

@@ -1,6 +1,7 @@
-//! What CPUID tells: the processor, a hypervisor above it, and Intel PT.
+//! What CPUID tells: the processor, a hypervisor above it, Intel PT, and whether it is one that has RTIT.
 
 use super::{Finding, Status};
+use cofi_packet::rtit::has_rtit;
 use raw_cpuid::CpuIdResult;
 use raw_cpuid::native_cpuid::cpuid_count;
 use serde_json::Value;
@@ -260,9 +261,35 @@ fn judge(leaf: Option<Leaf14>, has_pmu: bool, is_intel: bool, is_guest: bool) ->
         .fact("psb_periods", encodings(found.ebx1 >> 16))
 }
 
+/// RTIT is not enumerated: family, model and stepping tell whether a processor has it.
+pub(super) fn rtit() -> Finding {
+    judge_rtit(&vendor(), signature(cpuid_count(1, 0).eax))
+}
+
+fn judge_rtit(vendor: &str, (family, model, stepping): (u32, u32, u32)) -> Finding {
+    let known = vendor == "GenuineIntel"
+        && u16::try_from(family).is_ok_and(|family| has_rtit(family, model as u8, stepping as u8));
+    let make = |status, says: &str| Finding::new("rtit", "RTIT", status, says);
+    let finding = if known {
+        make(
+            Status::Limited,
+            "the processor is one that has it, but Linux has no driver for it; its registers from 760H on are for a debugger or a \
+             kernel module",
+        )
+        .hint("read bare packets of it with --format rtit and --cpu; --config rtit records by software")
+    } else {
+        make(
+            Status::Missing,
+            "not one of the processors that have it (Silvermont and Airmont, by model and stepping)",
+        )
+        .hint("--config rtit records it by software, with --engine ptrace and --engine qemu")
+    };
+    finding.fact("model", known)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Leaf14, Status, encodings, judge, signature, words};
+    use super::{Leaf14, Status, encodings, judge, judge_rtit, signature, words};
 
     #[test]
     fn registers_hold_words() {
@@ -337,5 +364,21 @@ mod tests {
             assert!(none.hint.is_some_and(|hint| hint.contains(about)));
         }
         assert_eq!(judge(None, true, true, false).status, Status::Limited);
+    }
+
+    #[test]
+    fn rtit_goes_by_model_and_stepping() {
+        let judge = |vendor, signature| judge_rtit(vendor, signature);
+        // Airmont, by its number and as CPUID encodes it.
+        let airmont = judge("GenuineIntel", (6, 76, 3));
+        assert_eq!(airmont, judge("GenuineIntel", signature(0x0004_06c3)));
+        assert_eq!(airmont.status, Status::Limited);
+        for (vendor, other) in [
+            ("GenuineIntel", (6, 76, 4)),
+            ("GenuineIntel", (6, 94, 3)),
+            ("AuthenticAMD", (6, 76, 3)),
+        ] {
+            assert_eq!(judge(vendor, other).status, Status::Missing);
+        }
     }
 }

@@ -80,6 +80,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Ended> {
         cpu::processor(),
         cpu::virtualisation(),
         cpu::intel_pt(),
+        cpu::rtit(),
         kernel::perf_event_paranoid(),
         kernel::ptrace_scope(),
         kernel::block_step(),

@@ -10,12 +10,14 @@ use crate::args::{DumpArgs, Format as FileFormat};
 use crate::digits::counted;
 use crate::json::Line;
 use crate::output::{Stdout, is_coloured, stdout, tell};
+use crate::rtit::RtitArgs;
 use crate::{Ended, input};
 use anyhow::Result;
+use cofi_flow::TraceFormat;
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::Rtit;
 use cofi_packet::{Item, Listing, Packets, extent};
-use cofi_session::Stream;
+use cofi_session::{Session, Stream};
 use filter::Filter;
 use known::Known;
 use stats::Stats;
@@ -24,8 +26,10 @@ use text::Text;
 
 /// Runs the command.
 pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
-    let is_rtit = args.input.format == Some(FileFormat::Rtit);
-    input::check_mode(args.cycle_accurate, is_rtit);
+    input::check_mode(
+        args.cycle_accurate,
+        args.input.format == Some(FileFormat::Rtit),
+    );
     let mut dump = Dump {
         args,
         text: Text::new(is_coloured(args.color), args.bytes),
@@ -34,27 +38,15 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
         errors: false,
         hidden: 0,
     };
-    if is_rtit {
-        let filter = Filter::new::<Rtit>(&args.filter)?;
-        let bytes = input::map(&args.input.file)?;
-        let packets = Packets::<Rtit>::new(&bytes).in_context(input::mode(args.cycle_accurate));
-        dump.stream(packets, &bytes, &filter, None)?;
-    } else {
-        let filter = Filter::new::<IntelPt>(&args.filter)?;
-        let bytes = input::map(&args.input.file)?;
-        let session = input::open(&args.input, &bytes)?;
-        dump.errors = input::report(&session);
-        let several = session.streams().len() > 1;
-        for stream in session.streams() {
-            let bytes = stream.bytes();
-            // No packet is made of two halves between which something is missing.
-            let packets = stream.parts().flat_map(|part| {
-                let upto = usize::try_from(part.end.0).unwrap_or(usize::MAX);
-                let bytes = bytes.get(..upto).unwrap_or(bytes);
-                Packets::<IntelPt>::starting_at(bytes, part.start)
-            });
-            dump.stream(packets, bytes, &filter, several.then_some(stream))?;
-        }
+    let rtit = RtitArgs {
+        cycle_accurate: args.cycle_accurate,
+        ..RtitArgs::default()
+    };
+    let bytes = input::map(&args.input.file)?;
+    let session = input::open(&args.input, &rtit, &bytes)?;
+    match session.flow_config().format {
+        TraceFormat::IntelPt => dump.session::<IntelPt>(&session, Default::default())?,
+        TraceFormat::Rtit(config) => dump.session::<Rtit>(&session, config.cycles)?,
     }
     dump.out.flush()?;
     if dump.hidden > 0 {
@@ -81,6 +73,24 @@ struct Dump<'a> {
 }
 
 impl Dump<'_> {
+    /// Prints all streams. `outside` is what must be known beside the bytes where a stream begins.
+    fn session<F: Known>(&mut self, session: &Session<'_>, outside: F::Context) -> Result<()> {
+        let filter = Filter::new::<F>(&self.args.filter)?;
+        self.errors = input::report(session);
+        let several = session.streams().len() > 1;
+        for stream in session.streams() {
+            let bytes = stream.bytes();
+            // No packet is made of two halves between which something is missing.
+            let packets = stream.parts().flat_map(|part| {
+                let upto = usize::try_from(part.end.0).unwrap_or(usize::MAX);
+                let bytes = bytes.get(..upto).unwrap_or(bytes);
+                Packets::<F>::starting_at(bytes, part.start).in_context(outside)
+            });
+            self.stream(packets, bytes, &filter, several.then_some(stream))?;
+        }
+        Ok(())
+    }
+
     /// Prints one stream; `stream` is given where there are several.
     fn stream<F: Known>(
         &mut self,

@@ -1,12 +1,11 @@
 //! The output of a scenario against what its file expects.
 
 use super::reader::{Mistake, Read};
+use super::record::{Mark, Note, Record};
+use super::registers::{Traced, register_named};
 use super::scenario::Expect;
 use super::show::{Entry, line, walk};
-use super::values::register_named;
-use super::world::{Mark, Note, World};
-use cofi_packet::intel::{Assembler, IntelPt};
-use cofi_packet::{AssembleError, Listed, Value};
+use cofi_packet::{AssembleError, Assembler, Listed, Value};
 use std::collections::HashSet;
 use std::convert::Infallible;
 use std::fmt::{self, Write as _};
@@ -18,24 +17,36 @@ const MOST_COMPARED: usize = 2000;
 const FAULTS: [&str; 4] = ["#GP", "#UD", "shutdown", "vm-entry"];
 
 /// What differs between the output, without that of `[start]`, and what is expected; `None` if nothing does.
-pub(super) fn difference(world: &World, expect: &Expect) -> Read<Option<String>> {
+pub(super) fn difference<F: Traced>(record: &Record<F>, expect: &Expect) -> Read<Option<String>> {
+    let stream = record.packets();
+    let begun = record.marks.partition_point(|mark| mark.op == 0);
+    let marks = &record.marks[begun..];
     // What `[start]` sent says how the addresses that follow are compressed.
-    let started = world
-        .marks
-        .iter()
-        .find(|mark| mark.op > 0)
-        .map_or(world.stream.len(), |mark| mark.offset);
-    let start = lines(&world.stream[..started], &[]);
-    let expected = expected(&start, expect)?;
-    let mut want = lines(&expected.stream, &expected.marks);
+    let started = marks.first().map_or(stream.len(), |mark| mark.offset);
+    let start = lines::<F>(
+        stream.get(..started).unwrap_or_default(),
+        record.context,
+        &[],
+    );
+    let expected = expected(&start, record, expect)?;
+    let mut want = lines::<F>(&expected.stream, record.context, &expected.marks);
     for line in &mut want {
-        line.form = line.form.filter(|_| expected.forms.contains(&line.offset));
+        if !expected.forms.contains(&line.offset) {
+            line.form = None;
+        }
     }
-    let got = lines(&world.stream, &world.marks);
+    let got = lines::<F>(stream, record.context, marks);
     let skip = start.len();
     let (want, got) = (&want[skip.min(want.len())..], &got[skip.min(got.len())..]);
     let same = want.len() == got.len() && want.iter().zip(got).all(|(want, got)| want.is(got));
     Ok((!same).then(|| compared(want, got)))
+}
+
+/// The operands that say in which form an address was sent.
+const FORM: [&str; 3] = ["ipc=", "cnt=", "zext="];
+
+fn is_form(word: &str) -> bool {
+    FORM.iter().any(|key| word.starts_with(key))
 }
 
 /// One line of an output.
@@ -45,7 +56,7 @@ struct Shown {
     /// The text, without the form of an address.
     text: String,
     /// The form of the address.
-    form: Option<u64>,
+    form: Option<String>,
 }
 
 impl Shown {
@@ -58,44 +69,46 @@ impl Shown {
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)?;
-        match self.form {
-            Some(form) => write!(f, " ipc={form}"),
+        match &self.form {
+            Some(form) => f.write_str(form),
             None => Ok(()),
         }
     }
 }
 
-fn packet(offset: u64, listed: &Listed<IntelPt>) -> Shown {
-    let mut form = None;
+fn packet<F: Traced>(offset: u64, listed: &Listed<F>) -> Shown {
+    let mut form = String::new();
     listed.visit(&mut |key, value| {
-        if let ("ipc", Value::Number(number) | Value::Named(number, _)) = (key, value) {
-            form = Some(number);
+        let number = match value {
+            Value::Number(number) | Value::Named(number, _) => number,
+            Value::Bool(flag) => flag.into(),
+            _ => return,
+        };
+        if is_form(&format!("{key}=")) {
+            let _ = write!(form, " {key}={number}");
         }
     });
     let text = listed.to_string();
-    let words: Vec<_> = text
-        .split(' ')
-        .filter(|word| !word.starts_with("ipc="))
-        .collect();
+    let words: Vec<_> = text.split(' ').filter(|word| !is_form(word)).collect();
     Shown {
         offset,
         text: words.join(" "),
-        form,
+        form: (!form.is_empty()).then_some(form),
     }
 }
 
 /// All lines of an output.
-fn lines(stream: &[u8], marks: &[Mark]) -> Vec<Shown> {
+fn lines<F: Traced>(stream: &[u8], context: F::Context, marks: &[Mark]) -> Vec<Shown> {
     let mut lines = Vec::new();
     // Nothing is written, so nothing fails.
-    let _ = walk(stream, marks, |_, entry| {
+    let _ = walk::<F>(stream, context, marks, |_, entry| {
         let plain = |text| Shown {
             offset: 0,
             text,
             form: None,
         };
         lines.extend(match entry {
-            Entry::Note(note) => line(note).map(plain),
+            Entry::Note(note) => line::<F>(note).map(plain),
             Entry::Packet(Ok(located), Some(listed)) => Some(packet(located.offset.0, &listed)),
             Entry::Packet(Err(error), _) => Some(plain(format!("error: {}", error.error))),
             Entry::Packet(Ok(_), None) => None,
@@ -114,14 +127,15 @@ struct Expected {
 }
 
 /// The packets and notes of an expected output, behind the packets of `[start]`.
-fn expected(start: &[Shown], expect: &Expect) -> Read<Expected> {
+fn expected<F: Traced>(start: &[Shown], record: &Record<F>, expect: &Expect) -> Read<Expected> {
     let mut bytes = Vec::new();
     let mut marks = Vec::new();
     let mut forms = HashSet::new();
-    let mut assembler = Assembler::new(|packet: &[u8]| -> Result<(), Infallible> {
+    let sink = |packet: &[u8]| -> Result<(), Infallible> {
         bytes.extend_from_slice(packet);
         Ok(())
-    });
+    };
+    let mut assembler = Assembler::<F, _>::in_context(sink, record.context);
     for line in start {
         // It was just listed, so it can be assembled.
         let _ = assembler.line(&line.to_string());
@@ -143,10 +157,15 @@ fn expected(start: &[Shown], expect: &Expect) -> Read<Expected> {
                 Note::Fault { name, rule }
             }
             Some("pmi") => Note::Pmi,
-            Some("msr") => read(&mut words)
+            Some("msr") => read::<F>(&mut words)
                 .ok_or_else(|| wrong("expected `msr NAME = VALUE`, with a known register"))?,
+            Some("store") if record.lists_stores => store(&mut words)
+                .ok_or_else(|| wrong("expected `store ADDRESS: BYTES`, in hexadecimal"))?,
+            Some(word) if record.lists_stores && !is_comment(word) => {
+                return Err(wrong(&format!("`{}`: no packets are listed", line.trim())));
+            }
             _ => {
-                if words.any(|word| word.starts_with("ipc=")) {
+                if words.any(is_form) {
                     forms.insert(offset);
                 }
                 match assembler.line(line) {
@@ -159,10 +178,7 @@ fn expected(start: &[Shown], expect: &Expect) -> Read<Expected> {
                 continue;
             }
         };
-        if words
-            .next()
-            .is_some_and(|word| !word.starts_with([';', '#']))
-        {
+        if words.next().is_some_and(|word| !is_comment(word)) {
             return Err(wrong(&format!("`{}`: there is too much", line.trim())));
         }
         marks.push(Mark {
@@ -178,12 +194,27 @@ fn expected(start: &[Shown], expect: &Expect) -> Read<Expected> {
     })
 }
 
+fn is_comment(word: &str) -> bool {
+    word.starts_with([';', '#'])
+}
+
+/// `ADDRESS: BYTE BYTE …`.
+fn store<'t>(words: &mut impl Iterator<Item = &'t str>) -> Option<Note> {
+    let address = words.next()?.strip_suffix(':')?.strip_prefix("0x")?;
+    let address = u64::from_str_radix(address, 16).ok()?;
+    let mut bytes = Vec::new();
+    for word in words.take_while(|word| !is_comment(word)) {
+        bytes.push(u8::from_str_radix(word, 16).ok()?);
+    }
+    Some(Note::Store { address, bytes })
+}
+
 /// `NAME = VALUE`.
-fn read<'t>(words: &mut impl Iterator<Item = &'t str>) -> Option<Note> {
+fn read<'t, F: Traced>(words: &mut impl Iterator<Item = &'t str>) -> Option<Note> {
     let msr = words.next()?;
     let msr = match msr.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok()?,
-        None => register_named(msr)?,
+        None => register_named::<F>(msr)?,
     };
     if words.next()? != "=" {
         return None;

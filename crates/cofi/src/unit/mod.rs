@@ -1,20 +1,24 @@
 //! `cofi unit`: the software trace unit by itself.
 
 mod check;
-mod events;
-mod ops;
+mod intel;
+mod play;
 mod reader;
+mod record;
+mod registers;
+mod rtit;
 mod scenario;
 mod show;
 mod values;
-mod vmx;
-mod world;
 
 use crate::args::UnitRunArgs;
 use crate::output::{is_coloured, stdout, tell};
 use crate::{Ended, input};
 use anyhow::{Context, Result, anyhow, bail};
 use reader::Table;
+use record::Record;
+use registers::Traced;
+use scenario::{Expect, UnitName};
 use std::io::Write;
 
 /// Runs `cofi unit run`.
@@ -25,29 +29,62 @@ pub(crate) fn run(args: &UnitRunArgs) -> Result<Ended> {
     let wrong = |mistake: reader::Mistake| anyhow!("{name}:{}", mistake.told(&text));
     let document = reader::parse(&text).map_err(wrong)?;
     let table = Table::new("the scenario", 0..0, document.get_ref());
-    let played = scenario::play(&table).map_err(wrong)?;
-    if let Some(path) = &args.raw_output {
-        std::fs::write(path, &played.world.stream)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    let mut out = stdout();
-    let errors = if args.check {
-        let Some(expect) = &played.expect else {
-            bail!("{name}: there is nothing to check: the scenario has no key `expect`");
-        };
-        let difference = check::difference(&played.world, expect).map_err(wrong)?;
-        if let Some(difference) = &difference {
-            out.write_all(difference.as_bytes())?;
-            tell(format_args!("{name}: the output is not as expected"));
-        }
-        difference.is_some()
-    } else {
-        show::show(&played.world, args.json, is_coloured(args.color), &mut out)?
+    let (unit, expect, ip) = scenario::about(&table).map_err(wrong)?;
+    let out = Out {
+        args,
+        text: &text,
+        expect,
     };
-    out.flush()?;
-    Ok(if errors {
-        Ended::WithErrors
-    } else {
-        Ended::Well
-    })
+    match unit {
+        UnitName::IntelPt => {
+            let record = intel::play(&table, ip).map_err(wrong)?;
+            table.finish().map_err(wrong)?;
+            out.print(&record)
+        }
+        UnitName::Rtit => {
+            let record = rtit::play(&table, ip).map_err(wrong)?;
+            table.finish().map_err(wrong)?;
+            out.print(&record)
+        }
+    }
+}
+
+/// What to do with what came out.
+struct Out<'a> {
+    args: &'a UnitRunArgs,
+    /// The scenario's text.
+    text: &'a str,
+    expect: Option<Expect>,
+}
+
+impl Out<'_> {
+    fn print<F: Traced>(&self, record: &Record<F>) -> Result<Ended> {
+        let args = self.args;
+        let name = args.scenario.display();
+        if let Some(path) = &args.raw_output {
+            std::fs::write(path, &record.stream)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        let mut out = stdout();
+        let errors = if args.check {
+            let Some(expect) = &self.expect else {
+                bail!("{name}: there is nothing to check: the scenario has no key `expect`");
+            };
+            let difference = check::difference(record, expect)
+                .map_err(|mistake| anyhow!("{name}:{}", mistake.told(self.text)))?;
+            if let Some(difference) = &difference {
+                out.write_all(difference.as_bytes())?;
+                tell(format_args!("{name}: the output is not as expected"));
+            }
+            difference.is_some()
+        } else {
+            show::show(record, args.json, is_coloured(args.color), &mut out)?
+        };
+        out.flush()?;
+        Ok(if errors {
+            Ended::WithErrors
+        } else {
+            Ended::Well
+        })
+    }
 }

@@ -1,34 +1,34 @@
 //! What comes out of a scenario, as `cofi dump` would list it: packets, and between them what is no packet.
 
-use super::values::register_name;
-use super::world::{Mark, Note, World};
-use crate::dump::known::Known;
+use super::record::{Mark, Note, Record};
+use super::registers::{Traced, register_name};
 use crate::dump::objects;
 use crate::dump::text::Text;
 use crate::json::Line;
-use cofi_packet::intel::{IntelPt, Packets};
-use cofi_packet::{Item, Listed, Listing, extent};
+use cofi_packet::{Item, Listed, Listing, Packets, extent};
+use std::fmt::Write as _;
 use std::io::{Result, Write};
 
 /// One thing in the output.
-pub(super) enum Entry<'w> {
+pub(super) enum Entry<'w, F: Traced> {
     /// A packet, or bytes that are none.
-    Packet(&'w Item<IntelPt>, Option<Listed<IntelPt>>),
+    Packet(&'w Item<F>, Option<Listed<F>>),
     /// Something else.
     Note(&'w Note),
 }
 
 /// Goes through packets and marks in order. A mark stands before the packet whose last byte came after it. `each` is told
 /// the operation too.
-pub(super) fn walk(
+pub(super) fn walk<F: Traced>(
     stream: &[u8],
+    context: F::Context,
     marks: &[Mark],
-    mut each: impl FnMut(u64, Entry<'_>) -> Result<()>,
+    mut each: impl FnMut(u64, Entry<'_, F>) -> Result<()>,
 ) -> Result<()> {
     let mut marks = marks.iter().peekable();
     let mut op = 0;
-    let mut listing = Listing::<IntelPt>::new();
-    for item in Packets::new(stream) {
+    let mut listing = Listing::<F>::new();
+    for item in Packets::<F>::new(stream).in_context(context) {
         let (offset, size) = extent(&item);
         let end = offset.0 + size as u64;
         while let Some(mark) = marks.next_if(|mark| (mark.offset as u64) < end) {
@@ -45,65 +45,87 @@ pub(super) fn walk(
 }
 
 /// A note in the text form; `None` of one that is only a place.
-pub(super) fn line(note: &Note) -> Option<String> {
+pub(super) fn line<F: Traced>(note: &Note) -> Option<String> {
     Some(match note {
         Note::Begin(_) => return None,
         Note::Fault { name, .. } => format!("fault {name}"),
         Note::Pmi => "pmi".to_owned(),
-        Note::Read { msr, value } => format!("msr {} = {value:#x}", register_name(*msr)),
+        Note::Read { msr, value } => format!("msr {} = {value:#x}", register_name::<F>(*msr)),
+        Note::Store { address, bytes } => format!("store {address:#x}: {}", hex(bytes)),
     })
 }
 
+/// Bytes as two digits each.
+fn hex(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in bytes {
+        let comma = if text.is_empty() { "" } else { " " };
+        let _ = write!(text, "{comma}{byte:02x}");
+    }
+    text
+}
+
 /// Prints the output; whether it holds bytes that form no packet.
-pub(super) fn show(world: &World, json: bool, colour: bool, out: &mut impl Write) -> Result<bool> {
+pub(super) fn show<F: Traced>(
+    record: &Record<F>,
+    json: bool,
+    colour: bool,
+    out: &mut impl Write,
+) -> Result<bool> {
     let mut text = Text::new(colour, false);
     let mut object = Line::default();
-    let mut memory = <IntelPt as Known>::Memory::default();
+    let mut memory = F::Memory::default();
+    let stream = record.packets();
     let mut errors = false;
-    let mut begun: Option<String> = (!world.stream.is_empty()).then(|| "; [start]".into());
-    walk(&world.stream, &world.marks, |op, entry| {
-        match entry {
-            Entry::Note(Note::Begin(name)) => begun = Some(format!("; {op}: {name}")),
-            Entry::Note(note) if json => {
-                note_object(op, note, &mut object);
-                out.write_all(object.end())?;
-            }
-            Entry::Packet(item, listed) if json => {
-                errors |= item.is_err();
-                let name = listed
-                    .as_ref()
-                    .and_then(|listed| IntelPt::name(&mut memory, listed.packet()));
-                objects::describe(item, listed.as_ref(), name, &mut object);
-                object.number("op", op);
-                out.write_all(object.end())?;
-            }
-            Entry::Note(note) => {
-                if let Some(begun) = begun.take() {
-                    writeln!(out, "{begun}")?;
+    let mut begun: Option<String> = (!record.stream.is_empty()).then(|| "; [start]".into());
+    walk(
+        stream,
+        record.context,
+        &record.marks,
+        |op, entry: Entry<'_, F>| {
+            match entry {
+                Entry::Note(Note::Begin(name)) => begun = Some(format!("; {op}: {name}")),
+                Entry::Note(note) if json => {
+                    note_object::<F>(op, note, &mut object);
+                    out.write_all(object.end())?;
                 }
-                write!(out, "          {}", line(note).unwrap_or_default())?;
-                match note {
-                    Note::Fault { rule, .. } => writeln!(out, " ; {rule}")?,
-                    _ => writeln!(out)?,
+                Entry::Packet(item, listed) if json => {
+                    errors |= item.is_err();
+                    let name = listed
+                        .as_ref()
+                        .and_then(|listed| F::name(&mut memory, listed.packet()));
+                    objects::describe(item, listed.as_ref(), name, &mut object);
+                    object.number("op", op);
+                    out.write_all(object.end())?;
+                }
+                Entry::Note(note) => {
+                    if let Some(begun) = begun.take() {
+                        writeln!(out, "{begun}")?;
+                    }
+                    write!(out, "          {}", line::<F>(note).unwrap_or_default())?;
+                    match note {
+                        Note::Fault { rule, .. } => writeln!(out, " ; {rule}")?,
+                        _ => writeln!(out)?,
+                    }
+                }
+                Entry::Packet(item, listed) => {
+                    if let Some(begun) = begun.take() {
+                        writeln!(out, "{begun}")?;
+                    }
+                    errors |= item.is_err();
+                    let name = listed
+                        .as_ref()
+                        .and_then(|listed| F::name(&mut memory, listed.packet()));
+                    text.item(item, listed.as_ref(), name, stream, out)?;
                 }
             }
-            Entry::Packet(item, listed) => {
-                if let Some(begun) = begun.take() {
-                    writeln!(out, "{begun}")?;
-                }
-                errors |= item.is_err();
-                let name = listed
-                    .as_ref()
-                    .and_then(|listed| IntelPt::name(&mut memory, listed.packet()));
-                text.item(item, listed.as_ref(), name, &world.stream, out)?;
-            }
-        }
-        Ok(())
-    })?;
+            Ok(())
+        },
+    )?;
     Ok(errors)
 }
 
-fn note_object(op: u64, note: &Note, object: &mut Line) {
+fn note_object<F: Traced>(op: u64, note: &Note, object: &mut Line) {
     object.begin();
     match note {
         Note::Begin(name) => object.text("begin", name),
@@ -114,8 +136,13 @@ fn note_object(op: u64, note: &Note, object: &mut Line) {
         Note::Pmi => object.flag("pmi", true).number("op", op),
         Note::Read { msr, value } => object
             .hex("msr", u64::from(*msr))
-            .text("msr_name", &register_name(*msr))
+            .text("msr_name", &register_name::<F>(*msr))
             .hex("value", *value)
+            .number("op", op),
+        Note::Store { address, bytes } => object
+            .hex("store", *address)
+            .number("size", bytes.len() as u64)
+            .text("bytes", &hex(bytes))
             .number("op", op),
     };
 }

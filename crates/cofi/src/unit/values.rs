@@ -1,15 +1,11 @@
-//! Values that stand in several places of a scenario: contexts, clocks, memory, registers.
+//! Values that stand in several places of a scenario, whatever the unit.
 
-use super::reader::{Field, Read, Table};
-use super::world::World;
-use cofi_packet::ExecMode;
-use cofi_unit::spec::msr::{self, RegisterSpec};
-use cofi_unit::{Clock, Context, Enclave};
+use super::reader::{Read, Table};
+use cofi_packet::Ip;
+use cofi_unit::{At, Branch, Clock, Retired};
 
-/// So many qwords of memory can be given at once.
-const MOST_QWORDS: usize = 1 << 16;
-/// What the names of all trace registers begin with.
-const PREFIX: &str = "IA32_RTIT_";
+/// How long an instruction is if nothing is said.
+const LENGTH: u64 = 4;
 
 /// Reads fields of a struct, each under its own name.
 macro_rules! fields {
@@ -21,37 +17,6 @@ macro_rules! fields {
 }
 
 pub(super) use fields;
-
-/// A context with some of its parts changed.
-pub(super) fn patched(old: Context, field: &Field<'_>) -> Read<Context> {
-    let mut context = old;
-    let table = field.table()?;
-    if let Some(field) = table.get("cpl") {
-        context.cpl = field.number_in(0..=3)? as u8;
-    }
-    fields!(table, context, number: cr3 cs_base);
-    fields!(table, context, flag: pae in_tx);
-    if let Some(field) = table.get("if") {
-        context.interrupt_flag = field.flag()?;
-    }
-    if let Some(field) = table.get("mode") {
-        context.mode = match field.number()? {
-            16_u64 => ExecMode::Bits16,
-            32 => ExecMode::Bits32,
-            64 => ExecMode::Bits64,
-            _ => return Err(field.mistake("expected 16, 32 or 64")),
-        };
-    }
-    if let Some(field) = table.get("enclave") {
-        context.enclave = field.choice(&[
-            ("none", Enclave::None),
-            ("production", Enclave::Production),
-            ("debug", Enclave::Debug),
-        ])?;
-    }
-    table.finish()?;
-    Ok(context)
-}
 
 /// The keys `tsc` and `cycles`; zero if they are left out.
 pub(super) fn clock(table: &Table<'_>) -> Read<Clock> {
@@ -65,71 +30,81 @@ pub(super) fn clock(table: &Table<'_>) -> Read<Clock> {
     })
 }
 
-/// Puts `qwords` into memory from the address `at` on.
-pub(super) fn remember(world: &mut World, table: &Table<'_>) -> Read<()> {
-    let place = table.need("at")?;
-    let at = place.number::<u64>()?;
-    let list = table.need("qwords")?;
-    let qwords = list.array()?;
-    if at & 7 != 0 {
-        return Err(place.mistake("the address is no multiple of 8"));
+/// This long after a time.
+pub(super) fn later(clock: Clock, by: Clock) -> Clock {
+    Clock {
+        tsc: clock.tsc.saturating_add(by.tsc),
+        cycles: clock.cycles.saturating_add(by.cycles),
     }
-    if world.memory.len() + qwords.len() > MOST_QWORDS {
-        return Err(list.mistake(format!("more than {MOST_QWORDS} qwords of memory")));
-    }
-    for (index, qword) in qwords.iter().enumerate() {
-        let address = at.wrapping_add(8 * index as u64);
-        world.memory.insert(address, qword.number()?);
-    }
-    Ok(())
 }
 
-/// The MSR of this name or address.
-pub(super) fn register(field: &Field<'_>) -> Read<u32> {
-    if field.is_number() {
-        return field.number();
+pub(super) fn get_ip<'t>(op: &Table<'t>, key: &'t str) -> Read<Option<Ip>> {
+    match op.get(key) {
+        Some(field) => Ok(Some(Ip(field.number()?))),
+        None => Ok(None),
     }
-    register_named(field.text()?)
-        .ok_or_else(|| field.mistake("there is no trace register of this name"))
 }
 
-/// The address of the MSR of this name, with or without `IA32_RTIT_`.
-pub(super) fn register_named(name: &str) -> Option<u32> {
-    let short = name.strip_prefix(PREFIX).unwrap_or(name);
-    let spec = msr::ALL
-        .iter()
-        .find(|spec| spec.name.strip_prefix(PREFIX) == Some(short))?;
-    Some(spec.address)
+pub(super) fn need_ip<'t>(op: &Table<'t>, key: &'t str) -> Read<Ip> {
+    Ok(Ip(op.need(key)?.number()?))
 }
 
-/// The name of the MSR at this address.
-pub(super) fn register_name(address: u32) -> String {
-    let spec = msr::ALL.iter().find(|spec| spec.address == address);
-    spec.map_or_else(|| format!("{address:#x}"), |spec| spec.name.to_owned())
+pub(super) fn ip_or<'t>(op: &Table<'t>, key: &'t str, default: Ip) -> Read<Ip> {
+    Ok(get_ip(op, key)?.unwrap_or(default))
 }
 
-/// Fields of a register, changed by name.
-pub(super) fn changed(msr: u32, old: u64, changes: &Table<'_>) -> Read<u64> {
-    let spec: Option<&RegisterSpec> = msr::ALL.iter().find(|spec| spec.address == msr);
-    let mut value = old;
-    for change in changes.all() {
-        let field = spec.and_then(|spec| spec.fields.iter().find(|field| field.name == change.key));
-        let (Some(field), Some(spec)) = (field, spec) else {
-            let names = spec.map_or(Vec::new(), |spec| {
-                spec.fields.iter().map(|field| field.name).collect()
-            });
-            let name = register_name(msr);
-            return Err(change.mistake(format!(
-                "{name} has no field of this name; it has: {}",
-                names.join(", ")
-            )));
-        };
-        let new = change.number_or_flag()?;
-        if new > field.mask() >> field.low {
-            let (name, width) = (spec.name, field.high - field.low);
-            return Err(change.mistake(format!("the field of {name} has {width} bits")));
-        }
-        value = value & !field.mask() | new << field.low;
+/// A flag that is false if it is left out.
+pub(super) fn flag<'t>(op: &Table<'t>, key: &'t str) -> Read<bool> {
+    match op.get(key) {
+        Some(field) => field.flag(),
+        None => Ok(false),
     }
-    Ok(value)
+}
+
+/// The keys `ip`, and `next` or `len`, of an instruction where control stands at `here`.
+pub(super) fn at(op: &Table<'_>, here: Ip) -> Read<At> {
+    let ip = ip_or(op, "ip", here)?;
+    let length = match op.get("len") {
+        Some(field) => field.number_in(1..=15)?,
+        None => LENGTH,
+    };
+    let next = ip_or(op, "next", ip.wrapping_add(length))?;
+    Ok(At { ip, next })
+}
+
+/// The instruction `word`, if it is one that a unit is told as retired: a near branch, or none of interest.
+pub(super) fn retired(word: &str, op: &Table<'_>, here: Ip) -> Read<Option<Retired>> {
+    let known = [
+        "plain",
+        "jcc",
+        "jmp",
+        "call",
+        "jmp_indirect",
+        "call_indirect",
+        "ret",
+    ];
+    if !known.contains(&word) {
+        return Ok(None);
+    }
+    let at = at(op, here)?;
+    let branch = match word {
+        "plain" => Branch::None,
+        "jcc" => Branch::Conditional(get_ip(op, "to")?),
+        "jmp" => Branch::DirectJump(need_ip(op, "to")?),
+        "call" => Branch::DirectCall(need_ip(op, "to")?),
+        "jmp_indirect" => Branch::IndirectJump(need_ip(op, "to")?),
+        "call_indirect" => Branch::IndirectCall(need_ip(op, "to")?),
+        _ => Branch::Return(need_ip(op, "to")?),
+    };
+    Ok(Some(Retired { at, branch }))
+}
+
+/// The keys `size`, `drain_bytes` and `drain_cycles` of an internal buffer of at least `least` bytes.
+pub(super) fn buffer(table: &Table<'_>, least: u64) -> Read<[u32; 3]> {
+    let number = |key| match table.get(key) {
+        Some(field) => field.number(),
+        None => Ok(0),
+    };
+    let size = table.need("size")?.number_in(least..=1 << 24)? as u32;
+    Ok([size, number("drain_bytes")?, number("drain_cycles")?])
 }

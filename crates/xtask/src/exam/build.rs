@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::programs::{Origin, Program};
 
 /// Runs a tool to its end; its own words become the error.
-fn tool(command: &mut Command) -> Result<Vec<u8>> {
+pub(crate) fn tool(command: &mut Command) -> Result<Vec<u8>> {
     let output = command
         .output()
         .with_context(|| format!("running {}", command.get_program().display()))?;

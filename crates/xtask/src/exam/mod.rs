@@ -10,6 +10,7 @@ mod large;
 mod machine;
 mod packets;
 pub(crate) mod programs;
+mod rtit;
 mod run;
 pub(crate) mod sideband;
 mod times;
@@ -189,6 +190,13 @@ fn sit(
         );
     }
     let may = |program: &Program, config: &Config| {
+        if let (Some(why), Some(_)) = (program.not_for_rtit, config.rtit) {
+            println!(
+                "exam: {} as {}: not examined: {why}",
+                program.name, config.name
+            );
+            return false;
+        }
         if config.engine != "qemu" || qemu.is_err() {
             return config.engine != "qemu";
         }
@@ -321,7 +329,9 @@ fn report(rows: &[Row]) -> usize {
     for row in rows {
         println!("{}", line(row));
     }
-    println!("¹ the first thread only: bare packets hold one thread");
+    println!(
+        "¹ the first thread only: bare packets hold one thread. Of RTIT: a plain reader made from its reference and objdump's listing"
+    );
     for row in rows {
         for (name, verdict, peer) in [
             ("record", &row.record, None),
@@ -345,6 +355,8 @@ fn report(rows: &[Row]) -> usize {
                         what.lines().next().unwrap_or_default()
                     );
                 }
+                // No stranger reads RTIT; that need not be said in each row.
+                (Verdict::Skipped(_), _) if row.is_rtit => {}
                 (Verdict::Skipped(why), _) => println!("\n{place}: skipped: {why}"),
                 (Verdict::Exact(_), Some(_)) => {
                     println!("\n{place}: exact, although it is excused")

@@ -47,6 +47,8 @@ pub(crate) struct Program {
     pub(crate) quirks: &'static [Quirk],
     /// Why QEMU's user mode does not run it as the processor does.
     pub(crate) not_for_qemu: Option<&'static str>,
+    /// Why RTIT does not tell what it does.
+    pub(crate) not_for_rtit: Option<&'static str>,
 }
 
 /// A named value for `cofi record --config`.
@@ -58,6 +60,8 @@ pub(crate) struct Config {
     pub(crate) value: Option<&'static str>,
     /// What runs the program.
     pub(crate) engine: &'static str,
+    /// Whether it is RTIT, and if so whether with cycle counts.
+    pub(crate) rtit: Option<bool>,
 }
 
 impl Config {
@@ -66,6 +70,34 @@ impl Config {
             name,
             value,
             engine: "ptrace",
+            rtit: None,
+        }
+    }
+
+    const fn rtit(
+        name: &'static str,
+        value: &'static str,
+        engine: &'static str,
+        cycles: bool,
+    ) -> Self {
+        Self {
+            name,
+            value: Some(value),
+            engine,
+            rtit: Some(cycles),
+        }
+    }
+}
+
+impl Program {
+    /// Whether all code that runs stands in the program's own file.
+    pub(crate) fn has_all_code(&self) -> bool {
+        match self.origin {
+            Origin::Source { file, flags } => {
+                flags.contains(&"-static")
+                    && !["jit_wx.c", "jit_rwx.c", "smc.c", "vdso.c", "m32.c"].contains(&file)
+            }
+            Origin::System(_) => false,
         }
     }
 }
@@ -81,7 +113,16 @@ pub(crate) const CONFIGS: &[Config] = &[
         name: "qemu",
         value: None,
         engine: "qemu",
+        rtit: None,
     },
+    Config::rtit("rtit", "rtit", "ptrace", false),
+    Config::rtit(
+        "rtit-cyc",
+        "rtit,cyc,psb_period=0,noretcomp",
+        "ptrace",
+        true,
+    ),
+    Config::rtit("rtit-qemu", "rtit", "qemu", false),
 ];
 
 const STATIC: &[&str] = &["-O1", "-static"];
@@ -94,6 +135,7 @@ const fn source(name: &'static str, file: &'static str, flags: &'static [&'stati
         arguments: &[],
         quirks: &[],
         not_for_qemu: None,
+        not_for_rtit: None,
     }
 }
 
@@ -108,6 +150,7 @@ const fn system(
         arguments,
         quirks: &[],
         not_for_qemu: None,
+        not_for_rtit: None,
     }
 }
 
@@ -140,6 +183,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
     Program {
         quirks: &[PERF_TAKES_THE_MODE_FROM_THE_FILE],
         not_for_qemu: Some("its user mode has no 32-bit code segments for 64-bit programs"),
+        not_for_rtit: Some("it has no packet that tells of 32-bit code in a 64-bit program"),
         ..source("far", "far.S", ASM)
     },
     Program {

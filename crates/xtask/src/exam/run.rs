@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use super::compare::{Verdict, compare};
 use super::flows::{self, Flows};
 use super::programs::{Config, Peer, Program};
+use super::rtit;
 use super::sideband;
 
 /// Seconds after which a recording or a decoder is taken to hang.
@@ -43,6 +44,8 @@ pub(crate) struct Row {
     pub(crate) program: &'static str,
     /// The configuration's name.
     pub(crate) config: &'static str,
+    /// Whether the trace is RTIT's.
+    pub(crate) is_rtit: bool,
     /// How many instructions ran, in all threads.
     pub(crate) instructions: usize,
     /// How many threads (processes included).
@@ -152,6 +155,7 @@ pub(crate) fn examine(
     let mut row = Row {
         program: program.name,
         config: config.name,
+        is_rtit: config.rtit.is_some(),
         instructions: 0,
         threads: 0,
         bytes: 0,
@@ -178,16 +182,29 @@ pub(crate) fn examine(
     row.bytes = fs::metadata(&raw).map_or(0, |m| m.len());
 
     row.cofi = compare(&truth, &by_cofi(&tools.cofi, &data)?);
+    let alone = || {
+        let mut alone = Flows::default();
+        alone.threads.insert(first, truth.threads[&first].clone());
+        alone
+    };
+    if let Some(cycles) = config.rtit {
+        row.perf = Verdict::Skipped("perf cannot read RTIT".to_owned());
+        row.libipt = if program.has_all_code() {
+            compare(&alone(), &rtit::read(path, &raw, cycles)?)
+        } else {
+            Verdict::Skipped("the plain reader has the code of one file only".to_owned())
+        };
+        return Ok(row);
+    }
     row.perf = match &tools.perf {
         Ok(_) => compare(&truth, &by_perf(&data)?),
         Err(reason) => Verdict::Skipped(reason.clone()),
     };
     row.libipt = match &tools.ptinsn {
-        Ok(ptinsn) => {
-            let mut alone = Flows::default();
-            alone.threads.insert(first, truth.threads[&first].clone());
-            compare(&alone, &by_libipt(ptinsn, &raw, &data, first, &tools.vdso)?)
-        }
+        Ok(ptinsn) => compare(
+            &alone(),
+            &by_libipt(ptinsn, &raw, &data, first, &tools.vdso)?,
+        ),
         Err(reason) => Verdict::Skipped(reason.clone()),
     };
     row.excused = program

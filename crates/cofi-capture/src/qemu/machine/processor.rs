@@ -293,8 +293,12 @@ impl Processor {
             | Class::FarReturn
             | Class::Syscall
             | Class::VmEntry => observer.far(self.cpu, last, next, state),
-            Class::SoftwareInterrupt => observer.event(self.cpu, last.ip, next, state),
-            Class::Into if next != after => observer.event(self.cpu, last.ip, next, state),
+            Class::SoftwareInterrupt => {
+                observer.software_interrupt(self.cpu, last, next, state);
+            }
+            Class::Into if next != after => {
+                observer.software_interrupt(self.cpu, last, next, state);
+            }
             Class::MovCr3 => observer.mov_cr3(self.cpu, last.ip, &last.insn, next, self.cr3),
             _ => observer.retired(self.cpu, last.ip, &last.insn, next),
         }

@@ -1,21 +1,10 @@
 //! A machine's processor, which is traced at every privilege level.
 
-use super::{Thread, VirtualClock};
-use crate::ProcessorState;
+use super::{Setup, Thread, Transfer, VirtualClock};
+use crate::{ProcessorState, Step};
 use cofi_insn::Insn;
 use cofi_packet::Ip;
-use cofi_unit::{At, Capabilities, Context, Ctl, Event, Fault, msr};
-
-impl From<ProcessorState> for Context {
-    fn from(state: ProcessorState) -> Self {
-        Self {
-            cpl: state.cpl,
-            cr3: state.cr3,
-            mode: state.mode,
-            ..Self::default()
-        }
-    }
-}
+use cofi_unit::{At, Fault};
 
 impl Thread {
     /// A processor that is about to run the instruction at `ip`; otherwise as [`Self::start`].
@@ -24,29 +13,41 @@ impl Thread {
     /// As [`Self::start`].
     pub(crate) fn start_processor(
         ids: (u32, u32, u32, u64),
-        ctl: Ctl,
-        caps: Capabilities,
-        core_bus_ratio: u8,
+        setup: Setup,
         clock: VirtualClock,
         (ip, state): (Ip, ProcessorState),
     ) -> Result<Self, Fault> {
-        Self::start_in(
-            ids,
-            ctl,
-            caps,
-            core_bus_ratio,
-            clock,
-            state.into(),
-            Some(ip),
-        )
+        Self::start_in(ids, setup, clock, state, Some(ip))
     }
 
     /// A far transfer that the code shows.
-    pub(crate) fn far_to(&mut self, clock: VirtualClock, to: Ip, state: ProcessorState) {
+    pub(crate) fn far_to(
+        &mut self,
+        clock: VirtualClock,
+        step: &Step,
+        to: Ip,
+        state: ProcessorState,
+    ) {
         self.buffer.clock = clock.0;
+        let at = self.at(step.ip, &step.insn);
         self.ip = Some(to);
-        self.context = state.into();
-        self.transfer(None, to);
+        self.state = state;
+        self.transfer(Transfer::Branch(at), to);
+    }
+
+    /// A software interrupt that is an instruction.
+    pub(crate) fn software_interrupt_to(
+        &mut self,
+        clock: VirtualClock,
+        step: &Step,
+        to: Ip,
+        state: ProcessorState,
+    ) {
+        self.buffer.clock = clock.0;
+        let at = self.at(step.ip, &step.insn);
+        self.ip = Some(to);
+        self.state = state;
+        self.transfer(Transfer::Software(at), to);
     }
 
     /// An interrupt or exception.
@@ -59,23 +60,17 @@ impl Thread {
     ) {
         self.buffer.clock = clock.0;
         self.ip = Some(to);
-        self.context = state.into();
-        self.transfer(Some(from), to);
+        self.state = state;
+        self.transfer(Transfer::Event(from), to);
     }
 
     /// MOV to CR3.
     pub(crate) fn mov_cr3(&mut self, clock: VirtualClock, ip: Ip, insn: &Insn, next: Ip, cr3: u64) {
         self.buffer.clock = clock.0;
         self.ip = Some(next);
-        let at = At {
-            ip,
-            next: insn.next_ip(ip, self.context.mode),
-        };
-        self.context = Context {
-            cr3,
-            ..self.context
-        };
-        self.unit.event(&mut self.buffer, Event::MovCr3 { at, cr3 });
+        let at = self.at(ip, insn);
+        self.state.cr3 = cr3;
+        self.unit.mov_cr3(&mut self.buffer, at, cr3);
     }
 
     /// Whether an instruction that retires now is in the trace: its privilege level is traced.
@@ -86,18 +81,17 @@ impl Thread {
     /// What comes now is not known: tracing stops, until [`Self::gap_end`].
     pub(crate) fn gap_begin(&mut self, clock: VirtualClock) {
         self.buffer.clock = clock.0;
-        self.set_trace_en(false);
+        self.set_tracing(false);
     }
 
     /// The processor is known to be at `to`. Tracing begins with a PSB, as CR3 may have changed, of which PSB+ tells.
     pub(crate) fn gap_end(&mut self, clock: VirtualClock, to: Ip, state: ProcessorState) {
         self.buffer.clock = clock.0;
         self.ip = Some(to);
-        self.context = state.into();
-        self.transfer(None, to);
-        let result = self.write(msr::IA32_RTIT_STATUS, 0);
-        debug_assert_eq!(result, Ok(()), "TraceEn is clear");
-        self.set_trace_en(true);
+        self.state = state;
+        self.transfer(Transfer::Branch(At::default()), to);
+        self.unit.forget(&mut self.buffer);
+        self.set_tracing(true);
     }
 }
 
@@ -107,7 +101,8 @@ mod tests {
     use crate::record::Settings;
     use cofi_packet::ExecMode;
     use cofi_packet::intel::{Cr3, Packet};
-    use cofi_perf::PtConfig;
+    use cofi_perf::{Subject, TraceConfig};
+    use std::path::PathBuf;
 
     #[test]
     fn after_a_gap_the_address_space_is_told() {
@@ -116,14 +111,19 @@ mod tests {
             mode: ExecMode::Bits64,
             cr3,
         };
-        let ctl = Ctl(PtConfig::default().bits() & !1)
-            .with_os(true)
-            .with_user(true);
+        let settings = Settings {
+            file: PathBuf::new(),
+            raw_output: None,
+            config: TraceConfig::default(),
+            command_line: Vec::new(),
+            subject: Subject::Guest {
+                os: true,
+                user: true,
+            },
+        };
         let mut thread = Thread::start_processor(
             (1, 1, 0, 0),
-            ctl,
-            Settings::capabilities(),
-            20,
+            settings.setup(),
             VirtualClock::new(),
             (Ip(0x1000), state(0x5000)),
         )

@@ -49,6 +49,17 @@ impl Unit {
         }
     }
 
+    /// Whether a taken branch to `to` changes neither FilterEn nor meets a TraceStop.
+    #[inline]
+    pub(super) fn stays(&self, to: Ip) -> bool {
+        let (events, status) = (self.regs.events, self.regs.status);
+        let is_filtered = self.in_ranges(events.filter(), to);
+        let is_stop = self.in_ranges(events.trace_stop(), to);
+        !status.context_en()
+            || is_filtered.is_none_or(|inside| inside == status.filter_en())
+                && is_stop != Some(true)
+    }
+
     /// Whether going straight ahead to `ip` comes to an end of the ranges of this event id.
     fn at_end(&self, id: u64, ip: Ip) -> bool {
         let [base0, base1, limit0, limit1] = self.regs.lips;
@@ -63,12 +74,12 @@ impl Unit {
     }
 
     /// Control goes to `to`, by a taken branch or event or straight ahead, in the context that holds there: FilterEn and the other
-    /// enables follow. Whether a TraceStop is met; one in a buffer overflow is held, and not returned.
+    /// enables follow. Whether a TraceStop is met; one in a buffer overflow is held, and not returned. Who has changed registers or
+    /// context before has refreshed the unit.
     ///
     /// An end of a range counts as what it is for the ranges of the event id as a whole: the limit of one within the other does not
     /// clear FilterEn.
     pub(super) fn arrive(&mut self, to: Ip, is_taken: bool) -> bool {
-        self.refresh();
         let events = self.regs.events;
         let context_en = self.regs.status.context_en();
         if self.regs.ctl.trace_en() && context_en {

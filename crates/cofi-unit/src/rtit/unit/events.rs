@@ -30,14 +30,22 @@ impl Unit {
                 };
                 self.far(client, far);
             }
-            Event::Interrupt { from, to } | Event::Init { from, to } => {
+            Event::Interrupt { from, to } => self.interrupt(client, from, to),
+            Event::Init { from, to } => {
                 self.interrupt(client, from, to);
+                self.init_ip = to.ip;
             }
-            Event::Sipi { to } => self.interrupt(client, self.ip, to),
+            Event::Sipi { to } => self.interrupt(client, self.init_ip, to),
             Event::MovCr3 { at, cr3 } => {
                 let before = self.begin(client, Some(at.next));
                 self.context.cr3 = cr3;
+                self.refresh();
                 let stops = self.arrive(at.next, false);
+                let leaves = before.packet_en && (stops || !self.cached.packet_en);
+                if leaves && self.sends_pgd(stops) {
+                    // For the FUP.PGD; but ahead of all packets of the instruction (row 44).
+                    self.flush_tnt(client);
+                }
                 self.pip(client);
                 if self.regs.ctl.sts_on_cr3() {
                     self.sts(client);
@@ -62,11 +70,13 @@ impl Unit {
             Event::Vmxon { at } => {
                 let before = self.begin(client, Some(at.next));
                 self.vmx_root = true;
+                self.refresh();
                 self.walk(client, before, at);
             }
             Event::Vmxoff { at } => {
                 let before = self.begin(client, Some(at.next));
                 self.vmx_root = false;
+                self.refresh();
                 self.walk(client, before, at);
             }
             Event::Sleep(state) => self.sleep(client, state),
@@ -94,6 +104,7 @@ impl Unit {
         let before = self.begin(client, far.next);
         let to = far.to.ip;
         self.context = far.to.context;
+        self.refresh();
         let stops = self.arrive(to, true);
         let stays = self.cached.packet_en && !stops;
         if before.packet_en {
@@ -116,6 +127,7 @@ impl Unit {
     fn leave(&mut self, client: &mut impl Client, from: Ip, switch: impl FnOnce(&mut Self)) {
         let before = self.begin(client, None);
         switch(self);
+        self.refresh();
         let stops = self.arrive(from, false);
         self.turn(client, before, from, from, stops);
         self.end(client, before, from, stops, false);
@@ -126,8 +138,9 @@ impl Unit {
         let before = self.begin(client, None);
         switch(self);
         self.context = to.context;
+        self.refresh();
         let stops = self.arrive(to.ip, true);
-        self.turn(client, before, self.ip, to.ip, stops);
+        self.turn(client, before, to.ip, to.ip, stops);
         self.extra_pgd(client, before, to.ip, stops);
         self.end(client, before, to.ip, stops, false);
     }

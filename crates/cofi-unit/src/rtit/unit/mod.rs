@@ -13,7 +13,6 @@ use super::implementation::Implementation;
 use super::msr::{self, Events};
 use super::output::{Dice, Output};
 use super::registers::Registers;
-use crate::client::Clock;
 use crate::compress::Results;
 use crate::event::{At, Branch, Retired};
 use crate::registers::Fault;
@@ -38,8 +37,8 @@ pub struct Unit {
     asleep: bool,
     /// Actual and effective core/bus ratio.
     ratios: (u8, u8),
-    /// Where control stood after what was told last, of all but plain instructions.
-    ip: Ip,
+    /// Where INIT led: there SIPI finds the processor.
+    init_ip: Ip,
     timing: Timing,
     /// TNT results that wait for their packet: RTIT_TNT_BUFF.
     tnt: Results,
@@ -67,7 +66,7 @@ struct Cached {
     /// PacketEn is set and stays so; nothing but the passing of time and a full TNT makes a packet at near branches that make none
     /// themselves.
     plain: bool,
-    /// So it is at least, with PacketEn set or not, where control goes straight ahead, other than to the end of a range.
+    /// So it is at least, with PacketEn set or not, where control neither enters nor leaves a range.
     plain_ahead: bool,
 }
 
@@ -100,7 +99,7 @@ impl Unit {
             vmx_root: false,
             asleep: false,
             ratios: (0, 0),
-            ip: Ip(0),
+            init_ip: Ip(0),
             timing: Timing::default(),
             tnt: Results::new(),
             psb_owed: false,
@@ -188,6 +187,10 @@ impl Unit {
             self.count_packet(client, 0);
         }
         self.walk(client, before, at);
+        if self.cached.packet_en && self.tnt.has(6) {
+            // By software, or held by an overflow that software ended.
+            self.flush_tnt(client);
+        }
         if address == msr::RTIT_CTL {
             self.drain_all(client);
         }
@@ -210,26 +213,25 @@ impl Unit {
         }
         // Most instructions are among these, and do no more than this.
         let cached = self.cached;
-        let is_plain = match insn.branch {
-            Branch::None | Branch::Conditional(None) => {
-                cached.plain || cached.plain_ahead && !self.is_end_of_range(insn.at.next)
-            }
-            _ => cached.plain,
-        };
+        let is_plain = cached.plain
+            || cached.plain_ahead
+                && match insn.branch {
+                    Branch::None | Branch::Conditional(None) => !self.is_end_of_range(insn.at.next),
+                    _ => self.stays(insn.destination()),
+                };
         if !is_plain || !self.is_quiet(client.now()) {
             return self.retire_whole(client, insn);
         }
         match insn.branch {
+            _ if !cached.packet_en => {}
             Branch::None | Branch::DirectJump(_) => {}
-            Branch::Conditional(target) if cached.packet_en && !self.tnt.has(5) => {
+            Branch::Conditional(target) if !self.tnt.has(5) => {
                 self.tnt.push(1, target.is_some().into());
             }
-            Branch::Conditional(_) if !cached.packet_en => {}
-            Branch::DirectCall(_) => self.call(insn.at.next),
-            Branch::Return(target) if !self.tnt.has(5) && self.is_last_call(target) => {
-                self.tnt.push(1, 1);
+            _ => {
+                self.settle_cycles();
+                self.branch(client, insn);
             }
-            _ => self.retire_whole(client, insn),
         }
     }
 
@@ -238,27 +240,38 @@ impl Unit {
         let before = self.begin(client, Some(insn.at.next));
         let is_taken = !matches!(insn.branch, Branch::None | Branch::Conditional(None));
         let to = insn.destination();
-        let mut tip = None;
-        if before.packet_en {
-            match insn.branch {
-                Branch::None | Branch::DirectJump(_) => {}
-                Branch::Conditional(taken) => self.push_tnt(client, taken.is_some()),
-                Branch::DirectCall(_) => self.call(insn.at.next),
-                Branch::IndirectJump(target) => tip = Some(target),
-                Branch::IndirectCall(target) => {
-                    self.call(insn.at.next);
-                    tip = Some(target);
-                }
-                Branch::Return(target) if self.is_last_call(target) => self.push_tnt(client, true),
-                Branch::Return(target) => tip = Some(target),
-            }
-        }
-        if let Some(target) = tip {
-            self.tip(client, target);
-        }
+        let is_indirect = before.packet_en && self.branch(client, insn);
         let stops = self.arrive(to, is_taken);
         self.turn(client, before, insn.at.next, to, stops);
-        self.end(client, before, to, stops, tip.is_some());
+        self.end(client, before, to, stops, is_indirect);
+    }
+
+    /// A near branch that began with PacketEn set retired; whether it made a TIP.
+    #[inline]
+    fn branch(&mut self, client: &mut impl Client, insn: Retired) -> bool {
+        let target = match insn.branch {
+            Branch::None | Branch::DirectJump(_) => return false,
+            Branch::Conditional(taken) => {
+                self.push_tnt(client, taken.is_some());
+                return false;
+            }
+            Branch::DirectCall(_) => {
+                self.call(insn.at.next);
+                return false;
+            }
+            Branch::IndirectJump(target) => target,
+            Branch::IndirectCall(target) => {
+                self.call(insn.at.next);
+                target
+            }
+            Branch::Return(target) if self.is_last_call(target) => {
+                self.push_tnt(client, true);
+                return false;
+            }
+            Branch::Return(target) => target,
+        };
+        self.tip(client, target);
+        true
     }
 
     /// A near CALL that began with PacketEn set retired (4.2.3.2).
@@ -286,10 +299,6 @@ impl Unit {
     fn begin(&mut self, client: &mut impl Client, next: Option<Ip>) -> Before {
         self.look_at_time(client);
         if let Some(next) = next {
-            // Only software fills it without sending it.
-            if self.cached.packet_en && self.tnt.has(6) {
-                self.flush_tnt(client);
-            }
             self.periodic_count(client, next);
         }
         let status = self.regs.status;
@@ -323,13 +332,11 @@ impl Unit {
         stops: bool,
         is_indirect: bool,
     ) {
-        self.ip = to;
         if stops {
             self.trace_stop(client);
         }
         self.resolve(client, before, to, is_indirect);
         self.act_on_held_stop(client, to);
-        self.refresh();
     }
 
     /// Whether FUP.PGD tells that PacketEn became 0: perhaps not, when TriggerEn did (4.2.8).
@@ -349,28 +356,20 @@ impl Unit {
             .with_context_en(self.context_en());
         let status = self.regs.status;
         let packet_en = trigger_en && status.context_en() && status.filter_en();
-        let is_restless =
-            self.buffer.is_some() || status.buffer_overflow() || self.tnt.has(6) || self.asleep;
         let is_range = |id: u64| id <= Events::RANGE0_OR_1;
         let (filter, stop) = (events.filter(), events.trace_stop());
-        let (is_everywhere, stops_everywhere) =
-            (filter == Events::ALWAYS_ON, stop == Events::ALWAYS_ON);
+        let is_everywhere = filter == Events::ALWAYS_ON;
+        // Other than behind a TraceStop, what needs no range is as it should be.
+        let is_settled =
+            is_range(filter) || !status.context_en() || status.filter_en() == is_everywhere;
+        let plain_ahead = is_settled
+            && stop != Events::ALWAYS_ON
+            && !(self.buffer.is_some() || status.buffer_overflow() || self.asleep);
         self.cached = Cached {
             packet_en,
-            plain: !is_restless
-                && packet_en
-                && is_everywhere
-                && !stops_everywhere
-                && !is_range(stop),
-            plain_ahead: !is_restless && !stops_everywhere,
+            plain: plain_ahead && packet_en && is_everywhere && !is_range(stop),
+            plain_ahead,
         };
         self.plan_counts();
-    }
-}
-
-impl Unit {
-    /// The moment of what happens.
-    const fn now(&self) -> Clock {
-        self.timing.now
     }
 }

@@ -87,16 +87,11 @@ impl Unit {
         let Some(buffer) = &mut self.buffer else {
             return;
         };
-        let mut left = bytes.min(buffer.bytes.len());
-        while left > 0 {
-            let (first, _) = buffer.bytes.as_slices();
-            let part = &first[..first.len().min(left)];
-            self.output
-                .store(&mut self.regs, &mut self.dice, client, part);
-            let len = part.len();
-            buffer.bytes.drain(..len);
-            left -= len;
-        }
+        let count = bytes.min(buffer.bytes.len());
+        let part = &buffer.bytes.make_contiguous()[..count];
+        self.output
+            .store(&mut self.regs, &mut self.dice, client, part);
+        buffer.bytes.drain(..count);
     }
 
     /// A fence, as a bus lock is one: the line that is being filled is written as far as it goes, and all before it (2.3.2).
@@ -146,6 +141,7 @@ impl Unit {
         });
         if !has_room {
             self.regs.status = self.regs.status.with_buffer_overflow(true);
+            self.refresh();
             return false;
         }
         if !self.hold(client, bytes) {
@@ -186,6 +182,7 @@ impl Unit {
         self.regs.status = status.with_buffer_overflow(false);
         self.clear_compression();
         self.lip(client, Kind::FupOvf, to);
+        self.refresh();
         let errata = self.choices.errata;
         if errata.e5 && is_indirect && self.cached.packet_en && self.sometimes() {
             self.tip(client, to);

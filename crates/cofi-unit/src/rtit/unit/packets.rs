@@ -22,22 +22,24 @@ fn last_lip(register: LastLipRegister) -> LastLip {
 impl Unit {
     /// Sends a packet; `false` if it is lost, because the internal buffer overflows or has no room.
     pub(super) fn emit(&mut self, client: &mut impl Client, packet: &Packet) -> bool {
-        if !self.send(client, packet) {
-            return false;
+        match self.send(client, packet) {
+            Some(len) => {
+                self.count_packet(client, len);
+                true
+            }
+            None => false,
         }
-        self.count_packet(client, packet.encode().len() as u64);
-        true
     }
 
-    /// Sends a packet, and does not count it yet.
-    fn send(&mut self, client: &mut impl Client, packet: &Packet) -> bool {
+    /// Sends a packet, and returns its length; it is not counted yet.
+    fn send(&mut self, client: &mut impl Client, packet: &Packet) -> Option<u64> {
         let raw = packet.encode();
         let is_sent =
             !self.regs.status.buffer_overflow() && self.put(client, &raw.bytes()[..raw.len()]);
         if is_sent && matches!(packet.cycles(), Some(Some(_))) {
             self.restart_count();
         }
-        is_sent
+        is_sent.then_some(raw.len() as u64)
     }
 
     /// A packet of `len` bytes was sent; or, with 0, RTIT_PKT_CNT was written. A PSB may be due (3.3.9).
@@ -116,7 +118,7 @@ impl Unit {
 
     /// A result for the TNT packet; a full one is sent.
     pub(super) fn push_tnt(&mut self, client: &mut impl Client, taken: bool) {
-        if self.regs.status.buffer_overflow() {
+        if self.regs.status.buffer_overflow() || self.tnt.has(6) && !self.flush_tnt(client) {
             return;
         }
         self.tnt.push(1, taken.into());
@@ -141,11 +143,11 @@ impl Unit {
         let Some(packet) = packet else {
             return true;
         };
-        if !self.send(client, &packet) {
+        let Some(len) = self.send(client, &packet) else {
             return false;
-        }
+        };
         self.tnt = Results::new();
-        self.count_packet(client, packet.encode().len() as u64);
+        self.count_packet(client, len);
         true
     }
 
@@ -161,9 +163,9 @@ impl Unit {
         let Some(packet) = packet else {
             return;
         };
-        if !self.send(client, &packet) {
+        let Some(len) = self.send(client, &packet) else {
             return;
-        }
+        };
         // That of an overflow leaves none behind (3.3.7).
         if kind != Kind::FupOvf {
             self.regs.last_lip = LastLipRegister(0)
@@ -171,7 +173,7 @@ impl Unit {
                 .with_high(lip >> 32)
                 .with_valid(true);
         }
-        self.count_packet(client, packet.encode().len() as u64);
+        self.count_packet(client, len);
     }
 
     pub(super) fn tip(&mut self, client: &mut impl Client, target: Ip) {

@@ -9,9 +9,9 @@
 //! | the registers, in the order of [`msr::ALL`] | 16 × 8 |
 //! | unlocked | 1 |
 //! | context: CPL, CR3, CR0.PG; in SMM; in VMX root operation; asleep | 1, 8, 1; 1; 1; 1 |
-//! | actual and effective core/bus ratio; where control stood | 1, 1; 8 |
+//! | actual and effective core/bus ratio; where INIT led | 1, 1; 8 |
 //! | the last moment: TSC, core cycles | 8, 8 |
-//! | the TSC bits of the last MTC | 1 |
+//! | the TSC from the bits of an MTC on; an MTC is to come early (E7) | 8; 1 |
 //! | PSB owed; PSB late; packets until it takes effect | 1; 1; optional 1 |
 //! | TraceStop held in an overflow: 0 none, 1 whole, 2 its packet only; resolved overflows | 1; 8 |
 //! | state of the random numbers | 8 |
@@ -50,7 +50,7 @@ impl Unit {
             vmx_root,
             asleep,
             ratios,
-            ip,
+            init_ip,
             timing,
             tnt: _,
             psb_owed,
@@ -76,10 +76,11 @@ impl Unit {
         }
         writer.u8(ratios.0);
         writer.u8(ratios.1);
-        writer.u64(ip.0);
+        writer.u64(init_ip.0);
         writer.u64(timing.now.tsc);
         writer.u64(timing.now.cycles);
-        writer.u8(timing.mtc);
+        writer.u64(timing.mtc);
+        writer.bool(timing.mtc_early);
         writer.bool(*psb_owed);
         writer.bool(*psb_late);
         writer.option(*psb_clears_in, Writer::u8);
@@ -120,12 +121,13 @@ impl Unit {
             reader.u8("the actual core/bus ratio")? & 0x3f,
             reader.u8("the effective core/bus ratio")? & 0x3f,
         );
-        let ip = Ip(reader.u64("where control stood")?);
+        let init_ip = Ip(reader.u64("where INIT led")?);
         let now = Clock {
             tsc: reader.u64("the TSC")?,
             cycles: reader.u64("the core cycles")?,
         };
-        let mtc = reader.u8("the TSC bits of the last MTC")?;
+        let mtc = reader.u64("the TSC bits of the last MTC")?;
+        let mtc_early = reader.bool("an early MTC")?;
         let psb_owed = reader.bool("PSB owed")?;
         let psb_late = reader.bool("PSB late")?;
         let field = "the packets until a PSB takes effect";
@@ -160,8 +162,8 @@ impl Unit {
             vmx_root,
             asleep,
             ratios,
-            ip,
-            timing: Timing::restored(now, mtc),
+            init_ip,
+            timing: Timing::restored(now, mtc, mtc_early),
             tnt: Results::from_stopped(tnt.0, 6).unwrap_or_default(),
             psb_owed,
             psb_late,

@@ -12,6 +12,9 @@ const CNTP_MASK: u64 = (1 << 22) - 1;
 /// With this bit set a FUP.PCC is due.
 const HALF_FULL: u64 = 1 << 21;
 
+/// Where more changes of the watched bits were missed, MTCs could not tell how many: their payload has 8 bits.
+const MOST_MTCS: u64 = 255;
+
 /// The state behind timing packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Timing {
@@ -21,26 +24,34 @@ pub(super) struct Timing {
     counts: bool,
     /// The core cycles at which RTIT_CNTP was what the register file holds.
     counted_at: u64,
-    /// The TSC bits of the last MTC, or those that it would have had.
-    pub(super) mtc: u8,
-    /// First TSC value with these bits, and how many there are.
+    /// The TSC from the watched bits on, when it was last looked at.
+    pub(super) mtc: u64,
+    /// First TSC value in which it is that, and how many there are.
     mtc_span: (u64, u64),
+    /// The first MTC is to come at the wrong time: at once (E7).
+    pub(super) mtc_early: bool,
     /// So many cycles after `counted_at` a FUP.PCC is due.
     count_room: u64,
 }
 
 impl Timing {
     /// As it was saved, with RTIT_CNTP as it is now; what follows from the rest comes when it is asked for.
-    pub(super) fn restored(now: Clock, mtc: u8) -> Self {
+    pub(super) fn restored(now: Clock, mtc: u64, mtc_early: bool) -> Self {
         Self {
             now,
             mtc,
+            mtc_early,
             ..Self::default()
         }
     }
 }
 
 impl Unit {
+    /// The moment of what happens.
+    pub(super) const fn now(&self) -> Clock {
+        self.timing.now
+    }
+
     /// Whether nothing is due by the passing of time.
     #[inline]
     pub(super) fn is_quiet(&mut self, now: Clock) -> bool {
@@ -64,32 +75,51 @@ impl Unit {
             return;
         }
         let told = self.timing.mtc;
+        let is_early = self.timing.mtc_early;
         self.note_tsc();
-        let ctl = self.regs.ctl;
-        if self.timing.mtc != told && ctl.mtc_en() && self.sends_time() {
-            let packet = Packet::Mtc {
-                range: Uint::truncate(ctl.mtc_range()),
-                tsc: self.timing.mtc,
-                cycles: self.cycle_count(),
-            };
-            self.emit(client, &packet);
+        if !self.regs.ctl.mtc_en() || !self.sends_time() {
+            return;
         }
+        let now = self.timing.mtc;
+        match now.wrapping_sub(told) {
+            0 if is_early => self.mtc(client, now),
+            0 => {}
+            passed @ 1..=MOST_MTCS => {
+                for since in 1..=passed {
+                    self.mtc(client, told.wrapping_add(since));
+                }
+            }
+            _ => {
+                self.mtc(client, now);
+                self.sts(client);
+            }
+        }
+    }
+
+    fn mtc(&mut self, client: &mut impl Client, bits: u64) {
+        let packet = Packet::Mtc {
+            range: Uint::truncate(self.regs.ctl.mtc_range()),
+            tsc: bits as u8,
+            cycles: self.cycle_count(),
+        };
+        self.emit(client, &packet);
     }
 
     /// The watched TSC bits are as they are now, without an MTC.
     pub(super) fn note_tsc(&mut self) {
         let shift = 7 + 2 * self.regs.ctl.mtc_range();
         let tsc = self.now().tsc;
-        self.timing.mtc = (tsc >> shift) as u8;
+        self.timing.mtc = tsc >> shift;
+        self.timing.mtc_early = false;
         self.timing.mtc_span = match self.regs.ctl.mtc_en() {
             true => (tsc >> shift << shift, 1 << shift),
             false => (0, u64::MAX),
         };
     }
 
-    /// The first MTC comes at the wrong time: at once (E7).
+    /// The first MTC comes at the wrong time (E7).
     pub(super) fn spoil_mtc(&mut self) {
-        self.timing.mtc ^= 0x80;
+        self.timing.mtc_early = true;
         self.timing.mtc_span = (0, 0);
     }
 
@@ -147,7 +177,8 @@ impl Unit {
         self.plan_half_full();
     }
 
-    /// At the beginning of an instruction: FUP.PCC, if it is due (4.2.6).
+    /// At the beginning of an instruction: FUP.PCC, if it is due (4.2.6). It does not wait for another packet of the instruction, as it
+    /// may.
     pub(super) fn periodic_count(&mut self, client: &mut impl Client, next: Ip) {
         let (ctl, status) = (self.regs.ctl, self.regs.status);
         let is_due = ctl.cycle_acc() && self.regs.cntp.0 & HALF_FULL != 0;

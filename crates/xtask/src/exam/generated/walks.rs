@@ -170,7 +170,7 @@ impl Walks {
     /// Writes them as a perf.data file, with the programs in files beside it. One tick of the TSC is one nanosecond.
     pub(super) fn save(&self, data: &Path) -> Result<()> {
         let options = Options {
-            config: self.config,
+            config: self.config.into(),
             time: TimeConv {
                 shift: 0,
                 mult: 1,

@@ -26,6 +26,9 @@ mod rng;
 mod rtit;
 mod rtit_streams;
 
+/// All packets of an RTIT stream, as the reader made from the reference lists them.
+pub(super) use rtit::list as plain_rtit;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -18,7 +18,7 @@ use super::listing::{Entry, hex};
 /// A file with one stream and nothing else.
 pub(super) fn file(stream: &[u8]) -> Result<Vec<u8>> {
     let options = Options {
-        config: PtConfig::NONE,
+        config: PtConfig::NONE.into(),
         time: TimeConv {
             shift: 0,
             mult: 1,

@@ -1,0 +1,64 @@
+//! What a trace unit has sent, until it is written to the file.
+
+use cofi_packet::{intel, rtit};
+use cofi_unit::{Client, Clock, PhysAddr, rtit as unit};
+
+/// Packet bytes that have not been written to the file yet.
+#[derive(Debug, Default)]
+pub(super) struct Buffer {
+    pub(super) clock: u64,
+    pub(super) bytes: Vec<u8>,
+    /// Offset in the stream of `bytes[0]`.
+    pub(super) start: u64,
+    /// The clock when `bytes[0]` was sent.
+    pub(super) start_tsc: u64,
+    /// Index of the last PSB in `bytes` but for one at its start, and the clock when it was sent.
+    pub(super) cut: Option<(usize, u64)>,
+}
+
+impl Client for Buffer {
+    fn now(&mut self) -> Clock {
+        Clock {
+            tsc: self.clock,
+            cycles: self.clock,
+        }
+    }
+
+    // The unit's region stands for a trace port: what is stored there is taken away at once (33.2.7.1).
+    fn store(&mut self, _address: PhysAddr, bytes: &[u8]) {
+        if self.bytes.is_empty() {
+            self.start_tsc = self.clock;
+        } else if bytes == intel::PSB {
+            self.cut = Some((self.bytes.len(), self.clock));
+        }
+        match *bytes {
+            // Most packets have one of these sizes: a call of `memcpy` takes longer than the copy.
+            [a] => self.bytes.push(a),
+            [a, b] => self.bytes.extend_from_slice(&[a, b]),
+            [a, b, c] => self.bytes.extend_from_slice(&[a, b, c]),
+            [a, b, c, d, e] => self.bytes.extend_from_slice(&[a, b, c, d, e]),
+            _ => self.bytes.extend_from_slice(bytes),
+        }
+    }
+}
+
+impl unit::Client for Buffer {
+    fn now(&mut self) -> Clock {
+        Client::now(self)
+    }
+
+    fn store(&mut self, _address: PhysAddr, bytes: &[u8]) {
+        if self.bytes.is_empty() {
+            self.start_tsc = self.clock;
+        }
+        self.bytes.extend_from_slice(bytes);
+        // Where a line ends, a PSB is stored in two parts.
+        if bytes.last() == Some(&0)
+            && let Some(at) = self.bytes.len().checked_sub(rtit::PSB.len())
+            && at > 0
+            && self.bytes.ends_with(&rtit::PSB)
+        {
+            self.cut = Some((at, self.clock));
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! From RTIT's packets to what the walk has to reach next.
+
+use cofi_insn::CodeSource;
+use cofi_packet::rtit::Kind;
+use cofi_packet::{DecodeError, Ip};
+
+use super::reader::Since;
+use super::{Ends, Flow, Sign};
+use crate::decoder::{FlowDecoder, State};
+use crate::pending::{AtIp, Pending};
+use crate::reader::Reader;
+use crate::{Event, Expected, FlowErrorKind, PacketKind};
+
+/// What a packet found means for one that was expected.
+pub(super) fn unexpected(found: Flow, expected: Expected) -> FlowErrorKind {
+    FlowErrorKind::Unexpected {
+        found: found.kind().into(),
+        expected,
+    }
+}
+
+/// What stands behind a TraceStop.
+enum Behind {
+    /// The results that were not sent before, as far as there are any.
+    Results(Option<(u64, u8)>),
+    /// An overflow.
+    Overflow,
+    /// The end.
+    Nothing,
+}
+
+impl<C: CodeSource> FlowDecoder<'_, C> {
+    /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
+    pub(crate) fn fetch_rtit(&mut self) {
+        if self.rtit.is_last {
+            self.pending = Pending::Ends(Ends::default());
+            return;
+        }
+        let flow = match self.next_flow_rtit() {
+            Ok(Some(flow)) => flow,
+            Ok(None) => {
+                self.pending = Pending::Ends(self.end_of_trace());
+                return;
+            }
+            Err(error) => {
+                self.pending = Pending::Bad(error.into());
+                return;
+            }
+        };
+        if self.is_cut() {
+            self.pending = Pending::Ends(Ends::default());
+            return;
+        }
+        self.pending = match flow {
+            Flow::Tnt { bits, len } => return self.branches(bits, len),
+            Flow::Tip(ip) => Pending::Tip(ip),
+            Flow::Pge(ip) => Pending::Pge(ip),
+            // A decoder that begins at the end of what is to be decoded tells of it.
+            Flow::Ovf(_) if self.rtit.is_last => Pending::Ends(Ends::default()),
+            Flow::Ovf(ip) => Pending::OverflowAt(ip),
+            Flow::Far(None) | Flow::Pgd(None) => Pending::Bad(FlowErrorKind::SuppressedIp {
+                packet: flow.kind().into(),
+            }),
+            Flow::Far(Some(ip)) => match self.far_target() {
+                Ok(to) => Pending::At {
+                    ip,
+                    what: AtIp::Far { to },
+                },
+                Err(kind) => Pending::Bad(kind),
+            },
+            Flow::Pgd(Some(_)) if self.is_end_in_doubt() => Pending::Ends(Ends {
+                sign: Sign::Pgd,
+                ..Ends::default()
+            }),
+            Flow::Pgd(Some(ip)) => {
+                let (to, stops) = self.behind_end();
+                Pending::At {
+                    ip,
+                    what: AtIp::Pgd { to, stops },
+                }
+            }
+            Flow::Pip { cr3, paging } => {
+                self.rtit.told_unpaged = !paging;
+                if self.is_traced_until_here() {
+                    Pending::Paging { cr3, nr: false }
+                } else {
+                    // Nothing tells that the code here went on to a MOV to CR3.
+                    self.note_used();
+                    return self.push_paging(cr3);
+                }
+            }
+            Flow::TraceStop => match self.stop() {
+                Some(ends) => Pending::Ends(ends),
+                None => return,
+            },
+            // `next_flow_rtit` keeps it to itself.
+            Flow::Psb => return,
+        };
+    }
+
+    /// The next packet that matters to the flow, its place and time noted. PSBs tell nothing of it.
+    pub(super) fn next_flow_rtit(&mut self) -> Result<Option<Flow>, DecodeError> {
+        loop {
+            let next = self.reader.next_rtit();
+            self.read_at = self.reader.offset();
+            if self.notes.tells {
+                let flow = next.as_ref().and_then(|next| next.as_ref().ok());
+                self.note_packet(flow.map(|flow| flow.kind().into()));
+            }
+            match next {
+                Some(Ok(Flow::Psb)) => {
+                    self.rtit.may_resume = true;
+                    if self.at_end() {
+                        self.rtit.is_over = true;
+                        if let Some(reading) = &mut self.reader.rtit {
+                            reading.begin_fresh();
+                        }
+                    }
+                }
+                Some(Ok(flow)) => {
+                    self.rtit.is_last |= self.rtit.is_over && self.is_known_to_fresh(flow);
+                    return Ok(Some(flow));
+                }
+                next => return next.transpose(),
+            }
+        }
+    }
+
+    /// Whether a decoder that begins at the PSB at which decoding is to end knows by this packet where control is, or that tracing is off.
+    ///
+    /// Results that are older than the PSB may stand behind it, so up to there what ran is for this decoder to tell.
+    fn is_known_to_fresh(&self, flow: Flow) -> bool {
+        let is_known = self
+            .reader
+            .rtit
+            .as_ref()
+            .is_some_and(|reading| reading.is_fresh_known());
+        is_known
+            && match flow {
+                Flow::Tip(Some(ip)) => self.config.filter.contains(ip),
+                Flow::Pge(_) | Flow::Pgd(_) | Flow::Ovf(_) | Flow::TraceStop => true,
+                _ => false,
+            }
+    }
+
+    /// Whether the packet just read is none of what is to be decoded: who tells events alone ends just at the PSB.
+    pub(super) fn is_cut(&self) -> bool {
+        self.rtit.is_over && self.notes.tells
+    }
+
+    /// How the trace ends while tracing is on: with results that were read from the processor, perhaps.
+    fn end_of_trace(&self) -> Ends {
+        let (bits, len) = self.rtit.buffered.unwrap_or((0, 0));
+        Ends {
+            bits,
+            len,
+            ..Ends::default()
+        }
+    }
+
+    /// After a FUP.FAR: where control went; none if that is lost.
+    pub(super) fn far_target(&mut self) -> Result<Option<Ip>, FlowErrorKind> {
+        let first = self.notes.now;
+        let Some(flow) = self.next_flow_rtit()? else {
+            return Ok(None);
+        };
+        match flow {
+            Flow::Tip(Some(to)) => {
+                self.notes.now = first.and(Kind::Tip);
+                Ok(Some(to))
+            }
+            Flow::Tip(None) => Err(FlowErrorKind::SuppressedIp {
+                packet: Kind::Tip.into(),
+            }),
+            Flow::Ovf(_) => {
+                self.reader.put_back_rtit(flow);
+                Ok(None)
+            }
+            Flow::TraceStop
+                if self.config.errata.rtit_e4 && matches!(self.behind_stop(), Behind::Overflow) =>
+            {
+                self.reader.put_back_rtit(flow);
+                Ok(None)
+            }
+            _ => {
+                self.reader.put_back_rtit(flow);
+                Err(unexpected(flow, Expected::FarTarget))
+            }
+        }
+    }
+
+    /// After a FUP.PGD: where control went, if a TIP tells (Table 19, 30 and 31), and whether a TraceStop is the reason.
+    pub(super) fn behind_end(&mut self) -> (Option<Ip>, bool) {
+        let mut ahead = self.ahead();
+        let next = loop {
+            match ahead.next_rtit() {
+                Some(Ok(Flow::Psb)) => {}
+                Some(Ok(flow)) => break flow,
+                None | Some(Err(_)) => return (None, false),
+            }
+        };
+        let first = self.notes.now;
+        let is_tip = matches!(next, Flow::Tip(Some(_)));
+        match is_tip.then(|| self.next_flow_rtit()) {
+            Some(Ok(Some(Flow::Tip(to)))) => {
+                self.notes.now = first.and(Kind::Tip);
+                (to, false)
+            }
+            _ => (None, next == Flow::TraceStop),
+        }
+    }
+
+    fn ahead(&self) -> Reader<'_> {
+        let mut ahead = self.reader.clone();
+        ahead.ticks = None;
+        ahead
+    }
+
+    /// Whether tracing was on all the time up to the packet just read, which itself does not tell.
+    ///
+    /// It may have been switched off without a word. Then it was switched on again behind a PSB, and a FUP.PGE comes before the next packet of
+    /// traced code; without a PSB it was not. Behind an overflow it may be off, too. Without an IP filter, a PIP itself comes only of traced code.
+    fn is_traced_until_here(&mut self) -> bool {
+        if self.since() == Since::Traced || !self.rtit.is_confined {
+            return true;
+        }
+        if self.rtit.looked.0 <= self.read_at {
+            let mut ahead = self.ahead();
+            self.rtit.looked = loop {
+                match ahead.next_rtit() {
+                    Some(Ok(Flow::Psb | Flow::Pip { .. })) => {}
+                    Some(Ok(flow)) => break (ahead.offset(), flow.is_of_traced_code()),
+                    None | Some(Err(_)) => break (usize::MAX, false),
+                }
+            };
+        }
+        self.rtit.looked.1
+    }
+
+    /// Erratum E2: whether the FUP.PGD just read may be one too many, tracing having been switched off before without a word, and on in
+    /// code that is not traced.
+    fn is_end_in_doubt(&self) -> bool {
+        let reading = self.reader.rtit.as_ref();
+        let is_used = self.rtit.is_confined || self.rtit.needs_ways;
+        self.config.errata.rtit_e2
+            && is_used
+            && reading.is_some_and(|reading| reading.since_before == Since::Psb)
+    }
+
+    fn since(&self) -> Since {
+        let reading = self.reader.rtit.as_ref();
+        reading.map_or(Since::Traced, |reading| reading.since)
+    }
+
+    /// After a TraceStop, tracing being on: how far what ran is known; none if it does not end tracing.
+    ///
+    /// The results that wait when tracing is stopped come out before the next packet that needs them out, or are still in the processor.
+    fn stop(&mut self) -> Option<Ends> {
+        let results = match self.behind_stop() {
+            Behind::Overflow if self.config.errata.rtit_e4 => {
+                // Results that stand behind it are older.
+                self.push(Event::Stop);
+                return None;
+            }
+            Behind::Overflow => None,
+            Behind::Results(results) => results.map(|(bits, len)| (bits as u8, len)),
+            Behind::Nothing => self.rtit.buffered,
+        };
+        let (bits, len) = results.unwrap_or((0, 0));
+        Some(Ends {
+            bits,
+            len,
+            sign: Sign::TraceStop,
+            exact: !self.rtit.stop.is_empty()
+                && match self.since() {
+                    Since::Traced => true,
+                    // With results, it is no TraceStop that was held back.
+                    Since::Overflow => len != 0,
+                    Since::Psb => false,
+                },
+        })
+    }
+
+    fn behind_stop(&self) -> Behind {
+        let mut ahead = self.ahead();
+        let mut results = None;
+        loop {
+            match ahead.next_rtit() {
+                // It may have been switched on and stopped again.
+                Some(Ok(Flow::Psb | Flow::TraceStop)) => {}
+                Some(Ok(Flow::Tnt {
+                    bits,
+                    len: len @ ..=5,
+                })) if results.is_none() => {
+                    results = Some((bits, len));
+                }
+                Some(Ok(Flow::Ovf(_))) => return Behind::Overflow,
+                None if results.is_none() => return Behind::Nothing,
+                _ => return Behind::Results(results),
+            }
+        }
+    }
+
+    /// New page tables, and whether paging is on, as a PIP has told.
+    pub(crate) fn push_paging(&mut self, cr3: u64) {
+        if self.rtit.switches_paging() {
+            self.rtit.is_unpaged = self.rtit.told_unpaged;
+            let on = !self.rtit.is_unpaged;
+            self.push(Event::PagingEnabled { on });
+        }
+        self.rtit.knows_paging = self.state == State::On;
+        self.known.paging = Some((cr3, false));
+        self.push(Event::Paging { cr3, nr: false });
+    }
+
+    /// The kind of the TIPs of the stream.
+    pub(crate) fn tip_kind(&self) -> PacketKind {
+        if self.reader.is_rtit() {
+            Kind::Tip.into()
+        } else {
+            cofi_packet::intel::Kind::Tip.into()
+        }
+    }
+
+    /// The kind of what is pending.
+    pub(crate) fn pending_kind_rtit(&self) -> PacketKind {
+        match &self.pending {
+            _ if self.tnt_len != 0 => Kind::Tnt,
+            Pending::Tip(_) => Kind::Tip,
+            Pending::Pge(_) => Kind::FupPge,
+            Pending::Paging { .. } => Kind::Pip,
+            Pending::OverflowAt(_) => Kind::FupOvf,
+            Pending::Ends(_) => Kind::TraceStop,
+            Pending::At { what, .. } => return what.kind(),
+            _ => Kind::FupFar,
+        }
+        .into()
+    }
+}

@@ -1,0 +1,98 @@
+//! RTIT: what its packets mean for the flow.
+//!
+//! Code is walked as for Intel PT; what differs is which packets there are, and what they bind to:
+//!
+//! - results of branches wait in the processor until six are there or a FUP, TIP or PIP needs them out (4.2.2). So a TNT may hold
+//!   results older than an MTC, STS, PSB or TraceStop before it, but never younger ones than the packet behind it: no TIP is deferred.
+//! - a far transfer has a FUP.FAR with the address behind it, an event one with the address at which it struck (Table 1); a TIP
+//!   follows. Where the transfer ends tracing, a FUP.PGD comes in place of the FUP.FAR, and the TIP only if ContextEn is still set.
+//! - a near branch that ends tracing has a FUP.PGD with the address behind it: which branch that was follows from the IP filter.
+//! - a return to behind the call before it is a TNT bit; one address is remembered, and stays.
+//! - a PSB says nothing of the state. Where control is, is known from the first TIP, FUP.PGE or FUP.BuffOvf on.
+//! - tracing may end without a word, by TraceStop or the clearing of RTIT_CTL bits. Then what ran after the last branch is known only
+//!   up to a TraceStop range.
+
+mod away;
+mod bind;
+mod reader;
+mod walk;
+
+use crate::config::RtitConfig;
+use crate::{FilterRanges, FlowConfig, TraceFormat};
+
+pub(crate) use reader::{Flow, Reading};
+
+/// What says that tracing ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sign {
+    /// The trace does.
+    #[default]
+    EndOfTrace,
+    TraceStop,
+    /// A FUP.PGD that need not be of the code here (erratum E2).
+    Pgd,
+}
+
+/// How tracing, or the trace, ends without a packet that tells where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ends {
+    /// Results of branches that had executed by then, the oldest in the highest of `len` bits.
+    bits: u8,
+    len: u8,
+    sign: Sign,
+    /// Control was followed up to it, so that it ended where a TraceStop range begins to count.
+    exact: bool,
+}
+
+/// What the decoder must know of RTIT.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// The TraceStop ranges.
+    stop: FilterRanges,
+    /// Whether there are any: then it matters by which way control came to where it is, which the graph of decisions does not keep.
+    pub(crate) needs_ways: bool,
+    /// What RTIT_TNT_BUFF held at the end: bits and their number.
+    buffered: Option<(u8, u8)>,
+    /// Where a near branch can leave the traced ranges.
+    is_confined: bool,
+    /// The PSB at which decoding is to end has been read.
+    is_over: bool,
+    /// And also the packet by which a decoder that begins there knows where control is.
+    is_last: bool,
+    /// Tracing was stopped: results that are sent later were known by then.
+    is_stopped: bool,
+    /// A PSB has come since the last TraceStop, if there was any: tracing may have been switched on again.
+    may_resume: bool,
+    /// Up to where it has been looked whether code was traced, and whether it was.
+    looked: (usize, bool),
+    /// Paging is off, as the last PIP has told.
+    is_unpaged: bool,
+    /// All code has been traced since then: only a MOV to CR0 that is seen can have changed it.
+    pub(crate) knows_paging: bool,
+    /// So says the PIP read last, which may still have to find its place.
+    told_unpaged: bool,
+}
+
+impl State {
+    pub(crate) fn new(config: &FlowConfig) -> Self {
+        let TraceFormat::Rtit(RtitConfig { stop, tnt_buff, .. }) = config.format else {
+            return Self::default();
+        };
+        let buffered = tnt_buff.map(|value| value & 0x7f).and_then(|value| {
+            let len = value.checked_ilog2()? as u8;
+            Some((value & !(1 << len), len))
+        });
+        Self {
+            stop,
+            needs_ways: !stop.is_empty(),
+            buffered,
+            is_confined: !config.filter.is_empty(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether the PIP read last tells that paging was switched on or off.
+    fn switches_paging(&self) -> bool {
+        self.is_unpaged != self.told_unpaged
+    }
+}

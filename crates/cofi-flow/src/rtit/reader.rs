@@ -1,0 +1,384 @@
+//! The packet stream as the flow sees it: addresses decompressed, time kept, timing packets left out.
+
+use cofi_packet::rtit::{Kind, LastLip, LipBytes, LipPayload, Mode, Packet, decode, sync_forward};
+use cofi_packet::{DecodeError, Ip, Tsc};
+
+use crate::reader::{Reader, Ticked};
+use crate::time::RtitTime;
+use crate::{FlowConfig, RtitConfig, Tick};
+
+/// Erratum E8 spoils no more packets than these behind a PSB.
+const SPOILT: u32 = 21;
+
+/// A packet that concerns the flow. An address is none if it is compressed against one that is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    Tnt { bits: u64, len: u8 },
+    Tip(Option<Ip>),
+    Pge(Option<Ip>),
+    Pgd(Option<Ip>),
+    Far(Option<Ip>),
+    Ovf(Option<Ip>),
+    Pip { cr3: u64, paging: bool },
+    TraceStop,
+    Psb,
+}
+
+impl Flow {
+    pub(crate) const fn kind(&self) -> Kind {
+        match self {
+            Flow::Tnt { len: ..=5, .. } => Kind::TntPartial,
+            Flow::Tnt { .. } => Kind::Tnt,
+            Flow::Tip(_) => Kind::Tip,
+            Flow::Pge(_) => Kind::FupPge,
+            Flow::Pgd(_) => Kind::FupPgd,
+            Flow::Far(_) => Kind::FupFar,
+            Flow::Ovf(_) => Kind::FupOvf,
+            Flow::Pip { .. } => Kind::Pip,
+            Flow::TraceStop => Kind::TraceStop,
+            Flow::Psb => Kind::Psb,
+        }
+    }
+
+    /// Whether there is such a packet only of code that was traced when it ran.
+    pub(super) const fn is_of_traced_code(&self) -> bool {
+        matches!(
+            self,
+            Flow::Tnt { .. } | Flow::Tip(_) | Flow::Pgd(_) | Flow::Far(_)
+        )
+    }
+}
+
+/// What came last of what tells whether code was traced up to here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Since {
+    /// A packet that comes only of traced code: without a PSB, tracing cannot have been switched off and on.
+    Traced,
+    /// A PSB: it can.
+    Psb,
+    /// An overflow, behind which FilterEn may be clear, and a TraceStop be one that it held back (4.2.5).
+    Overflow,
+}
+
+/// What it takes to read RTIT.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    mode: Mode,
+    last_lip: LastLip,
+    /// The same for a reader that begins at the PSB at which decoding is to end, once that has been read.
+    fresh: Option<LastLip>,
+    pub(crate) time: RtitTime,
+    /// A packet that was read too early and is to be returned again.
+    back: Option<(usize, Flow)>,
+    /// How many packets have come since the last PSB, this not counted.
+    since_psb: u32,
+    pub(super) since: Since,
+    /// What it was before the packet last returned.
+    pub(super) since_before: Since,
+    e5: bool,
+    e8: bool,
+}
+
+impl Reading {
+    pub(crate) fn new(rtit: &RtitConfig, config: &FlowConfig) -> Self {
+        Self {
+            mode: rtit.cycles,
+            last_lip: LastLip::new(),
+            fresh: None,
+            time: RtitTime::new(config),
+            back: None,
+            since_psb: SPOILT,
+            since: Since::Traced,
+            since_before: Since::Traced,
+            e5: config.errata.rtit_e5,
+            e8: config.errata.rtit_e8,
+        }
+    }
+
+    /// The next PSB from `at` on. What is passed over may hold addresses and tell times.
+    pub(crate) fn skip_to_psb(&mut self, bytes: &[u8], at: usize) -> Option<usize> {
+        self.back = None;
+        let psb = sync_forward(bytes, at)?;
+        if psb != at {
+            self.last_lip = LastLip::new();
+            self.time.lost();
+        }
+        Some(psb)
+    }
+
+    pub(crate) fn kind_of(&self, bytes: &[u8]) -> Option<Kind> {
+        Some(decode(self.mode, bytes).ok()?.kind())
+    }
+
+    /// Packets may be wrong, and with them the address against which the next ones are compressed.
+    pub(crate) fn distrust(&mut self) {
+        self.last_lip = LastLip::new();
+        self.back = None;
+    }
+
+    /// Whether erratum E8 may have spoilt the packet last returned.
+    pub(crate) fn may_be_spoilt(&self) -> bool {
+        self.e8 && self.since_psb <= SPOILT
+    }
+
+    /// A reader that begins here must know what this one does.
+    pub(super) fn begin_fresh(&mut self) {
+        self.fresh.get_or_insert_default();
+    }
+
+    /// Whether that reader would know the address that was read last.
+    pub(super) fn is_fresh_known(&self) -> bool {
+        // Of one that knows no address yet, a compressed one is not known.
+        let update = LipPayload::truncate(LipBytes::Update16, 0);
+        self.fresh
+            .is_some_and(|mut fresh| fresh.apply(update).is_some())
+    }
+
+    fn address(&mut self, payload: LipPayload) -> Option<Ip> {
+        if let Some(fresh) = &mut self.fresh {
+            let _ = fresh.apply(payload);
+        }
+        self.last_lip.apply(payload)
+    }
+
+    /// What a packet is to the flow; none of one that tells the time alone.
+    fn flow(&mut self, packet: &Packet) -> Option<Flow> {
+        let flow = match *packet {
+            Packet::TntPartial { bits } => Flow::Tnt {
+                bits: bits.bits(),
+                len: bits.len() as u8,
+            },
+            Packet::Tnt { bits, .. } => Flow::Tnt {
+                bits: bits.tnt().bits(),
+                len: 6,
+            },
+            Packet::Tip { ip, .. } => Flow::Tip(self.address(ip)),
+            Packet::FupPge { ip, .. } => Flow::Pge(self.address(ip)),
+            Packet::FupPgd { ip, .. } => Flow::Pgd(self.address(ip)),
+            Packet::FupFar { ip, .. } => Flow::Far(self.address(ip)),
+            Packet::FupOvf { ip, .. } => Flow::Ovf(self.address(ip)),
+            Packet::FupPcc { ip, .. } => {
+                // It may be one where control never was (4.2.6).
+                self.address(ip);
+                return None;
+            }
+            Packet::Pip { cr3, pg, .. } => Flow::Pip {
+                // Flags, not address (4.8).
+                cr3: cr3.get() & !0x1f,
+                paging: pg,
+            },
+            Packet::TraceStop => Flow::TraceStop,
+            Packet::Psb => Flow::Psb,
+            _ => return None,
+        };
+        Some(flow)
+    }
+
+    /// Notes that a packet was read.
+    #[inline]
+    fn note(&mut self, flow: Option<Flow>) {
+        self.since_psb = self.since_psb.saturating_add(1);
+        self.since_before = self.since;
+        match flow {
+            Some(Flow::Psb) => (self.since_psb, self.since) = (0, Since::Psb),
+            // Its results may be older than the PSB.
+            Some(Flow::Tnt { len: ..=5, .. }) if self.since == Since::Psb => {}
+            Some(Flow::Ovf(_)) => self.since = Since::Overflow,
+            Some(Flow::Pge(_)) => self.since = Since::Traced,
+            Some(flow) if flow.is_of_traced_code() => self.since = Since::Traced,
+            _ => {}
+        }
+    }
+}
+
+/// The TNT of up to five results that `byte` is, or the first byte of one of six.
+#[inline]
+fn short_tnt(byte: u8) -> Option<(u64, u8)> {
+    if !(2..0x80).contains(&byte) {
+        return None;
+    }
+    let len = 7 - byte.leading_zeros() as u8;
+    Some((u64::from(byte) & ((1 << len) - 1), len))
+}
+
+impl Reader<'_> {
+    /// The next packet, if it is a TNT.
+    #[inline]
+    pub(crate) fn next_tnt_rtit(&mut self) -> Option<(u64, u8)> {
+        let reading = self.rtit.as_mut()?;
+        if reading.back.is_some() {
+            return None;
+        }
+        let rest = self.bytes.get(self.at..)?;
+        let (bits, len) = short_tnt(*rest.first()?)?;
+        let mut size = 1;
+        if len == 6 {
+            let raw = decode(reading.mode, rest).ok()?;
+            size = raw.len();
+            if reading.time.take(&raw.packet(), &rest[size..]) {
+                self.timing += 1;
+            }
+        }
+        reading.note(Some(Flow::Tnt { bits, len }));
+        self.offset = self.at;
+        self.at += size;
+        Some((bits, len))
+    }
+
+    /// Gives the packet last returned back, to be returned again.
+    pub(crate) fn put_back_rtit(&mut self, flow: Flow) {
+        let offset = self.offset;
+        if let Some(reading) = &mut self.rtit {
+            reading.back = Some((offset, flow));
+        }
+    }
+
+    /// The next packet that concerns the flow; `None` at the end of the stream. After an error the caller skips to the
+    /// next PSB.
+    pub(crate) fn next_rtit(&mut self) -> Option<Result<Flow, DecodeError>> {
+        let reading = self.rtit.as_mut()?;
+        if let Some((offset, flow)) = reading.back.take() {
+            self.offset = offset;
+            return Some(Ok(flow));
+        }
+        loop {
+            let rest = self.bytes.get(self.at..)?;
+            let first = *rest.first()?;
+            self.offset = self.at;
+            if first == 0 && rest.iter().all(|byte| *byte == 0) {
+                // Nothing was written there.
+                self.at = self.bytes.len();
+                return None;
+            }
+            let raw = match decode(reading.mode, rest) {
+                Ok(raw) => raw,
+                Err(error) => {
+                    // One byte on, so that a search for a PSB makes progress.
+                    self.at += 1;
+                    return Some(Err(error));
+                }
+            };
+            let (packet, behind) = (raw.packet(), &rest[raw.len()..]);
+            self.at += raw.len();
+            if !matches!(packet, Packet::TntPartial { .. }) && reading.time.take(&packet, behind) {
+                self.timing += 1;
+                if self.offset < self.settled && reading.time.may_have_wrapped() {
+                    reading.time.settle();
+                }
+                if let Some(queue) = &mut self.ticks {
+                    for tick in ticks(&packet) {
+                        queue.push_back(Ticked {
+                            offset: self.offset,
+                            kind: raw.kind().into(),
+                            tick,
+                            now: reading.time.now(),
+                        });
+                    }
+                }
+            }
+            if let Some(payload) = packet.lip_payload() {
+                self.is_full =
+                    payload.lip_bytes().zext() || matches!(payload.lip_bytes(), LipBytes::Full);
+            }
+            let flow = reading.flow(&packet);
+            reading.note(flow);
+            match flow {
+                Some(Flow::Psb) => (self.damaged, self.doubt) = (false, false),
+                // Erratum E5: a branch during the overflow, which led where tracing goes on.
+                Some(Flow::Ovf(Some(ip))) if reading.e5 => {
+                    if let Ok(raw) = decode(reading.mode, behind)
+                        && let Packet::Tip { ip: payload, .. } = raw.packet()
+                        && reading.last_lip.clone().apply(payload) == Some(ip)
+                    {
+                        self.at += raw.len();
+                        if reading.time.take(&raw.packet(), &behind[raw.len()..]) {
+                            self.timing += 1;
+                        }
+                        reading.flow(&raw.packet());
+                        reading.note(None);
+                    }
+                }
+                _ => {}
+            }
+            if let Some(flow) = flow {
+                return Some(Ok(flow));
+            }
+        }
+    }
+
+    /// Up to where it was searched for the next packet that bounds the time, and what it tells.
+    pub(crate) fn search_rtit(&mut self) -> (usize, Option<Tsc>) {
+        loop {
+            let settled = self.settled;
+            let found = self.search_rtit_once();
+            if self.settled == settled {
+                return found;
+            }
+            // With what it has found out, it may find more.
+            if let Some(reading) = &mut self.rtit {
+                reading.time.settle();
+            }
+        }
+    }
+
+    fn search_rtit_once(&mut self) -> (usize, Option<Tsc>) {
+        let Some(reading) = &self.rtit else {
+            return (usize::MAX, None);
+        };
+        let (mut at, mut time) = (self.at, reading.time.clone());
+        time.take_jump();
+        while let Some(rest @ [first, ..]) = self.bytes.get(at..) {
+            if matches!(short_tnt(*first), Some((_, ..=5))) {
+                at += 1;
+                continue;
+            }
+            let Ok(raw) = decode(reading.mode, rest) else {
+                // What comes behind is looked for when reading has come past this.
+                return (at + 1, None);
+            };
+            let packet = raw.packet();
+            let before = (matches!(packet, Packet::Sts { .. }) && time.may_have_wrapped())
+                .then(|| time.clone());
+            let tells = time.take(&packet, &rest[raw.len()..]);
+            if at < self.settled && time.may_have_wrapped() {
+                time.settle();
+            }
+            at += raw.len();
+            if before
+                .is_some_and(|before| time.take_jump().is_none() && before.settles(time.anchor()))
+                && at > self.settled
+            {
+                self.settled = at;
+                return (at, None);
+            }
+            if tells && let Some(latest) = time.latest() {
+                return (at, Some(latest));
+            }
+        }
+        // Nothing more is known, however far is read.
+        (usize::MAX, None)
+    }
+}
+
+/// What a packet tells of the time.
+fn ticks(packet: &Packet) -> impl Iterator<Item = Tick> + use<> {
+    let own = match *packet {
+        Packet::Sts {
+            acbr, ecbr, tsc, ..
+        } => Some(Tick::Sts {
+            tsc: tsc.get(),
+            actual: acbr.get() as u8,
+            effective: ecbr.get() as u8,
+        }),
+        Packet::Mtc { range, tsc, .. } => Some(Tick::MiniTime {
+            range: range.get() as u8,
+            tsc,
+        }),
+        _ => None,
+    };
+    let count = packet.cycles().flatten();
+    let count = count.map(|count| Tick::Cyc {
+        cycles: count.get().into(),
+    });
+    own.into_iter().chain(count)
+}

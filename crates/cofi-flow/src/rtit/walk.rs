@@ -1,0 +1,376 @@
+//! The walk over code where RTIT's rules differ: far transfers, branches out of the traced ranges, ends without a word.
+
+use cofi_insn::{Class, CodeSource, MAX_INSN_LEN, advance};
+use cofi_packet::rtit::Kind;
+use cofi_packet::{ExecMode, Ip};
+
+use super::{Ends, Sign};
+use crate::cache::Straight;
+use crate::decoder::{FlowDecoder, State};
+use crate::index::NONE;
+use crate::pending::{AtIp, Pending};
+use crate::{Event, Executed, Expected, FilterRanges, FlowErrorKind, Item};
+
+impl FilterRanges {
+    /// The first addresses.
+    fn bases(&self) -> impl Iterator<Item = Ip> {
+        self.iter().map(|(first, _)| first)
+    }
+
+    /// Whether control that goes on at `ip` leaves a range.
+    fn ends_before(&self, ip: Ip) -> bool {
+        !self.contains(ip) && self.iter().any(|(_, last)| last.0.wrapping_add(1) == ip.0)
+    }
+}
+
+impl<C: CodeSource> FlowDecoder<'_, C> {
+    /// The walk has come to the address of a FUP.FAR or FUP.PGD.
+    pub(crate) fn arrive_rtit(&mut self, at: Ip, what: AtIp) {
+        self.pending = Pending::None;
+        // Code that runs behind it may be older than a PIP that is not its.
+        if !matches!(what, AtIp::Paging { is_sure: false, .. }) {
+            self.consumed();
+        }
+        match what {
+            AtIp::Far { to: Some(to) } => {
+                self.push(Event::AsyncBranch { from: at, to });
+                self.ip = to;
+                self.left = (NONE, 1);
+            }
+            AtIp::Pgd { to: None, .. }
+                if self.rtit.is_confined && self.config.filter.ends_before(at) =>
+            {
+                // Control walked out of the range.
+                self.turn_off(Some(at));
+                self.push(Event::Disabled { ip: Some(at) });
+            }
+            AtIp::Pgd { to, .. } => {
+                self.turn_off(Some(at));
+                self.push(Event::AsyncDisabled { at, ip: to });
+            }
+            AtIp::Paging { cr3, .. } => self.push_paging(cr3),
+            // What came of it is lost; what is told next is an overflow, or nothing.
+            _ => {}
+        }
+    }
+
+    /// After a block's plain instructions: one that ends it and for which RTIT has rules of its own.
+    pub(crate) fn finish_rtit(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
+        match block.class {
+            Class::Conditional if self.tnt_len != 0 => {
+                if self.take_bit() {
+                    self.go_or_leave(block, insn, block.target)
+                } else {
+                    self.go(insn, block.next, 0)
+                }
+            }
+            Class::Conditional => {
+                self.need(Expected::Tnt);
+                None
+            }
+            Class::DirectJump | Class::DirectCall => self.direct_out(block, insn),
+            Class::Return => {
+                let ip = self.return_target()?;
+                self.go_or_leave(block, insn, ip)
+            }
+            Class::IndirectJump | Class::IndirectCall => {
+                let ip = self.indirect_target()?;
+                if block.class == Class::IndirectCall {
+                    self.returns.push(block.next);
+                }
+                self.go_or_leave(block, insn, ip)
+            }
+            Class::MovCr3 => match self.pending {
+                Pending::Paging { cr3, .. } if self.tnt_len == 0 => {
+                    self.use_pending();
+                    self.out.push_back(Item::Insn(insn));
+                    self.push_paging(cr3);
+                    self.move_on(block.next, 0);
+                    None
+                }
+                _ => self.go(insn, block.next, 0),
+            },
+            _ => self.far_rtit(block, insn),
+        }
+    }
+
+    /// A far transfer. A FUP with the address behind it says that it has executed (Table 1).
+    fn far_rtit(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
+        if let (Pending::At { ip, what }, 0) = (self.pending, self.tnt_len)
+            && (ip == block.next || self.is_erratum_e1(insn, ip, what))
+        {
+            match what {
+                AtIp::Far { to: Some(to) } => {
+                    self.use_pending();
+                    return self.go(insn, to, 1);
+                }
+                AtIp::Far { to: None } => {
+                    // What is told next is an overflow, or nothing.
+                    self.use_pending();
+                    return self.go(insn, block.next, 1);
+                }
+                AtIp::Pgd { to, .. } => return self.disable(insn, block.next, to),
+                _ => {}
+            }
+        }
+        // It has failed.
+        if block.class == Class::VmEntry {
+            return self.go(insn, block.next, 0);
+        }
+        self.need(Expected::FupFar);
+        None
+    }
+
+    /// Erratum E1: the FUP.FAR of a far transfer names an address within it.
+    fn is_erratum_e1(&self, insn: Executed, ip: Ip, what: AtIp) -> bool {
+        self.config.errata.rtit_e1
+            && matches!(what, AtIp::Far { .. })
+            && (1..insn.len.into()).contains(&ip.0.wrapping_sub(insn.ip.0))
+    }
+
+    /// A direct branch out of the traced ranges, where only a FUP.PGD with the address behind it can come now, or into a TraceStop range.
+    fn direct_out(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
+        let target = block.target;
+        let leaves = !self.config.filter.contains(target);
+        match self.pending {
+            _ if self.tnt_len != 0 => {}
+            Pending::At {
+                ip,
+                what: AtIp::Pgd { to: None, stops },
+            } if ip == block.next && (leaves || stops) => {
+                self.note_call(block);
+                return self.disable(insn, block.next, Some(target));
+            }
+            Pending::Ends(ends) if ends.exact && self.rtit.stop.contains(block.target) => {
+                self.note_call(block);
+                self.out.push_back(Item::Insn(insn));
+                self.ip = block.target;
+                self.stopped();
+                return None;
+            }
+            _ => {}
+        }
+        if leaves {
+            self.need(Expected::FupPgd);
+            return None;
+        }
+        self.direct(block, insn)
+    }
+
+    fn note_call(&mut self, block: &Straight) {
+        if block.class == Class::DirectCall {
+            self.returns.push(block.next);
+        }
+    }
+
+    fn go_or_leave(&mut self, block: &Straight, insn: Executed, to: Ip) -> Option<Executed> {
+        if !self.config.filter.contains(to) {
+            self.leave_range(block, insn, to);
+            return None;
+        }
+        if self.rtit.needs_ways && self.rtit.stop.contains(to) {
+            self.enter_stop(block, insn, to);
+            return None;
+        }
+        self.go(insn, to, 1)
+    }
+
+    /// A branch has executed that leads into a TraceStop range: a FUP.PGD with the address behind it may tell so (4.2.8).
+    fn enter_stop(&mut self, block: &Straight, insn: Executed, to: Ip) {
+        self.out.push_back(Item::Insn(insn));
+        self.move_on(to, 1);
+        if self.tnt_len == 0 && matches!(self.pending, Pending::None) {
+            self.fetch_rtit();
+        }
+        match self.pending {
+            Pending::At {
+                ip,
+                what:
+                    AtIp::Pgd {
+                        to: None,
+                        stops: true,
+                    },
+            } if ip == block.next && self.tnt_len == 0 => self.end_tracing(block.next, Some(to)),
+            _ => {}
+        }
+    }
+
+    /// A branch has executed that leads out of the traced ranges: a FUP.PGD with the address behind it follows.
+    fn leave_range(&mut self, block: &Straight, insn: Executed, to: Ip) {
+        self.out.push_back(Item::Insn(insn));
+        self.move_on(to, 1);
+        while self.tnt_len == 0 && matches!(self.pending, Pending::None) {
+            self.fetch_rtit();
+        }
+        match self.pending {
+            _ if self.tnt_len != 0 => {}
+            Pending::At {
+                ip,
+                what: AtIp::Pgd { to: None, .. },
+            } if ip == block.next => return self.end_tracing(block.next, Some(to)),
+            // There may be none if a TraceStop range was entered just then.
+            Pending::Ends(ends) if ends.sign == Sign::TraceStop && ends.len == 0 => {
+                return self.stopped();
+            }
+            Pending::Ends(ends) if ends.sign == Sign::EndOfTrace => {
+                self.state = State::Done;
+                return;
+            }
+            // What was lost can have been the FUP.PGD.
+            Pending::OverflowAt(_) => return,
+            Pending::Bad(kind) => return self.fail(kind),
+            _ => {}
+        }
+        self.fail(FlowErrorKind::Unexpected {
+            found: self.pending_kind_rtit(),
+            expected: Expected::FupPgd,
+        });
+    }
+
+    /// A PIP may be of a MOV to CR0, if paging may have been switched: the next one, if that is here.
+    ///
+    /// Where paging may have been switched in code that is not traced, the PIP may be of a MOV to CR3 behind it. But up to here code has run
+    /// in any case.
+    pub(crate) fn find_mov_cr0(&mut self, cr3: u64) -> Option<Ip> {
+        let is_sure = self.rtit.knows_paging;
+        if is_sure && !self.rtit.switches_paging() {
+            return None;
+        }
+        let id = self.cache.straight(self.ip, self.mode, &mut self.code);
+        let block = *self.cache.block(id);
+        let mut at = block.ip;
+        for index in 0..usize::from(block.body) {
+            let mut bytes = [0; MAX_INSN_LEN];
+            let len = self.code.read(at, &mut bytes).min(MAX_INSN_LEN);
+            let is_found = is_mov_to_cr0(&bytes[..len], self.mode);
+            at = advance(
+                at,
+                self.cache.len_at(block.first as usize + index),
+                self.mode,
+            );
+            if is_found {
+                let what = AtIp::Paging { cr3, is_sure };
+                self.pending = Pending::At { ip: at, what };
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Tracing ends in the code here, or the trace does. The next address at which it may, if the walk can go on; `None` if it cannot.
+    pub(crate) fn walk_to_end(&mut self, ends: Ends) -> Option<Option<Ip>> {
+        let stop = &self.rtit.stop;
+        if ends.exact && ends.len == 0 {
+            let is_entered = self.left.1 == 1 && stop.contains(self.ip);
+            if is_entered || stop.bases().any(|base| base == self.ip) {
+                self.stopped();
+                return None;
+            }
+            let id = self.cache.straight(self.ip, self.mode, &mut self.code);
+            let bases = stop.bases();
+            let first = bases
+                .filter_map(|base| Some((self.cache.position(id, base)?, base)))
+                .min_by_key(|(position, _)| *position);
+            return Some(first.map(|(_, base)| base));
+        }
+        if ends.len != 0 {
+            return Some(None);
+        }
+        self.end_unknown(ends);
+        None
+    }
+
+    /// A branch needs a result: one of those that were not sent. `false` if there is none.
+    pub(crate) fn take_late_bit(&mut self, ends: Ends, expected: Expected) -> bool {
+        if ends.len == 0 || !matches!(expected, Expected::Tnt | Expected::TntOrTip) {
+            return false;
+        }
+        let len = ends.len - 1;
+        self.tnt = u64::from(ends.bits >> len & 1) << 63;
+        self.tnt_len = 1;
+        self.pending = Pending::Ends(Ends {
+            bits: ends.bits & ((1 << len) - 1),
+            len,
+            ..ends
+        });
+        true
+    }
+
+    /// Control has entered a TraceStop range.
+    fn stopped(&mut self) {
+        self.use_pending();
+        (self.rtit.is_stopped, self.rtit.may_resume) = (true, false);
+        self.turn_off(Some(self.ip));
+        self.push(Event::Disabled { ip: Some(self.ip) });
+        self.push(Event::Stop);
+    }
+
+    /// Tracing is switched on at an address, though it is on: it was off without a word, and nobody knows since when.
+    pub(crate) fn switched_on_again(&mut self) {
+        if self.rtit.is_last {
+            // Who begins at the PSB before it tells the rest.
+            self.pending = Pending::None;
+            self.fail(FlowErrorKind::UnknownEnd);
+            self.state = State::Done;
+        } else {
+            self.fail(FlowErrorKind::UnknownEnd);
+        }
+    }
+
+    /// How far code ran from here on is not known.
+    pub(crate) fn end_unknown(&mut self, ends: Ends) {
+        if ends.sign == Sign::EndOfTrace {
+            // Nor is it if a trace ends while tracing is on.
+            self.state = State::Done;
+            return;
+        }
+        self.note_used();
+        self.pending = Pending::None;
+        self.tnt_len = 0;
+        self.returns.clear();
+        if !self.notes.tells {
+            self.error(Some(self.ip), FlowErrorKind::UnknownEnd);
+        }
+        self.turn_off(None);
+        if ends.sign == Sign::TraceStop {
+            (self.rtit.is_stopped, self.rtit.may_resume) = (true, false);
+            self.push(Event::Stop);
+        }
+    }
+
+    /// The event level: what ended tracing is told at once.
+    pub(crate) fn follow_rtit(&mut self, pending: Pending) {
+        match pending {
+            Pending::OverflowAt(ip) => {
+                self.note_used();
+                self.overflow_rtit(ip);
+            }
+            Pending::Ends(ends) => self.end_unknown(ends),
+            Pending::Pge(Some(ip)) => {
+                // Tracing was off without a word.
+                self.turn_off(None);
+                self.turn_on(ip);
+            }
+            _ => {
+                self.fail(FlowErrorKind::SuppressedIp {
+                    packet: Kind::FupPge.into(),
+                });
+            }
+        }
+    }
+}
+
+/// Whether an instruction is a MOV to CR0.
+fn is_mov_to_cr0(bytes: &[u8], mode: ExecMode) -> bool {
+    let is_prefix =
+        |byte: &&u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x67 | 0xf2 | 0xf3);
+    let prefixes = bytes.iter().take_while(is_prefix).count();
+    let bytes = match bytes[prefixes..] {
+        // REX without R, which would name CR8.
+        [0x40..=0x4f, ..] if mode == ExecMode::Bits64 && bytes[prefixes] & 4 == 0 => {
+            &bytes[prefixes + 1..]
+        }
+        _ => &bytes[prefixes..],
+    };
+    matches!(bytes, [0x0f, 0x22, operands, ..] if operands >> 3 & 7 == 0)
+}
