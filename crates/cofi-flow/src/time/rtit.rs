@@ -210,11 +210,11 @@ impl RtitTime {
 
     /// No payload of an MTC went round where packets were lost.
     pub(crate) fn settle(&mut self) {
-        if self.missing != Missing::None {
+        if self.missing == Missing::Some {
+            self.missing = Missing::None;
             // Until then there may have been none at all.
             self.edge = self.edge.max(self.missing_since.0);
         }
-        self.missing = Missing::None;
     }
 
     /// The time that the last STS packet told.
