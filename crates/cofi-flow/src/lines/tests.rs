@@ -1,3 +1,5 @@
+//! Lines in any order that 2.3.2 allows, and in others.
+
 use alloc::vec;
 use alloc::vec::Vec;
 

@@ -103,14 +103,19 @@ impl Unit {
             None => id == Events::ALWAYS_ON,
         };
         if stops && self.regs.status.buffer_overflow() {
-            let is_lost = self.choices.errata.e4 && self.sometimes();
-            self.held_stop.get_or_insert(match is_lost {
-                true => HeldStop::PacketOnly,
-                false => HeldStop::Whole,
-            });
+            self.hold_stop();
             return false;
         }
         stops
+    }
+
+    /// A TraceStop is met in a buffer overflow: it waits for its end.
+    pub(super) fn hold_stop(&mut self) {
+        let is_lost = self.choices.errata.e4 && self.sometimes();
+        self.held_stop.get_or_insert(match is_lost {
+            true => HeldStop::PacketOnly,
+            false => HeldStop::Whole,
+        });
     }
 
     /// The TraceStop action (4.2.11). What is in RTIT_TNT_BUFF stays there.

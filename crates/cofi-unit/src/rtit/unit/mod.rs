@@ -332,7 +332,10 @@ impl Unit {
         stops: bool,
         is_indirect: bool,
     ) {
-        if stops {
+        // What it sent itself may have overflowed.
+        if stops && self.regs.status.buffer_overflow() {
+            self.hold_stop();
+        } else if stops {
             self.trace_stop(client);
         }
         self.resolve(client, before, to, is_indirect);

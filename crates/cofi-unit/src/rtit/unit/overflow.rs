@@ -181,21 +181,25 @@ impl Unit {
         }
         self.regs.status = status.with_buffer_overflow(false);
         self.clear_compression();
+        let count = self.regs.pkt_cnt.count();
         self.lip(client, Kind::FupOvf, to);
         self.refresh();
+        // A PSB has set the count back; a TIP behind it would not follow immediately.
+        let is_last = self.regs.pkt_cnt.count() > count;
         let errata = self.choices.errata;
-        if errata.e5 && is_indirect && self.cached.packet_en && self.sometimes() {
+        if errata.e5 && is_indirect && is_last && self.cached.packet_en && self.sometimes() {
             self.tip(client, to);
         }
     }
 
-    /// A TraceStop that an overflow held, when there is none any more: resolved, or cleared by software.
+    /// A TraceStop that an overflow held, when there is none any more: resolved, or cleared by software. Where TraceActive is clear by
+    /// then, nothing is left to be done.
     pub(super) fn act_on_held_stop(&mut self, client: &mut impl Client, to: Ip) {
         let status = self.regs.status;
-        if self.held_stop.is_none() || status.buffer_overflow() || !status.trigger_en() {
+        if self.held_stop.is_none() || status.buffer_overflow() {
             return;
         }
-        match self.held_stop.take() {
+        match self.held_stop.take().filter(|_| status.trigger_en()) {
             Some(HeldStop::Whole) => {
                 if self.cached.packet_en && self.choices.pgd_on_disable {
                     self.pgd(client, to);

@@ -52,48 +52,83 @@ impl Unit {
         self.timing.now
     }
 
-    /// Whether nothing is due by the passing of time.
+    /// Whether nothing is due by the passing of time, which is noted then.
     #[inline]
     pub(super) fn is_quiet(&mut self, now: Clock) -> bool {
-        self.timing.now = now;
         let (from, len) = self.timing.mtc_span;
-        now.tsc.wrapping_sub(from) < len
-            && now.cycles.wrapping_sub(self.timing.counted_at) < self.timing.count_room
+        let is_quiet = now.tsc.wrapping_sub(from) < len
+            && now.cycles.wrapping_sub(self.timing.counted_at) < self.timing.count_room;
+        if is_quiet {
+            self.timing.now = now;
+        }
+        is_quiet
     }
 
     /// Time has gone on: RTIT_CNTP has counted, the internal buffer has drained, and an MTC may be due.
     pub(super) fn look_at_time(&mut self, client: &mut impl Client) {
+        let before = self.timing.now;
         self.timing.now = client.now();
         self.settle_cycles();
         if self.asleep || !self.regs.status.trigger_en() && self.is_drained() {
             return;
         }
-        self.drain_due(client);
         let (from, len) = self.timing.mtc_span;
         let is_same = self.now().tsc.wrapping_sub(from) < len;
         if is_same || !self.regs.status.trigger_en() {
-            return;
+            return self.drain_due(client);
         }
         let told = self.timing.mtc;
         let is_early = self.timing.mtc_early;
         self.note_tsc();
         if !self.regs.ctl.mtc_en() || !self.sends_time() {
-            return;
+            return self.drain_due(client);
         }
         let now = self.timing.mtc;
         match now.wrapping_sub(told) {
-            0 if is_early => self.mtc(client, now),
-            0 => {}
-            passed @ 1..=MOST_MTCS => {
-                for since in 1..=passed {
-                    self.mtc(client, told.wrapping_add(since));
+            0 => {
+                self.drain_due(client);
+                if is_early {
+                    self.mtc(client, now);
                 }
             }
+            1 => {
+                self.drain_due(client);
+                self.mtc(client, now);
+            }
+            passed @ 2..=MOST_MTCS => self.mtcs(client, before, told, passed),
             _ => {
+                self.drain_due(client);
                 self.mtc(client, now);
                 self.sts(client);
             }
         }
+    }
+
+    /// Since `before` the watched TSC bits, which were `told`, have changed so many times: each MTC is sent at its own time, as far as
+    /// it follows from the two moments between which it was.
+    fn mtcs(&mut self, client: &mut impl Client, before: Clock, told: u64, passed: u64) {
+        let after = self.now();
+        let shift = 7 + 2 * self.regs.ctl.mtc_range();
+        let ticks = u128::from(after.tsc.wrapping_sub(before.tsc)).max(1);
+        let cycles = u128::from(after.cycles.wrapping_sub(before.cycles));
+        // RTIT_CNTP has been taken up to the later moment: it counts again, from the earlier one on.
+        let counted = if self.timing.counts { cycles as u64 } else { 0 };
+        self.regs.cntp.0 = self.regs.cntp.0.wrapping_sub(counted) & CNTP_MASK;
+        self.timing.counted_at = before.cycles;
+        for since in 1..=passed {
+            let bits = told.wrapping_add(since);
+            let at = u128::from((bits << shift).wrapping_sub(before.tsc)).min(ticks);
+            self.timing.now = Clock {
+                tsc: before.tsc.wrapping_add(at as u64),
+                cycles: before.cycles.wrapping_add((cycles * at / ticks) as u64),
+            };
+            self.settle_cycles();
+            self.drain_due(client);
+            self.mtc(client, bits);
+        }
+        self.timing.now = after;
+        self.settle_cycles();
+        self.drain_due(client);
     }
 
     fn mtc(&mut self, client: &mut impl Client, bits: u64) {
