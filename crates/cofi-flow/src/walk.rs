@@ -9,10 +9,11 @@ use crate::decoder::{FlowDecoder, Phase, State, unexpected};
 use crate::index::NONE;
 use crate::pending::{AtIp, Bound, Pending};
 use crate::reader::Flow;
+use crate::rtit::Ends;
 use crate::{Event, Executed, Expected, FlowErrorKind, Item, PacketKind};
 
 /// How many blocks are tried to see whether code leads somewhere.
-const MAX_TRIED: usize = 256;
+pub(crate) const MAX_TRIED: usize = 256;
 
 /// Finds out that a walk without packets never ends.
 ///
@@ -407,6 +408,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let is_call = block.class == Class::DirectCall;
         if is_call && (block.target != block.next || self.cache.notes_every_call()) {
             self.returns.push(block.next);
+        }
+        if self.may_have_stopped(block) {
+            self.pending = Pending::Ends(Ends::by_pgd());
+            return self.go(insn, block.target, 1);
         }
         if self.guard.jump(block.target) {
             let next = match self.pending {

@@ -68,16 +68,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 },
                 Err(kind) => Pending::Bad(kind),
             },
-            Flow::Pgd(Some(_)) if self.is_end_in_doubt() => Pending::Ends(Ends {
-                sign: Sign::Pgd,
-                ..Ends::default()
-            }),
+            Flow::Pgd(Some(_)) if self.is_end_in_doubt() => Pending::Ends(Ends::by_pgd()),
             Flow::Pgd(Some(ip)) => {
+                let was_taken = self.was_taken();
                 let (to, stops) = self.behind_end();
-                Pending::At {
-                    ip,
-                    what: AtIp::Pgd { to, stops },
+                let what = AtIp::Pgd { to, stops };
+                self.pending = Pending::At { ip, what };
+                let is_unclear = stops && was_taken && self.rtit.stop.is_empty();
+                // (Where control has left the traced ranges, that is why.)
+                if is_unclear && self.config.filter.contains(self.ip) && !self.notes.tells {
+                    self.end_by_branch(ip);
                 }
+                return;
             }
             Flow::Pip { cr3, paging } => {
                 self.rtit.told_unpaged = !paging;
@@ -90,6 +92,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
             }
             Flow::TraceStop => match self.stop() {
+                Some(ends) if !self.notes.tells => {
+                    // What has walked the graph of decisions has not kept it.
+                    self.left.1 = usize::from(self.was_taken());
+                    Pending::Ends(ends)
+                }
                 Some(ends) => Pending::Ends(ends),
                 None => return,
             },
@@ -241,10 +248,15 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// code that is not traced.
     fn is_end_in_doubt(&self) -> bool {
         let reading = self.reader.rtit.as_ref();
-        let is_used = self.rtit.is_confined || self.rtit.needs_ways;
+        let is_used = self.rtit.is_confined || !self.rtit.stop.is_empty();
         self.config.errata.rtit_e2
             && is_used
             && reading.is_some_and(|reading| reading.since_before == Since::Psb)
+    }
+
+    fn was_taken(&self) -> bool {
+        let reading = self.reader.rtit.as_ref();
+        reading.is_some_and(|reading| reading.was_taken)
     }
 
     fn since(&self) -> Since {

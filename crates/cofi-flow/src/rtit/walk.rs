@@ -5,10 +5,11 @@ use cofi_packet::rtit::Kind;
 use cofi_packet::{ExecMode, Ip};
 
 use super::{Ends, Sign};
-use crate::cache::Straight;
+use crate::cache::{End, Straight};
 use crate::decoder::{FlowDecoder, State};
 use crate::index::NONE;
 use crate::pending::{AtIp, Pending};
+use crate::walk::MAX_TRIED;
 use crate::{Event, Executed, Expected, FilterRanges, FlowErrorKind, Item};
 
 impl FilterRanges {
@@ -157,6 +158,48 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.direct(block, insn)
     }
 
+    /// A FUP.PGD with the address behind a direct branch, as a TraceStop follows: it may have led into a range that nobody has told of.
+    pub(crate) fn may_have_stopped(&self, block: &Straight) -> bool {
+        let is_end = matches!(
+            self.pending,
+            Pending::At { ip, what: AtIp::Pgd { to: None, stops: true } } if ip == block.next
+        );
+        is_end && self.tnt_len == 0 && self.rtit.stop.is_empty()
+    }
+
+    /// A FUP.PGD, and a TraceStop, behind a branch that was taken: did it lead into a range that nobody has told of, with this address behind it?
+    ///
+    /// It did if the code here does not lead to that address. If it does, nobody knows.
+    pub(super) fn end_by_branch(&mut self, behind: Ip) {
+        if self.may_come_to(behind) {
+            self.pending = Pending::Ends(Ends::by_pgd());
+        } else {
+            self.end_tracing(self.ip, Some(self.ip));
+        }
+    }
+
+    /// Whether code leads from here to an address, or to a direct branch that has it behind it, without a packet.
+    fn may_come_to(&mut self, behind: Ip) -> bool {
+        let mut at = self.ip;
+        for _ in 0..MAX_TRIED {
+            let id = self.cache.straight(at, self.mode, &mut self.code);
+            let block = *self.cache.block(id);
+            if self.cache.position(id, behind).is_some() {
+                return true;
+            }
+            at = match (block.end, block.class) {
+                (End::Split, _) => block.next,
+                (End::Fault, _) => return false,
+                (_, Class::DirectJump | Class::DirectCall) if block.next == behind => return true,
+                (_, Class::DirectJump | Class::DirectCall) => block.target,
+                (_, class) if class.is_far() && block.next == behind => return true,
+                (_, class) if class.needs_packet() => return false,
+                _ => block.next,
+            };
+        }
+        true
+    }
+
     fn note_call(&mut self, block: &Straight) {
         if block.class == Class::DirectCall {
             self.returns.push(block.next);
@@ -168,7 +211,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             self.leave_range(block, insn, to);
             return None;
         }
-        if self.rtit.needs_ways && self.rtit.stop.contains(to) {
+        if !self.rtit.stop.is_empty() && self.rtit.stop.contains(to) {
             self.enter_stop(block, insn, to);
             return None;
         }
@@ -198,7 +241,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// A branch has executed that leads out of the traced ranges: a FUP.PGD with the address behind it follows.
     fn leave_range(&mut self, block: &Straight, insn: Executed, to: Ip) {
         self.out.push_back(Item::Insn(insn));
-        self.move_on(to, 1);
+        self.move_on(to, 0);
         while self.tnt_len == 0 && matches!(self.pending, Pending::None) {
             self.fetch_rtit();
         }

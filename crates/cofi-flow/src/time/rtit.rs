@@ -210,7 +210,11 @@ impl RtitTime {
 
     /// No payload of an MTC went round where packets were lost.
     pub(crate) fn settle(&mut self) {
-        self.missing = Missing::None;
+        if self.missing == Missing::Some {
+            self.missing = Missing::None;
+            // Until then there may have been none at all.
+            self.edge = self.edge.max(self.missing_since.0);
+        }
     }
 
     /// The time that the last STS packet told.

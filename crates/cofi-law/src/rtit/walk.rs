@@ -376,7 +376,7 @@ impl Walk<'_> {
                 self.interrupt(at.next);
             }
             Kind::MovCr3 if self.has(Features::SPACES) => {
-                self.shown(true);
+                self.shown(false);
                 let cr3 = SPACES[self.rng.below(3)];
                 self.context.cr3 = cr3;
                 self.plain_event(Event::MovCr3 { at, cr3 });

@@ -91,7 +91,11 @@ impl Unit {
                     self.mtc(client, now);
                 }
             }
-            passed @ 1..=MOST_MTCS => self.mtcs(client, before, told, passed),
+            1 => {
+                self.drain_due(client);
+                self.mtc(client, now);
+            }
+            passed @ 2..=MOST_MTCS => self.mtcs(client, before, told, passed),
             _ => {
                 self.drain_due(client);
                 self.mtc(client, now);
