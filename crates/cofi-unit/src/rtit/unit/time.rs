@@ -16,7 +16,7 @@ const HALF_FULL: u64 = 1 << 21;
 const MOST_MTCS: u64 = 255;
 
 /// The state behind timing packets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Timing {
     /// The last moment that is known.
     pub(super) now: Clock,
