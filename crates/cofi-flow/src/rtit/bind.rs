@@ -251,7 +251,22 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let is_used = self.rtit.is_confined || !self.rtit.stop.is_empty();
         self.config.errata.rtit_e2
             && is_used
-            && reading.is_some_and(|reading| reading.since_before == Since::Psb)
+            && reading.is_some_and(|reading| reading.since_before != Since::Traced)
+    }
+
+    /// Whether code is traced behind the overflow just read, as far as the next packets tell.
+    pub(super) fn is_traced_behind_overflow(&self) -> Option<bool> {
+        let mut ahead = self.ahead();
+        loop {
+            match ahead.next_rtit()? {
+                Ok(Flow::Psb | Flow::Pip { .. }) => {}
+                Ok(Flow::Pge(_)) => return Some(false),
+                // Erratum E2: it may be one too many.
+                Ok(Flow::Pgd(_)) if self.config.errata.rtit_e2 => return None,
+                Ok(flow) if flow.is_of_traced_code() => return Some(true),
+                _ => return None,
+            }
+        }
     }
 
     fn was_taken(&self) -> bool {
