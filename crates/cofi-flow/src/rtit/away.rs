@@ -159,8 +159,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         };
         match ip {
             Some(ip) => {
-                let told = self.is_traced_behind_overflow();
-                let on = told.unwrap_or_else(|| self.config.filter.contains(ip));
+                let on = !self.rtit.is_confined
+                    || self
+                        .is_traced_behind_overflow()
+                        .unwrap_or_else(|| self.config.filter.contains(ip));
                 self.after_overflow(Some(ip).filter(|_| on), None, first);
             }
             // It is never compressed against another: so it is damaged.

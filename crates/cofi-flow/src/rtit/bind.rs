@@ -251,7 +251,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let is_used = self.rtit.is_confined || !self.rtit.stop.is_empty();
         self.config.errata.rtit_e2
             && is_used
-            && reading.is_some_and(|reading| reading.since_before != Since::Traced)
+            && reading.is_some_and(|reading| match reading.since_before {
+                Since::Traced => false,
+                Since::Psb => true,
+                // Without an IP filter, tracing is on behind it.
+                Since::Overflow => self.rtit.is_confined,
+            })
     }
 
     /// Whether code is traced behind the overflow just read, as far as the next packets tell.
