@@ -68,10 +68,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 },
                 Err(kind) => Pending::Bad(kind),
             },
-            Flow::Pgd(Some(_)) if self.is_end_in_doubt() => Pending::Ends(Ends::by_pgd()),
             Flow::Pgd(Some(ip)) => {
-                let was_taken = self.was_taken();
+                let (was_taken, is_in_doubt) = (self.was_taken(), self.is_end_in_doubt());
                 let (to, stops) = self.behind_end();
+                if is_in_doubt && to.is_none() {
+                    self.pending = Pending::Ends(Ends::by_pgd());
+                    return;
+                }
                 let what = AtIp::Pgd { to, stops };
                 self.pending = Pending::At { ip, what };
                 let is_unclear = stops && self.rtit.stop.is_empty();
