@@ -33,6 +33,10 @@ struct Walk<'s> {
     stretches: Vec<Stretch>,
     /// The last of them is going on.
     is_open: bool,
+    /// Where an overflow was resolved last, with E5: a TIP of a branch to there, behind it, would be taken for the erratum's.
+    avoids: Option<Ip>,
+    /// It was resolved just now.
+    resolved: bool,
     /// The instructions of it of whose outcome packets tell, or RTIT_TNT_BUFF will.
     told: Vec<usize>,
     /// How many bytes have been sent, and how far RTIT_OFFSET is ahead of that.
@@ -86,6 +90,8 @@ pub fn run(setup: &Setup) -> Record {
         truth: Vec::new(),
         stretches: Vec::new(),
         is_open: false,
+        avoids: None,
+        resolved: false,
         told: Vec::new(),
         sent: 0,
         moved: 0,
@@ -190,6 +196,9 @@ impl Walk<'_> {
             false => (Start::Enabled, (from, self.sent())),
         };
         let here = self.truth.len();
+        if resolves && self.setup.choices.errata.e5 {
+            self.resolved = true;
+        }
         self.told.clear();
         self.is_open = true;
         self.stretches.push(Stretch {
@@ -208,6 +217,9 @@ impl Walk<'_> {
         let ip = self.ip();
         if let Some(stretch) = self.stretches.last_mut() {
             stretch.ip.get_or_insert(ip);
+        }
+        if core::mem::take(&mut self.resolved) {
+            self.avoids = Some(ip);
         }
     }
 
@@ -268,10 +280,18 @@ impl Walk<'_> {
     fn anywhere(&mut self, cpl: Option<u8>) -> (usize, usize) {
         loop {
             let program = self.rng.below(self.codes.len());
-            if cpl.is_none_or(|cpl| self.codes[program].cpl == cpl) {
-                return (program, self.rng.below(self.codes[program].insns.len()));
+            if cpl.is_none_or(|cpl| self.codes[program].cpl == cpl)
+                && let Some(insn) = self.somewhere(program)
+            {
+                return (program, insn);
             }
         }
+    }
+
+    /// A random place in this program, if it is not to be avoided.
+    fn somewhere(&mut self, program: usize) -> Option<usize> {
+        let insn = self.rng.below(self.codes[program].insns.len());
+        (self.avoids != Some(self.codes[program].insns[insn].ip)).then_some(insn)
     }
 
     /// What holds after a far transfer to `place`.
@@ -344,6 +364,8 @@ impl Walk<'_> {
                 // Mostly to the caller; sometimes the stack has been tampered with.
                 let matched = self.stack.pop().filter(|to| to.0 == program);
                 let matched = matched.filter(|_| !self.rng.one_in(6));
+                let avoids = self.avoids;
+                let matched = matched.filter(|to| avoids != Some(self.codes[to.0].insns[to.1].ip));
                 let (_, target) = match matched {
                     Some(place) => place,
                     None => self.within(),
@@ -403,7 +425,11 @@ impl Walk<'_> {
     /// A random place in the program that runs.
     fn within(&mut self) -> (usize, usize) {
         let program = self.at.0;
-        (program, self.rng.below(self.codes[program].insns.len()))
+        loop {
+            if let Some(insn) = self.somewhere(program) {
+                return (program, insn);
+            }
+        }
     }
 
     fn near(&mut self, at: At, branch: Branch, to: usize) {
