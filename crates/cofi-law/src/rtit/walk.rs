@@ -327,6 +327,7 @@ impl Walk<'_> {
     }
 
     fn step(&mut self) {
+        self.note_place();
         self.pass_time();
         if self.between() {
             return;
