@@ -5,7 +5,7 @@ mod registers;
 
 use super::code::choose;
 use super::enables::Enables;
-use super::world::World;
+use super::world::{TSC_RATIO, World};
 use super::{Ending, Features, Record, Setup, Start, Step, Stop, Stretch};
 use crate::Rng;
 use crate::machine::{Code, Insn, Kind};
@@ -267,7 +267,8 @@ impl Walk<'_> {
         // An MTC comes before its bits have gone round: the unit can send no more than one at a time.
         let long = !self.ctl.mtc_en() && self.rng.one_in(400);
         let most = match long {
-            true => 1_000_000,
+            // So that the cycle counter goes round its half once at the most.
+            true => 2_000_000 * u64::from(TSC_RATIO) / u64::from(self.world.ratio),
             false => [1, 30, 30, 2000][self.rng.below(4)],
         };
         let ticks = self.rng.next_u64() % most;

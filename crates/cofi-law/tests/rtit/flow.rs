@@ -84,6 +84,8 @@ struct Check<'r> {
     at: usize,
     /// A gap was told in this stretch.
     has_gap: bool,
+    /// The decoder does not know the ranges that stop tracing.
+    knows_less: bool,
     recent: VecDeque<(u64, Item)>,
     /// What the first STS does not tell of the time, as far as is known: how often its 40 bits had gone round.
     rounds: Vec<i128>,
@@ -101,6 +103,7 @@ impl<'r> Check<'r> {
             now: None,
             at: 0,
             has_gap: false,
+            knows_less: false,
             recent: VecDeque::new(),
             rounds: vec![0, 1 << 40],
             last: 0,
@@ -178,7 +181,8 @@ impl<'r> Check<'r> {
             Item::Event(_) => Ok(()),
             Item::Error(error) => {
                 // With E2, a FUP.PGD behind a PSB may be one too many: nobody knows whether tracing went off before, without a word.
-                let may_be = self.setup.choices.errata.e2 && self.is_used();
+                let by_e2 = self.setup.choices.errata.e2 && self.is_used();
+                let may_be = by_e2 || self.knows_less;
                 let is_silent = self.now.is_some_and(|it| it.stop == Stop::Silent);
                 if !(is_silent || may_be) || error.kind != FlowErrorKind::UnknownEnd || self.has_gap
                 {
@@ -236,6 +240,9 @@ pub struct Found {
 
 pub fn check(setup: &Setup, record: &Record, config: FlowConfig) -> Result<Found, TestCaseError> {
     let mut check = Check::new(setup, record)?;
+    if let TraceFormat::Rtit(rtit) = &config.format {
+        check.knows_less = rtit.stop != ranges(&record.stops);
+    }
     let mut found = Found::default();
     let mut decoder = decoder(record, config);
     while let Some(item) = decoder.next() {
