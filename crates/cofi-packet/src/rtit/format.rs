@@ -1,8 +1,8 @@
 //! RTIT as a [`Format`].
 
 use super::lip::parse_lip_bytes;
-use super::{CycleCount, Kind, LastLip, LipBytes, LipPayload, Mode, PSB, Packet};
 use super::table::decode_short;
+use super::{CycleCount, Kind, LastLip, LipBytes, LipPayload, Mode, PSB, Packet};
 use super::{decode, find_psb, sync_backward};
 use crate::field::Printed;
 use crate::format::{Format, Misfit, sealed};
