@@ -219,7 +219,8 @@ fn short_tnt(byte: u8) -> Option<(u64, u8)> {
 
 impl Reader<'_> {
     /// The next packet, if it is a TNT.
-    #[inline]
+    // Out of line, so that the way of Intel PT's packets stays short.
+    #[inline(never)]
     pub(crate) fn next_tnt_rtit(&mut self) -> Option<(u64, u8)> {
         let reading = self.rtit.as_mut()?;
         if reading.back.is_some() {

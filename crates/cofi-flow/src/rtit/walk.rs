@@ -24,6 +24,15 @@ impl FilterRanges {
     }
 }
 
+/// Whether code comes to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coming {
+    Never,
+    Surely,
+    /// A direct branch before it may have ended tracing; or it is too far to see.
+    Perhaps,
+}
+
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// The walk has come to the address of a FUP.FAR or FUP.PGD.
     pub(crate) fn arrive_rtit(&mut self, at: Ip, what: AtIp) {
@@ -56,7 +65,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// After a block's plain instructions: one that ends it and for which RTIT has rules of its own.
-    pub(crate) fn finish_rtit(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
+    pub(crate) fn finish_rtit(&mut self, block: &Straight) -> Option<Executed> {
+        let insn = Executed {
+            ip: block.term_ip,
+            len: block.len,
+            class: block.class,
+            mode: self.mode,
+        };
         match block.class {
             Class::Conditional if self.tnt_len != 0 => {
                 if self.take_bit() {
@@ -82,7 +97,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.go_or_leave(block, insn, ip)
             }
             Class::MovCr3 => match self.pending {
-                Pending::Paging { cr3, .. } if self.tnt_len == 0 => {
+                Pending::Pip(cr3) if self.tnt_len == 0 => {
                     self.use_pending();
                     self.out.push_back(Item::Insn(insn));
                     self.push_paging(cr3);
@@ -158,46 +173,38 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.direct(block, insn)
     }
 
-    /// A FUP.PGD with the address behind a direct branch, as a TraceStop follows: it may have led into a range that nobody has told of.
-    pub(crate) fn may_have_stopped(&self, block: &Straight) -> bool {
-        let is_end = matches!(
-            self.pending,
-            Pending::At { ip, what: AtIp::Pgd { to: None, stops: true } } if ip == block.next
-        );
-        is_end && self.tnt_len == 0 && self.rtit.stop.is_empty()
-    }
-
-    /// A FUP.PGD, and a TraceStop, behind a branch that was taken: did it lead into a range that nobody has told of, with this address behind it?
-    ///
-    /// It did if the code here does not lead to that address. If it does, nobody knows.
-    pub(super) fn end_by_branch(&mut self, behind: Ip) {
-        if self.may_come_to(behind) {
-            self.pending = Pending::Ends(Ends::by_pgd());
-        } else {
-            self.end_tracing(self.ip, Some(self.ip));
+    /// A FUP.PGD, and a TraceStop, of which nobody has told the range: it may have been entered by the branch that led here (if one did) or by
+    /// a direct one on the way, with this address behind it. How tracing ended is known if only one way is left.
+    pub(super) fn end_unclear(&mut self, behind: Ip, was_taken: bool) {
+        match (self.comes_to(behind), was_taken) {
+            (Coming::Never, true) => self.end_tracing(self.ip, Some(self.ip)),
+            (Coming::Surely, false) | (Coming::Never, false) => {}
+            _ => self.pending = Pending::Ends(Ends::by_pgd()),
         }
     }
 
     /// Whether code leads from here to an address, or to a direct branch that has it behind it, without a packet.
-    fn may_come_to(&mut self, behind: Ip) -> bool {
+    fn comes_to(&mut self, behind: Ip) -> Coming {
         let mut at = self.ip;
         for _ in 0..MAX_TRIED {
             let id = self.cache.straight(at, self.mode, &mut self.code);
             let block = *self.cache.block(id);
             if self.cache.position(id, behind).is_some() {
-                return true;
+                return Coming::Surely;
             }
             at = match (block.end, block.class) {
                 (End::Split, _) => block.next,
-                (End::Fault, _) => return false,
-                (_, Class::DirectJump | Class::DirectCall) if block.next == behind => return true,
+                (End::Fault, _) => return Coming::Never,
+                (_, Class::DirectJump | Class::DirectCall) if block.next == behind => {
+                    return Coming::Perhaps;
+                }
                 (_, Class::DirectJump | Class::DirectCall) => block.target,
-                (_, class) if class.is_far() && block.next == behind => return true,
-                (_, class) if class.needs_packet() => return false,
+                (_, class) if class.is_far() && block.next == behind => return Coming::Surely,
+                (_, class) if class.needs_packet() => return Coming::Never,
                 _ => block.next,
             };
         }
-        true
+        Coming::Perhaps
     }
 
     fn note_call(&mut self, block: &Straight) {
@@ -274,7 +281,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     ///
     /// Where paging may have been switched in code that is not traced, the PIP may be of a MOV to CR3 behind it. But up to here code has run
     /// in any case.
-    pub(crate) fn find_mov_cr0(&mut self, cr3: u64) -> Option<Ip> {
+    fn find_mov_cr0(&mut self, cr3: u64) -> Option<Ip> {
         let is_sure = self.rtit.knows_paging;
         if is_sure && !self.rtit.switches_paging() {
             return None;
@@ -300,8 +307,23 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         None
     }
 
+    /// A PIP, an overflow, or an end without a word: where the walk is to stop, if anywhere; `None` if it does not go on.
+    #[inline(never)]
+    pub(crate) fn enter_rtit(&mut self) -> Option<Option<Ip>> {
+        match self.pending {
+            Pending::OverflowAt(ip) => {
+                self.note_used();
+                self.overflow_rtit(ip);
+                None
+            }
+            Pending::Ends(ends) => self.walk_to_end(ends),
+            Pending::Pip(cr3) => Some(self.find_mov_cr0(cr3)),
+            _ => None,
+        }
+    }
+
     /// Tracing ends in the code here, or the trace does. The next address at which it may, if the walk can go on; `None` if it cannot.
-    pub(crate) fn walk_to_end(&mut self, ends: Ends) -> Option<Option<Ip>> {
+    fn walk_to_end(&mut self, ends: Ends) -> Option<Option<Ip>> {
         let stop = &self.rtit.stop;
         if ends.exact && ends.len == 0 {
             let is_entered = self.left.1 == 1 && stop.contains(self.ip);

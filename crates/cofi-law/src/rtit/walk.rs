@@ -5,7 +5,7 @@ mod registers;
 
 use super::code::choose;
 use super::enables::Enables;
-use super::world::World;
+use super::world::{TSC_RATIO, World};
 use super::{Ending, Features, Record, Setup, Start, Step, Stop, Stretch};
 use crate::Rng;
 use crate::machine::{Code, Insn, Kind};
@@ -33,6 +33,10 @@ struct Walk<'s> {
     stretches: Vec<Stretch>,
     /// The last of them is going on.
     is_open: bool,
+    /// Where an overflow was resolved last, with E5: a TIP of a branch to there, behind it, would be taken for the erratum's.
+    avoids: Option<Ip>,
+    /// It was resolved just now.
+    resolved: bool,
     /// The instructions of it of whose outcome packets tell, or RTIT_TNT_BUFF will.
     told: Vec<usize>,
     /// How many bytes have been sent, and how far RTIT_OFFSET is ahead of that.
@@ -86,6 +90,8 @@ pub fn run(setup: &Setup) -> Record {
         truth: Vec::new(),
         stretches: Vec::new(),
         is_open: false,
+        avoids: None,
+        resolved: false,
         told: Vec::new(),
         sent: 0,
         moved: 0,
@@ -190,6 +196,9 @@ impl Walk<'_> {
             false => (Start::Enabled, (from, self.sent())),
         };
         let here = self.truth.len();
+        if resolves && self.setup.choices.errata.e5 {
+            self.resolved = true;
+        }
         self.told.clear();
         self.is_open = true;
         self.stretches.push(Stretch {
@@ -208,6 +217,9 @@ impl Walk<'_> {
         let ip = self.ip();
         if let Some(stretch) = self.stretches.last_mut() {
             stretch.ip.get_or_insert(ip);
+        }
+        if core::mem::take(&mut self.resolved) {
+            self.avoids = Some(ip);
         }
     }
 
@@ -255,7 +267,8 @@ impl Walk<'_> {
         // An MTC comes before its bits have gone round: the unit can send no more than one at a time.
         let long = !self.ctl.mtc_en() && self.rng.one_in(400);
         let most = match long {
-            true => 1_000_000,
+            // So that the cycle counter goes round its half once at the most.
+            true => 2_000_000 * u64::from(TSC_RATIO) / u64::from(self.world.ratio),
             false => [1, 30, 30, 2000][self.rng.below(4)],
         };
         let ticks = self.rng.next_u64() % most;
@@ -268,10 +281,18 @@ impl Walk<'_> {
     fn anywhere(&mut self, cpl: Option<u8>) -> (usize, usize) {
         loop {
             let program = self.rng.below(self.codes.len());
-            if cpl.is_none_or(|cpl| self.codes[program].cpl == cpl) {
-                return (program, self.rng.below(self.codes[program].insns.len()));
+            if cpl.is_none_or(|cpl| self.codes[program].cpl == cpl)
+                && let Some(insn) = self.somewhere(program)
+            {
+                return (program, insn);
             }
         }
+    }
+
+    /// A random place in this program, if it is not to be avoided.
+    fn somewhere(&mut self, program: usize) -> Option<usize> {
+        let insn = self.rng.below(self.codes[program].insns.len());
+        (self.avoids != Some(self.codes[program].insns[insn].ip)).then_some(insn)
     }
 
     /// What holds after a far transfer to `place`.
@@ -307,6 +328,7 @@ impl Walk<'_> {
     }
 
     fn step(&mut self) {
+        self.note_place();
         self.pass_time();
         if self.between() {
             return;
@@ -344,6 +366,8 @@ impl Walk<'_> {
                 // Mostly to the caller; sometimes the stack has been tampered with.
                 let matched = self.stack.pop().filter(|to| to.0 == program);
                 let matched = matched.filter(|_| !self.rng.one_in(6));
+                let avoids = self.avoids;
+                let matched = matched.filter(|to| avoids != Some(self.codes[to.0].insns[to.1].ip));
                 let (_, target) = match matched {
                     Some(place) => place,
                     None => self.within(),
@@ -403,7 +427,11 @@ impl Walk<'_> {
     /// A random place in the program that runs.
     fn within(&mut self) -> (usize, usize) {
         let program = self.at.0;
-        (program, self.rng.below(self.codes[program].insns.len()))
+        loop {
+            if let Some(insn) = self.somewhere(program) {
+                return (program, insn);
+            }
+        }
     }
 
     fn near(&mut self, at: At, branch: Branch, to: usize) {

@@ -6,7 +6,7 @@ use super::stream::packets;
 use crate::kinds::sort;
 use cofi_flow::{EventDecoder, FlowDecoder, Item, Part};
 use cofi_insn::CodeSource;
-use cofi_law::rtit::{Record, Setup, run};
+use cofi_law::rtit::{Features, Record, Setup, run};
 use cofi_packet::rtit::Kind;
 use cofi_packet::{Ip, StreamOffset};
 use proptest::prelude::*;
@@ -116,12 +116,13 @@ proptest! {
 fn most_is_found_in_pieces() {
     let (mut found, mut all) = (0, 0);
     for seed in 0..60 {
-        let features = cofi_law::rtit::Features(0x1ff);
-        let setup = Setup::random(seed, 3000, features);
+        let features = Features(Features::INTERRUPTS.0 | Features::SPACES.0);
+        let mut setup = Setup::random(seed, 10_000, features);
+        setup.pkt_mask = 0;
         let (part, whole) = pieces(&setup, &run(&setup)).expect("it holds");
         found += part;
         all += whole;
     }
     println!("{found} of {all} instructions are found in pieces");
-    assert!(found > all / 2 && found < all);
+    assert!(found > all * 9 / 10 && found < all);
 }
