@@ -225,7 +225,11 @@ impl Cache {
                 match decoder.decode_next() {
                     Ok(insn) if insn.class == Class::Other => {
                         self.lens.push(insn.len);
-                        at = decoder.ip();
+                        let before = core::mem::replace(&mut at, decoder.ip());
+                        // Behind the highest address of the mode comes the lowest, where other code stands.
+                        if at < before {
+                            break;
+                        }
                     }
                     Ok(insn) => {
                         block.end = self.end(insn.class, insn.target);
