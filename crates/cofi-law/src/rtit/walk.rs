@@ -163,6 +163,10 @@ impl Walk<'_> {
             self.enables.stop();
         }
         let acts_late = was_lossy && self.enables.trace_active && !active;
+        if resolves && self.is_open {
+            // It began with what was due before this, and there was time to resolve it.
+            self.end(Stop::Overflow);
+        }
         if resolves || !was_lossy && !was_on && self.enables.packet_en() {
             self.begin(resolves, from);
         }

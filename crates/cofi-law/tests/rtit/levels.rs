@@ -119,6 +119,7 @@ fn most_is_found_in_pieces() {
         let features = Features(Features::INTERRUPTS.0 | Features::SPACES.0);
         let mut setup = Setup::random(seed, 10_000, features);
         setup.pkt_mask = 0;
+        setup.ctl = setup.ctl.with_os(true).with_user(true).with_cycle_acc(true);
         let (part, whole) = pieces(&setup, &run(&setup)).expect("it holds");
         found += part;
         all += whole;
