@@ -159,7 +159,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.apply(Bound { tsx: None, ..bound }, None);
             }
             // They hold from the next address packet on, at the latest.
-            Pending::Paging { cr3, .. } if self.reader.is_rtit() => self.push_paging(cr3),
+            Pending::Pip(cr3) => self.push_paging(cr3),
             Pending::Paging { cr3, nr } => self.bound.paging = Some((cr3, nr)),
             Pending::Vmcs(base) => self.bound.vmcs = Some(base),
             // Where is unknown now; what is not.

@@ -27,11 +27,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// This is the fastest way through a flow, and may be mixed with the others. An [`Item::Insn`] is never returned.
     pub fn blocks(&mut self, mut visit: impl FnMut(&Block<'_>)) -> Option<Item> {
         loop {
-            if self.state == State::On
-                && self.phase == Phase::Enter
-                && self.body.is_empty()
-                && !self.rtit.needs_ways
-            {
+            if self.state == State::On && self.phase == Phase::Enter && self.body.is_empty() {
                 self.walk_graph(&mut visit);
             }
             match self.next_piece()? {

@@ -40,6 +40,8 @@ pub(crate) enum Pending {
     Bad(FlowErrorKind),
     /// No more packets.
     End,
+    /// Of RTIT: a new CR3 or CR0.PG, at the next MOV to one of them.
+    Pip(u64),
     /// Of RTIT: packets were lost, and tracing goes on at an address, if it does.
     OverflowAt(Option<Ip>),
     /// Of RTIT: tracing ended, or the trace, without a packet that tells where.

@@ -14,8 +14,8 @@ pub(crate) struct ReturnStack {
     /// Where the next address goes.
     top: usize,
     len: usize,
-    /// One; of RTIT, which keeps a single address that returns do not use up, zero.
-    step: usize,
+    /// Zero; of RTIT, one: returns do not use up the address that they go back to, which is always the youngest.
+    kept: usize,
 }
 
 impl ReturnStack {
@@ -24,9 +24,9 @@ impl ReturnStack {
             slots: [(Ip(0), NONE); DEPTH],
             top: 0,
             len: 0,
-            step: match format {
-                TraceFormat::IntelPt => 1,
-                TraceFormat::Rtit(_) => 0,
+            kept: match format {
+                TraceFormat::IntelPt => 0,
+                TraceFormat::Rtit(_) => 1,
             },
         }
     }
@@ -39,7 +39,7 @@ impl ReturnStack {
     #[inline]
     pub(crate) fn push_site(&mut self, ip: Ip, site: u32) {
         self.slots[self.top % DEPTH] = (ip, site);
-        self.top = (self.top + self.step) % DEPTH;
+        self.top = (self.top + 1) % DEPTH;
         self.len = (self.len + 1).min(DEPTH);
     }
 
@@ -50,12 +50,12 @@ impl ReturnStack {
 
     #[inline]
     pub(crate) fn pop_site(&mut self) -> Option<(Ip, u32)> {
-        if self.len == 0 {
-            return None;
-        }
-        self.len -= self.step;
-        self.top = (self.top + DEPTH - self.step) % DEPTH;
-        Some(self.slots[self.top % DEPTH])
+        self.len = self.len.checked_sub(1)?;
+        self.top = (self.top + DEPTH - 1) % DEPTH;
+        let slot = self.slots[self.top % DEPTH];
+        self.len += self.kept;
+        self.top = (self.top + self.kept) % DEPTH;
+        Some(slot)
     }
 
     #[inline]

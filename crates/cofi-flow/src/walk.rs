@@ -12,7 +12,7 @@ use crate::reader::Flow;
 use crate::{Event, Executed, Expected, FlowErrorKind, Item, PacketKind};
 
 /// How many blocks are tried to see whether code leads somewhere.
-const MAX_TRIED: usize = 256;
+pub(crate) const MAX_TRIED: usize = 256;
 
 /// Finds out that a walk without packets never ends.
 ///
@@ -68,14 +68,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// At the start of a block: what is due before it, then as much of it as is certain.
     #[inline]
     pub(crate) fn enter(&mut self) {
-        let mut stop = None;
+        let (mut stop, mut goes_on) = (None, false);
         if self.tnt_len == 0 {
             match self.pending {
                 Pending::None => {
                     self.fetch();
                     self.heed_bdm64();
-                    let looks_again = self.reader.is_rtit() && self.tnt_len == 0;
-                    if looks_again || !self.out.is_empty() {
+                    if !self.out.is_empty() {
                         return;
                     }
                 }
@@ -98,14 +97,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     return self.apply_status(status);
                 }
                 Pending::Bad(kind) => return self.fail(kind),
-                Pending::OverflowAt(ip) => {
-                    self.note_used();
-                    return self.overflow_rtit(ip);
+                Pending::Pip(_) | Pending::OverflowAt(_) | Pending::Ends(_) => {
+                    match self.enter_rtit() {
+                        Some(end) => (stop, goes_on) = (end, true),
+                        None => return,
+                    }
                 }
-                Pending::Ends(ends) => match self.walk_to_end(ends) {
-                    Some(end) => stop = end,
-                    None => return,
-                },
                 Pending::Pge(_) if self.reader.is_rtit() => {
                     return self.switched_on_again();
                 }
@@ -116,9 +113,6 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     };
                     return self.fail(kind);
                 }
-                Pending::Paging { cr3, .. } if self.reader.is_rtit() => {
-                    stop = self.find_mov_cr0(cr3);
-                }
                 Pending::Tip(_)
                 | Pending::Pgd(_)
                 | Pending::Paging { .. }
@@ -126,7 +120,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Pending::Ptwrite { .. }
                 | Pending::End => {}
             }
-            if stop.is_none() && self.tnt_len == 0 && !self.is_walkable() {
+            if stop.is_none() && !goes_on && self.tnt_len == 0 && !self.is_walkable() {
                 return;
             }
         }
@@ -167,7 +161,6 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Pending::Vmcs(_)
                 | Pending::Ptwrite { .. }
                 | Pending::End
-                | Pending::Ends(_)
         )
     }
 
@@ -253,7 +246,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn finish(&mut self, id: u32) -> Option<Executed> {
         let block = *self.cache.block(id);
         match block.end {
-            End::Insn | End::Rtit => {}
+            End::Insn => {}
+            End::Rtit => return self.finish_rtit(&block),
             End::Split => {
                 self.phase = Phase::Enter;
                 return None;
@@ -269,9 +263,6 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             class: block.class,
             mode: self.mode,
         };
-        if block.end == End::Rtit {
-            return self.finish_rtit(&block, insn);
-        }
         match block.class {
             Class::Conditional => self.conditional(&block, insn),
             Class::DirectJump | Class::DirectCall => self.direct(&block, insn),
@@ -370,7 +361,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         taken
     }
 
-    #[inline]
+    #[inline(always)]
     fn conditional(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         if self.tnt_len != 0 {
             return if self.take_bit() {
@@ -388,6 +379,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn direct(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         if let (Pending::Pgd(ip), 0) = (self.pending, self.tnt_len) {
             let filter = &self.config.filter;
@@ -435,6 +427,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
+    #[inline(always)]
     fn near_return(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         if let (Pending::Pgd(ip), 0) = (self.pending, self.tnt_len) {
             self.returns.pop();
@@ -445,7 +438,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Where a return led.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn return_target(&mut self) -> Option<Ip> {
         if self.tnt_len != 0 {
             if !self.take_bit() {
@@ -500,6 +493,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
+    #[inline]
     fn indirect(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
         if let (Pending::Pgd(ip), 0) = (self.pending, self.tnt_len) {
             return self.disable(insn, block.next, ip);
@@ -512,6 +506,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Where an indirect branch led.
+    #[inline]
     pub(crate) fn indirect_target(&mut self) -> Option<Ip> {
         if self.tnt_len != 0 {
             match self.deferred_tip() {
@@ -626,7 +621,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.fetch();
             }
             // No instruction has claimed these: so they came of themselves.
-            Pending::Paging { cr3, .. } if self.reader.is_rtit() => {
+            Pending::Pip(cr3) => {
                 self.use_pending();
                 self.push_paging(cr3);
             }

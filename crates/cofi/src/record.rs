@@ -51,12 +51,6 @@ fn subject(options: &RecordOptions, config: &TraceConfig) -> Result<Subject> {
         }
         return Ok(Subject::Processes);
     }
-    if matches!(config, TraceConfig::Rtit(_)) && options.privilege != Privilege::User {
-        bail!(
-            "--engine qemu-system records RTIT with --privilege user only: its packets do not tell the execution mode, which an \
-             operating system changes as it starts"
-        );
-    }
     if config.is_timeless() {
         let setting = match config {
             TraceConfig::Pt(_) => "tsc",
@@ -65,6 +59,9 @@ fn subject(options: &RecordOptions, config: &TraceConfig) -> Result<Subject> {
         bail!(
             "a machine's trace needs the time ({setting}=1): by it, the versions of code find their places"
         );
+    }
+    if matches!(config, TraceConfig::Rtit(config) if config.less_pkts) {
+        bail!("a machine's trace needs the time where tracing begins, which less_pkts leaves out");
     }
     Ok(Subject::Guest {
         os: options.privilege != Privilege::User,

@@ -34,7 +34,7 @@ pub(crate) struct RtitArgs {
     /// The mode of the code that ran, 64 if left out.
     #[arg(long, help_heading = HEADING, value_name = "16|32|64", value_parser = mode)]
     pub(crate) mode: Option<ExecMode>,
-    /// How many ticks of the TSC make one of the bus clock (MSR_PLATFORM_INFO[15:8]): with it, cycle counts tell the time.
+    /// How many ticks of the TSC make one of the bus clock (bits 15:8 of MSR_PLATFORM_INFO): with it, cycle counts tell the time.
     #[arg(long, help_heading = HEADING, value_name = "N")]
     pub(crate) tsc_ratio: Option<u8>,
 }

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{ASM, ASM_32, DYNAMIC, STATIC, Scratch, addresses, cofi, json, record, run};
+use common::{
+    ASM, ASM_32, DYNAMIC, STATIC, Scratch, addresses, cofi, json, record, repository, run,
+};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -224,4 +226,53 @@ fn parts_are_those_of_the_whole() {
         plain,
         "from the archive"
     );
+}
+
+/// A machine from the reset vector through all its modes: its packets tell neither those nor, behind a gap, the address space.
+#[test]
+fn a_machine() {
+    let scratch = Scratch::new();
+    let source = repository().join("exam/machine/boot.S");
+    let (object, image) = (scratch.path("boot.o"), scratch.path("boot.img"));
+    let assembled = Command::new("cc")
+        .arg("-c")
+        .arg(source)
+        .arg("-o")
+        .arg(&object)
+        .status();
+    let linked = Command::new("ld")
+        .args(["-Ttext", "0x7c00", "--oformat", "binary", "-o"])
+        .args([&image, &object])
+        .status();
+    let is_built = |status: std::io::Result<std::process::ExitStatus>| {
+        status.is_ok_and(|status| status.success())
+    };
+    if !(is_built(assembled) && is_built(linked)) {
+        eprintln!("skipped: no C compiler");
+        return;
+    }
+    let file = std::fs::File::options().write(true).open(&image);
+    // A disk of whole tracks.
+    file.and_then(|file| file.set_len(1 << 20))
+        .expect("an image");
+    let disk = format!("file={},format=raw", image.display());
+    for (config, privilege) in [("rtit", "all"), ("rtit,cyc", "os"), ("rtit", "user")] {
+        let data = scratch.path("data");
+        let mut command = cofi();
+        command.args(["record", "--engine", "qemu-system", "--verify"]);
+        command.args(["--config", config, "--privilege", privilege, "-o"]);
+        command.arg(&data).args(["--", "-drive", &disk]);
+        command.args(["-display", "none", "-monitor", "none", "-net", "none"]);
+        command.args(["-no-reboot", "-nodefaults"]);
+        let ran = run(&mut command);
+        if ran.code() == 2 {
+            eprintln!("skipped: {}", ran.stderr);
+            return;
+        }
+        assert!(
+            ran.stderr.contains("verified"),
+            "{config} {privilege}: {}",
+            ran.stderr
+        );
+    }
 }

@@ -40,7 +40,7 @@ const LS: Program = Program {
     arguments: &["-l", "@PROGRAMS"],
     quirks: &[],
     not_for_qemu: None,
-    not_for_rtit: None,
+    not_for_plain: None,
 };
 
 /// How a trace is gone through, and with which options the two decoders do so.

@@ -78,13 +78,14 @@ impl MachineObserver for Recorder {
         let clock = self.clock;
         if let Some(thread) = self.threads.get_mut(cpu) {
             thread.event_to(clock, from, to, state);
+            self.tell_mode_of(cpu, state);
             self.after_step(cpu);
         }
     }
 
     fn software_interrupt(&mut self, cpu: Pid, step: &Step, to: Ip, state: ProcessorState) {
         let thread = self.threads.get_mut(cpu);
-        if !thread.is_some_and(|thread| thread.software_interrupts_retire()) {
+        if !thread.is_some_and(|thread| thread.is_rtit()) {
             return self.event(cpu, step.ip, to, state);
         }
         self.clock.tick();
@@ -93,6 +94,7 @@ impl MachineObserver for Recorder {
         self.truth(cpu, step.ip);
         if let Some(thread) = self.threads.get_mut(cpu) {
             thread.software_interrupt_to(clock, step, to, state);
+            self.tell_mode_of(cpu, state);
             self.after_step(cpu);
         }
     }
@@ -113,7 +115,14 @@ impl MachineObserver for Recorder {
         let clock = self.clock;
         if let Some(thread) = self.threads.get_mut(cpu) {
             thread.gap_begin(clock);
-            let result = self.file.announce_loss(thread, clock);
+            let mut result = self.file.announce_loss(thread, clock);
+            if thread.is_rtit() {
+                // No packet tells these where tracing begins.
+                thread.mode_told(state.mode);
+                let pid = state.address_space();
+                let told = self.file.itrace_start(Task { pid, tid: cpu }, clock);
+                result = result.and(told);
+            }
             thread.gap_end(clock, to, state);
             self.keep(result);
             self.after_step(cpu);
@@ -154,9 +163,10 @@ impl MachineObserver for Recorder {
 }
 
 impl Recorder {
-    /// See [`Self::tell_mode`]. Other levels are not traced where it matters.
+    /// See [`Self::tell_mode`]. Where nothing is traced, no code is read.
     fn tell_mode_of(&mut self, cpu: Pid, state: ProcessorState) {
-        if state.cpl != 0 {
+        let thread = self.threads.get_mut(cpu);
+        if thread.is_some_and(|thread| thread.is_traced()) {
             self.tell_mode(cpu, state.mode);
         }
     }

@@ -361,9 +361,7 @@ impl Observer for Recorder {
         };
         let retired = match entry {
             Entry::Instruction { ip, .. } => Some(ip),
-            Entry::SoftwareInterrupt { ip, .. } => {
-                thread.software_interrupts_retire().then_some(ip)
-            }
+            Entry::SoftwareInterrupt { ip, .. } => thread.is_rtit().then_some(ip),
             Entry::Event { .. } => None,
         };
         if retired.is_some() {

@@ -185,6 +185,8 @@ impl Thread {
             ..Buffer::default()
         };
         let unit = TraceUnit::start(setup, state, ip, &mut buffer)?;
+        // RTIT may not have told it yet (LESS_PKTS).
+        let time_owed = ip.is_none() && matches!(unit, TraceUnit::Rtit(_));
         Ok(Self {
             pid,
             tid,
@@ -194,8 +196,8 @@ impl Thread {
             state,
             ip,
             announced: offset,
-            told_mode: ExecMode::Bits64,
-            time_owed: false,
+            told_mode: state.mode,
+            time_owed,
         })
     }
 
@@ -261,7 +263,8 @@ impl Thread {
 
     pub(crate) fn resume_user(&mut self, clock: VirtualClock, ip: Ip, mode: ExecMode) {
         self.buffer.clock = clock.0;
-        if core::mem::take(&mut self.time_owed) {
+        let time_owed = core::mem::take(&mut self.time_owed);
+        if time_owed {
             self.unit.tell_time(&mut self.buffer);
         }
         self.ip = Some(ip);
@@ -269,11 +272,14 @@ impl Thread {
         self.state.mode = mode;
         // The kernel's own way back is not traced.
         self.transfer(Transfer::Branch(At::default()), ip);
+        if time_owed {
+            self.unit.tell_time_late(&mut self.buffer);
+        }
     }
 
     /// Whether an AUX record has to tell that code of this mode comes next, as packets do not.
     pub(crate) fn owes_mode(&self, mode: ExecMode) -> bool {
-        matches!(self.unit, TraceUnit::Rtit(_)) && self.told_mode != mode
+        self.is_rtit() && self.told_mode != mode
     }
 
     /// All before has been told of; behind it stands code of this mode.
@@ -286,8 +292,9 @@ impl Thread {
         self.told_mode
     }
 
-    /// Whether a software interrupt is an instruction that retired, as RTIT has it, and not an event.
-    pub(crate) const fn software_interrupts_retire(&self) -> bool {
+    /// Whether its packets are those of RTIT: then a software interrupt is an instruction that retired, and not an event; and neither
+    /// mode nor address space is told where tracing begins.
+    pub(crate) const fn is_rtit(&self) -> bool {
         matches!(self.unit, TraceUnit::Rtit(_))
     }
 

@@ -135,7 +135,7 @@ impl<'t> EventDecoder<'t> {
                 flow.push(Event::Disabled { ip });
                 flow.apply(Bound { tsx: None, ..bound }, ip);
             }
-            Pending::Paging { cr3, .. } if flow.reader.is_rtit() => {
+            Pending::Pip(cr3) => {
                 flow.consumed();
                 flow.push_paging(cr3);
             }

@@ -146,7 +146,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    /// A FUP.BuffOvf: packets were lost. TriggerEn and ContextEn are set then, FilterEn need not be (4.2.5).
+    /// A FUP.BuffOvf: packets were lost. TriggerEn and ContextEn are set then, FilterEn need not be (4.2.5): it follows the ranges, but not
+    /// always, so what comes next is asked first.
     pub(crate) fn overflow_rtit(&mut self, ip: Option<Ip>) {
         self.tnt_len = 0;
         self.returns.clear();
@@ -158,7 +159,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         };
         match ip {
             Some(ip) => {
-                let on = self.config.filter.contains(ip);
+                let on = !self.rtit.is_confined
+                    || self
+                        .is_traced_behind_overflow()
+                        .unwrap_or_else(|| self.config.filter.contains(ip));
                 self.after_overflow(Some(ip).filter(|_| on), None, first);
             }
             // It is never compressed against another: so it is damaged.

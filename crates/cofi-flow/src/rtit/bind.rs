@@ -68,21 +68,26 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 },
                 Err(kind) => Pending::Bad(kind),
             },
-            Flow::Pgd(Some(_)) if self.is_end_in_doubt() => Pending::Ends(Ends {
-                sign: Sign::Pgd,
-                ..Ends::default()
-            }),
             Flow::Pgd(Some(ip)) => {
+                let (was_taken, is_in_doubt) = (self.was_taken(), self.is_end_in_doubt());
                 let (to, stops) = self.behind_end();
-                Pending::At {
-                    ip,
-                    what: AtIp::Pgd { to, stops },
+                if is_in_doubt && to.is_none() {
+                    self.pending = Pending::Ends(Ends::by_pgd());
+                    return;
                 }
+                let what = AtIp::Pgd { to, stops };
+                self.pending = Pending::At { ip, what };
+                let is_unclear = stops && self.rtit.stop.is_empty();
+                // (Where control has left the traced ranges, that is why.)
+                if is_unclear && self.config.filter.contains(self.ip) && !self.notes.tells {
+                    self.end_unclear(ip, was_taken);
+                }
+                return;
             }
             Flow::Pip { cr3, paging } => {
                 self.rtit.told_unpaged = !paging;
                 if self.is_traced_until_here() {
-                    Pending::Paging { cr3, nr: false }
+                    Pending::Pip(cr3)
                 } else {
                     // Nothing tells that the code here went on to a MOV to CR3.
                     self.note_used();
@@ -90,6 +95,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
             }
             Flow::TraceStop => match self.stop() {
+                Some(ends) if !self.notes.tells => {
+                    // What has walked the graph of decisions has not kept it.
+                    self.left.1 = usize::from(self.was_taken());
+                    Pending::Ends(ends)
+                }
                 Some(ends) => Pending::Ends(ends),
                 None => return,
             },
@@ -241,10 +251,35 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// code that is not traced.
     fn is_end_in_doubt(&self) -> bool {
         let reading = self.reader.rtit.as_ref();
-        let is_used = self.rtit.is_confined || self.rtit.needs_ways;
+        let is_used = self.rtit.is_confined || !self.rtit.stop.is_empty();
         self.config.errata.rtit_e2
             && is_used
-            && reading.is_some_and(|reading| reading.since_before == Since::Psb)
+            && reading.is_some_and(|reading| match reading.since_before {
+                Since::Traced => false,
+                Since::Psb => true,
+                // Without an IP filter, tracing is on behind it.
+                Since::Overflow => self.rtit.is_confined,
+            })
+    }
+
+    /// Whether code is traced behind the overflow just read, as far as the next packets tell.
+    pub(super) fn is_traced_behind_overflow(&self) -> Option<bool> {
+        let mut ahead = self.ahead();
+        loop {
+            match ahead.next_rtit()? {
+                Ok(Flow::Psb | Flow::Pip { .. }) => {}
+                Ok(Flow::Pge(_)) => return Some(false),
+                // Erratum E2: it may be one too many.
+                Ok(Flow::Pgd(_)) if self.config.errata.rtit_e2 => return None,
+                Ok(flow) if flow.is_of_traced_code() => return Some(true),
+                _ => return None,
+            }
+        }
+    }
+
+    fn was_taken(&self) -> bool {
+        let reading = self.reader.rtit.as_ref();
+        reading.is_some_and(|reading| reading.was_taken)
     }
 
     fn since(&self) -> Since {
@@ -328,7 +363,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             _ if self.tnt_len != 0 => Kind::Tnt,
             Pending::Tip(_) => Kind::Tip,
             Pending::Pge(_) => Kind::FupPge,
-            Pending::Paging { .. } => Kind::Pip,
+            Pending::Pip(_) => Kind::Pip,
             Pending::OverflowAt(_) => Kind::FupOvf,
             Pending::Ends(_) => Kind::TraceStop,
             Pending::At { what, .. } => return what.kind(),

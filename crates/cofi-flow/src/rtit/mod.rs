@@ -29,7 +29,7 @@ enum Sign {
     #[default]
     EndOfTrace,
     TraceStop,
-    /// A FUP.PGD that need not be of the code here (erratum E2).
+    /// A FUP.PGD that need not be of the code here (erratum E2), or does not say how it was left.
     Pgd,
 }
 
@@ -44,13 +44,20 @@ pub(crate) struct Ends {
     exact: bool,
 }
 
+impl Ends {
+    pub(crate) fn by_pgd() -> Self {
+        Self {
+            sign: Sign::Pgd,
+            ..Self::default()
+        }
+    }
+}
+
 /// What the decoder must know of RTIT.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     /// The TraceStop ranges.
     stop: FilterRanges,
-    /// Whether there are any: then it matters by which way control came to where it is, which the graph of decisions does not keep.
-    pub(crate) needs_ways: bool,
     /// What RTIT_TNT_BUFF held at the end: bits and their number.
     buffered: Option<(u8, u8)>,
     /// Where a near branch can leave the traced ranges.
@@ -84,7 +91,6 @@ impl State {
         });
         Self {
             stop,
-            needs_ways: !stop.is_empty(),
             buffered,
             is_confined: !config.filter.is_empty(),
             ..Self::default()

@@ -75,6 +75,9 @@ pub(crate) struct Reading {
     pub(super) since: Since,
     /// What it was before the packet last returned.
     pub(super) since_before: Since,
+    /// Whether the last packet of a branch before the one last returned says that it was taken.
+    pub(super) was_taken: bool,
+    is_taken: bool,
     e5: bool,
     e8: bool,
 }
@@ -90,6 +93,8 @@ impl Reading {
             since_psb: SPOILT,
             since: Since::Traced,
             since_before: Since::Traced,
+            was_taken: false,
+            is_taken: false,
             e5: config.errata.rtit_e5,
             e8: config.errata.rtit_e8,
         }
@@ -180,6 +185,17 @@ impl Reading {
         self.since_psb = self.since_psb.saturating_add(1);
         self.since_before = self.since;
         match flow {
+            None | Some(Flow::Psb | Flow::TraceStop) => self.was_taken = self.is_taken,
+            Some(flow) => {
+                let is_taken = match flow {
+                    Flow::Tnt { bits, .. } => bits & 1 == 1,
+                    Flow::Tip(_) | Flow::Far(_) => true,
+                    _ => false,
+                };
+                self.was_taken = core::mem::replace(&mut self.is_taken, is_taken);
+            }
+        }
+        match flow {
             Some(Flow::Psb) => (self.since_psb, self.since) = (0, Since::Psb),
             // Its results may be older than the PSB.
             Some(Flow::Tnt { len: ..=5, .. }) if self.since == Since::Psb => {}
@@ -203,7 +219,8 @@ fn short_tnt(byte: u8) -> Option<(u64, u8)> {
 
 impl Reader<'_> {
     /// The next packet, if it is a TNT.
-    #[inline]
+    // Out of line, so that the way of Intel PT's packets stays short.
+    #[inline(never)]
     pub(crate) fn next_tnt_rtit(&mut self) -> Option<(u64, u8)> {
         let reading = self.rtit.as_mut()?;
         if reading.back.is_some() {

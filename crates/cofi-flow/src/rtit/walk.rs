@@ -5,10 +5,11 @@ use cofi_packet::rtit::Kind;
 use cofi_packet::{ExecMode, Ip};
 
 use super::{Ends, Sign};
-use crate::cache::Straight;
+use crate::cache::{End, Straight};
 use crate::decoder::{FlowDecoder, State};
 use crate::index::NONE;
 use crate::pending::{AtIp, Pending};
+use crate::walk::MAX_TRIED;
 use crate::{Event, Executed, Expected, FilterRanges, FlowErrorKind, Item};
 
 impl FilterRanges {
@@ -21,6 +22,15 @@ impl FilterRanges {
     fn ends_before(&self, ip: Ip) -> bool {
         !self.contains(ip) && self.iter().any(|(_, last)| last.0.wrapping_add(1) == ip.0)
     }
+}
+
+/// Whether code comes to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coming {
+    Never,
+    Surely,
+    /// A direct branch before it may have ended tracing; or it is too far to see.
+    Perhaps,
 }
 
 impl<C: CodeSource> FlowDecoder<'_, C> {
@@ -55,7 +65,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// After a block's plain instructions: one that ends it and for which RTIT has rules of its own.
-    pub(crate) fn finish_rtit(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
+    pub(crate) fn finish_rtit(&mut self, block: &Straight) -> Option<Executed> {
+        let insn = Executed {
+            ip: block.term_ip,
+            len: block.len,
+            class: block.class,
+            mode: self.mode,
+        };
         match block.class {
             Class::Conditional if self.tnt_len != 0 => {
                 if self.take_bit() {
@@ -81,7 +97,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.go_or_leave(block, insn, ip)
             }
             Class::MovCr3 => match self.pending {
-                Pending::Paging { cr3, .. } if self.tnt_len == 0 => {
+                Pending::Pip(cr3) if self.tnt_len == 0 => {
                     self.use_pending();
                     self.out.push_back(Item::Insn(insn));
                     self.push_paging(cr3);
@@ -157,6 +173,40 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.direct(block, insn)
     }
 
+    /// A FUP.PGD, and a TraceStop, of which nobody has told the range: it may have been entered by the branch that led here (if one did) or by
+    /// a direct one on the way, with this address behind it. How tracing ended is known if only one way is left.
+    pub(super) fn end_unclear(&mut self, behind: Ip, was_taken: bool) {
+        match (self.comes_to(behind), was_taken) {
+            (Coming::Never, true) => self.end_tracing(self.ip, Some(self.ip)),
+            (Coming::Surely, false) | (Coming::Never, false) => {}
+            _ => self.pending = Pending::Ends(Ends::by_pgd()),
+        }
+    }
+
+    /// Whether code leads from here to an address, or to a direct branch that has it behind it, without a packet.
+    fn comes_to(&mut self, behind: Ip) -> Coming {
+        let mut at = self.ip;
+        for _ in 0..MAX_TRIED {
+            let id = self.cache.straight(at, self.mode, &mut self.code);
+            let block = *self.cache.block(id);
+            if self.cache.position(id, behind).is_some() {
+                return Coming::Surely;
+            }
+            at = match (block.end, block.class) {
+                (End::Split, _) => block.next,
+                (End::Fault, _) => return Coming::Never,
+                (_, Class::DirectJump | Class::DirectCall) if block.next == behind => {
+                    return Coming::Perhaps;
+                }
+                (_, Class::DirectJump | Class::DirectCall) => block.target,
+                (_, class) if class.is_far() && block.next == behind => return Coming::Surely,
+                (_, class) if class.needs_packet() => return Coming::Never,
+                _ => block.next,
+            };
+        }
+        Coming::Perhaps
+    }
+
     fn note_call(&mut self, block: &Straight) {
         if block.class == Class::DirectCall {
             self.returns.push(block.next);
@@ -168,7 +218,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             self.leave_range(block, insn, to);
             return None;
         }
-        if self.rtit.needs_ways && self.rtit.stop.contains(to) {
+        if !self.rtit.stop.is_empty() && self.rtit.stop.contains(to) {
             self.enter_stop(block, insn, to);
             return None;
         }
@@ -198,7 +248,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// A branch has executed that leads out of the traced ranges: a FUP.PGD with the address behind it follows.
     fn leave_range(&mut self, block: &Straight, insn: Executed, to: Ip) {
         self.out.push_back(Item::Insn(insn));
-        self.move_on(to, 1);
+        self.move_on(to, 0);
         while self.tnt_len == 0 && matches!(self.pending, Pending::None) {
             self.fetch_rtit();
         }
@@ -231,7 +281,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     ///
     /// Where paging may have been switched in code that is not traced, the PIP may be of a MOV to CR3 behind it. But up to here code has run
     /// in any case.
-    pub(crate) fn find_mov_cr0(&mut self, cr3: u64) -> Option<Ip> {
+    fn find_mov_cr0(&mut self, cr3: u64) -> Option<Ip> {
         let is_sure = self.rtit.knows_paging;
         if is_sure && !self.rtit.switches_paging() {
             return None;
@@ -257,8 +307,23 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         None
     }
 
+    /// A PIP, an overflow, or an end without a word: where the walk is to stop, if anywhere; `None` if it does not go on.
+    #[inline(never)]
+    pub(crate) fn enter_rtit(&mut self) -> Option<Option<Ip>> {
+        match self.pending {
+            Pending::OverflowAt(ip) => {
+                self.note_used();
+                self.overflow_rtit(ip);
+                None
+            }
+            Pending::Ends(ends) => self.walk_to_end(ends),
+            Pending::Pip(cr3) => Some(self.find_mov_cr0(cr3)),
+            _ => None,
+        }
+    }
+
     /// Tracing ends in the code here, or the trace does. The next address at which it may, if the walk can go on; `None` if it cannot.
-    pub(crate) fn walk_to_end(&mut self, ends: Ends) -> Option<Option<Ip>> {
+    fn walk_to_end(&mut self, ends: Ends) -> Option<Option<Ip>> {
         let stop = &self.rtit.stop;
         if ends.exact && ends.len == 0 {
             let is_entered = self.left.1 == 1 && stop.contains(self.ip);

@@ -2,6 +2,7 @@
 
 use super::lip::parse_lip_bytes;
 use super::{CycleCount, Kind, LastLip, LipBytes, LipPayload, Mode, PSB, Packet};
+use super::table::decode_short;
 use super::{decode, find_psb, sync_backward};
 use crate::field::Printed;
 use crate::format::{Format, Misfit, sealed};
@@ -131,9 +132,10 @@ impl Format for Rtit {
         decode(mode, bytes)
     }
     #[inline(always)]
-    fn decode_short(_mode: Mode, _bytes: &[u8]) -> Option<Raw<Kind>> {
-        None
+    fn decode_short(mode: Mode, bytes: &[u8]) -> Option<Raw<Kind>> {
+        decode_short(mode, bytes)
     }
+    #[inline(always)]
     fn packet(raw: &Raw<Kind>) -> Packet {
         raw.packet()
     }

@@ -264,3 +264,16 @@ pub fn decode(mode: Mode, bytes: &[u8]) -> Result<Raw<Kind>, DecodeError> {
     let size = Packet::measure(kind, word, bytes.len(), mode)?;
     Ok(Raw::new(kind, word, size))
 }
+
+/// Decodes a TNT, or an MTC, at the start of `bytes` if it is one without a cycle count: nearly all packets are.
+#[inline(always)]
+pub(super) fn decode_short(mode: Mode, bytes: &[u8]) -> Option<Raw<Kind>> {
+    let bytes = bytes.first_chunk()?;
+    let (first, word) = (bytes[0], u128::from_le_bytes(*bytes));
+    match (first, mode) {
+        (0x02..=0x3f, _) => Some(Raw::new(Kind::TntPartial, word, 1)),
+        (0x40..=0x7f, Mode::Plain) => Some(Raw::new(Kind::Tnt, word, 1)),
+        (0xc4..=0xc7, Mode::Plain) => Some(Raw::new(Kind::Mtc, word, 2)),
+        _ => None,
+    }
+}

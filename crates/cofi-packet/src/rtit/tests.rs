@@ -249,3 +249,17 @@ fn an_error_says_where_and_how_much() {
     assert_eq!((cut.offset, cut.size), (StreamOffset(12), 1));
     assert_eq!(cut.error, DecodeError::Truncated { have: 1, need: 7 });
 }
+
+#[test]
+fn short_packets_are_what_the_table_says() {
+    for first in 0..=u8::MAX {
+        for mode in [Mode::Plain, Mode::CycleAccurate] {
+            let mut bytes = [0x55; 16];
+            bytes[0] = first;
+            if let Some(raw) = super::table::decode_short(mode, &bytes) {
+                assert_eq!(decode(mode, &bytes), Ok(raw), "{first:#04x}");
+            }
+            assert_eq!(super::table::decode_short(mode, &bytes[..15]), None);
+        }
+    }
+}

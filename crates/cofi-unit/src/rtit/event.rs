@@ -128,8 +128,12 @@ pub enum Event {
         to: Destination,
     },
     /// The processor goes to sleep (Appendix B 4.1). The instruction that did it has retired before.
+    ///
+    /// It sleeps until [`Event::Wake`], or until anything else than [`Event::Frequency`] or another [`Event::Sleep`] happens to it: an
+    /// instruction that retires, an access to a register by WRMSR or an interrupt is proof that it is awake. That wakes it then and there,
+    /// with the STS of [`Event::Wake`], and the time up to it was asleep.
     Sleep(SleepState),
-    /// The processor wakes.
+    /// The processor wakes. An interrupt that wakes it is told behind this. STS is sent, even if the processor was not asleep.
     Wake,
     /// The core frequency or the clock modulation changed (4.2.13).
     Frequency {

@@ -232,3 +232,28 @@ fn the_same_seed_does_the_same() {
     assert_eq!(run(7), run(7));
     assert_ne!(run(7), run(8));
 }
+
+#[test]
+fn e4_its_trace_stop_packet_can_cause_a_psb() {
+    let choices = only(|errata| errata.e4 = true, 0);
+    let mut machine = Machine::traced(choices, stop_in_range1(), all());
+    machine.write(msr::RTIT_PKT_CNT, 3 << 16 | 0x3fff);
+    machine.overflow();
+    machine.jump(0x5000);
+    assert_eq!(machine.said(), "tracestop, fup.ovf 0x5000, psb");
+    assert_eq!(machine.read(msr::RTIT_PKT_CNT), 3 << 16 | 9);
+    // By software that ends the overflow.
+    let choices = Implementation {
+        errata: choices.errata,
+        ..buffered(32)
+    };
+    let mut machine = Machine::traced(choices, stop_in_range1(), all());
+    machine.write(msr::RTIT_PKT_CNT, 3 << 16 | 0x3ffc);
+    machine.indirect(0x2000);
+    machine.overflow();
+    machine.jump(0x5000);
+    machine.write(msr::RTIT_STATUS, 1);
+    machine.drain();
+    assert_eq!(machine.said(), "tip 0x2000, tracestop, psb");
+    assert_eq!(machine.read(msr::RTIT_PKT_CNT), 3 << 16 | 9);
+}

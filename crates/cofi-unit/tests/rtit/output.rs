@@ -86,15 +86,22 @@ fn full_lines_and_parts_by_an_offset_a_fence_and_a_drain() {
 #[test]
 fn moving_the_output_writes_what_was_there() {
     let mut machine = into(with_lines(Lines::Lines, 0), 0x10000, 0xfff, 0);
-    machine.indirect(0x2000);
-    machine.write(msr::RTIT_OFFSET, 0x100);
-    machine.indirect(0x2000);
-    machine.write(msr::RTIT_BASE_ADDR, 0x20000);
+    let writes = [
+        (msr::RTIT_OFFSET, 0x100),
+        (msr::RTIT_BASE_ADDR, 0x20000),
+        (msr::RTIT_LIMIT_MASK, 0x7f),
+    ];
+    for (index, (address, value)) in writes.into_iter().enumerate() {
+        machine.indirect(0x2000);
+        assert_eq!(lengths(&machine).len(), index, "a line is open");
+        machine.write(address, value);
+        assert_eq!(lengths(&machine).len(), index + 1, "it is written at once");
+    }
     machine.indirect(0x2000);
     machine.unit.fence(&mut machine.world);
     assert_eq!(
         lengths(&machine),
-        [(0x10000, 3), (0x10100, 3), (0x20103, 3)]
+        [(0x10000, 3), (0x10100, 3), (0x20103, 3), (0x20006, 3)]
     );
 }
 

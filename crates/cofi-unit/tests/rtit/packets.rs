@@ -1,6 +1,6 @@
 //! PSB, TNT, and the compression of addresses and returns (3.3.7, 3.3.9, 3.3.13, 3.3.14, 4.2.1–4.2.3).
 
-use crate::machine::{KERNEL, Machine, all, everywhere, filter};
+use crate::machine::{KERNEL, Machine, all, everywhere, filter, stop_in_range1};
 use cofi_unit::rtit::{Events, Implementation, msr};
 
 fn pkt_cnt(count: u64, mask: u64) -> u64 {
@@ -251,4 +251,38 @@ fn a_compressed_return_leaves_last_lip() {
     machine.call(0x2000);
     machine.ret(0x7fff_0000_0004);
     assert_eq!(machine.read(msr::RTIT_LAST_LIP), last);
+}
+
+#[test]
+fn the_psb_of_enabling_clears_compression() {
+    let ctl = all().with_cmprs_ret(true);
+    let mut machine = Machine::traced(Implementation::default(), everywhere(), ctl);
+    machine.call(0x7fff_1234_1000);
+    machine.indirect(0x7fff_1234_2000);
+    machine.set_ctl(|ctl| ctl.with_trace_active(false));
+    assert_ne!(machine.read(msr::RTIT_LAST_LIP), 0);
+    assert_ne!(machine.read(msr::RTIT_LAST_CALL_NLIP), 0);
+    machine.said();
+    let ctl = ctl.with_trace_en(true).with_trace_active(true);
+    machine.write(msr::RTIT_CTL, ctl.0);
+    let psb = 9;
+    assert_eq!(machine.bytes().len(), psb + 7, "fup.pge is not compressed");
+    assert_eq!(machine.read(msr::RTIT_LAST_CALL_NLIP), 0);
+    machine.ret(0x1004);
+    assert_eq!(machine.bytes().len(), 3, "a TIP");
+}
+
+#[test]
+fn a_trace_stop_packet_counts() {
+    let mut machine = Machine::traced(Implementation::default(), stop_in_range1(), all());
+    machine.write(msr::RTIT_PKT_CNT, pkt_cnt(0x100, 0));
+    machine.jump(0x5000);
+    assert_eq!(machine.said(), "tracestop");
+    assert_eq!(machine.read(msr::RTIT_PKT_CNT), pkt_cnt(0x101, 0));
+    // Even where it reaches the limit: but tracing is off, and no PSB follows.
+    let mut machine = Machine::traced(Implementation::default(), stop_in_range1(), all());
+    machine.write(msr::RTIT_PKT_CNT, pkt_cnt(0x7ff, 0));
+    machine.jump(0x5000);
+    assert_eq!(machine.said(), "tracestop");
+    assert_eq!(machine.read(msr::RTIT_PKT_CNT), pkt_cnt(0x800, 0));
 }

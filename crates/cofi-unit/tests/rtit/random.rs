@@ -255,6 +255,7 @@ impl Machine {
         let unit = Unit::restore(*self.unit.implementation(), &bytes)
             .unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(unit.save(), bytes);
+        assert_eq!(unit, self.unit);
         Self {
             unit,
             world: self.world.clone(),

@@ -1,7 +1,7 @@
 //! Cycle counts, FUP.PCC, MTC, STS and sleep (3.3.4, 4.2.6, 4.2.10, 4.2.12–15, Table 17, Appendix B).
 
 use crate::machine::{KERNEL, Machine, all, everywhere, filter};
-use cofi_unit::rtit::{Ctl, Event, Events, Implementation, InternalBuffer, SleepState, msr};
+use cofi_unit::rtit::{Ctl, Event, Events, Implementation, InternalBuffer, SleepState, Unit, msr};
 
 fn with_ctl(ctl: Ctl) -> Machine {
     Machine::traced(Implementation::default(), everywhere(), ctl)
@@ -316,4 +316,79 @@ fn the_buffer_drains_before_deep_sleep_and_not_in_light_sleep() {
         let expected = if drained { "" } else { "tip 0x2000" };
         assert_eq!(machine.said(), expected);
     }
+}
+
+#[test]
+fn a_restored_unit_is_equal_whatever_time_has_been_noted() {
+    let restored = |machine: &Machine| {
+        let choices = *machine.unit.implementation();
+        Unit::restore(choices, &machine.unit.save()).unwrap()
+    };
+    let ctl = all().with_mtc_en(true).with_cycle_acc(true);
+    for ctl in [all(), all().with_mtc_en(true), ctl] {
+        let mut machine = with_ctl(ctl);
+        for _ in 0..3 {
+            machine.pass(7, 100);
+            machine.nop();
+            assert_eq!(restored(&machine), machine.unit);
+        }
+        let before = machine.unit.clone();
+        machine.conditionals("T");
+        assert_ne!(before, machine.unit, "another result waits");
+        let before = machine.unit.clone();
+        machine.pass(1, 0);
+        machine.nop();
+        assert_ne!(before, machine.unit, "the cycle counter is another");
+    }
+    let plain = Unit::new(crate::machine::KERNEL);
+    let seed = Implementation {
+        seed: 1,
+        ..Implementation::default()
+    };
+    assert_ne!(plain, Unit::with(seed, crate::machine::KERNEL));
+}
+
+#[test]
+fn whatever_happens_to_a_sleeper_wakes_it() {
+    let clock = all().with_sts_en(true).with_cycle_acc(true);
+    let asleep = || {
+        let mut machine = with_ctl(clock);
+        machine.pass(3, 0);
+        machine.event(Event::Sleep(SleepState::C6));
+        machine.pass(1000, 0x1000);
+        machine
+    };
+    let woken = "sts acbr=0 ecbr=0 tsc=4096 cycles=3";
+    let mut machine = asleep();
+    machine.nop();
+    assert_eq!(machine.said(), woken);
+    machine.pass(5, 0);
+    machine.indirect(0x2000);
+    assert_eq!(machine.said(), "tip 0x2000 cycles=5", "it counts again");
+    let mut machine = asleep();
+    machine.interrupt(0x2000, crate::machine::KERNEL);
+    let expected = format!("{woken}, fup.far 0x1000 cycles=0, tip 0x2000 cycles=0");
+    assert_eq!(machine.said(), expected);
+    let mut machine = asleep();
+    machine.write(msr::RTIT_PKT_CNT, 0);
+    assert_eq!(machine.said(), woken);
+    let mut machine = asleep();
+    let (actual, effective) = (1, 2);
+    machine.event(Event::Frequency { actual, effective });
+    machine.nop();
+    let expected = "sts acbr=1 ecbr=2 tsc=4096 cycles=3, sts acbr=1 ecbr=2 tsc=4096 cycles=0";
+    assert_eq!(machine.said(), expected, "that did not wake it");
+}
+
+#[test]
+fn a_reset_keeps_the_ratios() {
+    let mut machine = with_ctl(all());
+    let (actual, effective) = (8, 4);
+    machine.event(Event::Frequency { actual, effective });
+    machine.unit.reset(false, crate::machine::KERNEL);
+    let ctl = machine.ctl().with_os(true).with_sts_en(true);
+    machine.write(msr::RTIT_CTL, ctl.with_trace_en(true).0);
+    machine.set_ctl(|ctl| ctl.with_trace_active(true));
+    machine.event(Event::Wake);
+    assert_eq!(machine.said(), "psb, sts acbr=8 ecbr=4 tsc=0");
 }

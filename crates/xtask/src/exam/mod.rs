@@ -190,13 +190,6 @@ fn sit(
         );
     }
     let may = |program: &Program, config: &Config| {
-        if let (Some(why), Some(_)) = (program.not_for_rtit, config.rtit) {
-            println!(
-                "exam: {} as {}: not examined: {why}",
-                program.name, config.name
-            );
-            return false;
-        }
         if config.engine != "qemu" || qemu.is_err() {
             return config.engine != "qemu";
         }

@@ -47,8 +47,8 @@ pub(crate) struct Program {
     pub(crate) quirks: &'static [Quirk],
     /// Why QEMU's user mode does not run it as the processor does.
     pub(crate) not_for_qemu: Option<&'static str>,
-    /// Why RTIT does not tell what it does.
-    pub(crate) not_for_rtit: Option<&'static str>,
+    /// Why the plain reader of bare RTIT packets cannot tell what it does.
+    pub(crate) not_for_plain: Option<&'static str>,
 }
 
 /// A named value for `cofi record --config`.
@@ -135,7 +135,7 @@ const fn source(name: &'static str, file: &'static str, flags: &'static [&'stati
         arguments: &[],
         quirks: &[],
         not_for_qemu: None,
-        not_for_rtit: None,
+        not_for_plain: None,
     }
 }
 
@@ -150,7 +150,7 @@ const fn system(
         arguments,
         quirks: &[],
         not_for_qemu: None,
-        not_for_rtit: None,
+        not_for_plain: None,
     }
 }
 
@@ -183,7 +183,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
     Program {
         quirks: &[PERF_TAKES_THE_MODE_FROM_THE_FILE],
         not_for_qemu: Some("its user mode has no 32-bit code segments for 64-bit programs"),
-        not_for_rtit: Some("it has no packet that tells of 32-bit code in a 64-bit program"),
+        not_for_plain: Some("no packet tells of 32-bit code in a 64-bit program"),
         ..source("far", "far.S", ASM)
     },
     Program {

@@ -189,10 +189,13 @@ pub(crate) fn examine(
     };
     if let Some(cycles) = config.rtit {
         row.perf = Verdict::Skipped("perf cannot read RTIT".to_owned());
-        row.libipt = if program.has_all_code() {
-            compare(&alone(), &rtit::read(path, &raw, cycles)?)
-        } else {
-            Verdict::Skipped("the plain reader has the code of one file only".to_owned())
+        let why = "the plain reader has the code of one file only";
+        let why = program
+            .not_for_plain
+            .or((!program.has_all_code()).then_some(why));
+        row.libipt = match why {
+            Some(why) => Verdict::Skipped(why.to_owned()),
+            None => compare(&alone(), &rtit::read(path, &raw, cycles)?),
         };
         return Ok(row);
     }

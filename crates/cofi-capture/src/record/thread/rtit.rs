@@ -53,10 +53,13 @@ impl Rtit {
         this.write(buffer, ip, msr::RTIT_LIMIT_MASK, LIMIT_MASK)?;
         this.write(buffer, ip, msr::RTIT_EVENTS, EVENTS)?;
         this.write(buffer, ip, msr::RTIT_PKT_CNT, pkt_cnt)?;
-        let enabled = ctl.with_trace_en(true);
-        this.write(buffer, ip, msr::RTIT_CTL, enabled.0)?;
-        this.write(buffer, ip, msr::RTIT_CTL, enabled.with_trace_active(true).0)?;
+        // The time comes before what needs it to find its code.
+        let idle = ctl.with_trace_en(true).with_os(false).with_user(false);
+        this.write(buffer, ip, msr::RTIT_CTL, idle.0)?;
+        this.write(buffer, ip, msr::RTIT_CTL, idle.with_trace_active(true).0)?;
         this.tell_time(buffer);
+        this.set_tracing(buffer, true, ip);
+        this.tell_time_late(buffer);
         Ok(this)
     }
 
@@ -146,6 +149,13 @@ impl Rtit {
             effective: ratio,
         };
         self.unit.event(buffer, event);
+    }
+
+    /// As [`Self::tell_time`], where no time is told outside of what is traced.
+    pub(super) fn tell_time_late(&mut self, buffer: &mut Buffer) {
+        if self.ctl.less_pkts() {
+            self.tell_time(buffer);
+        }
     }
 
     pub(super) const fn packet_en(&self) -> bool {

@@ -135,6 +135,14 @@ impl TraceUnit {
         }
     }
 
+    /// Sends the time, now that tracing is on, if it could not be sent before.
+    pub(super) fn tell_time_late(&mut self, buffer: &mut Buffer) {
+        match self {
+            Self::Pt(_) => {}
+            Self::Rtit(unit) => unit.tell_time_late(buffer),
+        }
+    }
+
     /// Whether an instruction that retires now is in the trace.
     pub(super) const fn packet_en(&self) -> bool {
         match self {

@@ -120,21 +120,28 @@ impl Unit {
 
     /// The TraceStop action (4.2.11). What is in RTIT_TNT_BUFF stays there.
     pub(super) fn trace_stop(&mut self, client: &mut impl Client) {
-        self.stop_packet(client);
+        let len = self.put_stop(client);
         self.regs.ctl = self.regs.ctl.with_trace_active(false);
         self.regs.status = self.regs.status.with_filter_en(false);
         self.refresh();
+        // Tracing is off: no PSB follows.
+        self.count_packet(client, len);
     }
 
-    /// The TraceStop packet. It drains what came before it, so there is always room for it, and it is written where Dest says.
+    /// The TraceStop packet alone; tracing goes on (E4).
     pub(super) fn stop_packet(&mut self, client: &mut impl Client) {
+        let len = self.put_stop(client);
+        self.count_packet(client, len);
+    }
+
+    /// The TraceStop packet, and its length; it is not counted yet. It drains what came before it, so there is always room for it, and it
+    /// is written where Dest says.
+    fn put_stop(&mut self, client: &mut impl Client) -> u64 {
         self.drain_buffer(client);
         let raw = Packet::TraceStop.encode();
         let bytes = &raw.bytes()[..raw.len()];
         self.output
             .store_stop(&mut self.regs, &mut self.dice, client, bytes);
-        self.clear_after_psb();
-        let count = self.regs.pkt_cnt.count() + bytes.len() as u64;
-        self.regs.pkt_cnt = self.regs.pkt_cnt.with_count(count);
+        bytes.len() as u64
     }
 }

@@ -170,7 +170,7 @@ impl Unit {
         self.refresh();
     }
 
-    fn wake(&mut self, client: &mut impl Client) {
+    pub(super) fn wake(&mut self, client: &mut impl Client) {
         self.look_at_time(client);
         if self.asleep {
             self.asleep = false;

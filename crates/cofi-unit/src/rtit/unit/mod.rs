@@ -22,7 +22,9 @@ use overflow::{Buffer, HeldStop};
 use time::Timing;
 
 /// A logical processor's RTIT unit.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// Two are equal if they have made the same choices and go on alike: what is [saved](Unit::save) of them is the same.
+#[derive(Clone, Debug)]
 pub struct Unit {
     choices: Implementation,
     regs: Registers,
@@ -59,8 +61,17 @@ pub struct Unit {
     cached: Cached,
 }
 
+// Not derived: part of what is kept follows from the rest at one moment, and from what is told next at another.
+impl PartialEq for Unit {
+    fn eq(&self, other: &Self) -> bool {
+        self.choices == other.choices && self.save() == other.save()
+    }
+}
+
+impl Eq for Unit {}
+
 /// What follows from the rest, kept because every instruction asks for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Cached {
     packet_en: bool,
     /// PacketEn is set and stays so; nothing but the passing of time and a full TNT makes a packet at near branches that make none
@@ -197,12 +208,16 @@ impl Unit {
         Ok(())
     }
 
-    /// A reset: every register has its reset value, and must be unlocked anew. What was still buffered is lost. The reference names
-    /// warm and cold resets together (3.3.4), and knows no difference.
+    /// A reset: every register has its reset value, and must be unlocked anew. What was still buffered is lost. The core/bus ratios
+    /// stay what [`Event::Frequency`](super::Event::Frequency) told last: the clocks are not RTIT's. The reference names warm and cold
+    /// resets together (3.3.4), and knows no difference.
     pub fn reset(&mut self, warm: bool, context: Context) {
         // Only the embedder's clocks could tell them apart.
         let _ = warm;
-        *self = Self::with(self.choices, context);
+        *self = Self {
+            ratios: self.ratios,
+            ..Self::with(self.choices, context)
+        };
     }
 
     /// An instruction that is no far transfer retired.
@@ -295,9 +310,14 @@ impl Unit {
         self.end(client, before, at.next, stops, false);
     }
 
-    /// Something begins: time is looked at; and if it is an instruction, with `next` behind it, what is due at one.
+    /// Something begins: time is looked at; and if it is an instruction, with `next` behind it, what is due at one. Who executes or is
+    /// interrupted is awake.
     fn begin(&mut self, client: &mut impl Client, next: Option<Ip>) -> Before {
-        self.look_at_time(client);
+        if self.asleep {
+            self.wake(client);
+        } else {
+            self.look_at_time(client);
+        }
         if let Some(next) = next {
             self.periodic_count(client, next);
         }

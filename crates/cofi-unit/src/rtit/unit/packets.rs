@@ -101,7 +101,7 @@ impl Unit {
     }
 
     /// Of the packets after a PSB for which it has not taken effect, one more was sent.
-    pub(super) fn clear_after_psb(&mut self) {
+    fn clear_after_psb(&mut self) {
         match self.psb_clears_in {
             None => {}
             Some(..=1) => self.clear_compression(),

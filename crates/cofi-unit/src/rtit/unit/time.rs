@@ -16,7 +16,7 @@ const HALF_FULL: u64 = 1 << 21;
 const MOST_MTCS: u64 = 255;
 
 /// The state behind timing packets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Timing {
     /// The last moment that is known.
     pub(super) now: Clock,
@@ -91,7 +91,11 @@ impl Unit {
                     self.mtc(client, now);
                 }
             }
-            passed @ 1..=MOST_MTCS => self.mtcs(client, before, told, passed),
+            1 => {
+                self.drain_due(client);
+                self.mtc(client, now);
+            }
+            passed @ 2..=MOST_MTCS => self.mtcs(client, before, told, passed),
             _ => {
                 self.drain_due(client);
                 self.mtc(client, now);

@@ -78,7 +78,9 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
     judge("boot, against QEMU's log", exam.boot_against_log(&image));
     for privilege in ["all", "os", "user"] {
         let name = format!("boot, --privilege {privilege}");
-        judge(&name, exam.boot_verified(&image, privilege));
+        judge(&name, exam.boot_verified(&image, privilege, "tsc"));
+        let name = format!("boot as RTIT, {privilege}");
+        judge(&name, exam.boot_verified(&image, privilege, "rtit"));
     }
     if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
         let initrd = exam.initrd(busybox)?;
@@ -219,9 +221,9 @@ impl Exam {
         ))
     }
 
-    fn boot_verified(&self, image: &Path, privilege: &str) -> Result<String> {
+    fn boot_verified(&self, image: &Path, privilege: &str, config: &str) -> Result<String> {
         let disk = Self::disk(image);
-        let options = ["--verify", "--privilege", privilege];
+        let options = ["--verify", "--privilege", privilege, "--config", config];
         let words = self.record("boot.data", &options, &["-drive", &disk])?;
         ensure!(
             words.lines().count() == 1 && words.contains("verified"),
