@@ -8,7 +8,7 @@ use cofi_packet::rtit::{Mode, Rtit};
 use cofi_packet::{Format, StreamOffset, Tsc, intel, rtit};
 
 /// The time as packets from a PSB on tell it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Clock<'s> {
     psb: usize,
     reader: Reader<'s>,
@@ -18,7 +18,7 @@ pub(crate) struct Clock<'s> {
     pub(crate) overflow: Option<(StreamOffset, Option<Tsc>)>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Reader<'s> {
     Pt {
         packets: Peekable<intel::Packets<'s>>,

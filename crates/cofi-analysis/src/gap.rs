@@ -1,5 +1,7 @@
 //! Places where a part of a flow is missing, and what is lost at each.
 
+use std::collections::VecDeque;
+
 use cofi_flow::{Event, FlowConfig, FlowError, FlowErrorKind};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
@@ -102,8 +104,12 @@ pub(crate) struct GapFinder<'s> {
     bytes: &'s [u8],
     config: FlowConfig,
     open: Option<Gap>,
-    clock: Option<Clock<'s>>,
+    /// Where the last questions left off, the youngest last.
+    clocks: VecDeque<Clock<'s>>,
 }
+
+/// A question is seldom about a place before more than one other.
+const CLOCKS: usize = 4;
 
 impl<'s> GapFinder<'s> {
     pub(crate) fn new(session: &Session<'_>, stream: &'s Stream<'_>) -> Self {
@@ -111,7 +117,7 @@ impl<'s> GapFinder<'s> {
             bytes: stream.bytes(),
             config: session.flow_config(),
             open: None,
-            clock: None,
+            clocks: VecDeque::with_capacity(CLOCKS),
         }
     }
 
@@ -195,21 +201,27 @@ impl<'s> GapFinder<'s> {
     /// is.
     ///
     /// Worked out from one PSB on alone, so that it is the same whatever was decoded before. From one question to the next it goes on
-    /// where it was, so that many gaps behind one PSB cost no more than one.
+    /// where it was, so that many gaps behind one PSB cost no more than one; and RTIT has but one PSB from which on the time is known.
     fn before(&mut self, offset: StreamOffset, overflow: bool) -> (StreamOffset, Option<Tsc>) {
         let Some(psb) = Clock::psb_before(self.bytes, offset, &self.config) else {
             return (offset, None);
         };
-        let known = self.clock.take();
-        let known = known.filter(|known| known.may_go_on_to(psb, offset, overflow));
-        let mut clock = known.unwrap_or_else(|| Clock::new(self.bytes, psb, &self.config));
+        let mut known = self.clocks.iter().rev();
+        let known = known.find(|known| known.may_go_on_to(psb, offset, overflow));
+        let mut clock = match known {
+            Some(known) => known.clone(),
+            None => Clock::new(self.bytes, psb, &self.config),
+        };
         clock.run_to(offset, overflow);
         let told = if overflow {
             clock.overflow.unwrap_or((offset, None))
         } else {
             (offset, clock.now())
         };
-        self.clock = Some(clock);
+        if self.clocks.len() == CLOCKS {
+            self.clocks.pop_front();
+        }
+        self.clocks.push_back(clock);
         told
     }
 }

@@ -235,10 +235,14 @@ impl Cache {
                 match decoder.decode_next() {
                     Ok(insn) if insn.class == Class::Other => {
                         self.lens.push(insn.len);
-                        at = decoder.ip();
+                        let before = core::mem::replace(&mut at, decoder.ip());
                         if self.is_limit(at) {
                             block.end = End::Limit;
                             break 'run;
+                        }
+                        // Behind the highest address of the mode comes the lowest, where other code stands.
+                        if at < before {
+                            break;
                         }
                     }
                     Ok(insn) => {

@@ -73,7 +73,7 @@ pub(crate) enum AtIp {
     Far { to: Option<Ip> },
     /// Of RTIT, FUP.PGD: tracing goes off, with the address that a TIP behind it tells; or a TraceStop behind it says why.
     Pgd { to: Option<Ip>, stops: bool },
-    /// Of RTIT: behind a MOV to CR0, which a PIP may be of.
+    /// Of RTIT: behind a MOV to CR0, which may be the one that a PIP is of.
     Paging { cr3: u64 },
 }
 

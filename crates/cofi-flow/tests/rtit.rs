@@ -216,3 +216,18 @@ fn many_trace_stops_before_an_overflow_take_no_longer() {
     assert_eq!(items, 1 + 60_000 + 3);
     assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
 }
+
+#[test]
+fn behind_the_highest_address_of_the_mode_stands_the_lowest() {
+    let code = [0x90; 0x100];
+    let code = Segment {
+        base: Ip(0xffc0),
+        bytes: &code,
+    };
+    // FUP.PGE 0xffff, and a result that no branch takes.
+    let trace = [&rtit::PSB[..], &[0x84, 0xff, 0xff, 0b11, 0xc1]].concat();
+    let config = config("mode:16");
+    let decoder = FlowDecoder::new(&trace, code, config);
+    // What stands at 0x10000 is not what stands at 0.
+    assert_eq!(instructions(decoder), [Ip(0xffff)]);
+}

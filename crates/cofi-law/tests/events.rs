@@ -1,14 +1,10 @@
 //! The event level tells what the instruction level tells, without any code: kind by kind, in the same order, at the same addresses.
 
-#[path = "common/kinds.rs"]
-mod kinds;
-
-use cofi_flow::{EventDecoder, FlowConfig, FlowDecoder, Item};
+use cofi_flow::{Event, EventDecoder, FlowConfig, FlowDecoder, Item};
 use cofi_insn::CodeSource;
 use cofi_law::Rng;
 use cofi_law::machine::{Code, Features, Setup, run};
 use cofi_packet::Ip;
-use kinds::sort;
 use std::collections::BTreeMap;
 
 struct Source<'c>(&'c [Code]);
@@ -25,6 +21,44 @@ impl CodeSource for Source<'_> {
         }
         0
     }
+}
+
+/// The kind of an event, and it without what code alone tells: where a PTWRITE without FUP stood, and whether tracing goes on where a branch
+/// led to that switched it off without saying where.
+fn plain(event: Event) -> (&'static str, Event) {
+    match event {
+        Event::Enabled { ip, .. } => {
+            let resumed = false;
+            ("enabled", Event::Enabled { ip, resumed })
+        }
+        Event::Ptwrite { payload, size, .. } => {
+            let ip = None;
+            ("ptwrite", Event::Ptwrite { ip, payload, size })
+        }
+        Event::Disabled { .. } => ("disabled", event),
+        Event::AsyncBranch { .. } => ("async branch", event),
+        Event::AsyncDisabled { .. } => ("async disabled", event),
+        Event::Paging { .. } => ("paging", event),
+        Event::Overflow { .. } => ("overflow", event),
+        Event::ExecMode { .. } => ("mode", event),
+        Event::Tsx { .. } => ("tsx", event),
+        Event::Stop => ("stop", event),
+        Event::Vmcs { .. } => ("vmcs", event),
+        Event::ExStop { .. } | Event::Mwait { .. } | Event::Pwre { .. } | Event::Pwrx { .. } => {
+            ("power", event)
+        }
+        Event::Control { .. } | Event::EventData { .. } => ("event trace", event),
+        Event::Block { .. } | Event::BlockItem { .. } => ("block", event),
+        event => ("other", event),
+    }
+}
+
+fn sort(events: impl Iterator<Item = Event>) -> BTreeMap<&'static str, Vec<Event>> {
+    let mut kinds = BTreeMap::<_, Vec<_>>::new();
+    for (kind, event) in events.map(plain) {
+        kinds.entry(kind).or_default().push(event);
+    }
+    kinds
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::args::LinesArgs;
 use crate::digits::counted;
 use crate::output::tell;
 use crate::{Ended, input};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use cofi_flow::lines::{Lines, Piece};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -64,6 +64,8 @@ struct Files {
     output: PathBuf,
     number: u32,
     bytes: Vec<u8>,
+    /// So many bytes are missing behind these.
+    missing: u64,
 }
 
 impl Files {
@@ -83,7 +85,12 @@ impl Files {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    fn gap(&mut self, len: u64) -> Result<()> {
+    /// Something stands behind what is missing, if anything is: it goes to the next file.
+    fn end_gap(&mut self) -> Result<()> {
+        let len = std::mem::take(&mut self.missing);
+        if len == 0 {
+            return Ok(());
+        }
         self.write()?;
         let (at, before) = (self.bytes.len(), self.path());
         self.number += 1;
@@ -100,8 +107,11 @@ impl Files {
     fn take(&mut self, pieces: &mut Vec<Kept>) -> Result<()> {
         for piece in pieces.drain(..) {
             match piece {
-                Kept::Bytes(bytes) => self.bytes.extend_from_slice(&bytes),
-                Kept::Gap(len) => self.gap(len)?,
+                Kept::Bytes(bytes) => {
+                    self.end_gap()?;
+                    self.bytes.extend_from_slice(&bytes);
+                }
+                Kept::Gap(len) => self.missing += len,
             }
         }
         Ok(())
@@ -126,7 +136,7 @@ impl From<Piece<'_>> for Kept {
 /// Runs the command.
 pub(crate) fn run(args: &LinesArgs) -> Result<Ended> {
     let narrow = |name: &str, value: u64| {
-        u32::try_from(value).with_context(|| format!("{name} {value:#x}: the register has 32 bits"))
+        u32::try_from(value).map_err(|_| anyhow!("{name} {value:#x}: the register has 32 bits"))
     };
     let (mask, start) = (narrow("--mask", args.mask)?, narrow("--start", args.start)?);
     let mut lines = Lines::new(args.base, mask, start);
@@ -140,6 +150,7 @@ pub(crate) fn run(args: &LinesArgs) -> Result<Ended> {
         output: args.output.clone(),
         number: 0,
         bytes: Vec::new(),
+        missing: 0,
     };
     let mut pieces = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -164,6 +175,7 @@ pub(crate) fn run(args: &LinesArgs) -> Result<Ended> {
     }
     lines.finish(|piece| pieces.push(piece.into()));
     files.take(&mut pieces)?;
+    files.end_gap()?;
     files.write()?;
     Ok(match files.number {
         0 => Ended::Well,

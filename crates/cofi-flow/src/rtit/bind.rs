@@ -268,6 +268,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         let is_used = self.rtit.is_confined || !self.rtit.stop.is_empty();
         self.config.errata.rtit_e2
             && is_used
+            && !self.rtit.is_leaving
             && reading.is_some_and(|reading| match reading.since_before {
                 Since::Traced => false,
                 Since::Psb => true,
@@ -283,8 +284,11 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             match ahead.next_rtit()? {
                 Ok(Flow::Psb | Flow::Pip { .. }) => {}
                 Ok(Flow::Pge(_)) => return Some(false),
-                // Erratum E2: it may be one too many.
-                Ok(Flow::Pgd(_)) if self.config.errata.rtit_e2 => return None,
+                // Erratum E2: it may be one too many; but not in front of a TIP.
+                Ok(Flow::Pgd(_)) if self.config.errata.rtit_e2 => {
+                    let is_far = matches!(ahead.next_rtit(), Some(Ok(Flow::Tip(_))));
+                    return is_far.then_some(true);
+                }
                 Ok(flow) if flow.is_of_traced_code() => return Some(true),
                 _ => return None,
             }
@@ -343,7 +347,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
                 Some(Ok(Flow::Psb | Flow::TraceStop)) => {}
                 Some(Ok(Flow::Tnt {
                     bits,
-                    len: len @ ..=5,
+                    len: len @ ..=6,
                 })) if results.is_none() => {
                     results = Some((bits, len));
                 }

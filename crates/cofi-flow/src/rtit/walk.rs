@@ -42,9 +42,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// The walk has come to the address of a FUP.FAR or FUP.PGD.
     pub(crate) fn arrive_rtit(&mut self, at: Ip, what: AtIp) {
         self.pending = Pending::None;
+        // A MOV to CR0 that leaves paging as it is has no PIP: code behind this one may be older than the PIP.
         match what {
-            // Another MOV to CR0 behind it may be the one: what runs up to there is older than the PIP.
-            AtIp::Paging { .. } => self.offset = self.read_at,
+            AtIp::Paging { .. } => self.stays_older(),
             _ => self.consumed(),
         }
         match what {
@@ -104,7 +104,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             Class::MovCr3 => match self.pending {
                 Pending::Pip(cr3) if self.tnt_len == 0 => {
-                    self.use_pending();
+                    if self.config.cr3_filter {
+                        // With the filter on there is no PIP: code behind this may be older than one of a later MOV CR3.
+                        self.pending = Pending::None;
+                        self.stays_older();
+                    } else {
+                        self.use_pending();
+                    }
                     self.out.push_back(Item::Insn(insn));
                     self.push_paging(cr3);
                     self.move_on(block.next, 0);
@@ -140,7 +146,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn walk_out(&mut self) {
         while self.tnt_len == 0 {
             match self.pending {
-                Pending::None => self.fetch_rtit(),
+                Pending::None => {
+                    self.rtit.is_leaving = true;
+                    self.fetch_rtit();
+                    self.rtit.is_leaving = false;
+                }
                 Pending::Pip(cr3) => {
                     self.use_pending();
                     self.push_paging(cr3);
@@ -306,9 +316,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     fn leave_range(&mut self, block: &Straight, insn: Executed, to: Ip) {
         self.out.push_back(Item::Insn(insn));
         self.move_on(to, 0);
+        self.rtit.is_leaving = true;
         while self.tnt_len == 0 && matches!(self.pending, Pending::None) {
             self.fetch_rtit();
         }
+        self.rtit.is_leaving = false;
         self.leave_ranges(block.next);
     }
 

@@ -28,6 +28,11 @@ pub(super) fn choose(rng: &mut Rng, place: Place) -> (Kind, u8) {
 fn choose_kind(rng: &mut Rng, place: Place) -> Kind {
     let wide = place.mode == ExecMode::Bits64;
     let is_os = place.cpl == 0;
+    // A third of it is loops, so that there are full TNTs, too.
+    let third = place.count / 3;
+    if place.index < third && rng.one_in(3) {
+        return Kind::Conditional(rng.below(third));
+    }
     match rng.below(48) {
         0..=8 => Kind::Conditional(rng.below(place.count)),
         9 | 10 => Kind::Return,

@@ -163,6 +163,10 @@ impl Walk<'_> {
             self.enables.stop();
         }
         let acts_late = was_lossy && self.enables.trace_active && !active;
+        if resolves && self.is_open {
+            // It began with what was due before this, and there was time to resolve it.
+            self.end(Stop::Overflow);
+        }
         if resolves || !was_lossy && !was_on && self.enables.packet_en() {
             self.begin(resolves, from);
         }
@@ -264,15 +268,20 @@ impl Walk<'_> {
     }
 
     fn pass_time(&mut self) {
-        // An MTC comes before its bits have gone round: the unit can send no more than one at a time.
-        let long = !self.ctl.mtc_en() && self.rng.one_in(400);
-        let most = match long {
-            // So that the cycle counter goes round its half once at the most.
-            true => 2_000_000 * u64::from(TSC_RATIO) / u64::from(self.world.ratio),
+        // Seldom so long that the cycle counter is half full; but it does not go round, as an MTC does not.
+        let most = match !self.ctl.mtc_en() && self.rng.one_in(400) {
+            true => self.until_round(),
             false => [1, 30, 30, 2000][self.rng.below(4)],
         };
         let ticks = self.rng.next_u64() % most;
         self.world.pass(ticks);
+    }
+
+    /// How long it is until RTIT_CNTP goes round.
+    fn until_round(&mut self) -> u64 {
+        let count = self.unit.rdmsr(msr::RTIT_CNTP).expect("it exists");
+        let room = (1_u64 << 22).saturating_sub(count + 10_000).max(1);
+        room * u64::from(TSC_RATIO) / u64::from(self.world.ratio) + 1
     }
 
     // Going places.

@@ -84,7 +84,8 @@ struct Check<'r> {
     at: usize,
     /// A gap was told in this stretch.
     has_gap: bool,
-    /// The decoder does not know the ranges that stop tracing.
+    /// The decoder does not know the ranges that stop tracing; or has to do with E2, which makes of a FUP.PGD behind a PSB one that may be one
+    /// too many: then nobody knows whether tracing went off before, without a word.
     knows_less: bool,
     recent: VecDeque<(u64, Item)>,
     /// What the first STS does not tell of the time, as far as is known: how often its 40 bits had gone round.
@@ -180,11 +181,10 @@ impl<'r> Check<'r> {
             Item::Event(Event::Overflow { ip }) => self.open(Start::Overflow, ip),
             Item::Event(_) => Ok(()),
             Item::Error(error) => {
-                // With E2, a FUP.PGD behind a PSB may be one too many: nobody knows whether tracing went off before, without a word.
-                let by_e2 = self.setup.choices.errata.e2 && self.is_used();
-                let may_be = by_e2 || self.knows_less;
                 let is_silent = self.now.is_some_and(|it| it.stop == Stop::Silent);
-                if !(is_silent || may_be) || error.kind != FlowErrorKind::UnknownEnd || self.has_gap
+                if !(is_silent || self.knows_less)
+                    || error.kind != FlowErrorKind::UnknownEnd
+                    || self.has_gap
                 {
                     return self.fail("an error");
                 }
@@ -192,11 +192,6 @@ impl<'r> Check<'r> {
                 Ok(())
             }
         }
-    }
-
-    /// Whether there are ranges, which E2 needs.
-    fn is_used(&self) -> bool {
-        !self.record.filter.is_empty() || !self.record.stops.is_empty()
     }
 
     /// The time of the instruction that was looked at last.
@@ -241,7 +236,9 @@ pub struct Found {
 pub fn check(setup: &Setup, record: &Record, config: FlowConfig) -> Result<Found, TestCaseError> {
     let mut check = Check::new(setup, record)?;
     if let TraceFormat::Rtit(rtit) = &config.format {
-        check.knows_less = rtit.stop != ranges(&record.stops);
+        let has_ranges = !record.filter.is_empty() || !record.stops.is_empty();
+        check.knows_less =
+            rtit.stop != ranges(&record.stops) || config.errata.rtit_e2 && has_ranges;
     }
     let mut found = Found::default();
     let mut decoder = decoder(record, config);

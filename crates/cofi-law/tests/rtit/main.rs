@@ -2,8 +2,6 @@
 //! reference has the unit be silent.
 
 mod flow;
-#[path = "../common/kinds.rs"]
-mod kinds;
 mod levels;
 mod muddled;
 mod setups;
