@@ -73,8 +73,8 @@ pub(crate) enum AtIp {
     Far { to: Option<Ip> },
     /// Of RTIT, FUP.PGD: tracing goes off, with the address that a TIP behind it tells; or a TraceStop behind it says why.
     Pgd { to: Option<Ip>, stops: bool },
-    /// Of RTIT: behind a MOV to CR0, which certainly is the one that a PIP is of, or perhaps.
-    Paging { cr3: u64, is_sure: bool },
+    /// Of RTIT: behind a MOV to CR0, which may be the one that a PIP is of.
+    Paging { cr3: u64 },
 }
 
 impl AtIp {

@@ -325,7 +325,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 Some(Ok(Flow::Psb | Flow::TraceStop)) => {}
                 Some(Ok(Flow::Tnt {
                     bits,
-                    len: len @ ..=5,
+                    len: len @ ..=6,
                 })) if results.is_none() => {
                     results = Some((bits, len));
                 }

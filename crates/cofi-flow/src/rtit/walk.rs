@@ -37,8 +37,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// The walk has come to the address of a FUP.FAR or FUP.PGD.
     pub(crate) fn arrive_rtit(&mut self, at: Ip, what: AtIp) {
         self.pending = Pending::None;
-        // Code that runs behind it may be older than a PIP that is not its.
-        if !matches!(what, AtIp::Paging { is_sure: false, .. }) {
+        // A MOV to CR0 that leaves paging as it is has no PIP: code behind this one may be older than the PIP.
+        if !matches!(what, AtIp::Paging { .. }) {
             self.consumed();
         }
         match what {
@@ -58,7 +58,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.turn_off(Some(at));
                 self.push(Event::AsyncDisabled { at, ip: to });
             }
-            AtIp::Paging { cr3, .. } => self.push_paging(cr3),
+            AtIp::Paging { cr3 } => self.push_paging(cr3),
             // What came of it is lost; what is told next is an overflow, or nothing.
             _ => {}
         }
@@ -98,7 +98,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             Class::MovCr3 => match self.pending {
                 Pending::Pip(cr3) if self.tnt_len == 0 => {
-                    self.use_pending();
+                    if self.config.cr3_filter {
+                        // With the filter on there is no PIP: code behind this may be older than one of a later MOV CR3.
+                        self.pending = Pending::None;
+                    } else {
+                        self.use_pending();
+                    }
                     self.out.push_back(Item::Insn(insn));
                     self.push_paging(cr3);
                     self.move_on(block.next, 0);
@@ -282,8 +287,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Where paging may have been switched in code that is not traced, the PIP may be of a MOV to CR3 behind it. But up to here code has run
     /// in any case.
     fn find_mov_cr0(&mut self, cr3: u64) -> Option<Ip> {
-        let is_sure = self.rtit.knows_paging;
-        if is_sure && !self.rtit.switches_paging() {
+        if self.rtit.knows_paging && !self.rtit.switches_paging() {
             return None;
         }
         let id = self.cache.straight(self.ip, self.mode, &mut self.code);
@@ -299,7 +303,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.mode,
             );
             if is_found {
-                let what = AtIp::Paging { cr3, is_sure };
+                let what = AtIp::Paging { cr3 };
                 self.pending = Pending::At { ip: at, what };
                 return Some(at);
             }

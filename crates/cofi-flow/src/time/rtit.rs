@@ -366,7 +366,9 @@ impl RtitTime {
             self.forget_counts();
             return self.unknown();
         }
-        let (least, most) = (self.ticks(self.counted.0), self.ticks(self.counted.1));
+        // That of an MTC may be taken a cycle beside its edge.
+        let least = self.ticks(self.counted.0.saturating_sub(1));
+        let most = self.ticks(self.counted.1.saturating_add(1));
         let (Some(least), Some(most)) = (least, most) else {
             self.forget_counts();
             return self.unknown();
