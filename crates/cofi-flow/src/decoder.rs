@@ -392,6 +392,11 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         }
     }
 
+    /// What runs next may be older than the packet read last, and than the timing packets before that.
+    pub(crate) fn stays_older(&mut self) {
+        self.clock.packet_low = self.clock.low;
+    }
+
     #[inline]
     pub(crate) fn load_tnt(&mut self, bits: u64, len: u8) {
         self.tnt = bits << (64 - u32::from(len));

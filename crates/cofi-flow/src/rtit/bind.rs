@@ -254,6 +254,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let is_used = self.rtit.is_confined || !self.rtit.stop.is_empty();
         self.config.errata.rtit_e2
             && is_used
+            && !self.rtit.is_leaving
             && reading.is_some_and(|reading| match reading.since_before {
                 Since::Traced => false,
                 Since::Psb => true,

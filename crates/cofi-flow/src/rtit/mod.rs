@@ -66,6 +66,8 @@ pub(crate) struct State {
     is_over: bool,
     /// And also the packet by which a decoder that begins there knows where control is.
     is_last: bool,
+    /// A branch out of the traced ranges has executed, of which a FUP.PGD tells.
+    is_leaving: bool,
     /// Tracing was stopped: results that are sent later were known by then.
     is_stopped: bool,
     /// A PSB has come since the last TraceStop, if there was any: tracing may have been switched on again.

@@ -38,8 +38,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn arrive_rtit(&mut self, at: Ip, what: AtIp) {
         self.pending = Pending::None;
         // A MOV to CR0 that leaves paging as it is has no PIP: code behind this one may be older than the PIP.
-        if !matches!(what, AtIp::Paging { .. }) {
-            self.consumed();
+        match what {
+            AtIp::Paging { .. } => self.stays_older(),
+            _ => self.consumed(),
         }
         match what {
             AtIp::Far { to: Some(to) } => {
@@ -101,6 +102,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     if self.config.cr3_filter {
                         // With the filter on there is no PIP: code behind this may be older than one of a later MOV CR3.
                         self.pending = Pending::None;
+                        self.stays_older();
                     } else {
                         self.use_pending();
                     }
@@ -254,9 +256,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     fn leave_range(&mut self, block: &Straight, insn: Executed, to: Ip) {
         self.out.push_back(Item::Insn(insn));
         self.move_on(to, 0);
+        self.rtit.is_leaving = true;
         while self.tnt_len == 0 && matches!(self.pending, Pending::None) {
             self.fetch_rtit();
         }
+        self.rtit.is_leaving = false;
         match self.pending {
             _ if self.tnt_len != 0 => {}
             Pending::At {
