@@ -406,6 +406,11 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         self.guard.reset();
         // Its first bits may be older than the timing packets before it: no older, though, than the packet before.
         self.clock.low = self.clock.packet_low;
+        if self.reader.is_rtit() && len < 6 {
+            // What forced it out comes next. MTC and STS did not: results before them may stand behind them (4.2.2).
+            self.clock.tnt = None;
+            return;
+        }
         self.tick();
         self.clock.tnt = Some(self.reader.timing);
     }

@@ -150,6 +150,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// always, so what comes next is asked first.
     pub(crate) fn overflow_rtit(&mut self, ip: Option<Ip>) {
         self.tnt_len = 0;
+        self.rtit.knows_paging = false;
         self.returns.clear();
         self.pending = Pending::None;
         self.bound = Default::default();

@@ -270,8 +270,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             match ahead.next_rtit()? {
                 Ok(Flow::Psb | Flow::Pip { .. }) => {}
                 Ok(Flow::Pge(_)) => return Some(false),
-                // Erratum E2: it may be one too many.
-                Ok(Flow::Pgd(_)) if self.config.errata.rtit_e2 => return None,
+                // Erratum E2: it may be one too many; but not in front of a TIP.
+                Ok(Flow::Pgd(_)) if self.config.errata.rtit_e2 => {
+                    let is_far = matches!(ahead.next_rtit(), Some(Ok(Flow::Tip(_))));
+                    return is_far.then_some(true);
+                }
                 Ok(flow) if flow.is_of_traced_code() => return Some(true),
                 _ => return None,
             }
