@@ -132,6 +132,8 @@ pub struct Stretch {
     pub stop: Stop,
     /// The trace tells at least of the instructions before this one.
     pub told: usize,
+    /// The same, without the results that waited in RTIT_TNT_BUFF when it ended: if an overflow comes next, they are told too late.
+    pub told_at_once: usize,
 }
 
 /// A trace, and what truly happened.

@@ -213,6 +213,7 @@ impl Walk<'_> {
             to: here,
             stop: Stop::Told,
             told: here,
+            told_at_once: here,
         });
     }
 
@@ -239,6 +240,10 @@ impl Walk<'_> {
             self.told.pop();
         }
         stretch.told = self.told.last().map_or(stretch.from, |last| last + 1);
+        let buff = self.unit.rdmsr(msr::RTIT_TNT_BUFF).expect("it exists");
+        let waiting = 63 - buff.leading_zeros() as usize;
+        let sent = &self.told[..self.told.len().saturating_sub(waiting)];
+        stretch.told_at_once = sent.last().map_or(stretch.from, |last| last + 1);
     }
 
     /// Results that waited in RTIT_TNT_BUFF are lost.

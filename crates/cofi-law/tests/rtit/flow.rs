@@ -134,7 +134,10 @@ impl<'r> Check<'r> {
         let Some(stretch) = self.now.take() else {
             return Ok(());
         };
+        // Where an overflow comes next, nobody knows whose the results before it are.
+        let next = self.ahead.front().map(|next| next.1.start);
         let known = match stretch.stop {
+            Stop::Silent if next == Some(Start::Overflow) => stretch.told_at_once..=stretch.to,
             Stop::Told if !self.has_gap => stretch.to..=stretch.to,
             Stop::Told => stretch.from..=stretch.to,
             Stop::Silent | Stop::Overflow => stretch.told..=stretch.to,
@@ -153,9 +156,14 @@ impl<'r> Check<'r> {
         let Some((_, stretch)) = self.ahead.pop_front() else {
             return self.fail("tracing goes on once too often");
         };
-        // Where nothing is traced after an overflow, the decoder may know, and say no place.
-        let is_empty = start == Start::Overflow && stretch.from == stretch.to;
-        if stretch.start != start || stretch.ip != ip && !(is_empty && ip.is_none()) {
+        // Where nothing is told after an overflow, tracing may as well have been off.
+        let is_empty = start == Start::Overflow
+            && match stretch.stop {
+                Stop::Told => stretch.from == stretch.to,
+                Stop::Silent | Stop::Overflow => stretch.from == stretch.told_at_once,
+            };
+        self.has_gap = is_empty && ip.is_none();
+        if stretch.start != start || stretch.ip != ip && !self.has_gap {
             self.now = Some(stretch);
             return self.fail("tracing goes on otherwise");
         }
