@@ -129,6 +129,27 @@ fn the_last_branches_are_in_a_register() {
     // Without it nothing is guessed.
     let untold = insn(&stream, &options(&scratch, &stop));
     assert!(addresses(&untold.stdout).len() < 4, "{}", untold.text());
+    // Three branches, where the jump behind the second has a target: it is another trace's.
+    let more = insn(
+        &stream,
+        &options(&scratch, &[&stop[..], &["--tnt-buff", "0xd"]].concat()),
+    );
+    assert_eq!(more.code(), 1, "{}", more.text());
+    assert!(more.text().contains("found tnt where"), "{}", more.text());
+}
+
+#[test]
+fn who_walks_out_of_the_filtered_range_is_told_to() {
+    let scratch = Scratch::new();
+    // Nothing is listed of what stands behind the range, though the target at 0x1003 fits.
+    let text = "psb\nfup.pge 0x1000\ntnt N\ntip 0x1005\nfup.pgd 0x1007\n";
+    let stream = asm(&scratch, "stream", text, &[]);
+    let ran = insn(
+        &stream,
+        &options(&scratch, &["--ip-filter", "0x1000-0x1002"]),
+    );
+    assert_eq!(ran.code(), 1, "{}", ran.text());
+    assert_eq!(addresses(&ran.stdout), [0x1000, 0x1001]);
 }
 
 #[test]
