@@ -190,7 +190,11 @@ impl<'r> Check<'r> {
             Item::Event(_) => Ok(()),
             Item::Error(error) => {
                 let is_silent = self.now.is_some_and(|it| it.stop == Stop::Silent);
-                if !(is_silent || self.knows_less)
+                // Of a TraceStop that an overflow held nobody knows where it was met.
+                let is_held = self
+                    .now
+                    .is_some_and(|it| it.start == Start::Overflow && it.from == self.at);
+                if !(is_silent || is_held || self.knows_less)
                     || error.kind != FlowErrorKind::UnknownEnd
                     || self.has_gap
                 {
