@@ -39,7 +39,7 @@ impl Cache {
             node.insns += run.body + u16::from(matches!(run.end, End::Insn | End::Rtit));
             let (decision, goes_on_at) = match (run.end, run.class) {
                 (End::Split, _) => (Decision::Careful, Some(run.next)),
-                (End::Fault | End::Rtit, _) => (Decision::Careful, None),
+                (End::Fault | End::Rtit | End::Limit, _) => (Decision::Careful, None),
                 (End::Insn, Class::DirectJump) => (Decision::Careful, Some(run.target)),
                 (End::Insn, Class::DirectCall) => (Decision::Careful, Some(run.target)),
                 (End::Insn, Class::Conditional) => (Decision::Conditional, None),

@@ -24,6 +24,8 @@ pub(crate) enum End {
     Fault,
     /// With an instruction for which RTIT has rules of its own.
     Rtit,
+    /// Of RTIT: where control walks out of the traced ranges.
+    Limit,
 }
 
 /// A run of plain instructions and the one that ends it.
@@ -89,23 +91,31 @@ impl Cache {
         self.rtit.is_some()
     }
 
-    /// How a straight run ends with an instruction of this class and direct target.
-    fn end(&self, class: Class, target: Option<Ip>) -> End {
+    /// Whether control that walks on to `ip` leaves the traced ranges.
+    fn is_limit(&self, ip: Ip) -> bool {
+        self.rtit
+            .as_ref()
+            .is_some_and(|[filter, _]| filter.ends_before(ip))
+    }
+
+    /// How a straight run ends with an instruction of this class and direct target, with `next` behind it.
+    fn end(&self, class: Class, target: Option<Ip>, next: Ip) -> End {
         let Some([filter, stop]) = &self.rtit else {
             return End::Insn;
         };
         let may_end_at = |ip| !filter.contains(ip) || !stop.is_empty() && stop.contains(ip);
-        let has_rules = match class {
-            Class::Conditional | Class::DirectJump | Class::DirectCall => {
-                target.is_some_and(may_end_at)
-            }
-            Class::Return | Class::IndirectJump | Class::IndirectCall => {
-                !filter.is_empty() || !stop.is_empty()
-            }
-            // (INTO may have been no transfer, and been interrupted behind: what a FUP tells of it is told behind it.)
-            Class::MovCr3 => true,
-            class => class.is_far(),
-        };
+        let has_rules = self.is_limit(next)
+            || match class {
+                Class::Conditional | Class::DirectJump | Class::DirectCall => {
+                    target.is_some_and(may_end_at)
+                }
+                Class::Return | Class::IndirectJump | Class::IndirectCall => {
+                    !filter.is_empty() || !stop.is_empty()
+                }
+                // (INTO may have been no transfer, and been interrupted behind: what a FUP tells of it is told behind it.)
+                Class::MovCr3 => true,
+                class => class.is_far(),
+            };
         if has_rules { End::Rtit } else { End::Insn }
     }
 
@@ -226,13 +236,17 @@ impl Cache {
                     Ok(insn) if insn.class == Class::Other => {
                         self.lens.push(insn.len);
                         let before = core::mem::replace(&mut at, decoder.ip());
+                        if self.is_limit(at) {
+                            block.end = End::Limit;
+                            break 'run;
+                        }
                         // Behind the highest address of the mode comes the lowest, where other code stands.
                         if at < before {
                             break;
                         }
                     }
                     Ok(insn) => {
-                        block.end = self.end(insn.class, insn.target);
+                        block.end = self.end(insn.class, insn.target, decoder.ip());
                         block.len = insn.len;
                         block.class = insn.class;
                         block.next = decoder.ip();
@@ -280,7 +294,7 @@ impl Cache {
                 block.mode,
             );
         }
-        (at == stop && block.end != End::Split).then_some(block.body)
+        (at == stop && !matches!(block.end, End::Split | End::Limit)).then_some(block.body)
     }
 }
 

@@ -203,7 +203,7 @@ pub enum Expected {
     FupFar,
     /// Of RTIT: the TIP that follows a FUP.FAR.
     FarTarget,
-    /// Of RTIT: FUP.PGD for a branch out of the traced ranges.
+    /// Of RTIT: FUP.PGD for the way out of the traced ranges.
     FupPgd,
 }
 
@@ -222,7 +222,7 @@ impl fmt::Display for Expected {
             Self::FupPge => "FUP.PGE, tracing being off,",
             Self::FupFar => "a FUP.FAR or FUP.PGD for a far transfer",
             Self::FarTarget => "the TIP of a FUP.FAR",
-            Self::FupPgd => "a FUP.PGD for a branch out of the traced ranges",
+            Self::FupPgd => "a FUP.PGD for the way out of the traced ranges",
         })
     }
 }

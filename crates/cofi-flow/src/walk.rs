@@ -252,6 +252,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.phase = Phase::Enter;
                 return None;
             }
+            End::Limit => {
+                self.walk_out();
+                return None;
+            }
             End::Fault => {
                 self.fault();
                 return None;
@@ -422,7 +426,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         match self.pending {
             Pending::End if self.tnt_len == 0 => self.state = State::Done,
             // It went round until something ended it.
-            Pending::Ends(ends) if self.tnt_len == 0 => self.end_unknown(ends),
+            Pending::Ends(ends) if self.tnt_len == 0 => self.end_without_use(ends, kind),
             _ => self.fail(kind),
         }
     }
@@ -665,7 +669,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             Pending::Ends(ends) => {
                 if !self.take_late_bit(ends, expected) {
-                    self.end_unknown(ends);
+                    self.end_unmet(ends, expected);
                 }
             }
             Pending::Bad(kind) => self.fail(kind),

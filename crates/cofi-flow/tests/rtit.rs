@@ -4,7 +4,7 @@ mod common;
 
 use cofi_flow::{FilterRanges, FlowConfig, FlowDecoder, Item, RtitConfig, TraceFormat};
 use cofi_insn::Segment;
-use cofi_packet::{ExecMode, Ip, StreamOffset, rtit};
+use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc, rtit};
 use common::any::check_ways;
 use common::{hex, matches, rtit_packets, word};
 
@@ -191,4 +191,42 @@ fn behind_the_highest_address_of_the_mode_stands_the_lowest() {
     let decoder = FlowDecoder::new(&trace, code, config);
     // What stands at 0x10000 is not what stands at 0.
     assert_eq!(instructions(decoder), [Ip(0xffff)]);
+}
+
+/// A PIP of a MOV to CR0 is bound to the first on the way; but it may be of a later one, as one that leaves PG as it is has none.
+#[test]
+fn what_follows_a_mov_to_cr0_may_be_older_than_its_pip() {
+    // mov cr3; mov cr0; nop; mov cr0
+    let code = [0x0f, 0x22, 0xd8, 0x0f, 0x22, 0xc0, 0x90, 0x0f, 0x22, 0xc0];
+    let trace =
+        rtit_packets("psb sts:1000 pge:1000 pip:5000 sts:2000 pip.off:5000 sts:3000 pgd:100a");
+    let segment = Segment {
+        base: Ip(0x1000),
+        bytes: &code,
+    };
+    let mut decoder = FlowDecoder::new(&trace, segment, config(""));
+    let mut earliest = Vec::new();
+    while let Some(item) = decoder.next() {
+        if let Item::Insn(insn) = item {
+            let time = decoder.time().expect("it is told");
+            earliest.push((insn.ip, time.earliest));
+        }
+    }
+    let all = [0x1000, 0x1003, 0x1006, 0x1007];
+    assert_eq!(earliest, all.map(|ip| (Ip(ip), Tsc(0x1000))));
+}
+
+/// Each part of a trace is looked at ahead only once, whatever stands there.
+#[test]
+fn many_trace_stops_before_an_overflow_come_to_an_end() {
+    let mut trace = rtit_packets("psb pge:1000");
+    trace.extend(rtit_packets("stop").repeat(60_000));
+    trace.extend(rtit_packets("ovf:1000 pgd:1001"));
+    let code = Segment {
+        base: Ip(0x1000),
+        bytes: &[0x90],
+    };
+    // Were each to look ahead, this would not end for hours.
+    let items = FlowDecoder::new(&trace, code, config("rtit_e4")).count();
+    assert_eq!(items, 1 + 60_000 + 3);
 }

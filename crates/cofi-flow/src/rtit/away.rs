@@ -105,8 +105,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.state = State::On;
                 self.push(Event::Target { ip });
             }
-            // Where it leads out of the traced ranges, a FUP.PGD follows.
-            Flow::Tip(Some(ip)) if self.config.filter.contains(ip) => self.turn_on(ip),
+            // Where it leads out of the traced ranges, or into one that stops tracing, a FUP.PGD follows.
+            Flow::Tip(Some(ip))
+                if self.config.filter.contains(ip)
+                    && !(self.rtit.stop.contains_any(ip) && self.is_stopped_by_pgd()) =>
+            {
+                self.turn_on(ip);
+            }
             Flow::Far(Some(from)) if self.notes.tells => match self.far_target() {
                 Ok(Some(to)) => {
                     self.found(Some(to));

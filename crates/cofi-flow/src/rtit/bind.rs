@@ -29,7 +29,7 @@ enum Behind {
     Nothing,
 }
 
-impl<C: CodeSource> FlowDecoder<'_, C> {
+impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
     pub(crate) fn fetch_rtit(&mut self) {
         if self.rtit.is_last {
@@ -220,9 +220,23 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    fn ahead(&self) -> Reader<'_> {
-        let mut ahead = self.reader.clone();
-        ahead.ticks = None;
+    /// Whether a FUP.PGD comes next, with a TraceStop behind it.
+    pub(super) fn is_stopped_by_pgd(&mut self) -> bool {
+        let mut ahead = self.ahead();
+        let mut next = || loop {
+            match ahead.next_rtit()?.ok()? {
+                Flow::Psb => {}
+                flow => return Some(flow),
+            }
+        };
+        matches!(next(), Some(Flow::Pgd(_))) && next() == Some(Flow::TraceStop)
+    }
+
+    /// A reader of what comes next, for which nobody keeps timing packets.
+    fn ahead(&mut self) -> Reader<'t> {
+        let ticks = self.reader.ticks.take();
+        let ahead = self.reader.clone();
+        self.reader.ticks = ticks;
         ahead
     }
 
@@ -264,7 +278,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Whether code is traced behind the overflow just read, as far as the next packets tell.
-    pub(super) fn is_traced_behind_overflow(&self) -> Option<bool> {
+    pub(super) fn is_traced_behind_overflow(&mut self) -> Option<bool> {
         let mut ahead = self.ahead();
         loop {
             match ahead.next_rtit()? {
@@ -320,7 +334,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         })
     }
 
-    fn behind_stop(&self) -> Behind {
+    fn behind_stop(&mut self) -> Behind {
+        if self.read_at < self.rtit.overflow_at {
+            // What stands between another one and the overflow was nothing that matters.
+            return Behind::Overflow;
+        }
         let mut ahead = self.ahead();
         let mut results = None;
         loop {
@@ -333,7 +351,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 })) if results.is_none() => {
                     results = Some((bits, len));
                 }
-                Some(Ok(Flow::Ovf(_))) => return Behind::Overflow,
+                Some(Ok(Flow::Ovf(_))) => {
+                    self.rtit.overflow_at = ahead.offset();
+                    return Behind::Overflow;
+                }
                 None if results.is_none() => return Behind::Nothing,
                 _ => return Behind::Results(results),
             }
@@ -369,6 +390,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Pending::Pge(_) => Kind::FupPge,
             Pending::Pip(_) => Kind::Pip,
             Pending::OverflowAt(_) => Kind::FupOvf,
+            Pending::Ends(ends) if ends.len != 0 => Kind::TntPartial,
             Pending::Ends(_) => Kind::TraceStop,
             Pending::At { what, .. } => return what.kind(),
             _ => Kind::FupFar,

@@ -74,6 +74,8 @@ pub(crate) struct State {
     may_resume: bool,
     /// Up to where it has been looked whether code was traced, and whether it was.
     looked: (usize, bool),
+    /// Up to here an overflow stands behind each TraceStop.
+    overflow_at: usize,
     /// Paging is off, as the last PIP has told.
     is_unpaged: bool,
     /// All code has been traced since then: only a MOV to CR0 that is seen can have changed it.

@@ -6,7 +6,7 @@ use cofi_packet::{ExecMode, Ip};
 
 use super::{Ends, Sign};
 use crate::cache::{End, Straight};
-use crate::decoder::{FlowDecoder, State};
+use crate::decoder::{FlowDecoder, Phase, State};
 use crate::index::NONE;
 use crate::pending::{AtIp, Pending};
 use crate::walk::MAX_TRIED;
@@ -18,8 +18,13 @@ impl FilterRanges {
         self.iter().map(|(first, _)| first)
     }
 
+    /// Whether an address is in one of the ranges, none being no range.
+    pub(super) fn contains_any(&self, ip: Ip) -> bool {
+        !self.is_empty() && self.contains(ip)
+    }
+
     /// Whether control that goes on at `ip` leaves a range.
-    fn ends_before(&self, ip: Ip) -> bool {
+    pub(crate) fn ends_before(&self, ip: Ip) -> bool {
         !self.contains(ip) && self.iter().any(|(_, last)| last.0.wrapping_add(1) == ip.0)
     }
 }
@@ -78,7 +83,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 if self.take_bit() {
                     self.go_or_leave(block, insn, block.target)
                 } else {
-                    self.go(insn, block.next, 0)
+                    self.fall_through(block, insn)
                 }
             }
             Class::Conditional => {
@@ -109,12 +114,57 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     self.out.push_back(Item::Insn(insn));
                     self.push_paging(cr3);
                     self.move_on(block.next, 0);
+                    self.look_around();
                     None
                 }
-                _ => self.go(insn, block.next, 0),
+                _ => self.fall_through(block, insn),
             },
-            _ => self.far_rtit(block, insn),
+            class if class.is_far() => self.far_rtit(block, insn),
+            _ => self.fall_through(block, insn),
         }
+    }
+
+    /// An instruction has executed that control walks on from, perhaps out of the traced ranges.
+    fn fall_through(&mut self, block: &Straight, insn: Executed) -> Option<Executed> {
+        if !self.config.filter.ends_before(block.next) {
+            return self.go(insn, block.next, 0);
+        }
+        self.out.push_back(Item::Insn(insn));
+        self.move_on(block.next, 0);
+        self.walk_out();
+        None
+    }
+
+    /// Control has walked on to `ip`, perhaps out of the traced ranges.
+    fn look_around(&mut self) {
+        if self.config.filter.ends_before(self.ip) {
+            self.walk_out();
+        }
+    }
+
+    /// Control has walked out of the traced ranges: a FUP.PGD tells so (Table 19, 3).
+    pub(crate) fn walk_out(&mut self) {
+        while self.tnt_len == 0 {
+            match self.pending {
+                Pending::None => self.fetch_rtit(),
+                Pending::Pip(cr3) => {
+                    self.use_pending();
+                    self.push_paging(cr3);
+                }
+                Pending::At {
+                    ip,
+                    what: what @ AtIp::Paging { .. },
+                } if ip == self.ip => self.arrive_rtit(ip, what),
+                // An event just there may have come first.
+                Pending::At { ip, .. } if ip == self.ip => {
+                    self.phase = Phase::Enter;
+                    return;
+                }
+                _ => break,
+            }
+        }
+        self.phase = Phase::Enter;
+        self.leave_ranges(self.ip);
     }
 
     /// A far transfer. A FUP with the address behind it says that it has executed (Table 1).
@@ -138,17 +188,23 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
         // It has failed.
         if block.class == Class::VmEntry {
-            return self.go(insn, block.next, 0);
+            return self.fall_through(block, insn);
         }
         self.need(Expected::FupFar);
         None
     }
 
-    /// Erratum E1: the FUP.FAR of a far transfer names an address within it.
-    fn is_erratum_e1(&self, insn: Executed, ip: Ip, what: AtIp) -> bool {
-        self.config.errata.rtit_e1
-            && matches!(what, AtIp::Far { .. })
-            && (1..insn.len.into()).contains(&ip.0.wrapping_sub(insn.ip.0))
+    /// Erratum E1: the FUP.FAR of a far transfer with more than 3 prefixes names an address within it.
+    fn is_erratum_e1(&mut self, insn: Executed, ip: Ip, what: AtIp) -> bool {
+        if !self.config.errata.rtit_e1
+            || !matches!(what, AtIp::Far { .. })
+            || !(1..insn.len.into()).contains(&ip.0.wrapping_sub(insn.ip.0))
+        {
+            return false;
+        }
+        let mut bytes = [0; MAX_INSN_LEN];
+        let len = self.code.read(insn.ip, &mut bytes).min(MAX_INSN_LEN);
+        prefixes(&bytes[..len], insn.mode) > 3
     }
 
     /// A direct branch out of the traced ranges, where only a FUP.PGD with the address behind it can come now, or into a TraceStop range.
@@ -200,7 +256,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 return Coming::Surely;
             }
             at = match (block.end, block.class) {
-                (End::Split, _) => block.next,
+                (End::Split | End::Limit, _) => block.next,
                 (End::Fault, _) => return Coming::Never,
                 (_, Class::DirectJump | Class::DirectCall) if block.next == behind => {
                     return Coming::Perhaps;
@@ -225,7 +281,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             self.leave_range(block, insn, to);
             return None;
         }
-        if !self.rtit.stop.is_empty() && self.rtit.stop.contains(to) {
+        if self.rtit.stop.contains_any(to) {
             self.enter_stop(block, insn, to);
             return None;
         }
@@ -261,20 +317,26 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             self.fetch_rtit();
         }
         self.rtit.is_leaving = false;
+        self.leave_ranges(block.next);
+    }
+
+    /// Control has left the traced ranges to where it is now: a FUP.PGD with the address `behind` what has executed last tells so.
+    fn leave_ranges(&mut self, behind: Ip) {
         match self.pending {
             _ if self.tnt_len != 0 => {}
             Pending::At {
                 ip,
                 what: AtIp::Pgd { to: None, .. },
-            } if ip == block.next => return self.end_tracing(block.next, Some(to)),
+            } if ip == behind => return self.end_tracing(behind, Some(self.ip)),
             // There may be none if a TraceStop range was entered just then.
-            Pending::Ends(ends) if ends.sign == Sign::TraceStop && ends.len == 0 => {
+            Pending::Ends(ends)
+                if ends.sign == Sign::TraceStop
+                    && ends.len == 0
+                    && self.rtit.stop.contains(self.ip) =>
+            {
                 return self.stopped();
             }
-            Pending::Ends(ends) if ends.sign == Sign::EndOfTrace => {
-                self.state = State::Done;
-                return;
-            }
+            Pending::Ends(ends) => return self.end_unmet(ends, Expected::FupPgd),
             // What was lost can have been the FUP.PGD.
             Pending::OverflowAt(_) => return,
             Pending::Bad(kind) => return self.fail(kind),
@@ -392,8 +454,29 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// How far code ran from here on is not known.
     pub(crate) fn end_unknown(&mut self, ends: Ends) {
+        self.end_by(ends, FlowErrorKind::UnknownEnd);
+    }
+
+    /// The same, as far as no results are left, for which code that goes on like this has no use.
+    pub(crate) fn end_without_use(&mut self, ends: Ends, kind: FlowErrorKind) {
+        match ends.len {
+            0 => self.end_unknown(ends),
+            _ => self.end_by(ends, kind),
+        }
+    }
+
+    /// The same where something else is needed.
+    pub(crate) fn end_unmet(&mut self, ends: Ends, expected: Expected) {
+        let found = Kind::TntPartial.into();
+        self.end_without_use(ends, FlowErrorKind::Unexpected { found, expected });
+    }
+
+    fn end_by(&mut self, ends: Ends, kind: FlowErrorKind) {
         if ends.sign == Sign::EndOfTrace {
-            // Nor is it if a trace ends while tracing is on.
+            // That a trace ends while tracing is on is no error.
+            if kind != FlowErrorKind::UnknownEnd && !self.notes.tells {
+                self.error(Some(self.ip), kind);
+            }
             self.state = State::Done;
             return;
         }
@@ -402,7 +485,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.tnt_len = 0;
         self.returns.clear();
         if !self.notes.tells {
-            self.error(Some(self.ip), FlowErrorKind::UnknownEnd);
+            self.error(Some(self.ip), kind);
         }
         self.turn_off(None);
         if ends.sign == Sign::TraceStop {
@@ -433,11 +516,23 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 }
 
+/// Whether this is a prefix other than REX and LOCK.
+const fn is_prefix(byte: u8) -> bool {
+    matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x67 | 0xf2 | 0xf3)
+}
+
+/// How many prefixes an instruction has, REX among them.
+fn prefixes(bytes: &[u8], mode: ExecMode) -> usize {
+    let is_any = |byte: &&u8| {
+        is_prefix(**byte)
+            || matches!(byte, 0xf0 | 0x40..=0x4f if **byte == 0xf0 || mode == ExecMode::Bits64)
+    };
+    bytes.iter().take_while(is_any).count()
+}
+
 /// Whether an instruction is a MOV to CR0.
 fn is_mov_to_cr0(bytes: &[u8], mode: ExecMode) -> bool {
-    let is_prefix =
-        |byte: &&u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x67 | 0xf2 | 0xf3);
-    let prefixes = bytes.iter().take_while(is_prefix).count();
+    let prefixes = bytes.iter().take_while(|byte| is_prefix(**byte)).count();
     let bytes = match bytes[prefixes..] {
         // REX without R, which would name CR8.
         [0x40..=0x4f, ..] if mode == ExecMode::Bits64 && bytes[prefixes] & 4 == 0 => {
