@@ -178,6 +178,21 @@ fn instructions(decoder: FlowDecoder<'_, Segment<'_>>) -> Vec<Ip> {
         .collect()
 }
 
+#[test]
+fn behind_the_highest_address_of_the_mode_stands_the_lowest() {
+    let code = [0x90; 0x100];
+    let code = Segment {
+        base: Ip(0xffc0),
+        bytes: &code,
+    };
+    // FUP.PGE 0xffff, and a result that no branch takes.
+    let trace = [&rtit::PSB[..], &[0x84, 0xff, 0xff, 0b11, 0xc1]].concat();
+    let config = config("mode:16");
+    let decoder = FlowDecoder::new(&trace, code, config);
+    // What stands at 0x10000 is not what stands at 0.
+    assert_eq!(instructions(decoder), [Ip(0xffff)]);
+}
+
 /// A PIP of a MOV to CR0 is bound to the first on the way; but it may be of a later one, as one that leaves PG as it is has none.
 #[test]
 fn what_follows_a_mov_to_cr0_may_be_older_than_its_pip() {
@@ -203,7 +218,7 @@ fn what_follows_a_mov_to_cr0_may_be_older_than_its_pip() {
 
 /// Each part of a trace is looked at ahead only once, whatever stands there.
 #[test]
-fn many_trace_stops_before_an_overflow_take_no_longer() {
+fn many_trace_stops_before_an_overflow_come_to_an_end() {
     let mut trace = rtit_packets("psb pge:1000");
     trace.extend(rtit_packets("stop").repeat(60_000));
     trace.extend(rtit_packets("ovf:1000 pgd:1001"));
@@ -211,23 +226,7 @@ fn many_trace_stops_before_an_overflow_take_no_longer() {
         base: Ip(0x1000),
         bytes: &[0x90],
     };
-    let start = std::time::Instant::now();
+    // Were each to look ahead, this would not end for hours.
     let items = FlowDecoder::new(&trace, code, config("rtit_e4")).count();
     assert_eq!(items, 1 + 60_000 + 3);
-    assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
-}
-
-#[test]
-fn behind_the_highest_address_of_the_mode_stands_the_lowest() {
-    let code = [0x90; 0x100];
-    let code = Segment {
-        base: Ip(0xffc0),
-        bytes: &code,
-    };
-    // FUP.PGE 0xffff, and a result that no branch takes.
-    let trace = [&rtit::PSB[..], &[0x84, 0xff, 0xff, 0b11, 0xc1]].concat();
-    let config = config("mode:16");
-    let decoder = FlowDecoder::new(&trace, code, config);
-    // What stands at 0x10000 is not what stands at 0.
-    assert_eq!(instructions(decoder), [Ip(0xffff)]);
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 prop_compose! {
-    pub fn setups()(
+    pub(crate) fn setups()(
         seed: u64,
         steps in 1_usize..4000,
         features in prop_oneof![Just(u32::MAX), any::<u32>()],
@@ -21,7 +21,7 @@ prop_compose! {
 }
 
 /// The same setups a property every time; or as many as COFI_CASES says, others each time.
-pub fn config(cases: u32) -> ProptestConfig {
+pub(crate) fn config(cases: u32) -> ProptestConfig {
     let given = std::env::var("COFI_CASES").ok();
     let given = given.and_then(|cases| cases.parse().ok());
     ProptestConfig {
@@ -36,13 +36,13 @@ pub fn config(cases: u32) -> ProptestConfig {
 }
 
 /// The same, with an internal buffer that overflows.
-pub fn overflowing(setup: Setup) -> Setup {
+pub(crate) fn overflowing(setup: Setup) -> Setup {
     let features = Features(setup.features.0 | Features::OVERFLOW.0);
     Setup::random(setup.seed, setup.steps, features)
 }
 
 /// The same, on a processor with these errata.
-pub fn with_errata(mut setup: Setup, errata: Errata) -> Setup {
+pub(crate) fn with_errata(mut setup: Setup, errata: Errata) -> Setup {
     setup.choices.errata = errata;
     setup
 }

@@ -3,7 +3,7 @@
 use cofi_law::rtit::{Record, Setup};
 use cofi_packet::rtit::{Kind, LastLip, Mode, Packet, Packets};
 
-pub fn mode(setup: &Setup) -> Mode {
+pub(crate) fn mode(setup: &Setup) -> Mode {
     match setup.ctl.cycle_acc() {
         true => Mode::CycleAccurate,
         false => Mode::Plain,
@@ -11,7 +11,7 @@ pub fn mode(setup: &Setup) -> Mode {
 }
 
 /// The packets, each with its offset.
-pub fn packets(setup: &Setup, trace: &[u8]) -> Vec<(u64, Packet)> {
+pub(crate) fn packets(setup: &Setup, trace: &[u8]) -> Vec<(u64, Packet)> {
     Packets::new(trace)
         .in_context(mode(setup))
         .map(|item| item.expect("the unit writes packets only"))
@@ -20,7 +20,7 @@ pub fn packets(setup: &Setup, trace: &[u8]) -> Vec<(u64, Packet)> {
 }
 
 /// The packets around an offset, for messages.
-pub fn around(setup: &Setup, record: &Record, offset: u64) -> String {
+pub(crate) fn around(setup: &Setup, record: &Record, offset: u64) -> String {
     let mut last = LastLip::new();
     let mut lines = Vec::new();
     let mut here = 0;

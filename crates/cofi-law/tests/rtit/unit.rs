@@ -7,7 +7,7 @@ use cofi_packet::rtit::Kind;
 use proptest::prelude::*;
 
 /// The stretches of which a packet tells the beginning, each with the packet's offset.
-pub fn told(setup: &Setup, record: &Record) -> Result<Vec<(u64, Stretch)>, String> {
+pub(crate) fn told(setup: &Setup, record: &Record) -> Result<Vec<(u64, Stretch)>, String> {
     let mut stretches = record.stretches.iter();
     let mut told = Vec::new();
     for (offset, packet) in packets(setup, &record.trace) {

@@ -58,7 +58,9 @@ impl Unit {
         let leaves = before.status.filter_en() && !status.filter_en();
         let begins = !before.status.context_en() && status.context_en()
             || !before.status.trigger_en() && status.trigger_en();
-        if self.choices.errata.e2 && is_off && (leaves || stops) && begins {
+        // Without TriggerEn there are no packets at all (2.1.1).
+        let happens = status.trigger_en() && is_off && (leaves || stops) && begins;
+        if self.choices.errata.e2 && happens {
             self.pgd(client, ip);
         }
     }
