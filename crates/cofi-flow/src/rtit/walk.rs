@@ -146,7 +146,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn walk_out(&mut self) {
         while self.tnt_len == 0 {
             match self.pending {
-                Pending::None => self.fetch_rtit(),
+                Pending::None => {
+                    self.rtit.is_leaving = true;
+                    self.fetch_rtit();
+                    self.rtit.is_leaving = false;
+                }
                 Pending::Pip(cr3) => {
                     self.use_pending();
                     self.push_paging(cr3);
