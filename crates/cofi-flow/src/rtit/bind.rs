@@ -368,7 +368,8 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             let on = !self.rtit.is_unpaged;
             self.push(Event::PagingEnabled { on });
         }
-        self.rtit.knows_paging = self.state == State::On;
+        // While CR3En is set there are no PIPs.
+        self.rtit.knows_paging = self.state == State::On && !self.config.cr3_filter;
         self.known.paging = Some((cr3, false));
         self.push(Event::Paging { cr3, nr: false });
     }

@@ -488,10 +488,12 @@ impl RtitTime {
     fn measure(&mut self, low: u64, high: u64) {
         let is_steady = self.traced == Traced::On && self.missing == Missing::None;
         if is_steady && self.ratios.0 == self.ratios.1 && !self.e6 {
+            // The count may be taken a cycle beside the edge.
+            let slack = self.rate.ticks(1).map_or(32, |ticks| ticks.most);
             self.rate.measure(Moment {
                 cycles: self.cycles,
-                low,
-                high,
+                low: low.saturating_sub(slack),
+                high: high.saturating_add(slack),
             });
         } else {
             self.rate.interrupted();

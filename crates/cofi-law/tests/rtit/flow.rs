@@ -162,7 +162,8 @@ impl<'r> Check<'r> {
                 Stop::Told => stretch.from == stretch.to,
                 Stop::Silent | Stop::Overflow => stretch.from == stretch.told_at_once,
             };
-        self.has_gap = is_empty && ip.is_none();
+        // So it may with E2, if all that is told is an FUP.PGD that may be one too many.
+        self.has_gap = (is_empty || self.knows_less && start == Start::Overflow) && ip.is_none();
         if stretch.start != start || stretch.ip != ip && !self.has_gap {
             self.now = Some(stretch);
             return self.fail("tracing goes on otherwise");
