@@ -104,8 +104,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             Class::MovCr3 => match self.pending {
                 Pending::Pip(cr3) if self.tnt_len == 0 => {
-                    if self.config.cr3_filter {
-                        // With the filter on there is no PIP: code behind this may be older than one of a later MOV CR3.
+                    let is_changed = self.known.paging.is_some_and(|(known, _)| known != cr3);
+                    if self.config.cr3_filter || !is_changed {
+                        // With the filter on there is no PIP, and one that does not change CR3 may be of a MOV CR0: code behind this
+                        // may be older than the PIP.
                         self.pending = Pending::None;
                         self.stays_older();
                     } else {
