@@ -31,7 +31,7 @@ impl<'a> Sync<'a> {
             TraceFormat::IntelPt => previous::<IntelPt>(self.bytes, offset),
             TraceFormat::Rtit(config) => {
                 let mode = config.cycles;
-                let begin = known_before(self.bytes, mode, offset, tells_control);
+                let begin = control_before(self.bytes, mode, offset);
                 if !self.timed {
                     return begin;
                 }
@@ -55,8 +55,7 @@ impl<'a> Sync<'a> {
                 if found == 0 || tsc.0 >= 1 << STS_BITS {
                     return 0;
                 }
-                let known = known_before(self.bytes, config.cycles, found, tells_control);
-                begin.min(known)
+                begin.min(control_before(self.bytes, config.cycles, found))
             }
         }
     }
@@ -138,6 +137,15 @@ fn known_before(
         (begin, end) = (previous::<Rtit>(bytes, begin), begin);
     }
     begin
+}
+
+/// A PSB from which decoding knows, before `offset`, where control is and to where the last call returns.
+///
+/// A PSB clears what returns are compressed against, but a decoder that learns only later where control is may have missed a call since, and
+/// fails at the return. At the next such PSB it has found its way.
+fn control_before(bytes: &[u8], mode: Mode, offset: usize) -> usize {
+    let known = known_before(bytes, mode, offset, tells_control);
+    known_before(bytes, mode, known, tells_control)
 }
 
 /// Whether a packet behind a PSB tells where control is.
