@@ -322,6 +322,10 @@ impl<'s> Blocks<'s> {
 }
 
 impl Lines for Blocks<'_> {
+    fn errors(&mut self) -> &mut bool {
+        &mut self.errors
+    }
+
     fn has_time(&self) -> bool {
         self.time
     }

@@ -207,6 +207,10 @@ impl<const JSON: bool> Insns<'_, JSON> {
 }
 
 impl<const JSON: bool> Lines for Insns<'_, JSON> {
+    fn errors(&mut self) -> &mut bool {
+        &mut self.errors
+    }
+
     fn has_time(&self) -> bool {
         self.show.time
     }

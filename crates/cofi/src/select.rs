@@ -182,6 +182,8 @@ pub(crate) trait Lines {
     fn is_wanted(&self) -> bool;
     /// Whether lines tell the time.
     fn has_time(&self) -> bool;
+    /// Whether there were errors: to be cleared if they are of no line that is shown.
+    fn errors(&mut self) -> &mut bool;
     /// Where the flow was at that piece, if it has been moved on since.
     fn moment(&self) -> Option<Moment> {
         None
@@ -261,7 +263,7 @@ pub(crate) fn write<L: Lines>(
             lines = begin();
             continue;
         }
-        for (line, _) in &before.lines {
+        for (line, ..) in &before.lines {
             out.write_all(line)?;
         }
         let mut left = select.context;
@@ -297,6 +299,8 @@ fn window<L: Lines>(
     while lines.next(flow) {
         if let (false, Some(from)) = (inside, select.from) {
             if !from.is_reached(flow, lines) {
+                // A decoder that begins in the midst of it may have had to find its way first.
+                *lines.errors() = false;
                 continue;
             }
             inside = true;
@@ -318,7 +322,8 @@ fn window<L: Lines>(
 
 /// The last lines before a point.
 struct Ring {
-    lines: VecDeque<(Vec<u8>, usize)>,
+    /// Each with how many instructions it stands for, and whether it is of an error.
+    lines: VecDeque<(Vec<u8>, usize, bool)>,
     instructions: usize,
     wanted: usize,
     /// The memory of a line that is not kept any more.
@@ -339,23 +344,25 @@ impl Ring {
     fn fill(&mut self, point: Point, flow: &mut ThreadFlow<'_>, lines: &mut impl Lines) -> bool {
         while lines.next(flow) {
             if lines.is_wanted() && point.is_reached(flow, lines) {
+                *lines.errors() |= self.lines.iter().any(|(.., is_error)| *is_error);
                 return true;
             }
+            let is_error = std::mem::take(lines.errors());
             if lines.is_wanted() {
-                self.push(lines.line(), lines.instructions());
+                self.push(lines.line(), lines.instructions(), is_error);
             }
         }
         false
     }
 
-    fn push(&mut self, line: &[u8], instructions: usize) {
+    fn push(&mut self, line: &[u8], instructions: usize, is_error: bool) {
         let mut kept = std::mem::take(&mut self.spare);
         kept.extend_from_slice(line);
-        self.lines.push_back((kept, instructions));
+        self.lines.push_back((kept, instructions, is_error));
         self.instructions += instructions;
-        while let Some((_, first)) = self.lines.front()
+        while let Some((_, first, _)) = self.lines.front()
             && self.instructions - first >= self.wanted
-            && let Some((mut line, first)) = self.lines.pop_front()
+            && let Some((mut line, first, _)) = self.lines.pop_front()
         {
             self.instructions -= first;
             line.clear();
@@ -407,13 +414,13 @@ mod tests {
     fn the_ring_keeps_what_is_wanted() {
         let mut ring = Ring::new(3);
         for (line, instructions) in [(1, 1), (2, 0), (3, 1), (4, 1), (5, 0), (6, 1), (7, 0)] {
-            ring.push(&[line], instructions);
+            ring.push(&[line], instructions, false);
         }
-        let kept: Vec<u8> = ring.lines.iter().map(|(line, _)| line[0]).collect();
+        let kept: Vec<u8> = ring.lines.iter().map(|(line, ..)| line[0]).collect();
         assert_eq!(kept, [3, 4, 5, 6, 7]);
         let mut none = Ring::new(0);
-        none.push(&[1], 1);
-        none.push(&[2], 0);
+        none.push(&[1], 1, false);
+        none.push(&[2], 0, false);
         assert_eq!((none.instructions, none.lines.len()), (0, 0));
     }
 }
