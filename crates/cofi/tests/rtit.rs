@@ -409,3 +409,38 @@ fn lines_come_back_in_order() {
         "nonsense:2",
     );
 }
+
+/// Behind each PSB comes a call whose place is not known yet, then a compressed return to behind it.
+#[test]
+fn a_part_begins_where_no_call_has_been_missed() {
+    let scratch = Scratch::new();
+    // call 1010; jmp *%rbx; at 1010: jmp *%rax; ret
+    let mut code = vec![0x90; 0x13];
+    code[..7].copy_from_slice(&[0xe8, 0x0b, 0, 0, 0, 0xff, 0xe3]);
+    code[0x10..].copy_from_slice(&[0xff, 0xe0, 0xc3]);
+    let raw = format!("{}:0x1000", scratch.write("code", code).display());
+    let round = "psb\ntip 0x1012\ntnt T\ntip 0x1000\n";
+    let text = format!(
+        "psb\nfup.pge 0x1000\n{}tip 0x1012\nfup.pgd 0x1012\n",
+        round.repeat(6)
+    );
+    let stream = asm(&scratch, "stream", &text, &[]);
+    let part = |more: &[&str]| {
+        let all = ["--format", "rtit", "--raw", &raw];
+        let all: Vec<String> = all.iter().chain(more).map(ToString::to_string).collect();
+        let ran = insn(&stream, &all);
+        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""), "{}", ran.text());
+        ran.text()
+    };
+    let whole = part(&[]);
+    assert_eq!(whole.matches("\"insn\"").count(), 6 * 4 + 2);
+    let size = std::fs::metadata(&stream).expect("a file").len();
+    // Of the last packet alone nothing is left to be told.
+    for offset in 0..size - 3 {
+        let later = part(&["--from", &format!("offset:{offset}")]);
+        assert!(
+            whole.ends_with(&later) && !later.is_empty(),
+            "{offset}: {later}"
+        );
+    }
+}
