@@ -1,58 +1,25 @@
 //! `cofi unit run` for RTIT: the scenarios of corpus/rtit come out as they expect, and none is missing.
 
 mod common;
+mod scenarios;
 
-use common::{Scratch, cofi, repository, run_with};
+use common::{cofi, repository, run_with};
+use scenarios::{check_all, check_listing, stem, text};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::PathBuf;
 
 /// How many scenarios there are: one that got lost is noticed.
 const SCENARIOS: usize = 300;
 
-fn scenarios() -> Vec<PathBuf> {
-    let folder = repository().join("corpus/rtit");
-    let mut files: Vec<_> = std::fs::read_dir(&folder)
-        .expect("corpus/rtit")
-        .map(|entry| entry.expect("an entry").path())
-        .filter(|path| path.extension().is_some_and(|end| end == "toml"))
-        .collect();
-    files.sort();
-    files
-}
+const FOLDER: &str = "corpus/rtit";
 
-fn stem(file: &std::path::Path) -> String {
-    file.file_stem()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
+fn scenarios() -> Vec<PathBuf> {
+    scenarios::scenarios(FOLDER)
 }
 
 #[test]
 fn every_scenario_comes_out_as_expected() {
-    let files = scenarios();
-    assert_eq!(
-        files.len(),
-        SCENARIOS,
-        "scenarios in corpus/rtit (a new one is to be counted here)"
-    );
-    let mut told = String::new();
-    for file in &files {
-        let ran = run_with(cofi().args(["unit", "run", "--check"]).arg(file), b"");
-        if ran.code() != 0 {
-            let (name, code) = (stem(file), ran.code());
-            let _ = writeln!(told, "{name}: status {code}\n{}{}", ran.text(), ran.stderr);
-        }
-    }
-    assert!(told.is_empty(), "\n{told}");
-}
-
-/// The value of a key with a text on one line.
-fn text<'t>(scenario: &'t str, key: &str) -> Option<&'t str> {
-    scenario.lines().find_map(|line| {
-        let value = line.strip_prefix(key)?.strip_prefix(" = ")?;
-        value.strip_prefix(['"', '\''])?.strip_suffix(['"', '\''])
-    })
+    check_all(FOLDER, SCENARIOS);
 }
 
 #[test]
@@ -121,44 +88,10 @@ fn every_scenario_is_listed() {
         if scenario.contains("\noutput = \"stores\"") {
             continue;
         }
-        let scratch = Scratch::new();
-        let raw = scratch.path("raw.rtit");
-        let run = |option: &str| {
-            let mut command = cofi();
-            command.args(["unit", "run", option, "--raw-output"]);
-            let ran = run_with(command.arg(&raw).arg(&file), b"");
-            assert_eq!(ran.code(), 0, "{}: {}", file.display(), ran.stderr);
-            ran.text()
-        };
-        let json = run("--json");
-        // What is packets is what `cofi dump` prints of the raw output.
-        let mut dump = cofi();
-        dump.args(["dump", "--json", "--format", "rtit"]);
-        if scenario.contains("Cycle_Acc = 1") {
-            dump.arg("--cycle-accurate");
-        }
-        let dumped = run_with(dump.arg(&raw), b"");
-        let packets: Vec<_> = json
-            .lines()
-            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"))
-            .filter(|object| object.get("offset").is_some())
-            .map(|mut object| {
-                let op = object
-                    .as_object_mut()
-                    .and_then(|object| object.remove("op"));
-                assert!(op.is_some_and(|op| op.is_u64()));
-                object
-            })
-            .collect();
-        let wanted: Vec<serde_json::Value> = dumped
-            .text()
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("JSON"))
-            .collect();
-        assert_eq!(packets, wanted, "{}", file.display());
-        let lines = run("--color=never");
-        let lines = lines.lines().filter(|line| line.get(8..9) == Some(":"));
-        assert_eq!(lines.count(), wanted.len(), "{}", file.display());
+        let is_counted = scenario.contains("Cycle_Acc = 1");
+        let cycles = is_counted.then_some("--cycle-accurate");
+        let options: Vec<_> = ["--format", "rtit"].into_iter().chain(cycles).collect();
+        check_listing(&file, &options);
     }
 }
 

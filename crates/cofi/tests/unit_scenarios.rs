@@ -1,56 +1,24 @@
 //! `cofi unit run`: the scenarios of corpus/unit come out as they expect, and what is no scenario is refused in one sentence.
 
 mod common;
+mod scenarios;
 
-use common::{Scratch, cofi, repository, run_with};
-use std::fmt::Write as _;
+use common::{cofi, run_with};
+use scenarios::{check_all, check_listing, text};
 use std::path::PathBuf;
 
 /// How many scenarios there are: one that got lost is noticed.
 const SCENARIOS: usize = 272;
 
+const FOLDER: &str = "corpus/unit";
+
 fn scenarios() -> Vec<PathBuf> {
-    let folder = repository().join("corpus/unit");
-    let mut files: Vec<_> = std::fs::read_dir(&folder)
-        .expect("corpus/unit")
-        .map(|entry| entry.expect("an entry").path())
-        .filter(|path| path.extension().is_some_and(|end| end == "toml"))
-        .collect();
-    files.sort();
-    files
+    scenarios::scenarios(FOLDER)
 }
 
 #[test]
 fn every_scenario_comes_out_as_expected() {
-    let files = scenarios();
-    assert_eq!(
-        files.len(),
-        SCENARIOS,
-        "scenarios in corpus/unit (a new one is to be counted here)"
-    );
-    let mut told = String::new();
-    for file in &files {
-        let name = file.file_stem().unwrap_or_default().to_string_lossy();
-        let ran = run_with(cofi().args(["unit", "run", "--check"]).arg(file), b"");
-        if ran.code() != 0 {
-            let _ = writeln!(
-                told,
-                "{name}: status {}\n{}{}",
-                ran.code(),
-                ran.text(),
-                ran.stderr
-            );
-        }
-    }
-    assert!(told.is_empty(), "\n{told}");
-}
-
-/// The value of a key with a text on one line.
-fn text<'t>(scenario: &'t str, key: &str) -> Option<&'t str> {
-    scenario.lines().find_map(|line| {
-        let value = line.strip_prefix(key)?.strip_prefix(" = ")?;
-        value.strip_prefix(['"', '\''])?.strip_suffix(['"', '\''])
-    })
+    check_all(FOLDER, SCENARIOS);
 }
 
 #[test]
@@ -118,39 +86,7 @@ fn every_row_of_the_tables_has_a_scenario() {
 #[test]
 fn every_scenario_is_listed() {
     for file in scenarios() {
-        let scratch = Scratch::new();
-        let raw = scratch.path("raw.pt");
-        let run = |option: &str| {
-            let mut command = cofi();
-            command.args(["unit", "run", option, "--raw-output"]);
-            let ran = run_with(command.arg(&raw).arg(&file), b"");
-            assert_eq!(ran.code(), 0, "{}: {}", file.display(), ran.stderr);
-            ran.text()
-        };
-        let json = run("--json");
-        // What is packets is what `cofi dump` prints of the raw output.
-        let dumped = run_with(cofi().args(["dump", "--json"]).arg(&raw), b"");
-        let packets: Vec<_> = json
-            .lines()
-            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"))
-            .filter(|object| object.get("offset").is_some())
-            .map(|mut object| {
-                let op = object
-                    .as_object_mut()
-                    .and_then(|object| object.remove("op"));
-                assert!(op.is_some_and(|op| op.is_u64()));
-                object
-            })
-            .collect();
-        let wanted: Vec<serde_json::Value> = dumped
-            .text()
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("JSON"))
-            .collect();
-        assert_eq!(packets, wanted, "{}", file.display());
-        let lines = run("--color=never");
-        let lines = lines.lines().filter(|line| line.get(8..9) == Some(":"));
-        assert_eq!(lines.count(), wanted.len(), "{}", file.display());
+        check_listing(&file, &[]);
     }
 }
 
