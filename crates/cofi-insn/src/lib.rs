@@ -19,12 +19,14 @@ extern crate alloc;
 
 mod class;
 mod code;
+mod encoding;
 mod error;
 #[cfg(feature = "text")]
 mod text;
 
 pub use class::Class;
 pub use code::{CodeSource, InSegment, Segment};
+pub use encoding::{is_mov_to_cr0, prefixes};
 pub use error::InsnError;
 #[cfg(feature = "text")]
 pub use text::text;

@@ -1,8 +1,8 @@
 //! The walk over code where RTIT's rules differ: far transfers, branches out of the traced ranges, ends without a word.
 
-use cofi_insn::{Class, CodeSource, MAX_INSN_LEN, advance};
+use cofi_insn::{Class, CodeSource, MAX_INSN_LEN, advance, is_mov_to_cr0, prefixes};
+use cofi_packet::Ip;
 use cofi_packet::rtit::Kind;
-use cofi_packet::{ExecMode, Ip};
 
 use super::{Ends, Sign};
 use crate::cache::{End, Straight};
@@ -520,31 +520,4 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
         }
     }
-}
-
-/// Whether this is a prefix other than REX and LOCK.
-const fn is_prefix(byte: u8) -> bool {
-    matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x67 | 0xf2 | 0xf3)
-}
-
-/// How many prefixes an instruction has, REX among them.
-fn prefixes(bytes: &[u8], mode: ExecMode) -> usize {
-    let is_any = |byte: &&u8| {
-        is_prefix(**byte)
-            || matches!(byte, 0xf0 | 0x40..=0x4f if **byte == 0xf0 || mode == ExecMode::Bits64)
-    };
-    bytes.iter().take_while(is_any).count()
-}
-
-/// Whether an instruction is a MOV to CR0.
-fn is_mov_to_cr0(bytes: &[u8], mode: ExecMode) -> bool {
-    let prefixes = bytes.iter().take_while(|byte| is_prefix(**byte)).count();
-    let bytes = match bytes[prefixes..] {
-        // REX without R, which would name CR8.
-        [0x40..=0x4f, ..] if mode == ExecMode::Bits64 && bytes[prefixes] & 4 == 0 => {
-            &bytes[prefixes + 1..]
-        }
-        _ => &bytes[prefixes..],
-    };
-    matches!(bytes, [0x0f, 0x22, operands, ..] if operands >> 3 & 7 == 0)
 }
