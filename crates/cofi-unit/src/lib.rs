@@ -37,6 +37,7 @@ extern crate std;
 mod client;
 mod clock;
 mod compress;
+mod drain;
 mod event;
 #[doc = include_str!("guide.md")]
 pub mod guide {}

@@ -2,6 +2,7 @@
 
 use super::Unit;
 use crate::client::{Client, Clock};
+use crate::drain::Drain;
 use crate::implementation::InternalBuffer;
 use crate::state::{Reader, RestoreError, Writer};
 use alloc::collections::VecDeque;
@@ -19,8 +20,7 @@ const MAX_LOST_MTC: u32 = 128;
 pub(super) struct Buffer {
     config: InternalBuffer,
     bytes: VecDeque<u8>,
-    /// Up to these core cycles what drains by itself has drained.
-    drained_at: u64,
+    drain: Drain,
     overflow: Option<Overflow>,
     /// How many overflows have been resolved.
     resolved: u64,
@@ -45,7 +45,7 @@ impl Buffer {
             config,
             // One more than it ever holds, so that it never grows.
             bytes: VecDeque::with_capacity(config.size as usize + 1),
-            drained_at: 0,
+            drain: Drain::new(config.drain_bytes, config.drain_cycles),
             overflow: None,
             resolved: 0,
         }
@@ -53,24 +53,13 @@ impl Buffer {
 
     /// Tracing begins.
     pub(super) fn start(&mut self, now: Clock) {
-        self.drained_at = now.cycles;
+        self.drain.until = now.cycles;
     }
 
     /// What is in it is lost.
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         self.overflow = None;
-    }
-
-    /// So many bytes can drain by now.
-    fn drainable(&mut self, now: Clock) -> usize {
-        let (bytes, cycles) = (self.config.drain_bytes, self.config.drain_cycles);
-        if cycles == 0 {
-            return 0;
-        }
-        let steps = now.cycles.saturating_sub(self.drained_at) / u64::from(cycles);
-        self.drained_at += steps * u64::from(cycles);
-        usize::try_from(steps.saturating_mul(bytes.into())).unwrap_or(usize::MAX)
     }
 }
 
@@ -127,7 +116,7 @@ impl Unit {
         let Some(buffer) = &mut self.buffer else {
             return;
         };
-        let bytes = buffer.drainable(now);
+        let bytes = buffer.drain.due(now);
         self.drain(client, bytes);
         let is_known = ip.is_some() || !self.packet_en();
         if self.is_overflowing() && self.has_room() && is_known {
@@ -187,7 +176,7 @@ impl Unit {
     pub(super) fn reserve(&mut self, client: &mut impl Client, bytes: usize) -> bool {
         let now = client.now();
         let due = match &mut self.buffer {
-            Some(buffer) if buffer.overflow.is_none() => buffer.drainable(now),
+            Some(buffer) if buffer.overflow.is_none() => buffer.drain.due(now),
             Some(_) => return false,
             None => return true,
         };
@@ -306,11 +295,11 @@ impl Buffer {
         let Self {
             config: _,
             bytes,
-            drained_at,
+            drain,
             overflow,
             resolved,
         } = self;
-        writer.u64(*drained_at);
+        writer.u64(drain.until);
         writer.u64(*resolved);
         writer.option(*overflow, |writer, overflow| {
             let Overflow {
@@ -337,7 +326,7 @@ impl Buffer {
         reader: &mut Reader<'_>,
     ) -> Result<Self, RestoreError> {
         let mut buffer = Self::new(config);
-        buffer.drained_at = reader.u64("the time of the last drain")?;
+        buffer.drain.until = reader.u64("the time of the last drain")?;
         buffer.resolved = reader.counter("the number of resolved overflows")?;
         buffer.overflow = reader.option("an overflow", |reader| {
             Ok(Overflow {

@@ -1,7 +1,7 @@
 //! The internal buffer, its drains, and what happens when it overflows (4.2.5).
 
 use super::{Before, Unit};
-use crate::client::Clock;
+use crate::drain::Drain;
 use crate::rtit::event::Client;
 use crate::rtit::implementation::InternalBuffer;
 use crate::state::{Reader, RestoreError, Writer};
@@ -17,8 +17,7 @@ const LEAST: u32 = 32;
 pub(super) struct Buffer {
     config: InternalBuffer,
     bytes: VecDeque<u8>,
-    /// Up to these core cycles what drains by itself has drained.
-    drained_at: u64,
+    drain: Drain,
 }
 
 /// A TraceStop that was met in a buffer overflow.
@@ -37,19 +36,8 @@ impl Buffer {
             config,
             // One more than it ever holds, so that it never grows.
             bytes: VecDeque::with_capacity(config.size as usize + 1),
-            drained_at: 0,
+            drain: Drain::new(config.drain_bytes, config.drain_cycles),
         }
-    }
-
-    /// So many bytes can drain by now.
-    fn drainable(&mut self, now: Clock) -> usize {
-        let (bytes, cycles) = (self.config.drain_bytes, self.config.drain_cycles);
-        if cycles == 0 {
-            return 0;
-        }
-        let steps = now.cycles.saturating_sub(self.drained_at) / u64::from(cycles);
-        self.drained_at += steps * u64::from(cycles);
-        usize::try_from(steps.saturating_mul(bytes.into())).unwrap_or(usize::MAX)
     }
 }
 
@@ -103,7 +91,7 @@ impl Unit {
     pub(super) fn drain_due(&mut self, client: &mut impl Client) {
         let now = self.now();
         let due = match &mut self.buffer {
-            Some(buffer) => buffer.drainable(now),
+            Some(buffer) => buffer.drain.due(now),
             None => 0,
         };
         self.drain(client, due);
@@ -129,7 +117,7 @@ impl Unit {
     pub(super) fn restart_drain(&mut self) {
         let now = self.now();
         if let Some(buffer) = &mut self.buffer {
-            buffer.drained_at = now.cycles;
+            buffer.drain.until = now.cycles;
         }
     }
 
@@ -217,9 +205,9 @@ impl Buffer {
         let Self {
             config: _,
             bytes,
-            drained_at,
+            drain,
         } = self;
-        writer.u64(*drained_at);
+        writer.u64(drain.until);
         // No more than the configured size, which has 32 bits.
         writer.u32(bytes.len() as u32);
         let (first, second) = bytes.as_slices();
@@ -233,7 +221,7 @@ impl Buffer {
         reader: &mut Reader<'_>,
     ) -> Result<Self, RestoreError> {
         let mut buffer = Self::new(config);
-        buffer.drained_at = reader.u64("the time of the last drain")?;
+        buffer.drain.until = reader.u64("the time of the last drain")?;
         let field = "the length of the internal buffer";
         let len = reader.u32(field)?;
         if len > buffer.config.size {

@@ -1,0 +1,34 @@
+//! How fast an internal buffer drains by itself.
+
+use crate::client::Clock;
+
+/// So many bytes in so many core cycles, and up to when that has been done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Drain {
+    bytes: u32,
+    cycles: u32,
+    /// Up to these core cycles what drains by itself has drained.
+    pub(crate) until: u64,
+}
+
+impl Drain {
+    /// With zero cycles nothing drains by itself.
+    pub(crate) const fn new(bytes: u32, cycles: u32) -> Self {
+        Self {
+            bytes,
+            cycles,
+            until: 0,
+        }
+    }
+
+    /// So many bytes can drain by now.
+    pub(crate) fn due(&mut self, now: Clock) -> usize {
+        if self.cycles == 0 {
+            return 0;
+        }
+        let cycles = u64::from(self.cycles);
+        let steps = now.cycles.saturating_sub(self.until) / cycles;
+        self.until += steps * cycles;
+        usize::try_from(steps.saturating_mul(self.bytes.into())).unwrap_or(usize::MAX)
+    }
+}
