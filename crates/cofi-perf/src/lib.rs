@@ -73,6 +73,7 @@ mod config;
 mod constants;
 mod error;
 mod reader;
+mod remark;
 mod time;
 mod writer;
 
@@ -83,5 +84,6 @@ pub use reader::{
     Attr, AuxFlags, Body, BuildId, File, IdEntry, Record, Records, RtitInfo, SampleId, ShortClock,
     TraceInfo,
 };
+pub use remark::{Missing, Remark, Seal, Signal};
 pub use time::{PerfTime, TimeConv};
 pub use writer::{Mmap2, Options, Subject, Task, Writer};

@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 
 use cofi_packet::{StreamOffset, Tsc};
 use cofi_perf::{
-    Body, Feature, File, Mmap2, Options, PerfTime, PtConfig, RtitConfig, Task, TimeConv,
-    TraceConfig, Writer,
+    Body, Feature, File, Mmap2, Options, PerfTime, PtConfig, Remark, RtitConfig, Seal, Task,
+    TimeConv, TraceConfig, Writer,
 };
 use support::{Parts, raw_frame};
 
@@ -126,14 +126,20 @@ impl Program {
             path: self.path.as_os_str().as_encoded_bytes(),
         };
         let mut write = || {
+            writer.remark(&Remark::Began { engine: b"ptrace" })?;
             writer.comm(TASK, b"three", true, before)?;
             writer.mmap2(TASK, &map, before)?;
             writer.itrace_start(TASK, before)?;
             writer.finished_round()?;
             writer.aux(TASK, StreamOffset(0), packets.len() as u64, 0, time)?;
             writer.auxtrace(0, TASK.tid, StreamOffset(0), BEGIN.0, packets)?;
+            writer.remark(&Remark::Seals {
+                index: 0,
+                seals: vec![Seal::default(); Remark::SEALS],
+            })?;
             writer.exit(TASK, PerfTime(time.0 + 1000))?;
-            writer.finished_round()
+            writer.finished_round()?;
+            writer.remark(&Remark::Finished)
         };
         write().expect("memory");
         if finish {
@@ -153,11 +159,19 @@ fn perf(arguments: &[&str]) -> String {
         .expect("perf runs");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "perf {arguments:?}: {errors}");
+    // Remarks are nothing to it.
+    assert!(!errors.contains("0x41"), "perf {arguments:?}: {errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// What perf shows of the mappings and threads that a pipe tells of.
 fn perf_reads_pipe(file: &Path) -> String {
+    // A true pipe: of a file as its standard input perf 6.1 does not skip the packets.
+    let mut cat = Command::new("cat")
+        .arg(file)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("cat runs");
     let output = Command::new("perf")
         .args([
             "script",
@@ -167,9 +181,13 @@ fn perf_reads_pipe(file: &Path) -> String {
             "-",
         ])
         .env("HOME", "/nonexistent")
-        .stdin(Stdio::from(std::fs::File::open(file).expect("the file")))
+        .stdin(cat.stdout.take().expect("a pipe"))
         .output()
         .expect("perf runs");
+    assert!(
+        cat.wait().is_ok_and(|status| status.success()),
+        "cat failed"
+    );
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

@@ -2,7 +2,7 @@
 
 use crate::constants::Feature;
 use crate::reader::{Attr, BuildId, TraceInfo};
-use crate::{PerfTime, TimeConv};
+use crate::{PerfTime, Remark, TimeConv};
 use cofi_packet::{ExecMode, Tsc};
 
 /// The fields of a record, by kind.
@@ -189,6 +189,8 @@ pub enum Body<'a> {
     },
     /// HEADER_ATTR: an event (pipe mode; already among [`File::attrs`](super::File::attrs)).
     HeaderAttr(Attr),
+    /// HEADER_EVENT_TYPE, as Cofi's recorder uses it: what perf has no record for.
+    Remark(Remark<'a>),
     /// HEADER_FEATURE: a feature section (pipe mode; already there through [`File::feature`](super::File::feature)).
     HeaderFeature {
         /// Which.

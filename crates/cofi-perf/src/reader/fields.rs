@@ -4,7 +4,7 @@ use super::body::{AuxFlags, Body, IdEntry, ShortClock};
 use super::info::info;
 use super::{Attr, Cursor, build_ids};
 use crate::constants::{Feature, Misc, RecordKind};
-use crate::{PerfTime, TimeConv};
+use crate::{PerfTime, Remark, TimeConv};
 
 pub(super) fn fields_of<'a>(
     kind: RecordKind,
@@ -150,6 +150,9 @@ pub(super) fn fields_of<'a>(
             }
         }
         RecordKind::AUX_OUTPUT_HW_ID => Body::AuxOutputHwId { hw_id: c.u64()? },
+        RecordKind::HEADER_EVENT_TYPE if Remark::is_one(fields) => {
+            Body::Remark(Remark::read(fields)?)
+        }
         RecordKind::HEADER_ATTR => Body::HeaderAttr(Attr::of_record(fields)?),
         RecordKind::HEADER_FEATURE => {
             let feature = u32::try_from(c.u64()?).map_or(Feature(u32::MAX), Feature);

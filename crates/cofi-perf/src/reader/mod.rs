@@ -25,7 +25,7 @@ pub use records::Records;
 
 use crate::Error;
 use crate::constants::Feature;
-use cursor::Cursor;
+pub(crate) use cursor::Cursor;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 mod info;
 
 use crate::constants::{Feature, RecordKind, SampleType};
-use crate::{PerfTime, TimeConv, TraceConfig, WriteError};
+use crate::{PerfTime, Remark, TimeConv, TraceConfig, WriteError};
 use cofi_packet::StreamOffset;
 use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
@@ -130,30 +130,30 @@ pub struct Writer<W> {
 }
 
 /// Little-endian bytes, one after another.
-#[derive(Default)]
-struct Bytes(Vec<u8>);
+#[derive(Debug, Default)]
+pub(crate) struct Bytes(pub(crate) Vec<u8>);
 
 impl Bytes {
-    fn u32(&mut self, value: u32) -> &mut Self {
+    pub(crate) fn u32(&mut self, value: u32) -> &mut Self {
         self.0.extend(value.to_le_bytes());
         self
     }
-    fn u64(&mut self, value: u64) -> &mut Self {
+    pub(crate) fn u64(&mut self, value: u64) -> &mut Self {
         self.0.extend(value.to_le_bytes());
         self
     }
-    fn u64s(&mut self, values: &[u64]) -> &mut Self {
+    pub(crate) fn u64s(&mut self, values: &[u64]) -> &mut Self {
         for value in values {
             self.u64(*value);
         }
         self
     }
-    fn pad_to(&mut self, multiple: usize) -> &mut Self {
+    pub(crate) fn pad_to(&mut self, multiple: usize) -> &mut Self {
         self.0.resize(self.0.len().next_multiple_of(multiple), 0);
         self
     }
     /// A text that ends with NUL, padded.
-    fn text(&mut self, text: &[u8], multiple: usize) -> &mut Self {
+    pub(crate) fn text(&mut self, text: &[u8], multiple: usize) -> &mut Self {
         self.0.extend(text);
         self.0.push(0);
         self.pad_to(multiple)
@@ -432,6 +432,14 @@ impl<W: Write + Seek> Writer<W> {
         self.put(payload)?;
         self.put(&[0; 8][..padded - payload.len()])?;
         self.checkpoint()
+    }
+
+    /// Says what perf has no record for. perf skips it.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn remark(&mut self, remark: &Remark<'_>) -> Result<(), WriteError> {
+        self.record(RecordKind::HEADER_EVENT_TYPE, 0, &mut remark.write())
     }
 
     /// Tells something of the machine: one of the features that are a text.
