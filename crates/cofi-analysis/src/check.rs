@@ -16,7 +16,7 @@ use cofi_flow::{Item, TimeJump, TraceFormat};
 use cofi_packet::intel::{IntelPt, Packet, Packets, sync_forward};
 use cofi_packet::rtit::Rtit;
 use cofi_packet::{Format, StreamOffset};
-use cofi_session::{Session, Stream};
+use cofi_session::{SealCount, Session, Stream};
 
 use crate::clock::each_jump;
 use crate::gap::{Gap, GapFinder, Step};
@@ -56,6 +56,10 @@ pub struct StreamCheck {
     pub lost_bytes: u64,
     /// How long the gaps lasted together, in TSC ticks, as far as that is known.
     pub lost_ticks: u64,
+    /// What came of comparing with the stream's seals.
+    pub seals: SealCount,
+    /// Bytes of which no seal says what ran: all of them, but for streams that Cofi recorded.
+    pub unsealed: u64,
     /// How many gaps there are, by the word for their cause.
     pub kinds: BTreeMap<&'static str, u64>,
     /// The first gaps, at most [`StreamCheck::LISTED`].
@@ -74,6 +78,12 @@ impl StreamCheck {
         self.kinds.values().sum()
     }
 
+    /// Whether nothing is known to be missing.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.gap_count() == 0 && self.seals.broken == 0
+    }
+
     fn add(&mut self, gap: Gap) {
         *self.kinds.entry(gap.cause.word()).or_default() += 1;
         self.lost_bytes += gap.bytes;
@@ -85,6 +95,7 @@ impl StreamCheck {
 
     fn take(&mut self, part: Found) {
         self.instructions += part.instructions;
+        self.seals.add(part.seals);
         for gap in part.gaps {
             self.add(gap);
         }
@@ -193,7 +204,18 @@ fn segments<'s, 't>(
         TraceFormat::IntelPt => size.get(),
         TraceFormat::Rtit(_) => bytes.len(),
     };
-    while let Some(psb) = sync_forward(bytes, from) {
+    let seals = stream.seals();
+    // Where there are seals the cuts are theirs, so that each is of one segment.
+    let next_cut = |from| match seals {
+        [] => sync_forward(bytes, from),
+        seals => {
+            let next = seals.partition_point(|seal| seal.end.0 < from as u64);
+            let end = seals.get(next)?.end.0;
+            // The last one ends with the stream.
+            (end < bytes.len() as u64).then_some(end as usize)
+        }
+    };
+    while let Some(psb) = next_cut(from) {
         if is_plain(bytes, psb) {
             cuts.push(psb);
             from = psb.saturating_add(size.get());
@@ -216,6 +238,7 @@ fn segments<'s, 't>(
 /// What was found in a segment.
 struct Found {
     instructions: u64,
+    seals: SealCount,
     gaps: Vec<Gap>,
     /// Gaps beyond those, which are counted only.
     more: StreamCheck,
@@ -229,6 +252,7 @@ fn decode(session: &Session<'_>, stream: &Stream<'_>, range: Range<StreamOffset>
     let mut finder = GapFinder::new(session, stream);
     let mut found = Found {
         instructions: 0,
+        seals: SealCount::default(),
         gaps: Vec::new(),
         more: StreamCheck::default(),
         is_clean: true,
@@ -256,6 +280,7 @@ fn decode(session: &Session<'_>, stream: &Stream<'_>, range: Range<StreamOffset>
         found.add(gap, range.end);
         found.is_clean = false;
     }
+    found.seals = flow.seals();
     found
 }
 
@@ -269,6 +294,24 @@ impl Found {
             self.more.add(gap);
             self.more.gaps.clear();
         }
+    }
+}
+
+/// How many bytes of a stream no seal covers. Padding at the end counts for nothing.
+fn unsealed(stream: &Stream<'_>) -> u64 {
+    const PADDING: u64 = 8;
+    let sealed: u64 = stream
+        .seals()
+        .iter()
+        .map(|seal| seal.end.0 - seal.start.0)
+        .sum();
+    let unsealed = (stream.len() as u64).saturating_sub(sealed);
+    let end = stream.seals().last().map_or(0, |seal| seal.end.0);
+    let padding = (stream.len() as u64).saturating_sub(end);
+    if padding < PADDING {
+        unsealed - padding.min(unsealed)
+    } else {
+        unsealed
     }
 }
 
@@ -298,6 +341,7 @@ fn join(
         bytes: stream.len() as u64,
         // Where there is no PSB at all, that is a gap.
         head: head as u64,
+        unsealed: unsealed(stream),
         jumps: jumps(session, stream),
         ..StreamCheck::default()
     };

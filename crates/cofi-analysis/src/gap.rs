@@ -159,6 +159,24 @@ impl<'s> GapFinder<'s> {
                 // Without an address, tracing goes on elsewhere, later.
                 ip.map(Some)
             }
+            // The flow goes on: what is wrong lies behind.
+            Step::Error(FlowError {
+                offset,
+                kind: kind @ FlowErrorKind::Seal { .. },
+                ..
+            }) => {
+                let (_, time) = self.before(offset, false);
+                ended(Gap {
+                    task: flow.task(),
+                    offset,
+                    ip: None,
+                    cause: GapCause::Error(kind),
+                    time,
+                    bytes: 0,
+                    resumed: None,
+                });
+                None
+            }
             Step::Error(error) => {
                 self.end_at(error.offset, None).map(&mut ended);
                 let (_, time) = self.before(error.offset, false);

@@ -2,7 +2,7 @@
 
 use crate::record::thread::VirtualClock;
 use crate::{Observer, Pid, Step};
-use cofi_insn::Insn;
+use cofi_insn::{Checksum, Insn};
 use cofi_packet::{ExecMode, Ip};
 
 /// The number of the address space that all of a machine's processors share: the upper half of 64-bit addresses, as perf
@@ -61,8 +61,9 @@ pub trait MachineObserver: Observer {
     /// A processor begins to run, at `ip`.
     fn processor(&mut self, pid: Pid, cpu: Pid, ip: Ip, state: ProcessorState);
     /// Instructions retired one after the other, of which only the last may be a branch, and no far one; and control went to
-    /// `next`.
-    fn ran_block(&mut self, cpu: Pid, steps: &[Step], next: Ip) {
+    /// `next`. `checksum` is that of all of them.
+    fn ran_block(&mut self, cpu: Pid, steps: &[Step], checksum: Checksum, next: Ip) {
+        let _ = checksum;
         for (i, step) in steps.iter().enumerate() {
             let next = steps.get(i + 1).map_or(next, |step| step.ip);
             self.retired(cpu, step.ip, &step.insn, next);

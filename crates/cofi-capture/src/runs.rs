@@ -1,6 +1,6 @@
 //! Blocks of instructions, and runs of them that an engine hands on as a whole: nobody is asked anything for each of them.
 
-use cofi_insn::{Class, Insn};
+use cofi_insn::{Checksum, Class, Insn};
 use cofi_packet::{ExecMode, Ip};
 
 /// An instruction and where it stands.
@@ -25,6 +25,13 @@ enum Manner {
     Special,
 }
 
+/// The checksum of instructions that run one after the other.
+pub(crate) fn checksum_of(steps: &[Step]) -> Checksum {
+    steps.iter().fold(Checksum::EMPTY, |sum, step| {
+        sum.then(Checksum::of(step.ip, step.insn.digest))
+    })
+}
+
 /// A block of instructions. It is read whenever it runs, so it is kept small.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
@@ -33,6 +40,7 @@ pub(crate) struct Block {
     after: Ip,
     /// Where its last instruction leads, if that is a direct branch; else the address behind it.
     target: Ip,
+    checksum: Checksum,
     count: u16,
     /// Length and class of the last instruction.
     len: u8,
@@ -50,6 +58,7 @@ impl Block {
                 start,
                 after: start,
                 target: start,
+                checksum: Checksum::EMPTY,
                 count: 0,
                 len: 0,
                 class: Class::Other,
@@ -76,6 +85,7 @@ impl Block {
             start,
             after,
             target: target.unwrap_or(after),
+            checksum: checksum_of(steps),
             count,
             len: last.insn.len,
             class: last.insn.class,
@@ -180,10 +190,10 @@ pub struct Runs<'a> {
 
 impl Runs<'_> {
     /// Takes runs that end with a jump, conditional or not, that is direct, or with no branch: `take` is told how many
-    /// instructions one has, whether its last is conditional, and whether that was taken. Up to the first for which it says
+    /// instructions one has and their checksum, whether its last is conditional, and whether that was taken. Up to the first for which it says
     /// `false`, which is not taken. This is for speed; [`Self::next`] gives the same ones, too.
     #[inline(always)]
-    pub(crate) fn take_direct(&mut self, mut take: impl FnMut(u64, bool, bool) -> bool) {
+    pub(crate) fn take_direct(&mut self, mut take: impl FnMut(u64, Checksum, bool, bool) -> bool) {
         let blocks = &self.list.blocks[..];
         let (mut block, mut numbers) = (self.block, self.numbers);
         while let Some((&number, rest)) = numbers.split_first()
@@ -191,6 +201,7 @@ impl Runs<'_> {
             && block.leads_directly_to(next)
             && take(
                 block.count.into(),
+                block.checksum,
                 block.is_conditional,
                 next.start != block.after,
             )
@@ -251,6 +262,13 @@ impl<'a> Run<'a> {
     #[inline(always)]
     pub fn instructions(&self) -> u64 {
         self.block.count.into()
+    }
+
+    /// Their checksum.
+    #[must_use]
+    #[inline(always)]
+    pub fn checksum(&self) -> Checksum {
+        self.block.checksum
     }
 
     /// The address of the last.

@@ -1,5 +1,6 @@
 //! Blocks: the flow in larger pieces than instructions.
 
+use cofi_insn::Checksum;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 
 use crate::cache::{Cache, End};
@@ -41,10 +42,10 @@ impl<'d> Block<'d> {
     }
 
     #[inline]
-    pub(crate) fn of_run(run: Run<'d>, offset: usize) -> Self {
+    pub(crate) fn of_run(run: Run<'d>) -> Self {
         Self {
+            offset: run.offset,
             content: Content::Piece(run),
-            offset,
         }
     }
 
@@ -79,6 +80,16 @@ impl<'d> Block<'d> {
         }
     }
 
+    /// The checksum of the instructions' addresses and bytes.
+    #[inline]
+    #[must_use]
+    pub fn checksum(&self) -> Checksum {
+        match &self.content {
+            Content::Node { cache, id, .. } => cache.graph.checksum(*id),
+            Content::Piece(run) => run.checksum(),
+        }
+    }
+
     /// Where in the stream the last packet begins that was used for this block.
     #[inline]
     #[must_use]
@@ -93,7 +104,8 @@ impl<'d> Block<'d> {
             Content::Node { cache, id, .. } => {
                 let cache = *cache;
                 let parts = cache.graph.parts(*id).iter();
-                (Some(parts.map(move |id| cache.run(*id))), None)
+                let offset = self.offset;
+                (Some(parts.map(move |id| cache.run(*id, offset))), None)
             }
             Content::Piece(run) => (None, Some(run.clone())),
         };
@@ -106,7 +118,7 @@ impl<'d> Block<'d> {
         match &self.content {
             Content::Node { cache, id, .. } => {
                 for id in cache.graph.parts(*id) {
-                    cache.run(*id).for_each(&mut visit);
+                    cache.run(*id, self.offset).for_each(&mut visit);
                 }
             }
             Content::Piece(run) => run.for_each(visit),
@@ -127,7 +139,7 @@ impl<'d> Block<'d> {
         match &self.content {
             Content::Node { cache, id, .. } => {
                 let id = *cache.graph.parts(*id).last()?;
-                cache.run(id).last()
+                cache.run(id, self.offset).last()
             }
             Content::Piece(run) => run.last(),
         }
@@ -137,19 +149,22 @@ impl<'d> Block<'d> {
 impl Cache {
     /// A straight run, whole.
     #[inline]
-    fn run(&self, id: u32) -> Run<'_> {
+    pub(crate) fn run(&self, id: u32, offset: usize) -> Run<'_> {
         let straight = self.block(id);
         let first = straight.first as usize;
         Run {
             ip: straight.ip,
             mode: straight.mode,
             plain: self.lens(first..first + usize::from(straight.body)),
+            digests: self.digests(first..first + usize::from(straight.body)),
             last: matches!(straight.end, End::Insn | End::Rtit).then_some(Executed {
                 ip: straight.term_ip,
                 len: straight.len,
                 class: straight.class,
                 mode: straight.mode,
+                digest: straight.digest,
             }),
+            offset,
         }
     }
 }

@@ -37,6 +37,7 @@ impl Cache {
             let run = *self.block(id);
             self.graph.add_part(id);
             node.insns += run.body + u16::from(matches!(run.end, End::Insn | End::Rtit));
+            node.checksum = node.checksum.then(self.run(id, 0).checksum());
             let (decision, goes_on_at) = match (run.end, run.class) {
                 (End::Split, _) => (Decision::Careful, Some(run.next)),
                 (End::Fault | End::Rtit | End::Limit, _) => (Decision::Careful, None),

@@ -47,6 +47,8 @@ pub(crate) struct Straight {
     pub(crate) len: u8,
     /// The class of the ending instruction.
     pub(crate) class: Class,
+    /// The digest of the ending instruction's bytes.
+    pub(crate) digest: u32,
     pub(crate) end: End,
     pub(crate) mode: ExecMode,
     /// The blocks that came next the last time: after falling through, after branching.
@@ -61,6 +63,8 @@ pub(crate) struct Cache {
     blocks: Vec<Straight>,
     /// Lengths of the plain instructions of all blocks.
     lens: Vec<u8>,
+    /// And the digests of their bytes.
+    digests: Vec<u32>,
     index: Index,
     pub(crate) graph: Graph,
     limit: usize,
@@ -75,6 +79,7 @@ impl Cache {
         Self {
             blocks: Vec::new(),
             lens: Vec::new(),
+            digests: Vec::new(),
             index: Index::default(),
             graph: Graph::default(),
             limit: config.cache_limit,
@@ -122,6 +127,7 @@ impl Cache {
     pub(crate) fn clear(&mut self) {
         self.blocks.clear();
         self.lens.clear();
+        self.digests.clear();
         self.index.clear();
         self.graph.clear();
     }
@@ -137,8 +143,18 @@ impl Cache {
     }
 
     #[inline]
+    pub(crate) fn digest_at(&self, index: usize) -> u32 {
+        self.digests[index]
+    }
+
+    #[inline]
     pub(crate) fn lens(&self, range: core::ops::Range<usize>) -> &[u8] {
         &self.lens[range]
+    }
+
+    #[inline]
+    pub(crate) fn digests(&self, range: core::ops::Range<usize>) -> &[u32] {
+        &self.digests[range]
     }
 
     fn find(&self, ip: Ip, mode: ExecMode) -> Option<u32> {
@@ -159,7 +175,7 @@ impl Cache {
     /// Makes room if there is too much.
     pub(crate) fn shrink(&mut self) {
         let used = self.blocks.len() * size_of::<Straight>()
-            + self.lens.len()
+            + self.lens.len() * (1 + size_of::<u32>())
             + self.index.bytes()
             + self.graph.bytes();
         if used > self.limit {
@@ -219,6 +235,7 @@ impl Cache {
             body: 0,
             len: 0,
             class: Class::Other,
+            digest: 0,
             end: End::Split,
             mode,
             links: [NONE; 2],
@@ -235,6 +252,7 @@ impl Cache {
                 match decoder.decode_next() {
                     Ok(insn) if insn.class == Class::Other => {
                         self.lens.push(insn.len);
+                        self.digests.push(insn.digest);
                         let before = core::mem::replace(&mut at, decoder.ip());
                         if self.is_limit(at) {
                             block.end = End::Limit;
@@ -249,6 +267,7 @@ impl Cache {
                         block.end = self.end(insn.class, insn.target, decoder.ip());
                         block.len = insn.len;
                         block.class = insn.class;
+                        block.digest = insn.digest;
                         block.next = decoder.ip();
                         block.target = insn.target.unwrap_or(Ip(0));
                         break 'run;

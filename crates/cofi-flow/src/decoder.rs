@@ -241,7 +241,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// and ran one after the other, which is much faster. Both ways may be mixed.
     pub fn next_part(&mut self) -> Option<Part<'_>> {
         Some(match self.next_piece()? {
-            Piece::Item(Item::Insn(insn)) => Part::Run(Run::single(insn)),
+            Piece::Item(Item::Insn(insn)) => Part::Run(Run::single(insn, self.offset)),
             Piece::Item(Item::Event(event)) => Part::Event(event),
             Piece::Item(Item::Error(error)) => Part::Error(error),
             Piece::Run {
@@ -249,12 +249,14 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
                 mode,
                 plain,
                 last,
-                offset: _,
+                offset,
             } => Part::Run(Run {
                 ip,
                 mode,
-                plain: self.cache.lens(plain),
+                plain: self.cache.lens(plain.clone()),
+                digests: self.cache.digests(plain),
                 last,
+                offset,
             }),
         })
     }
@@ -352,7 +354,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     #[inline]
     fn step(&mut self) -> Option<Item> {
         let index = self.body.next()?;
-        let len = self.cache.len_at(index);
+        let (len, digest) = (self.cache.len_at(index), self.cache.digest_at(index));
         let ip = self.ip;
         self.ip = advance(ip, len, self.mode);
         Some(Item::Insn(Executed {
@@ -360,6 +362,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             len,
             class: Class::Other,
             mode: self.mode,
+            digest,
         }))
     }
 

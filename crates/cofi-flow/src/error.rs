@@ -47,6 +47,22 @@ impl fmt::Display for Missing {
     }
 }
 
+struct Decoded {
+    ran: u64,
+    decoded: u64,
+}
+
+impl fmt::Display for Decoded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ran, decoded } = *self;
+        if ran == decoded {
+            write!(f, "other instructions ran than the {ran} that were decoded")
+        } else {
+            write!(f, "{ran} instructions ran and {decoded} were decoded")
+        }
+    }
+}
+
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -60,6 +76,19 @@ pub enum FlowErrorKind {
     Missing {
         /// How many bytes, if that is known.
         bytes: Option<u64>,
+    },
+    /// What was decoded of a stretch of the stream, from the offset of this error on, is not what its recorder says that ran. Reported
+    /// by who knows that, once the stretch has been decoded.
+    #[error(
+        "up to {end} the trace does not match its seal: {}", Decoded { ran: *ran, decoded: *decoded }
+    )]
+    Seal {
+        /// Where the stretch ends.
+        end: StreamOffset,
+        /// How many instructions ran.
+        ran: u64,
+        /// How many were decoded.
+        decoded: u64,
     },
     /// A guest runs here, whose code is not known. Reported by who knows what code there is; what follows in the guest is not
     /// decoded, and nothing more is said of it.
@@ -125,6 +154,7 @@ impl FlowErrorKind {
         match self {
             Self::Packet(_) => "packet",
             Self::Missing { .. } => "missing",
+            Self::Seal { .. } => "seal",
             Self::GuestCode => "guest-code",
             Self::Code(InsnError::Truncated { available: 0, .. }) => "no-code",
             Self::Code(_) => "code",

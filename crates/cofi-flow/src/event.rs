@@ -1,8 +1,8 @@
 //! What the decoder yields.
 
-use cofi_insn::{Class, advance};
+use cofi_insn::{Checksum, Class, advance};
 use cofi_packet::intel::{BlockType, CfeType, Kind, Packet, TsxState};
-use cofi_packet::{ExecMode, Ip, Tnt, Tsc, rtit};
+use cofi_packet::{ExecMode, Ip, StreamOffset, Tnt, Tsc, rtit};
 
 use crate::{FlowError, PacketKind};
 
@@ -40,6 +40,17 @@ pub struct Executed {
     pub class: Class,
     /// The mode it ran in.
     pub mode: ExecMode,
+    /// A [digest](cofi_insn::Insn::digest) of its bytes.
+    pub digest: u32,
+}
+
+impl Executed {
+    /// The checksum of its address and bytes.
+    #[inline]
+    #[must_use]
+    pub const fn checksum(&self) -> Checksum {
+        Checksum::of(self.ip, self.digest)
+    }
 }
 
 /// A piece of the flow: [`Item`], with instructions in runs.
@@ -60,17 +71,22 @@ pub struct Run<'d> {
     pub(crate) ip: Ip,
     pub(crate) mode: ExecMode,
     pub(crate) plain: &'d [u8],
+    /// The digest of each of them.
+    pub(crate) digests: &'d [u32],
     pub(crate) last: Option<Executed>,
+    pub(crate) offset: usize,
 }
 
 impl<'d> Run<'d> {
     /// One instruction.
-    pub(crate) const fn single(insn: Executed) -> Self {
+    pub(crate) const fn single(insn: Executed, offset: usize) -> Self {
         Self {
             ip: insn.ip,
             mode: insn.mode,
             plain: &[],
+            digests: &[],
             last: Some(insn),
+            offset,
         }
     }
 
@@ -93,6 +109,12 @@ impl<'d> Run<'d> {
         self.plain.len() + self.last.is_some() as usize
     }
 
+    /// Where in the stream the last packet begins that was used for these instructions.
+    #[must_use]
+    pub const fn offset(&self) -> StreamOffset {
+        StreamOffset(self.offset as u64)
+    }
+
     /// The lengths of the instructions of class [`Class::Other`] with which the run begins.
     #[must_use]
     pub const fn plain(&self) -> &'d [u8] {
@@ -105,16 +127,25 @@ impl<'d> Run<'d> {
         self.last
     }
 
+    /// The checksum of all of them.
+    #[must_use]
+    pub fn checksum(&self) -> Checksum {
+        let mut checksum = Checksum::EMPTY;
+        self.for_each(|insn| checksum = checksum.then(insn.checksum()));
+        checksum
+    }
+
     /// Calls `visit` for each instruction: the fastest way to them.
     #[inline]
     pub fn for_each(&self, mut visit: impl FnMut(Executed)) {
         let (mut ip, mode) = (self.ip, self.mode);
-        for &len in self.plain {
+        for (&len, &digest) in self.plain.iter().zip(self.digests) {
             visit(Executed {
                 ip,
                 len,
                 class: Class::Other,
                 mode,
+                digest,
             });
             ip = advance(ip, len, mode);
         }
@@ -126,12 +157,14 @@ impl<'d> Run<'d> {
     /// The instructions.
     pub fn iter(&self) -> impl Iterator<Item = Executed> + use<'d> {
         let (mut ip, mode) = (self.ip, self.mode);
-        let plain = self.plain.iter().map(move |&len| {
+        let plain = self.plain.iter().zip(self.digests);
+        let plain = plain.map(move |(&len, &digest)| {
             let insn = Executed {
                 ip,
                 len,
                 class: Class::Other,
                 mode,
+                digest,
             };
             ip = advance(ip, len, mode);
             insn

@@ -32,7 +32,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             match self.next_piece()? {
                 Piece::Item(Item::Insn(insn)) => {
-                    visit(&Block::of_run(Run::single(insn), self.offset))
+                    visit(&Block::of_run(Run::single(insn, self.offset)))
                 }
                 Piece::Item(item) => return Some(item),
                 Piece::Run {
@@ -45,10 +45,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     let run = Run {
                         ip,
                         mode,
-                        plain: self.cache.lens(plain),
+                        plain: self.cache.lens(plain.clone()),
+                        digests: self.cache.digests(plain),
                         last,
+                        offset,
                     };
-                    visit(&Block::of_run(run, offset));
+                    visit(&Block::of_run(run));
                 }
             }
         }

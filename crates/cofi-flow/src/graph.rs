@@ -7,6 +7,7 @@
 
 use alloc::vec::Vec;
 
+use cofi_insn::Checksum;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::index::{Index, NONE};
@@ -73,6 +74,8 @@ pub(crate) struct Graph {
     nodes: Vec<Node>,
     /// Of each node.
     details: Vec<Detail>,
+    /// Of each node, of all its instructions. Who does not ask for them does not pay for them.
+    checksums: Vec<Checksum>,
     parts: Vec<u32>,
     sites: Vec<Site>,
     index: Index,
@@ -84,6 +87,7 @@ impl Graph {
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.details.clear();
+        self.checksums.clear();
         self.parts.clear();
         self.sites.clear();
         self.index.clear();
@@ -92,7 +96,7 @@ impl Graph {
 
     /// How much memory it uses.
     pub(crate) fn bytes(&self) -> usize {
-        self.nodes.len() * (size_of::<Node>() + size_of::<Detail>())
+        self.nodes.len() * (size_of::<Node>() + size_of::<Detail>() + size_of::<Checksum>())
             + self.parts.len() * size_of::<u32>()
             + self.sites.len() * size_of::<Site>()
             + self.index.bytes()
@@ -106,6 +110,11 @@ impl Graph {
     #[inline]
     pub(crate) fn detail(&self, id: u32) -> &Detail {
         &self.details[id as usize]
+    }
+
+    #[inline]
+    pub(crate) fn checksum(&self, id: u32) -> Checksum {
+        self.checksums[id as usize]
     }
 
     /// Notes that `to` comes after `from` by this way.
@@ -168,6 +177,7 @@ impl Graph {
             decision: Decision::Careful,
             ways: [ip; 2],
             insns: 0,
+            checksum: Checksum::EMPTY,
             parts: self.parts.len(),
             sites: self.sites.len(),
         }
@@ -209,6 +219,7 @@ impl Graph {
             part_count: self.parts_of(&outline) as u8,
             mode: outline.mode,
         });
+        self.checksums.push(outline.checksum);
         let (nodes, details) = (&self.nodes, &self.details);
         self.index.insert(id, |id| {
             let id = id as usize;
@@ -226,6 +237,7 @@ pub(crate) struct Outline {
     pub(crate) decision: Decision,
     pub(crate) ways: [Ip; 2],
     pub(crate) insns: u16,
+    pub(crate) checksum: Checksum,
     parts: usize,
     sites: usize,
 }

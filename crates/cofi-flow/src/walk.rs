@@ -199,11 +199,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     && insn.class == Class::VmEntry
                 {
                     let (len, class, mode) = (insn.len, insn.class, self.mode);
+                    let digest = insn.digest;
                     self.out.push_back(Item::Insn(Executed {
                         ip,
                         len,
                         class,
                         mode,
+                        digest,
                     }));
                     self.turn_off(Some(insn.next_ip(ip, mode)));
                     self.push(Event::Disabled { ip: to });
@@ -266,6 +268,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             len: block.len,
             class: block.class,
             mode: self.mode,
+            digest: block.digest,
         };
         match block.class {
             Class::Conditional => self.conditional(&block, insn),

@@ -17,6 +17,7 @@
 #[cfg(feature = "text")]
 extern crate alloc;
 
+mod checksum;
 mod class;
 mod code;
 mod encoding;
@@ -24,6 +25,7 @@ mod error;
 #[cfg(feature = "text")]
 mod text;
 
+pub use checksum::Checksum;
 pub use class::Class;
 pub use code::{CodeSource, InSegment, Segment};
 pub use encoding::{is_mov_to_cr0, prefixes};
@@ -51,6 +53,8 @@ pub struct Insn {
     pub target: Option<Ip>,
     /// Whether this is a string instruction with a repeat prefix, which retires once however often it iterates.
     pub repeats: bool,
+    /// A digest of its bytes, for [`Checksum::of`].
+    pub digest: u32,
 }
 
 impl Insn {
@@ -169,6 +173,7 @@ impl<'b> LinearDecoder<'b> {
                     target: direct_target(&raw, class, ip, mode),
                     repeats: raw.code().is_string_instruction()
                         && (raw.has_rep_prefix() || raw.has_repne_prefix()),
+                    digest: digest(rest, raw.len() as u8),
                 }
             }
             DecoderError::NoMoreBytes if rest.len() < MAX_INSN_LEN => {
@@ -237,6 +242,11 @@ fn direct_target(raw: &Instruction, class: Class, ip: Ip, mode: ExecMode) -> Opt
     Some(Ip(target))
 }
 
+/// The digest of the first `len` of these bytes.
+fn digest(bytes: &[u8], len: u8) -> u32 {
+    checksum::digest(bytes.get(..usize::from(len)).unwrap_or(bytes))
+}
+
 /// What [`jmpabs`] found.
 enum Jmpabs {
     Complete(Insn),
@@ -260,6 +270,7 @@ fn jmpabs(bytes: &[u8], mode: ExecMode) -> Jmpabs {
                 class: Class::IndirectJump,
                 target: None,
                 repeats: false,
+                digest: digest(bytes, LEN),
             })
         }
         (ExecMode::Bits64, [0xd5] | [0xd5, ..=0x7f]) => Jmpabs::Truncated,

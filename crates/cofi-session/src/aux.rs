@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use cofi_packet::ExecMode;
-use cofi_perf::{AuxFlags, Body, File, Record, TraceInfo};
+use cofi_perf::{AuxFlags, Body, File, Record, Remark, Seal, TraceInfo};
 
 use crate::error::Diagnostic;
 use crate::perf::Contents;
@@ -23,6 +23,10 @@ pub(crate) struct Streams<'t> {
     only_thread: BTreeMap<u32, u32>,
     /// From which byte of each on code runs in another mode, as AUX records of RTIT tell.
     modes: BTreeMap<StreamKey, Vec<(u64, ExecMode)>>,
+    /// By the number of a stream, whose it is.
+    keys: BTreeMap<u32, StreamKey>,
+    /// By the same, what its recorder says that ran.
+    seals: BTreeMap<u32, Vec<Seal>>,
 }
 
 impl<'t> Streams<'t> {
@@ -37,11 +41,12 @@ impl<'t> Streams<'t> {
         match record.body {
             Body::Auxtrace {
                 offset,
+                idx,
                 tid,
                 cpu,
                 payload,
                 stated,
-                ..
+                reference: _,
             } => {
                 if (payload.len() as u64) < stated {
                     let text = format!(
@@ -55,12 +60,16 @@ impl<'t> Streams<'t> {
                     NONE => StreamKey::Thread(tid),
                     cpu => StreamKey::Cpu(cpu),
                 };
+                self.keys.insert(idx, key);
                 if cpu != NONE && tid != NONE {
                     self.only_thread.insert(cpu, tid);
                 }
                 let stream = self.streams.entry(key).or_default();
                 stream.snapshots |= info.is_some_and(|info| info.snapshot_mode);
                 stream.pieces.push(Piece::new(offset, kept(file, payload)));
+            }
+            Body::Remark(Remark::Seals { index, ref seals }) => {
+                self.seals.entry(index).or_default().extend(seals);
             }
             // A sample that ends with the packets before it.
             Body::Sample { aux: Some(aux), .. } => {
@@ -153,6 +162,13 @@ impl<'t> Streams<'t> {
     /// From which byte of each stream on code runs in another mode than before it; at first that is 64-bit mode.
     pub(crate) fn take_modes(&mut self) -> BTreeMap<StreamKey, Vec<(u64, ExecMode)>> {
         std::mem::take(&mut self.modes)
+    }
+
+    /// What the recorder says that ran in stretches of each stream.
+    pub(crate) fn take_seals(&mut self) -> BTreeMap<StreamKey, Vec<Seal>> {
+        let seals = std::mem::take(&mut self.seals).into_iter();
+        let keyed = seals.filter_map(|(index, seals)| Some((*self.keys.get(&index)?, seals)));
+        keyed.collect()
     }
 
     /// Takes away what the last piece of each stream is padded with, where zeros are no packets: behind what AUX records tell of.

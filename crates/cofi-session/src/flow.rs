@@ -10,10 +10,11 @@ use cofi_image::{ImageView, Paging, Place};
 use cofi_insn::CodeSource;
 use cofi_packet::intel::{Packet, Packets};
 use cofi_packet::{ExecMode, Ip, StreamOffset};
-use cofi_perf::PerfTime;
+use cofi_perf::{PerfTime, Seal};
 
 use crate::clock::Clock;
 use crate::parts::Parts;
+use crate::seals::{SealCheck, SealCount};
 use crate::session::Stream;
 use crate::stream::Pieces;
 use crate::timeline::{Cursor, Task};
@@ -59,32 +60,97 @@ impl Host<'_> {
 #[derive(Debug)]
 pub struct ThreadFlow<'s> {
     decoder: FlowDecoder<'s, ImageView<'s>>,
-    cursor: Cursor<'s>,
+    context: Context<'s>,
     time: Option<Clock>,
-    /// An event was returned after which other code may be in place.
-    unsettled: bool,
     subject: Subject,
     host: Host<'s>,
-    /// The address space that the processor is in, as far as packets told.
-    paging: Paging,
-    /// They told something since the code was put in place.
-    switched: bool,
     /// A guest is running, whose code is not known.
     in_guest: bool,
     /// That was told.
     told: bool,
-    config: FlowConfig,
     /// From which byte on code runs in another mode, where packets do not tell it.
     modes: &'s [(StreamOffset, ExecMode)],
+}
+
+/// Where a flow stands, apart from its decoder.
+#[derive(Debug)]
+struct Context<'s> {
+    cursor: Cursor<'s>,
+    /// An event was returned after which other code may be in place.
+    unsettled: bool,
+    /// The address space that the processor is in, as far as packets told.
+    paging: Paging,
+    /// They told something since the code was put in place.
+    switched: bool,
+    config: FlowConfig,
     parts: Parts<'s>,
     /// The decoder of the part that comes next, at whose beginning something is missing.
     next: Option<FlowDecoder<'s, ImageView<'s>>>,
+    seals: SealCheck<'s>,
+    /// What comes behind a seal that does not match.
+    behind: Option<Item>,
+    /// Where the range ends that is decoded.
+    end: StreamOffset,
+}
+
+impl<'s> Context<'s> {
+    /// What is to be returned in the place of an item of the decoder's that is no instruction, or of its end.
+    fn tell(&mut self, item: Option<Item>) -> Option<Item> {
+        self.unsettled = true;
+        if let Some(Item::Event(event)) = &item {
+            self.note(event);
+        }
+        let item = item.or_else(|| self.cross().map(Item::Error));
+        match &item {
+            Some(Item::Error(error)) => self.seals.lose(error.offset),
+            Some(Item::Event(Event::Overflow { .. })) => self.seals.lose_here(),
+            Some(_) => {}
+            None => self.seals.finish(self.end),
+        }
+        match self.seals.take_broken() {
+            // A seal comes before what was found behind it.
+            Some(error) => {
+                self.behind = item;
+                Some(Item::Error(error))
+            }
+            None => item,
+        }
+    }
+
+    /// What comes behind a seal that did not match: another one, or the item before which it was told.
+    fn take_behind(&mut self) -> Option<Item> {
+        let broken = self.seals.take_broken().map(Item::Error);
+        broken.or_else(|| self.behind.take())
+    }
+
+    /// Notes what an event tells of the address space that the processor is in.
+    fn note(&mut self, event: &Event) {
+        match *event {
+            Event::Paging { cr3, nr } => {
+                (self.paging.cr3, self.paging.nr) = (Some(cr3), Some(nr));
+            }
+            Event::Vmcs { base } => self.paging.vmcs = Some(base),
+            _ => return,
+        }
+        self.switched = true;
+    }
+
+    /// Goes over to the next part of a stream; tells what is missing before it.
+    fn cross(&mut self) -> Option<FlowError> {
+        let part = self.parts.next()?;
+        // What code is in place is settled before any is read.
+        let decoder = FlowDecoder::new(part.bytes, self.cursor.nothing(), self.config);
+        self.next = Some(decoder.within(part.range));
+        self.cursor.assume(part.task);
+        Some(part.missing)
+    }
 }
 
 impl<'s> ThreadFlow<'s> {
     pub(crate) fn new(
         pieces: &'s Pieces<'_>,
         modes: &'s [(StreamOffset, ExecMode)],
+        seals: &'s [Seal],
         config: FlowConfig,
         cursor: Cursor<'s>,
         time: Option<Clock>,
@@ -93,19 +159,24 @@ impl<'s> ThreadFlow<'s> {
     ) -> Self {
         let mut this = Self {
             decoder: FlowDecoder::new(&[], cursor.view(), config),
-            config,
-            modes,
-            cursor,
+            context: Context {
+                cursor,
+                unsettled: false,
+                paging: Paging::default(),
+                switched: false,
+                config,
+                parts: Parts::new(pieces),
+                next: None,
+                seals: SealCheck::new(seals),
+                behind: None,
+                end: StreamOffset(pieces.len() as u64),
+            },
             time,
-            unsettled: false,
             subject,
             host,
-            paging: Paging::default(),
-            switched: false,
             in_guest: subject == Subject::Guests,
             told: subject == Subject::Guests,
-            parts: Parts::new(pieces),
-            next: None,
+            modes,
         };
         this.begin();
         this
@@ -116,9 +187,11 @@ impl<'s> ThreadFlow<'s> {
     /// What is missing at the very beginning of the range is told within it; what is missing at its end, in the next.
     #[must_use]
     pub fn within(mut self, range: Range<StreamOffset>) -> Self {
-        if self.parts.restrict(range) {
+        self.context.seals.restrict(range.start);
+        self.context.end = self.context.end.min(range.end);
+        if self.context.parts.restrict(range) {
             // Told before anything else, as if the part before had just ended.
-            self.decoder = FlowDecoder::new(&[], self.view_now(), self.config);
+            self.decoder = FlowDecoder::new(&[], self.view_now(), self.context.config);
         } else {
             self.begin();
         }
@@ -128,9 +201,10 @@ impl<'s> ThreadFlow<'s> {
     /// Begins with the first part, before which nothing is missing.
     fn begin(&mut self) {
         let view = self.view_now();
-        if let Some(part) = self.parts.next() {
-            self.decoder = FlowDecoder::new(part.bytes, view, self.config).within(part.range);
-            self.cursor.assume(part.task);
+        if let Some(part) = self.context.parts.next() {
+            self.decoder =
+                FlowDecoder::new(part.bytes, view, self.context.config).within(part.range);
+            self.context.cursor.assume(part.task);
             self.settle_mode();
         }
     }
@@ -138,64 +212,64 @@ impl<'s> ThreadFlow<'s> {
     /// The code that is in place now.
     fn view_now(&self) -> ImageView<'s> {
         if self.in_guest {
-            self.cursor.nothing()
+            self.context.cursor.nothing()
         } else {
-            self.cursor.view()
+            self.context.cursor.view()
         }
     }
 
     /// The next piece of the flow: an event, an error, or as many instructions as stand and ran one after the other.
     pub fn next_part(&mut self) -> Option<Part<'_>> {
+        if let Some(item) = self.context.take_behind() {
+            return part_of(item);
+        }
         self.settle();
         if self.in_guest {
-            return self.next_of_guest().and_then(|item| match item {
-                Item::Event(event) => Some(Part::Event(event)),
-                Item::Error(error) => Some(Part::Error(error)),
-                // Without code there are none.
-                Item::Insn(_) => None,
-            });
+            return self.next_of_guest().and_then(part_of);
         }
-        let part = self.decoder.next_part();
-        if part.is_none() {
-            self.unsettled = true;
-            return cross(
-                &mut self.parts,
-                &mut self.next,
-                &mut self.cursor,
-                self.config,
-            )
-            .map(Part::Error);
-        }
-        self.unsettled = !matches!(part, Some(Part::Run(_)));
-        if let Some(Part::Event(event)) = &part {
-            note(event, &mut self.paging, &mut self.switched);
-        }
-        part
+        let item = match self.decoder.next_part() {
+            Some(Part::Run(run)) => {
+                self.context.unsettled = false;
+                self.context.seals.run(&run);
+                return Some(Part::Run(run));
+            }
+            Some(Part::Event(event)) => Some(Item::Event(event)),
+            Some(Part::Error(error)) => Some(Item::Error(error)),
+            None => None,
+        };
+        part_of(self.context.tell(item)?)
     }
 
     /// Calls `visit` for each block that ran, up to the next event or error, which is returned: the fastest way through the flow.
     /// See [`FlowDecoder::blocks`].
-    pub fn blocks(&mut self, visit: impl FnMut(&Block<'_>)) -> Option<Item> {
+    pub fn blocks(&mut self, mut visit: impl FnMut(&Block<'_>)) -> Option<Item> {
+        if let Some(item) = self.context.take_behind() {
+            return Some(item);
+        }
         self.settle();
         if self.in_guest {
             return self.next_of_guest();
         }
-        self.unsettled = true;
-        let Some(item) = self.decoder.blocks(visit) else {
-            return self.cross().map(Item::Error);
-        };
-        if let Item::Event(event) = &item {
-            note(event, &mut self.paging, &mut self.switched);
-        }
-        Some(item)
+        let seals = &mut self.context.seals;
+        let item = self.decoder.blocks(|block| {
+            seals.block(block);
+            visit(block);
+        });
+        self.context.tell(item)
+    }
+
+    /// What came of comparing what was decoded so far with the seals of the stream.
+    #[must_use]
+    pub fn seals(&self) -> SealCount {
+        self.context.seals.count()
     }
 
     /// The next item while a guest runs whose code is not known. That is said once; what follows from it is not.
     fn next_of_guest(&mut self) -> Option<Item> {
         while self.in_guest {
-            self.unsettled = true;
+            self.context.unsettled = true;
             let item = match self.decoder.next() {
-                None => return self.cross().map(Item::Error),
+                None => return self.context.tell(None),
                 Some(Item::Error(error)) if matches!(error.kind, FlowErrorKind::Code(_)) => {
                     if std::mem::replace(&mut self.told, true) {
                         continue;
@@ -206,7 +280,7 @@ impl<'s> ThreadFlow<'s> {
                 Some(item) => item,
             };
             if let Item::Event(event) = &item {
-                note(event, &mut self.paging, &mut self.switched);
+                self.context.note(event);
             }
             return Some(item);
         }
@@ -216,7 +290,7 @@ impl<'s> ThreadFlow<'s> {
     /// Which thread the last item was about. Of a processor's stream, what is known of that at this place of it.
     pub fn task(&mut self) -> Task {
         self.settle();
-        self.cursor.task()
+        self.context.cursor.task()
     }
 
     /// The code that is in place now. Its [`ImageView::space`] and [`ImageView::version`] together tell whether two
@@ -240,8 +314,8 @@ impl<'s> ThreadFlow<'s> {
     /// Where in the stream the last packet begins that was used for the items returned so far.
     #[must_use]
     pub fn offset(&self) -> StreamOffset {
-        match &self.next {
-            Some(_) => self.parts.begun(),
+        match &self.context.next {
+            Some(_) => self.context.parts.begun(),
             None => self.decoder.offset(),
         }
     }
@@ -250,7 +324,7 @@ impl<'s> ThreadFlow<'s> {
     ///
     /// None right behind an error that tells of something missing: when that was is not known.
     pub fn time(&mut self) -> Option<cofi_flow::Time> {
-        match &self.next {
+        match &self.context.next {
             Some(_) => None,
             None => self.decoder.time(),
         }
@@ -269,7 +343,7 @@ impl<'s> ThreadFlow<'s> {
 
     /// The time of the last item on perf's clock, where the file says how to convert.
     pub fn perf_time(&mut self) -> Option<PerfTime> {
-        match &self.next {
+        match &self.context.next {
             Some(_) => None,
             None => now(&mut self.decoder, self.time),
         }
@@ -277,27 +351,30 @@ impl<'s> ThreadFlow<'s> {
 
     /// Puts the code in place that stood when the last event happened.
     fn settle(&mut self) {
-        if !std::mem::take(&mut self.unsettled) {
+        if !std::mem::take(&mut self.context.unsettled) {
             return;
         }
-        let crossed = self.next.take().map(|next| {
+        let crossed = self.context.next.take().map(|next| {
             self.decoder = next;
             // Whether a guest runs is not known any more; the PSB+ tells it before any code is needed.
-            self.paging = Paging::default();
-            self.switched = true;
+            self.context.paging = Paging::default();
+            self.context.switched = true;
         });
         self.settle_mode();
         let mut switched = crossed.is_some();
-        if std::mem::take(&mut self.switched) {
+        if std::mem::take(&mut self.context.switched) {
             let is_machine = self.subject == Subject::Machine;
-            switched |= self.cursor.switch_to(&self.paging, is_machine);
+            switched |= self
+                .context
+                .cursor
+                .switch_to(&self.context.paging, is_machine);
             if !is_machine {
                 // Of a guest is known what the user says.
-                let nr = self.paging.nr == Some(true);
+                let nr = self.context.paging.nr == Some(true);
                 switched |= self.enter_guest(nr);
             }
         }
-        if self.cursor.is_done() && !switched {
+        if self.context.cursor.is_done() && !switched {
             return;
         }
         let (decoder, time) = (&mut self.decoder, self.time);
@@ -305,11 +382,11 @@ impl<'s> ThreadFlow<'s> {
         let mut now = || now(decoder, time);
         let timed: Option<&mut dyn FnMut() -> Option<PerfTime>> =
             if time.is_some() { Some(&mut now) } else { None };
-        if !self.cursor.advance(offset, timed) && !switched {
+        if !self.context.cursor.advance(offset, timed) && !switched {
             return;
         }
-        let (in_guest, image) = (self.in_guest, self.cursor.image());
-        let version = self.cursor.version();
+        let (in_guest, image) = (self.in_guest, self.context.cursor.image());
+        let version = self.context.cursor.version();
         let view = self.decoder.code_mut();
         let changed = if !in_guest && std::ptr::eq(view.space(), image) {
             view.set_version(version)
@@ -331,7 +408,7 @@ impl<'s> ThreadFlow<'s> {
         let offset = self.decoder.offset();
         let count = self.modes.partition_point(|(from, _)| *from <= offset);
         let told = count.checked_sub(1).map(|index| self.modes[index].1);
-        let mode = told.unwrap_or(self.config.initial_mode);
+        let mode = told.unwrap_or(self.context.config.initial_mode);
         self.decoder.assume_mode(mode);
     }
 
@@ -339,46 +416,11 @@ impl<'s> ThreadFlow<'s> {
     fn enter_guest(&mut self, nr: bool) -> bool {
         let before = self.in_guest;
         let is_guest = self.subject == Subject::Guests || nr && self.host.is_there();
-        self.in_guest = is_guest && !self.cursor.is_told();
+        self.in_guest = is_guest && !self.context.cursor.is_told();
         // Of guests alone it was told before.
         self.told &= self.subject == Subject::Guests || self.in_guest && before;
         before != self.in_guest
     }
-
-    fn cross(&mut self) -> Option<FlowError> {
-        cross(
-            &mut self.parts,
-            &mut self.next,
-            &mut self.cursor,
-            self.config,
-        )
-    }
-}
-
-/// Notes what an event tells of the address space that the processor is in.
-fn note(event: &Event, paging: &mut Paging, switched: &mut bool) {
-    match *event {
-        Event::Paging { cr3, nr } => {
-            (paging.cr3, paging.nr) = (Some(cr3), Some(nr));
-        }
-        Event::Vmcs { base } => paging.vmcs = Some(base),
-        _ => return,
-    }
-    *switched = true;
-}
-
-/// Goes over to the next part of a stream; tells what is missing before it.
-fn cross<'s>(
-    parts: &mut Parts<'s>,
-    next: &mut Option<FlowDecoder<'s, ImageView<'s>>>,
-    cursor: &mut Cursor<'s>,
-    config: FlowConfig,
-) -> Option<FlowError> {
-    let part = parts.next()?;
-    // What code is in place is settled before any is read.
-    *next = Some(FlowDecoder::new(part.bytes, cursor.nothing(), config).within(part.range));
-    cursor.assume(part.task);
-    Some(part.missing)
 }
 
 fn now(
@@ -392,18 +434,31 @@ impl Iterator for ThreadFlow<'_> {
     type Item = Item;
 
     fn next(&mut self) -> Option<Item> {
+        if let Some(item) = self.context.take_behind() {
+            return Some(item);
+        }
         self.settle();
         if self.in_guest {
             return self.next_of_guest();
         }
-        let Some(item) = self.decoder.next() else {
-            self.unsettled = true;
-            return self.cross().map(Item::Error);
-        };
-        self.unsettled = !matches!(item, Item::Insn(_));
-        if let Item::Event(event) = &item {
-            note(event, &mut self.paging, &mut self.switched);
+        match self.decoder.next() {
+            Some(Item::Insn(insn)) => {
+                self.context.unsettled = false;
+                let offset = self.decoder.offset();
+                self.context.seals.instruction(offset, &insn);
+                Some(Item::Insn(insn))
+            }
+            item => self.context.tell(item),
         }
-        Some(item)
+    }
+}
+
+/// An item that is no instruction, as a part.
+fn part_of(item: Item) -> Option<Part<'static>> {
+    match item {
+        Item::Event(event) => Some(Part::Event(event)),
+        Item::Error(error) => Some(Part::Error(error)),
+        // Instructions come in runs.
+        Item::Insn(_) => None,
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cofi_flow::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
 use cofi_packet::ExecMode;
 use cofi_packet::rtit::Mode;
-use cofi_perf::{Attr, Body, CpuMode, Feature, File, PerfTime, Record, RtitInfo, TraceInfo};
+use cofi_perf::{Attr, Body, CpuMode, Feature, File, PerfTime, Record, RtitInfo, Seal, TraceInfo};
 
 use crate::attribution::Attribution;
 use crate::aux::Streams;
@@ -34,6 +34,8 @@ pub(crate) struct Contents<'f, 't> {
     pub(crate) modules: Vec<Module>,
     /// From which byte of a stream on code runs in another mode, where packets do not tell it.
     pub(crate) modes: BTreeMap<StreamKey, Vec<(u64, ExecMode)>>,
+    /// What the recorder says that ran in stretches of each stream.
+    pub(crate) seals: BTreeMap<StreamKey, Vec<Seal>>,
     /// Other files of which the trace consists, that were read.
     pub(crate) parts: Vec<PathBuf>,
     /// What the file tells of the code besides where it was mapped.
@@ -54,6 +56,7 @@ impl Contents<'_, '_> {
             only_guests: false,
             modules: Vec::new(),
             modes: BTreeMap::new(),
+            seals: BTreeMap::new(),
             parts: Vec::new(),
             code: Known::default(),
         }
@@ -279,6 +282,7 @@ impl<'f, 't> Reading<'f, 't> {
         self.runs
             .finish(&mut contents.entries, self.streams.only_thread());
         contents.modes = self.streams.take_modes();
+        contents.seals = self.streams.take_seals();
         let streams = match self.info.and_then(|info| info.rtit) {
             Some(_) => self.streams.without_padding(),
             None => self.streams,

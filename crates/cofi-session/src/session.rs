@@ -9,7 +9,7 @@ use cofi_image::{
     RawSpec, Version, Within, load_elf, load_raw,
 };
 use cofi_packet::{ExecMode, StreamOffset};
-use cofi_perf::{File, TimeConv};
+use cofi_perf::{File, Seal, TimeConv};
 
 use crate::clock::Clock;
 use crate::code::{CodeOptions, kernel_ranges, names_beside};
@@ -19,6 +19,7 @@ use crate::flow::{Host, Subject, ThreadFlow};
 use crate::lldb::{self, Module};
 use crate::parts::Parts;
 use crate::perf::{self, Contents};
+use crate::seals;
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
 use crate::timeline::{Cursor, Sources, Task, Timeline};
 
@@ -145,6 +146,7 @@ pub struct Stream<'t> {
     pieces: Pieces<'t>,
     /// From which byte on code runs in another mode, where packets do not tell it.
     modes: Vec<(StreamOffset, ExecMode)>,
+    seals: Vec<Seal>,
 }
 
 impl Stream<'_> {
@@ -181,6 +183,12 @@ impl Stream<'_> {
         starts
             .zip(ends)
             .map(|(start, end)| StreamOffset(start)..StreamOffset(end))
+    }
+
+    /// What the recorder says that ran in stretches of [`bytes`](Self::bytes), one after the other; none if it was not Cofi's.
+    #[must_use]
+    pub fn seals(&self) -> &[Seal] {
+        &self.seals
     }
 
     /// How many bytes of packets there are.
@@ -272,6 +280,7 @@ impl<'t> Session<'t> {
             only_guests,
             modules,
             mut modes,
+            mut seals,
             parts,
             code,
         } = contents;
@@ -348,6 +357,8 @@ impl<'t> Session<'t> {
             let modes = modes.remove(&key).unwrap_or_default().into_iter();
             let modes = modes.map(|(offset, mode)| (pieces.place(offset), mode));
             let modes = modes.collect();
+            let seals = seals.remove(&key).unwrap_or_default();
+            let seals = seals::placed(seals, |offset| pieces.place(offset));
             let task = Cursor::new(&timeline, key).task();
             let name = key
                 .tid()
@@ -359,6 +370,7 @@ impl<'t> Session<'t> {
                 name,
                 pieces,
                 modes,
+                seals,
             });
         }
         Ok(Self {
@@ -467,6 +479,7 @@ impl<'t> Session<'t> {
         ThreadFlow::new(
             &stream.pieces,
             &stream.modes,
+            &stream.seals,
             self.flow,
             cursor,
             self.time,

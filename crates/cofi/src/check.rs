@@ -11,7 +11,7 @@ use anyhow::Result;
 use cofi_analysis::{CheckOptions, Gap, GapCause, StreamCheck};
 use cofi_packet::Tsc;
 use cofi_perf::PerfTime;
-use cofi_session::{Session, Stream};
+use cofi_session::{SealCount, Session, Stream};
 use std::collections::BTreeMap;
 use std::io::Write;
 
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Ended> {
     out.flush()?;
     let is_whole = session.diagnostics().is_empty()
         && problems.is_empty()
-        && checks.iter().all(|check| check.gap_count() == 0);
+        && checks.iter().all(StreamCheck::is_whole);
     Ok(if is_whole {
         Ended::Well
     } else {
@@ -52,6 +52,8 @@ struct Total {
     lost_bytes: u64,
     head: u64,
     lost_ticks: u64,
+    seals: SealCount,
+    unsealed: u64,
     kinds: BTreeMap<&'static str, u64>,
 }
 
@@ -63,6 +65,8 @@ impl Total {
             total.bytes += check.bytes;
             total.lost_bytes += check.lost_bytes;
             total.head += check.head;
+            total.seals.add(check.seals);
+            total.unsealed += check.unsealed;
             total.lost_ticks = total.lost_ticks.saturating_add(check.lost_ticks);
             for (word, count) in &check.kinds {
                 *total.kinds.entry(word).or_default() += count;
@@ -147,6 +151,10 @@ fn json(
             .number("bytes_before_first_psb", total.head)
             .real("decoded_share", total.decoded())
             .number("gaps", total.gaps())
+            .number("seals", total.seals.verified)
+            .number("seals_broken", total.seals.broken)
+            .number("lost_instructions", total.seals.lost_instructions)
+            .number("unsealed_bytes", total.unsealed)
             .object("gaps_by_kind", |line| {
                 for (word, count) in &total.kinds {
                     line.number(word, *count);
@@ -283,6 +291,26 @@ pub(crate) fn gap_table(session: &Session<'_>, gaps: &[Gap]) -> String {
     lines(&list)
 }
 
+/// What may be said of a trace in which no gap was found: that it is whole only where its seals prove it.
+fn no_gaps(session: &Session<'_>, total: &Total) -> String {
+    if total.seals.verified == 0 || total.unsealed == total.bytes {
+        return "No gaps found: packets and code fit each other. (There are no seals to prove it: only Cofi's own recordings have them.)".into();
+    }
+    let seals = counted(total.seals.verified, "seal");
+    match total.unsealed {
+        0 if session.diagnostics().is_empty() => {
+            format!(
+                "No gaps: every instruction of the trace is accounted for, as {seals} of its recorder's prove."
+            )
+        }
+        0 => format!("No gaps in what the file holds, as {seals} of its recorder's prove."),
+        bytes => format!(
+            "No gaps found. {seals} of the recorder's are verified; no seal covers {}.",
+            counted(bytes, "byte")
+        ),
+    }
+}
+
 fn text(
     session: &Session<'_>,
     checks: &[StreamCheck],
@@ -333,16 +361,11 @@ fn text(
         )?;
     }
     if total.gaps() == 0 {
-        let end = if session.diagnostics().is_empty() {
-            "."
-        } else {
-            " in what the file holds."
-        };
-        writeln!(
-            out,
-            "No gaps: every instruction of the trace is accounted for{end}"
-        )?;
-        return Ok(());
+        return Ok(writeln!(out, "{}", no_gaps(session, &total))?);
+    }
+    if total.seals.lost_instructions > 0 {
+        let lost = counted(total.seals.lost_instructions, "instruction");
+        writeln!(out, "At least {lost} ran that could not be decoded.")?;
     }
     let kinds: Vec<String> = total
         .kinds

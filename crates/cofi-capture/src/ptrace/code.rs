@@ -57,6 +57,7 @@ const EMPTY: Slot = Slot {
             class: Class::Other,
             target: None,
             repeats: false,
+            digest: 0,
         },
         special: Special::None,
         way: Way::Step,

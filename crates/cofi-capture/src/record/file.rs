@@ -3,7 +3,7 @@
 use super::settings::{CORE_BUS_RATIO, RecordError, Settings};
 use super::thread::{Thread, VirtualClock};
 use cofi_packet::Tsc;
-use cofi_perf::{AuxFlags, Mmap2, Options, PerfTime, Task, TimeConv, WriteError, Writer};
+use cofi_perf::{AuxFlags, Mmap2, Options, PerfTime, Remark, Task, TimeConv, WriteError, Writer};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -167,6 +167,11 @@ impl TraceFile {
             .writer
             .auxtrace(index, tid, chunk.offset, chunk.tsc.0, &chunk.bytes);
         self.check(result)?;
+        for seals in chunk.seals.chunks(Remark::SEALS) {
+            let seals = seals.to_vec();
+            let result = self.writer.remark(&Remark::Seals { index, seals });
+            self.check(result)?;
+        }
         if let (0, Some((path, raw))) = (index, &mut self.raw) {
             raw.write_all(&chunk.bytes)
                 .map_err(super::write_error(path))?;

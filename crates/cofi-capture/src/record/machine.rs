@@ -3,7 +3,7 @@
 use super::thread::{Thread, VirtualClock};
 use super::{CHUNK, RecordError, Recorder, write_error};
 use crate::{CodePage, MachineObserver, Moment, Pid, ProcessorState, Step};
-use cofi_insn::Insn;
+use cofi_insn::{Checksum, Insn};
 use cofi_packet::Ip;
 use cofi_perf::{Mmap2, Subject, Task};
 use std::os::unix::ffi::OsStrExt;
@@ -39,13 +39,12 @@ impl MachineObserver for Recorder {
         }
     }
 
-    fn ran_block(&mut self, cpu: Pid, steps: &[Step], next: Ip) {
-        let Some(last) = steps.last() else { return };
+    fn ran_block(&mut self, cpu: Pid, steps: &[Step], checksum: Checksum, next: Ip) {
         self.clock.ticks(steps.len() as u64);
         let Some(thread) = self.threads.get_mut(cpu) else {
             return;
         };
-        thread.retired(self.clock, last.ip, &last.insn, next);
+        thread.ran_block(self.clock, steps, checksum, next);
         // What runs at a level that is not traced comes here too.
         if !thread.is_traced() {
             return;

@@ -359,11 +359,7 @@ impl Observer for Recorder {
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
-        let retired = match entry {
-            Entry::Instruction { ip, .. } => Some(ip),
-            Entry::SoftwareInterrupt { ip, .. } => thread.is_rtit().then_some(ip),
-            Entry::Event { .. } => None,
-        };
+        let retired = thread.retires_with(entry).map(|(ip, _)| ip);
         if retired.is_some() {
             self.clock.tick();
         }

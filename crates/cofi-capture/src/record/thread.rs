@@ -4,13 +4,14 @@ mod buffer;
 mod machine;
 mod pt;
 mod rtit;
+mod seals;
 mod unit;
 
 use crate::{Entry, ProcessorState, Runs};
 use buffer::Buffer;
-use cofi_insn::{Class, Insn};
+use cofi_insn::{Checksum, Class, Insn};
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
-use cofi_perf::Task;
+use cofi_perf::{Seal, Task};
 use cofi_unit::{At, Branch, Fault, Retired};
 pub(crate) use unit::Setup;
 use unit::TraceUnit;
@@ -63,6 +64,8 @@ pub(crate) struct Chunk {
     pub(crate) offset: StreamOffset,
     pub(crate) tsc: Tsc,
     pub(crate) bytes: Vec<u8>,
+    /// What ran in stretches that end within or before it.
+    pub(crate) seals: Vec<Seal>,
 }
 
 /// One thread's trace unit and what it has sent.
@@ -179,11 +182,7 @@ impl Thread {
         state: ProcessorState,
         ip: Option<Ip>,
     ) -> Result<Self, Fault> {
-        let mut buffer = Buffer {
-            clock: clock.0,
-            start: offset,
-            ..Buffer::default()
-        };
+        let mut buffer = Buffer::new(clock.0, offset);
         let unit = TraceUnit::start(setup, state, ip, &mut buffer)?;
         // RTIT may not have told it yet (LESS_PKTS).
         let time_owed = ip.is_none() && matches!(unit, TraceUnit::Rtit(_));
@@ -207,7 +206,24 @@ impl Thread {
         At { ip, next }
     }
 
+    /// These instructions run now. Only what is traced counts.
+    fn count(&mut self, checksum: Checksum) {
+        if self.unit.packet_en() {
+            self.buffer.seals.add(checksum);
+        }
+    }
+
+    fn count_one(&mut self, ip: Ip, insn: &Insn) {
+        self.count(Checksum::of(ip, insn.digest));
+    }
+
     pub(crate) fn retired(&mut self, clock: VirtualClock, ip: Ip, insn: &Insn, next: Ip) {
+        self.count_one(ip, insn);
+        self.last_retired(clock, ip, insn, next);
+    }
+
+    /// The last one of instructions that have been counted retired.
+    fn last_retired(&mut self, clock: VirtualClock, ip: Ip, insn: &Insn, next: Ip) {
         self.buffer.clock = clock.0;
         self.ip = Some(next);
         let retired = retired(insn.class, self.at(ip, insn), next);
@@ -228,11 +244,21 @@ impl Thread {
         next: Ip,
         mode: ExecMode,
     ) {
+        self.count_one(ip, insn);
         self.buffer.clock = clock.0;
         let at = self.at(ip, insn);
         self.ip = Some(next);
         self.state.mode = mode;
         self.transfer(Transfer::Branch(at), next);
+    }
+
+    /// The instruction that retires with an entry into the kernel, if one does. (A software interrupt does in RTIT only.)
+    pub(crate) const fn retires_with(&self, entry: Entry) -> Option<(Ip, Insn)> {
+        match entry {
+            Entry::Instruction { ip, insn } => Some((ip, insn)),
+            Entry::SoftwareInterrupt { ip, insn } if self.is_rtit() => Some((ip, insn)),
+            Entry::SoftwareInterrupt { .. } | Entry::Event { .. } => None,
+        }
     }
 
     pub(crate) fn task(&self) -> Task {
@@ -244,6 +270,9 @@ impl Thread {
 
     /// Enters the kernel.
     pub(crate) fn enter_kernel(&mut self, clock: VirtualClock, entry: Entry) {
+        if let Some((ip, insn)) = self.retires_with(entry) {
+            self.count_one(ip, &insn);
+        }
         let how = match entry {
             Entry::Instruction { ip, insn } => Transfer::Branch(self.at(ip, &insn)),
             Entry::SoftwareInterrupt { ip, insn } => Transfer::Software(self.at(ip, &insn)),
@@ -352,6 +381,7 @@ impl Thread {
     pub(crate) fn take(&mut self, all: bool) -> Option<Chunk> {
         let buffer = &mut self.buffer;
         let (len, next_tsc) = if all {
+            buffer.seals.close(buffer.start + buffer.bytes.len() as u64);
             (buffer.bytes.len(), buffer.clock)
         } else {
             buffer.cut?
@@ -364,6 +394,7 @@ impl Thread {
             offset: StreamOffset(buffer.start),
             tsc: Tsc(buffer.start_tsc),
             bytes: core::mem::replace(&mut buffer.bytes, rest),
+            seals: buffer.seals.take(),
         };
         buffer.start += len as u64;
         buffer.start_tsc = next_tsc;

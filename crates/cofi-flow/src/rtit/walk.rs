@@ -77,6 +77,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             len: block.len,
             class: block.class,
             mode: self.mode,
+            digest: block.digest,
         };
         match block.class {
             Class::Conditional if self.tnt_len != 0 => {

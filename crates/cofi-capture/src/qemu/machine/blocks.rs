@@ -1,8 +1,9 @@
 //! A machine's translated blocks, decoded once.
 
 use super::super::blocks as user;
+use crate::runs::checksum_of;
 use crate::{ProcessorState, Step};
-use cofi_insn::{Class, decode};
+use cofi_insn::{Checksum, Class, decode};
 use cofi_packet::{ExecMode, Ip};
 use cofi_qemu_plugin::layout::state;
 use std::ops::Range;
@@ -16,6 +17,8 @@ pub(super) struct Block {
     /// A record says if it was left before its last instruction began.
     pub(super) is_marked: bool,
     steps: Range<u32>,
+    /// Of all of them.
+    pub(super) checksum: Checksum,
     /// Its bytes, of [`Blocks::code`].
     code: Range<usize>,
     /// Where control goes from it in the simplest way: the next instruction, and the target of a direct branch.
@@ -83,6 +86,7 @@ impl Blocks {
             cpl: cpl_of(bits),
             is_marked: bits & state::MARKED != 0,
             ways: simple_ways(steps, mode),
+            checksum: checksum_of(steps),
             steps: begin..self.steps.len() as u32,
             code: place,
             placed: (0, u32::MAX),

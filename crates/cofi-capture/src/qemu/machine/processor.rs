@@ -110,7 +110,7 @@ impl Processor {
             && let (Some(before), Some(next)) = (blocks.get(before), blocks.get(number))
             && before.simply_leads_to(next)
         {
-            observer.ran_block(self.cpu, blocks.steps(before), next.start);
+            observer.ran_block(self.cpu, blocks.steps(before), before.checksum, next.start);
         } else {
             self.arrive(observer, blocks, number);
         }

@@ -1,10 +1,11 @@
 //! What a trace unit has sent, until it is written to the file.
 
+use super::seals::Seals;
 use cofi_packet::{intel, rtit};
 use cofi_unit::{Client, Clock, PhysAddr, rtit as unit};
 
 /// Packet bytes that have not been written to the file yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Buffer {
     pub(super) clock: u64,
     pub(super) bytes: Vec<u8>,
@@ -14,6 +15,22 @@ pub(super) struct Buffer {
     pub(super) start_tsc: u64,
     /// Index of the last PSB in `bytes` but for one at its start, and the clock when it was sent.
     pub(super) cut: Option<(usize, u64)>,
+    /// What ran.
+    pub(super) seals: Seals,
+}
+
+impl Buffer {
+    /// Of a stream that goes on at `start`.
+    pub(super) const fn new(clock: u64, start: u64) -> Self {
+        Self {
+            clock,
+            bytes: Vec::new(),
+            start,
+            start_tsc: 0,
+            cut: None,
+            seals: Seals::new(start),
+        }
+    }
 }
 
 impl Client for Buffer {
@@ -30,6 +47,7 @@ impl Client for Buffer {
             self.start_tsc = self.clock;
         } else if bytes == intel::PSB {
             self.cut = Some((self.bytes.len(), self.clock));
+            self.seals.place(self.start + self.bytes.len() as u64);
         }
         match *bytes {
             // Most packets have one of these sizes: a call of `memcpy` takes longer than the copy.

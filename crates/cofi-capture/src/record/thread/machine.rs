@@ -2,7 +2,7 @@
 
 use super::{Setup, Thread, Transfer, VirtualClock};
 use crate::{ProcessorState, Step};
-use cofi_insn::Insn;
+use cofi_insn::{Checksum, Insn};
 use cofi_packet::Ip;
 use cofi_unit::{At, Fault};
 
@@ -20,6 +20,20 @@ impl Thread {
         Self::start_in(ids, setup, clock, state, Some(ip))
     }
 
+    /// These instructions ran one after the other, of which only the last may be a branch, and no far one.
+    pub(crate) fn ran_block(
+        &mut self,
+        clock: VirtualClock,
+        steps: &[Step],
+        checksum: Checksum,
+        next: Ip,
+    ) {
+        if let Some(last) = steps.last() {
+            self.count(checksum);
+            self.last_retired(clock, last.ip, &last.insn, next);
+        }
+    }
+
     /// A far transfer that the code shows.
     pub(crate) fn far_to(
         &mut self,
@@ -28,6 +42,7 @@ impl Thread {
         to: Ip,
         state: ProcessorState,
     ) {
+        self.count_one(step.ip, &step.insn);
         self.buffer.clock = clock.0;
         let at = self.at(step.ip, &step.insn);
         self.ip = Some(to);
@@ -43,6 +58,7 @@ impl Thread {
         to: Ip,
         state: ProcessorState,
     ) {
+        self.count_one(step.ip, &step.insn);
         self.buffer.clock = clock.0;
         let at = self.at(step.ip, &step.insn);
         self.ip = Some(to);
@@ -66,6 +82,7 @@ impl Thread {
 
     /// MOV to CR3.
     pub(crate) fn mov_cr3(&mut self, clock: VirtualClock, ip: Ip, insn: &Insn, next: Ip, cr3: u64) {
+        self.count_one(ip, insn);
         self.buffer.clock = clock.0;
         self.ip = Some(next);
         let at = self.at(ip, insn);

@@ -92,18 +92,22 @@ impl Pt {
         let mut now = *clock;
         let mut unit = self.unit.gather(now.0);
         loop {
-            runs.take_direct(|instructions, conditional, taken| {
+            let mut ran = buffer.seals.ran;
+            runs.take_direct(|instructions, checksum, conditional, taken| {
                 let mut then = now;
                 then.ticks(instructions);
                 let takes = unit.direct(then.0, conditional, taken);
                 if takes {
                     now = then;
+                    ran = ran.then(checksum);
                 }
                 takes
             });
             buffer.clock = now.0;
+            buffer.seals.ran = ran;
             let Some(run) = runs.next() else { break };
             now.ticks(run.instructions());
+            buffer.seals.add(run.checksum());
             buffer.clock = now.0;
             let (at, next) = (
                 At {

@@ -1,0 +1,60 @@
+//! What ran between two places of a stream, for whoever decodes it to compare.
+
+use cofi_insn::Checksum;
+use cofi_packet::StreamOffset;
+use cofi_perf::Seal;
+
+/// Stretches are no shorter than so many bytes: a seal of 32 bytes for each is a fraction of a percent.
+const STRETCH: u64 = 16 << 10;
+
+/// The seals of one stream.
+#[derive(Debug)]
+pub(super) struct Seals {
+    /// What has run since `start`.
+    pub(super) ran: Checksum,
+    /// Where the stretch begins that is not sealed yet.
+    start: u64,
+    /// Seals that are not written yet.
+    done: Vec<Seal>,
+}
+
+impl Seals {
+    /// Of a stream that goes on at `offset`.
+    pub(super) const fn new(offset: u64) -> Self {
+        Self {
+            ran: Checksum::EMPTY,
+            start: offset,
+            done: Vec::new(),
+        }
+    }
+
+    /// These instructions run: to be told before the trace unit is, as what that sends may end a stretch behind them.
+    #[inline(always)]
+    pub(super) const fn add(&mut self, checksum: Checksum) {
+        self.ran = self.ran.then(checksum);
+    }
+
+    /// A place at which every reader knows which instructions ran before it: a PSB, which tells the address that comes next.
+    pub(super) fn place(&mut self, offset: u64) {
+        if offset - self.start >= STRETCH {
+            self.close(offset);
+        }
+    }
+
+    /// The stretch ends here.
+    pub(super) fn close(&mut self, end: u64) {
+        let start = std::mem::replace(&mut self.start, end);
+        let ran = std::mem::take(&mut self.ran);
+        self.done.push(Seal {
+            start: StreamOffset(start),
+            end: StreamOffset(end),
+            instructions: ran.instructions(),
+            sum: ran.sum(),
+        });
+    }
+
+    /// The seals that nobody has taken yet.
+    pub(super) fn take(&mut self) -> Vec<Seal> {
+        std::mem::take(&mut self.done)
+    }
+}

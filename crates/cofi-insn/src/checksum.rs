@@ -1,0 +1,147 @@
+//! A checksum over instructions that ran: who records and who decodes come to the same number.
+
+use cofi_packet::Ip;
+
+/// An odd number without a pattern (the golden ratio's), so that every bit of a product depends on many.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Another one.
+const FACTOR: u64 = 0xd129_42f2_5ae0_17cd;
+
+/// The digest of an instruction's bytes, of which at most [`MAX_INSN_LEN`](crate::MAX_INSN_LEN) count.
+pub(crate) fn digest(bytes: &[u8]) -> u32 {
+    let mut word = [0; 16];
+    let len = bytes.len().min(word.len());
+    word[..len].copy_from_slice(&bytes[..len]);
+    let word = u128::from_le_bytes(word);
+    let (low, high) = (word as u64, (word >> 64) as u64);
+    let mixed = (low ^ high.wrapping_mul(FACTOR))
+        .wrapping_add(len as u64)
+        .wrapping_mul(MIX);
+    (mixed >> 32) as u32
+}
+
+/// A checksum over the addresses and bytes of instructions, in their order, and how many there are.
+///
+/// It does not depend on where a flow is divided: `a.then(b)` is that of what `a` and `b` are of, one after the other. So it
+/// can be kept for each piece of code, and costs a multiplication and three additions when that runs, none of which waits for
+/// another.
+///
+/// ```
+/// use cofi_insn::{Checksum, decode};
+/// use cofi_packet::{ExecMode, Ip};
+///
+/// let at = |ip, bytes| Checksum::of(ip, decode(bytes, ip, ExecMode::Bits64).expect("an instruction").digest);
+/// let (nop, ret) = (at(Ip(0x1000), &[0x90]), at(Ip(0x1001), &[0xc3]));
+/// assert_ne!(nop.then(ret), ret.then(nop));
+/// assert_eq!(nop.then(ret).then(nop), nop.then(ret.then(nop)));
+/// // Other bytes, another address.
+/// assert_ne!(nop, at(Ip(0x1000), &[0x91]));
+/// assert_ne!(nop, at(Ip(0x1001), &[0x90]));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Checksum {
+    instructions: u64,
+    /// The sum of their numbers.
+    plain: u64,
+    /// The sum of their numbers, each as often as there are instructions before it.
+    weighted: u64,
+}
+
+impl Checksum {
+    /// Of nothing.
+    pub const EMPTY: Self = Self {
+        instructions: 0,
+        plain: 0,
+        weighted: 0,
+    };
+
+    /// Of one instruction at `ip`, of whose bytes this is the [digest](crate::Insn::digest).
+    #[inline]
+    #[must_use]
+    pub const fn of(ip: Ip, digest: u32) -> Self {
+        let mixed = (ip.0 ^ (digest as u64).rotate_left(33)).wrapping_mul(MIX);
+        Self {
+            instructions: 1,
+            plain: mixed ^ mixed >> 29,
+            weighted: 0,
+        }
+    }
+
+    /// Of this and what ran behind it.
+    #[inline]
+    #[must_use]
+    pub const fn then(self, next: Self) -> Self {
+        let before = self.instructions.wrapping_mul(next.plain);
+        Self {
+            instructions: self.instructions.wrapping_add(next.instructions),
+            plain: self.plain.wrapping_add(next.plain),
+            weighted: self
+                .weighted
+                .wrapping_add(before)
+                .wrapping_add(next.weighted),
+        }
+    }
+
+    /// How many instructions there are.
+    #[inline]
+    #[must_use]
+    pub const fn instructions(&self) -> u64 {
+        self.instructions
+    }
+
+    /// The checksum as a number.
+    #[must_use]
+    pub const fn sum(&self) -> u64 {
+        self.weighted.wrapping_mul(FACTOR) ^ self.plain.rotate_left(32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Checksum, digest};
+    use cofi_packet::Ip;
+
+    #[test]
+    fn every_byte_and_the_length_count() {
+        let bytes: [u8; 15] = core::array::from_fn(|i| i as u8 * 17);
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut other = bytes;
+                other[at] ^= 1 << bit;
+                assert_ne!(digest(&other), digest(&bytes), "byte {at}, bit {bit}");
+            }
+        }
+        assert_ne!(digest(&[0x90]), digest(&[0x90, 0]));
+    }
+
+    #[test]
+    fn it_is_the_same_however_the_flow_is_divided() {
+        let insns: [Checksum; 7] =
+            core::array::from_fn(|i| Checksum::of(Ip(0x1000 + i as u64), i as u32));
+        let piece = |part: &[Checksum]| part.iter().copied().fold(Checksum::EMPTY, Checksum::then);
+        let whole = piece(&insns);
+        assert_eq!(whole.instructions(), 7);
+        for cut in 0..insns.len() {
+            let (begin, end) = insns.split_at(cut);
+            assert_eq!(piece(begin).then(piece(end)), whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn the_order_counts() {
+        let insns: [Checksum; 6] =
+            core::array::from_fn(|i| Checksum::of(Ip(0x1000 + 3 * i as u64), 0));
+        let piece = |part: &[Checksum]| part.iter().copied().fold(Checksum::EMPTY, Checksum::then);
+        // A loop's rounds, as two TNT bits in the wrong order would give them.
+        let (short, long) = (piece(&insns[..2]), piece(&insns[2..]));
+        let rounds = |order: [Checksum; 4]| piece(&order).sum();
+        let truth = rounds([short, long, short, long]);
+        assert_ne!(rounds([long, short, short, long]), truth);
+        assert_ne!(rounds([short, short, long, long]), truth);
+        for at in 1..insns.len() {
+            let mut other = insns;
+            other.swap(at - 1, at);
+            assert_ne!(piece(&other).sum(), piece(&insns).sum());
+        }
+    }
+}

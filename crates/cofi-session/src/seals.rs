@@ -1,0 +1,287 @@
+//! Compares what is decoded with what the recorder says that ran.
+
+use std::collections::VecDeque;
+
+use cofi_flow::{Block, Executed, FlowError, FlowErrorKind, Run};
+use cofi_insn::Checksum;
+use cofi_packet::StreamOffset;
+use cofi_perf::Seal;
+
+/// What came of comparing a flow with the seals of its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SealCount {
+    /// Stretches of which it is proven that they were decoded as they ran.
+    pub verified: u64,
+    /// Stretches that were decoded otherwise, or not in full.
+    pub broken: u64,
+    /// How many instructions of these ran, less those that were decoded.
+    pub lost_instructions: u64,
+}
+
+impl SealCount {
+    /// Adds what came of another part.
+    pub fn add(&mut self, other: Self) {
+        self.verified += other.verified;
+        self.broken += other.broken;
+        self.lost_instructions += other.lost_instructions;
+    }
+}
+
+/// Seals in the order of their stream, whose places `place` gives. What overlaps another, as no recorder writes it, is left out.
+pub(crate) fn placed(mut seals: Vec<Seal>, place: impl Fn(u64) -> StreamOffset) -> Vec<Seal> {
+    for seal in &mut seals {
+        seal.start = place(seal.start.0);
+        seal.end = place(seal.end.0);
+    }
+    seals.sort_by_key(|seal| (seal.start, seal.end));
+    let mut end = StreamOffset(0);
+    seals.retain(|seal| {
+        let fits = end <= seal.start && seal.start <= seal.end;
+        if fits {
+            end = seal.end;
+        }
+        fits
+    });
+    seals
+}
+
+/// Goes along with a flow.
+///
+/// What ran before a place of the stream is what was decoded with packets before it. That holds at the places where stretches
+/// begin and end: PSBs, whose PSB+ tells the address that comes next, and the end of the stream.
+#[derive(Debug)]
+pub(crate) struct SealCheck<'s> {
+    /// Those whose stretch has not been passed.
+    seals: &'s [Seal],
+    /// Where something is to be done next; 0 while the flow is lost.
+    limit: u64,
+    /// The stretch of the first of them has begun.
+    begun: bool,
+    /// What was decoded since the stretch began.
+    ran: Checksum,
+    /// Something else has been said to be missing in the stretch.
+    excused: bool,
+    /// The flow is lost.
+    lost: bool,
+    count: SealCount,
+    /// Seals that do not match, where nothing else says why.
+    broken: VecDeque<FlowError>,
+}
+
+impl<'s> SealCheck<'s> {
+    pub(crate) fn new(seals: &'s [Seal]) -> Self {
+        let mut this = Self {
+            seals,
+            limit: u64::MAX,
+            begun: false,
+            ran: Checksum::EMPTY,
+            excused: false,
+            lost: false,
+            count: SealCount::default(),
+            broken: VecDeque::new(),
+        };
+        this.expect_next();
+        this
+    }
+
+    /// Only what begins at `start` or later is decoded.
+    pub(crate) fn restrict(&mut self, start: StreamOffset) {
+        let before = self.seals.partition_point(|seal| seal.start < start);
+        *self = Self::new(&self.seals[before..]);
+    }
+
+    fn expect_next(&mut self) {
+        self.begun = false;
+        self.set_limit();
+    }
+
+    fn set_limit(&mut self) {
+        self.limit = match self.seals.first() {
+            Some(seal) if self.begun => seal.end.0,
+            Some(seal) => seal.start.0,
+            None => u64::MAX,
+        };
+    }
+
+    /// What is decoded from now on is behind the packet at `offset`.
+    #[cold]
+    fn pass(&mut self, offset: u64) {
+        self.set_limit();
+        while offset >= self.limit
+            && let Some((seal, rest)) = self.seals.split_first()
+        {
+            if self.begun {
+                self.close(seal);
+                self.seals = rest;
+                self.expect_next();
+            } else {
+                self.begun = true;
+                self.limit = seal.end.0;
+                self.ran = Checksum::EMPTY;
+                self.excused = self.lost;
+            }
+        }
+    }
+
+    fn close(&mut self, seal: &Seal) {
+        let (instructions, sum) = (self.ran.instructions(), self.ran.sum());
+        if (instructions, sum) == (seal.instructions, seal.sum) {
+            self.count.verified += 1;
+            return;
+        }
+        self.count.broken += 1;
+        self.count.lost_instructions += seal.instructions.saturating_sub(instructions);
+        if !self.excused {
+            self.broken.push_back(FlowError {
+                offset: seal.start,
+                ip: None,
+                packet: None,
+                kind: FlowErrorKind::Seal {
+                    end: seal.end,
+                    ran: seal.instructions,
+                    decoded: instructions,
+                },
+            });
+        }
+    }
+
+    /// These instructions were decoded, with packets up to the one at `offset`.
+    #[inline(always)]
+    fn add(&mut self, offset: StreamOffset, checksum: Checksum) {
+        if offset.0 >= self.limit {
+            self.pass(offset.0);
+            self.lost = false;
+        }
+        self.ran = self.ran.then(checksum);
+    }
+
+    #[inline(always)]
+    pub(crate) fn block(&mut self, block: &Block<'_>) {
+        self.add(block.offset(), block.checksum());
+    }
+
+    #[inline]
+    pub(crate) fn run(&mut self, run: &Run<'_>) {
+        self.add(run.offset(), run.checksum());
+    }
+
+    #[inline]
+    pub(crate) fn instruction(&mut self, offset: StreamOffset, insn: &Executed) {
+        self.add(offset, insn.checksum());
+    }
+
+    /// The flow is lost here: that is said.
+    pub(crate) fn lose(&mut self, offset: StreamOffset) {
+        self.pass(offset.0);
+        self.lose_here();
+    }
+
+    /// The flow is lost where it has come to: that is said.
+    pub(crate) fn lose_here(&mut self) {
+        self.excused = true;
+        self.lost = true;
+        self.limit = 0;
+    }
+
+    /// Everything before `end` has been decoded.
+    pub(crate) fn finish(&mut self, end: StreamOffset) {
+        self.pass(end.0);
+    }
+
+    /// The next seal that does not match.
+    pub(crate) fn take_broken(&mut self) -> Option<FlowError> {
+        self.broken.pop_front()
+    }
+
+    pub(crate) const fn count(&self) -> SealCount {
+        self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofi_packet::Ip;
+
+    fn seal(start: u64, end: u64, ips: &[u64]) -> Seal {
+        let insns = ips.iter().map(|ip| Checksum::of(Ip(*ip), 7));
+        let ran = insns.fold(Checksum::EMPTY, Checksum::then);
+        Seal {
+            start: StreamOffset(start),
+            end: StreamOffset(end),
+            instructions: ran.instructions(),
+            sum: ran.sum(),
+        }
+    }
+
+    fn run(check: &mut SealCheck<'_>, steps: &[(u64, u64)]) {
+        for (offset, ip) in steps {
+            check.add(StreamOffset(*offset), Checksum::of(Ip(*ip), 7));
+        }
+    }
+
+    const SEALS: [(u64, u64, &[u64]); 3] =
+        [(0, 50, &[1, 2, 3]), (50, 90, &[4]), (90, 120, &[5, 6])];
+
+    fn seals() -> Vec<Seal> {
+        SEALS.iter().map(|(a, b, ips)| seal(*a, *b, ips)).collect()
+    }
+
+    #[test]
+    fn what_matches_is_verified() {
+        let seals = seals();
+        let mut check = SealCheck::new(&seals);
+        run(
+            &mut check,
+            &[(20, 1), (20, 2), (40, 3), (50, 4), (95, 5), (100, 6)],
+        );
+        check.finish(StreamOffset(128));
+        assert_eq!((check.count().verified, check.count().broken), (3, 0));
+        assert_eq!(check.take_broken(), None);
+    }
+
+    #[test]
+    fn another_order_and_a_shifted_place_break_seals() {
+        let seals = seals();
+        let mut check = SealCheck::new(&seals);
+        run(
+            &mut check,
+            &[(20, 1), (20, 3), (40, 2), (89, 4), (90, 5), (119, 6)],
+        );
+        check.finish(StreamOffset(120));
+        assert_eq!((check.count().verified, check.count().broken), (2, 1));
+        let error = check.take_broken().expect("a broken seal");
+        assert_eq!(error.offset, StreamOffset(0));
+        let mut check = SealCheck::new(&seals);
+        run(
+            &mut check,
+            &[(20, 1), (20, 2), (50, 3), (60, 4), (90, 5), (119, 6)],
+        );
+        check.finish(StreamOffset(120));
+        assert_eq!((check.count().verified, check.count().broken), (1, 2));
+    }
+
+    #[test]
+    fn what_is_said_to_be_missing_is_not_said_twice() {
+        let seals = seals();
+        let mut check = SealCheck::new(&seals);
+        run(&mut check, &[(20, 1)]);
+        check.lose(StreamOffset(30));
+        run(&mut check, &[(100, 6)]);
+        check.finish(StreamOffset(120));
+        assert_eq!((check.count().verified, check.count().broken), (0, 3));
+        assert_eq!(check.count().lost_instructions, 2 + 1 + 1);
+        assert_eq!(check.take_broken(), None);
+    }
+
+    #[test]
+    fn a_part_checks_the_stretches_that_begin_and_end_in_it() {
+        let seals = seals();
+        let mut check = SealCheck::new(&seals);
+        check.restrict(StreamOffset(30));
+        run(&mut check, &[(40, 3), (50, 4), (100, 5)]);
+        check.finish(StreamOffset(100));
+        assert_eq!((check.count().verified, check.count().broken), (1, 0));
+    }
+}
