@@ -20,6 +20,7 @@ use cofi_session::{SealCount, Session, Stream};
 
 use crate::clock::each_jump;
 use crate::gap::{Gap, GapFinder, Step};
+use crate::proof::Proof;
 
 /// How a trace is checked.
 #[derive(Clone, Copy, Debug)]
@@ -56,10 +57,8 @@ pub struct StreamCheck {
     pub lost_bytes: u64,
     /// How long the gaps lasted together, in TSC ticks, as far as that is known.
     pub lost_ticks: u64,
-    /// What came of comparing with the stream's seals.
-    pub seals: SealCount,
-    /// Bytes of which no seal says what ran: all of them, but for streams that Cofi recorded.
-    pub unsealed: u64,
+    /// What proves that it was decoded as it ran.
+    pub proof: Proof,
     /// How many gaps there are, by the word for their cause.
     pub kinds: BTreeMap<&'static str, u64>,
     /// The first gaps, at most [`StreamCheck::LISTED`].
@@ -81,7 +80,7 @@ impl StreamCheck {
     /// Whether nothing is known to be missing.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.gap_count() == 0 && self.seals.broken == 0
+        self.gap_count() == 0 && self.proof.seals.broken == 0
     }
 
     fn add(&mut self, gap: Gap) {
@@ -95,7 +94,7 @@ impl StreamCheck {
 
     fn take(&mut self, part: Found) {
         self.instructions += part.instructions;
-        self.seals.add(part.seals);
+        self.proof.seals.add(part.seals);
         for gap in part.gaps {
             self.add(gap);
         }
@@ -297,24 +296,6 @@ impl Found {
     }
 }
 
-/// How many bytes of a stream no seal covers. Padding at the end counts for nothing.
-fn unsealed(stream: &Stream<'_>) -> u64 {
-    const PADDING: u64 = 8;
-    let sealed: u64 = stream
-        .seals()
-        .iter()
-        .map(|seal| seal.end.0 - seal.start.0)
-        .sum();
-    let unsealed = (stream.len() as u64).saturating_sub(sealed);
-    let end = stream.seals().last().map_or(0, |seal| seal.end.0);
-    let padding = (stream.len() as u64).saturating_sub(end);
-    if padding < PADDING {
-        unsealed - padding.min(unsealed)
-    } else {
-        unsealed
-    }
-}
-
 /// Where in a stream the time goes back.
 fn jumps(session: &Session<'_>, stream: &Stream<'_>) -> Vec<(StreamOffset, TimeJump)> {
     let mut jumps = Vec::new();
@@ -341,7 +322,7 @@ fn join(
         bytes: stream.len() as u64,
         // Where there is no PSB at all, that is a gap.
         head: head as u64,
-        unsealed: unsealed(stream),
+        proof: Proof::of(stream),
         jumps: jumps(session, stream),
         ..StreamCheck::default()
     };

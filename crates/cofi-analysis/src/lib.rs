@@ -21,6 +21,7 @@ mod check;
 mod clock;
 mod count;
 mod gap;
+mod proof;
 mod summary;
 mod tally;
 #[cfg(test)]
@@ -29,5 +30,6 @@ mod tests;
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};
 pub use gap::{Gap, GapCause, Resumed};
+pub use proof::Proof;
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 pub use tally::Tally;

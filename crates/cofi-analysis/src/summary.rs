@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use cofi_session::{Session, StreamKey, Task};
 
 use crate::count::{Counts, Gaps, Times};
+use crate::proof::Proof;
 use crate::tally::Tally;
 
 /// What a trace was about.
@@ -15,6 +16,8 @@ pub struct Summary {
     pub total: Counts,
     /// Bytes of packets in all streams.
     pub trace_bytes: u64,
+    /// What proves that the trace was decoded as it ran.
+    pub proof: Proof,
     /// Each stream; of a processor's stream, each thread that ran in it.
     pub threads: Vec<ThreadSummary>,
     /// The functions that were executed, the one with the most instructions of its own first.

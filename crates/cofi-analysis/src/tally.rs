@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cofi_flow::{Event, FlowError, Part, Run};
+use cofi_flow::{Event, FlowError, FlowErrorKind, Part, Run};
 use cofi_image::{CodeFile, Place, Version};
 use cofi_insn::{Class, advance};
 use cofi_packet::{ExecMode, Ip, Tsc};
@@ -17,6 +17,7 @@ use rustc_hash::FxHashMap;
 
 use crate::count::{Counts, Gaps, Times};
 use crate::gap::{self, Gap, GapFinder};
+use crate::proof::Proof;
 use crate::summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 
 /// Counts what streams did.
@@ -27,6 +28,7 @@ pub struct Tally {
     /// Instructions by page tables.
     spaces: BTreeMap<Option<u64>, u64>,
     trace_bytes: u64,
+    proof: Proof,
 }
 
 impl Tally {
@@ -45,6 +47,9 @@ impl Tally {
             counter.follow(step, &mut flow);
         }
         counter.tick(None, &mut flow);
+        let mut proof = Proof::of(stream);
+        proof.seals = flow.seals();
+        self.proof.add(proof);
         if let Some(gap) = counter.finder.take_open() {
             counter.ended(gap);
         }
@@ -78,6 +83,7 @@ impl Tally {
 
     /// Puts what another tally counted to this one's.
     pub fn merge(&mut self, other: Tally) {
+        self.proof.add(other.proof);
         self.threads.extend(other.threads);
         self.trace_bytes += other.trace_bytes;
         self.functions.merge(other.functions);
@@ -104,6 +110,7 @@ impl Tally {
             spaces,
             total,
             trace_bytes: self.trace_bytes,
+            proof: self.proof,
             threads: self.threads,
             functions,
             files,
@@ -360,6 +367,10 @@ impl<'f> StreamCounter<'f> {
                 }
             }
             Step::Event(event) => self.event(event, flow),
+            // Behind it: the flow was not lost.
+            Step::Error(error) if matches!(error.kind, FlowErrorKind::Seal { .. }) => {
+                self.gaps(&gap::Step::Error(error), flow);
+            }
             Step::Error(error) => {
                 self.conditional = None;
                 self.tick(Some(false), flow);

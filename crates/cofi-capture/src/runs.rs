@@ -193,7 +193,7 @@ impl Runs<'_> {
     /// instructions one has and their checksum, whether its last is conditional, and whether that was taken. Up to the first for which it says
     /// `false`, which is not taken. This is for speed; [`Self::next`] gives the same ones, too.
     #[inline(always)]
-    pub(crate) fn take_direct(&mut self, mut take: impl FnMut(u64, Checksum, bool, bool) -> bool) {
+    pub(crate) fn take_direct(&mut self, mut take: impl FnMut(u64, &Checksum, bool, bool) -> bool) {
         let blocks = &self.list.blocks[..];
         let (mut block, mut numbers) = (self.block, self.numbers);
         while let Some((&number, rest)) = numbers.split_first()
@@ -201,7 +201,7 @@ impl Runs<'_> {
             && block.leads_directly_to(next)
             && take(
                 block.count.into(),
-                block.checksum,
+                &block.checksum,
                 block.is_conditional,
                 next.start != block.after,
             )
@@ -267,8 +267,8 @@ impl<'a> Run<'a> {
     /// Their checksum.
     #[must_use]
     #[inline(always)]
-    pub fn checksum(&self) -> Checksum {
-        self.block.checksum
+    pub fn checksum(&self) -> &'a Checksum {
+        &self.block.checksum
     }
 
     /// The address of the last.

@@ -1,6 +1,6 @@
 //! Blocks: the flow in larger pieces than instructions.
 
-use cofi_insn::Checksum;
+use cofi_insn::RunningChecksum;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 
 use crate::cache::{Cache, End};
@@ -80,13 +80,12 @@ impl<'d> Block<'d> {
         }
     }
 
-    /// The checksum of the instructions' addresses and bytes.
-    #[inline]
-    #[must_use]
-    pub fn checksum(&self) -> Checksum {
+    /// Adds the instructions to those that ran before.
+    #[inline(always)]
+    pub fn add_to(&self, running: &mut RunningChecksum) {
         match &self.content {
-            Content::Node { cache, id, .. } => cache.graph.checksum(*id),
-            Content::Piece(run) => run.checksum(),
+            Content::Node { cache, id, .. } => running.add(cache.graph.checksum(*id)),
+            Content::Piece(run) => running.add(&run.checksum()),
         }
     }
 

@@ -113,8 +113,8 @@ impl Graph {
     }
 
     #[inline]
-    pub(crate) fn checksum(&self, id: u32) -> Checksum {
-        self.checksums[id as usize]
+    pub(crate) fn checksum(&self, id: u32) -> &Checksum {
+        &self.checksums[id as usize]
     }
 
     /// Notes that `to` comes after `from` by this way.

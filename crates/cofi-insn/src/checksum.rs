@@ -23,8 +23,7 @@ pub(crate) fn digest(bytes: &[u8]) -> u32 {
 /// A checksum over the addresses and bytes of instructions, in their order, and how many there are.
 ///
 /// It does not depend on where a flow is divided: `a.then(b)` is that of what `a` and `b` are of, one after the other. So it
-/// can be kept for each piece of code, and costs a multiplication and three additions when that runs, none of which waits for
-/// another.
+/// can be kept for each piece of code, and costs little when that runs ([`RunningChecksum::add`]).
 ///
 /// ```
 /// use cofi_insn::{Checksum, decode};
@@ -81,24 +80,54 @@ impl Checksum {
                 .wrapping_add(next.weighted),
         }
     }
+}
 
-    /// How many instructions there are.
+/// What ran so far: how many instructions, and a number that tells which, and in which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RunningChecksum {
+    /// The number by which the next instruction counts: one more than ran, so that the first one counts, too.
+    weight: u64,
+    sum: u64,
+}
+
+impl RunningChecksum {
+    /// Nothing.
+    pub const EMPTY: Self = Self { weight: 1, sum: 0 };
+
+    /// These instructions ran. No step of this waits for a multiplication of the one before.
+    #[inline(always)]
+    pub const fn add(&mut self, next: &Checksum) {
+        self.sum = self
+            .sum
+            .wrapping_add(self.weight.wrapping_mul(next.plain))
+            .wrapping_add(next.weighted);
+        self.weight = self.weight.wrapping_add(next.instructions);
+    }
+
+    /// How many instructions ran.
     #[inline]
     #[must_use]
     pub const fn instructions(&self) -> u64 {
-        self.instructions
+        self.weight - 1
     }
 
-    /// The checksum as a number.
+    /// The number.
+    #[inline]
     #[must_use]
     pub const fn sum(&self) -> u64 {
-        self.weighted.wrapping_mul(FACTOR) ^ self.plain.rotate_left(32)
+        self.sum
+    }
+}
+
+impl Default for RunningChecksum {
+    fn default() -> Self {
+        Self::EMPTY
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Checksum, digest};
+    use super::{Checksum, RunningChecksum, digest};
     use cofi_packet::Ip;
 
     #[test]
@@ -114,34 +143,45 @@ mod tests {
         assert_ne!(digest(&[0x90]), digest(&[0x90, 0]));
     }
 
+    fn insns<const N: usize>() -> [Checksum; N] {
+        core::array::from_fn(|i| Checksum::of(Ip(0x1000 + 3 * i as u64), i as u32 / 4))
+    }
+
+    fn piece(part: &[Checksum]) -> Checksum {
+        part.iter().copied().fold(Checksum::EMPTY, Checksum::then)
+    }
+
+    fn running(pieces: &[Checksum]) -> RunningChecksum {
+        let mut running = RunningChecksum::EMPTY;
+        pieces.iter().for_each(|piece| running.add(piece));
+        running
+    }
+
     #[test]
     fn it_is_the_same_however_the_flow_is_divided() {
-        let insns: [Checksum; 7] =
-            core::array::from_fn(|i| Checksum::of(Ip(0x1000 + i as u64), i as u32));
-        let piece = |part: &[Checksum]| part.iter().copied().fold(Checksum::EMPTY, Checksum::then);
-        let whole = piece(&insns);
+        let insns = insns::<7>();
+        let whole = running(&insns);
         assert_eq!(whole.instructions(), 7);
         for cut in 0..insns.len() {
             let (begin, end) = insns.split_at(cut);
-            assert_eq!(piece(begin).then(piece(end)), whole, "cut at {cut}");
+            assert_eq!(piece(begin).then(piece(end)), piece(&insns), "cut at {cut}");
+            assert_eq!(running(&[piece(begin), piece(end)]), whole, "cut at {cut}");
         }
     }
 
     #[test]
     fn the_order_counts() {
-        let insns: [Checksum; 6] =
-            core::array::from_fn(|i| Checksum::of(Ip(0x1000 + 3 * i as u64), 0));
-        let piece = |part: &[Checksum]| part.iter().copied().fold(Checksum::EMPTY, Checksum::then);
+        let insns = insns::<6>();
         // A loop's rounds, as two TNT bits in the wrong order would give them.
         let (short, long) = (piece(&insns[..2]), piece(&insns[2..]));
-        let rounds = |order: [Checksum; 4]| piece(&order).sum();
-        let truth = rounds([short, long, short, long]);
-        assert_ne!(rounds([long, short, short, long]), truth);
-        assert_ne!(rounds([short, short, long, long]), truth);
+        let truth = running(&[short, long, short, long]);
+        assert_ne!(running(&[long, short, short, long]), truth);
+        assert_ne!(running(&[short, short, long, long]), truth);
         for at in 1..insns.len() {
             let mut other = insns;
             other.swap(at - 1, at);
-            assert_ne!(piece(&other).sum(), piece(&insns).sum());
+            assert_ne!(running(&other), running(&insns));
         }
+        assert_ne!(running(&insns[..1]), running(&insns[1..2]));
     }
 }

@@ -25,7 +25,7 @@ mod error;
 #[cfg(feature = "text")]
 mod text;
 
-pub use checksum::Checksum;
+pub use checksum::{Checksum, RunningChecksum};
 pub use class::Class;
 pub use code::{CodeSource, InSegment, Segment};
 pub use encoding::{is_mov_to_cr0, prefixes};

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use cofi_flow::{Block, Executed, FlowError, FlowErrorKind, Run};
-use cofi_insn::Checksum;
+use cofi_insn::RunningChecksum;
 use cofi_packet::StreamOffset;
 use cofi_perf::Seal;
 
@@ -59,7 +59,7 @@ pub(crate) struct SealCheck<'s> {
     /// The stretch of the first of them has begun.
     begun: bool,
     /// What was decoded since the stretch began.
-    ran: Checksum,
+    ran: RunningChecksum,
     /// Something else has been said to be missing in the stretch.
     excused: bool,
     /// The flow is lost.
@@ -75,7 +75,7 @@ impl<'s> SealCheck<'s> {
             seals,
             limit: u64::MAX,
             begun: false,
-            ran: Checksum::EMPTY,
+            ran: RunningChecksum::EMPTY,
             excused: false,
             lost: false,
             count: SealCount::default(),
@@ -118,7 +118,7 @@ impl<'s> SealCheck<'s> {
             } else {
                 self.begun = true;
                 self.limit = seal.end.0;
-                self.ran = Checksum::EMPTY;
+                self.ran = RunningChecksum::EMPTY;
                 self.excused = self.lost;
             }
         }
@@ -146,29 +146,31 @@ impl<'s> SealCheck<'s> {
         }
     }
 
-    /// These instructions were decoded, with packets up to the one at `offset`.
+    /// What is decoded now needed packets up to the one at `offset`.
     #[inline(always)]
-    fn add(&mut self, offset: StreamOffset, checksum: Checksum) {
+    fn come_to(&mut self, offset: StreamOffset) {
         if offset.0 >= self.limit {
             self.pass(offset.0);
             self.lost = false;
         }
-        self.ran = self.ran.then(checksum);
     }
 
     #[inline(always)]
     pub(crate) fn block(&mut self, block: &Block<'_>) {
-        self.add(block.offset(), block.checksum());
+        self.come_to(block.offset());
+        block.add_to(&mut self.ran);
     }
 
     #[inline]
     pub(crate) fn run(&mut self, run: &Run<'_>) {
-        self.add(run.offset(), run.checksum());
+        self.come_to(run.offset());
+        self.ran.add(&run.checksum());
     }
 
     #[inline]
     pub(crate) fn instruction(&mut self, offset: StreamOffset, insn: &Executed) {
-        self.add(offset, insn.checksum());
+        self.come_to(offset);
+        self.ran.add(&insn.checksum());
     }
 
     /// The flow is lost here: that is said.
@@ -202,11 +204,13 @@ impl<'s> SealCheck<'s> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cofi_insn::Checksum;
     use cofi_packet::Ip;
 
     fn seal(start: u64, end: u64, ips: &[u64]) -> Seal {
         let insns = ips.iter().map(|ip| Checksum::of(Ip(*ip), 7));
-        let ran = insns.fold(Checksum::EMPTY, Checksum::then);
+        let mut ran = RunningChecksum::EMPTY;
+        insns.for_each(|insn| ran.add(&insn));
         Seal {
             start: StreamOffset(start),
             end: StreamOffset(end),
@@ -217,7 +221,8 @@ mod tests {
 
     fn run(check: &mut SealCheck<'_>, steps: &[(u64, u64)]) {
         for (offset, ip) in steps {
-            check.add(StreamOffset(*offset), Checksum::of(Ip(*ip), 7));
+            check.come_to(StreamOffset(*offset));
+            check.ran.add(&Checksum::of(Ip(*ip), 7));
         }
     }
 

@@ -8,10 +8,10 @@ use crate::output::stdout;
 use crate::table::{lines, table};
 use crate::{input, item, progress};
 use anyhow::Result;
-use cofi_analysis::{CheckOptions, Gap, GapCause, StreamCheck};
+use cofi_analysis::{CheckOptions, Gap, GapCause, Proof, StreamCheck};
 use cofi_packet::Tsc;
 use cofi_perf::PerfTime;
-use cofi_session::{SealCount, Session, Stream};
+use cofi_session::{Session, Stream};
 use std::collections::BTreeMap;
 use std::io::Write;
 
@@ -52,8 +52,7 @@ struct Total {
     lost_bytes: u64,
     head: u64,
     lost_ticks: u64,
-    seals: SealCount,
-    unsealed: u64,
+    proof: Proof,
     kinds: BTreeMap<&'static str, u64>,
 }
 
@@ -65,8 +64,7 @@ impl Total {
             total.bytes += check.bytes;
             total.lost_bytes += check.lost_bytes;
             total.head += check.head;
-            total.seals.add(check.seals);
-            total.unsealed += check.unsealed;
+            total.proof.add(check.proof);
             total.lost_ticks = total.lost_ticks.saturating_add(check.lost_ticks);
             for (word, count) in &check.kinds {
                 *total.kinds.entry(word).or_default() += count;
@@ -151,10 +149,10 @@ fn json(
             .number("bytes_before_first_psb", total.head)
             .real("decoded_share", total.decoded())
             .number("gaps", total.gaps())
-            .number("seals", total.seals.verified)
-            .number("seals_broken", total.seals.broken)
-            .number("lost_instructions", total.seals.lost_instructions)
-            .number("unsealed_bytes", total.unsealed)
+            .number("seals", total.proof.seals.verified)
+            .number("seals_broken", total.proof.seals.broken)
+            .number("lost_instructions", total.proof.seals.lost_instructions)
+            .number("unsealed_bytes", total.proof.unsealed)
             .object("gaps_by_kind", |line| {
                 for (word, count) in &total.kinds {
                     line.number(word, *count);
@@ -292,22 +290,26 @@ pub(crate) fn gap_table(session: &Session<'_>, gaps: &[Gap]) -> String {
 }
 
 /// What may be said of a trace in which no gap was found: that it is whole only where its seals prove it.
-fn no_gaps(session: &Session<'_>, total: &Total) -> String {
-    if total.seals.verified == 0 || total.unsealed == total.bytes {
-        return "No gaps found: packets and code fit each other. (There are no seals to prove it: only Cofi's own recordings have them.)".into();
+pub(crate) fn no_gaps(session: &Session<'_>, proof: &Proof) -> String {
+    if !proof.has_seals() {
+        return "No gaps found: packets and code fit each other. (No seal proves that this is what ran: only Cofi's own recordings have seals.)".into();
     }
-    let seals = counted(total.seals.verified, "seal");
-    match total.unsealed {
-        0 if session.diagnostics().is_empty() => {
-            format!(
-                "No gaps: every instruction of the trace is accounted for, as {seals} of its recorder's prove."
-            )
-        }
-        0 => format!("No gaps in what the file holds, as {seals} of its recorder's prove."),
-        bytes => format!(
-            "No gaps found. {seals} of the recorder's are verified; no seal covers {}.",
-            counted(bytes, "byte")
-        ),
+    let seals = counted(proof.seals.verified, "seal");
+    let prove = if proof.seals.verified == 1 {
+        "proves"
+    } else {
+        "prove"
+    };
+    if !proof.is_complete() {
+        let unsealed = counted(proof.unsealed, "byte");
+        return format!("No gaps found. {seals} verified; no seal covers {unsealed} of trace.");
+    }
+    if session.diagnostics().is_empty() {
+        format!(
+            "No gaps: every instruction of the trace is accounted for. {seals} of the recorder {prove} it."
+        )
+    } else {
+        format!("No gaps in what the file holds. {seals} of the recorder {prove} it.")
     }
 }
 
@@ -361,10 +363,10 @@ fn text(
         )?;
     }
     if total.gaps() == 0 {
-        return Ok(writeln!(out, "{}", no_gaps(session, &total))?);
+        return Ok(writeln!(out, "{}", no_gaps(session, &total.proof))?);
     }
-    if total.seals.lost_instructions > 0 {
-        let lost = counted(total.seals.lost_instructions, "instruction");
+    if total.proof.seals.lost_instructions > 0 {
+        let lost = counted(total.proof.seals.lost_instructions, "instruction");
         writeln!(out, "At least {lost} ran that could not be decoded.")?;
     }
     let kinds: Vec<String> = total

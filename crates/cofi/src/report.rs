@@ -24,7 +24,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
     let mut out = stdout();
     print(&session, &summary, args.functions, &mut out)?;
     out.flush()?;
-    errors |= input::report_code(&session) || summary.gaps() > 0;
+    errors |= input::report_code(&session) || summary.gaps() > 0 || summary.proof.seals.broken > 0;
     Ok(if errors {
         Ended::WithErrors
     } else {
@@ -193,11 +193,11 @@ fn gaps(session: &Session<'_>, summary: &Summary, out: &mut impl Write) -> Resul
         return Ok(());
     }
     if summary.gaps() == 0 {
-        writeln!(
+        return Ok(writeln!(
             out,
-            "No gaps: every instruction of the trace is accounted for."
-        )?;
-        return Ok(());
+            "{}",
+            check::no_gaps(session, &summary.proof)
+        )?);
     }
     writeln!(out, "Gaps: {}", grouped(summary.gaps()))?;
     for thread in summary

@@ -209,7 +209,7 @@ impl Thread {
     /// These instructions run now. Only what is traced counts.
     fn count(&mut self, checksum: Checksum) {
         if self.unit.packet_en() {
-            self.buffer.seals.add(checksum);
+            self.buffer.seals.add(&checksum);
         }
     }
 

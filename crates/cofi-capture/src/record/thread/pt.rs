@@ -99,7 +99,7 @@ impl Pt {
                 let takes = unit.direct(then.0, conditional, taken);
                 if takes {
                     now = then;
-                    ran = ran.then(checksum);
+                    ran.add(checksum);
                 }
                 takes
             });

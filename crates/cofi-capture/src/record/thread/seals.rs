@@ -1,6 +1,6 @@
 //! What ran between two places of a stream, for whoever decodes it to compare.
 
-use cofi_insn::Checksum;
+use cofi_insn::{Checksum, RunningChecksum};
 use cofi_packet::StreamOffset;
 use cofi_perf::Seal;
 
@@ -11,7 +11,7 @@ const STRETCH: u64 = 16 << 10;
 #[derive(Debug)]
 pub(super) struct Seals {
     /// What has run since `start`.
-    pub(super) ran: Checksum,
+    pub(super) ran: RunningChecksum,
     /// Where the stretch begins that is not sealed yet.
     start: u64,
     /// Seals that are not written yet.
@@ -22,7 +22,7 @@ impl Seals {
     /// Of a stream that goes on at `offset`.
     pub(super) const fn new(offset: u64) -> Self {
         Self {
-            ran: Checksum::EMPTY,
+            ran: RunningChecksum::EMPTY,
             start: offset,
             done: Vec::new(),
         }
@@ -30,8 +30,8 @@ impl Seals {
 
     /// These instructions run: to be told before the trace unit is, as what that sends may end a stretch behind them.
     #[inline(always)]
-    pub(super) const fn add(&mut self, checksum: Checksum) {
-        self.ran = self.ran.then(checksum);
+    pub(super) const fn add(&mut self, checksum: &Checksum) {
+        self.ran.add(checksum);
     }
 
     /// A place at which every reader knows which instructions ran before it: a PSB, which tells the address that comes next.
