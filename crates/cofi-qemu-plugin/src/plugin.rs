@@ -374,8 +374,10 @@ extern "C" fn on_fork() {
     if OFF.load(Ordering::Relaxed) || word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
         return turn_off();
     }
-    let told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     let inherited = u64::from(told.blocks);
+    // The recorder is to hear from the child itself what is mapped where.
+    told.mapped.clear();
     // Without memory of its own it would write into its parent's.
     if rings::open_after_fork(&plugin.folder, inherited).is_err() {
         turn_off();

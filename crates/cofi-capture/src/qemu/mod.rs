@@ -13,6 +13,7 @@ mod place;
 mod program;
 mod shared;
 mod thread;
+mod told;
 
 pub use launch::{Qemu, QemuError};
 pub use program::Unfit;
@@ -291,7 +292,7 @@ impl Engine<'_> {
         let mut first = None;
         for (_, mut thread) in std::mem::take(&mut process.threads) {
             // Of a thread that another one's exec, or a signal, has killed, the last block is not known.
-            let whole = thread.end(self.observer, &process.blocks);
+            let whole = thread.end(self.observer, &mut process.blocks);
             self.unknown.cut += u64::from(!whole);
             self.unknown.unexplained += thread.unexplained;
             if goes_on && thread.tid == pid && whole {
@@ -306,9 +307,7 @@ impl Engine<'_> {
     /// Takes blocks of a process until there are `count`.
     fn catch_up(&mut self, pid: Pid, count: u64) {
         if let Some(process) = self.processes.get_mut(&pid) {
-            while (process.blocks.len() as u64) < count
-                && process.next_block(self.observer, &mut self.code)
-            {}
+            while (process.blocks.len() as u64) < count && process.next_block(&mut self.code) {}
         }
     }
 
@@ -337,7 +336,7 @@ impl Engine<'_> {
             self.unknown.untraced += u64::from(process.shared.take_untraced());
             for thread in process.threads.values_mut() {
                 // It runs on, so nothing of it is cut.
-                thread.end(self.observer, &process.blocks);
+                thread.end(self.observer, &mut process.blocks);
                 self.unknown.unexplained += thread.unexplained;
                 self.observer.thread_exit(process.pid, thread.tid);
             }
@@ -372,14 +371,14 @@ impl Process {
     }
 
     /// Takes the next translated block; `false` if there is none.
-    fn next_block(&mut self, observer: &mut dyn Observer, code: &mut Vec<u8>) -> bool {
+    fn next_block(&mut self, code: &mut Vec<u8>) -> bool {
         while let Some(block) = self.shared.next_block(code) {
             if block.instructions != BlockHead::MAPPING {
-                self.blocks.add(observer, self.pid, block.address, code);
+                self.blocks.add(block.address, code);
                 return true;
             }
             if let Some(mapping) = parse_mapping(code) {
-                self.blocks.map(observer, self.pid, block.address, mapping);
+                self.blocks.map(mapping);
             }
         }
         false
@@ -410,9 +409,9 @@ impl Process {
             let [first, behind @ ..] = rest else { break };
             if *first < record::SPECIAL {
                 rest = behind;
-                while self.blocks.len() <= *first as usize && self.next_block(observer, code) {}
+                while self.blocks.len() <= *first as usize && self.next_block(code) {}
                 if let Some(thread) = &mut thread {
-                    thread.enter(observer, &self.blocks, *first);
+                    thread.enter(observer, &mut self.blocks, *first);
                 }
                 continue;
             }
@@ -426,11 +425,11 @@ impl Process {
                     if self.goes_on.take() != Some(*tid) {
                         observer.thread_start(self.pid, *tid, parent);
                     }
-                    thread = Some(Thread::new(*tid));
+                    thread = Some(Thread::new(self.pid, *tid));
                 }
                 (record::EXIT, _) => {
                     if let Some(mut thread) = thread.take() {
-                        unknown.cut += u64::from(!thread.end(observer, &self.blocks));
+                        unknown.cut += u64::from(!thread.end(observer, &mut self.blocks));
                         unknown.unexplained += thread.unexplained;
                         observer.thread_exit(self.pid, thread.tid);
                     }
