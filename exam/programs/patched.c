@@ -1,5 +1,5 @@
 /* One thread changes the code that others run: in turns, under their feet, by other memory at the same address, by another
- * library there, and before a fork. The first argument says which, and how often, the second. */
+ * library there, before a fork, and in the program's own text. The first argument says which, and how often, the second. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -123,14 +123,27 @@ static long in_turns(void *(*other)(void *), int loads) {
     return sum;
 }
 
-static int under_their_feet(void) {
+/* A page of this program's own text, which can be written while it is changed only. */
+__asm__(".pushsection .patched, \"ax\", @progbits\n.balign 4096\nown_text: .zero 4096, 0xcc\n.popsection");
+extern unsigned char own_text[];
+
+static void allow(int rights) {
+    if (mprotect(code, PAGE, PROT_READ | PROT_EXEC | rights))
+        exit(7);
+}
+
+static int under_their_feet(int is_protected) {
     pthread_t threads[RUNNERS];
     int sums[RUNNERS] = {0};
     atomic_store(&stop, 0);
     for (int i = 0; i < RUNNERS; i++)
         pthread_create(&threads[i], 0, running, &sums[i]);
     for (unsigned i = 1; i <= rounds; i++) {
+        if (is_protected)
+            allow(PROT_WRITE);
         aim(i % 2 ? B : A);
+        if (is_protected)
+            allow(0);
         sched_yield();
     }
     atomic_store(&stop, 1);
@@ -178,12 +191,19 @@ int main(int argc, char **argv) {
     if (all || !strcmp(what, "turns"))
         printf("turns %ld\n", in_turns(turns, 0));
     if (all || !strcmp(what, "running"))
-        printf("running %d\n", under_their_feet());
+        printf("running %d\n", under_their_feet(0));
     if (all || !strcmp(what, "remapping"))
         printf("remapping %ld\n", in_turns(remapping, 0));
     if (libraries[0] && (all || !strcmp(what, "loading")))
         printf("loading %ld\n", in_turns(loading, 1));
     if (all || !strcmp(what, "forks"))
         printf("forks %ld\n", forks());
+    if (all || !strcmp(what, "text")) {
+        code = own_text;
+        allow(PROT_WRITE);
+        write_functions(code);
+        allow(0);
+        printf("text %d\n", under_their_feet(1));
+    }
     return 0;
 }

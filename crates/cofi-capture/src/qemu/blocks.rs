@@ -1,5 +1,8 @@
 //! A process's translated blocks, decoded once, and the code that they are of.
 
+#[cfg(test)]
+mod tests;
+
 use super::told::Told;
 use crate::runs::{Block, BlockList};
 use crate::{Mapping, Observer, Pid, Runs, SavedCode, Step};

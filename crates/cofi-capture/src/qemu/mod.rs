@@ -19,7 +19,7 @@ pub use launch::{Qemu, QemuError};
 pub use program::Unfit;
 
 use crate::ptrace::sys::{self, Dispositions};
-use crate::ptrace::{Command, EngineError, Options, Outcome, parse_mapping};
+use crate::ptrace::{Command, EngineError, Options, Outcome, is_shared_mapping, parse_mapping};
 use crate::{Observer, Pid, ProcessCause};
 use blocks::Blocks;
 use cofi_packet::Ip;
@@ -59,6 +59,9 @@ pub struct Unknown {
     /// Threads that are not in the trace, because there were too many at a time, and processes that could not tell of
     /// themselves, as after `chroot`.
     pub untraced: u64,
+    /// Processes that ran code in memory which can be mapped a second time: what is written through another mapping, QEMU does not
+    /// notice. It goes on with the code that it knows, and so does the trace.
+    pub shared_code: u64,
 }
 
 /// One traced process.
@@ -72,6 +75,8 @@ struct Process {
     rest: BTreeMap<usize, Vec<u32>>,
     /// The thread that executed this program, which the observer knows already.
     goes_on: Option<Pid>,
+    /// It has run code in memory that can be mapped twice.
+    has_shared_code: bool,
 }
 
 struct Engine<'o> {
@@ -265,6 +270,7 @@ impl Engine<'_> {
             threads: BTreeMap::new(),
             rest: BTreeMap::new(),
             goes_on,
+            has_shared_code: false,
         };
         self.processes.insert(pid, process);
     }
@@ -307,7 +313,9 @@ impl Engine<'_> {
     /// Takes blocks of a process until there are `count`.
     fn catch_up(&mut self, pid: Pid, count: u64) {
         if let Some(process) = self.processes.get_mut(&pid) {
-            while (process.blocks.len() as u64) < count && process.next_block(&mut self.code) {}
+            while (process.blocks.len() as u64) < count
+                && process.next_block(&mut self.code, &mut self.unknown)
+            {}
         }
     }
 
@@ -371,13 +379,16 @@ impl Process {
     }
 
     /// Takes the next translated block; `false` if there is none.
-    fn next_block(&mut self, code: &mut Vec<u8>) -> bool {
+    fn next_block(&mut self, code: &mut Vec<u8>, unknown: &mut Unknown) -> bool {
         while let Some(block) = self.shared.next_block(code) {
             if block.instructions != BlockHead::MAPPING {
                 self.blocks.add(block.address, code);
                 return true;
             }
             if let Some(mapping) = parse_mapping(code) {
+                let first = is_shared_mapping(code) && !self.has_shared_code;
+                unknown.shared_code += u64::from(first);
+                self.has_shared_code |= first;
                 self.blocks.map(mapping);
             }
         }
@@ -409,7 +420,7 @@ impl Process {
             let [first, behind @ ..] = rest else { break };
             if *first < record::SPECIAL {
                 rest = behind;
-                while self.blocks.len() <= *first as usize && self.next_block(code) {}
+                while self.blocks.len() <= *first as usize && self.next_block(code, unknown) {}
                 if let Some(thread) = &mut thread {
                     thread.enter(observer, &mut self.blocks, *first);
                 }
