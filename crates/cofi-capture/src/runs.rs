@@ -12,17 +12,44 @@ pub struct Step {
     pub insn: Insn,
 }
 
-/// How a block can be part of a run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How a block can be part of a run. Those that may go on where another one was left in the middle are the last: it takes one
+/// comparison to tell them from the others.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
 enum Manner {
     /// Only its last instruction may be a branch: a jump, conditional or not, that is direct.
     Direct,
-    /// As that, but it may go on where another one was left in the middle.
-    Resumed,
     /// Only its last instruction is a branch: a call, a return, or an indirect jump. No far one.
     Near,
     /// Not at all.
     Special,
+    /// As [`Self::Direct`], but not to be part of a run as things are.
+    StaleDirect,
+    /// As [`Self::Near`], likewise.
+    StaleNear,
+    /// As [`Self::Direct`], but it may go on where another one was left in the middle.
+    Resumed,
+    /// As [`Self::Resumed`], but not to be part of a run as things are.
+    StaleResumed,
+}
+
+impl Manner {
+    const fn stale(self) -> Self {
+        match self {
+            Self::Direct => Self::StaleDirect,
+            Self::Near => Self::StaleNear,
+            Self::Resumed => Self::StaleResumed,
+            other => other,
+        }
+    }
+
+    const fn fresh(self) -> Self {
+        match self {
+            Self::StaleDirect => Self::Direct,
+            Self::StaleNear => Self::Near,
+            Self::StaleResumed => Self::Resumed,
+            other => other,
+        }
+    }
 }
 
 /// The checksum of instructions that run one after the other.
@@ -100,8 +127,18 @@ impl Block {
     }
 
     /// It is one instruction that by itself ends no block.
+    #[inline(always)]
     pub(crate) fn is_resumed(&self) -> bool {
-        self.manner == Manner::Resumed
+        self.manner >= Manner::Resumed
+    }
+
+    /// Whether it may be part of a run, if it is of a kind that can. It costs the runs nothing.
+    fn set_fresh(&mut self, is_fresh: bool) {
+        self.manner = match is_fresh {
+            true => self.manner.fresh(),
+            false => self.manner.stale(),
+        };
+        self.is_direct = matches!(self.manner, Manner::Direct | Manner::Resumed);
     }
 
     /// Whether it ran to its end, and control went to `next`, by a direct jump if any.
@@ -110,7 +147,7 @@ impl Block {
         // No question that is answered by the data: which way a branch goes is as good as random.
         let follows =
             (next.start == self.target) | (self.is_conditional & (next.start == self.after));
-        follows & self.is_direct & (next.manner != Manner::Resumed)
+        follows & self.is_direct & !next.is_resumed()
     }
 
     /// Whether it ran to its end, and control went to `next`, in the simplest way.
@@ -119,7 +156,7 @@ impl Block {
         self.leads_directly_to(next)
             || self.manner == Manner::Near
                 && (self.class != Class::DirectCall || next.start == self.target)
-                && next.manner != Manner::Resumed
+                && !next.is_resumed()
     }
 }
 
@@ -127,8 +164,8 @@ impl Block {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockList {
     blocks: Vec<Block>,
-    /// Where the instructions of each end in `steps`.
-    ends: Vec<u32>,
+    /// Where the instructions of each begin and end in `steps`.
+    places: Vec<(u32, u32)>,
     steps: Vec<Step>,
 }
 
@@ -139,15 +176,31 @@ impl BlockList {
 
     pub(crate) fn truncate(&mut self, count: usize) {
         self.blocks.truncate(count);
-        self.ends.truncate(count);
-        self.steps
-            .truncate(self.ends.last().map_or(0, |end| *end as usize));
+        self.places.truncate(count);
     }
 
     pub(crate) fn push(&mut self, start: Ip, steps: &[Step], is_resumed: bool) {
         self.blocks.push(Block::new(start, steps, is_resumed));
+        let begin = self.steps.len() as u32;
         self.steps.extend_from_slice(steps);
-        self.ends.push(self.steps.len() as u32);
+        self.places.push((begin, self.steps.len() as u32));
+    }
+
+    /// Adds a block that is the same as another one.
+    pub(crate) fn push_again(&mut self, number: u32) {
+        let number = number as usize;
+        if let (Some(block), Some(place)) = (self.blocks.get(number), self.places.get(number)) {
+            let (block, place) = (*block, *place);
+            self.blocks.push(block);
+            self.places.push(place);
+        }
+    }
+
+    /// Whether a block may be part of a run: else the runs end before it.
+    pub(crate) fn set_fresh(&mut self, number: u32, is_fresh: bool) {
+        if let Some(block) = self.blocks.get_mut(number as usize) {
+            block.set_fresh(is_fresh);
+        }
     }
 
     pub(crate) fn get(&self, number: u32) -> Option<(&Block, &[Step])> {
@@ -155,14 +208,9 @@ impl BlockList {
     }
 
     fn steps_of(&self, number: u32) -> &[Step] {
-        let number = number as usize;
-        let begin = match number.checked_sub(1) {
-            Some(before) => self.ends.get(before).copied(),
-            None => Some(0),
-        };
-        let range = begin.zip(self.ends.get(number).copied());
-        range
-            .and_then(|(begin, end)| self.steps.get(begin as usize..end as usize))
+        let place = self.places.get(number as usize);
+        place
+            .and_then(|(begin, end)| self.steps.get(*begin as usize..*end as usize))
             .unwrap_or_default()
     }
 

@@ -40,8 +40,10 @@ static VCPUS: AtomicU32 = AtomicU32::new(0);
 const NO_SLOT: u32 = 0;
 /// There was no slot left for it.
 const UNTRACED: u32 = u32::MAX;
-/// A system call that may change mappings has begun or ended: what was told of them does not count any more.
+/// A system call that may change mappings has ended: what was told of them does not count any more.
 static MAPPINGS_CHANGE: AtomicBool = AtomicBool::new(false);
+/// How many threads are in such a call: as long as any is, nothing that is told of mappings counts for long.
+static MAPPING_CALLS: AtomicU32 = AtomicU32::new(0);
 
 /// A system call's numbers on x86-64.
 mod call {
@@ -291,7 +293,8 @@ pub(crate) fn put_machine_block(address: u64, state: u32, code: &[u8]) -> u32 {
 /// Tells the recorder of a block; its number.
 fn put_block(address: u64, instructions: u32, code: &[u8]) -> u32 {
     let mut told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
-    if MAPPINGS_CHANGE.swap(false, Ordering::AcqRel) {
+    let is_changing = MAPPING_CALLS.load(Ordering::Acquire) != 0;
+    if MAPPINGS_CHANGE.swap(false, Ordering::AcqRel) || is_changing {
         told.mapped.clear();
     }
     if !told.mapped.iter().any(|range| range.contains(&address))
@@ -342,20 +345,19 @@ extern "C" fn on_system_call(
     if let Some(base) = slot_of(vcpu) {
         put(base, &[record::SYSCALL, number as u32]);
     }
-    note_mappings(number);
+    if call::MAPPING.contains(&number) {
+        MAPPING_CALLS.fetch_add(1, Ordering::AcqRel);
+    }
     if number == call::RT_SIGACTION && action != 0 {
         signals::set_action(signal, action);
     }
 }
 
-fn note_mappings(number: i64) {
+extern "C" fn on_system_call_return(_id: Id, _vcpu: c_uint, number: i64, _result: i64) {
     if call::MAPPING.contains(&number) {
         MAPPINGS_CHANGE.store(true, Ordering::Release);
+        MAPPING_CALLS.fetch_sub(1, Ordering::AcqRel);
     }
-}
-
-extern "C" fn on_system_call_return(_id: Id, _vcpu: c_uint, number: i64, _result: i64) {
-    note_mappings(number);
 }
 
 /// In a child after fork: memory of its own. It has its parent's translated blocks, and their numbers.
@@ -374,8 +376,11 @@ extern "C" fn on_fork() {
     if OFF.load(Ordering::Relaxed) || word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
         return turn_off();
     }
-    let told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     let inherited = u64::from(told.blocks);
+    // The recorder is to hear from the child itself what is mapped where.
+    told.mapped.clear();
+    MAPPING_CALLS.store(0, Ordering::Relaxed);
     // Without memory of its own it would write into its parent's.
     if rings::open_after_fork(&plugin.folder, inherited).is_err() {
         turn_off();

@@ -225,6 +225,11 @@ fn tell(unknown: Unknown) {
         "programs were started that could not run under QEMU (as 32-bit ones, or another user's): they ran without being \
          traced",
     );
+    say(
+        unknown.shared_code,
+        "processes ran code in shared memory: QEMU does not notice what is written through another mapping of it, and goes on \
+         with the code that it knows (see docs/engines.md)",
+    );
 }
 
 /// The comparison and the list of addresses, as the options ask for them.

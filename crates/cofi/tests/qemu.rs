@@ -82,6 +82,51 @@ fn code_that_is_made_or_changed() {
 }
 
 #[test]
+fn code_that_another_thread_changes() {
+    if !has_qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let Some(program) = scratch.program("patched.c", DYNAMIC) else {
+        return;
+    };
+    for what in ["turns", "running", "remapping", "forks", "text"] {
+        verified(&program, &[what, "24"]);
+    }
+}
+
+#[test]
+fn a_library_that_another_thread_loads_in_the_place_of_one() {
+    if !has_qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let Some(program) = scratch.program("patched.c", DYNAMIC) else {
+        return;
+    };
+    let mut args = vec!["loading".to_owned(), "12".to_owned()];
+    for (name, body) in [
+        (
+            "first",
+            "int s = 1; for (volatile int i = 0; i < 3 + n; i++) s += i; return s;",
+        ),
+        (
+            "second",
+            "int s = 2; for (volatile int i = 0; i < 6 + n; i++) s ^= i * 3; return s;",
+        ),
+    ] {
+        let source = scratch.path(&format!("{name}.c"));
+        std::fs::write(&source, format!("int chosen(int n) {{ {body} }}\n")).unwrap();
+        let Some(library) = scratch.compile(&source, &["-O1", "-shared", "-fPIC"]) else {
+            return;
+        };
+        args.push(library.to_str().unwrap().to_owned());
+    }
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    verified(&program, &args);
+}
+
+#[test]
 fn signals() {
     exam(&["signals.c", "rep.c", "killed.c"], STATIC);
 }

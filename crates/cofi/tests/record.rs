@@ -13,13 +13,18 @@ use std::time::Duration;
 
 /// Records one of the exam's programs in a configuration; its status and output must be those of a run of its own.
 fn verified(file: &str, flags: &[&str], config: Option<&str>) {
+    verified_with(file, flags, &[], config);
+}
+
+/// As [`verified`], of a program with arguments.
+fn verified_with(file: &str, flags: &[&str], args: &[&str], config: Option<&str>) {
     let scratch = Scratch::new();
     let Some(program) = scratch.program(file, flags) else {
         return;
     };
-    let alone = run(&mut Command::new(&program));
+    let alone = run(Command::new(&program).args(args));
     let data = scratch.path("data");
-    let traced = run(record(&data, config).arg("--").arg(&program));
+    let traced = run(record(&data, config).arg("--").arg(&program).args(args));
     assert_eq!(traced.code(), alone.code(), "{file}: {}", traced.stderr);
     assert!(
         traced.stderr.contains("verified"),
@@ -63,6 +68,14 @@ fn generated_code() {
 #[test]
 fn code_that_rewrites_itself() {
     verified("smc.c", STATIC, None);
+}
+
+#[test]
+fn code_that_another_thread_changes() {
+    for what in ["turns", "running", "remapping", "forks", "text"] {
+        let rounds = if what == "running" { "300" } else { "16" };
+        verified_with("patched.c", DYNAMIC, &[what, rounds], None);
+    }
 }
 
 #[test]

@@ -34,6 +34,9 @@ usage: cargo xtask CHORE
   exam large
           record programs that people run through QEMU, and compare perf's samples with Cofi's list
           [--cofi PATH]
+  exam jit
+          record programs whose threads change code that others run, and guests that do, while other processes work
+          [--only NAME]... [--rounds N] [--load N] [--kernel FILE --busybox FILE] [--cofi PATH]
   exam machine
           record whole machines, and compare a boot with QEMU's own log of it
           [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]

@@ -23,9 +23,18 @@ pub(super) struct Code {
     pub(super) insn: Insn,
     pub(super) special: Special,
     pub(super) way: Way,
+    /// The bytes come from a file and cannot change.
+    pub(super) stable: bool,
+    bytes: [u8; MAX_INSN_LEN],
 }
 
 impl Code {
+    fn bytes(&self) -> &[u8] {
+        self.bytes
+            .get(..usize::from(self.insn.len))
+            .unwrap_or_default()
+    }
+
     /// Whether this makes a system call.
     pub(super) fn is_system_call(&self) -> bool {
         self.insn.class == Class::Syscall || self.special == Special::SystemCall
@@ -39,9 +48,6 @@ struct Slot {
     /// The state of the mappings for which it holds; 0 for an empty slot.
     generation: u32,
     mode: ExecMode,
-    /// The bytes come from a file and cannot change.
-    stable: bool,
-    bytes: [u8; MAX_INSN_LEN],
     code: Code,
 }
 
@@ -49,8 +55,6 @@ const EMPTY: Slot = Slot {
     ip: 0,
     generation: 0,
     mode: ExecMode::Bits64,
-    stable: false,
-    bytes: [0; MAX_INSN_LEN],
     code: Code {
         insn: Insn {
             len: 1,
@@ -61,6 +65,8 @@ const EMPTY: Slot = Slot {
         },
         special: Special::None,
         way: Way::Step,
+        stable: false,
+        bytes: [0; MAX_INSN_LEN],
     },
 };
 
@@ -169,19 +175,10 @@ impl CodeSpace {
         }
         let slot = &self.slots[ip as usize % SLOTS];
         let hit = slot.ip == ip && slot.generation == self.generation && slot.mode == mode;
-        if hit && slot.stable {
-            return Some(slot.code);
-        }
-        if hit {
-            let mut bytes = [0; MAX_INSN_LEN];
-            let bytes = &mut bytes[..usize::from(slot.code.insn.len)];
-            let (known, code) = (slot.bytes, slot.code);
-            if sys::read_memory(who.1 as i32, ip, bytes) == bytes.len()
-                && known[..bytes.len()] == *bytes
-            {
-                self.tell(who, ip, bytes, observer);
-                return Some(code);
-            }
+        let code = slot.code;
+        if hit && (code.stable || stands(who.1, ip, &code)) {
+            self.tell(who, ip, &code, observer);
+            return Some(code);
         }
         self.decode(who, ip, mode, observer)
     }
@@ -200,7 +197,7 @@ impl CodeSpace {
         let hit = |slot: &&Slot| slot.ip == ip && slot.generation == self.generation;
         if let Some(slot) = slot.filter(hit)
             && slot.mode == mode
-            && slot.stable
+            && slot.code.stable
         {
             return Some(slot.code);
         }
@@ -217,9 +214,8 @@ impl CodeSpace {
             return None;
         }
         let code = self.fetch(who, ip, mode, observer)?;
-        let slot = &self.slots[ip as usize % SLOTS];
         let whole = ip.saturating_add(u64::from(code.insn.len)) <= end;
-        (slot.stable || (alone && whole)).then_some(code)
+        (code.stable || (alone && whole)).then_some(code)
     }
 
     /// Remembers how a conditional branch went.
@@ -244,47 +240,56 @@ impl CodeSpace {
             self.refresh(who.0, who.1, observer);
             self.mappings.find(ip)?;
         }
-        let mut bytes = [0; MAX_INSN_LEN];
-        // The next page need not be there.
-        let in_page = (PAGE - ip % PAGE).min(MAX_INSN_LEN as u64) as usize;
-        let mut len = sys::read_memory(who.1 as i32, ip, &mut bytes[..in_page]);
-        let insn = match decode(&bytes[..len], Ip(ip), mode) {
-            Ok(insn) => insn,
-            Err(InsnError::Truncated { .. }) if len == in_page => {
-                len +=
-                    sys::read_memory(who.1 as i32, ip.wrapping_add(len as u64), &mut bytes[len..]);
-                decode(&bytes[..len], Ip(ip), mode).ok()?
-            }
-            Err(_) => return None,
-        };
-        let text = &bytes[..usize::from(insn.len)];
-        let special = special(text, mode);
-        let code = Code {
-            insn,
-            special,
-            way: way(text, ip, &insn, special, mode),
-        };
-        let stable = self.tell(who, ip, text, observer);
+        let mut code = read(who.1, ip, mode)?;
+        code.stable = self.tell(who, ip, &code, observer);
         self.slots[ip as usize % SLOTS] = Slot {
             ip,
             generation: self.generation,
             mode,
-            stable,
-            bytes,
             code,
         };
         Some(code)
     }
 
-    /// Tells the pages of the instruction `bytes` at `ip` that no file holds and that are not known as they are now.
-    /// Whether the bytes cannot change without a change of the mappings.
+    /// The instruction at `ip` as a thread has run it, which was `known` before. Another thread may have changed it before that, or
+    /// after; whether an instruction leads to where the thread is now, `explains` says. It is told again if something else was
+    /// told since, for another thread.
+    pub(super) fn as_it_ran(
+        &mut self,
+        who: (Pid, Pid),
+        (ip, mode): (u64, ExecMode),
+        known: Code,
+        explains: impl Fn(&Code) -> bool,
+        observer: &mut dyn Observer,
+    ) -> Code {
+        if known.stable {
+            return known;
+        }
+        let ran = if stands(who.1, ip, &known) {
+            known
+        } else {
+            // Where both versions lead there, they are the same flow.
+            let now = read(who.1, ip, mode).filter(|now| explains(now) && !explains(&known));
+            now.unwrap_or(known)
+        };
+        self.tell(who, ip, &ran, observer);
+        ran
+    }
+
+    /// Tells the pages of the instruction at `ip` that no file holds, unless what was told of them last is just that.
+    /// Whether the instruction cannot change without a change of the mappings.
+    #[inline]
     fn tell(
         &mut self,
         (pid, tid): (Pid, Pid),
         ip: u64,
-        bytes: &[u8],
+        code: &Code,
         observer: &mut dyn Observer,
     ) -> bool {
+        if code.stable {
+            return true;
+        }
+        let bytes = code.bytes();
         let mut stable = true;
         let mut done = 0;
         while done < bytes.len() {
@@ -310,7 +315,7 @@ impl CodeSpace {
             };
             stable &= kind == Some(MappingKind::Vdso);
             if !saved {
-                self.save(pid, tid, at, observer);
+                self.save((pid, tid), at, part, observer);
             }
         }
         stable
@@ -344,8 +349,8 @@ impl CodeSpace {
         sys::read_memory(tid as i32, page, &mut here) == here.len() && here == there
     }
 
-    /// Tells the page of `at` as it is now.
-    fn save(&mut self, pid: Pid, tid: Pid, at: u64, observer: &mut dyn Observer) {
+    /// Tells the page of `at` as it is now, but for this part of it, which is as it ran.
+    fn save(&mut self, (pid, tid): (Pid, Pid), at: u64, part: &[u8], observer: &mut dyn Observer) {
         let page = at & !(PAGE - 1);
         // The vDSO is told whole, so that the saved bytes are an ELF image.
         let (start, end) = self
@@ -353,10 +358,18 @@ impl CodeSpace {
             .find(at)
             .filter(|mapping| mapping.kind == MappingKind::Vdso)
             .map_or((page, page + PAGE), |mapping| (mapping.start, mapping.end));
-        let bytes: Rc<[u8]> = maps::read(tid, start, (end - start) as usize).into();
-        if bytes.is_empty() {
-            return;
+        let mut bytes = maps::read(tid, start, (end - start) as usize);
+        if bytes.is_empty()
+            && let Some(Page::Saved(told, before)) = self.pages.get(&page)
+            && *told == start
+        {
+            // Another thread has unmapped it since it ran.
+            bytes = before.to_vec();
         }
+        bytes.resize((end - start) as usize, 0);
+        let offset = (at - start) as usize;
+        bytes[offset..offset + part.len()].copy_from_slice(part);
+        let bytes: Rc<[u8]> = bytes.into();
         observer.code(
             pid,
             tid,
@@ -370,6 +383,38 @@ impl CodeSpace {
                 .insert(page, Page::Saved(start, Rc::clone(&bytes)));
         }
     }
+}
+
+/// Whether this is what stands at an address now.
+fn stands(tid: Pid, ip: u64, code: &Code) -> bool {
+    let mut bytes = [0; MAX_INSN_LEN];
+    let bytes = &mut bytes[..usize::from(code.insn.len)];
+    sys::read_memory(tid as i32, ip, bytes) == bytes.len() && code.bytes() == bytes
+}
+
+/// The instruction that stands at an address now.
+fn read(tid: Pid, ip: u64, mode: ExecMode) -> Option<Code> {
+    let mut bytes = [0; MAX_INSN_LEN];
+    // The next page need not be there.
+    let in_page = (PAGE - ip % PAGE).min(MAX_INSN_LEN as u64) as usize;
+    let mut len = sys::read_memory(tid as i32, ip, &mut bytes[..in_page]);
+    let insn = match decode(&bytes[..len], Ip(ip), mode) {
+        Ok(insn) => insn,
+        Err(InsnError::Truncated { .. }) if len == in_page => {
+            len += sys::read_memory(tid as i32, ip.wrapping_add(len as u64), &mut bytes[len..]);
+            decode(&bytes[..len], Ip(ip), mode).ok()?
+        }
+        Err(_) => return None,
+    };
+    let text = &bytes[..usize::from(insn.len)];
+    let special = special(text, mode);
+    Some(Code {
+        insn,
+        special,
+        way: way(text, ip, &insn, special, mode),
+        stable: false,
+        bytes,
+    })
 }
 
 fn history_of(ip: u64) -> usize {

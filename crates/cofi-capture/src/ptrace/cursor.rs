@@ -44,6 +44,22 @@ impl Cursor<'_> {
             .fetch(who, ip, self.thread.mode, &mut *self.observer)
     }
 
+    /// What was known to stand at `ip` before the thread ran it, as it was when it did.
+    #[inline]
+    fn as_it_ran(&mut self, ip: u64, known: Code, rip: u64) -> Code {
+        if known.stable || self.alone {
+            return known;
+        }
+        let mode = self.thread.mode;
+        let explains = |code: &Code| {
+            let after = code.insn.next_ip(Ip(ip), mode).0;
+            code.insn.repeats && rip == ip || leads_to(code, after, rip)
+        };
+        let who = (self.thread.pid, self.tid);
+        self.space
+            .as_it_ran(who, (ip, mode), known, explains, &mut *self.observer)
+    }
+
     /// Tells that the thread is in user space at `ip`, unless that is known.
     fn in_user(&mut self, ip: u64) {
         if !self.thread.in_user {
@@ -248,6 +264,7 @@ impl Cursor<'_> {
             let Some(known) = code.or_else(|| self.fetch(ip)) else {
                 break;
             };
+            let known = self.as_it_ran(ip, known, rip);
             let after = known.insn.next_ip(Ip(ip), self.thread.mode).0;
             match known.insn.class {
                 Class::Syscall => {

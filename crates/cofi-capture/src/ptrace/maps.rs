@@ -86,7 +86,7 @@ pub(crate) fn parse(line: &[u8]) -> Option<Mapping> {
 }
 
 /// Whether a line of /proc/PID/maps is of memory that others may map too.
-fn is_shared(line: &[u8]) -> bool {
+pub(crate) fn is_shared(line: &[u8]) -> bool {
     let mut words = line.split(|b| *b == b' ');
     words
         .nth(1)

@@ -22,7 +22,7 @@ mod way;
 
 pub use block::{BlockStep, block_step};
 pub use engine::{run, run_by};
-pub(crate) use maps::parse as parse_mapping;
+pub(crate) use maps::{is_shared as is_shared_mapping, parse as parse_mapping};
 
 pub use launch::{Command, EngineError, Options, Outcome, Stops, Target};
 pub use trial::{BreakpointStop, breakpoint_stop};

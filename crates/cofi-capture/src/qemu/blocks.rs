@@ -1,34 +1,74 @@
 //! A process's translated blocks, decoded once, and the code that they are of.
 
+#[cfg(test)]
+mod tests;
+
+use super::told::Told;
 use crate::runs::{Block, BlockList};
-use crate::{Mapping, MappingKind, Observer, Pid, Runs, SavedCode, Step};
+use crate::{Mapping, Observer, Pid, Runs, SavedCode, Step};
 use cofi_insn::{Class, decode};
 use cofi_packet::{ExecMode, Ip};
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::ops::Range;
 use std::rc::Rc;
 
 const PAGE: u64 = 4096;
-/// PROT_EXEC. QEMU maps a program's code for itself to read, not to run.
-const PROT_EXEC: u32 = 4;
 
-/// A range that the observer knows to be mapped from a file.
+/// The same bytes at the same address. However often QEMU translates them, they are kept once.
 #[derive(Clone, Debug)]
-struct FileRange {
-    mapping: Mapping,
-    file: Option<Rc<File>>,
+struct Version {
+    start: u64,
+    /// All that QEMU translated, of [`Blocks::code`].
+    code: Range<usize>,
+    /// Bytes of it that are instructions.
+    len: usize,
+    /// The first block of it.
+    first: u32,
+}
+
+impl Version {
+    /// The instructions' bytes, of the blocks' code.
+    fn bytes<'a>(&self, code: &'a [u8]) -> &'a [u8] {
+        code.get(self.code.start..self.code.start + self.len)
+            .unwrap_or_default()
+    }
+}
+
+/// What a block was made of.
+#[derive(Clone, Debug)]
+struct Origin {
+    /// Of [`Blocks::versions`].
+    version: u32,
+    /// What was told last of its addresses is just this.
+    is_told: bool,
+    /// What was mapped where it begins.
+    mapping: Option<Rc<Mapping>>,
 }
 
 /// The translated blocks of one process, and its code.
+///
+/// QEMU translates code before any thread runs it, and other threads' records of what stood there before are taken later. So
+/// nothing is told of a block that is translated. It is told when a thread has run it ([`Self::tell`]), unless what was told
+/// last is just that; so at each instruction of a stream the bytes are told that its thread ran, also where two threads run
+/// two versions at a time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Blocks {
     /// By number.
     list: BlockList,
-    /// By their first addresses.
-    files: BTreeMap<u64, FileRange>,
-    /// Bytes that were told as they ran, by page. Where there are some, a file's do not count.
-    memory: BTreeMap<u64, Box<[Option<u8>]>>,
+    /// By number.
+    origins: Vec<Origin>,
+    versions: Vec<Version>,
+    code: Vec<u8>,
+    /// The last version of an address and a hash of its bytes.
+    known: HashMap<(u64, u64), u32>,
+    /// By address and version, the blocks that are told: those that may have to be told again when something is.
+    told_blocks: BTreeMap<(u64, u32), Vec<u32>>,
+    /// Bytes of the longest block.
+    longest: u64,
+    /// What is mapped, for the next block. By first addresses.
+    mapped: BTreeMap<u64, Rc<Mapping>>,
+    told: Told,
 }
 
 impl Blocks {
@@ -41,6 +81,19 @@ impl Blocks {
     pub(super) fn inherit(&self, count: usize) -> Self {
         let mut child = self.clone();
         child.list.truncate(count);
+        child.origins.truncate(count);
+        let is_in = |number: &u32| (*number as usize) < count;
+        let kept = child
+            .versions
+            .partition_point(|version| is_in(&version.first));
+        child.versions.truncate(kept);
+        child.known.retain(|_, version| (*version as usize) < kept);
+        child.told_blocks.retain(|_, numbers| {
+            numbers.retain(is_in);
+            !numbers.is_empty()
+        });
+        // It tells its own.
+        child.mapped.clear();
         child
     }
 
@@ -49,52 +102,60 @@ impl Blocks {
         self.list.get(number)
     }
 
-    /// The blocks of these numbers, which were entered one after the other behind the one of the number `before`.
+    /// The blocks of these numbers, which were entered one after the other behind the one of the number `before`. They end
+    /// before one that is to be told.
     pub(super) fn runs<'a>(&'a self, before: u32, numbers: &'a [u32]) -> Option<Runs<'a>> {
         self.list.runs(before, numbers)
     }
 
-    /// At an address whose code is about to be told, this is mapped.
-    pub(super) fn map(
-        &mut self,
-        observer: &mut dyn Observer,
-        pid: Pid,
-        address: u64,
-        mapping: Mapping,
-    ) {
-        let (mut start, mut end) = (mapping.start, mapping.end);
-        if mapping.kind == MappingKind::File {
-            // What is known around it of the same mapping stays: it is cut in pieces when rights in it change.
-            for old in self.files.values().map(|range| &range.mapping) {
-                match origin(old) == origin(&mapping) {
-                    true if old.end <= address => start = start.max(old.end),
-                    true if old.start > address => end = end.min(old.start),
-                    true => return,
-                    false => {}
-                }
-            }
-        }
-        self.files
-            .retain(|_, old| old.mapping.end <= start || end <= old.mapping.start);
-        if mapping.kind != MappingKind::File {
+    /// From the next block on this is mapped.
+    pub(super) fn map(&mut self, mapping: Mapping) {
+        let alike = self.mapped.get(&mapping.start);
+        if alike.is_some_and(|known| **known == mapping) {
             return;
         }
-        self.memory
-            .retain(|page, _| (page + 1) * PAGE <= start || end <= page * PAGE);
-        let mapping = Mapping {
-            start,
-            end,
-            offset: mapping.offset + (start - mapping.start),
-            prot: mapping.prot | PROT_EXEC,
-            ..mapping
-        };
-        observer.mapped(pid, pid, std::slice::from_ref(&mapping));
-        let file = File::open(&mapping.path).ok().map(Rc::new);
-        self.files.insert(start, FileRange { mapping, file });
+        let before = self.mapped.range(..mapping.start).next_back();
+        let before = before.filter(|(_, old)| mapping.start < old.end);
+        let overlapped: Vec<u64> = before
+            .into_iter()
+            .chain(self.mapped.range(mapping.start..mapping.end))
+            .map(|(start, _)| *start)
+            .collect();
+        for start in overlapped {
+            self.mapped.remove(&start);
+        }
+        self.mapped.insert(mapping.start, Rc::new(mapping));
     }
 
-    /// Takes a block that QEMU has translated. The observer is told of its code if that is new.
-    pub(super) fn add(&mut self, observer: &mut dyn Observer, pid: Pid, start: u64, code: &[u8]) {
+    fn mapping_at(&self, address: u64) -> Option<&Rc<Mapping>> {
+        let (_, mapping) = self.mapped.range(..=address).next_back()?;
+        (address < mapping.end).then_some(mapping)
+    }
+
+    /// Takes a block that QEMU has translated. That it will run is not said.
+    pub(super) fn add(&mut self, start: u64, code: &[u8]) {
+        let number = self.list.len() as u32;
+        let version = self.version_of(number, start, code);
+        let mapping = self.mapping_at(start).cloned();
+        self.origins.push(Origin {
+            version,
+            is_told: false,
+            mapping,
+        });
+        let is_told = self.is_known(number);
+        self.set_told(number, is_told);
+    }
+
+    /// Puts the block on the list. Its version, which may be a new one.
+    fn version_of(&mut self, number: u32, start: u64, code: &[u8]) -> u32 {
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(code);
+        let place = self.known.entry((start, hash)).or_insert(u32::MAX);
+        if let Some(version) = self.versions.get(*place as usize)
+            && self.code.get(version.code.clone()) == Some(code)
+        {
+            self.list.push_again(version.first);
+            return *place;
+        }
         let mut steps = Vec::new();
         let mut at = 0;
         while at < code.len() && !is_vsyscall(Ip(start)) {
@@ -111,54 +172,97 @@ impl Blocks {
             _ => false,
         };
         self.list.push(Ip(start), &steps, is_resumed);
-        self.know(observer, pid, start, &code[..at]);
+        *place = self.versions.len() as u32;
+        let end = self.code.len();
+        self.code.extend_from_slice(code);
+        self.versions.push(Version {
+            start,
+            code: end..self.code.len(),
+            len: at,
+            first: number,
+        });
+        self.longest = self.longest.max(at as u64);
+        *place
     }
 
-    /// Makes sure that the observer knows these bytes at this address.
-    fn know(&mut self, observer: &mut dyn Observer, pid: Pid, start: u64, code: &[u8]) {
-        let on_file = self.on_file(start, code.len());
-        let told = |i: usize, address: u64| {
-            let byte = self
-                .memory
-                .get(&(address / PAGE))
-                .and_then(|bytes| bytes[(address % PAGE) as usize]);
-            byte.or_else(|| on_file.as_ref().map(|bytes| bytes[i]))
+    /// Whether nothing need be told for a block to have run.
+    fn is_known(&self, number: u32) -> bool {
+        let Some(origin) = self.origins.get(number as usize) else {
+            return true;
         };
-        let known = |(i, byte): (usize, &u8)| told(i, start + i as u64) == Some(*byte);
-        if code.iter().enumerate().all(known) {
+        let Some(version) = self.versions.get(origin.version as usize) else {
+            return true;
+        };
+        let code = version.bytes(&self.code);
+        let is_mapped = || {
+            self.told
+                .is_mapped(version.start, origin.mapping.as_deref())
+        };
+        code.is_empty() || is_mapped() && self.told.has(version.start, code)
+    }
+
+    fn set_told(&mut self, number: u32, is_told: bool) {
+        self.list.set_fresh(number, is_told);
+        let Some(origin) = self.origins.get_mut(number as usize) else {
             return;
+        };
+        origin.is_told = is_told;
+        if is_told && let Some(version) = self.versions.get(origin.version as usize) {
+            let key = (version.start, origin.version);
+            self.told_blocks.entry(key).or_default().push(number);
         }
-        for (address, byte) in (start..).zip(code) {
-            let page = self
-                .memory
-                .entry(address / PAGE)
-                .or_insert_with(|| vec![None; PAGE as usize].into());
-            page[(address % PAGE) as usize] = Some(*byte);
-        }
-        observer.code(pid, pid, SavedCode { start, bytes: code });
     }
 
-    /// What a file has at these addresses, if one is mapped there.
-    ///
-    /// That the range can be written counts for nothing: QEMU takes that right away itself, from pages with code that it has
-    /// translated. So the bytes are compared.
-    fn on_file(&self, start: u64, len: usize) -> Option<Vec<u8>> {
-        let (_, range) = self.files.range(..=start).next_back()?;
-        if start + len as u64 > range.mapping.end {
-            return None;
+    /// A thread has run this block, or a part of it: sees to it that the observer knows its code before it is told of that.
+    pub(super) fn tell(&mut self, observer: &mut dyn Observer, pid: Pid, number: u32) {
+        let Some(origin) = self.origins.get(number as usize) else {
+            return;
+        };
+        let version = self.versions.get(origin.version as usize);
+        let (false, Some(version)) = (origin.is_told, version) else {
+            return;
+        };
+        let start = version.start;
+        let code = version.bytes(&self.code);
+        let mut changed: Vec<Range<u64>> = Vec::new();
+        if let Some(mapping) = origin.mapping.as_deref()
+            && !self.told.is_mapped(start, Some(mapping))
+            && let Some(mapping) = self.told.map(start, mapping)
+        {
+            observer.mapped(pid, pid, std::slice::from_ref(&mapping));
+            changed.push(mapping.start..mapping.end);
         }
-        let mut bytes = vec![0; len];
-        let offset = start - range.mapping.start + range.mapping.offset;
-        let file = range.file.as_ref()?;
-        file.read_exact_at(&mut bytes, offset).ok()?;
-        Some(bytes)
+        if !self.told.has(start, code) {
+            self.told.set(start, code);
+            let bytes = code;
+            observer.code(pid, pid, SavedCode { start, bytes });
+            changed.push(start..start + code.len() as u64);
+        }
+        for range in changed {
+            self.doubt(range);
+        }
+        self.set_told(number, true);
     }
-}
 
-/// Equal in two parts of one mapping.
-fn origin(mapping: &Mapping) -> ((u32, u32), u64, u64) {
-    let at = mapping.offset.wrapping_sub(mapping.start);
-    (mapping.device, mapping.inode, at)
+    /// Something was told of these addresses: what else was told there may not be so any more.
+    fn doubt(&mut self, range: Range<u64>) {
+        let from = range.start.saturating_sub(self.longest);
+        let overlaps = |(start, version): &(u64, u32)| {
+            let version = self.versions.get(*version as usize);
+            version.is_some_and(|version| start + version.len as u64 > range.start)
+        };
+        let doubtful: Vec<(u64, u32)> = self
+            .told_blocks
+            .range((from, 0)..(range.end, 0))
+            .map(|(key, _)| *key)
+            .filter(overlaps)
+            .collect();
+        for key in doubtful {
+            for number in self.told_blocks.remove(&key).unwrap_or_default() {
+                self.set_told(number, false);
+            }
+        }
+    }
 }
 
 /// Where the kernel's calls stand that QEMU carries out itself, without an instruction.

@@ -13,12 +13,13 @@ mod place;
 mod program;
 mod shared;
 mod thread;
+mod told;
 
 pub use launch::{Qemu, QemuError};
 pub use program::Unfit;
 
 use crate::ptrace::sys::{self, Dispositions};
-use crate::ptrace::{Command, EngineError, Options, Outcome, parse_mapping};
+use crate::ptrace::{Command, EngineError, Options, Outcome, is_shared_mapping, parse_mapping};
 use crate::{Observer, Pid, ProcessCause};
 use blocks::Blocks;
 use cofi_packet::Ip;
@@ -58,6 +59,9 @@ pub struct Unknown {
     /// Threads that are not in the trace, because there were too many at a time, and processes that could not tell of
     /// themselves, as after `chroot`.
     pub untraced: u64,
+    /// Processes that ran code in memory which can be mapped a second time: what is written through another mapping, QEMU does not
+    /// notice. It goes on with the code that it knows, and so does the trace.
+    pub shared_code: u64,
 }
 
 /// One traced process.
@@ -71,6 +75,8 @@ struct Process {
     rest: BTreeMap<usize, Vec<u32>>,
     /// The thread that executed this program, which the observer knows already.
     goes_on: Option<Pid>,
+    /// It has run code in memory that can be mapped twice.
+    has_shared_code: bool,
 }
 
 struct Engine<'o> {
@@ -264,6 +270,7 @@ impl Engine<'_> {
             threads: BTreeMap::new(),
             rest: BTreeMap::new(),
             goes_on,
+            has_shared_code: false,
         };
         self.processes.insert(pid, process);
     }
@@ -291,7 +298,7 @@ impl Engine<'_> {
         let mut first = None;
         for (_, mut thread) in std::mem::take(&mut process.threads) {
             // Of a thread that another one's exec, or a signal, has killed, the last block is not known.
-            let whole = thread.end(self.observer, &process.blocks);
+            let whole = thread.end(self.observer, &mut process.blocks);
             self.unknown.cut += u64::from(!whole);
             self.unknown.unexplained += thread.unexplained;
             if goes_on && thread.tid == pid && whole {
@@ -307,7 +314,7 @@ impl Engine<'_> {
     fn catch_up(&mut self, pid: Pid, count: u64) {
         if let Some(process) = self.processes.get_mut(&pid) {
             while (process.blocks.len() as u64) < count
-                && process.next_block(self.observer, &mut self.code)
+                && process.next_block(&mut self.code, &mut self.unknown)
             {}
         }
     }
@@ -337,7 +344,7 @@ impl Engine<'_> {
             self.unknown.untraced += u64::from(process.shared.take_untraced());
             for thread in process.threads.values_mut() {
                 // It runs on, so nothing of it is cut.
-                thread.end(self.observer, &process.blocks);
+                thread.end(self.observer, &mut process.blocks);
                 self.unknown.unexplained += thread.unexplained;
                 self.observer.thread_exit(process.pid, thread.tid);
             }
@@ -372,14 +379,17 @@ impl Process {
     }
 
     /// Takes the next translated block; `false` if there is none.
-    fn next_block(&mut self, observer: &mut dyn Observer, code: &mut Vec<u8>) -> bool {
+    fn next_block(&mut self, code: &mut Vec<u8>, unknown: &mut Unknown) -> bool {
         while let Some(block) = self.shared.next_block(code) {
             if block.instructions != BlockHead::MAPPING {
-                self.blocks.add(observer, self.pid, block.address, code);
+                self.blocks.add(block.address, code);
                 return true;
             }
             if let Some(mapping) = parse_mapping(code) {
-                self.blocks.map(observer, self.pid, block.address, mapping);
+                let first = is_shared_mapping(code) && !self.has_shared_code;
+                unknown.shared_code += u64::from(first);
+                self.has_shared_code |= first;
+                self.blocks.map(mapping);
             }
         }
         false
@@ -410,9 +420,9 @@ impl Process {
             let [first, behind @ ..] = rest else { break };
             if *first < record::SPECIAL {
                 rest = behind;
-                while self.blocks.len() <= *first as usize && self.next_block(observer, code) {}
+                while self.blocks.len() <= *first as usize && self.next_block(code, unknown) {}
                 if let Some(thread) = &mut thread {
-                    thread.enter(observer, &self.blocks, *first);
+                    thread.enter(observer, &mut self.blocks, *first);
                 }
                 continue;
             }
@@ -426,11 +436,11 @@ impl Process {
                     if self.goes_on.take() != Some(*tid) {
                         observer.thread_start(self.pid, *tid, parent);
                     }
-                    thread = Some(Thread::new(*tid));
+                    thread = Some(Thread::new(self.pid, *tid));
                 }
                 (record::EXIT, _) => {
                     if let Some(mut thread) = thread.take() {
-                        unknown.cut += u64::from(!thread.end(observer, &self.blocks));
+                        unknown.cut += u64::from(!thread.end(observer, &mut self.blocks));
                         unknown.unexplained += thread.unexplained;
                         observer.thread_exit(self.pid, thread.tid);
                     }

@@ -32,6 +32,7 @@ impl Signal {
 /// One thread.
 #[derive(Debug)]
 pub(super) struct Thread {
+    pid: Pid,
     pub(super) tid: Pid,
     /// The block that was entered last, until it is known how it ended.
     entered: Option<u32>,
@@ -43,8 +44,9 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    pub(super) const fn new(tid: Pid) -> Self {
+    pub(super) const fn new(pid: Pid, tid: Pid) -> Self {
         Self {
+            pid,
             tid,
             entered: None,
             signal: None,
@@ -83,15 +85,21 @@ impl Thread {
     }
 
     /// A block was entered.
-    pub(super) fn enter(&mut self, observer: &mut dyn Observer, blocks: &Blocks, number: u32) {
-        let Some((block, _)) = blocks.get(number) else {
+    pub(super) fn enter(&mut self, observer: &mut dyn Observer, blocks: &mut Blocks, number: u32) {
+        if blocks.get(number).is_none() {
             self.unexplained += 1;
             return;
-        };
-        let start = block.start();
+        }
         let signal = self.signal.take();
         let before = self.entered.replace(number);
         self.in_system_call = false;
+        if let Some(before) = before {
+            blocks.tell(observer, self.pid, before);
+        }
+        let Some((block, _)) = blocks.get(number) else {
+            return;
+        };
+        let start = block.start();
         let Some((before, steps)) = before.and_then(|before| blocks.get(before)) else {
             return observer.resume_user(self.tid, start, ExecMode::Bits64);
         };
@@ -222,10 +230,13 @@ impl Thread {
 
     /// The thread has ended. In a system call, as most do, or else somewhere in its last block: of that nothing is told.
     /// Whether its last block is known.
-    pub(super) fn end(&mut self, observer: &mut dyn Observer, blocks: &Blocks) -> bool {
+    pub(super) fn end(&mut self, observer: &mut dyn Observer, blocks: &mut Blocks) -> bool {
         let Some(number) = self.entered.take() else {
             return true;
         };
+        if self.in_system_call {
+            blocks.tell(observer, self.pid, number);
+        }
         match blocks.get(number).and_then(|(_, steps)| steps.split_last()) {
             Some((last, body)) if last.insn.class == Class::Syscall && self.in_system_call => {
                 self.retire(observer, body, last.ip);

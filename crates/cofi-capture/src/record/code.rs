@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 pub(super) struct SavedFiles {
     folder: PathBuf,
     count: u32,
+    /// Where bytes of a process at an address, of this hash, were saved last.
+    saved: HashMap<(u32, u64, u64), PathBuf>,
     pages: Option<Pages>,
 }
 
@@ -50,6 +52,7 @@ impl SavedFiles {
         Ok(Self {
             folder,
             count: 0,
+            saved: HashMap::new(),
             pages: None,
         })
     }
@@ -75,7 +78,7 @@ impl SavedFiles {
                 })
             }
         };
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(bytes);
+        let hash = hash(bytes);
         let alike = pages.known.entry(hash).or_default();
         let mut before = vec![0; bytes.len()];
         for offset in &*alike {
@@ -91,14 +94,49 @@ impl SavedFiles {
         Ok((pages.path.clone(), offset))
     }
 
-    /// Saves bytes that stand at `start` in process `pid`; the file's absolute path.
+    /// Saves bytes that stand at `start` in process `pid`; the file's absolute path. Code that comes back, as where two threads run two
+    /// versions of it, is saved once.
     pub(super) fn save(&mut self, pid: u32, start: u64, bytes: &[u8]) -> io::Result<PathBuf> {
+        let place = (pid, start, hash(bytes));
+        if let Some(path) = self.saved.get(&place)
+            && fs::read(path).is_ok_and(|saved| saved == bytes)
+        {
+            return Ok(path.clone());
+        }
         fs::create_dir_all(&self.folder)?;
         self.count += 1;
         let path = self
             .folder
             .join(format!("{:05}-{pid}-{start:x}.{ENDING}", self.count));
         fs::write(&path, bytes)?;
+        self.saved.insert(place, path.clone());
         Ok(path)
+    }
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_that_comes_back_is_saved_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut saved = SavedFiles::beside(&folder.path().join("data")).unwrap();
+        let first = saved.save(1, 0x1000, &[1, 2]).unwrap();
+        let second = saved.save(1, 0x1000, &[3, 4]).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(saved.save(1, 0x1000, &[1, 2]).unwrap(), first);
+        // Another place, another process: their names say which.
+        assert_ne!(saved.save(1, 0x2000, &[1, 2]).unwrap(), first);
+        assert_ne!(saved.save(2, 0x1000, &[1, 2]).unwrap(), first);
+        // What is not there any more is saved again.
+        fs::write(&first, [9, 9]).unwrap();
+        let again = saved.save(1, 0x1000, &[1, 2]).unwrap();
+        assert_ne!(again, first);
+        assert_eq!(fs::read(again).unwrap(), [1, 2]);
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod build;
 mod compare;
 pub(crate) mod flows;
 mod generated;
+mod jit;
 mod large;
 mod machine;
 mod packets;
@@ -90,6 +91,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         .filter(|(word, _)| *word == "generated")
     {
         return generated::run(root, &generated::options(rest)?);
+    }
+    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "jit") {
+        return jit::run(root, rest);
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "large") {
         return large::run(root, rest);

@@ -231,13 +231,7 @@ impl Machine {
                 rest = behind;
                 while self.blocks.len() <= *first as usize && self.next_block() {}
                 if let Some(processor) = &mut processor {
-                    let epoch = self.pages.epoch;
                     processor.enter(observer, &mut self.blocks, &mut self.pages, *first);
-                    if self.pages.epoch != epoch {
-                        for other in self.processors.values() {
-                            other.stay(observer, &self.blocks, &mut self.pages);
-                        }
-                    }
                 }
                 continue;
             }
@@ -271,7 +265,9 @@ impl Machine {
                     processor.interrupt_to(place(*a, *b, *bits), Ip(address(*c, *d)));
                 }
                 (record::UNFINISHED, _, Some(processor)) => processor.unfinished(),
-                (record::IDLE, _, Some(processor)) => processor.idle(observer, &self.blocks),
+                (record::IDLE, _, Some(processor)) => {
+                    processor.idle(observer, &mut self.blocks, &mut self.pages);
+                }
                 _ => {}
             }
         }

@@ -45,27 +45,6 @@ impl Pages {
         }
     }
 
-    /// As [`Self::place`], of code that a processor has been running since before the last change: it gives way to what is there.
-    pub(super) fn keep(
-        &mut self,
-        observer: &mut dyn MachineObserver,
-        machine: Pid,
-        space: Pid,
-        start: u64,
-        code: &[u8],
-    ) {
-        for (number, at, part) in parts(start, code) {
-            match self.pages.get_mut(&(space, number)) {
-                Some(page) => {
-                    for (known, byte) in page.bytes[at..].iter_mut().zip(part) {
-                        known.get_or_insert(*byte);
-                    }
-                }
-                None => self.place_in(observer, machine, (space, number), at, part),
-            }
-        }
-    }
-
     fn place_in(
         &mut self,
         observer: &mut dyn MachineObserver,

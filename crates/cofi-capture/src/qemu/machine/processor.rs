@@ -26,8 +26,8 @@ pub(super) struct Processor {
     machine: Pid,
     /// Its number for the observer.
     cpu: Pid,
-    /// The block that was entered last.
-    entered: Option<u32>,
+    /// The block that was entered last, and the address space that it is in.
+    entered: Option<(u32, Pid)>,
     /// That block is known to have run to its end.
     is_complete: bool,
     /// It was left before its last instruction began.
@@ -81,8 +81,16 @@ impl Processor {
     }
 
     /// The processor waits: what it entered last has run to its end.
-    pub(super) fn idle(&mut self, observer: &mut dyn MachineObserver, blocks: &Blocks) {
-        let block = self.entered.and_then(|number| blocks.get(number));
+    pub(super) fn idle(
+        &mut self,
+        observer: &mut dyn MachineObserver,
+        blocks: &mut Blocks,
+        pages: &mut Pages,
+    ) {
+        if !self.is_complete {
+            self.place(observer, blocks, pages);
+        }
+        let block = self.entered.and_then(|(number, _)| blocks.get(number));
         if let (Some(block), false) = (block, self.is_complete)
             && let Some(last) = blocks.steps(block).last()
         {
@@ -92,7 +100,8 @@ impl Processor {
         }
     }
 
-    /// A block was entered.
+    /// A block was entered. What the one before it has done is told now, and so is its code: QEMU runs what it has translated while
+    /// other processors change the code, and translates before any of them runs that.
     #[inline]
     pub(super) fn enter(
         &mut self,
@@ -105,8 +114,11 @@ impl Processor {
             && !self.is_unfinished
             && !self.cr3_changed
             && self.interrupted.is_none();
+        if !self.is_complete {
+            self.place(observer, blocks, pages);
+        }
         if is_plain
-            && let Some(before) = self.entered
+            && let Some((before, _)) = self.entered
             && let (Some(before), Some(next)) = (blocks.get(before), blocks.get(number))
             && before.simply_leads_to(next)
         {
@@ -114,23 +126,21 @@ impl Processor {
         } else {
             self.arrive(observer, blocks, number);
         }
-        self.entered = Some(number);
-        self.place(observer, blocks, pages, number);
+        let space = blocks
+            .get(number)
+            .map_or(0, |block| block.state(self.cr3).space_of(block.start));
+        self.entered = Some((number, space));
     }
 
-    /// Makes sure that the observer knows the block's code.
+    /// Makes sure that the observer knows the code of the block that was entered last.
     #[inline]
-    fn place(
-        &self,
-        observer: &mut dyn MachineObserver,
-        blocks: &mut Blocks,
-        pages: &mut Pages,
-        number: u32,
-    ) {
+    fn place(&self, observer: &mut dyn MachineObserver, blocks: &mut Blocks, pages: &mut Pages) {
+        let Some((number, space)) = self.entered else {
+            return;
+        };
         let Some(block) = blocks.get(number) else {
             return;
         };
-        let space = block.state(self.cr3).space_of(block.start);
         if block.placed == (space, pages.epoch) {
             return;
         }
@@ -138,22 +148,6 @@ impl Processor {
         pages.place(observer, self.machine, space, start, blocks.code(block));
         if let Some(block) = blocks.get_mut(number) {
             block.placed = (space, pages.epoch);
-        }
-    }
-
-    /// Code has changed while the processor was in a block: what of that has run is told only later, and so must still stand
-    /// there, as far as it is not what changed.
-    pub(super) fn stay(
-        &self,
-        observer: &mut dyn MachineObserver,
-        blocks: &Blocks,
-        pages: &mut Pages,
-    ) {
-        let block = self.entered.and_then(|number| blocks.get(number));
-        if let (Some(block), false) = (block, self.is_complete) {
-            let space = block.state(self.cr3).space_of(block.start);
-            let (start, code) = (block.start.0, blocks.code(block));
-            pages.keep(observer, self.machine, space, start, code);
         }
     }
 
@@ -168,7 +162,7 @@ impl Processor {
             return;
         };
         let (to, state) = (block.start, block.state(self.cr3));
-        let Some(before) = self.entered.and_then(|number| blocks.get(number)) else {
+        let Some(before) = self.entered.and_then(|(number, _)| blocks.get(number)) else {
             return observer.processor(self.machine, self.cpu, to, state);
         };
         let steps = blocks.steps(before);

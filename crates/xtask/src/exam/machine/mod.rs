@@ -108,7 +108,7 @@ struct Exam {
 }
 
 /// QEMU's arguments for a machine without anything that is not needed.
-const BARE: [&str; 8] = [
+pub(super) const BARE: [&str; 8] = [
     "-display",
     "none",
     "-monitor",
@@ -243,13 +243,8 @@ impl Exam {
             /bin/busybox poweroff -f\n";
         let busybox =
             fs::read(busybox).with_context(|| format!("reading {}", busybox.display()))?;
-        let mut archive = Vec::new();
-        for folder in ["bin", "proc", "dev"] {
-            member(&mut archive, folder, 0o40755, &[]);
-        }
-        member(&mut archive, "bin/busybox", 0o100_755, &busybox);
-        member(&mut archive, "init", 0o100_755, INIT.as_bytes());
-        member(&mut archive, "TRAILER!!!", 0, &[]);
+        let members = [("bin/busybox", busybox), ("init", INIT.into())];
+        let archive = archive(&["bin", "proc", "dev"], &members);
         let path = self.path("initrd");
         fs::write(&path, archive)?;
         Ok(path)
@@ -337,6 +332,19 @@ fn address(line: &str) -> Result<Option<u64>> {
         return Ok(None);
     };
     Ok(Some(u64::from_str_radix(ip.trim_start_matches("0x"), 16)?))
+}
+
+/// An archive of folders and programs.
+pub(super) fn archive(folders: &[&str], programs: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let mut archive = Vec::new();
+    for folder in folders {
+        member(&mut archive, folder, 0o40755, &[]);
+    }
+    for (name, bytes) in programs {
+        member(&mut archive, name, 0o100_755, bytes);
+    }
+    member(&mut archive, "TRAILER!!!", 0, &[]);
+    archive
 }
 
 /// Adds a member to an archive of cpio's new format, as the kernel unpacks it.

@@ -88,17 +88,3 @@ fn what_comes_after_a_flush_is_a_change() {
     );
     assert_eq!(flushed(&mut pages, &mut log), [""; 0]);
 }
-
-#[test]
-fn what_is_kept_gives_way() {
-    let (mut pages, mut log) = (Pages::default(), Log::default());
-    put(&mut pages, &mut log, 1, 0x1ffe, &[1]);
-    pages.keep(&mut log, MACHINE, 1, 0x1ffe, &[5, 6, 7]);
-    assert_eq!(
-        flushed(&mut pages, &mut log),
-        [
-            "page 1000 of 1 since 0 ffe:1 fff:6",
-            "page 2000 of 1 since 0 0:7"
-        ]
-    );
-}

@@ -63,7 +63,8 @@ impl Bench {
     }
 
     fn idle(&mut self) -> Vec<String> {
-        self.processor.idle(&mut self.log, &self.blocks);
+        self.processor
+            .idle(&mut self.log, &mut self.blocks, &mut self.pages);
         self.log.take()
     }
 
@@ -431,6 +432,9 @@ fn code_is_placed_in_the_space_in_which_it_runs() {
     bench.processor.cr3(0x5000);
     bench.go(0x2000, USER, &NOP);
     bench.go(0xffff_ffff_8000_0000, KERNEL, &NOP);
+    // The next block is in another one. Whether it will run is not known.
+    bench.processor.cr3(0x6000);
+    bench.go(0x3000, USER, &NOP);
     bench.log.take();
     bench.pages.flush(&mut bench.log);
     assert_eq!(
@@ -443,33 +447,74 @@ fn code_is_placed_in_the_space_in_which_it_runs() {
     );
 }
 
+/// Two processors, of which each has entered a block: the first 91 at 0x1005, the second two NOPs at 0x1000.
+fn two_processors() -> [Bench; 2] {
+    let mut first = Bench::in_block(0x1005, USER, &[0x91]);
+    let mut second = Bench::in_block(0x1000, USER, &[0x90, 0x90]);
+    // What both see of each other.
+    second.processor.cpu = CPU + 1;
+    first.log.take();
+    second.log.take();
+    [first, second]
+}
+
+/// The one that has told what is known goes on to the other one.
+fn hand_over(from: &mut Bench, to: &mut Bench) {
+    std::mem::swap(&mut from.pages, &mut to.pages);
+    std::mem::swap(&mut from.log, &mut to.log);
+}
+
 #[test]
-fn a_block_stands_where_a_processor_is_in_it_while_another_one_changes_its_page() {
-    for is_complete in [false, true] {
-        let mut bench = Bench::in_block(0x1000, USER, &[0x90, 0x90]);
-        if is_complete {
-            bench.idle();
+fn a_processor_in_a_block_that_another_one_changes_has_run_what_stood_there() {
+    let [mut first, mut second] = two_processors();
+    first.go(0x1006, USER, &[0x92]);
+    // Other code where the second one is, and elsewhere on its page.
+    first.go(0x1000, USER, &[0x93, 0x94]);
+    first.go(0x1002, USER, &NOP);
+    hand_over(&mut first, &mut second);
+    assert_eq!(
+        second.go(0x1002, USER, &NOP),
+        [
+            "page 1000 of 0 since 0 0:93 1:94 5:91 6:92",
+            "change 1",
+            "1000 to 1001",
+            "1001 to 1002",
+        ]
+    );
+    // Who runs the new code has it again.
+    hand_over(&mut second, &mut first);
+    let again = first.block(0x1000, USER, &[0x93, 0x94]);
+    first.enter(again);
+    assert_eq!(
+        first.go(0x1002, USER, &NOP),
+        [
+            "page 1000 of 0 since 1 0:90 1:90 2:90",
+            "change 2",
+            "1000 to 1001",
+            "1001 to 1002",
+        ]
+    );
+}
+
+#[test]
+fn a_processor_in_a_block_on_a_page_that_changes_elsewhere_has_it_in_the_new_version() {
+    for waits in [false, true] {
+        let [mut first, mut second] = two_processors();
+        first.go(0x1006, USER, &[0x92]);
+        first.go(0x1006, USER, &[0x95]);
+        first.go(0x1007, USER, &NOP);
+        hand_over(&mut first, &mut second);
+        if waits {
+            second.idle();
+        } else {
+            second.go(0x1002, USER, &NOP);
         }
-        let mut other = Bench::in_block(0x1005, USER, &NOP);
-        std::mem::swap(&mut other.pages, &mut bench.pages);
-        other.go(0x1006, USER, &[0x91]);
-        // A new version of the page, on which 0x1001 is other code before it is missed.
-        other.go(0x1006, USER, &[0x92]);
-        other.go(0x1001, USER, &[0x93]);
-        std::mem::swap(&mut other.pages, &mut bench.pages);
-        let Bench {
-            blocks,
-            pages,
-            processor,
-            log,
-        } = &mut bench;
-        log.take();
-        processor.stay(log, blocks, pages);
-        pages.flush(log);
-        let kept = if is_complete { "" } else { "0:90 " };
+        second.log.take();
+        second.pages.flush(&mut second.log);
         assert_eq!(
-            log.take(),
-            [format!("page 1000 of 0 since 1 {kept}1:93 6:92")]
+            second.log.take(),
+            ["page 1000 of 0 since 1 0:90 1:90 6:95"],
+            "{waits}"
         );
     }
 }
