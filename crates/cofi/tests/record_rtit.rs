@@ -7,7 +7,7 @@ use common::{
 };
 use std::ffi::OsStr;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// The configurations that change what decoding has to do.
 const CONFIGS: [&str; 3] = [
@@ -83,12 +83,7 @@ fn generated_code() {
 
 #[test]
 fn by_qemu() {
-    let qemu = Command::new("qemu-x86_64")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status();
-    if qemu.is_err() {
-        eprintln!("skipped: there is no qemu-x86_64");
+    if !common::has_qemu() {
         return;
     }
     let scratch = Scratch::new();
