@@ -160,7 +160,7 @@ fn many_losses_take_no_long_time() {
         let five = machine.process(5, 1);
         let packets = packets(1, losses / 10);
         for at in 0..losses {
-            machine.aux((five, CPU), (at as u64 * 8, 8), 1, 1500);
+            machine.aux((five, CPU), (at * 8, 8), 1, 1500);
         }
         machine.auxtrace((5, NONE), 0, 1, &packets);
         let bytes = machine.finish();
