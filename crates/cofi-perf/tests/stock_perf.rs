@@ -4,6 +4,7 @@
 
 mod support;
 
+use cofi_test::{has_program, skip};
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

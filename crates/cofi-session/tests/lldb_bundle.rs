@@ -2,7 +2,7 @@
 
 mod machine;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cofi_flow::Item;
 use cofi_session::{Session, SessionError, SessionOptions, StreamKey, TraceFormat};

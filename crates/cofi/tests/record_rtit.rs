@@ -243,8 +243,7 @@ fn a_machine() {
         status.is_ok_and(|status| status.success())
     };
     if !(is_built(assembled) && is_built(linked)) {
-        eprintln!("skipped: no C compiler");
-        return;
+        return cofi_test::skip("no C compiler or linker");
     }
     let file = std::fs::File::options().write(true).open(&image);
     // A disk of whole tracks.
@@ -261,8 +260,7 @@ fn a_machine() {
         command.args(["-no-reboot", "-nodefaults"]);
         let ran = run(&mut command);
         if ran.code() == 2 {
-            eprintln!("skipped: {}", ran.stderr);
-            return;
+            return cofi_test::skip(ran.stderr);
         }
         assert!(
             ran.stderr.contains("verified"),
