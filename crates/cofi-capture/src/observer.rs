@@ -1,6 +1,6 @@
 //! What an engine tells of a running program.
 
-use crate::Runs;
+use crate::{Notice, Runs};
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
 use std::path::PathBuf;
@@ -118,6 +118,8 @@ pub trait Observer {
     fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip, mode: ExecMode);
     /// A thread entered the kernel.
     fn enter_kernel(&mut self, tid: Pid, entry: Entry);
+    /// Tracing is about to change something for the program that is not the trace's own.
+    fn notice(&mut self, _notice: Notice) {}
     /// Whether the engine should stop because nothing more can be taken.
     fn has_failed(&self) -> bool {
         false

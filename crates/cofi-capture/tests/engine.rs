@@ -140,27 +140,11 @@ impl Observer for Law {
     }
 }
 
-/// Builds `source` in `folder`, or tells why that is not possible here.
+/// Builds `source` in `folder`; skipped where the compiler does not take these flags.
+#[track_caller]
 fn build(folder: &Path, source: &Path, flags: &[&str]) -> Option<PathBuf> {
     let program = folder.join(source.file_stem().expect("a name"));
-    let built = std::process::Command::new("cc")
-        .args(flags)
-        .arg("-o")
-        .arg(&program)
-        .arg(source)
-        .output();
-    match built {
-        Ok(output) if output.status.success() => Some(program),
-        Ok(output) => {
-            let why = String::from_utf8_lossy(&output.stderr);
-            eprintln!("skipped: cc {flags:?} {}: {why}", source.display());
-            None
-        }
-        Err(error) => {
-            eprintln!("skipped: no C compiler: {error}");
-            None
-        }
-    }
+    cofi_test::compile(source, &program, flags).then_some(program)
 }
 
 fn follow(program: &Path) -> (Outcome, Law) {

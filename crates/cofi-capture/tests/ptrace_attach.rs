@@ -4,12 +4,14 @@ mod common;
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use cofi_capture::ProcessCause;
 use cofi_capture::ptrace::{self, EngineError, Options, Outcome, Target};
-use common::{Event, Flow, Program};
+use cofi_capture::{Pid, ProcessCause};
+use cofi_test::{system_call, thread_state, wait_until};
+use common::{Event, Flow, Program, limited};
 
 /// Starts the program `busy` and waits until it runs.
 fn busy(name: &str) -> Child {
@@ -23,34 +25,51 @@ fn busy(name: &str) -> Child {
     let mut byte = [0];
     let stdout = child.stdout.as_mut().expect("piped");
     stdout.read_exact(&mut byte).expect("the program runs");
-    // It blocks in its next system call soon.
-    std::thread::sleep(Duration::from_millis(200));
+    wait_until("it blocks in its next system call, a read", || {
+        system_call(child.id()) == Some(libc::SYS_read)
+    });
     child
 }
 
-fn attach(child: &Child, duration: Duration) -> (Outcome, Flow) {
-    let mut flow = Flow::default();
-    let stop = AtomicBool::new(false);
-    let options = Options {
-        duration: Some(duration),
-        stop: &stop,
-        leader: None,
-    };
-    let outcome = ptrace::run(Target::Attach(child.id()), options, &mut flow).expect("attachable");
+/// Attaches until `enough` of something has happened.
+fn attach_until(
+    child: &Child,
+    mut enough: impl FnMut(Pid, Event) -> bool + 'static,
+) -> (Outcome, Flow) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let told = stop.clone();
+    let mut flow = Flow::watched(move |tid, event| {
+        if enough(tid, event) {
+            told.store(true, Ordering::Relaxed);
+        }
+    });
+    let outcome = ptrace::run(Target::Attach(child.id()), limited(&stop), &mut flow);
+    let outcome = outcome.expect("attachable");
+    // Not by the limit.
+    assert!(outcome != Outcome::Detached || stop.load(Ordering::Relaxed));
     (outcome, flow)
+}
+
+/// Whether so many instructions have been seen.
+fn instructions(count: usize) -> impl FnMut(Pid, Event) -> bool + 'static {
+    let mut seen = 0;
+    move |_, event| {
+        seen += usize::from(matches!(event, Event::Insn(..)));
+        seen >= count
+    }
 }
 
 #[test]
 fn attach_and_detach_many_times() {
     let mut child = busy("attach-busy");
     for _ in 0..20 {
-        let (outcome, flow) = attach(&child, Duration::from_millis(150));
+        let (outcome, flow) = attach_until(&child, instructions(100));
         assert_eq!(outcome, Outcome::Detached);
         flow.check();
         assert_eq!(flow.processes.len(), 1);
         assert_eq!(flow.processes[0].2, ProcessCause::Attach);
         assert_eq!(flow.threads.len(), 3);
-        assert!(flow.total() > 10, "the spinning thread was not traced");
+        assert!(flow.total() >= 100, "the spinning thread was not traced");
         assert!(
             child.try_wait().expect("a child").is_none(),
             "it did not survive"
@@ -66,13 +85,15 @@ fn attach_and_detach_many_times() {
 #[test]
 fn a_blocked_system_call_is_finished_under_trace() {
     let mut child = busy("attach-blocked");
-    let stdin = child.stdin.take().expect("piped");
-    let closer = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(300));
-        drop(stdin);
+    // Its input ends when it has begun to read under trace.
+    let mut stdin = child.stdin.take();
+    let leader = child.id();
+    let (outcome, flow) = attach_until(&child, move |tid, event| {
+        if tid == leader && matches!(event, Event::Sync(_)) {
+            stdin.take();
+        }
+        false
     });
-    let (outcome, flow) = attach(&child, Duration::from_secs(20));
-    closer.join().expect("no panic");
     assert_eq!(outcome, Outcome::Exited(23));
     flow.check();
     // The call that was interrupted by attaching runs again, and is the first thing that the thread does.
@@ -88,22 +109,22 @@ fn a_blocked_system_call_is_finished_under_trace() {
 fn the_stop_flag_ends_it() {
     let mut child = busy("attach-flag");
     let stop = AtomicBool::new(false);
-    let mut flow = Flow::default();
-    let begin = Instant::now();
+    let begun = Arc::new(AtomicBool::new(false));
+    let seen = begun.clone();
+    let mut flow = Flow::watched(move |_, _| seen.store(true, Ordering::Relaxed));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(200));
+            wait_until("the trace begins", || begun.load(Ordering::Relaxed));
             stop.store(true, Ordering::Relaxed);
         });
+        // Without the flag this would never end.
         let options = Options {
             duration: None,
-            stop: &stop,
-            leader: None,
+            ..limited(&stop)
         };
         let outcome = ptrace::run(Target::Attach(child.id()), options, &mut flow);
         assert_eq!(outcome.expect("attachable"), Outcome::Detached);
     });
-    assert!(begin.elapsed() < Duration::from_secs(5));
     flow.check();
     drop(child.stdin.take());
     assert_eq!(child.wait().expect("a child").code(), Some(23));
@@ -111,35 +132,43 @@ fn the_stop_flag_ends_it() {
 
 #[test]
 fn a_stopped_process_stays_stopped() {
-    let mut child = Command::new("sleep").arg("1").spawn().expect("sleep");
+    let mut cat = Command::new("cat");
+    let mut child = cat.stdin(Stdio::piped()).spawn().expect("cat");
     let pid = nix::unistd::Pid::from_raw(child.id() as i32);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("a child");
-    std::thread::sleep(Duration::from_millis(100));
-    let (outcome, flow) = attach(&child, Duration::from_millis(200));
-    assert_eq!(outcome, Outcome::Detached);
+    let is_stopped = || thread_state(child.id()) == Some('T');
+    wait_until("it is stopped", is_stopped);
+    let mut flow = Flow::default();
+    let stop = AtomicBool::new(false);
+    // It does nothing, however long one looks.
+    let options = Options {
+        duration: Some(Duration::from_millis(200)),
+        ..limited(&stop)
+    };
+    let outcome = ptrace::run(Target::Attach(child.id()), options, &mut flow);
+    assert_eq!(outcome.expect("attachable"), Outcome::Detached);
     flow.check();
     assert_eq!(flow.total(), 0);
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is there");
-    assert_eq!(
-        stat.split(") ").nth(1).and_then(|rest| rest.chars().next()),
-        Some('T')
-    );
+    wait_until("it is stopped as before", is_stopped);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).expect("a child");
+    drop(child.stdin.take());
     assert_eq!(child.wait().expect("a child").code(), Some(0));
 }
 
 #[test]
 fn a_launched_program_that_takes_too_long_runs_on() {
-    let program = Program::build("launch-late", "tasks.c", &[]);
-    let marker = program.path.with_extension("done");
-    let _ = std::fs::remove_file(&marker);
-    let script = format!("sleep 0.6; echo done > {}", marker.display());
+    let folder = tempfile::tempdir().expect("a folder");
+    let [leave, marker] = ["leave", "done"].map(|name| folder.path().join(name));
+    let script = format!(
+        "while [ ! -e {} ]; do sleep 0.05; done; echo done > {}",
+        leave.display(),
+        marker.display()
+    );
     let mut flow = Flow::default();
     let stop = AtomicBool::new(false);
     let options = Options {
         duration: Some(Duration::from_millis(300)),
-        stop: &stop,
-        leader: None,
+        ..limited(&stop)
     };
     let command = ptrace::Command {
         program: "sh".into(),
@@ -148,28 +177,21 @@ fn a_launched_program_that_takes_too_long_runs_on() {
     let outcome = ptrace::run(Target::Launch(command), options, &mut flow).expect("traceable");
     assert_eq!(outcome, Outcome::Detached);
     flow.check();
-    let begin = Instant::now();
-    while !marker.exists() {
-        assert!(
-            begin.elapsed() < Duration::from_secs(10),
-            "the program did not run on"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    std::fs::write(leave, "").expect("a file");
+    wait_until("the program ran on", || marker.exists());
 }
 
 fn launch(program: &str, args: &[&str]) -> Result<Outcome, EngineError> {
     let stop = AtomicBool::new(false);
-    let options = Options {
-        duration: Some(Duration::from_secs(60)),
-        stop: &stop,
-        leader: None,
-    };
     let command = ptrace::Command {
         program: program.into(),
         args: args.iter().map(Into::into).collect(),
     };
-    ptrace::run(Target::Launch(command), options, &mut Flow::default())
+    ptrace::run(
+        Target::Launch(command),
+        limited(&stop),
+        &mut Flow::default(),
+    )
 }
 
 #[test]

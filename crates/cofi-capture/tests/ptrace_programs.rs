@@ -26,8 +26,7 @@ fn int1() {
     let program = Program::build("signals-int1", "signals.c", &[]);
     if program.native(&["int1"]).is_none() {
         // KVM on AMD: the exception comes back to INT1 itself, traced or not.
-        eprintln!("not examined: on this machine INT1 never ends, without Cofi too");
-        return;
+        return cofi_test::skip("on this machine INT1 never ends, without Cofi too");
     }
     program.same(&["int1"]);
 }
@@ -155,12 +154,16 @@ fn many_short_processes() {
 
 #[test]
 fn a_daemon_is_left_alone() {
-    let begin = std::time::Instant::now();
     let program = Program::build("tasks-daemon", "tasks.c", &[]);
     let (outcome, flow) = program.trace(&["daemon"]);
     assert_eq!(outcome, Outcome::Exited(5));
     flow.check();
-    assert!(begin.elapsed().as_secs() < 20, "waited for the daemon");
+    // It never ends by itself: nobody waited for it.
+    assert_eq!(flow.processes.len(), 2);
+    let daemon = nix::unistd::Pid::from_raw(flow.processes[1].0 as i32);
+    let status = std::fs::read_to_string(format!("/proc/{daemon}/status")).expect("it lives");
+    assert!(status.contains("TracerPid:\t0\n"), "{status}");
+    nix::sys::signal::kill(daemon, nix::sys::signal::Signal::SIGKILL).expect("it lives");
 }
 
 fn jit(name: &str) -> common::Flow {
@@ -244,7 +247,9 @@ fn a_32_bit_program() {
         ("signals-32", &["-m32"][..]),
         ("signals-32-static", &["-m32", "-static"]),
     ] {
-        let program = Program::build(name, "signals32.c", flags);
+        let Some(program) = Program::try_build(name, "signals32.c", flags) else {
+            continue;
+        };
         let flow = program.same(&[]);
         assert!(flow.total() > 100);
     }

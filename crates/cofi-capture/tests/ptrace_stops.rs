@@ -3,7 +3,7 @@
 mod common;
 
 use cofi_capture::ptrace::{BreakpointStop, Stops, breakpoint_stop};
-use common::{BARE, Event, Flow, Program, trace_by};
+use common::{BARE, Event, Flow, Program, exam_source, trace_by};
 use nix::sys::personality::{self, Persona};
 
 /// Addresses are the same in each run: what a program does may depend on them.
@@ -12,10 +12,22 @@ fn without_randomisation() {
     personality::set(persona | Persona::ADDR_NO_RANDOMIZE).expect("allowed");
 }
 
-/// What all threads did, in the order in which they began.
-fn events(flow: &Flow) -> Vec<&[Event]> {
-    let all = flow.order.iter();
-    all.map(|tid| flow.threads[tid].events.as_slice()).collect()
+/// What all threads did, in the order in which they began, without interruptions after which a thread goes on where it was: when the
+/// SIGCHLD of a child comes, which its parent ignores, is chance.
+fn events(flow: &Flow) -> Vec<Vec<Event>> {
+    let of_thread = |tid| {
+        let mut kept: Vec<Event> = Vec::new();
+        for event in &flow.threads[tid].events {
+            match (kept.last(), event) {
+                (Some(Event::Async(from)), Event::Resume(to, _)) if from == to => {
+                    kept.pop();
+                }
+                _ => kept.push(*event),
+            }
+        }
+        kept
+    };
+    flow.order.iter().map(of_thread).collect()
 }
 
 /// Traces it both ways and expects the same of each, event by event.
@@ -29,15 +41,15 @@ fn same_path(path: &str, args: &[&str]) -> Flow {
     assert_eq!(flow.order.len(), wanted.order.len(), "{path} {args:?}");
     let both = events(&flow).into_iter().zip(events(&wanted));
     for (number, (got, wanted)) in both.enumerate() {
-        let differs = got.iter().zip(wanted).position(|(a, b)| a != b);
+        let differs = got.iter().zip(&wanted).position(|(a, b)| a != b);
         if let Some(at) = differs {
             let from = at.saturating_sub(5);
             let part =
                 |events: &[Event]| format!("{:x?}", &events[from..(at + 5).min(events.len())]);
             panic!(
                 "{path} {args:?}, thread {number}, event {at}: {}, should be {}",
-                part(got),
-                part(wanted)
+                part(&got),
+                part(&wanted)
             );
         }
         assert_eq!(got.len(), wanted.len(), "{path} {args:?}, thread {number}");
@@ -56,7 +68,7 @@ fn debug_registers_work_here() {
     // Without them the other tests of this file say nothing, so it is to be seen.
     let found = breakpoint_stop().expect("a child can be traced");
     if found != BreakpointStop::Works {
-        eprintln!("not examined: breakpoints are {found:?} on this machine");
+        cofi_test::skip(format_args!("breakpoints are {found:?} on this machine"));
     }
 }
 
@@ -103,9 +115,13 @@ fn both_modes_and_32_bits() {
         &[],
     );
     let flags = [BARE, &["-m32", "-no-pie"]].concat();
-    same(&Program::exam("stops-int80", "m32_int80.S", &flags), &[]);
+    if let Some(program) = Program::try_build("stops-int80", &exam_source("m32_int80.S"), &flags) {
+        same(&program, &[]);
+    }
     let flags = ["-m32", "-static", "-no-pie"];
-    same(&Program::build("stops-32-plain", "plain.c", &flags), &[]);
+    if let Some(program) = Program::try_build("stops-32-plain", "plain.c", &flags) {
+        same(&program, &[]);
+    }
 }
 
 #[test]
@@ -204,8 +220,7 @@ fn loops_under_a_storm_of_signals() {
 fn a_thread_that_the_kernel_moves() {
     let program = Program::build("stops-restartable", "restartable.c", &["-no-pie"]);
     if program.native(&[]) == Some(3) {
-        eprintln!("not examined: this kernel or C library has no restartable sequences");
-        return;
+        return cofi_test::skip("this kernel or C library has no restartable sequences");
     }
     program.same(&[]);
 }

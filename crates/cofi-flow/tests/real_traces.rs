@@ -37,13 +37,6 @@ impl CodeSource for Images {
     }
 }
 
-fn folder() -> PathBuf {
-    std::env::var_os("COFI_TRACES").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces"),
-        PathBuf::from,
-    )
-}
-
 /// The loadable segments of a 64-bit ELF file.
 fn elf_segments(file: &[u8]) -> Vec<(u64, Vec<u8>)> {
     let number = |at: usize, len: usize| {
@@ -126,16 +119,13 @@ struct Case {
     json: Value,
 }
 
-/// The cases; says so if there are none.
+/// The cases; none, and the test is skipped, where there are no traces.
+#[track_caller]
 fn cases() -> Vec<Case> {
-    let folder = folder();
-    let Ok(entries) = fs::read_dir(&folder) else {
-        eprintln!(
-            "NOT RUN: no traces in {} (set COFI_TRACES)",
-            folder.display()
-        );
+    let Some(folder) = cofi_test::traces() else {
         return Vec::new();
     };
+    let entries = fs::read_dir(&folder).unwrap();
     let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     folders.sort();
     let cases: Vec<Case> = folders

@@ -98,7 +98,6 @@ mod tests {
     use super::*;
     use crate::{AddressSpace, FileStore, ImageView, Version};
     use cofi_packet::Ip;
-    use std::process::Command;
 
     /// Compiles a program and gives the lines of its function `main`, address by address; none where that is not possible.
     fn lines(flags: &[&str]) -> Option<Vec<Option<SourceLine>>> {
@@ -110,13 +109,7 @@ mod tests {
         )
         .unwrap();
         let program = folder.path().join("lines");
-        let built = Command::new("cc")
-            .args(flags)
-            .arg("-o")
-            .args([&program, &source])
-            .status();
-        if !built.is_ok_and(|status| status.success()) {
-            eprintln!("skipped: no C compiler that takes {flags:?}");
+        if !cofi_test::compile(&source, &program, flags) {
             return None;
         }
         let file = FileStore::new().file(&program);

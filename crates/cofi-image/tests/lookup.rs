@@ -13,6 +13,7 @@ struct Built {
     id: BuildId,
 }
 
+#[track_caller]
 fn tool(name: &str, args: &[&str]) -> bool {
     match Command::new(name).args(args).output() {
         Ok(output) => {
@@ -21,7 +22,7 @@ fn tool(name: &str, args: &[&str]) -> bool {
             true
         }
         Err(error) => {
-            eprintln!("skipped: no {name}: {error}");
+            cofi_test::skip(format_args!("no {name}: {error}"));
             false
         }
     }
@@ -284,8 +285,7 @@ fn the_running_kernels_vdso_stands_for_an_equal_one() {
     assert!(matches!(other.load(), Err(ImageError::NotSaved { .. })));
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let Some(line) = maps.lines().find(|line| line.ends_with("[vdso]")) else {
-        eprintln!("skipped: this kernel gives no vDSO");
-        return;
+        return cofi_test::skip("this kernel gives no vDSO");
     };
     // Its own build id, by way of a copy in a file.
     let range = line.split(' ').next().unwrap();

@@ -4,6 +4,7 @@
 
 mod support;
 
+use cofi_test::{has_program, skip};
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -35,17 +36,9 @@ struct Program {
     code: (u64, u64, u64),
 }
 
-fn installed(program: &str) -> bool {
-    let found = Command::new(program).arg("--version").output().is_ok();
-    if !found {
-        println!("skipped: {program} is not installed");
-    }
-    found
-}
-
 impl Program {
     fn build() -> Option<Self> {
-        if !installed("perf") || !installed("gcc") {
+        if !has_program("perf") || !has_program("gcc") {
             return None;
         }
         let folder = tempfile::tempdir().expect("a folder");
@@ -372,7 +365,7 @@ fn perf_and_cofi_agree_on_compressed_files() {
 /// Compressed by perf itself: a recording without packets, as any machine can make it.
 #[test]
 fn what_perf_compressed_is_read() {
-    if !installed("perf") {
+    if !has_program("perf") {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -385,8 +378,8 @@ fn what_perf_compressed_is_read() {
         .output()
         .expect("perf runs");
     if !recorded.status.success() {
-        println!("skipped: perf may not record here");
-        return;
+        let why = String::from_utf8_lossy(&recorded.stderr);
+        return skip(format_args!("perf may not record here: {why}"));
     }
     let bytes = std::fs::read(&path).expect("the file");
     let file = File::parse(&bytes).expect("a perf.data file");
@@ -451,15 +444,10 @@ fn what_perf_inject_rewrites_reads_the_same() {
 /// A file that real hardware and Linux wrote. It is not part of the repository.
 #[test]
 fn a_real_file_rewritten_by_perf_inject_reads_the_same() {
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../../shared/traces/quipper-perf-data/perf.data"
-    );
-    if !Path::new(path).exists() {
-        println!("skipped: no real traces beside the checkout");
+    let Some(traces) = cofi_test::traces() else {
         return;
-    }
-    if installed("perf") {
-        same_after_inject(Path::new(path));
+    };
+    if has_program("perf") {
+        same_after_inject(&traces.join("quipper-perf-data/perf.data"));
     }
 }

@@ -2,7 +2,7 @@
 
 mod machine;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cofi_flow::Item;
 use cofi_session::{Session, SessionError, SessionOptions, StreamKey, TraceFormat};
@@ -65,14 +65,11 @@ const INFO: &str = r#""type": "intel-pt", "cpuInfo": {"vendor": "GenuineIntel", 
 /// The trace that LLDB tests itself with, taken from real hardware, in a bundle around it. It is not part of the repository.
 #[test]
 fn a_real_thread() {
-    let traces = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../../shared/traces/lldb-trace"
-    );
-    let Ok(case) = std::fs::read_to_string(Path::new(traces).join("case.json")) else {
-        println!("skipped: no real traces beside the checkout");
+    let Some(traces) = cofi_test::traces() else {
         return;
     };
+    let traces = traces.join("lldb-trace");
+    let case = std::fs::read_to_string(traces.join("case.json")).unwrap();
     let json = format!(
         r#"{{{INFO}, "processes": [{{"pid": 1234, "triple": "x86_64-*-linux",
         "threads": [{{"tid": 3842849, "iptTrace": "3842849.trace"}}],
@@ -81,7 +78,7 @@ fn a_real_thread() {
     );
     let bundle = Bundle::new(json);
     for (from, to) in [("trace.pt", "3842849.trace"), ("a.out", "a.out")] {
-        bundle.file(to, &std::fs::read(Path::new(traces).join(from)).unwrap());
+        bundle.file(to, &std::fs::read(traces.join(from)).unwrap());
     }
     let session = bundle.open().unwrap();
     assert_eq!(session.diagnostics(), []);

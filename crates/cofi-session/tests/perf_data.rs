@@ -532,11 +532,10 @@ proptest! {
 /// of this repository: `COFI_TRACES` names the folder of traces.
 #[test]
 fn a_file_of_real_hardware() {
-    let Some(traces) = std::env::var_os("COFI_TRACES") else {
-        eprintln!("COFI_TRACES is not set: no real traces to test with");
+    let Some(traces) = cofi_test::traces() else {
         return;
     };
-    let path = PathBuf::from(traces).join("quipper-perf-data/perf.data");
+    let path = traces.join("quipper-perf-data/perf.data");
     let bytes = std::fs::read(&path).unwrap();
     let session = Session::new(&bytes, &SessionOptions::beside(&path)).unwrap();
     assert_eq!(session.diagnostics(), []);

@@ -1,25 +1,16 @@
 //! Time in a trace of a real processor: what MTC packets tell agrees with every TSC packet that follows. The trace is not part of this
 //! repository; `COFI_TRACES` names its folder.
 
-use std::path::{Path, PathBuf};
-
 use cofi_flow::TimeTracker;
 use cofi_packet::intel::{Packet, Packets};
 use cofi_session::{Session, SessionOptions};
 
 #[test]
 fn mtcs_of_a_real_processor_lead_to_its_tscs() {
-    let root = std::env::var_os("COFI_TRACES").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces"),
-        PathBuf::from,
-    );
-    let Ok(bytes) = std::fs::read(root.join("quipper-perf-data/perf.data")) else {
-        println!(
-            "NOT RUN: no quipper-perf-data in {} (set COFI_TRACES)",
-            root.display()
-        );
+    let Some(traces) = cofi_test::traces() else {
         return;
     };
+    let bytes = std::fs::read(traces.join("quipper-perf-data/perf.data")).expect("the trace");
     let session = Session::new(&bytes, &SessionOptions::default()).expect("it is a perf.data file");
     let (mut mtcs, mut tscs, mut bounded, mut nearest) = (0, 0, 0, u64::MAX);
     for stream in session.streams() {

@@ -3,7 +3,7 @@
 
 use std::io::Cursor;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cofi_flow::Item;
 use cofi_packet::StreamOffset;
@@ -11,20 +11,6 @@ use cofi_perf::{Feature, Mmap2, Options, PerfTime, PtConfig, Subject, Task, Time
 use cofi_session::{Session, SessionOptions};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-
-/// The folder of the traces, which are not part of the repository.
-fn traces() -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
-    let folder = std::env::var_os("COFI_TRACES").map_or(beside, PathBuf::from);
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    eprintln!(
-        "NOT TESTED: no traces of real processors in {} (COFI_TRACES)",
-        folder.display()
-    );
-    None
-}
 
 fn text(value: &Value) -> &str {
     value.as_str().expect("a text")
@@ -110,7 +96,9 @@ impl List {
 
 #[test]
 fn real_traces_through_the_perf_path() {
-    let Some(traces) = traces() else { return };
+    let Some(traces) = cofi_test::traces() else {
+        return;
+    };
     let mut decoded = 0;
     for entry in std::fs::read_dir(traces).expect("the traces") {
         let folder = entry.expect("an entry").path();

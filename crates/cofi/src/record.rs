@@ -115,6 +115,7 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     let watch = Watch::begin(options.pid.is_some())?;
     let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
     let mut recorder = Recorder::create(settings, truth)?;
+    recorder.on_notice(|notice| crate::output::tell(format_args!("{notice}")));
     let run_options = Options {
         duration: options.duration,
         stop: watch.stop(),

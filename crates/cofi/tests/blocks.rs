@@ -4,7 +4,7 @@
 mod cases;
 mod common;
 
-use common::{STATIC, Scratch, cofi, json, record, run, traces};
+use common::{STATIC, Scratch, cofi, json, record, run};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -189,7 +189,7 @@ fn of_damaged_traces() {
 
 #[test]
 fn of_real_traces() {
-    let Some(folder) = traces() else {
+    let Some(folder) = cofi_test::traces() else {
         return;
     };
     for name in [

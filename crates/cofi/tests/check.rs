@@ -171,7 +171,7 @@ fn broken_files() {
 
 #[test]
 fn real_traces() {
-    let Some(folder) = common::traces() else {
+    let Some(folder) = cofi_test::traces() else {
         return;
     };
     for name in ["xdc-mruby", "xdc-foo", "lldb-trace", "arcus-ovf-01-ben"] {

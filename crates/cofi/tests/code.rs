@@ -17,13 +17,13 @@ const TIME: TimeConv = TimeConv {
     zero: 0,
 };
 
-/// Runs perf in the test's folder, with its cache there too; whether it is installed.
+/// Runs perf in the test's folder, with its cache there too; skipped where it is not installed.
+#[track_caller]
 fn perf(scratch: &Scratch, args: &[&OsStr]) -> Option<common::Ran> {
     let mut command = Command::new("perf");
     command.env("HOME", scratch.path("")).args(args);
     command.current_dir(scratch.path(""));
-    if Command::new("perf").arg("version").output().is_err() {
-        eprintln!("skipped: no perf");
+    if !cofi_test::has_program("perf") {
         return None;
     }
     Some(run(&mut command))

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Scratch, addresses, cofi, run, run_with, traces};
+use common::{Scratch, addresses, cofi, run, run_with};
 use std::io::Read;
 use std::path::Path;
 use std::process::Stdio;
@@ -81,7 +81,7 @@ fn a_file_that_is_cut_off_while_it_is_read() {
 
 #[test]
 fn a_bundle_of_lldb_is_decoded_by_its_file_or_its_folder() {
-    let Some(traces) = traces() else {
+    let Some(traces) = cofi_test::traces() else {
         return;
     };
     let real = traces.join("lldb-trace");

@@ -117,7 +117,7 @@ fn symbols_bytes_and_text() {
             assert_eq!(item["file"], recorded.program.to_str().expect("UTF-8"));
         }
     } else {
-        eprintln!("skipped: no nm to compare with");
+        cofi_test::skip("no nm to compare with");
     }
     let syscall = items
         .iter()
@@ -212,10 +212,21 @@ fn around_a_point() {
     let is_before = |item: &&Value| item["time"].as_u64() < Some(time);
     let index = timed.iter().take_while(is_before).filter_map(insn).count();
     let got = items(
-        &["--around", &format!("time:{time}ns"), "-C", "2000"],
+        &[
+            "--around",
+            &format!("time:{time}ns"),
+            "-C",
+            "2000",
+            "--time",
+        ],
         &recorded.data,
     );
-    assert_eq!(instructions(&got), &all[index - 2000..index + 2000]);
+    // Times are estimates, which may differ a little (within their bounds) by where decoding began, and so may the place.
+    let addresses = instructions(&got);
+    let mut near = (index - 100..index + 100).map(|index| &all[index - 2000..index + 2000]);
+    assert!(near.any(|wanted| addresses == wanted), "{time} {index}");
+    let before = got.iter().take_while(is_before).filter_map(insn).count();
+    assert_eq!(before, 2000);
     let none = items(
         &["--around", &format!("time:{time}ns"), "-C", "0"],
         &recorded.data,
@@ -331,7 +342,7 @@ fn source_lines() {
     addresses.sort_unstable();
     addresses.dedup();
     match addr2line(&program, &addresses) {
-        None => eprintln!("skipped: no addr2line to compare with"),
+        None => cofi_test::skip("no addr2line to compare with"),
         Some(wanted) => {
             for (address, wanted) in addresses.iter().zip(wanted) {
                 let item = own.iter().find(|item| insn(item) == Some(*address));

@@ -4,22 +4,9 @@ mod common;
 
 use common::{ASM, DYNAMIC, STATIC, Scratch, cofi, repository, run};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 const QEMU: &str = "qemu-x86_64";
-
-/// Whether QEMU is installed; says so if not.
-fn has_qemu() -> bool {
-    let has = Command::new(QEMU)
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status()
-        .is_ok();
-    if !has {
-        eprintln!("skipped: {QEMU} is not installed (Debian's package qemu-user)");
-    }
-    has
-}
 
 fn record(data: &Path) -> Command {
     let mut command = cofi();
@@ -45,7 +32,7 @@ fn verified(program: &Path, args: &[&str]) {
 
 /// Programs of the exam.
 fn exam(files: &[&str], flags: &[&str]) {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let scratch = Scratch::new();
@@ -147,7 +134,7 @@ fn engine_program(scratch: &Scratch, file: &str, flags: &[&str]) -> Option<PathB
 
 #[test]
 fn programs_of_the_engine() {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let scratch = Scratch::new();
@@ -177,7 +164,7 @@ fn programs_of_the_engine() {
 /// The two engines' lists of addresses of a program without a C library.
 #[test]
 fn the_list_of_addresses_is_that_of_ptrace() {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let scratch = Scratch::new();
@@ -202,7 +189,7 @@ fn the_list_of_addresses_is_that_of_ptrace() {
 /// Programs of the system that are there.
 #[test]
 fn real_programs() {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let folder = repository().join("crates/cofi-capture/src");
@@ -220,7 +207,7 @@ fn real_programs() {
         if Path::new(program).exists() {
             verified(Path::new(program), args);
         } else {
-            eprintln!("skipped: there is no {program}");
+            cofi_test::skip(format_args!("there is no {program}"));
         }
     }
 }

@@ -4,19 +4,12 @@ mod common;
 
 use common::{Ran, Scratch, cofi, run};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-/// Whether QEMU and perl are installed; says so if not.
+/// Whether QEMU and perl are installed; skipped if not.
+#[track_caller]
 fn can_run() -> bool {
-    let missing = ["qemu-x86_64", "perl"].into_iter().find(|program| {
-        let mut version = Command::new(program);
-        version.arg("--version").stdout(Stdio::null());
-        version.status().is_err()
-    });
-    if let Some(program) = missing {
-        eprintln!("skipped: {program} is not installed");
-    }
-    missing.is_none()
+    common::has_qemu() && cofi_test::has_program("perl")
 }
 
 /// A perl program that forks so many children, which all live at the same time, and then work; its status is 7 if all ended well.
@@ -42,12 +35,13 @@ fn shell(before: &str, command: &Command) -> Command {
 
 /// Runs a command where /dev/shm has only so much room and nothing can be loaded from it, as in a container. `None` if that
 /// cannot be made here.
+#[track_caller]
 fn with_room(room: &str, command: &Command) -> Option<Ran> {
     let mount = format!("mount -t tmpfs -o noexec,size={room} none /dev/shm");
     let mut unshare = Command::new("unshare");
     unshare.args(["-m", "sh", "-c", &mount]);
     if !unshare.status().is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no right to mount");
+        cofi_test::skip("no right to mount");
         return None;
     }
     let shell = shell(&mount, command);
@@ -151,8 +145,7 @@ fn names_and_masks_that_are_unusual() {
         .args(shell.get_args());
     let ran = run(&mut unshare);
     if ran.stderr.contains("permission denied") || ran.stderr.contains("not permitted") {
-        eprintln!("skipped: no right to mount");
-        return;
+        return cofi_test::skip("no right to mount");
     }
     assert_verified(&ran, 7);
     assert_eq!(counted(&ran, "not in the trace"), 0, "{}", ran.stderr);

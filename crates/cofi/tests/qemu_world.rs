@@ -6,24 +6,7 @@ use common::{Ran, Scratch, cofi, repository, run};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-
-fn has_qemu() -> bool {
-    let mut qemu = Command::new("qemu-x86_64");
-    let has = qemu.arg("--version").stdout(Stdio::null()).status().is_ok();
-    if !has {
-        eprintln!("skipped: qemu-x86_64 is not installed");
-    }
-    has
-}
-
-fn is_root() -> bool {
-    let is_root = nix::unistd::geteuid().is_root();
-    if !is_root {
-        eprintln!("skipped: for root only");
-    }
-    is_root
-}
+use std::process::Command;
 
 fn record(data: &Path) -> Command {
     let mut command = cofi();
@@ -53,7 +36,7 @@ fn same(program: &Path, args: &[&str], variables: &[(&str, &str)]) {
 
 #[test]
 fn the_environment_is_the_programs_own() {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let variables = [
@@ -89,7 +72,7 @@ fn strange(scratch: &Scratch) -> Option<(std::path::PathBuf, tempfile::TempDir)>
 
 #[test]
 fn many_arguments_and_long_variables() {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let long = "x".repeat(100_000);
@@ -102,7 +85,7 @@ fn many_arguments_and_long_variables() {
 
 #[test]
 fn names_are_those_of_the_program() {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let show = "cat /proc/self/comm /proc/$$/comm; readlink /proc/self/exe; \
@@ -121,7 +104,7 @@ fn names_are_those_of_the_program() {
 
 #[test]
 fn a_program_without_a_name() {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let scratch = Scratch::new();
@@ -146,7 +129,7 @@ fn a_program_without_a_name() {
 /// Who has left our root or our user cannot share memory with us any more: all such processes run, and each is counted.
 #[test]
 fn who_cannot_be_traced_is_counted() {
-    if !has_qemu() || !is_root() {
+    if !common::has_qemu() || !common::is_root() {
         return;
     }
     let scratch = Scratch::new();
@@ -201,7 +184,7 @@ int main(int argc, char **argv) {
 
 #[test]
 fn another_user_can_record() {
-    if !has_qemu() || !is_root() {
+    if !common::has_qemu() || !common::is_root() {
         return;
     }
     let scratch = Scratch::new();
@@ -235,7 +218,7 @@ fn another_user_can_record() {
 /// When the first process ends, others may be half way to QEMU: they must get there, or not begin.
 #[test]
 fn who_outlives_the_first_process_runs_on() {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let scratch = Scratch::new();

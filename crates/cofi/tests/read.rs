@@ -463,7 +463,7 @@ proptest! {
 
 #[test]
 fn real_perf_data() {
-    let Some(folder) = common::traces() else {
+    let Some(folder) = cofi_test::traces() else {
         return;
     };
     let file = folder.join("quipper-perf-data/perf.data");

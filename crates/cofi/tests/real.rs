@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{cofi, traces};
+use common::cofi;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::io::{BufRead, BufReader, Read};
@@ -10,7 +10,7 @@ use std::process::Stdio;
 
 /// Decodes a case and compares with what the reference decoder found.
 fn decodes_as_told(name: &str) {
-    let Some(folder) = traces().map(|traces| traces.join(name)) else {
+    let Some(folder) = cofi_test::traces().map(|traces| traces.join(name)) else {
         return;
     };
     let case = std::fs::read(folder.join("case.json")).expect("the case");

@@ -9,7 +9,6 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 /// Records one of the exam's programs in a configuration; its status and output must be those of a run of its own.
 fn verified(file: &str, flags: &[&str], config: Option<&str>) {
@@ -336,13 +335,12 @@ impl Counter {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))
             .expect("the counter lives");
         assert!(status.contains("TracerPid:\t0\n"), "{status}");
-        let mut counts = [0; 2];
-        for count in &mut counts {
+        let mut count = || {
             kill(self.pid(), Signal::SIGUSR1).expect("asking the counter");
-            *count = self.line();
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        assert!(counts[0] < counts[1], "{counts:?}");
+            self.line()
+        };
+        let begun = count();
+        cofi_test::wait_until("it counts on", || count() > begun);
         assert!(self.child.try_wait().expect("its state").is_none());
     }
 }
@@ -367,12 +365,21 @@ fn attached_for_a_while() {
         return;
     };
     let data = scratch.path("data");
-    let traced = run(attach(&counter, &data).args(["--duration", "0.3"]));
-    assert_eq!(traced.code(), 0, "{}", traced.stderr);
-    assert!(traced.stderr.contains("verified"), "{}", traced.stderr);
-    counter.is_well();
-    let flow = run(&mut json("insn", &[], &data));
-    assert!(addresses(&flow.stdout).len() > 100, "{}", flow.stderr);
+    // Longer and longer: on a busy machine nothing may run for a while.
+    let mut duration = 0.3;
+    loop {
+        let text = format!("{duration}");
+        let traced = run(attach(&counter, &data).args(["--duration", &text]));
+        assert_eq!(traced.code(), 0, "{}", traced.stderr);
+        assert!(traced.stderr.contains("verified"), "{}", traced.stderr);
+        counter.is_well();
+        let flow = run(&mut json("insn", &[], &data));
+        if addresses(&flow.stdout).len() > 100 {
+            break;
+        }
+        assert!(duration < 30.0, "{}", flow.stderr);
+        duration *= 3.0;
+    }
     // And once more: the first left nothing behind that is in the way.
     let traced = run(attach(&counter, &data).args(["--duration", "0.1"]));
     assert_eq!(traced.code(), 0, "{}", traced.stderr);
@@ -394,13 +401,10 @@ fn attached_until_interrupted() {
             .expect("starting cofi");
         let traced_by = format!("TracerPid:\t{}\n", cofi.id());
         let status = format!("/proc/{}/status", counter.pid());
-        while !std::fs::read_to_string(&status)
-            .expect("the counter lives")
-            .contains(&traced_by)
-        {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        std::thread::sleep(Duration::from_millis(100));
+        cofi_test::wait_until("it is traced", || {
+            let status = std::fs::read_to_string(&status);
+            status.expect("the counter lives").contains(&traced_by)
+        });
         kill(Pid::from_raw(cofi.id() as i32), signal).expect("interrupting cofi");
         let traced = common::wait(cofi);
         assert_eq!(traced.code(), 0, "{signal}: {}", traced.stderr);

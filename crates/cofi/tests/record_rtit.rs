@@ -7,7 +7,7 @@ use common::{
 };
 use std::ffi::OsStr;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// The configurations that change what decoding has to do.
 const CONFIGS: [&str; 3] = [
@@ -83,12 +83,7 @@ fn generated_code() {
 
 #[test]
 fn by_qemu() {
-    let qemu = Command::new("qemu-x86_64")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status();
-    if qemu.is_err() {
-        eprintln!("skipped: there is no qemu-x86_64");
+    if !common::has_qemu() {
         return;
     }
     let scratch = Scratch::new();
@@ -248,8 +243,7 @@ fn a_machine() {
         status.is_ok_and(|status| status.success())
     };
     if !(is_built(assembled) && is_built(linked)) {
-        eprintln!("skipped: no C compiler");
-        return;
+        return cofi_test::skip("no C compiler or linker");
     }
     let file = std::fs::File::options().write(true).open(&image);
     // A disk of whole tracks.
@@ -266,8 +260,7 @@ fn a_machine() {
         command.args(["-no-reboot", "-nodefaults"]);
         let ran = run(&mut command);
         if ran.code() == 2 {
-            eprintln!("skipped: {}", ran.stderr);
-            return;
+            return cofi_test::skip(ran.stderr);
         }
         assert!(
             ran.stderr.contains("verified"),

@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Stdio};
 
 /// Tells its number, and waits. Asked to end, it says so and ends with status 3; with an argument it does not listen: `deaf`
 /// ignores the signals, and of `busy` the number is that of a child that is at work, whose end becomes its own.
@@ -44,16 +44,13 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// The engines that there are here.
+/// The engines that there are here; without QEMU a part of the test is skipped.
+#[track_caller]
 fn engines() -> Vec<&'static str> {
-    let mut qemu = Command::new("qemu-x86_64");
-    qemu.arg("--version").stdout(Stdio::null());
-    match qemu.status() {
-        Ok(_) => vec!["ptrace", "qemu"],
-        Err(_) => {
-            eprintln!("without qemu: it is not installed");
-            vec!["ptrace"]
-        }
+    if common::has_qemu() {
+        vec!["ptrace", "qemu"]
+    } else {
+        vec!["ptrace"]
     }
 }
 

@@ -66,6 +66,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "cofi-law",
         &["cofi-packet", "cofi-unit", "cofi-insn", "cofi-flow"],
     ),
+    ("cofi-test", &[]),
     ("xtask", &["cofi-perf"]),
 ];
 

@@ -9,7 +9,7 @@ use super::sys::{self, Dispositions, EVENT_STOP, Resume, Status};
 use super::syscall::Sharing;
 use super::thread::{At, Thread};
 use super::trial;
-use crate::{Observer, Pid, ProcessCause};
+use crate::{Notice, Observer, Pid, ProcessCause};
 use libc::c_int;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -240,6 +240,11 @@ impl Engine<'_> {
         };
         self.processes.insert(pid, process);
         self.observer.process(pid, parent, cause, &maps::comm(pid));
+        if matches!(cause, ProcessCause::Launch | ProcessCause::Exec)
+            && let Some(notice) = Notice::of_privilege(pid)
+        {
+            self.observer.notice(notice);
+        }
     }
 
     pub(super) fn begin_thread(&mut self, pid: Pid, tid: Pid, creator: Option<Pid>) {

@@ -4,10 +4,10 @@ use super::cursor::Stepped;
 use super::engine::{Engine, unless_gone};
 use super::mask;
 use super::sys::{self, EVENT_STOP, RESUME_FLAG, Regs, Resume};
-use super::syscall::{Effect, Table, effect, sharing};
+use super::syscall::{Effect, Table, effect, sharing, was_refused_to_trace};
 use super::thread::{At, Thread, is_restart, r11_shows_step};
 use super::{maps, sys::TRAP_FLAG};
-use crate::{Pid, ProcessCause};
+use crate::{Change, Notice, Pid, ProcessCause};
 use libc::c_int;
 use std::io;
 
@@ -272,6 +272,10 @@ impl Engine<'_> {
             return Ok(());
         };
         hide_in_r11(tid, thread, table, &regs)?;
+        if was_refused_to_trace(&regs, table) {
+            let notice = Notice::of(pid, Change::TracerRefused);
+            self.observer.notice(notice);
+        }
         let mut changed = false;
         match effect(&regs, table, &process.space) {
             Effect::None => {}

@@ -84,6 +84,24 @@ const MAP_FIXED: u64 = 0x10;
 const MAP_SHARED: u64 = 1;
 const PR_SET_NAME: u64 = 15;
 
+/// Whether a finished system call was an attempt to trace, which the kernel refused.
+pub(super) fn was_refused_to_trace(regs: &Regs, table: Table) -> bool {
+    const EPERM: i32 = -libc::EPERM;
+    let is_ptrace = match table {
+        Table::Native => regs.orig_rax == 101,
+        Table::Compat => regs.orig_rax == 26,
+    };
+    let request = arguments(regs, table)[0] as libc::c_uint;
+    is_ptrace
+        && regs.rax as i32 == EPERM
+        && [
+            libc::PTRACE_TRACEME,
+            libc::PTRACE_ATTACH,
+            libc::PTRACE_SEIZE,
+        ]
+        .contains(&request)
+}
+
 /// What a finished system call may have changed.
 pub(super) fn effect(regs: &Regs, table: Table, space: &CodeSpace) -> Effect {
     let number = regs.orig_rax as i64;

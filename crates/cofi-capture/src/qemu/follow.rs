@@ -6,9 +6,9 @@
 
 use super::exec::{Becoming, Next, can_become};
 use super::launch::Qemu;
-use crate::Pid;
 use crate::ptrace::sys::{self, CALL_STOP, Dispositions, EVENT_STOP, Resume, Status};
 use crate::ptrace::{Command, EngineError, Options, Outcome};
+use crate::{Change, Notice, Pid};
 use libc::{c_int, pid_t};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -30,6 +30,8 @@ pub(super) struct News {
     pub(super) escaped: AtomicU64,
     /// Processes that these have forked.
     pub(super) untraced: AtomicU64,
+    /// What the program loses, for the observer.
+    notices: Mutex<Vec<Notice>>,
     lives: Mutex<Lives>,
     /// The tracer is to make no more programs execute QEMU, and to end when all have settled.
     stop: AtomicBool,
@@ -37,6 +39,21 @@ pub(super) struct News {
     leave: AtomicBool,
     /// The tracer's thread, to wake it.
     thread: AtomicI32,
+}
+
+impl News {
+    fn notice(&self, notice: Option<Notice>) {
+        let notices = self.notices.lock();
+        notices
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(notice);
+    }
+
+    /// The notices since the last call.
+    pub(super) fn take_notices(&self) -> Vec<Notice> {
+        let notices = self.notices.lock();
+        std::mem::take(&mut *notices.unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 /// Who has come and gone.
@@ -183,6 +200,11 @@ fn follow_to_the_end(
             outcome = Some(ended);
             news.stop.store(true, Ordering::SeqCst);
         }
+        if status == Status::Signaled(libc::SIGILL) && !follower.native.contains(&tid) {
+            let program = news.comm(tid as Pid);
+            let change = Change::IllegalInstruction;
+            news.notice(program.map(|program| Notice { program, change }));
+        }
         match status {
             Status::Exited(_) | Status::Signaled(_) => {
                 follower.becoming.remove(&tid);
@@ -254,6 +276,7 @@ impl Follower<'_> {
 
     /// A process has executed a program, and is about to run it. Whether it will execute QEMU instead.
     fn executed(&mut self, pid: pid_t) -> bool {
+        self.news.notice(Notice::of_privilege(pid as Pid));
         let begin = || {
             if self.news.is_ending() {
                 return Err(io::ErrorKind::Interrupted.into());

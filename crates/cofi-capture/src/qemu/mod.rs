@@ -7,6 +7,7 @@
 mod blocks;
 mod exec;
 mod follow;
+mod isa;
 mod launch;
 pub mod machine;
 mod place;
@@ -20,7 +21,7 @@ pub use program::Unfit;
 
 use crate::ptrace::sys::{self, Dispositions};
 use crate::ptrace::{Command, EngineError, Options, Outcome, is_shared_mapping, parse_mapping};
-use crate::{Observer, Pid, ProcessCause};
+use crate::{Change, Notice, Observer, Pid, ProcessCause};
 use blocks::Blocks;
 use cofi_packet::Ip;
 use cofi_qemu_plugin::layout::{self, BlockHead, record};
@@ -67,6 +68,8 @@ pub struct Unknown {
 /// One traced process.
 struct Process {
     pid: Pid,
+    /// The name of what it runs.
+    program: String,
     shared: Shared,
     blocks: Blocks,
     /// Its threads, by virtual processor.
@@ -178,6 +181,7 @@ impl Engine<'_> {
     fn look_for_processes(&mut self, folder: &Path) -> io::Result<()> {
         // Who is gone by now has told all, and of itself, too.
         let gone = self.news.gone();
+        self.pass_on_notices();
         self.find_processes(folder)?;
         for process in gone {
             for before in &mut self.gone {
@@ -197,6 +201,12 @@ impl Engine<'_> {
             }
         }
         Ok(())
+    }
+
+    fn pass_on_notices(&mut self) {
+        for notice in self.news.take_notices() {
+            self.observer.notice(notice);
+        }
     }
 
     /// Takes up processes whose plugin has made its memory.
@@ -265,6 +275,7 @@ impl Engine<'_> {
         self.observer.process(pid, parent, cause, &comm);
         let process = Process {
             pid,
+            program: comm,
             shared,
             blocks,
             threads: BTreeMap::new(),
@@ -335,6 +346,7 @@ impl Engine<'_> {
 
     /// The first process has ended, or tracing is stopped: what still runs is let go.
     fn end(&mut self, outcome: Outcome) {
+        self.pass_on_notices();
         if outcome != Outcome::Detached {
             // What was told before the end, and by others until now.
             self.take_turns();
@@ -454,9 +466,19 @@ impl Process {
                         });
                     }
                 }
-                (record::SYSCALL, [_]) => {
+                (record::SYSCALL, [number]) => {
                     if let Some(thread) = &mut thread {
                         thread.system_call();
+                    }
+                    // Neither works in QEMU.
+                    let change = match i64::from(*number) {
+                        libc::SYS_ptrace => Some(Change::NoPtrace),
+                        libc::SYS_seccomp => Some(Change::NoSeccomp),
+                        _ => None,
+                    };
+                    if let Some(change) = change {
+                        let program = self.program.clone();
+                        observer.notice(Notice { program, change });
                     }
                 }
                 // Of another version: there is none.

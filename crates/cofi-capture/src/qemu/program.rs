@@ -1,5 +1,6 @@
 //! Which file a command means, for who must know before it is started.
 
+use super::isa;
 use crate::child::{is_executable, on_path};
 use crate::ptrace::Command;
 use nix::unistd::{getegid, geteuid};
@@ -23,6 +24,12 @@ pub enum Unfit {
     /// It is to run as another user or group, and would leave QEMU: that one cannot share memory with us.
     #[error("the program runs as another user or group (set-user-ID, set-group-ID)")]
     OtherUser,
+    /// It needs instructions that QEMU's processor does not have.
+    #[error("{file} needs AVX-512 (x86-64-v4), which qemu's processor does not have", file = .file.display())]
+    OtherProcessor {
+        /// The program, its interpreter or a library of it.
+        file: PathBuf,
+    },
     /// There is none that can be executed, or it cannot be read.
     #[error("qemu cannot run {program:?}: {source}")]
     Unreadable {
@@ -77,6 +84,8 @@ fn resolve(command: &Command) -> io::Result<Result<(), Unfit>> {
             let group = data.mode() & libc::S_ISGID != 0 && data.gid() != getegid().as_raw();
             return Ok(if user || group {
                 Err(Unfit::OtherUser)
+            } else if let Some(file) = isa::needs_v4(&path) {
+                Err(Unfit::OtherProcessor { file })
             } else {
                 Ok(())
             });

@@ -10,7 +10,8 @@ mod truth;
 pub use settings::{RecordError, Settings};
 pub use truth::{Truth, TruthStream};
 
-use crate::{Entry, Mapping, Observer, Pid, ProcessCause, Runs, SavedCode};
+use crate::notice::Notices;
+use crate::{Entry, Mapping, Notice, Observer, Pid, ProcessCause, Runs, SavedCode};
 use code::SavedFiles;
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
@@ -43,6 +44,7 @@ pub struct Recorder {
     truth: Option<Truth>,
     /// The first thing that went wrong; nothing is recorded after it.
     error: Option<RecordError>,
+    notices: Notices,
 }
 
 /// What was recorded.
@@ -81,7 +83,13 @@ impl Recorder {
             instructions: 0,
             truth,
             error: None,
+            notices: Notices::default(),
         })
+    }
+
+    /// Says each [`Notice`] once, as it comes, by `to`.
+    pub fn on_notice(&mut self, to: impl FnMut(&Notice) + 'static) {
+        self.notices.to = Some(Box::new(to));
     }
 
     /// Writes what is left, and completes the file.
@@ -204,6 +212,10 @@ impl Recorder {
 }
 
 impl Observer for Recorder {
+    fn notice(&mut self, notice: Notice) {
+        self.notices.tell(notice);
+    }
+
     fn process(&mut self, pid: Pid, parent: Option<Pid>, cause: ProcessCause, comm: &str) {
         let task = Task { pid, tid: pid };
         let comm = comm.to_owned();

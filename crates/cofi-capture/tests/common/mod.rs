@@ -31,22 +31,21 @@ pub struct Program {
 impl Program {
     /// Compiles `source` with extra arguments for the compiler. `name` tells builds of one source apart.
     pub fn build(name: &str, source: &str, flags: &[&str]) -> Self {
+        let built = Self::try_build(name, source, flags);
+        built.unwrap_or_else(|| panic!("cc does not take {flags:?}"))
+    }
+
+    /// The same with arguments that not every compiler takes: then the rest is skipped.
+    #[track_caller]
+    pub fn try_build(name: &str, source: &str, flags: &[&str]) -> Option<Self> {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let source = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("tests/programs")
             .join(source);
-        let output = Command::new("cc")
-            .args(["-O1", "-g0", "-Wall", "-o"])
-            .arg(&path)
-            .arg(&source)
-            .args(flags)
-            .output()
-            .expect("a C compiler");
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let flags = [&["-O1", "-g0", "-Wall"], flags].concat();
+        if !cofi_test::compile(&source, &path, &flags) {
+            return None;
+        }
         let nm = Command::new("nm").arg(&path).output().expect("nm");
         let symbols = String::from_utf8_lossy(&nm.stdout)
             .lines()
@@ -56,13 +55,12 @@ impl Program {
                 Some((words.nth(1)?.to_owned(), address))
             })
             .collect();
-        Self { path, symbols }
+        Some(Self { path, symbols })
     }
 
     /// Compiles one of the exam's programs; `name` tells builds of one source apart.
     pub fn exam(name: &str, source: &str, flags: &[&str]) -> Self {
-        let source = format!("../../../../exam/programs/{source}");
-        Self::build(name, &source, flags)
+        Self::build(name, &exam_source(source), flags)
     }
 
     pub fn bare(source: &str) -> Self {
@@ -101,6 +99,11 @@ impl Program {
     }
 }
 
+/// Where one of the exam's programs is, seen from `tests/programs`.
+pub fn exam_source(source: &str) -> String {
+    format!("../../../../exam/programs/{source}")
+}
+
 fn command(program: &str, args: &[&str]) -> ptrace::Command {
     ptrace::Command {
         program: program.into(),
@@ -108,10 +111,12 @@ fn command(program: &str, args: &[&str]) -> ptrace::Command {
     }
 }
 
-/// No test takes that long; one that hangs fails by its outcome.
-fn limited(stop: &AtomicBool) -> Options<'_> {
+/// No test takes that long, even on a busy machine; one that hangs fails by its outcome.
+pub const LIMIT: Duration = Duration::from_secs(600);
+
+pub fn limited(stop: &AtomicBool) -> Options<'_> {
     Options {
-        duration: Some(Duration::from_secs(60)),
+        duration: Some(LIMIT),
         stop,
         leader: None,
     }
@@ -129,12 +134,13 @@ pub fn trace_by(stops: Stops, program: &str, args: &[&str]) -> (Outcome, Flow) {
     (outcome, flow)
 }
 
-/// QEMU if it is installed; says so if not.
+/// QEMU if it is installed; the test is skipped if not.
+#[track_caller]
 pub fn qemu() -> Option<Qemu> {
     match Qemu::find() {
         Ok(qemu) => Some(qemu),
         Err(error @ (QemuError::Missing | QemuError::NoPlugins { .. })) => {
-            eprintln!("not examined: {error}");
+            cofi_test::skip(error);
             None
         }
         Err(error) => panic!("{error}"),
@@ -200,6 +206,20 @@ impl Thread {
     }
 }
 
+/// Called with each event as it comes, so that a test can act when something has happened.
+#[derive(Default)]
+pub struct Watch(Option<Box<dyn FnMut(Pid, Event)>>);
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() {
+            "Watch"
+        } else {
+            "no Watch"
+        })
+    }
+}
+
 /// Records what happens, and every breach of the law that the flow is continuous.
 #[derive(Debug, Default)]
 pub struct Flow {
@@ -211,6 +231,7 @@ pub struct Flow {
     pub mappings: Vec<(Pid, Mapping)>,
     pub saved: Vec<(Pid, u64, Vec<u8>)>,
     pub breaches: Vec<String>,
+    pub watch: Watch,
 }
 
 impl Flow {
@@ -240,6 +261,14 @@ impl Flow {
         self.all().map(|thread| thread.instructions().count()).sum()
     }
 
+    /// A flow that tells each event to `watch`.
+    pub fn watched(watch: impl FnMut(Pid, Event) + 'static) -> Self {
+        Self {
+            watch: Watch(Some(Box::new(watch))),
+            ..Self::default()
+        }
+    }
+
     fn thread(&mut self, tid: Pid) -> &mut Thread {
         if !self.threads.contains_key(&tid) {
             self.breaches
@@ -252,6 +281,9 @@ impl Flow {
         let thread = self.thread(tid);
         let at = std::mem::replace(&mut thread.at, to);
         thread.events.push(event);
+        if let Some(watch) = &mut self.watch.0 {
+            watch(tid, event);
+        }
         if at != At::User(ip) {
             self.breaches
                 .push(format!("thread {tid}: {event:x?} while {at:x?}"));

@@ -104,7 +104,7 @@ int main(int argc, char **argv) {
     if (!strcmp(name, "daemon")) {
         if (!fork()) {
             setsid();
-            sleep(30);
+            for (;;) pause();
         }
         return 5;
     }

@@ -436,14 +436,10 @@ proptest! {
 /// A file that real hardware and Linux wrote. It is not part of the repository.
 #[test]
 fn a_file_of_real_hardware() {
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../../shared/traces/quipper-perf-data/perf.data"
-    );
-    let Ok(bytes) = std::fs::read(path) else {
-        println!("skipped: no real traces beside the checkout");
+    let Some(traces) = cofi_test::traces() else {
         return;
     };
+    let bytes = std::fs::read(traces.join("quipper-perf-data/perf.data")).unwrap();
     let file = File::parse(&bytes).unwrap();
     assert_eq!(file.problems(), []);
     let records: Vec<_> = file.records().map(Result::unwrap).collect();

@@ -8,11 +8,10 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
 use tempfile::TempDir;
 
 /// Longer than any run takes, even on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+pub(crate) use cofi_test::PATIENCE;
 
 pub(crate) const STATIC: &[&str] = &["-O1", "-static", "-pthread"];
 pub(crate) const DYNAMIC: &[&str] = &["-O1", "-pthread"];
@@ -111,31 +110,16 @@ impl Scratch {
         path
     }
 
-    /// Builds a source file, or tells why that is not possible here and gives nothing.
+    /// Builds a source file. Nothing, and the rest is skipped, where the compiler does not take these flags.
+    #[track_caller]
     pub(crate) fn compile(&self, source: &Path, flags: &[&str]) -> Option<PathBuf> {
         let stem = source.file_stem().expect("a file name").to_string_lossy();
         let program = self.path(&stem);
-        let built = Command::new("cc")
-            .args(flags)
-            .arg("-o")
-            .arg(&program)
-            .arg(source)
-            .output();
-        match built {
-            Ok(output) if output.status.success() => Some(program),
-            Ok(output) => {
-                let why = String::from_utf8_lossy(&output.stderr);
-                eprintln!("skipped: cc {flags:?} {}: {why}", source.display());
-                None
-            }
-            Err(error) => {
-                eprintln!("skipped: no C compiler: {error}");
-                None
-            }
-        }
+        cofi_test::compile(source, &program, flags).then_some(program)
     }
 
     /// Builds one of the exam's programs.
+    #[track_caller]
     pub(crate) fn program(&self, file: &str, flags: &[&str]) -> Option<PathBuf> {
         self.compile(&repository().join("exam/programs").join(file), flags)
     }
@@ -180,14 +164,18 @@ pub(crate) fn address(line: &[u8]) -> Option<u64> {
     Some(u64::from_str_radix(digits, 16).expect("an address in hexadecimal"))
 }
 
-/// The folder of traces that real processors took, which COFI_TRACES names; they are not part of the repository.
-pub(crate) fn traces() -> Option<PathBuf> {
-    let folder = std::env::var_os("COFI_TRACES")
-        .map_or_else(|| repository().join("../shared/traces"), PathBuf::from);
-    if folder.is_dir() {
-        Some(folder)
-    } else {
-        eprintln!("skipped: no real traces at {}", folder.display());
-        None
+/// Whether QEMU's user mode is installed; skipped if not.
+#[track_caller]
+pub(crate) fn has_qemu() -> bool {
+    cofi_test::has_program("qemu-x86_64")
+}
+
+/// Whether this is root; skipped if not.
+#[track_caller]
+pub(crate) fn is_root() -> bool {
+    let is_root = nix::unistd::geteuid().is_root();
+    if !is_root {
+        cofi_test::skip("for root only");
     }
+    is_root
 }
