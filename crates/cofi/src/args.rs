@@ -121,8 +121,12 @@ pub(crate) struct RecordOptions {
     /// Trace this running process instead of starting one; Ctrl-C ends it.
     #[arg(short, long, value_name = "PID", conflicts_with = "program")]
     pub(crate) pid: Option<u32>,
-    /// The program and its arguments.
-    #[arg(last = true, value_name = "PROGRAM", required_unless_present = "pid")]
+    /// The program and its arguments: the first argument that is no option, or what follows `--`, begins them.
+    #[arg(
+        trailing_var_arg = true,
+        value_names = ["PROGRAM", "ARG"],
+        required_unless_present = "pid"
+    )]
     pub(crate) program: Vec<OsString>,
 }
 
