@@ -238,8 +238,15 @@ impl<'f, 't> Reading<'f, 't> {
                 apart: true,
                 ..
             } => What::Task(Task { pid, tid }),
-            Body::Fork { pid, ppid, tid, .. } => {
+            Body::Fork {
+                pid,
+                ppid,
+                tid,
+                ptid,
+                ..
+            } => {
                 self.push(time, What::Task(Task { pid, tid }));
+                self.push(time, What::InheritedName { tid, creator: ptid });
                 What::Fork { pid, parent: ppid }
             }
             _ => return,
