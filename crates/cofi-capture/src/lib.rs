@@ -13,5 +13,5 @@ pub mod record;
 mod runs;
 
 pub use machine::{CodePage, MachineObserver, Moment, ProcessorState, SHARED_SPACE};
-pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode};
+pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode, Signal};
 pub use runs::{Run, Runs, Step};

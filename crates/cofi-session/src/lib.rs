@@ -53,6 +53,7 @@ mod overlap;
 mod parts;
 mod perf;
 mod session;
+mod signal;
 mod stream;
 mod take;
 #[cfg(test)]
@@ -64,5 +65,6 @@ pub use error::{Diagnostic, SessionError};
 pub use events::StreamEvents;
 pub use flow::ThreadFlow;
 pub use session::{Session, SessionOptions, Stream, TraceFormat};
+pub use signal::{Signal, Signals};
 pub use stream::StreamKey;
 pub use timeline::Task;

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use cofi_flow::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
-use cofi_packet::ExecMode;
 use cofi_packet::rtit::Mode;
-use cofi_perf::{Attr, Body, CpuMode, Feature, File, PerfTime, Record, RtitInfo, TraceInfo};
+use cofi_packet::{ExecMode, Ip};
+use cofi_perf::{
+    Attr, Body, CpuMode, Feature, File, PerfTime, Record, Remark, RtitInfo, TraceInfo,
+};
 
 use crate::attribution::Attribution;
 use crate::aux::Streams;
@@ -14,6 +16,7 @@ use crate::clock::Clock;
 use crate::code::Known;
 use crate::error::Diagnostic;
 use crate::lldb::Module;
+use crate::signal::Signal;
 use crate::stream::{RawStream, StreamKey};
 use crate::timeline::{Entry, Task, What};
 
@@ -38,6 +41,12 @@ pub(crate) struct Contents<'f, 't> {
     pub(crate) parts: Vec<PathBuf>,
     /// What the file tells of the code besides where it was mapped.
     pub(crate) code: Known<'f>,
+    /// Signals by stream, with offsets into it.
+    pub(crate) signals: BTreeMap<StreamKey, Vec<Signal>>,
+    /// Threads in the order in which they ended.
+    pub(crate) ended: Vec<Task>,
+    /// The process that the file tells of first.
+    pub(crate) first_process: Option<u32>,
 }
 
 impl Contents<'_, '_> {
@@ -56,6 +65,9 @@ impl Contents<'_, '_> {
             modes: BTreeMap::new(),
             parts: Vec::new(),
             code: Known::default(),
+            signals: BTreeMap::new(),
+            ended: Vec::new(),
+            first_process: None,
         }
     }
 }
@@ -149,12 +161,28 @@ impl<'f, 't> Reading<'f, 't> {
                 cpu: record.id.cpu,
                 time: record.id.time,
             }),
+            Body::Remark(Remark::Signal(signal)) => self.signal(&signal),
+            Body::Exit { pid, tid } => self.contents.ended.push(Task { pid, tid }),
             Body::AuxtraceError { text, .. } => {
                 let text = String::from_utf8_lossy(text).into_owned();
                 self.tell(Diagnostic::Perf(format!("perf found in the trace: {text}")));
             }
             _ => {}
         }
+    }
+
+    fn signal(&mut self, signal: &cofi_perf::Signal) {
+        let (pid, tid) = (signal.pid, signal.tid);
+        let list = self.contents.signals.entry(StreamKey::Thread(tid));
+        list.or_default().push(Signal {
+            task: Task { pid, tid },
+            offset: signal.offset,
+            number: signal.signal,
+            code: signal.code,
+            ip: signal.ip.map(Ip),
+            address: signal.address,
+            is_fatal: signal.is_fatal,
+        });
     }
 
     /// The event whose packets the file holds.
@@ -226,6 +254,7 @@ impl<'f, 't> Reading<'f, 't> {
                 exec,
                 name,
             } => {
+                self.contents.first_process.get_or_insert(pid);
                 self.push(time, What::Task(Task { pid, tid }));
                 if exec {
                     self.push(time, What::Exec { pid });
