@@ -126,7 +126,11 @@ impl Symbols {
 
     /// Every function: its name and its first address.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(&str, u64)) {
-        for range in self.ranges.iter().filter(|range| range.start == range.function) {
+        for range in self
+            .ranges
+            .iter()
+            .filter(|range| range.start == range.function)
+        {
             let (from, to) = range.name;
             if let Some(name) = self.names.get(from as usize..to as usize) {
                 visit(name, range.start);

@@ -472,6 +472,12 @@ impl<'t> Session<'t> {
         self.time.map(|clock| clock.conv)
     }
 
+    /// Whether the file tells of a thread.
+    #[must_use]
+    pub fn is_known(&self, tid: u32) -> bool {
+        self.timeline.pids.contains_key(&tid)
+    }
+
     /// What a thread was called last.
     #[must_use]
     pub fn comm_of(&self, tid: u32) -> Option<&str> {

@@ -12,6 +12,9 @@ use cofi_session::{Diagnostic, Session};
 use std::io::Write;
 use std::path::Path;
 
+/// How many functions are shown.
+const FUNCTIONS: usize = 15;
+
 /// How many address spaces of a machine are shown.
 const SPACES: usize = 10;
 
@@ -22,7 +25,12 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
     let mut errors = input::report(&session);
     let summary = summarize(&session);
     let mut out = stdout();
-    print(&session, &summary, args.functions, &mut out)?;
+    print(
+        &session,
+        &summary,
+        args.functions.unwrap_or(FUNCTIONS),
+        &mut out,
+    )?;
     out.flush()?;
     errors |= input::report_code(&session) || summary.gaps() > 0;
     Ok(if errors {
