@@ -20,6 +20,7 @@
 mod check;
 mod clock;
 mod count;
+mod functions;
 mod gap;
 mod summary;
 mod tally;
@@ -30,4 +31,4 @@ pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};
 pub use gap::{Gap, GapCause, Resumed};
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
-pub use tally::Tally;
+pub use tally::{Gate, Tally};

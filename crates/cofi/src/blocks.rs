@@ -11,6 +11,7 @@ use crate::notes::{self, Notes, Now};
 use crate::output::stdout;
 use crate::point::Moment;
 use crate::select::{self, Found, Lines, Window};
+use crate::table::{shortened, width_of};
 use crate::who::Who;
 use crate::{digits, input};
 use anyhow::Result;
@@ -19,6 +20,7 @@ use cofi_image::SourceLines;
 use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
+use console::Term;
 use std::io::Write;
 
 /// Runs the command.
@@ -152,10 +154,22 @@ const fn class_name(class: Class) -> &'static str {
     }
 }
 
+/// How long names may be on the terminal, if output goes to one, behind everything else in a line.
+fn name_width(is_timed: bool) -> usize {
+    const OTHERS: usize = 65;
+    const TIME: usize = 29;
+    const LEAST: usize = 12;
+    let others = if is_timed { OTHERS + TIME } else { OTHERS };
+    let width = width_of(&Term::stdout());
+    width.map_or(usize::MAX, |width| width.saturating_sub(others).max(LEAST))
+}
+
 /// Makes a line of each block, event and error.
 struct Blocks<'s> {
     session: &'s Session<'s>,
     who: Who<'s>,
+    /// How long names may be.
+    name_width: usize,
     json: bool,
     time: bool,
     symbols: bool,
@@ -190,6 +204,7 @@ impl<'s> Blocks<'s> {
             session,
             signals: stream.signals_from(start),
             who: Who::new(stream, &window.tids),
+            name_width: name_width(args.time),
             json: args.json,
             time: args.time,
             symbols: args.symbols,
@@ -251,6 +266,7 @@ impl<'s> Blocks<'s> {
             symbols: true,
             ..Show::default()
         };
+        let most = self.name_width;
         let name = match self.json {
             true if self.symbols => self.notes.of(flow, &insn, |flow| {
                 notes::members(flow, &insn, show, &mut SourceLines::new())
@@ -258,7 +274,8 @@ impl<'s> Blocks<'s> {
             true => return,
             false => self.notes.of(flow, &insn, |flow| {
                 let place = flow.place(ip).map(|place| place.to_string());
-                place.unwrap_or_default().into_bytes().into()
+                let name = place.unwrap_or_default();
+                shortened(&name, most).into_bytes().into()
             }),
         };
         self.name.clear();

@@ -4,9 +4,10 @@ use crate::Ended;
 use crate::args::{InsnArgs, Show};
 use crate::item::Loss;
 use crate::json::Line;
-use crate::notes::{self, Notes, Now};
+use crate::notes::{self, NameWidth, Notes, Now};
 use crate::output::stdout;
 use crate::select::{self, Found, Lines, Window};
+use crate::table::width_of;
 use crate::who::Who;
 use crate::{digits, input, item};
 use anyhow::Result;
@@ -14,6 +15,7 @@ use cofi_flow::{Item, Part};
 use cofi_image::SourceLines;
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
+use console::Term;
 use std::io::Write;
 
 /// Runs the command.
@@ -125,12 +127,14 @@ fn write<const JSON: bool>(
     (session, stream): (&Session<'_>, &Stream<'_>),
     out: &mut impl Write,
 ) -> Result<(Found, bool)> {
+    let names = NameWidth::of(width_of(&Term::stdout()), args.show.time);
     let begin = |start| Insns::<JSON> {
         session,
         signals: stream.signals_from(start),
         waiting: None,
         who: Who::new(stream, &window.tids),
         show: args.show,
+        names,
         notes: Notes::default(),
         sources: SourceLines::new(),
         line: Line::default(),
@@ -151,6 +155,7 @@ struct Insns<'s, const JSON: bool> {
     waiting: Option<Item>,
     who: Who<'s>,
     show: Show,
+    names: NameWidth,
     notes: Notes,
     sources: SourceLines,
     line: Line,
@@ -221,13 +226,13 @@ impl<const JSON: bool> Insns<'_, JSON> {
             }
             Now::of(self.session, flow).column(text);
         }
-        let (show, sources) = (self.show, &mut self.sources);
+        let (show, sources, names) = (self.show, &mut self.sources, self.names);
         // Writing to memory does not fail.
         let _ = match item {
             Item::Insn(insn) => {
-                let line = self
-                    .notes
-                    .of(flow, insn, |flow| notes::text(flow, insn, show, sources));
+                let line = self.notes.of(flow, insn, |flow| {
+                    notes::text(flow, insn, show, sources, names)
+                });
                 text.write_all(line)
             }
             Item::Event(event) => writeln!(text, "  -- {}", item::sentence(event)),

@@ -20,6 +20,8 @@ pub(crate) struct Recording {
     pub(crate) ended: Ended,
     /// What was recorded.
     pub(crate) recorded: Recorded,
+    /// The engine that ran the program, in words.
+    pub(crate) engine: String,
     /// Holds the engine's lists, until it is dropped.
     _lists: Option<tempfile::TempDir>,
 }
@@ -138,6 +140,12 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
     };
     before(&engine);
+    let stops = if options.step {
+        Stops::Instructions
+    } else {
+        Stops::Branches
+    };
+    let engine_in_words = engine::in_words(&engine, stops);
     if watch.stop().load(Ordering::SeqCst) {
         bail!("a signal ended it before the program was started");
     }
@@ -162,11 +170,6 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
             })
         }
         (_, target) => {
-            let stops = if options.step {
-                Stops::Instructions
-            } else {
-                Stops::Branches
-            };
             ptrace::run_by(stops, target, run_options, &mut recorder).map_err(Into::into)
         }
     };
@@ -179,6 +182,7 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     Ok(Recording {
         ended,
         recorded,
+        engine: engine_in_words,
         _lists: lists,
     })
 }

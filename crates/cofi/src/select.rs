@@ -106,6 +106,11 @@ impl Window {
         self.from.is_none() && self.to.is_none() && self.around.is_none()
     }
 
+    /// Whether of each stream all is wanted or nothing.
+    pub(crate) fn is_whole_streams(&self, session: &Session<'_>) -> bool {
+        self.is_all() && (self.tids.is_empty() || !is_by_cpu(session))
+    }
+
     /// The streams that are wanted.
     pub(crate) fn streams<'s, 't>(&self, session: &'s Session<'t>) -> Vec<&'s Stream<'t>> {
         let wanted = |stream: &&Stream<'_>| {

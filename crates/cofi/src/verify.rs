@@ -1,6 +1,7 @@
 //! `cofi record --verify`: the decoded flow against the engine's own list.
 
 use crate::args::{FlowInput, Names};
+use crate::notes::NameWidth;
 use crate::{input, notes, progress};
 use anyhow::Result;
 use cofi_capture::record::TruthStream;
@@ -75,9 +76,12 @@ fn compare(session: &Session<'_>, truth: &TruthStream) -> Result<Result<u64, Str
                 if expected != Some(executed.ip) {
                     let mut text = format!("instruction {count} differs; the decoded flow:\n");
                     for executed in &before {
-                        text += &format!("      {}\n", notes::line(&mut flow, executed));
+                        text += &format!(
+                            "      {}\n",
+                            notes::line(&mut flow, executed, NameWidth::of(None, false))
+                        );
                     }
-                    let line = notes::line(&mut flow, &executed);
+                    let line = notes::line(&mut flow, &executed, NameWidth::of(None, false));
                     text += &format!("  --> {line}\n    the engine's own list goes on:\n");
                     let rest = expected.into_iter().map(Ok).chain(addresses);
                     for ip in rest.take(AROUND) {
