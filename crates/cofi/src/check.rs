@@ -221,7 +221,7 @@ pub(crate) fn duration(nanoseconds: u64) -> String {
 pub(crate) fn lasted(session: &Session<'_>, ticks: u64) -> String {
     match nanoseconds(session, ticks) {
         Some(nanoseconds) => duration(nanoseconds),
-        None => format!("{} ticks", grouped(ticks)),
+        None => counted(ticks, "tick"),
     }
 }
 

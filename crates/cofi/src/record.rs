@@ -187,9 +187,12 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     })
 }
 
-fn say(count: u64, what: &str) {
-    if count > 0 {
-        eprintln!("cofi: {count} {what}");
+/// Says that there is one of something, or that there are several.
+fn say(count: u64, one: &str, several: &str) {
+    match count {
+        0 => {}
+        1 => eprintln!("cofi: 1 {one}"),
+        _ => eprintln!("cofi: {count} {several}"),
     }
 }
 
@@ -197,14 +200,17 @@ fn say(count: u64, what: &str) {
 fn tell_of_machine(unknown: MachineUnknown) {
     say(
         unknown.unexplained,
+        "time control went where nothing explains (as by a reset); the trace has a gap there",
         "times control went where nothing explains (as by a reset); the trace has a gap there",
     );
     say(
         unknown.cut,
+        "processor ran when the machine ended: the block that it was in is not in the trace",
         "processors ran when the machine ended: the block that each was in is not in the trace",
     );
     say(
         unknown.untraced,
+        "processor is not in the trace: there are too many, or QEMU keeps its state in an unknown way",
         "processors are not in the trace: there are too many, or QEMU keeps their state in an unknown way",
     );
 }
@@ -213,19 +219,24 @@ fn tell_of_machine(unknown: MachineUnknown) {
 fn tell(unknown: Unknown) {
     say(
         unknown.unexplained,
+        "time control went where QEMU does not say why; the trace has an interrupt there",
         "times control went where QEMU does not say why; the trace has an interrupt there",
     );
     say(
         unknown.cut,
+        "thread was killed: the block that it was in is not in the trace",
         "threads were killed: the block that each was in is not in the trace",
     );
     say(
         unknown.untraced,
+        "thread or process is not in the trace: too many ran at a time, or it could not share memory with Cofi (none was \
+         left, or after chroot or setuid)",
         "threads or processes are not in the trace: too many ran at a time, or they could not share memory with Cofi (none \
          was left, or after chroot or setuid)",
     );
     say(
         unknown.escaped,
+        "program was started that could not run under QEMU (as a 32-bit one, or another user's): it ran without being traced",
         "programs were started that could not run under QEMU (as 32-bit ones, or another user's): they ran without being \
          traced",
     );

@@ -13,9 +13,11 @@ use crate::{check, input, progress};
 use anyhow::Result;
 use cofi_analysis::{Counts, Gate, Summary, Tally, ThreadSummary};
 use cofi_packet::StreamOffset;
-use cofi_session::{Diagnostic, Session, Signal, Stream, ThreadFlow};
+use cofi_session::{Diagnostic, Session, Signal, Stream, StreamKey, ThreadFlow};
 use console::Term;
+use std::collections::HashMap;
 use std::io::Write;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 /// How many functions are shown.
@@ -31,11 +33,12 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
     let window = Window::of_range(&args.range, &session)?;
     let mut errors = input::report(&session);
     let mut found = Found::default();
+    let mut parts = Parts::new();
     let summary = match window.is_whole_streams(&session) {
         true => summarize(&session, &window.streams(&session)),
-        false => summarize_part(&session, &window, &mut found),
+        false => summarize_part(&session, &window, &mut found, &mut parts),
     };
-    let signals = Reported::of(&session, &window);
+    let signals = Reported::of(&session, &window, &parts);
     let mut out = stdout();
     let functions = args.functions;
     if args.json {
@@ -82,8 +85,16 @@ pub(crate) fn summarize(session: &Session<'_>, streams: &[&Stream<'_>]) -> Summa
     tally.finish()
 }
 
+/// From which byte to which a part of each stream was looked at.
+type Parts = HashMap<StreamKey, RangeInclusive<StreamOffset>>;
+
 /// Decodes a part of each stream and counts, with a progress bar.
-fn summarize_part(session: &Session<'_>, window: &Window, found: &mut Found) -> Summary {
+fn summarize_part(
+    session: &Session<'_>,
+    window: &Window,
+    found: &mut Found,
+    parts: &mut Parts,
+) -> Summary {
     let streams = window.streams(session);
     let bar = progress::decoding(streams.iter().map(|s| s.len() as u64).sum());
     let mut tally = Tally::new();
@@ -94,6 +105,7 @@ fn summarize_part(session: &Session<'_>, window: &Window, found: &mut Found) -> 
             begin: window.from.is_none(),
             ..Found::default()
         };
+        let (mut begin, mut end) = (None, start);
         tally.add_part(session, stream, start, |flow, ips| {
             let is_reached = |place: &Option<Place>, flow: &mut ThreadFlow<'_>| {
                 let holds = |ip| ips.contains(&ip);
@@ -116,9 +128,18 @@ fn summarize_part(session: &Session<'_>, window: &Window, found: &mut Found) -> 
                 (false, _, true) => Gate::Inside,
                 (false, _, false) => Gate::Outside,
             };
+            let at = flow.offset();
+            begin.get_or_insert(at);
+            end = at;
             here.any |= matches!(gate, Gate::Inside | Gate::Last);
             gate
         });
+        if !here.end {
+            end = StreamOffset(u64::MAX);
+        }
+        if let Some(begin) = begin {
+            parts.insert(stream.key(), begin..=end);
+        }
         *found |= here;
         bar.inc(stream.len() as u64);
     }
@@ -130,10 +151,13 @@ fn summarize_part(session: &Session<'_>, window: &Window, found: &mut Found) -> 
 pub(crate) struct Reported<'s>(Vec<(&'s Signal, u64)>);
 
 impl<'s> Reported<'s> {
-    /// Those of the wanted threads; of a part of the trace those that end a process.
-    pub(crate) fn of(session: &'s Session<'_>, window: &Window) -> Self {
+    /// Those of the wanted threads, and of the parts of their streams that were looked at.
+    fn of(session: &'s Session<'_>, window: &Window, parts: &Parts) -> Self {
         let is_all = window.is_all();
-        Self::among(window.streams(session), |signal| is_all || signal.is_fatal)
+        Self::among(window.streams(session), |signal| {
+            let part = parts.get(&StreamKey::Thread(signal.task.tid));
+            is_all || part.is_some_and(|part| part.contains(&signal.offset))
+        })
     }
 
     /// All of a trace.

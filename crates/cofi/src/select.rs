@@ -143,15 +143,18 @@ impl Window {
 
     /// Says of points that no stream has come to.
     pub(crate) fn report_missed(&self, found: Found) {
+        let missed = |place: &Place| match place.is_instruction() {
+            true => format!("{place} never ran"),
+            false => format!("nothing that was traced is at or after {place}"),
+        };
         match (self.around.as_ref().or(self.from.as_ref()), &self.to) {
-            (Some(place), _) if !found.begin => {
+            (Some(place), _) if !found.begin => tell(format_args!("{}", missed(place))),
+            (_, Some(place)) if !found.end => {
                 tell(format_args!(
-                    "nothing that was traced is at or after {place}"
+                    "{}: what there is ends before it",
+                    missed(place)
                 ));
             }
-            (_, Some(place)) if !found.end => tell(format_args!(
-                "nothing that was traced is at or after {place}: the trace ends before it"
-            )),
             (Some(from), Some(to)) if !found.any => {
                 tell(format_args!(
                     "nothing that was traced lies between {from} and {to}"

@@ -45,7 +45,9 @@ pub(crate) fn run(file: &Path, truth: &[TruthStream]) -> Result<bool> {
     if equal {
         let threads = truth.len();
         eprintln!(
-            "cofi: verified: {instructions} instructions of {threads} thread(s) decode as they ran"
+            "cofi: verified: {} of {} decode as they ran",
+            cofi_packet::counted(instructions, "instruction"),
+            cofi_packet::counted(threads as u64, "thread")
         );
     }
     Ok(equal)
@@ -70,7 +72,12 @@ fn compare(session: &Session<'_>, truth: &TruthStream) -> Result<Result<u64, Str
     while let Some(item) = flow.next() {
         match item {
             Item::Event(_) => {}
-            Item::Error(error) => return Ok(Err(format!("after {count} instructions: {error}"))),
+            Item::Error(error) => {
+                return Ok(Err(format!(
+                    "after {}: {error}",
+                    cofi_packet::counted(count, "instruction")
+                )));
+            }
             Item::Insn(executed) => {
                 let expected = addresses.next().transpose()?;
                 if expected != Some(executed.ip) {
@@ -100,7 +107,8 @@ fn compare(session: &Session<'_>, truth: &TruthStream) -> Result<Result<u64, Str
     Ok(match addresses.next().transpose()? {
         None => Ok(count),
         Some(Ip(ip)) => Err(format!(
-            "the decoded flow ends after {count} instructions; next was {ip:#x}"
+            "the decoded flow ends after {}; next was {ip:#x}",
+            cofi_packet::counted(count, "instruction")
         )),
     })
 }
