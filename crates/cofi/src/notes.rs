@@ -128,7 +128,7 @@ impl NameWidth {
     /// On a terminal of so many columns, or elsewhere. Lines may begin with the time.
     pub(crate) fn of(width: Option<usize>, is_timed: bool) -> Self {
         // Address and spaces, an instruction of middling length, the time.
-        const OTHERS: usize = 19 + 32;
+        const OTHERS: usize = 19 + 26;
         const TIME: usize = 29;
         const LEAST: usize = 12;
         const USUAL: usize = 36;

@@ -380,11 +380,11 @@ impl Report<'_, '_> {
         }
         let columns = [
             Column::name("thread"),
-            Column::name("signal"),
-            Column::number("times"),
+            Column::words("signal"),
+            Column::spare("times", 1),
             Column::name("at (first)"),
             Column::number("address"),
-            Column::name("effect"),
+            Column::words("effect"),
         ];
         let rows: Vec<_> = self
             .signals
