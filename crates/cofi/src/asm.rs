@@ -49,7 +49,7 @@ pub(crate) fn run(args: &AsmArgs) -> Result<Ended> {
         tell(format_args!(
             "nothing was written: {} of {} cannot be assembled",
             source.bad_lines,
-            counted(source.number as u64, "line")
+            counted(source.number, "line")
         ));
         return Ok(Ended::WithErrors);
     }

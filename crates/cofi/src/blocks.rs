@@ -158,7 +158,7 @@ const fn class_name(class: Class) -> &'static str {
 fn name_width(is_timed: bool) -> usize {
     const OTHERS: usize = 65;
     const TIME: usize = 29;
-    const LEAST: usize = 12;
+    const LEAST: usize = 20;
     let others = if is_timed { OTHERS + TIME } else { OTHERS };
     let width = width_of(&Term::stdout());
     width.map_or(usize::MAX, |width| width.saturating_sub(others).max(LEAST))

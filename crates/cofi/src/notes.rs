@@ -130,7 +130,7 @@ impl NameWidth {
         // Address and spaces, an instruction of middling length, the time.
         const OTHERS: usize = 19 + 26;
         const TIME: usize = 29;
-        const LEAST: usize = 12;
+        const LEAST: usize = 16;
         const USUAL: usize = 36;
         let others = if is_timed { OTHERS + TIME } else { OTHERS };
         match width {
