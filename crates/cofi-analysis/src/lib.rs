@@ -20,6 +20,7 @@
 mod check;
 mod clock;
 mod count;
+mod functions;
 mod gap;
 mod proof;
 mod summary;
@@ -32,4 +33,4 @@ pub use count::{Counts, Gaps, Times};
 pub use gap::{Gap, GapCause, Resumed};
 pub use proof::Proof;
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
-pub use tally::Tally;
+pub use tally::{Gate, Tally};

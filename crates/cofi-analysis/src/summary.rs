@@ -63,11 +63,14 @@ impl ThreadSummary {
 pub struct FunctionCount {
     /// Its name; code outside of any function goes by the name of its file.
     pub name: String,
-    /// The file its code is in, or `[kernel]` or `[MODULE]` where the kernel's own list names it; none for code that is in
+    /// The file its code is in, `[generated]` for code that the process made and the recorder saved, or `[kernel]` or `[MODULE]` where the kernel's own list names it; none for code that is in
     /// no mapping.
     pub file: Option<PathBuf>,
-    /// Its first address in the file's own terms; none for code outside of any function.
+    /// Its first address in the file's own terms; none for code outside of any function, and for generated code, which may have
+    /// several pieces.
     pub address: Option<u64>,
+    /// Whether it is a function; else it is code outside of any.
+    pub is_named: bool,
     /// How many instructions of it were executed.
     pub instructions: u64,
     /// How many times its first instruction was.

@@ -5,20 +5,19 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
-use std::sync::Arc;
 
-use cofi_flow::{Event, FlowError, FlowErrorKind, Part, Run};
-use cofi_image::{CodeFile, Place, Version};
+use cofi_flow::{Event, Executed, FlowError, FlowErrorKind, Part, Run};
+use cofi_image::Version;
 use cofi_insn::{Class, advance};
-use cofi_packet::{ExecMode, Ip, Tsc};
+use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
 use crate::count::{Counts, Gaps, Times};
+use crate::functions::Functions;
 use crate::gap::{self, Gap, GapFinder};
 use crate::proof::Proof;
-use crate::summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
+use crate::summary::{SpaceCount, Summary, ThreadSummary};
 
 /// Counts what streams did.
 #[derive(Debug, Default)]
@@ -50,21 +49,95 @@ impl Tally {
         let mut proof = Proof::of(stream);
         proof.seals = flow.seals();
         self.proof.add(proof);
-        if let Some(gap) = counter.finder.take_open() {
-            counter.ended(gap);
+        let (spaces, threads) = counter.end(&mut flow);
+        self.take(session, stream, stream.len() as u64, spaces, threads);
+    }
+
+    /// Decodes a part of a stream, from the packets at `start` on, and counts of it what `gate` lets in: it is asked of each piece
+    /// of the flow, with the addresses of the instructions that it holds.
+    pub fn add_part(
+        &mut self,
+        session: &Session<'_>,
+        stream: &Stream<'_>,
+        start: StreamOffset,
+        mut gate: impl FnMut(&mut ThreadFlow<'_>, &[Ip]) -> Gate,
+    ) {
+        let mut flow = match start {
+            StreamOffset(0) => session.decode(stream),
+            start => session.decode_within(stream, start..StreamOffset(u64::MAX)),
+        };
+        let mut counter = StreamCounter::new(&mut self.functions, GapFinder::new(session, stream));
+        let mut begin = None;
+        let mut ips = Vec::new();
+        loop {
+            let era = counter.era(&mut flow);
+            let piece = match flow.next_part() {
+                None => break,
+                Some(Part::Run(run)) => Piece::Run(Ran::of(&run), run.iter().collect()),
+                Some(Part::Event(event)) => Piece::Other(Step::Event(event)),
+                Some(Part::Error(error)) => Piece::Other(Step::Error(error)),
+            };
+            ips.clear();
+            if let Piece::Run(_, insns) = &piece {
+                ips.extend(insns.iter().map(|insn| insn.ip));
+            }
+            let is_last = match gate(&mut flow, &ips) {
+                Gate::Outside => {
+                    // Other code or another thread may be in place.
+                    counter.leave(&mut flow);
+                    continue;
+                }
+                Gate::End => break,
+                Gate::Inside => false,
+                Gate::Last => true,
+            };
+            if begin.is_none() {
+                begin = Some(flow.offset());
+                counter.enter(&mut flow);
+            }
+            let step = match piece {
+                Piece::Other(step) => step,
+                Piece::Run(ran, insns) => {
+                    let lens = || insns.iter().map(|insn| insn.len).collect();
+                    let step = counter.run(era, ran, lens);
+                    if counter.finder.is_open() {
+                        counter.gaps(&gap::Step::Run(ran.ip, flow.offset()), &mut flow);
+                    }
+                    step
+                }
+            };
+            counter.follow(step, &mut flow);
+            if is_last {
+                break;
+            }
         }
-        if counter.order.is_empty() && counter.counts.is_empty() {
-            // A stream in which nothing ran is still a thread's.
-            counter.know(flow.task());
+        let end = flow.offset();
+        let bytes = begin.map_or(0, |begin| end.0.saturating_sub(begin.0));
+        if begin.is_some() {
+            counter.tick(None, &mut flow);
         }
-        for (cr3, instructions) in std::mem::take(&mut counter.spaces.list) {
+        let (spaces, mut threads) = counter.end(&mut flow);
+        if begin.is_none() {
+            threads.clear();
+        }
+        self.take(session, stream, bytes, spaces, threads);
+    }
+
+    /// Takes over what was counted of a stream.
+    fn take(
+        &mut self,
+        session: &Session<'_>,
+        stream: &Stream<'_>,
+        mut bytes: u64,
+        spaces: Spaces,
+        threads: Vec<(Task, Counts, Gaps, Times)>,
+    ) {
+        self.trace_bytes += bytes;
+        for (cr3, instructions) in spaces.list {
             if instructions > 0 {
                 *self.spaces.entry(cr3).or_default() += instructions;
             }
         }
-        let mut bytes = stream.len() as u64;
-        self.trace_bytes += bytes;
-        let threads = counter.finish();
         for (task, counts, gaps, times) in threads {
             // A processor's stream belongs to all its threads and is counted once.
             let trace_bytes = std::mem::take(&mut bytes);
@@ -124,6 +197,45 @@ struct RunKey {
     era: u32,
     ip: Ip,
     len: u32,
+}
+
+/// A run, as far as counting it goes.
+#[derive(Clone, Copy, Debug)]
+struct Ran {
+    ip: Ip,
+    len: u32,
+    mode: ExecMode,
+    last: Option<Executed>,
+}
+
+impl Ran {
+    fn of(run: &Run<'_>) -> Self {
+        Self {
+            ip: run.ip(),
+            len: run.len() as u32,
+            mode: run.mode(),
+            last: run.last(),
+        }
+    }
+}
+
+/// A piece of the flow that may have to be counted.
+enum Piece {
+    Run(Ran, Vec<Executed>),
+    Other(Step),
+}
+
+/// Whether a piece of the flow is counted by [`Tally::add_part`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// It is not.
+    Outside,
+    /// It is.
+    Inside,
+    /// It is, and nothing behind it.
+    Last,
+    /// It is not, and nothing behind it.
+    End,
 }
 
 /// What is known of a distinct run.
@@ -252,14 +364,12 @@ impl<'f> StreamCounter<'f> {
 
     /// Counts the next piece, as far as that can be done without the decoder.
     fn step(&mut self, flow: &mut ThreadFlow<'_>) -> Option<Step> {
-        let era = match self.era {
-            Some(era) => era,
-            None => self.enter_era(flow),
-        };
+        let era = self.era(flow);
         Some(match flow.next_part()? {
             Part::Run(run) => {
                 let ip = run.ip();
-                let step = self.run(era, &run);
+                let lens = || run.iter().map(|insn| insn.len).collect();
+                let step = self.run(era, Ran::of(&run), lens);
                 if self.finder.is_open() {
                     self.gaps(&gap::Step::Run(ip, flow.offset()), flow);
                 }
@@ -268,6 +378,43 @@ impl<'f> StreamCounter<'f> {
             Part::Event(event) => Step::Event(event),
             Part::Error(error) => Step::Error(error),
         })
+    }
+
+    /// The code that is in place.
+    fn era(&mut self, flow: &mut ThreadFlow<'_>) -> u32 {
+        match self.era {
+            Some(era) => era,
+            None => self.enter_era(flow),
+        }
+    }
+
+    /// What comes is counted.
+    fn enter(&mut self, flow: &mut ThreadFlow<'_>) {
+        self.cycles = flow.cycles();
+        self.running = Some(flow.task());
+        self.tick(Some(true), flow);
+    }
+
+    /// What came is not counted.
+    fn leave(&mut self, flow: &mut ThreadFlow<'_>) {
+        self.era = None;
+        self.conditional = None;
+        self.on_since = None;
+        self.running = None;
+        self.cycles = flow.cycles();
+    }
+
+    /// What was counted, by page tables and by threads.
+    fn end(mut self, flow: &mut ThreadFlow<'_>) -> (Spaces, Vec<(Task, Counts, Gaps, Times)>) {
+        if let Some(gap) = self.finder.take_open() {
+            self.ended(gap);
+        }
+        if self.order.is_empty() && self.counts.is_empty() {
+            // A stream in which nothing ran is still a thread's.
+            self.know(flow.task());
+        }
+        let spaces = std::mem::replace(&mut self.spaces, Spaces::new());
+        (spaces, self.finish())
     }
 
     /// Takes the time, with tracing on or off from now on, if that is known anew.
@@ -307,18 +454,19 @@ impl<'f> StreamCounter<'f> {
         }
     }
 
-    fn run(&mut self, era: u32, run: &Run<'_>) -> Step {
-        self.went_to(run.ip());
-        self.spaces.count(run.len() as u64);
+    /// Counts a run; `lens` gives the lengths of its instructions.
+    fn run(&mut self, era: u32, run: Ran, lens: impl FnOnce() -> Vec<u8>) -> Step {
+        self.went_to(run.ip);
+        self.spaces.count(run.len.into());
         let key = RunKey {
             era,
-            ip: run.ip(),
-            len: run.len() as u32,
+            ip: run.ip,
+            len: run.len,
         };
-        let class = run.last().map(|last| last.class);
+        let class = run.last.map(|last| last.class);
         let next = self.counts.len();
         let index = *self.runs.entry(key).or_insert(next);
-        if let Some(last) = run.last()
+        if let Some(last) = run.last
             && last.class == Class::Conditional
         {
             self.conditional = Some((index, advance(last.ip, last.len, last.mode)));
@@ -335,11 +483,10 @@ impl<'f> StreamCounter<'f> {
                 ..RunCount::default()
             },
         ));
-        let lens = run.iter().map(|insn| insn.len).collect();
         Step::NewRun {
             key,
-            lens,
-            mode: run.mode(),
+            lens: lens(),
+            mode: run.mode,
         }
     }
 
@@ -475,117 +622,5 @@ impl<'f> StreamCounter<'f> {
                     .map(|(counts, gaps, times)| (task, counts, gaps, times))
             })
             .collect()
-    }
-}
-
-/// A function, as told from others: what it belongs to, and its first address there.
-type FunctionKey = (Option<PathBuf>, Option<u64>);
-
-/// The functions seen.
-#[derive(Debug, Default)]
-struct Functions {
-    numbers: HashMap<FunctionKey, usize>,
-    list: Vec<FunctionCount>,
-    /// The file looked at last, since code stays in one for long.
-    last: Option<(Arc<CodeFile>, Option<u64>, usize)>,
-}
-
-impl Functions {
-    /// The functions in which the instructions of a run lie.
-    fn parts(
-        &mut self,
-        mut ip: Ip,
-        lens: &[u8],
-        mode: ExecMode,
-        mut place: impl FnMut(Ip) -> Option<Place>,
-    ) -> Vec<(usize, u32, bool)> {
-        let mut parts: Vec<(usize, u32, bool)> = Vec::new();
-        for len in lens {
-            let (function, first) = self.function(place(ip));
-            match parts.last_mut() {
-                Some((last, count, _)) if *last == function && !first => *count += 1,
-                _ => parts.push((function, 1, first)),
-            }
-            ip = advance(ip, *len, mode);
-        }
-        parts
-    }
-
-    /// The function there, and whether this is its first instruction.
-    fn function(&mut self, place: Option<Place>) -> (usize, bool) {
-        let symbol = place.as_ref().and_then(Place::symbol);
-        let start = symbol.map(|symbol| symbol.start);
-        let first = symbol.is_some_and(|symbol| symbol.offset == 0);
-        if let (Some(place), Some((file, address, function))) = (&place, &self.last)
-            && Arc::ptr_eq(file, &place.file)
-            && *address == start
-        {
-            return (*function, first);
-        }
-        let path = place.as_ref().map(|place| place.owner().to_owned());
-        let name = || match (&symbol, &path) {
-            (Some(symbol), _) => symbol.demangled(),
-            (None, Some(path)) => path.display().to_string(),
-            (None, None) => "[unmapped]".into(),
-        };
-        let function = self.number((path.clone(), start), name);
-        self.last = place
-            .as_ref()
-            .map(|place| (place.file.clone(), start, function));
-        (function, first)
-    }
-
-    fn number(&mut self, key: FunctionKey, name: impl FnOnce() -> String) -> usize {
-        let next = self.list.len();
-        let (file, address) = key.clone();
-        let number = *self.numbers.entry(key).or_insert(next);
-        if number == next {
-            self.list.push(FunctionCount {
-                name: name(),
-                file,
-                address,
-                instructions: 0,
-                entries: 0,
-            });
-        }
-        number
-    }
-
-    fn count(&mut self, function: usize, instructions: u64, entries: u64) {
-        if let Some(function) = self.list.get_mut(function) {
-            function.instructions += instructions;
-            function.entries += entries;
-        }
-    }
-
-    fn merge(&mut self, other: Functions) {
-        for function in other.list {
-            let key = (function.file.clone(), function.address);
-            let number = self.number(key, || function.name.clone());
-            self.count(number, function.instructions, function.entries);
-        }
-    }
-
-    /// Functions and files, most instructions first.
-    fn finish(self) -> (Vec<FunctionCount>, Vec<FileCount>) {
-        let mut functions = self.list;
-        let mut by_file: HashMap<&PathBuf, u64> = HashMap::new();
-        for function in &functions {
-            if let Some(file) = &function.file {
-                *by_file.entry(file).or_default() += function.instructions;
-            }
-        }
-        let mut files: Vec<FileCount> = by_file
-            .into_iter()
-            .map(|(file, instructions)| FileCount {
-                file: file.clone(),
-                instructions,
-            })
-            .collect();
-        files.sort_by(|a, b| (b.instructions, &a.file).cmp(&(a.instructions, &b.file)));
-        functions.sort_by(|a, b| {
-            (b.instructions, &a.file, a.address).cmp(&(a.instructions, &b.file, b.address))
-        });
-        (functions, files)
     }
 }

@@ -15,5 +15,5 @@ mod runs;
 
 pub use machine::{CodePage, MachineObserver, Moment, ProcessorState, SHARED_SPACE};
 pub use notice::{Change, Notice};
-pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode};
+pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode, Signal};
 pub use runs::{Run, Runs, Step};

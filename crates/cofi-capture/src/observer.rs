@@ -86,6 +86,34 @@ pub enum Entry {
     },
 }
 
+/// A signal that interrupted a thread, or ended its process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Signal {
+    /// Its number.
+    pub number: u32,
+    /// Its `si_code`.
+    pub code: i32,
+    /// Where the thread was, if that is known.
+    pub ip: Option<Ip>,
+    /// The address that a fault was about (`si_addr`), if it was a fault and the address is known.
+    pub address: Option<u64>,
+    /// It ends the process.
+    pub is_fatal: bool,
+}
+
+impl Signal {
+    /// Whether this signal, sent for this reason, is a fault that has an address of its own.
+    pub(crate) const fn has_address(number: i32, code: i32) -> bool {
+        // The kernel's word for a fault of which the processor says no address.
+        const SI_KERNEL: i32 = 0x80;
+        let is_fault = matches!(
+            number,
+            libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE
+        );
+        is_fault && code > 0 && code < SI_KERNEL
+    }
+}
+
 /// Takes what an engine tells. Calls come in the order in which things happened, as far as the engine sees it.
 pub trait Observer {
     /// A process exists, or has executed a program.
@@ -120,6 +148,11 @@ pub trait Observer {
     fn enter_kernel(&mut self, tid: Pid, entry: Entry);
     /// Tracing is about to change something for the program that is not the trace's own.
     fn notice(&mut self, _notice: Notice) {}
+    /// A signal's handler is about to run in a thread, or the signal ends the thread's process. What the thread ran before has been
+    /// told, as far as it is known.
+    fn signal(&mut self, tid: Pid, signal: Signal) {
+        let _ = (tid, signal);
+    }
     /// Whether the engine should stop because nothing more can be taken.
     fn has_failed(&self) -> bool {
         false

@@ -82,6 +82,17 @@ impl Layout {
         })
     }
 
+    /// The offset of what the file itself has at an address, in an executable segment.
+    pub(crate) fn offset_of_address(&self, address: u64) -> Option<u64> {
+        self.segments
+            .iter()
+            .filter(|segment| segment.executable)
+            .find_map(|segment| {
+                let inside = address.checked_sub(segment.address)?;
+                (inside < segment.len).then(|| segment.offset.wrapping_add(inside))
+            })
+    }
+
     /// The file's own address for an offset. Executable segments are asked first: segments may share a page.
     pub(crate) fn address_of_offset(&self, offset: u64) -> Option<u64> {
         let inside = |segment: &&Segment| {

@@ -262,6 +262,19 @@ impl CodeFile {
         self.symbols().at(address)
     }
 
+    /// Every function: its name as the symbol table spells it, and the file's byte where its code begins.
+    pub fn for_each_function(&self, mut visit: impl FnMut(&str, u64)) {
+        let layout = self.layout();
+        self.symbols().for_each(|name, start| match layout {
+            Some(layout) => {
+                if let Some(offset) = layout.offset_of_address(start) {
+                    visit(name, offset);
+                }
+            }
+            None => visit(name, start),
+        });
+    }
+
     /// The file of debugging information that gives the symbols, if it is another one.
     pub fn debug_file(&self) -> Option<PathBuf> {
         if self.packed_debug.is_some() {

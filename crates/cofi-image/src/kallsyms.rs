@@ -228,6 +228,16 @@ impl Kallsyms {
         Some((symbol, self.owners.get(function.owner as usize)?))
     }
 
+    /// Every function: its name and its first address.
+    pub fn for_each_function(&self, mut visit: impl FnMut(&str, u64)) {
+        for function in &self.functions {
+            let (from, to) = function.name;
+            if let Some(name) = self.names.get(from as usize..to as usize) {
+                visit(name, function.start);
+            }
+        }
+    }
+
     /// How many functions there are.
     pub fn len(&self) -> usize {
         self.functions.len()

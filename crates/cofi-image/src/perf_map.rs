@@ -34,6 +34,11 @@ impl PerfMap {
         self.symbols.get_or_init(|| self.read()).at(address)
     }
 
+    /// Every function: its name and its first address.
+    pub fn for_each_function(&self, visit: impl FnMut(&str, u64)) {
+        self.symbols.get_or_init(|| self.read()).for_each(visit);
+    }
+
     fn read(&self) -> Symbols {
         let Ok(bytes) = self.file.bytes() else {
             return Symbols::default();

@@ -127,6 +127,33 @@ impl AddressSpace {
         self.log.last().map(|(version, _)| *version)
     }
 
+    /// Every function that was mapped at any time: its name as its list spells it, and the address of its first instruction. One
+    /// that was mapped several times comes as often.
+    pub fn for_each_function(&self, mut visit: impl FnMut(&str, Ip)) {
+        let mut of_region = |region: &Region| {
+            region.file.for_each_function(|name, offset| {
+                let inside = offset.checked_sub(region.offset);
+                let ip = inside.and_then(|inside| region.start.checked_add(inside));
+                if let Some(ip) = ip.filter(|ip| *ip <= region.last) {
+                    visit(name, Ip(ip));
+                }
+            });
+        };
+        for (_, change) in &self.log {
+            match change {
+                Change::Put(region) => of_region(region),
+                Change::Clear { .. } => {}
+                Change::Replace(tree) => tree.for_each(&mut of_region),
+            }
+        }
+        if let Some(names) = &self.generated {
+            names.for_each_function(|name, start| visit(name, Ip(start)));
+        }
+        if let Some(names) = &self.kernel {
+            names.for_each_function(|name, start| visit(name, Ip(start)));
+        }
+    }
+
     fn push(&mut self, at: Version, change: Change) {
         let at = self.last_version().map_or(at, |last| last.max(at));
         if self.log.len().is_multiple_of(CHECKPOINT) {

@@ -124,6 +124,20 @@ impl Symbols {
         }
     }
 
+    /// Every function: its name and its first address.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(&str, u64)) {
+        for range in self
+            .ranges
+            .iter()
+            .filter(|range| range.start == range.function)
+        {
+            let (from, to) = range.name;
+            if let Some(name) = self.names.get(from as usize..to as usize) {
+                visit(name, range.start);
+            }
+        }
+    }
+
     /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty()

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use cofi_packet::{ExecMode, Ip};
+use cofi_packet::{ExecMode, Ip, counted};
 use thiserror::Error;
 
 use crate::MAX_INSN_LEN;
@@ -12,7 +12,10 @@ use crate::MAX_INSN_LEN;
 #[non_exhaustive]
 pub enum InsnError {
     /// The bytes end before the instruction does.
-    #[error("the instruction at {ip} is longer than the {available} bytes of code known there")]
+    #[error(
+        "the instruction at {ip} is longer than the {bytes} of code known there",
+        bytes = counted((*available).into(), "byte")
+    )]
     Truncated {
         /// Where the instruction starts.
         ip: Ip,

@@ -1,5 +1,6 @@
 //! Writing packets, with the state that the reader will have.
 
+use crate::counted::counted;
 use crate::format::{Format, Misfit};
 use crate::table::Raw;
 use crate::word::MAX_PACKET;
@@ -37,7 +38,11 @@ impl<E, T: FnMut(&[u8]) -> Result<(), E>> Sink for T {
 
 /// A packet does not fit into what is left of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the buffer is full: {need} bytes are needed, {room} are left")]
+#[error(
+    "the buffer is full: {} needed, {} left",
+    counted(*need as u64, "byte"),
+    counted(*room as u64, "byte")
+)]
 pub struct Full {
     /// The packet's size.
     pub need: usize,

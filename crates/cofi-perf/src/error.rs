@@ -1,6 +1,7 @@
 //! What can be wrong with a perf.data file, and where.
 
 use crate::constants::RecordKind;
+use cofi_packet::{agreeing, counted};
 
 /// A fault in a perf.data file: where it stands and what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +42,11 @@ pub enum ErrorKind {
         size: u64,
     },
     /// Something needs more bytes than there are.
-    #[error("{what} needs {needed} bytes, {available} are left")]
+    #[error(
+        "{what} needs {bytes}, {available} {are} left",
+        bytes = counted(*needed, "byte"),
+        are = agreeing(*available, "is", "are")
+    )]
     Truncated {
         /// What was being read.
         what: &'static str,
@@ -51,7 +56,11 @@ pub enum ErrorKind {
         available: u64,
     },
     /// A section that the header names lies outside of the file.
-    #[error("the {section} section of {size} bytes is not inside the file of {file_size} bytes")]
+    #[error(
+        "the {section} section of {bytes} is not inside the file of {whole}",
+        bytes = counted(*size, "byte"),
+        whole = counted(*file_size, "byte")
+    )]
     SectionOutside {
         /// The section's name.
         section: &'static str,
@@ -61,7 +70,10 @@ pub enum ErrorKind {
         file_size: u64,
     },
     /// The size of an event attribute is impossible.
-    #[error("event attribute size {size} does not fit its entry of {entry} bytes")]
+    #[error(
+        "event attribute size {size} does not fit its entry of {bytes}",
+        bytes = counted(*entry, "byte")
+    )]
     AttrSize {
         /// The stated size of the attribute.
         size: u64,
@@ -83,7 +95,10 @@ pub enum ErrorKind {
         size: u16,
     },
     /// The data end in the middle of a record.
-    #[error("{kind} record of {size} bytes is cut off after {available}")]
+    #[error(
+        "{kind} record of {bytes} is cut off after {available}",
+        bytes = counted((*size).into(), "byte")
+    )]
     RecordTruncated {
         /// The record's kind.
         kind: RecordKind,
@@ -93,7 +108,10 @@ pub enum ErrorKind {
         available: u64,
     },
     /// A record is too small for the fields of its kind.
-    #[error("{kind} record of {size} bytes is too small for its fields")]
+    #[error(
+        "{kind} record of {bytes} is too small for its fields",
+        bytes = counted((*size).into(), "byte")
+    )]
     RecordShort {
         /// The record's kind.
         kind: RecordKind,
@@ -102,14 +120,19 @@ pub enum ErrorKind {
     },
     /// The program that wrote the file ended before it could complete it.
     #[error(
-        "the recording program did not complete the file: {unread} bytes at its end were not read"
+        "the recording program did not complete the file: {bytes} at its end {were} not read",
+        bytes = counted(*unread, "byte"),
+        were = agreeing(*unread, "was", "were")
     )]
     Unfinished {
         /// The bytes behind the data that the header tells of; 0 when it tells no size and all were read.
         unread: u64,
     },
     /// The data section ends before the size that the header states.
-    #[error("the data section states {stated} bytes, the file holds {available} of them")]
+    #[error(
+        "the data section states {bytes}, the file holds {available} of them",
+        bytes = counted(*stated, "byte")
+    )]
     DataTruncated {
         /// The stated size.
         stated: u64,

@@ -13,7 +13,7 @@
 //! All offsets are in bytes from the file's start; all numbers are in the machine's order.
 
 /// What a file of this layout begins with.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"cofiQ\0\0\x02");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"cofiQ\0\0\x03");
 
 /// Offsets of the header's fields.
 pub mod header {
@@ -185,7 +185,7 @@ pub mod record {
     /// The thread is gone.
     pub const EXIT: u32 = SPECIAL | 2;
     /// A signal's handler begins: the interrupted address (two records, low half first), the signal's number, its
-    /// `si_code` or [`NO_CODE`].
+    /// `si_code` or [`NO_CODE`], and what stands in the place of `si_addr` (two records).
     pub const SIGNAL: u32 = SPECIAL | 3;
     /// A system call begins; its number follows.
     pub const SYSCALL: u32 = SPECIAL | 4;
@@ -213,8 +213,8 @@ pub mod record {
             THREAD | SYSCALL => 1,
             CR3 => 2,
             INTERRUPT => 3,
-            SIGNAL => 4,
             INTERRUPT_TO => 5,
+            SIGNAL => 6,
             _ => 0,
         }
     }

@@ -244,8 +244,20 @@ extern "C" fn on_first_with_state(vcpu: c_uint, number: *mut c_void, state: u64)
 }
 
 extern "C" fn on_handler_with_state(vcpu: c_uint, number: *mut c_void, state: u64) {
-    if let (Some([low, high, signal, code]), Some(base)) = (signals::frame(state), slot_of(vcpu)) {
-        put(base, &[record::SIGNAL, low, high, signal, code]);
+    if let (Some(frame), Some(base)) = (signals::frame(state), slot_of(vcpu)) {
+        let [low, high, signal, code, address_low, address_high] = frame;
+        put(
+            base,
+            &[
+                record::SIGNAL,
+                low,
+                high,
+                signal,
+                code,
+                address_low,
+                address_high,
+            ],
+        );
     }
     on_block(vcpu, number);
 }

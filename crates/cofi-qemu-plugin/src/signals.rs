@@ -35,6 +35,8 @@ mod context {
 const SA_SIGINFO: u64 = 4;
 /// `si_code` in a `siginfo`.
 const CODE_IN_SIGINFO: u64 = 8;
+/// `si_addr` in a `siginfo`.
+const ADDRESS_IN_SIGINFO: u64 = 16;
 
 /// A signal's frame on the stack: where its `ucontext` is, and the handler's two other arguments.
 struct Frame {
@@ -62,9 +64,9 @@ impl Frame {
     }
 }
 
-/// What a handler's first block finds: the interrupted address, the signal and its code. `None` if it was called as any
+/// What a handler's first block finds: the interrupted address, the signal, its code and its address. `None` if it was called as any
 /// other function.
-pub(crate) fn frame(state: u64) -> Option<[u32; 4]> {
+pub(crate) fn frame(state: u64) -> Option<[u32; 6]> {
     let handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
     let register = |offset| peek64(state.checked_add(offset)?);
     let arguments = [register(RDI)?, register(RSI)?, register(RDX)?];
@@ -91,11 +93,17 @@ pub(crate) fn frame(state: u64) -> Option<[u32; 4]> {
     let with_info = WITH_INFO
         .get(frame.signal as usize)
         .is_some_and(|with| with.load(Ordering::Relaxed));
-    let code = match with_info {
-        true => peek32(frame.info.checked_add(CODE_IN_SIGINFO)?)?,
-        false => record::NO_CODE,
+    let (code, address) = match with_info {
+        true => (
+            peek32(frame.info.checked_add(CODE_IN_SIGINFO)?)?,
+            peek64(frame.info.checked_add(ADDRESS_IN_SIGINFO)?)?,
+        ),
+        false => (record::NO_CODE, 0),
     };
-    Some([ip as u32, (ip >> 32) as u32, frame.signal as u32, code])
+    let halves = |value: u64| [value as u32, (value >> 32) as u32];
+    let ([low, high], [address_low, address_high]) = (halves(ip), halves(address));
+    let signal = frame.signal as u32;
+    Some([low, high, signal, code, address_low, address_high])
 }
 
 /// Where the stack is, with the CPU in this state.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use cofi_flow::Errata;
 use cofi_image::ImageError;
+use cofi_packet::{agreeing, counted};
 use cofi_perf::PerfTime;
 
 use crate::stream::StreamKey;
@@ -57,7 +58,12 @@ pub enum Diagnostic {
     #[error("{0}")]
     Code(String),
     /// A part of a stream is not in the file.
-    #[error("{}: {len} bytes of trace are missing at offset {at}", Of(*stream))]
+    #[error(
+        "{}: {bytes} of trace {are} missing at offset {at}",
+        Of(*stream),
+        bytes = counted(*len, "byte"),
+        are = agreeing(*len, "is", "are")
+    )]
     Gap {
         /// The stream.
         stream: StreamKey,
@@ -67,7 +73,12 @@ pub enum Diagnostic {
         len: u64,
     },
     /// A part of a stream is in the file twice.
-    #[error("{}: {len} bytes of trace at offset {at} are there twice", Of(*stream))]
+    #[error(
+        "{}: {bytes} of trace at offset {at} {are} there twice",
+        Of(*stream),
+        bytes = counted(*len, "byte"),
+        are = agreeing(*len, "is", "are")
+    )]
     Overlap {
         /// The stream.
         stream: StreamKey,
@@ -85,7 +96,11 @@ pub enum Diagnostic {
         at: u64,
     },
     /// The recorder did not say when a part of a stream was made: the record of it was lost. The part itself is there.
-    #[error("{}: the record of {len} bytes at offset {at} was lost; changes of code may be placed wrongly there", Of(*stream))]
+    #[error(
+        "{}: the record of {bytes} at offset {at} was lost; changes of code may be placed wrongly there",
+        Of(*stream),
+        bytes = counted(*len, "byte")
+    )]
     Unannounced {
         /// The stream.
         stream: StreamKey,
@@ -95,7 +110,11 @@ pub enum Diagnostic {
         len: u64,
     },
     /// The kernel says of a part of a stream that it may not be whole.
-    #[error("{}: {what} within the {len} bytes at offset {at}, says the kernel", Of(*stream))]
+    #[error(
+        "{}: {what} within the {bytes} at offset {at}, says the kernel",
+        Of(*stream),
+        bytes = counted(*len, "byte")
+    )]
     Doubtful {
         /// The stream.
         stream: StreamKey,
@@ -107,7 +126,12 @@ pub enum Diagnostic {
         what: &'static str,
     },
     /// Records of what happened beside the trace were lost; code may be unknown or wrong.
-    #[error("{count} records of mappings and threads were lost while recording{}", At(*cpu, *time))]
+    #[error(
+        "{records} of mappings and threads {were} lost while recording{}",
+        At(*cpu, *time),
+        records = counted(*count, "record"),
+        were = agreeing(*count, "was", "were")
+    )]
     Lost {
         /// How many.
         count: u64,
@@ -117,7 +141,12 @@ pub enum Diagnostic {
         time: Option<PerfTime>,
     },
     /// Samples were lost, and the packets with them if they were to hold any.
-    #[error("{count} samples were lost while recording{}", At(*cpu, *time))]
+    #[error(
+        "{samples} {were} lost while recording{}",
+        At(*cpu, *time),
+        samples = counted(*count, "sample"),
+        were = agreeing(*count, "was", "were")
+    )]
     LostSamples {
         /// How many.
         count: u64,
@@ -132,7 +161,11 @@ pub enum Diagnostic {
     )]
     OnlyGuests,
     /// What the file tells of guests' code is left out: it is not known which guest ran when.
-    #[error("{count} records of guests' mappings are not used: guests are not decoded")]
+    #[error(
+        "{records} of guests' mappings {are} not used: guests are not decoded",
+        records = counted(*count, "record"),
+        are = agreeing(*count, "is", "are")
+    )]
     GuestCode {
         /// How many.
         count: u64,

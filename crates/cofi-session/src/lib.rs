@@ -54,6 +54,7 @@ mod parts;
 mod perf;
 mod seals;
 mod session;
+mod signal;
 mod stream;
 mod take;
 #[cfg(test)]
@@ -66,5 +67,6 @@ pub use events::StreamEvents;
 pub use flow::ThreadFlow;
 pub use seals::SealCount;
 pub use session::{Session, SessionOptions, Stream, TraceFormat};
+pub use signal::{Signal, Signals};
 pub use stream::StreamKey;
 pub use timeline::Task;

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use cofi_flow::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
-use cofi_packet::ExecMode;
 use cofi_packet::rtit::Mode;
-use cofi_perf::{Attr, Body, CpuMode, Feature, File, PerfTime, Record, RtitInfo, Seal, TraceInfo};
+use cofi_packet::{ExecMode, Ip};
+use cofi_perf::{
+    Attr, Body, CpuMode, Feature, File, PerfTime, Record, Remark, RtitInfo, Seal, TraceInfo,
+};
 
 use crate::attribution::Attribution;
 use crate::aux::Streams;
@@ -14,6 +16,7 @@ use crate::clock::Clock;
 use crate::code::Known;
 use crate::error::Diagnostic;
 use crate::lldb::Module;
+use crate::signal::Signal;
 use crate::stream::{RawStream, StreamKey};
 use crate::timeline::{Entry, Task, What};
 
@@ -40,6 +43,12 @@ pub(crate) struct Contents<'f, 't> {
     pub(crate) parts: Vec<PathBuf>,
     /// What the file tells of the code besides where it was mapped.
     pub(crate) code: Known<'f>,
+    /// Signals by stream, with offsets into it.
+    pub(crate) signals: BTreeMap<StreamKey, Vec<Signal>>,
+    /// Threads in the order in which they ended.
+    pub(crate) ended: Vec<Task>,
+    /// The process that the file tells of first.
+    pub(crate) first_process: Option<u32>,
 }
 
 impl Contents<'_, '_> {
@@ -59,6 +68,9 @@ impl Contents<'_, '_> {
             seals: BTreeMap::new(),
             parts: Vec::new(),
             code: Known::default(),
+            signals: BTreeMap::new(),
+            ended: Vec::new(),
+            first_process: None,
         }
     }
 }
@@ -152,12 +164,28 @@ impl<'f, 't> Reading<'f, 't> {
                 cpu: record.id.cpu,
                 time: record.id.time,
             }),
+            Body::Remark(Remark::Signal(signal)) => self.signal(&signal),
+            Body::Exit { pid, tid } => self.contents.ended.push(Task { pid, tid }),
             Body::AuxtraceError { text, .. } => {
                 let text = String::from_utf8_lossy(text).into_owned();
                 self.tell(Diagnostic::Perf(format!("perf found in the trace: {text}")));
             }
             _ => {}
         }
+    }
+
+    fn signal(&mut self, signal: &cofi_perf::Signal) {
+        let (pid, tid) = (signal.pid, signal.tid);
+        let list = self.contents.signals.entry(StreamKey::Thread(tid));
+        list.or_default().push(Signal {
+            task: Task { pid, tid },
+            offset: signal.offset,
+            number: signal.signal,
+            code: signal.code,
+            ip: signal.ip.map(Ip),
+            address: signal.address,
+            is_fatal: signal.is_fatal,
+        });
     }
 
     /// The event whose packets the file holds.
@@ -229,6 +257,7 @@ impl<'f, 't> Reading<'f, 't> {
                 exec,
                 name,
             } => {
+                self.contents.first_process.get_or_insert(pid);
                 self.push(time, What::Task(Task { pid, tid }));
                 if exec {
                     self.push(time, What::Exec { pid });
@@ -241,8 +270,15 @@ impl<'f, 't> Reading<'f, 't> {
                 apart: true,
                 ..
             } => What::Task(Task { pid, tid }),
-            Body::Fork { pid, ppid, tid, .. } => {
+            Body::Fork {
+                pid,
+                ppid,
+                tid,
+                ptid,
+                ..
+            } => {
                 self.push(time, What::Task(Task { pid, tid }));
+                self.push(time, What::InheritedName { tid, creator: ptid });
                 What::Fork { pid, parent: ppid }
             }
             _ => return,

@@ -8,7 +8,7 @@ use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
     RawSpec, Version, Within, load_elf, load_raw,
 };
-use cofi_packet::{ExecMode, StreamOffset};
+use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_perf::{File, Seal, TimeConv};
 
 use crate::clock::Clock;
@@ -20,6 +20,7 @@ use crate::lldb::{self, Module};
 use crate::parts::Parts;
 use crate::perf::{self, Contents};
 use crate::seals;
+use crate::signal::{Signal, Signals};
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
 use crate::timeline::{Cursor, Sources, Task, Timeline};
 
@@ -147,6 +148,7 @@ pub struct Stream<'t> {
     /// From which byte on code runs in another mode, where packets do not tell it.
     modes: Vec<(StreamOffset, ExecMode)>,
     seals: Vec<Seal>,
+    signals: Vec<Signal>,
 }
 
 impl Stream<'_> {
@@ -166,6 +168,18 @@ impl Stream<'_> {
     #[must_use]
     pub fn comm(&self) -> Option<&str> {
         self.name.as_deref()
+    }
+
+    /// The signals that interrupted the thread, or ended its process, as far as the recorder has reported them.
+    #[must_use]
+    pub fn signals(&self) -> &[Signal] {
+        &self.signals
+    }
+
+    /// The signals from a place of the stream on, to be put between the items of its flow.
+    #[must_use]
+    pub fn signals_from(&self, start: StreamOffset) -> Signals<'_> {
+        Signals::new(&self.signals, start)
     }
 
     /// The packets.
@@ -220,6 +234,10 @@ pub struct Session<'t> {
     kernel: Option<(KernelCode, Vec<(u64, u64)>)>,
     only_guests: bool,
     parts: Vec<PathBuf>,
+    /// Threads in the order in which they ended.
+    ended: Vec<Task>,
+    /// The process that the file tells of first.
+    first_process: Option<u32>,
 }
 
 impl<'t> Session<'t> {
@@ -283,6 +301,9 @@ impl<'t> Session<'t> {
             mut seals,
             parts,
             code,
+            mut signals,
+            ended,
+            first_process,
         } = contents;
         let mut files = FileStore::with_places(code.places(&options.code));
         if let Some(packed) = &options.code.packed {
@@ -359,6 +380,11 @@ impl<'t> Session<'t> {
             let modes = modes.collect();
             let seals = seals.remove(&key).unwrap_or_default();
             let seals = seals::placed(seals, |offset| pieces.place(offset));
+            let mut signals = signals.remove(&key).unwrap_or_default();
+            for signal in &mut signals {
+                signal.offset = pieces.place(signal.offset.0);
+            }
+            signals.sort_by_key(|signal| signal.offset);
             let task = Cursor::new(&timeline, key).task();
             let name = key
                 .tid()
@@ -371,6 +397,7 @@ impl<'t> Session<'t> {
                 pieces,
                 modes,
                 seals,
+                signals,
             });
         }
         Ok(Self {
@@ -385,6 +412,8 @@ impl<'t> Session<'t> {
             kernel,
             only_guests,
             parts,
+            ended,
+            first_process,
         })
     }
 
@@ -455,10 +484,31 @@ impl<'t> Session<'t> {
         self.time.map(|clock| clock.conv)
     }
 
+    /// Whether the file tells of a thread.
+    #[must_use]
+    pub fn is_known(&self, tid: u32) -> bool {
+        self.timeline.pids.contains_key(&tid)
+    }
+
     /// What a thread was called last.
     #[must_use]
     pub fn comm_of(&self, tid: u32) -> Option<&str> {
         self.timeline.name_of(tid)
+    }
+
+    /// The stream of the thread that the end of the first process was about: the one that a signal hit that ended it, else the one
+    /// that ended last. The first stream where no record says who ended.
+    #[must_use]
+    pub fn last_stream(&self) -> Option<&Stream<'t>> {
+        let is_first = |stream: &&Stream<'_>| Some(stream.task.pid) == self.first_process;
+        let of_first = || self.streams.iter().filter(is_first);
+        let is_hit = |stream: &&Stream<'_>| stream.signals.iter().any(|signal| signal.is_fatal);
+        let ended = |stream: &Stream<'_>| self.ended.iter().rposition(|task| *task == stream.task);
+        let last = || of_first().max_by_key(|stream| ended(stream));
+        of_first()
+            .find(is_hit)
+            .or_else(|| last().filter(|stream| ended(stream).is_some()))
+            .or(self.streams.first())
     }
 
     /// The flow of one stream of this session.
@@ -502,6 +552,15 @@ impl<'t> Session<'t> {
         range: std::ops::Range<StreamOffset>,
     ) -> ThreadFlow<'s> {
         self.decode(stream).within(range)
+    }
+
+    /// Every function of code that was mapped in any process at any time: its name as the list of symbols spells it, and the address
+    /// of its first instruction. One that was mapped several times comes as often. All files of code are read for that.
+    pub fn for_each_function(&self, mut visit: impl FnMut(&str, Ip)) {
+        let spaces = self.timeline.spaces.iter().chain([&self.timeline.kernel]);
+        for space in spaces {
+            space.image.for_each_function(&mut visit);
+        }
     }
 
     /// The code of a process (of 0 for bare packets) as it was last.

@@ -117,6 +117,16 @@ impl Taker<'_, '_> {
                 let name = String::from_utf8_lossy(name).into_owned();
                 self.timeline.names.insert(tid, name);
             }
+            What::InheritedName { tid, creator } => {
+                let names = &mut self.timeline.names;
+                // perf tells of threads that were there before it began in any order, and without a time.
+                if tid != creator
+                    && (time.is_some() || !names.contains_key(&tid))
+                    && let Some(name) = names.get(&creator).cloned()
+                {
+                    names.insert(tid, name);
+                }
+            }
             What::Mark { stream, end } => {
                 let marks = self.timeline.marks.entry(stream).or_default();
                 let end = marks.last().map_or(end, |last| last.end.max(end));

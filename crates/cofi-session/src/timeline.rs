@@ -84,6 +84,8 @@ pub(crate) enum What<'t> {
     Task(Task),
     /// A thread is called so.
     Name { tid: u32, name: &'t [u8] },
+    /// A thread began with the name of the one that created it.
+    InheritedName { tid: u32, creator: u32 },
     /// A stream has got so far.
     Mark { stream: StreamKey, end: u64 },
     /// A stream is about this thread, in this process, from now on: a processor's stream, or that of a guest's processor.

@@ -140,3 +140,33 @@ fn a_fork_that_perf_made_up_inherits_no_mappings() {
         assert_eq!(seen.last(), Some(&expected), "with {misc:#x}");
     }
 }
+
+#[test]
+fn who_is_not_named_has_the_name_of_its_creator_at_that_time() {
+    let mut machine = Machine::new(per_cpu(0));
+    let first = machine.process(5, 1);
+    let fork = |machine: &mut Machine, task: Task, creator: Task, at: u64| {
+        let body = Fields::default().u32(task.pid).u32(creator.pid);
+        let body = body.u32(task.tid).u32(creator.tid).u64(at / 2);
+        machine.kernel(kind::FORK, 0, body, (creator, 0, at), DUMMY_ID);
+    };
+    let name = |machine: &mut Machine, task: Task, name: &[u8], at: u64| {
+        let body = Fields::default().u32(task.pid).u32(task.tid).text(name);
+        machine.kernel(kind::COMM, 0, body, (task, 0, at), DUMMY_ID);
+    };
+    let task = |pid, tid| Task { pid, tid };
+    fork(&mut machine, task(5, 6), first, 1000);
+    name(&mut machine, first, b"renamed", 1100);
+    fork(&mut machine, task(5, 7), first, 1200);
+    fork(&mut machine, task(8, 8), task(5, 6), 1300);
+    name(&mut machine, task(5, 7), b"worker", 1400);
+    fork(&mut machine, task(9, 9), task(5, 7), 1500);
+    // A number that is used again.
+    fork(&mut machine, task(9, 6), task(9, 9), 1600);
+    let bytes = machine.finish();
+    let session = open(&bytes);
+    let names: Vec<_> = (5..=10).map(|tid| session.comm_of(tid)).collect();
+    let wanted = ["renamed", "worker", "worker", "proc", "worker"].map(Some);
+    assert_eq!(names[..5], wanted);
+    assert_eq!(names[5], None);
+}

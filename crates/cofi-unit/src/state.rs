@@ -56,7 +56,11 @@ pub enum RestoreError {
         field: &'static str,
     },
     /// Something follows the state.
-    #[error("the state ends at {offset:#x}, but {count} bytes follow")]
+    #[error(
+        "the state ends at {offset:#x}, but {bytes} {follow}",
+        bytes = cofi_packet::counted(*count as u64, "byte"),
+        follow = cofi_packet::agreeing(*count as u64, "follows", "follow")
+    )]
     Trailing {
         /// Where the state ends.
         offset: usize,

@@ -4,6 +4,7 @@
 //! others are: nothing depends on their names. It has no times and no owners: the same trace gives the same file.
 
 use crate::args::{ArchiveArgs, FlowInput};
+use crate::digits::counted;
 use crate::output::tell;
 use crate::packed::{File, MANIFEST, Manifest};
 use crate::{Ended, input, progress};
@@ -86,10 +87,10 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
     let size = write(output, &args.flow.input.file, &manifest, &members)
         .with_context(|| format!("cannot write {}", args.output.display()))?;
     tell(format_args!(
-        "{}: {} bytes, with {} files of code",
+        "{}: {}, with {} of code",
         args.output.display(),
-        size,
-        manifest.files.len()
+        counted(size, "byte"),
+        counted(manifest.files.len() as u64, "file")
     ));
     errors |= input::report_code(&session);
     Ok(if errors {

@@ -2,8 +2,8 @@
 
 use crate::code::CodeArgs;
 use crate::output::Color;
+use crate::point::Point;
 use crate::rtit::RtitArgs;
-use crate::select::Point;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -121,8 +121,12 @@ pub(crate) struct RecordOptions {
     /// Trace this running process instead of starting one; Ctrl-C ends it.
     #[arg(short, long, value_name = "PID", conflicts_with = "program")]
     pub(crate) pid: Option<u32>,
-    /// The program and its arguments.
-    #[arg(last = true, value_name = "PROGRAM", required_unless_present = "pid")]
+    /// The program and its arguments: the first argument that is no option, or what follows `--`, begins them.
+    #[arg(
+        trailing_var_arg = true,
+        value_names = ["PROGRAM", "ARG"],
+        required_unless_present = "pid"
+    )]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -251,9 +255,14 @@ pub(crate) struct EventsArgs {
 /// Arguments of `cofi report`.
 #[derive(Args, Debug)]
 pub(crate) struct ReportArgs {
-    /// How many functions to show.
-    #[arg(long, value_name = "N", default_value_t = 15)]
-    pub(crate) functions: usize,
+    /// One JSON object a line: each thread, each function, and a summary.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) range: Range,
+    /// How many functions to show; 15 if left out, and with --json all.
+    #[arg(long, value_name = "N")]
+    pub(crate) functions: Option<usize>,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
 }
@@ -417,16 +426,27 @@ pub(crate) struct Show {
     pub(crate) bytes: bool,
 }
 
+/// From where to where a trace is wanted, and of which threads.
+#[derive(Args, Clone, Default, Debug)]
+pub(crate) struct Range {
+    /// Begin at the first item at or after POINT: `time:1.234567` (seconds of perf's clock, or with `ms`, `us`, `ns` behind the
+    /// number; negative, as `time:-10ms`, before the end of the trace), `tsc:N`, `offset:N` (bytes of the packet stream),
+    /// `ip:0x…` (the first time that this instruction runs), `sym:NAME` (that the function's first instruction runs).
+    #[arg(long, value_name = "POINT")]
+    pub(crate) from: Option<Point>,
+    /// End before the first item at or after POINT; with `ip:0x…` and `sym:NAME`, with that instruction.
+    #[arg(long, value_name = "POINT")]
+    pub(crate) to: Option<Point>,
+    /// Only this thread; may be given several times.
+    #[arg(long, value_name = "TID")]
+    pub(crate) tid: Vec<u32>,
+}
+
 /// Which part of a trace is wanted. Only that part, from the PSB before it on, is decoded.
 #[derive(Args, Clone, Default, Debug)]
 pub(crate) struct Select {
-    /// Begin at the first item at or after POINT: `time:1.234567` (seconds of perf's clock, or `time:1234567ns`), `tsc:N`,
-    /// `offset:N` (bytes of the packet stream), `ip:0x…` (the first time that this instruction runs).
-    #[arg(long, value_name = "POINT")]
-    pub(crate) from: Option<Point>,
-    /// End before the first item at or after POINT; with `ip:0x…`, with that instruction.
-    #[arg(long, value_name = "POINT")]
-    pub(crate) to: Option<Point>,
+    #[command(flatten)]
+    pub(crate) range: Range,
     /// Only what lies around POINT: see -C.
     #[arg(long, value_name = "POINT", conflicts_with_all = ["from", "to"])]
     pub(crate) around: Option<Point>,
@@ -439,9 +459,6 @@ pub(crate) struct Select {
         requires = "around"
     )]
     pub(crate) context: usize,
-    /// Only this thread; may be given several times.
-    #[arg(long, value_name = "TID")]
-    pub(crate) tid: Vec<u32>,
     /// Only the stream of this processor, where each processor has one; may be given several times.
     #[arg(long, value_name = "CPU")]
     pub(crate) cpu_stream: Vec<u32>,

@@ -1,6 +1,7 @@
 //! `cofi asm`: packets from text.
 
 use crate::args::{AsmArgs, PacketFormat};
+use crate::digits::counted;
 use crate::output::tell;
 use crate::{Ended, input};
 use anyhow::{Context, Result, bail};
@@ -46,8 +47,9 @@ pub(crate) fn run(args: &AsmArgs) -> Result<Ended> {
     .with_context(cannot_read)?;
     if source.bad_lines > 0 {
         tell(format_args!(
-            "nothing was written: {} of {} lines cannot be assembled",
-            source.bad_lines, source.number
+            "nothing was written: {} of {} cannot be assembled",
+            source.bad_lines,
+            counted(source.number, "line")
         ));
         return Ok(Ended::WithErrors);
     }

@@ -4,51 +4,51 @@
 //! The decoder's own pieces may be smaller: they are put together here, so that a block is the same whichever way it was decoded.
 
 use crate::Ended;
-use crate::args::{BlocksArgs, Select, Show};
+use crate::args::{BlocksArgs, Show};
 use crate::item::{self, Loss};
 use crate::json::Line;
 use crate::notes::{self, Notes, Now};
-use crate::output::{stdout, tell};
-use crate::select::{self, Lines, Moment, Point};
+use crate::output::stdout;
+use crate::point::Moment;
+use crate::select::{self, Found, Lines, Window};
+use crate::table::{shortened, width_of};
 use crate::who::Who;
 use crate::{digits, input};
 use anyhow::Result;
 use cofi_flow::{Executed, Item, Part, Run};
 use cofi_image::SourceLines;
 use cofi_insn::Class;
-use cofi_packet::Ip;
-use cofi_session::{Session, Stream, ThreadFlow};
+use cofi_packet::{Ip, StreamOffset};
+use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
+use console::Term;
 use std::io::Write;
 
 /// Runs the command.
 pub(crate) fn run(args: &BlocksArgs) -> Result<Ended> {
     let bytes = input::map(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
-    let streams = select::streams(&args.select, &session)?;
+    let window = Window::of(&args.select, &session)?;
     let mut out = stdout();
     let mut errors = input::report(&session);
     let several = session.streams().len() > 1;
-    let mut any = false;
-    for stream in streams {
+    let mut found = Found::default();
+    for stream in window.streams(&session) {
         if several && !args.json {
             writeln!(out, "{}", input::title(stream))?;
         }
-        let begin = || Blocks::new(args, &session, stream);
-        let (found, wrong) = if is_plain(args, stream) {
-            (true, plain(begin(), &session, stream, &mut out)?)
+        let begin = |start| Blocks::new(args, &window, (&session, stream), start);
+        let (here, wrong) = if window.is_all() && is_plain(args, stream) {
+            let lines = begin(StreamOffset(0));
+            (Found::default(), plain(lines, &session, stream, &mut out)?)
         } else {
-            let (found, lines) = select::write(&args.select, &session, stream, begin, &mut out)?;
+            let (found, lines) = select::write(&window, &session, stream, begin, &mut out)?;
             (found, lines.errors)
         };
-        any |= found;
+        found |= here;
         errors |= wrong;
     }
     out.flush()?;
-    if let (Some(point), false) = (args.select.around.or(args.select.from), any) {
-        tell(format_args!(
-            "nothing that was traced is at or after {point}"
-        ));
-    }
+    window.report_missed(found);
     errors |= input::report_code(&session);
     Ok(if errors {
         Ended::WithErrors
@@ -57,9 +57,9 @@ pub(crate) fn run(args: &BlocksArgs) -> Result<Ended> {
     })
 }
 
-/// Whether all of a stream is wanted, without what has to be asked of the flow at each block.
+/// Whether nothing is wanted that has to be asked of the flow at each block.
 fn is_plain(args: &BlocksArgs, stream: &Stream<'_>) -> bool {
-    args.json && !args.time && !args.symbols && args.select.is_all() && stream.key().cpu().is_none()
+    args.json && !args.time && !args.symbols && stream.key().cpu().is_none()
 }
 
 /// Writes all blocks of a stream as JSON, by the decoder's block level; whether there are errors.
@@ -90,6 +90,10 @@ fn plain(
         }
         if lines.open.count > 0 {
             out.write_all(lines.plain_line())?;
+        }
+        while let Some(signal) = lines.next_signal(&flow, item.is_none()) {
+            lines.signal(&mut flow, signal);
+            out.write_all(lines.line())?;
         }
         let Some(item) = item else {
             return Ok(lines.errors);
@@ -150,14 +154,27 @@ const fn class_name(class: Class) -> &'static str {
     }
 }
 
+/// How long names may be on the terminal, if output goes to one, behind everything else in a line.
+fn name_width(is_timed: bool) -> usize {
+    const OTHERS: usize = 65;
+    const TIME: usize = 29;
+    const LEAST: usize = 20;
+    let others = if is_timed { OTHERS + TIME } else { OTHERS };
+    let width = width_of(&Term::stdout());
+    width.map_or(usize::MAX, |width| width.saturating_sub(others).max(LEAST))
+}
+
 /// Makes a line of each block, event and error.
 struct Blocks<'s> {
     session: &'s Session<'s>,
     who: Who<'s>,
+    /// How long names may be.
+    name_width: usize,
     json: bool,
     time: bool,
     symbols: bool,
-    select: &'s Select,
+    window: &'s Window,
+    signals: Signals<'s>,
     notes: Notes,
     open: Open,
     /// What came behind the block that was told last.
@@ -177,14 +194,21 @@ struct Blocks<'s> {
 }
 
 impl<'s> Blocks<'s> {
-    fn new(args: &'s BlocksArgs, session: &'s Session<'s>, stream: &Stream<'_>) -> Self {
+    fn new(
+        args: &BlocksArgs,
+        window: &'s Window,
+        (session, stream): (&'s Session<'s>, &'s Stream<'s>),
+        start: StreamOffset,
+    ) -> Self {
         Self {
             session,
-            who: Who::new(session, stream, &args.select.tid),
+            signals: stream.signals_from(start),
+            who: Who::new(stream, &window.tids),
+            name_width: name_width(args.time),
             json: args.json,
             time: args.time,
             symbols: args.symbols,
-            select: &args.select,
+            window,
             notes: Notes::default(),
             open: Open::default(),
             waiting: None,
@@ -222,10 +246,8 @@ impl<'s> Blocks<'s> {
 
     /// Adds instructions to the block.
     fn add(&mut self, run: &Run<'_>) {
-        for point in [self.select.from, self.select.to, self.select.around] {
-            if let Some(Point::Ip(ip)) = point
-                && run.iter().any(|insn| insn.ip == ip)
-            {
+        for ip in self.window.instructions() {
+            if run.iter().any(|insn| insn.ip == ip) {
                 self.hits.push(ip);
             }
         }
@@ -244,6 +266,7 @@ impl<'s> Blocks<'s> {
             symbols: true,
             ..Show::default()
         };
+        let most = self.name_width;
         let name = match self.json {
             true if self.symbols => self.notes.of(flow, &insn, |flow| {
                 notes::members(flow, &insn, show, &mut SourceLines::new())
@@ -251,7 +274,8 @@ impl<'s> Blocks<'s> {
             true => return,
             false => self.notes.of(flow, &insn, |flow| {
                 let place = flow.place(ip).map(|place| place.to_string());
-                place.unwrap_or_default().into_bytes().into()
+                let name = place.unwrap_or_default();
+                shortened(&name, most).into_bytes().into()
             }),
         };
         self.name.clear();
@@ -286,6 +310,35 @@ impl<'s> Blocks<'s> {
         let _ = write!(self.text, "  to {:<16x} {count:>6}  {class:<18} ", last.ip);
         self.text.extend_from_slice(&self.name);
         self.text.push(b'\n');
+    }
+
+    /// The next signal that came before what the flow gave last, or before its end.
+    fn next_signal(&mut self, flow: &ThreadFlow<'_>, is_end: bool) -> Option<&'s Signal> {
+        match is_end {
+            true => self.signals.at_end(),
+            false => self.signals.before(flow.offset()),
+        }
+    }
+
+    /// The line of a signal.
+    fn signal(&mut self, flow: &mut ThreadFlow<'_>, signal: &Signal) {
+        self.instructions = 0;
+        let now = self.time.then(|| Now::of(self.session, flow));
+        if self.json {
+            item::describe_signal(signal, &mut self.line);
+            if let Some(now) = now {
+                now.members(self.session, &mut self.line);
+            }
+            self.who.tag(&mut self.line);
+            self.line.end();
+            return;
+        }
+        self.text.clear();
+        if let Some(now) = now {
+            now.column(&mut self.text);
+        }
+        // Writing to memory does not fail.
+        let _ = writeln!(self.text, "  -- {}", item::signal_sentence(signal));
     }
 
     /// The line of an event or error.
@@ -334,7 +387,12 @@ impl Lines for Blocks<'_> {
         self.moment = None;
         self.hits.clear();
         if let Some(item) = self.waiting.take() {
-            self.item(flow, &item);
+            if let Some(signal) = self.next_signal(flow, false) {
+                self.waiting = Some(item);
+                self.signal(flow, signal);
+            } else {
+                self.item(flow, &item);
+            }
             return true;
         }
         loop {
@@ -346,7 +404,7 @@ impl Lines for Blocks<'_> {
                         self.name(flow);
                     }
                     // An event that comes next moves the flow on.
-                    if self.time || !self.select.is_all() {
+                    if self.time || !self.window.is_all() {
                         self.moment = Some(Moment::of(self.session, flow));
                     }
                     if self.open.is_complete() {
@@ -361,11 +419,20 @@ impl Lines for Blocks<'_> {
                     self.block();
                     return true;
                 }
-                None => return false,
+                None => {
+                    let Some(signal) = self.next_signal(flow, true) else {
+                        return false;
+                    };
+                    self.signal(flow, signal);
+                    return true;
+                }
             };
             if self.open.count > 0 {
                 self.waiting = Some(item);
                 self.block();
+            } else if let Some(signal) = self.next_signal(flow, false) {
+                self.waiting = Some(item);
+                self.signal(flow, signal);
             } else {
                 self.item(flow, &item);
             }

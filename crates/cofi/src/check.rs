@@ -106,22 +106,17 @@ fn json(
         line.begin().text("diagnostic", &diagnostic.to_string());
         out.write_all(line.end())?;
     }
-    let several = session.streams().len() > 1;
     for (stream, check) in session.streams().iter().zip(checks) {
         for gap in &check.gaps {
             line.begin().text("gap", gap.cause.word());
             describe(session, gap, &mut line);
-            if several || stream.key().cpu().is_some() {
-                tag(stream, gap, &mut line);
-            }
+            tag(stream, gap, &mut line);
             out.write_all(line.end())?;
         }
         let more = check.gap_count() - check.gaps.len() as u64;
         if more > 0 {
             line.begin().number("more_gaps", more);
-            if several || stream.key().cpu().is_some() {
-                tag_stream(stream, &mut line);
-            }
+            input::tag(stream, &mut line);
             out.write_all(line.end())?;
         }
         for (offset, jump) in &check.jumps {
@@ -130,9 +125,7 @@ fn json(
                     .number("tsc_from", jump.from.0)
                     .number("tsc_to", jump.to.0);
             });
-            if several || stream.key().cpu().is_some() {
-                tag_stream(stream, &mut line);
-            }
+            input::tag(stream, &mut line);
             out.write_all(line.end())?;
         }
     }
@@ -216,16 +209,7 @@ fn tag(stream: &Stream<'_>, gap: &Gap, line: &mut Line) {
     if let Some(tid) = running {
         line.number("tid", tid);
     }
-    tag_stream(stream, line);
-}
-
-fn tag_stream(stream: &Stream<'_>, line: &mut Line) {
-    if let Some(tid) = stream.key().tid() {
-        line.number("tid", tid);
-    }
-    if let Some(cpu) = stream.key().cpu() {
-        line.number("cpu", cpu);
-    }
+    input::tag(stream, line);
 }
 
 /// A duration as a person reads it: `12 ns`, `3.4 µs`, `5.67 ms`, `1.2 s`.
@@ -243,7 +227,7 @@ pub(crate) fn duration(nanoseconds: u64) -> String {
 pub(crate) fn lasted(session: &Session<'_>, ticks: u64) -> String {
     match nanoseconds(session, ticks) {
         Some(nanoseconds) => duration(nanoseconds),
-        None => format!("{} ticks", grouped(ticks)),
+        None => counted(ticks, "tick"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `--engine auto`: which engine records, and why.
 
 use crate::output;
-use cofi_capture::ptrace::{Command, Target};
+use cofi_capture::ptrace::{self, Command, Stops, Target};
 use cofi_capture::qemu::machine::MachineQemu;
 use cofi_capture::qemu::{Qemu, QemuError};
 
@@ -26,6 +26,18 @@ pub(crate) fn auto(target: &Target) -> Chosen {
     };
     output::tell(format_args!("recording with {name} ({why})"));
     chosen
+}
+
+/// Which engine it is, and by what it works here. `stops` are those asked for.
+pub(crate) fn in_words(engine: &Chosen, stops: Stops) -> String {
+    match engine {
+        Chosen::Ptrace => match ptrace::possible_stops(stops) {
+            Stops::Branches => "ptrace, by stops at branches".into(),
+            Stops::Instructions => "ptrace, by single steps".into(),
+        },
+        Chosen::Qemu(qemu) => format!("qemu, {}", qemu.path().display()),
+        Chosen::Machine(_) => "qemu-system".into(),
+    }
 }
 
 /// The engine and the reason. Hardware is none of the choices: this version cannot record with it. `suits` tells why QEMU

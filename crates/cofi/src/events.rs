@@ -7,6 +7,8 @@ use crate::output::stdout;
 use crate::{Ended, input, item};
 use anyhow::Result;
 use cofi_flow::{Event, Told};
+use cofi_packet::StreamOffset;
+use cofi_session::{Signal, Stream};
 use std::io::Write;
 
 /// Runs the command.
@@ -29,17 +31,22 @@ pub(crate) fn run(args: &EventsArgs) -> Result<Ended> {
         if args.ticks {
             events = events.with_ticks();
         }
+        let mut signals = stream.signals_from(StreamOffset(0));
         for told in events {
+            while let Some(signal) = signals.before(told.offset) {
+                show_signal(signal, (args.json, stream), &mut line, &mut out)?;
+            }
             errors |= told.what.is_err();
             if !args.json {
                 text(&told, &mut out)?;
                 continue;
             }
             describe(&told, &mut loss, &mut line);
-            if several {
-                input::tag(stream, &mut line);
-            }
+            input::tag(stream, &mut line);
             out.write_all(line.end())?;
+        }
+        while let Some(signal) = signals.at_end() {
+            show_signal(signal, (args.json, stream), &mut line, &mut out)?;
         }
     }
     out.flush()?;
@@ -48,6 +55,32 @@ pub(crate) fn run(args: &EventsArgs) -> Result<Ended> {
     } else {
         Ended::Well
     })
+}
+
+/// Writes a signal, which no packet tells of but the recorder.
+fn show_signal(
+    signal: &Signal,
+    (json, stream): (bool, &Stream<'_>),
+    line: &mut Line,
+    out: &mut impl Write,
+) -> Result<()> {
+    if json {
+        item::describe_signal(signal, line);
+        line.number("offset", signal.offset.0);
+        input::tag(stream, line);
+        out.write_all(line.end())?;
+    } else {
+        let ip = signal
+            .ip
+            .map_or_else(|| "-".into(), |ip| format!("{:x}", ip.0));
+        let sentence = item::signal_sentence(signal);
+        writeln!(
+            out,
+            "{:08x}: {:>15} {ip:>16}  {sentence}",
+            signal.offset.0, "-"
+        )?;
+    }
+    Ok(())
 }
 
 /// Writes what was told into `line`, all keys but those of the stream.

@@ -4,47 +4,45 @@ use crate::Ended;
 use crate::args::{InsnArgs, Show};
 use crate::item::Loss;
 use crate::json::Line;
-use crate::notes::{self, Notes, Now};
-use crate::output::{stdout, tell};
-use crate::select::{self, Lines};
+use crate::notes::{self, NameWidth, Notes, Now};
+use crate::output::stdout;
+use crate::select::{self, Found, Lines, Window};
+use crate::table::width_of;
 use crate::who::Who;
 use crate::{digits, input, item};
 use anyhow::Result;
 use cofi_flow::{Item, Part};
 use cofi_image::SourceLines;
-use cofi_packet::Ip;
-use cofi_session::{Session, Stream, ThreadFlow};
+use cofi_packet::{Ip, StreamOffset};
+use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
+use console::Term;
 use std::io::Write;
 
 /// Runs the command.
 pub(crate) fn run(args: &InsnArgs) -> Result<Ended> {
     let bytes = input::map(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
-    let streams = select::streams(&args.select, &session)?;
+    let window = Window::of(&args.select, &session)?;
     let mut out = stdout();
     let mut errors = input::report(&session);
     let several = session.streams().len() > 1;
-    let mut any = false;
-    for stream in streams {
+    let mut found = Found::default();
+    for stream in window.streams(&session) {
         if several && !args.json {
             writeln!(out, "{}", input::title(stream))?;
         }
-        let (found, wrong) = if args.json && is_plain(args, stream) {
-            (true, plain(&session, stream, &mut out)?)
+        let (here, wrong) = if args.json && window.is_all() && is_plain(args, stream) {
+            (Found::default(), plain(&session, stream, &mut out)?)
         } else if args.json {
-            write::<true>(args, &session, stream, &mut out)?
+            write::<true>(args, &window, (&session, stream), &mut out)?
         } else {
-            write::<false>(args, &session, stream, &mut out)?
+            write::<false>(args, &window, (&session, stream), &mut out)?
         };
-        any |= found;
+        found |= here;
         errors |= wrong;
     }
     out.flush()?;
-    if let (Some(point), false) = (args.select.around.or(args.select.from), any) {
-        tell(format_args!(
-            "nothing that was traced is at or after {point}"
-        ));
-    }
+    window.report_missed(found);
     errors |= input::report_code(&session);
     Ok(if errors {
         Ended::WithErrors
@@ -53,7 +51,7 @@ pub(crate) fn run(args: &InsnArgs) -> Result<Ended> {
     })
 }
 
-/// Whether nothing is asked for but the addresses, of all of a stream that is about one thread.
+/// Whether nothing is asked for but the addresses, of a stream that is about one thread.
 fn is_plain(args: &InsnArgs, stream: &Stream<'_>) -> bool {
     let Show {
         time,
@@ -62,9 +60,7 @@ fn is_plain(args: &InsnArgs, stream: &Stream<'_>) -> bool {
         disasm,
         bytes,
     } = args.show;
-    !(time || symbols || source || disasm || bytes)
-        && args.select.is_all()
-        && stream.key().cpu().is_none()
+    !(time || symbols || source || disasm || bytes) && stream.key().cpu().is_none()
 }
 
 /// Writes a stream's flow as JSON, as fast as can be; whether it holds errors.
@@ -73,7 +69,7 @@ fn plain(session: &Session<'_>, stream: &Stream<'_>, out: &mut impl Write) -> Re
     let mut line = Line::default();
     // What every object ends with.
     let mut end = Line::default();
-    let who = Who::new(session, stream, &[]);
+    let who = Who::new(stream, &[]);
     who.tag(end.begin());
     let tag = end.members();
     let comma: &[u8] = if tag.is_empty() { b"" } else { b"," };
@@ -82,6 +78,7 @@ fn plain(session: &Session<'_>, stream: &Stream<'_>, out: &mut impl Write) -> Re
     let mut text = Vec::with_capacity(2 * FULL);
     let mut errors = false;
     let mut loss = Loss::default();
+    let mut signals = stream.signals_from(StreamOffset(0));
     let mut flow = session.decode(stream);
     while let Some(part) = flow.next_part() {
         let item = match part {
@@ -103,9 +100,19 @@ fn plain(session: &Session<'_>, stream: &Stream<'_>, out: &mut impl Write) -> Re
                 Item::Error(error)
             }
         };
+        while let Some(signal) = signals.before(flow.offset()) {
+            item::describe_signal(signal, &mut line);
+            who.tag(&mut line);
+            text.extend_from_slice(line.end());
+        }
         item::describe(&item, &mut line);
         let place = || (flow.offset(), flow.time().map(|time| time.tsc));
         loss.note(&item, place, Some(&mut line));
+        who.tag(&mut line);
+        text.extend_from_slice(line.end());
+    }
+    while let Some(signal) = signals.at_end() {
+        item::describe_signal(signal, &mut line);
         who.tag(&mut line);
         text.extend_from_slice(line.end());
     }
@@ -116,14 +123,18 @@ fn plain(session: &Session<'_>, stream: &Stream<'_>, out: &mut impl Write) -> Re
 /// Writes the wanted part of a stream: whether there is one, and whether it holds errors.
 fn write<const JSON: bool>(
     args: &InsnArgs,
-    session: &Session<'_>,
-    stream: &Stream<'_>,
+    window: &Window,
+    (session, stream): (&Session<'_>, &Stream<'_>),
     out: &mut impl Write,
-) -> Result<(bool, bool)> {
-    let begin = || Insns::<JSON> {
+) -> Result<(Found, bool)> {
+    let names = NameWidth::of(width_of(&Term::stdout()), args.show.time);
+    let begin = |start| Insns::<JSON> {
         session,
-        who: Who::new(session, stream, &args.select.tid),
+        signals: stream.signals_from(start),
+        waiting: None,
+        who: Who::new(stream, &window.tids),
         show: args.show,
+        names,
         notes: Notes::default(),
         sources: SourceLines::new(),
         line: Line::default(),
@@ -132,15 +143,19 @@ fn write<const JSON: bool>(
         errors: false,
         loss: Loss::default(),
     };
-    let (found, lines) = select::write(&args.select, session, stream, begin, out)?;
+    let (found, lines) = select::write(window, session, stream, begin, out)?;
     Ok((found, lines.errors))
 }
 
 /// Makes a line of each item, as JSON or as text.
 struct Insns<'s, const JSON: bool> {
     session: &'s Session<'s>,
+    signals: Signals<'s>,
+    /// What came behind a signal that was shown last.
+    waiting: Option<Item>,
     who: Who<'s>,
     show: Show,
+    names: NameWidth,
     notes: Notes,
     sources: SourceLines,
     line: Line,
@@ -178,6 +193,26 @@ impl<const JSON: bool> Insns<'_, JSON> {
         self.line.end();
     }
 
+    /// The line of a signal.
+    fn signal(&mut self, flow: &mut ThreadFlow<'_>, signal: &Signal) {
+        self.ip = None;
+        if JSON {
+            item::describe_signal(signal, &mut self.line);
+            if self.show.time {
+                Now::of(self.session, flow).members(self.session, &mut self.line);
+            }
+            self.who.tag(&mut self.line);
+            self.line.end();
+            return;
+        }
+        self.text.clear();
+        if self.show.time {
+            Now::of(self.session, flow).column(&mut self.text);
+        }
+        // Writing to memory does not fail.
+        let _ = writeln!(self.text, "  -- {}", item::signal_sentence(signal));
+    }
+
     fn words(&mut self, flow: &mut ThreadFlow<'_>, item: &Item, switched: bool) {
         let text = &mut self.text;
         text.clear();
@@ -191,13 +226,13 @@ impl<const JSON: bool> Insns<'_, JSON> {
             }
             Now::of(self.session, flow).column(text);
         }
-        let (show, sources) = (self.show, &mut self.sources);
+        let (show, sources, names) = (self.show, &mut self.sources, self.names);
         // Writing to memory does not fail.
         let _ = match item {
             Item::Insn(insn) => {
-                let line = self
-                    .notes
-                    .of(flow, insn, |flow| notes::text(flow, insn, show, sources));
+                let line = self.notes.of(flow, insn, |flow| {
+                    notes::text(flow, insn, show, sources, names)
+                });
                 text.write_all(line)
             }
             Item::Event(event) => writeln!(text, "  -- {}", item::sentence(event)),
@@ -217,7 +252,21 @@ impl<const JSON: bool> Lines for Insns<'_, JSON> {
 
     #[inline]
     fn next(&mut self, flow: &mut ThreadFlow<'_>) -> bool {
-        let Some(item) = flow.next() else {
+        let item = match self.waiting.take() {
+            Some(item) => Some(item),
+            None => flow.next(),
+        };
+        let signal = match &item {
+            Some(Item::Insn(_)) => None,
+            Some(_) => self.signals.before(flow.offset()),
+            None => self.signals.at_end(),
+        };
+        if let Some(signal) = signal {
+            self.waiting = item;
+            self.signal(flow, signal);
+            return true;
+        }
+        let Some(item) = item else {
             return false;
         };
         let mut switched = false;

@@ -5,6 +5,7 @@ use crate::json::Line;
 use cofi_flow::{ControlEvent, Event, FlowError, FlowErrorKind, Item, Tick};
 use cofi_packet::intel::{CState, StateValue, TsxState, WakeReason};
 use cofi_packet::{Ip, StreamOffset, Tsc};
+use cofi_session::Signal;
 
 const fn control_name(event: ControlEvent) -> &'static str {
     match event {
@@ -234,6 +235,29 @@ pub(crate) fn describe_event(event: &Event, line: &mut Line) {
         }
         _ => line.text("event", "unknown"),
     };
+}
+
+/// Writes a signal into `line`, all keys but those of the stream.
+pub(crate) fn describe_signal(signal: &Signal, line: &mut Line) {
+    line.begin()
+        .text("event", "signal")
+        .text("signal", &signal.name())
+        .hex_or_null("ip", raw(signal.ip))
+        .hex_or_null("address", signal.address)
+        .flag("fatal", signal.is_fatal);
+}
+
+/// A signal as a person reads it.
+pub(crate) fn signal_sentence(signal: &Signal) -> String {
+    let address = match signal.address {
+        Some(address) => format!(" about address {address:#x}"),
+        None => String::new(),
+    };
+    let effect = match signal.is_fatal {
+        true => "it ends the process",
+        false => "its handler runs",
+    };
+    format!("{}{}{address}: {effect}", signal.name(), at(signal.ip))
 }
 
 fn or_nowhere(ip: Option<Ip>) -> String {

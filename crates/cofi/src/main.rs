@@ -20,6 +20,7 @@ mod map;
 mod notes;
 mod output;
 mod packed;
+mod point;
 mod progress;
 mod record;
 mod report;
@@ -78,10 +79,22 @@ fn main() -> ExitCode {
         Ok(Ended::Program(status)) => ExitCode::from(status),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::tell(format_args!("{error:#}"));
+            output::tell(format_args!("{}", with_causes(&error)));
             ExitCode::from(2)
         }
     }
+}
+
+/// An error and its causes. Some errors say their cause themselves: it is said once.
+fn with_causes(error: &Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Whether the reader of our output went away, which is no error of ours.
@@ -90,4 +103,20 @@ fn is_closed_pipe(error: &Error) -> bool {
         .chain()
         .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
         .any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_causes;
+    use anyhow::anyhow;
+
+    #[test]
+    fn no_cause_is_said_twice() {
+        let error = anyhow!("no such file").context("cannot read x: no such file");
+        assert_eq!(with_causes(&error), "cannot read x: no such file");
+        let error = anyhow!("no such file")
+            .context("cannot read x")
+            .context("--elf x");
+        assert_eq!(with_causes(&error), "--elf x: cannot read x: no such file");
+    }
 }

@@ -3,6 +3,7 @@
 use crate::args::Show;
 use crate::digits;
 use crate::json::Line;
+use crate::table::shortened;
 use cofi_flow::Executed;
 use cofi_image::{Place, SourceLines, Version};
 use cofi_packet::{ExecMode, Ip, Tsc};
@@ -114,18 +115,54 @@ pub(crate) fn members(
     line.members().into()
 }
 
+/// How much room the names of places have in lines.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NameWidth {
+    /// Shorter ones are filled up.
+    pub(crate) least: usize,
+    /// Longer ones are shortened.
+    pub(crate) most: usize,
+}
+
+impl NameWidth {
+    /// On a terminal of so many columns, or elsewhere. Lines may begin with the time.
+    pub(crate) fn of(width: Option<usize>, is_timed: bool) -> Self {
+        // Address and spaces, an instruction of middling length, the time.
+        const OTHERS: usize = 19 + 26;
+        const TIME: usize = 29;
+        const LEAST: usize = 16;
+        const USUAL: usize = 36;
+        let others = if is_timed { OTHERS + TIME } else { OTHERS };
+        match width {
+            None => Self {
+                least: USUAL,
+                most: usize::MAX,
+            },
+            Some(width) => {
+                let room = width.saturating_sub(others).max(LEAST);
+                Self {
+                    least: room.min(USUAL),
+                    most: room,
+                }
+            }
+        }
+    }
+}
+
 /// An instruction as a person reads it: address, place, text. With a line feed.
 pub(crate) fn text(
     flow: &mut ThreadFlow<'_>,
     insn: &Executed,
     show: Show,
     sources: &mut SourceLines,
+    names: NameWidth,
 ) -> Box<[u8]> {
     let (bytes, len) = code(flow, insn);
     let bytes = &bytes[..len];
     let place = flow.place(insn.ip);
     let name = place.as_ref().map(Place::to_string).unwrap_or_default();
-    let mut line = format!("{:16x}  {name:<36}", insn.ip.0);
+    let (name, least) = (shortened(&name, names.most), names.least);
+    let mut line = format!("{:16x}  {name:<least$}", insn.ip.0);
     if show.symbols {
         let owner = place.as_ref().map(Place::owner);
         let file = owner
@@ -155,8 +192,8 @@ pub(crate) fn text(
 }
 
 /// An instruction as the text of `cofi insn` shows it, without a line feed.
-pub(crate) fn line(flow: &mut ThreadFlow<'_>, insn: &Executed) -> String {
-    let line = text(flow, insn, Show::default(), &mut SourceLines::new());
+pub(crate) fn line(flow: &mut ThreadFlow<'_>, insn: &Executed, names: NameWidth) -> String {
+    let line = text(flow, insn, Show::default(), &mut SourceLines::new(), names);
     String::from_utf8_lossy(&line).trim_end().to_owned()
 }
 

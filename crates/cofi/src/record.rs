@@ -20,6 +20,8 @@ pub(crate) struct Recording {
     pub(crate) ended: Ended,
     /// What was recorded.
     pub(crate) recorded: Recorded,
+    /// The engine that ran the program, in words.
+    pub(crate) engine: String,
     /// Holds the engine's lists, until it is dropped.
     _lists: Option<tempfile::TempDir>,
 }
@@ -139,6 +141,12 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
     };
     before(&engine);
+    let stops = if options.step {
+        Stops::Instructions
+    } else {
+        Stops::Branches
+    };
+    let engine_in_words = engine::in_words(&engine, stops);
     if watch.stop().load(Ordering::SeqCst) {
         bail!("a signal ended it before the program was started");
     }
@@ -163,11 +171,6 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
             })
         }
         (_, target) => {
-            let stops = if options.step {
-                Stops::Instructions
-            } else {
-                Stops::Branches
-            };
             ptrace::run_by(stops, target, run_options, &mut recorder).map_err(Into::into)
         }
     };
@@ -180,13 +183,17 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     Ok(Recording {
         ended,
         recorded,
+        engine: engine_in_words,
         _lists: lists,
     })
 }
 
-fn say(count: u64, what: &str) {
-    if count > 0 {
-        eprintln!("cofi: {count} {what}");
+/// Says that there is one of something, or that there are several.
+fn say(count: u64, one: &str, several: &str) {
+    match count {
+        0 => {}
+        1 => eprintln!("cofi: 1 {one}"),
+        _ => eprintln!("cofi: {count} {several}"),
     }
 }
 
@@ -194,14 +201,17 @@ fn say(count: u64, what: &str) {
 fn tell_of_machine(unknown: MachineUnknown) {
     say(
         unknown.unexplained,
+        "time control went where nothing explains (as by a reset); the trace has a gap there",
         "times control went where nothing explains (as by a reset); the trace has a gap there",
     );
     say(
         unknown.cut,
+        "processor ran when the machine ended: the block that it was in is not in the trace",
         "processors ran when the machine ended: the block that each was in is not in the trace",
     );
     say(
         unknown.untraced,
+        "processor is not in the trace: there are too many, or QEMU keeps its state in an unknown way",
         "processors are not in the trace: there are too many, or QEMU keeps their state in an unknown way",
     );
 }
@@ -210,19 +220,24 @@ fn tell_of_machine(unknown: MachineUnknown) {
 fn tell(unknown: Unknown) {
     say(
         unknown.unexplained,
+        "time control went where QEMU does not say why; the trace has an interrupt there",
         "times control went where QEMU does not say why; the trace has an interrupt there",
     );
     say(
         unknown.cut,
+        "thread was killed: the block that it was in is not in the trace",
         "threads were killed: the block that each was in is not in the trace",
     );
     say(
         unknown.untraced,
+        "thread or process is not in the trace: too many ran at a time, or it could not share memory with Cofi (none was \
+         left, or after chroot or setuid)",
         "threads or processes are not in the trace: too many ran at a time, or they could not share memory with Cofi (none \
          was left, or after chroot or setuid)",
     );
     say(
         unknown.escaped,
+        "program was started that could not run under QEMU (as a 32-bit one, or another user's): it ran without being traced",
         "programs were started that could not run under QEMU (as 32-bit ones, or another user's): they ran without being \
          traced",
     );

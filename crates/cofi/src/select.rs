@@ -1,161 +1,194 @@
 //! Which part of a trace is wanted: streams, and from where to where.
 
-use crate::args::Select;
+use crate::args::{Range, Select};
 use crate::input;
-use crate::notes::Now;
+use crate::output::tell;
+use crate::point::{Moment, Place, Point};
 use crate::sync::Sync;
 use anyhow::{Result, bail};
-use cofi_packet::{Ip, StreamOffset, Tsc};
-use cofi_perf::PerfTime;
+use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Stream, ThreadFlow};
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::Write;
-use std::str::FromStr;
 
-/// A place in a trace, as a person names it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Point {
-    /// A byte of the packet stream.
-    Offset(u64),
-    /// A value of the time stamp counter.
-    Tsc(Tsc),
-    /// A time of perf's clock.
-    Time(PerfTime),
-    /// An instruction.
-    Ip(Ip),
+/// The part of a trace that is wanted.
+#[derive(Debug)]
+pub(crate) struct Window {
+    pub(crate) from: Option<Place>,
+    pub(crate) to: Option<Place>,
+    pub(crate) around: Option<Place>,
+    context: usize,
+    /// The threads; none means all.
+    pub(crate) tids: Vec<u32>,
+    cpus: Vec<u32>,
 }
 
-impl FromStr for Point {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is none of time:SECONDS, tsc:N, offset:N, ip:0x…");
-        let (kind, value) = text.split_once(':').ok_or_else(wrong)?;
-        let number = |text: &str| {
-            match text.strip_prefix("0x") {
-                Some(digits) => u64::from_str_radix(digits, 16),
-                None => text.parse(),
-            }
-            .ok()
+impl Window {
+    /// What the options say, in this trace.
+    pub(crate) fn of(select: &Select, session: &Session<'_>) -> Result<Self> {
+        let Select {
+            range,
+            around,
+            context,
+            cpu_stream,
+        } = select;
+        let place = |point: &Option<Point>| {
+            let place = point.as_ref().map(|point| Place::find(point, session));
+            place.transpose()
         };
-        match kind {
-            "offset" => number(value).map(Self::Offset),
-            "tsc" => number(value).map(Tsc).map(Self::Tsc),
-            "time" => nanoseconds(value).map(PerfTime).map(Self::Time),
-            "ip" => u64::from_str_radix(value.trim_start_matches("0x"), 16)
-                .ok()
-                .map(Ip)
-                .map(Self::Ip),
-            _ => None,
-        }
-        .ok_or_else(wrong)
-    }
-}
-
-/// `1.234567`, `1.234567s` or `1234567000ns` in nanoseconds, exactly.
-fn nanoseconds(text: &str) -> Option<u64> {
-    if let Some(digits) = text.strip_suffix("ns") {
-        return digits.parse().ok();
-    }
-    let text = text.strip_suffix('s').unwrap_or(text);
-    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
-    if part.len() > 9 || !part.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    let part: u64 = format!("{part:0<9}").parse().ok()?;
-    let whole: u64 = whole.parse().ok()?;
-    whole.checked_mul(1_000_000_000)?.checked_add(part)
-}
-
-impl fmt::Display for Point {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Offset(offset) => write!(f, "offset:{offset:#x}"),
-            Self::Tsc(tsc) => write!(f, "tsc:{tsc}"),
-            Self::Time(time) => write!(f, "time:{time}"),
-            Self::Ip(ip) => write!(f, "ip:{ip}"),
-        }
-    }
-}
-
-impl Point {
-    /// Whether the line made last, of what `flow` gave last, is at this point or after it.
-    fn is_reached(self, flow: &mut ThreadFlow<'_>, lines: &impl Lines) -> bool {
-        let moment = lines.moment();
-        let time = |flow: &mut ThreadFlow<'_>| match moment {
-            Some(moment) => moment.now.tsc,
-            None => flow.time().map(|time| time.tsc),
+        let window = Self {
+            around: place(around)?,
+            context: *context,
+            cpus: cpu_stream.clone(),
+            ..Self::of_range(range, session)?
         };
-        match self {
-            Self::Offset(offset) => {
-                moment.map_or(flow.offset(), |moment| moment.offset).0 >= offset
+        for cpu in &window.cpus {
+            let known = |stream: &Stream<'_>| stream.key().cpu() == Some(*cpu);
+            if !session.streams().iter().any(known) {
+                bail!("--cpu-stream {cpu}: no such stream; {}", there_is(session));
             }
-            Self::Tsc(tsc) => time(flow).is_some_and(|now| now >= tsc),
-            Self::Time(time) => match moment {
-                Some(moment) => moment.now.perf.is_some_and(|now| now >= time.0),
-                None => flow.perf_time().is_some_and(|now| now >= time),
-            },
-            Self::Ip(ip) => lines.holds(ip),
+        }
+        if window.around.is_some() {
+            window.warn(session);
+        }
+        Ok(window)
+    }
+
+    /// What the options say, in this trace.
+    pub(crate) fn of_range(range: &Range, session: &Session<'_>) -> Result<Self> {
+        let Range { from, to, tid } = range;
+        let by_cpu = is_by_cpu(session);
+        for tid in tid {
+            let has_stream = |stream: &Stream<'_>| stream.key().tid() == Some(*tid);
+            let is_known = match by_cpu {
+                true => session.is_known(*tid),
+                false => session.streams().iter().any(has_stream),
+            };
+            if !is_known {
+                bail!("--tid {tid}: no such thread; {}", there_is(session));
+            }
+        }
+        let place = |point: &Option<Point>| {
+            let place = point.as_ref().map(|point| Place::find(point, session));
+            place.transpose()
+        };
+        let (from, to) = (place(from)?, place(to)?);
+        if let (Some(from), Some(to)) = (&from, &to)
+            && to.is_before(from, session)
+        {
+            bail!("--to {to} lies before --from {from}: there is nothing between them");
+        }
+        let window = Self {
+            from,
+            to,
+            around: None,
+            context: 0,
+            tids: tid.clone(),
+            cpus: Vec::new(),
+        };
+        if !window.is_all() {
+            window.warn(session);
+        }
+        Ok(window)
+    }
+
+    /// Points are those of a processor, not of one of its threads.
+    fn warn(&self, session: &Session<'_>) {
+        if !self.tids.is_empty() && is_by_cpu(session) {
+            tell(format_args!(
+                "the points count in each processor's stream, whichever thread runs there; --tid only leaves out the others"
+            ));
         }
     }
 
-    /// Where decoding may begin so that nothing from this point on is missed: a PSB before it, and not one right at it, as what
-    /// is told when decoding begins is not all of the flow.
-    fn psb_before(self, session: &Session<'_>, sync: Sync<'_>) -> usize {
-        match self {
-            Self::Offset(offset) => sync.before(usize::try_from(offset).unwrap_or(usize::MAX)),
-            Self::Tsc(tsc) => sync.by_time(tsc),
-            Self::Time(time) => session
-                .time_conversion()
-                .and_then(|conversion| conversion.tsc_of(time))
-                .map_or(0, |tsc| sync.by_time(tsc)),
-            Self::Ip(_) => 0,
+    /// Whether all of a stream is wanted.
+    pub(crate) fn is_all(&self) -> bool {
+        self.from.is_none() && self.to.is_none() && self.around.is_none()
+    }
+
+    /// Whether of each stream all is wanted or nothing.
+    pub(crate) fn is_whole_streams(&self, session: &Session<'_>) -> bool {
+        self.is_all() && (self.tids.is_empty() || !is_by_cpu(session))
+    }
+
+    /// The streams that are wanted.
+    pub(crate) fn streams<'s, 't>(&self, session: &'s Session<'t>) -> Vec<&'s Stream<'t>> {
+        let wanted = |stream: &&Stream<'_>| {
+            let key = stream.key();
+            let is_cpu = key.cpu().is_some_and(|cpu| self.cpus.contains(&cpu));
+            let is_thread = key.tid().is_some_and(|tid| self.tids.contains(&tid));
+            (self.cpus.is_empty() || is_cpu)
+                && (self.tids.is_empty() || key.cpu().is_some() || is_thread)
+        };
+        session.streams().iter().filter(wanted).collect()
+    }
+
+    /// The instructions at which points may be.
+    pub(crate) fn instructions(&self) -> impl Iterator<Item = Ip> {
+        let places = [&self.from, &self.to, &self.around].into_iter().flatten();
+        places.flat_map(|place| place.instructions().iter().copied())
+    }
+
+    /// Whether the time tells what is wanted.
+    pub(crate) fn asks_time(&self) -> bool {
+        let mut places = [&self.from, &self.to, &self.around].into_iter().flatten();
+        places.any(Place::asks_time)
+    }
+
+    /// Where decoding of a stream begins.
+    pub(crate) fn start(&self, session: &Session<'_>, sync: Sync<'_>) -> usize {
+        let from = self.around.as_ref().or(self.from.as_ref());
+        from.map_or(0, |place| place.psb_before(session, sync))
+    }
+
+    /// Says of points that no stream has come to.
+    pub(crate) fn report_missed(&self, found: Found) {
+        let missed = |place: &Place| match place.is_instruction() {
+            true => format!("{place} never ran"),
+            false => format!("nothing that was traced is at or after {place}"),
+        };
+        match (self.around.as_ref().or(self.from.as_ref()), &self.to) {
+            (Some(place), _) if !found.begin => tell(format_args!("{}", missed(place))),
+            (_, Some(place)) if !found.end => {
+                tell(format_args!(
+                    "{}: what there is ends before it",
+                    missed(place)
+                ));
+            }
+            (Some(from), Some(to)) if !found.any => {
+                tell(format_args!(
+                    "nothing that was traced lies between {from} and {to}"
+                ));
+            }
+            _ => {}
         }
     }
 }
 
-/// The streams that are wanted.
-pub(crate) fn streams<'s, 't>(
-    select: &Select,
-    session: &'s Session<'t>,
-) -> Result<Vec<&'s Stream<'t>>> {
-    let time = [select.from, select.to, select.around]
-        .into_iter()
-        .flatten()
-        .find(|point| matches!(point, Point::Time(_)));
-    if let (Some(point), None) = (time, session.time_conversion()) {
-        bail!(
-            "{point}: the trace does not say how the time stamp counter converts to perf's time; use tsc:N"
-        );
+/// What of a window was there.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Found {
+    /// Its beginning.
+    pub(crate) begin: bool,
+    /// Its end.
+    pub(crate) end: bool,
+    /// Anything in it.
+    pub(crate) any: bool,
+}
+
+impl std::ops::BitOrAssign for Found {
+    fn bitor_assign(&mut self, other: Self) {
+        self.begin |= other.begin;
+        self.end |= other.end;
+        self.any |= other.any;
     }
-    let by_cpu = session
+}
+
+fn is_by_cpu(session: &Session<'_>) -> bool {
+    session
         .streams()
         .iter()
-        .any(|stream| stream.key().cpu().is_some());
-    for tid in &select.tid {
-        let known = |stream: &Stream<'_>| stream.key().tid() == Some(*tid);
-        if !by_cpu && !session.streams().iter().any(known) {
-            bail!("--tid {tid}: {}", there_is(session));
-        }
-    }
-    for cpu in &select.cpu_stream {
-        let known = |stream: &Stream<'_>| stream.key().cpu() == Some(*cpu);
-        if !session.streams().iter().any(known) {
-            bail!("--cpu-stream {cpu}: {}", there_is(session));
-        }
-    }
-    let wanted = |stream: &&Stream<'_>| {
-        let key = stream.key();
-        (select.cpu_stream.is_empty()
-            || key
-                .cpu()
-                .is_some_and(|cpu| select.cpu_stream.contains(&cpu)))
-            && (select.tid.is_empty()
-                || key.cpu().is_some()
-                || key.tid().is_some_and(|tid| select.tid.contains(&tid)))
-    };
-    Ok(session.streams().iter().filter(wanted).collect())
+        .any(|stream| stream.key().cpu().is_some())
 }
 
 fn there_is(session: &Session<'_>) -> String {
@@ -190,83 +223,43 @@ pub(crate) trait Lines {
     }
 }
 
-/// Where a flow is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
-    pub(crate) offset: StreamOffset,
-    pub(crate) now: Now,
-}
-
-impl Moment {
-    pub(crate) fn of(session: &Session<'_>, flow: &mut ThreadFlow<'_>) -> Self {
-        Self {
-            offset: flow.offset(),
-            now: Now::of(session, flow),
-        }
-    }
-}
-
-impl Select {
-    /// Whether the time tells what is wanted.
-    fn asks_time(&self) -> bool {
-        let is_time = |point: &Point| matches!(point, Point::Time(_) | Point::Tsc(_));
-        let points = [self.from, self.to, self.around];
-        points.iter().flatten().any(is_time)
-    }
-
-    /// Whether all of a stream is wanted.
-    pub(crate) fn is_all(&self) -> bool {
-        self.from.is_none() && self.to.is_none() && self.around.is_none()
-    }
-}
-
-/// Writes the wanted part of a stream. Whether it has one.
+/// Writes the wanted part of a stream. What of it there is.
 pub(crate) fn write<L: Lines>(
-    select: &Select,
+    window: &Window,
     session: &Session<'_>,
     stream: &Stream<'_>,
-    mut begin: impl FnMut() -> L,
+    mut begin: impl FnMut(StreamOffset) -> L,
     out: &mut impl Write,
-) -> Result<(bool, L)> {
-    let mut lines = begin();
-    let sync = Sync::of(
-        session,
-        stream.bytes(),
-        select.asks_time() || lines.has_time(),
-    );
-    let Some(point) = select.around else {
-        let start = select
-            .from
-            .map_or(0, |point| point.psb_before(session, sync));
-        let any = window(
-            select,
-            &mut flow_from(session, stream, start),
-            &mut lines,
-            out,
-        )?;
-        return Ok((any, lines));
+) -> Result<(Found, L)> {
+    let is_timed = window.asks_time() || begin(StreamOffset(0)).has_time();
+    let sync = Sync::of(session, stream.bytes(), is_timed);
+    let mut start = window.start(session, sync);
+    let mut lines = begin(StreamOffset(start as u64));
+    let Some(place) = &window.around else {
+        let mut flow = flow_from(session, stream, start);
+        let found = between(window, &mut flow, &mut lines, out)?;
+        return Ok((found, lines));
     };
-    let mut start = point.psb_before(session, sync);
     // The PSB right before the point may have too few instructions behind it.
     let mut steps = 1_u64;
     loop {
         let mut flow = flow_from(session, stream, start);
-        let mut before = Ring::new(select.context);
-        if !before.fill(point, &mut flow, &mut lines) {
-            return Ok((false, lines));
+        let mut before = Ring::new(window.context);
+        if !before.fill(place, &mut flow, &mut lines) {
+            return Ok((Found::default(), lines));
         }
-        if before.instructions < select.context && start > 0 {
+        if before.instructions < window.context && start > 0 {
             for _ in 0..steps {
                 start = sync.before(start);
             }
             steps = steps.saturating_mul(2);
-            lines = begin();
+            lines = begin(StreamOffset(start as u64));
             continue;
         }
         for (line, ..) in &before.lines {
             out.write_all(line)?;
         }
-        let mut left = select.context;
+        let mut left = window.context;
         while left > 0 {
             if lines.is_wanted() {
                 out.write_all(lines.line())?;
@@ -276,48 +269,65 @@ pub(crate) fn write<L: Lines>(
                 break;
             }
         }
-        return Ok((true, lines));
+        let found = Found {
+            begin: true,
+            any: true,
+            ..Found::default()
+        };
+        return Ok((found, lines));
     }
 }
 
-fn flow_from<'s>(session: &'s Session<'_>, stream: &'s Stream<'_>, start: usize) -> ThreadFlow<'s> {
+pub(crate) fn flow_from<'s>(
+    session: &'s Session<'_>,
+    stream: &'s Stream<'_>,
+    start: usize,
+) -> ThreadFlow<'s> {
     if start == 0 {
         return session.decode(stream);
     }
     session.decode_within(stream, StreamOffset(start as u64)..StreamOffset(u64::MAX))
 }
 
-/// What lies between --from and --to; whether there is anything.
-fn window<L: Lines>(
-    select: &Select,
+/// What lies between --from and --to.
+fn between<L: Lines>(
+    window: &Window,
     flow: &mut ThreadFlow<'_>,
     lines: &mut L,
     out: &mut impl Write,
-) -> Result<bool> {
-    let mut any = false;
-    let mut inside = select.from.is_none();
+) -> Result<Found> {
+    let mut found = Found {
+        begin: window.from.is_none(),
+        ..Found::default()
+    };
     while lines.next(flow) {
-        if let (false, Some(from)) = (inside, select.from) {
-            if !from.is_reached(flow, lines) {
+        if let (false, Some(from)) = (found.begin, &window.from) {
+            if !is_reached(from, flow, lines) {
                 // A decoder that begins in the midst of it may have had to find its way first.
                 *lines.errors() = false;
                 continue;
             }
-            inside = true;
+            found.begin = true;
         }
-        let is_end = select.to.is_some_and(|to| to.is_reached(flow, lines));
-        if is_end && !matches!(select.to, Some(Point::Ip(_))) {
+        let end = window.to.as_ref().filter(|to| is_reached(to, flow, lines));
+        found.end |= end.is_some();
+        if end.is_some_and(|end| !end.is_instruction()) {
             break;
         }
         if lines.is_wanted() {
-            any = true;
+            found.any = true;
             out.write_all(lines.line())?;
         }
-        if is_end {
+        if found.end {
             break;
         }
     }
-    Ok(any)
+    Ok(found)
+}
+
+/// Whether the line made last, of what `flow` gave last, is at this place or after it.
+fn is_reached(place: &Place, flow: &mut ThreadFlow<'_>, lines: &impl Lines) -> bool {
+    place.is_reached(flow, lines.moment(), |ip| lines.holds(ip))
 }
 
 /// The last lines before a point.
@@ -340,10 +350,10 @@ impl Ring {
         }
     }
 
-    /// Goes on to `point`, whose line comes last and is not kept; `false` if there is none.
-    fn fill(&mut self, point: Point, flow: &mut ThreadFlow<'_>, lines: &mut impl Lines) -> bool {
+    /// Goes on to `place`, whose line comes last and is not kept; `false` if there is none.
+    fn fill(&mut self, place: &Place, flow: &mut ThreadFlow<'_>, lines: &mut impl Lines) -> bool {
         while lines.next(flow) {
-            if lines.is_wanted() && point.is_reached(flow, lines) {
+            if lines.is_wanted() && is_reached(place, flow, lines) {
                 *lines.errors() |= self.lines.iter().any(|(.., is_error)| *is_error);
                 return true;
             }
@@ -374,41 +384,6 @@ impl Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn points() {
-        let point = |text: &str| text.parse::<Point>().ok();
-        assert_eq!(point("offset:0x10"), Some(Point::Offset(16)));
-        assert_eq!(point("offset:10"), Some(Point::Offset(10)));
-        assert_eq!(point("tsc:77"), Some(Point::Tsc(Tsc(77))));
-        assert_eq!(point("ip:0x401000"), Some(Point::Ip(Ip(0x40_1000))));
-        assert_eq!(point("ip:401000"), point("ip:0x401000"));
-        let time = |ns| Some(Point::Time(PerfTime(ns)));
-        assert_eq!(point("time:1.5"), time(1_500_000_000));
-        assert_eq!(point("time:12s"), time(12_000_000_000));
-        assert_eq!(point("time:0.000000001"), time(1));
-        assert_eq!(point("time:77ns"), time(77));
-        for wrong in [
-            "",
-            "12",
-            "time:",
-            "time:1.0000000001",
-            "time:-1",
-            "time:1.-1",
-            "offset:x",
-            "ip:xyz",
-            "tsc:-1",
-            "time:99999999999999999999",
-        ] {
-            assert_eq!(point(wrong), None, "{wrong}");
-        }
-        for text in ["offset:0x10", "tsc:77", "time:1.500000000", "ip:0x401000"] {
-            assert_eq!(
-                point(text).map(|point| point.to_string()).as_deref(),
-                Some(text)
-            );
-        }
-    }
 
     #[test]
     fn the_ring_keeps_what_is_wanted() {

@@ -1,6 +1,7 @@
 //! `cofi record --verify`: the decoded flow against the engine's own list.
 
 use crate::args::{FlowInput, Names};
+use crate::notes::NameWidth;
 use crate::{input, notes, progress};
 use anyhow::Result;
 use cofi_capture::record::TruthStream;
@@ -44,7 +45,9 @@ pub(crate) fn run(file: &Path, truth: &[TruthStream]) -> Result<bool> {
     if equal {
         let threads = truth.len();
         eprintln!(
-            "cofi: verified: {instructions} instructions of {threads} thread(s) decode as they ran"
+            "cofi: verified: {} of {} decode as they ran",
+            cofi_packet::counted(instructions, "instruction"),
+            cofi_packet::counted(threads as u64, "thread")
         );
     }
     Ok(equal)
@@ -69,15 +72,23 @@ fn compare(session: &Session<'_>, truth: &TruthStream) -> Result<Result<u64, Str
     while let Some(item) = flow.next() {
         match item {
             Item::Event(_) => {}
-            Item::Error(error) => return Ok(Err(format!("after {count} instructions: {error}"))),
+            Item::Error(error) => {
+                return Ok(Err(format!(
+                    "after {}: {error}",
+                    cofi_packet::counted(count, "instruction")
+                )));
+            }
             Item::Insn(executed) => {
                 let expected = addresses.next().transpose()?;
                 if expected != Some(executed.ip) {
                     let mut text = format!("instruction {count} differs; the decoded flow:\n");
                     for executed in &before {
-                        text += &format!("      {}\n", notes::line(&mut flow, executed));
+                        text += &format!(
+                            "      {}\n",
+                            notes::line(&mut flow, executed, NameWidth::of(None, false))
+                        );
                     }
-                    let line = notes::line(&mut flow, &executed);
+                    let line = notes::line(&mut flow, &executed, NameWidth::of(None, false));
                     text += &format!("  --> {line}\n    the engine's own list goes on:\n");
                     let rest = expected.into_iter().map(Ok).chain(addresses);
                     for ip in rest.take(AROUND) {
@@ -96,7 +107,8 @@ fn compare(session: &Session<'_>, truth: &TruthStream) -> Result<Result<u64, Str
     Ok(match addresses.next().transpose()? {
         None => Ok(count),
         Some(Ip(ip)) => Err(format!(
-            "the decoded flow ends after {count} instructions; next was {ip:#x}"
+            "the decoded flow ends after {}; next was {ip:#x}",
+            cofi_packet::counted(count, "instruction")
         )),
     })
 }

@@ -8,8 +8,6 @@ use std::io::Write;
 /// The thread that a stream is about, as the flow goes by.
 pub(crate) struct Who<'s> {
     key: StreamKey,
-    /// Whether every object says it.
-    is_told: bool,
     /// The threads that are wanted; none means all.
     wanted: &'s [u32],
     /// In a processor's stream, the thread that runs, if known.
@@ -17,12 +15,9 @@ pub(crate) struct Who<'s> {
 }
 
 impl<'s> Who<'s> {
-    pub(crate) fn new(session: &Session<'_>, stream: &Stream<'_>, wanted: &'s [u32]) -> Self {
-        let key = stream.key();
+    pub(crate) fn new(stream: &Stream<'_>, wanted: &'s [u32]) -> Self {
         Self {
-            key,
-            // One processor's stream is of several threads.
-            is_told: session.streams().len() > 1 || key.cpu().is_some(),
+            key: stream.key(),
             wanted,
             running: None,
         }
@@ -46,12 +41,9 @@ impl<'s> Who<'s> {
             || self.running.is_some_and(|tid| self.wanted.contains(&tid))
     }
 
-    /// Adds `tid` and `cpu`, as far as they are known and more than one is traced.
+    /// Adds `tid` and `cpu`, as far as they are known.
     #[inline]
     pub(crate) fn tag(&self, line: &mut Line) {
-        if !self.is_told {
-            return;
-        }
         if let Some(tid) = self.key.tid().or(self.running) {
             line.number("tid", tid);
         }

@@ -130,6 +130,55 @@ fn readme() {
     check("README.md");
 }
 
+/// What the README's examples record: a server that does its work, and then crashes.
+const SERVER: &str = r#"
+__attribute__((noinline)) static int handle_request(volatile int *n) { for (int i = 0; i < 100; i++) *n += i; return *n; }
+__attribute__((noinline)) static int send_reply(volatile int *n) { for (int i = 0; i < 100; i++) *n ^= i; return *n; }
+int main(void) { volatile int n = 0; return handle_request(&n) + send_reply(&n) + *(volatile int *)0x10; }
+"#;
+
+#[test]
+fn commands_of_the_readme() {
+    // They want another machine, or what is not there everywhere.
+    const NOT_HERE: [&str; 3] = ["--engine qemu", "--format rtit", "corpus/"];
+    let scratch = Scratch::new();
+    let source = scratch.write("server.c", SERVER);
+    if scratch.compile(&source, &["-O1", "-static"]).is_none() {
+        return;
+    }
+    scratch.write(
+        "notes.txt",
+        "A few words, of which there are some more.\n".repeat(50),
+    );
+    let mut count = 0;
+    for block in blocks(&page("README.md")) {
+        if block.info.first().is_none_or(|info| info != "sh") {
+            continue;
+        }
+        for line in block.text.lines() {
+            let command = line.split(" #").next().unwrap_or_default();
+            let is_here = !NOT_HERE.iter().any(|words| command.contains(words));
+            if !(command.starts_with("cofi ") && is_here) {
+                continue;
+            }
+            let _ = std::fs::remove_file(scratch.path("notes.txt.gz"));
+            let said = shell(&format!("{command}; echo \"status $?\""), &scratch.path(""));
+            let status = said
+                .lines()
+                .next_back()
+                .and_then(|last| last.strip_prefix("status "));
+            let wanted = if command.contains("./server") {
+                "139"
+            } else {
+                "0"
+            };
+            assert_eq!(status, Some(wanted), "{command}:\n{said}");
+            count += 1;
+        }
+    }
+    assert!(count > 8, "{count} commands");
+}
+
 /// The packets that the examples of one format have.
 fn shown(page: &str, format: &str) -> Vec<String> {
     blocks(page)

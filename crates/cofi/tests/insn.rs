@@ -176,14 +176,21 @@ fn a_part_by_time_offset_and_address() {
     let plain = ran(&[], &recorded.data).stdout;
     for cut in [1, 17, 1000, 2345, 4096, 1_u64 << 40] {
         let point = format!("offset:{cut:#x}");
-        let before = ran(&["--to", &point], &recorded.data).stdout;
+        let before = run(cofi()
+            .args(["insn", "--json", "--to", &point])
+            .arg(&recorded.data));
         let after = run(cofi()
             .args(["insn", "--json", "--from", &point])
             .arg(&recorded.data));
-        assert!([&before[..], &after.stdout].concat() == plain, "{point}");
+        assert!(
+            [&before.stdout[..], &after.stdout].concat() == plain,
+            "{point}"
+        );
         // Nothing is there: said, but no error.
-        assert_eq!(after.stderr.is_empty(), cut != 1 << 40, "{}", after.stderr);
-        assert_eq!(after.code(), 0);
+        for ran in [before, after] {
+            assert_eq!(ran.stderr.is_empty(), cut != 1 << 40, "{}", ran.stderr);
+            assert_eq!(ran.code(), 0);
+        }
     }
     let middle = instructions(all)[instructions(all).len() / 2];
     let point = format!("ip:{middle}");

@@ -120,7 +120,7 @@ fn a_program_without_a_name() {
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     assert!(
         ran.stderr
-            .contains("cofi: 1 programs were started that could not"),
+            .contains("cofi: 1 program was started that could not"),
         "{}",
         ran.stderr
     );

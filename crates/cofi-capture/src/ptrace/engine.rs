@@ -124,6 +124,10 @@ pub(super) struct Process {
     pub(super) ignores_trap: bool,
     /// Another process can write its memory.
     pub(super) shares_memory: bool,
+    /// The signal that ends it has been reported.
+    pub(super) has_fatal_signal: bool,
+    /// Where its first thread was when that ended.
+    pub(super) first_ended_at: Option<u64>,
 }
 
 pub(super) struct Engine<'o> {
@@ -408,6 +412,9 @@ impl Engine<'_> {
         let orphans: Vec<Pid> = self.early.keys().copied().collect();
         for orphan in orphans {
             self.born(orphan, tid, Sharing::Shared)?;
+        }
+        if let Outcome::Signaled(number) = how {
+            self.killed(tid, number);
         }
         self.end_thread(tid);
         if tid == self.leader {

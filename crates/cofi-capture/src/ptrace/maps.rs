@@ -228,9 +228,48 @@ pub(super) fn tracer_of(tid: Pid) -> Option<Pid> {
 
 /// Whether a process ignores SIGTRAP.
 pub(super) fn ignores_trap(pid: Pid) -> bool {
-    status(pid, "SigIgn")
+    is_in(pid, "SigIgn", libc::SIGTRAP)
+}
+
+/// Whether a signal is in one of the masks of /proc/TID/status.
+fn is_in(tid: Pid, mask: &str, signal: i32) -> bool {
+    status(tid, mask)
         .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
-        .is_some_and(|mask| mask >> (libc::SIGTRAP - 1) & 1 != 0)
+        .is_some_and(|mask| mask >> (signal - 1) & 1 != 0)
+}
+
+/// What a signal that is about to be delivered does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Action {
+    /// It ends the process.
+    Ends,
+    /// A handler runs.
+    Handled,
+    /// Nothing, or it stops the process for a while.
+    Nothing,
+}
+
+/// What a signal does that is about to be delivered to a thread.
+pub(super) fn action(tid: Pid, signal: i32) -> Action {
+    if is_in(tid, "SigCgt", signal) {
+        return Action::Handled;
+    }
+    let is_harmless = matches!(
+        signal,
+        libc::SIGCHLD
+            | libc::SIGCONT
+            | libc::SIGURG
+            | libc::SIGWINCH
+            | libc::SIGSTOP
+            | libc::SIGTSTP
+            | libc::SIGTTIN
+            | libc::SIGTTOU
+    );
+    if is_harmless || is_in(tid, "SigIgn", signal) {
+        Action::Nothing
+    } else {
+        Action::Ends
+    }
 }
 
 /// Reads up to `len` bytes at `start`, as far as they can be read.

@@ -25,4 +25,4 @@ pub use engine::{run, run_by};
 pub(crate) use maps::{is_shared as is_shared_mapping, parse as parse_mapping};
 
 pub use launch::{Command, EngineError, Options, Outcome, Stops, Target};
-pub use trial::{BreakpointStop, breakpoint_stop};
+pub use trial::{BreakpointStop, breakpoint_stop, possible_stops};

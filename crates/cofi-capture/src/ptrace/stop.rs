@@ -2,12 +2,14 @@
 
 use super::cursor::Stepped;
 use super::engine::{Engine, unless_gone};
+use super::maps::{self, Action};
 use super::mask;
+use super::sys::TRAP_FLAG;
 use super::sys::{self, EVENT_STOP, RESUME_FLAG, Regs, Resume};
 use super::syscall::{Effect, Table, effect, sharing, was_refused_to_trace};
 use super::thread::{At, Thread, is_restart, r11_shows_step};
-use super::{maps, sys::TRAP_FLAG};
-use crate::{Change, Notice, Pid, ProcessCause};
+use crate::{Change, Notice, Pid, ProcessCause, Signal};
+use cofi_packet::Ip;
 use libc::c_int;
 use std::io;
 
@@ -48,6 +50,9 @@ impl Engine<'_> {
             libc::PTRACE_EVENT_EXEC => self.executed(tid, &regs),
             libc::PTRACE_EVENT_EXIT => {
                 self.in_system_call(tid, &regs)?;
+                if let Some(process) = self.processes.get_mut(&tid) {
+                    process.first_ended_at = Some(regs.rip);
+                }
                 if let Some(mut cursor) = self.cursor(tid) {
                     if let At::User(next) = cursor.thread.at {
                         cursor.interrupted_at(next.ip);
@@ -247,7 +252,10 @@ impl Engine<'_> {
             Stepped::SystemCall(table) => self.system_call_done(tid, table, regs),
             Stepped::Interrupt => {
                 // INT1; the others raise signals that do not look like a step.
-                cursor.prepare(&regs);
+                self.report_signal(tid, libc::SIGTRAP, &regs)?;
+                if let Some(mut cursor) = self.cursor(tid) {
+                    cursor.prepare(&regs);
+                }
                 self.go_on(tid, libc::SIGTRAP)
             }
             Stepped::Retired | Stepped::Lost => {
@@ -255,6 +263,7 @@ impl Engine<'_> {
                 if own_trap && code == TRAP_TRACE {
                     // What the program has asked for.
                     cursor.interrupted_at(regs.rip);
+                    self.report_signal(tid, libc::SIGTRAP, &regs)?;
                     return self.go_on(tid, libc::SIGTRAP);
                 }
                 self.go_on(tid, 0)
@@ -312,6 +321,9 @@ impl Engine<'_> {
     fn signaled(&mut self, tid: Pid, signal: c_int, fault: bool, regs: &Regs) -> io::Result<()> {
         if let Some(mut cursor) = self.cursor(tid) {
             cursor.signaled(regs, fault)?;
+        }
+        self.report_signal(tid, signal, regs)?;
+        if let Some(mut cursor) = self.cursor(tid) {
             if let At::Kernel(table) = cursor.thread.at {
                 hide_in_r11(tid, cursor.thread, table, regs)?;
             }
@@ -321,6 +333,50 @@ impl Engine<'_> {
             }
         }
         self.go_on(tid, signal)
+    }
+
+    /// Reports a signal at whose delivery a thread has stopped, unless it does nothing.
+    fn report_signal(&mut self, tid: Pid, number: c_int, regs: &Regs) -> io::Result<()> {
+        let action = match number {
+            0 => Action::Nothing,
+            _ => maps::action(tid, number),
+        };
+        if action == Action::Nothing {
+            return Ok(());
+        }
+        let info = sys::signal_info(tid as i32)?;
+        let is_fatal = action == Action::Ends;
+        let process = self.threads.get(&tid).map(|thread| thread.pid);
+        if let Some(process) = process.and_then(|pid| self.processes.get_mut(&pid)) {
+            process.has_fatal_signal |= is_fatal;
+        }
+        let signal = Signal {
+            number: number as u32,
+            code: info.code(),
+            ip: Some(Ip(regs.rip)),
+            address: info.address(),
+            is_fatal,
+        };
+        self.observer.signal(tid, signal);
+        Ok(())
+    }
+
+    /// A signal has ended a thread; the first thread of a process is told of last. Of SIGKILL there is no stop before.
+    pub(super) fn killed(&mut self, tid: Pid, number: c_int) {
+        let Some(process) = self.processes.get_mut(&tid) else {
+            return;
+        };
+        if std::mem::replace(&mut process.has_fatal_signal, true) {
+            return;
+        }
+        let signal = Signal {
+            number: number as u32,
+            code: 0,
+            ip: process.first_ended_at.map(Ip),
+            address: None,
+            is_fatal: true,
+        };
+        self.observer.signal(tid, signal);
     }
 
     /// `execve` has replaced the process; `tid` is its only thread now.

@@ -51,6 +51,23 @@ impl SigInfo {
     pub(crate) fn code(&self) -> c_int {
         self.0.si_code
     }
+
+    /// The address that the signal is about, if it has one.
+    pub(crate) fn address(&self) -> Option<u64> {
+        // SAFETY: of these signals, raised by an instruction, the kernel has set the address.
+        crate::Signal::has_address(self.0.si_signo, self.0.si_code)
+            .then(|| unsafe { self.0.si_addr() }.addr() as u64)
+    }
+
+    /// The process that sent the signal, of one that a process sent.
+    pub(crate) fn sender(&self) -> Option<pid_t> {
+        // SAFETY: of a signal sent by kill, tgkill or sigqueue, the kernel has set the sender.
+        matches!(
+            self.0.si_code,
+            libc::SI_USER | libc::SI_TKILL | libc::SI_QUEUE
+        )
+        .then(|| unsafe { self.0.si_pid() })
+    }
 }
 
 impl std::fmt::Debug for SigInfo {

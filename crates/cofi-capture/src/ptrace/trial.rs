@@ -2,6 +2,7 @@
 //!
 //! The kernel may refuse them, and a hypervisor may let them be set and not fire.
 
+use super::launch::Stops;
 use super::sys::{self, RESUME_FLAG, Regs, Resume, Status};
 use libc::{c_int, pid_t};
 use std::io;
@@ -47,6 +48,14 @@ pub fn breakpoint_stop() -> io::Result<BreakpointStop> {
 pub(super) fn breakpoints_work() -> bool {
     static WORK: OnceLock<bool> = OnceLock::new();
     *WORK.get_or_init(|| matches!(breakpoint_stop(), Ok(BreakpointStop::Works)))
+}
+
+/// Where the engine stops a program on this machine, if it is to stop so.
+pub fn possible_stops(wanted: Stops) -> Stops {
+    match wanted {
+        Stops::Branches if breakpoints_work() => Stops::Branches,
+        _ => Stops::Instructions,
+    }
 }
 
 fn attempt(child: pid_t) -> io::Result<BreakpointStop> {

@@ -4,6 +4,7 @@
 //! before the new program's first instruction, the tracer makes it execute QEMU instead, with the program's own
 //! arguments. So the kernel itself has found the file, read the script's first line, and refused what it refuses.
 
+use super::death::{Death, Deaths};
 use super::exec::{Becoming, Next, can_become};
 use super::launch::Qemu;
 use crate::ptrace::sys::{self, CALL_STOP, Dispositions, EVENT_STOP, Resume, Status};
@@ -72,6 +73,8 @@ pub(super) struct Gone {
     pub(super) pid: Pid,
     /// Children that had not told of themselves at that time: of these it may be the parent, whose blocks they have.
     pub(super) unborn: BTreeSet<Pid>,
+    /// The signal that ended it, if one did.
+    pub(super) death: Option<Death>,
 }
 
 impl News {
@@ -170,6 +173,7 @@ fn follow_to_the_end(
         news,
         becoming: BTreeMap::new(),
         native: BTreeSet::new(),
+        deaths: Deaths::default(),
     };
     let mut started = false;
     let mut outcome = None;
@@ -209,12 +213,18 @@ fn follow_to_the_end(
             Status::Exited(_) | Status::Signaled(_) => {
                 follower.becoming.remove(&tid);
                 follower.native.remove(&tid);
+                let signal = match status {
+                    Status::Signaled(signal) => Some(signal),
+                    _ => None,
+                };
+                let death = follower.deaths.ended(tid, signal);
                 let mut lives = news.lives();
                 lives.unborn.remove(&(tid as Pid));
                 lives.starting.remove(&(tid as Pid));
                 let gone = Gone {
                     pid: tid as Pid,
                     unborn: lives.unborn.clone(),
+                    death,
                 };
                 lives.gone.push(gone);
             }
@@ -233,6 +243,7 @@ struct Follower<'a> {
     becoming: BTreeMap<pid_t, Becoming>,
     /// Processes that run without QEMU.
     native: BTreeSet<pid_t>,
+    deaths: Deaths,
 }
 
 impl Follower<'_> {
@@ -249,7 +260,10 @@ impl Follower<'_> {
                 }
                 sys::resume(tid, if goes_on { Resume::Call } else { Resume::Run }, 0)
             }
-            0 => sys::resume(tid, Resume::Run, signal),
+            0 => {
+                self.deaths.stopped(tid, signal);
+                sys::resume(tid, Resume::Run, signal)
+            }
             EVENT_STOP
                 if matches!(
                     signal,
@@ -330,7 +344,7 @@ impl Follower<'_> {
 }
 
 /// The process of a thread; of one that is gone its own number.
-fn process_of(tid: pid_t) -> pid_t {
+pub(super) fn process_of(tid: pid_t) -> pid_t {
     let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
     let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
     process

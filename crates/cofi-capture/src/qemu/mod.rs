@@ -5,6 +5,7 @@
 //! retired.
 
 mod blocks;
+mod death;
 mod exec;
 mod follow;
 mod isa;
@@ -25,6 +26,7 @@ use crate::{Change, Notice, Observer, Pid, ProcessCause};
 use blocks::Blocks;
 use cofi_packet::Ip;
 use cofi_qemu_plugin::layout::{self, BlockHead, record};
+use death::Death;
 use follow::{Gone, News};
 use shared::{Presence, Shared};
 use std::collections::BTreeMap;
@@ -188,7 +190,7 @@ impl Engine<'_> {
                 before.unborn.remove(&process.pid);
             }
             if self.processes.contains_key(&process.pid) {
-                self.end_threads(process.pid, false);
+                self.end_threads(process.pid, false, process.death);
                 self.gone.push(process);
             }
         }
@@ -257,7 +259,7 @@ impl Engine<'_> {
         let cause = if let Some((parent, inherited)) = parent {
             // If another one had the number before, that is over.
             if self.processes.contains_key(&pid) {
-                self.end_threads(pid, false);
+                self.end_threads(pid, false, None);
             }
             self.catch_up(parent, inherited);
             if let Some(parent) = self.processes.get(&parent) {
@@ -289,14 +291,14 @@ impl Engine<'_> {
     /// A process has executed another program: its threads are gone but for the one that goes on under the process's own
     /// number, if that was traced.
     fn end_program(&mut self, pid: Pid) -> Option<Pid> {
-        let goes_on = self.end_threads(pid, true);
+        let goes_on = self.end_threads(pid, true, None);
         self.processes.remove(&pid);
         goes_on
     }
 
-    /// Takes what a process that runs no more has told, and ends its threads. If it `goes_on` with another program, the one of
-    /// the process's own number does, which is returned.
-    fn end_threads(&mut self, pid: Pid, goes_on: bool) -> Option<Pid> {
+    /// Takes what a process that runs no more has told, and ends its threads, the one that it died of, or its first, last. If it
+    /// `goes_on` with another program, the one of the process's own number does, which is returned.
+    fn end_threads(&mut self, pid: Pid, goes_on: bool, death: Option<Death>) -> Option<Pid> {
         let process = self.processes.get_mut(&pid)?;
         while process.turn(
             self.observer,
@@ -307,9 +309,21 @@ impl Engine<'_> {
         {}
         self.unknown.untraced += u64::from(process.shared.take_untraced());
         let mut first = None;
-        for (_, mut thread) in std::mem::take(&mut process.threads) {
+        let mut threads: Vec<Thread> = std::mem::take(&mut process.threads).into_values().collect();
+        let last = death.map_or(pid, |death| death.tid);
+        threads.sort_by_key(|thread| (thread.tid == last, thread.tid == pid));
+        let count = threads.len();
+        for (i, mut thread) in threads.into_iter().enumerate() {
             // Of a thread that another one's exec, or a signal, has killed, the last block is not known.
-            let whole = thread.end(self.observer, &mut process.blocks);
+            let whole = match death {
+                Some(death) if i + 1 == count => {
+                    let ip = (thread.tid == death.tid).then_some(death.ip).flatten();
+                    let (ip, whole) = thread.die(self.observer, &mut process.blocks, ip);
+                    self.observer.signal(thread.tid, death.signal(ip));
+                    whole
+                }
+                _ => thread.end(self.observer, &mut process.blocks),
+            };
             self.unknown.cut += u64::from(!whole);
             self.unknown.unexplained += thread.unexplained;
             if goes_on && thread.tid == pid && whole {
@@ -457,12 +471,14 @@ impl Process {
                         observer.thread_exit(self.pid, thread.tid);
                     }
                 }
-                (record::SIGNAL, [low, high, number, signal_code]) => {
-                    if let Some(thread) = &mut thread {
+                (record::SIGNAL, [ip @ .., number, signal_code, low, high]) => {
+                    if let (Some(thread), [ip_low, ip_high]) = (&mut thread, ip) {
+                        let whole = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
                         thread.signal(Signal {
-                            ip: Ip(u64::from(*low) | u64::from(*high) << 32),
+                            ip: Ip(whole(*ip_low, *ip_high)),
                             number: *number,
                             code: *signal_code as i32,
+                            address: whole(*low, *high),
                         });
                     }
                 }

@@ -8,6 +8,7 @@ use crate::runs::Block;
 use crate::{Entry, Observer, Pid, Step};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip};
+use cofi_qemu_plugin::layout::record;
 
 /// A signal whose handler is about to run.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +17,8 @@ pub(super) struct Signal {
     pub(super) ip: Ip,
     pub(super) number: u32,
     pub(super) code: i32,
+    /// What stands in the place of `si_addr`.
+    pub(super) address: u64,
 }
 
 impl Signal {
@@ -26,6 +29,19 @@ impl Signal {
             libc::SIGILL | libc::SIGBUS | libc::SIGFPE | libc::SIGSEGV | libc::SIGTRAP
         );
         by_instruction && self.code > 0
+    }
+
+    /// As it is reported: a handler runs.
+    fn reported(&self) -> crate::Signal {
+        let is_code_known = self.code as u32 != record::NO_CODE;
+        let has_address = crate::Signal::has_address(self.number as i32, self.code);
+        crate::Signal {
+            number: self.number,
+            code: if is_code_known { self.code } else { 0 },
+            ip: Some(self.ip),
+            address: has_address.then_some(self.address),
+            is_fatal: false,
+        }
     }
 }
 
@@ -106,6 +122,7 @@ impl Thread {
         match signal {
             Some(signal) => {
                 self.interrupted(observer, before, steps, signal);
+                observer.signal(self.tid, signal.reported());
                 observer.resume_user(self.tid, start, ExecMode::Bits64);
             }
             None => self.completed(observer, before, steps, block),
@@ -226,6 +243,29 @@ impl Thread {
             let next = steps.get(i + 1).map_or(next, |step| step.ip);
             observer.retired(self.tid, step.ip, &step.insn, next);
         }
+    }
+
+    /// A signal has ended the thread, perhaps at `ip`. Where that was, as far as its last block agrees, and whether that is known.
+    pub(super) fn die(
+        &mut self,
+        observer: &mut dyn Observer,
+        blocks: &Blocks,
+        ip: Option<Ip>,
+    ) -> (Option<Ip>, bool) {
+        let steps = self.entered.and_then(|number| blocks.get(number));
+        let steps = steps.map_or(&[][..], |(_, steps)| steps);
+        if self.in_system_call {
+            let after = |last: &Step| last.insn.next_ip(last.ip, ExecMode::Bits64);
+            return (steps.last().map(after), self.end(observer, blocks));
+        }
+        let Some(place) = ip.and_then(|ip| steps.iter().position(|step| step.ip == ip)) else {
+            return (None, self.end(observer, blocks));
+        };
+        let from = steps[place].ip;
+        self.entered = None;
+        self.retire(observer, &steps[..place], from);
+        observer.enter_kernel(self.tid, Entry::Event { from });
+        (Some(from), true)
     }
 
     /// The thread has ended. In a system call, as most do, or else somewhere in its last block: of that nothing is told.

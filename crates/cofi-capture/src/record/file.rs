@@ -2,7 +2,8 @@
 
 use super::settings::{CORE_BUS_RATIO, RecordError, Settings};
 use super::thread::{Thread, VirtualClock};
-use cofi_packet::Tsc;
+use crate::Signal;
+use cofi_packet::{StreamOffset, Tsc};
 use cofi_perf::{AuxFlags, Mmap2, Options, PerfTime, Remark, Task, TimeConv, WriteError, Writer};
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -113,6 +114,23 @@ impl TraceFile {
 
     pub(super) fn exit(&mut self, task: Task, clock: VirtualClock) -> Result<(), RecordError> {
         let result = self.writer.exit(task, time(clock.tsc()));
+        self.check(result)
+    }
+
+    /// Reports a signal, at the place that the thread's stream has reached.
+    pub(super) fn signal(&mut self, thread: &Thread, signal: &Signal) -> Result<(), RecordError> {
+        let remark = Remark::Signal(cofi_perf::Signal {
+            pid: thread.pid,
+            tid: thread.tid,
+            index: thread.index,
+            offset: StreamOffset(thread.stream_len()),
+            signal: signal.number,
+            code: signal.code,
+            ip: signal.ip.map(|ip| ip.0),
+            address: signal.address,
+            is_fatal: signal.is_fatal,
+        });
+        let result = self.writer.remark(&remark);
         self.check(result)
     }
 

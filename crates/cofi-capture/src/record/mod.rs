@@ -11,7 +11,9 @@ pub use settings::{RecordError, Settings};
 pub use truth::{Truth, TruthStream};
 
 use crate::notice::Notices;
-use crate::{Entry, Mapping, Notice, Observer, Pid, ProcessCause, Runs, SavedCode};
+use crate::{
+    Entry, Mapping, Notice, Observer, Pid, ProcessCause, Runs, SavedCode, Signal,
+};
 use code::SavedFiles;
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
@@ -380,6 +382,23 @@ impl Observer for Recorder {
             self.truth(tid, ip);
         }
         self.after_step(tid);
+    }
+
+    fn signal(&mut self, tid: Pid, signal: Signal) {
+        let clock = self.clock;
+        let Some(thread) = self.threads.get_mut(tid) else {
+            return;
+        };
+        // Where its last block ended is not known: what it ran before stands before the signal all the same.
+        let in_user = thread.in_user();
+        if in_user {
+            thread.mark_begin(clock);
+        }
+        let result = self.file.signal(thread, &signal);
+        if in_user && !signal.is_fatal {
+            thread.mark_end(clock);
+        }
+        self.keep(result);
     }
 
     fn has_failed(&self) -> bool {

@@ -24,6 +24,7 @@ const AUX: u64 = 1 << 20;
 pub mod kind {
     pub const LOST: u32 = 2;
     pub const COMM: u32 = 3;
+    pub const FORK: u32 = 7;
     pub const SAMPLE: u32 = 9;
     pub const MMAP2: u32 = 10;
     pub const AUX: u32 = 11;

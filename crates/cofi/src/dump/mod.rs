@@ -77,7 +77,7 @@ impl Dump<'_> {
     fn session<F: Known>(&mut self, session: &Session<'_>, outside: F::Context) -> Result<()> {
         let filter = Filter::new::<F>(&self.args.filter)?;
         self.errors = input::report(session);
-        let several = session.streams().len() > 1;
+        let is_one = session.streams().len() <= 1;
         for stream in session.streams() {
             let bytes = stream.bytes();
             // No packet is made of two halves between which something is missing.
@@ -86,26 +86,25 @@ impl Dump<'_> {
                 let bytes = bytes.get(..upto).unwrap_or(bytes);
                 Packets::<F>::starting_at(bytes, part.start).in_context(outside)
             });
-            self.stream(packets, bytes, &filter, several.then_some(stream))?;
+            self.stream(packets, bytes, &filter, stream, is_one)?;
         }
         Ok(())
     }
 
-    /// Prints one stream; `stream` is given where there are several.
+    /// Prints one stream, which may be the only one.
     fn stream<F: Known>(
         &mut self,
         packets: impl Iterator<Item = Item<F>>,
         bytes: &[u8],
         filter: &Filter,
-        stream: Option<&Stream<'_>>,
+        stream: &Stream<'_>,
+        is_one: bool,
     ) -> Result<()> {
-        if let Some(stream) = stream
-            && !self.args.json
-        {
+        if !is_one && !self.args.json {
             writeln!(self.out, "; {}", input::title(stream))?;
         }
         if self.args.stats {
-            self.stats(packets, stream)
+            self.stats(packets, stream, is_one)
         } else {
             self.list(packets, bytes, filter, stream)
         }
@@ -116,7 +115,7 @@ impl Dump<'_> {
         packets: impl Iterator<Item = Item<F>>,
         bytes: &[u8],
         filter: &Filter,
-        stream: Option<&Stream<'_>>,
+        stream: &Stream<'_>,
     ) -> Result<()> {
         let from = self.args.offset.unwrap_or(0);
         let mut left = self.args.count.unwrap_or(u64::MAX);
@@ -146,9 +145,7 @@ impl Dump<'_> {
             left -= 1;
             if self.args.json {
                 objects::describe(&item, listed.as_ref(), name, &mut self.line);
-                if let Some(stream) = stream {
-                    input::tag(stream, &mut self.line);
-                }
+                input::tag(stream, &mut self.line);
                 self.out.write_all(self.line.end())?;
             } else {
                 self.text
@@ -161,7 +158,8 @@ impl Dump<'_> {
     fn stats<F: Known>(
         &mut self,
         packets: impl Iterator<Item = Item<F>>,
-        stream: Option<&Stream<'_>>,
+        stream: &Stream<'_>,
+        is_one: bool,
     ) -> Result<()> {
         let mut stats = Stats::<F>::new();
         for item in packets {
@@ -170,13 +168,11 @@ impl Dump<'_> {
         }
         if self.args.json {
             stats.describe(&mut self.line);
-            if let Some(stream) = stream {
-                input::tag(stream, &mut self.line);
-            }
+            input::tag(stream, &mut self.line);
             self.out.write_all(self.line.end())?;
         } else {
             stats.print(&mut self.out)?;
-            if stream.is_some() {
+            if !is_one {
                 writeln!(self.out)?;
             }
         }

@@ -243,10 +243,10 @@ impl<F: Known> Stats<F> {
         if sent.count > 0 {
             write!(
                 out,
-                " in {} bytes, {} of the {} bytes that they have",
-                grouped(sent.bytes),
+                " in {}, {} of the {} that they have",
+                counted(sent.bytes, "byte"),
                 percent(sent.bytes, sent.count * F::IP_BYTES),
-                grouped(sent.count * F::IP_BYTES),
+                counted(sent.count * F::IP_BYTES, "byte"),
             )?;
         }
         writeln!(out, "; {} suppressed", grouped(suppressed))?;

@@ -242,7 +242,9 @@ fn compared(want: &[Shown], got: &[Shown]) -> String {
         };
         let _ = writeln!(
             told,
-            "  {same} lines are the same\n- {}\n+ {}",
+            "  {} {} the same\n- {}\n+ {}",
+            cofi_packet::counted(same as u64, "line"),
+            cofi_packet::agreeing(same as u64, "is", "are"),
             of(want),
             of(got)
         );

@@ -204,12 +204,8 @@ impl Exam {
             .find_map(|line| line.strip_prefix("cofi: verified: "))
             .with_context(|| format!("nothing was verified: {words}"))?
             .to_owned();
-        let (mut mine, instructions) = self.by_cofi()?;
+        let (mine, instructions) = self.by_cofi()?;
         let perfs = self.by_perf()?;
-        // Of a file with one thread Cofi does not say which.
-        if let (Some(list), [tid]) = (mine.remove(&0), &*perfs.keys().collect::<Vec<_>>()) {
-            mine.insert(**tid, list);
-        }
         let threads = instructions.len();
         ensure!(
             threads >= program.threads,

@@ -1,0 +1,200 @@
+//! The functions that ran, each once however its code is laid out.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cofi_image::{CodeFile, Place};
+use cofi_insn::advance;
+use cofi_packet::{ExecMode, Ip};
+
+use crate::summary::{FileCount, FunctionCount};
+
+/// A function, as told from others.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum FunctionKey {
+    /// What it belongs to, and its first address there.
+    At(Option<PathBuf>, Option<u64>),
+    /// Of code that a process generated, wherever its pieces are: what it belongs to, and its name.
+    Generated(PathBuf, String),
+    /// Code that a process generated and did not name: the process, and where.
+    Unnamed(u32, u64),
+}
+
+/// What generated code belongs to, as [`FunctionCount::file`] has it.
+const GENERATED: &str = "[generated]";
+
+/// Pieces of generated code that are no further apart are taken for those of one mapping, whose code was saved where it ran.
+const APART: u64 = 1 << 16;
+
+/// The process and the address that the recorder's name for a saved piece of code tells: `FILE.code/NUMBER-PID-ADDRESS.code`.
+fn saved_piece(path: &Path) -> Option<(u32, u64)> {
+    let folder = path.parent()?.extension()?;
+    if folder != "code" || path.extension()? != "code" {
+        return None;
+    }
+    let mut words = path.file_stem()?.to_str()?.split('-').skip(1);
+    let pid = words.next()?.parse().ok()?;
+    let address = u64::from_str_radix(words.next()?, 16).ok()?;
+    Some((pid, address))
+}
+
+/// The functions seen.
+#[derive(Debug, Default)]
+pub(crate) struct Functions {
+    numbers: HashMap<FunctionKey, usize>,
+    list: Vec<(FunctionKey, FunctionCount)>,
+    /// The file looked at last, since code stays in one for long.
+    last: Option<(Arc<CodeFile>, Option<u64>, usize)>,
+}
+
+impl Functions {
+    /// The functions in which the instructions of a run lie.
+    pub(crate) fn parts(
+        &mut self,
+        mut ip: Ip,
+        lens: &[u8],
+        mode: ExecMode,
+        mut place: impl FnMut(Ip) -> Option<Place>,
+    ) -> Vec<(usize, u32, bool)> {
+        let mut parts: Vec<(usize, u32, bool)> = Vec::new();
+        for len in lens {
+            let (function, first) = self.function(place(ip));
+            match parts.last_mut() {
+                Some((last, count, _)) if *last == function && !first => *count += 1,
+                _ => parts.push((function, 1, first)),
+            }
+            ip = advance(ip, *len, mode);
+        }
+        parts
+    }
+
+    /// The function there, and whether this is its first instruction.
+    fn function(&mut self, place: Option<Place>) -> (usize, bool) {
+        let symbol = place.as_ref().and_then(Place::symbol);
+        let start = symbol.map(|symbol| symbol.start);
+        let first = symbol.is_some_and(|symbol| symbol.offset == 0);
+        if let (Some(place), Some((file, address, function))) = (&place, &self.last)
+            && Arc::ptr_eq(file, &place.file)
+            && *address == start
+        {
+            return (*function, first);
+        }
+        let path = place.as_ref().map(|place| place.owner().to_owned());
+        let is_elf = place
+            .as_ref()
+            .is_none_or(|place| !place.file.segments().is_empty());
+        let piece = path.as_deref().filter(|_| !is_elf).and_then(saved_piece);
+        let key = match (&path, symbol, piece) {
+            (Some(path), Some(symbol), piece) if !is_elf => {
+                let owner = piece.map_or_else(|| path.clone(), |_| GENERATED.into());
+                FunctionKey::Generated(owner, symbol.name.to_owned())
+            }
+            (_, None, Some((pid, address))) => FunctionKey::Unnamed(pid, address),
+            _ => FunctionKey::At(path.clone(), start),
+        };
+        let name = || match (&symbol, &path) {
+            (Some(symbol), _) => symbol.demangled(),
+            (None, Some(path)) => path.display().to_string(),
+            (None, None) => "[unmapped]".into(),
+        };
+        let function = self.number(key, name);
+        self.last = place
+            .as_ref()
+            .map(|place| (place.file.clone(), start, function));
+        (function, first)
+    }
+
+    fn number(&mut self, key: FunctionKey, name: impl FnOnce() -> String) -> usize {
+        let next = self.list.len();
+        let number = *self.numbers.entry(key.clone()).or_insert(next);
+        if number == next {
+            let (file, address) = match &key {
+                FunctionKey::At(file, address) => (file.clone(), *address),
+                FunctionKey::Generated(owner, _) => (Some(owner.clone()), None),
+                FunctionKey::Unnamed(..) => (Some(GENERATED.into()), None),
+            };
+            let count = FunctionCount {
+                name: name(),
+                file,
+                address,
+                is_named: !matches!(key, FunctionKey::At(_, None) | FunctionKey::Unnamed(..)),
+                instructions: 0,
+                entries: 0,
+            };
+            self.list.push((key, count));
+        }
+        number
+    }
+
+    pub(crate) fn count(&mut self, function: usize, instructions: u64, entries: u64) {
+        if let Some((_, function)) = self.list.get_mut(function) {
+            function.instructions += instructions;
+            function.entries += entries;
+        }
+    }
+
+    pub(crate) fn merge(&mut self, other: Functions) {
+        for (key, function) in other.list {
+            let number = self.number(key, || function.name.clone());
+            self.count(number, function.instructions, function.entries);
+        }
+    }
+
+    /// Functions and files, most instructions first.
+    pub(crate) fn finish(self) -> (Vec<FunctionCount>, Vec<FileCount>) {
+        let mut functions = joined(self.list);
+        let mut by_file: HashMap<&PathBuf, u64> = HashMap::new();
+        for function in &functions {
+            if let Some(file) = &function.file {
+                *by_file.entry(file).or_default() += function.instructions;
+            }
+        }
+        let mut files: Vec<FileCount> = by_file
+            .into_iter()
+            .map(|(file, instructions)| FileCount {
+                file: file.clone(),
+                instructions,
+            })
+            .collect();
+        files.sort_by(|a, b| (b.instructions, &a.file).cmp(&(a.instructions, &b.file)));
+        functions.sort_by(|a, b| {
+            (b.instructions, &a.file, a.address).cmp(&(a.instructions, &b.file, b.address))
+        });
+        (functions, files)
+    }
+}
+
+/// Functions, with pieces of generated code that has no name put together where they belong to one mapping.
+fn joined(list: Vec<(FunctionKey, FunctionCount)>) -> Vec<FunctionCount> {
+    let mut functions = Vec::new();
+    let mut pieces: Vec<(u32, u64, FunctionCount)> = Vec::new();
+    for (key, function) in list {
+        match key {
+            FunctionKey::Unnamed(pid, address) => pieces.push((pid, address, function)),
+            _ => functions.push(function),
+        }
+    }
+    pieces.sort_by_key(|(pid, address, _)| (*pid, *address));
+    let mut last: Option<(u32, u64)> = None;
+    for (pid, address, piece) in pieces {
+        let goes_on = last.is_some_and(|(of, at)| of == pid && address - at <= APART);
+        last = Some((pid, address));
+        match functions.last_mut() {
+            Some(whole) if goes_on => {
+                let FunctionCount {
+                    instructions,
+                    entries,
+                    ..
+                } = piece;
+                whole.instructions += instructions;
+                whole.entries += entries;
+            }
+            _ => functions.push(FunctionCount {
+                name: format!("code of process {pid} from {address:#x} on"),
+                ..piece
+            }),
+        }
+    }
+    functions
+}
