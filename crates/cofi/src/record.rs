@@ -243,6 +243,8 @@ fn tell(unknown: Unknown) {
     );
     say(
         unknown.shared_code,
+        "process ran code in shared memory: QEMU does not notice what is written through another mapping of it, and goes on \
+         with the code that it knows (see docs/engines.md)",
         "processes ran code in shared memory: QEMU does not notice what is written through another mapping of it, and goes on \
          with the code that it knows (see docs/engines.md)",
     );

@@ -249,14 +249,18 @@ impl Thread {
     pub(super) fn die(
         &mut self,
         observer: &mut dyn Observer,
-        blocks: &Blocks,
+        blocks: &mut Blocks,
         ip: Option<Ip>,
     ) -> (Option<Ip>, bool) {
-        let steps = self.entered.and_then(|number| blocks.get(number));
-        let steps = steps.map_or(&[][..], |(_, steps)| steps);
+        let Some(number) = self.entered else {
+            return (None, true);
+        };
+        blocks.tell(observer, self.pid, number);
+        let steps = blocks.get(number).map_or(&[][..], |(_, steps)| steps);
         if self.in_system_call {
             let after = |last: &Step| last.insn.next_ip(last.ip, ExecMode::Bits64);
-            return (steps.last().map(after), self.end(observer, blocks));
+            let ip = steps.last().map(after);
+            return (ip, self.end(observer, blocks));
         }
         let Some(place) = ip.and_then(|ip| steps.iter().position(|step| step.ip == ip)) else {
             return (None, self.end(observer, blocks));

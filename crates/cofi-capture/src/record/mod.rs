@@ -11,9 +11,7 @@ pub use settings::{RecordError, Settings};
 pub use truth::{Truth, TruthStream};
 
 use crate::notice::Notices;
-use crate::{
-    Entry, Mapping, Notice, Observer, Pid, ProcessCause, Runs, SavedCode, Signal,
-};
+use crate::{Entry, Mapping, Notice, Observer, Pid, ProcessCause, Runs, SavedCode, Signal};
 use code::SavedFiles;
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
