@@ -81,9 +81,10 @@ impl Functions {
             return (*function, first);
         }
         let path = place.as_ref().map(|place| place.owner().to_owned());
-        let is_elf = place
-            .as_ref()
-            .is_none_or(|place| !place.file.segments().is_empty());
+        // What the kernel's own list names keeps its place: different functions of it share names.
+        let is_elf = place.as_ref().is_none_or(|place| {
+            !place.file.segments().is_empty() || place.owner() != place.file.path()
+        });
         let piece = path.as_deref().filter(|_| !is_elf).and_then(saved_piece);
         let key = match (&path, symbol, piece) {
             (Some(path), Some(symbol), piece) if !is_elf => {
