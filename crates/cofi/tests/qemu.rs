@@ -70,7 +70,7 @@ fn code_that_is_made_or_changed() {
 
 #[test]
 fn code_that_another_thread_changes() {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let scratch = Scratch::new();
@@ -84,7 +84,7 @@ fn code_that_another_thread_changes() {
 
 #[test]
 fn a_library_that_another_thread_loads_in_the_place_of_one() {
-    if !has_qemu() {
+    if !common::has_qemu() {
         return;
     }
     let scratch = Scratch::new();
