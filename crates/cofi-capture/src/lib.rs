@@ -6,6 +6,7 @@
 
 pub mod child;
 mod machine;
+mod missing;
 mod observer;
 pub mod ptrace;
 pub mod qemu;
@@ -13,5 +14,6 @@ pub mod record;
 mod runs;
 
 pub use machine::{CodePage, MachineObserver, Moment, ProcessorState, SHARED_SPACE};
+pub use missing::Missing;
 pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode};
 pub use runs::{Run, Runs, Step};

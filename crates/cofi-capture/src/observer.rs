@@ -1,6 +1,6 @@
 //! What an engine tells of a running program.
 
-use crate::Runs;
+use crate::{Missing, Runs};
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
 use std::path::PathBuf;
@@ -118,6 +118,10 @@ pub trait Observer {
     fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip, mode: ExecMode);
     /// A thread entered the kernel.
     fn enter_kernel(&mut self, tid: Pid, entry: Entry);
+    /// Something is not told, of which nothing else says so. What is told again counts again.
+    fn missing(&mut self, _missing: Missing) {}
+    /// Time has passed. This is called several times a second, whether anything is told or not.
+    fn tick(&mut self) {}
     /// Whether the engine should stop because nothing more can be taken.
     fn has_failed(&self) -> bool {
         false

@@ -9,7 +9,7 @@ use super::sys::{self, Dispositions, EVENT_STOP, Resume, Status};
 use super::syscall::Sharing;
 use super::thread::{At, Thread};
 use super::trial;
-use crate::{Observer, Pid, ProcessCause};
+use crate::{Missing, Observer, Pid, ProcessCause, missing};
 use libc::c_int;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -67,6 +67,7 @@ pub fn run_by(
         leader: 0,
         outcome: None,
         stopping: false,
+        released: BTreeSet::new(),
         breakpoints: match stops {
             Stops::Branches if trial::breakpoints_work() => Breakpoints::default(),
             _ => Breakpoints::none(),
@@ -136,6 +137,8 @@ pub(super) struct Engine<'o> {
     leader: Pid,
     outcome: Option<Outcome>,
     pub(super) stopping: bool,
+    /// Processes that were let go while they ran.
+    pub(super) released: BTreeSet<Pid>,
     /// Those with which a thread begins.
     pub(super) breakpoints: Breakpoints,
 }
@@ -283,6 +286,7 @@ impl Engine<'_> {
                 continue;
             }
             if look.swap(false, Ordering::Relaxed) {
+                self.observer.tick();
                 self.look()?;
             }
             match sys::wait_any() {
@@ -295,6 +299,13 @@ impl Engine<'_> {
         let left: Vec<Pid> = self.threads.keys().copied().collect();
         for tid in left {
             self.end_thread(tid);
+        }
+        if !self.released.is_empty() {
+            let missing = match self.outcome {
+                Some(_) => Missing::several(self.released.len() as u64, missing::OUTLIVED),
+                None => Missing::new(missing::STOPPED),
+            };
+            self.observer.missing(missing);
         }
         Ok(self.outcome.unwrap_or(Outcome::Detached))
     }

@@ -9,7 +9,7 @@ mod code;
 mod cursor;
 mod engine;
 pub(crate) mod launch;
-mod maps;
+pub(crate) mod maps;
 mod mask;
 mod plan;
 mod special;

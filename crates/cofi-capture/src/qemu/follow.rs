@@ -4,11 +4,11 @@
 //! before the new program's first instruction, the tracer makes it execute QEMU instead, with the program's own
 //! arguments. So the kernel itself has found the file, read the script's first line, and refused what it refuses.
 
-use super::exec::{Becoming, Next, can_become};
+use super::exec::{Becoming, Escape, Next, can_become};
 use super::launch::Qemu;
-use crate::Pid;
+use crate::{Missing, Pid};
 use crate::ptrace::sys::{self, CALL_STOP, Dispositions, EVENT_STOP, Resume, Status};
-use crate::ptrace::{Command, EngineError, Options, Outcome};
+use crate::ptrace::{maps, Command, EngineError, Options, Outcome};
 use libc::{c_int, pid_t};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -28,6 +28,8 @@ pub(super) struct News {
     programs: Mutex<BTreeMap<Pid, String>>,
     /// Programs that run without being traced.
     pub(super) escaped: AtomicU64,
+    /// What of it has not been told yet.
+    missing: Mutex<Vec<Missing>>,
     /// Processes that these have forked.
     pub(super) untraced: AtomicU64,
     lives: Mutex<Lives>,
@@ -74,6 +76,17 @@ impl News {
     /// Who has ended since the last call.
     pub(super) fn gone(&self) -> Vec<Gone> {
         std::mem::take(&mut self.lives().gone)
+    }
+
+    /// What the tracer has found to be missing since the last call.
+    pub(super) fn missing(&self) -> Vec<Missing> {
+        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut missing)
+    }
+
+    fn misses(&self, missing: Missing) {
+        let mut all = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(missing);
     }
 
     /// A process is not asked for any more.
@@ -219,13 +232,20 @@ impl Follower<'_> {
         let _ = match event {
             0 if signal == CALL_STOP => {
                 let goes_on = match self.becoming.get_mut(&tid) {
-                    Some(becoming) => becoming.stopped(tid) == Next::Call,
+                    Some(becoming) => match becoming.stopped(tid) {
+                        Next::Call => Ok(()),
+                        Next::Refused => Err(Escape::Refused.into()),
+                    },
                     None => self.executed(tid),
                 };
-                if !goes_on {
-                    self.escapes(tid);
+                if let Err(why) = &goes_on {
+                    self.escapes(tid, why);
                 }
-                sys::resume(tid, if goes_on { Resume::Call } else { Resume::Run }, 0)
+                let how = match goes_on {
+                    Ok(()) => Resume::Call,
+                    Err(_) => Resume::Run,
+                };
+                sys::resume(tid, how, 0)
             }
             0 => sys::resume(tid, Resume::Run, signal),
             EVENT_STOP
@@ -252,8 +272,8 @@ impl Follower<'_> {
         };
     }
 
-    /// A process has executed a program, and is about to run it. Whether it will execute QEMU instead.
-    fn executed(&mut self, pid: pid_t) -> bool {
+    /// A process has executed a program, and is about to run it. It will execute QEMU instead; or why not.
+    fn executed(&mut self, pid: pid_t) -> io::Result<()> {
         let begin = || {
             if self.news.is_ending() {
                 return Err(io::ErrorKind::Interrupted.into());
@@ -265,23 +285,24 @@ impl Follower<'_> {
             let becoming = Becoming::begin(pid, self.qemu, &program, &comm)?;
             Ok::<_, io::Error>((comm, becoming))
         };
-        let Ok((comm, becoming)) = begin() else {
-            return false;
-        };
+        let (comm, becoming) = begin()?;
         self.native.remove(&pid);
         let comm = String::from_utf8_lossy(&comm).into_owned();
         self.programs().insert(pid as Pid, comm);
         self.becoming.insert(pid, becoming);
-        true
+        Ok(())
     }
 
     /// A process runs its program all the same, only not under QEMU.
-    fn escapes(&mut self, pid: pid_t) {
+    fn escapes(&mut self, pid: pid_t, why: &io::Error) {
         self.becoming.remove(&pid);
         // After the end nobody is traced.
         if !self.news.is_ending() {
             self.native.insert(pid);
             self.news.escaped.fetch_add(1, Ordering::Relaxed);
+            let comm = maps::comm(pid as Pid);
+            let text = format!("{comm:?} could not run under QEMU ({why}): it ran without being traced");
+            self.news.misses(Missing::new(text));
         }
     }
 
@@ -295,6 +316,8 @@ impl Follower<'_> {
         if !self.native.is_empty() && self.native.contains(&process_of(parent)) {
             self.native.insert(child);
             self.news.untraced.fetch_add(1, Ordering::Relaxed);
+            let text = "a process is not in the trace: the program that started it ran without being traced";
+            self.news.misses(Missing::new(text));
         } else {
             self.news.lives().unborn.insert(child as Pid);
         }

@@ -9,7 +9,7 @@ mod unit;
 use crate::{Entry, ProcessorState, Runs};
 use buffer::Buffer;
 use cofi_insn::{Class, Insn};
-use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
+use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc, intel, rtit as rtit_packets};
 use cofi_perf::Task;
 use cofi_unit::{At, Branch, Fault, Retired};
 pub(crate) use unit::Setup;
@@ -83,6 +83,8 @@ pub(crate) struct Thread {
     told_mode: ExecMode,
     /// A TSC packet is owed at the next return to user space.
     time_owed: bool,
+    /// The clock when all was taken last.
+    flushed: u64,
 }
 
 /// What leads from one context to another.
@@ -144,6 +146,11 @@ impl Threads {
         Some(self.list.remove(at))
     }
 
+    /// All of them, of which none is traced any more.
+    pub(crate) fn take(&mut self) -> Vec<Thread> {
+        std::mem::take(&mut self.list)
+    }
+
     pub(crate) fn all(&self) -> impl Iterator<Item = &Thread> {
         self.list.iter()
     }
@@ -198,6 +205,7 @@ impl Thread {
             announced: offset,
             told_mode: state.mode,
             time_owed,
+            flushed: 0,
         })
     }
 
@@ -346,6 +354,36 @@ impl Thread {
     /// How many bytes wait to be written.
     pub(crate) fn waiting(&self) -> usize {
         self.buffer.bytes.len()
+    }
+
+    /// Whether anything happened since all was taken.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.buffer.clock != self.flushed
+    }
+
+    /// All that happened has been taken.
+    pub(crate) fn flushed(&mut self) {
+        self.flushed = self.buffer.clock;
+    }
+
+    /// Takes as many whole packets as there are in `limit` bytes, and leaves the rest for good.
+    pub(crate) fn take_last(&mut self, limit: usize) -> Option<Chunk> {
+        let buffer = &mut self.buffer;
+        if buffer.bytes.len() > limit {
+            let len = match self.unit {
+                TraceUnit::Pt(_) => intel::Packets::new(&buffer.bytes)
+                    .map_while(Result::ok)
+                    .map(|packet| packet.offset.0 as usize)
+                    .take_while(|start| *start <= limit)
+                    .last(),
+                // How long its packets are depends on its mode.
+                TraceUnit::Rtit(_) => buffer.bytes[..limit]
+                    .windows(rtit_packets::PSB.len())
+                    .rposition(|bytes| bytes == rtit_packets::PSB),
+            };
+            buffer.bytes.truncate(len.unwrap_or(0));
+        }
+        self.take(true)
     }
 
     /// Takes what may be written: everything up to the last PSB, or (`all`) to the end. Streams are cut at PSBs only.
