@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::code::Known;
 use crate::error::Diagnostic;
 use crate::lldb::Module;
+use crate::recording::{Recording, Said};
 use crate::stream::{RawStream, StreamKey};
 use crate::timeline::{Entry, Task, What};
 
@@ -36,6 +37,8 @@ pub(crate) struct Contents<'f, 't> {
     pub(crate) modes: BTreeMap<StreamKey, Vec<(u64, ExecMode)>>,
     /// Other files of which the trace consists, that were read.
     pub(crate) parts: Vec<PathBuf>,
+    /// What the recorder says of the recording.
+    pub(crate) recording: Option<Recording>,
     /// What the file tells of the code besides where it was mapped.
     pub(crate) code: Known<'f>,
 }
@@ -55,6 +58,7 @@ impl Contents<'_, '_> {
             modules: Vec::new(),
             modes: BTreeMap::new(),
             parts: Vec::new(),
+            recording: None,
             code: Known::default(),
         }
     }
@@ -89,6 +93,7 @@ pub(crate) fn read<'f, 't>(file: &'f File<'t>, flow: FlowConfig) -> Contents<'f,
         streams: Streams::default(),
         runs: Attribution::new(file),
         guest_maps: 0,
+        said: Said::default(),
         contents,
     };
     for record in file.records() {
@@ -110,6 +115,7 @@ struct Reading<'f, 't> {
     runs: Attribution,
     /// How many mappings of guests' code there were.
     guest_maps: u64,
+    said: Said,
     contents: Contents<'f, 't>,
 }
 
@@ -138,6 +144,7 @@ impl<'f, 't> Reading<'f, 't> {
                 self.is_machine =
                     self.attr().is_some_and(Attr::is_guest_only) && is_ours(self.file, info);
             }
+            Body::Remark(ref remark) => self.said.take(remark),
             Body::TimeConv { conv, short } => self.contents.time = Some(Clock { conv, short }),
             Body::Lost { count } => self.tell(Diagnostic::Lost {
                 count,
@@ -284,6 +291,7 @@ impl<'f, 't> Reading<'f, 't> {
             None => self.streams,
         };
         contents.streams = streams.finish();
+        contents.recording = self.said.finish();
         self.contents
     }
 }

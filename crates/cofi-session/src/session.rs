@@ -19,6 +19,7 @@ use crate::flow::{Host, Subject, ThreadFlow};
 use crate::lldb::{self, Module};
 use crate::parts::Parts;
 use crate::perf::{self, Contents};
+use crate::recording::Recording;
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
 use crate::timeline::{Cursor, Sources, Task, Timeline};
 
@@ -84,11 +85,20 @@ impl SessionOptions {
     /// Options for the trace at `path`: code the recorder saved is looked for in the folder beside it.
     #[must_use]
     pub fn beside(path: impl AsRef<Path>) -> Self {
-        let mut folder = path.as_ref().as_os_str().to_owned();
-        folder.push(".code");
+        let path = path.as_ref();
+        let with_ending = |path: &Path, ending: &str| {
+            let mut path = path.as_os_str().to_owned();
+            path.push(ending);
+            PathBuf::from(path)
+        };
+        let mut folders = vec![with_ending(path, ".code")];
+        if path.extension().is_some_and(|ending| ending == "old") {
+            // An earlier recording, which made way for a later one.
+            folders.insert(0, with_ending(&path.with_extension(""), ".code.old"));
+        }
         Self {
-            path: Some(path.as_ref().to_owned()),
-            folders: vec![folder.into()],
+            path: Some(path.to_owned()),
+            folders,
             ..Self::default()
         }
     }
@@ -212,6 +222,7 @@ pub struct Session<'t> {
     kernel: Option<(KernelCode, Vec<(u64, u64)>)>,
     only_guests: bool,
     parts: Vec<PathBuf>,
+    recording: Option<Recording>,
 }
 
 impl<'t> Session<'t> {
@@ -273,6 +284,7 @@ impl<'t> Session<'t> {
             modules,
             mut modes,
             parts,
+            recording,
             code,
         } = contents;
         let mut files = FileStore::with_places(code.places(&options.code));
@@ -373,6 +385,7 @@ impl<'t> Session<'t> {
             kernel,
             only_guests,
             parts,
+            recording,
         })
     }
 
@@ -380,6 +393,12 @@ impl<'t> Session<'t> {
     #[must_use]
     pub fn streams(&self) -> &[Stream<'t>] {
         &self.streams
+    }
+
+    /// What the recorder says of the recording, if it is one of Cofi's.
+    #[must_use]
+    pub fn recording(&self) -> Option<&Recording> {
+        self.recording.as_ref()
     }
 
     /// What is wrong with the trace file.

@@ -4,10 +4,12 @@ use crate::Ended;
 use crate::args::{Engine, Privilege, RecordOptions};
 use crate::engine::{self, Chosen};
 use crate::signals::Watch;
+use crate::{output, supervise};
 use anyhow::{Context, Result, bail};
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
-use cofi_capture::qemu::machine::{self, MachineQemu, MachineUnknown};
-use cofi_capture::qemu::{self, Qemu, Unfit, Unknown};
+use cofi_capture::qemu::machine::{self, MachineQemu};
+use cofi_capture::qemu::{self, Qemu, Unfit};
+use cofi_capture::{Missing, Observer};
 use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
 use cofi_perf::{Subject, TraceConfig};
 use std::io::{BufWriter, Write};
@@ -71,12 +73,20 @@ fn subject(options: &RecordOptions, config: &TraceConfig) -> Result<Subject> {
 
 /// Records, and compares if that is asked for.
 pub(crate) fn run(options: &RecordOptions) -> Result<Ended> {
+    if let Some(pid) = options.pid.filter(|_| !supervise::is_tracer()) {
+        return supervise::run(pid);
+    }
     let recording = record(options, |_| ())?;
     finish(options, &recording)
 }
 
 /// Records a program. `before` hears of the engine before that begins.
 pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> Result<Recording> {
+    for path in [Some(&options.output), options.raw_output.as_ref()] {
+        if path.is_some_and(|path| path == Path::new("-")) {
+            bail!("a trace cannot be written to standard output, which is the program's: name a file");
+        }
+    }
     let config = config(options)?;
     check_engine(options.engine, &config)?;
     if options.verify && matches!(config, TraceConfig::Pt(config) if !config.branch) {
@@ -97,13 +107,7 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
             .iter()
             .map(|word| word.to_string_lossy().into_owned()),
     );
-    let settings = Settings {
-        file: options.output.clone(),
-        raw_output: options.raw_output.clone(),
-        config,
-        command_line,
-        subject: subject(options, &config)?,
-    };
+    let subject = subject(options, &config)?;
     let target = match (options.pid, options.program.split_first()) {
         (Some(pid), _) => Target::Attach(pid),
         (None, Some((program, args))) => Target::Launch(Command {
@@ -113,8 +117,9 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         (None, None) => bail!("no program to run"),
     };
     let watch = Watch::begin(options.pid.is_some())?;
-    let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
-    let mut recorder = Recorder::create(settings, truth)?;
+    if supervise::is_tracer() {
+        watch.stop_with_input()?;
+    }
     let run_options = Options {
         duration: options.duration,
         stop: watch.stop(),
@@ -137,6 +142,17 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         }
         (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
     };
+    let settings = Settings {
+        file: options.output.clone(),
+        raw_output: options.raw_output.clone(),
+        config,
+        command_line,
+        subject,
+        engine: engine.name().into(),
+        patience: Settings::PATIENCE,
+    };
+    let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
+    let mut recorder = Recorder::create(settings, truth)?;
     before(&engine);
     if watch.stop().load(Ordering::SeqCst) {
         bail!("a signal ended it before the program was started");
@@ -144,22 +160,13 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     let result: Result<Outcome> = match (engine, target) {
         (Chosen::Qemu(qemu), Target::Launch(command)) => {
             let result = qemu::run(&qemu, &command, run_options, &mut recorder);
-            result.map_err(Into::into).map(|(outcome, unknown)| {
-                tell(unknown);
-                outcome
-            })
+            result.map(|(outcome, _)| outcome).map_err(Into::into)
         }
         (Chosen::Machine(qemu), Target::Launch(command)) => {
             let mut args = vec![command.program];
             args.extend(command.args);
             let result = machine::run(&qemu, &args, run_options, &mut recorder);
-            result.map_err(Into::into).map(|(outcome, unknown)| {
-                tell_of_machine(unknown);
-                if outcome == Outcome::Detached {
-                    eprintln!("cofi: the machine runs on without being traced");
-                }
-                outcome
-            })
+            result.map(|(outcome, _)| outcome).map_err(Into::into)
         }
         (_, target) => {
             let stops = if options.step {
@@ -170,7 +177,22 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
             ptrace::run_by(stops, target, run_options, &mut recorder).map_err(Into::into)
         }
     };
+    if !recorder.has_begun() && result.is_err() {
+        // Whatever stood there before still does.
+        drop(recorder);
+        return Err(result.err().unwrap_or_else(|| anyhow::anyhow!("nothing was recorded")));
+    }
+    if let Err(error) = &result {
+        let text = format!("tracing failed ({error:#}); what ran from then on is not in the trace");
+        recorder.missing(Missing::new(text));
+    }
     let recorded = recorder.finish()?;
+    for missing in &recorded.missing {
+        output::tell(format_args!("{missing}"));
+    }
+    for error in &recorded.errors {
+        output::tell(format_args!("{}", error.sentence()));
+    }
     let ended = match result? {
         Outcome::Exited(0) | Outcome::Detached => Ended::Well,
         Outcome::Exited(status) => Ended::Program(status as u8),
@@ -181,50 +203,6 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         recorded,
         _lists: lists,
     })
-}
-
-fn say(count: u64, what: &str) {
-    if count > 0 {
-        eprintln!("cofi: {count} {what}");
-    }
-}
-
-/// What a machine's trace leaves open.
-fn tell_of_machine(unknown: MachineUnknown) {
-    say(
-        unknown.unexplained,
-        "times control went where nothing explains (as by a reset); the trace has a gap there",
-    );
-    say(
-        unknown.cut,
-        "processors ran when the machine ended: the block that each was in is not in the trace",
-    );
-    say(
-        unknown.untraced,
-        "processors are not in the trace: there are too many, or QEMU keeps their state in an unknown way",
-    );
-}
-
-/// What the trace leaves open.
-fn tell(unknown: Unknown) {
-    say(
-        unknown.unexplained,
-        "times control went where QEMU does not say why; the trace has an interrupt there",
-    );
-    say(
-        unknown.cut,
-        "threads were killed: the block that each was in is not in the trace",
-    );
-    say(
-        unknown.untraced,
-        "threads or processes are not in the trace: too many ran at a time, or they could not share memory with Cofi (none \
-         was left, or after chroot or setuid)",
-    );
-    say(
-        unknown.escaped,
-        "programs were started that could not run under QEMU (as 32-bit ones, or another user's): they ran without being \
-         traced",
-    );
 }
 
 /// The comparison and the list of addresses, as the options ask for them.
@@ -240,12 +218,14 @@ pub(crate) fn finish(options: &RecordOptions, recording: &Recording) -> Result<E
 }
 
 fn write_truth(path: &Path, streams: &[TruthStream]) -> Result<()> {
-    let mut out = BufWriter::new(std::fs::File::create(path)?);
-    for stream in streams {
-        for ip in stream.addresses()? {
-            writeln!(out, "{} {}", stream.tid, ip?)?;
+    cofi_capture::record::write_file(path, |file| {
+        let mut out = BufWriter::new(file);
+        for stream in streams {
+            for ip in stream.addresses()? {
+                writeln!(out, "{} {}", stream.tid, ip?)?;
+            }
         }
-    }
-    out.flush()?;
+        out.flush()
+    })?;
     Ok(())
 }

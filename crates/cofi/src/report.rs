@@ -19,6 +19,7 @@ const SPACES: usize = 10;
 pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
     let bytes = input::map(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
+    input::require_trace(&args.flow.input.file, &session)?;
     let mut errors = input::report(&session);
     let summary = summarize(&session);
     let mut out = stdout();
@@ -189,7 +190,10 @@ fn gaps(session: &Session<'_>, summary: &Summary, out: &mut impl Write) -> Resul
             grouped(losses as u64)
         )?;
     }
-    if summary.gaps() == 0 && losses > 0 {
+    for missing in input::missing(session) {
+        writeln!(out, "Missing: {missing}")?;
+    }
+    if summary.gaps() == 0 && (losses > 0 || !input::is_whole(session)) {
         return Ok(());
     }
     if summary.gaps() == 0 {

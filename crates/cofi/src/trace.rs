@@ -2,7 +2,7 @@
 
 use crate::args::{FlowInput, TraceArgs};
 use crate::engine::Chosen;
-use crate::{Ended, input, notes, output, record, report};
+use crate::{Ended, input, notes, output, record, report, supervise};
 use anyhow::Result;
 use cofi_flow::{Item, TraceFormat};
 use cofi_session::{Session, Stream};
@@ -15,6 +15,9 @@ const FUNCTIONS: usize = 10;
 /// Runs the command. The report goes to standard error, as standard output is the program's.
 pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
     let options = &args.options;
+    if let Some(pid) = options.pid.filter(|_| !supervise::is_tracer()) {
+        return supervise::run(pid);
+    }
     let recording = record::record(options, |engine| {
         if matches!(engine, Chosen::Ptrace) {
             output::tell(format_args!(

@@ -66,6 +66,7 @@ pub fn run_by(
         early: FxHashMap::default(),
         leader: 0,
         outcome: None,
+        is_child: matches!(target, Target::Launch(_)),
         stopping: false,
         released: BTreeSet::new(),
         breakpoints: match stops {
@@ -136,6 +137,8 @@ pub(super) struct Engine<'o> {
     /// The first process.
     leader: Pid,
     outcome: Option<Outcome>,
+    /// The first process is our child.
+    is_child: bool,
     pub(super) stopping: bool,
     /// Processes that were let go while they ran.
     pub(super) released: BTreeSet<Pid>,
@@ -307,7 +310,29 @@ impl Engine<'_> {
             };
             self.observer.missing(missing);
         }
-        Ok(self.outcome.unwrap_or(Outcome::Detached))
+        match self.outcome {
+            None if self.is_child && self.observer.has_failed() => self.wait_untraced(stop),
+            outcome => Ok(outcome.unwrap_or(Outcome::Detached)),
+        }
+    }
+
+    /// Nothing more can be recorded: the program, which has been let go, is waited for.
+    fn wait_untraced(&self, stop: &AtomicBool) -> Result<Outcome, EngineError> {
+        while !stop.load(Ordering::Relaxed) {
+            match sys::wait_any() {
+                Ok((tid, Status::Exited(code))) if tid as Pid == self.leader => {
+                    return Ok(Outcome::Exited(code));
+                }
+                Ok((tid, Status::Signaled(signal))) if tid as Pid == self.leader => {
+                    return Ok(Outcome::Signaled(signal));
+                }
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Outcome::Detached)
     }
 
     /// Interrupts the threads that run by the plan by which they ran at the last look: nothing leads them from their code, as

@@ -10,6 +10,7 @@ mod cursor;
 mod engine;
 pub(crate) mod launch;
 pub(crate) mod maps;
+mod mend;
 mod mask;
 mod plan;
 mod special;
@@ -22,6 +23,7 @@ mod way;
 
 pub use block::{BlockStep, block_step};
 pub use engine::{run, run_by};
+pub use mend::take_breakpoints_away;
 pub(crate) use maps::parse as parse_mapping;
 
 pub use launch::{Command, EngineError, Options, Outcome, Stops, Target};

@@ -35,6 +35,8 @@ pub(super) struct News {
     lives: Mutex<Lives>,
     /// The tracer is to make no more programs execute QEMU, and to end when all have settled.
     stop: AtomicBool,
+    /// It is to wait for the first process even so, as nothing more can be recorded.
+    waits: AtomicBool,
     /// It is to end at once.
     leave: AtomicBool,
     /// The tracer's thread, to wake it.
@@ -107,6 +109,12 @@ impl News {
         self.wake();
     }
 
+    /// Has it make no more programs execute QEMU, and end with the first process.
+    pub(super) fn wait(&self) {
+        self.waits.store(true, Ordering::SeqCst);
+        self.stop();
+    }
+
     /// Has it end at once.
     pub(super) fn leave(&self) {
         self.leave.store(true, Ordering::SeqCst);
@@ -170,7 +178,8 @@ fn follow_to_the_end(
     let mut started = false;
     let mut outcome = None;
     loop {
-        if news.is_ending() {
+        let is_waiting = outcome.is_none() && news.waits.load(Ordering::SeqCst);
+        if news.is_ending() && !is_waiting || news.leave.load(Ordering::SeqCst) {
             let outcome = *outcome.get_or_insert(Outcome::Detached);
             if follower.has_settled() || news.leave.load(Ordering::SeqCst) {
                 return Ok(outcome);

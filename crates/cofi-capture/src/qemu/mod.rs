@@ -106,7 +106,7 @@ pub fn run(
     let news = News::default();
     let announced =
         fs::create_dir_all(qemu.folder()).and_then(|()| Presence::announce(&qemu.folder()));
-    let presence = announced.map_err(EngineError::Trace)?;
+    let mut presence = Some(announced.map_err(EngineError::Trace)?);
     let mut engine = Engine {
         observer,
         news: &news,
@@ -119,14 +119,22 @@ pub fn run(
     std::thread::scope(|scope| {
         let ignored = &mut dispositions;
         let follower = scope.spawn(|| follow::follow(qemu, command, &news, ignored, options));
-        let result = engine.record(&qemu.folder(), options, || follower.is_finished());
+        let is_over = || follower.is_finished();
+        let result = engine.record(&qemu.folder(), options, is_over);
+        let untraced = presence.as_ref().map_or(0, Presence::untraced);
+        if engine.observer.has_failed() {
+            // Nobody waits for us then.
+            presence = None;
+            engine.wait_untraced(options, is_over);
+        }
         news.leave();
         let outcome = match follower.join() {
             Ok(outcome) => outcome?,
             Err(panic) => std::panic::resume_unwind(panic),
         };
         result?;
-        engine.untraced(presence.untraced().into(), NO_MEMORY);
+        let untraced = presence.as_ref().map_or(untraced, Presence::untraced);
+        engine.untraced(untraced.into(), NO_MEMORY);
         engine.end(outcome);
         engine.unknown.untraced += news.untraced.load(Ordering::Relaxed);
         engine.unknown.escaped = news.escaped.load(Ordering::Relaxed);
@@ -154,9 +162,12 @@ impl Engine<'_> {
                 self.look_for_processes(folder)?;
                 self.tell_missing();
                 let late = options.duration.is_some_and(|most| begin.elapsed() >= most);
+                if self.observer.has_failed() {
+                    return Ok(());
+                }
                 let stop = late || options.stop.load(Ordering::Relaxed);
                 // Who is half way to QEMU runs into what is not there any more, if we end now.
-                if stop || self.observer.has_failed() || self.news.is_ending() {
+                if stop || self.news.is_ending() {
                     self.news.stop();
                     if ending.get_or_insert_with(Instant::now).elapsed() >= GRACE {
                         return Ok(());
@@ -174,6 +185,17 @@ impl Engine<'_> {
                 1..TURN => std::thread::sleep(NAP),
                 _ => {}
             }
+        }
+    }
+
+    /// Nothing more can be recorded: all run on, and the first one is waited for.
+    fn wait_untraced(&mut self, options: Options<'_>, is_over: impl Fn() -> bool) {
+        for process in self.processes.values_mut() {
+            process.shared.stop();
+        }
+        self.news.wait();
+        while !is_over() && !options.stop.load(Ordering::Relaxed) {
+            std::thread::sleep(LOOK);
         }
     }
 

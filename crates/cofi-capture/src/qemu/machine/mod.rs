@@ -109,7 +109,13 @@ pub fn run(
     if let Some(leader) = options.leader {
         leader.store(pid, Ordering::SeqCst);
     }
-    let result = record(&folder, pid, &mut child, options, observer);
+    let result = record(&folder, pid, &mut child, options, observer).and_then(|(found, unknown)| {
+        if found == Outcome::Detached && observer.has_failed() {
+            // Nothing more can be recorded: the machine runs on, and is waited for.
+            return Ok((wait_untraced(&mut child, options)?, unknown));
+        }
+        Ok((found, unknown))
+    });
     if result.is_err() {
         // Nobody would take what it tells.
         let _ = child.kill();
@@ -122,6 +128,16 @@ pub fn run(
         observer.missing(Missing::new(missing::STOPPED));
     }
     Ok((outcome, unknown))
+}
+
+fn wait_untraced(child: &mut Child, options: Options<'_>) -> io::Result<Outcome> {
+    while !options.stop.load(Ordering::Relaxed) {
+        if let Some(status) = child.try_wait()? {
+            return Ok(outcome(status));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(Outcome::Detached)
 }
 
 fn outcome(status: ExitStatus) -> Outcome {
