@@ -120,6 +120,8 @@ pub fn run(
         let ignored = &mut dispositions;
         let follower = scope.spawn(|| follow::follow(qemu, command, &news, ignored, options));
         let is_over = || follower.is_finished();
+        // Should the recorder panic, the program does not wait for it.
+        let leaving = Leaving(&news);
         let result = engine.record(&qemu.folder(), options, is_over);
         let untraced = presence.as_ref().map_or(0, Presence::untraced);
         if engine.observer.has_failed() {
@@ -127,7 +129,7 @@ pub fn run(
             presence = None;
             engine.wait_untraced(options, is_over);
         }
-        news.leave();
+        drop(leaving);
         let outcome = match follower.join() {
             Ok(outcome) => outcome?,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -141,6 +143,15 @@ pub fn run(
         engine.tell_missing();
         Ok((outcome, engine.unknown))
     })
+}
+
+/// Has the tracer end when it is dropped.
+struct Leaving<'a>(&'a News);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
 }
 
 impl Engine<'_> {

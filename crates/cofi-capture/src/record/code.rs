@@ -40,6 +40,11 @@ impl SavedFiles {
         })
     }
 
+    /// Where they are.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Makes way in the folder: what an earlier recording of the same name left there goes where that one's trace goes.
     pub(super) fn begin(&self) -> io::Result<()> {
         let old = with_ending(&self.folder, ".old");

@@ -84,10 +84,7 @@ impl TraceFile {
             writer.flush()?;
             Ok(writer)
         });
-        let writer = writer.map_err(|source| RecordError::Perf {
-            path: path.clone(),
-            source,
-        })?;
+        let writer = writer.map_err(|source| RecordError::of(&path, source))?;
         let raw = settings.raw_output.as_ref();
         let raw = raw
             .map(|path| Raw::create(path).map_err(write_error(path)))
@@ -123,10 +120,7 @@ impl TraceFile {
         write(writer).map_err(|source| {
             writer.back_to(mark);
             writer.get_mut().take_back(mark.at);
-            RecordError::Perf {
-                path: self.path.clone(),
-                source,
-            }
+            RecordError::of(&self.path, source)
         })
     }
 
@@ -234,8 +228,13 @@ impl TraceFile {
         let Some(chunk) = thread.take(all) else {
             return Ok(());
         };
-        self.bytes += chunk.bytes.len() as u64;
-        self.write_chunk((thread.index, thread.tid), &chunk)
+        let result = self.write_chunk((thread.index, thread.tid), &chunk);
+        match result {
+            Ok(()) => self.bytes += chunk.bytes.len() as u64,
+            // There may be room for a part of it.
+            Err(_) => thread.put_back(chunk),
+        }
+        result
     }
 
     fn write_chunk(&mut self, (index, tid): (u32, u32), chunk: &Chunk) -> Result<(), RecordError> {
@@ -292,10 +291,7 @@ impl TraceFile {
         let completed = writer
             .finish()
             .and_then(|sink| sink.complete().map_err(WriteError::from));
-        completed.map_err(|source| RecordError::Perf {
-            path: self.path.clone(),
-            source,
-        })?;
+        completed.map_err(|source| RecordError::of(&self.path, source))?;
         Ok(self.bytes)
     }
 }

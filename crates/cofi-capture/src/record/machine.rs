@@ -144,7 +144,7 @@ impl MachineObserver for Recorder {
 
     fn code_page(&mut self, page: CodePage<'_>) {
         let saved = self.saved.save_page(page.bytes);
-        let Some((path, offset)) = self.keep(saved.map_err(write_error(&self.settings.file)))
+        let Some((path, offset)) = self.keep(saved.map_err(write_error(self.saved.folder())))
         else {
             return;
         };

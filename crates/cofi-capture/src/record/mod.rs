@@ -116,8 +116,7 @@ impl Recorder {
     /// The program has been started: puts the files where they belong.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.has_begun, true) {
-            let path = &self.settings.file;
-            let moved = self.saved.begin().map_err(write_error(path));
+            let moved = self.saved.begin().map_err(write_error(self.saved.folder()));
             let result = moved.and_then(|()| self.file.commit());
             self.keep(result);
         }
@@ -407,7 +406,7 @@ impl Observer for Recorder {
 
     fn code(&mut self, pid: Pid, tid: Pid, code: SavedCode<'_>) {
         let saved = self.saved.save(pid, code.start, code.bytes);
-        let Some(path) = self.keep(saved.map_err(write_error(&self.settings.file))) else {
+        let Some(path) = self.keep(saved.map_err(write_error(self.saved.folder()))) else {
             return;
         };
         let task = Task { pid, tid };

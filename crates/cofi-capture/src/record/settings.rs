@@ -1,10 +1,10 @@
 //! What to record, and what can go wrong.
 
 use super::thread::Setup;
-use cofi_perf::{Subject, TraceConfig};
+use cofi_perf::{Subject, TraceConfig, WriteError};
 use cofi_unit::{Capabilities, Ctl, Fault, rtit};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What to record and where to.
@@ -47,21 +47,26 @@ pub enum RecordError {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: cofi_perf::WriteError,
+        source: WriteError,
     },
 }
 
 impl RecordError {
+    /// The file at `path` cannot be written.
+    pub(super) fn of(path: &Path, source: WriteError) -> Self {
+        let path = path.to_owned();
+        match source {
+            WriteError::Io(source) => Self::Write { path, source },
+            source => Self::Perf { path, source },
+        }
+    }
+
     /// In one sentence, with the cause.
     #[must_use]
     pub fn sentence(&self) -> String {
         match self {
             Self::Unit(_) => self.to_string(),
-            Self::Write { source, .. }
-            | Self::Perf {
-                source: cofi_perf::WriteError::Io(source),
-                ..
-            } => format!("{self}: {source}"),
+            Self::Write { source, .. } => format!("{self}: {source}"),
             Self::Perf { source, .. } => format!("{self}: {source}"),
         }
     }

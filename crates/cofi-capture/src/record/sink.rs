@@ -4,6 +4,7 @@
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::statvfs::fstatvfs;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -11,8 +12,8 @@ use std::os::unix::fs::FileExt;
 /// Bytes that are gathered before they are written.
 const GATHERED: usize = 1 << 16;
 /// So much more room is asked for at a time.
-const STEP: u64 = 4 << 20;
-/// How much room is kept: the first of these that there is.
+const STEP: u64 = 1 << 20;
+/// How much room is kept: the first of these that is no more than a quarter of what there is, or the last.
 const KEPT: [u64; 4] = [1 << 20, 1 << 18, 1 << 16, 1 << 14];
 
 /// A file, and the room that it has.
@@ -45,15 +46,15 @@ impl Sink {
             limit,
             is_ending: false,
         };
-        let mut result = Ok(());
-        for kept in KEPT {
-            sink.kept = kept;
-            result = sink.make_room(0);
-            if result.is_ok() {
-                break;
-            }
-        }
-        result.map(|()| sink)
+        let free = fstatvfs(&sink.file).map_or(0, |about| {
+            let blocks = about.blocks_available();
+            blocks.saturating_mul(about.fragment_size())
+        });
+        let free = free.min(limit);
+        let fits = KEPT.into_iter().find(|kept| *kept <= free / 4);
+        sink.kept = fits.unwrap_or(KEPT[KEPT.len() - 1]);
+        sink.make_room(0)?;
+        Ok(sink)
     }
 
     /// Keeps more.

@@ -342,8 +342,10 @@ impl Thread {
     /// What no AUX record has told of yet: offset and size.
     pub(crate) fn announce(&mut self) -> Option<(StreamOffset, u64)> {
         let end = self.buffer.start + self.buffer.bytes.len() as u64;
+        // What found no room may have been told of.
+        let size = end.checked_sub(self.announced).filter(|size| *size > 0)?;
         let from = core::mem::replace(&mut self.announced, end);
-        (end > from).then_some((StreamOffset(from), end - from))
+        Some((StreamOffset(from), size))
     }
 
     /// Where the stream ends.
@@ -384,6 +386,14 @@ impl Thread {
             buffer.bytes.truncate(len.unwrap_or(0));
         }
         self.take(true)
+    }
+
+    /// What was taken could not be written.
+    pub(crate) fn put_back(&mut self, chunk: Chunk) {
+        let buffer = &mut self.buffer;
+        (buffer.start, buffer.start_tsc, buffer.cut) = (chunk.offset.0, chunk.tsc.0, None);
+        let rest = core::mem::replace(&mut buffer.bytes, chunk.bytes);
+        buffer.bytes.extend_from_slice(&rest);
     }
 
     /// Takes what may be written: everything up to the last PSB, or (`all`) to the end. Streams are cut at PSBs only.
