@@ -57,4 +57,5 @@ impl fmt::Display for Missing {
 pub(crate) const STOPPED: &str =
     "tracing was stopped while the program ran: what it did from then on is not in the trace";
 /// Others ran on when the first process had ended.
-pub(crate) const OUTLIVED: &str = "a process ran on when the first one had ended: what it did from then on is not in the trace";
+pub(crate) const OUTLIVED: &str =
+    "a process ran on when the first one had ended: what it did from then on is not in the trace";

@@ -282,7 +282,10 @@ pub(crate) fn is_whole(session: &Session<'_>) -> bool {
 
 /// What is not, in one sentence each.
 pub(crate) fn missing<'s>(session: &'s Session<'_>) -> impl Iterator<Item = String> + 's {
-    session.recording().into_iter().flat_map(Recording::sentences)
+    session
+        .recording()
+        .into_iter()
+        .flat_map(Recording::sentences)
 }
 
 /// Tells on standard error what is wrong with a trace as a whole; whether anything is.

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
 use cofi_capture::qemu::machine::{self, MachineQemu};
 use cofi_capture::qemu::{self, Qemu, Unfit};
-use cofi_capture::{Missing, Observer};
 use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
+use cofi_capture::{Missing, Observer};
 use cofi_perf::{Subject, TraceConfig};
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -84,7 +84,9 @@ pub(crate) fn run(options: &RecordOptions) -> Result<Ended> {
 pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> Result<Recording> {
     for path in [Some(&options.output), options.raw_output.as_ref()] {
         if path.is_some_and(|path| path == Path::new("-")) {
-            bail!("a trace cannot be written to standard output, which is the program's: name a file");
+            bail!(
+                "a trace cannot be written to standard output, which is the program's: name a file"
+            );
         }
     }
     let config = config(options)?;
@@ -180,7 +182,9 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     if !recorder.has_begun() && result.is_err() {
         // Whatever stood there before still does.
         drop(recorder);
-        return Err(result.err().unwrap_or_else(|| anyhow::anyhow!("nothing was recorded")));
+        return Err(result
+            .err()
+            .unwrap_or_else(|| anyhow::anyhow!("nothing was recorded")));
     }
     if let Err(error) = &result {
         let text = format!("tracing failed ({error:#}); what ran from then on is not in the trace");

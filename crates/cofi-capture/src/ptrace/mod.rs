@@ -10,8 +10,8 @@ mod cursor;
 mod engine;
 pub(crate) mod launch;
 pub(crate) mod maps;
-mod mend;
 mod mask;
+mod mend;
 mod plan;
 mod special;
 mod stop;
@@ -23,8 +23,8 @@ mod way;
 
 pub use block::{BlockStep, block_step};
 pub use engine::{run, run_by};
-pub use mend::take_breakpoints_away;
 pub(crate) use maps::parse as parse_mapping;
+pub use mend::take_breakpoints_away;
 
 pub use launch::{Command, EngineError, Options, Outcome, Stops, Target};
 pub use trial::{BreakpointStop, breakpoint_stop};

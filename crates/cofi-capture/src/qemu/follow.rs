@@ -6,9 +6,9 @@
 
 use super::exec::{Becoming, Escape, Next, can_become};
 use super::launch::Qemu;
-use crate::{Missing, Pid};
 use crate::ptrace::sys::{self, CALL_STOP, Dispositions, EVENT_STOP, Resume, Status};
-use crate::ptrace::{maps, Command, EngineError, Options, Outcome};
+use crate::ptrace::{Command, EngineError, Options, Outcome, maps};
+use crate::{Missing, Pid};
 use libc::{c_int, pid_t};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -310,7 +310,8 @@ impl Follower<'_> {
             self.native.insert(pid);
             self.news.escaped.fetch_add(1, Ordering::Relaxed);
             let comm = maps::comm(pid as Pid);
-            let text = format!("{comm:?} could not run under QEMU ({why}): it ran without being traced");
+            let text =
+                format!("{comm:?} could not run under QEMU ({why}): it ran without being traced");
             self.news.misses(Missing::new(text));
         }
     }

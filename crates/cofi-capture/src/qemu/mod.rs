@@ -454,7 +454,8 @@ impl Process {
             // Who is not read must not wait. What it did until now is not in the trace either.
             self.shared.stop();
             unknown.untraced += 1;
-            let text = "a process is not in the trace from some time on: its memory could not be mapped";
+            let text =
+                "a process is not in the trace from some time on: its memory could not be mapped";
             observer.missing(Missing::new(text));
             0
         });

@@ -6,9 +6,7 @@ use super::sink::Sink;
 use super::thread::{Chunk, Thread, VirtualClock};
 use super::write_error;
 use cofi_packet::Tsc;
-use cofi_perf::{
-    AuxFlags, Mmap2, Options, PerfTime, Remark, Task, TimeConv, WriteError, Writer,
-};
+use cofi_perf::{AuxFlags, Mmap2, Options, PerfTime, Remark, Task, TimeConv, WriteError, Writer};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -73,8 +71,8 @@ impl TraceFile {
             subject: settings.subject,
         };
         let path = settings.file.clone();
-        let opened = Output::create(&path)
-            .and_then(|(output, file)| Ok((output, Sink::new(file)?)));
+        let opened =
+            Output::create(&path).and_then(|(output, file)| Ok((output, Sink::new(file)?)));
         let (output, sink) = opened.map_err(write_error(&path))?;
         let began = Remark::Began {
             engine: settings.engine.as_bytes(),

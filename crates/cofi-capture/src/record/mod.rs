@@ -504,7 +504,10 @@ impl Observer for Recorder {
     }
 
     fn tick(&mut self) {
-        if self.error.is_none() && self.has_begun && self.flushed.elapsed() >= self.settings.patience {
+        if self.error.is_none()
+            && self.has_begun
+            && self.flushed.elapsed() >= self.settings.patience
+        {
             self.flush();
         }
     }

@@ -13,7 +13,9 @@ use tempfile::TempPath;
 enum Refusal {
     #[error("it is a symbolic link, which is not followed; name the file itself")]
     Link,
-    #[error("it is a pipe or a socket, and a trace's beginning is written again at its end; name a file")]
+    #[error(
+        "it is a pipe or a socket, and a trace's beginning is written again at its end; name a file"
+    )]
     Pipe,
     #[error("it is a pipe that nobody reads")]
     Unread,
@@ -178,10 +180,7 @@ pub(super) fn private_file(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// When it cannot be written. What was there before is still there then.
-pub fn write_file(
-    path: &Path,
-    write: impl FnOnce(File) -> io::Result<()>,
-) -> io::Result<()> {
+pub fn write_file(path: &Path, write: impl FnOnce(File) -> io::Result<()>) -> io::Result<()> {
     let (mut output, file) = Output::create_stream(path)?;
     write(file)?;
     output.commit()

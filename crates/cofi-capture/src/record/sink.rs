@@ -85,13 +85,7 @@ impl Sink {
         };
         let ask = |to: u64| {
             let (from, len) = (room.cast_signed(), (to - room).cast_signed());
-            fallocate(
-                &self.file,
-                FallocateFlags::FALLOC_FL_KEEP_SIZE,
-                from,
-                len,
-            )
-            .map(|()| Some(to))
+            fallocate(&self.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, from, len).map(|()| Some(to))
         };
         let asked = ask(end.saturating_add(STEP).min(self.limit.max(end)));
         let asked = asked.or_else(|_| ask(end));

@@ -4,6 +4,7 @@
 
 pub(crate) mod build;
 mod compare;
+mod endings;
 pub(crate) mod flows;
 mod generated;
 mod large;
@@ -90,6 +91,12 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         .filter(|(word, _)| *word == "generated")
     {
         return generated::run(root, &generated::options(rest)?);
+    }
+    if let Some((_, rest)) = arguments
+        .split_first()
+        .filter(|(word, _)| *word == "endings")
+    {
+        return endings::run(root, rest);
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "large") {
         return large::run(root, rest);

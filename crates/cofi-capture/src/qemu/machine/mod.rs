@@ -49,7 +49,8 @@ impl MachineUnknown {
         let count = gone.unexplained;
         if count > 0 {
             self.unexplained += count;
-            let text = "control went where nothing explains (as by a reset); the trace has a gap there";
+            let text =
+                "control went where nothing explains (as by a reset); the trace has a gap there";
             let missing = Missing::of(gone.cpu(), text);
             observer.missing(Missing { count, ..missing });
         }
@@ -109,13 +110,14 @@ pub fn run(
     if let Some(leader) = options.leader {
         leader.store(pid, Ordering::SeqCst);
     }
-    let result = record(&folder, pid, &mut child, options, observer).and_then(|(found, unknown)| {
-        if found == Outcome::Detached && observer.has_failed() {
-            // Nothing more can be recorded: the machine runs on, and is waited for.
-            return Ok((wait_untraced(&mut child, options)?, unknown));
-        }
-        Ok((found, unknown))
-    });
+    let result =
+        record(&folder, pid, &mut child, options, observer).and_then(|(found, unknown)| {
+            if found == Outcome::Detached && observer.has_failed() {
+                // Nothing more can be recorded: the machine runs on, and is waited for.
+                return Ok((wait_untraced(&mut child, options)?, unknown));
+            }
+            Ok((found, unknown))
+        });
     if result.is_err() {
         // Nobody would take what it tells.
         let _ = child.kill();
