@@ -1,10 +1,12 @@
 /* Works until the file argv[1] is there, and ends with status 7. Beside it, "begun" holds its number, and "ended" is made at the end. With
-   "deaf" it ignores SIGTERM and SIGHUP, with "idle" it sleeps most of the time. argv[3] says how much it does between two looks. */
+   "deaf" it ignores SIGTERM and SIGHUP, with "idle" it sleeps most of the time, with
+   "clock" it runs the vDSO. argv[3] says how much it does between two looks. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static unsigned next(unsigned x) { return x & 1 ? 3 * x + 1 : x / 2; }
@@ -30,7 +32,9 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 2000; i++) x = x == 1 ? 27 : next(x);
     make(argv[1], "begun", getpid());
     while (access(argv[1], F_OK)) {
-        if (idle) usleep(20000);
+        struct timespec time;
+        if (argc > 2 && !strcmp(argv[2], "clock")) clock_gettime(CLOCK_MONOTONIC, &time);
+        if (idle) sleep(4);
         else for (int i = 0; i < rounds; i++) x = x == 1 ? 27 : next(x);
     }
     make(argv[1], "ended", 0);

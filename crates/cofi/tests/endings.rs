@@ -161,7 +161,7 @@ fn code_that_cannot_be_saved_leaves_the_program_running() {
     command
         .args(["record", "--engine", "ptrace", "-o"])
         .arg(&data);
-    let ran = run(command.args(["--", "sh", "-c", "echo still here; exit 5"]));
+    let ran = run(command.args(["--", "bash", "-c", "date >&2; echo still here; exit 5"]));
     assert_eq!(
         (ran.code(), ran.text().as_str()),
         (5, "still here\n"),

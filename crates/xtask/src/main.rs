@@ -34,6 +34,9 @@ usage: cargo xtask CHORE
   exam large
           record programs that people run through QEMU, and compare perf's samples with Cofi's list
           [--cofi PATH]
+  exam endings
+          end recordings in every way, and compare what comes of it with the table in docs/endings.md
+          [--write] [--only WORDS] [--cofi PATH]
   exam machine
           record whole machines, and compare a boot with QEMU's own log of it
           [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]

@@ -168,12 +168,15 @@ const CASES: &[Case] = &[
         Before::NoFolder,
         What::Nothing,
     ),
-    prepared(
-        "FILE.code cannot be made",
-        &[How::Ptrace, How::Attached],
-        Before::NoCode,
-        What::Nothing,
-    ),
+    Case {
+        mode: "clock",
+        ..prepared(
+            "FILE.code cannot be made, where code is saved",
+            &[How::Ptrace, How::Attached],
+            Before::NoCode,
+            What::RunsOut,
+        )
+    },
     prepared(
         "FILE is a symbolic link",
         LAUNCHED,
