@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
 use cofi_flow::{Item, TimeJump, TraceFormat};
-use cofi_packet::intel::{IntelPt, Packet, Packets, sync_forward};
+use cofi_packet::intel::{IntelPt, PSB, Packet, Packets, sync_forward};
 use cofi_packet::rtit::Rtit;
 use cofi_packet::{Format, StreamOffset};
 use cofi_session::{SealCount, Session, Stream};
@@ -209,9 +209,9 @@ fn segments<'s, 't>(
         [] => sync_forward(bytes, from),
         seals => {
             let next = seals.partition_point(|seal| seal.end.0 < from as u64);
-            let end = seals.get(next)?.end.0;
-            // The last one ends with the stream.
-            (end < bytes.len() as u64).then_some(end as usize)
+            // Some end where tracing was off for a moment, or with the stream.
+            let mut ends = seals.iter().skip(next).map(|seal| seal.end.0 as usize);
+            ends.find(|end| bytes.get(*end..).is_some_and(|rest| rest.starts_with(&PSB)))
         }
     };
     while let Some(psb) = next_cut(from) {

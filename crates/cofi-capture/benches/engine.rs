@@ -104,6 +104,8 @@ fn recorded(stops: Stops) -> u64 {
         config: PtConfig::default().into(),
         command_line: Vec::new(),
         subject: cofi_perf::Subject::Processes,
+        engine: "ptrace".into(),
+        patience: Settings::PATIENCE,
     };
     let mut recorder = Recorder::create(settings, None).expect("a file");
     engine(stops, &mut recorder);

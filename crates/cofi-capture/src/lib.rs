@@ -6,6 +6,7 @@
 
 pub mod child;
 mod machine;
+mod missing;
 mod notice;
 mod observer;
 pub mod ptrace;
@@ -14,6 +15,7 @@ pub mod record;
 mod runs;
 
 pub use machine::{CodePage, MachineObserver, Moment, ProcessorState, SHARED_SPACE};
+pub use missing::Missing;
 pub use notice::{Change, Notice};
 pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode, Signal};
 pub use runs::{Run, Runs, Step};

@@ -1,6 +1,6 @@
 //! What an engine tells of a running program.
 
-use crate::{Notice, Runs};
+use crate::{Missing, Notice, Runs};
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
 use std::path::PathBuf;
@@ -153,6 +153,10 @@ pub trait Observer {
     fn signal(&mut self, tid: Pid, signal: Signal) {
         let _ = (tid, signal);
     }
+    /// Something is not told, of which nothing else says so. What is told again counts again.
+    fn missing(&mut self, _missing: Missing) {}
+    /// Time has passed. This is called several times a second, whether anything is told or not.
+    fn tick(&mut self) {}
     /// Whether the engine should stop because nothing more can be taken.
     fn has_failed(&self) -> bool {
         false

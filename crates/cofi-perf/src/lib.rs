@@ -86,4 +86,4 @@ pub use reader::{
 };
 pub use remark::{Missing, Remark, Seal, Signal};
 pub use time::{PerfTime, TimeConv};
-pub use writer::{Mmap2, Options, Subject, Task, Writer};
+pub use writer::{Mark, Mmap2, Options, Subject, Task, Writer};

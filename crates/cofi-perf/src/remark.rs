@@ -6,6 +6,7 @@
 use crate::reader::Cursor;
 use crate::writer::Bytes;
 use cofi_packet::StreamOffset;
+use std::fmt;
 
 /// What a remark begins with, in the place of an event's number.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"cofi\0\0\0\x01");
@@ -72,6 +73,20 @@ pub struct Missing<'a> {
     pub count: u64,
     /// What is missing and why: one sentence (UTF-8).
     pub text: &'a [u8],
+}
+
+/// One sentence, without a full stop.
+impl fmt::Display for Missing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(tid) = self.tid {
+            write!(f, "thread {tid}: ")?;
+        }
+        f.write_str(&String::from_utf8_lossy(self.text))?;
+        match self.count {
+            0 | 1 => Ok(()),
+            count => write!(f, " ({count} times)"),
+        }
+    }
 }
 
 /// A signal that interrupted a thread, or ended it.

@@ -36,7 +36,8 @@
 //!
 //! Code that no file holds (generated at run time, or the kernel's own vDSO) is saved into files in the folder
 //! `FILE.code` beside the trace FILE and mapped from there. When such a path is gone because the trace was moved, its
-//! last name is looked for in the folder beside the trace: [`SessionOptions::beside`].
+//! last name is looked for in the folder beside the trace: [`SessionOptions::beside`]. The code of an earlier trace, FILE.old,
+//! is in `FILE.code.old`.
 
 mod attribution;
 mod aux;
@@ -52,6 +53,7 @@ mod lldb;
 mod overlap;
 mod parts;
 mod perf;
+mod recording;
 mod seals;
 mod session;
 mod signal;
@@ -65,6 +67,7 @@ pub use code::{CodeOptions, PackedCode, Part};
 pub use error::{Diagnostic, SessionError};
 pub use events::StreamEvents;
 pub use flow::ThreadFlow;
+pub use recording::{Missing, Recording};
 pub use seals::SealCount;
 pub use session::{Session, SessionOptions, Stream, TraceFormat};
 pub use signal::{Signal, Signals};

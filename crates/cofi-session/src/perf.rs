@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::code::Known;
 use crate::error::Diagnostic;
 use crate::lldb::Module;
+use crate::recording::{Recording, Said};
 use crate::signal::Signal;
 use crate::stream::{RawStream, StreamKey};
 use crate::timeline::{Entry, Task, What};
@@ -41,6 +42,8 @@ pub(crate) struct Contents<'f, 't> {
     pub(crate) seals: BTreeMap<StreamKey, Vec<Seal>>,
     /// Other files of which the trace consists, that were read.
     pub(crate) parts: Vec<PathBuf>,
+    /// What the recorder says of the recording.
+    pub(crate) recording: Option<Recording>,
     /// What the file tells of the code besides where it was mapped.
     pub(crate) code: Known<'f>,
     /// Signals by stream, with offsets into it.
@@ -67,6 +70,7 @@ impl Contents<'_, '_> {
             modes: BTreeMap::new(),
             seals: BTreeMap::new(),
             parts: Vec::new(),
+            recording: None,
             code: Known::default(),
             signals: BTreeMap::new(),
             ended: Vec::new(),
@@ -104,6 +108,7 @@ pub(crate) fn read<'f, 't>(file: &'f File<'t>, flow: FlowConfig) -> Contents<'f,
         streams: Streams::default(),
         runs: Attribution::new(file),
         guest_maps: 0,
+        said: Said::default(),
         contents,
     };
     for record in file.records() {
@@ -125,6 +130,7 @@ struct Reading<'f, 't> {
     runs: Attribution,
     /// How many mappings of guests' code there were.
     guest_maps: u64,
+    said: Said,
     contents: Contents<'f, 't>,
 }
 
@@ -153,6 +159,8 @@ impl<'f, 't> Reading<'f, 't> {
                 self.is_machine =
                     self.attr().is_some_and(Attr::is_guest_only) && is_ours(self.file, info);
             }
+            Body::Remark(Remark::Signal(signal)) => self.signal(&signal),
+            Body::Remark(ref remark) => self.said.take(remark),
             Body::TimeConv { conv, short } => self.contents.time = Some(Clock { conv, short }),
             Body::Lost { count } => self.tell(Diagnostic::Lost {
                 count,
@@ -164,7 +172,6 @@ impl<'f, 't> Reading<'f, 't> {
                 cpu: record.id.cpu,
                 time: record.id.time,
             }),
-            Body::Remark(Remark::Signal(signal)) => self.signal(&signal),
             Body::Exit { pid, tid } => self.contents.ended.push(Task { pid, tid }),
             Body::AuxtraceError { text, .. } => {
                 let text = String::from_utf8_lossy(text).into_owned();
@@ -324,6 +331,7 @@ impl<'f, 't> Reading<'f, 't> {
             None => self.streams,
         };
         contents.streams = streams.finish();
+        contents.recording = self.said.finish();
         self.contents
     }
 }

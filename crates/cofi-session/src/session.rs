@@ -19,6 +19,7 @@ use crate::flow::{Host, Subject, ThreadFlow};
 use crate::lldb::{self, Module};
 use crate::parts::Parts;
 use crate::perf::{self, Contents};
+use crate::recording::Recording;
 use crate::seals;
 use crate::signal::{Signal, Signals};
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
@@ -86,11 +87,20 @@ impl SessionOptions {
     /// Options for the trace at `path`: code the recorder saved is looked for in the folder beside it.
     #[must_use]
     pub fn beside(path: impl AsRef<Path>) -> Self {
-        let mut folder = path.as_ref().as_os_str().to_owned();
-        folder.push(".code");
+        let path = path.as_ref();
+        let with_ending = |path: &Path, ending: &str| {
+            let mut path = path.as_os_str().to_owned();
+            path.push(ending);
+            PathBuf::from(path)
+        };
+        let mut folders = vec![with_ending(path, ".code")];
+        if path.extension().is_some_and(|ending| ending == "old") {
+            // An earlier recording, which made way for a later one.
+            folders.insert(0, with_ending(&path.with_extension(""), ".code.old"));
+        }
         Self {
-            path: Some(path.as_ref().to_owned()),
-            folders: vec![folder.into()],
+            path: Some(path.to_owned()),
+            folders,
             ..Self::default()
         }
     }
@@ -238,6 +248,7 @@ pub struct Session<'t> {
     ended: Vec<Task>,
     /// The process that the file tells of first.
     first_process: Option<u32>,
+    recording: Option<Recording>,
 }
 
 impl<'t> Session<'t> {
@@ -300,6 +311,7 @@ impl<'t> Session<'t> {
             mut modes,
             mut seals,
             parts,
+            recording,
             code,
             mut signals,
             ended,
@@ -414,6 +426,7 @@ impl<'t> Session<'t> {
             parts,
             ended,
             first_process,
+            recording,
         })
     }
 
@@ -421,6 +434,12 @@ impl<'t> Session<'t> {
     #[must_use]
     pub fn streams(&self) -> &[Stream<'t>] {
         &self.streams
+    }
+
+    /// What the recorder says of the recording, if it is one of Cofi's.
+    #[must_use]
+    pub fn recording(&self) -> Option<&Recording> {
+        self.recording.as_ref()
     }
 
     /// What is wrong with the trace file.

@@ -19,6 +19,7 @@ use std::io::Write;
 pub(crate) fn run(args: &CheckArgs) -> Result<Ended> {
     let bytes = input::map(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
+    input::require_trace(&args.flow.input.file, &session)?;
     let mut options = CheckOptions::default();
     if let Some(threads) = args.threads {
         options.threads = threads;
@@ -34,7 +35,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Ended> {
         text(&session, &checks, &problems, &mut out)?;
     }
     out.flush()?;
-    let is_whole = session.diagnostics().is_empty()
+    let is_whole = input::is_whole(&session)
+        && session.diagnostics().is_empty()
         && problems.is_empty()
         && checks.iter().all(StreamCheck::is_whole);
     Ok(if is_whole {
@@ -159,6 +161,9 @@ fn json(
         if let Some(lost) = nanoseconds(session, total.lost_ticks) {
             line.number("lost_time", lost);
         }
+        let is_finished = session.recording().is_none_or(|said| said.is_finished);
+        line.flag("finished", is_finished);
+        line.texts("missing", input::missing(session));
         line.number("diagnostics", session.diagnostics().len() as u64)
             .number("code_problems", problems.len() as u64);
     });
@@ -328,7 +333,11 @@ fn text(
     for problem in problems {
         writeln!(out, "Code: {problem}")?;
     }
-    if !session.diagnostics().is_empty() || !problems.is_empty() {
+    let is_whole = input::is_whole(session);
+    for missing in input::missing(session) {
+        writeln!(out, "Missing: {missing}")?;
+    }
+    if !session.diagnostics().is_empty() || !problems.is_empty() || !is_whole {
         writeln!(out)?;
     }
     let total = Total::of(checks);
@@ -345,6 +354,13 @@ fn text(
             "{} before the first PSB cannot be used: where packets begin there is not known.",
             counted(total.head, "byte")
         )?;
+    }
+    if total.gaps() == 0 && !is_whole {
+        writeln!(
+            out,
+            "What the file holds is accounted for, but not everything that ran is in it."
+        )?;
+        return Ok(());
     }
     if total.gaps() == 0 {
         return Ok(writeln!(out, "{}", no_gaps(session, &total.proof))?);

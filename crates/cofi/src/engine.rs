@@ -16,14 +16,21 @@ pub(crate) enum Chosen<Q = Qemu> {
     Machine(MachineQemu),
 }
 
+impl<Q> Chosen<Q> {
+    /// Its name on the command line.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Ptrace => "ptrace",
+            Self::Qemu(_) => "qemu",
+            Self::Machine(_) => "qemu-system",
+        }
+    }
+}
+
 /// Chooses, and says on standard error what was chosen and why.
 pub(crate) fn auto(target: &Target) -> Chosen {
     let (chosen, why) = choose(target, suits, find);
-    let name = match chosen {
-        Chosen::Ptrace => "ptrace",
-        Chosen::Qemu(_) => "qemu",
-        Chosen::Machine(_) => "qemu-system",
-    };
+    let name = chosen.name();
     output::tell(format_args!("recording with {name} ({why})"));
     chosen
 }

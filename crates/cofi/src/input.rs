@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use cofi_flow::Cpu;
 use cofi_image::{ElfSpec, Kallsyms, RawSpec};
 use cofi_packet::rtit::Mode;
-use cofi_session::{PackedCode, Part, Session, SessionOptions, Stream, TraceFormat};
+use cofi_session::{PackedCode, Part, Recording, Session, SessionOptions, Stream, TraceFormat};
 use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
@@ -261,6 +261,31 @@ fn kernel_names(names: &Names, folders: &[PathBuf]) -> Result<Option<(Kallsyms, 
         }
     }
     Ok(None)
+}
+
+/// That there is something to decode.
+pub(crate) fn require_trace(path: &Path, session: &Session<'_>) -> Result<()> {
+    if session.streams().iter().any(|stream| !stream.is_empty()) {
+        return Ok(());
+    }
+    let path = path.display();
+    match missing(session).next() {
+        Some(missing) => bail!("{path} holds no trace: {missing}"),
+        None => bail!("{path} holds no trace"),
+    }
+}
+
+/// Whether everything that ran is in a trace, as far as its recorder knows.
+pub(crate) fn is_whole(session: &Session<'_>) -> bool {
+    session.recording().is_none_or(Recording::is_whole)
+}
+
+/// What is not, in one sentence each.
+pub(crate) fn missing<'s>(session: &'s Session<'_>) -> impl Iterator<Item = String> + 's {
+    session
+        .recording()
+        .into_iter()
+        .flat_map(Recording::sentences)
 }
 
 /// Tells on standard error what is wrong with a trace as a whole; whether anything is.

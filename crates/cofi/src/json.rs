@@ -137,6 +137,18 @@ impl Line {
         self
     }
 
+    /// A list of texts.
+    pub(crate) fn texts(&mut self, key: &str, values: impl Iterator<Item = String>) -> &mut Self {
+        self.key(key);
+        self.text.push(b'[');
+        for value in values {
+            self.comma();
+            self.string(&value);
+        }
+        self.text.push(b']');
+        self
+    }
+
     /// An object within the object.
     pub(crate) fn object(&mut self, key: &str, fill: impl FnOnce(&mut Self)) -> &mut Self {
         self.key(key);

@@ -27,6 +27,7 @@ mod report;
 mod rtit;
 mod select;
 mod signals;
+mod supervise;
 mod sync;
 mod table;
 mod trace;

@@ -4,11 +4,13 @@ use crate::Ended;
 use crate::args::{Engine, Privilege, RecordOptions};
 use crate::engine::{self, Chosen};
 use crate::signals::Watch;
+use crate::{output, supervise};
 use anyhow::{Context, Result, bail};
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
-use cofi_capture::qemu::machine::{self, MachineQemu, MachineUnknown};
+use cofi_capture::qemu::machine::{self, MachineQemu};
 use cofi_capture::qemu::{self, Qemu, Unfit, Unknown};
 use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
+use cofi_capture::{Missing, Observer};
 use cofi_perf::{Subject, TraceConfig};
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -73,12 +75,22 @@ fn subject(options: &RecordOptions, config: &TraceConfig) -> Result<Subject> {
 
 /// Records, and compares if that is asked for.
 pub(crate) fn run(options: &RecordOptions) -> Result<Ended> {
+    if let Some(pid) = options.pid.filter(|_| !supervise::is_tracer()) {
+        return supervise::run(pid);
+    }
     let recording = record(options, |_| ())?;
     finish(options, &recording)
 }
 
 /// Records a program. `before` hears of the engine before that begins.
 pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> Result<Recording> {
+    for path in [Some(&options.output), options.raw_output.as_ref()] {
+        if path.is_some_and(|path| path == Path::new("-")) {
+            bail!(
+                "a trace cannot be written to standard output, which is the program's: name a file"
+            );
+        }
+    }
     let config = config(options)?;
     check_engine(options.engine, &config)?;
     if options.verify && matches!(config, TraceConfig::Pt(config) if !config.branch) {
@@ -99,13 +111,7 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
             .iter()
             .map(|word| word.to_string_lossy().into_owned()),
     );
-    let settings = Settings {
-        file: options.output.clone(),
-        raw_output: options.raw_output.clone(),
-        config,
-        command_line,
-        subject: subject(options, &config)?,
-    };
+    let subject = subject(options, &config)?;
     let target = match (options.pid, options.program.split_first()) {
         (Some(pid), _) => Target::Attach(pid),
         (None, Some((program, args))) => Target::Launch(Command {
@@ -115,9 +121,9 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         (None, None) => bail!("no program to run"),
     };
     let watch = Watch::begin(options.pid.is_some())?;
-    let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
-    let mut recorder = Recorder::create(settings, truth)?;
-    recorder.on_notice(|notice| crate::output::tell(format_args!("{notice}")));
+    if supervise::is_tracer() {
+        watch.stop_with_input()?;
+    }
     let run_options = Options {
         duration: options.duration,
         stop: watch.stop(),
@@ -140,6 +146,18 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         }
         (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
     };
+    let settings = Settings {
+        file: options.output.clone(),
+        raw_output: options.raw_output.clone(),
+        config,
+        command_line,
+        subject,
+        engine: engine.name().into(),
+        patience: Settings::PATIENCE,
+    };
+    let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
+    let mut recorder = Recorder::create(settings, truth)?;
+    recorder.on_notice(|notice| output::tell(format_args!("{notice}")));
     before(&engine);
     let stops = if options.step {
         Stops::Instructions
@@ -162,19 +180,30 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
             let mut args = vec![command.program];
             args.extend(command.args);
             let result = machine::run(&qemu, &args, run_options, &mut recorder);
-            result.map_err(Into::into).map(|(outcome, unknown)| {
-                tell_of_machine(unknown);
-                if outcome == Outcome::Detached {
-                    eprintln!("cofi: the machine runs on without being traced");
-                }
-                outcome
-            })
+            result.map(|(outcome, _)| outcome).map_err(Into::into)
         }
         (_, target) => {
             ptrace::run_by(stops, target, run_options, &mut recorder).map_err(Into::into)
         }
     };
+    if !recorder.has_begun() && result.is_err() {
+        // Whatever stood there before still does.
+        drop(recorder);
+        return Err(result
+            .err()
+            .unwrap_or_else(|| anyhow::anyhow!("nothing was recorded")));
+    }
+    if let Err(error) = &result {
+        let text = format!("tracing failed ({error:#}); what ran from then on is not in the trace");
+        recorder.missing(Missing::new(text));
+    }
     let recorded = recorder.finish()?;
+    for missing in &recorded.missing {
+        output::tell(format_args!("{missing}"));
+    }
+    for error in &recorded.errors {
+        output::tell(format_args!("{}", error.sentence()));
+    }
     let ended = match result? {
         Outcome::Exited(0) | Outcome::Detached => Ended::Well,
         Outcome::Exited(status) => Ended::Program(status as u8),
@@ -188,66 +217,17 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     })
 }
 
-/// Says that there is one of something, or that there are several.
-fn say(count: u64, one: &str, several: &str) {
-    match count {
-        0 => {}
-        1 => eprintln!("cofi: 1 {one}"),
-        _ => eprintln!("cofi: {count} {several}"),
-    }
-}
-
-/// What a machine's trace leaves open.
-fn tell_of_machine(unknown: MachineUnknown) {
-    say(
-        unknown.unexplained,
-        "time control went where nothing explains (as by a reset); the trace has a gap there",
-        "times control went where nothing explains (as by a reset); the trace has a gap there",
-    );
-    say(
-        unknown.cut,
-        "processor ran when the machine ended: the block that it was in is not in the trace",
-        "processors ran when the machine ended: the block that each was in is not in the trace",
-    );
-    say(
-        unknown.untraced,
-        "processor is not in the trace: there are too many, or QEMU keeps its state in an unknown way",
-        "processors are not in the trace: there are too many, or QEMU keeps their state in an unknown way",
-    );
-}
-
-/// What the trace leaves open.
+/// What QEMU does otherwise than a processor, where it has.
 fn tell(unknown: Unknown) {
-    say(
-        unknown.unexplained,
-        "time control went where QEMU does not say why; the trace has an interrupt there",
-        "times control went where QEMU does not say why; the trace has an interrupt there",
-    );
-    say(
-        unknown.cut,
-        "thread was killed: the block that it was in is not in the trace",
-        "threads were killed: the block that each was in is not in the trace",
-    );
-    say(
-        unknown.untraced,
-        "thread or process is not in the trace: too many ran at a time, or it could not share memory with Cofi (none was \
-         left, or after chroot or setuid)",
-        "threads or processes are not in the trace: too many ran at a time, or they could not share memory with Cofi (none \
-         was left, or after chroot or setuid)",
-    );
-    say(
-        unknown.escaped,
-        "program was started that could not run under QEMU (as a 32-bit one, or another user's): it ran without being traced",
-        "programs were started that could not run under QEMU (as 32-bit ones, or another user's): they ran without being \
-         traced",
-    );
-    say(
-        unknown.shared_code,
-        "process ran code in shared memory: QEMU does not notice what is written through another mapping of it, and goes on \
-         with the code that it knows (see docs/engines.md)",
-        "processes ran code in shared memory: QEMU does not notice what is written through another mapping of it, and goes on \
-         with the code that it knows (see docs/engines.md)",
-    );
+    let processes = match unknown.shared_code {
+        0 => return,
+        1 => "1 process".to_owned(),
+        count => format!("{count} processes"),
+    };
+    output::tell(format_args!(
+        "{processes} ran code in shared memory: QEMU does not notice what is written through another mapping of it, and goes on \
+         with the code that it knows (see docs/engines.md)"
+    ));
 }
 
 /// The comparison and the list of addresses, as the options ask for them.
@@ -263,12 +243,14 @@ pub(crate) fn finish(options: &RecordOptions, recording: &Recording) -> Result<E
 }
 
 fn write_truth(path: &Path, streams: &[TruthStream]) -> Result<()> {
-    let mut out = BufWriter::new(std::fs::File::create(path)?);
-    for stream in streams {
-        for ip in stream.addresses()? {
-            writeln!(out, "{} {}", stream.tid, ip?)?;
+    cofi_capture::record::write_file(path, |file| {
+        let mut out = BufWriter::new(file);
+        for stream in streams {
+            for ip in stream.addresses()? {
+                writeln!(out, "{} {}", stream.tid, ip?)?;
+            }
         }
-    }
-    out.flush()?;
+        out.flush()
+    })?;
     Ok(())
 }

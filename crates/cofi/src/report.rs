@@ -30,6 +30,7 @@ const SPACES: usize = 10;
 pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
     let bytes = input::map(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
+    input::require_trace(&args.flow.input.file, &session)?;
     let window = Window::of_range(&args.range, &session)?;
     let mut errors = input::report(&session);
     let mut found = Found::default();
@@ -509,7 +510,10 @@ fn gaps(
             }
         )?;
     }
-    if summary.gaps() == 0 && losses > 0 {
+    for missing in input::missing(session) {
+        writeln!(out, "Missing: {missing}")?;
+    }
+    if summary.gaps() == 0 && (losses > 0 || !input::is_whole(session)) {
         return Ok(());
     }
     if summary.gaps() == 0 {

@@ -59,6 +59,18 @@ impl Watch {
         Ok(Self(state))
     }
 
+    /// The end of standard input stops the recording, too.
+    pub(crate) fn stop_with_input(&self) -> Result<()> {
+        let state = Arc::clone(&self.0);
+        let wait = move || {
+            let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+            state.stop.store(true, Ordering::SeqCst);
+        };
+        let thread = std::thread::Builder::new().name("supervisor".into());
+        thread.spawn(wait).context("cannot start a thread")?;
+        Ok(())
+    }
+
     /// Set when the recording is to stop.
     pub(crate) fn stop(&self) -> &AtomicBool {
         &self.0.stop
@@ -76,13 +88,18 @@ impl Drop for Watch {
     }
 }
 
+/// Does what a signal does to who does not wait for it.
+pub(crate) fn last_words(signal: i32) {
+    let _ = emulate_default_handler(signal);
+}
+
 fn hand_on(leader: u32, signal: i32) -> bool {
     let signal = Signal::try_from(signal);
     signal.is_ok_and(|signal| kill(Pid::from_raw(leader as i32), signal).is_ok())
 }
 
 /// Whether this process ignores a signal.
-fn is_ignored(signal: i32) -> bool {
+pub(crate) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

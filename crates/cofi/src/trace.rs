@@ -1,10 +1,11 @@
 //! `cofi trace`: record a program, then show what it did.
 
 use crate::args::{FlowInput, TraceArgs};
+use crate::engine::Chosen;
 use crate::notes::NameWidth;
 use crate::report::{Report, Reported};
 use crate::table::width_of;
-use crate::{Ended, input, notes, record, report};
+use crate::{Ended, input, notes, output, record, report, supervise};
 use anyhow::Result;
 use cofi_flow::{Item, TraceFormat};
 use cofi_packet::StreamOffset;
@@ -19,7 +20,16 @@ const FUNCTIONS: usize = 10;
 /// Runs the command. The report goes to standard error, as standard output is the program's.
 pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
     let options = &args.options;
-    let recording = record::record(options, |_| ())?;
+    if let Some(pid) = options.pid.filter(|_| !supervise::is_tracer()) {
+        return supervise::run(pid);
+    }
+    let recording = record::record(options, |engine| {
+        if matches!(engine, Chosen::Ptrace) {
+            output::tell(format_args!(
+                "single-stepping the program; expect about 85,000 instructions a second"
+            ));
+        }
+    })?;
     let bytes = input::map(&options.output)?;
     let flow_input = FlowInput::of(&options.output, args.names.clone());
     let session = input::open_flow(&flow_input, &bytes)?;

@@ -59,11 +59,16 @@ fn assert_verified(ran: &Ran, status: i32) {
     assert!(ran.stderr.contains("verified"), "{}", ran.stderr);
 }
 
-/// The number in front of these words on standard error.
+/// How often it is said on standard error that something with these words is missing.
 fn counted(ran: &Ran, words: &str) -> u64 {
-    let line = ran.stderr.lines().find(|line| line.contains(words));
-    let number = line.and_then(|line| line.strip_prefix("cofi: ")?.split(' ').next());
-    number.map_or(0, |number| number.parse().expect("a number"))
+    let lines = ran.stderr.lines().filter(|line| line.contains(words));
+    let times = lines.map(|line| {
+        let times = line
+            .strip_suffix(" times)")
+            .and_then(|line| line.rsplit('(').next());
+        times.map_or(1, |times| times.parse().expect("a number"))
+    });
+    times.sum()
 }
 
 #[test]
@@ -93,6 +98,15 @@ fn who_gets_no_memory_runs_on_and_is_counted() {
         let traced = traced.and_then(|words| words.split(' ').next());
         let traced: u64 = traced.expect("a number").parse().expect("a number");
         assert_eq!(traced + untraced, 151, "{}", ran.stderr);
+        // The file says so as well.
+        let check = run(cofi().arg("check").arg(scratch.path("data")));
+        assert_eq!(check.code(), 1, "{}", check.text());
+        assert!(
+            check.text().contains("not in the trace"),
+            "{}",
+            check.text()
+        );
+        assert!(!check.text().contains("No gaps"), "{}", check.text());
     }
 }
 

@@ -37,6 +37,9 @@ usage: cargo xtask CHORE
   exam jit
           record programs whose threads change code that others run, and guests that do, while other processes work
           [--only NAME]... [--rounds N] [--load N] [--kernel FILE --busybox FILE] [--cofi PATH]
+  exam endings
+          end recordings in every way, and compare what comes of it with the table in docs/endings.md
+          [--write] [--only WORDS] [--cofi PATH]
   exam machine
           record whole machines, and compare a boot with QEMU's own log of it
           [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]

@@ -7,7 +7,7 @@ use super::sys::{self, RESUME_FLAG, Regs, TRAP_FLAG};
 use super::syscall::Table;
 use super::thread::{At, Next, Thread, VSYSCALL, is_restart, mode};
 use super::way;
-use crate::{Entry, Observer, Pid};
+use crate::{Entry, Missing, Observer, Pid};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip};
 use std::io;
@@ -322,6 +322,8 @@ impl Cursor<'_> {
         }
         self.in_user(ip);
         self.enter_kernel(Entry::Event { from: Ip(ip) });
+        let text = "control went where nothing explains; the trace has an interrupt there";
+        self.observer.missing(Missing::of(self.tid, text));
         Ok(Stepped::Lost)
     }
 

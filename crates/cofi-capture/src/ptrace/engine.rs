@@ -9,7 +9,7 @@ use super::sys::{self, Dispositions, EVENT_STOP, Resume, Status};
 use super::syscall::Sharing;
 use super::thread::{At, Thread};
 use super::trial;
-use crate::{Notice, Observer, Pid, ProcessCause};
+use crate::{Missing, Notice, Observer, Pid, ProcessCause, missing};
 use libc::c_int;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -66,7 +66,9 @@ pub fn run_by(
         early: FxHashMap::default(),
         leader: 0,
         outcome: None,
+        is_child: matches!(target, Target::Launch(_)),
         stopping: false,
+        released: BTreeSet::new(),
         breakpoints: match stops {
             Stops::Branches if trial::breakpoints_work() => Breakpoints::default(),
             _ => Breakpoints::none(),
@@ -139,7 +141,11 @@ pub(super) struct Engine<'o> {
     /// The first process.
     leader: Pid,
     outcome: Option<Outcome>,
+    /// The first process is our child.
+    is_child: bool,
     pub(super) stopping: bool,
+    /// Processes that were let go while they ran.
+    pub(super) released: BTreeSet<Pid>,
     /// Those with which a thread begins.
     pub(super) breakpoints: Breakpoints,
 }
@@ -292,6 +298,7 @@ impl Engine<'_> {
                 continue;
             }
             if look.swap(false, Ordering::Relaxed) {
+                self.observer.tick();
                 self.look()?;
             }
             match sys::wait_any() {
@@ -305,7 +312,36 @@ impl Engine<'_> {
         for tid in left {
             self.end_thread(tid);
         }
-        Ok(self.outcome.unwrap_or(Outcome::Detached))
+        if !self.released.is_empty() {
+            let missing = match self.outcome {
+                Some(_) => Missing::several(self.released.len() as u64, missing::OUTLIVED),
+                None => Missing::new(missing::STOPPED),
+            };
+            self.observer.missing(missing);
+        }
+        match self.outcome {
+            None if self.is_child && self.observer.has_failed() => self.wait_untraced(stop),
+            outcome => Ok(outcome.unwrap_or(Outcome::Detached)),
+        }
+    }
+
+    /// Nothing more can be recorded: the program, which has been let go, is waited for.
+    fn wait_untraced(&self, stop: &AtomicBool) -> Result<Outcome, EngineError> {
+        while !stop.load(Ordering::Relaxed) {
+            match sys::wait_any() {
+                Ok((tid, Status::Exited(code))) if tid as Pid == self.leader => {
+                    return Ok(Outcome::Exited(code));
+                }
+                Ok((tid, Status::Signaled(signal))) if tid as Pid == self.leader => {
+                    return Ok(Outcome::Signaled(signal));
+                }
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Outcome::Detached)
     }
 
     /// Interrupts the threads that run by the plan by which they ran at the last look: nothing leads them from their code, as

@@ -176,7 +176,7 @@ impl Mappings {
 }
 
 /// The name of a thread.
-pub(super) fn comm(tid: Pid) -> String {
+pub(crate) fn comm(tid: Pid) -> String {
     let bytes = fs::read(format!("/proc/{tid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned()
 }
@@ -212,12 +212,12 @@ fn status(tid: Pid, field: &str) -> Option<String> {
 }
 
 /// The process to which a thread belongs.
-pub(super) fn process_of(tid: Pid) -> Option<Pid> {
+pub(crate) fn process_of(tid: Pid) -> Option<Pid> {
     status(tid, "Tgid")?.parse().ok()
 }
 
 /// Whether a thread has ended, and only its parent has not heard of it yet.
-pub(super) fn has_ended(tid: Pid) -> bool {
+pub(crate) fn has_ended(tid: Pid) -> bool {
     status(tid, "State").is_some_and(|state| state.starts_with(['Z', 'X']))
 }
 

@@ -9,8 +9,9 @@ mod code;
 mod cursor;
 mod engine;
 pub(crate) mod launch;
-mod maps;
+pub(crate) mod maps;
 mod mask;
+mod mend;
 mod plan;
 mod special;
 mod stop;
@@ -23,6 +24,7 @@ mod way;
 pub use block::{BlockStep, block_step};
 pub use engine::{run, run_by};
 pub(crate) use maps::{is_shared as is_shared_mapping, parse as parse_mapping};
+pub use mend::take_breakpoints_away;
 
 pub use launch::{Command, EngineError, Options, Outcome, Stops, Target};
 pub use trial::{BreakpointStop, breakpoint_stop, possible_stops};

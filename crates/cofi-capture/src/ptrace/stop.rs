@@ -491,6 +491,9 @@ impl Engine<'_> {
             }
         }
         unless_gone(sys::detach(tid as i32, signal))?;
+        if let Some(thread) = self.threads.get(&tid) {
+            self.released.insert(thread.pid);
+        }
         self.end_thread(tid);
         Ok(())
     }

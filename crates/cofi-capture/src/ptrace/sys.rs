@@ -626,6 +626,19 @@ impl Dispositions {
         self.set(signal, wake_handler as *const () as usize);
     }
 
+    /// As [`Self::interrupting`], but for a signal that is ignored, which stays so: programs that are started inherit that.
+    pub(crate) fn catching(&mut self, signal: c_int) {
+        // SAFETY: the structure is plain data for which zero is a value, and is written by the call.
+        let is_ignored = unsafe {
+            let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            libc::sigaction(signal, ptr::null(), &mut action) == 0
+                && action.sa_sigaction == libc::SIG_IGN
+        };
+        if !is_ignored {
+            self.interrupting(signal);
+        }
+    }
+
     fn set(&mut self, signal: c_int, handler: usize) {
         let mut all = DISPOSITIONS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((count, _)) = all.get_mut(&signal) {

@@ -39,6 +39,27 @@ pub(super) struct Becoming {
     called: bool,
 }
 
+/// Why a program runs without QEMU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum Escape {
+    #[error("it is a 32-bit program, or one for another machine")]
+    OtherMachine,
+    #[error("its file has another name by now")]
+    OtherFile,
+    #[error("it has another root folder, or other mounts")]
+    OtherRoot,
+    #[error("it ran as another user, as set-user-ID programs do")]
+    OtherUser,
+    #[error("it could not execute QEMU")]
+    Refused,
+}
+
+impl From<Escape> for io::Error {
+    fn from(escape: Escape) -> Self {
+        Self::other(escape)
+    }
+}
+
 /// What happens next with such a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Next {
@@ -276,16 +297,25 @@ pub(super) fn can_become(pid: pid_t, qemu: &Qemu, program: &Path) -> io::Result<
     let same =
         |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     let exe = format!("/proc/{pid}/exe");
+    if !is_x86_64(&exe)? {
+        return Err(Escape::OtherMachine.into());
+    }
     // Its file may have no name any more.
-    let can = is_x86_64(&exe)?
-        && same(std::fs::metadata(exe)?, there(program)?)
-        // It may have another root or other mounts,
-        && same(std::fs::metadata(qemu.path())?, there(qemu.path())?)
-        && same(std::fs::metadata(qemu.plugin())?, there(&qemu.plugin())?)
-        // or be another user's, who cannot enter our folder.
-        && file_user(pid)? == nix::unistd::geteuid().as_raw();
-    can.then_some(())
-        .ok_or_else(|| io::ErrorKind::Unsupported.into())
+    let is_there = there(program).map_err(|_| Escape::OtherFile)?;
+    if !same(std::fs::metadata(exe)?, is_there) {
+        return Err(Escape::OtherFile.into());
+    }
+    // It may be another user's, who cannot enter our folder.
+    if file_user(pid)? != nix::unistd::geteuid().as_raw() {
+        return Err(Escape::OtherUser.into());
+    }
+    for path in [qemu.path(), &qemu.plugin()] {
+        let is_there = there(path).map_err(|_| Escape::OtherRoot)?;
+        if !same(std::fs::metadata(path)?, is_there) {
+            return Err(Escape::OtherRoot.into());
+        }
+    }
+    Ok(())
 }
 
 fn is_x86_64(path: &str) -> io::Result<bool> {

@@ -5,11 +5,11 @@
 //! arguments. So the kernel itself has found the file, read the script's first line, and refused what it refuses.
 
 use super::death::{Death, Deaths};
-use super::exec::{Becoming, Next, can_become};
+use super::exec::{Becoming, Escape, Next, can_become};
 use super::launch::Qemu;
 use crate::ptrace::sys::{self, CALL_STOP, Dispositions, EVENT_STOP, Resume, Status};
-use crate::ptrace::{Command, EngineError, Options, Outcome};
-use crate::{Change, Notice, Pid};
+use crate::ptrace::{Command, EngineError, Options, Outcome, maps};
+use crate::{Change, Missing, Notice, Pid};
 use libc::{c_int, pid_t};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -29,6 +29,8 @@ pub(super) struct News {
     programs: Mutex<BTreeMap<Pid, String>>,
     /// Programs that run without being traced.
     pub(super) escaped: AtomicU64,
+    /// What of it has not been told yet.
+    missing: Mutex<Vec<Missing>>,
     /// Processes that these have forked.
     pub(super) untraced: AtomicU64,
     /// What the program loses, for the observer.
@@ -36,6 +38,8 @@ pub(super) struct News {
     lives: Mutex<Lives>,
     /// The tracer is to make no more programs execute QEMU, and to end when all have settled.
     stop: AtomicBool,
+    /// It is to wait for the first process even so, as nothing more can be recorded.
+    waits: AtomicBool,
     /// It is to end at once.
     leave: AtomicBool,
     /// The tracer's thread, to wake it.
@@ -96,6 +100,17 @@ impl News {
         std::mem::take(&mut self.lives().gone)
     }
 
+    /// What the tracer has found to be missing since the last call.
+    pub(super) fn missing(&self) -> Vec<Missing> {
+        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut missing)
+    }
+
+    fn misses(&self, missing: Missing) {
+        let mut all = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(missing);
+    }
+
     /// A process is not asked for any more.
     pub(super) fn forget(&self, pid: Pid) {
         let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,6 +127,12 @@ impl News {
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.wake();
+    }
+
+    /// Has it make no more programs execute QEMU, and end with the first process.
+    pub(super) fn wait(&self) {
+        self.waits.store(true, Ordering::SeqCst);
+        self.stop();
     }
 
     /// Has it end at once.
@@ -178,7 +199,8 @@ fn follow_to_the_end(
     let mut started = false;
     let mut outcome = None;
     loop {
-        if news.is_ending() {
+        let is_waiting = outcome.is_none() && news.waits.load(Ordering::SeqCst);
+        if news.is_ending() && !is_waiting || news.leave.load(Ordering::SeqCst) {
             let outcome = *outcome.get_or_insert(Outcome::Detached);
             if follower.has_settled() || news.leave.load(Ordering::SeqCst) {
                 return Ok(outcome);
@@ -252,13 +274,20 @@ impl Follower<'_> {
         let _ = match event {
             0 if signal == CALL_STOP => {
                 let goes_on = match self.becoming.get_mut(&tid) {
-                    Some(becoming) => becoming.stopped(tid) == Next::Call,
+                    Some(becoming) => match becoming.stopped(tid) {
+                        Next::Call => Ok(()),
+                        Next::Refused => Err(Escape::Refused.into()),
+                    },
                     None => self.executed(tid),
                 };
-                if !goes_on {
-                    self.escapes(tid);
+                if let Err(why) = &goes_on {
+                    self.escapes(tid, why);
                 }
-                sys::resume(tid, if goes_on { Resume::Call } else { Resume::Run }, 0)
+                let how = match goes_on {
+                    Ok(()) => Resume::Call,
+                    Err(_) => Resume::Run,
+                };
+                sys::resume(tid, how, 0)
             }
             0 => {
                 self.deaths.stopped(tid, signal);
@@ -288,8 +317,8 @@ impl Follower<'_> {
         };
     }
 
-    /// A process has executed a program, and is about to run it. Whether it will execute QEMU instead.
-    fn executed(&mut self, pid: pid_t) -> bool {
+    /// A process has executed a program, and is about to run it. It will execute QEMU instead; or why not.
+    fn executed(&mut self, pid: pid_t) -> io::Result<()> {
         self.news.notice(Notice::of_privilege(pid as Pid));
         let begin = || {
             if self.news.is_ending() {
@@ -302,23 +331,25 @@ impl Follower<'_> {
             let becoming = Becoming::begin(pid, self.qemu, &program, &comm)?;
             Ok::<_, io::Error>((comm, becoming))
         };
-        let Ok((comm, becoming)) = begin() else {
-            return false;
-        };
+        let (comm, becoming) = begin()?;
         self.native.remove(&pid);
         let comm = String::from_utf8_lossy(&comm).into_owned();
         self.programs().insert(pid as Pid, comm);
         self.becoming.insert(pid, becoming);
-        true
+        Ok(())
     }
 
     /// A process runs its program all the same, only not under QEMU.
-    fn escapes(&mut self, pid: pid_t) {
+    fn escapes(&mut self, pid: pid_t, why: &io::Error) {
         self.becoming.remove(&pid);
         // After the end nobody is traced.
         if !self.news.is_ending() {
             self.native.insert(pid);
             self.news.escaped.fetch_add(1, Ordering::Relaxed);
+            let comm = maps::comm(pid as Pid);
+            let text =
+                format!("{comm:?} could not run under QEMU ({why}): it ran without being traced");
+            self.news.misses(Missing::new(text));
         }
     }
 
@@ -332,6 +363,8 @@ impl Follower<'_> {
         if !self.native.is_empty() && self.native.contains(&process_of(parent)) {
             self.native.insert(child);
             self.news.untraced.fetch_add(1, Ordering::Relaxed);
+            let text = "a process is not in the trace: the program that started it ran without being traced";
+            self.news.misses(Missing::new(text));
         } else {
             self.news.lives().unborn.insert(child as Pid);
         }

@@ -21,8 +21,10 @@ pub use launch::{Qemu, QemuError};
 pub use program::Unfit;
 
 use crate::ptrace::sys::{self, Dispositions};
-use crate::ptrace::{Command, EngineError, Options, Outcome, is_shared_mapping, parse_mapping};
-use crate::{Change, Notice, Observer, Pid, ProcessCause};
+use crate::ptrace::{
+    Command, EngineError, Options, Outcome, is_shared_mapping, maps, parse_mapping,
+};
+use crate::{Change, Missing, Notice, Observer, Pid, ProcessCause, missing};
 use blocks::Blocks;
 use cofi_packet::Ip;
 use cofi_qemu_plugin::layout::{self, BlockHead, record};
@@ -48,6 +50,12 @@ const LONG_NAP: Duration = Duration::from_micros(200);
 const LOOK: Duration = Duration::from_millis(5);
 /// How long to wait at the end for processes that QEMU has just begun to run.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Why a process cannot tell of itself.
+const NO_MEMORY: &str = "a thread or process is not in the trace: it could not share memory with Cofi (none was left, or \
+     after chroot or setuid)";
+/// Why a thread cannot.
+const NO_PLACE: &str = "a thread is not in the trace: too many ran at a time, or no memory was left to share with Cofi";
 
 /// What QEMU could not tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -111,7 +119,7 @@ pub fn run(
     let news = News::default();
     let announced =
         fs::create_dir_all(qemu.folder()).and_then(|()| Presence::announce(&qemu.folder()));
-    let presence = announced.map_err(EngineError::Trace)?;
+    let mut presence = Some(announced.map_err(EngineError::Trace)?);
     let mut engine = Engine {
         observer,
         news: &news,
@@ -124,19 +132,39 @@ pub fn run(
     std::thread::scope(|scope| {
         let ignored = &mut dispositions;
         let follower = scope.spawn(|| follow::follow(qemu, command, &news, ignored, options));
-        let result = engine.record(&qemu.folder(), options, || follower.is_finished());
-        news.leave();
+        let is_over = || follower.is_finished();
+        // Should the recorder panic, the program does not wait for it.
+        let leaving = Leaving(&news);
+        let result = engine.record(&qemu.folder(), options, is_over);
+        let untraced = presence.as_ref().map_or(0, Presence::untraced);
+        if engine.observer.has_failed() {
+            // Nobody waits for us then.
+            presence = None;
+            engine.wait_untraced(options, is_over);
+        }
+        drop(leaving);
         let outcome = match follower.join() {
             Ok(outcome) => outcome?,
             Err(panic) => std::panic::resume_unwind(panic),
         };
         result?;
-        engine.unknown.untraced += u64::from(presence.untraced());
+        let untraced = presence.as_ref().map_or(untraced, Presence::untraced);
+        engine.untraced(untraced.into(), NO_MEMORY);
         engine.end(outcome);
         engine.unknown.untraced += news.untraced.load(Ordering::Relaxed);
         engine.unknown.escaped = news.escaped.load(Ordering::Relaxed);
+        engine.tell_missing();
         Ok((outcome, engine.unknown))
     })
+}
+
+/// Has the tracer end when it is dropped.
+struct Leaving<'a>(&'a News);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
 }
 
 impl Engine<'_> {
@@ -154,11 +182,16 @@ impl Engine<'_> {
             let over = is_over();
             if over || looked.is_none_or(|at| at.elapsed() >= LOOK) {
                 looked = Some(Instant::now());
+                self.observer.tick();
                 self.look_for_processes(folder)?;
+                self.tell_missing();
                 let late = options.duration.is_some_and(|most| begin.elapsed() >= most);
+                if self.observer.has_failed() {
+                    return Ok(());
+                }
                 let stop = late || options.stop.load(Ordering::Relaxed);
                 // Who is half way to QEMU runs into what is not there any more, if we end now.
-                if stop || self.observer.has_failed() || self.news.is_ending() {
+                if stop || self.news.is_ending() {
                     self.news.stop();
                     if ending.get_or_insert_with(Instant::now).elapsed() >= GRACE {
                         return Ok(());
@@ -176,6 +209,17 @@ impl Engine<'_> {
                 1..TURN => std::thread::sleep(NAP),
                 _ => {}
             }
+        }
+    }
+
+    /// Nothing more can be recorded: all run on, and the first one is waited for.
+    fn wait_untraced(&mut self, options: Options<'_>, is_over: impl Fn() -> bool) {
+        for process in self.processes.values_mut() {
+            process.shared.stop();
+        }
+        self.news.wait();
+        while !is_over() && !options.stop.load(Ordering::Relaxed) {
+            std::thread::sleep(LOOK);
         }
     }
 
@@ -231,10 +275,12 @@ impl Engine<'_> {
         fresh.sort();
         for path in fresh {
             let shared = Shared::open(&path);
-            if shared.is_err() {
+            if let Err(error) = &shared {
                 // It goes on, but waits for nobody.
                 Shared::refuse(&path)?;
-                self.unknown.untraced += 1;
+                let text =
+                    format!("a process is not in the trace: its memory cannot be shared ({error})");
+                self.untraced(1, &text);
             }
             // Both sides have it mapped; nobody else is to find it.
             fs::remove_file(&path)?;
@@ -307,7 +353,7 @@ impl Engine<'_> {
             &mut self.unknown,
         ) != 0
         {}
-        self.unknown.untraced += u64::from(process.shared.take_untraced());
+        process.find_untraced(self.observer, &mut self.unknown);
         let mut first = None;
         let mut threads: Vec<Thread> = std::mem::take(&mut process.threads).into_values().collect();
         let last = death.map_or(pid, |death| death.tid);
@@ -324,8 +370,7 @@ impl Engine<'_> {
                 }
                 _ => thread.end(self.observer, &mut process.blocks),
             };
-            self.unknown.cut += u64::from(!whole);
-            self.unknown.unexplained += thread.unexplained;
+            self.unknown.gone(self.observer, &thread, whole);
             if goes_on && thread.tid == pid && whole {
                 first = Some(pid);
             } else {
@@ -365,20 +410,72 @@ impl Engine<'_> {
             // What was told before the end, and by others until now.
             self.take_turns();
         }
+        let mut outlived = 0;
         for process in self.processes.values_mut() {
             process.shared.stop();
-            self.unknown.untraced += u64::from(process.shared.take_untraced());
+            process.find_untraced(self.observer, &mut self.unknown);
+            let runs_on =
+                maps::process_of(process.pid) == Some(process.pid) && !maps::has_ended(process.pid);
+            outlived += u64::from(runs_on && !process.threads.is_empty());
             for thread in process.threads.values_mut() {
-                // It runs on, so nothing of it is cut.
-                thread.end(self.observer, &mut process.blocks);
-                self.unknown.unexplained += thread.unexplained;
+                // Of one that runs on nothing is cut.
+                let whole = thread.end(self.observer, &mut process.blocks) || runs_on;
+                self.unknown.gone(self.observer, thread, whole);
                 self.observer.thread_exit(process.pid, thread.tid);
             }
+        }
+        if outlived > 0 {
+            self.observer.missing(match outcome {
+                Outcome::Detached => Missing::new(missing::STOPPED),
+                _ => Missing::several(outlived, missing::OUTLIVED),
+            });
+        }
+    }
+
+    /// These are not in the trace.
+    fn untraced(&mut self, count: u64, text: &str) {
+        self.unknown.untraced += count;
+        if count > 0 {
+            self.observer.missing(Missing::several(count, text));
+        }
+    }
+
+    /// Hands on what the tracer has found.
+    fn tell_missing(&mut self) {
+        for missing in self.news.missing() {
+            self.observer.missing(missing);
+        }
+    }
+}
+
+impl Unknown {
+    /// A thread has ended; its last block is known, or not.
+    fn gone(&mut self, observer: &mut dyn Observer, thread: &Thread, is_whole: bool) {
+        if !is_whole {
+            self.cut += 1;
+            let text = "it was killed: the block that it was in is not in the trace";
+            observer.missing(Missing::of(thread.tid, text));
+        }
+        let count = thread.unexplained;
+        if count > 0 {
+            self.unexplained += count;
+            let text = "control went where QEMU does not say why; the trace has an interrupt there";
+            let missing = Missing::of(thread.tid, text);
+            observer.missing(Missing { count, ..missing });
         }
     }
 }
 
 impl Process {
+    /// Asks for threads that found no place since the last time.
+    fn find_untraced(&self, observer: &mut dyn Observer, unknown: &mut Unknown) {
+        let count = u64::from(self.shared.take_untraced());
+        if count > 0 {
+            unknown.untraced += count;
+            observer.missing(Missing::several(count, NO_PLACE));
+        }
+    }
+
     /// Gives every thread a turn; how many records there were.
     fn turn(
         &mut self,
@@ -392,6 +489,9 @@ impl Process {
             // Who is not read must not wait. What it did until now is not in the trace either.
             self.shared.stop();
             unknown.untraced += 1;
+            let text =
+                "a process is not in the trace from some time on: its memory could not be mapped";
+            observer.missing(Missing::new(text));
             0
         });
         for slot in 0..used {
@@ -466,8 +566,8 @@ impl Process {
                 }
                 (record::EXIT, _) => {
                     if let Some(mut thread) = thread.take() {
-                        unknown.cut += u64::from(!thread.end(observer, &mut self.blocks));
-                        unknown.unexplained += thread.unexplained;
+                        let whole = thread.end(observer, &mut self.blocks);
+                        unknown.gone(observer, &thread, whole);
                         observer.thread_exit(self.pid, thread.tid);
                     }
                 }

@@ -1,9 +1,10 @@
 //! Code that no file holds, saved in files of ours beside the trace.
 
+use super::output::{folder_of, private_file, private_folder, with_ending};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -30,31 +31,48 @@ struct Pages {
 const ENDING: &str = "code";
 
 impl SavedFiles {
-    /// The folder for the trace at `file`. What an earlier recording of the same name left there is removed.
+    /// The folder for the trace at `file`.
     pub(super) fn beside(file: &Path) -> io::Result<Self> {
         let mut name = file.file_name().unwrap_or_default().to_os_string();
         name.push(".code");
-        let parent = match file.parent() {
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
-        let folder = parent.canonicalize()?.join(name);
-        if let Ok(entries) = fs::read_dir(&folder) {
-            for entry in entries {
-                let path = entry?.path();
-                if path.extension().is_some_and(|e| e == ENDING) {
-                    fs::remove_file(path)?;
-                }
-            }
-            // It stays if something else is in it.
-            let _ = fs::remove_dir(&folder);
-        }
         Ok(Self {
-            folder,
+            folder: folder_of(file).canonicalize()?.join(name),
             count: 0,
             saved: HashMap::new(),
             pages: None,
         })
+    }
+
+    /// Where they are.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Makes way in the folder: what an earlier recording of the same name left there goes where that one's trace goes.
+    pub(super) fn begin(&self) -> io::Result<()> {
+        let old = with_ending(&self.folder, ".old");
+        remove_codes(&old)?;
+        match fs::symlink_metadata(&self.folder) {
+            Ok(data) if data.is_dir() => {
+                private_folder(&old)?;
+                for entry in fs::read_dir(&self.folder)? {
+                    let path = entry?.path();
+                    let there = old.join(path.file_name().unwrap_or_default());
+                    if is_code(&path) {
+                        fs::rename(&path, there)?;
+                    } else {
+                        // The user's, who may want it beside both; what is there already stays.
+                        let _ = fs::hard_link(&path, there);
+                    }
+                }
+            }
+            _ => {}
+        }
+        // Each stays if something is in it.
+        for folder in [&old, &self.folder] {
+            let _ = fs::remove_dir(folder);
+        }
+        Ok(())
     }
 
     /// Saves a page of a machine's memory; the file's absolute path, and where in it the page is.
@@ -62,14 +80,9 @@ impl SavedFiles {
         let pages = match &mut self.pages {
             Some(pages) => pages,
             none => {
-                fs::create_dir_all(&self.folder)?;
+                private_folder(&self.folder)?;
                 let path = self.folder.join(format!("memory.{ENDING}"));
-                let file = File::options()
-                    .create(true)
-                    .truncate(true)
-                    .read(true)
-                    .write(true)
-                    .open(&path)?;
+                let file = private_file(&path)?;
                 none.insert(Pages {
                     path,
                     file,
@@ -103,15 +116,33 @@ impl SavedFiles {
         {
             return Ok(path.clone());
         }
-        fs::create_dir_all(&self.folder)?;
+        private_folder(&self.folder)?;
         self.count += 1;
         let path = self
             .folder
             .join(format!("{:05}-{pid}-{start:x}.{ENDING}", self.count));
-        fs::write(&path, bytes)?;
+        private_file(&path)?.write_all(bytes)?;
         self.saved.insert(place, path.clone());
         Ok(path)
     }
+}
+
+fn is_code(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == ENDING)
+}
+
+/// Removes what a recorder saved in a folder.
+fn remove_codes(folder: &Path) -> io::Result<()> {
+    let is_folder = fs::symlink_metadata(folder).is_ok_and(|data| data.is_dir());
+    if is_folder {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if is_code(&path) {
+                fs::remove_file(path)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn hash(bytes: &[u8]) -> u64 {

@@ -1,12 +1,15 @@
 //! The perf.data file as the recorder writes it.
 
+use super::output::Output;
 use super::settings::{CORE_BUS_RATIO, RecordError, Settings};
-use super::thread::{Thread, VirtualClock};
+use super::sink::Sink;
+use super::thread::{Chunk, Thread, VirtualClock};
+use super::write_error;
 use crate::Signal;
 use cofi_packet::{StreamOffset, Tsc};
 use cofi_perf::{AuxFlags, Mmap2, Options, PerfTime, Remark, Task, TimeConv, WriteError, Writer};
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// The virtual clock's speed: 2 GHz, so that perf's time is half its ticks.
@@ -16,18 +19,41 @@ const TIME: TimeConv = TimeConv {
     zero: 0,
 };
 
+/// Room for what is said at the end: what is missing, the features, their index.
+const LAST_WORDS: u64 = 12 << 10;
+/// Where it is not known how much room there is, so many bytes of packets are tried.
+const LAST_PACKETS: u64 = 64 << 10;
+
 /// The file, and the bare packets of the first stream if they are wanted.
 #[derive(Debug)]
 pub(super) struct TraceFile {
-    writer: Writer<BufWriter<File>>,
+    /// Nothing, once writing has failed or is over: what is told then is not written.
+    writer: Option<Writer<Sink>>,
     path: PathBuf,
-    raw: Option<(PathBuf, BufWriter<File>)>,
+    output: Output,
+    raw: Option<Raw>,
+    /// Why bare packets could not be written any more.
+    pub(super) raw_error: Option<RecordError>,
     bytes: u64,
 }
 
-fn create(path: &Path) -> Result<BufWriter<File>, RecordError> {
-    let file = File::create(path).map_err(super::write_error(path))?;
-    Ok(BufWriter::with_capacity(1 << 16, file))
+/// Where bare packets go.
+#[derive(Debug)]
+struct Raw {
+    path: PathBuf,
+    output: Output,
+    file: File,
+}
+
+impl Raw {
+    fn create(path: &Path) -> io::Result<Self> {
+        let (output, file) = Output::create_stream(path)?;
+        Ok(Self {
+            path: path.to_owned(),
+            output,
+            file,
+        })
+    }
 }
 
 fn time(tsc: Tsc) -> PerfTime {
@@ -46,28 +72,77 @@ impl TraceFile {
             subject: settings.subject,
         };
         let path = settings.file.clone();
-        let writer = Writer::new(create(&path)?, options).map_err(|source| RecordError::Perf {
-            path: path.clone(),
-            source,
-        })?;
-        let raw = settings
-            .raw_output
-            .as_ref()
-            .map(|path| Ok::<_, RecordError>((path.clone(), create(path)?)))
+        let opened =
+            Output::create(&path).and_then(|(output, file)| Ok((output, Sink::new(file)?)));
+        let (output, sink) = opened.map_err(write_error(&path))?;
+        let began = Remark::Began {
+            engine: settings.engine.as_bytes(),
+        };
+        let writer = Writer::new(sink, options).and_then(|mut writer| {
+            writer.remark(&began)?;
+            writer.flush()?;
+            Ok(writer)
+        });
+        let writer = writer.map_err(|source| RecordError::of(&path, source))?;
+        let raw = settings.raw_output.as_ref();
+        let raw = raw
+            .map(|path| Raw::create(path).map_err(write_error(path)))
             .transpose()?;
         Ok(Self {
-            writer,
+            writer: Some(writer),
             path,
+            output,
             raw,
+            raw_error: None,
             bytes: 0,
         })
     }
 
-    fn check(&self, result: Result<(), WriteError>) -> Result<(), RecordError> {
-        result.map_err(|source| RecordError::Perf {
-            path: self.path.clone(),
-            source,
+    /// Puts the files where they belong.
+    pub(super) fn commit(&mut self) -> Result<(), RecordError> {
+        self.output.commit().map_err(write_error(&self.path))?;
+        match &mut self.raw {
+            Some(raw) => raw.output.commit().map_err(write_error(&raw.path)),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes, or leaves the file as it was before.
+    fn write(
+        &mut self,
+        write: impl FnOnce(&mut Writer<Sink>) -> Result<(), WriteError>,
+    ) -> Result<(), RecordError> {
+        let Some(writer) = &mut self.writer else {
+            return Ok(());
+        };
+        let mark = writer.mark();
+        write(writer).map_err(|source| {
+            writer.back_to(mark);
+            writer.get_mut().take_back(mark.at);
+            RecordError::of(&self.path, source)
         })
+    }
+
+    /// Says what perf has no record for.
+    pub(super) fn remark(&mut self, remark: &Remark<'_>) -> Result<(), RecordError> {
+        self.write(|writer| writer.remark(remark))
+    }
+
+    /// Hands everything so far to the system: it is there even if we are killed.
+    pub(super) fn flush(&mut self) -> Result<(), RecordError> {
+        self.write(Writer::flush)?;
+        self.write_raw(&[]);
+        Ok(())
+    }
+
+    /// Where bare packets cannot be written, the trace can.
+    fn write_raw(&mut self, bytes: &[u8]) {
+        let Some(raw) = &mut self.raw else { return };
+        let written = raw.file.write_all(bytes).and_then(|()| raw.file.flush());
+        if let Err(error) = written {
+            self.raw_error = Some(write_error(&raw.path)(error));
+            self.raw = None;
+        }
     }
 
     pub(super) fn comm(
@@ -77,10 +152,7 @@ impl TraceFile {
         exec: bool,
         clock: VirtualClock,
     ) -> Result<(), RecordError> {
-        let result = self
-            .writer
-            .comm(task, name.as_bytes(), exec, time(clock.tsc()));
-        self.check(result)
+        self.write(|writer| writer.comm(task, name.as_bytes(), exec, time(clock.tsc())))
     }
 
     pub(super) fn fork(
@@ -89,8 +161,7 @@ impl TraceFile {
         parent: Task,
         clock: VirtualClock,
     ) -> Result<(), RecordError> {
-        let result = self.writer.fork(task, parent, time(clock.tsc()));
-        self.check(result)
+        self.write(|writer| writer.fork(task, parent, time(clock.tsc())))
     }
 
     pub(super) fn mmap2(
@@ -99,8 +170,7 @@ impl TraceFile {
         map: &Mmap2<'_>,
         clock: VirtualClock,
     ) -> Result<(), RecordError> {
-        let result = self.writer.mmap2(task, map, time(clock.tsc()));
-        self.check(result)
+        self.write(|writer| writer.mmap2(task, map, time(clock.tsc())))
     }
 
     pub(super) fn itrace_start(
@@ -108,13 +178,11 @@ impl TraceFile {
         task: Task,
         clock: VirtualClock,
     ) -> Result<(), RecordError> {
-        let result = self.writer.itrace_start(task, time(clock.tsc()));
-        self.check(result)
+        self.write(|writer| writer.itrace_start(task, time(clock.tsc())))
     }
 
     pub(super) fn exit(&mut self, task: Task, clock: VirtualClock) -> Result<(), RecordError> {
-        let result = self.writer.exit(task, time(clock.tsc()));
-        self.check(result)
+        self.write(|writer| writer.exit(task, time(clock.tsc())))
     }
 
     /// Reports a signal, at the place that the thread's stream has reached.
@@ -130,8 +198,7 @@ impl TraceFile {
             address: signal.address,
             is_fatal: signal.is_fatal,
         });
-        let result = self.writer.remark(&remark);
-        self.check(result)
+        self.remark(&remark)
     }
 
     /// Tells how far a stream has got.
@@ -164,10 +231,7 @@ impl TraceFile {
         };
         let mode = AuxFlags::of_mode(thread.told_mode());
         let flags = flags | mode.0;
-        let result = self
-            .writer
-            .aux(thread.task(), offset, size, flags, time(clock.tsc()));
-        self.check(result)
+        self.write(|writer| writer.aux(thread.task(), offset, size, flags, time(clock.tsc())))
     }
 
     /// Writes what has gathered of a stream: up to its last PSB, or all.
@@ -179,37 +243,74 @@ impl TraceFile {
         let Some(chunk) = thread.take(all) else {
             return Ok(());
         };
-        self.bytes += chunk.bytes.len() as u64;
-        let (index, tid) = (thread.index, thread.tid);
-        let result = self
-            .writer
-            .auxtrace(index, tid, chunk.offset, chunk.tsc.0, &chunk.bytes);
-        self.check(result)?;
-        for seals in chunk.seals.chunks(Remark::SEALS) {
-            let seals = seals.to_vec();
-            let result = self.writer.remark(&Remark::Seals { index, seals });
-            self.check(result)?;
+        let result = self.write_chunk((thread.index, thread.tid), &chunk);
+        match result {
+            Ok(()) => self.bytes += chunk.bytes.len() as u64,
+            // There may be room for a part of it.
+            Err(_) => thread.put_back(chunk),
         }
-        if let (0, Some((path, raw))) = (index, &mut self.raw) {
-            raw.write_all(&chunk.bytes)
-                .map_err(super::write_error(path))?;
+        result
+    }
+
+    fn write_chunk(&mut self, (index, tid): (u32, u32), chunk: &Chunk) -> Result<(), RecordError> {
+        self.write(|writer| {
+            writer.auxtrace(index, tid, chunk.offset, chunk.tsc.0, &chunk.bytes)?;
+            // Its place in the index at the end.
+            writer.get_mut().keep_more(16);
+            for seals in chunk.seals.chunks(Remark::SEALS) {
+                let seals = seals.to_vec();
+                writer.remark(&Remark::Seals { index, seals })?;
+            }
+            Ok(())
+        })?;
+        if index == 0 {
+            self.write_raw(&chunk.bytes);
         }
         Ok(())
     }
 
-    /// Completes the file; how many packet bytes it holds.
-    pub(super) fn finish(mut self) -> Result<u64, RecordError> {
-        let result = self.writer.finished_round();
-        self.check(result)?;
-        if let Some((path, mut raw)) = self.raw.take() {
-            raw.flush().map_err(super::write_error(&path))?;
-        }
-        match self.writer.finish() {
-            Ok(_) => Ok(self.bytes),
-            Err(source) => Err(RecordError::Perf {
-                path: self.path,
-                source,
-            }),
-        }
+    /// Nothing can be written any more but the last words, for which room was kept; how much there is for packets.
+    pub(super) fn begin_last_words(&mut self) -> u64 {
+        let Some(writer) = &mut self.writer else {
+            return 0;
+        };
+        let room = writer.get_mut().end().unwrap_or(LAST_PACKETS);
+        room.saturating_sub(LAST_WORDS)
+    }
+
+    /// Writes as much of what has gathered of a stream as finds room; how many bytes do not.
+    pub(super) fn write_last(
+        &mut self,
+        thread: &mut Thread,
+        clock: VirtualClock,
+        room: u64,
+    ) -> Result<usize, RecordError> {
+        // Header, padding, and its place in the index.
+        let limit = usize::try_from(room.saturating_sub(128)).unwrap_or(usize::MAX);
+        let waiting = thread.waiting();
+        let Some(chunk) = thread.take_last(limit) else {
+            return Ok(waiting);
+        };
+        let left = waiting - chunk.bytes.len();
+        self.announce(thread, clock)?;
+        self.bytes += chunk.bytes.len() as u64;
+        self.write_chunk((thread.index, thread.tid), &chunk)?;
+        Ok(left)
+    }
+
+    /// Completes the file; how many packet bytes it holds. Nothing is written then any more.
+    pub(super) fn finish(&mut self) -> Result<u64, RecordError> {
+        self.write(|writer| {
+            writer.remark(&Remark::Finished)?;
+            writer.finished_round()
+        })?;
+        let Some(writer) = self.writer.take() else {
+            return Ok(self.bytes);
+        };
+        let completed = writer
+            .finish()
+            .and_then(|sink| sink.complete().map_err(WriteError::from));
+        completed.map_err(|source| RecordError::of(&self.path, source))?;
+        Ok(self.bytes)
     }
 }

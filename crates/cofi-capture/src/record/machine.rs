@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 
 impl MachineObserver for Recorder {
     fn processor(&mut self, pid: Pid, cpu: Pid, ip: Ip, state: ProcessorState) {
+        self.begin();
         let task = Task { pid, tid: cpu };
         let name = format!("CPU {}", cpu.saturating_sub(1));
         let clock = self.clock;
@@ -20,6 +21,9 @@ impl MachineObserver for Recorder {
         self.keep(result);
         self.told_space.insert(cpu, state.address_space());
         self.clock.pause();
+        if self.error.is_some() {
+            return;
+        }
         let index = self.streams;
         self.streams += 1;
         let thread = Thread::start_processor(
@@ -139,7 +143,7 @@ impl MachineObserver for Recorder {
 
     fn code_page(&mut self, page: CodePage<'_>) {
         let saved = self.saved.save_page(page.bytes);
-        let Some((path, offset)) = self.keep(saved.map_err(write_error(&self.settings.file)))
+        let Some((path, offset)) = self.keep(saved.map_err(write_error(self.saved.folder())))
         else {
             return;
         };

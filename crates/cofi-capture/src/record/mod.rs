@@ -3,24 +3,31 @@
 mod code;
 mod file;
 mod machine;
+mod output;
 mod settings;
+mod sink;
 pub(crate) mod thread;
 mod truth;
 
+pub use output::write_file;
 pub use settings::{RecordError, Settings};
 pub use truth::{Truth, TruthStream};
 
 use crate::notice::Notices;
-use crate::{Entry, Mapping, Notice, Observer, Pid, ProcessCause, Runs, SavedCode, Signal};
+use crate::ptrace::sys::Dispositions;
+use crate::{
+    Entry, Mapping, Missing, Notice, Observer, Pid, ProcessCause, Runs, SavedCode, Signal,
+};
 use code::SavedFiles;
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
-use cofi_perf::{Mmap2, Subject, Task};
+use cofi_perf::{Mmap2, Remark, Subject, Task};
 use file::TraceFile;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Instant;
 use thread::{Thread, Threads, VirtualClock};
 
 /// So many bytes of a stream wait for the next PSB before they are written.
@@ -45,6 +52,14 @@ pub struct Recorder {
     /// The first thing that went wrong; nothing is recorded after it.
     error: Option<RecordError>,
     notices: Notices,
+    /// What is missing, by thread and sentence, and how often.
+    missing: BTreeMap<(Option<Pid>, String), u64>,
+    /// When everything was written last.
+    flushed: Instant,
+    /// The files are where they belong.
+    has_begun: bool,
+    /// A limit of a file's size is an error, and does not end us.
+    _dispositions: Dispositions,
 }
 
 /// What was recorded.
@@ -59,6 +74,10 @@ pub struct Recorded {
     pub instructions: u64,
     /// How many packet bytes were written.
     pub trace_bytes: u64,
+    /// What is known to be missing, as the file says it.
+    pub missing: Vec<Missing>,
+    /// Why the file is not complete, or the bare packets are not, if so.
+    pub errors: Vec<RecordError>,
 }
 
 impl Recorder {
@@ -69,8 +88,10 @@ impl Recorder {
     pub fn create(settings: Settings, truth: Option<Truth>) -> Result<Self, RecordError> {
         let clock = VirtualClock::new();
         Thread::start((0, 0, 0, 0), settings.setup(), clock)?;
-        let saved = SavedFiles::beside(&settings.file).map_err(write_error(&settings.file))?;
+        let mut dispositions = Dispositions::default();
+        dispositions.catching(libc::SIGXFSZ);
         let file = TraceFile::create(&settings)?;
+        let saved = SavedFiles::beside(&settings.file).map_err(write_error(&settings.file))?;
         Ok(Self {
             settings,
             file,
@@ -84,6 +105,10 @@ impl Recorder {
             truth,
             error: None,
             notices: Notices::default(),
+            missing: BTreeMap::new(),
+            flushed: Instant::now(),
+            has_begun: false,
+            _dispositions: dispositions,
         })
     }
 
@@ -92,19 +117,45 @@ impl Recorder {
         self.notices.to = Some(Box::new(to));
     }
 
-    /// Writes what is left, and completes the file.
+    /// Whether the program was started: the files are where they belong.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// The program has been started: puts the files where they belong.
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            let moved = self.saved.begin().map_err(write_error(self.saved.folder()));
+            let result = moved.and_then(|()| self.file.commit());
+            self.keep(result);
+        }
+    }
+
+    /// Writes what is left, and completes the file. If something could not be written, the file holds what was before, and says so,
+    /// and so does [`Recorded`].
     ///
     /// # Errors
-    /// The first error of the whole recording. The file then holds what was written before it.
+    /// Nothing could be written at all.
     pub fn finish(mut self) -> Result<Recorded, RecordError> {
         let tids: Vec<Pid> = self.threads.all().map(|thread| thread.tid).collect();
         for tid in tids {
             self.end_thread(tid);
         }
-        let trace_bytes = self.file.finish()?;
-        if let Some(error) = self.error {
-            return Err(error);
+        self.begin();
+        let mut errors = Vec::new();
+        let mut trace_bytes = 0;
+        let finished = self.file.finish();
+        if let Some(bytes) = self.keep(finished) {
+            trace_bytes = bytes;
+        } else {
+            // With the room that was kept for it.
+            match self.file.finish() {
+                Ok(bytes) => trace_bytes = bytes,
+                Err(error) => errors.push(error),
+            }
         }
+        errors.extend(self.file.raw_error.take());
         let path = self.settings.file.clone();
         let truth = self
             .truth
@@ -116,15 +167,84 @@ impl Recorder {
             streams: self.streams,
             instructions: self.instructions,
             trace_bytes,
+            missing: self
+                .missing
+                .into_iter()
+                .map(|((tid, text), count)| Missing { tid, text, count })
+                .collect(),
+            errors,
         })
     }
 
     fn keep<T>(&mut self, result: Result<T, RecordError>) -> Option<T> {
-        result
-            .map_err(|error| {
-                self.error.get_or_insert(error);
-            })
-            .ok()
+        result.map_err(|error| self.give_up(error)).ok()
+    }
+
+    /// Something cannot be written. What has gathered is, as far as there is room, and what is missing; nothing else from now on.
+    fn give_up(&mut self, error: RecordError) {
+        if self.error.is_some() {
+            return;
+        }
+        let sentence = error.sentence();
+        self.error = Some(error);
+        let mut room = self.file.begin_last_words();
+        let mut threads = self.threads.take();
+        for thread in &mut threads {
+            thread.stop(self.clock);
+        }
+        // Whoever has little leaves its share to the others.
+        threads.sort_by_key(Thread::waiting);
+        let count = threads.len() as u64;
+        for (thread, left) in threads.iter_mut().zip((1..=count).rev()) {
+            let waiting = thread.waiting();
+            let lost = self.file.write_last(thread, self.clock, room / left);
+            let lost = lost.unwrap_or(waiting);
+            room = room.saturating_sub((waiting - lost) as u64 + 128);
+            if lost > 0 {
+                let text = format!("its last {lost} bytes of packets found no room");
+                self.misses(Missing::of(thread.tid, text));
+            }
+        }
+        let text = format!("{sentence}; what ran from then on is not in the trace");
+        self.misses(Missing::new(text));
+        // If this fails as well, the file ends without having been finished.
+        let _ = self.file.flush();
+    }
+
+    /// Says in the file that something is missing.
+    fn misses(&mut self, missing: Missing) {
+        /// Of so many threads each is named.
+        const NAMED: usize = 1 << 12;
+        let result = self.file.remark(&Remark::Missing(missing.remark()));
+        let tid = missing.tid.filter(|_| self.missing.len() < NAMED);
+        let count = self.missing.entry((tid, missing.text)).or_default();
+        *count = count.saturating_add(missing.count);
+        self.keep(result);
+    }
+
+    /// Writes everything, so that it is there even if we are killed: each thread's trace ends here for a moment, which sends what
+    /// its unit has gathered.
+    fn flush(&mut self) {
+        let before = self.clock;
+        let mut result = Ok(());
+        if self.threads.all().any(Thread::is_dirty) {
+            self.clock.pause();
+            let clock = self.clock;
+            for thread in self.threads.all_mut().filter(|thread| thread.is_dirty()) {
+                thread.mark_begin(before);
+                result = result
+                    .and_then(|()| self.file.announce(thread, clock))
+                    .and_then(|()| self.file.write_stream(thread, true));
+            }
+            self.clock.pause();
+            for thread in self.threads.all_mut().filter(|thread| thread.is_dirty()) {
+                thread.mark_end(self.clock);
+                thread.flushed();
+            }
+        }
+        let result = result.and_then(|()| self.file.flush());
+        self.keep(result);
+        self.flushed = Instant::now();
     }
 
     /// Something is about to be told that changes code or names in `pid` from here on: its threads stop tracing, and
@@ -217,6 +337,7 @@ impl Observer for Recorder {
     }
 
     fn process(&mut self, pid: Pid, parent: Option<Pid>, cause: ProcessCause, comm: &str) {
+        self.begin();
         let task = Task { pid, tid: pid };
         let comm = comm.to_owned();
         self.mark(pid, |file, clock| match (cause, parent) {
@@ -246,6 +367,9 @@ impl Observer for Recorder {
         let result = result.and_then(|()| self.file.itrace_start(task, clock));
         self.keep(result);
         self.clock.pause();
+        if self.error.is_some() {
+            return;
+        }
         let next = self.streams;
         let (index, offset) = self.ended.remove(&tid).unwrap_or((next, 0));
         self.streams += u32::from(index == next);
@@ -296,7 +420,7 @@ impl Observer for Recorder {
 
     fn code(&mut self, pid: Pid, tid: Pid, code: SavedCode<'_>) {
         let saved = self.saved.save(pid, code.start, code.bytes);
-        let Some(path) = self.keep(saved.map_err(write_error(&self.settings.file))) else {
+        let Some(path) = self.keep(saved.map_err(write_error(self.saved.folder()))) else {
             return;
         };
         let task = Task { pid, tid };
@@ -397,6 +521,22 @@ impl Observer for Recorder {
             thread.mark_end(clock);
         }
         self.keep(result);
+    }
+
+    fn missing(&mut self, missing: Missing) {
+        // Afterwards everything is.
+        if self.error.is_none() {
+            self.misses(missing);
+        }
+    }
+
+    fn tick(&mut self) {
+        if self.error.is_none()
+            && self.has_begun
+            && self.flushed.elapsed() >= self.settings.patience
+        {
+            self.flush();
+        }
     }
 
     fn has_failed(&self) -> bool {

@@ -1,10 +1,11 @@
 //! What to record, and what can go wrong.
 
 use super::thread::Setup;
-use cofi_perf::{Subject, TraceConfig};
+use cofi_perf::{Subject, TraceConfig, WriteError};
 use cofi_unit::{Capabilities, Ctl, Fault, rtit};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What to record and where to.
 #[derive(Clone, Debug)]
@@ -19,6 +20,10 @@ pub struct Settings {
     pub command_line: Vec<String>,
     /// Whose trace it is.
     pub subject: Subject,
+    /// The engine, by its name on the command line.
+    pub engine: String,
+    /// How long what was recorded may wait to be written: if the recorder is killed, no more is lost.
+    pub patience: Duration,
 }
 
 /// Why a recording cannot begin or go on.
@@ -42,14 +47,38 @@ pub enum RecordError {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: cofi_perf::WriteError,
+        source: WriteError,
     },
+}
+
+impl RecordError {
+    /// The file at `path` cannot be written.
+    pub(super) fn of(path: &Path, source: WriteError) -> Self {
+        let path = path.to_owned();
+        match source {
+            WriteError::Io(source) => Self::Write { path, source },
+            source => Self::Perf { path, source },
+        }
+    }
+
+    /// In one sentence, with the cause.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        match self {
+            Self::Unit(_) => self.to_string(),
+            Self::Write { source, .. } => format!("{self}: {source}"),
+            Self::Perf { source, .. } => format!("{self}: {source}"),
+        }
+    }
 }
 
 /// The core:bus ratio and the maximum non-turbo ratio alike: the virtual core clock and the TSC run at one speed.
 pub(super) const CORE_BUS_RATIO: u8 = 20;
 
 impl Settings {
+    /// For how long what was recorded waits to be written, mostly.
+    pub const PATIENCE: Duration = Duration::from_millis(500);
+
     /// The processor that the recorder models: without what no engine tells of, so that asking for it is refused.
     #[must_use]
     pub fn capabilities() -> Capabilities {

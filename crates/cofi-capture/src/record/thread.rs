@@ -10,7 +10,7 @@ mod unit;
 use crate::{Entry, ProcessorState, Runs};
 use buffer::Buffer;
 use cofi_insn::{Checksum, Class, Insn};
-use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
+use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc, intel, rtit as rtit_packets};
 use cofi_perf::{Seal, Task};
 use cofi_unit::{At, Branch, Fault, Retired};
 pub(crate) use unit::Setup;
@@ -86,6 +86,8 @@ pub(crate) struct Thread {
     told_mode: ExecMode,
     /// A TSC packet is owed at the next return to user space.
     time_owed: bool,
+    /// The clock when all was taken last.
+    flushed: u64,
 }
 
 /// What leads from one context to another.
@@ -147,6 +149,11 @@ impl Threads {
         Some(self.list.remove(at))
     }
 
+    /// All of them, of which none is traced any more.
+    pub(crate) fn take(&mut self) -> Vec<Thread> {
+        std::mem::take(&mut self.list)
+    }
+
     pub(crate) fn all(&self) -> impl Iterator<Item = &Thread> {
         self.list.iter()
     }
@@ -197,6 +204,7 @@ impl Thread {
             announced: offset,
             told_mode: state.mode,
             time_owed,
+            flushed: 0,
         })
     }
 
@@ -363,8 +371,10 @@ impl Thread {
     /// What no AUX record has told of yet: offset and size.
     pub(crate) fn announce(&mut self) -> Option<(StreamOffset, u64)> {
         let end = self.buffer.start + self.buffer.bytes.len() as u64;
+        // What found no room may have been told of.
+        let size = end.checked_sub(self.announced).filter(|size| *size > 0)?;
         let from = core::mem::replace(&mut self.announced, end);
-        (end > from).then_some((StreamOffset(from), end - from))
+        Some((StreamOffset(from), size))
     }
 
     /// Where the stream ends.
@@ -375,6 +385,49 @@ impl Thread {
     /// How many bytes wait to be written.
     pub(crate) fn waiting(&self) -> usize {
         self.buffer.bytes.len()
+    }
+
+    /// Whether anything happened since all was taken.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.buffer.clock != self.flushed
+    }
+
+    /// All that happened has been taken.
+    pub(crate) fn flushed(&mut self) {
+        self.flushed = self.buffer.clock;
+    }
+
+    /// Takes as many whole packets as there are in `limit` bytes, and leaves the rest for good.
+    pub(crate) fn take_last(&mut self, limit: usize) -> Option<Chunk> {
+        let buffer = &mut self.buffer;
+        if buffer.bytes.len() > limit {
+            let len = match self.unit {
+                TraceUnit::Pt(_) => intel::Packets::new(&buffer.bytes)
+                    .map_while(Result::ok)
+                    .map(|packet| packet.offset.0 as usize)
+                    .take_while(|start| *start <= limit)
+                    .last(),
+                // How long its packets are depends on its mode.
+                TraceUnit::Rtit(_) => buffer.bytes[..limit]
+                    .windows(rtit_packets::PSB.len())
+                    .rposition(|bytes| bytes == rtit_packets::PSB),
+            };
+            buffer.bytes.truncate(len.unwrap_or(0));
+            // Of what is left of the last stretch nobody knows what ran.
+            buffer
+                .seals
+                .end_at(buffer.start + buffer.bytes.len() as u64);
+        }
+        self.take(true)
+    }
+
+    /// What was taken could not be written.
+    pub(crate) fn put_back(&mut self, chunk: Chunk) {
+        let buffer = &mut self.buffer;
+        (buffer.start, buffer.start_tsc, buffer.cut) = (chunk.offset.0, chunk.tsc.0, None);
+        let rest = core::mem::replace(&mut buffer.bytes, chunk.bytes);
+        buffer.bytes.extend_from_slice(&rest);
+        buffer.seals.put_back(chunk.seals);
     }
 
     /// Takes what may be written: everything up to the last PSB, or (`all`) to the end. Streams are cut at PSBs only.

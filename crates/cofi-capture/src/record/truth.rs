@@ -50,7 +50,7 @@ impl Truth {
         if self.writers.contains_key(&index) {
             return Ok(());
         }
-        let file = File::create(self.path(index))?;
+        let file = super::output::private_file(&self.path(index))?;
         let list = List {
             tid,
             last: 0,

@@ -129,6 +129,14 @@ pub struct Writer<W> {
     descriptions: BTreeMap<Feature, String>,
 }
 
+/// How far a file had got: see [`Writer::mark`].
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    /// Bytes that were written.
+    pub at: u64,
+    auxtraces: usize,
+}
+
 /// Little-endian bytes, one after another.
 #[derive(Debug, Default)]
 pub(crate) struct Bytes(pub(crate) Vec<u8>);
@@ -236,6 +244,34 @@ impl<W: Write + Seek> Writer<W> {
         self.out.write_all(bytes)?;
         self.at += bytes.len() as u64;
         Ok(())
+    }
+
+    /// Lets the header tell of everything written so far, and hands all of it to the system.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn flush(&mut self) -> Result<(), WriteError> {
+        self.checkpoint()?;
+        Ok(self.out.flush()?)
+    }
+
+    /// The output.
+    pub fn get_mut(&mut self) -> &mut W {
+        &mut self.out
+    }
+
+    /// How far the file has got.
+    pub fn mark(&self) -> Mark {
+        Mark {
+            at: self.at,
+            auxtraces: self.auxtraces.len(),
+        }
+    }
+
+    /// Forgets what was written after a mark, where writing has failed: the output's position is to be there again.
+    pub fn back_to(&mut self, mark: Mark) {
+        self.at = mark.at;
+        self.auxtraces.truncate(mark.auxtraces);
     }
 
     /// Lets the header tell of everything written so far.

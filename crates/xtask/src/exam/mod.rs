@@ -4,6 +4,7 @@
 
 pub(crate) mod build;
 mod compare;
+mod endings;
 pub(crate) mod flows;
 mod generated;
 mod jit;
@@ -94,6 +95,12 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "jit") {
         return jit::run(root, rest);
+    }
+    if let Some((_, rest)) = arguments
+        .split_first()
+        .filter(|(word, _)| *word == "endings")
+    {
+        return endings::run(root, rest);
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "large") {
         return large::run(root, rest);

@@ -12,7 +12,7 @@ pub use launch::{MachineError, MachineQemu};
 use super::shared::{Presence, Shared};
 use super::{NAP, TURN};
 use crate::ptrace::{Options, Outcome};
-use crate::{MachineObserver, Pid};
+use crate::{MachineObserver, Missing, Pid, missing};
 use blocks::{Blocks, cpl_of, mode_of};
 use cofi_packet::Ip;
 use cofi_qemu_plugin::layout::record;
@@ -45,9 +45,28 @@ pub struct MachineUnknown {
 
 impl MachineUnknown {
     /// Adds what is not known of a processor that is gone.
-    fn add(&mut self, gone: &Processor) {
-        self.unexplained += gone.unexplained;
-        self.cut += u64::from(!gone.is_told());
+    fn add(&mut self, observer: &mut dyn MachineObserver, gone: &Processor) {
+        let count = gone.unexplained;
+        if count > 0 {
+            self.unexplained += count;
+            let text =
+                "control went where nothing explains (as by a reset); the trace has a gap there";
+            let missing = Missing::of(gone.cpu(), text);
+            observer.missing(Missing { count, ..missing });
+        }
+        if !gone.is_told() {
+            self.cut += 1;
+            let text = "the processor ran when the machine ended: the block that it was in is not in the trace";
+            observer.missing(Missing::of(gone.cpu(), text));
+        }
+    }
+
+    fn find_untraced(&mut self, observer: &mut dyn MachineObserver, count: u32) {
+        if count > 0 {
+            self.untraced += u64::from(count);
+            let text = "a processor is not in the trace: there are too many, or QEMU keeps their state in an unknown way";
+            observer.missing(Missing::several(count.into(), text));
+        }
     }
 }
 
@@ -91,7 +110,14 @@ pub fn run(
     if let Some(leader) = options.leader {
         leader.store(pid, Ordering::SeqCst);
     }
-    let result = record(&folder, pid, &mut child, options, observer);
+    let result =
+        record(&folder, pid, &mut child, options, observer).and_then(|(found, unknown)| {
+            if found == Outcome::Detached && observer.has_failed() {
+                // Nothing more can be recorded: the machine runs on, and is waited for.
+                return Ok((wait_untraced(&mut child, options)?, unknown));
+            }
+            Ok((found, unknown))
+        });
     if result.is_err() {
         // Nobody would take what it tells.
         let _ = child.kill();
@@ -99,8 +125,21 @@ pub fn run(
     }
     let (outcome, mut unknown) = result.map_err(MachineError::Memory)?;
     // A machine that could not share memory is none that was seen.
-    unknown.untraced += u64::from(presence.untraced());
+    unknown.find_untraced(observer, presence.untraced());
+    if outcome == Outcome::Detached {
+        observer.missing(Missing::new(missing::STOPPED));
+    }
     Ok((outcome, unknown))
+}
+
+fn wait_untraced(child: &mut Child, options: Options<'_>) -> io::Result<Outcome> {
+    while !options.stop.load(Ordering::Relaxed) {
+        if let Some(status) = child.try_wait()? {
+            return Ok(outcome(status));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(Outcome::Detached)
 }
 
 fn outcome(status: ExitStatus) -> Outcome {
@@ -124,6 +163,7 @@ fn record(
         let is_due = looked.is_none_or(|at| at.elapsed() >= LOOK);
         if is_due {
             looked = Some(Instant::now());
+            observer.tick();
             if machine.is_none() {
                 machine = Machine::find(folder, pid)?;
             }
@@ -251,7 +291,7 @@ impl Machine {
                 }
                 (record::EXIT, _, some) => {
                     if let Some(gone) = some.take() {
-                        self.unknown.add(&gone);
+                        self.unknown.add(observer, &gone);
                         observer.thread_exit(self.pid, gone.cpu());
                     }
                 }
@@ -282,9 +322,10 @@ impl Machine {
     /// The machine has ended, or tracing.
     fn end(mut self, observer: &mut dyn MachineObserver) -> MachineUnknown {
         self.shared.stop();
-        self.unknown.untraced = u64::from(self.shared.take_untraced()) + u64::from(self.unmapped);
+        let untraced = self.shared.take_untraced() + u32::from(self.unmapped);
+        self.unknown.find_untraced(observer, untraced);
         for processor in self.processors.values() {
-            self.unknown.add(processor);
+            self.unknown.add(observer, processor);
             observer.thread_exit(self.pid, processor.cpu());
         }
         self.pages.flush(observer);

@@ -137,6 +137,8 @@ mod tests {
                 os: true,
                 user: true,
             },
+            engine: "ptrace".into(),
+            patience: Settings::PATIENCE,
         };
         let mut thread = Thread::start_processor(
             (1, 1, 0, 0),

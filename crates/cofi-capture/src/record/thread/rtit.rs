@@ -181,6 +181,8 @@ mod tests {
             config: config.into(),
             command_line: Vec::new(),
             subject: Subject::Processes,
+            engine: "ptrace".into(),
+            patience: Settings::PATIENCE,
         };
         let setup: Setup = settings.setup();
         Thread::start((1, 1, 0, 0), setup, VirtualClock::new()).expect("the unit takes it")

@@ -16,6 +16,8 @@ pub(super) struct Seals {
     start: u64,
     /// Seals that are not written yet.
     done: Vec<Seal>,
+    /// The stream ends before what ran: there are no more seals.
+    is_cut: bool,
 }
 
 impl Seals {
@@ -25,6 +27,7 @@ impl Seals {
             ran: RunningChecksum::EMPTY,
             start: offset,
             done: Vec::new(),
+            is_cut: false,
         }
     }
 
@@ -43,6 +46,9 @@ impl Seals {
 
     /// The stretch ends here.
     pub(super) fn close(&mut self, end: u64) {
+        if self.is_cut || end == self.start {
+            return;
+        }
         let start = std::mem::replace(&mut self.start, end);
         let ran = std::mem::take(&mut self.ran);
         self.done.push(Seal {
@@ -51,6 +57,17 @@ impl Seals {
             instructions: ran.instructions(),
             sum: ran.sum(),
         });
+    }
+
+    /// The stream ends here for good, and not where everything is in it that ran.
+    pub(super) fn end_at(&mut self, end: u64) {
+        self.done.retain(|seal| seal.end.0 <= end);
+        self.is_cut = true;
+    }
+
+    /// Seals that were taken, but could not be written.
+    pub(super) fn put_back(&mut self, seals: Vec<Seal>) {
+        self.done.splice(0..0, seals);
     }
 
     /// The seals that nobody has taken yet.
