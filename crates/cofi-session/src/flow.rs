@@ -10,13 +10,12 @@ use cofi_image::{ImageView, Paging, Place};
 use cofi_insn::CodeSource;
 use cofi_packet::intel::{Packet, Packets};
 use cofi_packet::{ExecMode, Ip, StreamOffset};
-use cofi_perf::{PerfTime, Seal};
+use cofi_perf::PerfTime;
 
 use crate::clock::Clock;
 use crate::parts::Parts;
 use crate::seals::{SealCheck, SealCount};
 use crate::session::Stream;
-use crate::stream::Pieces;
 use crate::timeline::{Cursor, Task};
 
 /// Whose code a trace is about.
@@ -148,9 +147,7 @@ impl<'s> Context<'s> {
 
 impl<'s> ThreadFlow<'s> {
     pub(crate) fn new(
-        pieces: &'s Pieces<'_>,
-        modes: &'s [(StreamOffset, ExecMode)],
-        seals: &'s [Seal],
+        stream: &'s Stream<'_>,
         config: FlowConfig,
         cursor: Cursor<'s>,
         time: Option<Clock>,
@@ -165,18 +162,18 @@ impl<'s> ThreadFlow<'s> {
                 paging: Paging::default(),
                 switched: false,
                 config,
-                parts: Parts::new(pieces),
+                parts: Parts::new(&stream.pieces),
                 next: None,
-                seals: SealCheck::new(seals),
+                seals: SealCheck::new(&stream.seals),
                 behind: None,
-                end: StreamOffset(pieces.len() as u64),
+                end: StreamOffset(stream.pieces.len() as u64),
             },
             time,
             subject,
             host,
             in_guest: subject == Subject::Guests,
             told: subject == Subject::Guests,
-            modes,
+            modes: &stream.modes,
         };
         this.begin();
         this

@@ -154,10 +154,10 @@ pub struct Stream<'t> {
     key: StreamKey,
     task: Task,
     name: Option<String>,
-    pieces: Pieces<'t>,
+    pub(crate) pieces: Pieces<'t>,
     /// From which byte on code runs in another mode, where packets do not tell it.
-    modes: Vec<(StreamOffset, ExecMode)>,
-    seals: Vec<Seal>,
+    pub(crate) modes: Vec<(StreamOffset, ExecMode)>,
+    pub(crate) seals: Vec<Seal>,
     signals: Vec<Signal>,
 }
 
@@ -545,16 +545,7 @@ impl<'t> Session<'t> {
             streams: &self.streams,
             known: &self.has_host,
         };
-        ThreadFlow::new(
-            &stream.pieces,
-            &stream.modes,
-            &stream.seals,
-            self.flow,
-            cursor,
-            self.time,
-            subject,
-            host,
-        )
+        ThreadFlow::new(stream, self.flow, cursor, self.time, subject, host)
     }
 
     /// What the packets of one stream of this session tell by themselves, without any code.

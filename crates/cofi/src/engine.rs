@@ -1,6 +1,5 @@
 //! `--engine auto`: which engine records, and why.
 
-use crate::output;
 use cofi_capture::ptrace::{self, Command, Stops, Target};
 use cofi_capture::qemu::machine::MachineQemu;
 use cofi_capture::qemu::{Qemu, QemuError};
@@ -27,12 +26,11 @@ impl<Q> Chosen<Q> {
     }
 }
 
-/// Chooses, and says on standard error what was chosen and why.
-pub(crate) fn auto(target: &Target) -> Chosen {
+/// Chooses; what was chosen and why, in words.
+pub(crate) fn auto(target: &Target) -> (Chosen, String) {
     let (chosen, why) = choose(target, suits, find);
-    let name = chosen.name();
-    output::tell(format_args!("recording with {name} ({why})"));
-    chosen
+    let words = format!("recording with {} ({why})", chosen.name());
+    (chosen, words)
 }
 
 /// Which engine it is, and by what it works here. `stops` are those asked for.

@@ -129,8 +129,13 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         stop: watch.stop(),
         leader: Some(watch.leader()),
     };
+    let mut why = None;
     let engine = match (options.engine, &target) {
-        (Engine::Auto, _) => engine::auto(&target),
+        (Engine::Auto, _) => {
+            let (chosen, words) = engine::auto(&target);
+            why = Some(words);
+            chosen
+        }
         (Engine::Qemu, Target::Launch(command)) => {
             if let Err(unfit @ Unfit::OtherMachine) = Qemu::suits(command) {
                 bail!("{unfit}: use --engine ptrace");
@@ -158,6 +163,9 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
     let mut recorder = Recorder::create(settings, truth)?;
     recorder.on_notice(|notice| output::tell(format_args!("{notice}")));
+    if let Some(why) = why {
+        output::tell(format_args!("{why}"));
+    }
     before(&engine);
     let stops = if options.step {
         Stops::Instructions

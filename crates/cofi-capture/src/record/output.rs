@@ -88,6 +88,8 @@ impl Output {
             Ok(kind) if kind.is_fifo() && is_stream => return in_place(open_pipe(path)?),
             Ok(_) => return Err(Refusal::Pipe.into()),
         }
+        // What is wrong with the folder is said without our own name.
+        fs::metadata(folder_of(path))?;
         let mut prefix = OsString::from(".");
         prefix.push(path.file_name().ok_or(io::ErrorKind::InvalidFilename)?);
         prefix.push(".");

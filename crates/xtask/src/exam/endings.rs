@@ -670,8 +670,7 @@ impl Trial<'_> {
     fn plain(&self, text: &str) -> String {
         let text = text.replace(&self.data.display().to_string(), "FILE");
         let mut plain = String::new();
-        let mut words = text.split(' ');
-        while let Some(word) = words.next() {
+        for word in text.split(' ') {
             if !plain.is_empty() {
                 plain.push(' ');
             }
