@@ -281,24 +281,25 @@ pub(crate) fn gap_table(session: &Session<'_>, gaps: &[Gap]) -> String {
 /// What may be said of a trace in which no gap was found: that it is whole only where its seals prove it.
 pub(crate) fn no_gaps(session: &Session<'_>, proof: &Proof) -> String {
     if !proof.has_seals() {
-        return "No gaps found: packets and code fit each other. (No seal proves that this is what ran: only Cofi's own recordings have seals.)".into();
+        return "No gaps found: packets and code fit each other.\n\
+                (No seal proves it: only Cofi's recordings have seals.)"
+            .into();
     }
     let seals = counted(proof.seals.verified, "seal");
-    let prove = if proof.seals.verified == 1 {
-        "proves"
-    } else {
-        "prove"
+    let prove = match proof.seals.verified {
+        1 => "proves",
+        _ => "prove",
     };
     if !proof.is_complete() {
         let unsealed = counted(proof.unsealed, "byte");
-        return format!("No gaps found. {seals} verified; no seal covers {unsealed} of trace.");
-    }
-    if session.diagnostics().is_empty() {
+        format!("No gaps found. {seals} verified;\nno seal covers {unsealed} of trace.")
+    } else if session.diagnostics().is_empty() {
         format!(
-            "No gaps: every instruction of the trace is accounted for. {seals} of the recorder {prove} it."
+            "No gaps: every instruction of the trace is accounted for.\n\
+             {seals} of the recorder {prove} it."
         )
     } else {
-        format!("No gaps in what the file holds. {seals} of the recorder {prove} it.")
+        format!("No gaps in what the file holds.\n{seals} of the recorder {prove} it.")
     }
 }
 

@@ -378,7 +378,7 @@ fn report_counts_a_part_and_a_thread() {
     assert!(rest.abs_diff(listed(&from, &data)) < 32, "{rest}");
     let text = run(cofi().arg("report").args(window).arg(&data)).text();
     assert!(
-        text.contains("every instruction of this part of the trace"),
+        text.contains("No gaps found in this part of the trace"),
         "{text}"
     );
 
