@@ -7,7 +7,8 @@
  * that time, so that code may change as the program runs; `--clear` empties the address space (an exec).
  * `--count N` decodes the stream N times, each time from nothing, and prints one line instead: the instructions of one
  * pass, the sum of their addresses (modulo 2^64), and the processor time of all passes in seconds. With `--blocks` before it, the
- * block decoder does it, the sum being that of the blocks' first addresses; no section may then come later.
+ * block decoder does it, the sum being that of the blocks' first addresses; no section may then come later. With `--warm` a pass
+ * keeps what libipt can keep (mapped sections and, of blocks, their cache); one more pass comes before, whose time does not count.
  * `--events` prints everything that a decoder tells, a line each: `insn ADDRESS BITS TX`, TX being 1 in a transaction, and the
  * events (see `print_event`), status updates left out; `error OFFSET WORDS` stands where the flow breaks off.
  * `--times` adds to each address the time stamp counter that libipt estimates for it, `-` where it knows none.
@@ -36,7 +37,7 @@ static int usage(const char *what)
 {
     fprintf(stderr,
             "ptinsn: %s\nusage: ptinsn [--cpu FAMILY/MODEL/STEPPING] [--mtc-freq N] [--nom-freq N] [--cpuid-15 EAX,EBX] "
-            "[--blocks] [--count N] [--events] [--times] STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
+            "[--blocks] [--warm] [--count N] [--events] [--times] STREAM [FILE:OFFSET:SIZE:ADDRESS | --at TSC | --clear]...\n",
             what);
     return 2;
 }
@@ -330,19 +331,29 @@ static unsigned long decode_blocks(struct pt_block_decoder *decoder, struct tall
     }
 }
 
+/* Begins a pass: with nothing mapped or decoded, unless it is warm and not the first. */
+static bool begin_pass(struct space *space, uint64_t pass, bool warm, struct timespec *before)
+{
+    if (warm && pass == 1)
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, before);
+    return (warm && pass > 0) || forget(space);
+}
+
 /* As many passes of the block decoder; the number of errors. */
-static unsigned long block_passes(const struct pt_config *config, struct space *space, uint64_t passes, struct tally *tally)
+static unsigned long block_passes(const struct pt_config *config, struct space *space, uint64_t passes, bool warm,
+                                  struct tally *tally, struct timespec *before)
 {
     unsigned long errors = 0;
-    for (uint64_t pass = 0; pass < passes; pass++) {
+    for (uint64_t pass = 0; pass < passes + warm; pass++) {
         struct pt_block_decoder *decoder = pt_blk_alloc_decoder(config);
         *tally = (struct tally){0};
-        if (!decoder || !forget(space) || apply(space, NULL, UINT64_MAX) < 0 ||
+        if (!decoder || !begin_pass(space, pass, warm, before) || apply(space, NULL, UINT64_MAX) < 0 ||
             pt_blk_set_image(decoder, space->image) < 0)
             return errors + 1;
         errors += decode_blocks(decoder, tally);
         pt_blk_free_decoder(decoder);
-        pt_image_free(space->image);
+        if (!warm)
+            pt_image_free(space->image);
     }
     return errors;
 }
@@ -354,7 +365,7 @@ int main(int argc, char **argv)
     struct space space = {.changes = changes};
     const char *stream = NULL;
     uint64_t at = 0, passes = 0;
-    bool events = false, blocks = false, times = false;
+    bool events = false, blocks = false, times = false, warm = false;
 
     pt_config_init(&config);
     if (!changes)
@@ -372,6 +383,10 @@ int main(int argc, char **argv)
         }
         if (!strcmp(word, "--blocks")) {
             blocks = true;
+            continue;
+        }
+        if (!strcmp(word, "--warm")) {
+            warm = true;
             continue;
         }
         if (!strcmp(word, "--times")) {
@@ -427,6 +442,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; blocks && i < space.count; i++)
         if (changes[i].clear || changes[i].at || !passes || events)
             return usage("--blocks counts, with code that does not change");
+    if (warm && !passes)
+        return usage("--warm wants --count");
     config.begin = bytes;
     config.end = bytes + size;
 
@@ -435,15 +452,16 @@ int main(int argc, char **argv)
     struct timespec before, after;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
     if (blocks)
-        errors = block_passes(&config, &space, passes, &tally);
-    for (uint64_t pass = 0; !blocks && (pass == 0 || pass < passes); pass++) {
+        errors = block_passes(&config, &space, passes, warm, &tally, &before);
+    for (uint64_t pass = 0; !blocks && (pass == 0 || pass < passes + warm); pass++) {
         struct pt_insn_decoder *decoder = pt_insn_alloc_decoder(&config);
         tally = (struct tally){0};
-        if (!decoder || !forget(&space) || pt_insn_set_image(decoder, space.image) < 0)
+        if (!decoder || !begin_pass(&space, pass, warm, &before) || pt_insn_set_image(decoder, space.image) < 0)
             return usage("libipt has no decoder for this");
         errors += decode(decoder, &space, passes ? &tally : NULL, events, times);
         pt_insn_free_decoder(decoder);
-        pt_image_free(space.image);
+        if (!warm)
+            pt_image_free(space.image);
     }
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
     if (passes)

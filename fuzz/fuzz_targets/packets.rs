@@ -56,6 +56,8 @@ fn check<F: Format>(context: F::Context, input: &Input<'_>) {
         assert!(size > 0, "an item takes no bytes");
         let bytes = &input.bytes[at..at + size];
         at += size;
+        // Bytes that form no packet are told too: an address may have been in there.
+        let listed = listing.item(item);
         let raw = match item {
             Ok(located) => located.raw,
             Err(error) => match error.packet {
@@ -87,7 +89,7 @@ fn check<F: Format>(context: F::Context, input: &Input<'_>) {
             typed.len() <= raw.len(),
             "encoding takes more bytes than the original"
         );
-        let line = listing.next(&raw).to_string();
+        let line = listed.expect("a packet is listed").to_string();
         assembler
             .line(&line)
             .unwrap_or_else(|error| panic!("{line}: {error}"));

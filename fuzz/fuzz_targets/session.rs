@@ -1,18 +1,34 @@
-//! Any bytes as a perf.data file: reading it ends, every stream's flow ends, and every error is a sentence.
+//! Any bytes as a perf.data file: reading it ends, every stream's flow ends, by blocks as by items, and every error is a sentence. Files are
+//! changed so that they stay perf.data files.
 #![no_main]
 
+mod perf;
+
 use cofi_flow::Item;
-use cofi_session::{Session, SessionOptions, TraceFormat};
-use libfuzzer_sys::fuzz_target;
+use cofi_image::CodeFile;
+use cofi_session::{PackedCode, Session, SessionOptions, TraceFormat};
+use libfuzzer_sys::{fuzz_mutator, fuzz_target};
+
+/// The program of the seeds, by the name that they have for it: no other file is opened, whatever the input names.
+const PROGRAM: (&str, &[u8]) = ("/tmp/cofi-fuzz-seeds/program", include_bytes!("../seeds/code/elf"));
 
 /// Instructions that may pass without a packet.
 const RUN: u32 = 64;
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    perf::mutate(data, size, max_size, seed)
+});
 
 fuzz_target!(|bytes: &[u8]| {
     let mut options = SessionOptions::default();
     options.format = Some(TraceFormat::Perf);
     options.flow.max_packetless_run = RUN;
     options.flow.cache_limit = 1 << 16;
+    let (path, elf) = PROGRAM;
+    options.code.packed = Some(PackedCode {
+        files: vec![CodeFile::packed(path, None, elf, None)],
+        ..PackedCode::default()
+    });
     let Ok(session) = Session::new(bytes, &options) else {
         return;
     };
@@ -23,9 +39,10 @@ fuzz_target!(|bytes: &[u8]| {
             "a stream is out of proportion to the file"
         );
         let bound = (stream.len() as u64 * 8 + 64) * (u64::from(RUN) + 4);
-        let mut items = 0;
+        let (mut items, mut instructions) = (0, 0);
         for item in session.decode(stream) {
             items += 1;
+            instructions += u64::from(matches!(item, Item::Insn(_)));
             assert!(
                 items <= bound,
                 "{items} items out of {} bytes",
@@ -38,6 +55,10 @@ fuzz_target!(|bytes: &[u8]| {
                 );
             }
         }
+        let mut by_blocks = 0;
+        let mut flow = session.decode(stream);
+        while flow.blocks(|block| by_blocks += block.len() as u64).is_some() {}
+        assert_eq!(by_blocks, instructions, "by blocks other instructions ran");
     }
     let told = session.diagnostics().len() + session.code_problems().count();
     assert!(

@@ -3,6 +3,7 @@
 #![no_main]
 
 #[path = "../../crates/cofi-unit/tests/random/mod.rs"]
+#[allow(dead_code)]
 mod random;
 
 use cofi_unit::Unit;

@@ -8,19 +8,18 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread::Builder;
 
 use cofi_flow::{Item, TimeJump, TraceFormat};
-use cofi_packet::intel::{IntelPt, PSB, Packet, Packets, sync_forward};
+use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::Rtit;
 use cofi_packet::{Format, StreamOffset};
 use cofi_session::{SealCount, Session, Stream};
 
 use crate::clock::each_jump;
 use crate::gap::{Gap, GapFinder, Step};
+use crate::parallel::in_order;
 use crate::proof::Proof;
+use crate::segments::SegmentStart;
 
 /// How a trace is checked.
 #[derive(Clone, Copy, Debug)]
@@ -120,32 +119,15 @@ pub fn check(
         .enumerate()
         .flat_map(|(number, stream)| segments(session, number, stream, options.segment))
         .collect();
-    let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<(usize, Found)>> = Mutex::new(Vec::with_capacity(work.len()));
-    let worker = || {
-        while let index = next.fetch_add(1, Ordering::Relaxed)
-            && let Some(segment) = work.get(index)
-        {
-            let found = decode(session, segment.stream, segment.range.clone());
-            progress(segment.len);
-            // A panic elsewhere ends the scope with a panic anyway.
-            done.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push((index, found));
-        }
+    let mut done = Vec::with_capacity(work.len());
+    let one = |number: usize| {
+        let segment = work.get(number)?;
+        let found = decode(session, segment.stream, segment.range.clone());
+        progress(segment.len);
+        Some(found)
     };
-    std::thread::scope(|scope| {
-        for _ in 1..options.threads.get().min(work.len()) {
-            // Where there can be no more threads, those that there are do the work.
-            if Builder::new().spawn_scoped(scope, worker).is_err() {
-                break;
-            }
-        }
-        worker();
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(index, _)| *index);
-    let mut done = done.into_iter().map(|(_, found)| found);
+    in_order(work.len(), options.threads, one, |found| done.push(found));
+    let mut done = done.into_iter().flatten();
     let mut rest = work.as_slice();
     let mut checks = Vec::with_capacity(session.streams().len());
     for (number, stream) in session.streams().iter().enumerate() {
@@ -166,70 +148,21 @@ struct Segment<'s, 't> {
     len: u64,
 }
 
-/// Whether a PSB+ means the same to who begins there and to who has read what stands before. One that tells an address but is followed by
-/// TIP.PGE contradicts itself: to whom tracing is on already, that is an error.
-fn is_plain(bytes: &[u8], psb: usize) -> bool {
-    let (mut told, mut ended) = (false, false);
-    for item in Packets::starting_at(bytes, StreamOffset(psb as u64)).skip(1) {
-        match item.map(|located| located.packet()) {
-            Ok(Packet::PsbEnd) => ended = true,
-            Ok(Packet::Fup { .. }) if !ended => told = true,
-            Ok(Packet::TipPge { .. }) => return ended && !told,
-            Ok(
-                Packet::Tnt8 { .. }
-                | Packet::Tnt64 { .. }
-                | Packet::Tip { .. }
-                | Packet::TipPgd { .. }
-                | Packet::Fup { .. },
-            ) => return ended,
-            Ok(Packet::Psb) => return ended,
-            Ok(Packet::Ovf) | Err(_) => return false,
-            Ok(_) => {}
-        }
-    }
-    ended
-}
-
-/// Cuts a stream at PSBs into segments of about `size` bytes.
+/// A stream, cut into segments of about `size` bytes.
 fn segments<'s, 't>(
     session: &Session<'_>,
     number: usize,
     stream: &'s Stream<'t>,
     size: NonZeroUsize,
 ) -> Vec<Segment<'s, 't>> {
-    let bytes = stream.bytes();
-    let mut cuts = vec![0];
-    let mut from = match session.flow_config().format {
-        TraceFormat::IntelPt => size.get(),
-        TraceFormat::Rtit(_) => bytes.len(),
-    };
-    let seals = stream.seals();
-    // Where there are seals the cuts are theirs, so that each is of one segment.
-    let next_cut = |from| match seals {
-        [] => sync_forward(bytes, from),
-        seals => {
-            let next = seals.partition_point(|seal| seal.end.0 < from as u64);
-            // Some end where tracing was off for a moment, or with the stream.
-            let mut ends = seals.iter().skip(next).map(|seal| seal.end.0 as usize);
-            ends.find(|end| bytes.get(*end..).is_some_and(|rest| rest.starts_with(&PSB)))
-        }
-    };
-    while let Some(psb) = next_cut(from) {
-        if is_plain(bytes, psb) {
-            cuts.push(psb);
-            from = psb.saturating_add(size.get());
-        } else {
-            from = psb + 1;
-        }
-    }
-    let ends = cuts.iter().skip(1).map(|cut| *cut as u64);
-    cuts.iter()
-        .zip(ends.chain([u64::MAX]))
-        .map(|(start, end)| Segment {
+    let whole = stream.len() as u64;
+    let ranges = crate::segments(session, stream, size, SegmentStart::Plain).into_iter();
+    ranges
+        .map(|range| Segment {
             number,
             stream,
-            range: StreamOffset(*start as u64)..StreamOffset(end),
-            len: end.min(bytes.len() as u64) - *start as u64,
+            len: range.end.0.min(whole) - range.start.0,
+            range,
         })
         .collect()
 }
@@ -258,9 +191,9 @@ fn decode(session: &Session<'_>, stream: &Stream<'_>, range: Range<StreamOffset>
     };
     loop {
         let mut first = None;
-        let item = flow.blocks(|block| {
-            found.instructions += block.len() as u64;
-            first.get_or_insert((block.ip(), block.offset()));
+        let item = flow.paths(|path| {
+            found.instructions += path.len() as u64;
+            first.get_or_insert_with(|| (path.ip(), path.offset()));
         });
         if let (true, Some((ip, offset))) = (finder.is_open(), first) {
             let step = Step::Run(ip, offset);

@@ -70,22 +70,6 @@ fn behind<'s>(bytes: &'s [u8], located: &rtit::Located) -> &'s [u8] {
 }
 
 impl<'s> Clock<'s> {
-    /// The PSB from which the time at `offset` is to be worked out; none if there is none before it.
-    pub(crate) fn psb_before(
-        bytes: &[u8],
-        offset: StreamOffset,
-        config: &FlowConfig,
-    ) -> Option<usize> {
-        match config.format {
-            TraceFormat::IntelPt => IntelPt::sync_backward(bytes, usize::try_from(offset.0).ok()?),
-            // The time need not be told again behind a PSB.
-            TraceFormat::Rtit(_) => {
-                let psb = Rtit::find_psb(bytes)?;
-                ((psb as u64) < offset.0).then_some(psb)
-            }
-        }
-    }
-
     pub(crate) fn new(bytes: &'s [u8], psb: usize, config: &FlowConfig) -> Self {
         let start = StreamOffset(psb as u64);
         let reader = match config.format {
@@ -132,6 +116,59 @@ impl<'s> Clock<'s> {
     }
 }
 
+/// Finds the PSB from which the time at a place is to be worked out.
+///
+/// Questions come in about the order of the stream. Each starts from the answer to the last one, so that many of them behind one PSB cost
+/// no more than one.
+#[derive(Debug)]
+pub(crate) struct PsbSearch<'s> {
+    bytes: &'s [u8],
+    is_rtit: bool,
+    /// Before which place was searched last, and what was found.
+    last: Option<(usize, Option<usize>)>,
+    /// How many bytes were searched so far.
+    pub(crate) searched: u64,
+}
+
+impl<'s> PsbSearch<'s> {
+    pub(crate) fn new(bytes: &'s [u8], config: &FlowConfig) -> Self {
+        Self {
+            bytes,
+            is_rtit: matches!(config.format, TraceFormat::Rtit(_)),
+            last: None,
+            searched: 0,
+        }
+    }
+
+    /// The PSB from which the time at `offset` is to be worked out; none if there is none before it.
+    pub(crate) fn before(&mut self, offset: StreamOffset) -> Option<usize> {
+        // Nothing lies behind the end.
+        let offset =
+            usize::try_from(offset.0).map_or(self.bytes.len(), |at| at.min(self.bytes.len()));
+        if self.is_rtit {
+            // The time need not be told again behind a PSB.
+            let (_, first) = *self.last.get_or_insert_with(|| {
+                let first = Rtit::find_psb(self.bytes);
+                self.searched += first.unwrap_or(self.bytes.len()) as u64;
+                (0, first)
+            });
+            return first.filter(|psb| *psb < offset);
+        }
+        let (from, known) = match self.last {
+            Some((at, known)) if at <= offset => (at, known),
+            // There is no other between that one and the place from which it was found.
+            Some((_, Some(known))) if known < offset => return Some(known),
+            _ => (0, None),
+        };
+        let found = IntelPt::sync_backward(&self.bytes[from..], offset - from);
+        let found = found.map(|psb| from + psb);
+        self.searched += (offset - found.unwrap_or(from)) as u64;
+        let found = found.or(known);
+        self.last = Some((offset, found));
+        found
+    }
+}
+
 fn rtit_packets(bytes: &[u8], start: StreamOffset, mode: Mode) -> rtit::Packets<'_> {
     rtit::Packets::starting_at(bytes, start).in_context(mode)
 }
@@ -162,6 +199,42 @@ pub(crate) fn each_jump(
                     && !told(located.offset, jump)
                 {
                     return;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofi_packet::intel::PSB;
+
+    /// Whatever was asked before, the answer is that of a search of its own.
+    #[test]
+    fn a_psb_is_found_from_wherever_the_last_was() {
+        let bytes = [
+            &[0x82][..],
+            &PSB,
+            &[0; 40],
+            &PSB,
+            &PSB[..6],
+            &[0x19; 30],
+            &PSB,
+        ]
+        .concat();
+        let config = FlowConfig::default();
+        let places = 0..=bytes.len();
+        for first in places.clone() {
+            for second in places.clone() {
+                let mut search = PsbSearch::new(&bytes, &config);
+                for at in [first, second] {
+                    let found = search.before(StreamOffset(at as u64));
+                    assert_eq!(
+                        found,
+                        IntelPt::sync_backward(&bytes, at),
+                        "{first} {second}"
+                    );
                 }
             }
         }

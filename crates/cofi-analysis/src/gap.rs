@@ -6,7 +6,7 @@ use cofi_flow::{Event, FlowConfig, FlowError, FlowErrorKind};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, PsbSearch};
 
 /// Why a part of the flow is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +104,7 @@ pub(crate) struct GapFinder<'s> {
     bytes: &'s [u8],
     config: FlowConfig,
     open: Option<Gap>,
+    psbs: PsbSearch<'s>,
     /// Where the last questions left off, the youngest last.
     clocks: VecDeque<Clock<'s>>,
 }
@@ -113,10 +114,12 @@ const CLOCKS: usize = 4;
 
 impl<'s> GapFinder<'s> {
     pub(crate) fn new(session: &Session<'_>, stream: &'s Stream<'_>) -> Self {
+        let config = session.flow_config();
         Self {
             bytes: stream.bytes(),
-            config: session.flow_config(),
+            config,
             open: None,
+            psbs: PsbSearch::new(stream.bytes(), &config),
             clocks: VecDeque::with_capacity(CLOCKS),
         }
     }
@@ -221,7 +224,7 @@ impl<'s> GapFinder<'s> {
     /// Worked out from one PSB on alone, so that it is the same whatever was decoded before. From one question to the next it goes on
     /// where it was, so that many gaps behind one PSB cost no more than one; and RTIT has but one PSB from which on the time is known.
     fn before(&mut self, offset: StreamOffset, overflow: bool) -> (StreamOffset, Option<Tsc>) {
-        let Some(psb) = Clock::psb_before(self.bytes, offset, &self.config) else {
+        let Some(psb) = self.psbs.before(offset) else {
             return (offset, None);
         };
         let mut known = self.clocks.iter().rev();
@@ -241,5 +244,46 @@ impl<'s> GapFinder<'s> {
         }
         self.clocks.push_back(clock);
         told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cofi_packet::intel::{IpPayload, PSB, Packet, U48};
+    use cofi_session::SessionOptions;
+
+    use super::*;
+
+    /// However many overflows stand behind one PSB, the search for it reads each byte of the stream no more than a few times.
+    #[test]
+    fn many_overflows_behind_one_psb_cost_no_more_than_the_stream() {
+        let ip = IpPayload::sext48(U48::truncate(0x1000));
+        let mut bytes = PSB.to_vec();
+        let overflow = [Packet::Ovf, Packet::Fup { ip }];
+        for packet in [Packet::PsbEnd, Packet::TipPge { ip }]
+            .iter()
+            .chain(overflow.iter().cycle().take(4000))
+        {
+            let raw = packet.encode();
+            bytes.extend_from_slice(&raw.bytes()[..raw.len()]);
+        }
+        let session = Session::new(&bytes, &SessionOptions::default()).unwrap();
+        let stream = &session.streams()[0];
+        let (mut finder, mut gaps) = (GapFinder::new(&session, stream), 0);
+        let mut flow = session.decode(stream);
+        while let Some(item) = flow.next() {
+            let step = match item {
+                cofi_flow::Item::Event(event) => Step::Event(event),
+                cofi_flow::Item::Error(error) => Step::Error(error),
+                cofi_flow::Item::Insn(_) => continue,
+            };
+            finder.step(&step, &mut flow, |_| gaps += 1);
+        }
+        assert!(gaps >= 2000, "{gaps} gaps");
+        let (searched, len) = (finder.psbs.searched, bytes.len() as u64);
+        assert!(
+            searched <= 4 * len,
+            "{searched} bytes were searched in a stream of {len}"
+        );
     }
 }

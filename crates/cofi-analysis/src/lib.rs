@@ -17,20 +17,26 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod block_index;
+mod block_table;
 mod check;
 mod clock;
 mod count;
 mod functions;
 mod gap;
+mod parallel;
 mod proof;
+mod segments;
 mod summary;
 mod tally;
 #[cfg(test)]
 mod tests;
 
+pub use block_index::BlockIndex;
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};
 pub use gap::{Gap, GapCause, Resumed};
 pub use proof::Proof;
+pub use segments::{SegmentStart, segments};
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 pub use tally::{Gate, Tally};

@@ -1,21 +1,23 @@
 //! Counts as the flow goes by.
 //!
-//! What runs is counted by runs of consecutive instructions, which are few and repeat: each costs one look into a
-//! table. Classes and functions are worked out once for each distinct run.
+//! What runs is counted by blocks, which are few and repeat (see [`BlockTable`]). Classes and functions are worked out once for each
+//! distinct run of instructions in them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroUsize;
 
-use cofi_flow::{Event, Executed, FlowError, FlowErrorKind, Part, Run};
-use cofi_image::Version;
-use cofi_insn::{Class, advance};
+use cofi_flow::{Event, Executed, FlowError, FlowErrorKind, Item, Part, Run};
+use cofi_image::{ImageView, Version};
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
+use crate::block_table::{BlockTable, Era};
 use crate::count::{Counts, Gaps, Times};
 use crate::functions::Functions;
 use crate::gap::{self, Gap, GapFinder};
+use crate::parallel::in_order;
 use crate::proof::Proof;
 use crate::summary::{SpaceCount, Summary, ThreadSummary};
 
@@ -40,17 +42,37 @@ impl Tally {
     /// Decodes a stream of `session` to its end and counts what it did.
     pub fn add(&mut self, session: &Session<'_>, stream: &Stream<'_>) {
         let mut flow = session.decode(stream);
-        let mut counter = StreamCounter::new(&mut self.functions, GapFinder::new(session, stream));
-        // The piece borrows the decoder, so that what needs both is done in two steps.
-        while let Some(step) = counter.step(&mut flow) {
-            counter.follow(step, &mut flow);
-        }
+        let mut counter = StreamCounter::new(GapFinder::new(session, stream));
+        while counter.step(&mut flow, &mut self.functions) {}
         counter.tick(None, &mut flow);
         let mut proof = Proof::of(stream);
         proof.seals = flow.seals();
         self.proof.add(proof);
-        let (spaces, threads) = counter.end(&mut flow);
+        let (spaces, threads) = counter.end(&mut flow, &mut self.functions);
         self.take(session, stream, stream.len() as u64, spaces, threads);
+    }
+
+    /// Adds streams of `session` in their order, several threads decoding one each. `progress` is called with the bytes decoded since it
+    /// was called last.
+    pub fn add_all(
+        &mut self,
+        session: &Session<'_>,
+        streams: &[&Stream<'_>],
+        threads: NonZeroUsize,
+        progress: &(dyn Fn(u64) + Sync),
+    ) {
+        let one = |number: usize| {
+            let stream = streams.get(number)?;
+            let mut tally = Self::new();
+            tally.add(session, stream);
+            progress(stream.len() as u64);
+            Some(tally)
+        };
+        in_order(streams.len(), threads, one, |tally| {
+            if let Some(tally) = tally {
+                self.merge(tally);
+            }
+        });
     }
 
     /// Decodes a part of a stream, from the packets at `start` on, and counts of it what `gate` lets in: it is asked of each piece
@@ -66,21 +88,21 @@ impl Tally {
             StreamOffset(0) => session.decode(stream),
             start => session.decode_within(stream, start..StreamOffset(u64::MAX)),
         };
-        let mut counter = StreamCounter::new(&mut self.functions, GapFinder::new(session, stream));
+        let mut counter = StreamCounter::new(GapFinder::new(session, stream));
         let mut begin = None;
         let mut ips = Vec::new();
         loop {
-            let era = counter.era(&mut flow);
+            ips.clear();
+            let place = counter.place(&mut flow);
             let piece = match flow.next_part() {
                 None => break,
-                Some(Part::Run(run)) => Piece::Run(Ran::of(&run), run.iter().collect()),
-                Some(Part::Event(event)) => Piece::Other(Step::Event(event)),
-                Some(Part::Error(error)) => Piece::Other(Step::Error(error)),
+                Some(Part::Run(run)) => {
+                    ips.extend(run.iter().map(|insn| insn.ip));
+                    Piece::Run(Ran::of(&run))
+                }
+                Some(Part::Event(event)) => Piece::Event(event),
+                Some(Part::Error(error)) => Piece::Error(error),
             };
-            ips.clear();
-            if let Piece::Run(_, insns) = &piece {
-                ips.extend(insns.iter().map(|insn| insn.ip));
-            }
             let is_last = match gate(&mut flow, &ips) {
                 Gate::Outside => {
                     // Other code or another thread may be in place.
@@ -95,18 +117,16 @@ impl Tally {
                 begin = Some(flow.offset());
                 counter.enter(&mut flow);
             }
-            let step = match piece {
-                Piece::Other(step) => step,
-                Piece::Run(ran, insns) => {
-                    let lens = || insns.iter().map(|insn| insn.len).collect();
-                    let step = counter.run(era, ran, lens);
+            match piece {
+                Piece::Event(event) => counter.event(event, &mut flow),
+                Piece::Error(error) => counter.error(error, &mut flow),
+                Piece::Run(ran) => {
+                    counter.run(place, &ran);
                     if counter.finder.is_open() {
                         counter.gaps(&gap::Step::Run(ran.ip, flow.offset()), &mut flow);
                     }
-                    step
                 }
-            };
-            counter.follow(step, &mut flow);
+            }
             if is_last {
                 break;
             }
@@ -116,7 +136,7 @@ impl Tally {
         if begin.is_some() {
             counter.tick(None, &mut flow);
         }
-        let (spaces, mut threads) = counter.end(&mut flow);
+        let (spaces, mut threads) = counter.end(&mut flow, &mut self.functions);
         if begin.is_none() {
             threads.clear();
         }
@@ -191,20 +211,12 @@ impl Tally {
     }
 }
 
-/// A run as it is told from others: the code in place, its first instruction, and how many there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct RunKey {
-    era: u32,
-    ip: Ip,
-    len: u32,
-}
-
 /// A run, as far as counting it goes.
-#[derive(Clone, Copy, Debug)]
 struct Ran {
     ip: Ip,
-    len: u32,
     mode: ExecMode,
+    /// The lengths of the instructions before the last.
+    plain: Vec<u8>,
     last: Option<Executed>,
 }
 
@@ -212,17 +224,22 @@ impl Ran {
     fn of(run: &Run<'_>) -> Self {
         Self {
             ip: run.ip(),
-            len: run.len() as u32,
             mode: run.mode(),
+            plain: run.plain().to_vec(),
             last: run.last(),
         }
+    }
+
+    fn len(&self) -> usize {
+        self.plain.len() + usize::from(self.last.is_some())
     }
 }
 
 /// A piece of the flow that may have to be counted.
 enum Piece {
-    Run(Ran, Vec<Executed>),
-    Other(Step),
+    Run(Ran),
+    Event(Event),
+    Error(FlowError),
 }
 
 /// Whether a piece of the flow is counted by [`Tally::add_part`].
@@ -238,39 +255,33 @@ pub enum Gate {
     End,
 }
 
-/// What is known of a distinct run.
-#[derive(Debug, Default)]
-struct RunCount {
-    times: u64,
-    taken: u64,
-    class: Option<Class>,
-    /// The functions it lies in, with how many of its instructions; and whether it enters them.
-    parts: Vec<(usize, u32, bool)>,
-}
-
-/// What has to be done after a piece, with the decoder at hand.
-enum Step {
-    /// Nothing.
-    Done,
-    /// A run that was not seen before.
-    NewRun {
-        key: RunKey,
-        lens: Vec<u8>,
-        mode: ExecMode,
-    },
-    /// Other code or another thread may be in place.
-    Event(Event),
-    /// The flow was lost.
-    Error(FlowError),
-}
-
 /// A thread in a stream, with the code that was in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Era {
+struct Place {
     task: Task,
     /// The address space, by where it is in memory: it outlives the count.
     space: usize,
     version: Version,
+}
+
+/// What numbers a place and a mode as the code of a block.
+const fn era_of(place: u32, mode: ExecMode) -> Era {
+    let mode = match mode {
+        ExecMode::Bits16 => 0,
+        ExecMode::Bits32 => 1,
+        ExecMode::Bits64 => 2,
+    };
+    place << 2 | mode
+}
+
+/// The place and the mode that [`era_of`] numbered.
+const fn place_of(era: Era) -> (u32, ExecMode) {
+    let mode = match era & 3 {
+        0 => ExecMode::Bits16,
+        1 => ExecMode::Bits32,
+        _ => ExecMode::Bits64,
+    };
+    (era >> 2, mode)
 }
 
 /// Instructions of one stream by page tables.
@@ -320,18 +331,17 @@ fn is_on_after(event: &Event) -> Option<bool> {
     }
 }
 
-struct StreamCounter<'f> {
-    functions: &'f mut Functions,
-    finder: GapFinder<'f>,
+struct StreamCounter<'s> {
+    finder: GapFinder<'s>,
     spaces: Spaces,
-    eras: HashMap<Era, u32>,
-    /// The thread of each era.
+    places: HashMap<Place, u32>,
+    /// The thread of each place.
     owners: Vec<Task>,
-    era: Option<u32>,
-    runs: FxHashMap<RunKey, usize>,
-    counts: Vec<(RunKey, RunCount)>,
-    /// A conditional branch that came last: its run, and the address it would go on at if not taken.
-    conditional: Option<(usize, Ip)>,
+    /// The code of the places in which the blocks of the table lie.
+    views: FxHashMap<u32, ImageView<'s>>,
+    /// The place; none if it may be another than before.
+    place: Option<u32>,
+    blocks: BlockTable,
     extra: HashMap<Task, (Counts, Gaps, Times)>,
     order: Vec<Task>,
     /// The thread that has been running since the time was taken last.
@@ -342,18 +352,19 @@ struct StreamCounter<'f> {
     cycles: u64,
 }
 
-impl<'f> StreamCounter<'f> {
-    fn new(functions: &'f mut Functions, finder: GapFinder<'f>) -> Self {
+impl<'s> StreamCounter<'s> {
+    /// The code of so many places is kept at hand.
+    const VIEWS: usize = 1024;
+
+    fn new(finder: GapFinder<'s>) -> Self {
         Self {
-            functions,
             finder,
             spaces: Spaces::new(),
-            eras: HashMap::new(),
+            places: HashMap::new(),
             owners: Vec::new(),
-            era: None,
-            runs: FxHashMap::default(),
-            counts: Vec::new(),
-            conditional: None,
+            views: FxHashMap::default(),
+            place: None,
+            blocks: BlockTable::default(),
             extra: HashMap::new(),
             order: Vec::new(),
             running: None,
@@ -362,63 +373,137 @@ impl<'f> StreamCounter<'f> {
         }
     }
 
-    /// Counts the next piece, as far as that can be done without the decoder.
-    fn step(&mut self, flow: &mut ThreadFlow<'_>) -> Option<Step> {
-        let era = self.era(flow);
-        Some(match flow.next_part()? {
-            Part::Run(run) => {
-                let ip = run.ip();
-                let lens = || run.iter().map(|insn| insn.len).collect();
-                let step = self.run(era, Ran::of(&run), lens);
-                if self.finder.is_open() {
-                    self.gaps(&gap::Step::Run(ip, flow.offset()), flow);
+    /// Counts all blocks up to the next event or error, and that too; `false` at the end of the stream.
+    fn step(&mut self, flow: &mut ThreadFlow<'s>, functions: &mut Functions) -> bool {
+        let place = self.place(flow);
+        let blocks = &mut self.blocks;
+        let (mut era, mut first) = (None, None);
+        let mut instructions = 0;
+        let item = flow.blocks(|block| {
+            let (ip, len) = (block.ip(), block.len());
+            instructions += len as u64;
+            // The mode changes with an event only.
+            let era = *era.get_or_insert_with(|| {
+                first = Some((ip, block.offset()));
+                era_of(place, block.mode())
+            });
+            blocks.count(era, ip, len as u32, |runs| {
+                for run in block.runs() {
+                    runs.push(run.ip(), run.plain(), run.last());
                 }
-                step
-            }
-            Part::Event(event) => Step::Event(event),
-            Part::Error(error) => Step::Error(error),
-        })
+            });
+        });
+        self.spaces.count(instructions);
+        if let (true, Some((ip, offset))) = (self.finder.is_open(), first) {
+            self.gaps(&gap::Step::Run(ip, offset), flow);
+        }
+        match item {
+            Some(Item::Event(event)) => self.event(event, flow),
+            Some(Item::Error(error)) => self.error(error, flow),
+            // Blocks hold all instructions.
+            Some(Item::Insn(_)) => {}
+            None => return false,
+        }
+        if self.blocks.is_full() || self.views.len() >= Self::VIEWS {
+            self.empty(functions);
+        }
+        true
     }
 
-    /// The code that is in place.
-    fn era(&mut self, flow: &mut ThreadFlow<'_>) -> u32 {
-        match self.era {
-            Some(era) => era,
-            None => self.enter_era(flow),
+    /// The thread and the code that are in place.
+    fn place(&mut self, flow: &mut ThreadFlow<'s>) -> u32 {
+        match self.place {
+            Some(place) => place,
+            None => self.enter_place(flow),
         }
     }
 
     /// What comes is counted.
-    fn enter(&mut self, flow: &mut ThreadFlow<'_>) {
+    fn enter(&mut self, flow: &mut ThreadFlow<'s>) {
         self.cycles = flow.cycles();
         self.running = Some(flow.task());
         self.tick(Some(true), flow);
     }
 
     /// What came is not counted.
-    fn leave(&mut self, flow: &mut ThreadFlow<'_>) {
-        self.era = None;
-        self.conditional = None;
+    fn leave(&mut self, flow: &mut ThreadFlow<'s>) {
+        self.place = None;
+        self.blocks.forget();
         self.on_since = None;
         self.running = None;
         self.cycles = flow.cycles();
     }
 
     /// What was counted, by page tables and by threads.
-    fn end(mut self, flow: &mut ThreadFlow<'_>) -> (Spaces, Vec<(Task, Counts, Gaps, Times)>) {
+    fn end(
+        mut self,
+        flow: &mut ThreadFlow<'s>,
+        functions: &mut Functions,
+    ) -> (Spaces, Vec<(Task, Counts, Gaps, Times)>) {
         if let Some(gap) = self.finder.take_open() {
             self.ended(gap);
         }
-        if self.order.is_empty() && self.counts.is_empty() {
+        if self.order.is_empty() && self.blocks.is_empty() {
             // A stream in which nothing ran is still a thread's.
             self.know(flow.task());
         }
-        let spaces = std::mem::replace(&mut self.spaces, Spaces::new());
-        (spaces, self.finish())
+        self.empty(functions);
+        let mut extra = self.extra;
+        let threads = self.order.into_iter().filter_map(|task| {
+            let (counts, gaps, times) = extra.remove(&task)?;
+            Some((task, counts, gaps, times))
+        });
+        (self.spaces, threads.collect())
+    }
+
+    /// Takes what the table of blocks has to the threads and functions.
+    fn empty(&mut self, functions: &mut Functions) {
+        let mut blocks = std::mem::take(&mut self.blocks);
+        let views = std::mem::take(&mut self.views);
+        let (mut runs, mut taken) = (Vec::new(), Vec::new());
+        blocks.empty(
+            |run| {
+                let (place, mode) = place_of(run.era);
+                let task = self.owners.get(place as usize);
+                runs.push((task.copied(), run.lens.len() as u64, run.class, run.times));
+                let at = |ip| views.get(&place)?.place(ip);
+                for (function, instructions, entered) in functions.parts(run.ip, run.lens, mode, at)
+                {
+                    functions.count(
+                        function,
+                        u64::from(instructions) * run.times,
+                        u64::from(entered) * run.times,
+                    );
+                }
+            },
+            |era, times| taken.push((self.owners.get(place_of(era).0 as usize).copied(), times)),
+        );
+        self.blocks = blocks;
+        // The code in place is to be at hand again.
+        self.place = None;
+        for (task, len, class, times) in runs {
+            if let Some(counts) = self.counts(task) {
+                counts.instructions += len * times;
+                if let Some(class) = class {
+                    counts.add_class(class, times);
+                }
+            }
+        }
+        for (task, times) in taken {
+            if let Some(counts) = self.counts(task) {
+                counts.taken += times;
+            }
+        }
+    }
+
+    /// The counts of a thread.
+    fn counts(&mut self, task: Option<Task>) -> Option<&mut Counts> {
+        self.know(task?);
+        self.extra.get_mut(&task?).map(|(counts, ..)| counts)
     }
 
     /// Takes the time, with tracing on or off from now on, if that is known anew.
-    fn tick(&mut self, on: Option<bool>, flow: &mut ThreadFlow<'_>) {
+    fn tick(&mut self, on: Option<bool>, flow: &mut ThreadFlow<'s>) {
         let now = flow.time().map(|time| time.tsc);
         let cycles = flow.cycles();
         let task = *self.running.get_or_insert_with(|| flow.task());
@@ -439,7 +524,7 @@ impl<'f> StreamCounter<'f> {
     }
 
     /// Tells the finder of gaps what came.
-    fn gaps(&mut self, step: &gap::Step, flow: &mut ThreadFlow<'_>) {
+    fn gaps(&mut self, step: &gap::Step, flow: &mut ThreadFlow<'s>) {
         let mut ended = Vec::new();
         self.finder.step(step, flow, |gap| ended.push(gap));
         for gap in ended {
@@ -454,84 +539,31 @@ impl<'f> StreamCounter<'f> {
         }
     }
 
-    /// Counts a run; `lens` gives the lengths of its instructions.
-    fn run(&mut self, era: u32, run: Ran, lens: impl FnOnce() -> Vec<u8>) -> Step {
-        self.went_to(run.ip);
-        self.spaces.count(run.len.into());
-        let key = RunKey {
-            era,
-            ip: run.ip,
-            len: run.len,
-        };
-        let class = run.last.map(|last| last.class);
-        let next = self.counts.len();
-        let index = *self.runs.entry(key).or_insert(next);
-        if let Some(last) = run.last
-            && last.class == Class::Conditional
-        {
-            self.conditional = Some((index, advance(last.ip, last.len, last.mode)));
-        }
-        if let Some((_, count)) = self.counts.get_mut(index) {
-            count.times += 1;
-            return Step::Done;
-        }
-        self.counts.push((
-            key,
-            RunCount {
-                times: 1,
-                class,
-                ..RunCount::default()
-            },
-        ));
-        Step::NewRun {
-            key,
-            lens: lens(),
-            mode: run.mode,
-        }
+    /// Counts a run.
+    fn run(&mut self, place: u32, run: &Ran) {
+        let len = run.len();
+        self.spaces.count(len as u64);
+        let era = era_of(place, run.mode);
+        self.blocks.count(era, run.ip, len as u32, |runs| {
+            runs.push(run.ip, &run.plain, run.last);
+        });
     }
 
-    /// Control went on at `ip`: settles whether the conditional branch before was taken.
-    fn went_to(&mut self, ip: Ip) {
-        if let Some((index, not_taken)) = self.conditional.take()
-            && ip != not_taken
-            && let Some((_, count)) = self.counts.get_mut(index)
-        {
-            count.taken += 1;
+    fn error(&mut self, error: FlowError, flow: &mut ThreadFlow<'s>) {
+        // Behind a seal the flow was not lost.
+        if !matches!(error.kind, FlowErrorKind::Seal { .. }) {
+            self.blocks.forget();
+            self.tick(Some(false), flow);
         }
+        self.gaps(&gap::Step::Error(error), flow);
     }
 
-    fn follow(&mut self, step: Step, flow: &mut ThreadFlow<'_>) {
-        match step {
-            Step::Done => {}
-            Step::NewRun { key, lens, mode } => {
-                let parts = self
-                    .functions
-                    .parts(key.ip, &lens, mode, |ip| flow.place(ip));
-                if let Some(index) = self.runs.get(&key)
-                    && let Some((_, count)) = self.counts.get_mut(*index)
-                {
-                    count.parts = parts;
-                }
-            }
-            Step::Event(event) => self.event(event, flow),
-            // Behind it: the flow was not lost.
-            Step::Error(error) if matches!(error.kind, FlowErrorKind::Seal { .. }) => {
-                self.gaps(&gap::Step::Error(error), flow);
-            }
-            Step::Error(error) => {
-                self.conditional = None;
-                self.tick(Some(false), flow);
-                self.gaps(&gap::Step::Error(error), flow);
-            }
-        }
-    }
-
-    fn event(&mut self, event: Event, flow: &mut ThreadFlow<'_>) {
+    fn event(&mut self, event: Event, flow: &mut ThreadFlow<'s>) {
         self.gaps(&gap::Step::Event(event), flow);
         self.tick(is_on_after(&event), flow);
         match event {
             Event::AsyncBranch { from: at, .. } | Event::AsyncDisabled { at, .. } => {
-                self.went_to(at);
+                self.blocks.went_to(at);
                 let mut bytes = [0; 2];
                 // The code is still that which was in place before the event: no change takes effect here that
                 // would not be at a later packet than this.
@@ -543,23 +575,17 @@ impl<'f> StreamCounter<'f> {
                     counts.interruptions += 1;
                 }
             }
-            Event::Overflow { .. } => self.conditional = None,
+            Event::Overflow { .. } => self.blocks.forget(),
             Event::Paging { cr3, .. } => self.spaces.switch_to(cr3),
             // A branch out of what is traced was taken, or there would be no such event.
-            Event::Disabled { .. } => {
-                if let Some((index, _)) = self.conditional.take()
-                    && let Some((_, count)) = self.counts.get_mut(index)
-                {
-                    count.taken += 1;
-                }
-            }
+            Event::Disabled { .. } => self.blocks.left(),
             _ => {}
         }
-        self.era = None;
+        self.place = None;
     }
 
     /// Counts of the thread that runs now, beside those of runs.
-    fn extra(&mut self, flow: &mut ThreadFlow<'_>) -> &mut (Counts, Gaps, Times) {
+    fn extra(&mut self, flow: &mut ThreadFlow<'s>) -> &mut (Counts, Gaps, Times) {
         let task = flow.task();
         self.know(task);
         self.extra.entry(task).or_default()
@@ -572,55 +598,21 @@ impl<'f> StreamCounter<'f> {
         });
     }
 
-    fn enter_era(&mut self, flow: &mut ThreadFlow<'_>) -> u32 {
+    fn enter_place(&mut self, flow: &mut ThreadFlow<'s>) -> u32 {
         let task = flow.task();
         let view = flow.view();
-        let era = Era {
+        let place = Place {
             task,
             space: std::ptr::from_ref(view.space()).addr(),
             version: view.version(),
         };
         let next = self.owners.len() as u32;
-        let number = *self.eras.entry(era).or_insert(next);
+        let number = *self.places.entry(place).or_insert(next);
         if number == next {
             self.owners.push(task);
         }
-        self.era = Some(number);
+        self.views.entry(number).or_insert_with(|| view.clone());
+        self.place = Some(number);
         number
-    }
-
-    /// Every thread of the stream with what it did.
-    fn finish(mut self) -> Vec<(Task, Counts, Gaps, Times)> {
-        let counts = std::mem::take(&mut self.counts);
-        for (key, run) in counts {
-            let Some(task) = self.owners.get(key.era as usize).copied() else {
-                continue;
-            };
-            self.know(task);
-            let Some((counts, ..)) = self.extra.get_mut(&task) else {
-                continue;
-            };
-            counts.instructions += run.times * u64::from(key.len);
-            counts.taken += run.taken;
-            if let Some(class) = run.class {
-                counts.add_class(class, run.times);
-            }
-            for (function, instructions, entered) in run.parts {
-                self.functions.count(
-                    function,
-                    u64::from(instructions) * run.times,
-                    u64::from(entered) * run.times,
-                );
-            }
-        }
-        let mut extra = self.extra;
-        self.order
-            .into_iter()
-            .filter_map(|task| {
-                extra
-                    .remove(&task)
-                    .map(|(counts, gaps, times)| (task, counts, gaps, times))
-            })
-            .collect()
     }
 }

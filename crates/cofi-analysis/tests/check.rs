@@ -65,6 +65,12 @@ fn stream(count: u64) -> Vec<u8> {
             Packet::PsbEnd,
         ]);
     }
+    packets.extend([
+        Packet::Fup { ip: ip(0x1000) },
+        Packet::TipPgd {
+            ip: IpPayload::SUPPRESSED,
+        },
+    ]);
     encode(&packets)
 }
 

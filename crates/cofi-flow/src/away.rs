@@ -69,6 +69,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.notes.lost_at.get_or_insert(self.read_at);
         self.notes.run = self.reader.run();
         self.notes.was_on = false;
+        self.notes.is_mode_certain = false;
         self.rtit.knows_paging = false;
         let is_doubtful = self.is_doubtful(kind);
         if is_doubtful {
@@ -86,7 +87,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.notes.is_mode_doubtful |= !self.reader.is_rtit() && (is_doubtful || may_be_cut);
         // A packet within a block is a good one, and comes next.
         let is_packet = !matches!(kind, FlowErrorKind::Packet(DecodeError::InBlock { .. }));
-        if matches!(kind, FlowErrorKind::Packet(_)) && is_packet && !self.reader.skip_to_psb() {
+        if matches!(kind, FlowErrorKind::Packet(_))
+            && is_packet
+            && !self.try_behind_bad_bytes()
+            && !self.reader.skip_to_psb()
+        {
             self.state = State::Done;
         }
     }
@@ -97,15 +102,24 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// that brought the contradiction to light may be the one that is wrong. A PSB+ is taken at its word all the same.
     pub(crate) fn fail(&mut self, kind: FlowErrorKind) {
         let is_sure = !self.is_doubtful(kind) || self.notes.tells && self.reader.is_full;
+        let is_first = !self.reader.damaged;
         self.state = State::Lost;
         self.phase = Phase::Enter;
         self.body = 0..0;
+        let no_bits_left = self.tnt_len == 0 && !self.reader.is_rtit();
         self.tnt_len = 0;
+        if self.is_doubtful(kind) {
+            self.keep_callers();
+        }
         self.returns.clear();
         self.resume_at = None;
         // Without code nobody knows how far control has got.
         self.error(Some(self.ip).filter(|_| !self.notes.tells), kind);
         self.notes.was_on = is_sure;
+        if is_sure && no_bits_left {
+            // The bits of all TNTs so far belong to branches before this place: none waits for the TIPs behind them (33.4.2.3).
+            self.notes.run = Run::Clear;
+        }
         match core::mem::replace(&mut self.pending, Pending::None) {
             Pending::At {
                 what: AtIp::Status(status),
@@ -134,8 +148,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.release_held(Some(ip));
                 self.turn_on(ip);
             }
-            // The packets that are bound to it stand where TNT bits might.
-            Pending::Tip(Some(ip)) if is_sure && self.bound.is_any() && self.is_mode_told(ip) => {
+            // No bits are left; or the packets that are bound to it stand where TNT bits might.
+            Pending::Tip(Some(ip))
+                if is_sure && (no_bits_left || self.bound.is_any()) && self.is_mode_told(ip) =>
+            {
                 self.turn_on(ip);
             }
             Pending::Pge(Some(ip)) if is_sure && self.is_mode_told(ip) => self.turn_on(ip),
@@ -153,6 +169,19 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Pending::End => self.state = State::Done,
             Pending::Ends(ends) => self.end_unknown(ends),
             Pending::None | Pending::Bad(_) => {}
+            // It may be right, and packets before it wrong.
+            Pending::Tip(_)
+                if is_first
+                    && self.reader.damaged
+                    && self.is_last_tip_alone()
+                    && self.try_place() =>
+            {
+                self.turn_on_at_likely();
+            }
+            Pending::At {
+                what: AtIp::Branch { .. },
+                ..
+            } if is_first && self.try_place() => self.turn_on_at_likely(),
             Pending::Tip(_) | Pending::At { .. } | Pending::Pge(_) | Pending::Pgd(_) => {
                 // What was bound to it is over.
                 let bound = core::mem::take(&mut self.bound);
@@ -194,8 +223,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.consumed();
         self.returns.clear();
         self.bound = Bound::default();
-        // Nothing needs to be known across a PSB (33.3.7).
+        // Nothing needs to be known across a PSB (33.3.7), and what contradicted it stands before it.
         self.notes.is_mode_doubtful = false;
+        (self.reader.damaged, self.reader.doubt) = (false, false);
         match status.ip {
             // Tracing cannot be switched on while it is on: then the PSB+ tells what is not so yet (erratum BDM70).
             Some(ip) if !self.pge_is_next() => {
@@ -206,6 +236,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.found(None);
                 self.turn_off(None);
                 self.apply_status(status);
+                // Until tracing goes on, the mode may change unseen.
+                self.notes.is_mode_certain = false;
             }
         }
     }
@@ -232,6 +264,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let Some(flow) = self.next_while_away() else {
             return;
         };
+        if let Some(kind) = self.wrong_event(flow) {
+            self.release_held(None);
+            self.lose(kind);
+            self.hold(flow);
+            return;
+        }
         if self.hold(flow) {
             return;
         }
@@ -282,6 +320,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                         self.returns.clear();
                         // It tells the present state; what was to hold from the next TIP.PGE on is older.
                         self.bound.tsx = self.bound.tsx.filter(|_| status.state.tsx.is_none());
+                        // The next TIP.PGE may come without a MODE.Exec if this is its mode.
+                        self.notes.is_mode_certain &= status.state.mode.is_none();
                         status.state.mode = None;
                         self.apply_status(status);
                         self.resume_at = resume_at;
@@ -295,6 +335,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Flow::Pge(None) if self.reader.doubt => {
                 self.state = State::Lost;
                 self.notes.lost_at.get_or_insert(self.read_at);
+                self.turn_on_if_likely();
             }
             Flow::Pge(None) => self.lose(FlowErrorKind::SuppressedIp {
                 packet: Kind::TipPge.into(),
@@ -367,12 +408,15 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Reads on, control being lost, up to packets that tell where it is without need of what was lost: a PSB+, an
-    /// enabling of tracing, the end of an asynchronous branch (a FUP lets no TNT bits wait), an overflow. What else
-    /// happens is told, wherever it is.
+    /// enabling of tracing, the end of an asynchronous branch (a FUP lets no TNT bits wait), an overflow; or to a place that a trial
+    /// confirms. What else happens is told, wherever it is.
     pub(crate) fn while_lost(&mut self) {
         let Some(flow) = self.next_while_away() else {
             return;
         };
+        if let Some(kind) = self.wrong_event(flow) {
+            self.error(None, kind);
+        }
         if self.hold(flow) {
             return;
         }
@@ -392,6 +436,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 PsbPlus::Bad(kind) => self.error(None, kind),
             },
             Flow::Pge(Some(ip)) if self.is_mode_told(ip) => self.turn_on(ip),
+            Flow::Pge(_) => self.turn_on_if_likely(),
             Flow::Pgd(ip) if !self.reader.doubt => self.found_off(ip),
             Flow::Pgd(ip) if self.notes.tells => self.push(Event::Disabled { ip }),
             Flow::Ovf => self.overflow(),
@@ -408,6 +453,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.apply(bound, Some(ip));
             }
             Flow::Tip(Some(ip)) if self.no_bits_wait() && self.is_mode_told(ip) => self.turn_on(ip),
+            Flow::Tip(_) if self.no_bits_wait() && self.try_place() => self.turn_on_at_likely(),
             Flow::Tip(_) => {
                 // A far transfer has used up what was bound, though nobody knows where.
                 let bound = core::mem::take(&mut self.bound);
@@ -417,7 +463,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Flow::Ptw { .. } | Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
                 self.tell_unbound(flow);
             }
-            Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pge(_) | Flow::Pgd(_) | Flow::PsbEnd => {}
+            Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pgd(_) | Flow::PsbEnd => {}
             // `hold` has taken these.
             Flow::Mwait { .. }
             | Flow::Pwre { .. }
@@ -431,6 +477,19 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
+    /// Takes up the place that the packet just read gives, if a trial confirms it.
+    fn turn_on_if_likely(&mut self) {
+        if self.try_place() {
+            self.turn_on_at_likely();
+        }
+    }
+
+    fn turn_on_at_likely(&mut self) {
+        if let Some(ip) = self.reader.likely {
+            self.turn_on(ip);
+        }
+    }
+
     /// Whether it is known in which mode code runs at `ip`, which a packet just read tells.
     fn is_mode_told(&self, ip: Ip) -> bool {
         // Only 64-bit code has such addresses.
@@ -440,14 +499,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// Whether the TIP just read, control being lost, tells where control is, with all TNT bits before it being those of branches before it.
     fn no_bits_wait(&self) -> bool {
-        match self.notes.run {
-            Run::Unknown => false,
-            Run::Clear => true,
-            Run::Partial(timing) => {
-                let mut ahead = self.reader.clone();
-                matches!(ahead.next(), Some(Ok(Flow::Tnt { .. }))) && ahead.timing == timing
-            }
-        }
+        self.notes.run.ends(&self.reader)
     }
 
     /// A FUP, control being lost: does it tell where control is?
@@ -498,6 +550,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// After an OVF: where tracing goes on (33.3.8).
     pub(crate) fn overflow(&mut self) {
         self.tnt_len = 0;
+        self.notes.is_mode_certain = false;
         self.returns.clear();
         // While tracing is off a MODE packet tells the state that holds when it goes on, and waits for no packet that may be lost (33.2.9.2).
         let off = self.state == State::Off;
@@ -556,7 +609,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     }
                 },
                 Flow::Fup(Some(ip)) => {
-                    let off = errata.apl12 && self.pge_is_next();
+                    let off = errata.apl12 && self.pge_is_next_over_psbs();
                     self.after_overflow(Some(ip).filter(|_| !off), status, first);
                     return;
                 }
@@ -575,7 +628,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     self.push_from(Event::Overflow { ip: None }, first);
                     if errata.skd010 {
                         self.state = State::Lost;
-                        self.notes.run = Run::Unknown;
+                        // The bits of branches behind the overflow stand behind the OVF.
+                        self.notes.run = match flow {
+                            Flow::Tip(_) => Run::Clear,
+                            _ => Run::Unknown,
+                        };
                         self.notes.was_on = false;
                     } else {
                         self.lose(unexpected(flow, Expected::FupOrTipPge));
@@ -585,6 +642,15 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
                 _ => {
                     self.reader.put_back(flow);
+                    if errata.skd010 && status.is_none() && self.is_on_behind_overflow() {
+                        self.push_from(Event::Overflow { ip: None }, first);
+                        self.state = State::Lost;
+                        self.notes.run = Run::Unknown;
+                        // A MODE.TSX comes with a FUP only while PacketEn is set (33.4.2.8).
+                        self.notes.was_on =
+                            matches!(flow, Flow::ModeTsx(_)) && self.is_fup_behind(flow);
+                        return;
+                    }
                     self.after_overflow(None, status, first);
                     return;
                 }

@@ -5,7 +5,7 @@ use cofi_packet::{ExecMode, Ip, StreamOffset};
 
 use crate::cache::{Cache, End};
 use crate::graph::Node;
-use crate::{Event, Executed, FlowError, Run};
+use crate::{Event, Executed, FlowError, Run, memo};
 
 /// Instructions that ran one after the other, up to one of which only the trace tells where it led: a conditional branch, a
 /// return, an indirect or far branch. Direct jumps and calls are followed within a block.
@@ -145,6 +145,100 @@ impl<'d> Block<'d> {
     }
 }
 
+/// Blocks that ran one after the other, of which the last packet used is the same: as many as are known to belong together, at least one.
+///
+/// What only counts need not look at the blocks.
+#[derive(Clone, Debug)]
+pub struct Path<'d> {
+    blocks: Blocks<'d>,
+    offset: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Blocks<'d> {
+    One(Block<'d>),
+    Path {
+        cache: &'d Cache,
+        path: &'d memo::Path,
+    },
+}
+
+impl<'d> Path<'d> {
+    #[inline]
+    pub(crate) fn of_block(block: Block<'d>) -> Self {
+        Self {
+            offset: block.offset,
+            blocks: Blocks::One(block),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn of_node(cache: &'d Cache, id: u32, offset: usize) -> Self {
+        Self::of_block(Block::of_node(cache, id, offset))
+    }
+
+    #[inline]
+    pub(crate) fn of_path(cache: &'d Cache, path: &'d memo::Path, offset: usize) -> Self {
+        Self {
+            blocks: Blocks::Path { cache, path },
+            offset,
+        }
+    }
+
+    /// How many instructions there are, at least one.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a path is never empty")]
+    pub fn len(&self) -> usize {
+        match &self.blocks {
+            Blocks::One(block) => block.len(),
+            Blocks::Path { path, .. } => path.insns as usize,
+        }
+    }
+
+    /// Adds the instructions to those that ran before.
+    #[inline(always)]
+    pub fn add_to(&self, running: &mut RunningChecksum) {
+        match &self.blocks {
+            Blocks::One(block) => block.add_to(running),
+            Blocks::Path { path, .. } => running.add(&path.checksum),
+        }
+    }
+
+    /// Where in the stream the last packet begins that was used for these blocks.
+    #[inline]
+    #[must_use]
+    pub fn offset(&self) -> StreamOffset {
+        StreamOffset(self.offset as u64)
+    }
+
+    /// The address of the first instruction.
+    #[inline]
+    #[must_use]
+    pub fn ip(&self) -> Ip {
+        match &self.blocks {
+            Blocks::One(block) => block.ip(),
+            Blocks::Path { cache, path } => {
+                let first = cache.graph.memo.nodes(path).first();
+                first.map_or(Ip(0), |id| cache.graph.node(*id).ip)
+            }
+        }
+    }
+
+    /// Calls `visit` for each block.
+    #[inline(always)]
+    pub fn for_each(&self, mut visit: impl FnMut(&Block<'d>)) {
+        match &self.blocks {
+            Blocks::One(block) => visit(block),
+            Blocks::Path { cache, path } => {
+                for id in cache.graph.memo.nodes(path) {
+                    visit(&Block::of_node(cache, *id, self.offset));
+                }
+            }
+        }
+    }
+}
+
 impl Cache {
     /// A straight run, whole.
     #[inline]
@@ -173,6 +267,12 @@ impl Cache {
 /// Every method does nothing unless it is given, and what does nothing costs nothing: a visitor that only looks at blocks does
 /// not pay for their instructions.
 pub trait Visitor {
+    /// Blocks have run. Unless given, this visits them.
+    #[inline]
+    fn path(&mut self, path: &Path<'_>) {
+        path.for_each(|block| self.block(block));
+    }
+
     /// A block has run. Unless given, this visits its instructions.
     #[inline]
     fn block(&mut self, block: &Block<'_>) {

@@ -30,6 +30,7 @@ impl Cache {
     }
 
     fn build_node(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
+        self.built += 1;
         let mut node = self.graph.begin(ip, mode);
         let mut at = ip;
         while self.graph.parts_of(&node) < MAX_PARTS && node.insns < MAX_INSNS {

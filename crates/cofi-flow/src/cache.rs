@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use cofi_insn::{Class, CodeSource, InsnError, LinearDecoder, MAX_INSN_LEN, advance, decode};
 use cofi_packet::{ExecMode, Ip};
 
-use crate::graph::Graph;
+use crate::graph::{self, Graph};
 use crate::index::{Index, NONE};
 use crate::{FilterRanges, FlowConfig, TraceFormat};
 
@@ -55,9 +55,23 @@ pub(crate) struct Straight {
     links: [u32; 2],
 }
 
+/// How often the younger part of a full cache is emptied before all of it is: code that ran long ago may not run again.
+const ROUNDS: u32 = 16;
+
+/// How much of a cache there was at some time.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    blocks: usize,
+    lens: usize,
+    graph: graph::Mark,
+}
+
 /// All decoded code.
 ///
 /// Links between straight runs are mere hints, checked before use.
+///
+/// Once it is full, what came into the last quarter of it makes room, and what came before stays. So a program that goes round in more code
+/// than there is room for finds most of what stayed each time, where emptying all of it, or what is oldest, would find nothing.
 #[derive(Debug)]
 pub(crate) struct Cache {
     blocks: Vec<Straight>,
@@ -68,6 +82,12 @@ pub(crate) struct Cache {
     index: Index,
     pub(crate) graph: Graph,
     limit: usize,
+    /// What stays when it is full; none as long as there is less.
+    stays: Option<Mark>,
+    /// How often the rest was emptied.
+    rounds: u32,
+    /// How many nodes and straight runs were put together so far.
+    pub(crate) built: u64,
     /// The most instructions of a node.
     pub(crate) longest: u32,
     /// Of RTIT: the ranges that branches may leave, and those of TraceStop.
@@ -81,8 +101,11 @@ impl Cache {
             lens: Vec::new(),
             digests: Vec::new(),
             index: Index::default(),
-            graph: Graph::default(),
+            graph: Graph::new(config),
             limit: config.cache_limit,
+            stays: None,
+            rounds: 0,
+            built: 0,
             longest: config.max_packetless_run,
             rtit: match &config.format {
                 TraceFormat::IntelPt => None,
@@ -130,6 +153,31 @@ impl Cache {
         self.digests.clear();
         self.index.clear();
         self.graph.clear();
+        self.stays = None;
+        self.rounds = 0;
+    }
+
+    /// Whether nothing was decoded.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// From here on it may use so many bytes.
+    pub(crate) fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
+    /// Forgets what was added since `mark`.
+    fn truncate(&mut self, mark: Mark) {
+        self.blocks.truncate(mark.blocks);
+        self.lens.truncate(mark.lens);
+        self.digests.truncate(mark.lens);
+        let blocks = &self.blocks;
+        self.index.truncate(mark.blocks as u32, |id| {
+            let block = &blocks[id as usize];
+            (block.ip, block.mode)
+        });
+        self.graph.truncate(mark.graph);
     }
 
     #[inline]
@@ -174,13 +222,34 @@ impl Cache {
 
     /// Makes room if there is too much.
     pub(crate) fn shrink(&mut self) {
-        let used = self.blocks.len() * size_of::<Straight>()
+        let used = self.bytes();
+        if used > self.limit {
+            match self.stays {
+                Some(mark) if self.rounds < ROUNDS => {
+                    self.rounds += 1;
+                    self.truncate(mark);
+                }
+                _ => self.clear(),
+            }
+            // Its tables may have grown since.
+            if self.bytes() > self.limit {
+                self.clear();
+            }
+        } else if self.stays.is_none() && used > self.limit / 4 * 3 {
+            self.stays = Some(Mark {
+                blocks: self.blocks.len(),
+                lens: self.lens.len(),
+                graph: self.graph.mark(),
+            });
+        }
+    }
+
+    /// How much memory it uses.
+    pub(crate) fn bytes(&self) -> usize {
+        self.blocks.len() * size_of::<Straight>()
             + self.lens.len() * (1 + size_of::<u32>())
             + self.index.bytes()
-            + self.graph.bytes();
-        if used > self.limit {
-            self.clear();
-        }
+            + self.graph.bytes()
     }
 
     /// The block at `ip`, given that `from` came before it and left by its way `way`.
@@ -288,6 +357,7 @@ impl Cache {
         if !matches!(block.end, End::Insn | End::Rtit) {
             block.next = at;
         }
+        self.built += 1;
         let id = self.blocks.len() as u32;
         self.blocks.push(block);
         let blocks = &self.blocks;

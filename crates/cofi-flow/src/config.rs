@@ -44,7 +44,8 @@ pub struct FlowConfig {
     pub vmx_tsc: Option<VmxTsc>,
     /// Whether tracing is limited to one CR3: then a `MOV CR3` may switch it off even after its PIP packet, and of RTIT without one.
     pub cr3_filter: bool,
-    /// The IP filter ranges. Intel PT needs them only for errata that concern them, RTIT to tell which branch left them.
+    /// The IP filter ranges. Intel PT needs them for errata that concern them and to tell where a conditional branch left them, RTIT to tell
+    /// which branch did.
     pub filter: FilterRanges,
     /// The mode before the first MODE.Exec packet; of RTIT, which has none, the mode of all code.
     pub initial_mode: ExecMode,
@@ -54,6 +55,9 @@ pub struct FlowConfig {
     pub max_packetless_run: u32,
     /// How much memory the cache of decoded code may use, in bytes, roughly.
     pub cache_limit: usize,
+    /// How many branches are walked for each stretch of code between two of them before paths through the code are kept, by which more than one
+    /// branch at a time is walked. That pays only for code that runs often; with zero, paths are kept at once.
+    pub warm_after: u32,
 }
 
 impl Default for FlowConfig {
@@ -70,6 +74,7 @@ impl Default for FlowConfig {
             errata: Errata::default(),
             max_packetless_run: 1 << 24,
             cache_limit: 256 << 20,
+            warm_after: 32,
         }
     }
 }

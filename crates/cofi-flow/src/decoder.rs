@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use cofi_insn::{Class, CodeSource, advance};
 use cofi_packet::intel::TsxState;
-use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
+use cofi_packet::{ExecMode, Ip, StreamOffset};
 
 use crate::cache::{Cache, End};
 use crate::events::notes::Notes;
@@ -15,7 +15,9 @@ use crate::pending::{Bound, Pending};
 use crate::reader::{Flow, Reader};
 use crate::retstack::ReturnStack;
 use crate::rtit;
+use crate::shelf::Shelf;
 use crate::time::{Time, TimeJump};
+use crate::trial::Trials;
 use crate::walk::Guard;
 use crate::{Executed, Expected, FlowConfig, FlowErrorKind, Item, Part, Run};
 
@@ -68,6 +70,7 @@ pub struct FlowDecoder<'t, C> {
     pub(crate) code: C,
     pub(crate) config: FlowConfig,
     pub(crate) cache: Cache,
+    pub(crate) shelf: Shelf,
     pub(crate) returns: ReturnStack,
     pub(crate) state: State,
     pub(crate) phase: Phase,
@@ -103,29 +106,12 @@ pub struct FlowDecoder<'t, C> {
     pub(crate) resume_at: Option<Ip>,
     /// What RTIT needs beside.
     pub(crate) rtit: rtit::State,
+    pub(crate) trials: Trials,
     /// Where the packet read last began.
     pub(crate) read_at: usize,
     /// Decoding ends at the first PSB from here on.
     pub(crate) end: usize,
     pub(crate) offset: usize,
-    clock: Clock,
-}
-
-/// The time of the items returned.
-#[derive(Clone, Copy, Debug, Default)]
-struct Clock {
-    /// The best guess.
-    now: Option<Tsc>,
-    /// No item is older.
-    low: Tsc,
-    /// When the packet used last was made, at the earliest.
-    packet_low: Tsc,
-    /// How many timing packets had been read when the last TNT was.
-    tnt: Option<u64>,
-    /// How many timing packets had been read when `now` was taken.
-    timing: u64,
-    /// The core cycles told by then.
-    cycles: u64,
 }
 
 impl<'t, C: CodeSource> FlowDecoder<'t, C> {
@@ -135,6 +121,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             reader: Reader::new(trace, &config),
             code,
             cache: Cache::new(&config),
+            shelf: Shelf::default(),
             returns: ReturnStack::new(&config.format),
             state: State::Start,
             phase: Phase::Enter,
@@ -159,10 +146,10 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             guard: Guard::default(),
             resume_at: None,
             rtit: rtit::State::new(&config),
+            trials: Trials::new(&config),
             read_at: 0,
             end: usize::MAX,
             offset: 0,
-            clock: Clock::default(),
             config,
         }
     }
@@ -196,9 +183,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// Most instructions have no packet of their own: they ran some time between two timing packets, and the
     /// uncertainty says how far apart those are. To know, this looks ahead in the stream to the next timing packet.
     pub fn time(&mut self) -> Option<Time> {
-        let tsc = self.clock.now?;
-        let latest = self.reader.latest();
-        Some(Time::new(tsc, self.clock.low, latest))
+        self.reader.time_of_items()
     }
 
     /// Whether a TSC packet has set the time back since this was asked last; of several, the last. It is told as soon as the packet has been
@@ -208,9 +193,8 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     }
 
     /// The core cycles that CYC packets have told of up to the packet used last (33.3.6).
-    #[must_use]
-    pub fn cycles(&self) -> u64 {
-        self.clock.cycles
+    pub fn cycles(&mut self) -> u64 {
+        self.reader.cycles_of_items()
     }
 
     /// The mode in which code runs now.
@@ -222,12 +206,6 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// The code source.
     pub fn code_mut(&mut self) -> &mut C {
         &mut self.code
-    }
-
-    /// Forgets decoded code. To be called when the code source answers otherwise than before.
-    pub fn code_changed(&mut self) {
-        self.cache.clear();
-        self.restart_walk();
     }
 
     /// The next instruction is looked up anew.
@@ -377,27 +355,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     #[inline]
     pub(crate) fn note_used(&mut self) {
         self.offset = self.read_at;
-        self.tick();
-        // A TIP right behind a TNT may have been deferred: it may be as old as the TNT's first bit.
-        if self.clock.tnt != Some(self.reader.timing) {
-            self.clock.low = self.clock.packet_low;
-        }
-    }
-
-    /// Takes the time of the packet read last.
-    #[inline]
-    fn tick(&mut self) {
-        if self.clock.timing != self.reader.timing {
-            self.clock.timing = self.reader.timing;
-            self.clock.now = self.reader.now();
-            self.clock.packet_low = self.reader.earliest();
-            self.clock.cycles = self.reader.cycles();
-        }
-    }
-
-    /// What runs next may be older than the packet read last, and than the timing packets before that.
-    pub(crate) fn stays_older(&mut self) {
-        self.clock.packet_low = self.clock.low;
+        self.reader.time_used();
     }
 
     #[inline]
@@ -407,15 +365,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         self.pending = Pending::None;
         self.offset = self.read_at;
         self.guard.reset();
-        // Its first bits may be older than the timing packets before it: no older, though, than the packet before.
-        self.clock.low = self.clock.packet_low;
-        if self.reader.is_rtit() && len < 6 {
-            // What forced it out comes next. MTC and STS did not: results before them may stand behind them (4.2.2).
-            self.clock.tnt = None;
-            return;
-        }
-        self.tick();
-        self.clock.tnt = Some(self.reader.timing);
+        self.reader.time_of_tnt(len);
     }
 }
 

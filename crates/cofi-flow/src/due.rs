@@ -6,9 +6,10 @@ use cofi_packet::{ExecMode, Ip, StreamOffset, Tnt};
 
 use crate::decoder::FlowDecoder;
 use crate::events::notes::{BoundOrigins, Origin};
-use crate::pending::{Bound, Status};
+use crate::events::replay::Replay;
+use crate::pending::{Bound, Pending, Status};
 use crate::reader::Flow;
-use crate::{Event, FlowError, FlowErrorKind, Item, PacketKind};
+use crate::{Event, Expected, FlowError, FlowErrorKind, Item, PacketKind};
 
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// TNT bits, for the walk, or for whoever wants to see them.
@@ -31,6 +32,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 interrupt_flag,
             } => {
                 bound.mode = Some((mode, interrupt_flag));
+                self.notes.is_mode_certain = true;
                 &mut origins.mode
             }
             Flow::ModeTsx(state) => {
@@ -61,6 +63,17 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn apply(&mut self, state: Bound, place: Option<Ip>) {
         if !state.is_empty() {
             self.apply_bound(state, place);
+        }
+    }
+
+    /// Applies the state packets before a TIP, control having got to its target.
+    ///
+    /// The branch's kind does not matter: a MODE.Exec binds to the next TIP (33.4.2.8). Left over, it would claim the next FUP.
+    #[inline]
+    pub(crate) fn apply_at(&mut self, target: Ip) {
+        if !self.bound.is_empty() {
+            let bound = core::mem::take(&mut self.bound);
+            self.apply_bound(bound, Some(target));
         }
     }
 
@@ -110,15 +123,36 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// Applies the state that a PSB+ reports, which says nothing of what is known already.
     pub(crate) fn apply_status(&mut self, status: Status) {
+        self.notes.note_psb();
         let mut news = status.state;
         news.tsx = news.tsx.filter(|_| news.tsx != self.known.tsx);
         news.paging = news.paging.filter(|_| news.paging != self.known.paging);
         news.vmcs = news.vmcs.filter(|_| news.vmcs != self.known.vmcs);
+        self.notes.is_mode_certain |= news.mode.is_some();
         let origins = BoundOrigins::all(Origin {
             ip: status.ip,
             ..self.notes.now
         });
         self.apply_from(news, status.ip, &origins);
+    }
+
+    /// Whether a PSB+ in traced code tells another mode than packets have told before, and none was lost that could have told of the change.
+    pub(crate) fn contradicts_mode(&self, status: &Status) -> bool {
+        match (self.known.mode, status.state.mode) {
+            (Some((before, _)), Some((mode, _))) if self.bound.mode.is_none() => {
+                self.notes.is_mode_certain && before != mode
+            }
+            _ => false,
+        }
+    }
+
+    /// Reports that, and takes the PSB+ at its word.
+    pub(crate) fn refuse_mode(&mut self, status: Status) {
+        self.pending = Pending::Status(status);
+        self.fail(FlowErrorKind::Unexpected {
+            found: Kind::ModeExec.into(),
+            expected: Expected::SameMode,
+        });
     }
 
     pub(crate) fn set_mode(&mut self, (mode, interrupt_flag): (ExecMode, bool), origin: Origin) {
@@ -156,12 +190,14 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     pub(crate) fn push_error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
         let offset = StreamOffset(self.read_at as u64);
-        self.notes.note(Origin {
-            offset: self.read_at,
-            ip,
-            tsc: self.reader.now(),
-            ..Origin::default()
-        });
+        if self.notes.tells {
+            self.notes.note(Origin {
+                offset: self.read_at,
+                ip,
+                tsc: self.reader.now(),
+                ..Origin::default()
+            });
+        }
         let packet = match kind {
             FlowErrorKind::Packet(_) => None,
             _ => self.reader.kind_at(self.read_at),
@@ -177,14 +213,22 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// The next packet that matters to the flow, its place and time noted. What belongs to no instruction is due at once.
     pub(crate) fn next_flow(&mut self) -> Result<Option<Flow>, DecodeError> {
         loop {
+            self.make_room();
             let next = self.reader.next();
             self.read_at = self.reader.offset();
             if self.notes.tells {
                 let flow = next.as_ref().and_then(|next| next.as_ref().ok());
-                self.note_packet(flow.map(|flow| flow.kind().into()));
+                let end = next.as_ref().map_or(usize::MAX, |_| self.read_at);
+                self.note_packet(flow.map(|flow| flow.kind().into()), end);
             }
             match next {
-                Some(Ok(Flow::Mnt(payload))) => self.push(Event::Maintenance { payload }),
+                Some(Ok(Flow::Mnt(payload))) => {
+                    let end = self.reader.at;
+                    match self.notes.last_replay() {
+                        Some(replay) => replay.end = end,
+                        None => self.push(Event::Maintenance { payload }),
+                    }
+                }
                 Some(Err(error @ DecodeError::InBlock { .. })) => {
                     self.release_block();
                     return Err(error);
@@ -194,16 +238,50 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
+    /// Sees to it that no more items wait than `Notes::listed` and what a few packets tell, however far is read before one is returned.
+    pub(crate) fn make_room(&mut self) {
+        let room = self.notes.listed.saturating_sub(self.out.len());
+        if let Some(ticks) = &mut self.reader.ticks {
+            ticks.room = room;
+        }
+        // MNT packets are kept no longer, either.
+        if room == 0
+            && self.notes.tells
+            && !self.reader.is_rtit()
+            && self.notes.last_replay().is_none()
+        {
+            self.notes.push_replay(Replay::new(&mut self.reader));
+        }
+    }
+
     /// Tells of the timing packets read, and notes where the packet behind them stands.
-    pub(crate) fn note_packet(&mut self, kind: Option<PacketKind>) {
+    ///
+    /// What is to be read again ends at `end`, where that packet begins.
+    pub(crate) fn note_packet(&mut self, kind: Option<PacketKind>, end: usize) {
         while let Some(ticked) = self
             .reader
             .ticks
             .as_mut()
-            .and_then(|ticks| ticks.pop_front())
+            .and_then(|ticks| ticks.queue.pop_front())
         {
             let origin = Origin::new(ticked.offset, ticked.kind, ticked.now);
             self.push_from(Event::Tick(ticked.tick), origin);
+        }
+        let rest = self
+            .reader
+            .ticks
+            .as_mut()
+            .and_then(|ticks| ticks.rest.take());
+        // Erratum E5 has the reader skip packets: those are no part of it.
+        let skips = self.reader.is_rtit() && self.config.errata.rtit_e5;
+        if let Some(mut rest) = rest {
+            match self.notes.last_replay() {
+                Some(replay) if !skips => replay.end = end,
+                _ => {
+                    rest.end = end;
+                    self.notes.push_replay(rest);
+                }
+            }
         }
         if let Some(kind) = kind {
             self.notes.now = Origin::new(self.read_at, kind, self.reader.now());

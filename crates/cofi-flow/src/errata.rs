@@ -70,7 +70,8 @@ errata! {
     /// Workaround: if that FUP names a VM entry, the entry executed and took tracing with it.
     skd022: "SKD022 (also SKL024, KBL023), \"VM entry that clears TraceEn may generate a FUP\"";
     /// Problem: neither FUP nor TIP.PGE may follow an OVF.
-    /// Workaround: the place after the overflow is unknown; decoding goes on silently at the next packets that tell it.
+    /// Workaround: the place after the overflow is unknown; decoding goes on silently at the next packets that tell it: a TIP with no TNT
+    /// between, the FUP of a MODE.TSX, or what ends any loss.
     skd010: "SKD010 (also SKD014, SKL033, KBL030), \"FUP may be dropped after OVF\"";
     /// Problem: a direct unconditional branch that leaves the filter ranges may give a TIP.PGD without IP.
     /// Workaround: with [`FlowConfig::filter`](crate::FlowConfig::filter) known, such a TIP.PGD binds to a direct branch that leaves the
@@ -81,7 +82,7 @@ errata! {
     /// noticed by the next one's payload, as always.
     skl168: "SKL168, \"CYC packets can be dropped when immediately preceding PSB\"";
     /// Problem: a FUP may follow an OVF although IP filtering keeps tracing off.
-    /// Workaround: when the next control packet after that FUP is TIP.PGE, tracing is taken as off.
+    /// Workaround: when the next control packet after that FUP is TIP.PGE, PSB+s aside, tracing is taken as off.
     apl12: "APL12, \"OVF may be followed by an unexpected FUP packet\"";
     /// Problem: when tracing is switched off just as an overflow ends, a TIP.PGD follows the OVF.
     /// Workaround: tracing is off after such an overflow.
@@ -120,7 +121,8 @@ errata! {
 impl Errata {
     /// The errata of `cpu`, an Intel processor.
     ///
-    /// Known are the processors that libipt 2.1 knows, and those that have RTIT; of others nothing is assumed. The stepping tells whether there
+    /// Known are the processors that libipt 2.1 knows, later ones that Linux names and that have the same families of cores, and those that
+    /// have RTIT; of others nothing is assumed. The stepping tells whether there
     /// is RTIT; else it decides nothing yet, as no published list at hand tells steppings of one model apart.
     #[must_use]
     pub fn for_cpu(cpu: Cpu) -> Self {
@@ -140,6 +142,8 @@ impl Errata {
         }
         let model = match (cpu.family, cpu.model) {
             (6, model) => model,
+            // Nova Lake, for which the same holds as for the hybrids before it: Panther Lake.
+            (0x12, 1 | 3) => 0xcc,
             // Diamond Rapids, for which the same holds as for the servers before it.
             (0x13, 1) => 0xad,
             _ => return errata,
@@ -152,10 +156,21 @@ impl Errata {
         let server = matches!(model, 0x55 | 0x6a | 0x6c | 0x8f | 0xad | 0xae | 0xcf);
         // Cannon Lake, Ice Lake, Tiger Lake and Rocket Lake clients.
         let later = matches!(model, 0x66 | 0x7d | 0x7e | 0x8c | 0x8d | 0xa7 | 0xa8);
-        // Alder Lake, Raptor Lake, Meteor Lake, Arrow Lake, Lunar Lake, Panther Lake: both kinds of cores.
+        // Alder Lake, Raptor Lake, Meteor Lake, Arrow Lake, Lunar Lake, Panther Lake, Wildcat Lake: both kinds of cores.
         let hybrid = matches!(
             model,
-            0x97 | 0x9a | 0xaa | 0xac | 0xb5 | 0xb7 | 0xba | 0xbd | 0xbf | 0xc5 | 0xc6 | 0xcc
+            0x97 | 0x9a
+                | 0xaa
+                | 0xac
+                | 0xb5
+                | 0xb7
+                | 0xba
+                | 0xbd
+                | 0xbf
+                | 0xc5
+                | 0xc6
+                | 0xcc
+                | 0xd5
         );
         // Goldmont.
         let goldmont = matches!(model, 0x5c | 0x5f);
@@ -233,6 +248,11 @@ mod tests {
         assert_eq!(names(6, 0xaf), ["apl11"]);
         assert_eq!(names(6, 0xb7), ["bdm70", "skd022", "skl014", "apl11"]);
         assert_eq!(names(0x13, 1), ["bdm70", "skd022", "skl014", "skz84"]);
+        // Wildcat Lake and Nova Lake, hybrids as those before them.
+        for (family, model) in [(6, 0xd5), (0x12, 1), (0x12, 3)] {
+            assert_eq!(names(family, model), names(6, 0xcc), "{family:x}/{model:x}");
+        }
+        assert_eq!(names(0x12, 2), [""; 0]);
         let skylake = ["bdm70", "skd007", "skd022", "skd010", "skl014", "skl168"];
         assert_eq!(names(6, 0x5e), skylake);
         assert!(!errata(6, 0x55).skd010 && errata(6, 0x55).skz84);

@@ -139,7 +139,8 @@ pub enum FlowErrorKind {
         /// How many instructions were walked.
         insns: u32,
     },
-    /// Of RTIT: tracing was switched off without a packet that tells where (4.2.8). What ran after the last branch is not known.
+    /// The stream ends while tracing is on, so nothing proves that anything behind its last packet ran. Of RTIT also: tracing was switched
+    /// off without a packet that reports where (4.2.8).
     #[error("tracing ended here or later, at a place that no packet tells")]
     UnknownEnd,
     /// The stream has no PSB, so that no packet boundary in it is known.
@@ -227,6 +228,12 @@ pub enum Expected {
     Fup,
     /// Anything but TIP.PGE, as tracing is on.
     TracingOn,
+    /// The CFE that belongs to the EVD before it.
+    CfeOfData,
+    /// The CFE that an EVD announces.
+    CfeBehindData,
+    /// In a PSB+, the mode that was told before.
+    SameMode,
     /// Of RTIT: FUP.PGE, as tracing is off.
     FupPge,
     /// Of RTIT: FUP.FAR or FUP.PGD for a far transfer.
@@ -249,6 +256,9 @@ impl fmt::Display for Expected {
             Self::PsbPlus => "a packet of PSB+ or PSBEND",
             Self::Fup => "a FUP for the packet before",
             Self::TracingOn => "a packet for code being traced",
+            Self::CfeOfData => "the CFE of the EVD before it",
+            Self::CfeBehindData => "a CFE behind the EVD",
+            Self::SameMode => "a PSB+ with the mode told before",
             Self::FupPge => "FUP.PGE, tracing being off,",
             Self::FupFar => "a FUP.FAR or FUP.PGD for a far transfer",
             Self::FarTarget => "the TIP of a FUP.FAR",

@@ -3,13 +3,17 @@
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{Ip, StreamOffset};
 
-use crate::block::{Block, Visitor};
+use crate::block::{Block, Path, Visitor};
 use crate::cache::End;
 use crate::decoder::{FlowDecoder, Phase, Piece, State};
 use crate::graph::{Decision, Node};
 use crate::index::NONE;
 use crate::pending::Pending;
+use crate::reader::Decision as Next;
 use crate::{Item, Run};
+
+/// Fewer bits are not worth looking a path up.
+const LEAST_BITS: u8 = 3;
 
 /// Where the node that comes next is to be noted.
 #[derive(Clone, Copy)]
@@ -26,14 +30,19 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     ///
     /// This is the fastest way through a flow, and may be mixed with the others. An [`Item::Insn`] is never returned.
     pub fn blocks(&mut self, mut visit: impl FnMut(&Block<'_>)) -> Option<Item> {
+        self.paths(|path| path.for_each(&mut visit))
+    }
+
+    /// The same, by as many blocks at a time as are known to belong together: for those who count, this is faster still.
+    pub fn paths(&mut self, mut visit: impl FnMut(&Path<'_>)) -> Option<Item> {
         loop {
             if self.state == State::On && self.phase == Phase::Enter && self.body.is_empty() {
                 self.walk_graph(&mut visit);
             }
             match self.next_piece()? {
-                Piece::Item(Item::Insn(insn)) => {
-                    visit(&Block::of_run(Run::single(insn, self.offset)))
-                }
+                Piece::Item(Item::Insn(insn)) => visit(&Path::of_block(Block::of_run(
+                    Run::single(insn, self.offset),
+                ))),
                 Piece::Item(item) => return Some(item),
                 Piece::Run {
                     ip,
@@ -50,7 +59,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                         last,
                         offset,
                     };
-                    visit(&Block::of_run(run));
+                    visit(&Path::of_block(Block::of_run(run)));
                 }
             }
         }
@@ -58,7 +67,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// Goes through the whole flow, block by block.
     pub fn visit(&mut self, visitor: &mut impl Visitor) {
-        while let Some(item) = self.blocks(|block| visitor.block(block)) {
+        while let Some(item) = self.paths(|path| visitor.path(path)) {
             match item {
                 Item::Insn(insn) => visitor.instruction(&insn),
                 Item::Event(event) => visitor.event(&event, StreamOffset(self.offset as u64)),
@@ -76,12 +85,20 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
         match self.pending {
             Pending::None => {
-                if !self.holds()
-                    && let Some((bits, len)) = self.reader.next_short_tnt()
-                {
-                    self.read_at = self.reader.offset();
-                    self.load_tnt(bits, len);
-                    return true;
+                if !self.holds() {
+                    match self.reader.next_decision() {
+                        Next::Tnt(bits, len) => {
+                            self.read_at = self.reader.offset();
+                            self.load_tnt(bits, len);
+                            return true;
+                        }
+                        Next::Tip(ip) => {
+                            self.read_at = self.reader.offset();
+                            self.pending = Pending::Tip(Some(ip));
+                            return true;
+                        }
+                        Next::Other => {}
+                    }
                 }
                 self.fetch();
                 self.heed_bdm64();
@@ -92,7 +109,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Follows the flow from node to node as long as every node ends with a branch of which the trace tells the outcome next.
-    fn walk_graph(&mut self, visit: &mut impl FnMut(&Block<'_>)) {
+    fn walk_graph(&mut self, visit: &mut impl FnMut(&Path<'_>)) {
         let mut id = NONE;
         let mut from = From::Nowhere;
         let mut walked = false;
@@ -140,10 +157,28 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    /// Uses up TNT bits as long as nodes end with conditional branches. Returns the node that comes next or, if it is not known
-    /// yet, where to note it.
+    /// Uses up TNT bits as long as nodes end with conditional branches, and by paths that are known. Returns the node that comes next or, if it
+    /// is not known yet, where to note it.
     #[inline]
-    fn walk_bits(&mut self, mut id: u32, visit: &mut impl FnMut(&Block<'_>)) -> (u32, From) {
+    fn walk_bits(&mut self, mut id: u32, visit: &mut impl FnMut(&Path<'_>)) -> (u32, From) {
+        // One return address of RTIT is no stack.
+        let has_stack = !self.reader.is_rtit();
+        while has_stack && self.tnt_len >= LEAST_BITS {
+            let Some(path) = self.cache.graph.path(id, self.tnt, self.tnt_len) else {
+                break;
+            };
+            let path = self.cache.graph.memo.path(path);
+            if !self.returns.has_room(path.deepest) {
+                break;
+            }
+            visit(&Path::of_path(&self.cache, path, self.offset));
+            for (ip, site) in self.cache.graph.memo.open_calls(path) {
+                self.returns.push_site(*ip, *site);
+            }
+            self.tnt <<= path.bits;
+            self.tnt_len -= path.bits;
+            id = path.end;
+        }
         let (mut bits, mut left) = (self.tnt, self.tnt_len);
         let mut from = From::Nowhere;
         let graph = &self.cache.graph;
@@ -152,7 +187,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             if node.decision != Decision::Conditional {
                 break;
             }
-            visit(&Block::of_node(&self.cache, id, self.offset));
+            visit(&Path::of_node(&self.cache, id, self.offset));
             if node.has_calls() {
                 for (ip, site) in graph.calls(node) {
                     self.returns.push_site(ip, site);
@@ -170,6 +205,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             id = next;
         }
+        let nodes = graph.count();
+        self.cache.graph.memo.walked(self.tnt_len - left, nodes);
         (self.tnt, self.tnt_len) = (bits, left);
         (id, from)
     }
@@ -177,7 +214,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Runs a node that ends with another branch whose outcome is there, and tells what comes next; `None` if it is to be walked
     /// run by run.
     #[inline]
-    fn leave(&mut self, id: u32, visit: &mut impl FnMut(&Block<'_>)) -> Option<(u32, From)> {
+    fn leave(&mut self, id: u32, visit: &mut impl FnMut(&Path<'_>)) -> Option<(u32, From)> {
         let node = *self.cache.graph.node(id);
         if self.tnt_len != 0 {
             let returns = node.decision == Decision::Return
@@ -186,7 +223,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             if !returns {
                 return None;
             }
-            visit(&Block::of_node(&self.cache, id, self.offset));
+            visit(&Path::of_node(&self.cache, id, self.offset));
             let (mut ip, site) = self.call_and_return(&node)?;
             self.tnt <<= 1;
             self.tnt_len -= 1;
@@ -201,21 +238,25 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         match (node.decision, self.pending) {
             (Decision::Careful, _) | (Decision::Conditional, Pending::Tip(_)) => None,
             (Decision::Far, Pending::Tip(Some(ip))) => {
-                visit(&Block::of_node(&self.cache, id, self.read_at));
+                visit(&Path::of_node(&self.cache, id, self.read_at));
                 self.call_and_return(&node);
                 self.consumed();
                 self.pending = Pending::None;
-                let bound = core::mem::take(&mut self.bound);
                 self.ip = ip;
-                self.apply(bound, Some(ip));
+                self.apply_at(ip);
                 Some((NONE, From::Nowhere))
             }
             (_, Pending::Tip(Some(ip))) => {
-                visit(&Block::of_node(&self.cache, id, self.read_at));
+                visit(&Path::of_node(&self.cache, id, self.read_at));
                 let popped = self.call_and_return(&node);
                 self.consumed();
                 self.pending = Pending::None;
                 self.ip = ip;
+                if !self.bound.is_empty() {
+                    // Links between nodes are those of one mode.
+                    self.apply_at(ip);
+                    return Some((NONE, From::Nowhere));
+                }
                 let graph = &self.cache.graph;
                 // Where it went the last time is where it often goes.
                 let hint = node.next[1];
@@ -228,7 +269,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 })
             }
             (_, Pending::Pgd(ip)) if !self.leaves_before(id, ip) => {
-                visit(&Block::of_node(&self.cache, id, self.read_at));
+                visit(&Path::of_node(&self.cache, id, self.read_at));
                 // No return is compressed that goes back across the end of tracing, to behind the call at the end of the node.
                 let calls = self.cache.graph.calls(&node);
                 let count = calls.size_hint().0 - usize::from(self.calls_at_end(id));
@@ -238,8 +279,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 if node.decision == Decision::Return {
                     self.returns.pop();
                 }
-                let after = self.cache.graph.detail(id).ways[0];
-                self.end_tracing(after, ip);
+                let [after, target] = self.cache.graph.detail(id).ways;
+                let place = match node.decision {
+                    Decision::Conditional => ip.or_else(|| self.left_ranges(after, target)),
+                    _ => ip,
+                };
+                self.end_tracing(after, place);
                 Some((NONE, From::Nowhere))
             }
             _ => None,

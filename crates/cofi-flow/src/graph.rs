@@ -10,7 +10,9 @@ use alloc::vec::Vec;
 use cofi_insn::Checksum;
 use cofi_packet::{ExecMode, Ip};
 
+use crate::FlowConfig;
 use crate::index::{Index, NONE};
+use crate::memo::{Found, Memo};
 
 /// How a node ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,14 @@ struct Site {
     node: u32,
 }
 
+/// How much of a graph there was at some time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    nodes: usize,
+    parts: usize,
+    sites: usize,
+}
+
 /// All nodes of one address space.
 ///
 /// Invariant: numbers in [`Node::next`] and [`Site::node`] are [`NONE`] or those of nodes, of the same mode, and a site's at its
@@ -79,11 +89,19 @@ pub(crate) struct Graph {
     parts: Vec<u32>,
     sites: Vec<Site>,
     index: Index,
-    /// Counts how often the graph was emptied, which is when a number no longer means the same node.
+    pub(crate) memo: Memo,
+    /// Counts how often nodes were forgotten, which is when a number no longer means the same node.
     pub(crate) emptied: u64,
 }
 
 impl Graph {
+    pub(crate) fn new(config: &FlowConfig) -> Self {
+        Self {
+            memo: Memo::new(config),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.details.clear();
@@ -91,6 +109,40 @@ impl Graph {
         self.parts.clear();
         self.sites.clear();
         self.index.clear();
+        self.memo.clear();
+        self.emptied += 1;
+    }
+
+    /// How much there is, to come back to by [`truncate`](Self::truncate).
+    pub(crate) fn mark(&self) -> Mark {
+        Mark {
+            nodes: self.nodes.len(),
+            parts: self.parts.len(),
+            sites: self.sites.len(),
+        }
+    }
+
+    /// Forgets what was added since `mark`, which is no less than there was after the graph was emptied last.
+    pub(crate) fn truncate(&mut self, mark: Mark) {
+        self.memo.clear();
+        self.nodes.truncate(mark.nodes);
+        self.details.truncate(mark.nodes);
+        self.checksums.truncate(mark.nodes);
+        self.parts.truncate(mark.parts);
+        self.sites.truncate(mark.sites);
+        let count = mark.nodes as u32;
+        let sites = self.sites.iter_mut().map(|site| &mut site.node);
+        let nodes = self.nodes.iter_mut().flat_map(|node| &mut node.next);
+        for link in nodes.chain(sites) {
+            if *link >= count {
+                *link = NONE;
+            }
+        }
+        let (nodes, details) = (&self.nodes, &self.details);
+        self.index.truncate(count, |id| {
+            let id = id as usize;
+            (nodes[id].ip, details[id].mode)
+        });
         self.emptied += 1;
     }
 
@@ -100,6 +152,11 @@ impl Graph {
             + self.parts.len() * size_of::<u32>()
             + self.sites.len() * size_of::<Site>()
             + self.index.bytes()
+    }
+
+    /// How many nodes there are.
+    pub(crate) fn count(&self) -> usize {
+        self.nodes.len()
     }
 
     #[inline]
@@ -121,6 +178,30 @@ impl Graph {
     #[inline]
     pub(crate) fn link(&mut self, from: u32, way: usize, to: u32) {
         self.nodes[from as usize].next[way] = to;
+    }
+
+    /// The number of the path from a node by the first of some TNT bits (the oldest is the highest), if it has been walked before.
+    #[inline]
+    pub(crate) fn path(&mut self, id: u32, bits: u64, count: u8) -> Option<u32> {
+        let bits = Memo::first_bits(bits, count);
+        match self.memo.find(id, bits) {
+            Found::Path(number) => Some(number),
+            Found::New => None,
+            Found::Again => self.keep_path(id, bits),
+        }
+    }
+
+    #[cold]
+    fn keep_path(&mut self, id: u32, bits: u32) -> Option<u32> {
+        let node = self.node(id);
+        if node.decision != Decision::Conditional && !node.has_calls() {
+            return None;
+        }
+        let mode = self.detail(id).mode;
+        let mut memo = core::mem::take(&mut self.memo);
+        let kept = memo.keep(self, id, bits, mode);
+        self.memo = memo;
+        kept
     }
 
     /// The straight runs of a node.

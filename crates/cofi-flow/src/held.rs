@@ -4,15 +4,18 @@ use alloc::vec::Vec;
 
 use cofi_insn::CodeSource;
 use cofi_packet::Ip;
-use cofi_packet::intel::Kind;
+use cofi_packet::intel::{CfeType, EvdType, Kind};
 
-use crate::decoder::{FlowDecoder, State};
+use crate::decoder::{FlowDecoder, State, unexpected};
 use crate::events::notes::Origin;
 use crate::reader::Flow;
-use crate::{ControlEvent, Event};
+use crate::{ControlEvent, Event, Expected, FlowErrorKind};
 
 /// More events than this are never held back for one FUP: a PEBS record has fewer.
 const MAX_HELD: usize = 512;
+
+/// The vector of #PF.
+const PAGE_FAULT: u8 = 14;
 
 /// An event that waits for a FUP.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +111,16 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
                 event
             }
-            Flow::Evd { kind, payload } => Event::EventData { kind, payload },
+            Flow::Evd { kind, payload } => {
+                let event = Event::EventData { kind, payload };
+                if self.found_for_cfe().is_some() {
+                    // It binds to the address of its CFE (33.4.2.30), which is missing.
+                    self.release_data();
+                    self.push(event);
+                    return true;
+                }
+                event
+            }
             _ => return false,
         };
         if self.held.len() >= MAX_HELD {
@@ -117,6 +129,67 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         let origin = self.notes.now;
         self.held.push(Held { event, origin });
         true
+    }
+
+    /// What is wrong if this packet is an EVD without a CFE behind it, or a CFE to which the EVDs before it cannot belong (33.4.2.30,
+    /// table 33-59).
+    pub(crate) fn wrong_event(&self, flow: Flow) -> Option<FlowErrorKind> {
+        let (kind, vector) = match flow {
+            Flow::Cfe { kind, vector, .. } => (kind, vector),
+            Flow::Evd { .. } => {
+                let found = self.found_for_cfe()?;
+                return Some(unexpected(found, Expected::CfeBehindData));
+            }
+            _ => return None,
+        };
+        let before = self.held.iter().rev().map(|held| held.event);
+        let fits = before
+            .take_while(|event| !matches!(event, Event::Control { .. }))
+            .all(|event| match event {
+                Event::EventData { kind: data, .. } => match EvdType::new(data) {
+                    Some(EvdType::PFA) => kind == CfeType::INTR && vector == PAGE_FAULT,
+                    Some(EvdType::VMXQ | EvdType::VMXR) => {
+                        matches!(kind, CfeType::VMEXIT | CfeType::VMEXIT_INTR)
+                    }
+                    // What a reserved type belongs to is not known.
+                    _ => true,
+                },
+                _ => true,
+            });
+        (!fits).then(|| unexpected(flow, Expected::CfeOfData))
+    }
+
+    /// Behind an EVD that was read just now: the packet that proves that its CFE is missing.
+    ///
+    /// EVDs come right before their CFE (table 33-59). Whatever reports control or state cannot come between; a block, a power event or a
+    /// PSB+ is not ruled out. An OVF may have lost the CFE, damaged bytes may have been one, and a stream may have been cut before it. The
+    /// search ends at the next EVD, so each packet is looked at once.
+    fn found_for_cfe(&self) -> Option<Flow> {
+        let mut ahead = self.reader.clone();
+        let mut is_status = false;
+        loop {
+            match ahead.next()?.ok()? {
+                Flow::Cfe { .. } | Flow::Evd { .. } | Flow::Ovf => return None,
+                Flow::Psb => is_status = true,
+                Flow::PsbEnd if is_status => is_status = false,
+                Flow::Fup(_)
+                | Flow::Pip { .. }
+                | Flow::Vmcs(_)
+                | Flow::ModeExec { .. }
+                | Flow::ModeTsx(_)
+                    if is_status => {}
+                Flow::Bbp { .. }
+                | Flow::Bip { .. }
+                | Flow::Bep { .. }
+                | Flow::Mnt(_)
+                | Flow::Trig { .. }
+                | Flow::ExStop { .. }
+                | Flow::Mwait { .. }
+                | Flow::Pwre { .. }
+                | Flow::Pwrx { .. } => {}
+                found => return Some(found),
+            }
+        }
     }
 
     /// Returns the blocks held back: they belong to no address. Other events still wait for a FUP.
@@ -128,6 +201,22 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.push_from(held.event, held.origin);
             }
             !in_block
+        });
+        self.held = held;
+    }
+
+    /// Returns the EVDs held back behind the last CFE: they belong to no event, and so to no address.
+    fn release_data(&mut self) {
+        let mut held = core::mem::take(&mut self.held);
+        let is_control = |held: &Held| matches!(held.event, Event::Control { .. });
+        let mut others_first = held.iter().rposition(is_control).map_or(0, |at| at + 1);
+        held.retain(|held| {
+            let is_data = others_first == 0 && matches!(held.event, Event::EventData { .. });
+            others_first = others_first.saturating_sub(1);
+            if is_data {
+                self.push_from(held.event, held.origin);
+            }
+            !is_data
         });
         self.held = held;
     }

@@ -22,6 +22,15 @@ impl Index {
         self.count = 0;
     }
 
+    /// Forgets all numbers from `count` on; `key` gives the key of a number.
+    pub(crate) fn truncate(&mut self, count: u32, key: impl Fn(u32) -> (Ip, ExecMode)) {
+        self.slots.fill(NONE);
+        self.count = self.count.min(count);
+        for id in 0..self.count {
+            self.place(id, key(id));
+        }
+    }
+
     /// How much memory it uses.
     pub(crate) fn bytes(&self) -> usize {
         self.slots.len() * size_of::<u32>()

@@ -63,12 +63,13 @@
 //!
 //! The code source must answer with the code that stood at an address when it ran. Every event is returned before any
 //! code at the address that follows it is read, so a caller may change its source at any item; it then calls
-//! [`FlowDecoder::code_changed`], because decoded code is cached.
+//! [`FlowDecoder::code_changed`], because decoded code is cached, or [`FlowDecoder::code_changed_to`], which keeps what may come back.
 //!
 //! # Errors
 //!
 //! A stream that contradicts the code, or itself, never stops the decoder: it yields [`Item::Error`] with the place and
-//! the reason, and goes on at the next packets that tell the address of the code without needing what went before.
+//! the reason, and goes on at the next packets that tell the address of the code without needing what went before, or from
+//! which enough of what follows fits the code. To find that out it reads code ahead of what it has returned.
 #![no_std]
 
 extern crate alloc;
@@ -77,6 +78,8 @@ mod away;
 mod block;
 mod build;
 mod cache;
+#[cfg(test)]
+mod cache_tests;
 mod config;
 mod decoder;
 mod due;
@@ -91,15 +94,18 @@ mod index;
 mod ipc;
 mod kind;
 pub mod lines;
+mod memo;
 mod mode;
 mod pending;
 mod reader;
 mod retstack;
 mod rtit;
+mod shelf;
 mod time;
+mod trial;
 mod walk;
 
-pub use block::{Block, Visitor};
+pub use block::{Block, Path, Visitor};
 pub use config::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
 pub use decoder::FlowDecoder;
 pub use errata::{Errata, Erratum};
@@ -108,4 +114,5 @@ pub use event::{ControlEvent, Event, Executed, Item, Part, Run, Tick};
 pub use events::{EventDecoder, PacketKinds, Told};
 pub use ipc::{Ipc, Stretch};
 pub use kind::PacketKind;
+pub use shelf::CodeKey;
 pub use time::{RtitTime, Time, TimeJump, TimeTracker, VmxTsc};

@@ -4,12 +4,12 @@
 //! some to nothing. [`FlowDecoder::fetch`] reads as many packets as make up one such thing.
 
 use cofi_insn::CodeSource;
-use cofi_packet::intel::{Kind, TsxState};
+use cofi_packet::intel::{Kind, Packets, TsxState};
 use cofi_packet::{ExecMode, Ip, rtit};
 
 use crate::decoder::FlowDecoder;
 use crate::events::notes::Origin;
-use crate::reader::Flow;
+use crate::reader::{Flow, Reader};
 use crate::rtit::Ends;
 use crate::{Event, Expected, FlowErrorKind, PacketKind};
 
@@ -167,6 +167,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             };
             if let (Flow::Tnt { bits, len }, false) = (flow, self.holds()) {
                 self.branches(bits, len);
+                return;
+            }
+            if let Some(kind) = self.wrong_event(flow) {
+                // The FUP behind it is its own all the same.
+                self.fail(kind);
+                self.hold(flow);
                 return;
             }
             if self.hold(flow) {
@@ -390,22 +396,46 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// Whether the next packet that tells of control is TIP.PGE.
     pub(crate) fn pge_is_next(&self) -> bool {
+        is_pge_next(self.reader.clone(), false)
+    }
+
+    /// The same, with PSB+s between, whatever they tell.
+    pub(crate) fn pge_is_next_over_psbs(&self) -> bool {
+        is_pge_next(self.reader.clone(), true)
+    }
+
+    /// Whether a FUP stands behind the packet that was put back.
+    pub(crate) fn is_fup_behind(&self, flow: Flow) -> bool {
         let mut ahead = self.reader.clone();
+        ahead.next() == Some(Ok(flow)) && matches!(ahead.next(), Some(Ok(Flow::Fup(Some(_)))))
+    }
+
+    /// Erratum SKD010: whether what comes behind an OVF says that tracing is on, though neither FUP nor TIP.PGE has.
+    pub(crate) fn is_on_behind_overflow(&self) -> bool {
+        let mut ahead = self.reader.clone();
+        // Whether a FUP that comes next belongs to the packet before it, which need not be of traced code.
+        let mut is_claimed = false;
         loop {
             match ahead.next() {
-                Some(Ok(Flow::Pge(_))) => return true,
-                Some(Ok(
-                    Flow::Pip { .. }
-                    | Flow::Vmcs(_)
-                    | Flow::ModeExec { .. }
-                    | Flow::ModeTsx(_)
-                    | Flow::ExStop { .. }
-                    | Flow::Mwait { .. }
-                    | Flow::Pwre { .. }
-                    | Flow::Pwrx { .. }
-                    | Flow::TraceStop,
-                )) => {}
-                _ => return false,
+                Some(Ok(Flow::Tnt { .. } | Flow::Tip(_) | Flow::Pgd(_))) => return true,
+                // While PacketEn is clear, a MODE.TSX has none (33.4.2.8).
+                Some(Ok(Flow::Fup(_))) if !is_claimed => return true,
+                Some(Ok(Flow::Pge(_) | Flow::Ovf | Flow::Psb | Flow::PsbEnd)) => return false,
+                Some(Ok(flow)) => {
+                    is_claimed |= matches!(
+                        flow,
+                        Flow::ExStop { ip: true }
+                            | Flow::Ptw { ip: true, .. }
+                            | Flow::Cfe { .. }
+                            | Flow::Bep { ip: true }
+                            | Flow::Trig { ip: true, .. }
+                            | Flow::ModeExec { .. }
+                    );
+                    if matches!(flow, Flow::Fup(_)) {
+                        is_claimed = false;
+                    }
+                }
+                None | Some(Err(_)) => return false,
             }
         }
     }
@@ -414,7 +444,36 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// range count (33.4.2.9).
     pub(crate) fn stop_is_next(&self, next: Ip) -> bool {
         let mut ahead = self.reader.clone();
-        matches!(ahead.next(), Some(Ok(Flow::Pgd(Some(ip)))) if ip == next)
-            && matches!(ahead.next(), Some(Ok(Flow::TraceStop)))
+        let ends = matches!(ahead.next(), Some(Ok(Flow::Pgd(Some(ip)))) if ip == next);
+        // With one instruction: a TSC or CBR between them is of a later moment.
+        let mut behind =
+            Packets::new(&ahead.bytes[ahead.at..]).map(|item| Some(item.ok()?.raw.kind()));
+        ends && behind.find(|kind| !matches!(kind, Some(Kind::Pad | Kind::Cyc | Kind::Mtc)))
+            == Some(Some(Kind::TraceStop))
+    }
+}
+
+/// Whether the next packet that tells of control is TIP.PGE, behind PSB+s or not.
+fn is_pge_next(mut ahead: Reader<'_>, over_psbs: bool) -> bool {
+    let mut is_status = false;
+    loop {
+        match ahead.next() {
+            Some(Ok(Flow::Pge(_))) => return !is_status,
+            Some(Ok(Flow::Psb)) if over_psbs => is_status = true,
+            Some(Ok(Flow::PsbEnd)) if is_status => is_status = false,
+            Some(Ok(Flow::Fup(_))) if is_status => {}
+            Some(Ok(
+                Flow::Pip { .. }
+                | Flow::Vmcs(_)
+                | Flow::ModeExec { .. }
+                | Flow::ModeTsx(_)
+                | Flow::ExStop { .. }
+                | Flow::Mwait { .. }
+                | Flow::Pwre { .. }
+                | Flow::Pwrx { .. }
+                | Flow::TraceStop,
+            )) => {}
+            _ => return false,
+        }
     }
 }

@@ -1,17 +1,23 @@
-//! The packet stream as the flow sees it: addresses decompressed, time kept, padding and maintenance left out.
+//! The packet stream as the flow sees it: addresses decompressed, padding, timing and maintenance left out.
 
-use alloc::collections::VecDeque;
+mod clock;
+mod decision;
+#[cfg(test)]
+mod tests;
 
 use cofi_packet::intel::{
-    Block, BlockType, CfeType, DecodeError, IpBytes, IpPayload, Kind, LastIp, Packet, TsxState,
-    decode, decode_in, sync_forward,
+    Block, BlockType, CfeType, DecodeError, IpBytes, IpPayload, Kind, LastIp, Packet, Spoilt,
+    SpoiltBy, TsxState, decode, decode_in, sync_forward,
 };
 use cofi_packet::{ExecMode, Ip, Tsc};
 
 use crate::events::notes::Run;
+use crate::events::replay::{Replay, Ticks};
 use crate::rtit::Reading;
-use crate::time::{TimeJump, TimeTracker};
+use crate::time::TimeTracker;
 use crate::{FlowConfig, PacketKind, Tick, TraceFormat};
+use clock::Clock;
+pub(crate) use decision::Decision;
 
 /// A packet that concerns the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,15 +154,19 @@ pub(crate) struct Reader<'t> {
     last_ip: LastIp,
     /// Whether packets since the last PSB may be wrong.
     pub(crate) damaged: bool,
-    /// Whether the last IP is in doubt: then an address counts only if it is told in full.
+    /// Whether the last IP is in doubt: then an address counts only if it is told in full, or a trial confirms it.
     pub(crate) doubt: bool,
     /// Whether the address told last was told in full, or since a PSB, behind which nothing is in doubt.
     pub(crate) is_full: bool,
-    block: Block,
+    /// The address told last even if it is in doubt; none if it was suppressed.
+    pub(crate) likely: Option<Ip>,
+    /// Where the last PSB stands.
+    psb: usize,
+    pub(crate) block: Block,
     /// What the block that is open holds.
     block_type: BlockType,
-    /// The time when the packet last returned was made.
-    pub(crate) time: TimeTracker,
+    /// When what was returned ran.
+    pub(crate) clock: Clock,
     /// How many packets have been read that concern the time.
     pub(crate) timing: u64,
     /// Up to where a search for the next timing packet went, and what it found.
@@ -168,9 +178,8 @@ pub(crate) struct Reader<'t> {
     /// A packet that was read too early and is to be returned again.
     back: Option<(usize, Flow)>,
     /// The timing packets read since they were last taken out; none if nobody wants them.
-    pub(crate) ticks: Option<VecDeque<Ticked>>,
-    skd007: bool,
-    skz84: bool,
+    pub(crate) ticks: Option<Ticks>,
+    spoilt_by: SpoiltBy,
 }
 
 impl<'t> Reader<'t> {
@@ -188,17 +197,21 @@ impl<'t> Reader<'t> {
             damaged: false,
             doubt: false,
             is_full: false,
+            likely: None,
+            psb: 0,
             block: Block::Outside,
             block_type: BlockType::GPR,
-            time: TimeTracker::new(config),
+            clock: Clock::new(config),
             timing: 0,
             searched: (0, None),
             ahead: (0, None),
             settled: 0,
             back: None,
             ticks: None,
-            skd007: config.errata.skd007,
-            skz84: config.errata.skz84,
+            spoilt_by: SpoiltBy {
+                skd007: config.errata.skd007,
+                skz84: config.errata.skz84,
+            },
         }
     }
 
@@ -206,6 +219,11 @@ impl<'t> Reader<'t> {
     #[inline]
     pub(crate) fn is_rtit(&self) -> bool {
         self.rtit.is_some()
+    }
+
+    /// Where the stream ends.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
     }
 
     /// Where the packet last returned began.
@@ -227,26 +245,17 @@ impl<'t> Reader<'t> {
     /// Goes on at the next PSB, which is returned next; `false` if there is none.
     pub(crate) fn skip_to_psb(&mut self) -> bool {
         self.back = None;
-        self.block = Block::Outside;
         let psb = match &mut self.rtit {
             None => sync_forward(self.bytes, self.at),
             Some(reading) => reading.skip_to_psb(self.bytes, self.at),
         };
-        match psb {
-            Some(psb) => {
-                self.at = psb;
-                true
-            }
-            None => {
-                self.at = self.bytes.len();
-                false
-            }
-        }
+        self.go_to(psb.unwrap_or(self.bytes.len()), Block::Outside);
+        psb.is_some()
     }
 
     /// Reads from `offset` on.
     pub(crate) fn start_at(&mut self, offset: usize) {
-        self.at = offset.min(self.bytes.len());
+        self.go_to(offset.min(self.bytes.len()), self.block);
     }
 
     pub(crate) fn is_at_start(&self) -> bool {
@@ -261,9 +270,43 @@ impl<'t> Reader<'t> {
     /// The address in a packet; none if it is suppressed, or compressed against one that is in doubt.
     fn address(&mut self, payload: IpPayload) -> Option<Ip> {
         let ip = self.last_ip.apply(payload);
+        self.likely = ip;
         self.is_full = matches!(payload.ip_bytes(), IpBytes::Sext48 | IpBytes::Full);
         self.doubt &= !self.is_full;
         ip.filter(|_| !self.doubt)
+    }
+
+    /// Where the last PSB stands that was read.
+    pub(crate) fn psb_at(&self) -> usize {
+        self.psb.min(self.at)
+    }
+
+    pub(crate) fn last_ip(&self) -> Ip {
+        self.last_ip.get()
+    }
+
+    /// Takes another address for the one against which the address told last was compressed, and makes `likely` what it is then;
+    /// `false` if that is the same.
+    pub(crate) fn assume_last_ip(&mut self, last: Ip) -> bool {
+        let Some(Ok(raw)) = self.bytes.get(self.offset..).map(decode) else {
+            return false;
+        };
+        let (Packet::Tip { ip } | Packet::TipPge { ip }) = raw.packet() else {
+            return false;
+        };
+        let mut assumed = LastIp::new();
+        assumed.compress(last);
+        let likely = assumed.apply(ip);
+        if likely.is_none() || likely == self.likely {
+            return false;
+        }
+        (self.last_ip, self.likely) = (assumed, likely);
+        true
+    }
+
+    /// Whether a block that is open counts no longer: packets are looked for as outside of any.
+    pub(crate) fn outside_block(&mut self) {
+        self.go_to(self.at, Block::Outside);
     }
 
     /// What the packet last returned means for a TIP that comes next.
@@ -291,37 +334,6 @@ impl<'t> Reader<'t> {
             None => decode(bytes).ok()?.kind().into(),
             Some(reading) => reading.kind_of(bytes)?.into(),
         })
-    }
-
-    /// The estimate of the time when the packet last returned was made.
-    pub(crate) fn now(&self) -> Option<Tsc> {
-        match &self.rtit {
-            None => self.time.now(),
-            Some(reading) => reading.time.now(),
-        }
-    }
-
-    /// No packet that comes is older.
-    pub(crate) fn earliest(&self) -> Tsc {
-        match &self.rtit {
-            None => self.time.earliest(),
-            Some(reading) => reading.time.earliest(),
-        }
-    }
-
-    /// The core cycles told of so far.
-    pub(crate) fn cycles(&self) -> u64 {
-        match &self.rtit {
-            None => self.time.cycles(),
-            Some(reading) => reading.time.cycles(),
-        }
-    }
-
-    pub(crate) fn take_jump(&mut self) -> Option<TimeJump> {
-        match &mut self.rtit {
-            None => self.time.take_jump(),
-            Some(reading) => reading.time.take_jump(),
-        }
     }
 
     /// The time by which everything read so far had happened, as the next timing packet tells that can.
@@ -353,12 +365,13 @@ impl<'t> Reader<'t> {
                 return found;
             }
             // With what it has found out, it may find more.
-            self.time.settle();
+            self.clock.tracker.settle();
         }
     }
 
     fn search_once(&mut self, for_good: bool) -> (usize, Option<Tsc>) {
-        let (mut at, mut time, mut block) = (self.at, self.time.clone(), self.block);
+        self.show_all();
+        let (mut at, mut time, mut block) = (self.at, self.clock.tracker.clone(), self.block);
         time.take_jump();
         loop {
             let rest = self.bytes.get(at..).unwrap_or_default();
@@ -382,7 +395,7 @@ impl<'t> Reader<'t> {
             }
             let before = (matches!(packet, Packet::Tsc { .. }) && time.may_have_wrapped())
                 .then(|| time.clone());
-            let is_timing = self.show(&mut time, &packet, at);
+            let is_timing = show(&mut time, &packet, &self.bytes[at..], at < self.settled);
             at += decoded.len();
             (block, _) = block.after(&packet);
             if before
@@ -393,9 +406,11 @@ impl<'t> Reader<'t> {
             }
             let bounds = match packet {
                 Packet::Tsc { .. } | Packet::Mtc { .. } => true,
-                // The counter may have wrapped while packets were lost (33.3.8.2).
+                // The counter may have wrapped while packets were lost (33.3.8.2), and was reset if tracing was off before a
+                // TSC (33.3.6.1), which bounds the time by itself.
                 Packet::Cyc { .. } => {
-                    !for_good && !rest[decoded.len()..].starts_with(&[0x02, 0xf3])
+                    let next = &rest[decoded.len()..];
+                    !for_good && !next.starts_with(&[0x02, 0xf3]) && !next.starts_with(&[0x19])
                 }
                 _ => false,
             };
@@ -410,47 +425,47 @@ impl<'t> Reader<'t> {
         (usize::MAX, None)
     }
 
-    /// The next packet, if it is a short TNT: the quick way to the most frequent one.
+    /// Where no more ticks may be kept, notes from where on they are to be read again.
     #[inline]
-    pub(crate) fn next_short_tnt(&mut self) -> Option<(u64, u8)> {
-        if self.back.is_some() || self.block != Block::Outside {
-            return None;
+    pub(crate) fn mark_ticks(&mut self) {
+        if let Some(Ticks {
+            queue,
+            room,
+            rest: None,
+        }) = &self.ticks
+            && queue.len() >= *room
+        {
+            let rest = Replay::new(self);
+            if let Some(ticks) = &mut self.ticks {
+                ticks.rest = Some(rest);
+            }
         }
-        if self.is_rtit() {
-            return self.next_tnt_rtit();
-        }
-        let mut byte = *self.bytes.get(self.at)?;
-        while byte == 0 {
-            self.at += 1;
-            byte = *self.bytes.get(self.at)?;
-        }
-        let Flow::Tnt { bits, len } = short_tnt(byte)? else {
-            return None;
-        };
-        self.offset = self.at;
-        self.at += 1;
-        Some((bits, len))
     }
 
-    /// Shows the packet at `at` to a clock; whether it is a timing packet.
+    /// Keeps the timing packet just read, if somebody wants to see it.
     #[inline]
-    fn show(&self, time: &mut TimeTracker, packet: &Packet, at: usize) -> bool {
-        let is_timing = time.take(packet);
-        match packet {
-            Packet::Ovf if at < self.settled => time.settle(),
-            Packet::Psb if time.wants_guest() => time.psb_is_guest(pip_in_psb(&self.bytes[at..])),
-            _ => {}
+    fn note_tick(&mut self, packet: &Packet) {
+        if !matches!(&self.ticks, Some(Ticks { rest: None, .. })) {
+            return;
         }
-        is_timing
+        let now = self.now();
+        if let (Some(ticks), Some(tick)) = (&mut self.ticks, Tick::from_packet(packet)) {
+            ticks.queue.push_back(Ticked {
+                offset: self.offset,
+                kind: tick.kind(),
+                tick,
+                now,
+            });
+        }
     }
 
     /// How much is to be left out, if an erratum has spoiled this packet of `len` bytes, with which `rest` begins.
     #[inline]
-    fn left_out(&self, packet: &Packet, rest: &[u8], len: usize) -> Option<usize> {
-        if self.skd007 && is_cut_cyc(packet, rest) {
-            return Some(1);
-        }
-        (self.skz84 && is_corrupt_tma(packet, &rest[len..])).then_some(len + 1)
+    pub(crate) fn left_out(&self, packet: &Packet, rest: &[u8], len: usize) -> Option<usize> {
+        Some(match self.spoilt_by.spoils(packet, rest, len)? {
+            Spoilt::Cut => 1,
+            _ => len + 1,
+        })
     }
 
     /// The next packet that concerns the flow; `None` at the end of the stream. After an error the caller skips to the
@@ -464,6 +479,8 @@ impl<'t> Reader<'t> {
             return Some(Ok(flow));
         }
         loop {
+            self.mark_ticks();
+            let shows = self.shows_at_once();
             let rest = self.bytes.get(self.at..)?;
             let padding = rest.iter().position(|byte| *byte != 0)?;
             let rest = &rest[padding..];
@@ -474,6 +491,9 @@ impl<'t> Reader<'t> {
                 && let Some(flow) = short_tnt(rest[0])
             {
                 self.at += 1;
+                if shows {
+                    self.clock_is_here();
+                }
                 return Some(Ok(flow));
             }
             let decoded = match decode_in(self.block, rest) {
@@ -499,33 +519,17 @@ impl<'t> Reader<'t> {
                     packet: decoded.kind().name(),
                 }));
             }
-            if self.time.take(&packet) {
+            if shows {
+                self.show_at_once(&packet);
+            }
+            if TimeTracker::tells_time(&packet) {
                 self.timing += 1;
-                if let Some(ticks) = &mut self.ticks
-                    && let Some(tick) = Tick::from_packet(&decoded.packet())
-                {
-                    ticks.push_back(Ticked {
-                        offset: self.offset,
-                        kind: tick.kind(),
-                        tick,
-                        now: self.time.now(),
-                    });
-                }
+                self.note_tick(&packet);
                 continue;
             }
-            match packet {
-                Packet::Ovf => {
-                    // Some of what was told of the time before holds no longer.
-                    self.timing += 1;
-                    if self.offset < self.settled {
-                        self.time.settle();
-                    }
-                }
-                Packet::Psb if self.time.wants_guest() => {
-                    self.time
-                        .psb_is_guest(pip_in_psb(&self.bytes[self.offset..]));
-                }
-                _ => {}
+            if matches!(packet, Packet::Ovf) {
+                // Some of what was told of the time before holds no longer.
+                self.timing += 1;
             }
             let flow = match packet {
                 Packet::Tnt8 { bits } => Flow::Tnt {
@@ -554,6 +558,7 @@ impl<'t> Reader<'t> {
                 Packet::Ovf => Flow::Ovf,
                 Packet::Psb => {
                     self.last_ip.reset();
+                    self.psb = self.offset;
                     (self.damaged, self.doubt) = (false, false);
                     Flow::Psb
                 }
@@ -623,6 +628,24 @@ impl<'t> Reader<'t> {
     }
 }
 
+/// Shows a packet, with which `bytes` begin, to a tracker; whether it is a timing packet. If it `is_settled`, no payload of an MTC has gone
+/// round where packets were lost.
+#[inline]
+pub(crate) fn show(
+    tracker: &mut TimeTracker,
+    packet: &Packet,
+    bytes: &[u8],
+    is_settled: bool,
+) -> bool {
+    let is_timing = tracker.take(packet);
+    match packet {
+        Packet::Ovf if is_settled => tracker.settle(),
+        Packet::Psb if tracker.wants_guest() => tracker.psb_is_guest(pip_in_psb(bytes)),
+        _ => {}
+    }
+    is_timing
+}
+
 /// What the PIP says of NR in the PSB+ with which `bytes` begin, if there is one.
 fn pip_in_psb(mut bytes: &[u8]) -> Option<bool> {
     // No more than so many packets are in any.
@@ -638,29 +661,9 @@ fn pip_in_psb(mut bytes: &[u8]) -> Option<bool> {
     None
 }
 
-/// Erratum SKD007: an OVF (02 f3) stands in a CYC packet after its first byte.
-fn is_cut_cyc(packet: &Packet, bytes: &[u8]) -> bool {
-    matches!(packet, Packet::Cyc { .. })
-        && bytes[0] & 4 != 0
-        && bytes[1..].starts_with(&[0x02, 0xf3])
-}
-
-/// Erratum SKZ84: a stray byte stands behind a corrupt TMA. `behind` are the bytes after the packet. D9 counts as one: the
-/// processors with this erratum have no TRIG packet.
-fn is_corrupt_tma(packet: &Packet, behind: &[u8]) -> bool {
-    matches!(packet, Packet::Tma { .. })
-        && match decode(behind) {
-            Ok(raw) => raw.kind() == Kind::Trig,
-            Err(error) => {
-                matches!(error, DecodeError::Unknown { .. }) || behind.first() == Some(&0xd9)
-            }
-        }
-        && decode(&behind[1..]).is_ok()
-}
-
 /// The short TNT that `byte` is, if it is one (table 33-16): even, not the first byte of a longer packet, and not PAD.
 #[inline]
-fn short_tnt(byte: u8) -> Option<Flow> {
+pub(crate) fn short_tnt(byte: u8) -> Option<Flow> {
     if byte & 1 != 0 || byte <= 2 {
         return None;
     }
@@ -669,71 +672,4 @@ fn short_tnt(byte: u8) -> Option<Flow> {
         bits: u64::from(byte >> 1) & ((1 << len) - 1),
         len,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use alloc::vec::Vec;
-
-    use super::*;
-    use crate::Errata;
-
-    fn kinds(bytes: &[u8], errata: &Errata) -> Vec<Option<Kind>> {
-        let config = FlowConfig {
-            errata: *errata,
-            ..FlowConfig::default()
-        };
-        let mut reader = Reader::new(bytes, &config);
-        core::iter::from_fn(|| reader.next())
-            .take(8)
-            .map(|next| next.ok().map(|flow| flow.kind()))
-            .collect()
-    }
-
-    #[test]
-    fn erratum_skd007_an_overflow_within_a_cyc() {
-        // A CYC that claims to go on, then OVF, then TIP.PGE without IP.
-        let bytes = [0x07, 0x02, 0xf3, 0x11];
-        let errata = Errata {
-            skd007: true,
-            ..Errata::default()
-        };
-        assert_eq!(
-            kinds(&bytes, &errata),
-            [Some(Kind::Ovf), Some(Kind::TipPge)]
-        );
-        // Without the workaround the overflow would go unnoticed: 07 02 and F3 are CYC packets too.
-        assert_eq!(kinds(&bytes, &Errata::default()), [Some(Kind::TipPge)]);
-    }
-
-    #[test]
-    fn erratum_skz84_a_stray_byte_behind_a_tma() {
-        let errata = Errata {
-            skz84: true,
-            ..Errata::default()
-        };
-        // TMA, a byte that begins no packet, or none on these processors, OVF.
-        for stray in [0x05, 0xd9] {
-            let bytes = [0x02, 0x73, 1, 0, 0, 0, 0, stray, 0x02, 0xf3];
-            assert_eq!(kinds(&bytes, &errata), [Some(Kind::Ovf)]);
-            assert_ne!(kinds(&bytes, &Errata::default()), [Some(Kind::Ovf)]);
-        }
-    }
-
-    #[test]
-    fn short_tnts_are_what_the_packet_table_says() {
-        for byte in 0..=255_u8 {
-            let by_table = match decode(&[byte, 0xff]) {
-                Ok(decoded) => match decoded.packet() {
-                    Packet::Tnt8 { bits } => Some(Flow::Tnt {
-                        bits: bits.bits(),
-                        len: bits.len() as u8,
-                    }),
-                    _ => None,
-                },
-                Err(_) => None,
-            };
-            assert_eq!(short_tnt(byte), by_table, "{byte:#04x}");
-        }
-    }
 }

@@ -58,9 +58,23 @@ impl ReturnStack {
         Some(slot)
     }
 
+    /// Whether so many more addresses push none out.
+    #[inline]
+    pub(crate) const fn has_room(&self, count: u8) -> bool {
+        self.len + count as usize <= DEPTH
+    }
+
     #[inline]
     pub(crate) const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Pushes what is on another, in its order. The sites are those of code that may be forgotten: they are left out.
+    pub(crate) fn extend(&mut self, other: &Self) {
+        for back in (0..other.len).rev() {
+            let slot = (other.top + 2 * DEPTH - 1 - back) % DEPTH;
+            self.push(other.slots[slot].0);
+        }
     }
 
     pub(crate) fn clear(&mut self) {

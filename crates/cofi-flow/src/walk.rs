@@ -85,6 +85,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     self.pending = Pending::None;
                     return self.overflow();
                 }
+                Pending::Status(status) if self.contradicts_mode(&status) => {
+                    return self.refuse_mode(status);
+                }
                 Pending::Status(status) if status.last => {
                     self.state = State::Done;
                     return;
@@ -117,8 +120,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Pending::Pgd(_)
                 | Pending::Paging { .. }
                 | Pending::Vmcs(_)
-                | Pending::Ptwrite { .. }
-                | Pending::End => {}
+                | Pending::Ptwrite { .. } => {}
+                Pending::End => return self.end_of_stream(),
             }
             if stop.is_none() && !goes_on && self.tnt_len == 0 && !self.is_walkable() {
                 return;
@@ -160,7 +163,6 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 | Pending::Paging { .. }
                 | Pending::Vmcs(_)
                 | Pending::Ptwrite { .. }
-                | Pending::End
         )
     }
 
@@ -230,6 +232,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
                 self.release_held(Some(ip));
                 self.apply(bound, Some(ip));
+            }
+            AtIp::Status(status) if bound.mode.is_none() && self.contradicts_mode(&status) => {
+                self.refuse_mode(status);
             }
             AtIp::Status(status) if status.last => self.state = State::Done,
             AtIp::Status(status) => {
@@ -378,12 +383,31 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             };
         }
         match self.pending {
-            Pending::Pgd(ip) => self.disable(insn, block.next, ip),
+            Pending::Pgd(ip) => {
+                let ip = ip.or_else(|| self.left_ranges(block.next, block.target));
+                self.disable(insn, block.next, ip)
+            }
             _ => {
                 self.need(Expected::Tnt);
                 None
             }
         }
+    }
+
+    /// Where a conditional branch led that ended tracing, whose TIP.PGD has no IP (33.2.6.5): out of the ranges, if these are known and only
+    /// one of its ways leads out. A TraceStop may be another reason, and is lost if an overflow comes next.
+    pub(crate) fn left_ranges(&self, next: Ip, target: Ip) -> Option<Ip> {
+        let filter = &self.config.filter;
+        let place = match (filter.contains(next), filter.contains(target)) {
+            (true, false) => target,
+            (false, true) => next,
+            _ => return None,
+        };
+        let may_stop = matches!(
+            self.reader.clone().next(),
+            Some(Ok(Flow::TraceStop | Flow::Ovf) | Err(_))
+        );
+        (!may_stop).then_some(place)
     }
 
     #[inline(always)]
@@ -427,7 +451,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// The walk never ends: the end of the stream, if no packet is left, and an error otherwise.
     fn endless(&mut self, kind: FlowErrorKind) {
         match self.pending {
-            Pending::End if self.tnt_len == 0 => self.state = State::Done,
+            Pending::End if self.tnt_len == 0 => self.end_of_stream(),
             // It went round until something ended it.
             Pending::Ends(ends) if self.tnt_len == 0 => self.end_without_use(ends, kind),
             _ => self.fail(kind),
@@ -452,10 +476,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.fail(FlowErrorKind::ReturnNotTaken);
                 return None;
             }
-            let Some(mut ip) = self.returns.pop() else {
-                self.fail(FlowErrorKind::EmptyReturnStack);
-                return None;
-            };
+            let popped = self.returns.pop();
+            let mut ip = popped.or_else(|| self.lost_caller())?;
             if self.mode.bits() < 64 {
                 // The stack holds no more than the mode's width of what a wider caller may have pushed.
                 ip = Ip(ip.0 & 0xffff_ffff);
@@ -466,6 +488,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Pending::Tip(Some(ip)) => {
                 self.use_pending();
                 self.returns.pop();
+                self.apply_at(ip);
                 Some(ip)
             }
             _ => {
@@ -537,6 +560,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             match self.pending {
                 Pending::Tip(Some(ip)) => {
                     self.use_pending();
+                    self.apply_at(ip);
                     Some(ip)
                 }
                 _ => {
@@ -567,8 +591,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             Pending::Tip(Some(ip)) => {
                 self.use_pending();
-                let bound = core::mem::take(&mut self.bound);
-                self.apply(bound, Some(ip));
+                self.apply_at(ip);
                 self.go(insn, ip, 1)
             }
             Pending::Pgd(ip) => self.disable(insn, block.next, ip),
@@ -619,6 +642,16 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Pending::Pgd(None) if self.tnt_len == 0 => self.disable(insn, block.next, None),
             _ => self.go(insn, block.next, 0),
         }
+    }
+
+    /// The stream ends while tracing is on: no packet shows that anything behind the last one ran.
+    pub(crate) fn end_of_stream(&mut self) {
+        if !self.notes.tells {
+            // No packet tells of this, and none is lost.
+            self.read_at = self.reader.len();
+            self.error(Some(self.ip), FlowErrorKind::UnknownEnd);
+        }
+        self.state = State::Done;
     }
 
     /// A branch lacks its packet: gives up on what waits for another instruction, or else on the flow.
@@ -676,7 +709,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
             }
             Pending::Bad(kind) => self.fail(kind),
-            Pending::End => self.state = State::Done,
+            Pending::End => self.end_of_stream(),
             Pending::Tip(None) => self.fail(FlowErrorKind::SuppressedIp {
                 packet: self.tip_kind(),
             }),
@@ -701,7 +734,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             // The source has learnt of the code since: what else is cached may be wrong too.
             Ok(_) => self.code_changed(),
             Err(_) if self.tnt_len == 0 && matches!(self.pending, Pending::End) => {
-                self.state = State::Done
+                self.end_of_stream();
             }
             Err(error) => self.fail(error.into()),
         }

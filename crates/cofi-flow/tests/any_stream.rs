@@ -46,7 +46,10 @@ fn configs() -> impl Strategy<Value = FlowConfig> {
         Just(0x6a),
         Just(0)
     ];
-    (models, any::<bool>(), 0_usize..5000).prop_map(|(model, cr3_filter, cache_limit)| FlowConfig {
+    // Little memory, or enough for paths.
+    let limits = prop_oneof![0_usize..5000, Just(1 << 20)];
+    (models, any::<bool>(), limits).prop_map(|(model, cr3_filter, cache_limit)| FlowConfig {
+        warm_after: 0,
         errata: Errata::for_cpu(Cpu {
             family: 6,
             model,

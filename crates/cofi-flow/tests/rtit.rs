@@ -193,6 +193,23 @@ fn behind_the_highest_address_of_the_mode_stands_the_lowest() {
     assert_eq!(instructions(decoder), [Ip(0xffff)]);
 }
 
+/// The instructions of code at 0x1000, and the earliest time of each.
+fn earliest(code: &[u8], trace: &[u8]) -> Vec<(Ip, Tsc)> {
+    let segment = Segment {
+        base: Ip(0x1000),
+        bytes: code,
+    };
+    let mut decoder = FlowDecoder::new(trace, segment, config(""));
+    let mut times = Vec::new();
+    while let Some(item) = decoder.next() {
+        if let Item::Insn(insn) = item {
+            let time = decoder.time().expect("it is told");
+            times.push((insn.ip, time.earliest));
+        }
+    }
+    times
+}
+
 /// A PIP of a MOV to CR0 is bound to the first on the way; but it may be of a later one, as one that leaves PG as it is has none.
 #[test]
 fn what_follows_a_mov_to_cr0_may_be_older_than_its_pip() {
@@ -200,20 +217,21 @@ fn what_follows_a_mov_to_cr0_may_be_older_than_its_pip() {
     let code = [0x0f, 0x22, 0xd8, 0x0f, 0x22, 0xc0, 0x90, 0x0f, 0x22, 0xc0];
     let trace =
         rtit_packets("psb sts:1000 pge:1000 pip:5000 sts:2000 pip.off:5000 sts:3000 pgd:100a");
-    let segment = Segment {
-        base: Ip(0x1000),
-        bytes: &code,
-    };
-    let mut decoder = FlowDecoder::new(&trace, segment, config(""));
-    let mut earliest = Vec::new();
-    while let Some(item) = decoder.next() {
-        if let Item::Insn(insn) = item {
-            let time = decoder.time().expect("it is told");
-            earliest.push((insn.ip, time.earliest));
-        }
-    }
     let all = [0x1000, 0x1003, 0x1006, 0x1007];
-    assert_eq!(earliest, all.map(|ip| (Ip(ip), Tsc(0x1000))));
+    assert_eq!(earliest(&code, &trace), all.map(|ip| (Ip(ip), Tsc(0x1000))));
+}
+
+/// If a PIP of a MOV to CR0 may be of the MOV to CR3 behind it, the next PIP may be of the one behind that.
+#[test]
+fn a_mov_to_cr3_behind_a_mov_to_cr0_may_be_older_than_its_pip() {
+    // mov cr0; nop; mov cr3; nop; mov cr3
+    let code = [
+        0x0f, 0x22, 0xc0, 0x90, 0x0f, 0x22, 0xd8, 0x90, 0x0f, 0x22, 0xd8,
+    ];
+    let trace =
+        rtit_packets("psb sts:1000 pge:1000 sts:1100 pip:5000 sts:2000 pip:6000 sts:3000 pgd:100b");
+    let all = [0x1000, 0x1003, 0x1004, 0x1007, 0x1008];
+    assert_eq!(earliest(&code, &trace), all.map(|ip| (Ip(ip), Tsc(0x1000))));
 }
 
 /// Each part of a trace is looked at ahead only once, whatever stands there.

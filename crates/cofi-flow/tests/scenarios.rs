@@ -109,6 +109,21 @@ fn the_flow_is_what_the_manual_says() {
 }
 
 #[test]
+fn the_flow_is_the_same_block_by_block() {
+    for case in cases() {
+        let (bytes, trace) = (code(&case.code), packets(&case.trace));
+        let source = Segment {
+            base: Ip(0x1000),
+            bytes: &bytes,
+        };
+        let mut blocks = Vec::new();
+        FlowDecoder::new(&trace, source, case.config).for_each(|item| blocks.push(word(&item)));
+        let items = flow(0x1000, &bytes, &trace, case.config);
+        assert_eq!(blocks, items, "{}", case.name);
+    }
+}
+
+#[test]
 fn every_prefix_of_every_trace_ends_quietly_or_with_a_located_error() {
     for case in cases() {
         let (bytes, trace) = (code(&case.code), packets(&case.trace));
@@ -226,7 +241,7 @@ fn changed_code_is_read_anew() {
 #[test]
 fn code_that_becomes_known_heals_a_fault() {
     let bytes = code("90 75 fd 90");
-    let trace = packets("psb psbend pge:1000 tnt:TNT psb fup:1000 psbend tnt:N");
+    let trace = packets("psb psbend pge:1000 tnt:TNT psb fup:1000 psbend tnt:N fup:1004 pgd:-");
     let source = Segment {
         base: Ip(0x1000),
         bytes: &bytes[..1],
@@ -243,7 +258,10 @@ fn code_that_becomes_known_heals_a_fault() {
         }
         flow.push(word(&item));
     }
-    assert_eq!(flow[4..], ["enabled:1000", "1000", "1001", "1003"]);
+    assert_eq!(
+        flow[4..],
+        ["enabled:1000", "1000", "1001", "1003", "asyncoff:1004>-"]
+    );
 }
 
 /// A return in 64-bit code to behind a call of 32-bit code: the same address, and other instructions.

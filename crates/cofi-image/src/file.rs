@@ -25,7 +25,8 @@ pub struct CodeFile {
     opened: OnceLock<Result<Opened, ImageError>>,
     /// What went wrong only after the file was opened.
     later: OnceLock<ImageError>,
-    layout: OnceLock<Option<Layout>>,
+    /// How it is laid out, or why it is not ELF.
+    layout: OnceLock<Result<Layout, &'static str>>,
     symbols: OnceLock<Symbols>,
     is_kernel: bool,
     /// There are no files but those packed with the trace.
@@ -91,25 +92,22 @@ impl CodeFile {
     }
 
     /// A file that was packed with a trace: its name and build id in the trace, its bytes, and those of its file of debugging
-    /// information, if it has one.
+    /// information, if it has one, which several may share.
     pub fn packed(
         path: impl Into<PathBuf>,
         build_id: Option<BuildId>,
         bytes: impl Into<Arc<[u8]>>,
-        debug: Option<&[u8]>,
+        debug: Option<Arc<[u8]>>,
     ) -> Arc<Self> {
         let path = path.into();
         let mut file = CodeFile::closed(path.clone(), build_id, Vec::new(), Arc::default());
-        file.packed_debug = Some(debug.map(Into::into));
+        file.packed_debug = Some(debug);
         file.opened.get_or_init(|| {
             Ok(Opened {
                 at: path,
                 contents: Contents::Whole(bytes.into()),
             })
         });
-        if let Some(debug) = debug {
-            file.symbols.get_or_init(|| Symbols::parse(debug));
-        }
         Arc::new(file)
     }
 
@@ -138,7 +136,7 @@ impl CodeFile {
 
     /// The names of what stands in a file that is not ELF, by offset.
     pub(crate) fn give_symbols(&self, symbols: Symbols) {
-        self.layout.get_or_init(|| None);
+        self.layout.get_or_init(|| Err("its symbols are given"));
         self.symbols.get_or_init(|| symbols);
     }
 
@@ -288,24 +286,24 @@ impl CodeFile {
         self.try_layout().and_then(Result::ok)
     }
 
-    /// `None` for a file that cannot be read; the reason for one that is not ELF is found anew and not kept.
+    /// `None` for a file that cannot be read. Otherwise its head is read once, be it ELF or not: this is asked for each address that is
+    /// looked up.
     pub(crate) fn try_layout(&self) -> Option<Result<&Layout, &'static str>> {
-        match self.layout.get() {
-            Some(Some(layout)) => return Some(Ok(layout)),
-            Some(None) if self.opened.get().is_some_and(Result::is_err) => return None,
-            _ => {}
-        }
-        match self.parse_head::<Result<Layout, &'static str>>()? {
-            Ok(layout) => self.layout.get_or_init(|| Some(layout)).as_ref().map(Ok),
-            Err(reason) => {
-                self.layout.get_or_init(|| None);
-                Some(Err(reason))
+        let layout = match self.layout.get() {
+            Some(layout) => layout,
+            None => {
+                let layout = self.parse_head()?;
+                self.layout.get_or_init(|| layout)
             }
-        }
+        };
+        Some(layout.as_ref().map_err(|reason| *reason))
     }
 
     fn symbols(&self) -> &Symbols {
         self.symbols.get_or_init(|| {
+            if let Some(Some(debug)) = &self.packed_debug {
+                return Symbols::parse(&debug[..]);
+            }
             let Ok(opened) = self.opened() else {
                 return Symbols::default();
             };
@@ -315,6 +313,8 @@ impl CodeFile {
 
     /// Reads a file's head; `None` for a file that cannot be read.
     pub(crate) fn parse_head<T: FromFile>(&self) -> Option<T> {
+        #[cfg(test)]
+        tests::HEADS.set(tests::HEADS.get() + 1);
         Some(self.opened().ok()?.contents.parse_head())
     }
 
@@ -411,6 +411,29 @@ pub(crate) fn open(path: &Path) -> Result<Contents, ImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    thread_local! {
+        /// How often this thread has read the head of a file.
+        pub(super) static HEADS: Cell<u32> = const { Cell::new(0) };
+    }
+
+    #[test]
+    fn the_head_of_what_is_not_elf_is_read_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("code");
+        std::fs::write(&path, [0x90; 100]).unwrap();
+        let file = file(&path, &path);
+        HEADS.set(0);
+        for offset in 0..100 {
+            assert!(file.symbol_at(offset).is_none());
+        }
+        assert_eq!(HEADS.get(), 1);
+        assert_eq!(
+            file.try_layout().unwrap().unwrap_err(),
+            "it does not begin like one"
+        );
+    }
 
     fn file(path: &Path, at: &Path) -> Arc<CodeFile> {
         let candidate = Candidate {

@@ -272,6 +272,19 @@ impl<'a> ImageView<'a> {
         changed
     }
 
+    /// Four numbers that are the same for two views of the same spaces if, and only if, all mappings are.
+    #[must_use]
+    pub fn state(&self) -> [u64; 4] {
+        let of = |side: &Side<'_>| {
+            let space: *const AddressSpace = side.space;
+            // Spaces are borrowed for as long as their views are: two of them never share an address.
+            [space.addr() as u64, side.applied as u64]
+        };
+        let [own, at] = of(&self.own);
+        let [kernel, kernel_at] = self.kernel.as_ref().map_or([0; 2], of);
+        [own, at, kernel, kernel_at]
+    }
+
     /// What holds `address`, as far as nothing else covers it.
     fn find(&self, address: u64) -> Option<Region> {
         let own = &self.own.tree;

@@ -12,10 +12,31 @@ pub(crate) fn digest(bytes: &[u8]) -> u32 {
     let mut word = [0; 16];
     let len = bytes.len().min(word.len());
     word[..len].copy_from_slice(&bytes[..len]);
-    let word = u128::from_le_bytes(word);
+    digest_of_word(u128::from_le_bytes(word), len as u32)
+}
+
+/// The [`digest`] of the first `len` bytes, 1 to 15.
+#[inline]
+pub(crate) fn digest_of_window(window: &[u8; 16], len: u32) -> u32 {
+    digest_of_word(u128::from_le_bytes(*window) & MASKS[len as usize % 16], len)
+}
+
+/// Ones in as many bytes as the index says.
+static MASKS: [u128; 16] = {
+    let mut masks = [0; 16];
+    let mut len = 1;
+    while len < masks.len() {
+        masks[len] = masks[len - 1] << 8 | 0xff;
+        len += 1;
+    }
+    masks
+};
+
+#[inline]
+fn digest_of_word(word: u128, len: u32) -> u32 {
     let (low, high) = (word as u64, (word >> 64) as u64);
     let mixed = (low ^ high.wrapping_mul(FACTOR))
-        .wrapping_add(len as u64)
+        .wrapping_add(u64::from(len))
         .wrapping_mul(MIX);
     (mixed >> 32) as u32
 }
@@ -127,7 +148,7 @@ impl Default for RunningChecksum {
 
 #[cfg(test)]
 mod tests {
-    use super::{Checksum, RunningChecksum, digest};
+    use super::{Checksum, RunningChecksum, digest, digest_of_window};
     use cofi_packet::Ip;
 
     #[test]
@@ -141,6 +162,19 @@ mod tests {
             }
         }
         assert_ne!(digest(&[0x90]), digest(&[0x90, 0]));
+    }
+
+    #[test]
+    fn a_window_has_the_digest_of_its_bytes() {
+        let window: [u8; 16] = core::array::from_fn(|i| 0xf5 - i as u8 * 13);
+        for len in 1..=15 {
+            let expected = digest(&window[..len]);
+            assert_eq!(
+                digest_of_window(&window, len as u32),
+                expected,
+                "{len} bytes"
+            );
+        }
     }
 
     fn insns<const N: usize>() -> [Checksum; N] {

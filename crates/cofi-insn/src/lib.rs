@@ -11,6 +11,9 @@
 //! The decoder is deliberately lenient about validity: a trace says that an instruction retired, so this crate does
 //! not refuse an encoding for reasons such as a `LOCK` prefix on an unlockable operation.
 //!
+//! Tables answer ([`by_tables`]); where they are not sure, a disassembler does ([`by_disassembler`]), which says the same
+//! wherever both answer.
+//!
 //! `#![no_std]`, no allocation. This is the only crate of the project that names its disassembler.
 #![no_std]
 
@@ -20,23 +23,26 @@ extern crate alloc;
 mod checksum;
 mod class;
 mod code;
+mod disassembler;
 mod encoding;
 mod error;
+mod tables;
 #[cfg(feature = "text")]
 mod text;
 
 pub use checksum::{Checksum, RunningChecksum};
 pub use class::Class;
 pub use code::{CodeSource, InSegment, Segment};
+pub use disassembler::by_disassembler;
 pub use encoding::{is_mov_to_cr0, prefixes};
 pub use error::InsnError;
+pub use tables::by_tables;
 #[cfg(feature = "text")]
 pub use text::text;
 
 use core::fmt;
 
 use cofi_packet::{ExecMode, Ip};
-use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction, OpKind};
 
 /// The longest an x86 instruction can be, in bytes.
 pub const MAX_INSN_LEN: usize = 15;
@@ -113,44 +119,45 @@ pub const fn advance(ip: Ip, len: u8, mode: ExecMode) -> Ip {
 /// assert_eq!(insn.target, Some(Ip(0x1000)));
 /// # Ok::<(), cofi_insn::InsnError>(())
 /// ```
+#[inline(always)]
 pub fn decode(bytes: &[u8], ip: Ip, mode: ExecMode) -> Result<Insn, InsnError> {
-    let bytes = &bytes[..bytes.len().min(MAX_INSN_LEN)];
-    LinearDecoder::new(bytes, ip, mode).decode_next()
+    match by_tables(bytes, ip, mode) {
+        Some(insn) => Ok(insn),
+        None => by_disassembler(bytes, ip, mode),
+    }
 }
 
-/// Decodes instructions that stand one after the other, which is faster than [`decode`] for each.
+/// Decodes instructions that stand one after the other.
 pub struct LinearDecoder<'b> {
-    bytes: &'b [u8],
+    rest: &'b [u8],
     ip: Ip,
     mode: ExecMode,
-    decoder: Decoder<'b>,
 }
 
 impl<'b> LinearDecoder<'b> {
     /// Begins at the start of `bytes`, which stands at `ip` and runs in `mode`.
+    #[inline]
     #[must_use]
-    pub fn new(bytes: &'b [u8], ip: Ip, mode: ExecMode) -> Self {
-        let options = DecoderOptions::NO_INVALID_CHECK;
+    pub const fn new(bytes: &'b [u8], ip: Ip, mode: ExecMode) -> Self {
         Self {
-            bytes,
+            rest: bytes,
             ip,
             mode,
-            decoder: Decoder::with_ip(mode.bits(), bytes, ip.0, options),
         }
     }
 
     /// The address of the next instruction.
+    #[inline]
     #[must_use]
     pub const fn ip(&self) -> Ip {
         self.ip
     }
 
     /// The bytes that are left.
+    #[inline]
     #[must_use]
-    pub fn rest(&self) -> &'b [u8] {
-        self.bytes
-            .get(self.decoder.position()..)
-            .unwrap_or_default()
+    pub const fn rest(&self) -> &'b [u8] {
+        self.rest
     }
 
     /// The next instruction.
@@ -158,47 +165,11 @@ impl<'b> LinearDecoder<'b> {
     /// # Errors
     ///
     /// As [`decode`]. Nothing can be decoded after an error.
+    #[inline]
     pub fn decode_next(&mut self) -> Result<Insn, InsnError> {
-        let rest = self.rest();
-        let (ip, mode) = (self.ip, self.mode);
-        self.decoder.set_ip(ip.0);
-        let mut raw = Instruction::default();
-        self.decoder.decode_out(&mut raw);
-        let insn = match self.decoder.last_error() {
-            DecoderError::None => {
-                let class = class::classify(&raw);
-                Insn {
-                    len: raw.len() as u8,
-                    class,
-                    target: direct_target(&raw, class, ip, mode),
-                    repeats: raw.code().is_string_instruction()
-                        && (raw.has_rep_prefix() || raw.has_repne_prefix()),
-                    digest: digest(rest, raw.len() as u8),
-                }
-            }
-            DecoderError::NoMoreBytes if rest.len() < MAX_INSN_LEN => {
-                return Err(InsnError::Truncated {
-                    ip,
-                    available: rest.len() as u8,
-                });
-            }
-            _ => match jmpabs(rest, mode) {
-                Jmpabs::Complete(insn) => {
-                    let end = self.bytes.len() - rest.len() + usize::from(insn.len);
-                    // The instruction lies within the bytes, so that this cannot fail.
-                    let _ = self.decoder.set_position(end);
-                    insn
-                }
-                Jmpabs::Truncated => {
-                    return Err(InsnError::Truncated {
-                        ip,
-                        available: rest.len() as u8,
-                    });
-                }
-                Jmpabs::No => return Err(InsnError::invalid(ip, mode, rest)),
-            },
-        };
-        self.ip = insn.next_ip(ip, mode);
+        let insn = decode(self.rest, self.ip, self.mode)?;
+        self.rest = self.rest.get(usize::from(insn.len)..).unwrap_or_default();
+        self.ip = insn.next_ip(self.ip, self.mode);
         Ok(insn)
     }
 }
@@ -212,68 +183,20 @@ impl fmt::Debug for LinearDecoder<'_> {
     }
 }
 
-/// The target of a direct branch, wrapped as the processor wraps it.
-fn direct_target(raw: &Instruction, class: Class, ip: Ip, mode: ExecMode) -> Option<Ip> {
-    if !matches!(
-        class,
-        Class::Conditional | Class::DirectJump | Class::DirectCall | Class::Xbegin
-    ) {
-        return None;
+/// Where a branch with an operand size of 16 bits goes, which says no more of `target`.
+fn wrap_target(target: u16, len: u8, ip: Ip, mode: ExecMode) -> Ip {
+    if mode != ExecMode::Bits16 || ip.0 <= 0xffff {
+        return Ip(target.into());
     }
-    let target = match raw.op0_kind() {
-        OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64 => {
-            raw.near_branch_target()
-        }
-        _ => return None,
-    };
-    if mode == ExecMode::Bits16 && raw.op0_kind() == OpKind::NearBranch16 && ip.0 > 0xffff {
-        // The disassembler wrapped the target at 64 KiB, which is right for an offset into the code segment only: of a
-        // linear address take the distance, which is the same modulo 64 KiB. Which of the two addresses it is that the
-        // segment holds, its base would tell, which no trace does. The nearer one is right wherever code is small; a segment
-        // that begins at a multiple of 64 KiB, as that of a PC's firmware, is all there is beside it.
-        const FAR: u16 = 0x4000;
-        let next = ip.0.wrapping_add(raw.len() as u64);
-        let distance = (target as u16).wrapping_sub(next as u16) as i16;
-        let near = next.wrapping_add_signed(i64::from(distance)) & 0xffff_ffff;
-        let in_segment = next & 0xffff_0000 | target & 0xffff;
-        let is_near = distance.unsigned_abs() < FAR;
-        return Some(Ip(if is_near { near } else { in_segment }));
-    }
-    Some(Ip(target))
-}
-
-/// The digest of the first `len` of these bytes.
-fn digest(bytes: &[u8], len: u8) -> u32 {
-    checksum::digest(bytes.get(..usize::from(len)).unwrap_or(bytes))
-}
-
-/// What [`jmpabs`] found.
-enum Jmpabs {
-    Complete(Insn),
-    Truncated,
-    No,
-}
-
-/// Recognises `JMPABS` (REX2 prefix, opcode A1, 64-bit target), which the disassembler does not know yet.
-///
-/// Its target stands in the instruction, but may be patched while the program runs; so the processor emits a TIP
-/// packet for it as for an indirect jump.
-fn jmpabs(bytes: &[u8], mode: ExecMode) -> Jmpabs {
-    const LEN: u8 = 11;
-    match (mode, bytes) {
-        (ExecMode::Bits64, [0xd5, payload, 0xa1, rest @ ..]) if payload & 0x80 == 0 => {
-            if rest.len() < 8 {
-                return Jmpabs::Truncated;
-            }
-            Jmpabs::Complete(Insn {
-                len: LEN,
-                class: Class::IndirectJump,
-                target: None,
-                repeats: false,
-                digest: digest(bytes, LEN),
-            })
-        }
-        (ExecMode::Bits64, [0xd5] | [0xd5, ..=0x7f]) => Jmpabs::Truncated,
-        _ => Jmpabs::No,
-    }
+    // Wrapped at 64 KiB is right for an offset into the code segment only: of a
+    // linear address take the distance, which is the same modulo 64 KiB. Which of the two addresses it is that the
+    // segment holds, its base would tell, which no trace does. The nearer one is right wherever code is small; a segment
+    // that begins at a multiple of 64 KiB, as that of a PC's firmware, is all there is beside it.
+    const FAR: u16 = 0x4000;
+    let next = ip.0.wrapping_add(len.into());
+    let distance = target.wrapping_sub(next as u16) as i16;
+    let near = next.wrapping_add_signed(i64::from(distance)) & 0xffff_ffff;
+    let in_segment = next & 0xffff_0000 | u64::from(target);
+    let is_near = distance.unsigned_abs() < FAR;
+    Ip(if is_near { near } else { in_segment })
 }

@@ -102,8 +102,17 @@ fn check_time(config: &Config) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// So many programs a property; as many as COFI_CASES says, if it says.
+fn cases() -> ProptestConfig {
+    let given = std::env::var("COFI_CASES").ok();
+    ProptestConfig {
+        cases: given.and_then(|cases| cases.parse().ok()).unwrap_or(400),
+        ..ProptestConfig::default()
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(cases())]
 
     #[test]
     fn the_decoder_mirrors_the_unit(config in configs()) {

@@ -2,7 +2,7 @@
 //! where packets were lost.
 
 use cofi_flow::{ControlEvent, Event, FlowConfig, FlowDecoder, Item};
-use cofi_insn::{CodeSource, InSegment};
+use cofi_insn::{CodeSource, InSegment, RunningChecksum};
 use cofi_law::machine::{Code, Features, Record, Setup, run};
 use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, LastIp, Packet, Packets, TsxState};
@@ -41,6 +41,7 @@ prop_compose! {
     }
 }
 
+/// A decoder that keeps paths at once.
 fn decoder<'r>(setup: &Setup, record: &'r Record) -> FlowDecoder<'r, Source<'r>> {
     let config = FlowConfig {
         tsc_art_ratio: (80, 1),
@@ -49,9 +50,46 @@ fn decoder<'r>(setup: &Setup, record: &'r Record) -> FlowDecoder<'r, Source<'r>>
         // A MOV CR3 that clears ContextEn has no PIP before its TIP.PGD here, as Table 33-24 has it; with both CR3 and IP filtering, the
         // other order could not be told from a conditional branch that leaves the filter.
         cr3_filter: false,
+        warm_after: 0,
         ..FlowConfig::default()
     };
     FlowDecoder::new(&record.trace, Source(&record.codes), config)
+}
+
+/// Whether paths hold the same instructions as the flow one by one. How many are of more than one block.
+fn check_paths(setup: &Setup, record: &Record) -> Result<usize, TestCaseError> {
+    let mut items = Vec::new();
+    // (`collect` would go by blocks.)
+    for item in decoder(setup, record) {
+        items.push(item);
+    }
+    let (mut listed, mut several) = (Vec::new(), 0);
+    let (mut by_path, mut by_insn) = (RunningChecksum::EMPTY, RunningChecksum::EMPTY);
+    let mut at_once = decoder(setup, record);
+    loop {
+        let item = at_once.paths(|path| {
+            let (first, mut blocks) = (listed.len(), 0);
+            path.for_each(|block| {
+                assert_eq!(block.offset(), path.offset());
+                block.for_each(|insn| {
+                    by_insn.add(&insn.checksum());
+                    listed.push(Item::Insn(insn));
+                });
+                blocks += 1;
+            });
+            assert_eq!(path.len(), listed.len() - first);
+            assert!(matches!(listed[first], Item::Insn(insn) if insn.ip == path.ip()));
+            path.add_to(&mut by_path);
+            several += usize::from(blocks > 1);
+        });
+        match item {
+            Some(item) => listed.push(item),
+            None => break,
+        }
+    }
+    prop_assert_eq!(by_path, by_insn);
+    prop_assert_eq!(listed, items);
+    Ok(several)
 }
 
 /// The offsets of all OVFs.
@@ -264,6 +302,11 @@ proptest! {
         check(&setup)?;
     }
 
+    #[test]
+    fn paths_are_what_runs_one_by_one(setup in setups()) {
+        check_paths(&setup, &run(&setup))?;
+    }
+
     /// A processor that reports RIPs counts from the base of the code segment.
     #[test]
     fn addresses_may_be_relative_to_a_code_segment(mut setup in setups()) {
@@ -304,6 +347,17 @@ proptest! {
 }
 
 /// The generator reaches what the law is about; a law over empty traces would hold, too.
+/// The property over paths is about paths.
+#[test]
+fn paths_are_of_several_blocks() {
+    let several = (0..40).map(|seed| {
+        let setup = Setup::random(seed, 3000, Features(0));
+        check_paths(&setup, &run(&setup)).expect("it holds")
+    });
+    let several: usize = several.sum();
+    assert!(several > 200, "{several}");
+}
+
 #[test]
 fn the_generator_covers_every_packet() {
     let mut seen = BTreeMap::new();

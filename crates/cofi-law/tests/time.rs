@@ -182,6 +182,19 @@ fn check_time(setup: &Setup, record: &Record, config: FlowConfig) -> Result<usiz
     Ok(seen)
 }
 
+/// The times of a machine with guests whose TSC is another.
+fn check_guests(mut setup: Setup, offset: u64, multiplier: u64) -> Result<usize, TestCaseError> {
+    setup.features.0 |= Features::VMX.0;
+    setup.caps.vmx = true;
+    setup.conceals = false;
+    // Neither the processor's time nor the guest's goes round.
+    setup.start = setup.start.map(|start| (1 << 45) + start % (1 << 45));
+    setup.guest_tsc = GuestTsc { multiplier, offset };
+    let mut config = config(&setup, true);
+    config.vmx_tsc = Some(VmxTsc { offset, multiplier });
+    check_time(&setup, &run(&setup), config)
+}
+
 /// Instructions and cycles of every stretch are those that ran; what they come to together.
 fn check_cycles(setup: &Setup, record: &Record) -> Result<Stretch, TestCaseError> {
     let config = config(setup, true);
@@ -273,21 +286,11 @@ proptest! {
 
     #[test]
     fn a_guests_time_is_the_processors(
-        mut setup in setups(),
+        setup in setups(),
         offset in prop_oneof![Just(0), -(1_i64 << 41)..0, 0_i64..1 << 50],
         multiplier in prop_oneof![Just(1_u64 << 48), 1_u64 << 46..1 << 50],
     ) {
-        setup.features.0 |= Features::VMX.0;
-        setup.caps.vmx = true;
-        setup.conceals = false;
-        // Neither the processor's time nor the guest's goes round.
-        setup.start = setup.start.map(|start| (1 << 45) + start % (1 << 45));
-        let offset = offset as u64;
-        setup.guest_tsc = GuestTsc { multiplier, offset };
-        let record = run(&setup);
-        let mut config = config(&setup, true);
-        config.vmx_tsc = Some(VmxTsc { offset, multiplier });
-        check_time(&setup, &record, config)?;
+        check_guests(setup, offset as u64, multiplier)?;
     }
 }
 
@@ -319,4 +322,53 @@ fn what_is_to_be_lost_is_there() {
     }
     println!("{seen} instructions, {mtcs} MTCs lost, {swallowed} CYCs swallowed, {cycles} cycles");
     assert!(seen > 20_000 && mtcs > 1000 && swallowed > 20 && cycles > 10_000);
+}
+
+/// INIT ends tracing with a FUP alone. TraceEn is cleared and set again then, and the cycles between are in no CYC.
+#[test]
+fn what_init_ends_is_no_measure_of_the_core_clock() {
+    let all = Features(Features::ALL.0 & !Features::OVERFLOW.0);
+    let mut setup = Setup::random(629_580_548_488_046_701, 2343, all);
+    setup.start = Some(315_468_454_553);
+    setup.ctl = setup.ctl.with_tsc_en(true);
+    check_time(&setup, &run(&setup), config(&setup, false)).expect("it holds");
+
+    let features = [
+        Features::INTERRUPTS,
+        Features::TOGGLES,
+        Features::PTWRITE,
+        Features::PEBS,
+        Features::ENCLAVES,
+        Features::INIT,
+        Features::RANGES,
+        Features::MODES,
+    ];
+    let features = features.iter().fold(0, |all, one| all | one.0);
+    let mut setup = Setup::random(8_232_606_372_632_347_980, 262, Features(features));
+    setup.start = Some(72_057_594_036_222_134);
+    setup.ctl = setup.ctl.with_tsc_en(true).with_mtc_en(true);
+    let mut record = run(&setup);
+    record.trace = without_mtcs(&record.trace, &mut Rng::new(setup.seed));
+    check_time(&setup, &record, config(&setup, false)).expect("it holds");
+}
+
+/// A guest's code where tracing is on only for the host's begins and ends without a PIP. Behind INIT, a TSC packet may be of either.
+#[test]
+fn whose_time_it_is_behind_init_no_packet_tells() {
+    for (seed, steps, start, offset, multiplier) in [
+        (
+            5_247_214_515_067_721_451,
+            561,
+            Some(1),
+            -131_067_i64,
+            1 << 48,
+        ),
+        (9_207_005_128_306_386_186, 1037, None, 0, 1 << 46),
+    ] {
+        let all = Features(Features::ALL.0 & !Features::OVERFLOW.0);
+        let mut setup = Setup::random(seed, steps, all);
+        setup.ctl = setup.ctl.with_tsc_en(true);
+        setup.start = start.or(setup.start);
+        check_guests(setup, offset as u64, multiplier).expect("it holds");
+    }
 }

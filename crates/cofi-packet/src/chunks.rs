@@ -100,8 +100,15 @@ impl<F: Format> Chunks<F> {
         }
         let offset = self.offset;
         match F::decode(self.context, bytes) {
+            Ok(raw) if !last && F::is_open(&raw, bytes.len()) => Step::More,
             Ok(raw) => Step::Past(Some(placed(&mut self.context, offset, raw)), raw.len()),
             Err(DecodeError::Truncated { .. }) if !last => Step::More,
+            // The PSB may be part of a longer run.
+            Err(DecodeError::Cut { have, .. })
+                if !last && bytes.len() < usize::from(have) + F::PSB.len() + F::PSB_LOOKAHEAD =>
+            {
+                Step::More
+            }
             // The message names two bytes.
             Err(DecodeError::Unknown { .. }) if !last && bytes.len() < 2 => Step::More,
             Err(error) => {

@@ -32,6 +32,22 @@ pub enum DecodeError {
         /// The packet's size in bytes, as far as it is known; at least 1.
         size: u8,
     },
+    /// A PSB begins inside a packet: the rest of that packet was lost, as a PSB is nowhere else in a stream (33.4.2.17).
+    #[error("a PSB begins inside {packet}: {have} of {need} bytes")]
+    Cut {
+        /// The packet's name.
+        packet: &'static str,
+        /// Bytes that stand before the PSB.
+        have: u8,
+        /// The packet's size.
+        need: u8,
+    },
+    /// A byte that an erratum of the processor has spoilt; reading goes on behind it.
+    #[error("spoilt by erratum {erratum}")]
+    Spoilt {
+        /// The number under which the erratum was first published.
+        erratum: &'static str,
+    },
     /// A packet of Table 33-15 stands between BBP and BEP. The packet itself was read, and the block counts as ended.
     #[error("{packet} may not stand between bbp and bep")]
     InBlock {
@@ -54,6 +70,14 @@ impl DecodeError {
         Self::Unknown {
             first: word as u8,
             second: (word >> 8) as u8,
+        }
+    }
+    #[cold]
+    pub(crate) fn cut(packet: &'static str, have: usize, need: usize) -> Self {
+        Self::Cut {
+            packet,
+            have: have as u8,
+            need: need as u8,
         }
     }
     #[cold]

@@ -41,6 +41,11 @@ pub trait Format: sealed::Sealed + Copy + Eq + Debug + 'static {
     /// Decodes the packet at the start of `bytes` if that is quickly done and leaves the context as it is.
     #[doc(hidden)]
     fn decode_short(context: Self::Context, bytes: &[u8]) -> Option<Raw<Self::Kind>>;
+    /// Whether `have` bytes, where the input goes on behind them, leave open if this is the packet at their start.
+    #[doc(hidden)]
+    fn is_open(_raw: &Raw<Self::Kind>, _have: usize) -> bool {
+        false
+    }
     /// The typed packet.
     fn packet(raw: &Raw<Self::Kind>) -> Self::Packet;
     /// The context after `packet`, and whether the packet may stand in this one.

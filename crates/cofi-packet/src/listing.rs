@@ -3,7 +3,7 @@
 use crate::format::Format;
 use crate::table::{PacketKind, Raw};
 use crate::text::write_operands;
-use crate::{Ip, Item, Value};
+use crate::{DecodeError, Ip, Item, Value};
 use core::fmt;
 
 /// What a listing must remember from packet to packet: the last IP.
@@ -46,7 +46,8 @@ impl<F: Format> Listing<F> {
         match item {
             Ok(located) => Some(self.next(&located.raw)),
             Err(error) => {
-                if error.packet.is_none() {
+                let is_lost = !matches!(error.error, DecodeError::Spoilt { .. });
+                if error.packet.is_none() && is_lost {
                     // An address may have been in there.
                     self.last_ip = F::LastIp::default();
                 }
@@ -106,10 +107,16 @@ impl<F: Format> Listed<F> {
         has
     }
 
-    /// Hands every field to `f` as (key, value), the address as [`Value::Address`].
+    /// Hands every field to `f` as (key, value), the address as [`Value::Address`]. Of an address that is not known, because its upper
+    /// bits are those of one that was not read, what was sent follows as `payload`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, Value)) {
         F::visit(&self.packet, &mut |key, value| match (value, self.ip) {
-            (Value::Payload(_), Some((ip, _))) => f(key, Value::Address(ip)),
+            (Value::Payload(sent), Some((ip, _))) => {
+                f(key, Value::Address(ip));
+                if let (None, Some(_)) = (ip, sent) {
+                    f("payload", value);
+                }
+            }
             _ => f(key, value),
         });
     }

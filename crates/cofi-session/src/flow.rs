@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use cofi_flow::{
-    Block, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item, Part, TimeJump,
+    Block, CodeKey, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item, Part, Path,
+    TimeJump,
 };
 use cofi_image::{ImageView, Paging, Place};
 use cofi_insn::CodeSource;
@@ -99,8 +100,16 @@ impl<'s> Context<'s> {
         if let Some(Item::Event(event)) = &item {
             self.note(event);
         }
-        let item = item.or_else(|| self.cross().map(Item::Error));
+        let item = item
+            .filter(|item| !self.is_end_of_part(item))
+            .or_else(|| self.cross().map(Item::Error));
         match &item {
+            // Of what ran behind the last packet no seal can be met.
+            Some(Item::Error(error))
+                if error.kind == FlowErrorKind::UnknownEnd && error.offset >= self.end =>
+            {
+                self.seals.lose_end(error.offset);
+            }
             Some(Item::Error(error)) => self.seals.lose(error.offset),
             Some(Item::Event(Event::Overflow { .. })) => self.seals.lose_here(),
             Some(_) => {}
@@ -132,6 +141,12 @@ impl<'s> Context<'s> {
             _ => return,
         }
         self.switched = true;
+    }
+
+    /// Whether an item reports just that packets end where something is missing: that is reported next.
+    fn is_end_of_part(&self, item: &Item) -> bool {
+        matches!(item, Item::Error(error)
+            if error.kind == FlowErrorKind::UnknownEnd && self.parts.is_followed_at(error.offset))
     }
 
     /// Goes over to the next part of a stream; tells what is missing before it.
@@ -240,6 +255,11 @@ impl<'s> ThreadFlow<'s> {
     /// Calls `visit` for each block that ran, up to the next event or error, which is returned: the fastest way through the flow.
     /// See [`FlowDecoder::blocks`].
     pub fn blocks(&mut self, mut visit: impl FnMut(&Block<'_>)) -> Option<Item> {
+        self.paths(|path| path.for_each(&mut visit))
+    }
+
+    /// The same by several blocks at a time: see [`FlowDecoder::paths`].
+    pub fn paths(&mut self, mut visit: impl FnMut(&Path<'_>)) -> Option<Item> {
         if let Some(item) = self.context.take_behind() {
             return Some(item);
         }
@@ -248,9 +268,9 @@ impl<'s> ThreadFlow<'s> {
             return self.next_of_guest();
         }
         let seals = &mut self.context.seals;
-        let item = self.decoder.blocks(|block| {
-            seals.block(block);
-            visit(block);
+        let item = self.decoder.paths(|path| {
+            seals.path(path);
+            visit(path);
         });
         self.context.tell(item)
     }
@@ -329,7 +349,7 @@ impl<'s> ThreadFlow<'s> {
 
     /// The core cycles that CYC packets have told of so far: see [`FlowDecoder::cycles`].
     #[must_use]
-    pub fn cycles(&self) -> u64 {
+    pub fn cycles(&mut self) -> u64 {
         self.decoder.cycles()
     }
 
@@ -393,7 +413,8 @@ impl<'s> ThreadFlow<'s> {
             true
         };
         if changed {
-            self.decoder.code_changed();
+            let key = CodeKey(self.decoder.code_mut().state());
+            self.decoder.code_changed_to(key);
         }
     }
 

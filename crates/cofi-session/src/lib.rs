@@ -42,6 +42,7 @@
 mod attribution;
 mod aux;
 mod bpf;
+mod bytes;
 mod clock;
 mod code;
 #[cfg(test)]
@@ -63,6 +64,7 @@ mod take;
 mod tests;
 mod timeline;
 
+pub use bytes::{FileBytes, OpenFile};
 pub use code::{CodeOptions, PackedCode, Part};
 pub use error::{Diagnostic, SessionError};
 pub use events::StreamEvents;

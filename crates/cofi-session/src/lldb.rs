@@ -3,14 +3,19 @@
 //! The format is LLDB's schema of `trace load` for Intel PT. Paths are relative to the folder of the description.
 
 use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use cofi_flow::{Cpu, FlowConfig};
+use cofi_flow::Cpu;
 use cofi_image::BuildId;
 use cofi_perf::{File, SampleType, TimeConv};
 use serde_json::Value;
 
+use crate::SessionOptions;
 use crate::attribution::Attribution;
+use crate::bytes::{FileBytes, OpenFile};
 use crate::clock::Clock;
 use crate::code::Part;
 use crate::error::{Diagnostic, SessionError};
@@ -114,9 +119,20 @@ impl<'j> At<'j> {
 struct Folder<'p> {
     path: Option<&'p Path>,
     /// The other files of the bundle, if they were packed with it: then no others are read.
-    packed: Option<&'p [Part]>,
-    /// Those that were read.
+    packed: Option<HashMap<&'p Path, &'p Arc<[u8]>>>,
+    /// Those that were read, each once.
     parts: RefCell<Vec<PathBuf>>,
+    noted: RefCell<HashSet<PathBuf>>,
+    /// Those whose context switches were read.
+    switches: RefCell<HashSet<PathBuf>>,
+    open: OpenFile,
+    /// The bytes of each file, by its name without links: any number of threads may name the same.
+    known: RefCell<HashMap<PathBuf, FileBytes>>,
+}
+
+/// Reads a file.
+fn whole(path: &Path) -> io::Result<FileBytes> {
+    Ok(Arc::new(std::fs::read(path)?))
 }
 
 impl Folder<'_> {
@@ -125,28 +141,44 @@ impl Folder<'_> {
             .map_or_else(|| name.into(), |folder| folder.join(name))
     }
 
-    fn read(&self, name: &str) -> Result<Vec<u8>, SessionError> {
+    fn read(&self, name: &str) -> Result<FileBytes, SessionError> {
         let path = self.path(name);
-        self.parts.borrow_mut().push(path.clone());
         let failed = |error| SessionError::Io {
             path: path.clone(),
             error,
         };
-        if let Some(packed) = self.packed {
-            let found = packed.iter().find(|(known, _)| *known == path);
-            return found.map(|(_, bytes)| bytes.to_vec()).ok_or_else(|| {
-                failed(std::io::Error::new(
-                    std::io::ErrorKind::NotFound,
-                    "it is not in the archive",
-                ))
-            });
+        if let Some(packed) = &self.packed {
+            let found = packed.get(path.as_path());
+            self.note(&path);
+            return found
+                .map(|bytes| Arc::new(Arc::clone(bytes)) as FileBytes)
+                .ok_or_else(|| {
+                    failed(std::io::Error::new(
+                        std::io::ErrorKind::NotFound,
+                        "it is not in the archive",
+                    ))
+                });
         }
         // A device or a pipe may never end.
         if !std::fs::metadata(&path).map_err(failed)?.is_file() {
             let kind = std::io::ErrorKind::InvalidInput;
             return Err(failed(std::io::Error::new(kind, "it is no regular file")));
         }
-        std::fs::read(&path).map_err(failed)
+        let own_name = std::fs::canonicalize(&path).map_err(failed)?;
+        self.note(&path);
+        if let Some(bytes) = self.known.borrow().get(&own_name) {
+            return Ok(bytes.clone());
+        }
+        let bytes = (self.open)(&path).map_err(failed)?;
+        self.known.borrow_mut().insert(own_name, bytes.clone());
+        Ok(bytes)
+    }
+
+    /// Notes that the trace consists of this file, too.
+    fn note(&self, path: &Path) {
+        if self.noted.borrow_mut().insert(path.to_owned()) {
+            self.parts.borrow_mut().push(path.to_owned());
+        }
     }
 }
 
@@ -155,7 +187,7 @@ pub(crate) fn read<'t>(
     bytes: &[u8],
     path: Option<&Path>,
     packed: Option<&[Part]>,
-    flow: FlowConfig,
+    options: &SessionOptions,
 ) -> Result<Contents<'static, 't>, SessionError> {
     let json: Value = serde_json::from_slice(bytes).map_err(|error| SessionError::Bundle {
         place: format!("line {}, column {}", error.line(), error.column()),
@@ -163,8 +195,15 @@ pub(crate) fn read<'t>(
     })?;
     let folder = Folder {
         path: path.and_then(Path::parent),
-        packed,
+        packed: packed.map(|packed| {
+            let parts = packed.iter();
+            parts.map(|(path, bytes)| (path.as_path(), bytes)).collect()
+        }),
         parts: RefCell::default(),
+        noted: RefCell::default(),
+        switches: RefCell::default(),
+        open: options.open.unwrap_or(whole),
+        known: RefCell::default(),
     };
     let bundle = At {
         value: &json,
@@ -174,7 +213,7 @@ pub(crate) fn read<'t>(
     if kind.text()? != "intel-pt" {
         return Err(kind.wrong("`intel-pt`"));
     }
-    let mut contents = Contents::new(flow);
+    let mut contents = Contents::new(options.flow);
     contents.cpu = bundle
         .get("cpuInfo")
         .map(|info| cpu(&info))
@@ -269,9 +308,18 @@ fn read_cpu(
         return Ok(());
     };
     let name = switches.text()?;
+    let path = folder.path(name);
+    let own_name = std::fs::canonicalize(&path).unwrap_or(path);
+    if !folder.switches.borrow_mut().insert(own_name) {
+        // Every processor would get all records of it.
+        return Err(switches.wrong("a file that no other processor has"));
+    }
     let bytes = folder.read(name)?;
     // The kernel's buffer of an event that LLDB asks for: TID and TIME, which stand behind each record.
-    let records = File::of_records(&bytes, SampleType::TID.with(SampleType::TIME));
+    let records = File::of_records(
+        bytes.as_ref().as_ref(),
+        SampleType::TID.with(SampleType::TIME),
+    );
     let mut runs = Attribution::of_cpu(id);
     let mut entries = Vec::new();
     for record in records.records() {

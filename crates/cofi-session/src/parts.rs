@@ -58,6 +58,11 @@ impl<'s> Parts<'s> {
         self.begun
     }
 
+    /// Whether the part begun last ends at `offset`, and another follows.
+    pub(crate) fn is_followed_at(&self, offset: StreamOffset) -> bool {
+        self.rest.first().is_some_and(|next| next.start == offset.0)
+    }
+
     pub(crate) fn next(&mut self) -> Option<Part<'s>> {
         let (first, rest) = self.rest.split_first()?;
         if first.start > 0 && first.start >= self.range.end.0 {

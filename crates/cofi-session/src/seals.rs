@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use cofi_flow::{Block, Executed, FlowError, FlowErrorKind, Run};
+use cofi_flow::{Executed, FlowError, FlowErrorKind, Path, Run};
 use cofi_insn::RunningChecksum;
 use cofi_packet::StreamOffset;
 use cofi_perf::Seal;
@@ -156,9 +156,9 @@ impl<'s> SealCheck<'s> {
     }
 
     #[inline(always)]
-    pub(crate) fn block(&mut self, block: &Block<'_>) {
-        self.come_to(block.offset());
-        block.add_to(&mut self.ran);
+    pub(crate) fn path(&mut self, path: &Path<'_>) {
+        self.come_to(path.offset());
+        path.add_to(&mut self.ran);
     }
 
     #[inline]
@@ -184,6 +184,12 @@ impl<'s> SealCheck<'s> {
         self.excused = true;
         self.lost = true;
         self.limit = 0;
+    }
+
+    /// The stream ends at `end`, and how far code ran there is not known: that is said.
+    pub(crate) fn lose_end(&mut self, end: StreamOffset) {
+        self.lose_here();
+        self.pass(end.0);
     }
 
     /// Everything before `end` has been decoded.
@@ -277,6 +283,19 @@ mod tests {
         check.finish(StreamOffset(120));
         assert_eq!((check.count().verified, check.count().broken), (0, 3));
         assert_eq!(check.count().lost_instructions, 2 + 1 + 1);
+        assert_eq!(check.take_broken(), None);
+    }
+
+    /// A recorder that was killed has written up to a PSB, with the seal up to there: what ran behind the last packet before it is lost.
+    #[test]
+    fn an_unknown_end_is_no_broken_seal_beside() {
+        let seals = seals();
+        let mut check = SealCheck::new(&seals);
+        run(&mut check, &[(20, 1), (20, 2), (40, 3), (50, 4), (95, 5)]);
+        check.lose_end(StreamOffset(120));
+        check.finish(StreamOffset(120));
+        assert_eq!((check.count().verified, check.count().broken), (2, 1));
+        assert_eq!(check.count().lost_instructions, 1);
         assert_eq!(check.take_broken(), None);
     }
 

@@ -11,6 +11,7 @@ use cofi_image::{
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_perf::{File, Seal, TimeConv};
 
+use crate::bytes::OpenFile;
 use crate::clock::Clock;
 use crate::code::{CodeOptions, kernel_ranges, names_beside};
 use crate::error::{Diagnostic, SessionError};
@@ -79,6 +80,9 @@ pub struct SessionOptions {
     pub cpu: Option<Cpu>,
     /// Workarounds to switch on or off beyond what the processor asks for, in the words of [`Errata::change`].
     pub errata: Option<String>,
+    /// How a bundle's files of packets come to memory; if it is not given, they are read. Each file is asked for once, however many threads
+    /// name it. Who maps files here takes the memory of none.
+    pub open: Option<OpenFile>,
     /// What the decoder is told. Whatever a perf.data file says of it itself counts more.
     pub flow: FlowConfig,
 }
@@ -265,7 +269,7 @@ impl<'t> Session<'t> {
             TraceFormat::Lldb => {
                 let packed = options.code.packed.as_ref();
                 let packed = packed.map(|packed| packed.parts.as_slice());
-                lldb::read(bytes, path, packed, options.flow)?
+                lldb::read(bytes, path, packed, options)?
             }
             TraceFormat::Perf => {
                 file = File::parse(bytes)?;

@@ -1,11 +1,11 @@
 //! One packet stream, put together from the pieces in which it was written.
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::OnceLock;
 
 use cofi_packet::StreamOffset;
 
+use crate::bytes::Bytes;
 use crate::overlap;
 use crate::timeline::Task;
 
@@ -45,14 +45,14 @@ impl StreamKey {
 pub(crate) struct Piece<'t> {
     /// Where in the stream it begins.
     pub(crate) offset: u64,
-    pub(crate) bytes: Cow<'t, [u8]>,
+    pub(crate) bytes: Bytes<'t>,
     /// Whose packets these are, where the piece itself tells it.
     pub(crate) task: Option<Task>,
 }
 
 impl<'t> Piece<'t> {
     /// A piece that does not tell whose it is.
-    pub(crate) fn new(offset: u64, bytes: impl Into<Cow<'t, [u8]>>) -> Self {
+    pub(crate) fn new(offset: u64, bytes: impl Into<Bytes<'t>>) -> Self {
         Self {
             offset,
             bytes: bytes.into(),
@@ -62,13 +62,7 @@ impl<'t> Piece<'t> {
 
     /// Takes bytes away from the beginning and the end.
     pub(crate) fn narrow(&mut self, range: Range<usize>) {
-        match &mut self.bytes {
-            Cow::Borrowed(bytes) => *bytes = &bytes[range],
-            Cow::Owned(bytes) => {
-                bytes.truncate(range.end);
-                bytes.drain(..range.start);
-            }
-        }
+        self.bytes.narrow(range);
     }
 }
 
@@ -197,7 +191,7 @@ impl<'t> Pieces<'t> {
         // For each piece whether it goes on where the one before ended.
         let mut continues = vec![false; pieces.len()];
         // What the piece before held, before anything was taken from it, in bytes before its present beginning.
-        let mut whole: Option<Cow<'t, [u8]>> = None;
+        let mut whole: Option<Bytes<'t>> = None;
         for index in 0..pieces.len() {
             let this = pieces[index].bytes.clone();
             let found = whole

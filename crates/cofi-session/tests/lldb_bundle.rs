@@ -3,6 +3,8 @@
 mod machine;
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use cofi_flow::Item;
 use cofi_session::{Session, SessionError, SessionOptions, StreamKey, TraceFormat};
@@ -216,6 +218,58 @@ fn code_that_is_missing_or_another_is_told() {
         .map(ToString::to_string)
         .collect();
     assert!(text.len() == 1 && text[0].contains("gone"), "{text:?}");
+}
+
+/// However many threads name a file, by whatever name, it is read once, and its bytes are shared.
+#[test]
+fn a_file_that_many_threads_name_is_in_memory_once() {
+    static OPENED: AtomicU32 = AtomicU32::new(0);
+    let names = ["t", "./t", "link"];
+    let threads: Vec<_> = (1..=100)
+        .map(|tid| format!(r#"{{"tid": {tid}, "iptTrace": "{}"}}"#, names[tid % 3]))
+        .collect();
+    let threads = threads.join(", ");
+    let bundle = Bundle::new(format!(
+        r#"{{{INFO}, "processes": [{{"pid": 5, "threads": [{threads}]}}]}}"#
+    ));
+    // Nothing but its length is stored.
+    let file = std::fs::File::create(bundle.folder.path().join("t")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    std::os::unix::fs::symlink("t", bundle.folder.path().join("link")).unwrap();
+    let mut options = SessionOptions::beside(bundle.path());
+    options.open = Some(|path| {
+        OPENED.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(std::fs::read(path)?))
+    });
+    for (options, opened) in [(&SessionOptions::beside(bundle.path()), 0), (&options, 1)] {
+        let session = Session::new(bundle.json.as_bytes(), options).unwrap();
+        let mut places: Vec<_> = session
+            .streams()
+            .iter()
+            .map(|stream| (stream.bytes().as_ptr(), stream.len()))
+            .collect();
+        assert_eq!(places.len(), 100);
+        places.dedup();
+        assert!(places.len() == 1 && places[0].1 == 1 << 20, "{places:?}");
+        assert_eq!(OPENED.load(Ordering::Relaxed), opened);
+    }
+}
+
+/// The records of a processor's context switches are not another's.
+#[test]
+fn context_switches_are_of_one_processor() {
+    let bundle = Bundle::new(format!(
+        r#"{{{INFO}, {TIMES}, "cpus": [
+        {{"id": 0, "iptTrace": "0.trace", "contextSwitchTrace": "switches"}},
+        {{"id": 1, "iptTrace": "0.trace", "contextSwitchTrace": "./switches"}}]}}"#
+    ));
+    bundle.file("0.trace", &psb(1100));
+    bundle.file("switches", &[]);
+    assert_eq!(
+        bundle.open().unwrap_err().to_string(),
+        "not a usable trace bundle of LLDB: bundle.cpus[1].contextSwitchTrace: \
+         expected a file that no other processor has"
+    );
 }
 
 #[test]

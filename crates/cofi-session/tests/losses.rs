@@ -75,6 +75,32 @@ fn what_was_truncated_is_not_joined() {
     assert_eq!(places.collect::<Vec<_>>(), [StreamOffset(cut)]);
 }
 
+/// Where packets are missing while tracing is on, that is one gap; where the trace ends so, it is one, too.
+#[test]
+fn tracing_that_is_on_where_packets_end_is_one_gap() {
+    let mut machine = Machine::new(Settings::default());
+    let task = machine.process(TID, 2);
+    let mut packets = [psb(1100), visit(1200), tsc(1300), begin(0x1000)].concat();
+    let cut = packets.len() as u64;
+    packets.extend([psb(2200), visit(2300), tsc(2400), begin(0x1000)].concat());
+    let size = packets.len() as u64;
+    machine.aux((task, 0), (0, cut), 1, 1400);
+    machine.aux((task, 0), (cut, size - cut), 0, 2500);
+    machine.auxtrace((TID, NONE), 0, 1100, &packets);
+    let bytes = machine.finish();
+    let session = open(&bytes);
+    let stream = &session.streams()[0];
+    let end = stream.bytes().len() as u64;
+    let errors = session.decode(stream).filter_map(|item| match item {
+        Item::Error(error) => Some((error.kind.name(), error.offset.0, error.packet)),
+        _ => None,
+    });
+    assert_eq!(
+        errors.collect::<Vec<_>>(),
+        [("missing", cut, None), ("unknown-end", end, None)]
+    );
+}
+
 /// This project's recorder says so of a stream of whole packets.
 #[test]
 fn a_recorder_that_loses_no_packets_is_believed() {

@@ -49,6 +49,11 @@ pub trait Client {
         false
     }
 
+    /// Trace output that would have gone to restricted memory was dropped (Table 33-5); the write pointer moved on. The default does nothing.
+    fn dropped(&mut self, address: PhysAddr, bytes: &[u8]) {
+        let _ = (address, bytes);
+    }
+
     /// Hands trace output to the platform's trace transport subsystem (33.2.7.3). Needed where FabricEn can be set. The
     /// default drops it.
     fn transport(&mut self, bytes: &[u8]) {

@@ -26,8 +26,6 @@ pub(crate) struct Timing {
     mtc_span: (u64, u64),
     /// Core cycles at the last CYC, or when counting began.
     cyc_origin: u64,
-    /// What the cycle counter held when TriggerEn was cleared.
-    carried: u64,
     /// A CYC was sent in the cycle `cyc_origin`.
     cyc_sent: bool,
     /// The last CYC stood alone: the next eligible packet has one of its own, whatever the threshold (33.4.2.14).
@@ -38,19 +36,12 @@ pub(crate) struct Timing {
 const MAX_DROPPED_MTC: u64 = 128;
 
 impl Timing {
-    /// TriggerEn was set: counting begins. The cycle counter goes on from where it was when TriggerEn was cleared, so that the CYC with the
-    /// next TSC tells the cycles that were traced since the last CYC (33.3.6; 33.3.6.1 has it begin with zero, which would lose them).
+    /// TriggerEn was set: counting begins, from zero, as the cycle counter was reset when TriggerEn was cleared (33.3.6.1).
     pub(crate) fn start(&mut self, clock: Clock, ctl: Ctl, crystal: CrystalRatio) {
         self.resume(clock, ctl, crystal);
-        self.cyc_origin = clock
-            .cycles
-            .wrapping_sub(core::mem::take(&mut self.carried));
-        (self.cyc_sent, self.cyc_owed) = (false, false);
-    }
-
-    /// TriggerEn is cleared.
-    pub(crate) fn stop(&mut self, clock: Clock) {
-        self.carried = self.cycles(clock);
+        // If the last CYC came in this very cycle, there is no other (Table 33-33).
+        self.cyc_sent &= self.cyc_origin == clock.cycles;
+        (self.cyc_origin, self.cyc_owed) = (clock.cycles, false);
     }
 
     /// The clocks had stopped, and run again: no MTC is owed for what they missed.
@@ -62,6 +53,11 @@ impl Timing {
     /// What the cycle counter holds (33.3.6.1).
     pub(crate) fn cycles(&self, clock: Clock) -> u64 {
         clock.cycles.wrapping_sub(self.cyc_origin)
+    }
+
+    /// A CYC was sent in this cycle, and there is no other in it (Table 33-33): the cycle counter holds nothing.
+    pub(crate) fn has_cyc(&self, clock: Clock) -> bool {
+        self.cyc_sent && self.cycles(clock) == 0
     }
 
     /// What the cycle counter held, at most `limit`, from which on it counts anew: a stand-alone CYC tells it.
@@ -111,13 +107,12 @@ impl Timing {
 
     /// A CYC-eligible packet is about to be sent: the cycle count to send before it, if one is due.
     pub(crate) fn cyc(&mut self, clock: Clock, ctl: Ctl) -> Option<u64> {
-        let cycles = clock.cycles.wrapping_sub(self.cyc_origin);
+        let cycles = self.cycles(clock);
         let threshold = match ctl.cyc_thresh() {
             0 => 0,
             n => 1 << (n - 1),
         };
-        let same_cycle = self.cyc_sent && cycles == 0;
-        if !ctl.cyc_en() || same_cycle || cycles < threshold && !self.cyc_owed {
+        if !ctl.cyc_en() || self.has_cyc(clock) || cycles < threshold && !self.cyc_owed {
             return None;
         }
         self.cyc_origin = clock.cycles;
@@ -133,23 +128,25 @@ impl Timing {
             mtc_count,
             mtc_span: _,
             cyc_origin,
-            carried,
             cyc_sent,
             cyc_owed,
         } = *self;
         writer.u64(mtc_count);
         writer.u64(cyc_origin);
-        writer.u64(carried);
+        // Here stood the count at the end of tracing, which is no more.
+        writer.u64(0);
         writer.bool(cyc_sent);
         writer.bool(cyc_owed);
     }
 
     pub(crate) fn restore(reader: &mut Reader<'_>) -> Result<Self, RestoreError> {
+        let mtc_count = reader.u64("the MTC count")?;
+        let cyc_origin = reader.u64("the origin of the cycle counter")?;
+        reader.u64("the count that is no more")?;
         Ok(Self {
-            mtc_count: reader.u64("the MTC count")?,
+            mtc_count,
             mtc_span: (0, 0),
-            cyc_origin: reader.u64("the origin of the cycle counter")?,
-            carried: reader.u64("the cycle counter when tracing ended")?,
+            cyc_origin,
             cyc_sent: reader.bool("CYC sent")?,
             cyc_owed: reader.bool("CYC owed")?,
         })

@@ -234,7 +234,13 @@ impl Registers {
             return Err("a field that the processor lacks is not 0 (33.2.8.1, Table 33-11)");
         }
         if value & !(writable | ignored | forced) != 0 {
-            return Err("a reserved bit is set (33.2.8.1)");
+            return Err(match address {
+                msr::IA32_RTIT_OUTPUT_BASE => {
+                    "a reserved bit is set: bits 6:0 are, so the base is a multiple of 128 (33.2.8.7, Table 33-8); with ToPA it is a table's, a multiple of 4096 (33.2.7.2)"
+                }
+                msr::IA32_RTIT_CR3_MATCH => "a reserved bit is set: bits 4:0 are (33.2.8.6)",
+                _ => "a reserved bit is set (33.2.8.1)",
+            });
         }
         if is_ctl {
             self.check_ctl(caps, Ctl(value))?;

@@ -13,7 +13,7 @@
 //! | in an authenticated code module: TraceEn, FilterEn and an overflow before it | optional 1, 1, 1 |
 //! | told to the reader: mode and RFLAGS.IF; in a transaction | optional 1, 1; 1 |
 //! | Last IP; packet bytes since the last PSB | 8, 8 |
-//! | MTC count; origin of the cycle counter, its count when tracing ended; CYC sent; CYC owed | 8, 8, 8, 1, 1 |
+//! | MTC count; origin of the cycle counter; nothing, 0 as written now; CYC sent; CYC owed | 8, 8, 8, 1, 1 |
 //! | TNT results: a stop bit, below it the results, the youngest in bit 0 | 8 |
 //! | deferred TIPs: count, targets, the oldest first | 1, n × 8 |
 //! | return addresses: count, addresses, the oldest first | 1, n × 8 |

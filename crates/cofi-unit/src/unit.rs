@@ -397,7 +397,7 @@ impl Unit {
                 self.pgd(client, (!is_conditional).then_some(target));
             }
             (false, true) => self.pge(client, target),
-            (false, false) => {}
+            (false, false) => self.resume_events(client, target),
         }
         if stops {
             self.trace_stop(client);

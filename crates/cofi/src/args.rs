@@ -229,6 +229,8 @@ pub(crate) struct InsnArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
+    pub(crate) parallel: Parallel,
+    #[command(flatten)]
     pub(crate) show: Show,
     #[command(flatten)]
     pub(crate) select: Select,
@@ -258,6 +260,9 @@ pub(crate) struct ReportArgs {
     /// One JSON object a line: each thread, each function, and a summary.
     #[arg(long)]
     pub(crate) json: bool,
+    /// How many threads decode, a stream each; as many as there are processors if left out.
+    #[arg(short = 'j', long, value_name = "N")]
+    pub(crate) threads: Option<std::num::NonZeroUsize>,
     #[command(flatten)]
     pub(crate) range: Range,
     /// How many functions to show; 15 if left out, and with --json all.
@@ -286,6 +291,9 @@ pub(crate) struct DumpArgs {
     /// The RTIT trace was taken in cycle-accurate mode.
     #[arg(long)]
     pub(crate) cycle_accurate: bool,
+    /// The processor (decimal), if the trace does not say: packets that its errata have spoilt are shown as such.
+    #[arg(long, value_name = "FAMILY/MODEL[/STEPPING]")]
+    pub(crate) cpu: Option<String>,
     /// What the stream is made of, instead of its packets: sums by packet, PSB distances, how well addresses compress.
     #[arg(long, conflicts_with_all = ["filter", "offset", "count", "bytes"])]
     pub(crate) stats: bool,
@@ -376,6 +384,29 @@ pub(crate) struct LinesArgs {
 pub(crate) enum UnitCommand {
     /// Run the unit on a scripted scenario, and list the packets that it emits.
     Run(UnitRunArgs),
+    /// List the processor generations that scenarios can name, and what their units can do.
+    Generations(UnitGenerationsArgs),
+    /// Print the CPUID leaves that tell of Intel PT, as a generation returns them.
+    Cpuid(UnitCpuidArgs),
+}
+
+/// Arguments of `cofi unit generations`.
+#[derive(Args, Debug)]
+pub(crate) struct UnitGenerationsArgs {
+    /// One JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `cofi unit cpuid`.
+#[derive(Args, Debug)]
+pub(crate) struct UnitCpuidArgs {
+    /// One JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The generations, as `cofi unit generations` names them; or `everything`.
+    #[arg(value_name = "GENERATION", required = true)]
+    pub(crate) names: Vec<String>,
 }
 
 /// Arguments of `cofi unit run`.
@@ -406,6 +437,17 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
+/// How several threads share the work. What is printed does not depend on it.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Parallel {
+    /// How many threads decode; as many as there are processors if left out.
+    #[arg(short = 'j', long, value_name = "N")]
+    pub(crate) threads: Option<std::num::NonZeroUsize>,
+    /// Of about how many bytes the segments are that they decode.
+    #[arg(long, value_name = "BYTES", default_value = "16384", hide = true)]
+    pub(crate) segment: std::num::NonZeroUsize,
+}
+
 /// What is told of each instruction beside its address.
 #[derive(Args, Clone, Copy, Default, Debug)]
 pub(crate) struct Show {
@@ -424,6 +466,13 @@ pub(crate) struct Show {
     /// The instruction's bytes.
     #[arg(long)]
     pub(crate) bytes: bool,
+}
+
+impl Show {
+    /// Whether an instruction's object has more than its address and the time.
+    pub(crate) const fn has_notes(self) -> bool {
+        self.symbols || self.source || self.disasm || self.bytes
+    }
 }
 
 /// From where to where a trace is wanted, and of which threads.

@@ -83,12 +83,19 @@ fn format(input: &Input) -> Option<TraceFormat> {
 fn options(input: &Input) -> SessionOptions {
     let mut options = SessionOptions::beside(&input.file);
     options.path = Some(inside(&input.file));
+    options.open = Some(|path| Ok(Arc::new(map::file(path)?)));
     options.format = format(input);
     options
 }
 
 /// A trace whose packets are wanted; they are in cycle-accurate mode if they are bare packets of RTIT and so is `rtit`.
-pub(crate) fn open<'a>(input: &Input, rtit: &RtitArgs, bytes: &'a [u8]) -> Result<Session<'a>> {
+/// `cpu` is the processor, if it was named.
+pub(crate) fn open<'a>(
+    input: &Input,
+    rtit: &RtitArgs,
+    cpu: Option<&str>,
+    bytes: &'a [u8],
+) -> Result<Session<'a>> {
     let mut options = options(input);
     let packed = packed(input, bytes)?;
     let mut trace = bytes;
@@ -102,11 +109,14 @@ pub(crate) fn open<'a>(input: &Input, rtit: &RtitArgs, bytes: &'a [u8]) -> Resul
         let path = packed.manifest.path.clone();
         options.path = Some(OsString::from_vec(path).into());
         options.format = options.format.or(format_of(&packed.manifest));
+        options.errata = packed.manifest.errata;
+        options.cpu = packed.manifest.cpu.as_deref().map(self::cpu).transpose()?;
         rtit = packed.manifest.rtit.unwrap_or_default();
     }
     if options.format == Some(TraceFormat::Rtit) {
         rtit.configure(&mut options.flow)?;
     }
+    options.cpu = cpu.map(self::cpu).transpose()?.or(options.cpu);
     Ok(Session::new(trace, &options)?)
 }
 
@@ -161,7 +171,7 @@ pub(crate) struct Opened<'a> {
     pub(crate) parts: Vec<Part>,
     /// What the archive tells that it came from; nothing for one that did not.
     pub(crate) manifest: Manifest,
-    /// What is known of bare RTIT packets, if it is a trace of those.
+    /// What was said of bare RTIT packets, if it is a trace of those, or of the ranges of Intel PT.
     pub(crate) rtit: Option<RtitArgs>,
 }
 
@@ -199,22 +209,21 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
     options.errata = input.errata.clone().or(manifest.errata.clone());
     let known_cpu = input.cpu.as_deref().or(manifest.cpu.as_deref());
     options.cpu = known_cpu.map(cpu).transpose()?;
-    let mut rtit = None;
-    if options.format == Some(TraceFormat::Rtit) {
-        let told = match &manifest.rtit {
-            Some(packed) => {
-                input.rtit.refuse()?;
-                packed.clone()
-            }
-            None => input.rtit.clone(),
-        };
+    let told = match &manifest.rtit {
+        Some(packed) => {
+            input.rtit.refuse()?;
+            packed.clone()
+        }
+        None => input.rtit.clone(),
+    };
+    let is_bare_rtit = options.format == Some(TraceFormat::Rtit);
+    if is_bare_rtit {
         told.configure(&mut options.flow)?;
         if let Some(words) = options.cpu.and_then(rtit::without_rtit) {
             tell(format_args!("{words}"));
         }
-        rtit = Some(told);
     } else {
-        input.rtit.refuse()?;
+        told.configure_pt(&mut options.flow)?;
     }
     for spec in manifest.elf.iter().chain(&input.elf) {
         options
@@ -232,8 +241,18 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
     };
     let (parsed, names) = names.unzip();
     options.kernel_names = parsed.map(Arc::new);
+    let session = Session::new(trace, &options)?;
+    let is_rtit = matches!(
+        session.flow_config().format,
+        cofi_flow::TraceFormat::Rtit(_)
+    );
+    if is_rtit && !is_bare_rtit {
+        // The registers are in the file.
+        told.refuse()?;
+    }
+    let rtit = (told != RtitArgs::default() || is_bare_rtit).then_some(told);
     Ok(Opened {
-        session: Session::new(trace, &options)?,
+        session,
         trace,
         names,
         parts,

@@ -2,21 +2,26 @@
 
 use crate::Ended;
 use crate::args::{InsnArgs, Show};
+use crate::block_text::BlockTexts;
+use crate::flow_state::FlowState;
 use crate::item::Loss;
 use crate::json::Line;
 use crate::notes::{self, NameWidth, Notes, Now};
+use crate::ordered::{self, Behind, End, Queue, Segment, Sink, Written};
 use crate::output::stdout;
 use crate::select::{self, Found, Lines, Window};
 use crate::table::width_of;
 use crate::who::Who;
-use crate::{digits, input, item};
+use crate::{input, item};
 use anyhow::Result;
-use cofi_flow::{Item, Part};
-use cofi_image::SourceLines;
+use cofi_flow::{Event, Executed, Item, Part};
+use cofi_image::{ImageView, SourceLines};
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
 use console::Term;
-use std::io::Write;
+use rustc_hash::FxHashMap;
+use std::collections::HashMap;
+use std::io::{self, Write};
 
 /// Runs the command.
 pub(crate) fn run(args: &InsnArgs) -> Result<Ended> {
@@ -31,9 +36,7 @@ pub(crate) fn run(args: &InsnArgs) -> Result<Ended> {
         if several && !args.json {
             writeln!(out, "{}", input::title(stream))?;
         }
-        let (here, wrong) = if args.json && window.is_all() && is_plain(args, stream) {
-            (Found::default(), plain(&session, stream, &mut out)?)
-        } else if args.json {
+        let (here, wrong) = if args.json {
             write::<true>(args, &window, (&session, stream), &mut out)?
         } else {
             write::<false>(args, &window, (&session, stream), &mut out)?
@@ -51,75 +54,6 @@ pub(crate) fn run(args: &InsnArgs) -> Result<Ended> {
     })
 }
 
-/// Whether nothing is asked for but the addresses, of a stream that is about one thread.
-fn is_plain(args: &InsnArgs, stream: &Stream<'_>) -> bool {
-    let Show {
-        time,
-        symbols,
-        source,
-        disasm,
-        bytes,
-    } = args.show;
-    !(time || symbols || source || disasm || bytes) && stream.key().cpu().is_none()
-}
-
-/// Writes a stream's flow as JSON, as fast as can be; whether it holds errors.
-fn plain(session: &Session<'_>, stream: &Stream<'_>, out: &mut impl Write) -> Result<bool> {
-    const FULL: usize = 1 << 15;
-    let mut line = Line::default();
-    // What every object ends with.
-    let mut end = Line::default();
-    let who = Who::new(stream, &[]);
-    who.tag(end.begin());
-    let tag = end.members();
-    let comma: &[u8] = if tag.is_empty() { b"" } else { b"," };
-    let end = [b"\"", comma, tag, b"}\n"].concat();
-
-    let mut text = Vec::with_capacity(2 * FULL);
-    let mut errors = false;
-    let mut loss = Loss::default();
-    let mut signals = stream.signals_from(StreamOffset(0));
-    let mut flow = session.decode(stream);
-    while let Some(part) = flow.next_part() {
-        let item = match part {
-            Part::Run(run) => {
-                for insn in run.iter() {
-                    text.extend_from_slice(b"{\"insn\":\"0x");
-                    digits::hex(&mut text, insn.ip.0);
-                    text.extend_from_slice(&end);
-                }
-                if text.len() >= FULL {
-                    out.write_all(&text)?;
-                    text.clear();
-                }
-                continue;
-            }
-            Part::Event(event) => Item::Event(event),
-            Part::Error(error) => {
-                errors = true;
-                Item::Error(error)
-            }
-        };
-        while let Some(signal) = signals.before(flow.offset()) {
-            item::describe_signal(signal, &mut line);
-            who.tag(&mut line);
-            text.extend_from_slice(line.end());
-        }
-        item::describe(&item, &mut line);
-        let place = || (flow.offset(), flow.time().map(|time| time.tsc));
-        loss.note(&item, place, Some(&mut line));
-        who.tag(&mut line);
-        text.extend_from_slice(line.end());
-    }
-    while let Some(signal) = signals.at_end() {
-        item::describe_signal(signal, &mut line);
-        who.tag(&mut line);
-        text.extend_from_slice(line.end());
-    }
-    out.write_all(&text)?;
-    Ok(errors)
-}
-
 /// Writes the wanted part of a stream: whether there is one, and whether it holds errors.
 fn write<const JSON: bool>(
     args: &InsnArgs,
@@ -130,6 +64,7 @@ fn write<const JSON: bool>(
     let names = NameWidth::of(width_of(&Term::stdout()), args.show.time);
     let begin = |start| Insns::<JSON> {
         session,
+        stream,
         signals: stream.signals_from(start),
         waiting: None,
         who: Who::new(stream, &window.tids),
@@ -143,13 +78,104 @@ fn write<const JSON: bool>(
         errors: false,
         loss: Loss::default(),
     };
+    if window.is_all() && !args.show.time {
+        let errors = write_whole(args, &|| begin(StreamOffset(0)), out)?;
+        return Ok((Found::default(), errors));
+    }
     let (found, lines) = select::write(window, session, stream, begin, out)?;
     Ok((found, lines.errors))
+}
+
+/// Writes all of a stream, whose lines those of `begin` make: whether it holds errors.
+fn write_whole<'s, const JSON: bool>(
+    args: &InsnArgs,
+    begin: &(impl Fn() -> Insns<'s, JSON> + Sync),
+    out: &mut impl Write,
+) -> Result<bool> {
+    let mut lines = begin();
+    let (session, stream) = (lines.session, lines.stream);
+    let threads = ordered::threads(args.parallel.threads);
+    let mut rest = (StreamOffset(0), 0);
+    // What a processor's stream is about follows from what stands before.
+    if threads.get() > 1 && stream.key().cpu().is_none() {
+        let segments = ordered::segments(session, stream, args.parallel.segment);
+        if segments.len() > 1 {
+            let worker = || {
+                let (mut lines, mut blocks) = (begin(), Blocks::default());
+                move |segment: &Segment, queue: &mut Queue<'_, FlowState>| {
+                    lines.segment(segment, &mut blocks, queue)
+                }
+            };
+            match ordered::write(&segments, threads, worker, out)? {
+                Written::Whole { errors } => return Ok(errors),
+                Written::UpTo { start, skip } => rest = (start, skip),
+            }
+        }
+    }
+    let (start, skip) = rest;
+    lines.rest(start, &mut Behind { skip, out })?;
+    Ok(lines.errors)
+}
+
+/// So much text is written at once.
+const FULL: usize = 1 << 17;
+
+/// The blocks that ran, as text, and their code.
+#[derive(Default)]
+struct Blocks<'s> {
+    texts: BlockTexts,
+    /// Numbers for code and, where lines have it, the thread that runs.
+    codes: HashMap<(u32, Option<u32>), u32>,
+    views: FxHashMap<u32, ImageView<'s>>,
+}
+
+impl<'s> Blocks<'s> {
+    /// The code of so many eras is kept at hand.
+    const VIEWS: usize = 64;
+
+    /// The code in place, which has this number, among `views`.
+    fn view<'v>(
+        views: &'v mut FxHashMap<u32, ImageView<'s>>,
+        era: u32,
+        flow: &mut ThreadFlow<'s>,
+    ) -> &'v mut ImageView<'s> {
+        if views.len() >= Self::VIEWS && !views.contains_key(&era) {
+            views.clear();
+        }
+        views.entry(era).or_insert_with(|| flow.view().clone())
+    }
+}
+
+/// What comes first of a flow, behind what its beginning tells.
+#[derive(Default)]
+struct First {
+    insns: Vec<Executed>,
+    item: Option<Item>,
+    is_end: bool,
+}
+
+impl First {
+    fn of(part: Option<Part<'_>>) -> Self {
+        let (mut insns, mut item) = (Vec::new(), None);
+        let is_end = part.is_none();
+        match part {
+            Some(Part::Run(run)) => insns.extend(run.iter()),
+            Some(Part::Event(event)) => item = Some(Item::Event(event)),
+            Some(Part::Error(error)) => item = Some(Item::Error(error)),
+            None => {}
+        }
+        Self {
+            insns,
+            item,
+            is_end,
+        }
+    }
 }
 
 /// Makes a line of each item, as JSON or as text.
 struct Insns<'s, const JSON: bool> {
     session: &'s Session<'s>,
+    stream: &'s Stream<'s>,
     signals: Signals<'s>,
     /// What came behind a signal that was shown last.
     waiting: Option<Item>,
@@ -166,13 +192,184 @@ struct Insns<'s, const JSON: bool> {
     loss: Loss,
 }
 
-impl<const JSON: bool> Insns<'_, JSON> {
+impl<'s, const JSON: bool> Insns<'s, JSON> {
+    /// Writes the lines of a segment.
+    fn segment(
+        &mut self,
+        segment: &Segment,
+        blocks: &mut Blocks<'s>,
+        queue: &mut Queue<'_, FlowState>,
+    ) -> io::Result<End<FlowState>> {
+        self.begin(segment.range.start);
+        let (session, stream) = (self.session, self.stream);
+        let mut flow = session.decode_within(stream, segment.range.clone());
+        let mut first = First::default();
+        let mut state = FlowState::default();
+        if !segment.is_first {
+            (state, first) = FlowState::at_beginning(&mut flow, First::of);
+            queue.begin(state)?;
+        }
+        let end = (!segment.is_last).then_some(segment.range.end);
+        let is_certain = self.follow(&mut flow, first, &mut state, end, blocks, queue)?;
+        Ok(End {
+            state: is_certain.then_some(state),
+            errors: self.errors,
+        })
+    }
+
+    /// Writes all lines from a place on, at which a segment begins.
+    fn rest(&mut self, start: StreamOffset, out: &mut impl Sink) -> io::Result<()> {
+        self.begin(start);
+        let mut flow = select::flow_from(self.session, self.stream, start.0 as usize);
+        let mut first = First::default();
+        let mut state = FlowState::default();
+        if start.0 > 0 {
+            (state, first) = FlowState::at_beginning(&mut flow, First::of);
+        }
+        let blocks = &mut Blocks::default();
+        self.follow(&mut flow, first, &mut state, None, blocks, out)?;
+        Ok(())
+    }
+
+    /// Begins with what comes from a place on.
+    fn begin(&mut self, start: StreamOffset) {
+        self.signals = self.stream.signals_from(start);
+        self.waiting = None;
+        self.notes.changed();
+        self.errors = false;
+        self.loss = Loss::default();
+    }
+
+    /// Writes what comes first and then the rest of a flow, of which each block is made into text once. With the `end` of a segment, only as
+    /// far as it is certain from that alone; whether it is to its end.
+    fn follow(
+        &mut self,
+        flow: &mut ThreadFlow<'s>,
+        first: First,
+        state: &mut FlowState,
+        end: Option<StreamOffset>,
+        blocks: &mut Blocks<'s>,
+        out: &mut impl Sink,
+    ) -> io::Result<bool> {
+        let mut text = Vec::with_capacity(2 * FULL);
+        let mut item = first.item;
+        if !first.insns.is_empty() {
+            let era = self.notes.era(flow);
+            let view = Blocks::view(&mut blocks.views, era, flow);
+            for insn in &first.insns {
+                self.add_insn(era, insn, view, &mut text);
+            }
+        }
+        loop {
+            if item.is_none() && !first.is_end {
+                state.note_code(flow);
+                item = self.blocks(blocks, flow, &mut text, out)?;
+            }
+            if let Some(end) = end {
+                let is_certain = match &item {
+                    None => {
+                        let before = StreamOffset(end.0.saturating_sub(1));
+                        Some(state.is_on() && self.signals.before(before).is_none())
+                    }
+                    Some(Item::Error(_) | Item::Event(Event::Resync { .. })) => Some(false),
+                    Some(_) => None,
+                };
+                if let Some(is_certain) = is_certain {
+                    out.put(&mut text)?;
+                    return Ok(is_certain);
+                }
+            }
+            if let Some(Item::Event(event)) = &item {
+                state.note(event);
+            }
+            let is_end = item.is_none();
+            self.waiting = item.take();
+            // Signals, and then what is waiting.
+            while (is_end || self.waiting.is_some()) && self.next(flow) {
+                if self.is_wanted() {
+                    text.extend_from_slice(self.line());
+                }
+            }
+            if is_end || text.len() >= FULL {
+                out.put(&mut text)?;
+            }
+            if is_end {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Writes the blocks up to the next event or error, which is returned.
+    fn blocks(
+        &mut self,
+        blocks: &mut Blocks<'s>,
+        flow: &mut ThreadFlow<'s>,
+        text: &mut Vec<u8>,
+        out: &mut impl Sink,
+    ) -> io::Result<Option<Item>> {
+        let is_wanted = self.is_wanted();
+        let era = self.notes.era(flow);
+        let running = self.who.running().filter(|_| JSON);
+        let next = blocks.codes.len() as u32;
+        let number = *blocks.codes.entry((era, running)).or_insert(next);
+        let view = Blocks::view(&mut blocks.views, era, flow);
+        let texts = &mut blocks.texts;
+        let mut code = None;
+        let mut failed = None;
+        let item = flow.blocks(|block| {
+            if !is_wanted || failed.is_some() {
+                return;
+            }
+            // The mode changes with an event only.
+            let code = *code.get_or_insert_with(|| number << 2 | block.mode().bits() >> 5);
+            let lines = texts.of(code, block, |text| {
+                block.for_each(|insn| self.add_insn(era, &insn, view, text));
+            });
+            text.extend_from_slice(lines);
+            if text.len() >= FULL {
+                texts.trim();
+                failed = out.put(text).err();
+            }
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(item),
+        }
+    }
+
+    /// Appends the line of an instruction.
+    fn add_insn(
+        &mut self,
+        era: u32,
+        insn: &Executed,
+        view: &mut ImageView<'_>,
+        text: &mut Vec<u8>,
+    ) {
+        let (show, sources, names) = (self.show, &mut self.sources, self.names);
+        if !JSON {
+            let line = self
+                .notes
+                .in_era(era, insn, || notes::text(view, insn, show, sources, names));
+            text.extend_from_slice(line);
+            return;
+        }
+        self.line.begin().hex("insn", insn.ip.0);
+        if show.has_notes() {
+            let members = self
+                .notes
+                .in_era(era, insn, || notes::members(view, insn, show, sources));
+            self.line.splice(members);
+        }
+        self.who.tag(&mut self.line);
+        text.extend_from_slice(self.line.end());
+    }
+
     #[inline]
     fn json(&mut self, flow: &mut ThreadFlow<'_>, item: &Item) {
         item::describe(item, &mut self.line);
         let (show, sources) = (self.show, &mut self.sources);
         if let Item::Insn(insn) = item
-            && (show.symbols || show.source || show.disasm || show.bytes)
+            && show.has_notes()
         {
             let members = self
                 .notes

@@ -3,6 +3,7 @@
 mod archive;
 mod args;
 mod asm;
+mod block_text;
 mod blocks;
 mod check;
 mod code;
@@ -11,6 +12,7 @@ mod doctor;
 mod dump;
 mod engine;
 mod events;
+mod flow_state;
 mod input;
 mod insn;
 mod item;
@@ -18,6 +20,7 @@ mod json;
 mod lines;
 mod map;
 mod notes;
+mod ordered;
 mod output;
 mod packed;
 mod point;
@@ -72,6 +75,8 @@ fn main() -> ExitCode {
         args::Command::Trace(args) => trace::run(&args),
         args::Command::Lines(args) => lines::run(&args),
         args::Command::Unit(args::UnitCommand::Run(args)) => unit::run(&args),
+        args::Command::Unit(args::UnitCommand::Generations(args)) => unit::generations(&args),
+        args::Command::Unit(args::UnitCommand::Cpuid(args)) => unit::cpuid(&args),
         args::Command::Doctor(args) => doctor::run(&args),
     };
     match result {

@@ -36,6 +36,12 @@ impl Deref for Bytes {
     }
 }
 
+impl AsRef<[u8]> for Bytes {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 /// Opens a file: a regular one of some size is mapped, anything else is read to its end.
 pub(crate) fn file(path: &Path) -> io::Result<Bytes> {
     let mut file = File::open(path)?;

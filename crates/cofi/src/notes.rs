@@ -5,7 +5,8 @@ use crate::digits;
 use crate::json::Line;
 use crate::table::shortened;
 use cofi_flow::Executed;
-use cofi_image::{Place, SourceLines, Version};
+use cofi_image::{ImageView, Place, SourceLines, Version};
+use cofi_insn::CodeSource;
 use cofi_packet::{ExecMode, Ip, Tsc};
 use cofi_session::{Session, ThreadFlow};
 use rustc_hash::FxHashMap;
@@ -14,6 +15,34 @@ use std::fmt::Write;
 
 /// How many instructions are remembered. More distinct ones than that are worked out again.
 const REMEMBERED: usize = 1 << 20;
+
+/// Code as it is in place.
+pub(crate) trait Code {
+    /// Where in which file an instruction stands.
+    fn place(&mut self, ip: Ip) -> Option<Place>;
+    /// Reads as much of `buf` as there is at `ip`.
+    fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize;
+}
+
+impl Code for ThreadFlow<'_> {
+    fn place(&mut self, ip: Ip) -> Option<Place> {
+        ThreadFlow::place(self, ip)
+    }
+
+    fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
+        self.read_code(ip, buf)
+    }
+}
+
+impl Code for ImageView<'_> {
+    fn place(&mut self, ip: Ip) -> Option<Place> {
+        ImageView::place(self, ip)
+    }
+
+    fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
+        CodeSource::read(self, ip, buf)
+    }
+}
 
 /// Code that is in place: an address space, by where it is in memory, which outlives this, and its version.
 type Era = (usize, Version);
@@ -40,16 +69,31 @@ impl Notes {
         insn: &Executed,
         make: impl FnOnce(&mut ThreadFlow<'_>) -> Box<[u8]>,
     ) -> &[u8] {
-        let era = match self.era {
-            Some(era) => era,
-            None => self.enter(flow),
-        };
+        let era = self.era(flow);
+        self.in_era(era, insn, || make(flow))
+    }
+
+    /// What `make` makes of an instruction of this code, or has made of it before.
+    pub(crate) fn in_era(
+        &mut self,
+        era: u32,
+        insn: &Executed,
+        make: impl FnOnce() -> Box<[u8]>,
+    ) -> &[u8] {
         if self.known.len() >= REMEMBERED {
             self.known.clear();
         }
         self.known
             .entry((era, insn.ip, insn.mode))
-            .or_insert_with(|| make(flow))
+            .or_insert_with(make)
+    }
+
+    /// A number for the code that is in place.
+    pub(crate) fn era(&mut self, flow: &mut ThreadFlow<'_>) -> u32 {
+        match self.era {
+            Some(era) => era,
+            None => self.enter(flow),
+        }
     }
 
     fn enter(&mut self, flow: &mut ThreadFlow<'_>) -> u32 {
@@ -63,9 +107,9 @@ impl Notes {
 }
 
 /// An instruction's bytes.
-fn code(flow: &mut ThreadFlow<'_>, insn: &Executed) -> ([u8; 15], usize) {
+fn bytes_of(code: &mut impl Code, insn: &Executed) -> ([u8; 15], usize) {
     let mut bytes = [0; 15];
-    let len = flow.read_code(insn.ip, &mut bytes).min(insn.len.into());
+    let len = code.read(insn.ip, &mut bytes).min(insn.len.into());
     (bytes, len)
 }
 
@@ -78,7 +122,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// The members of an instruction's JSON object that [`Show`] asks for, but for the time.
 pub(crate) fn members(
-    flow: &mut ThreadFlow<'_>,
+    code: &mut impl Code,
     insn: &Executed,
     show: Show,
     sources: &mut SourceLines,
@@ -86,7 +130,7 @@ pub(crate) fn members(
     let mut line = Line::default();
     line.begin();
     if show.symbols
-        && let Some(place) = flow.place(insn.ip)
+        && let Some(place) = code.place(insn.ip)
     {
         if let Some(symbol) = place.symbol() {
             line.text("symbol", &symbol.demangled())
@@ -95,7 +139,7 @@ pub(crate) fn members(
         line.text("file", &place.owner().to_string_lossy());
     }
     if show.source
-        && let Some(found) = flow.place(insn.ip).and_then(|place| sources.at(&place))
+        && let Some(found) = code.place(insn.ip).and_then(|place| sources.at(&place))
     {
         line.text("source", &found.file);
         if let Some(number) = found.line {
@@ -103,7 +147,7 @@ pub(crate) fn members(
         }
     }
     if show.disasm || show.bytes {
-        let (bytes, len) = code(flow, insn);
+        let (bytes, len) = bytes_of(code, insn);
         let bytes = &bytes[..len];
         if show.bytes {
             line.text("bytes", &hex(bytes));
@@ -151,15 +195,15 @@ impl NameWidth {
 
 /// An instruction as a person reads it: address, place, text. With a line feed.
 pub(crate) fn text(
-    flow: &mut ThreadFlow<'_>,
+    code: &mut impl Code,
     insn: &Executed,
     show: Show,
     sources: &mut SourceLines,
     names: NameWidth,
 ) -> Box<[u8]> {
-    let (bytes, len) = code(flow, insn);
+    let (bytes, len) = bytes_of(code, insn);
     let bytes = &bytes[..len];
-    let place = flow.place(insn.ip);
+    let place = code.place(insn.ip);
     let name = place.as_ref().map(Place::to_string).unwrap_or_default();
     let (name, least) = (shortened(&name, names.most), names.least);
     let mut line = format!("{:16x}  {name:<least$}", insn.ip.0);

@@ -13,6 +13,7 @@ use std::ffi::OsString;
 use std::ops::Range;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The name of the first member.
 pub(crate) const MANIFEST: &str = "cofi-archive.json";
@@ -235,11 +236,18 @@ impl<'a> Packed<'a> {
     pub(crate) fn code(&self) -> PackedCode {
         // A member is one file's: many that name the same would take many times its size.
         let mut seen = std::collections::HashSet::new();
+        // Debugging information may be that of several files, and is in memory once.
+        let mut debugs = HashMap::<&str, Arc<[u8]>>::new();
         let files = self.manifest.files.iter();
         let files = files.filter(|file| seen.insert(&file.member));
         let files = files.filter_map(|file| {
             let path = PathBuf::from(OsString::from_vec(file.path.clone()));
-            let debug = file.debug.as_deref().and_then(|name| self.member(name));
+            let debug = file.debug.as_deref().and_then(|name| {
+                let known = debugs.get(name).cloned();
+                let debug = known.or_else(|| Some(self.member(name)?.into()))?;
+                debugs.insert(name, debug.clone());
+                Some(debug)
+            });
             let bytes = self.member(&file.member)?;
             Some(CodeFile::packed(path, file.build_id, bytes, debug))
         });
@@ -275,5 +283,54 @@ impl<'a> Packed<'a> {
         }
         let path = String::from_utf8_lossy(path);
         bail!("the archive is cut off or damaged: {path} is not in it")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An archive of a hundred files whose debugging information is one member.
+    fn archive() -> Vec<u8> {
+        let files: Vec<File> = (0..100)
+            .map(|number| File {
+                member: format!("files/{number}"),
+                path: format!("/bin/{number}").into_bytes(),
+                build_id: None,
+                debug: Some("debug".into()),
+            })
+            .collect();
+        let names: Vec<String> = files.iter().map(|file| file.member.clone()).collect();
+        let manifest = Manifest {
+            trace: "debug".into(),
+            files,
+            ..Manifest::default()
+        };
+        let mut archive = tar::Builder::new(Vec::new());
+        let mut add = |name: &str, bytes: &[u8]| {
+            let mut header = tar::Header::new_ustar();
+            header.set_size(bytes.len() as u64);
+            archive.append_data(&mut header, name, bytes).unwrap();
+        };
+        add(MANIFEST, manifest.text().unwrap().as_bytes());
+        add("debug", &[7; 1000]);
+        for name in names {
+            add(&name, &[0x90]);
+        }
+        archive.into_inner().unwrap()
+    }
+
+    #[test]
+    fn debugging_information_that_many_files_name_is_in_memory_once() {
+        let bytes = archive();
+        let code = Packed::open(&bytes).unwrap().unwrap().code();
+        let mut places: Vec<*const u8> = code
+            .files
+            .iter()
+            .map(|file| file.debug_bytes().unwrap().as_ptr())
+            .collect();
+        assert_eq!(places.len(), 100);
+        places.dedup();
+        assert_eq!(places.len(), 1);
     }
 }

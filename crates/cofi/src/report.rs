@@ -9,7 +9,7 @@ use crate::point::Place;
 use crate::select::{Found, Window};
 use crate::sync::Sync;
 use crate::table::{Column, fitted, lines, table, width_of};
-use crate::{check, input, progress};
+use crate::{check, input, ordered, progress};
 use anyhow::Result;
 use cofi_analysis::{Counts, Gate, Summary, Tally, ThreadSummary};
 use cofi_packet::StreamOffset;
@@ -17,6 +17,7 @@ use cofi_session::{Diagnostic, Session, Signal, Stream, StreamKey, ThreadFlow};
 use console::Term;
 use std::collections::HashMap;
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
     let mut found = Found::default();
     let mut parts = Parts::new();
     let summary = match window.is_whole_streams(&session) {
-        true => summarize(&session, &window.streams(&session)),
+        true => summarize(&session, &window.streams(&session), args.threads),
         false => summarize_part(&session, &window, &mut found, &mut parts),
     };
     let signals = Reported::of(&session, &window, &parts);
@@ -75,13 +76,15 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
 }
 
 /// Decodes streams and counts, with a progress bar.
-pub(crate) fn summarize(session: &Session<'_>, streams: &[&Stream<'_>]) -> Summary {
+pub(crate) fn summarize(
+    session: &Session<'_>,
+    streams: &[&Stream<'_>],
+    threads: Option<NonZeroUsize>,
+) -> Summary {
     let bar = progress::decoding(streams.iter().map(|s| s.len() as u64).sum());
     let mut tally = Tally::new();
-    for stream in streams {
-        tally.add(session, stream);
-        bar.inc(stream.len() as u64);
-    }
+    let threads = ordered::threads(threads);
+    tally.add_all(session, streams, threads, &|bytes| bar.inc(bytes));
     bar.finish_and_clear();
     tally.finish()
 }

@@ -1,4 +1,4 @@
-//! What must be said of bare RTIT packets on the command line, because nothing in them tells it.
+//! What must be said of bare packets on the command line, mostly of RTIT's, because nothing in them tells it.
 
 use crate::input;
 use anyhow::{Context, Result, bail, ensure};
@@ -17,9 +17,9 @@ pub(crate) struct RtitArgs {
     /// The trace was taken in cycle-accurate mode (RTIT_CTL.Cycle_Acc).
     #[arg(long, help_heading = HEADING)]
     pub(crate) cycle_accurate: bool,
-    /// Only code in this range was traced (RTIT_EVENTS.Filter_Event_ID): the first and the last address, 0x…. Twice for two
-    /// ranges.
-    #[arg(long, help_heading = HEADING, value_name = "FIRST-LAST")]
+    /// Only code in this range was traced: the first and the last address, 0x…. Again for each further one: Intel PT has up to four
+    /// (IA32_RTIT_ADDRn), RTIT two (RTIT_EVENTS.Filter_Event_ID).
+    #[arg(long, value_name = "FIRST-LAST")]
     pub(crate) ip_filter: Vec<Range>,
     /// Tracing stopped where control came into this range (RTIT_EVENTS.TraceStop_Event_ID): the first and the last address,
     /// 0x…. Twice for two ranges.
@@ -96,13 +96,15 @@ const fn bits(mode: ExecMode) -> u8 {
     }
 }
 
-/// How many ranges there are at most: RANGE0 and RANGE1.
+/// How many ranges RTIT has at most: RANGE0 and RANGE1.
 const RANGES: usize = 2;
+/// How many Intel PT has: IA32_RTIT_ADDR0 to IA32_RTIT_ADDR3.
+const PT_RANGES: usize = 4;
 
-fn ranges(option: &str, list: &[Range]) -> Result<FilterRanges> {
+fn ranges(option: &str, list: &[Range], format: &str, most: usize) -> Result<FilterRanges> {
     ensure!(
-        list.len() <= RANGES,
-        "{option}: RTIT has no more than {RANGES} ranges"
+        list.len() <= most,
+        "{option}: {format} has no more than {most} ranges"
     );
     let list: Vec<(Ip, Ip)> = list.iter().map(|range| (range.0, range.1)).collect();
     Ok(FilterRanges::new(&list))
@@ -124,7 +126,18 @@ impl RtitArgs {
         given.map(|(_, option)| option)
     }
 
-    /// Refuses the options where the trace is something else than bare RTIT packets.
+    /// What the decoder of Intel PT is told: the ranges. Refuses the options that are for RTIT alone.
+    pub(crate) fn configure_pt(&self, flow: &mut FlowConfig) -> Result<()> {
+        let rest = Self {
+            ip_filter: Vec::new(),
+            ..self.clone()
+        };
+        rest.refuse()?;
+        flow.filter = ranges("--ip-filter", &self.ip_filter, "Intel PT", PT_RANGES)?;
+        Ok(())
+    }
+
+    /// Refuses the options where the trace says such things itself.
     pub(crate) fn refuse(&self) -> Result<()> {
         match self.given() {
             None => Ok(()),
@@ -139,9 +152,9 @@ impl RtitArgs {
         flow.format = TraceFormat::Rtit(RtitConfig {
             cycles: input::mode(self.cycle_accurate),
             tnt_buff: self.tnt_buff,
-            stop: ranges("--trace-stop", &self.trace_stop)?,
+            stop: ranges("--trace-stop", &self.trace_stop, "RTIT", RANGES)?,
         });
-        flow.filter = ranges("--ip-filter", &self.ip_filter)?;
+        flow.filter = ranges("--ip-filter", &self.ip_filter, "RTIT", RANGES)?;
         flow.cr3_filter = self.cr3_filter;
         flow.initial_mode = self.mode.unwrap_or(ExecMode::Bits64);
         flow.max_nonturbo_ratio = self.tsc_ratio.unwrap_or(0);

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
     let mut out = std::io::stderr().lock();
     writeln!(out, "\n")?;
     let streams: Vec<_> = session.streams().iter().collect();
-    let summary = report::summarize(&session, &streams);
+    let summary = report::summarize(&session, &streams, None);
     let width = width_of(&Term::stderr());
     let report = Report {
         session: &session,

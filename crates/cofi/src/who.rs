@@ -35,6 +35,11 @@ impl<'s> Who<'s> {
         running.is_some() && running != before
     }
 
+    /// In a processor's stream, the thread that runs, if it is known.
+    pub(crate) const fn running(&self) -> Option<u32> {
+        self.running
+    }
+
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.is_empty()
             || self.key.cpu().is_none()

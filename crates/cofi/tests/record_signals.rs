@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{ChildStdout, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 
 /// Tells its number, and waits. Asked to end, it says so and ends with status 3; with an argument it does not listen: `deaf`
 /// ignores the signals, and of `busy` the number is that of a child that is at work, whose end becomes its own.
@@ -64,8 +64,11 @@ struct Recording {
 
 impl Recording {
     fn begin(engine: &str, program: &Path, args: &[&str], data: &Path) -> Self {
-        let mut command = cofi();
+        // What whoever runs the tests ignores, as nohup does, cofi would rightly ignore too.
+        let mut command = Command::new("env");
         command
+            .arg("--default-signal=HUP,TERM")
+            .arg(env!("CARGO_BIN_EXE_cofi"))
             .args(["record", "--verify", "--engine", engine, "-o"])
             .arg(data);
         command.arg("--").arg(program).args(args);

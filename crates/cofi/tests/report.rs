@@ -3,6 +3,8 @@
 mod common;
 
 use common::{STATIC, Scratch, cofi, record, run};
+use serde_json::Value;
+use std::collections::BTreeMap;
 
 #[test]
 fn times_and_cycles() {
@@ -31,6 +33,58 @@ fn times_and_cycles() {
     assert!(without.stderr.contains("verified"), "{}", without.stderr);
     let text = run(cofi().arg("report").arg(&data)).text();
     assert!(!text.contains("covers"), "{text}");
+}
+
+/// What `cofi insn` lists one by one, with where each stands, adds up to what the report says of functions and threads.
+#[test]
+fn the_report_is_what_a_count_of_each_instruction_gives() {
+    let scratch = Scratch::new();
+    for file in ["static.c", "threads.c"] {
+        let Some(program) = scratch.program(file, STATIC) else {
+            return;
+        };
+        let data = scratch.path("data");
+        let ran = run(record(&data, None).arg("--").arg(&program));
+        assert!(ran.stderr.contains("verified"), "{}", ran.stderr);
+        let objects = |arguments: &[&str]| -> Vec<Value> {
+            let ran = run(cofi().args(arguments).arg(&data));
+            assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+            let parse = |line: &str| serde_json::from_str(line).expect("JSON");
+            ran.text().lines().map(parse).collect()
+        };
+        // By function and file: instructions, and those that are a function's first.
+        let mut functions: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
+        let mut threads: BTreeMap<u64, u64> = BTreeMap::new();
+        let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+        for insn in objects(&["insn", "--json", "--symbols", "-j1"]) {
+            if insn["insn"].is_null() {
+                continue;
+            }
+            let key = (text(&insn["symbol"]), text(&insn["file"]));
+            let counts = functions.entry(key).or_default();
+            counts.0 += 1;
+            counts.1 += u64::from(insn["symbol_offset"] == 0);
+            *threads
+                .entry(insn["tid"].as_u64().expect("a thread"))
+                .or_default() += 1;
+        }
+        for threads_used in ["1", "3"] {
+            let mut reported: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
+            for object in objects(&["report", "--json", "-j", threads_used]) {
+                let number = |key: &str| object[key].as_u64().expect("a number");
+                if object.get("function").is_some() {
+                    let key = (text(&object["function"]), text(&object["file"]));
+                    let counts = reported.entry(key).or_default();
+                    counts.0 += number("instructions");
+                    counts.1 += number("entries");
+                } else if object.get("thread").is_some() {
+                    let counted = threads.get(&number("tid")).copied();
+                    assert_eq!(counted, Some(number("instructions")), "{object}");
+                }
+            }
+            assert_eq!(reported, functions, "{file}");
+        }
+    }
 }
 
 #[test]

@@ -235,14 +235,10 @@ fn refused(command: &mut std::process::Command, about: &str) {
 fn wrong_words_are_refused() {
     let scratch = Scratch::new();
     let stream = asm(&scratch, "stream", STREAM, &[]);
-    let pairs: [(&[&str], &str); 7] = [
+    let pairs: [(&[&str], &str); 6] = [
         (
             &["--cycle-accurate"],
             "--cycle-accurate is for bare RTIT packets",
-        ),
-        (
-            &["--ip-filter", "0x1-0x2"],
-            "--ip-filter is for bare RTIT packets",
         ),
         (
             &["--trace-stop", "0x1-0x2"],

@@ -8,7 +8,7 @@ use scenarios::{check_all, check_listing, text};
 use std::path::PathBuf;
 
 /// How many scenarios there are: one that got lost is noticed.
-const SCENARIOS: usize = 272;
+const SCENARIOS: usize = 285;
 
 const FOLDER: &str = "corpus/unit";
 
@@ -86,7 +86,10 @@ fn every_row_of_the_tables_has_a_scenario() {
 #[test]
 fn every_scenario_is_listed() {
     for file in scenarios() {
-        check_listing(&file, &[]);
+        let scenario = std::fs::read_to_string(&file).expect("a scenario");
+        if !scenario.contains("\noutput = \"stores\"") {
+            check_listing(&file, &[]);
+        }
     }
 }
 
@@ -189,6 +192,241 @@ fn what_is_no_scenario_is_refused() {
         unknown.starts_with("1:1: the scenario has no key `frob`; it may have: title, "),
         "{unknown}"
     );
+}
+
+/// What no processor does is no operation: neither what never happens nor what cannot follow what the scenario has done.
+#[test]
+fn what_is_impossible_is_refused() {
+    let exit = "[[op]]\nop = \"vm_exit\"\nto = 0x8000\n";
+    let entry = "[[op]]\nop = \"vm_entry\"\nto = 0x2000\n";
+    let smi = "[[op]]\nop = \"smi\"\nto = 0x38000\n";
+    let rsm = "[[op]]\nop = \"rsm\"\nto = 0x1000\n";
+    let vmxon = "[[op]]\nop = \"vmxon\"\n";
+    let sleep = |state: &str| format!("[[op]]\nop = \"sleep\"\nstate = {state}\n");
+    let wake = "[[op]]\nop = \"wake\"\nlast = \"C1\"\ndeepest = \"C1\"\nreason = \"INTERRUPT\"\n";
+    let init = "[[op]]\nop = \"init\"\nto = 0x1000\n";
+    let init_to_wait = "[[op]]\nop = \"init_to_wait\"\n";
+    let sipi = "[[op]]\nop = \"sipi\"\nvector = 1\nto = 0x1000\n";
+    let plain = "[[op]]\nop = \"plain\"\n";
+    let op = |word: &str| format!("[[op]]\nop = \"{word}\"\n");
+    let (begin, commit) = (op("transaction_begin"), op("transaction_commit"));
+    let abort = "[[op]]\nop = \"transaction_abort\"\nto = 0x1000\n";
+    for (scenario, wanted) in [
+        (
+            rsm.to_owned(),
+            "2:6: `op`: impossible here: RSM outside SMM is #UD, ",
+        ),
+        (
+            format!("{smi}{rsm}{rsm}"),
+            "8:6: `op`: impossible here: RSM outside SMM",
+        ),
+        (
+            format!("{smi}{smi}"),
+            "5:6: `op`: impossible here: SMIs are blocked",
+        ),
+        (
+            exit.to_owned(),
+            "2:6: `op`: impossible here: no `vm_entry` came before",
+        ),
+        (
+            format!("{vmxon}{exit}"),
+            "4:6: `op`: impossible here: in VMX root operation only an SMM VM exit",
+        ),
+        (
+            format!("{vmxon}{entry}{exit}{exit}"),
+            "10:6: `op`: impossible here: in VMX root operation",
+        ),
+        (
+            format!("{vmxon}{entry}{entry}"),
+            "7:6: `op`: impossible here: in VMX non-root operation",
+        ),
+        (
+            format!("{vmxon}{entry}{vmxon}"),
+            "7:6: `op`: impossible here: in VMX non-root operation",
+        ),
+        (
+            entry.to_owned(),
+            "2:6: `op`: impossible here: outside VMX operation VMLAUNCH and VMRESUME are #UD, and no `vmxon` came before",
+        ),
+        (
+            format!("{vmxon}{}{entry}", op("vmxoff")),
+            "6:6: `op`: impossible here: outside VMX operation",
+        ),
+        (
+            wake.to_owned(),
+            "2:6: `op`: impossible here: the processor is awake, as no `sleep` came before",
+        ),
+        (
+            format!("{}{wake}{wake}", sleep("\"C1\"")),
+            "10:6: `op`: impossible here: the processor is awake",
+        ),
+        (
+            sipi.to_owned(),
+            "2:6: `op`: impossible here: the processor does not wait for SIPI, as no `init_to_wait` came before",
+        ),
+        (
+            format!("{init}{sipi}"),
+            "5:6: `op`: impossible here: the processor does not wait for SIPI",
+        ),
+        (
+            format!("{init_to_wait}{sipi}{sipi}"),
+            "8:6: `op`: impossible here: the processor does not wait for SIPI",
+        ),
+        (
+            commit.clone(),
+            "2:6: `op`: impossible here: outside a transaction XEND is #GP, and no `transaction_begin` came before",
+        ),
+        (
+            format!("{begin}{commit}{commit}"),
+            "6:6: `op`: impossible here: outside a transaction",
+        ),
+        (
+            format!("{begin}{abort}{abort}"),
+            "7:6: `op`: impossible here: outside a transaction nothing aborts",
+        ),
+        (sleep("\"C0\""), "3:9: `state`: C0 is no sleep"),
+        (sleep("15"), "3:9: `state`: C0 is no sleep"),
+    ] {
+        let told = refused(&scenario);
+        assert!(
+            told.starts_with(wanted),
+            "{scenario}\n{told}\nnot\n{wanted}"
+        );
+    }
+    let smm = "[[op]]\nop = \"vm_exit\"\nto = 0x8000\nto_smm = { vmcs = 0x9000, smi = true }\n";
+    for scenario in [
+        format!("{smi}{rsm}{smi}{rsm}"),
+        format!("{vmxon}{entry}{exit}{entry}{exit}"),
+        format!("{vmxon}{smm}{entry}"),
+        format!("{vmxon}{entry}{smm}{entry}{exit}"),
+        format!("{}{wake}{}{wake}", sleep("\"C1\""), sleep("\"C6\"")),
+        format!("{init_to_wait}{sipi}{plain}{init_to_wait}{sipi}"),
+        format!("{begin}{begin}{commit}{begin}{abort}"),
+        format!("[context]\nin_tx = true\n{commit}"),
+        sleep("\"C1\""),
+    ] {
+        let ran = run_with(cofi().args(["unit", "run", "-"]), scenario.as_bytes());
+        assert_eq!(ran.code(), 0, "{scenario}\n{}", ran.stderr);
+    }
+}
+
+/// The same for RTIT, whose scenarios may begin in a guest.
+#[test]
+fn what_is_impossible_with_rtit_is_refused() {
+    let op = |word: &str| format!("[[op]]\nop = \"{word}\"\n");
+    let to = |word: &str| format!("[[op]]\nop = \"{word}\"\nto = 0x1000\n");
+    let sleep = "[[op]]\nop = \"sleep\"\nstate = \"C1\"\n";
+    let (wake, smi, plain) = (op("wake"), op("smi"), op("plain"));
+    let (vmxon, exit, entry) = (op("vmxon"), op("vm_exit"), to("vm_entry"));
+    let (init, sipi, rsm) = (to("init"), to("sipi"), to("rsm"));
+    for (ops, wanted) in [
+        (rsm.clone(), "3:6: `op`: impossible here: RSM outside SMM"),
+        (
+            format!("{smi}{smi}"),
+            "5:6: `op`: impossible here: SMIs are blocked",
+        ),
+        (
+            entry.clone(),
+            "3:6: `op`: impossible here: VM entries are of VMX root operation",
+        ),
+        (
+            format!("{vmxon}{exit}"),
+            "5:6: `op`: impossible here: in VMX root operation",
+        ),
+        (
+            wake.clone(),
+            "3:6: `op`: impossible here: the processor is awake",
+        ),
+        (
+            format!("{sleep}{plain}{wake}"),
+            "8:6: `op`: impossible here: the processor is awake",
+        ),
+        (
+            sipi.clone(),
+            "3:6: `op`: impossible here: the processor does not wait for SIPI",
+        ),
+        (
+            format!("{init}{plain}{sipi}"),
+            "8:6: `op`: impossible here: the processor does not wait for SIPI",
+        ),
+    ] {
+        let scenario = format!("unit = \"rtit\"\n{ops}");
+        let told = refused(&scenario);
+        assert!(
+            told.starts_with(wanted),
+            "{scenario}\n{told}\nnot\n{wanted}"
+        );
+    }
+    for ops in [
+        format!("{smi}{rsm}{smi}{rsm}"),
+        format!("{exit}{entry}{exit}"),
+        format!("{vmxon}{entry}{exit}"),
+        format!("{sleep}{wake}{plain}{sleep}{wake}"),
+        format!("{init}{sipi}{init}{plain}"),
+    ] {
+        let scenario = format!("unit = \"rtit\"\n{ops}");
+        let ran = run_with(cofi().args(["unit", "run", "-"]), scenario.as_bytes());
+        assert_eq!(ran.code(), 0, "{scenario}\n{}", ran.stderr);
+    }
+}
+
+/// What is wrong with the output registers is said: a fault by its rule, and an error, of which the trace tells nothing, on standard error.
+#[test]
+fn a_misaligned_output_base_is_explained() {
+    let scenario = |ctl: &str, base: &str, pointers: &str| {
+        format!(
+            "[start]\nOUTPUT_BASE = {base}\nOUTPUT_MASK_PTRS = {pointers}\nCTL = {{ TraceEn = 1, OS = 1{ctl} }}\n\
+             [[op]]\nop = \"rdmsr\"\nmsr = \"STATUS\"\n"
+        )
+    };
+    let fault = refused(&scenario("", "0x10000001", "0xffff"));
+    let wanted = "2:1: [start] faults: #GP: MSR 0x560, value 0x10000001: a reserved bit is set: bits 6:0 are, so the base is a multiple of 128 (33.2.8.7, ";
+    assert!(fault.starts_with(wanted), "{fault}");
+    for (ctl, base, pointers, wanted) in [
+        (
+            "",
+            "0x10000080",
+            "0xffff",
+            "OUTPUT_BASE 0x10000080 is no multiple of 0x10000, ",
+        ),
+        (
+            "",
+            "0x10000000",
+            "0x1ff7f",
+            "the mask 0x1ff7f in OUTPUT_MASK_PTRS is not contiguous (33.2.7.1)",
+        ),
+        (
+            "",
+            "0x10000000",
+            "0x100000000007f",
+            "the output offset 0x10000 is beyond the mask 0x7f ",
+        ),
+        (
+            ", ToPA = 1",
+            "0x8080",
+            "0x7f",
+            "OUTPUT_BASE 0x8080 is where a ToPA table begins, and no multiple of 4096 ",
+        ),
+        (
+            ", ToPA = 1",
+            "0x8000",
+            "0xff",
+            "look at the ToPA entry at 0x8008, which is 0x102, and at ",
+        ),
+    ] {
+        let scenario =
+            scenario(ctl, base, pointers) + "[[memory]]\nat = 0x8008\nqwords = [0x102]\n";
+        let ran = run_with(cofi().args(["unit", "run", "-"]), scenario.as_bytes());
+        assert_eq!(
+            (ran.code(), ran.text().as_str()),
+            (0, "; 1: rdmsr\n          msr IA32_RTIT_STATUS = 0x10\n")
+        );
+        let told = ran.stderr.strip_prefix(
+            "cofi: -: [start]: IA32_RTIT_STATUS.Error is set, and nothing is traced: ",
+        );
+        let told = told.unwrap_or_else(|| panic!("{}", ran.stderr));
+        assert!(told.starts_with(wanted), "{told}");
+    }
 }
 
 #[test]

@@ -1,10 +1,20 @@
 //! `cargo xtask fuzz`: the fuzz targets, each for a while, without cargo-fuzz and on a stable toolchain.
 //!
 //! libFuzzer is built by the crate `libfuzzer-sys`; what else it takes is that the compiler counts where control went, and that
-//! the asserts of a debug build are in.
+//! the asserts of a debug build are in. With rustup's nightly toolchain AddressSanitizer is in, too.
+//!
+//! Each target begins with its seeds (`fuzz/seeds`, which `cargo xtask fuzz seeds` makes) and what earlier runs have kept (`fuzz/corpus`, or
+//! the folder that `--corpus` names). With `--write` each run is added to the table in `docs/fuzzing.md`. How
+//! much of the code was covered in the end must not be below the target's floor in `fuzz/floors.txt`: a target that no longer reaches what it is
+//! for fails. The seeds alone reach well more than that, however short the run.
 
-use std::path::Path;
+mod ledger;
+mod seeds;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -18,12 +28,17 @@ const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 struct Options {
     targets: Vec<String>,
     seconds: u64,
+    /// Where the inputs go that are worth keeping.
+    corpus: Option<PathBuf>,
+    writes: bool,
 }
 
 fn options(arguments: &[String]) -> Result<Options> {
     let mut options = Options {
         targets: Vec::new(),
         seconds: 60,
+        corpus: None,
+        writes: false,
     };
     let mut words = arguments.iter();
     while let Some(word) = words.next() {
@@ -33,6 +48,11 @@ fn options(arguments: &[String]) -> Result<Options> {
                 options.seconds = value.parse().context("--seconds wants a number")?;
                 ensure!(options.seconds > 0, "--seconds wants at least 1");
             }
+            "--corpus" => {
+                let folder = words.next().context("--corpus wants a folder")?;
+                options.corpus = Some(folder.into());
+            }
+            "--write" => options.writes = true,
             _ if word.starts_with('-') => bail!("{word}: there is no such option"),
             _ => options.targets.push(word.clone()),
         }
@@ -64,8 +84,65 @@ fn executions(text: &str) -> Option<u64> {
     line.trim().parse().ok()
 }
 
+/// What libFuzzer's last line of status has behind `key`: `cov:` edges of the code, `ft:` features of runs.
+fn last_status(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().rev().find(|line| line.contains(" cov: "))?;
+    let after = line.split_once(key)?.1;
+    after.split_whitespace().next()?.parse().ok()
+}
+
+/// The floors: a line a target, its name and the least coverage. Lines that begin with `#` are for people.
+fn floors(text: &str) -> Result<BTreeMap<&str, u64>> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let lines = lines.filter(|line| !line.trim().is_empty());
+    lines
+        .map(|line| {
+            let (name, floor) = line.split_once(' ').context("no floor")?;
+            Ok((name, floor.trim().parse()?))
+        })
+        .map(|floor: Result<_>| floor.context("fuzz/floors.txt: wanted TARGET NUMBER"))
+        .collect()
+}
+
+/// Further folders with good inputs, which the tests use.
+fn more_seeds(root: &Path, target: &str) -> Vec<PathBuf> {
+    match target {
+        "scenario" => ["corpus/unit", "corpus/rtit"]
+            .map(|name| root.join(name))
+            .into(),
+        _ => Vec::new(),
+    }
+}
+
+/// The command that builds, and where to: with AddressSanitizer if there is a nightly toolchain, which alone has it.
+fn build(root: &Path) -> (Command, PathBuf) {
+    let is_there = Command::new("rustup")
+        .args(["run", "nightly", "cargo", "--version"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    let (mut command, folder, flags) = if is_there {
+        let mut command = Command::new("rustup");
+        command.args(["run", "nightly", "cargo"]);
+        (
+            command,
+            "target/fuzz-address",
+            format!("{FLAGS} -Zsanitizer=address"),
+        )
+    } else {
+        println!("fuzz: without AddressSanitizer, as there is no nightly toolchain");
+        (Command::new("cargo"), "target/fuzz", FLAGS.to_owned())
+    };
+    command.env("RUSTFLAGS", flags);
+    (command, root.join(folder))
+}
+
 /// Runs the targets one after the other; whether none had a finding.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
+    if let [chore, rest @ ..] = arguments
+        && chore == "seeds"
+    {
+        return seeds::write(root, rest);
+    }
     let options = options(arguments)?;
     let folder = root.join("fuzz");
     let all = targets(&folder)?;
@@ -81,25 +158,32 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
             all.join(", ")
         );
     }
-    let built = root.join("target/fuzz");
-    let status = Command::new("cargo")
+    let floors_text = std::fs::read_to_string(folder.join("floors.txt"))?;
+    let floors = floors(&floors_text)?;
+    let (mut command, built) = build(root);
+    let status = command
         .args(["build", "--quiet", "--release", "--bins"])
         .args(["--target", TRIPLE, "--target-dir"])
         .arg(&built)
         .arg("--manifest-path")
         .arg(folder.join("Cargo.toml"))
-        .env("RUSTFLAGS", FLAGS)
         .status()
         .context("running cargo")?;
     ensure!(status.success(), "the fuzz targets do not build");
     let mut good = true;
     for name in chosen {
-        let corpus = folder.join("corpus").join(name);
+        let corpora = options.corpus.clone();
+        let corpus = corpora.unwrap_or_else(|| folder.join("corpus")).join(name);
         let findings = folder.join("artifacts").join(name);
         std::fs::create_dir_all(&corpus)?;
         std::fs::create_dir_all(&findings)?;
-        let output = Command::new(built.join(TRIPLE).join("release").join(name))
-            .arg(&corpus)
+        let mut command = Command::new(built.join(TRIPLE).join("release").join(name));
+        command.arg(&corpus);
+        let seeds = [folder.join("seeds").join(name)];
+        let seeds = seeds.into_iter().chain(more_seeds(root, name));
+        command.args(seeds.filter(|folder| folder.is_dir()));
+        let start = Instant::now();
+        let output = command
             .arg(format!("-max_total_time={}", options.seconds))
             .arg(format!("-artifact_prefix={}/", findings.display()))
             .args(["-rss_limit_mb=2048", "-timeout=20", "-print_final_stats=1"])
@@ -107,11 +191,36 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
             .with_context(|| format!("running the target {name}"))?;
         let text = String::from_utf8_lossy(&output.stderr);
         let count = executions(&text).unwrap_or(0);
-        if output.status.success() && count > 0 {
-            println!("fuzz: {name}: {count} inputs, no finding");
+        let coverage = last_status(&text, " cov: ").unwrap_or(0);
+        let floor = floors.get(name.as_str()).copied();
+        let floor = floor.with_context(|| format!("{name} has no floor in fuzz/floors.txt"))?;
+        let ran = output.status.success() && count > 0;
+        if options.writes {
+            let features = last_status(&text, " ft: ").unwrap_or(0);
+            let run = ledger::Entry {
+                target: name.clone(),
+                seconds: start.elapsed().as_secs(),
+                inputs: count,
+                edges: if ran { coverage } else { 0 },
+                features: if ran { features } else { 0 },
+                findings: u64::from(!ran),
+                last: ledger::today()?,
+            };
+            ledger::add(root, &all, &run)?;
+        }
+        if ran {
+            println!(
+                "fuzz: {name}: {count} inputs, coverage {coverage} (floor {floor}), no finding"
+            );
+        }
+        if ran && coverage >= floor {
             continue;
         }
         good = false;
+        if ran {
+            println!("fuzz: {name}: COVERAGE BELOW ITS FLOOR: it does not reach what it is for");
+            continue;
+        }
         println!("fuzz: {name}: A FINDING, in {}", findings.display());
         let lines: Vec<&str> = text.lines().collect();
         for line in &lines[lines.len().saturating_sub(40)..] {
@@ -133,9 +242,33 @@ mod tests {
         };
         let good = parse(&["insn", "--seconds", "5"]).expect("all exist");
         assert_eq!((good.targets, good.seconds), (vec!["insn".to_owned()], 5));
+        assert!(!good.writes && good.corpus.is_none());
+        let kept = parse(&["--corpus", "here", "--write"]).expect("all exist");
+        assert!(kept.writes && kept.corpus == Some("here".into()));
+        assert!(parse(&["--corpus"]).is_err());
         assert!(parse(&["--seconds", "0"]).is_err());
         assert!(parse(&["--seconds"]).is_err());
         assert!(parse(&["--hours"]).is_err());
+    }
+
+    #[test]
+    fn floors_are_of_targets_that_exist_and_each_has_one() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+        let text = std::fs::read_to_string(folder.join("floors.txt")).expect("it is there");
+        let floors = floors(&text).expect("it can be read");
+        let names: Vec<&str> = floors.keys().copied().collect();
+        assert_eq!(names, targets(&folder).expect("there are targets"));
+        assert!(floors.values().all(|floor| *floor > 0));
+        assert!(super::floors("insn").is_err() && super::floors("insn x").is_err());
+    }
+
+    #[test]
+    fn libfuzzer_tells_its_coverage() {
+        let text =
+            "#2 INITED cov: 55 ft: 56 corp: 1/1b\n#99 DONE   cov: 6820 ft: 9000 corp: 3/9b\n";
+        assert_eq!(last_status(text, " cov: "), Some(6820));
+        assert_eq!(last_status(text, " ft: "), Some(9000));
+        assert_eq!(last_status("ERROR: no inputs were found", " cov: "), None);
     }
 
     #[test]

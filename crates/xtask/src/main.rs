@@ -1,4 +1,4 @@
-//! The project's own chores, run as `cargo xtask CHORE`: the exam against other decoders, the race with one, and the checks of house rules.
+//! The project's own chores, run as `cargo xtask CHORE`: the exam against other decoders, the race with them, and the checks of house rules.
 
 mod bench;
 mod deps;
@@ -31,6 +31,9 @@ usage: cargo xtask CHORE
   exam generated
           compare perf's instructions, branches and times of random walks with Cofi's and with the truth
           [--seed N] [--streams N] [--steps N] [--cofi PATH] [--keep FOLDER]
+  exam damage
+          damage a recording in many ways, and count what Cofi and perf lose of it and report wrongly; the table is in docs/recovery.md
+          [--seed N] [--cases N] [--write] [--each] [--without-perf] [--cofi PATH] [--keep FOLDER]
   exam large
           record programs that people run through QEMU, and compare perf's samples with Cofi's list
           [--cofi PATH]
@@ -40,19 +43,36 @@ usage: cargo xtask CHORE
   exam endings
           end recordings in every way, and compare what comes of it with the table in docs/endings.md
           [--write] [--only WORDS] [--cofi PATH]
+  exam insn
+          compare the tables of instructions with the disassembler: every opcode, random bytes, the machine's own binaries or FILEs
+          [--seed N] [--random N] [FILE]...
+  exam law
+          the properties of the law with many cases each; --write puts the results into docs/law.md
+          [--cases N] [--only SUITE] [--write]
   exam machine
           record whole machines, and compare a boot with QEMU's own log of it
           [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]
   fuzz    run the fuzz targets one after the other, with libFuzzer
           [TARGET]... [--seconds N]
-  bench   measure the decoding speed of Cofi and of libipt on the same traces, by instructions and by blocks
+  fuzz seeds
+          write the inputs with which the targets begin into fuzz/seeds; wants gcc
+  bench   race Cofi, libipt, iptr and ptcov on the same traces, cold and warm; --write puts the results into bench/RESULTS.md
+          [--size MB] [--rounds N] [--level NAME]... [--only TRACE]... [--write] [--traces FOLDER] [--cofi PATH]
+  bench libipt
+          measure the decoding speed of Cofi and of libipt on small traces, by instructions and by blocks
           [--level NAME] [--counted] [--rounds N] [--instructions N] [--traces FOLDER] [--cofi PATH]
+  bench guard
+          count the instructions of the hot paths with valgrind, and compare them with bench/counts.txt
+          [--write]
   bench packets
           measure how fast Cofi and libipt decode and encode packets and find PSBs
           [--rounds N] [--megabytes N] [--traces FOLDER] [--cofi PATH]
   bench unit
           measure how many operations a second the trace unit does; with valgrind, in how many instructions
-          [--rounds N] [--operations N] [--instructions]";
+          [--rounds N] [--operations N] [--instructions]
+  bench insn
+          measure what an instruction costs to decode, by tables and by the disassembler
+          [--rounds N] [FILE]...";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);

@@ -1,6 +1,9 @@
 //! The event level: what packets tell without any code.
 
 pub(crate) mod notes;
+pub(crate) mod replay;
+#[cfg(test)]
+mod replay_tests;
 
 use cofi_insn::CodeSource;
 use cofi_packet::intel::Kind;
@@ -89,6 +92,7 @@ impl<'t> EventDecoder<'t> {
         };
         let mut flow = FlowDecoder::new(trace, NoCode, config);
         flow.notes.tells = true;
+        flow.reader.ask_always();
         Self {
             flow,
             branches: false,
@@ -165,6 +169,7 @@ impl<'t> EventDecoder<'t> {
                 flow.note_used();
                 flow.overflow();
             }
+            Pending::Status(status) if flow.contradicts_mode(&status) => flow.refuse_mode(status),
             Pending::Status(status) if status.last => flow.state = State::Done,
             Pending::Status(status) => {
                 flow.consumed();
@@ -211,7 +216,18 @@ impl Iterator for EventDecoder<'_> {
 
     fn next(&mut self) -> Option<Told> {
         loop {
+            let notes = &mut self.flow.notes;
+            if let Some(replay) = notes.replays.front_mut()
+                && replay.before == notes.returned
+            {
+                match replay.next(&self.flow.reader) {
+                    Some(told) => return Some(told),
+                    None => _ = notes.replays.pop_front(),
+                }
+                continue;
+            }
             if let Some(item) = self.flow.out.pop_front() {
+                self.flow.notes.returned += 1;
                 let origin = self.flow.notes.due.pop_front().unwrap_or_default();
                 let what = match item {
                     Item::Event(Event::Target { .. } | Event::Branches { .. })

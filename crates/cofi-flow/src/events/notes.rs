@@ -7,6 +7,8 @@ use cofi_packet::intel::Kind;
 use cofi_packet::{ExecMode, Ip, Tsc};
 
 use crate::PacketKind;
+use crate::events::replay::{LISTED, Replay};
+use crate::reader::{Flow, Reader};
 
 /// More packets than this are never noted for one event. A compound event has at most five (table 33-14).
 const MAX_KINDS: usize = 6;
@@ -126,8 +128,22 @@ pub(crate) enum Run {
     Partial(u64),
 }
 
+impl Run {
+    /// Whether all TNT bits before the TIP that was just read are those of branches before it.
+    pub(crate) fn ends(self, reader: &Reader<'_>) -> bool {
+        match self {
+            Run::Unknown => false,
+            Run::Clear => true,
+            Run::Partial(timing) => {
+                let mut ahead = reader.clone();
+                matches!(ahead.next(), Some(Ok(Flow::Tnt { .. }))) && ahead.timing == timing
+            }
+        }
+    }
+}
+
 /// What is remembered of losses, and for the event level.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Notes {
     /// Where the flow was lost, until it is found again.
     pub(crate) lost_at: Option<usize>,
@@ -135,8 +151,12 @@ pub(crate) struct Notes {
     pub(crate) was_on: bool,
     /// The modes that packets have told of, a bit each.
     modes: u8,
+    /// Those since the last PSB, with its own, and how often they were told.
+    modes_since_psb: (u8, u8),
     /// After an error: code may run in another mode than is known.
     pub(crate) is_mode_doubtful: bool,
+    /// A packet has told the mode, and none was lost since that could have told another.
+    pub(crate) is_mode_certain: bool,
     /// While control is lost: what stands before a TIP that comes next.
     pub(crate) run: Run,
     /// Whether this is the event level: it wants to know the rest.
@@ -152,13 +172,59 @@ pub(crate) struct Notes {
     pub(crate) ptwrite: Origin,
     /// Of the items that are due.
     pub(crate) due: VecDeque<Origin>,
+    /// So many may be due before ticks are read twice.
+    pub(crate) listed: usize,
+    /// How many items were due so far, and how many of them were returned.
+    pub(crate) noted: u64,
+    pub(crate) returned: u64,
+    /// What is to be read again between them.
+    pub(crate) replays: VecDeque<Replay>,
+}
+
+impl Default for Notes {
+    fn default() -> Self {
+        Self {
+            lost_at: None,
+            was_on: false,
+            modes: 0,
+            modes_since_psb: (0, 0),
+            is_mode_doubtful: false,
+            is_mode_certain: false,
+            run: Run::default(),
+            tells: false,
+            now: Origin::default(),
+            power: None,
+            last: None,
+            bound: BoundOrigins::default(),
+            ptwrite: Origin::default(),
+            due: VecDeque::new(),
+            listed: LISTED,
+            noted: 0,
+            returned: 0,
+            replays: VecDeque::new(),
+        }
+    }
 }
 
 impl Notes {
     /// A packet tells the mode.
     pub(crate) fn note_mode(&mut self, mode: ExecMode) {
         self.modes |= 1 << (mode.bits() / 32);
+        let (modes, count) = &mut self.modes_since_psb;
+        *modes |= 1 << (mode.bits() / 32);
+        *count = count.saturating_add(1);
         self.is_mode_doubtful = false;
+    }
+
+    /// A PSB+ tells the state anew.
+    pub(crate) fn note_psb(&mut self) {
+        self.modes_since_psb = (0, 0);
+    }
+
+    /// Whether the last PSB+ and packets since have told one mode, and more than once: one packet may be wrong.
+    pub(crate) fn is_one_mode_told_again(&self) -> bool {
+        let (modes, count) = self.modes_since_psb;
+        modes.count_ones() == 1 && count >= 2
     }
 
     /// Whether all packets have told the same mode.
@@ -166,11 +232,25 @@ impl Notes {
         self.modes.count_ones() <= 1
     }
 
+    /// What is to be read again behind all items that are due.
+    pub(crate) fn last_replay(&mut self) -> Option<&mut Replay> {
+        let noted = self.noted;
+        let last = self.replays.back_mut();
+        last.filter(|replay| replay.before == noted)
+    }
+
+    /// Something is to be read again behind all items that are due.
+    pub(crate) fn push_replay(&mut self, mut replay: Replay) {
+        replay.before = self.noted;
+        self.replays.push_back(replay);
+    }
+
     /// An item that comes from `origin` is due.
     #[inline]
     pub(crate) fn note(&mut self, origin: Origin) {
         if self.tells {
             self.due.push_back(origin);
+            self.noted += 1;
         }
     }
 }

@@ -111,11 +111,17 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// The next packet that matters to the flow, its place and time noted. PSBs tell nothing of it.
     pub(super) fn next_flow_rtit(&mut self) -> Result<Option<Flow>, DecodeError> {
         loop {
+            self.make_room();
             let next = self.reader.next_rtit();
             self.read_at = self.reader.offset();
             if self.notes.tells {
                 let flow = next.as_ref().and_then(|next| next.as_ref().ok());
-                self.note_packet(flow.map(|flow| flow.kind().into()));
+                // A packet that concerns the flow may have a cycle count of its own.
+                let end = match &next {
+                    None => usize::MAX,
+                    Some(next) => self.read_at + usize::from(next.is_ok()),
+                };
+                self.note_packet(flow.map(|flow| flow.kind().into()), end);
             }
             match next {
                 Some(Ok(Flow::Psb)) => {
@@ -263,7 +269,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
 
     /// Erratum E2: whether the FUP.PGD just read may be one too many, tracing having been switched off before without a word, and on in
     /// code that is not traced.
-    fn is_end_in_doubt(&self) -> bool {
+    pub(super) fn is_end_in_doubt(&self) -> bool {
         let reading = self.reader.rtit.as_ref();
         let is_used = self.rtit.is_confined || !self.rtit.stop.is_empty();
         self.config.errata.rtit_e2
@@ -280,9 +286,14 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// Whether code is traced behind the overflow just read, as far as the next packets tell.
     pub(super) fn is_traced_behind_overflow(&mut self) -> Option<bool> {
         let mut ahead = self.ahead();
+        let mut is_stopped = false;
         loop {
             match ahead.next_rtit()? {
                 Ok(Flow::Psb | Flow::Pip { .. }) => {}
+                Ok(Flow::TraceStop) => is_stopped = true,
+                // Results that waited when tracing was stopped are of code behind the overflow.
+                Ok(Flow::Tnt { len: ..=5, .. }) if is_stopped => return Some(true),
+                _ if is_stopped => return None,
                 Ok(Flow::Pge(_)) => return Some(false),
                 // Erratum E2: it may be one too many; but not in front of a TIP.
                 Ok(Flow::Pgd(_)) if self.config.errata.rtit_e2 => {

@@ -20,7 +20,7 @@ mod walk;
 use crate::config::RtitConfig;
 use crate::{FilterRanges, FlowConfig, TraceFormat};
 
-pub(crate) use reader::{Flow, Reading};
+pub(crate) use reader::{Flow, Reading, ticks};
 
 /// What says that tracing ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,6 +80,8 @@ pub(crate) struct State {
     is_unpaged: bool,
     /// All code has been traced since then: only a MOV to CR0 that is seen can have changed it.
     pub(crate) knows_paging: bool,
+    /// Where the packet used last begins, if only PIPs follow it that may be of later instructions than those they were bound to.
+    doubt_since: Option<usize>,
     /// So says the PIP read last, which may still have to find its place.
     told_unpaged: bool,
 }

@@ -3,6 +3,7 @@
 use cofi_packet::rtit::{Kind, LastLip, LipBytes, LipPayload, Mode, Packet, decode, sync_forward};
 use cofi_packet::{DecodeError, Ip, Tsc};
 
+use crate::events::replay::Ticks;
 use crate::reader::{Reader, Ticked};
 use crate::time::RtitTime;
 use crate::{FlowConfig, RtitConfig, Tick};
@@ -63,7 +64,7 @@ pub(super) enum Since {
 /// What it takes to read RTIT.
 #[derive(Clone, Debug)]
 pub(crate) struct Reading {
-    mode: Mode,
+    pub(crate) mode: Mode,
     last_lip: LastLip,
     /// The same for a reader that begins at the PSB at which decoding is to end, once that has been read.
     fresh: Option<LastLip>,
@@ -161,7 +162,13 @@ impl Reading {
             Packet::FupPge { ip, .. } => Flow::Pge(self.address(ip)),
             Packet::FupPgd { ip, .. } => Flow::Pgd(self.address(ip)),
             Packet::FupFar { ip, .. } => Flow::Far(self.address(ip)),
-            Packet::FupOvf { ip, .. } => Flow::Ovf(self.address(ip)),
+            Packet::FupOvf { ip, .. } => {
+                // The last LIP is cleared before it is sent, and not set by it (3.3.7, 4.2.5).
+                self.last_lip = LastLip::new();
+                let found = self.address(ip);
+                self.last_lip = LastLip::new();
+                Flow::Ovf(found)
+            }
             Packet::FupPcc { ip, .. } => {
                 // It may be one where control never was (4.2.6).
                 self.address(ip);
@@ -259,6 +266,8 @@ impl Reader<'_> {
             return Some(Ok(flow));
         }
         loop {
+            self.mark_ticks();
+            let reading = self.rtit.as_mut()?;
             let rest = self.bytes.get(self.at..)?;
             let first = *rest.first()?;
             self.offset = self.at;
@@ -282,7 +291,10 @@ impl Reader<'_> {
                 if self.offset < self.settled && reading.time.may_have_wrapped() {
                     reading.time.settle();
                 }
-                if let Some(queue) = &mut self.ticks {
+                if let Some(Ticks {
+                    queue, rest: None, ..
+                }) = &mut self.ticks
+                {
                     for tick in ticks(&packet) {
                         queue.push_back(Ticked {
                             offset: self.offset,
@@ -378,7 +390,7 @@ impl Reader<'_> {
 }
 
 /// What a packet tells of the time.
-fn ticks(packet: &Packet) -> impl Iterator<Item = Tick> + use<> {
+pub(crate) fn ticks(packet: &Packet) -> impl Iterator<Item = Tick> + use<> {
     let own = match *packet {
         Packet::Sts {
             acbr, ecbr, tsc, ..

@@ -44,7 +44,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.pending = Pending::None;
         // A MOV to CR0 that leaves paging as it is has no PIP: code behind this one may be older than the PIP.
         match what {
-            AtIp::Paging { .. } => self.stays_older(),
+            AtIp::Paging { .. } => self.doubt_pip(),
             _ => self.consumed(),
         }
         match what {
@@ -68,6 +68,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             // What came of it is lost; what is told next is an overflow, or nothing.
             _ => {}
         }
+    }
+
+    /// The PIP just read may be of a later instruction than the one here. So may those that follow it, up to another packet.
+    fn doubt_pip(&mut self) {
+        self.rtit.doubt_since = Some(self.offset);
+        self.reader.stays_older();
     }
 
     /// After a block's plain instructions: one that ends it and for which RTIT has rules of its own.
@@ -106,11 +112,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Class::MovCr3 => match self.pending {
                 Pending::Pip(cr3) if self.tnt_len == 0 => {
                     let is_changed = self.known.paging.is_some_and(|(known, _)| known != cr3);
-                    if self.config.cr3_filter || !is_changed {
+                    // A PIP before may have been of this one.
+                    let is_late = self.rtit.doubt_since == Some(self.offset);
+                    if self.config.cr3_filter || !is_changed || is_late {
                         // With the filter on there is no PIP, and one that does not change CR3 may be of a MOV CR0: code behind this
                         // may be older than the PIP.
                         self.pending = Pending::None;
-                        self.stays_older();
+                        self.doubt_pip();
                     } else {
                         self.use_pending();
                     }
@@ -335,6 +343,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 ip,
                 what: AtIp::Pgd { to: None, .. },
             } if ip == behind => return self.end_tracing(behind, Some(self.ip)),
+            // Erratum E2: it is one too many, of code elsewhere. Tracing was switched off here, just where control left the ranges.
+            Pending::At {
+                what: AtIp::Pgd { to: None, .. },
+                ..
+            } if self.is_end_in_doubt() => return self.end_unknown(Ends::by_pgd()),
             // There may be none if a TraceStop range was entered just then.
             Pending::Ends(ends)
                 if ends.sign == Sign::TraceStop
@@ -480,9 +493,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     fn end_by(&mut self, ends: Ends, kind: FlowErrorKind) {
         if ends.sign == Sign::EndOfTrace {
-            // That a trace ends while tracing is on is no error.
             if kind != FlowErrorKind::UnknownEnd && !self.notes.tells {
                 self.error(Some(self.ip), kind);
+            } else if self.state == State::On && !self.rtit.is_last {
+                // (Where control was lost, that was reported. And a decoder of the next range goes on where this one ends.)
+                self.end_of_stream();
             }
             self.state = State::Done;
             return;

@@ -39,19 +39,11 @@ pub(super) struct Guest {
     tsc: Option<VmxTsc>,
     /// The last NR bit told; none if none was.
     told: Option<bool>,
-    /// Since then tracing has been on, so that every entry and exit has been told.
-    on: bool,
-    in_psb: bool,
 }
 
 impl Guest {
     pub(super) const fn new(tsc: Option<VmxTsc>) -> Self {
-        Self {
-            tsc,
-            told: None,
-            on: false,
-            in_psb: false,
-        }
+        Self { tsc, told: None }
     }
 
     /// Whether it matters.
@@ -62,37 +54,21 @@ impl Guest {
     /// What the PIP of a PSB+ says, before the TSC packet in it is read.
     pub(super) fn set(&mut self, is_guest: Option<bool>) {
         self.told = is_guest;
-        self.in_psb = true;
     }
 
-    /// Learns from a packet that tells no time whose TSC packets are from here on.
-    pub(super) fn follow(&mut self, packet: &Packet) {
-        if self.tsc.is_none() {
-            return;
-        }
+    /// Learns from a packet that tells no time whose TSC packets are from here on. Tracing was `on` before it.
+    pub(super) fn follow(&mut self, packet: &Packet, on: bool) {
         match *packet {
             Packet::Pip { nr, .. } => self.told = Some(nr),
-            Packet::PsbEnd => self.in_psb = false,
-            Packet::Tip { .. } => self.on = true,
-            Packet::TipPge { .. } => {
-                // While tracing was off, an entry or exit may not have been told.
-                if !self.on {
-                    self.told = None;
-                }
-                self.on = true;
-            }
-            Packet::TipPgd { .. } | Packet::TraceStop => self.on = false,
-            Packet::Ovf => {
-                self.on = false;
-                self.in_psb = false;
-                self.told = None;
-            }
+            // While tracing was off, an entry or exit may not have been told.
+            Packet::TipPge { .. } if !on => self.told = None,
+            Packet::Ovf => self.told = None,
             _ => {}
         }
     }
 
-    /// The value of a TSC packet in the processor's own time, modulo 2^56.
-    pub(super) fn read(&self, value: u64) -> Span {
+    /// The value of a TSC packet in the processor's own time, modulo 2^56; whether entries and exits have been told up to it (`is_told`).
+    pub(super) fn read(&self, value: u64, is_told: bool) -> Span {
         let same = Span {
             low: value,
             guess: value,
@@ -100,8 +76,7 @@ impl Guest {
         };
         let Some(tsc) = self.tsc else { return same };
         let (low, high) = tsc.host(value);
-        let is_known = self.on || self.in_psb;
-        match self.told.filter(|_| is_known) {
+        match self.told.filter(|_| is_told) {
             Some(false) => same,
             Some(true) => Span {
                 low,

@@ -2,6 +2,7 @@
 
 mod crystal;
 mod guest;
+mod on;
 mod rate;
 mod rtit;
 #[cfg(test)]
@@ -17,6 +18,7 @@ use cofi_packet::intel::Packet;
 use crate::FlowConfig;
 use crystal::{Clock, Crystal};
 use guest::Guest;
+use on::On;
 use rate::{Moment, Rate};
 pub use rtit::RtitTime;
 
@@ -123,9 +125,7 @@ pub struct TimeTracker {
     crystal: Option<Crystal>,
     /// Packets were lost since the last TSC: nobody knows how many MTCs.
     lost: bool,
-    in_psb: bool,
-    /// Tracing has been on since the last TSC, so that cycles were counted all the time.
-    on: bool,
+    on: On,
     jump: Option<TimeJump>,
 }
 
@@ -156,8 +156,7 @@ impl TimeTracker {
             rate: Rate::new(config.max_nonturbo_ratio),
             crystal: None,
             lost: false,
-            in_psb: false,
-            on: false,
+            on: On::default(),
             jump: None,
         }
     }
@@ -191,6 +190,19 @@ impl TimeTracker {
         self.jump.take()
     }
 
+    /// Whether this is a timing packet: TSC, TMA, MTC, CYC or CBR.
+    #[must_use]
+    pub const fn tells_time(packet: &Packet) -> bool {
+        matches!(
+            packet,
+            Packet::Tsc { .. }
+                | Packet::Tma { .. }
+                | Packet::Mtc { .. }
+                | Packet::Cyc { .. }
+                | Packet::Cbr { .. }
+        )
+    }
+
     /// Takes `packet` if it is a timing packet; `false` if not. All packets but TNTs are to be shown to it: some say that packets were lost, or
     /// whose time it is.
     #[inline]
@@ -212,14 +224,11 @@ impl TimeTracker {
     /// A packet that tells no time.
     fn follow(&mut self, packet: &Packet) {
         self.cyc_is_last = false;
-        self.guest.follow(packet);
+        self.guest.follow(packet, self.on.is_on());
+        self.on.follow(packet);
         match packet {
             Packet::Psb => self.psb(),
-            Packet::PsbEnd => self.in_psb = false,
             Packet::Ovf => self.overflow(),
-            // Not by a FUP in a PSB+: without BranchEn no packet tells when tracing ends.
-            Packet::TipPge { .. } | Packet::Tip { .. } => self.on = true,
-            Packet::TipPgd { .. } | Packet::TraceStop => self.on = false,
             _ => {}
         }
     }
@@ -256,11 +265,9 @@ impl TimeTracker {
     }
 
     fn psb(&mut self) {
-        self.in_psb = true;
         if self.skl168 {
             // The CYC from which the next one counts may be missing, and so may its cycles.
             self.rate.interrupted();
-            self.on = false;
             if let Some(base) = &mut self.cycle_base {
                 base.high = u64::MAX;
             }
@@ -268,8 +275,6 @@ impl TimeTracker {
     }
 
     fn overflow(&mut self) {
-        self.in_psb = false;
-        self.on = false;
         self.lost = true;
         self.rate.lost();
         // The counter behind a CYC packet before the OVF may have gone round, and a change of frequency may be lost (33.3.8.2).
@@ -284,7 +289,8 @@ impl TimeTracker {
 
     /// A TSC packet.
     pub fn tsc(&mut self, value: u64) {
-        let told = self.guest.read(value & ((1 << TSC_BITS) - 1));
+        let is_told = self.on.is_on() || self.on.in_psb();
+        let told = self.guest.read(value & ((1 << TSC_BITS) - 1), is_told);
         let guess = match self.now {
             // A great step is a wrap of the 56 bits; a small one back is the trace's own.
             Some(_) => near(told.guess, self.anchor.low),
@@ -304,7 +310,8 @@ impl TimeTracker {
             self.crystal = None;
             self.now = None;
         }
-        if !back && self.in_psb && self.on {
+        // Elsewhere a TSC packet says that clocks had stopped or that tracing begins.
+        if !back && self.on.in_psb() && self.on.is_on() && !self.skl168 {
             self.measure(value.high);
         } else {
             self.rate.interrupted();

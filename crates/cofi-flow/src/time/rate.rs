@@ -52,6 +52,8 @@ pub(super) struct Rate {
     measures: [Measure; KEPT],
     /// From where on cycles and time can be compared.
     origin: Option<Moment>,
+    /// The rate for a ratio, as worked out last: most CYCs come without any news of it.
+    worked_out: Option<(u8, Option<Bounds>)>,
 }
 
 impl Rate {
@@ -68,6 +70,7 @@ impl Rate {
             is_stale: false,
             measures: [nothing; KEPT],
             origin: None,
+            worked_out: None,
         }
     }
 
@@ -95,6 +98,7 @@ impl Rate {
         self.is_stale = self.cbr != 0;
         if self.cbr == 0 {
             self.measures = [Measure::default(); KEPT];
+            self.worked_out = None;
         }
     }
 
@@ -136,7 +140,18 @@ impl Rate {
     }
 
     /// The rate while CBR is `cbr`.
-    fn bounds(&self, cbr: u8) -> Option<Bounds> {
+    fn bounds(&mut self, cbr: u8) -> Option<Bounds> {
+        if let Some((of, bounds)) = self.worked_out
+            && of == cbr
+        {
+            return bounds;
+        }
+        let bounds = self.work_out(cbr);
+        self.worked_out = Some((cbr, bounds));
+        bounds
+    }
+
+    fn work_out(&self, cbr: u8) -> Option<Bounds> {
         let told = self.told(cbr);
         let measured = self.measured(cbr);
         match (told, measured) {
@@ -204,6 +219,7 @@ impl Rate {
         if new.low > FASTEST * SCALE {
             return;
         }
+        self.worked_out = None;
         let at = self
             .measures
             .iter()

@@ -14,6 +14,8 @@ const BACK: u64 = 1 << 32;
 /// The first bit of the TSC that MTC packets show, MTC_Range being zero, and how many they show.
 const MTC_FIRST: u32 = 7;
 const MTC_BITS: u32 = 8;
+/// In place of the first bit, where there was no MTC: no time is too long.
+const NO_MTC: u32 = 63;
 
 const UNKNOWN: Span = Span {
     low: 0,
@@ -86,8 +88,8 @@ pub struct RtitTime {
     /// While PacketEn is clear there are no timing packets, for all that is known (RTIT_CTL.LESS_PKTS).
     sparse: bool,
     missing: Missing,
-    /// What was certain when MTC packets began to be missing, and the least that makes the payload go round since.
-    missing_since: (u64, u64),
+    /// What was certain when MTC packets began to be missing, and the lowest first bit of the TSC that those since then have shown.
+    missing_since: (u64, u32),
     /// Erratum E7: the next MTC may be wrong.
     ignores_mtc: bool,
     after_overflow: bool,
@@ -114,7 +116,7 @@ impl RtitTime {
             traced: Traced::Unclear { seen: false },
             sparse: true,
             missing: Missing::Some,
-            missing_since: (0, u64::MAX),
+            missing_since: (0, NO_MTC),
             ignores_mtc: config.errata.rtit_e7,
             after_overflow: false,
             jump: None,
@@ -204,8 +206,9 @@ impl RtitTime {
 
     /// At `tsc`, which is known for certain, so little time had passed since packets were lost that the payload cannot have gone round.
     pub(crate) fn settles(&self, tsc: Tsc) -> bool {
-        let (since, round) = self.missing_since;
-        tsc.0 < since.saturating_add(round)
+        // The edges count, not the ticks: 255 periods and one tick may take the payload once around.
+        let (since, first) = self.missing_since;
+        (tsc.0 >> first).saturating_sub(since >> first) < 1 << MTC_BITS
     }
 
     /// No payload of an MTC went round where packets were lost.
@@ -310,7 +313,7 @@ impl RtitTime {
     }
 
     fn note_missing(&mut self) {
-        self.missing_since = (self.last.low, u64::MAX);
+        self.missing_since = (self.last.low, NO_MTC);
     }
 
     /// Cycles are counted from now on, whenever that is.
@@ -412,7 +415,7 @@ impl RtitTime {
     fn mtc(&mut self, range: u32, payload: u8) {
         let first = MTC_FIRST + 2 * range;
         let period = 1_u64 << first;
-        self.missing_since.1 = self.missing_since.1.min(period << MTC_BITS);
+        self.missing_since.1 = self.missing_since.1.min(first);
         if core::mem::take(&mut self.ignores_mtc) || self.now.is_none() {
             return;
         }

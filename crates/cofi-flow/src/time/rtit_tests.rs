@@ -180,6 +180,20 @@ fn an_overflow_leaves_the_latest_time_open() {
     assert_eq!(bounds(&time), (0x9080, Some(0x9080)));
 }
 
+/// The payload counts edges: from within a period, 255 more and the next edge take it once around.
+#[test]
+fn a_payload_may_go_round_in_less_than_256_periods() {
+    let mut time = begun(&config(), 0x7f, None);
+    time.take(&ovf(None), &[]);
+    time.take(&mtc(0, 0, None), &[]);
+    assert!(time.may_have_wrapped());
+    assert!(time.settles(Tsc(0x7fff)));
+    assert!(
+        !time.settles(Tsc(0x8000)),
+        "256 edges, of 255 periods and a tick"
+    );
+}
+
 #[test]
 fn a_psb_is_of_a_trace_that_goes_on_if_no_pge_follows() {
     let mut time = begun(&config(), 1000, Some(0));

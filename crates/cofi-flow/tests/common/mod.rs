@@ -116,8 +116,12 @@ pub(crate) fn packets(text: &str) -> Vec<u8> {
                 kind: CfeType::new(number() as u8).expect("5 bits"),
                 vector: 14,
             },
-            "evd" => Packet::Evd {
-                kind: EvdType::PFA,
+            "evd" | "evd.1" | "evd.2" => Packet::Evd {
+                kind: match name {
+                    "evd.1" => EvdType::VMXQ,
+                    "evd.2" => EvdType::VMXR,
+                    _ => EvdType::PFA,
+                },
                 payload: Hex64(number()),
             },
             "ptw" | "ptw.ip" => Packet::Ptw {
@@ -146,6 +150,11 @@ pub(crate) fn packets(text: &str) -> Vec<u8> {
             "mnt" => Packet::Mnt {
                 payload: Hex64(number()),
             },
+            // An MNT of which the last bytes are lost.
+            "cut" => {
+                bytes.extend([0x02, 0xc3, 0x88, 1, 2, 3]);
+                continue;
+            }
             "bad" => {
                 bytes.extend([0x02, 0xff]);
                 continue;

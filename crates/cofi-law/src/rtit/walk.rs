@@ -157,7 +157,8 @@ impl Walk<'_> {
         let active = Ctl(self.unit.rdmsr(msr::RTIT_CTL).expect("it exists")).trace_active();
         let meets_stop = then(&mut self.enables);
         // One that is met in an overflow is held, or lost (E4); a processor may have it act later.
-        let is_held = was_lossy || is_lossy && active;
+        let is_ignored = resolves && self.setup.choices.errata.e4;
+        let is_held = was_lossy || (is_lossy || is_ignored) && active;
         if meets_stop && !is_held {
             self.trace_stops += 1;
             self.enables.stop();

@@ -4,6 +4,7 @@
 mod flow;
 mod levels;
 mod muddled;
+mod remembered;
 mod setups;
 mod stream;
 mod unit;

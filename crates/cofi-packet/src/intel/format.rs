@@ -1,7 +1,8 @@
 //! Intel PT as a [`Format`].
 
 use super::ip::parse_ip_bytes;
-use super::table::decode_short;
+use super::psb::decisive;
+use super::table::{decode_short, may_be_cut};
 use super::{Block, IpBytes, IpPayload, Kind, LastIp, PSB, Packet, Payload};
 use super::{decode_in, find_psb, sync_backward};
 use crate::format::{Format, Misfit, sealed};
@@ -109,6 +110,10 @@ impl Format for IntelPt {
             Block::Outside => decode_short(bytes),
             Block::Inside(_) => None,
         }
+    }
+    fn is_open(raw: &Raw<Kind>, have: usize) -> bool {
+        let (len, bytes) = (raw.len(), raw.unmasked_word().to_le_bytes());
+        may_be_cut(raw.kind(), len, bytes[len - 1]) && have < decisive(len)
     }
     #[inline(always)]
     fn packet(raw: &Raw<Kind>) -> Packet {

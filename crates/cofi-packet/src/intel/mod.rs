@@ -62,6 +62,7 @@ mod last_ip;
 mod names;
 mod payload;
 mod psb;
+mod spoilt;
 mod table;
 
 pub use crate::{DecodeError, ExecMode, Hex64, MAX_PACKET, Tnt, Uint, Value};
@@ -73,6 +74,7 @@ pub use last_ip::LastIp;
 pub use names::{BlockType, CState, CfeType, EvdType, ModeLeaf, StateValue, TsxState, WakeReason};
 pub use payload::{ItemSize, Payload};
 pub use psb::{PSB, find_psb, rfind_psb, sync_backward, sync_forward};
+pub use spoilt::{Repaired, Spoilt, SpoiltBy};
 pub use table::{Kind, Packet, decode, decode_in};
 
 /// A packet's bytes with every bit kept.

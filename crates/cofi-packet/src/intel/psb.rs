@@ -61,6 +61,26 @@ fn pair_at(bytes: &[u8], at: usize) -> bool {
     bytes.get(at..at + 2) == Some(&PAIR)
 }
 
+/// Whether a PSB may begin inside a packet whose last byte this is, and go on behind it.
+#[inline(always)]
+pub(super) const fn may_hold_psb(last: u8) -> bool {
+    matches!(last, 0x02 | 0x82)
+}
+
+/// How many bytes decide whether a PSB begins inside a packet of `len` bytes: the PSB's, and those that would make the run longer.
+pub(super) const fn decisive(len: usize) -> usize {
+    len - 1 + PSB.len() + PAIR.len()
+}
+
+/// Where in the packet of `len` bytes at the start of `bytes` a PSB begins, if one does.
+#[cold]
+pub(super) fn psb_inside(bytes: &[u8], len: usize) -> Option<usize> {
+    (1..len).find(|&at| {
+        bytes.get(at..).is_some_and(|rest| rest.starts_with(&PSB))
+            && !pair_at(bytes, at + PSB.len())
+    })
+}
+
 /// Offset of the first PSB in `bytes`, aligned or not.
 ///
 /// A run of `02 82` longer than one PSB ends with the PSB: the sixteen bytes before are what another packet (or a

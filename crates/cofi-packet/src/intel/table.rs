@@ -3,6 +3,7 @@
 //! How to read a row is said in [`crate::table`].
 
 use super::payload::{Icnt as TrigCount, Ptw as PtwPayload};
+use super::psb::{may_hold_psb, psb_inside};
 use super::{
     Block, BlockType, CState, CfeType, Cr3, EvdType, IpPayload, ItemSize, ModeLeaf, Payload,
     TsxState, VmcsBase, WakeReason,
@@ -391,7 +392,19 @@ pub fn decode_in(block: Block, bytes: &[u8]) -> Result<Raw<Kind>, DecodeError> {
         _ => KINDS[usize::from(row)],
     };
     let size = Packet::measure(kind, word, bytes.len(), block)?;
+    if may_be_cut(kind, size, bytes[size - 1])
+        && let Some(have) = psb_inside(bytes, size)
+    {
+        return Err(DecodeError::cut(kind.name(), have, size));
+    }
     Ok(Raw::new(kind, word, size))
+}
+
+/// Whether a PSB may begin inside a packet that ends with the byte `last`. (One that begins inside another is a run of them, which ends
+/// with the one that counts.)
+#[inline(always)]
+pub(super) const fn may_be_cut(kind: Kind, len: usize, last: u8) -> bool {
+    may_hold_psb(last) && len > 1 && !matches!(kind, Kind::Psb)
 }
 
 /// What the first byte says when it says all: the packet's size, or 0.
@@ -460,8 +473,10 @@ pub(super) fn decode_short(bytes: &[u8]) -> Option<Raw<Kind>> {
     }
     // A CYC of two bytes. A longer one is rare, and may hold more than 64 bits.
     if is_long_cyc(first) {
-        return (word >> 8 & 1 == 0).then(|| Raw::new(Kind::Cyc, word, 2));
+        let last = (word >> 8) as u8;
+        return (last & 1 == 0 && !may_hold_psb(last)).then(|| Raw::new(Kind::Cyc, word, 2));
     }
     let Short { kind, len } = SHORT[usize::from(first)];
-    (len != 0).then(|| Raw::new(kind, word, usize::from(len)))
+    let last = bytes[usize::from(len).wrapping_sub(1) & 15];
+    (len != 0 && !may_hold_psb(last)).then(|| Raw::new(kind, word, usize::from(len)))
 }

@@ -7,6 +7,7 @@ use crate::tests::{check_documentation, check_golden, golden};
 use crate::{DecodeError, Format, Ip, Listing, StreamOffset};
 use std::format;
 use std::string::{String, ToString};
+use std::vec;
 use std::vec::Vec;
 
 /// One line a packet: its bytes, as the manual's tables have them, and its text. `4:` and `8:` stand for an open block.
@@ -423,6 +424,73 @@ fn a_long_run_of_psb_bytes_ends_at_its_last_full_psb() {
     assert_eq!(find_psb(&PSB[..15]), None);
     assert_eq!(sync_backward(&PSB, 0), None);
     assert_eq!(sync_forward(&PSB, 17), None);
+}
+
+/// A PSB is unique in a stream (33.4.2.17), so a packet in which one begins has lost its end.
+#[test]
+fn a_packet_that_was_cut_does_not_swallow_the_next_psb() {
+    let whole: &[&[u8]] = &[
+        // MNT, TIP, FUP, TSC, TNT.64, MTC, a CYC of 3 bytes.
+        &[0x02, 0xc3, 0x88, 8, 7, 6, 5, 4, 3, 2, 1],
+        &[0xcd, 1, 2, 3, 4, 5, 6, 7, 8],
+        &[0x7d, 1, 2, 3, 4, 5, 6],
+        &[0x19, 1, 2, 3, 4, 5, 6, 7],
+        &[0x02, 0xa3, 1, 2, 3, 4, 5, 6],
+        &[0x59, 0x11],
+        &[0x07, 0x11, 0x10],
+    ];
+    for packet in whole {
+        let kind = decode(packet).expect("a packet").kind().name();
+        for have in 1..packet.len() {
+            let mut bytes = vec![0x04];
+            bytes.extend(&packet[..have]);
+            bytes.extend(PSB);
+            bytes.extend([0x02, 0x23, 0x0c]);
+            let items: Vec<_> = Packets::new(&bytes).collect();
+            let lost = items[1].expect_err("a packet without its end");
+            assert_eq!(
+                (lost.offset.0, lost.size),
+                (1, have),
+                "{kind} cut to {have}"
+            );
+            let names: Vec<_> = items[2..].iter().map(kind_of).collect();
+            assert_eq!(
+                names,
+                [Some(Kind::Psb), Some(Kind::PsbEnd), Some(Kind::Tnt8)],
+                "{kind} cut to {have}"
+            );
+            // Wherever the stream is cut into chunks.
+            for at in 0..bytes.len() {
+                let mut chunks = Chunks::new();
+                let mut found: Vec<_> = chunks.feed(&bytes[..at]).collect();
+                found.extend(chunks.feed(&bytes[at..]));
+                found.extend(chunks.finish());
+                assert_eq!(found, items, "{kind} cut to {have}, chunks at {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_packet_that_ends_like_a_psb_is_whole() {
+    // Payloads that end with pairs, or the first half of one; then a PSB, or what only looks like one.
+    for pairs in 0..4 {
+        let mut bytes = vec![0x02, 0xc3, 0x88];
+        bytes.resize(11 - 2 * pairs, 0x11);
+        bytes.extend([0x02, 0x82].repeat(pairs));
+        bytes.extend(PSB);
+        bytes.extend([0x02, 0x23]);
+        let kinds: Vec<_> = Packets::new(&bytes).map(|item| kind_of(&item)).collect();
+        assert_eq!(
+            kinds,
+            [Some(Kind::Mnt), Some(Kind::Psb), Some(Kind::PsbEnd)],
+            "{pairs}"
+        );
+    }
+}
+
+fn kind_of(item: &crate::Item<IntelPt>) -> Option<Kind> {
+    item.ok().map(|located| located.raw.kind())
 }
 
 #[test]

@@ -64,9 +64,13 @@ impl Packet {
     }
 }
 
-/// The last LIP is cleared before an overflow packet, which does not become it (4.2.3.1, 4.2.5).
-const fn clears(kind: Kind) -> bool {
-    matches!(kind, Kind::Psb | Kind::FupOvf)
+/// What the LIP of this packet is compressed against. The last LIP is cleared before an overflow packet is sent, which does not become it
+/// (3.3.7, 4.2.5): so that packet needs none, and leaves none behind. A PSB clears it too, but some packets later (3.3.9).
+const fn before(last_ip: LastLip, kind: Kind) -> LastLip {
+    match kind {
+        Kind::FupOvf => LastLip::new(),
+        _ => last_ip,
+    }
 }
 
 fn kind(operands: &Operands<'_>) -> Result<Kind, TextError> {
@@ -170,27 +174,22 @@ impl Format for Rtit {
         Self::resolve(last_ip, packet);
     }
     fn resolve(last_ip: &mut LastLip, packet: &Packet) -> Option<(Option<Ip>, bool)> {
-        if clears(packet.kind()) {
+        if *packet == Packet::Psb {
             last_ip.reset();
         }
         let payload = packet.lip_payload()?;
-        let (before, mut writer) = (*last_ip, *last_ip);
-        let ip = last_ip.apply(payload);
+        let before = before(*last_ip, packet.kind());
+        let (mut reader, mut writer) = (before, before);
+        let ip = reader.apply(payload);
         let natural = ip.is_some_and(|ip| writer.compress(ip) == Some(payload));
-        if clears(packet.kind()) {
-            *last_ip = before;
-        }
+        *last_ip = self::before(reader, packet.kind());
         Some((ip, natural))
     }
 
     fn compress(last_ip: &mut LastLip, kind: Kind, ip: Ip) -> Option<Packet> {
-        let mut after = *last_ip;
-        if clears(kind) {
-            after.reset();
-        }
-        let before = after;
+        let mut after = before(*last_ip, kind);
         let packet = Packet::with_lip(kind, after.compress(ip)?, None)?;
-        *last_ip = if clears(kind) { before } else { after };
+        *last_ip = before(after, kind);
         Some(packet)
     }
 
@@ -204,9 +203,7 @@ impl Format for Rtit {
             && let Some(word) = operands.bare()
         {
             let ip = Ip(parse_number(word)?);
-            if clears(kind) {
-                last_ip.reset();
-            }
+            *last_ip = before(*last_ip, kind);
             let payload = match parse_lip_bytes(operands)? {
                 None => last_ip.compress(ip),
                 Some(bytes) => last_ip.compress_as(ip, bytes),

@@ -154,7 +154,7 @@ impl Field for LipPayload {
 /// A PSB and a buffer overflow clear it. For a writer nothing matches then, so no address that follows is compressed against
 /// what was before. But the clearing may take effect only some packets behind the PSB (3.3.9), which the stream does not show.
 /// A reader therefore goes on with the address before: a packet that needs it was written before the clearing. And a reader
-/// that began behind that address does not know it.
+/// that began behind that address does not know it. An overflow clears it before its packet is sent (4.2.5): there, both begin anew.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LastLip {
     lip: u64,
@@ -177,7 +177,7 @@ impl LastLip {
         }
     }
 
-    /// Clears it, as a PSB or a buffer overflow does.
+    /// Clears it, as a PSB does.
     pub const fn reset(&mut self) {
         self.is_valid = false;
     }

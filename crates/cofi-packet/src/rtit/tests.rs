@@ -152,11 +152,10 @@ fn texts(mode: Mode, bytes: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn what_a_psb_or_an_overflow_clears_is_still_there_for_a_reader() {
+fn what_a_psb_clears_is_still_there_for_a_reader() {
     let tip = [0xb0, 0x34, 0x12];
     let full = [0xb2, 0, 0, 0, 0x40, 0, 0];
-    let overflow = [0x91, 0x00, 0x10, 0x00, 0x50];
-    let bytes = [&tip, &full[..], &tip, &overflow, &tip, &PSB, &tip].concat();
+    let bytes = [&tip, &full[..], &tip, &PSB, &tip].concat();
     assert_eq!(
         texts(Mode::Plain, &bytes),
         [
@@ -164,14 +163,55 @@ fn what_a_psb_or_an_overflow_clears_is_still_there_for_a_reader() {
             "tip cnt=0 zext=0 ip=0x1234",
             "tip 0x40000000 cnt=2 zext=0",
             "tip 0x40001234",
-            // What follows is not against this (4.2.3.1).
-            "fup.ovf 0x50001000 cnt=1 zext=0",
-            "tip 0x40001234 cnt=0 zext=0",
             "psb",
             // Up to four packets behind a PSB this is no error (3.3.9).
             "tip 0x40001234 cnt=0 zext=0",
         ]
     );
+}
+
+/// 4.2.5: the last LIP is cleared before the packet is sent, which does not become it (3.3.7).
+#[test]
+fn an_overflow_and_what_follows_it_are_never_compressed_against_an_address_before() {
+    let full = [0xb2, 0, 0, 0, 0x40, 0, 0];
+    let tip = [0xb0, 0x34, 0x12];
+    let zext = [0xb4, 0x34, 0x12];
+    for (overflow, text) in [
+        (&[0x90, 0x00, 0x10][..], "fup.ovf cnt=0 zext=0 ip=0x1000"),
+        (
+            &[0x91, 0x00, 0x10, 0x00, 0x50],
+            "fup.ovf cnt=1 zext=0 ip=0x50001000",
+        ),
+        (&[0x95, 0x00, 0x10, 0x00, 0x50], "fup.ovf 0x50001000"),
+    ] {
+        let bytes = [&full[..], overflow, &tip, &zext, &tip].concat();
+        let expected = [
+            "tip 0x40000000 cnt=2 zext=0",
+            text,
+            "tip cnt=0 zext=0 ip=0x1234",
+            "tip 0x1234",
+            "tip 0x1234 cnt=0 zext=0",
+        ];
+        assert_eq!(texts(Mode::Plain, &bytes), expected);
+        // What was sent is told beside the address that is not known, and text that asks for an address is refused.
+        let mut listing = Listing::<Rtit>::new();
+        let raw = decode(Mode::Plain, overflow).expect("a packet");
+        let mut fields = Vec::new();
+        let listed = listing.next(&raw);
+        listed.visit(&mut |key, value| fields.push((key, value)));
+        let sent = fields.iter().any(|(key, _)| *key == "payload");
+        assert_eq!(sent, listed.ip() == Some(None), "{fields:?}");
+    }
+    let mut assembler = crate::Assembler::<Rtit, _>::new(crate::Nowhere);
+    for (line, is_read) in [
+        ("tip 0x40000000", true),
+        ("fup.ovf 0x40001000 cnt=0 zext=0", false),
+        ("fup.ovf 0x40001000", true),
+        ("tip 0x40001000 cnt=0 zext=0", false),
+        ("tip 0x40001000", true),
+    ] {
+        assert_eq!(assembler.line(line).is_ok(), is_read, "{line}");
+    }
 }
 
 #[test]
@@ -261,5 +301,35 @@ fn short_packets_are_what_the_table_says() {
             }
             assert_eq!(super::table::decode_short(mode, &bytes[..15]), None);
         }
+    }
+}
+
+/// Found by fuzzing, in the target itself, which did not show the listing what forms no packet.
+#[test]
+fn an_address_behind_what_forms_no_packet_is_not_completed_across_a_psb() {
+    use crate::{Assembler, Item, Packets};
+
+    let mut bytes = Vec::from([0x86, 0x99, 0x99, 0x99, 0x99, 0x00, 0x00]); // FUP.PGE with all of its address
+    bytes.extend([0xff; 4]);
+    bytes.extend(PSB);
+    bytes.extend([0x88, 0x7b, 0x03]); // FUP.PGD with two bytes
+    let items: Vec<Item<Rtit>> = Packets::<Rtit>::new(&bytes).collect();
+    assert!(items.iter().any(Result::is_err));
+    let mut listing = Listing::<Rtit>::new();
+    let lines: Vec<_> = items.iter().filter_map(|item| listing.item(item)).collect();
+    let last = lines.last().expect("a line").to_string();
+    assert_eq!(last, "fup.pgd cnt=0 zext=0 ip=0x37b");
+    let mut assembled = Vec::new();
+    let mut assembler = Assembler::<Rtit, _>::in_context(
+        |packet: &[u8]| {
+            assembled.extend_from_slice(packet);
+            Ok::<(), core::convert::Infallible>(())
+        },
+        Mode::Plain,
+    );
+    for line in &lines {
+        assembler
+            .line(&line.to_string())
+            .expect("it can be sent so");
     }
 }

@@ -249,7 +249,9 @@ impl Region {
             return client.store(PhysAddr(address), bytes);
         }
         for (address, byte) in (address..=u64::MAX).zip(bytes.chunks(1)) {
-            if !client.is_restricted(PhysAddr(address), 1) {
+            if client.is_restricted(PhysAddr(address), 1) {
+                client.dropped(PhysAddr(address), byte);
+            } else {
                 client.store(PhysAddr(address), byte);
             }
         }

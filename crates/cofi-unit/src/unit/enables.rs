@@ -95,9 +95,6 @@ impl Unit {
 
     /// TraceEn is cleared, with no more packets than are there.
     pub(super) fn stop_tracing(&mut self, client: &mut impl Client) {
-        if self.regs.status.trigger_en() {
-            self.timing.stop(client.now());
-        }
         self.flush(client);
         self.empty_buffer(client);
         self.pend_psb();
@@ -213,7 +210,6 @@ impl Unit {
         if !self.stop_in_overflow() {
             self.emit(client, Packet::TraceStop);
         }
-        self.timing.stop(client.now());
         self.pend_psb();
         self.regs.status = self
             .regs

@@ -65,7 +65,9 @@ impl Unit {
             Event::CycleCounterReset => {
                 if self.begin_anywhere(client) && self.regs.ctl.cyc_en() {
                     let now = client.now();
-                    self.stand_alone_cyc(client, now, u64::MAX);
+                    if !self.timing.has_cyc(now) {
+                        self.stand_alone_cyc(client, now, u64::MAX);
+                    }
                 }
             }
             Event::Pebs { ip, blocks } => self.pebs(client, ip, blocks),

@@ -43,7 +43,9 @@ impl Unit {
         self.last_ip.reset();
         self.is_first_ip = true;
         self.returns.clear();
-        self.told_mode = None;
+        // Without BranchEn it has no MODE.Exec: a change of RFLAGS.IF that is not told yet remains to be told (33.4.2.8).
+        let (branches, flag) = (self.regs.ctl.branch_en(), self.context.interrupt_flag);
+        self.told_mode = self.told_mode.filter(|told| !branches && told.1 != flag);
         self.resync_time(client);
         self.pip(client, self.context_is_non_root());
         self.vmcs_in_psb(client);

@@ -104,13 +104,9 @@ impl Unit {
     pub(super) fn carry_out(&mut self, client: &mut impl Client, transfer: Transfer) {
         let Destination { ip, context } = transfer.to;
         let before = self.packet_en();
-        let old = self.context;
         self.enter_telling(client, context, transfer.pip);
         if transfer.vmcs {
             self.vmcs_packet(client);
-        }
-        if old.interrupt_flag != context.interrupt_flag {
-            self.flag_changed();
         }
         self.land(client, before, ip);
         self.end(client, ip);
@@ -118,8 +114,12 @@ impl Unit {
 
     /// Takes over a context, with the PIP that belongs to that.
     pub(super) fn enter_telling(&mut self, client: &mut impl Client, context: Context, pip: Pip) {
-        let changes = self.context.cr3 != context.cr3;
+        let old = self.context;
+        let changes = old.cr3 != context.cr3;
         self.enter(context);
+        if old.interrupt_flag != context.interrupt_flag {
+            self.flag_changed();
+        }
         match pip {
             Pip::IfChanged if changes => self.pip(client, self.context_is_non_root()),
             Pip::Always { nr } => self.pip(client, nr),
@@ -188,19 +188,21 @@ impl Unit {
             }
             (true, false) => self.pgd(client, status.context_en().then_some(ip)),
             (false, true) => self.pge(client, ip),
-            (false, false) => {
-                let follows = status.context_en() && status.filter_en() && !self.waiting;
-                let tells = self.regs.ctl.event_en() && self.told_mode.is_some();
-                if follows && tells && self.mode_exec(client) {
-                    // No TIP is there to follow it without BranchEn.
-                    if !self.fup(client, ip) {
-                        self.mode_is_lost();
-                    }
-                }
-            }
+            (false, false) => self.resume_events(client, ip),
         }
         if stops {
             self.trace_stop(client);
+        }
+    }
+
+    /// Control has come to `ip`, perhaps back into traced code, and PacketEn is 0. Without BranchEn no TIP.PGE tells that
+    /// tracing resumes; but a change of RFLAGS.IF that was not told yet is told there, with a FUP (33.4.2.8, Table 33-26).
+    pub(super) fn resume_events(&mut self, client: &mut impl Client, ip: Ip) {
+        let status = self.regs.status;
+        let follows = status.context_en() && status.filter_en() && !self.waiting;
+        let tells = self.regs.ctl.event_en() && self.told_mode.is_some();
+        if follows && tells && self.mode_exec(client) && !self.fup(client, ip) {
+            self.mode_is_lost();
         }
     }
 
@@ -227,6 +229,7 @@ impl Unit {
         match (before, self.packet_en() && !stops) {
             (true, false) => self.pgd(client, traces.then_some(at.next)),
             (false, true) => self.pge(client, at.next),
+            (false, false) if !stops => self.resume_events(client, at.next),
             _ => {}
         }
         if stops {

@@ -209,9 +209,10 @@ impl Unit {
         transfer.ends = loads.as_ref().is_none_or(|loads| loads.clear);
         if self.begin(client, exit.from) {
             if !exit.conceal && exit.to_smm.is_some_and(|smm| smm.smi) {
-                let event = ControlEvent::new(CfeType::SMI, None);
+                // It shares the FUP that BranchEn makes for the exit; where that makes none, it has one of its own (Table 33-49).
+                let event = ControlEvent::new(CfeType::SMI, Some(exit.from));
                 let after = !transfer.ends && self.context_enabled(&exit.to.context);
-                self.control_event(client, event, true, after);
+                self.control_event(client, event, self.packet_en(), after);
             }
             self.announce(client, &transfer);
         }

@@ -1,9 +1,12 @@
 //! What the listing knows about the two formats beyond their tables: colours, names for numbers, how addresses are sent.
 
 use crate::digits;
-use cofi_packet::Format;
-use cofi_packet::intel::{self, BlockType, CfeType, IntelPt, IpBytes, StateValue};
+use cofi_flow::Errata;
+use cofi_packet::intel::{
+    self, BlockType, CfeType, IntelPt, IpBytes, Repaired, SpoiltBy, StateValue,
+};
 use cofi_packet::rtit::{self, LipBytes, Rtit};
+use cofi_packet::{Format, Item, Packets, StreamOffset};
 use std::fmt;
 
 /// What packets are about: those of one family have one colour.
@@ -85,6 +88,13 @@ pub(crate) trait Known: Format {
     fn name(memory: &mut Self::Memory, packet: &Self::Packet) -> Option<Name>;
     /// How the address in a packet was sent.
     fn ip_form(packet: &Self::Packet) -> Option<IpForm>;
+    /// The packets of `bytes` from `offset` on, of a processor with these errata. `outside` is what must be known beside the bytes.
+    fn packets<'a>(
+        bytes: &'a [u8],
+        offset: StreamOffset,
+        outside: Self::Context,
+        errata: &Errata,
+    ) -> impl Iterator<Item = Item<Self>> + 'a;
     /// Writes the text form of the commonest packets, which is that of `Display`; `false`, and nothing, of others.
     fn write_short(packet: &Self::Packet, out: &mut Vec<u8>) -> bool;
 }
@@ -95,6 +105,19 @@ impl Known for IntelPt {
     const IP_BYTES: u64 = 8;
     const IP_FORMS: &'static [&'static str] =
         &["ipc=0", "ipc=1", "ipc=2", "ipc=3", "ipc=4", "ipc=6"];
+
+    fn packets<'a>(
+        bytes: &'a [u8],
+        offset: StreamOffset,
+        _outside: intel::Block,
+        errata: &Errata,
+    ) -> impl Iterator<Item = Item<Self>> + 'a {
+        let by = SpoiltBy {
+            skd007: errata.skd007,
+            skz84: errata.skz84,
+        };
+        Repaired::starting_at(bytes, offset, by)
+    }
 
     fn index(kind: intel::Kind) -> usize {
         kind as usize
@@ -171,6 +194,15 @@ impl Known for Rtit {
         "cnt=1 zext=1",
         "cnt=2",
     ];
+
+    fn packets<'a>(
+        bytes: &'a [u8],
+        offset: StreamOffset,
+        outside: rtit::Mode,
+        _errata: &Errata,
+    ) -> impl Iterator<Item = Item<Self>> + 'a {
+        Packets::starting_at(bytes, offset).in_context(outside)
+    }
 
     fn index(kind: rtit::Kind) -> usize {
         kind as usize

@@ -16,7 +16,7 @@ use anyhow::Result;
 use cofi_flow::TraceFormat;
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::Rtit;
-use cofi_packet::{Item, Listing, Packets, extent};
+use cofi_packet::{Item, Listing, extent};
 use cofi_session::{Session, Stream};
 use filter::Filter;
 use known::Known;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
         ..RtitArgs::default()
     };
     let bytes = input::map(&args.input.file)?;
-    let session = input::open(&args.input, &rtit, &bytes)?;
+    let session = input::open(&args.input, &rtit, args.cpu.as_deref(), &bytes)?;
     match session.flow_config().format {
         TraceFormat::IntelPt => dump.session::<IntelPt>(&session, Default::default())?,
         TraceFormat::Rtit(config) => dump.session::<Rtit>(&session, config.cycles)?,
@@ -78,13 +78,14 @@ impl Dump<'_> {
         let filter = Filter::new::<F>(&self.args.filter)?;
         self.errors = input::report(session);
         let is_one = session.streams().len() <= 1;
+        let errata = session.flow_config().errata;
         for stream in session.streams() {
             let bytes = stream.bytes();
             // No packet is made of two halves between which something is missing.
             let packets = stream.parts().flat_map(|part| {
                 let upto = usize::try_from(part.end.0).unwrap_or(usize::MAX);
                 let bytes = bytes.get(..upto).unwrap_or(bytes);
-                Packets::<F>::starting_at(bytes, part.start).in_context(outside)
+                F::packets(bytes, part.start, outside, &errata)
             });
             self.stream(packets, bytes, &filter, stream, is_one)?;
         }

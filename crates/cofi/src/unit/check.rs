@@ -1,68 +1,82 @@
 //! The output of a scenario against what its file expects.
 
-use super::reader::{Mistake, Read};
-use super::record::{Mark, Note, Record};
-use super::registers::{Traced, register_named};
-use super::scenario::Expect;
-use super::show::{Entry, line, walk};
-use cofi_packet::{AssembleError, Assembler, Listed, Value};
-use std::collections::HashSet;
-use std::convert::Infallible;
+use super::expect::expected;
+use super::matching::{Wanted, compared, is_met};
+use super::reader::Read;
+use super::record::{Note, Output, Record};
+use super::registers::{Traced, register_name};
+use super::scenario::Expected;
+use super::show::{Entry, hex, line, walk};
+use cofi_packet::{Listed, Value, extent};
 use std::fmt::{self, Write as _};
 
-/// Longer lists are compared only up to the first difference.
-const MOST_COMPARED: usize = 2000;
+/// Of bytes that form no packet, so many are shown.
+const MOST_SHOWN: usize = 16;
 
-/// The faults that a line `fault NAME` can name.
-const FAULTS: [&str; 4] = ["#GP", "#UD", "shutdown", "vm-entry"];
-
-/// What differs between the output, without that of `[start]`, and what is expected; `None` if nothing does.
-pub(super) fn difference<F: Traced>(record: &Record<F>, expect: &Expect) -> Read<Option<String>> {
-    let stream = record.packets();
-    let begun = record.marks.partition_point(|mark| mark.op == 0);
-    let marks = &record.marks[begun..];
-    // What `[start]` sent says how the addresses that follow are compressed.
-    let started = marks.first().map_or(stream.len(), |mark| mark.offset);
-    let start = lines::<F>(
-        stream.get(..started).unwrap_or_default(),
-        record.context,
-        &[],
-    );
-    let expected = expected(&start, record, expect)?;
-    let mut want = lines::<F>(&expected.stream, record.context, &expected.marks);
-    for line in &mut want {
-        if !expected.forms.contains(&line.offset) {
-            line.form = None;
+/// What differs between the output and what is expected; `None` if nothing does.
+pub(super) fn difference<F: Traced>(record: &Record<F>, expect: &Expected) -> Read<Option<String>> {
+    let mut got = lines(&record.listed());
+    let begun = got.partition_point(|line| line.op == 0);
+    let operations = got.split_off(begun);
+    let mut told = String::new();
+    let mut compare = |part: &str, want: &[Wanted], got: &[Shown]| {
+        if !is_met(want, got) {
+            let list = compared(want, got);
+            let gap = if told.is_empty() { "" } else { "\n" };
+            let _ = write!(told, "{gap}- expected{part}\n+ came out{part}\n\n{list}");
         }
+    };
+    if let Some(expect) = &expect.start {
+        compare(" of [start]", &expected(&[], record, expect)?, &got);
     }
-    let got = lines::<F>(stream, record.context, marks);
-    let skip = start.len();
-    let (want, got) = (&want[skip.min(want.len())..], &got[skip.min(got.len())..]);
-    let same = want.len() == got.len() && want.iter().zip(got).all(|(want, got)| want.is(got));
-    Ok((!same).then(|| compared(want, got)))
+    if let Some(expect) = &expect.operations {
+        compare("", &expected(&got, record, expect)?, &operations);
+    }
+    Ok((!told.is_empty()).then_some(told))
 }
 
 /// The operands that say in which form an address was sent.
 const FORM: [&str; 3] = ["ipc=", "cnt=", "zext="];
 
-fn is_form(word: &str) -> bool {
+pub(super) fn is_form(word: &str) -> bool {
     FORM.iter().any(|key| word.starts_with(key))
 }
 
 /// One line of an output.
 #[derive(Clone)]
-struct Shown {
-    offset: u64,
+pub(super) struct Shown {
+    /// Where the packet stands; nothing for a note.
+    pub(super) offset: Option<u64>,
+    /// The operation; of a note that is expected, its line.
+    pub(super) op: u64,
     /// The text, without the form of an address.
     text: String,
     /// The form of the address.
-    form: Option<String>,
+    pub(super) form: Option<String>,
+    /// A register that was read, its value, and which bits of it count.
+    read: Option<(u32, u64, u64)>,
 }
 
 impl Shown {
-    /// Whether `got` is what is expected here. The form of an address counts only where it is.
-    fn is(&self, got: &Self) -> bool {
-        self.text == got.text && (self.form.is_none() || self.form == got.form)
+    /// Whether `got` is what is expected here. The form of an address counts only where it is, and of registers the bits that do.
+    pub(super) fn is(&self, got: &Self) -> bool {
+        let is_same = match (self.read, got.read) {
+            (Some((msr, value, mask)), Some((other, was, _))) => {
+                msr == other && (value ^ was) & mask == 0
+            }
+            _ => self.text == got.text,
+        };
+        is_same && (self.form.is_none() || self.form == got.form)
+    }
+
+    fn plain(op: u64, text: String) -> Self {
+        Self {
+            offset: None,
+            op,
+            text,
+            form: None,
+            read: None,
+        }
     }
 }
 
@@ -76,7 +90,7 @@ impl fmt::Display for Shown {
     }
 }
 
-fn packet<F: Traced>(offset: u64, listed: &Listed<F>) -> Shown {
+fn packet<F: Traced>(op: u64, offset: u64, listed: &Listed<F>) -> Shown {
     let mut form = String::new();
     listed.visit(&mut |key, value| {
         let number = match value {
@@ -91,191 +105,44 @@ fn packet<F: Traced>(offset: u64, listed: &Listed<F>) -> Shown {
     let text = listed.to_string();
     let words: Vec<_> = text.split(' ').filter(|word| !is_form(word)).collect();
     Shown {
-        offset,
-        text: words.join(" "),
+        offset: Some(offset),
         form: (!form.is_empty()).then_some(form),
+        ..Shown::plain(op, words.join(" "))
     }
 }
 
+fn note<F: Traced>(op: u64, note: &Note) -> Option<Shown> {
+    let mut shown = Shown::plain(op, line::<F>(note)?);
+    if let Note::Read { msr, value, mask } = *note {
+        shown.read = Some((msr, value, mask));
+        debug_assert!(shown.text.contains(&register_name::<F>(msr)));
+    }
+    Some(shown)
+}
+
 /// All lines of an output.
-fn lines<F: Traced>(stream: &[u8], context: F::Context, marks: &[Mark]) -> Vec<Shown> {
+pub(super) fn lines<F: Traced>(output: &Output<'_, F>) -> Vec<Shown> {
     let mut lines = Vec::new();
     // Nothing is written, so nothing fails.
-    let _ = walk::<F>(stream, context, marks, |_, entry| {
-        let plain = |text| Shown {
-            offset: 0,
-            text,
-            form: None,
-        };
+    let _ = walk(output, |op, entry| {
         lines.extend(match entry {
-            Entry::Note(note) => line::<F>(note).map(plain),
-            Entry::Packet(Ok(located), Some(listed)) => Some(packet(located.offset.0, &listed)),
-            Entry::Packet(Err(error), _) => Some(plain(format!("error: {}", error.error))),
+            Entry::Note(it) => note::<F>(op, it),
+            Entry::Packet(Ok(located), Some(listed)) => Some(packet(op, located.offset.0, &listed)),
             Entry::Packet(Ok(_), None) => None,
+            Entry::Packet(item @ Err(error), _) => {
+                let (offset, size) = extent(item);
+                let from = usize::try_from(offset.0).unwrap_or(usize::MAX);
+                let bytes = output.stream.get(from..).unwrap_or_default();
+                let bytes = &bytes[..size.min(bytes.len())];
+                let shown = hex(&bytes[..bytes.len().min(MOST_SHOWN)]);
+                let more = if bytes.len() > MOST_SHOWN { " …" } else { "" };
+                Some(Shown {
+                    offset: Some(offset.0),
+                    ..Shown::plain(op, format!("error: {}: {shown}{more}", error.error))
+                })
+            }
         });
         Ok(())
     });
     lines
-}
-
-/// An expected output.
-struct Expected {
-    stream: Vec<u8>,
-    marks: Vec<Mark>,
-    /// Where packets are that say the form of their address.
-    forms: HashSet<u64>,
-}
-
-/// The packets and notes of an expected output, behind the packets of `[start]`.
-fn expected<F: Traced>(start: &[Shown], record: &Record<F>, expect: &Expect) -> Read<Expected> {
-    let mut bytes = Vec::new();
-    let mut marks = Vec::new();
-    let mut forms = HashSet::new();
-    let sink = |packet: &[u8]| -> Result<(), Infallible> {
-        bytes.extend_from_slice(packet);
-        Ok(())
-    };
-    let mut assembler = Assembler::<F, _>::in_context(sink, record.context);
-    for line in start {
-        // It was just listed, so it can be assembled.
-        let _ = assembler.line(&line.to_string());
-    }
-    for (index, line) in expect.text.lines().enumerate() {
-        let wrong = |what: &str| {
-            let number = index + 1;
-            Mistake::new(expect.at, format!("`expect`, line {number}: {what}"))
-        };
-        let offset = assembler.offset().0;
-        let mut words = line.split_ascii_whitespace();
-        let note = match words.next() {
-            Some("fault") => {
-                let name = words.next().unwrap_or_default();
-                let name = FAULTS.into_iter().find(|fault| *fault == name);
-                let name = name
-                    .ok_or_else(|| wrong(&format!("`fault` needs one of {}", FAULTS.join(", "))))?;
-                let rule = String::new();
-                Note::Fault { name, rule }
-            }
-            Some("pmi") => Note::Pmi,
-            Some("msr") => read::<F>(&mut words)
-                .ok_or_else(|| wrong("expected `msr NAME = VALUE`, with a known register"))?,
-            Some("store") if record.lists_stores => store(&mut words)
-                .ok_or_else(|| wrong("expected `store ADDRESS: BYTES`, in hexadecimal"))?,
-            Some(word) if record.lists_stores && !is_comment(word) => {
-                return Err(wrong(&format!("`{}`: no packets are listed", line.trim())));
-            }
-            _ => {
-                if words.any(is_form) {
-                    forms.insert(offset);
-                }
-                match assembler.line(line) {
-                    Ok(_) => {}
-                    Err(AssembleError::Text(error)) => {
-                        return Err(wrong(&format!("`{}`: {error}", line.trim())));
-                    }
-                    Err(AssembleError::Sink(never)) => match never {},
-                }
-                continue;
-            }
-        };
-        if words.next().is_some_and(|word| !is_comment(word)) {
-            return Err(wrong(&format!("`{}`: there is too much", line.trim())));
-        }
-        marks.push(Mark {
-            offset: usize::try_from(offset).unwrap_or(usize::MAX),
-            op: 1,
-            note,
-        });
-    }
-    Ok(Expected {
-        stream: bytes,
-        marks,
-        forms,
-    })
-}
-
-fn is_comment(word: &str) -> bool {
-    word.starts_with([';', '#'])
-}
-
-/// `ADDRESS: BYTE BYTE …`.
-fn store<'t>(words: &mut impl Iterator<Item = &'t str>) -> Option<Note> {
-    let address = words.next()?.strip_suffix(':')?.strip_prefix("0x")?;
-    let address = u64::from_str_radix(address, 16).ok()?;
-    let mut bytes = Vec::new();
-    for word in words.take_while(|word| !is_comment(word)) {
-        bytes.push(u8::from_str_radix(word, 16).ok()?);
-    }
-    Some(Note::Store { address, bytes })
-}
-
-/// `NAME = VALUE`.
-fn read<'t, F: Traced>(words: &mut impl Iterator<Item = &'t str>) -> Option<Note> {
-    let msr = words.next()?;
-    let msr = match msr.strip_prefix("0x") {
-        Some(digits) => u32::from_str_radix(digits, 16).ok()?,
-        None => register_named::<F>(msr)?,
-    };
-    if words.next()? != "=" {
-        return None;
-    }
-    let value = words.next()?;
-    let value = match value.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).ok()?,
-        None => value.parse().ok()?,
-    };
-    Some(Note::Read { msr, value })
-}
-
-/// Both lists side by side: `-` is expected and missing, `+` came and was not expected.
-fn compared(want: &[Shown], got: &[Shown]) -> String {
-    let mut told = String::from("- expected\n+ came out\n\n");
-    if want.len().max(got.len()) > MOST_COMPARED {
-        let same = want
-            .iter()
-            .zip(got)
-            .take_while(|(want, got)| want.is(got))
-            .count();
-        let of = |list: &[Shown]| match list.get(same) {
-            Some(line) => line.to_string(),
-            None => "nothing".into(),
-        };
-        let _ = writeln!(
-            told,
-            "  {} {} the same\n- {}\n+ {}",
-            cofi_packet::counted(same as u64, "line"),
-            cofi_packet::agreeing(same as u64, "is", "are"),
-            of(want),
-            of(got)
-        );
-        return told;
-    }
-    // Lengths of the longest common subsequences of what is left of both.
-    let width = got.len() + 1;
-    let mut common = vec![0_u32; (want.len() + 1) * width];
-    for i in (0..want.len()).rev() {
-        for j in (0..got.len()).rev() {
-            common[i * width + j] = if want[i].is(&got[j]) {
-                common[(i + 1) * width + j + 1] + 1
-            } else {
-                common[(i + 1) * width + j].max(common[i * width + j + 1])
-            };
-        }
-    }
-    let (mut i, mut j) = (0, 0);
-    while i < want.len() || j < got.len() {
-        if i < want.len() && j < got.len() && want[i].is(&got[j]) {
-            let _ = writeln!(told, "  {}", want[i]);
-            (i, j) = (i + 1, j + 1);
-        } else if j == got.len()
-            || i < want.len() && common[(i + 1) * width + j] >= common[i * width + j + 1]
-        {
-            let _ = writeln!(told, "- {}", want[i]);
-            i += 1;
-        } else {
-            let _ = writeln!(told, "+ {}", got[j]);
-            j += 1;
-        }
-    }
-    told
 }

@@ -1,7 +1,10 @@
 //! `cofi unit`: the software trace unit by itself.
 
 mod check;
+mod cpuid;
+mod expect;
 mod intel;
+mod matching;
 mod play;
 mod reader;
 mod record;
@@ -11,6 +14,8 @@ mod scenario;
 mod show;
 mod values;
 
+pub(crate) use cpuid::{cpuid, generations};
+
 use crate::args::UnitRunArgs;
 use crate::output::{is_coloured, stdout, tell};
 use crate::{Ended, input};
@@ -18,7 +23,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use reader::Table;
 use record::Record;
 use registers::Traced;
-use scenario::{Expect, UnitName};
+use scenario::{Expected, UnitName};
 use std::io::Write;
 
 /// Runs `cofi unit run`.
@@ -54,7 +59,7 @@ struct Out<'a> {
     args: &'a UnitRunArgs,
     /// The scenario's text.
     text: &'a str,
-    expect: Option<Expect>,
+    expect: Expected,
 }
 
 impl Out<'_> {
@@ -67,10 +72,10 @@ impl Out<'_> {
         }
         let mut out = stdout();
         let errors = if args.check {
-            let Some(expect) = &self.expect else {
+            if self.expect.start.is_none() && self.expect.operations.is_none() {
                 bail!("{name}: there is nothing to check: the scenario has no key `expect`");
-            };
-            let difference = check::difference(record, expect)
+            }
+            let difference = check::difference(record, &self.expect)
                 .map_err(|mistake| anyhow!("{name}:{}", mistake.told(self.text)))?;
             if let Some(difference) = &difference {
                 out.write_all(difference.as_bytes())?;
@@ -81,6 +86,9 @@ impl Out<'_> {
             show::show(record, args.json, is_coloured(args.color), &mut out)?
         };
         out.flush()?;
+        for error in record.errors.iter().filter(|_| !args.check) {
+            tell(format_args!("{name}: {error}"));
+        }
         Ok(if errors {
             Ended::WithErrors
         } else {

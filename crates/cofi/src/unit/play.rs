@@ -29,6 +29,9 @@ pub(super) trait Machine {
     /// Does the operation `word`; `false` if there is none of this name.
     fn operate(&mut self, word: &str, op: &Table<'_>) -> Read<bool>;
 
+    /// Looks what the operation has done to the output.
+    fn conclude(&mut self) {}
+
     fn retire(&mut self, insn: Retired);
     fn rdmsr(&mut self, msr: u32) -> Result<u64, Fault>;
     fn wrmsr(&mut self, at: At, msr: u32, value: u64) -> Result<(), Fault>;
@@ -67,6 +70,7 @@ fn operation(machine: &mut impl Machine, op: &Field<'_>) -> Read<()> {
         } else {
             machine.record().mark(Note::Begin(word.to_owned()));
             one(machine, &name, word, &table)?;
+            machine.conclude();
         }
         table.finish()?;
         if machine.record().is_full {
@@ -114,7 +118,11 @@ fn one<M: Machine>(machine: &mut M, name: &Field<'_>, word: &str, op: &Table<'_>
         "rdmsr" => {
             let msr = register::<M::Format>(&op.need("msr")?)?;
             let note = match machine.rdmsr(msr) {
-                Ok(value) => Note::Read { msr, value },
+                Ok(value) => Note::Read {
+                    msr,
+                    value,
+                    mask: u64::MAX,
+                },
                 Err(fault) => Note::fault(fault),
             };
             machine.record().mark(note);

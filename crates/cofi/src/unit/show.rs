@@ -1,11 +1,11 @@
 //! What comes out of a scenario, as `cofi dump` would list it: packets, and between them what is no packet.
 
-use super::record::{Mark, Note, Record};
+use super::record::{Note, Output, Record, Where};
 use super::registers::{Traced, register_name};
 use crate::dump::objects;
 use crate::dump::text::Text;
 use crate::json::Line;
-use cofi_packet::{Item, Listed, Listing, Packets, extent};
+use cofi_packet::{Item, Listed, Listing, Packets, StreamOffset, extent};
 use std::fmt::Write as _;
 use std::io::{Result, Write};
 
@@ -20,23 +20,28 @@ pub(super) enum Entry<'w, F: Traced> {
 /// Goes through packets and marks in order. A mark stands before the packet whose last byte came after it. `each` is told
 /// the operation too.
 pub(super) fn walk<F: Traced>(
-    stream: &[u8],
-    context: F::Context,
-    marks: &[Mark],
+    output: &Output<'_, F>,
     mut each: impl FnMut(u64, Entry<'_, F>) -> Result<()>,
 ) -> Result<()> {
-    let mut marks = marks.iter().peekable();
+    let mut marks = output.marks.iter().peekable();
     let mut op = 0;
     let mut listing = Listing::<F>::new();
-    for item in Packets::<F>::new(stream).in_context(context) {
-        let (offset, size) = extent(&item);
-        let end = offset.0 + size as u64;
-        while let Some(mark) = marks.next_if(|mark| (mark.offset as u64) < end) {
-            op = mark.op;
-            each(op, Entry::Note(&mark.note))?;
+    let mut begin = 0;
+    let all = output.stream.len();
+    for end in output.cuts.iter().copied().chain([all]) {
+        let part = &output.stream[..end.min(all)];
+        let packets = Packets::<F>::starting_at(part, StreamOffset(begin as u64));
+        begin = part.len();
+        for item in packets.in_context(output.context) {
+            let (offset, size) = extent(&item);
+            let end = offset.0 + size as u64;
+            while let Some(mark) = marks.next_if(|mark| (mark.offset as u64) < end) {
+                op = mark.op;
+                each(op, Entry::Note(&mark.note))?;
+            }
+            let listed = listing.item(&item);
+            each(op, Entry::Packet(&item, listed))?;
         }
-        let listed = listing.item(&item);
-        each(op, Entry::Packet(&item, listed))?;
     }
     for mark in marks {
         each(mark.op, Entry::Note(&mark.note))?;
@@ -50,13 +55,26 @@ pub(super) fn line<F: Traced>(note: &Note) -> Option<String> {
         Note::Begin(_) => return None,
         Note::Fault { name, .. } => format!("fault {name}"),
         Note::Pmi => "pmi".to_owned(),
-        Note::Read { msr, value } => format!("msr {} = {value:#x}", register_name::<F>(*msr)),
-        Note::Store { address, bytes } => format!("store {address:#x}: {}", hex(bytes)),
+        Note::Read { msr, value, mask } => {
+            let name = register_name::<F>(*msr);
+            match *mask {
+                u64::MAX => format!("msr {name} = {value:#x}"),
+                mask => format!("msr {name} & {mask:#x} = {value:#x}"),
+            }
+        }
+        Note::Store { to, bytes } => {
+            let bytes = hex(bytes);
+            match to {
+                Where::Memory(address) => format!("store {address:#x}: {bytes}"),
+                Where::Dropped(address) => format!("dropped {address:#x}: {bytes}"),
+                Where::Transport => format!("transport: {bytes}"),
+            }
+        }
     })
 }
 
 /// Bytes as two digits each.
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     let mut text = String::new();
     for byte in bytes {
         let comma = if text.is_empty() { "" } else { " " };
@@ -75,53 +93,48 @@ pub(super) fn show<F: Traced>(
     let mut text = Text::new(colour, false);
     let mut object = Line::default();
     let mut memory = F::Memory::default();
-    let stream = record.packets();
+    let stream = record.listed().stream;
     let mut errors = false;
     let mut begun: Option<String> = (!record.stream.is_empty()).then(|| "; [start]".into());
-    walk(
-        stream,
-        record.context,
-        &record.marks,
-        |op, entry: Entry<'_, F>| {
-            match entry {
-                Entry::Note(Note::Begin(name)) => begun = Some(format!("; {op}: {name}")),
-                Entry::Note(note) if json => {
-                    note_object::<F>(op, note, &mut object);
-                    out.write_all(object.end())?;
+    walk(&record.listed(), |op, entry: Entry<'_, F>| {
+        match entry {
+            Entry::Note(Note::Begin(name)) => begun = Some(format!("; {op}: {name}")),
+            Entry::Note(note) if json => {
+                note_object::<F>(op, note, &mut object);
+                out.write_all(object.end())?;
+            }
+            Entry::Packet(item, listed) if json => {
+                errors |= item.is_err();
+                let name = listed
+                    .as_ref()
+                    .and_then(|listed| F::name(&mut memory, listed.packet()));
+                objects::describe(item, listed.as_ref(), name, &mut object);
+                object.number("op", op);
+                out.write_all(object.end())?;
+            }
+            Entry::Note(note) => {
+                if let Some(begun) = begun.take() {
+                    writeln!(out, "{begun}")?;
                 }
-                Entry::Packet(item, listed) if json => {
-                    errors |= item.is_err();
-                    let name = listed
-                        .as_ref()
-                        .and_then(|listed| F::name(&mut memory, listed.packet()));
-                    objects::describe(item, listed.as_ref(), name, &mut object);
-                    object.number("op", op);
-                    out.write_all(object.end())?;
-                }
-                Entry::Note(note) => {
-                    if let Some(begun) = begun.take() {
-                        writeln!(out, "{begun}")?;
-                    }
-                    write!(out, "          {}", line::<F>(note).unwrap_or_default())?;
-                    match note {
-                        Note::Fault { rule, .. } => writeln!(out, " ; {rule}")?,
-                        _ => writeln!(out)?,
-                    }
-                }
-                Entry::Packet(item, listed) => {
-                    if let Some(begun) = begun.take() {
-                        writeln!(out, "{begun}")?;
-                    }
-                    errors |= item.is_err();
-                    let name = listed
-                        .as_ref()
-                        .and_then(|listed| F::name(&mut memory, listed.packet()));
-                    text.item(item, listed.as_ref(), name, stream, out)?;
+                write!(out, "          {}", line::<F>(note).unwrap_or_default())?;
+                match note {
+                    Note::Fault { rule, .. } => writeln!(out, " ; {rule}")?,
+                    _ => writeln!(out)?,
                 }
             }
-            Ok(())
-        },
-    )?;
+            Entry::Packet(item, listed) => {
+                if let Some(begun) = begun.take() {
+                    writeln!(out, "{begun}")?;
+                }
+                errors |= item.is_err();
+                let name = listed
+                    .as_ref()
+                    .and_then(|listed| F::name(&mut memory, listed.packet()));
+                text.item(item, listed.as_ref(), name, stream, out)?;
+            }
+        }
+        Ok(())
+    })?;
     Ok(errors)
 }
 
@@ -134,15 +147,21 @@ fn note_object<F: Traced>(op: u64, note: &Note, object: &mut Line) {
             .number("op", op)
             .text("rule", rule),
         Note::Pmi => object.flag("pmi", true).number("op", op),
-        Note::Read { msr, value } => object
+        Note::Read { msr, value, .. } => object
             .hex("msr", u64::from(*msr))
             .text("msr_name", &register_name::<F>(*msr))
             .hex("value", *value)
             .number("op", op),
-        Note::Store { address, bytes } => object
-            .hex("store", *address)
-            .number("size", bytes.len() as u64)
-            .text("bytes", &hex(bytes))
-            .number("op", op),
+        Note::Store { to, bytes } => {
+            match to {
+                Where::Memory(address) => object.hex("store", *address),
+                Where::Dropped(address) => object.hex("dropped", *address),
+                Where::Transport => object.flag("transport", true),
+            };
+            object
+                .number("size", bytes.len() as u64)
+                .text("bytes", &hex(bytes))
+                .number("op", op)
+        }
     };
 }

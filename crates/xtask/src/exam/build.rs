@@ -91,3 +91,18 @@ pub(crate) fn perf() -> Result<String, String> {
         .map(|words| String::from_utf8_lossy(&words).trim().to_owned())
         .map_err(|error| format!("no perf (is linux-perf installed?): {error:#}"))
 }
+
+/// At least so many bytes to compress or to count words of, the same each time.
+pub(crate) fn text(len: usize) -> String {
+    let mut state = 1_u32;
+    let mut text = String::new();
+    while text.len() < len {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let word = [
+            "trace", "unit", "packet", "branch", "of", "the", "taken", "far",
+        ];
+        text.push_str(word[(state >> 24) as usize % word.len()]);
+        text.push(if state >> 20 & 15 == 0 { '\n' } else { ' ' });
+    }
+    text
+}

@@ -91,7 +91,7 @@ pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         cofi,
         folder: folder.canonicalize()?,
     };
-    fs::write(exam.folder.join("text"), text())?;
+    fs::write(exam.folder.join("text"), build::text(40_000))?;
     fs::write(exam.folder.join("program.c"), SOURCE)?;
     let (mut bad, mut sat) = (0, 0);
     for program in &PROGRAMS {
@@ -119,21 +119,6 @@ pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     );
     ensure!(sat > 0, "none of the programs is there");
     Ok(bad == 0)
-}
-
-/// Something to compress, the same each time.
-fn text() -> String {
-    let mut state = 1_u32;
-    let mut text = String::new();
-    while text.len() < 40_000 {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let word = [
-            "trace", "unit", "packet", "branch", "of", "the", "taken", "far",
-        ];
-        text.push_str(word[(state >> 24) as usize % word.len()]);
-        text.push(if state >> 20 & 15 == 0 { '\n' } else { ' ' });
-    }
-    text
 }
 
 /// Samples by thread.

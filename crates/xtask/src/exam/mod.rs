@@ -4,11 +4,14 @@
 
 pub(crate) mod build;
 mod compare;
+mod damage;
 mod endings;
 pub(crate) mod flows;
 mod generated;
+mod insn;
 mod jit;
 mod large;
+mod law;
 mod machine;
 mod packets;
 pub(crate) mod programs;
@@ -93,6 +96,12 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     {
         return generated::run(root, &generated::options(rest)?);
     }
+    if let Some((_, rest)) = arguments
+        .split_first()
+        .filter(|(word, _)| *word == "damage")
+    {
+        return damage::run(root, rest);
+    }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "jit") {
         return jit::run(root, rest);
     }
@@ -101,6 +110,12 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         .filter(|(word, _)| *word == "endings")
     {
         return endings::run(root, rest);
+    }
+    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "insn") {
+        return insn::run(root, rest);
+    }
+    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "law") {
+        return law::run(root, rest);
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "large") {
         return large::run(root, rest);

@@ -216,7 +216,13 @@ impl Run {
             ip: ip_or(op, "ip", self.ip)?,
             mwait,
             hardware: flag(op, "hardware")?,
-            state: c_state(op, "state")?,
+            state: match c_state(op, "state")? {
+                CState::C0 => {
+                    let what = "C0 is no sleep: the processor executes; expected \"C1\" to \"C15\"";
+                    return Err(op.need("state")?.mistake(what));
+                }
+                state => state,
+            },
             sub_state: match op.get("sub_state") {
                 Some(field) => field.number_in(0..=15)? as u8,
                 None => 0,

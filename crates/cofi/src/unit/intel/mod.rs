@@ -6,10 +6,11 @@ mod values;
 mod vmx;
 mod world;
 
-use super::play;
+use super::play::{self, Machine};
 use super::reader::{Field, Mistake, Read, Table};
 use super::record::Record;
 use super::registers::given;
+use super::scenario::lists_stores;
 use super::values::{buffer, clock, fields};
 use cofi_packet::Ip;
 use cofi_packet::intel::IntelPt;
@@ -37,6 +38,8 @@ pub(super) fn play(document: &Table<'_>, ip: u64) -> Read<Record<IntelPt>> {
     };
     let mut unit = Unit::with(caps, choices, context);
     let mut world = World::default();
+    world.record.lists_stores = lists_stores(document)?;
+    world.record.joins_stores = true;
     if let Some(field) = document.get("clock") {
         let table = field.table()?;
         world.record.clock = clock(&table)?;
@@ -73,6 +76,7 @@ pub(super) fn play(document: &Table<'_>, ip: u64) -> Read<Record<IntelPt>> {
         start(&mut unit, &mut world, &field, at, choices.buffer.is_some())?;
     }
     let mut run = Run::new(unit, world, context, Ip(ip));
+    run.conclude();
     play::list(&mut run, &super::scenario::operations(document)?)?;
     Ok(run.world.record)
 }

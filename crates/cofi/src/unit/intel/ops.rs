@@ -8,9 +8,23 @@ use crate::unit::record::{Note, Record};
 use crate::unit::values::{at, clock, flag, ip_or, later, need_ip};
 use cofi_packet::Ip;
 use cofi_packet::intel::{IntelPt, ItemSize, Kind, Payload};
+use cofi_unit::spec::{Ctl, Status, msr};
 use cofi_unit::{
-    At, Context, Destination, Fault, Ptwrite, Retired, Rsm, TransitionError, Unit, XsaveArea,
+    At, Client, Context, Destination, Event, Fault, PhysAddr, Ptwrite, Retired, Rsm,
+    TransitionError, Unit, XsaveArea,
 };
+
+/// So many operational errors are explained.
+const MOST_EXPLAINED: usize = 100;
+
+/// VMX operation, as far as the scenario has told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Vmx {
+    /// Outside VMX operation: no VMXON came.
+    Off,
+    Root,
+    NonRoot,
+}
 
 /// A scenario under way.
 pub(super) struct Run {
@@ -21,6 +35,15 @@ pub(super) struct Run {
     pub(super) ip: Ip,
     /// What XSAVES saved last.
     saved: Option<XsaveArea>,
+    /// Stopped or Error was set when last looked at.
+    has_ended: bool,
+    /// In SMM, by an SMI.
+    in_smm: bool,
+    /// In a C-state.
+    asleep: bool,
+    /// Behind an INIT, until SIPI.
+    waits_for_sipi: bool,
+    pub(super) vmx: Vmx,
 }
 
 impl Run {
@@ -31,6 +54,11 @@ impl Run {
             context,
             ip,
             saved: None,
+            has_ended: false,
+            in_smm: false,
+            asleep: false,
+            waits_for_sipi: false,
+            vmx: Vmx::Off,
         }
     }
 
@@ -63,6 +91,49 @@ impl Run {
         self.context = to.context;
     }
 
+    /// Error was set (33.3.10): what of the output registers is wrong.
+    fn explain_error(&mut self) {
+        let read = |msr| self.unit.rdmsr(msr).unwrap_or(0);
+        let ctl = Ctl(read(msr::IA32_RTIT_CTL));
+        let base = read(msr::IA32_RTIT_OUTPUT_BASE);
+        let pointers = read(msr::IA32_RTIT_OUTPUT_MASK_PTRS);
+        let (offset, mask) = (pointers >> 32, pointers & 0xffff_ffff);
+        let why = if ctl.topa() {
+            if base & 0xfff != 0 {
+                format!(
+                    "OUTPUT_BASE {base:#x} is where a ToPA table begins, and no multiple of 4096 (33.2.7.2)"
+                )
+            } else {
+                let entry = base.wrapping_add((mask >> 7) << 3);
+                let value = self.world.load(PhysAddr(entry));
+                format!(
+                    "look at the ToPA entry at {entry:#x}, which is {value:#x}, and at the output offset {offset:#x} (33.2.7.2)"
+                )
+            }
+        } else if mask & (mask + 1) != 0 {
+            format!("the mask {mask:#x} in OUTPUT_MASK_PTRS is not contiguous (33.2.7.1)")
+        } else if base & mask != 0 {
+            let size = mask + 1;
+            format!(
+                "OUTPUT_BASE {base:#x} is no multiple of {size:#x}, the size of the range by the mask in OUTPUT_MASK_PTRS (33.2.7.1)"
+            )
+        } else {
+            format!(
+                "the output offset {offset:#x} is beyond the mask {mask:#x} in OUTPUT_MASK_PTRS (33.2.7.1)"
+            )
+        };
+        let record = &mut self.world.record;
+        if record.errors.len() < MOST_EXPLAINED {
+            let place = match record.op {
+                0 => "[start]".to_owned(),
+                op => format!("operation {op}"),
+            };
+            let error =
+                format!("{place}: IA32_RTIT_STATUS.Error is set, and nothing is traced: {why}");
+            record.errors.push(error);
+        }
+    }
+
     fn fault(&mut self, fault: Fault) {
         self.world.record.mark(Note::fault(fault));
     }
@@ -88,6 +159,39 @@ impl Run {
         Ok(())
     }
 
+    /// No processor does the operation here.
+    pub(super) fn impossible<T>(op: &Table<'_>, why: &str) -> Read<T> {
+        Err(op.need("op")?.mistake(format!("impossible here: {why}")))
+    }
+
+    /// Refuses what no processor does after what the scenario has done.
+    fn check_possible(&self, word: &str, op: &Table<'_>) -> Read<()> {
+        let why = match (word, self.vmx) {
+            ("rsm", _) if !self.in_smm => "RSM outside SMM is #UD, and no `smi` came before",
+            ("smi", _) if self.in_smm => "SMIs are blocked in SMM, until `rsm`",
+            ("vm_entry" | "vmxon" | "vmxoff" | "vmptrld" | "vmclear", Vmx::NonRoot) => {
+                "in VMX non-root operation this instruction makes a `vm_exit`"
+            }
+            ("vm_entry", Vmx::Off) => {
+                "outside VMX operation VMLAUNCH and VMRESUME are #UD, and no `vmxon` came before"
+            }
+            ("wake", _) if !self.asleep => {
+                "the processor is awake, as no `sleep` came before, or a `wake` since"
+            }
+            ("sipi", _) if !self.waits_for_sipi => {
+                "the processor does not wait for SIPI, as no `init_to_wait` came before, or a `sipi` since"
+            }
+            ("transaction_commit", _) if !self.context.in_tx => {
+                "outside a transaction XEND is #GP, and no `transaction_begin` came before"
+            }
+            ("transaction_abort", _) if !self.context.in_tx => {
+                "outside a transaction nothing aborts, and no `transaction_begin` came before"
+            }
+            _ => return Ok(()),
+        };
+        Self::impossible(op, why)
+    }
+
     fn rsm(&mut self, op: &Table<'_>) -> Read<()> {
         let rsm = Rsm {
             to: self.to(op)?,
@@ -95,7 +199,10 @@ impl Run {
             lbr: flag(op, "lbr")?,
         };
         match self.unit.rsm(&mut self.world, rsm) {
-            Ok(()) => self.go(rsm.to),
+            Ok(()) => {
+                self.in_smm = false;
+                self.go(rsm.to);
+            }
             Err(fault) => self.fault(fault),
         }
         Ok(())
@@ -130,6 +237,7 @@ impl Machine for Run {
     }
 
     fn operate(&mut self, word: &str, op: &Table<'_>) -> Read<bool> {
+        self.check_possible(word, op)?;
         match word {
             "xsaves" => {
                 let at = self.at(op)?;
@@ -155,6 +263,8 @@ impl Machine for Run {
                 self.context = self.after(op)?;
                 self.ip = ip_or(op, "ip", self.ip)?;
                 self.unit.reset(warm, self.context);
+                (self.in_smm, self.vmx) = (false, Vmx::Off);
+                (self.asleep, self.waits_for_sipi) = (false, false);
             }
             "clock" => {
                 self.unit.clock(&mut self.world);
@@ -169,6 +279,16 @@ impl Machine for Run {
             "memory" => remember(&mut self.world, op)?,
             _ => match self.event(word, op)? {
                 Some((event, then)) => {
+                    match event {
+                        Event::Smi { .. } => self.in_smm = true,
+                        Event::Vmxon { .. } => self.vmx = Vmx::Root,
+                        Event::Vmxoff { .. } => self.vmx = Vmx::Off,
+                        Event::Sleep(_) => self.asleep = true,
+                        Event::Wake { .. } => self.asleep = false,
+                        Event::InitToWait { .. } => self.waits_for_sipi = true,
+                        Event::Init { .. } | Event::Sipi { .. } => self.waits_for_sipi = false,
+                        _ => {}
+                    }
                     self.unit.event(&mut self.world, event);
                     self.go(then);
                 }
@@ -176,6 +296,19 @@ impl Machine for Run {
             },
         }
         Ok(true)
+    }
+
+    fn conclude(&mut self) {
+        let status = self.unit.rdmsr(msr::IA32_RTIT_STATUS).map(Status);
+        let has_ended = status.is_ok_and(|status| status.stopped() || status.error());
+        // After a TraceStop the internal buffer drains on; a STOP and an error lose it.
+        if has_ended && !self.has_ended && self.unit.buffered() == 0 {
+            self.world.record.cut();
+            if status.is_ok_and(Status::error) {
+                self.explain_error();
+            }
+        }
+        self.has_ended = has_ended;
     }
 
     fn retire(&mut self, insn: Retired) {

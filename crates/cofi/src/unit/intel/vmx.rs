@@ -1,6 +1,6 @@
 //! VM entries and VM exits.
 
-use super::ops::Run;
+use super::ops::{Run, Vmx};
 use crate::unit::reader::{Read, Table};
 use crate::unit::registers::register;
 use crate::unit::values::flag;
@@ -77,7 +77,14 @@ impl Run {
             outcome,
         };
         match self.unit.vm_entry(&mut self.world, &entry) {
-            Ok(()) => self.go(then),
+            Ok(()) => {
+                let to_root = from_smm.is_some_and(|smm| smm.to_root);
+                self.vmx = match outcome {
+                    EntryOutcome::Success if !to_root => Vmx::NonRoot,
+                    _ => Vmx::Root,
+                };
+                self.go(then);
+            }
             Err(error) => self.transition_error(error),
         }
         Ok(())
@@ -101,6 +108,21 @@ impl Run {
             }
             None => None,
         };
+        match (self.vmx, to_smm) {
+            (Vmx::NonRoot, _) | (Vmx::Root, Some(_)) => {}
+            (Vmx::Root, None) => {
+                return Self::impossible(
+                    op,
+                    "in VMX root operation only an SMM VM exit comes, with `to_smm`",
+                );
+            }
+            (Vmx::Off, _) => {
+                return Self::impossible(
+                    op,
+                    "no `vm_entry` came before, so the processor is not in VMX non-root operation",
+                );
+            }
+        }
         let loads = loads(op)?;
         let exit = VmExit {
             from: self.from(op)?,
@@ -118,7 +140,10 @@ impl Run {
             abort: flag(op, "abort")?,
         };
         match self.unit.vm_exit(&mut self.world, &exit) {
-            Ok(()) => self.go(to),
+            Ok(()) => {
+                self.vmx = Vmx::Root;
+                self.go(to);
+            }
             Err(error) => self.transition_error(error),
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! What stands around the unit in a scenario: clocks and memory that the scenario sets, and the record.
 
-use crate::unit::record::{Note, Record};
+use crate::unit::record::{Note, Record, Where};
 use cofi_packet::intel::{IntelPt, Kind};
 use cofi_unit::{Client, Clock, PhysAddr};
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ impl Client for World {
         self.record.clock
     }
     fn store(&mut self, address: PhysAddr, bytes: &[u8]) {
-        self.record.store(address, bytes);
+        self.record.output(Where::Memory(address.0), bytes);
     }
     fn packet_time(&mut self, kind: Kind) -> Clock {
         let own = self.packet_times.iter().find(|(own, _)| *own == kind);
@@ -38,8 +38,11 @@ impl Client for World {
             .iter()
             .any(|range| *range.start() <= last && address.0 <= *range.end())
     }
+    fn dropped(&mut self, address: PhysAddr, bytes: &[u8]) {
+        self.record.output(Where::Dropped(address.0), bytes);
+    }
     fn transport(&mut self, bytes: &[u8]) {
-        self.record.take(bytes);
+        self.record.output(Where::Transport, bytes);
     }
     fn topa_pmi(&mut self) {
         self.record.mark(Note::Pmi);

@@ -6,7 +6,7 @@ use super::play;
 use super::reader::{Field, Mistake, Read, Table};
 use super::record::Record;
 use super::registers::given;
-use super::scenario::operations;
+use super::scenario::{lists_stores, operations};
 use super::values::{buffer, clock, fields};
 use cofi_packet::Ip;
 use cofi_packet::rtit::Rtit;
@@ -25,9 +25,7 @@ pub(super) fn play(document: &Table<'_>, ip: u64) -> Read<Record<Rtit>> {
     };
     let mut unit = Unit::with(choices, context);
     let mut world = World::default();
-    if let Some(field) = document.get("output") {
-        world.record.lists_stores = field.choice(&[("packets", false), ("stores", true)])?;
-    }
+    world.record.lists_stores = lists_stores(document)?;
     if let Some(field) = document.get("clock") {
         let table = field.table()?;
         world.record.clock = clock(&table)?;

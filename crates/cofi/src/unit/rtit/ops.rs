@@ -3,7 +3,7 @@
 use super::patched;
 use crate::unit::play::Machine;
 use crate::unit::reader::{Read, Table};
-use crate::unit::record::Record;
+use crate::unit::record::{Record, Where};
 use crate::unit::values::{at, flag, ip_or, need_ip};
 use cofi_packet::Ip;
 use cofi_packet::rtit::{Mode, Rtit};
@@ -21,7 +21,7 @@ impl Client for World {
         self.record.clock
     }
     fn store(&mut self, address: PhysAddr, bytes: &[u8]) {
-        self.record.store(address, bytes);
+        self.record.output(Where::Memory(address.0), bytes);
     }
 }
 
@@ -32,6 +32,59 @@ pub(super) struct Run {
     context: Context,
     /// Where the next operation happens if it does not say.
     pub(super) ip: Ip,
+    state: State,
+}
+
+/// What the scenario has done to the processor, as far as it decides which operations are possible.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    in_smm: bool,
+    /// In VMX root operation. If not, in a guest or outside VMX operation: a scenario may begin in either.
+    in_vmx_root: bool,
+    asleep: bool,
+    /// Behind an INIT, before anything else.
+    after_init: bool,
+}
+
+impl State {
+    /// Why no processor does this operation here.
+    fn impossible(self, word: &str) -> Option<&'static str> {
+        Some(match word {
+            "rsm" if !self.in_smm => "RSM outside SMM is #UD, and no `smi` came before",
+            "smi" if self.in_smm => "SMIs are blocked in SMM, until `rsm`",
+            "vm_entry" if !self.in_vmx_root => {
+                "VM entries are of VMX root operation, and no `vmxon` or `vm_exit` came before"
+            }
+            "vm_exit" if self.in_vmx_root => {
+                "in VMX root operation there is no guest to exit from; `vm_entry` comes first"
+            }
+            "wake" if !self.asleep => {
+                "the processor is awake, as no `sleep` came before, or it woke since"
+            }
+            "sipi" if !self.after_init => {
+                "the processor does not wait for SIPI, as no `init` came right before"
+            }
+            _ => return None,
+        })
+    }
+
+    fn follow(&mut self, event: &Event) {
+        match event {
+            Event::Frequency { .. } => return,
+            Event::Smi { .. } => self.in_smm = true,
+            Event::Rsm { .. } => self.in_smm = false,
+            Event::Vmxon { .. } | Event::VmExit { .. } => self.in_vmx_root = true,
+            Event::Vmxoff { .. } | Event::VmEntry { .. } => self.in_vmx_root = false,
+            _ => {}
+        }
+        self.asleep = matches!(event, Event::Sleep(_));
+        self.after_init = matches!(event, Event::Init { .. });
+    }
+
+    /// An instruction runs.
+    fn runs(&mut self) {
+        (self.asleep, self.after_init) = (false, false);
+    }
 }
 
 impl Run {
@@ -41,6 +94,7 @@ impl Run {
             world,
             context,
             ip,
+            state: State::default(),
         }
     }
 
@@ -176,12 +230,16 @@ impl Machine for Run {
     }
 
     fn operate(&mut self, word: &str, op: &Table<'_>) -> Read<bool> {
+        if let Some(why) = self.state.impossible(word) {
+            return Err(op.need("op")?.mistake(format!("impossible here: {why}")));
+        }
         match word {
             "reset" => {
                 let warm = flag(op, "warm")?;
                 self.context = self.after(op)?;
                 self.ip = ip_or(op, "ip", self.ip)?;
                 self.unit.reset(warm, self.context);
+                self.state = State::default();
             }
             "fence" => self.unit.fence(&mut self.world),
             "drain" => {
@@ -193,6 +251,7 @@ impl Machine for Run {
             }
             _ => match self.event(word, op)? {
                 Some((event, then)) => {
+                    self.state.follow(&event);
                     self.unit.event(&mut self.world, event);
                     self.ip = then.ip;
                     self.context = then.context;
@@ -204,6 +263,7 @@ impl Machine for Run {
     }
 
     fn retire(&mut self, insn: Retired) {
+        self.state.runs();
         self.unit.retire(&mut self.world, insn);
     }
     fn rdmsr(&mut self, msr: u32) -> Result<u64, Fault> {

@@ -307,7 +307,36 @@ pub(super) const RIFTS: &[Rift] = &[
         },
         why: "see above",
     },
+    Rift {
+        who: Who::Libipt,
+        what: "a PSB inside of a packet",
+        applies: cut_by_psb,
+        why: CUT,
+    },
+    Rift {
+        who: Who::Perf,
+        what: "a PSB inside of a packet",
+        applies: cut_by_psb,
+        why: CUT,
+    },
 ];
+
+const CUT: &str = "a PSB is nowhere else in a stream (33.4.2.17), so the packet has lost its end; a reader that takes the PSB's first \
+                   bytes for that end misses the PSB";
+
+/// Whether Cofi says that a packet is cut where the peer reads it whole.
+fn cut_by_psb(place: &Place<'_>) -> bool {
+    let ours = place.ours.is_some_and(|e| e.name() == "error");
+    let len = place.theirs.map_or(0, |e| e.size as usize);
+    let psb = [0x02, 0x82].repeat(8);
+    let inside = |at| {
+        place
+            .bytes
+            .get(at..)
+            .is_some_and(|rest| rest.starts_with(&psb))
+    };
+    ours && place.theirs.is_some_and(|e| e.name() != "error") && (1..len).any(inside)
+}
 
 /// Streams of everything there is, for nobody but the generator to judge.
 pub(super) const WHOLE: Profile = Profile {

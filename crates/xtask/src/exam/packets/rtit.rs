@@ -135,9 +135,13 @@ impl Reader<'_> {
     }
 
     /// Table 18: the bytes that are not there are zero, or those of the last LIP. That it is cleared (3.3.7) is the writer's affair:
-    /// it does not compress against it then. Some packets behind a PSB it still does (3.3.9). An overflow packet does not become it.
+    /// it does not compress against it then. Some packets behind a PSB it still does (3.3.9). Before an overflow
+    /// packet it has been cleared for certain (4.2.5), and that does not become it.
     fn lip(&mut self, name: &str, head: u8) -> Option<Option<u64>> {
         let (zext, count) = (head & 4 != 0, head & 3);
+        if name == "fup.ovf" {
+            self.last = [None; 2];
+        }
         let [mut high, mut middle] = if zext { [Some(0); 2] } else { self.last };
         let low = self.number(2)? as u16;
         match count {
@@ -203,7 +207,7 @@ mod tests {
         );
         assert_eq!(
             ips(&[&full[..], &ovf, &short].concat())[1..],
-            [hex(0xffff_8605_0909_0909), hex(0xffff_8605_0403_0707)]
+            [Value::Null, Value::Null]
         );
         let behind_psb = [&full[..], &PSB, &short].concat();
         assert_eq!(ips(&behind_psb)[1..], [hex(0xffff_8605_0403_0707)]);

@@ -1,13 +1,8 @@
-//! `cargo xtask bench`: the decoding speed of Cofi and of libipt, in the same run, on the same packets and code.
+//! `cargo xtask bench libipt`: the decoding speed of Cofi and of libipt, in the same run, on the same packets and code.
 //!
 //! Both are small programs that decode a stream several times, each time from nothing, look at the address of every instruction
 //! or of every block, and tell their own processor time. They take turns; what counts is the median over the rounds. A trace on
-//! which they do not find the same instructions is a failure, not a result. `packets` is the race of the packet codecs, and `unit` measures
-//! the trace unit.
-
-mod counted;
-mod packets;
-mod unit;
+//! which they do not find the same instructions is a failure, not a result.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +11,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::exam::programs::{CONFIGS, Config, Origin, PROGRAMS, Program};
+use super::{LS, counted, load, median, traces};
+use crate::exam::programs::{CONFIGS, Config, PROGRAMS};
 use crate::exam::{build, flows, sideband};
 
 /// The exam's programs that are recorded on the spot.
@@ -24,7 +20,7 @@ const RECORDED: [&str; 2] = ["static", "dynamic"];
 /// The configurations of the exam that they are recorded in.
 const CONFIGURATIONS: [&str; 2] = ["default", "noretcomp"];
 /// The traces of real processors.
-const REAL: [&str; 6] = [
+pub(super) const REAL: [&str; 6] = [
     "xdc-mruby",
     "xdc-unzip",
     "xdc-avscript32",
@@ -32,16 +28,6 @@ const REAL: [&str; 6] = [
     "arcus-int-01-poc",
     "arcus-ovf-01-ben",
 ];
-
-/// `ls -l` of the folder of the programs' sources.
-const LS: Program = Program {
-    name: "ls -l",
-    origin: Origin::System("/bin/ls"),
-    arguments: &["-l", "@PROGRAMS"],
-    quirks: &[],
-    not_for_qemu: None,
-    not_for_plain: None,
-};
 
 /// How a trace is gone through, and with which options the two decoders do so.
 #[derive(Debug)]
@@ -87,19 +73,8 @@ struct Options {
     cofi: Option<PathBuf>,
 }
 
-/// Where the traces of real processors are, if nobody says otherwise.
-fn traces(root: &Path) -> PathBuf {
-    std::env::var_os("COFI_TRACES").map_or_else(|| root.join("../shared/traces"), PathBuf::from)
-}
-
 /// Traces in which libipt 2.0.5's instruction decoder breaks off, though its block decoder does not.
-const BLOCKS_ONLY: [&str; 2] = ["arcus-int-01-poc", "arcus-ovf-01-ben"];
-
-/// How busy the machine is: the load of the last minute.
-fn load() -> String {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().unwrap_or_default().to_owned()
-}
+pub(super) const BLOCKS_ONLY: [&str; 2] = ["arcus-int-01-poc", "arcus-ovf-01-ben"];
 
 fn options(root: &Path, arguments: &[String]) -> Result<Options> {
     let mut options = Options {
@@ -140,14 +115,14 @@ fn options(root: &Path, arguments: &[String]) -> Result<Options> {
 }
 
 /// A trace, in the words both decoders understand.
-#[derive(Debug)]
-struct Trace {
-    name: String,
-    stream: PathBuf,
+#[derive(Debug, Clone)]
+pub(super) struct Trace {
+    pub(super) name: String,
+    pub(super) stream: PathBuf,
     /// Before the stream.
-    options: Vec<String>,
+    pub(super) options: Vec<String>,
     /// After it: FILE:OFFSET:SIZE:ADDRESS.
-    sections: Vec<String>,
+    pub(super) sections: Vec<String>,
 }
 
 /// What a decoder says of its passes over a trace.
@@ -194,17 +169,6 @@ fn decode(decoder: &Path, level: &[&str], trace: &Trace, passes: u64) -> Result<
     );
     answer(&String::from_utf8_lossy(&output.stdout))
         .with_context(|| format!("{} says nothing of use", decoder.display()))
-}
-
-/// The median; of an even number, the mean of the middle two.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len().is_multiple_of(2) {
-        (values[middle - 1] + values[middle]) / 2.0
-    } else {
-        values[middle]
-    }
 }
 
 /// The instructions that each decoder takes for a pass over one trace; the line of the table.
@@ -348,7 +312,7 @@ fn record(
 
 /// The options and sections among the arguments of `ptinsn`, when it was of no importance when a section came: no two
 /// different ones overlap.
-fn timeless(arguments: Vec<String>) -> Result<(Vec<String>, Vec<String>)> {
+pub(super) fn timeless(arguments: Vec<String>) -> Result<(Vec<String>, Vec<String>)> {
     let (mut options, mut sections) = (Vec::new(), Vec::<String>::new());
     let mut ranges = Vec::<(u64, u64)>::new();
     let mut arguments = arguments.into_iter();
@@ -397,7 +361,7 @@ fn cpu(words: &str) -> Option<String> {
 }
 
 /// Reads the `case.json` of a trace of a real processor.
-fn real(folder: &Path, name: &str) -> Result<Trace> {
+pub(super) fn real(folder: &Path, name: &str) -> Result<Trace> {
     let case = folder.join(name);
     let text = fs::read_to_string(case.join("case.json"))?;
     let json: Value = serde_json::from_str(&text)?;
@@ -418,14 +382,7 @@ fn real(folder: &Path, name: &str) -> Result<Trace> {
 }
 
 /// Races on every trace, and returns whether the decoders agreed everywhere.
-pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    if let Some((word, rest)) = arguments.split_first() {
-        match word.as_str() {
-            "packets" => return packets::run(root, rest),
-            "unit" => return unit::run(root, rest),
-            _ => {}
-        }
-    }
+pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     let options = options(root, arguments)?;
     let folder = std::env::temp_dir().join(format!("cofi-bench-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
@@ -547,12 +504,6 @@ mod tests {
         assert_eq!(answer("12 5"), None);
         assert_eq!(answer("12 5 0.5 more"), None);
         assert_eq!(answer("0x401000"), None);
-    }
-
-    #[test]
-    fn the_median_is_not_moved_by_one_bad_round() {
-        assert_eq!(median(vec![3.0, 1000.0, 1.0, 2.0, 2.5]), 2.5);
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
     }
 
     #[test]

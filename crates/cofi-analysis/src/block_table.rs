@@ -1,0 +1,248 @@
+//! How often each distinct block of a stream ran.
+//!
+//! Its instructions are looked at when the table is emptied, once for each distinct run.
+
+use std::ops::Range;
+
+use cofi_flow::Executed;
+use cofi_insn::{Class, advance};
+use cofi_packet::Ip;
+use rustc_hash::FxHashMap;
+
+use crate::block_index::BlockIndex;
+
+/// Which code a block is of: whoever uses the table numbers that.
+pub(crate) type Era = u32;
+
+/// What is known of a distinct block.
+#[derive(Debug)]
+struct Shape {
+    era: Era,
+    is_conditional: bool,
+    /// Its runs.
+    runs: Range<u32>,
+}
+
+/// Instructions that stand one behind the other.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    ip: Ip,
+    /// Where in `lens` the lengths of its instructions begin.
+    first: usize,
+    len: u32,
+    class: Option<Class>,
+    /// The address behind the instruction that ends it.
+    end: Ip,
+}
+
+/// Takes the runs of a new block.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    list: Vec<Run>,
+    lens: Vec<u8>,
+}
+
+impl Runs {
+    /// The next run: the lengths of the instructions with which it begins, and the one of another class that ends it.
+    pub(crate) fn push(&mut self, ip: Ip, plain: &[u8], last: Option<Executed>) {
+        let first = self.lens.len();
+        self.lens.extend_from_slice(plain);
+        self.lens.extend(last.map(|last| last.len));
+        self.list.push(Run {
+            ip,
+            first,
+            len: (self.lens.len() - first) as u32,
+            class: last.map(|last| last.class),
+            end: last.map_or(ip, |last| advance(last.ip, last.len, last.mode)),
+        });
+    }
+}
+
+/// A distinct run, and how often it ran.
+#[derive(Debug)]
+pub(crate) struct RunCount<'t> {
+    pub(crate) era: Era,
+    pub(crate) ip: Ip,
+    /// The lengths of its instructions.
+    pub(crate) lens: &'t [u8],
+    /// The class of the last one, where it is another than [`Class::Other`].
+    pub(crate) class: Option<Class>,
+    pub(crate) times: u64,
+}
+
+/// The blocks that ran, and how often each did.
+#[derive(Debug, Default)]
+pub(crate) struct BlockTable {
+    index: BlockIndex,
+    shapes: Vec<Shape>,
+    runs: Runs,
+    /// A conditional branch that ran last, whose block is not in the table any more: its code, and where it goes on if not taken.
+    carried: Option<(Era, Ip)>,
+    /// That such branches were taken.
+    taken: Vec<Era>,
+}
+
+impl BlockTable {
+    /// Beyond so many entries the table is to be emptied.
+    const FULL: usize = 1 << 18;
+
+    /// Whether the table holds so much that it is to be emptied.
+    pub(crate) fn is_full(&self) -> bool {
+        self.index.len() >= Self::FULL
+    }
+
+    /// Whether nothing was counted since the table was emptied.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// Counts a block. Control came to it from the end of the last one, if that has not been forgotten. `push` gives its runs if it
+    /// is new.
+    #[inline(always)]
+    pub(crate) fn count(&mut self, era: Era, ip: Ip, len: u32, push: impl FnOnce(&mut Runs)) {
+        let Self {
+            index,
+            shapes,
+            runs,
+            carried,
+            taken,
+        } = self;
+        index.number(era, ip, len, || {
+            // Where the table was emptied, the next block is new.
+            if let Some((era, not_taken)) = carried.take()
+                && ip != not_taken
+            {
+                taken.push(era);
+            }
+            let first = runs.list.len();
+            push(runs);
+            let last = runs.list.get(first..).and_then(<[Run]>::last);
+            shapes.push(Shape {
+                era,
+                is_conditional: last.is_some_and(|last| last.class == Some(Class::Conditional)),
+                runs: first as u32..runs.list.len() as u32,
+            });
+            last.map_or(ip, |last| last.end)
+        });
+    }
+
+    /// Empties the table. `run` is called for each distinct run, in the order in which they came first; `taken` for conditional branches
+    /// that did not go on with the next instruction.
+    pub(crate) fn empty(
+        &mut self,
+        mut run: impl FnMut(&RunCount<'_>),
+        mut taken: impl FnMut(Era, u64),
+    ) {
+        if let Some((last, end)) = self.index.last() {
+            let shape = self.shapes.get(last).filter(|shape| shape.is_conditional);
+            self.carried = shape.map(|shape| (shape.era, end));
+        }
+        let Runs { list, lens } = std::mem::take(&mut self.runs);
+        let mut numbers: FxHashMap<(Era, Ip, u32), usize> = FxHashMap::default();
+        let mut distinct: Vec<(Era, &Run, u64)> = Vec::new();
+        for (number, shape) in self.shapes.drain(..).enumerate() {
+            let times = self.index.times(number);
+            if shape.is_conditional {
+                taken(shape.era, self.index.elsewhere(number));
+            }
+            let (start, end) = (shape.runs.start as usize, shape.runs.end as usize);
+            for run in list.get(start..end).unwrap_or_default() {
+                let new = distinct.len();
+                let key = (shape.era, run.ip, run.len);
+                match distinct.get_mut(*numbers.entry(key).or_insert(new)) {
+                    Some((.., sum)) => *sum += times,
+                    None => distinct.push((shape.era, run, times)),
+                }
+            }
+        }
+        self.index.clear();
+        for era in self.taken.drain(..) {
+            taken(era, 1);
+        }
+        for (era, distinct, times) in distinct {
+            let lens = lens.get(distinct.first..distinct.first + distinct.len as usize);
+            run(&RunCount {
+                era,
+                ip: distinct.ip,
+                lens: lens.unwrap_or_default(),
+                class: distinct.class,
+                times,
+            });
+        }
+    }
+
+    /// Control went on at `ip`, where no block begins.
+    pub(crate) fn went_to(&mut self, ip: Ip) {
+        if let Some((era, not_taken)) = self.carried.take()
+            && ip != not_taken
+        {
+            self.taken.push(era);
+        }
+        self.index.went_to(ip);
+    }
+
+    /// The branch at the end of the last block was taken, out of what is traced.
+    pub(crate) fn left(&mut self) {
+        self.taken.extend(self.carried.take().map(|(era, _)| era));
+        self.index.left();
+    }
+
+    /// Where control went from the end of the last block is not known.
+    pub(crate) fn forget(&mut self) {
+        self.carried = None;
+        self.index.forget();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofi_packet::ExecMode;
+
+    fn insn(ip: u64, len: u8, class: Class) -> Executed {
+        Executed {
+            ip: Ip(ip),
+            len,
+            class,
+            mode: ExecMode::Bits64,
+            digest: 0,
+        }
+    }
+
+    /// The counts of a loop of one block whose branch is taken but for the last time: instructions of each run, and taken branches.
+    fn counts(rounds: u64, emptied_every: u64) -> (u64, u64, u64) {
+        let mut table = BlockTable::default();
+        let (mut instructions, mut runs, mut all) = (0, 0, 0);
+        let mut empty = |table: &mut BlockTable| {
+            table.empty(
+                |run| {
+                    instructions += run.times * run.lens.len() as u64;
+                    runs += run.times;
+                },
+                |_, times| all += times,
+            );
+        };
+        for round in 0..rounds {
+            table.count(0, Ip(0x1000), 4, |runs| {
+                let jump = insn(0x1001, 2, Class::DirectJump);
+                runs.push(Ip(0x1000), &[1], Some(jump));
+                let branch = insn(0x1011, 2, Class::Conditional);
+                runs.push(Ip(0x1010), &[1], Some(branch));
+            });
+            if round % emptied_every == 0 {
+                empty(&mut table);
+            }
+        }
+        table.went_to(Ip(0x1013));
+        empty(&mut table);
+        assert!(table.is_empty());
+        (instructions, runs, all)
+    }
+
+    #[test]
+    fn emptying_the_table_loses_no_branch() {
+        for every in [1, 2, 7, 1000] {
+            assert_eq!(counts(20, every), (80, 40, 19), "emptied every {every}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Where a few TNT bits lead from a node: paths that were walked before, found at once.
+//!
+//! A path is a function of its first node and of the bits, as long as nothing else decides: no return address from before it is needed. So
+//! what code does again and again is looked up a few bits at a time. It takes code that runs often for that to pay, and memory: paths are
+//! kept only where far more branches were walked than there is code, and only those that come a second time.
+
+use alloc::vec::Vec;
+
+use cofi_insn::Checksum;
+use cofi_packet::{ExecMode, Ip};
+
+use crate::FlowConfig;
+use crate::graph::{Decision, Graph};
+use crate::index::NONE;
+
+/// So many bits are looked up at once.
+const MOST_BITS: u8 = 8;
+/// So many paths are kept at most; then all are forgotten. One takes about 128 bytes.
+const MOST_PATHS: usize = 1 << 16;
+/// Of the memory for decoded code, paths use this part beside.
+const PART: usize = 16;
+/// How deep the calls of a path may be nested.
+const MOST_CALLS: usize = 16;
+/// The smallest table, as a power of two.
+const LEAST_SLOTS: u32 = 12;
+
+/// A path through the graph.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Path {
+    /// The node behind it.
+    pub(crate) end: u32,
+    /// Where its nodes are, in [`Memo::nodes`], and how many.
+    first: u32,
+    count: u8,
+    /// How many bits it uses.
+    pub(crate) bits: u8,
+    /// How many more return addresses there are at most than before it.
+    pub(crate) deepest: u8,
+    /// How many calls have not returned, and where they are in [`Memo::calls`].
+    open: u8,
+    calls: u32,
+    /// How many instructions.
+    pub(crate) insns: u32,
+    pub(crate) checksum: Checksum,
+}
+
+/// A node and the bits that come next: `node << 16 | 1 << count | bits`, which is never zero.
+type Key = u64;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    key: Key,
+    /// The number of a path, or [`NONE`] where it was seen but once.
+    path: u32,
+}
+
+/// Paths that were walked more than once.
+#[derive(Debug, Default)]
+pub(crate) struct Memo {
+    slots: Vec<Slot>,
+    /// How far a hash is shifted to be the number of a slot.
+    shift: u32,
+    paths: Vec<Path>,
+    nodes: Vec<u32>,
+    /// The return addresses and sites of calls that a path leaves open.
+    calls: Vec<(Ip, u32)>,
+    /// How many branches were walked without it.
+    walked: u64,
+    /// So many branches have to be walked for each node that there is, before any path is kept.
+    warm_after: u64,
+    /// So many paths are kept at most.
+    most: usize,
+}
+
+/// What a [`Memo`] knows of a node and bits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Found {
+    Path(u32),
+    /// It was there before: it is worth keeping.
+    Again,
+    /// Nothing.
+    New,
+}
+
+impl Memo {
+    pub(crate) fn new(config: &FlowConfig) -> Self {
+        Self {
+            warm_after: config.warm_after.into(),
+            most: MOST_PATHS.min(config.cache_limit / PART / 128),
+            ..Self::default()
+        }
+    }
+
+    /// Forgets all paths, and gives their memory back.
+    pub(crate) fn clear(&mut self) {
+        if !self.slots.is_empty() {
+            *self = Self {
+                warm_after: self.warm_after,
+                most: self.most,
+                ..Self::default()
+            };
+        }
+    }
+
+    /// Notes that branches were walked, where there are so many nodes.
+    #[inline]
+    pub(crate) fn walked(&mut self, branches: u8, nodes: usize) {
+        self.walked += u64::from(branches);
+        if self.slots.is_empty()
+            && self.most >= 1 << (LEAST_SLOTS - 3)
+            && self.walked > self.warm_after * (nodes as u64 + 64)
+        {
+            self.grow();
+        }
+    }
+
+    /// The first of some TNT bits, of which the oldest is the highest, as part of a key.
+    #[inline]
+    pub(crate) fn first_bits(bits: u64, count: u8) -> u32 {
+        let count = count.min(MOST_BITS);
+        // The bit above them tells how many they are.
+        (1 << count) | (bits >> (64 - u32::from(count))) as u32
+    }
+
+    const fn key(node: u32, bits: u32) -> Key {
+        (node as u64) << 16 | bits as u64
+    }
+
+    #[inline]
+    fn slot(&self, key: Key) -> usize {
+        (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+    }
+
+    /// What is known of a node and the first bits behind it.
+    #[inline]
+    pub(crate) fn find(&mut self, node: u32, bits: u32) -> Found {
+        if self.slots.is_empty() {
+            return Found::New;
+        }
+        let key = Self::key(node, bits);
+        let number = self.slot(key);
+        let slot = &mut self.slots[number];
+        if slot.key == key {
+            return match slot.path {
+                NONE => Found::Again,
+                path => Found::Path(path),
+            };
+        }
+        *slot = Slot { key, path: NONE };
+        Found::New
+    }
+
+    #[inline]
+    pub(crate) fn path(&self, number: u32) -> &Path {
+        &self.paths[number as usize]
+    }
+
+    /// The nodes of a path.
+    #[inline]
+    pub(crate) fn nodes(&self, path: &Path) -> &[u32] {
+        let first = path.first as usize;
+        &self.nodes[first..first + usize::from(path.count)]
+    }
+
+    /// The return addresses that it leaves behind, and their sites, in their order.
+    #[inline]
+    pub(crate) fn open_calls(&self, path: &Path) -> &[(Ip, u32)] {
+        let first = path.calls as usize;
+        &self.calls[first..first + usize::from(path.open)]
+    }
+
+    /// Four times the slots; the paths that are found there stay.
+    fn grow(&mut self) {
+        let old = core::mem::take(&mut self.slots);
+        let log = match old.len() {
+            0 => LEAST_SLOTS,
+            len => len.ilog2() + 2,
+        };
+        self.shift = 64 - log;
+        self.slots.resize(1 << log, Slot::default());
+        for slot in old {
+            if slot.key != 0 && slot.path != NONE {
+                let number = self.slot(slot.key);
+                self.slots[number] = slot;
+            }
+        }
+    }
+
+    /// Keeps the path from `node` by these first bits, as far as the graph knows it; none if it does not, or if it begins with a node that needs
+    /// something else than a bit.
+    #[cold]
+    pub(crate) fn keep(
+        &mut self,
+        graph: &Graph,
+        node: u32,
+        bits: u32,
+        mode: ExecMode,
+    ) -> Option<u32> {
+        if self.paths.len() >= self.most {
+            self.clear();
+            return None;
+        }
+        if self.paths.len() >= self.slots.len() / 2 {
+            self.grow();
+        }
+        let calls = self.calls.len();
+        let mut path = Path {
+            end: node,
+            first: u32::try_from(self.nodes.len()).ok()?,
+            count: 0,
+            bits: 0,
+            deepest: 0,
+            open: 0,
+            calls: u32::try_from(calls).ok()?,
+            insns: 0,
+            checksum: Checksum::EMPTY,
+        };
+        let count = 31 - bits.leading_zeros() as u8;
+        while path.bits < count {
+            let bit = bits >> (count - 1 - path.bits) & 1;
+            let Some(next) = self.step(graph, &mut path, calls, mode, bit) else {
+                break;
+            };
+            path.end = next;
+        }
+        if path.bits == 0 {
+            return None;
+        }
+        path.open = (self.calls.len() - calls) as u8;
+        let number = self.paths.len() as u32;
+        self.paths.push(path);
+        let key = Self::key(node, bits);
+        let slot = self.slot(key);
+        self.slots[slot] = Slot { key, path: number };
+        Some(number)
+    }
+
+    /// Goes over the node at the end of `path` by a bit; the node behind it, if that is known and nothing else decides.
+    fn step(
+        &mut self,
+        graph: &Graph,
+        path: &mut Path,
+        calls: usize,
+        mode: ExecMode,
+        bit: u32,
+    ) -> Option<u32> {
+        let node = graph.node(path.end);
+        let own = graph.calls(node);
+        let deepest = self.calls.len() - calls + own.size_hint().0;
+        let next = match (node.decision, bit) {
+            (Decision::Conditional, way) => node.next[way as usize],
+            // A compressed return from a call of the path itself.
+            (Decision::Return, 1) => {
+                match own.last().or(self.calls.get(calls..)?.last().copied()) {
+                    // (The stack holds no more than the mode's width.)
+                    Some((ip, site)) if mode.bits() == 64 || ip.0 >> 32 == 0 => {
+                        graph.after_call(site, ip, mode)
+                    }
+                    _ => NONE,
+                }
+            }
+            _ => NONE,
+        };
+        if next == NONE || deepest > MOST_CALLS {
+            return None;
+        }
+        self.calls.extend(graph.calls(node));
+        if node.decision == Decision::Return {
+            self.calls.pop();
+        }
+        self.nodes.push(path.end);
+        path.count += 1;
+        path.bits += 1;
+        path.deepest = path.deepest.max(deepest as u8);
+        path.insns += u32::from(node.insns);
+        path.checksum = path.checksum.then(*graph.checksum(path.end));
+        Some(next)
+    }
+}

@@ -1,0 +1,304 @@
+//! When the items returned ran, worked out as soon as somebody asks, and no sooner.
+//!
+//! Timing packets may be most of a stream, and most who read a flow never ask for the time. So reading passes over them, and notes only where
+//! in the stream each time is to be taken; the tracker is shown the packets up to there when one of them is asked for.
+
+use cofi_packet::Tsc;
+use cofi_packet::intel::{Block, Packet, decode_in};
+
+use super::{Reader, short_tnt, show};
+use crate::FlowConfig;
+use crate::time::{Time, TimeJump, TimeTracker};
+
+/// Something that the tracker knows when it has been shown all packets before a place in the stream.
+#[derive(Clone, Copy, Debug)]
+enum Stamp<T> {
+    At(usize),
+    Known(T),
+}
+
+impl<T: Copy> Stamp<T> {
+    /// Where the tracker has to come for it; none if it is known.
+    const fn place(&self) -> Option<usize> {
+        match self {
+            Self::At(place) => Some(*place),
+            Self::Known(_) => None,
+        }
+    }
+
+    fn resolve(&mut self, at: usize, value: T) {
+        if self.place().is_some_and(|place| place <= at) {
+            *self = Self::Known(value);
+        }
+    }
+}
+
+/// So many jumps are remembered until the tracker has to follow.
+const JUMPS: usize = 4;
+
+/// Reading went on elsewhere.
+#[derive(Clone, Copy, Debug)]
+struct Jump {
+    from: usize,
+    to: usize,
+    /// The block that is open there.
+    block: Block,
+}
+
+/// The time of the items returned.
+///
+/// Invariant: `low` is to be taken no later in the stream than `packet_low`, that no later than `now`, and none before `at`.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock {
+    /// Of Intel PT. RTIT's packets are read with the time.
+    pub(crate) tracker: TimeTracker,
+    /// The tracker has been shown all packets that begin before this, the last of them in this block.
+    at: usize,
+    block: Block,
+    /// Where reading went on elsewhere, or in another block, since then.
+    jumps: [Option<Jump>; JUMPS],
+    /// The best guess, and the core cycles told of.
+    now: Stamp<(Option<Tsc>, u64)>,
+    /// No item is older.
+    low: Stamp<Tsc>,
+    /// When the packet used last was made, at the earliest.
+    packet_low: Stamp<Tsc>,
+    /// The time of each packet will be asked for: showing it as it is read is cheaper.
+    asked: bool,
+    /// How many timing packets had been read when `now` was taken.
+    timing: u64,
+    /// How many timing packets had been read when the last TNT was.
+    tnt: Option<u64>,
+}
+
+impl Clock {
+    pub(super) fn new(config: &FlowConfig) -> Self {
+        Self {
+            tracker: TimeTracker::new(config),
+            at: 0,
+            block: Block::Outside,
+            jumps: [None; JUMPS],
+            now: Stamp::Known((None, 0)),
+            low: Stamp::Known(Tsc(0)),
+            packet_low: Stamp::Known(Tsc(0)),
+            asked: false,
+            timing: 0,
+            tnt: None,
+        }
+    }
+
+    /// Goes on from `before`, which has been shown all that was read, behind lost packets.
+    pub(crate) fn follow_loss(&mut self, before: &Self, at: usize, block: Block) {
+        *self = before.clone();
+        self.tracker.take(&Packet::Ovf);
+        (self.at, self.block) = (at, block);
+    }
+
+    /// Where the tracker has to come first for what is not known yet.
+    fn next_place(&self) -> Option<usize> {
+        let jump = self.jumps[0].map(|jump| jump.from);
+        let places = [
+            jump,
+            self.low.place(),
+            self.packet_low.place(),
+            self.now.place(),
+        ];
+        places.into_iter().flatten().min()
+    }
+
+    fn resolve(&mut self) {
+        self.low.resolve(self.at, self.tracker.earliest());
+        self.packet_low.resolve(self.at, self.tracker.earliest());
+        let now = (self.tracker.now(), self.tracker.cycles());
+        self.now.resolve(self.at, now);
+        while let Some(jump) = self.jumps[0].filter(|jump| jump.from <= self.at) {
+            (self.at, self.block) = (jump.to, jump.block);
+            self.jumps.rotate_left(1);
+            self.jumps[JUMPS - 1] = None;
+        }
+    }
+}
+
+impl Reader<'_> {
+    /// Takes the time of the packet read last.
+    #[inline]
+    fn tick(&mut self) {
+        if self.clock.timing == self.timing {
+            return;
+        }
+        self.clock.timing = self.timing;
+        match &self.rtit {
+            None => {
+                self.clock.now = Stamp::At(self.at);
+                self.clock.packet_low = Stamp::At(self.at);
+            }
+            Some(reading) => {
+                let time = &reading.time;
+                self.clock.now = Stamp::Known((time.now(), time.cycles()));
+                self.clock.packet_low = Stamp::Known(time.earliest());
+            }
+        }
+    }
+
+    /// The packet read last is used, and is no TNT.
+    #[inline]
+    pub(crate) fn time_used(&mut self) {
+        self.tick();
+        // A TIP right behind a TNT may have been deferred: it may be as old as the TNT's first bit.
+        if self.clock.tnt != Some(self.timing) {
+            self.clock.low = self.clock.packet_low;
+        }
+    }
+
+    /// The packet read last is a TNT of so many bits, which is used from here on.
+    #[inline]
+    pub(crate) fn time_of_tnt(&mut self, len: u8) {
+        // Its first bits may be older than the timing packets before it: no older, though, than the packet before.
+        self.clock.low = self.clock.packet_low;
+        if self.is_rtit() && len < 6 {
+            // What forced it out comes next. MTC and STS did not: results before them may stand behind them (4.2.2).
+            self.clock.tnt = None;
+            return;
+        }
+        self.tick();
+        self.clock.tnt = Some(self.timing);
+    }
+
+    /// What runs next may be older than the packet read last, and than the timing packets before that.
+    pub(crate) fn stays_older(&mut self) {
+        self.clock.packet_low = self.clock.low;
+    }
+
+    /// The time of the items returned last.
+    pub(crate) fn time_of_items(&mut self) -> Option<Time> {
+        self.show_all();
+        let (Stamp::Known((Some(now), _)), Stamp::Known(low)) = (self.clock.now, self.clock.low)
+        else {
+            return None;
+        };
+        let latest = self.latest();
+        Some(Time::new(now, low, latest))
+    }
+
+    /// The core cycles told of up to the packet used last.
+    pub(crate) fn cycles_of_items(&mut self) -> u64 {
+        self.show_all();
+        match self.clock.now {
+            Stamp::Known((_, cycles)) => cycles,
+            Stamp::At(_) => 0,
+        }
+    }
+
+    /// The estimate of the time when the packet last returned was made.
+    pub(crate) fn now(&mut self) -> Option<Tsc> {
+        self.show_all();
+        match &self.rtit {
+            None => self.clock.tracker.now(),
+            Some(reading) => reading.time.now(),
+        }
+    }
+
+    pub(crate) fn take_jump(&mut self) -> Option<TimeJump> {
+        self.show_all();
+        match &mut self.rtit {
+            None => self.clock.tracker.take_jump(),
+            Some(reading) => reading.time.take_jump(),
+        }
+    }
+
+    /// Shows all packets read so far to the tracker.
+    pub(crate) fn show_all(&mut self) {
+        if self.is_rtit() {
+            return;
+        }
+        loop {
+            self.clock.resolve();
+            if self.clock.at >= self.at {
+                return;
+            }
+            let stop = self.clock.next_place().unwrap_or(self.at).min(self.at);
+            while self.clock.at < stop {
+                self.show_next();
+            }
+        }
+    }
+
+    /// Whether the next packet is to be shown as it is read: somebody asks for the time of each, and the tracker has been shown all before.
+    #[inline]
+    pub(super) fn shows_at_once(&self) -> bool {
+        self.clock.asked && self.clock.at == self.at && self.clock.jumps[0].is_none()
+    }
+
+    /// Shows the packet that was read just now.
+    #[inline]
+    pub(super) fn show_at_once(&mut self, packet: &Packet) {
+        self.clock.resolve();
+        let bytes = self.bytes.get(self.offset..).unwrap_or_default();
+        let settles = self.offset < self.settled;
+        show(&mut self.clock.tracker, packet, bytes, settles);
+        self.clock_is_here();
+    }
+
+    /// The tracker has been shown all that was read.
+    #[inline]
+    pub(super) fn clock_is_here(&mut self) {
+        (self.clock.at, self.clock.block) = (self.at, self.block);
+    }
+
+    /// The time of each packet will be asked for.
+    pub(crate) fn ask_always(&mut self) {
+        self.clock.asked = true;
+    }
+
+    /// Reading goes on elsewhere, or in another block.
+    pub(super) fn go_to(&mut self, at: usize, block: Block) {
+        let jump = Jump {
+            from: self.at,
+            to: at,
+            block,
+        };
+        match self.clock.jumps.iter_mut().find(|slot| slot.is_none()) {
+            Some(slot) => *slot = Some(jump),
+            None => {
+                self.show_all();
+                (self.clock.at, self.clock.block) = (at, block);
+            }
+        }
+        (self.at, self.block) = (at, block);
+    }
+
+    /// Shows the next packet to the tracker, which reads just as [`Reader::next`] does.
+    fn show_next(&mut self) {
+        let rest = self.bytes.get(self.clock.at..).unwrap_or_default();
+        let Some(padding) = rest.iter().position(|byte| *byte != 0) else {
+            self.clock.at = self.at;
+            return;
+        };
+        let rest = &rest[padding..];
+        let offset = self.clock.at + padding;
+        let block = self.clock.block;
+        if block == Block::Outside && short_tnt(rest[0]).is_some() {
+            self.clock.at = offset + 1;
+            return;
+        }
+        let Ok(decoded) = decode_in(block, rest) else {
+            self.clock.at = offset + 1;
+            return;
+        };
+        let packet = decoded.packet();
+        if let Some(len) = self.left_out(&packet, rest, decoded.len()) {
+            self.clock.at = offset + len;
+            return;
+        }
+        let (block, is_allowed) = block.after(&packet);
+        self.clock.block = block;
+        if !is_allowed {
+            self.clock.at = offset;
+            return;
+        }
+        self.clock.at = offset + decoded.len();
+        let settles = offset < self.settled;
+        let bytes = self.bytes.get(offset..).unwrap_or_default();
+        show(&mut self.clock.tracker, &packet, bytes, settles);
+    }
+}

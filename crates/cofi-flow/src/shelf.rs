@@ -1,0 +1,163 @@
+//! Decoded code of other address spaces, and of other states of them, for when they come back.
+
+use alloc::vec::Vec;
+
+use cofi_insn::CodeSource;
+
+use crate::cache::Cache;
+use crate::{FlowConfig, FlowDecoder};
+
+/// What tells one state of all code from another: of a processor that switches between programs, which one runs, in which version, beside which
+/// version of the kernel. The same key always means the same code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CodeKey(pub [u64; 4]);
+
+/// Caches that are not in use, the one used last at the end.
+///
+/// Invariant: together they use at most half of `FlowConfig::cache_limit`, and the one in use what they leave of it.
+#[derive(Debug, Default)]
+pub(crate) struct Shelf {
+    /// What the cache in use is of; none if nobody said.
+    key: Option<CodeKey>,
+    kept: Vec<(CodeKey, Cache)>,
+}
+
+impl Shelf {
+    /// What was decoded may be wrong.
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Exchanges `cache` for that of `key`; `false` if it is that already.
+    fn exchange(&mut self, cache: &mut Cache, key: CodeKey, config: &FlowConfig) -> bool {
+        let before = self.key.replace(key);
+        if before == Some(key) {
+            return false;
+        }
+        let next = match self.kept.iter().position(|(of, _)| *of == key) {
+            Some(at) => self.kept.remove(at).1,
+            None => Cache::new(config),
+        };
+        let old = core::mem::replace(cache, next);
+        if let Some(before) = before
+            && !old.is_empty()
+        {
+            self.kept.push((before, old));
+        }
+        let bytes = |kept: &[(_, Cache)]| kept.iter().map(|(_, cache)| cache.bytes()).sum();
+        let mut used: usize = bytes(&self.kept);
+        while used > config.cache_limit / 2 {
+            self.kept.remove(0);
+            used = bytes(&self.kept);
+        }
+        cache.set_limit(config.cache_limit - used);
+        true
+    }
+}
+
+impl<C: CodeSource> FlowDecoder<'_, C> {
+    /// Forgets decoded code. To be called when the code source answers otherwise than before.
+    pub fn code_changed(&mut self) {
+        self.cache.clear();
+        self.shelf.clear();
+        self.cache.set_limit(self.config.cache_limit);
+        self.trials.code_changed();
+        self.restart_walk();
+    }
+
+    /// The code source answers as it does for `key` from here on. What was decoded for other keys is kept, as far as there is room
+    /// (`FlowConfig::cache_limit`), and found again when they come back.
+    pub fn code_changed_to(&mut self, key: CodeKey) {
+        if self.shelf.exchange(&mut self.cache, key, &self.config) {
+            self.trials.code_changed();
+            self.restart_walk();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::rc::Rc;
+    use core::cell::Cell;
+
+    use cofi_packet::Ip;
+    use cofi_packet::intel::PSB;
+
+    use super::*;
+    use crate::{Event, Item};
+
+    /// `ret` everywhere, or as many `nop`s before it; counts how often it is asked.
+    struct Programs {
+        nops: Rc<Cell<u64>>,
+        asked: Rc<Cell<usize>>,
+    }
+
+    impl CodeSource for Programs {
+        fn read(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
+            self.asked.set(self.asked.get() + 1);
+            for (place, byte) in buf.iter_mut().enumerate() {
+                let at = ip.0 + place as u64;
+                *byte = if at < 0x1000 + self.nops.get() {
+                    0x90
+                } else {
+                    0xc3
+                };
+            }
+            buf.len()
+        }
+    }
+
+    /// The lengths of the runs between TIP.PGEs, and how often code was read, where the programs take turns.
+    fn run(turns: &[u64], limit: usize) -> (Vec<usize>, usize) {
+        let mut trace = Vec::from(PSB);
+        trace.extend([0x02, 0x23]);
+        for _ in turns {
+            trace.extend([0x71, 0x00, 0x10, 0, 0, 0, 0]); // TIP.PGE 0x1000
+            trace.extend([0x01]); // TIP.PGD
+        }
+        let (nops, asked) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        let code = Programs {
+            nops: nops.clone(),
+            asked: asked.clone(),
+        };
+        let config = FlowConfig {
+            cache_limit: limit,
+            ..FlowConfig::default()
+        };
+        let mut decoder = FlowDecoder::new(&trace, code, config);
+        let (mut lens, mut turns) = (Vec::new(), turns.iter());
+        while let Some(item) = decoder.blocks(|block| {
+            if let Some(len) = lens.last_mut() {
+                *len += block.len();
+            }
+        }) {
+            match item {
+                Item::Event(Event::Enabled { .. }) => {
+                    let program = *turns.next().expect("a program a turn");
+                    nops.set(program);
+                    decoder.code_changed_to(CodeKey([program, 0, 0, 0]));
+                    lens.push(0);
+                }
+                Item::Error(error) => panic!("{error}"),
+                _ => {}
+            }
+        }
+        (lens, asked.get())
+    }
+
+    #[test]
+    fn code_that_comes_back_is_not_decoded_again() {
+        let (once, of_two) = run(&[3, 5], 1 << 20);
+        let (again, of_six) = run(&[3, 5, 3, 5, 5, 3], 1 << 20);
+        assert_eq!(once, [4, 6]);
+        assert_eq!(again, [4, 6, 4, 6, 6, 4]);
+        assert_eq!(of_six, of_two);
+    }
+
+    #[test]
+    fn without_room_it_is() {
+        let (lens, asked) = run(&[3, 5, 3, 5, 5, 3], 0);
+        assert_eq!(lens, [4, 6, 4, 6, 6, 4]);
+        assert!(asked > run(&[3, 5], 0).1);
+    }
+}

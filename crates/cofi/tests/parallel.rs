@@ -1,0 +1,104 @@
+//! What is printed does not depend on how many threads decode, nor on where a stream is cut for them.
+
+mod common;
+
+use common::{DYNAMIC, STATIC, Scratch, cofi, has_qemu, run};
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// What a command prints, and its status.
+fn printed(command: &str, options: &[&str], input: &[&OsStr]) -> (i32, Vec<u8>, String) {
+    let mut cofi = cofi();
+    let ran = run(cofi.arg(command).args(options).args(input));
+    assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
+    (ran.code(), ran.stdout, ran.stderr)
+}
+
+/// One thread and four print the same, with as many segments as there are PSBs and with the usual ones.
+fn same(input: &[&OsStr]) {
+    let kinds: [&[&str]; 3] = [&["--bytes"], &["--json"], &["--json", "--symbols"]];
+    let is_feed = |byte: &u8| *byte == b'\n';
+    for options in kinds {
+        let with = |more: &[&str]| printed("insn", &[options, more].concat(), input);
+        let (status, one, messages) = with(&["-j1"]);
+        assert!(!one.is_empty(), "{messages}");
+        for more in [&["-j4", "--segment", "1"][..], &["-j2"]] {
+            let (other_status, many, other_messages) = with(more);
+            // Which line differs is looked for only where one does.
+            if one != many {
+                let (one, many) = (one.split(is_feed), many.split(is_feed));
+                let at = one.zip(many).position(|(a, b)| a != b);
+                panic!("{options:?} {more:?}: line {at:?} differs");
+            }
+            assert_eq!((status, &messages), (other_status, &other_messages));
+        }
+    }
+    for command in ["check", "report"] {
+        let with = |threads| printed(command, &["--json", "-j", threads], input);
+        assert_eq!(with("1"), with("4"), "{command}");
+    }
+}
+
+/// Records a program of the exam with a PSB every 2 KiB.
+fn recorded(scratch: &Scratch, file: &str, flags: &[&str], raw: &Path) -> bool {
+    let Some(program) = scratch.program(file, flags) else {
+        return false;
+    };
+    let data = scratch.path("data");
+    let mut record = cofi();
+    record.args([
+        "record",
+        "--engine",
+        "qemu",
+        "--config",
+        "psb_period=0",
+        "-o",
+    ]);
+    record.arg(&data).arg("--raw-output").arg(raw);
+    run(record.arg("--").arg(&program));
+    same(&[data.as_os_str()]);
+    true
+}
+
+#[test]
+fn insn_of_threads_signals_and_changing_code_is_the_same_on_four_threads() {
+    if !has_qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for file in ["threads.c", "signals.c", "smc.c"] {
+        recorded(&scratch, file, DYNAMIC, &scratch.path("raw"));
+    }
+}
+
+#[test]
+fn insn_of_a_damaged_trace_is_the_same_on_four_threads() {
+    if !has_qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let raw = scratch.path("raw");
+    if !recorded(&scratch, "static.c", STATIC, &raw) {
+        return;
+    }
+    let program = scratch.path("static");
+    let whole = std::fs::read(&raw).expect("the packets");
+    let damage: [fn(&mut Vec<u8>); 3] = [
+        |bytes| {
+            let half = bytes.len() / 2;
+            bytes[half..half + 40].fill(0xff);
+        },
+        |bytes| {
+            let (third, half) = (bytes.len() / 3, bytes.len() / 2);
+            bytes.drain(third..half);
+        },
+        |bytes| bytes.truncate(bytes.len() * 2 / 3),
+    ];
+    for damage in damage {
+        let mut bytes = whole.clone();
+        damage(&mut bytes);
+        let file = scratch.write("damaged", &bytes);
+        let options = ["--format", "pt", "--elf"].map(OsStr::new);
+        same(&[&options[..], &[program.as_os_str(), file.as_os_str()]].concat());
+    }
+}
