@@ -12,6 +12,15 @@ use std::collections::BTreeMap;
 /// In QEMU's state of a CPU, the address of the next instruction: behind sixteen registers.
 const IP_IN_STATE: u64 = 16 * 8;
 
+/// Whether an instruction raised the signal, and nobody sent it.
+pub(super) const fn is_fault(signal: c_int, code: c_int) -> bool {
+    let by_instruction = matches!(
+        signal,
+        libc::SIGILL | libc::SIGBUS | libc::SIGFPE | libc::SIGSEGV | libc::SIGTRAP
+    );
+    by_instruction && code > 0
+}
+
 /// How a signal ended a process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Death {
@@ -20,7 +29,8 @@ pub(super) struct Death {
     number: c_int,
     code: c_int,
     address: Option<u64>,
-    /// Where the thread was, perhaps: its last block must agree.
+    /// Where the instruction was that raised it, perhaps: the thread's last block must agree. Of a signal from elsewhere none:
+    /// it may have come while QEMU ran code of its own, where nothing says what the guest's registers are.
     pub(super) ip: Option<Ip>,
 }
 
@@ -56,8 +66,8 @@ struct Stop {
     signal: c_int,
     code: c_int,
     address: Option<u64>,
-    /// What may be the address of QEMU's state of the CPU: its generated code has that in RBP.
-    state: u64,
+    /// What may be the address of QEMU's state of the CPU, if an instruction raised it: QEMU's generated code has that in RBP.
+    state: Option<u64>,
 }
 
 /// What stops have said so far.
@@ -100,25 +110,29 @@ impl Deaths {
             && info.code() == libc::SI_USER
             && let Some((victim, stop)) = self.cause(sender, signal)
         {
-            let mut ip = [0; 8];
-            let at = stop.state.wrapping_add(IP_IN_STATE);
-            let is_read = sys::read_memory(victim, at, &mut ip) == ip.len();
+            let ip = stop.state.and_then(|state| {
+                let mut ip = [0; 8];
+                let at = state.wrapping_add(IP_IN_STATE);
+                let is_read = sys::read_memory(victim, at, &mut ip) == ip.len();
+                is_read.then(|| Ip(u64::from_ne_bytes(ip)))
+            });
             let death = Death {
                 tid: victim as Pid,
                 number: signal,
                 code: stop.code,
                 address: stop.address,
-                ip: is_read.then(|| Ip(u64::from_ne_bytes(ip))),
+                ip,
             };
             self.dying.insert(sender, death);
             return;
         }
+        let is_fault = is_fault(signal, info.code());
         let stop = Stop {
             number: self.count,
             signal,
             code: info.code(),
             address: info.address(),
-            state: regs.rbp,
+            state: is_fault.then_some(regs.rbp),
         };
         self.stops.insert(tid, stop);
     }

@@ -4,6 +4,7 @@
 //! where the block can lead, or a signal's handler began, which says what was interrupted.
 
 use super::blocks::{Blocks, is_vsyscall, may_follow};
+use super::death::is_fault;
 use crate::runs::Block;
 use crate::{Entry, Observer, Pid, Step};
 use cofi_insn::Class;
@@ -24,11 +25,7 @@ pub(super) struct Signal {
 impl Signal {
     /// Whether an instruction raised it, the one at `ip`, which did not retire.
     const fn is_fault(&self) -> bool {
-        let by_instruction = matches!(
-            self.number as i32,
-            libc::SIGILL | libc::SIGBUS | libc::SIGFPE | libc::SIGSEGV | libc::SIGTRAP
-        );
-        by_instruction && self.code > 0
+        is_fault(self.number as i32, self.code)
     }
 
     /// As it is reported: a handler runs.
