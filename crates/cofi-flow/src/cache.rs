@@ -30,7 +30,7 @@ pub(crate) enum End {
 
 /// A run of plain instructions and the one that ends it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Straight {
+pub(crate) struct BasicBlock {
     /// The first instruction.
     pub(crate) ip: Ip,
     /// The ending instruction.
@@ -74,7 +74,7 @@ struct Mark {
 /// than there is room for finds most of what stayed each time, where emptying all of it, or what is oldest, would find nothing.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    blocks: Vec<Straight>,
+    blocks: Vec<BasicBlock>,
     /// Lengths of the plain instructions of all blocks.
     lens: Vec<u8>,
     /// And the digests of their bytes.
@@ -181,7 +181,7 @@ impl Cache {
     }
 
     #[inline]
-    pub(crate) fn block(&self, id: u32) -> &Straight {
+    pub(crate) fn block(&self, id: u32) -> &BasicBlock {
         &self.blocks[id as usize]
     }
 
@@ -246,7 +246,7 @@ impl Cache {
 
     /// How much memory it uses.
     pub(crate) fn bytes(&self) -> usize {
-        self.blocks.len() * size_of::<Straight>()
+        self.blocks.len() * size_of::<BasicBlock>()
             + self.lens.len() * (1 + size_of::<u32>())
             + self.index.bytes()
             + self.graph.bytes()
@@ -295,7 +295,7 @@ impl Cache {
     fn build(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
         let first = self.lens.len();
         let mut at = ip;
-        let mut block = Straight {
+        let mut block = BasicBlock {
             ip,
             term_ip: ip,
             next: ip,

@@ -55,7 +55,11 @@ fn decode(blocks: usize, rounds: usize, limit: usize) -> (u64, u64, usize) {
         .blocks(|block| instructions += block.len() as u64)
         .is_some()
     {}
-    (instructions, decoder.cache.built, decoder.cache.bytes())
+    (
+        instructions,
+        decoder.walk.cache.built,
+        decoder.walk.cache.bytes(),
+    )
 }
 
 /// A program that goes round in a quarter more code than there is room for must not be decoded anew all the time.
@@ -96,7 +100,7 @@ fn code_that_no_longer_runs_makes_room() {
     };
     let mut decoder = FlowDecoder::new(&first, source, config);
     while decoder.blocks(|_| ()).is_some() {}
-    let built = decoder.cache.built;
+    let built = decoder.walk.cache.built;
     // Of 40 rounds, each of which were half of it.
     assert!(
         built < once * 12,

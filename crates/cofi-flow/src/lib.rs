@@ -74,30 +74,32 @@
 
 extern crate alloc;
 
-mod away;
+mod arrive;
+mod awaiting_fup;
+mod bind;
 mod block;
-mod build;
 mod cache;
 #[cfg(test)]
 mod cache_tests;
 mod config;
+mod control;
 mod decoder;
-mod due;
+mod emit;
 mod errata;
 mod error;
 mod event;
 mod events;
-mod fast;
 mod graph;
-mod held;
+mod graph_build;
 mod index;
 mod ipc;
 mod kind;
 pub mod lines;
+mod loss;
 mod memo;
-mod mode;
-mod pending;
+mod probation;
 mod reader;
+mod resync;
 mod retstack;
 mod rtit;
 mod shelf;

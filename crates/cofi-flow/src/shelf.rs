@@ -4,8 +4,9 @@ use alloc::vec::Vec;
 
 use cofi_insn::CodeSource;
 
+use crate::FlowConfig;
 use crate::cache::Cache;
-use crate::{FlowConfig, FlowDecoder};
+use crate::walk::Walker;
 
 /// What tells one state of all code from another: of a processor that switches between programs, which one runs, in which version, beside which
 /// version of the kernel. The same key always means the same code.
@@ -55,22 +56,21 @@ impl Shelf {
     }
 }
 
-impl<C: CodeSource> FlowDecoder<'_, C> {
-    /// Forgets decoded code. To be called when the code source answers otherwise than before.
-    pub fn code_changed(&mut self) {
+impl<C: CodeSource> Walker<C> {
+    /// The code source may answer differently from here on.
+    pub(crate) fn code_changed(&mut self, config: &FlowConfig) {
         self.cache.clear();
         self.shelf.clear();
-        self.cache.set_limit(self.config.cache_limit);
+        self.cache.set_limit(config.cache_limit);
         self.trials.code_changed();
-        self.restart_walk();
+        self.restart();
     }
 
-    /// The code source answers as it does for `key` from here on. What was decoded for other keys is kept, as far as there is room
-    /// (`FlowConfig::cache_limit`), and found again when they come back.
-    pub fn code_changed_to(&mut self, key: CodeKey) {
-        if self.shelf.exchange(&mut self.cache, key, &self.config) {
+    /// The code source answers as it does for `key` from here on.
+    pub(crate) fn code_changed_to(&mut self, key: CodeKey, config: &FlowConfig) {
+        if self.shelf.exchange(&mut self.cache, key, config) {
             self.trials.code_changed();
-            self.restart_walk();
+            self.restart();
         }
     }
 }
@@ -84,7 +84,7 @@ mod tests {
     use cofi_packet::intel::PSB;
 
     use super::*;
-    use crate::{Event, Item};
+    use crate::{Event, FlowDecoder, Item};
 
     /// `ret` everywhere, or as many `nop`s before it; counts how often it is asked.
     struct Programs {

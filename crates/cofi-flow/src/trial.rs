@@ -6,15 +6,12 @@
 //! reported on probation.
 
 use cofi_insn::{Class, CodeSource};
-use cofi_packet::intel::DecodeError;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::cache::{Cache, End};
-use crate::decoder::FlowDecoder;
-use crate::events::notes::Run;
 use crate::reader::{Flow, Reader};
 use crate::retstack::ReturnStack;
-use crate::{FlowConfig, FlowErrorKind, TraceFormat};
+use crate::{FlowConfig, TraceFormat};
 
 /// What must agree, in units of about a bit: the chance of a coincidence halves with each.
 const ENOUGH: u32 = 24;
@@ -70,6 +67,96 @@ impl Trials {
     pub(crate) fn code_changed(&mut self) {
         self.cache.clear();
     }
+
+    /// Control is about to be lost: the calls that are known may still be returned from.
+    pub(crate) fn keep_callers(&mut self, callers: &ReturnStack, and_older: bool) {
+        if !and_older {
+            self.callers.clear();
+        }
+        self.callers.extend(callers);
+    }
+
+    /// Whether code from `ip` on fits the packets behind the one that `reader` has read last.
+    pub(crate) fn confirms(
+        &mut self,
+        code: &mut impl CodeSource,
+        reader: &Reader<'_>,
+        ip: Ip,
+        mode: ExecMode,
+    ) -> bool {
+        let mut trial = Trial::new(reader, ip, mode);
+        match self.walk(code, &mut trial) {
+            Outcome::Confirmed => true,
+            Outcome::Refuted | Outcome::Open => false,
+            Outcome::Returns => self.only_caller(code, &trial).is_some(),
+        }
+    }
+
+    /// Where a compressed return leads whose call was lost, if exactly one of the callers from before the loss fits. The TNT bits behind it
+    /// are given.
+    pub(crate) fn caller(
+        &mut self,
+        code: &mut impl CodeSource,
+        reader: &Reader<'_>,
+        mode: ExecMode,
+        (tnt, tnt_len): (u64, u8),
+    ) -> Option<Ip> {
+        let mut trial = Trial::new(reader, Ip(0), mode);
+        (trial.tnt, trial.tnt_len) = (tnt, tnt_len);
+        self.only_caller(code, &trial)
+    }
+
+    /// The one caller to which a return must have led. Of those above it nothing is known: control may have come in by other calls since.
+    fn only_caller(&mut self, code: &mut impl CodeSource, trial: &Trial<'_>) -> Option<Ip> {
+        let mut callers = self.callers.clone();
+        let mut found: Option<Ip> = None;
+        let mut tried: [Ip; 64] = [Ip(0); 64];
+        let mut count = 0;
+        while let Some(mut ip) = callers.pop() {
+            if trial.mode.bits() < 64 {
+                ip = Ip(ip.0 & 0xffff_ffff);
+            }
+            if tried[..count].contains(&ip) {
+                continue;
+            }
+            tried[count] = ip;
+            count += 1;
+            let mut trial = trial.clone();
+            trial.ip = ip;
+            trial.returns.clear();
+            match self.walk(code, &mut trial) {
+                Outcome::Refuted => {}
+                Outcome::Confirmed if found.is_none() => found = Some(ip),
+                // More than one may be it.
+                _ => return None,
+            }
+        }
+        found
+    }
+
+    /// Walks until enough agrees, something contradicts, or nothing more can be found out.
+    fn walk(&mut self, code: &mut impl CodeSource, trial: &mut Trial<'_>) -> Outcome {
+        let begun = *self.begun.get_or_insert(trial.reader.psb_at());
+        let bytes = trial.reader.at.saturating_sub(begun) as u64;
+        let left = (BLOCKS + BLOCKS_A_BYTE * bytes).saturating_sub(self.spent);
+        self.cache.shrink();
+        let limit = left.min(MAX_BLOCKS.into()) as u32;
+        trial.blocks = 0;
+        let outcome = loop {
+            if trial.score >= ENOUGH {
+                break Outcome::Confirmed;
+            }
+            if trial.blocks >= limit {
+                break Outcome::Open;
+            }
+            match trial.step(&mut self.cache, code) {
+                None => {}
+                Some(outcome) => break outcome,
+            }
+        };
+        self.spent += u64::from(trial.blocks) + 1;
+        outcome
+    }
 }
 
 /// What a packet says comes next.
@@ -86,9 +173,10 @@ enum Ahead {
 
 /// A walk ahead.
 #[derive(Clone)]
-struct Walker<'t> {
+struct Trial<'t> {
     reader: Reader<'t>,
     ip: Ip,
+    mode: ExecMode,
     tnt: u64,
     tnt_len: u8,
     ahead: Ahead,
@@ -113,15 +201,16 @@ enum Read {
     Is(Outcome),
 }
 
-impl<'t> Walker<'t> {
-    fn new(reader: &Reader<'t>, ip: Ip, format: &TraceFormat) -> Self {
+impl<'t> Trial<'t> {
+    fn new(reader: &Reader<'t>, ip: Ip, mode: ExecMode) -> Self {
         Self {
             reader: reader.clone(),
             ip,
+            mode,
             tnt: 0,
             tnt_len: 0,
             ahead: Ahead::Nothing,
-            returns: ReturnStack::new(format),
+            returns: ReturnStack::new(&TraceFormat::IntelPt),
             score: 0,
             blocks: 0,
         }
@@ -207,237 +296,39 @@ impl<'t> Walker<'t> {
         }
         Outcome::Open
     }
-}
 
-impl<'t, C: CodeSource> FlowDecoder<'t, C> {
-    /// Whether trials are made: they need code.
-    fn may_try(&self) -> bool {
-        !self.reader.is_rtit() && !self.notes.tells
-    }
-
-    /// Whether code at `ip` surely runs in the mode that was the last. A trial does not tell: much code fits in two modes.
-    fn is_mode_sure(&self, ip: Ip) -> bool {
-        let is_same = self.bound.mode.is_none_or(|(mode, _)| mode == self.mode);
-        // Only 64-bit code has such addresses.
-        let is_wide = ip.0 >> 32 != 0 && self.mode == ExecMode::Bits64;
-        is_same && (is_wide || self.notes.is_one_mode_told_again())
-    }
-
-    /// Control is about to be lost: the calls that are known may still be returned from.
-    pub(crate) fn keep_callers(&mut self) {
-        if !self.reader.damaged {
-            self.trials.callers.clear();
-        }
-        self.trials.callers.extend(&self.returns);
-    }
-
-    /// Control being lost in doubt, a packet just read gives this address, if nothing before it was wrong. Goes on there if a trial
-    /// confirms it.
-    pub(crate) fn try_place(&mut self) -> bool {
-        if !self.may_try() || !self.reader.damaged {
-            return false;
-        }
-        let Some(ip) = self.reader.likely.filter(|ip| self.is_mode_sure(*ip)) else {
-            return false;
-        };
-        let walker = Walker::new(&self.reader, ip, &self.config.format);
-        if !self.is_confirmed(walker) {
-            return false;
-        }
-        self.reader.doubt = false;
-        self.notes.is_mode_doubtful = false;
-        true
-    }
-
-    /// Whether the TIP that was just read stands where no TNT bits before it can belong behind it. Reads on from the last PSB to find
-    /// out, so it must not be asked for each error.
-    pub(crate) fn is_last_tip_alone(&self) -> bool {
-        if !self.may_try() {
-            return false;
-        }
-        let mut again = self.reader.clone();
-        again.start_at(self.reader.psb_at());
-        again.outside_block();
-        let (mut run, mut timing) = (Run::Unknown, 0);
-        while let Some(Ok(_)) = again.next() {
-            if again.offset() >= self.reader.offset() {
-                break;
-            }
-            (run, timing) = (again.run(), again.timing);
-        }
-        let run = match run {
-            Run::Partial(_) if timing == again.timing => Run::Partial(self.reader.timing),
-            Run::Partial(_) => Run::Unknown,
-            run => run,
-        };
-        run.ends(&self.reader)
-    }
-
-    /// Behind bytes that form no packet, looks for a place where packets fit the code again, before the next PSB. Packets
-    /// up to there are skipped: they may be none.
-    pub(crate) fn try_behind_bad_bytes(&mut self) -> bool {
-        if !self.may_try() {
-            return false;
-        }
-        let mut ahead = self.reader.clone();
-        ahead.damaged = true;
-        ahead.doubt = true;
-        ahead.outside_block();
-        let sure = ahead.last_ip();
-        let mut run = Run::Unknown;
-        loop {
-            let flow = match ahead.next() {
-                Some(Ok(flow)) => flow,
-                Some(Err(DecodeError::InBlock { .. })) | None => return false,
-                Some(Err(_)) => {
-                    run = Run::Unknown;
-                    continue;
-                }
-            };
-            let is_place = match flow {
-                Flow::Psb => return false,
-                Flow::ModeExec { mode, .. } if mode != self.mode => return false,
-                // What they report must not be skipped: code of another address space may run, or none at all.
-                Flow::Pip { .. } | Flow::Vmcs(_) | Flow::ModeTsx(_) | Flow::Ovf => return false,
-                Flow::Tip(_) => run.ends(&ahead),
-                Flow::Pge(_) => true,
-                _ => false,
-            };
-            run = ahead.run();
-            if !is_place {
-                continue;
-            }
-            for again in [false, true] {
-                let mut reader = ahead.clone();
-                if again && !reader.assume_last_ip(sure) {
-                    continue;
-                }
-                let Some(ip) = reader.likely.filter(|ip| self.is_mode_sure(*ip)) else {
-                    continue;
-                };
-                let walker = Walker::new(&reader, ip, &self.config.format);
-                if self.is_confirmed(walker) {
-                    reader.doubt = false;
-                    // Timing packets among them may be none, either: none of those is used, and it is not known how many there were.
-                    self.reader.show_all();
-                    reader
-                        .clock
-                        .follow_loss(&self.reader.clock, reader.at, reader.block);
-                    self.reader = reader;
-                    self.read_at = self.reader.offset();
-                    self.release_held(None);
-                    self.notes.is_mode_doubtful = false;
-                    self.turn_on(ip);
-                    return true;
-                }
-            }
-        }
-    }
-
-    /// Where a compressed return leads whose call was lost, if exactly one of the callers from before the loss fits.
-    pub(crate) fn try_callers(&mut self) -> Option<Ip> {
-        if !self.may_try() || !self.reader.damaged || self.trials.callers.is_empty() {
-            return None;
-        }
-        let mut walker = Walker::new(&self.reader, self.ip, &self.config.format);
-        (walker.tnt, walker.tnt_len) = (self.tnt, self.tnt_len);
-        self.only_caller(&walker)
-    }
-
-    /// The one caller to which a return must have led. Of those above it nothing is known: control may have come in by other calls since.
-    fn only_caller(&mut self, walker: &Walker<'t>) -> Option<Ip> {
-        let mut callers = self.trials.callers.clone();
-        let mut found: Option<Ip> = None;
-        let mut tried: [Ip; 64] = [Ip(0); 64];
-        let mut count = 0;
-        while let Some(mut ip) = callers.pop() {
-            if self.mode.bits() < 64 {
-                ip = Ip(ip.0 & 0xffff_ffff);
-            }
-            if tried[..count].contains(&ip) {
-                continue;
-            }
-            tried[count] = ip;
-            count += 1;
-            let mut walker = walker.clone();
-            walker.ip = ip;
-            walker.returns.clear();
-            match self.walk_ahead(&mut walker) {
-                Outcome::Refuted => {}
-                Outcome::Confirmed if found.is_none() => found = Some(ip),
-                // More than one may be it.
-                _ => return None,
-            }
-        }
-        found
-    }
-
-    fn is_confirmed(&mut self, mut walker: Walker<'t>) -> bool {
-        match self.walk_ahead(&mut walker) {
-            Outcome::Confirmed => true,
-            Outcome::Refuted | Outcome::Open => false,
-            Outcome::Returns => self.only_caller(&walker).is_some(),
-        }
-    }
-
-    /// Walks until enough agrees, something contradicts, or nothing more can be found out.
-    fn walk_ahead(&mut self, walker: &mut Walker<'t>) -> Outcome {
-        let psb = self.reader.psb_at();
-        let begun = *self.trials.begun.get_or_insert(psb);
-        let bytes = walker.reader.at.saturating_sub(begun) as u64;
-        let left = (BLOCKS + BLOCKS_A_BYTE * bytes).saturating_sub(self.trials.spent);
-        self.trials.cache.shrink();
-        let limit = left.min(MAX_BLOCKS.into()) as u32;
-        walker.blocks = 0;
-        let outcome = loop {
-            if walker.score >= ENOUGH {
-                break Outcome::Confirmed;
-            }
-            if walker.blocks >= limit {
-                break Outcome::Open;
-            }
-            match self.step_ahead(walker) {
-                None => {}
-                Some(outcome) => break outcome,
-            }
-        };
-        self.trials.spent += u64::from(walker.blocks) + 1;
-        outcome
-    }
-
-    /// One block of a trial.
-    fn step_ahead(&mut self, walker: &mut Walker<'t>) -> Option<Outcome> {
-        if walker.tnt_len == 0
-            && matches!(walker.ahead, Ahead::Nothing)
-            && let Read::Is(outcome) = walker.read()
+    /// One block of it.
+    fn step(&mut self, cache: &mut Cache, code: &mut impl CodeSource) -> Option<Outcome> {
+        if self.tnt_len == 0
+            && matches!(self.ahead, Ahead::Nothing)
+            && let Read::Is(outcome) = self.read()
         {
             return Some(outcome);
         }
-        let cache = &mut self.trials.cache;
-        let id = cache.straight(walker.ip, self.mode, &mut self.code);
+        let id = cache.straight(self.ip, self.mode, code);
         let block = *cache.block(id);
-        walker.blocks += 1 + u32::from(block.body) / 16;
-        let has_bits = walker.tnt_len != 0;
+        self.blocks += 1 + u32::from(block.body) / 16;
+        let has_bits = self.tnt_len != 0;
         if !has_bits
-            && let Ahead::Async(stop, _) | Ahead::Status(stop, _) = walker.ahead
+            && let Ahead::Async(stop, _) | Ahead::Status(stop, _) = self.ahead
             && cache.position(id, stop).is_some()
         {
-            return match walker.ahead {
+            return match self.ahead {
                 Ahead::Status(_, told) => {
-                    walker.agree(STATUS);
+                    self.agree(STATUS);
                     let is_same = told.is_none_or(|told| told == self.mode);
-                    Some(if is_same && walker.score >= ENOUGH {
+                    Some(if is_same && self.score >= ENOUGH {
                         Outcome::Confirmed
                     } else {
                         Outcome::Open
                     })
                 }
                 Ahead::Async(_, Some(to)) => {
-                    walker.agree(REACHED);
-                    (walker.ip, walker.ahead) = (to, Ahead::Nothing);
+                    self.agree(REACHED);
+                    (self.ip, self.ahead) = (to, Ahead::Nothing);
                     None
                 }
-                _ => match walker.resumes(stop) {
+                _ => match self.resumes(stop) {
                     Outcome::Confirmed => None,
                     outcome => Some(outcome),
                 },
@@ -445,7 +336,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         }
         match block.end {
             End::Split => {
-                walker.ip = block.next;
+                self.ip = block.next;
                 return None;
             }
             End::Insn => {}
@@ -453,7 +344,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         }
         match block.class {
             Class::Conditional => {
-                walker.ip = match (walker.bit(), walker.ahead) {
+                self.ip = match (self.bit(), self.ahead) {
                     (Some(true), _) => block.target,
                     (Some(false), _) => block.next,
                     (None, Ahead::Pgd) => return Some(Outcome::Open),
@@ -462,57 +353,48 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             }
             Class::DirectJump | Class::DirectCall => {
                 if block.class == Class::DirectCall && block.target != block.next {
-                    walker.returns.push(block.next);
+                    self.returns.push(block.next);
                 }
-                walker.ip = block.target;
+                self.ip = block.target;
             }
             Class::Return if has_bits => {
-                if walker.bit() != Some(true) {
+                if self.bit() != Some(true) {
                     return Some(Outcome::Refuted);
                 }
-                let Some(ip) = walker.returns.pop() else {
+                let Some(ip) = self.returns.pop() else {
                     return Some(Outcome::Returns);
                 };
-                walker.agree(RETURN);
-                walker.ip = ip;
+                self.agree(RETURN);
+                self.ip = ip;
             }
             Class::Return | Class::IndirectJump | Class::IndirectCall if !has_bits => {
-                let to = match walker.ahead {
+                let to = match self.ahead {
                     Ahead::Tip(to) => to,
                     Ahead::Pgd => return Some(Outcome::Open),
                     _ => return Some(Outcome::Refuted),
                 };
                 match block.class {
-                    Class::Return => drop(walker.returns.pop()),
-                    Class::IndirectCall => walker.returns.push(block.next),
+                    Class::Return => drop(self.returns.pop()),
+                    Class::IndirectCall => self.returns.push(block.next),
                     _ => {}
                 }
-                walker.agree(TARGET);
-                (walker.ip, walker.ahead) = (to, Ahead::Nothing);
+                self.agree(TARGET);
+                (self.ip, self.ahead) = (to, Ahead::Nothing);
             }
             // A TIP that was deferred (33.4.2.3) would have made these bits wait: a trial does not follow that.
             Class::IndirectJump | Class::IndirectCall => return Some(Outcome::Refuted),
-            class if class.is_far() => match walker.ahead {
+            class if class.is_far() => match self.ahead {
                 Ahead::Pgd if !has_bits => {
-                    if walker.resumes(block.next) != Outcome::Confirmed {
+                    if self.resumes(block.next) != Outcome::Confirmed {
                         return Some(Outcome::Open);
                     }
                 }
                 Ahead::Tip(_) if !has_bits => return Some(Outcome::Open),
                 _ => return Some(Outcome::Refuted),
             },
-            _ => walker.ip = block.next,
+            _ => self.ip = block.next,
         }
         None
-    }
-
-    /// Where a compressed return without a call led, if that can be found out; else control is lost.
-    pub(crate) fn lost_caller(&mut self) -> Option<Ip> {
-        let found = self.try_callers();
-        if found.is_none() {
-            self.fail(FlowErrorKind::EmptyReturnStack);
-        }
-        found
     }
 }
 
@@ -521,7 +403,7 @@ mod tests {
     use alloc::vec::Vec;
 
     use super::*;
-    use crate::FlowConfig;
+    use crate::{FlowConfig, FlowDecoder};
 
     /// Code everywhere that never needs a packet: each trial goes on until it may not.
     struct Nops;
@@ -551,7 +433,7 @@ mod tests {
             .by_ref()
             .filter(|item| matches!(item, crate::Item::Error(_)));
         assert_eq!(errors.count(), 1);
-        let spent = decoder.trials.spent;
+        let spent = decoder.walk.trials.spent;
         let share = BLOCKS + BLOCKS_A_BYTE * trace.len() as u64;
         // The last one may go a block too far, and asking costs one.
         let most = share + MAX_BODY_BLOCKS + tries as u64;
@@ -581,11 +463,11 @@ mod tests {
         let (mut most, mut errors) = (0, 0);
         for _ in 0..3 {
             errors += usize::from(decoder.by_ref().next().is_some());
-            most = most.max(decoder.trials.cache.bytes());
+            most = most.max(decoder.walk.trials.cache.bytes());
         }
         decoder.by_ref().for_each(drop);
-        most = most.max(decoder.trials.cache.bytes());
-        assert!(errors > 0 && decoder.trials.spent > 10_000);
+        most = most.max(decoder.walk.trials.cache.bytes());
+        assert!(errors > 0 && decoder.walk.trials.spent > 10_000);
         // One trial may go beyond it, until the next makes room.
         let trial = MAX_BLOCKS as usize * 600;
         assert!(most < (1 << 20) / SHARE + trial, "{most} bytes");

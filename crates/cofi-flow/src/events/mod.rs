@@ -1,18 +1,18 @@
 //! The event level: what packets tell without any code.
 
-pub(crate) mod notes;
+pub(crate) mod origin;
 pub(crate) mod replay;
 #[cfg(test)]
 mod replay_tests;
 
-use cofi_insn::CodeSource;
 use cofi_packet::intel::Kind;
 use cofi_packet::{Ip, StreamOffset, Tsc};
 
-use crate::decoder::{FlowDecoder, State};
-use crate::pending::{Bound, Pending};
+use crate::bind::{Binder, Bound, Pending};
+use crate::control::NoCode;
+use crate::decoder::State;
 use crate::{Event, Expected, FlowConfig, FlowError, FlowErrorKind, Item};
-pub use notes::PacketKinds;
+pub use origin::PacketKinds;
 
 /// Something that packets tell, and where they tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Told {
 
 /// Binds packets into events (33.4.1, tables 33-14 and 33-55 to 33-59), without any code.
 ///
-/// An iterator over [`Told`]s. It tells what [`FlowDecoder`] does but for the instructions, and instead of these, where wanted, the
+/// An iterator over [`Told`]s. It tells what [`FlowDecoder`](crate::FlowDecoder) does but for the instructions, and instead of these, where wanted, the
 /// targets of branches and the TNT bits: a coarse view of the flow for which no code is needed.
 ///
 /// ```
@@ -68,33 +68,19 @@ pub struct Told {
 /// A PSB+ is told of only as far as it tells news: the first, tracing on, is [`Event::Enabled`].
 #[derive(Debug)]
 pub struct EventDecoder<'t> {
-    /// Does all but follow code while tracing is on.
-    flow: FlowDecoder<'t, NoCode>,
+    /// All of it but what to do with what is bound while tracing is on.
+    bind: Binder<'t>,
     branches: bool,
-}
-
-/// There is none.
-#[derive(Clone, Copy, Debug)]
-struct NoCode;
-
-impl CodeSource for NoCode {
-    fn read(&mut self, _: Ip, _: &mut [u8]) -> usize {
-        0
-    }
 }
 
 impl<'t> EventDecoder<'t> {
     /// A decoder of `trace`, the bytes of one packet stream. Of `config`, what concerns format, clocks and errata matters.
     pub fn new(trace: &'t [u8], config: FlowConfig) -> Self {
-        let config = FlowConfig {
-            cache_limit: 0,
-            ..config
-        };
-        let mut flow = FlowDecoder::new(trace, NoCode, config);
-        flow.notes.tells = true;
-        flow.reader.ask_always();
+        let mut bind = Binder::new(trace, config);
+        bind.emit.keeps_origins = true;
+        bind.reader.ask_always();
         Self {
-            flow,
+            bind,
             branches: false,
         }
     }
@@ -109,86 +95,96 @@ impl<'t> EventDecoder<'t> {
     /// With [`Event::Tick`].
     #[must_use]
     pub fn with_ticks(mut self) -> Self {
-        self.flow.reader.ticks = Some(Default::default());
+        self.bind.reader.ticks = Some(Default::default());
         self
     }
 
     /// Only the part from the first PSB at or after `range.start` up to the first PSB at or after `range.end`: see
-    /// [`FlowDecoder::within`].
+    /// [`FlowDecoder::within`](crate::FlowDecoder::within).
     #[must_use]
     pub fn within(mut self, range: core::ops::Range<StreamOffset>) -> Self {
-        self.flow = self.flow.within(range);
+        let usize = |offset: StreamOffset| usize::try_from(offset.0).unwrap_or(usize::MAX);
+        self.bind.cut(usize(range.start)..usize(range.end));
         self
     }
 
     /// Tracing is on: what is told next happens at once, as no code must lead there first.
     fn follow(&mut self) {
-        let flow = &mut self.flow;
-        match core::mem::replace(&mut flow.pending, Pending::None) {
-            Pending::None => flow.fetch(),
+        let bind = &mut self.bind;
+        match core::mem::replace(&mut bind.pending, Pending::None) {
+            Pending::None => bind.fetch(&mut NoCode),
             Pending::Tip(Some(ip)) => {
-                flow.consumed();
-                flow.push(Event::Target { ip });
-                let bound = core::mem::take(&mut flow.bound);
-                flow.apply(bound, Some(ip));
+                bind.consumed();
+                bind.push(Event::Target { ip });
+                let bound = core::mem::take(&mut bind.bound);
+                bind.apply(bound, Some(ip));
             }
             Pending::Pgd(ip) => {
-                flow.consumed();
-                let bound = core::mem::take(&mut flow.bound);
-                flow.turn_off(ip);
-                flow.push(Event::Disabled { ip });
-                flow.apply(Bound { tsx: None, ..bound }, ip);
+                bind.consumed();
+                let bound = core::mem::take(&mut bind.bound);
+                bind.turn_off(&mut NoCode, ip);
+                bind.push(Event::Disabled { ip });
+                bind.apply(Bound { tsx: None, ..bound }, ip);
             }
             Pending::Pip(cr3) => {
-                flow.consumed();
-                flow.push_paging(cr3);
+                bind.consumed();
+                bind.push_paging(cr3);
             }
             Pending::Paging { cr3, nr } => {
-                flow.consumed();
-                flow.push(Event::Paging { cr3, nr });
-                flow.known.paging = Some((cr3, nr));
+                bind.consumed();
+                bind.push(Event::Paging { cr3, nr });
+                bind.known.paging = Some((cr3, nr));
             }
             Pending::Vmcs(base) => {
-                flow.consumed();
-                flow.push(Event::Vmcs { base });
-                flow.known.vmcs = Some(base);
+                bind.consumed();
+                bind.push(Event::Vmcs { base });
+                bind.known.vmcs = Some(base);
             }
             Pending::Ptwrite { payload, size } => {
-                flow.consumed();
-                flow.push(Event::Ptwrite {
+                bind.consumed();
+                bind.push(Event::Ptwrite {
                     ip: None,
                     payload,
                     size,
                 });
             }
             Pending::At { ip, what } => {
-                flow.ip = ip;
-                flow.arrive(ip, what);
+                bind.arrive(&mut NoCode, ip, what);
             }
             Pending::Overflow => {
-                flow.note_used();
-                flow.overflow();
+                bind.note_used();
+                bind.overflow(&mut NoCode);
             }
-            Pending::Status(status) if flow.contradicts_mode(&status) => flow.refuse_mode(status),
-            Pending::Status(status) if status.last => flow.state = State::Done,
+            Pending::Status(status) if bind.contradicts_mode(&status) => {
+                bind.refuse_mode(&mut NoCode, status)
+            }
+            Pending::Status(status) if status.last => bind.state = State::Done,
             Pending::Status(status) => {
-                flow.consumed();
-                flow.apply_status(status);
+                bind.consumed();
+                bind.apply_status(status);
             }
-            Pending::Bad(kind) => flow.fail(kind),
-            Pending::Tip(None) => flow.fail(FlowErrorKind::SuppressedIp {
-                packet: flow.tip_kind(),
-            }),
-            pending @ (Pending::OverflowAt(_) | Pending::Ends(_)) => flow.follow_rtit(pending),
-            pge @ Pending::Pge(_) if flow.reader.is_rtit() => flow.follow_rtit(pge),
+            Pending::Bad(kind) => bind.fail(&mut NoCode, kind),
+            Pending::Tip(None) => bind.fail(
+                &mut NoCode,
+                FlowErrorKind::SuppressedIp {
+                    packet: bind.tip_kind(),
+                },
+            ),
+            pending @ (Pending::OverflowAt(_) | Pending::Ends(_)) => {
+                bind.follow_rtit(&mut NoCode, pending)
+            }
+            pge @ Pending::Pge(_) if bind.reader.is_rtit() => bind.follow_rtit(&mut NoCode, pge),
             pge @ Pending::Pge(_) => {
-                flow.pending = pge;
-                flow.fail(FlowErrorKind::Unexpected {
-                    found: Kind::TipPge.into(),
-                    expected: Expected::TracingOn,
-                });
+                bind.pending = pge;
+                bind.fail(
+                    &mut NoCode,
+                    FlowErrorKind::Unexpected {
+                        found: Kind::TipPge.into(),
+                        expected: Expected::TracingOn,
+                    },
+                );
             }
-            Pending::End => flow.state = State::Done,
+            Pending::End => bind.state = State::Done,
         }
     }
 }
@@ -216,19 +212,19 @@ impl Iterator for EventDecoder<'_> {
 
     fn next(&mut self) -> Option<Told> {
         loop {
-            let notes = &mut self.flow.notes;
-            if let Some(replay) = notes.replays.front_mut()
-                && replay.before == notes.returned
+            let emit = &mut self.bind.emit;
+            if let Some(replay) = emit.replays.front_mut()
+                && replay.before == emit.returned
             {
-                match replay.next(&self.flow.reader) {
+                match replay.next(&self.bind.reader) {
                     Some(told) => return Some(told),
-                    None => _ = notes.replays.pop_front(),
+                    None => _ = emit.replays.pop_front(),
                 }
                 continue;
             }
-            if let Some(item) = self.flow.out.pop_front() {
-                self.flow.notes.returned += 1;
-                let origin = self.flow.notes.due.pop_front().unwrap_or_default();
+            if let Some(item) = self.bind.emit.items.pop_front() {
+                self.bind.emit.returned += 1;
+                let origin = self.bind.emit.origins.pop_front().unwrap_or_default();
                 let what = match item {
                     Item::Event(Event::Target { .. } | Event::Branches { .. })
                         if !self.branches =>
@@ -248,10 +244,10 @@ impl Iterator for EventDecoder<'_> {
                     what,
                 });
             }
-            match self.flow.state {
+            match self.bind.state {
                 State::On => self.follow(),
                 State::Done => return None,
-                State::Start | State::Off | State::Lost => self.flow.go_on(),
+                State::Start | State::Off | State::Lost => self.bind.go_on(&mut NoCode),
             }
         }
     }

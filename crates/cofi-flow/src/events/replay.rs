@@ -11,7 +11,7 @@ use cofi_packet::intel::{Block, Packet, decode_in};
 use cofi_packet::rtit;
 
 use crate::events::Told;
-use crate::events::notes::Origin;
+use crate::events::origin::Origin;
 use crate::reader::{Reader, Ticked, short_tnt, show};
 use crate::rtit::ticks;
 use crate::time::{RtitTime, TimeTracker};

@@ -14,15 +14,15 @@ fn told(stream: &[u8], config: FlowConfig) -> (Vec<Told>, usize) {
     let (mut all, mut most) = (Vec::new(), 0);
     while let Some(told) = decoder.next() {
         all.push(told);
-        let flow = &decoder.flow;
+        let flow = &decoder.bind;
         let ticks = flow
             .reader
             .ticks
             .as_ref()
             .map_or(0, |ticks| ticks.queue.len());
-        let notes = &flow.notes;
+        let emit = &flow.emit;
         // Each replay has a clock, which is as large as several items.
-        most = most.max(flow.out.len() + notes.due.len() + ticks + 8 * notes.replays.len());
+        most = most.max(emit.items.len() + emit.origins.len() + ticks + 8 * emit.replays.len());
     }
     (all, most)
 }
@@ -124,7 +124,7 @@ fn whether_ticks_are_kept_or_read_again_they_are_the_same() {
         stream.extend(&PSB);
         let (kept, _) = told(&stream, FlowConfig::default());
         let mut decoder = EventDecoder::new(&stream, FlowConfig::default()).with_ticks();
-        decoder.flow.notes.listed = 3;
+        decoder.bind.emit.listed = 3;
         let again: Vec<_> = decoder.collect();
         assert_eq!(again, kept);
     }

@@ -1,13 +1,13 @@
 //! From RTIT's packets to what the walk has to reach next.
 
-use cofi_insn::CodeSource;
 use cofi_packet::rtit::Kind;
 use cofi_packet::{DecodeError, Ip};
 
 use super::reader::Since;
 use super::{Ends, Flow, Sign};
-use crate::decoder::{FlowDecoder, State};
-use crate::pending::{AtIp, Pending};
+use crate::bind::{AtIp, Binder, Pending};
+use crate::control::Control;
+use crate::decoder::State;
 use crate::reader::Reader;
 use crate::{Event, Expected, FlowErrorKind, PacketKind};
 
@@ -29,9 +29,9 @@ enum Behind {
     Nothing,
 }
 
-impl<'t, C: CodeSource> FlowDecoder<'t, C> {
+impl<'t> Binder<'t> {
     /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
-    pub(crate) fn fetch_rtit(&mut self) {
+    pub(crate) fn fetch_rtit<W: Control>(&mut self, walk: &mut W) {
         if self.rtit.is_last {
             self.pending = Pending::Ends(Ends::default());
             return;
@@ -47,12 +47,12 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
                 return;
             }
         };
-        if self.is_cut() {
+        if self.is_cut::<W>() {
             self.pending = Pending::Ends(Ends::default());
             return;
         }
         self.pending = match flow {
-            Flow::Tnt { bits, len } => return self.branches(bits, len),
+            Flow::Tnt { bits, len } => return self.branches(walk, bits, len),
             Flow::Tip(ip) => Pending::Tip(ip),
             Flow::Pge(ip) => Pending::Pge(ip),
             // A decoder that begins at the end of what is to be decoded tells of it.
@@ -79,8 +79,8 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
                 self.pending = Pending::At { ip, what };
                 let is_unclear = stops && self.rtit.stop.is_empty();
                 // (Where control has left the traced ranges, that is why.)
-                if is_unclear && self.config.filter.contains(self.ip) && !self.notes.tells {
-                    self.end_unclear(ip, was_taken);
+                if is_unclear && walk.at().is_some_and(|ip| self.config.filter.contains(ip)) {
+                    self.end_unclear(walk, ip, was_taken);
                 }
                 return;
             }
@@ -95,9 +95,9 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
                 }
             }
             Flow::TraceStop => match self.stop() {
-                Some(ends) if !self.notes.tells => {
+                Some(ends) if W::FOLLOWS_CODE => {
                     // What has walked the graph of decisions has not kept it.
-                    self.left.1 = usize::from(self.was_taken());
+                    walk.set_taken(self.was_taken());
                     Pending::Ends(ends)
                 }
                 Some(ends) => Pending::Ends(ends),
@@ -114,7 +114,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             self.make_room();
             let next = self.reader.next_rtit();
             self.read_at = self.reader.offset();
-            if self.notes.tells {
+            if self.emit.keeps_origins {
                 let flow = next.as_ref().and_then(|next| next.as_ref().ok());
                 // A packet that concerns the flow may have a cycle count of its own.
                 let end = match &next {
@@ -160,8 +160,8 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     }
 
     /// Whether the packet just read is none of what is to be decoded: who tells events alone ends just at the PSB.
-    pub(super) fn is_cut(&self) -> bool {
-        self.rtit.is_over && self.notes.tells
+    pub(super) fn is_cut<W: Control>(&self) -> bool {
+        self.rtit.is_over && !W::FOLLOWS_CODE
     }
 
     /// How the trace ends while tracing is on: with results that were read from the processor, perhaps.
@@ -176,13 +176,13 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
 
     /// After a FUP.FAR: where control went; none if that is lost.
     pub(super) fn far_target(&mut self) -> Result<Option<Ip>, FlowErrorKind> {
-        let first = self.notes.now;
+        let first = self.emit.now;
         let Some(flow) = self.next_flow_rtit()? else {
             return Ok(None);
         };
         match flow {
             Flow::Tip(Some(to)) => {
-                self.notes.now = first.and(Kind::Tip);
+                self.emit.now = first.and(Kind::Tip);
                 Ok(Some(to))
             }
             Flow::Tip(None) => Err(FlowErrorKind::SuppressedIp {
@@ -215,11 +215,11 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
                 None | Some(Err(_)) => return (None, false),
             }
         };
-        let first = self.notes.now;
+        let first = self.emit.now;
         let is_tip = matches!(next, Flow::Tip(Some(_)));
         match is_tip.then(|| self.next_flow_rtit()) {
             Some(Ok(Some(Flow::Tip(to)))) => {
-                self.notes.now = first.and(Kind::Tip);
+                self.emit.now = first.and(Kind::Tip);
                 (to, false)
             }
             _ => (None, next == Flow::TraceStop),

@@ -12,15 +12,17 @@
 //! - tracing may end without a word, by TraceStop or the clearing of RTIT_CTL bits. Then what ran after the last branch is known only
 //!   up to a TraceStop range.
 
-mod away;
 mod bind;
+mod end;
 mod reader;
+mod resync;
 mod walk;
 
 use crate::config::RtitConfig;
 use crate::{FilterRanges, FlowConfig, TraceFormat};
 
 pub(crate) use reader::{Flow, Reading, ticks};
+pub(crate) use walk::Coming;
 
 /// What says that tracing ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

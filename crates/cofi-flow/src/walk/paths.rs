@@ -3,12 +3,13 @@
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{Ip, StreamOffset};
 
+use super::{Phase, Walker};
+use crate::bind::{Binder, Pending};
 use crate::block::{Block, Path, Visitor};
 use crate::cache::End;
-use crate::decoder::{FlowDecoder, Phase, Piece, State};
+use crate::decoder::{FlowDecoder, Piece, State};
 use crate::graph::{Decision, Node};
 use crate::index::NONE;
-use crate::pending::Pending;
 use crate::reader::Decision as Next;
 use crate::{Item, Run};
 
@@ -36,12 +37,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// The same, by as many blocks at a time as are known to belong together: for those who count, this is faster still.
     pub fn paths(&mut self, mut visit: impl FnMut(&Path<'_>)) -> Option<Item> {
         loop {
-            if self.state == State::On && self.phase == Phase::Enter && self.body.is_empty() {
-                self.walk_graph(&mut visit);
+            let Self { bind, walk } = self;
+            if bind.state == State::On && walk.phase == Phase::Enter && walk.body.is_empty() {
+                walk.walk_graph(bind, &mut visit);
             }
             match self.next_piece()? {
                 Piece::Item(Item::Insn(insn)) => visit(&Path::of_block(Block::of_run(
-                    Run::single(insn, self.offset),
+                    Run::single(insn, self.bind.offset),
                 ))),
                 Piece::Item(item) => return Some(item),
                 Piece::Run {
@@ -54,8 +56,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     let run = Run {
                         ip,
                         mode,
-                        plain: self.cache.lens(plain.clone()),
-                        digests: self.cache.digests(plain),
+                        plain: self.walk.cache.lens(plain.clone()),
+                        digests: self.walk.cache.digests(plain),
                         last,
                         offset,
                     };
@@ -70,46 +72,48 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         while let Some(item) = self.paths(|path| visitor.path(path)) {
             match item {
                 Item::Insn(insn) => visitor.instruction(&insn),
-                Item::Event(event) => visitor.event(&event, StreamOffset(self.offset as u64)),
+                Item::Event(event) => visitor.event(&event, StreamOffset(self.bind.offset as u64)),
                 Item::Error(error) => visitor.error(&error),
             }
         }
     }
+}
 
+impl<C: CodeSource> Walker<C> {
     /// Makes sure that there is a TNT bit, the target of an indirect branch, or the end of tracing; `false` where something else
     /// comes first.
     #[inline]
-    fn has_decision(&mut self) -> bool {
-        if self.tnt_len != 0 {
+    fn has_decision(&mut self, bind: &mut Binder<'_>) -> bool {
+        if bind.tnt_len != 0 {
             return true;
         }
-        match self.pending {
+        match bind.pending {
             Pending::None => {
-                if !self.holds() {
-                    match self.reader.next_decision() {
+                if !bind.holds() {
+                    match bind.reader.next_decision() {
                         Next::Tnt(bits, len) => {
-                            self.read_at = self.reader.offset();
-                            self.load_tnt(bits, len);
+                            bind.read_at = bind.reader.offset();
+                            bind.load_tnt(bits, len);
                             return true;
                         }
                         Next::Tip(ip) => {
-                            self.read_at = self.reader.offset();
-                            self.pending = Pending::Tip(Some(ip));
+                            bind.read_at = bind.reader.offset();
+                            bind.pending = Pending::Tip(Some(ip));
                             return true;
                         }
                         Next::Other => {}
                     }
                 }
-                self.fetch();
-                self.heed_bdm64();
-                self.out.is_empty() && (self.tnt_len != 0 || self.pending.is_decision())
+                bind.fetch(self);
+                self.heed_bdm64(bind);
+                bind.emit.items.is_empty() && (bind.tnt_len != 0 || bind.pending.is_decision())
             }
             pending => pending.is_decision(),
         }
     }
 
     /// Follows the flow from node to node as long as every node ends with a branch of which the trace tells the outcome next.
-    fn walk_graph(&mut self, visit: &mut impl FnMut(&Path<'_>)) {
+    fn walk_graph(&mut self, bind: &mut Binder<'_>, visit: &mut impl FnMut(&Path<'_>)) {
         let mut id = NONE;
         let mut from = From::Nowhere;
         let mut walked = false;
@@ -118,33 +122,34 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 self.ip = self.cache.graph.node(id).ip;
             }
             // Code is looked at only when it is certain to run: an event that comes first may change it.
-            if !self.out.is_empty() || !self.has_decision() {
+            if !bind.emit.items.is_empty() || !self.has_decision(bind) {
                 break;
             }
             if id == NONE
-                && self.tnt_len == 0
-                && matches!(self.pending, Pending::Pgd(_))
-                && !self.may_look_ahead()
+                && bind.tnt_len == 0
+                && matches!(bind.pending, Pending::Pgd(_))
+                && !self.may_look_ahead(bind)
             {
                 break;
             }
             if id == NONE {
-                id = self.resolve(from);
+                id = self.resolve(bind, from);
             }
+            self.guard.look(bind.used);
             if !walked
-                && self.guard.has_come(self.cache.walked(id)) > self.config.max_packetless_run
+                && self.guard.has_come(self.cache.walked(id)) > bind.config.max_packetless_run
             {
                 break;
             }
-            if self.tnt_len != 0 {
-                let before = self.tnt_len;
-                (id, from) = self.walk_bits(id, visit);
-                walked |= self.tnt_len != before;
-                if id == NONE || self.tnt_len == 0 {
+            if bind.tnt_len != 0 {
+                let before = bind.tnt_len;
+                (id, from) = self.walk_bits(bind, id, visit);
+                walked |= bind.tnt_len != before;
+                if id == NONE || bind.tnt_len == 0 {
                     continue;
                 }
             }
-            let Some(next) = self.leave(id, visit) else {
+            let Some(next) = self.leave(bind, id, visit) else {
                 self.ip = self.cache.graph.node(id).ip;
                 break;
             };
@@ -153,33 +158,38 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
         if walked {
             self.guard.reset();
-            self.left = (NONE, 0);
+            self.last_edge = (NONE, 0);
         }
     }
 
     /// Uses up TNT bits as long as nodes end with conditional branches, and by paths that are known. Returns the node that comes next or, if it
     /// is not known yet, where to note it.
     #[inline]
-    fn walk_bits(&mut self, mut id: u32, visit: &mut impl FnMut(&Path<'_>)) -> (u32, From) {
+    fn walk_bits(
+        &mut self,
+        bind: &mut Binder<'_>,
+        mut id: u32,
+        visit: &mut impl FnMut(&Path<'_>),
+    ) -> (u32, From) {
         // One return address of RTIT is no stack.
-        let has_stack = !self.reader.is_rtit();
-        while has_stack && self.tnt_len >= LEAST_BITS {
-            let Some(path) = self.cache.graph.path(id, self.tnt, self.tnt_len) else {
+        let has_stack = !bind.reader.is_rtit();
+        while has_stack && bind.tnt_len >= LEAST_BITS {
+            let Some(path) = self.cache.graph.path(id, bind.tnt, bind.tnt_len) else {
                 break;
             };
             let path = self.cache.graph.memo.path(path);
             if !self.returns.has_room(path.deepest) {
                 break;
             }
-            visit(&Path::of_path(&self.cache, path, self.offset));
+            visit(&Path::of_path(&self.cache, path, bind.offset));
             for (ip, site) in self.cache.graph.memo.open_calls(path) {
                 self.returns.push_site(*ip, *site);
             }
-            self.tnt <<= path.bits;
-            self.tnt_len -= path.bits;
+            bind.tnt <<= path.bits;
+            bind.tnt_len -= path.bits;
             id = path.end;
         }
-        let (mut bits, mut left) = (self.tnt, self.tnt_len);
+        let (mut bits, mut left) = (bind.tnt, bind.tnt_len);
         let mut from = From::Nowhere;
         let graph = &self.cache.graph;
         while left != 0 {
@@ -187,7 +197,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             if node.decision != Decision::Conditional {
                 break;
             }
-            visit(&Path::of_node(&self.cache, id, self.offset));
+            visit(&Path::of_node(&self.cache, id, bind.offset));
             if node.has_calls() {
                 for (ip, site) in graph.calls(node) {
                     self.returns.push_site(ip, site);
@@ -206,55 +216,60 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             id = next;
         }
         let nodes = graph.count();
-        self.cache.graph.memo.walked(self.tnt_len - left, nodes);
-        (self.tnt, self.tnt_len) = (bits, left);
+        self.cache.graph.memo.walked(bind.tnt_len - left, nodes);
+        (bind.tnt, bind.tnt_len) = (bits, left);
         (id, from)
     }
 
     /// Runs a node that ends with another branch whose outcome is there, and tells what comes next; `None` if it is to be walked
     /// run by run.
     #[inline]
-    fn leave(&mut self, id: u32, visit: &mut impl FnMut(&Path<'_>)) -> Option<(u32, From)> {
+    fn leave(
+        &mut self,
+        bind: &mut Binder<'_>,
+        id: u32,
+        visit: &mut impl FnMut(&Path<'_>),
+    ) -> Option<(u32, From)> {
         let node = *self.cache.graph.node(id);
-        if self.tnt_len != 0 {
+        if bind.tnt_len != 0 {
             let returns = node.decision == Decision::Return
-                && self.tnt >> 63 == 1
+                && bind.tnt >> 63 == 1
                 && (node.has_calls() || !self.returns.is_empty());
             if !returns {
                 return None;
             }
-            visit(&Path::of_node(&self.cache, id, self.offset));
+            visit(&Path::of_node(&self.cache, id, bind.offset));
             let (mut ip, site) = self.call_and_return(&node)?;
-            self.tnt <<= 1;
-            self.tnt_len -= 1;
-            if self.mode.bits() < 64 {
+            bind.tnt <<= 1;
+            bind.tnt_len -= 1;
+            if bind.mode.bits() < 64 {
                 // The stack holds no more than the mode's width of what a wider caller may have pushed.
                 ip = Ip(ip.0 & 0xffff_ffff);
             }
             self.ip = ip;
-            let next = self.cache.graph.after_call(site, ip, self.mode);
+            let next = self.cache.graph.after_call(site, ip, bind.mode);
             return Some((next, From::Site(site)));
         }
-        match (node.decision, self.pending) {
+        match (node.decision, bind.pending) {
             (Decision::Careful, _) | (Decision::Conditional, Pending::Tip(_)) => None,
             (Decision::Far, Pending::Tip(Some(ip))) => {
-                visit(&Path::of_node(&self.cache, id, self.read_at));
+                visit(&Path::of_node(&self.cache, id, bind.read_at));
                 self.call_and_return(&node);
-                self.consumed();
-                self.pending = Pending::None;
+                bind.consumed();
+                bind.pending = Pending::None;
                 self.ip = ip;
-                self.apply_at(ip);
+                bind.apply_at(ip);
                 Some((NONE, From::Nowhere))
             }
             (_, Pending::Tip(Some(ip))) => {
-                visit(&Path::of_node(&self.cache, id, self.read_at));
+                visit(&Path::of_node(&self.cache, id, bind.read_at));
                 let popped = self.call_and_return(&node);
-                self.consumed();
-                self.pending = Pending::None;
+                bind.consumed();
+                bind.pending = Pending::None;
                 self.ip = ip;
-                if !self.bound.is_empty() {
+                if !bind.bound.is_empty() {
                     // Links between nodes are those of one mode.
-                    self.apply_at(ip);
+                    bind.apply_at(ip);
                     return Some((NONE, From::Nowhere));
                 }
                 let graph = &self.cache.graph;
@@ -262,14 +277,14 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 let hint = node.next[1];
                 Some(match popped {
                     Some((expected, site)) if expected == ip => {
-                        (graph.after_call(site, ip, self.mode), From::Site(site))
+                        (graph.after_call(site, ip, bind.mode), From::Site(site))
                     }
                     _ if hint != NONE && graph.node(hint).ip == ip => (hint, From::Nowhere),
                     _ => (NONE, From::Node(id, 1)),
                 })
             }
             (_, Pending::Pgd(ip)) if !self.leaves_before(id, ip) => {
-                visit(&Path::of_node(&self.cache, id, self.read_at));
+                visit(&Path::of_node(&self.cache, id, bind.read_at));
                 // No return is compressed that goes back across the end of tracing, to behind the call at the end of the node.
                 let calls = self.cache.graph.calls(&node);
                 let count = calls.size_hint().0 - usize::from(self.calls_at_end(id));
@@ -281,10 +296,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
                 let [after, target] = self.cache.graph.detail(id).ways;
                 let place = match node.decision {
-                    Decision::Conditional => ip.or_else(|| self.left_ranges(after, target)),
+                    Decision::Conditional => ip.or_else(|| bind.left_ranges(after, target)),
                     _ => ip,
                 };
-                self.end_tracing(after, place);
+                bind.end_tracing(self, after, place);
                 Some((NONE, From::Nowhere))
             }
             _ => None,
@@ -292,11 +307,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Whether the node here can be put together without looking at code behind a direct branch, at which tracing may have ended.
-    fn may_look_ahead(&mut self) -> bool {
-        if self.cache.graph.find(self.ip, self.mode).is_some() {
+    fn may_look_ahead(&mut self, bind: &mut Binder<'_>) -> bool {
+        if self.cache.graph.find(self.ip, bind.mode).is_some() {
             return true;
         }
-        let run = self.cache.straight(self.ip, self.mode, &mut self.code);
+        let run = self.cache.straight(self.ip, bind.mode, &mut self.code);
         let run = self.cache.block(run);
         run.end == End::Insn && run.class.needs_packet()
     }
@@ -332,15 +347,15 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// The node where control is, which is noted where it will be looked for the next time.
     #[inline(never)]
-    fn resolve(&mut self, from: From) -> u32 {
+    fn resolve(&mut self, bind: &mut Binder<'_>, from: From) -> u32 {
         let emptied = self.cache.graph.emptied;
-        let id = self.cache.node_at(self.ip, self.mode, &mut self.code);
+        let id = self.cache.node_at(self.ip, bind.mode, &mut self.code);
         if self.cache.graph.emptied == emptied {
             match from {
                 From::Nowhere => {}
                 From::Node(node, way) => self.cache.graph.link(node, way, id),
                 From::Site(site) => {
-                    self.cache.graph.link_site(site, self.ip, self.mode, id);
+                    self.cache.graph.link_site(site, self.ip, bind.mode, id);
                 }
             }
         }

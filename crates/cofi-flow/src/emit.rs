@@ -1,21 +1,82 @@
 //! What comes of packets once they are bound: state takes effect, items become due.
 
-use cofi_insn::CodeSource;
+use alloc::collections::VecDeque;
+
 use cofi_packet::intel::{DecodeError, Kind, TsxState};
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tnt};
 
-use crate::decoder::FlowDecoder;
-use crate::events::notes::{BoundOrigins, Origin};
-use crate::events::replay::Replay;
-use crate::pending::{Bound, Pending, Status};
+use crate::bind::{Binder, Bound, Pending, Status};
+use crate::control::Control;
+use crate::events::origin::{BoundOrigins, Origin};
+use crate::events::replay::{LISTED, Replay};
 use crate::reader::Flow;
 use crate::{Event, Expected, FlowError, FlowErrorKind, Item, PacketKind};
 
-impl<C: CodeSource> FlowDecoder<'_, C> {
+/// Items that are due, and what the event level wants to know of them.
+#[derive(Debug)]
+pub(crate) struct Emit {
+    pub(crate) items: VecDeque<Item>,
+    /// Whether somebody asks where each comes from: the event level.
+    pub(crate) keeps_origins: bool,
+    pub(crate) origins: VecDeque<Origin>,
+    /// The packet, or the packets of a compound event, that are being dealt with.
+    pub(crate) now: Origin,
+    /// The packet read last.
+    pub(crate) last: Option<PacketKind>,
+    /// So many may be due before ticks are read twice.
+    pub(crate) listed: usize,
+    /// How many items were due so far, and how many of them were returned.
+    noted: u64,
+    pub(crate) returned: u64,
+    /// What is to be read again between them.
+    pub(crate) replays: VecDeque<Replay>,
+}
+
+impl Default for Emit {
+    fn default() -> Self {
+        Self {
+            items: VecDeque::new(),
+            keeps_origins: false,
+            origins: VecDeque::new(),
+            now: Origin::default(),
+            last: None,
+            listed: LISTED,
+            noted: 0,
+            returned: 0,
+            replays: VecDeque::new(),
+        }
+    }
+}
+
+impl Emit {
+    /// What is to be read again behind all items that are due.
+    fn last_replay(&mut self) -> Option<&mut Replay> {
+        let noted = self.noted;
+        let last = self.replays.back_mut();
+        last.filter(|replay| replay.before == noted)
+    }
+
+    /// Something is to be read again behind all items that are due.
+    fn push_replay(&mut self, mut replay: Replay) {
+        replay.before = self.noted;
+        self.replays.push_back(replay);
+    }
+
+    /// An item that comes from `origin` is due.
+    #[inline]
+    fn note(&mut self, origin: Origin) {
+        if self.keeps_origins {
+            self.origins.push_back(origin);
+            self.noted += 1;
+        }
+    }
+}
+
+impl Binder<'_> {
     /// TNT bits, for the walk, or for whoever wants to see them.
     #[inline]
-    pub(crate) fn branches(&mut self, bits: u64, len: u8) {
-        if !self.notes.tells {
+    pub(crate) fn branches<W: Control>(&mut self, _: &W, bits: u64, len: u8) {
+        if W::FOLLOWS_CODE {
             self.load_tnt(bits, len);
         } else if let Some(tnt) = Tnt::from_bits(bits, len.into()) {
             self.consumed();
@@ -25,14 +86,14 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// Takes a state packet that binds to the next address packet.
     pub(crate) fn bind(&mut self, flow: Flow) {
-        let (bound, origins) = (&mut self.bound, &mut self.notes.bound);
+        let (bound, origins) = (&mut self.bound, &mut self.origins);
         let origin = match flow {
             Flow::ModeExec {
                 mode,
                 interrupt_flag,
             } => {
                 bound.mode = Some((mode, interrupt_flag));
-                self.notes.is_mode_certain = true;
+                self.loss.is_mode_certain = true;
                 &mut origins.mode
             }
             Flow::ModeTsx(state) => {
@@ -49,12 +110,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             _ => return,
         };
-        *origin = self.notes.now;
+        *origin = self.emit.now;
     }
 
     /// Whatever MODE.TSX came before this FUP belongs to it (33.4.2.8).
     pub(crate) fn bind_tsx(&mut self, ip: Ip) {
-        let origin = &mut self.notes.bound.tsx;
+        let origin = &mut self.origins.tsx;
         *origin = origin.at(Some(ip), Kind::Fup);
     }
 
@@ -79,13 +140,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     fn apply_bound(&mut self, state: Bound, place: Option<Ip>) {
         // The packet read last gave the address.
-        let gives = self.notes.last.unwrap_or(Kind::Tip.into());
+        let gives = self.emit.last.unwrap_or(Kind::Tip.into());
         let BoundOrigins {
             mode,
             tsx,
             paging,
             vmcs,
-        } = self.notes.bound;
+        } = self.origins;
         let origins = BoundOrigins {
             mode: mode.at(place, gives),
             tsx: tsx.at(place, gives),
@@ -123,15 +184,15 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// Applies the state that a PSB+ reports, which says nothing of what is known already.
     pub(crate) fn apply_status(&mut self, status: Status) {
-        self.notes.note_psb();
+        self.loss.note_psb();
         let mut news = status.state;
         news.tsx = news.tsx.filter(|_| news.tsx != self.known.tsx);
         news.paging = news.paging.filter(|_| news.paging != self.known.paging);
         news.vmcs = news.vmcs.filter(|_| news.vmcs != self.known.vmcs);
-        self.notes.is_mode_certain |= news.mode.is_some();
+        self.loss.is_mode_certain |= news.mode.is_some();
         let origins = BoundOrigins::all(Origin {
             ip: status.ip,
-            ..self.notes.now
+            ..self.emit.now
         });
         self.apply_from(news, status.ip, &origins);
     }
@@ -140,24 +201,27 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     pub(crate) fn contradicts_mode(&self, status: &Status) -> bool {
         match (self.known.mode, status.state.mode) {
             (Some((before, _)), Some((mode, _))) if self.bound.mode.is_none() => {
-                self.notes.is_mode_certain && before != mode
+                self.loss.is_mode_certain && before != mode
             }
             _ => false,
         }
     }
 
     /// Reports that, and takes the PSB+ at its word.
-    pub(crate) fn refuse_mode(&mut self, status: Status) {
+    pub(crate) fn refuse_mode<W: Control>(&mut self, walk: &mut W, status: Status) {
         self.pending = Pending::Status(status);
-        self.fail(FlowErrorKind::Unexpected {
-            found: Kind::ModeExec.into(),
-            expected: Expected::SameMode,
-        });
+        self.fail(
+            walk,
+            FlowErrorKind::Unexpected {
+                found: Kind::ModeExec.into(),
+                expected: Expected::SameMode,
+            },
+        );
     }
 
     pub(crate) fn set_mode(&mut self, (mode, interrupt_flag): (ExecMode, bool), origin: Origin) {
         self.mode = mode;
-        self.notes.note_mode(mode);
+        self.loss.note_mode(mode);
         if self.known.mode != Some((mode, interrupt_flag)) {
             self.known.mode = Some((mode, interrupt_flag));
             let event = Event::ExecMode {
@@ -170,28 +234,28 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// The processor wakes: where it went to sleep (33.4.2.25).
     pub(crate) fn wake(&mut self, event: Event) {
-        let ip = self.notes.power.take();
+        let ip = self.awaiting.asleep_at.take();
         let origin = Origin {
             ip,
-            ..self.notes.now
+            ..self.emit.now
         };
         self.push_from(event, origin);
     }
 
     /// An event is due, which the packets being dealt with tell.
     pub(crate) fn push(&mut self, event: Event) {
-        self.push_from(event, self.notes.now);
+        self.push_from(event, self.emit.now);
     }
 
     pub(crate) fn push_from(&mut self, event: Event, origin: Origin) {
-        self.notes.note(origin);
-        self.out.push_back(Item::Event(event));
+        self.emit.note(origin);
+        self.emit.items.push_back(Item::Event(event));
     }
 
     pub(crate) fn push_error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
         let offset = StreamOffset(self.read_at as u64);
-        if self.notes.tells {
-            self.notes.note(Origin {
+        if self.emit.keeps_origins {
+            self.emit.note(Origin {
                 offset: self.read_at,
                 ip,
                 tsc: self.reader.now(),
@@ -202,7 +266,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             FlowErrorKind::Packet(_) => None,
             _ => self.reader.kind_at(self.read_at),
         };
-        self.out.push_back(Item::Error(FlowError {
+        self.emit.items.push_back(Item::Error(FlowError {
             offset,
             ip,
             packet,
@@ -216,7 +280,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             self.make_room();
             let next = self.reader.next();
             self.read_at = self.reader.offset();
-            if self.notes.tells {
+            if self.emit.keeps_origins {
                 let flow = next.as_ref().and_then(|next| next.as_ref().ok());
                 let end = next.as_ref().map_or(usize::MAX, |_| self.read_at);
                 self.note_packet(flow.map(|flow| flow.kind().into()), end);
@@ -224,7 +288,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             match next {
                 Some(Ok(Flow::Mnt(payload))) => {
                     let end = self.reader.at;
-                    match self.notes.last_replay() {
+                    match self.emit.last_replay() {
                         Some(replay) => replay.end = end,
                         None => self.push(Event::Maintenance { payload }),
                     }
@@ -240,17 +304,17 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// Sees to it that no more items wait than `Notes::listed` and what a few packets tell, however far is read before one is returned.
     pub(crate) fn make_room(&mut self) {
-        let room = self.notes.listed.saturating_sub(self.out.len());
+        let room = self.emit.listed.saturating_sub(self.emit.items.len());
         if let Some(ticks) = &mut self.reader.ticks {
             ticks.room = room;
         }
         // MNT packets are kept no longer, either.
         if room == 0
-            && self.notes.tells
+            && self.emit.keeps_origins
             && !self.reader.is_rtit()
-            && self.notes.last_replay().is_none()
+            && self.emit.last_replay().is_none()
         {
-            self.notes.push_replay(Replay::new(&mut self.reader));
+            self.emit.push_replay(Replay::new(&mut self.reader));
         }
     }
 
@@ -275,17 +339,17 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         // Erratum E5 has the reader skip packets: those are no part of it.
         let skips = self.reader.is_rtit() && self.config.errata.rtit_e5;
         if let Some(mut rest) = rest {
-            match self.notes.last_replay() {
+            match self.emit.last_replay() {
                 Some(replay) if !skips => replay.end = end,
                 _ => {
                     rest.end = end;
-                    self.notes.push_replay(rest);
+                    self.emit.push_replay(rest);
                 }
             }
         }
         if let Some(kind) = kind {
-            self.notes.now = Origin::new(self.read_at, kind, self.reader.now());
-            self.notes.last = Some(kind);
+            self.emit.now = Origin::new(self.read_at, kind, self.reader.now());
+            self.emit.last = Some(kind);
         }
     }
 }

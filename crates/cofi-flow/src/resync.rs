@@ -1,26 +1,23 @@
 //! What the decoder does while the place of control is not known or tracing is off.
 
-use cofi_insn::CodeSource;
 use cofi_packet::intel::{DecodeError, Kind, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
-use crate::decoder::{FlowDecoder, Phase, State, unexpected};
-use crate::events::notes::{Origin, Run};
-use crate::index::NONE;
-use crate::pending::{AtIp, Bound, Pending, PsbPlus, Status};
+use crate::bind::{AtIp, Binder, Bound, Pending, PsbPlus, Status};
+use crate::control::Control;
+use crate::decoder::{State, unexpected};
+use crate::events::origin::Origin;
+use crate::loss::Run;
 use crate::reader::Flow;
 use crate::{Event, Expected, FlowErrorKind};
 
-impl<C: CodeSource> FlowDecoder<'_, C> {
+impl Binder<'_> {
     /// Tracing is on, from `ip`.
-    pub(crate) fn turn_on(&mut self, ip: Ip) {
+    pub(crate) fn turn_on<W: Control>(&mut self, walk: &mut W, ip: Ip) {
         self.consumed();
-        self.found(Some(ip));
+        self.found(walk, Some(ip));
         self.state = State::On;
-        self.phase = Phase::Enter;
-        self.ip = ip;
-        self.left = (NONE, 0);
-        self.body = 0..0;
+        walk.go_to(ip, false);
         self.pending = Pending::None;
         let resumed = self.resume_at.take() == Some(ip);
         self.push(Event::Enabled { ip, resumed });
@@ -29,32 +26,31 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Tracing is off.
-    pub(crate) fn turn_off(&mut self, resume_at: Option<Ip>) {
+    pub(crate) fn turn_off<W: Control>(&mut self, walk: &mut W, resume_at: Option<Ip>) {
         self.state = State::Off;
         self.rtit.knows_paging = false;
-        self.phase = Phase::Enter;
-        self.body = 0..0;
+        walk.stop();
         self.pending = Pending::None;
         self.bound = Bound::default();
         self.resume_at = resume_at;
     }
 
     /// Where control is, or that tracing is off, is known again, if it was not.
-    pub(crate) fn found(&mut self, ip: Option<Ip>) {
-        if let Some(from) = self.notes.lost_at.take() {
+    pub(crate) fn found<W: Control>(&mut self, walk: &mut W, ip: Option<Ip>) {
+        if let Some(from) = self.loss.at.take() {
             // Calls and returns may have run meanwhile.
-            self.returns.clear();
+            walk.forget_callers();
             let lost = self.read_at.saturating_sub(from) as u64;
             self.push(Event::Resync { ip, lost });
         }
     }
 
     /// Tracing turns out to be off.
-    pub(crate) fn found_off(&mut self, ip: Option<Ip>) {
+    pub(crate) fn found_off<W: Control>(&mut self, walk: &mut W, ip: Option<Ip>) {
         self.consumed();
-        self.found(None);
+        self.found(walk, None);
         let bound = core::mem::take(&mut self.bound);
-        self.turn_off(None);
+        self.turn_off(walk, None);
         self.push(Event::Disabled { ip });
         self.apply(Bound { tsx: None, ..bound }, ip);
     }
@@ -64,12 +60,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.reader.damaged || kind.casts_doubt()
     }
 
-    pub(crate) fn error(&mut self, ip: Option<Ip>, kind: FlowErrorKind) {
+    pub(crate) fn error<W: Control>(&mut self, walk: &mut W, ip: Option<Ip>, kind: FlowErrorKind) {
         self.push_error(ip, kind);
-        self.notes.lost_at.get_or_insert(self.read_at);
-        self.notes.run = self.reader.run();
-        self.notes.was_on = false;
-        self.notes.is_mode_certain = false;
+        self.loss.begin(self.read_at, self.reader.run());
+        self.loss.is_mode_certain = false;
         self.rtit.knows_paging = false;
         let is_doubtful = self.is_doubtful(kind);
         if is_doubtful {
@@ -82,14 +76,14 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             (self.bound.mode, self.bound.tsx) = (None, None);
         }
         // Code may also be missing where another mode's width has cut the address.
-        let may_be_cut = matches!(kind, FlowErrorKind::Code(_)) && !self.notes.has_one_mode();
+        let may_be_cut = matches!(kind, FlowErrorKind::Code(_)) && !self.loss.has_one_mode();
         // RTIT has no mode packets.
-        self.notes.is_mode_doubtful |= !self.reader.is_rtit() && (is_doubtful || may_be_cut);
+        self.loss.is_mode_doubtful |= !self.reader.is_rtit() && (is_doubtful || may_be_cut);
         // A packet within a block is a good one, and comes next.
         let is_packet = !matches!(kind, FlowErrorKind::Packet(DecodeError::InBlock { .. }));
         if matches!(kind, FlowErrorKind::Packet(_))
             && is_packet
-            && !self.try_behind_bad_bytes()
+            && !self.try_behind_bad_bytes(walk)
             && !self.reader.skip_to_psb()
         {
             self.state = State::Done;
@@ -100,88 +94,91 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     ///
     /// An error that casts doubt on the packets leaves nothing certain but what later ones tell without reference to earlier ones; the one
     /// that brought the contradiction to light may be the one that is wrong. A PSB+ is taken at its word all the same.
-    pub(crate) fn fail(&mut self, kind: FlowErrorKind) {
-        let is_sure = !self.is_doubtful(kind) || self.notes.tells && self.reader.is_full;
+    pub(crate) fn fail<W: Control>(&mut self, walk: &mut W, kind: FlowErrorKind) {
+        let is_sure = !self.is_doubtful(kind) || !W::FOLLOWS_CODE && self.reader.is_full;
         let is_first = !self.reader.damaged;
         self.state = State::Lost;
-        self.phase = Phase::Enter;
-        self.body = 0..0;
+        walk.stop();
         let no_bits_left = self.tnt_len == 0 && !self.reader.is_rtit();
         self.tnt_len = 0;
         if self.is_doubtful(kind) {
-            self.keep_callers();
+            walk.keep_callers(self.reader.damaged);
         }
-        self.returns.clear();
+        walk.forget_callers();
         self.resume_at = None;
         // Without code nobody knows how far control has got.
-        self.error(Some(self.ip).filter(|_| !self.notes.tells), kind);
-        self.notes.was_on = is_sure;
+        self.error(walk, walk.at(), kind);
+        self.loss.was_on = is_sure;
         if is_sure && no_bits_left {
             // The bits of all TNTs so far belong to branches before this place: none waits for the TIPs behind them (33.4.2.3).
-            self.notes.run = Run::Clear;
+            self.loss.run = Run::Clear;
         }
         match core::mem::replace(&mut self.pending, Pending::None) {
             Pending::At {
                 what: AtIp::Status(status),
                 ..
             }
-            | Pending::Status(status) => self.synchronise(status),
+            | Pending::Status(status) => self.synchronise(walk, status),
             Pending::At {
                 what: AtIp::Branch { to },
                 ..
-            } if is_sure && self.is_mode_told(to) => {
+            } if is_sure && self.is_mode_told(walk, to) => {
                 self.release_held(None);
-                self.turn_on(to);
+                self.turn_on(walk, to);
             }
             Pending::At {
                 what: AtIp::Disable { ip },
                 ..
             } if is_sure => {
                 self.release_held(None);
-                self.found_off(ip);
+                self.found_off(walk, ip);
             }
             // Tracing was on when control was lost, and so it is here.
             Pending::At {
                 ip,
                 what: AtIp::Events | AtIp::Ptwrite,
-            } if is_sure && self.is_mode_told(ip) => {
+            } if is_sure && self.is_mode_told(walk, ip) => {
                 self.release_held(Some(ip));
-                self.turn_on(ip);
+                self.turn_on(walk, ip);
             }
             // No bits are left; or the packets that are bound to it stand where TNT bits might.
             Pending::Tip(Some(ip))
-                if is_sure && (no_bits_left || self.bound.is_any()) && self.is_mode_told(ip) =>
+                if is_sure
+                    && (no_bits_left || self.bound.is_any())
+                    && self.is_mode_told(walk, ip) =>
             {
-                self.turn_on(ip);
+                self.turn_on(walk, ip);
             }
-            Pending::Pge(Some(ip)) if is_sure && self.is_mode_told(ip) => self.turn_on(ip),
-            Pending::Pgd(ip) if is_sure => self.found_off(ip),
+            Pending::Pge(Some(ip)) if is_sure && self.is_mode_told(walk, ip) => {
+                self.turn_on(walk, ip)
+            }
+            Pending::Pgd(ip) if is_sure => self.found_off(walk, ip),
             Pending::At {
                 what: AtIp::Far { to: Some(to) },
                 ..
-            } if is_sure => self.turn_on(to),
+            } if is_sure => self.turn_on(walk, to),
             Pending::At {
                 what: AtIp::Pgd { to, .. },
                 ..
-            } if is_sure => self.found_off(to),
-            Pending::Overflow => self.overflow(),
-            Pending::OverflowAt(ip) => self.overflow_rtit(ip),
+            } if is_sure => self.found_off(walk, to),
+            Pending::Overflow => self.overflow(walk),
+            Pending::OverflowAt(ip) => self.overflow_rtit(walk, ip),
             Pending::End => self.state = State::Done,
-            Pending::Ends(ends) => self.end_unknown(ends),
+            Pending::Ends(ends) => self.end_unknown(walk, ends),
             Pending::None | Pending::Bad(_) => {}
             // It may be right, and packets before it wrong.
             Pending::Tip(_)
                 if is_first
                     && self.reader.damaged
-                    && self.is_last_tip_alone()
-                    && self.try_place() =>
+                    && self.is_last_tip_alone(walk)
+                    && self.try_place(walk) =>
             {
-                self.turn_on_at_likely();
+                self.turn_on_at_likely(walk);
             }
             Pending::At {
                 what: AtIp::Branch { .. },
                 ..
-            } if is_first && self.try_place() => self.turn_on_at_likely(),
+            } if is_first && self.try_place(walk) => self.turn_on_at_likely(walk),
             Pending::Tip(_) | Pending::At { .. } | Pending::Pge(_) | Pending::Pgd(_) => {
                 // What was bound to it is over.
                 let bound = core::mem::take(&mut self.bound);
@@ -202,7 +199,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.release_held(None);
     }
 
-    pub(crate) fn start(&mut self) {
+    pub(crate) fn start<W: Control>(&mut self, walk: &mut W) {
         let whole = self.reader.is_at_start();
         if self.reader.skip_to_psb() {
             self.state = State::Lost;
@@ -210,40 +207,40 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
         self.state = State::Done;
         if whole && !self.reader.only_padding() {
-            self.error(None, FlowErrorKind::NoPsb);
+            self.error(walk, None, FlowErrorKind::NoPsb);
         }
     }
 
     /// Takes up the place that a PSB+ tells, nothing being known before.
-    fn synchronise(&mut self, status: Status) {
+    fn synchronise<W: Control>(&mut self, walk: &mut W, status: Status) {
         if status.last {
             self.state = State::Done;
             return;
         }
         self.consumed();
-        self.returns.clear();
+        walk.forget_callers();
         self.bound = Bound::default();
         // Nothing needs to be known across a PSB (33.3.7), and what contradicted it stands before it.
-        self.notes.is_mode_doubtful = false;
+        self.loss.is_mode_doubtful = false;
         (self.reader.damaged, self.reader.doubt) = (false, false);
         match status.ip {
             // Tracing cannot be switched on while it is on: then the PSB+ tells what is not so yet (erratum BDM70).
             Some(ip) if !self.pge_is_next() => {
-                self.turn_on(ip);
+                self.turn_on(walk, ip);
                 self.apply_status(status);
             }
             _ => {
-                self.found(None);
-                self.turn_off(None);
+                self.found(walk, None);
+                self.turn_off(walk, None);
                 self.apply_status(status);
                 // Until tracing goes on, the mode may change unseen.
-                self.notes.is_mode_certain = false;
+                self.loss.is_mode_certain = false;
             }
         }
     }
 
     /// The next packet while tracing is off or control is lost; errors and the end are dealt with.
-    fn next_while_away(&mut self) -> Option<Flow> {
+    fn next_while_away<W: Control>(&mut self, walk: &mut W) -> Option<Flow> {
         match self.next_flow() {
             Ok(Some(flow)) => Some(flow),
             Ok(None) => {
@@ -253,27 +250,27 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             Err(error) => {
                 self.state = State::Lost;
-                self.error(None, error.into());
+                self.error(walk, None, error.into());
                 None
             }
         }
     }
 
     /// Reads on while tracing is off.
-    pub(crate) fn while_off(&mut self) {
-        let Some(flow) = self.next_while_away() else {
+    pub(crate) fn while_off<W: Control>(&mut self, walk: &mut W) {
+        let Some(flow) = self.next_while_away(walk) else {
             return;
         };
         if let Some(kind) = self.wrong_event(flow) {
             self.release_held(None);
-            self.lose(kind);
+            self.lose(walk, kind);
             self.hold(flow);
             return;
         }
         if self.hold(flow) {
             return;
         }
-        if let (Flow::Fup(place), true) = (flow, self.claimed) {
+        if let (Flow::Fup(place), true) = (flow, self.awaiting.claimed) {
             self.consumed();
             self.release_held(place);
             return;
@@ -282,19 +279,19 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         if let (Flow::Fup(place), Some(mode)) = (flow, self.bound.mode) {
             // Without BranchEn, a MODE.Exec that tells of RFLAGS.IF has a FUP of its own (33.4.2.8).
             self.bound.mode = None;
-            let origin = self.notes.bound.mode.at(place, Kind::Fup);
+            let origin = self.origins.mode.at(place, Kind::Fup);
             self.set_mode(mode, origin);
             self.note_used();
             return;
         }
         match flow {
-            Flow::Pge(Some(ip)) if !self.is_mode_told(ip) => {
+            Flow::Pge(Some(ip)) if !self.is_mode_told(walk, ip) => {
                 self.state = State::Lost;
-                self.notes.lost_at.get_or_insert(self.read_at);
+                self.loss.at.get_or_insert(self.read_at);
             }
             Flow::Pge(Some(ip)) => {
                 // No return is compressed across this, but processors and decoders differ in whether they forget.
-                self.turn_on(ip);
+                self.turn_on(walk, ip);
             }
             Flow::ModeExec { .. } => return self.bind(flow),
             Flow::ModeTsx(state) => {
@@ -306,7 +303,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             Flow::Ptw { .. } | Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
                 self.tell_unbound(flow);
             }
-            Flow::Ovf => self.overflow(),
+            Flow::Ovf => self.overflow(walk),
             Flow::Psb if self.at_end() => self.state = State::Done,
             Flow::Psb => {
                 let resume_at = self.resume_at;
@@ -314,36 +311,39 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     PsbPlus::Complete(status)
                         if status.ip.is_some() && !self.config.errata.bdm70 =>
                     {
-                        self.synchronise(status);
+                        self.synchronise(walk, status);
                     }
                     PsbPlus::Complete(mut status) => {
-                        self.returns.clear();
+                        walk.forget_callers();
                         // It tells the present state; what was to hold from the next TIP.PGE on is older.
                         self.bound.tsx = self.bound.tsx.filter(|_| status.state.tsx.is_none());
                         // The next TIP.PGE may come without a MODE.Exec if this is its mode.
-                        self.notes.is_mode_certain &= status.state.mode.is_none();
+                        self.loss.is_mode_certain &= status.state.mode.is_none();
                         status.state.mode = None;
                         self.apply_status(status);
                         self.resume_at = resume_at;
                     }
-                    PsbPlus::Overflow => self.overflow(),
+                    PsbPlus::Overflow => self.overflow(walk),
                     PsbPlus::End => self.state = State::Done,
-                    PsbPlus::Bad(kind) => self.lose(kind),
+                    PsbPlus::Bad(kind) => self.lose(walk, kind),
                 }
             }
             // The address is in doubt.
             Flow::Pge(None) if self.reader.doubt => {
                 self.state = State::Lost;
-                self.notes.lost_at.get_or_insert(self.read_at);
-                self.turn_on_if_likely();
+                self.loss.at.get_or_insert(self.read_at);
+                self.turn_on_if_likely(walk);
             }
-            Flow::Pge(None) => self.lose(FlowErrorKind::SuppressedIp {
-                packet: Kind::TipPge.into(),
-            }),
+            Flow::Pge(None) => self.lose(
+                walk,
+                FlowErrorKind::SuppressedIp {
+                    packet: Kind::TipPge.into(),
+                },
+            ),
             // Off it is in any case.
-            Flow::Pgd(_) => self.error(None, unexpected(flow, Expected::TipPge)),
+            Flow::Pgd(_) => self.error(walk, None, unexpected(flow, Expected::TipPge)),
             Flow::Fup(_) | Flow::Tnt { .. } | Flow::Tip(_) | Flow::PsbEnd => {
-                self.lose(unexpected(flow, Expected::TipPge))
+                self.lose(walk, unexpected(flow, Expected::TipPge))
             }
             // `hold` has taken these.
             Flow::Mwait { .. }
@@ -401,65 +401,69 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         );
     }
 
-    pub(crate) fn lose(&mut self, kind: FlowErrorKind) {
+    pub(crate) fn lose<W: Control>(&mut self, walk: &mut W, kind: FlowErrorKind) {
         self.state = State::Lost;
-        self.returns.clear();
-        self.error(None, kind);
+        walk.forget_callers();
+        self.error(walk, None, kind);
     }
 
     /// Reads on, control being lost, up to packets that tell where it is without need of what was lost: a PSB+, an
     /// enabling of tracing, the end of an asynchronous branch (a FUP lets no TNT bits wait), an overflow; or to a place that a trial
     /// confirms. What else happens is told, wherever it is.
-    pub(crate) fn while_lost(&mut self) {
-        let Some(flow) = self.next_while_away() else {
+    pub(crate) fn while_lost<W: Control>(&mut self, walk: &mut W) {
+        let Some(flow) = self.next_while_away(walk) else {
             return;
         };
         if let Some(kind) = self.wrong_event(flow) {
-            self.error(None, kind);
+            self.error(walk, None, kind);
         }
         if self.hold(flow) {
             return;
         }
         if let Flow::Fup(Some(ip)) = flow {
-            return self.fup_while_lost(ip);
+            return self.fup_while_lost(walk, ip);
         }
         self.release_held(None);
         if !matches!(flow, Flow::Tip(_)) {
-            self.notes.run = self.reader.run();
+            self.loss.run = self.reader.run();
         }
         match flow {
             Flow::Psb if self.at_end() => self.state = State::Done,
             Flow::Psb => match self.read_psb_plus() {
-                PsbPlus::Complete(status) => self.synchronise(status),
-                PsbPlus::Overflow => self.overflow(),
+                PsbPlus::Complete(status) => self.synchronise(walk, status),
+                PsbPlus::Overflow => self.overflow(walk),
                 PsbPlus::End => self.state = State::Done,
-                PsbPlus::Bad(kind) => self.error(None, kind),
+                PsbPlus::Bad(kind) => self.error(walk, None, kind),
             },
-            Flow::Pge(Some(ip)) if self.is_mode_told(ip) => self.turn_on(ip),
-            Flow::Pge(_) => self.turn_on_if_likely(),
-            Flow::Pgd(ip) if !self.reader.doubt => self.found_off(ip),
-            Flow::Pgd(ip) if self.notes.tells => self.push(Event::Disabled { ip }),
-            Flow::Ovf => self.overflow(),
+            Flow::Pge(Some(ip)) if self.is_mode_told(walk, ip) => self.turn_on(walk, ip),
+            Flow::Pge(_) => self.turn_on_if_likely(walk),
+            Flow::Pgd(ip) if !self.reader.doubt => self.found_off(walk, ip),
+            Flow::Pgd(ip) if !W::FOLLOWS_CODE => self.push(Event::Disabled { ip }),
+            Flow::Ovf => self.overflow(walk),
             Flow::ModeExec { .. } | Flow::ModeTsx(_) | Flow::Pip { .. } | Flow::Vmcs(_) => {
                 self.bind(flow);
             }
-            Flow::Tip(Some(ip)) if self.notes.tells => {
+            Flow::Tip(Some(ip)) if !W::FOLLOWS_CODE => {
                 // Who walks no code misses none of the TNT bits before it.
                 self.consumed();
-                self.found(Some(ip));
+                self.found(walk, Some(ip));
                 self.state = State::On;
                 self.push(Event::Target { ip });
                 let bound = core::mem::take(&mut self.bound);
                 self.apply(bound, Some(ip));
             }
-            Flow::Tip(Some(ip)) if self.no_bits_wait() && self.is_mode_told(ip) => self.turn_on(ip),
-            Flow::Tip(_) if self.no_bits_wait() && self.try_place() => self.turn_on_at_likely(),
+            Flow::Tip(Some(ip)) if self.no_bits_wait() && self.is_mode_told(walk, ip) => {
+                self.turn_on(walk, ip)
+            }
+            Flow::Tip(_) if self.no_bits_wait() && self.try_place(walk) => {
+                self.turn_on_at_likely(walk)
+            }
             Flow::Tip(_) => {
                 // A far transfer has used up what was bound, though nobody knows where.
                 let bound = core::mem::take(&mut self.bound);
                 self.apply(Bound { tsx: None, ..bound }, None);
             }
-            Flow::Tnt { bits, len } if self.notes.tells => self.branches(bits, len),
+            Flow::Tnt { bits, len } if !W::FOLLOWS_CODE => self.branches(walk, bits, len),
             Flow::Ptw { .. } | Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
                 self.tell_unbound(flow);
             }
@@ -478,28 +482,28 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// Takes up the place that the packet just read gives, if a trial confirms it.
-    fn turn_on_if_likely(&mut self) {
-        if self.try_place() {
-            self.turn_on_at_likely();
+    fn turn_on_if_likely<W: Control>(&mut self, walk: &mut W) {
+        if self.try_place(walk) {
+            self.turn_on_at_likely(walk);
         }
     }
 
-    fn turn_on_at_likely(&mut self) {
+    fn turn_on_at_likely<W: Control>(&mut self, walk: &mut W) {
         if let Some(ip) = self.reader.likely {
-            self.turn_on(ip);
+            self.turn_on(walk, ip);
         }
     }
 
     /// Whether it is known in which mode code runs at `ip`, which a packet just read tells.
-    fn is_mode_told(&self, ip: Ip) -> bool {
+    fn is_mode_told<W: Control>(&self, _: &W, ip: Ip) -> bool {
         // Only 64-bit code has such addresses.
         let is_wide = ip.0 >> 32 != 0 && self.mode == ExecMode::Bits64;
-        self.notes.tells || !self.notes.is_mode_doubtful || self.bound.mode.is_some() || is_wide
+        !W::FOLLOWS_CODE || !self.loss.is_mode_doubtful || self.bound.mode.is_some() || is_wide
     }
 
     /// Whether the TIP just read, control being lost, tells where control is, with all TNT bits before it being those of branches before it.
     fn no_bits_wait(&self) -> bool {
-        self.notes.run.ends(&self.reader)
+        self.loss.run.ends(&self.reader)
     }
 
     /// A FUP, control being lost: does it tell where control is?
@@ -508,13 +512,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// BEP and TRIG depend on ContextEn, and not on FilterEn or BranchEn (33.4.2.22, 33.4.2.28, 33.4.2.29), those of PTW and MODE.Exec not on
     /// BranchEn (33.4.2.8, 33.4.2.21). So code may run there of whose branches nothing tells; unless tracing was on before, and nothing
     /// was lost since but the way.
-    fn fup_while_lost(&mut self, ip: Ip) {
+    fn fup_while_lost<W: Control>(&mut self, walk: &mut W, ip: Ip) {
         self.bind_tsx(ip);
         let aborts = self.bound.tsx == Some(TsxState::Aborted);
-        if self.claimed && !aborts {
+        if self.awaiting.claimed && !aborts {
             self.release_held(Some(ip));
-            if self.notes.was_on && self.is_mode_told(ip) {
-                self.turn_on(ip);
+            if self.loss.was_on && self.is_mode_told(walk, ip) {
+                self.turn_on(walk, ip);
             } else {
                 self.note_used();
             }
@@ -522,36 +526,35 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
         if (self.bound.mode.is_some() || self.bound.tsx.is_some()) && !aborts {
             self.release_held(Some(ip));
-            if self.notes.was_on && self.is_mode_told(ip) {
-                self.turn_on(ip);
+            if self.loss.was_on && self.is_mode_told(walk, ip) {
+                self.turn_on(walk, ip);
             }
             return;
         }
         match self.read_compound() {
-            Ok(what @ (AtIp::Branch { .. } | AtIp::Disable { .. })) if self.notes.tells => {
-                self.found(Some(ip));
+            Ok(what @ (AtIp::Branch { .. } | AtIp::Disable { .. })) if !W::FOLLOWS_CODE => {
+                self.found(walk, Some(ip));
                 self.state = State::On;
-                self.ip = ip;
-                self.arrive(ip, what);
+                self.arrive(walk, ip, what);
             }
-            Ok(AtIp::Branch { to }) if self.is_mode_told(to) => {
+            Ok(AtIp::Branch { to }) if self.is_mode_told(walk, to) => {
                 self.release_held(Some(ip));
-                self.turn_on(to);
+                self.turn_on(walk, to);
             }
             Ok(AtIp::Disable { ip: to }) => {
                 self.release_held(Some(ip));
-                self.found_off(to);
+                self.found_off(walk, to);
             }
             Ok(_) => self.release_held(Some(ip)),
-            Err(kind) => self.error(None, kind),
+            Err(kind) => self.error(walk, None, kind),
         }
     }
 
     /// After an OVF: where tracing goes on (33.3.8).
-    pub(crate) fn overflow(&mut self) {
+    pub(crate) fn overflow<W: Control>(&mut self, walk: &mut W) {
         self.tnt_len = 0;
-        self.notes.is_mode_certain = false;
-        self.returns.clear();
+        self.loss.is_mode_certain = false;
+        walk.forget_callers();
         // While tracing is off a MODE packet tells the state that holds when it goes on, and waits for no packet that may be lost (33.2.9.2).
         let off = self.state == State::Off;
         self.bound = Bound {
@@ -562,7 +565,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         self.release_held(None);
         let errata = self.config.errata;
         let mut status = None;
-        let mut first = self.notes.now;
+        let mut first = self.emit.now;
         loop {
             let flow = match self.next_flow() {
                 Ok(Some(flow)) => flow,
@@ -574,7 +577,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
                 Err(error) => {
                     self.push_from(Event::Overflow { ip: None }, first);
-                    self.lose(error.into());
+                    self.lose(walk, error.into());
                     return;
                 }
             };
@@ -583,7 +586,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 Flow::Ovf => {
                     self.note_used();
                     self.push_from(Event::Overflow { ip: None }, first);
-                    first = self.notes.now;
+                    first = self.emit.now;
                 }
                 Flow::Psb if self.at_end() => {
                     self.push_from(Event::Overflow { ip: None }, first);
@@ -592,36 +595,36 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
                 Flow::Psb => match self.read_psb_plus() {
                     PsbPlus::Complete(found) if found.ip.is_some() => {
-                        self.after_overflow(found.ip, Some(found.over(status)), first);
+                        self.after_overflow(walk, found.ip, Some(found.over(status)), first);
                         return;
                     }
                     PsbPlus::Complete(found) => status = Some(found.over(status)),
                     PsbPlus::Overflow => {
                         self.note_used();
                         self.push_from(Event::Overflow { ip: None }, first);
-                        first = self.notes.now;
+                        first = self.emit.now;
                     }
                     PsbPlus::End => {}
                     PsbPlus::Bad(kind) => {
                         self.push_from(Event::Overflow { ip: None }, first);
-                        self.lose(kind);
+                        self.lose(walk, kind);
                         return;
                     }
                 },
                 Flow::Fup(Some(ip)) => {
                     let off = errata.apl12 && self.pge_is_next_over_psbs();
-                    self.after_overflow(Some(ip).filter(|_| !off), status, first);
+                    self.after_overflow(walk, Some(ip).filter(|_| !off), status, first);
                     return;
                 }
                 Flow::Pgd(_) if errata.apl11 => {
-                    self.after_overflow(None, status, first);
+                    self.after_overflow(walk, None, status, first);
                     return;
                 }
                 Flow::Fup(None) if self.reader.doubt => {
                     self.push_from(Event::Overflow { ip: None }, first);
                     self.state = State::Lost;
-                    self.notes.run = Run::Unknown;
-                    self.notes.was_on = false;
+                    self.loss.run = Run::Unknown;
+                    self.loss.was_on = false;
                     return;
                 }
                 Flow::Tnt { .. } | Flow::Tip(_) | Flow::Pgd(_) | Flow::Fup(None) | Flow::PsbEnd => {
@@ -629,13 +632,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     if errata.skd010 {
                         self.state = State::Lost;
                         // The bits of branches behind the overflow stand behind the OVF.
-                        self.notes.run = match flow {
+                        self.loss.run = match flow {
                             Flow::Tip(_) => Run::Clear,
                             _ => Run::Unknown,
                         };
-                        self.notes.was_on = false;
+                        self.loss.was_on = false;
                     } else {
-                        self.lose(unexpected(flow, Expected::FupOrTipPge));
+                        self.lose(walk, unexpected(flow, Expected::FupOrTipPge));
                     }
                     self.reader.put_back(flow);
                     return;
@@ -645,23 +648,29 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     if errata.skd010 && status.is_none() && self.is_on_behind_overflow() {
                         self.push_from(Event::Overflow { ip: None }, first);
                         self.state = State::Lost;
-                        self.notes.run = Run::Unknown;
+                        self.loss.run = Run::Unknown;
                         // A MODE.TSX comes with a FUP only while PacketEn is set (33.4.2.8).
-                        self.notes.was_on =
+                        self.loss.was_on =
                             matches!(flow, Flow::ModeTsx(_)) && self.is_fup_behind(flow);
                         return;
                     }
-                    self.after_overflow(None, status, first);
+                    self.after_overflow(walk, None, status, first);
                     return;
                 }
             }
         }
     }
 
-    pub(crate) fn after_overflow(&mut self, ip: Option<Ip>, status: Option<Status>, first: Origin) {
+    pub(crate) fn after_overflow<W: Control>(
+        &mut self,
+        walk: &mut W,
+        ip: Option<Ip>,
+        status: Option<Status>,
+        first: Origin,
+    ) {
         self.consumed();
-        self.found(ip);
-        let gives = self.notes.last.unwrap_or(Kind::Fup.into());
+        self.found(walk, ip);
+        let gives = self.emit.last.unwrap_or(Kind::Fup.into());
         self.push_from(Event::Overflow { ip }, first.at(ip, gives));
         let bound = core::mem::take(&mut self.bound);
         let tsx = bound
@@ -669,10 +678,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
         let mode = bound.mode;
         match ip {
-            Some(_) if self.notes.is_mode_doubtful && status.is_none() => {
+            Some(_) if self.loss.is_mode_doubtful && status.is_none() => {
                 self.state = State::Lost;
-                self.notes.run = Run::Unknown;
-                self.notes.was_on = false;
+                self.loss.run = Run::Unknown;
+                self.loss.was_on = false;
             }
             Some(ip) => {
                 self.apply(
@@ -684,15 +693,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     Some(ip),
                 );
                 self.state = State::On;
-                self.phase = Phase::Enter;
-                self.ip = ip;
-                self.left = (NONE, 0);
-                self.body = 0..0;
+                walk.go_to(ip, false);
                 self.pending = Pending::None;
                 self.resume_at = None;
             }
             None => {
-                self.turn_off(None);
+                self.turn_off(walk, None);
                 self.bound = Bound {
                     tsx,
                     mode,
@@ -702,6 +708,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
         if let Some(status) = status {
             self.apply_status(status);
+        }
+    }
+
+    /// Reads on while control is not being followed.
+    pub(crate) fn go_on<W: Control>(&mut self, walk: &mut W) {
+        match self.state {
+            State::On | State::Done => {}
+            State::Off if self.reader.is_rtit() => self.while_off_rtit(walk),
+            State::Lost if self.reader.is_rtit() => self.while_lost_rtit(walk),
+            State::Off => self.while_off(walk),
+            State::Lost => self.while_lost(walk),
+            State::Start => self.start(walk),
         }
     }
 }

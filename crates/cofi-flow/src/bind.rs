@@ -1,17 +1,20 @@
 //! From packets to what the walk has to reach next.
 //!
 //! Packets bind to instructions (33.4.1): some to the next branch of their kind, some to an address that a FUP gives,
-//! some to nothing. [`FlowDecoder::fetch`] reads as many packets as make up one such thing.
+//! some to nothing. [`Binder::fetch`] reads as many packets as make up one such thing.
 
-use cofi_insn::CodeSource;
 use cofi_packet::intel::{Kind, Packets, TsxState};
-use cofi_packet::{ExecMode, Ip, rtit};
+use cofi_packet::{ExecMode, Ip};
 
-use crate::decoder::FlowDecoder;
-use crate::events::notes::Origin;
+use crate::awaiting_fup::AwaitingFup;
+use crate::control::Control;
+use crate::decoder::State;
+use crate::emit::Emit;
+use crate::events::origin::{BoundOrigins, Origin};
+use crate::loss::Loss;
 use crate::reader::{Flow, Reader};
-use crate::rtit::Ends;
-use crate::{Event, Expected, FlowErrorKind, PacketKind};
+use crate::rtit::{self, Ends};
+use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind};
 
 /// What the walk has to reach next, once the TNT bits are used up.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +68,7 @@ pub(crate) enum AtIp {
     Disable { ip: Option<Ip> },
     /// Nothing but the events held back.
     Events,
-    /// A `PTWRITE`, whose value waits in [`FlowDecoder::ptwrite`].
+    /// A `PTWRITE`, whose value waits in [`AwaitingFup`].
     Ptwrite,
     /// A PSB+ tells that control is here.
     Status(Status),
@@ -82,9 +85,9 @@ impl AtIp {
     pub(crate) const fn kind(&self) -> PacketKind {
         match self {
             AtIp::Status(_) => PacketKind::IntelPt(Kind::PsbEnd),
-            AtIp::Far { .. } => PacketKind::Rtit(rtit::Kind::FupFar),
-            AtIp::Pgd { .. } => PacketKind::Rtit(rtit::Kind::FupPgd),
-            AtIp::Paging { .. } => PacketKind::Rtit(rtit::Kind::Pip),
+            AtIp::Far { .. } => PacketKind::Rtit(cofi_packet::rtit::Kind::FupFar),
+            AtIp::Pgd { .. } => PacketKind::Rtit(cofi_packet::rtit::Kind::FupPgd),
+            AtIp::Paging { .. } => PacketKind::Rtit(cofi_packet::rtit::Kind::Pip),
             _ => PacketKind::IntelPt(Kind::Fup),
         }
     }
@@ -146,11 +149,105 @@ pub(crate) enum PsbPlus {
     Bad(FlowErrorKind),
 }
 
-impl<C: CodeSource> FlowDecoder<'_, C> {
+/// Binds packets to what they mean together (33.4.1): TNT bits, a target, an event at its place, the end of tracing, a loss.
+///
+/// It knows whether tracing is on, and where it goes on; where control is in between, only who [follows](Control) it does.
+#[derive(Debug)]
+pub(crate) struct Binder<'t> {
+    pub(crate) config: FlowConfig,
+    pub(crate) reader: Reader<'t>,
+    pub(crate) state: State,
+    pub(crate) mode: ExecMode,
+    /// TNT bits not used yet: the oldest on top.
+    pub(crate) tnt: u64,
+    pub(crate) tnt_len: u8,
+    pub(crate) pending: Pending,
+    /// State that binds to the next address packet, and the packets that told of it.
+    pub(crate) bound: Bound,
+    pub(crate) origins: BoundOrigins,
+    /// State as last reported.
+    pub(crate) known: Bound,
+    pub(crate) awaiting: AwaitingFup,
+    pub(crate) loss: Loss,
+    pub(crate) emit: Emit,
+    /// Where control was when tracing went off.
+    pub(crate) resume_at: Option<Ip>,
+    /// What RTIT needs beside.
+    pub(crate) rtit: rtit::State,
+    /// Where the packet read last began.
+    pub(crate) read_at: usize,
+    /// Where the packet used last began.
+    pub(crate) offset: usize,
+    /// How many packets and TNT bits were used.
+    pub(crate) used: u64,
+    /// Decoding ends at the first PSB from here on.
+    pub(crate) end: usize,
+}
+
+impl<'t> Binder<'t> {
+    pub(crate) fn new(trace: &'t [u8], config: FlowConfig) -> Self {
+        Self {
+            reader: Reader::new(trace, &config),
+            state: State::Start,
+            mode: config.initial_mode,
+            tnt: 0,
+            tnt_len: 0,
+            pending: Pending::None,
+            bound: Bound::default(),
+            origins: BoundOrigins::default(),
+            known: Bound {
+                tsx: Some(TsxState::NotInTx),
+                ..Bound::default()
+            },
+            awaiting: AwaitingFup::default(),
+            loss: Loss::default(),
+            emit: Emit::default(),
+            resume_at: None,
+            rtit: rtit::State::new(&config),
+            read_at: 0,
+            offset: 0,
+            used: 0,
+            end: usize::MAX,
+            config,
+        }
+    }
+
+    /// Only what lies between the first PSBs from these places on is decoded.
+    pub(crate) fn cut(&mut self, range: core::ops::Range<usize>) {
+        self.reader.start_at(range.start);
+        self.end = range.end;
+    }
+
+    /// Notes that the packets read so far are used.
+    #[inline]
+    pub(crate) fn consumed(&mut self) {
+        self.note_used();
+        self.used += 1;
+    }
+
+    /// Notes that a packet without effect on control is used.
+    #[inline]
+    pub(crate) fn note_used(&mut self) {
+        self.offset = self.read_at;
+        self.reader.time_used();
+    }
+
+    #[inline]
+    pub(crate) fn load_tnt(&mut self, bits: u64, len: u8) {
+        self.tnt = bits << (64 - u32::from(len));
+        self.tnt_len = len;
+        self.pending = Pending::None;
+        self.offset = self.read_at;
+        self.used += 1;
+        self.reader.time_of_tnt(len);
+    }
+}
+
+impl Binder<'_> {
     /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
-    pub(crate) fn fetch(&mut self) {
+    pub(crate) fn fetch<W: Control>(&mut self, walk: &mut W) {
         if self.reader.is_rtit() {
-            return self.fetch_rtit();
+            return self.fetch_rtit(walk);
         }
         loop {
             let flow = match self.next_flow() {
@@ -166,12 +263,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 }
             };
             if let (Flow::Tnt { bits, len }, false) = (flow, self.holds()) {
-                self.branches(bits, len);
+                self.branches(walk, bits, len);
                 return;
             }
             if let Some(kind) = self.wrong_event(flow) {
                 // The FUP behind it is its own all the same.
-                self.fail(kind);
+                self.fail(walk, kind);
                 self.hold(flow);
                 return;
             }
@@ -186,7 +283,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             self.release_held(None);
             match flow {
                 Flow::Tnt { bits, len } => {
-                    self.branches(bits, len);
+                    self.branches(walk, bits, len);
                     return;
                 }
                 Flow::Tip(ip) => self.pending = Pending::Tip(ip),
@@ -261,8 +358,10 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         };
         self.bind_tsx(ip);
         let aborts = self.bound.tsx == Some(TsxState::Aborted);
-        if (self.claimed || self.bound.mode.is_some() || self.bound.tsx.is_some()) && !aborts {
-            let what = if self.ptwrite.is_some() {
+        if (self.awaiting.claimed || self.bound.mode.is_some() || self.bound.tsx.is_some())
+            && !aborts
+        {
+            let what = if self.awaiting.ptwrite.is_some() {
                 AtIp::Ptwrite
             } else {
                 AtIp::Events
@@ -278,16 +377,16 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// After a FUP that nothing else has claimed: the end of the compound event (table 33-14).
     pub(crate) fn read_compound(&mut self) -> Result<AtIp, FlowErrorKind> {
-        let first = self.notes.now;
+        let first = self.emit.now;
         let result = self.read_compound_end();
         let last = match result {
             Ok(AtIp::Branch { .. }) => Some(Kind::Tip),
-            Ok(AtIp::Disable { ip: _ }) if self.notes.last == Some(Kind::TipPgd.into()) => {
+            Ok(AtIp::Disable { ip: _ }) if self.emit.last == Some(Kind::TipPgd.into()) => {
                 Some(Kind::TipPgd)
             }
             _ => None,
         };
-        self.notes.now = last.map_or(first, |kind| first.and(kind));
+        self.emit.now = last.map_or(first, |kind| first.and(kind));
         result
     }
 
@@ -338,11 +437,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     /// After a PSB: everything up to its PSBEND.
     pub(crate) fn read_psb_plus(&mut self) -> PsbPlus {
         let last = self.at_end();
-        let first = self.notes.now;
+        let first = self.emit.now;
         let status = self.read_psb_plus_to_end(last);
-        if self.notes.tells && !matches!(status, PsbPlus::Overflow) {
+        if self.emit.keeps_origins && !matches!(status, PsbPlus::Overflow) {
             // Its TSC, if it has one, tells when it was made.
-            self.notes.now = Origin {
+            self.emit.now = Origin {
                 tsc: self.reader.now(),
                 ..first
             };

@@ -2,12 +2,12 @@
 
 use alloc::vec::Vec;
 
-use cofi_insn::CodeSource;
 use cofi_packet::Ip;
 use cofi_packet::intel::{CfeType, EvdType, Kind};
 
-use crate::decoder::{FlowDecoder, State, unexpected};
-use crate::events::notes::Origin;
+use crate::bind::Binder;
+use crate::decoder::{State, unexpected};
+use crate::events::origin::Origin;
 use crate::reader::Flow;
 use crate::{ControlEvent, Event, Expected, FlowErrorKind};
 
@@ -24,12 +24,25 @@ pub(crate) struct Held {
     origin: Origin,
 }
 
-impl<C: CodeSource> FlowDecoder<'_, C> {
+/// What waits for a FUP.
+#[derive(Debug, Default)]
+pub(crate) struct AwaitingFup {
+    held: Vec<Held>,
+    /// Whether one of them is certain to have a FUP of its own.
+    pub(crate) claimed: bool,
+    /// The value and size of a PTW packet whose FUP is to come, and where it stands.
+    pub(crate) ptwrite: Option<(u64, u8)>,
+    ptwrite_origin: Origin,
+    /// Where the processor went to sleep, once that is known.
+    pub(crate) asleep_at: Option<Ip>,
+}
+
+impl Binder<'_> {
     /// Takes packets whose events bind to a FUP that may follow; `false` for others.
     pub(crate) fn hold(&mut self, flow: Flow) -> bool {
         let event = match flow {
             Flow::ExStop { ip: true } => {
-                self.claimed = true;
+                self.awaiting.claimed = true;
                 Event::ExStop { ip: None }
             }
             Flow::Ptw {
@@ -38,9 +51,9 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 ip: true,
             } => {
                 self.release_held(None);
-                self.claimed = true;
-                self.ptwrite = Some((payload, size));
-                self.notes.ptwrite = self.notes.now;
+                self.awaiting.claimed = true;
+                self.awaiting.ptwrite = Some((payload, size));
+                self.awaiting.ptwrite_origin = self.emit.now;
                 return true;
             }
             Flow::Bbp { kind, size } => Event::Block {
@@ -50,7 +63,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             },
             Flow::Bip { block, id, payload } => Event::BlockItem { block, id, payload },
             Flow::Bep { ip: true } => {
-                self.claimed = true;
+                self.awaiting.claimed = true;
                 return true;
             }
             Flow::Bep { ip: false } => {
@@ -63,7 +76,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 vector,
                 count,
             } => {
-                self.claimed = true;
+                self.awaiting.claimed = true;
                 Event::Trigger {
                     vector,
                     multiple,
@@ -96,7 +109,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                 sub_state,
             },
             Flow::Cfe { ip, kind, vector } => {
-                self.claimed |= ip;
+                self.awaiting.claimed |= ip;
                 let event = ControlEvent::from_type(kind);
                 let event = Event::Control {
                     event,
@@ -123,11 +136,11 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             _ => return false,
         };
-        if self.held.len() >= MAX_HELD {
+        if self.awaiting.held.len() >= MAX_HELD {
             self.release_held(None);
         }
-        let origin = self.notes.now;
-        self.held.push(Held { event, origin });
+        let origin = self.emit.now;
+        self.awaiting.held.push(Held { event, origin });
         true
     }
 
@@ -142,7 +155,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             _ => return None,
         };
-        let before = self.held.iter().rev().map(|held| held.event);
+        let before = self.awaiting.held.iter().rev().map(|held| held.event);
         let fits = before
             .take_while(|event| !matches!(event, Event::Control { .. }))
             .all(|event| match event {
@@ -194,7 +207,7 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// Returns the blocks held back: they belong to no address. Other events still wait for a FUP.
     pub(crate) fn release_block(&mut self) {
-        let mut held = core::mem::take(&mut self.held);
+        let mut held = core::mem::take(&mut self.awaiting.held);
         held.retain(|held| {
             let in_block = matches!(held.event, Event::Block { .. } | Event::BlockItem { .. });
             if in_block {
@@ -202,12 +215,12 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             !in_block
         });
-        self.held = held;
+        self.awaiting.held = held;
     }
 
     /// Returns the EVDs held back behind the last CFE: they belong to no event, and so to no address.
     fn release_data(&mut self) {
-        let mut held = core::mem::take(&mut self.held);
+        let mut held = core::mem::take(&mut self.awaiting.held);
         let is_control = |held: &Held| matches!(held.event, Event::Control { .. });
         let mut others_first = held.iter().rposition(is_control).map_or(0, |at| at + 1);
         held.retain(|held| {
@@ -218,13 +231,13 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
             }
             !is_data
         });
-        self.held = held;
+        self.awaiting.held = held;
     }
 
     /// Whether events wait for a FUP.
     #[inline]
     pub(crate) fn holds(&self) -> bool {
-        self.claimed || !self.held.is_empty()
+        self.awaiting.claimed || !self.awaiting.held.is_empty()
     }
 
     /// Returns the events held back, now that their place is known, or known to be unknown.
@@ -232,32 +245,27 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         if !self.holds() {
             return;
         }
-        self.claimed = false;
-        let mut held = core::mem::take(&mut self.held);
+        self.awaiting.claimed = false;
+        let mut held = core::mem::take(&mut self.awaiting.held);
         for Held { mut event, origin } in held.drain(..) {
             match &mut event {
                 Event::ExStop { ip }
                 | Event::Control { ip, .. }
                 | Event::Block { ip, .. }
                 | Event::Trigger { ip, .. } => *ip = place,
-                Event::Pwre { .. } => self.notes.power = place,
+                Event::Pwre { .. } => self.awaiting.asleep_at = place,
                 _ => {}
             }
             self.push_from(event, origin.at(place, Kind::Fup));
         }
-        self.held = held;
-        if let Some((payload, size)) = self.ptwrite.take() {
+        self.awaiting.held = held;
+        if let Some((payload, size)) = self.awaiting.ptwrite.take() {
             let event = Event::Ptwrite {
                 ip: place,
                 payload,
                 size,
             };
-            self.push_from(event, self.notes.ptwrite.at(place, Kind::Fup));
+            self.push_from(event, self.awaiting.ptwrite_origin.at(place, Kind::Fup));
         }
     }
-}
-
-/// A fresh store for events held back.
-pub(crate) fn held() -> Vec<Held> {
-    Vec::new()
 }
