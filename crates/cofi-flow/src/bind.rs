@@ -7,11 +7,13 @@ use cofi_packet::intel::{Kind, Packets, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
 use crate::awaiting_fup::AwaitingFup;
+use crate::block::Place;
 use crate::control::Control;
 use crate::decoder::State;
 use crate::emit::Emit;
 use crate::events::origin::{BoundOrigins, Origin};
 use crate::loss::Loss;
+use crate::reader::ahead::{Ahead, Decision};
 use crate::reader::{Flow, Reader};
 use crate::rtit::{self, Ends};
 use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind};
@@ -161,6 +163,8 @@ pub(crate) struct Binder<'t> {
     /// TNT bits not used yet: the oldest on top.
     pub(crate) tnt: u64,
     pub(crate) tnt_len: u8,
+    /// Where they come from, while the walk is along the graph. Else they are of the TNT packet used last.
+    pub(crate) ahead: Ahead,
     pub(crate) pending: Pending,
     /// State that binds to the next address packet, and the packets that told of it.
     pub(crate) bound: Bound,
@@ -192,6 +196,7 @@ impl<'t> Binder<'t> {
             mode: config.initial_mode,
             tnt: 0,
             tnt_len: 0,
+            ahead: Ahead::default(),
             pending: Pending::None,
             bound: Bound::default(),
             origins: BoundOrigins::default(),
@@ -209,6 +214,79 @@ impl<'t> Binder<'t> {
             used: 0,
             end: usize::MAX,
             config,
+        }
+    }
+
+    /// What decides where control goes next, if it is a TNT or a TIP with an address, and nothing comes before it. Other packets are left where
+    /// they are.
+    #[inline]
+    pub(crate) fn next_decision(&mut self) -> Decision {
+        if self.reader.is_rtit() {
+            return match self.reader.next_tnt_rtit() {
+                Some((bits, len)) => {
+                    self.read_at = self.reader.offset();
+                    self.load_tnt(bits, len);
+                    Decision::Tnt
+                }
+                None => Decision::Other,
+            };
+        }
+        self.end_run();
+        let mut tnt = (0, 0);
+        let next = self.reader.next_run(&mut self.ahead, &mut tnt);
+        match next {
+            Decision::Tnt => {
+                (self.tnt, self.tnt_len) = tnt;
+                self.used += 1;
+            }
+            Decision::Tip(_) => self.read_at = self.reader.offset(),
+            Decision::Other => {}
+        }
+        next
+    }
+
+    /// Whether a TNT or TIP that comes next decides where control goes, and nothing else: no event waits for a FUP, and no state for a TIP.
+    #[inline]
+    pub(crate) fn reads_on(&self) -> bool {
+        !self.holds() && self.bound.is_empty() && matches!(self.pending, Pending::None)
+    }
+
+    /// Reads further TNT packets of a run.
+    #[inline]
+    pub(crate) fn read_ahead(&mut self) {
+        if !self.ahead.is_empty() && self.ahead.goes_on() {
+            let (bits, len) = (self.tnt, self.tnt_len);
+            (self.tnt, self.tnt_len) = self.reader.read_ahead(&mut self.ahead, bits, len);
+        }
+    }
+
+    /// All bits of a run, if there is one, are used.
+    #[inline]
+    fn end_run(&mut self) {
+        if let Some((last, _)) = self.ahead.in_use(0) {
+            self.reader.end_run(&mut self.ahead, &last);
+            self.offset = last.offset;
+            self.read_at = last.offset;
+        }
+    }
+
+    /// Gives back the packets of a run of which no bit was used.
+    pub(crate) fn give_back(&mut self) {
+        if let Some((last, len)) = self.ahead.in_use(self.tnt_len) {
+            self.reader.give_back(&mut self.ahead, &last);
+            self.offset = last.offset;
+            self.read_at = last.offset;
+            self.tnt_len = len;
+        }
+    }
+
+    /// Where the packet begins that the next TNT bit is of.
+    #[inline]
+    pub(crate) fn place(&self) -> Place<'_> {
+        if self.ahead.is_empty() {
+            Place::At(self.offset)
+        } else {
+            Place::Bit(&self.ahead, self.ahead.next_bit(self.tnt_len))
         }
     }
 

@@ -5,6 +5,7 @@ use cofi_packet::{ExecMode, Ip, StreamOffset};
 
 use crate::cache::{Cache, End};
 use crate::graph::Node;
+use crate::reader::ahead::Ahead;
 use crate::{Event, Executed, FlowError, Run, memo};
 
 /// Instructions that ran one after the other, up to one of which only the trace tells where it led: a conditional branch, a
@@ -15,7 +16,7 @@ use crate::{Event, Executed, FlowError, Run, memo};
 #[derive(Clone, Debug)]
 pub struct Block<'d> {
     content: Content<'d>,
-    offset: usize,
+    place: Place<'d>,
 }
 
 #[derive(Clone, Debug)]
@@ -30,21 +31,21 @@ enum Content<'d> {
 
 impl<'d> Block<'d> {
     #[inline]
-    pub(crate) fn of_node(cache: &'d Cache, id: u32, offset: usize) -> Self {
+    pub(crate) fn of_node(cache: &'d Cache, id: u32, place: Place<'d>) -> Self {
         Self {
             content: Content::Node {
                 cache,
                 node: cache.graph.node(id),
                 id,
             },
-            offset,
+            place,
         }
     }
 
     #[inline]
     pub(crate) fn of_run(run: Run<'d>) -> Self {
         Self {
-            offset: run.offset,
+            place: Place::At(run.offset),
             content: Content::Piece(run),
         }
     }
@@ -93,7 +94,7 @@ impl<'d> Block<'d> {
     #[inline]
     #[must_use]
     pub fn offset(&self) -> StreamOffset {
-        StreamOffset(self.offset as u64)
+        StreamOffset(self.place.offset() as u64)
     }
 
     /// The straight runs of which the block is made: each ends where code does not go on with the next address.
@@ -103,7 +104,7 @@ impl<'d> Block<'d> {
             Content::Node { cache, id, .. } => {
                 let cache = *cache;
                 let parts = cache.graph.parts(*id).iter();
-                let offset = self.offset;
+                let offset = self.place.offset();
                 (Some(parts.map(move |id| cache.run(*id, offset))), None)
             }
             Content::Piece(run) => (None, Some(run.clone())),
@@ -117,7 +118,8 @@ impl<'d> Block<'d> {
         match &self.content {
             Content::Node { cache, id, .. } => {
                 for id in cache.graph.parts(*id) {
-                    cache.run(*id, self.offset).for_each(&mut visit);
+                    // (Instructions have no place in the stream.)
+                    cache.run(*id, 0).for_each(&mut visit);
                 }
             }
             Content::Piece(run) => run.for_each(visit),
@@ -138,20 +140,19 @@ impl<'d> Block<'d> {
         match &self.content {
             Content::Node { cache, id, .. } => {
                 let id = *cache.graph.parts(*id).last()?;
-                cache.run(id, self.offset).last()
+                cache.run(id, 0).last()
             }
             Content::Piece(run) => run.last(),
         }
     }
 }
 
-/// Blocks that ran one after the other, of which the last packet used is the same: as many as are known to belong together, at least one.
+/// Blocks that ran one after the other: as many as are known to belong together, at least one.
 ///
 /// What only counts need not look at the blocks.
 #[derive(Clone, Debug)]
 pub struct Path<'d> {
     blocks: Blocks<'d>,
-    offset: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -160,28 +161,53 @@ enum Blocks<'d> {
     Path {
         cache: &'d Cache,
         path: &'d memo::Path,
+        /// Of the first bit.
+        place: Place<'d>,
     },
+}
+
+/// Where a packet begins: to be looked up if somebody asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place<'d> {
+    At(usize),
+    /// The one that a TNT bit is of.
+    Bit(&'d Ahead, u64),
+}
+
+impl Place<'_> {
+    fn offset(self) -> usize {
+        match self {
+            Self::At(offset) => offset,
+            Self::Bit(ahead, bit) => ahead.offset(bit),
+        }
+    }
+
+    /// That of a bit so many behind this one.
+    const fn plus(self, bits: u8) -> Self {
+        match self {
+            Self::At(offset) => Self::At(offset),
+            Self::Bit(ahead, bit) => Self::Bit(ahead, bit + bits as u64),
+        }
+    }
 }
 
 impl<'d> Path<'d> {
     #[inline]
     pub(crate) fn of_block(block: Block<'d>) -> Self {
         Self {
-            offset: block.offset,
             blocks: Blocks::One(block),
         }
     }
 
     #[inline]
-    pub(crate) fn of_node(cache: &'d Cache, id: u32, offset: usize) -> Self {
-        Self::of_block(Block::of_node(cache, id, offset))
+    pub(crate) fn of_node(cache: &'d Cache, id: u32, place: Place<'d>) -> Self {
+        Self::of_block(Block::of_node(cache, id, place))
     }
 
     #[inline]
-    pub(crate) fn of_path(cache: &'d Cache, path: &'d memo::Path, offset: usize) -> Self {
+    pub(crate) fn of_path(cache: &'d Cache, path: &'d memo::Path, place: Place<'d>) -> Self {
         Self {
-            blocks: Blocks::Path { cache, path },
-            offset,
+            blocks: Blocks::Path { cache, path, place },
         }
     }
 
@@ -209,7 +235,13 @@ impl<'d> Path<'d> {
     #[inline]
     #[must_use]
     pub fn offset(&self) -> StreamOffset {
-        StreamOffset(self.offset as u64)
+        match &self.blocks {
+            Blocks::One(block) => block.offset(),
+            Blocks::Path { path, place, .. } => {
+                let last = path.bits.saturating_sub(1);
+                StreamOffset(place.plus(last).offset() as u64)
+            }
+        }
     }
 
     /// The address of the first instruction.
@@ -218,7 +250,7 @@ impl<'d> Path<'d> {
     pub fn ip(&self) -> Ip {
         match &self.blocks {
             Blocks::One(block) => block.ip(),
-            Blocks::Path { cache, path } => {
+            Blocks::Path { cache, path, .. } => {
                 let first = cache.graph.memo.nodes(path).first();
                 first.map_or(Ip(0), |id| cache.graph.node(*id).ip)
             }
@@ -230,9 +262,10 @@ impl<'d> Path<'d> {
     pub fn for_each(&self, mut visit: impl FnMut(&Block<'d>)) {
         match &self.blocks {
             Blocks::One(block) => visit(block),
-            Blocks::Path { cache, path } => {
-                for id in cache.graph.memo.nodes(path) {
-                    visit(&Block::of_node(cache, *id, self.offset));
+            Blocks::Path { cache, path, place } => {
+                // Each uses one bit.
+                for (bit, id) in (0..).zip(cache.graph.memo.nodes(path)) {
+                    visit(&Block::of_node(cache, *id, place.plus(bit)));
                 }
             }
         }

@@ -14,6 +14,9 @@ use crate::FlowConfig;
 use crate::index::{Index, NONE};
 use crate::memo::{Found, Memo};
 
+/// How many targets of TIPs are found at once.
+const TARGETS: usize = 4096;
+
 /// How a node ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
@@ -36,7 +39,7 @@ pub(crate) struct Node {
     /// The first instruction.
     pub(crate) ip: Ip,
     /// The nodes that come after, or [`NONE`] where that is not known: of a conditional branch, after it was not taken and
-    /// taken. Of others, the second one is where control went the last time.
+    /// taken. Others have none.
     pub(crate) next: [u32; 2],
     /// Where the returns of its calls are, in [`Graph::sites`].
     sites: u32,
@@ -79,7 +82,7 @@ pub(crate) struct Mark {
 /// Invariant: numbers in [`Node::next`] and [`Site::node`] are [`NONE`] or those of nodes, of the same mode, and a site's at its
 /// address. The numbers of sites are kept on the stack of return addresses, where they outlive changes of the mode and the graph
 /// itself: they are hints, good only where address and mode are still those of the site.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Graph {
     nodes: Vec<Node>,
     /// Of each node.
@@ -89,6 +92,9 @@ pub(crate) struct Graph {
     parts: Vec<u32>,
     sites: Vec<Site>,
     index: Index,
+    /// Nodes by a part of their address, of one mode: targets of TIPs are looked for here first.
+    targets: Vec<u32>,
+    targets_mode: ExecMode,
     pub(crate) memo: Memo,
     /// Counts how often nodes were forgotten, which is when a number no longer means the same node.
     pub(crate) emptied: u64,
@@ -97,8 +103,16 @@ pub(crate) struct Graph {
 impl Graph {
     pub(crate) fn new(config: &FlowConfig) -> Self {
         Self {
+            nodes: Vec::new(),
+            details: Vec::new(),
+            checksums: Vec::new(),
+            parts: Vec::new(),
+            sites: Vec::new(),
+            index: Index::default(),
+            targets: Vec::new(),
+            targets_mode: ExecMode::Bits64,
             memo: Memo::new(config),
-            ..Self::default()
+            emptied: 0,
         }
     }
 
@@ -109,6 +123,7 @@ impl Graph {
         self.parts.clear();
         self.sites.clear();
         self.index.clear();
+        self.targets.clear();
         self.memo.clear();
         self.emptied += 1;
     }
@@ -125,6 +140,7 @@ impl Graph {
     /// Forgets what was added since `mark`, which is no less than there was after the graph was emptied last.
     pub(crate) fn truncate(&mut self, mark: Mark) {
         self.memo.clear();
+        self.targets.clear();
         self.nodes.truncate(mark.nodes);
         self.details.truncate(mark.nodes);
         self.checksums.truncate(mark.nodes);
@@ -152,6 +168,7 @@ impl Graph {
             + self.parts.len() * size_of::<u32>()
             + self.sites.len() * size_of::<Site>()
             + self.index.bytes()
+            + self.targets.len() * size_of::<u32>()
     }
 
     /// How many nodes there are.
@@ -248,6 +265,32 @@ impl Graph {
             let node = self.nodes.get(id as usize)?;
             Some((node.ip, self.detail(id).mode))
         })
+    }
+
+    /// The node at the target of a TIP, if it is in the table of targets.
+    #[inline]
+    pub(crate) fn target(&self, ip: Ip, mode: ExecMode) -> u32 {
+        match self.targets.get(Self::target_slot(ip)) {
+            Some(&id) if mode == self.targets_mode => match self.nodes.get(id as usize) {
+                Some(node) if node.ip == ip => id,
+                _ => NONE,
+            },
+            _ => NONE,
+        }
+    }
+
+    /// Puts a node into the table of targets.
+    pub(crate) fn note_target(&mut self, ip: Ip, mode: ExecMode, id: u32) {
+        if self.targets.is_empty() || mode != self.targets_mode {
+            self.targets.clear();
+            self.targets.resize(TARGETS, NONE);
+            self.targets_mode = mode;
+        }
+        self.targets[Self::target_slot(ip)] = id;
+    }
+
+    const fn target_slot(ip: Ip) -> usize {
+        (ip.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - TARGETS.ilog2())) as usize
     }
 
     /// Begins a node at `ip`, which is then put together and [added](Self::add).

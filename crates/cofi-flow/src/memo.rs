@@ -102,10 +102,14 @@ impl Memo {
         }
     }
 
-    /// Notes that branches were walked, where there are so many nodes.
+    /// Notes that a branch was walked.
     #[inline]
-    pub(crate) fn walked(&mut self, branches: u8, nodes: usize) {
-        self.walked += u64::from(branches);
+    pub(crate) fn walked(&mut self) {
+        self.walked += 1;
+    }
+
+    /// Begins to keep paths, if code has proven warm, there being so many nodes.
+    pub(crate) fn warm_up(&mut self, nodes: usize) {
         if self.slots.is_empty()
             && self.most >= 1 << (LEAST_SLOTS - 3)
             && self.walked > self.warm_after * (nodes as u64 + 64)

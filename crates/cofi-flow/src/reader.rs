@@ -1,7 +1,7 @@
 //! The packet stream as the flow sees it: addresses decompressed, padding, timing and maintenance left out.
 
+pub(crate) mod ahead;
 mod clock;
-mod decision;
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +17,6 @@ use crate::rtit::Reading;
 use crate::time::TimeTracker;
 use crate::{FlowConfig, PacketKind, Tick, TraceFormat};
 use clock::Clock;
-pub(crate) use decision::Decision;
 
 /// A packet that concerns the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

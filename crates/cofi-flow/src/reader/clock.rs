@@ -6,6 +6,7 @@
 use cofi_packet::Tsc;
 use cofi_packet::intel::{Block, Packet, decode_in};
 
+use super::ahead::Mark;
 use super::{Reader, short_tnt, show};
 use crate::FlowConfig;
 use crate::time::{Time, TimeJump, TimeTracker};
@@ -66,7 +67,7 @@ pub(crate) struct Clock {
     /// The time of each packet will be asked for: showing it as it is read is cheaper.
     asked: bool,
     /// How many timing packets had been read when `now` was taken.
-    timing: u64,
+    pub(super) timing: u64,
     /// How many timing packets had been read when the last TNT was.
     tnt: Option<u64>,
 }
@@ -162,6 +163,19 @@ impl Reader<'_> {
         }
         self.tick();
         self.clock.tnt = Some(self.timing);
+    }
+
+    /// The same of a run of TNTs up to this one.
+    #[inline]
+    pub(super) fn time_of_run(&mut self, last: &Mark) {
+        let [before, own] = last.timed.map(|at| at.map(Stamp::At));
+        self.clock.low = before.unwrap_or(self.clock.packet_low);
+        if let Some(at) = last.timed[1] {
+            self.clock.now = Stamp::At(at);
+        }
+        self.clock.packet_low = own.unwrap_or(self.clock.packet_low);
+        self.clock.timing = last.timing;
+        self.clock.tnt = Some(last.timing);
     }
 
     /// What runs next may be older than the packet read last, and than the timing packets before that.

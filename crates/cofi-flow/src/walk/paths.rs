@@ -5,22 +5,26 @@ use cofi_packet::{Ip, StreamOffset};
 
 use super::{Phase, Walker};
 use crate::bind::{Binder, Pending};
-use crate::block::{Block, Path, Visitor};
+use crate::block::{Block, Path, Place, Visitor};
 use crate::cache::End;
 use crate::decoder::{FlowDecoder, Piece, State};
 use crate::graph::{Decision, Node};
 use crate::index::NONE;
-use crate::reader::Decision as Next;
+use crate::reader::ahead::Decision as Next;
 use crate::{Item, Run};
 
 /// Fewer bits are not worth looking a path up.
 const LEAST_BITS: u8 = 3;
+/// With fewer bits, more are read before a path is looked up.
+const MANY_BITS: u8 = 16;
 
 /// Where the node that comes next is to be noted.
 #[derive(Clone, Copy)]
 enum From {
     Nowhere,
-    /// As what comes after a node, by this way.
+    /// As a target of TIPs.
+    Target,
+    /// As what comes after a node, by this edge.
     Node(u32, usize),
     /// As what a call returns to.
     Site(u32),
@@ -90,14 +94,9 @@ impl<C: CodeSource> Walker<C> {
         match bind.pending {
             Pending::None => {
                 if !bind.holds() {
-                    match bind.reader.next_decision() {
-                        Next::Tnt(bits, len) => {
-                            bind.read_at = bind.reader.offset();
-                            bind.load_tnt(bits, len);
-                            return true;
-                        }
+                    match bind.next_decision() {
+                        Next::Tnt => return true,
                         Next::Tip(ip) => {
-                            bind.read_at = bind.reader.offset();
                             bind.pending = Pending::Tip(Some(ip));
                             return true;
                         }
@@ -117,6 +116,8 @@ impl<C: CodeSource> Walker<C> {
         let mut id = NONE;
         let mut from = From::Nowhere;
         let mut walked = false;
+        let nodes = self.cache.graph.count();
+        self.cache.graph.memo.warm_up(nodes);
         loop {
             if id != NONE {
                 self.ip = self.cache.graph.node(id).ip;
@@ -141,11 +142,11 @@ impl<C: CodeSource> Walker<C> {
             {
                 break;
             }
-            if bind.tnt_len != 0 {
-                let before = bind.tnt_len;
-                (id, from) = self.walk_bits(bind, id, visit);
-                walked |= bind.tnt_len != before;
-                if id == NONE || bind.tnt_len == 0 {
+            if !bind.pending.is_decision() {
+                let before = (bind.tnt_len, bind.used);
+                (id, from) = self.walk_run(bind, id, visit);
+                walked |= (bind.tnt_len, bind.used) != before;
+                if id == NONE || bind.tnt_len == 0 && !bind.pending.is_decision() {
                     continue;
                 }
             }
@@ -156,16 +157,16 @@ impl<C: CodeSource> Walker<C> {
             walked = true;
             (id, from) = next;
         }
+        bind.give_back();
         if walked {
             self.guard.reset();
             self.last_edge = (NONE, 0);
         }
     }
 
-    /// Uses up TNT bits as long as nodes end with conditional branches, and by paths that are known. Returns the node that comes next or, if it
-    /// is not known yet, where to note it.
-    #[inline]
-    fn walk_bits(
+    /// Goes on as long as TNT bits and the TIPs of near branches lead to nodes that are known, by paths where these are. Returns the node that
+    /// comes next or, if it is not known yet, where to note it.
+    fn walk_run(
         &mut self,
         bind: &mut Binder<'_>,
         mut id: u32,
@@ -173,52 +174,132 @@ impl<C: CodeSource> Walker<C> {
     ) -> (u32, From) {
         // One return address of RTIT is no stack.
         let has_stack = !bind.reader.is_rtit();
-        while has_stack && bind.tnt_len >= LEAST_BITS {
-            let Some(path) = self.cache.graph.path(id, bind.tnt, bind.tnt_len) else {
-                break;
-            };
-            let path = self.cache.graph.memo.path(path);
-            if !self.returns.has_room(path.deepest) {
-                break;
-            }
-            visit(&Path::of_path(&self.cache, path, bind.offset));
-            for (ip, site) in self.cache.graph.memo.open_calls(path) {
-                self.returns.push_site(*ip, *site);
-            }
-            bind.tnt <<= path.bits;
-            bind.tnt_len -= path.bits;
-            id = path.end;
-        }
-        let (mut bits, mut left) = (bind.tnt, bind.tnt_len);
-        let mut from = From::Nowhere;
-        let graph = &self.cache.graph;
-        while left != 0 {
-            let node = graph.node(id);
-            if node.decision != Decision::Conditional {
-                break;
-            }
-            visit(&Path::of_node(&self.cache, id, bind.offset));
-            if node.has_calls() {
-                for (ip, site) in graph.calls(node) {
-                    self.returns.push_site(ip, site);
+        let reads_on = has_stack && bind.reads_on();
+        loop {
+            if bind.tnt_len < MANY_BITS {
+                if bind.tnt_len != 0 {
+                    bind.read_ahead();
+                } else if !reads_on {
+                    return (id, From::Nowhere);
+                } else {
+                    match bind.next_decision() {
+                        Next::Tnt => {}
+                        Next::Other => return (id, From::Nowhere),
+                        Next::Tip(ip) => {
+                            bind.pending = Pending::Tip(Some(ip));
+                            if !self.follow_tip(bind, id, ip, visit) {
+                                return (id, From::Nowhere);
+                            }
+                            id = self.cache.graph.target(ip, bind.mode);
+                            if id == NONE {
+                                return (NONE, From::Target);
+                            }
+                            continue;
+                        }
+                    }
                 }
             }
-            let way = (bits >> 63) as usize;
-            bits <<= 1;
-            left -= 1;
-            let next = node.next[way];
-            if next == NONE {
-                self.ip = graph.detail(id).ways[way];
-                from = From::Node(id, way);
-                id = NONE;
-                break;
+            if has_stack
+                && bind.tnt_len >= LEAST_BITS
+                && let Some(number) = self.cache.graph.path(id, bind.tnt, bind.tnt_len)
+                && let path = self.cache.graph.memo.path(number)
+                && self.returns.has_room(path.deepest)
+            {
+                visit(&Path::of_path(&self.cache, path, bind.place()));
+                for (ip, site) in self.cache.graph.memo.open_calls(path) {
+                    self.returns.push_site(*ip, *site);
+                }
+                bind.tnt <<= path.bits;
+                bind.tnt_len -= path.bits;
+                id = path.end;
+                continue;
             }
-            id = next;
+            let next = match self.cache.graph.node(id).decision {
+                Decision::Conditional => self.follow_bit(bind, id, visit),
+                Decision::Return if has_stack => match self.follow_return(bind, id, visit) {
+                    Some(next) => next,
+                    None => return (id, From::Nowhere),
+                },
+                _ => return (id, From::Nowhere),
+            };
+            match next {
+                (NONE, from) => return (NONE, from),
+                (next, _) => id = next,
+            }
         }
-        let nodes = graph.count();
-        self.cache.graph.memo.walked(bind.tnt_len - left, nodes);
-        (bind.tnt, bind.tnt_len) = (bits, left);
-        (id, from)
+    }
+
+    /// Runs a node that ends with a conditional branch, by the next TNT bit.
+    #[inline(always)]
+    fn follow_bit(
+        &mut self,
+        bind: &mut Binder<'_>,
+        id: u32,
+        visit: &mut impl FnMut(&Path<'_>),
+    ) -> (u32, From) {
+        let graph = &self.cache.graph;
+        let node = graph.node(id);
+        visit(&Path::of_node(&self.cache, id, bind.place()));
+        if node.has_calls() {
+            for (ip, site) in graph.calls(node) {
+                self.returns.push_site(ip, site);
+            }
+        }
+        let way = (bind.tnt >> 63) as usize;
+        bind.tnt <<= 1;
+        bind.tnt_len -= 1;
+        let next = node.next[way];
+        if next == NONE {
+            self.ip = graph.detail(id).ways[way];
+        }
+        self.cache.graph.memo.walked();
+        (next, From::Node(id, way))
+    }
+
+    /// Runs a node that ends with a compressed return, if the next TNT bit says so and the call is known.
+    #[inline]
+    fn follow_return(
+        &mut self,
+        bind: &mut Binder<'_>,
+        id: u32,
+        visit: &mut impl FnMut(&Path<'_>),
+    ) -> Option<(u32, From)> {
+        let node = *self.cache.graph.node(id);
+        let returns = bind.tnt >> 63 == 1 && (node.has_calls() || !self.returns.is_empty());
+        if !returns {
+            return None;
+        }
+        visit(&Path::of_node(&self.cache, id, bind.place()));
+        let (mut ip, site) = self.call_and_return(&node)?;
+        bind.tnt <<= 1;
+        bind.tnt_len -= 1;
+        if bind.mode.bits() < 64 {
+            // The stack holds no more than the mode's width of what a wider caller may have pushed.
+            ip = Ip(ip.0 & 0xffff_ffff);
+        }
+        self.ip = ip;
+        let next = self.cache.graph.after_call(site, ip, bind.mode);
+        Some((next, From::Site(site)))
+    }
+
+    /// Runs a node that ends with a near return or indirect branch whose TIP is pending; `false` if it ends otherwise.
+    #[inline(always)]
+    fn follow_tip(
+        &mut self,
+        bind: &mut Binder<'_>,
+        id: u32,
+        ip: Ip,
+        visit: &mut impl FnMut(&Path<'_>),
+    ) -> bool {
+        let node = *self.cache.graph.node(id);
+        if !matches!(node.decision, Decision::Return | Decision::Indirect) {
+            return false;
+        }
+        visit(&Path::of_node(&self.cache, id, Place::At(bind.read_at)));
+        self.call_and_return(&node);
+        bind.use_pending();
+        self.ip = ip;
+        true
     }
 
     /// Runs a node that ends with another branch whose outcome is there, and tells what comes next; `None` if it is to be walked
@@ -232,28 +313,15 @@ impl<C: CodeSource> Walker<C> {
     ) -> Option<(u32, From)> {
         let node = *self.cache.graph.node(id);
         if bind.tnt_len != 0 {
-            let returns = node.decision == Decision::Return
-                && bind.tnt >> 63 == 1
-                && (node.has_calls() || !self.returns.is_empty());
-            if !returns {
-                return None;
-            }
-            visit(&Path::of_node(&self.cache, id, bind.offset));
-            let (mut ip, site) = self.call_and_return(&node)?;
-            bind.tnt <<= 1;
-            bind.tnt_len -= 1;
-            if bind.mode.bits() < 64 {
-                // The stack holds no more than the mode's width of what a wider caller may have pushed.
-                ip = Ip(ip.0 & 0xffff_ffff);
-            }
-            self.ip = ip;
-            let next = self.cache.graph.after_call(site, ip, bind.mode);
-            return Some((next, From::Site(site)));
+            return match node.decision {
+                Decision::Return => self.follow_return(bind, id, visit),
+                _ => None,
+            };
         }
         match (node.decision, bind.pending) {
             (Decision::Careful, _) | (Decision::Conditional, Pending::Tip(_)) => None,
             (Decision::Far, Pending::Tip(Some(ip))) => {
-                visit(&Path::of_node(&self.cache, id, bind.read_at));
+                visit(&Path::of_node(&self.cache, id, Place::At(bind.read_at)));
                 self.call_and_return(&node);
                 bind.consumed();
                 bind.pending = Pending::None;
@@ -262,29 +330,15 @@ impl<C: CodeSource> Walker<C> {
                 Some((NONE, From::Nowhere))
             }
             (_, Pending::Tip(Some(ip))) => {
-                visit(&Path::of_node(&self.cache, id, bind.read_at));
-                let popped = self.call_and_return(&node);
-                bind.consumed();
-                bind.pending = Pending::None;
-                self.ip = ip;
+                self.follow_tip(bind, id, ip, visit);
                 if !bind.bound.is_empty() {
-                    // Links between nodes are those of one mode.
+                    // The mode may be another.
                     bind.apply_at(ip);
-                    return Some((NONE, From::Nowhere));
                 }
-                let graph = &self.cache.graph;
-                // Where it went the last time is where it often goes.
-                let hint = node.next[1];
-                Some(match popped {
-                    Some((expected, site)) if expected == ip => {
-                        (graph.after_call(site, ip, bind.mode), From::Site(site))
-                    }
-                    _ if hint != NONE && graph.node(hint).ip == ip => (hint, From::Nowhere),
-                    _ => (NONE, From::Node(id, 1)),
-                })
+                Some((NONE, From::Target))
             }
             (_, Pending::Pgd(ip)) if !self.leaves_before(id, ip) => {
-                visit(&Path::of_node(&self.cache, id, bind.read_at));
+                visit(&Path::of_node(&self.cache, id, Place::At(bind.read_at)));
                 // No return is compressed that goes back across the end of tracing, to behind the call at the end of the node.
                 let calls = self.cache.graph.calls(&node);
                 let count = calls.size_hint().0 - usize::from(self.calls_at_end(id));
@@ -353,6 +407,7 @@ impl<C: CodeSource> Walker<C> {
         if self.cache.graph.emptied == emptied {
             match from {
                 From::Nowhere => {}
+                From::Target => self.cache.graph.note_target(self.ip, bind.mode, id),
                 From::Node(node, way) => self.cache.graph.link(node, way, id),
                 From::Site(site) => {
                     self.cache.graph.link_site(site, self.ip, bind.mode, id);

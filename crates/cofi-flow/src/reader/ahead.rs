@@ -1,0 +1,250 @@
+//! TNT packets that are read before the bits of those before them are used, so that most steps find a whole register of bits.
+//!
+//! Only what lies between TNT packets and means nothing to control is read over: padding and timing packets. Whoever stops walking before all
+//! bits are used gives back the packets of which none was: from outside, no packet is read before it is needed.
+
+use cofi_packet::Ip;
+use cofi_packet::intel::{Block, IpPayload, Kind, Packet, decode};
+
+use super::{Flow, Reader, short_tnt};
+
+/// So many packets are remembered: each has a bit of the register.
+const MOST: usize = 64;
+
+/// A TNT packet that was read ahead.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mark {
+    /// How many bits had been read before it.
+    first: u64,
+    /// Where it begins.
+    pub(crate) offset: usize,
+    /// Where it ends, and how many timing packets had been read by then.
+    pub(super) at: usize,
+    pub(super) timing: u64,
+    /// Where the last TNT packet of the run ends that has timing packets before it: up to the packet before this one, and up to this one.
+    pub(super) timed: [Option<usize>; 2],
+}
+
+/// What stands behind the TNT packets that were read.
+#[derive(Clone, Copy, Debug)]
+enum Stop {
+    /// A TIP of this length.
+    Tip(IpPayload, usize),
+    Other,
+}
+
+/// A run of TNT packets: where the bits in the register come from.
+#[derive(Clone, Debug)]
+pub(crate) struct Ahead {
+    marks: [Mark; MOST],
+    /// How many of the run there have been.
+    count: usize,
+    /// How many bits of the run have been read.
+    read: u64,
+    /// Where the last TNT packet ends that has timing packets before it.
+    timed: Option<usize>,
+    /// Behind the run stands this, at the place where the timing packets behind the run end, with so many of them.
+    stop: Option<(Stop, usize, u64)>,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self {
+            marks: [Mark::default(); MOST],
+            count: 0,
+            read: 0,
+            timed: None,
+            stop: None,
+        }
+    }
+}
+
+impl Ahead {
+    /// Whether there is no run.
+    #[inline]
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether further packets may be read.
+    #[inline]
+    pub(crate) const fn goes_on(&self) -> bool {
+        self.stop.is_none()
+    }
+
+    /// The number of the bit that comes next, where `left` are in the register.
+    #[inline]
+    pub(crate) const fn next_bit(&self, left: u8) -> u64 {
+        self.read - left as u64
+    }
+
+    /// The packet that is in use where `left` bits are in the register, and how many of them are its own.
+    pub(crate) fn in_use(&self, left: u8) -> Option<(Mark, u8)> {
+        if self.is_empty() {
+            return None;
+        }
+        let next = self.next_bit(left);
+        let (mark, end) = self.of_bit(next.saturating_sub(1))?;
+        Some((*mark, end.saturating_sub(next) as u8))
+    }
+
+    /// Where the packet begins that a bit is of which is in the register, by its number in the run.
+    pub(crate) fn offset(&self, bit: u64) -> usize {
+        self.of_bit(bit).map_or(0, |(mark, _)| mark.offset)
+    }
+
+    /// The packet that a bit of the register is of, and the number of the first bit behind it.
+    fn of_bit(&self, bit: u64) -> Option<(&Mark, u64)> {
+        let mut end = self.read;
+        for number in (self.count.saturating_sub(MOST)..self.count).rev() {
+            let mark = &self.marks[number % MOST];
+            if mark.first <= bit {
+                return Some((mark, end));
+            }
+            end = mark.first;
+        }
+        None
+    }
+
+    #[inline]
+    fn push(&mut self, mark: Mark, len: u8) {
+        self.marks[self.count % MOST] = mark;
+        self.count += 1;
+        self.read += u64::from(len);
+    }
+}
+
+/// What comes next, as far as reading ahead tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// TNT bits in the register.
+    Tnt,
+    /// A TIP that tells an address.
+    Tip(Ip),
+    /// Something else, which is still to be read.
+    Other,
+}
+
+impl Reader<'_> {
+    /// Whether nothing has to be known of packets before the next one.
+    fn may_read_ahead(&self) -> bool {
+        self.back.is_none()
+            && self.block == Block::Outside
+            && !self.doubt
+            && self.ticks.is_none()
+            && !self.spoilt_by.is_any()
+    }
+
+    /// Reads TNT packets as long as the register has room. Returns the bits that it holds then, the oldest at the top, and how many they are.
+    pub(crate) fn read_ahead(
+        &mut self,
+        ahead: &mut Ahead,
+        mut bits: u64,
+        mut len: u8,
+    ) -> (u64, u8) {
+        let (mut at, mut timing) = (self.at, self.timing);
+        // That of the TNT packet before, or of what was used last.
+        let mut known = if ahead.is_empty() {
+            self.clock.timing
+        } else {
+            timing
+        };
+        let bytes = self.bytes;
+        let stop = loop {
+            let Some(&first) = bytes.get(at) else {
+                break Stop::Other;
+            };
+            let (more, count, size) = if let Some(Flow::Tnt { bits, len }) = short_tnt(first) {
+                (bits, len, 1)
+            } else if first == 0 {
+                at += 1;
+                continue;
+            } else {
+                let Ok(raw) = decode(&bytes[at..]) else {
+                    break Stop::Other;
+                };
+                match raw.kind() {
+                    Kind::Cyc | Kind::Mtc | Kind::Tsc | Kind::Tma | Kind::Cbr => {
+                        at += raw.len();
+                        timing += 1;
+                        continue;
+                    }
+                    Kind::Tip | Kind::Tnt64 => {}
+                    _ => break Stop::Other,
+                }
+                match raw.packet() {
+                    Packet::Tnt64 { bits } => (bits.bits(), bits.len() as u8, raw.len()),
+                    Packet::Tip { ip } => break Stop::Tip(ip, raw.len()),
+                    _ => break Stop::Other,
+                }
+            };
+            if count > 64 - len {
+                return (bits, len);
+            }
+            let before = ahead.timed;
+            if timing != known {
+                known = timing;
+                ahead.timed = Some(at + size);
+            }
+            let mark = Mark {
+                first: ahead.read,
+                offset: at,
+                at: at + size,
+                timing,
+                timed: [before, ahead.timed],
+            };
+            ahead.push(mark, count);
+            len += count;
+            bits |= more << (64 - len);
+            at += size;
+            (self.at, self.timing) = (at, timing);
+        };
+        ahead.stop = Some((stop, at, timing));
+        (bits, len)
+    }
+
+    /// Reads the TNT packets that come next, as many as the register has room for, or else a TIP. What is neither is left where it is.
+    #[inline]
+    pub(crate) fn next_run(&mut self, ahead: &mut Ahead, tnt: &mut (u64, u8)) -> Decision {
+        if ahead.goes_on() {
+            if !self.may_read_ahead() {
+                return Decision::Other;
+            }
+            *tnt = self.read_ahead(ahead, 0, 0);
+            if tnt.1 != 0 {
+                return Decision::Tnt;
+            }
+        }
+        let Some((stop, at, timing)) = ahead.stop.take() else {
+            return Decision::Other;
+        };
+        (self.at, self.timing) = (at, timing);
+        let Stop::Tip(payload, len) = stop else {
+            return Decision::Other;
+        };
+        match self.address(payload) {
+            Some(ip) => {
+                self.offset = at;
+                self.at += len;
+                Decision::Tip(ip)
+            }
+            // It changes nothing, so it may be read once more.
+            None => Decision::Other,
+        }
+    }
+
+    /// The run ends with this packet, which is used.
+    #[inline]
+    pub(crate) fn end_run(&mut self, ahead: &mut Ahead, last: &Mark) {
+        self.offset = last.offset;
+        self.time_of_run(last);
+        (ahead.count, ahead.read, ahead.timed) = (0, 0, None);
+    }
+
+    /// What was read behind this packet, the last of a run, is given back.
+    pub(crate) fn give_back(&mut self, ahead: &mut Ahead, last: &Mark) {
+        (self.at, self.timing) = (last.at, last.timing);
+        ahead.stop = None;
+        self.end_run(ahead, last);
+    }
+}
