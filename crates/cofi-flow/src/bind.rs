@@ -231,6 +231,15 @@ impl<'t> Binder<'t> {
                 None => Decision::Other,
             };
         }
+        if !self.reader.may_read_ahead() {
+            return Decision::Other;
+        }
+        self.next_of_run()
+    }
+
+    /// The same of Intel PT, where [reading ahead](Reader::may_read_ahead) is possible.
+    #[inline]
+    pub(crate) fn next_of_run(&mut self) -> Decision {
         self.end_run();
         let mut tnt = (0, 0);
         let next = self.reader.next_run(&mut self.ahead, &mut tnt);
@@ -248,25 +257,30 @@ impl<'t> Binder<'t> {
     /// Whether a TNT or TIP that comes next decides where control goes, and nothing else: no event waits for a FUP, and no state for a TIP.
     #[inline]
     pub(crate) fn reads_on(&self) -> bool {
-        !self.holds() && self.bound.is_empty() && matches!(self.pending, Pending::None)
+        !self.reader.is_rtit()
+            && !self.holds()
+            && self.bound.is_empty()
+            && matches!(self.pending, Pending::None)
+            && self.reader.may_read_ahead()
     }
 
-    /// Reads further TNT packets of a run.
+    /// Reads further TNT packets of a run; `false` if there are none.
     #[inline]
-    pub(crate) fn read_ahead(&mut self) {
-        if !self.ahead.is_empty() && self.ahead.goes_on() {
+    pub(crate) fn read_ahead(&mut self) -> bool {
+        let has_more = !self.ahead.is_empty() && self.ahead.goes_on();
+        if has_more {
             let (bits, len) = (self.tnt, self.tnt_len);
             (self.tnt, self.tnt_len) = self.reader.read_ahead(&mut self.ahead, bits, len);
         }
+        has_more
     }
 
     /// All bits of a run, if there is one, are used.
     #[inline]
     fn end_run(&mut self) {
-        if let Some((last, _)) = self.ahead.in_use(0) {
-            self.reader.end_run(&mut self.ahead, &last);
-            self.offset = last.offset;
-            self.read_at = last.offset;
+        if !self.ahead.is_empty() {
+            self.offset = self.reader.end_run(&mut self.ahead);
+            self.read_at = self.offset;
         }
     }
 

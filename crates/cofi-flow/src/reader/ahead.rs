@@ -4,12 +4,15 @@
 //! bits are used gives back the packets of which none was: from outside, no packet is read before it is needed.
 
 use cofi_packet::Ip;
-use cofi_packet::intel::{Block, IpPayload, Kind, Packet, decode};
+use cofi_packet::intel::{Block, Kind, Packet, decode, decode_short};
 
 use super::{Flow, Reader, short_tnt};
 
 /// So many packets are remembered: each has a bit of the register.
 const MOST: usize = 64;
+
+/// No place in a stream.
+pub(super) const NOWHERE: usize = usize::MAX;
 
 /// A TNT packet that was read ahead.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,32 +22,28 @@ pub(crate) struct Mark {
     /// Where it begins.
     pub(crate) offset: usize,
     /// Where it ends, and how many timing packets had been read by then.
-    pub(super) at: usize,
-    pub(super) timing: u64,
-    /// Where the last TNT packet of the run ends that has timing packets before it: up to the packet before this one, and up to this one.
-    pub(super) timed: [Option<usize>; 2],
-}
-
-/// What stands behind the TNT packets that were read.
-#[derive(Clone, Copy, Debug)]
-enum Stop {
-    /// A TIP of this length.
-    Tip(IpPayload, usize),
-    Other,
+    at: usize,
+    timing: u64,
+    /// Where the last TNT packet of the run ends that has timing packets before it, or [`NOWHERE`]: up to the packet before this one, and up
+    /// to this one.
+    timed: [usize; 2],
 }
 
 /// A run of TNT packets: where the bits in the register come from.
 #[derive(Clone, Debug)]
 pub(crate) struct Ahead {
     marks: [Mark; MOST],
-    /// How many of the run there have been.
+    /// How many packets of the run there have been.
     count: usize,
     /// How many bits of the run have been read.
     read: u64,
-    /// Where the last TNT packet ends that has timing packets before it.
-    timed: Option<usize>,
-    /// Behind the run stands this, at the place where the timing packets behind the run end, with so many of them.
-    stop: Option<(Stop, usize, u64)>,
+    /// Where the last of them begins.
+    offset: usize,
+    /// As [`Mark::timed`], of the last.
+    timed: [usize; 2],
+    /// Whether something else than TNT packets stands behind the run: at this place, with so many timing packets before it.
+    is_at_end: bool,
+    stop: (usize, u64),
 }
 
 impl Default for Ahead {
@@ -53,8 +52,10 @@ impl Default for Ahead {
             marks: [Mark::default(); MOST],
             count: 0,
             read: 0,
-            timed: None,
-            stop: None,
+            offset: 0,
+            timed: [NOWHERE; 2],
+            is_at_end: false,
+            stop: (0, 0),
         }
     }
 }
@@ -69,7 +70,7 @@ impl Ahead {
     /// Whether further packets may be read.
     #[inline]
     pub(crate) const fn goes_on(&self) -> bool {
-        self.stop.is_none()
+        !self.is_at_end
     }
 
     /// The number of the bit that comes next, where `left` are in the register.
@@ -127,7 +128,7 @@ pub(crate) enum Decision {
 
 impl Reader<'_> {
     /// Whether nothing has to be known of packets before the next one.
-    fn may_read_ahead(&self) -> bool {
+    pub(crate) fn may_read_ahead(&self) -> bool {
         self.back.is_none()
             && self.block == Block::Outside
             && !self.doubt
@@ -150,9 +151,9 @@ impl Reader<'_> {
             timing
         };
         let bytes = self.bytes;
-        let stop = loop {
+        loop {
             let Some(&first) = bytes.get(at) else {
-                break Stop::Other;
+                break;
             };
             let (more, count, size) = if let Some(Flow::Tnt { bits, len }) = short_tnt(first) {
                 (bits, len, 1)
@@ -160,8 +161,9 @@ impl Reader<'_> {
                 at += 1;
                 continue;
             } else {
-                let Ok(raw) = decode(&bytes[at..]) else {
-                    break Stop::Other;
+                let rest = &bytes[at..];
+                let Some(raw) = decode_short(rest).or_else(|| decode(rest).ok()) else {
+                    break;
                 };
                 match raw.kind() {
                     Kind::Cyc | Kind::Mtc | Kind::Tsc | Kind::Tma | Kind::Cbr => {
@@ -169,63 +171,65 @@ impl Reader<'_> {
                         timing += 1;
                         continue;
                     }
-                    Kind::Tip | Kind::Tnt64 => {}
-                    _ => break Stop::Other,
+                    Kind::Tnt64 => {}
+                    _ => break,
                 }
                 match raw.packet() {
                     Packet::Tnt64 { bits } => (bits.bits(), bits.len() as u8, raw.len()),
-                    Packet::Tip { ip } => break Stop::Tip(ip, raw.len()),
-                    _ => break Stop::Other,
+                    _ => break,
                 }
             };
             if count > 64 - len {
                 return (bits, len);
             }
-            let before = ahead.timed;
+            ahead.timed[0] = ahead.timed[1];
             if timing != known {
                 known = timing;
-                ahead.timed = Some(at + size);
+                ahead.timed[1] = at + size;
             }
+            ahead.offset = at;
             let mark = Mark {
                 first: ahead.read,
                 offset: at,
                 at: at + size,
                 timing,
-                timed: [before, ahead.timed],
+                timed: ahead.timed,
             };
             ahead.push(mark, count);
             len += count;
             bits |= more << (64 - len);
             at += size;
             (self.at, self.timing) = (at, timing);
-        };
-        ahead.stop = Some((stop, at, timing));
+        }
+        (ahead.stop, ahead.is_at_end) = ((at, timing), true);
         (bits, len)
     }
 
     /// Reads the TNT packets that come next, as many as the register has room for, or else a TIP. What is neither is left where it is.
+    ///
+    /// Only where [it may](Self::may_read_ahead).
     #[inline]
     pub(crate) fn next_run(&mut self, ahead: &mut Ahead, tnt: &mut (u64, u8)) -> Decision {
         if ahead.goes_on() {
-            if !self.may_read_ahead() {
-                return Decision::Other;
-            }
             *tnt = self.read_ahead(ahead, 0, 0);
             if tnt.1 != 0 {
                 return Decision::Tnt;
             }
         }
-        let Some((stop, at, timing)) = ahead.stop.take() else {
+        ahead.is_at_end = false;
+        (self.at, self.timing) = ahead.stop;
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let raw = decode_short(rest).or_else(|| decode(rest).ok());
+        let Some(raw) = raw.filter(|raw| raw.kind() == Kind::Tip) else {
             return Decision::Other;
         };
-        (self.at, self.timing) = (at, timing);
-        let Stop::Tip(payload, len) = stop else {
+        let Packet::Tip { ip } = raw.packet() else {
             return Decision::Other;
         };
-        match self.address(payload) {
+        match self.address(ip) {
             Some(ip) => {
-                self.offset = at;
-                self.at += len;
+                self.offset = self.at;
+                self.at += raw.len();
                 Decision::Tip(ip)
             }
             // It changes nothing, so it may be read once more.
@@ -233,18 +237,21 @@ impl Reader<'_> {
         }
     }
 
-    /// The run ends with this packet, which is used.
+    /// The run is used up; where its last packet begins.
     #[inline]
-    pub(crate) fn end_run(&mut self, ahead: &mut Ahead, last: &Mark) {
-        self.offset = last.offset;
-        self.time_of_run(last);
-        (ahead.count, ahead.read, ahead.timed) = (0, 0, None);
+    pub(crate) fn end_run(&mut self, ahead: &mut Ahead) -> usize {
+        let [before, own] = ahead.timed;
+        self.time_of_run(before, own);
+        self.offset = ahead.offset;
+        (ahead.count, ahead.read, ahead.timed) = (0, 0, [NOWHERE; 2]);
+        ahead.offset
     }
 
     /// What was read behind this packet, the last of a run, is given back.
     pub(crate) fn give_back(&mut self, ahead: &mut Ahead, last: &Mark) {
         (self.at, self.timing) = (last.at, last.timing);
-        ahead.stop = None;
-        self.end_run(ahead, last);
+        (ahead.offset, ahead.timed) = (last.offset, last.timed);
+        ahead.is_at_end = false;
+        self.end_run(ahead);
     }
 }

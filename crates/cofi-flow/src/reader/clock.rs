@@ -6,7 +6,7 @@
 use cofi_packet::Tsc;
 use cofi_packet::intel::{Block, Packet, decode_in};
 
-use super::ahead::Mark;
+use super::ahead::NOWHERE;
 use super::{Reader, short_tnt, show};
 use crate::FlowConfig;
 use crate::time::{Time, TimeJump, TimeTracker};
@@ -165,17 +165,20 @@ impl Reader<'_> {
         self.clock.tnt = Some(self.timing);
     }
 
-    /// The same of a run of TNTs up to this one.
+    /// The same of the last of a run of TNTs: it is the packet read last, and the times are those behind these places, if there are any: of the
+    /// packet before it, and its own.
     #[inline]
-    pub(super) fn time_of_run(&mut self, last: &Mark) {
-        let [before, own] = last.timed.map(|at| at.map(Stamp::At));
-        self.clock.low = before.unwrap_or(self.clock.packet_low);
-        if let Some(at) = last.timed[1] {
-            self.clock.now = Stamp::At(at);
+    pub(super) fn time_of_run(&mut self, before: usize, own: usize) {
+        self.clock.low = self.clock.packet_low;
+        if own != NOWHERE {
+            if before != NOWHERE {
+                self.clock.low = Stamp::At(before);
+            }
+            self.clock.now = Stamp::At(own);
+            self.clock.packet_low = Stamp::At(own);
         }
-        self.clock.packet_low = own.unwrap_or(self.clock.packet_low);
-        self.clock.timing = last.timing;
-        self.clock.tnt = Some(last.timing);
+        self.clock.timing = self.timing;
+        self.clock.tnt = Some(self.timing);
     }
 
     /// What runs next may be older than the packet read last, and than the timing packets before that.

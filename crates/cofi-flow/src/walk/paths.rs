@@ -16,7 +16,7 @@ use crate::{Item, Run};
 /// Fewer bits are not worth looking a path up.
 const LEAST_BITS: u8 = 3;
 /// With fewer bits, more are read before a path is looked up.
-const MANY_BITS: u8 = 16;
+const MANY_BITS: u8 = 8;
 
 /// Where the node that comes next is to be noted.
 #[derive(Clone, Copy)]
@@ -174,20 +174,23 @@ impl<C: CodeSource> Walker<C> {
     ) -> (u32, From) {
         // One return address of RTIT is no stack.
         let has_stack = !bind.reader.is_rtit();
-        let reads_on = has_stack && bind.reads_on();
+        let reads_on = bind.reads_on();
+        let mut has_more = true;
         loop {
             if bind.tnt_len < MANY_BITS {
                 if bind.tnt_len != 0 {
-                    bind.read_ahead();
+                    if has_more {
+                        has_more = bind.read_ahead();
+                    }
                 } else if !reads_on {
                     return (id, From::Nowhere);
                 } else {
-                    match bind.next_decision() {
-                        Next::Tnt => {}
+                    match bind.next_of_run() {
+                        Next::Tnt => has_more = bind.ahead.goes_on(),
                         Next::Other => return (id, From::Nowhere),
                         Next::Tip(ip) => {
-                            bind.pending = Pending::Tip(Some(ip));
                             if !self.follow_tip(bind, id, ip, visit) {
+                                bind.pending = Pending::Tip(Some(ip));
                                 return (id, From::Nowhere);
                             }
                             id = self.cache.graph.target(ip, bind.mode);
@@ -282,7 +285,7 @@ impl<C: CodeSource> Walker<C> {
         Some((next, From::Site(site)))
     }
 
-    /// Runs a node that ends with a near return or indirect branch whose TIP is pending; `false` if it ends otherwise.
+    /// Runs a node that ends with a near return or indirect branch by the TIP that was read; `false` if it ends otherwise.
     #[inline(always)]
     fn follow_tip(
         &mut self,
@@ -297,7 +300,7 @@ impl<C: CodeSource> Walker<C> {
         }
         visit(&Path::of_node(&self.cache, id, Place::At(bind.read_at)));
         self.call_and_return(&node);
-        bind.use_pending();
+        bind.consumed();
         self.ip = ip;
         true
     }
@@ -331,6 +334,7 @@ impl<C: CodeSource> Walker<C> {
             }
             (_, Pending::Tip(Some(ip))) => {
                 self.follow_tip(bind, id, ip, visit);
+                bind.pending = Pending::None;
                 if !bind.bound.is_empty() {
                     // The mode may be another.
                     bind.apply_at(ip);
