@@ -13,6 +13,7 @@ use crate::decoder::State;
 use crate::emit::Emit;
 use crate::events::origin::{BoundOrigins, Origin};
 use crate::loss::Loss;
+use crate::phrase::Phrase;
 use crate::reader::ahead::{Ahead, Decision};
 use crate::reader::{Flow, Reader};
 use crate::rtit::{self, Ends};
@@ -254,6 +255,22 @@ impl<'t> Binder<'t> {
         next
     }
 
+    /// TNT bits are used.
+    #[inline]
+    pub(crate) const fn use_bits(&mut self, count: u8) {
+        self.tnt <<= count;
+        self.tnt_len -= count;
+    }
+
+    /// A phrase that begins at `at` is used.
+    #[inline]
+    pub(crate) fn use_phrase(&mut self, phrase: &Phrase, at: usize) {
+        self.reader.use_phrase(&mut self.ahead, phrase, at);
+        self.offset = at + usize::from(phrase.last);
+        self.read_at = self.offset;
+        self.used += 1;
+    }
+
     /// Whether a TNT or TIP that comes next decides where control goes, and nothing else: no event waits for a FUP, and no state for a TIP.
     #[inline]
     pub(crate) fn reads_on(&self) -> bool {
@@ -277,7 +294,7 @@ impl<'t> Binder<'t> {
 
     /// All bits of a run, if there is one, are used.
     #[inline]
-    fn end_run(&mut self) {
+    pub(crate) fn end_run(&mut self) {
         if !self.ahead.is_empty() {
             self.offset = self.reader.end_run(&mut self.ahead);
             self.read_at = self.offset;

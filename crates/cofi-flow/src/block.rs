@@ -5,6 +5,7 @@ use cofi_packet::{ExecMode, Ip, StreamOffset};
 
 use crate::cache::{Cache, End};
 use crate::graph::Node;
+use crate::phrase::Phrase;
 use crate::reader::ahead::Ahead;
 use crate::{Event, Executed, FlowError, Run, memo};
 
@@ -164,6 +165,12 @@ enum Blocks<'d> {
         /// Of the first bit.
         place: Place<'d>,
     },
+    Phrase {
+        cache: &'d Cache,
+        phrase: &'d Phrase,
+        /// Where its first packet begins.
+        at: usize,
+    },
 }
 
 /// Where a packet begins: to be looked up if somebody asks.
@@ -211,6 +218,13 @@ impl<'d> Path<'d> {
         }
     }
 
+    #[inline]
+    pub(crate) fn of_phrase(cache: &'d Cache, phrase: &'d Phrase, at: usize) -> Self {
+        Self {
+            blocks: Blocks::Phrase { cache, phrase, at },
+        }
+    }
+
     /// How many instructions there are, at least one.
     #[inline]
     #[must_use]
@@ -219,6 +233,7 @@ impl<'d> Path<'d> {
         match &self.blocks {
             Blocks::One(block) => block.len(),
             Blocks::Path { path, .. } => path.insns as usize,
+            Blocks::Phrase { phrase, .. } => phrase.insns as usize,
         }
     }
 
@@ -228,6 +243,7 @@ impl<'d> Path<'d> {
         match &self.blocks {
             Blocks::One(block) => block.add_to(running),
             Blocks::Path { path, .. } => running.add(&path.checksum),
+            Blocks::Phrase { phrase, .. } => running.add(&phrase.checksum),
         }
     }
 
@@ -240,6 +256,9 @@ impl<'d> Path<'d> {
             Blocks::Path { path, place, .. } => {
                 let last = path.bits.saturating_sub(1);
                 StreamOffset(place.plus(last).offset() as u64)
+            }
+            Blocks::Phrase { phrase, at, .. } => {
+                StreamOffset((at + usize::from(phrase.last)) as u64)
             }
         }
     }
@@ -254,6 +273,10 @@ impl<'d> Path<'d> {
                 let first = cache.graph.memo.nodes(path).first();
                 first.map_or(Ip(0), |id| cache.graph.node(*id).ip)
             }
+            Blocks::Phrase { cache, phrase, .. } => {
+                let first = cache.graph.phrases.nodes(phrase).first();
+                first.map_or(Ip(0), |(id, _)| cache.graph.node(*id).ip)
+            }
         }
     }
 
@@ -266,6 +289,12 @@ impl<'d> Path<'d> {
                 // Each uses one bit.
                 for (bit, id) in (0..).zip(cache.graph.memo.nodes(path)) {
                     visit(&Block::of_node(cache, *id, place.plus(bit)));
+                }
+            }
+            Blocks::Phrase { cache, phrase, at } => {
+                for (id, offset) in cache.graph.phrases.nodes(phrase) {
+                    let place = Place::At(at + usize::from(*offset));
+                    visit(&Block::of_node(cache, *id, place));
                 }
             }
         }

@@ -13,6 +13,7 @@ use cofi_packet::{ExecMode, Ip};
 use crate::FlowConfig;
 use crate::index::{Index, NONE};
 use crate::memo::{Found, Memo};
+use crate::phrase::Phrases;
 
 /// How many targets of TIPs are found at once.
 const TARGETS: usize = 4096;
@@ -96,6 +97,7 @@ pub(crate) struct Graph {
     targets: Vec<u32>,
     targets_mode: ExecMode,
     pub(crate) memo: Memo,
+    pub(crate) phrases: Phrases,
     /// Counts how often nodes were forgotten, which is when a number no longer means the same node.
     pub(crate) emptied: u64,
 }
@@ -112,6 +114,7 @@ impl Graph {
             targets: Vec::new(),
             targets_mode: ExecMode::Bits64,
             memo: Memo::new(config),
+            phrases: Phrases::new(config),
             emptied: 0,
         }
     }
@@ -125,6 +128,7 @@ impl Graph {
         self.index.clear();
         self.targets.clear();
         self.memo.clear();
+        self.phrases.clear();
         self.emptied += 1;
     }
 
@@ -140,6 +144,7 @@ impl Graph {
     /// Forgets what was added since `mark`, which is no less than there was after the graph was emptied last.
     pub(crate) fn truncate(&mut self, mark: Mark) {
         self.memo.clear();
+        self.phrases.clear();
         self.targets.clear();
         self.nodes.truncate(mark.nodes);
         self.details.truncate(mark.nodes);

@@ -97,6 +97,7 @@ mod kind;
 pub mod lines;
 mod loss;
 mod memo;
+mod phrase;
 mod probation;
 mod reader;
 mod resync;

@@ -109,13 +109,15 @@ impl Memo {
     }
 
     /// Begins to keep paths, if code has proven warm, there being so many nodes.
-    pub(crate) fn warm_up(&mut self, nodes: usize) {
+    /// Whether it has.
+    pub(crate) fn warm_up(&mut self, nodes: usize) -> bool {
         if self.slots.is_empty()
             && self.most >= 1 << (LEAST_SLOTS - 3)
             && self.walked > self.warm_after * (nodes as u64 + 64)
         {
             self.grow();
         }
+        !self.slots.is_empty()
     }
 
     /// The first of some TNT bits, of which the oldest is the highest, as part of a key.

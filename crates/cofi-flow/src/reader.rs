@@ -269,10 +269,22 @@ impl<'t> Reader<'t> {
     /// The address in a packet; none if it is suppressed, or compressed against one that is in doubt.
     fn address(&mut self, payload: IpPayload) -> Option<Ip> {
         let ip = self.last_ip.apply(payload);
-        self.likely = ip;
-        self.is_full = matches!(payload.ip_bytes(), IpBytes::Sext48 | IpBytes::Full);
-        self.doubt &= !self.is_full;
+        self.note_address(ip, payload.ip_bytes());
         ip.filter(|_| !self.doubt)
+    }
+
+    /// A packet gave this address, in so many bytes.
+    #[inline]
+    fn note_address(&mut self, ip: Option<Ip>, bytes: IpBytes) {
+        self.likely = ip;
+        self.is_full = matches!(bytes, IpBytes::Sext48 | IpBytes::Full);
+        self.doubt &= !self.is_full;
+    }
+
+    /// The last IP (33.4.2.2).
+    #[inline]
+    pub(crate) fn last_ip_state(&self) -> LastIp {
+        self.last_ip
     }
 
     /// Where the last PSB stands that was read.

@@ -64,6 +64,29 @@ impl ReturnStack {
         self.len + count as usize <= DEPTH
     }
 
+    /// The address and site so many below the youngest.
+    pub(crate) fn peek(&self, below: usize) -> Option<(Ip, u32)> {
+        (below < self.len).then(|| self.slots[(self.top + 2 * DEPTH - 1 - below) % DEPTH])
+    }
+
+    /// Whether the youngest are these, as far as they are told, the youngest first.
+    #[inline]
+    pub(crate) fn begins_with(&self, youngest: &[Option<Ip>]) -> bool {
+        let is_same = |(below, ip): (usize, &Option<Ip>)| match (ip, self.peek(below)) {
+            (Some(ip), Some((found, _))) => found == *ip,
+            (None, found) => found.is_some(),
+            _ => false,
+        };
+        youngest.iter().enumerate().all(is_same)
+    }
+
+    /// Takes so many off, which are there.
+    #[inline]
+    pub(crate) fn drop_youngest(&mut self, count: usize) {
+        self.len = self.len.saturating_sub(count);
+        self.top = (self.top + DEPTH - count % DEPTH) % DEPTH;
+    }
+
     #[inline]
     pub(crate) const fn is_empty(&self) -> bool {
         self.len == 0

@@ -7,6 +7,7 @@ use cofi_packet::Ip;
 use cofi_packet::intel::{Block, Kind, Packet, decode, decode_short};
 
 use super::{Flow, Reader, short_tnt};
+use crate::phrase::{Phrase, WINDOW};
 
 /// So many packets are remembered: each has a bit of the register.
 const MOST: usize = 64;
@@ -235,6 +236,31 @@ impl Reader<'_> {
             // It changes nothing, so it may be read once more.
             None => Decision::Other,
         }
+    }
+
+    /// The packets that come next, as far as they may be a phrase, and where they begin: no timing packet has come since the packet used last.
+    #[inline]
+    pub(crate) fn window(&self, ahead: &Ahead) -> Option<([u8; WINDOW], usize)> {
+        let (at, timing) = if ahead.is_at_end {
+            ahead.stop
+        } else {
+            (self.at, self.timing)
+        };
+        let bytes = self.bytes.get(at..)?.first_chunk()?;
+        (timing == self.clock.timing).then_some((*bytes, at))
+    }
+
+    /// A phrase that begins at `at` is used.
+    #[inline]
+    pub(crate) fn use_phrase(&mut self, ahead: &mut Ahead, phrase: &Phrase, at: usize) {
+        ahead.is_at_end = false;
+        self.offset = at + usize::from(phrase.last);
+        self.at = at + usize::from(phrase.size);
+        if let Some((last_ip, bytes)) = phrase.tip {
+            self.last_ip = last_ip;
+            self.note_address(Some(last_ip.get()), bytes);
+        }
+        self.time_of_phrase(phrase.has_tnt);
     }
 
     /// The run is used up; where its last packet begins.

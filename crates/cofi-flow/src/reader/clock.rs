@@ -181,6 +181,17 @@ impl Reader<'_> {
         self.clock.tnt = Some(self.timing);
     }
 
+    /// The same of a phrase: packets without timing packets between them or before the first.
+    #[inline]
+    pub(super) fn time_of_phrase(&mut self, has_tnt: bool) {
+        if has_tnt || self.clock.tnt != Some(self.timing) {
+            self.clock.low = self.clock.packet_low;
+        }
+        if has_tnt {
+            self.clock.tnt = Some(self.timing);
+        }
+    }
+
     /// What runs next may be older than the packet read last, and than the timing packets before that.
     pub(crate) fn stays_older(&mut self) {
         self.clock.packet_low = self.clock.low;

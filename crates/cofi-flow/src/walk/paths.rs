@@ -30,6 +30,21 @@ enum From {
     Site(u32),
 }
 
+/// What decides next, and how far that leads.
+#[derive(Clone, Copy)]
+enum Step {
+    /// Packets that came before, by the number of the phrase, and where they begin.
+    Phrase(u32, usize),
+    /// TNT bits that came before, by the number of the path.
+    Path(u32),
+    /// A TNT bit, at a conditional branch.
+    Bit,
+    /// A TNT bit, at a compressed return.
+    Return,
+    /// A TIP, at a near branch.
+    Tip(Ip),
+}
+
 impl<C: CodeSource> FlowDecoder<'_, C> {
     /// Calls `visit` for each block that ran, up to the next event or error, which is returned; `None` at the end of the stream.
     ///
@@ -117,7 +132,9 @@ impl<C: CodeSource> Walker<C> {
         let mut from = From::Nowhere;
         let mut walked = false;
         let nodes = self.cache.graph.count();
-        self.cache.graph.memo.warm_up(nodes);
+        if self.cache.graph.memo.warm_up(nodes) {
+            self.cache.graph.phrases.begin();
+        }
         loop {
             if id != NONE {
                 self.ip = self.cache.graph.node(id).ip;
@@ -164,8 +181,8 @@ impl<C: CodeSource> Walker<C> {
         }
     }
 
-    /// Goes on as long as TNT bits and the TIPs of near branches lead to nodes that are known, by paths where these are. Returns the node that
-    /// comes next or, if it is not known yet, where to note it.
+    /// Goes on as long as TNT bits and the TIPs of near branches lead to nodes that are known, by phrases and paths where these are. Returns the
+    /// node that comes next or, if it is not known yet, where to note it.
     fn walk_run(
         &mut self,
         bind: &mut Binder<'_>,
@@ -176,133 +193,157 @@ impl<C: CodeSource> Walker<C> {
         let has_stack = !bind.reader.is_rtit();
         let reads_on = bind.reads_on();
         let mut has_more = true;
+        // Behind a TIP or a phrase.
+        let mut may_begin = true;
         loop {
-            if bind.tnt_len < MANY_BITS {
-                if bind.tnt_len != 0 {
-                    if has_more {
-                        has_more = bind.read_ahead();
+            let step = 'step: {
+                if bind.tnt_len == 0 {
+                    if !reads_on {
+                        return (id, From::Nowhere);
                     }
-                } else if !reads_on {
-                    return (id, From::Nowhere);
-                } else {
+                    if may_begin && self.cache.graph.phrases.are_wanted() {
+                        if let Some((number, at)) = self.phrase(bind, id) {
+                            break 'step Step::Phrase(number, at);
+                        }
+                        may_begin = false;
+                    }
                     match bind.next_of_run() {
                         Next::Tnt => has_more = bind.ahead.goes_on(),
                         Next::Other => return (id, From::Nowhere),
-                        Next::Tip(ip) => {
-                            if !self.follow_tip(bind, id, ip, visit) {
+                        Next::Tip(ip) => match self.cache.graph.node(id).decision {
+                            Decision::Return | Decision::Indirect => break 'step Step::Tip(ip),
+                            _ => {
                                 bind.pending = Pending::Tip(Some(ip));
                                 return (id, From::Nowhere);
                             }
-                            id = self.cache.graph.target(ip, bind.mode);
-                            if id == NONE {
-                                return (NONE, From::Target);
-                            }
-                            continue;
-                        }
+                        },
+                    }
+                } else if bind.tnt_len < MANY_BITS && has_more {
+                    has_more = bind.read_ahead();
+                }
+                if has_stack
+                    && bind.tnt_len >= LEAST_BITS
+                    && let Some(number) = self.cache.graph.path(id, bind.tnt, bind.tnt_len)
+                {
+                    let path = self.cache.graph.memo.path(number);
+                    if self.returns.has_room(path.deepest) {
+                        break 'step Step::Path(number);
                     }
                 }
-            }
-            if has_stack
-                && bind.tnt_len >= LEAST_BITS
-                && let Some(number) = self.cache.graph.path(id, bind.tnt, bind.tnt_len)
-                && let path = self.cache.graph.memo.path(number)
-                && self.returns.has_room(path.deepest)
-            {
-                visit(&Path::of_path(&self.cache, path, bind.place()));
-                for (ip, site) in self.cache.graph.memo.open_calls(path) {
-                    self.returns.push_site(*ip, *site);
-                }
-                bind.tnt <<= path.bits;
-                bind.tnt_len -= path.bits;
-                id = path.end;
-                continue;
-            }
-            let next = match self.cache.graph.node(id).decision {
-                Decision::Conditional => self.follow_bit(bind, id, visit),
-                Decision::Return if has_stack => match self.follow_return(bind, id, visit) {
-                    Some(next) => next,
+                match self.step(bind, id) {
+                    Some(step) => step,
                     None => return (id, From::Nowhere),
-                },
-                _ => return (id, From::Nowhere),
+                }
             };
-            match next {
+            may_begin |= matches!(step, Step::Tip(_));
+            match self.take(bind, id, step, visit) {
                 (NONE, from) => return (NONE, from),
                 (next, _) => id = next,
             }
         }
     }
 
-    /// Runs a node that ends with a conditional branch, by the next TNT bit.
+    /// How a TNT bit decides at the end of a node; none if that needs more care.
     #[inline(always)]
-    fn follow_bit(
+    fn step(&self, bind: &Binder<'_>, id: u32) -> Option<Step> {
+        let node = self.cache.graph.node(id);
+        match node.decision {
+            Decision::Conditional => Some(Step::Bit),
+            Decision::Return => {
+                let is_known = node.has_calls() || !self.returns.is_empty();
+                (bind.tnt >> 63 == 1 && is_known).then_some(Step::Return)
+            }
+            _ => None,
+        }
+    }
+
+    /// Runs what a step is; the node behind it and, if that is not known yet, where to note it.
+    ///
+    /// There is one call of `visit`, so that it becomes part of the loop.
+    #[inline(always)]
+    fn take(
         &mut self,
         bind: &mut Binder<'_>,
         id: u32,
+        step: Step,
         visit: &mut impl FnMut(&Path<'_>),
     ) -> (u32, From) {
         let graph = &self.cache.graph;
-        let node = graph.node(id);
-        visit(&Path::of_node(&self.cache, id, bind.place()));
-        if node.has_calls() {
-            for (ip, site) in graph.calls(node) {
-                self.returns.push_site(ip, site);
+        visit(&match step {
+            Step::Phrase(number, at) => {
+                Path::of_phrase(&self.cache, graph.phrases.phrase(number), at)
+            }
+            Step::Path(number) => Path::of_path(&self.cache, graph.memo.path(number), bind.place()),
+            Step::Bit | Step::Return => Path::of_node(&self.cache, id, bind.place()),
+            Step::Tip(_) => Path::of_node(&self.cache, id, Place::At(bind.read_at)),
+        });
+        match step {
+            Step::Phrase(number, at) => {
+                let phrase = graph.phrases.phrase(number);
+                bind.use_phrase(phrase, at);
+                (phrase.end, From::Nowhere)
+            }
+            Step::Path(number) => {
+                let path = graph.memo.path(number);
+                for (ip, site) in graph.memo.open_calls(path) {
+                    self.returns.push_site(*ip, *site);
+                }
+                bind.use_bits(path.bits);
+                (path.end, From::Nowhere)
+            }
+            Step::Bit => {
+                let node = graph.node(id);
+                if node.has_calls() {
+                    for (ip, site) in graph.calls(node) {
+                        self.returns.push_site(ip, site);
+                    }
+                }
+                let edge = (bind.tnt >> 63) as usize;
+                bind.use_bits(1);
+                let next = node.next[edge];
+                if next == NONE {
+                    self.ip = graph.detail(id).ways[edge];
+                }
+                self.cache.graph.memo.walked();
+                (next, From::Node(id, edge))
+            }
+            Step::Return => {
+                let node = *graph.node(id);
+                bind.use_bits(1);
+                let Some((mut ip, site)) = self.call_and_return(&node) else {
+                    // (There is one: see `step`.)
+                    return (NONE, From::Nowhere);
+                };
+                if bind.mode.bits() < 64 {
+                    // The stack holds no more than the mode's width of what a wider caller may have pushed.
+                    ip = Ip(ip.0 & 0xffff_ffff);
+                }
+                self.ip = ip;
+                let next = self.cache.graph.after_call(site, ip, bind.mode);
+                (next, From::Site(site))
+            }
+            Step::Tip(ip) => {
+                let node = *graph.node(id);
+                self.call_and_return(&node);
+                bind.consumed();
+                self.ip = ip;
+                (self.cache.graph.target(ip, bind.mode), From::Target)
             }
         }
-        let way = (bind.tnt >> 63) as usize;
-        bind.tnt <<= 1;
-        bind.tnt_len -= 1;
-        let next = node.next[way];
-        if next == NONE {
-            self.ip = graph.detail(id).ways[way];
-        }
-        self.cache.graph.memo.walked();
-        (next, From::Node(id, way))
     }
 
-    /// Runs a node that ends with a compressed return, if the next TNT bit says so and the call is known.
+    /// The phrase that comes next, and where it begins, if the packets came before from here; what it does to the stack of calls is done.
     #[inline]
-    fn follow_return(
-        &mut self,
-        bind: &mut Binder<'_>,
-        id: u32,
-        visit: &mut impl FnMut(&Path<'_>),
-    ) -> Option<(u32, From)> {
-        let node = *self.cache.graph.node(id);
-        let returns = bind.tnt >> 63 == 1 && (node.has_calls() || !self.returns.is_empty());
-        if !returns {
-            return None;
-        }
-        visit(&Path::of_node(&self.cache, id, bind.place()));
-        let (mut ip, site) = self.call_and_return(&node)?;
-        bind.tnt <<= 1;
-        bind.tnt_len -= 1;
-        if bind.mode.bits() < 64 {
-            // The stack holds no more than the mode's width of what a wider caller may have pushed.
-            ip = Ip(ip.0 & 0xffff_ffff);
-        }
-        self.ip = ip;
-        let next = self.cache.graph.after_call(site, ip, bind.mode);
-        Some((next, From::Site(site)))
-    }
-
-    /// Runs a node that ends with a near return or indirect branch by the TIP that was read; `false` if it ends otherwise.
-    #[inline(always)]
-    fn follow_tip(
-        &mut self,
-        bind: &mut Binder<'_>,
-        id: u32,
-        ip: Ip,
-        visit: &mut impl FnMut(&Path<'_>),
-    ) -> bool {
-        let node = *self.cache.graph.node(id);
-        if !matches!(node.decision, Decision::Return | Decision::Indirect) {
-            return false;
-        }
-        visit(&Path::of_node(&self.cache, id, Place::At(bind.read_at)));
-        self.call_and_return(&node);
-        bind.consumed();
-        self.ip = ip;
-        true
+    fn phrase(&mut self, bind: &mut Binder<'_>, id: u32) -> Option<(u32, usize)> {
+        bind.end_run();
+        let (bytes, at) = bind.reader.window(&bind.ahead)?;
+        let last_ip = bind.reader.last_ip_state();
+        let graph = &mut self.cache.graph;
+        let number = graph.phrase(id, bytes, last_ip, &self.returns)?;
+        let phrases = &graph.phrases;
+        phrases
+            .call_and_return(phrases.phrase(number), &mut self.returns)
+            .then_some((number, at))
     }
 
     /// Runs a node that ends with another branch whose outcome is there, and tells what comes next; `None` if it is to be walked
@@ -316,10 +357,10 @@ impl<C: CodeSource> Walker<C> {
     ) -> Option<(u32, From)> {
         let node = *self.cache.graph.node(id);
         if bind.tnt_len != 0 {
-            return match node.decision {
-                Decision::Return => self.follow_return(bind, id, visit),
-                _ => None,
-            };
+            let step = self
+                .step(bind, id)
+                .filter(|_| node.decision == Decision::Return)?;
+            return Some(self.take(bind, id, step, visit));
         }
         match (node.decision, bind.pending) {
             (Decision::Careful, _) | (Decision::Conditional, Pending::Tip(_)) => None,
@@ -333,13 +374,14 @@ impl<C: CodeSource> Walker<C> {
                 Some((NONE, From::Nowhere))
             }
             (_, Pending::Tip(Some(ip))) => {
-                self.follow_tip(bind, id, ip, visit);
+                let next = self.take(bind, id, Step::Tip(ip), visit);
                 bind.pending = Pending::None;
-                if !bind.bound.is_empty() {
-                    // The mode may be another.
-                    bind.apply_at(ip);
+                if bind.bound.is_empty() {
+                    return Some(next);
                 }
-                Some((NONE, From::Target))
+                // The mode may be another.
+                bind.apply_at(ip);
+                Some((NONE, From::Nowhere))
             }
             (_, Pending::Pgd(ip)) if !self.leaves_before(id, ip) => {
                 visit(&Path::of_node(&self.cache, id, Place::At(bind.read_at)));

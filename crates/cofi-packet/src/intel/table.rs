@@ -480,5 +480,7 @@ pub fn decode_short(bytes: &[u8]) -> Option<Raw<Kind>> {
     }
     let Short { kind, len } = SHORT[usize::from(first)];
     let last = bytes[usize::from(len).wrapping_sub(1) & 15];
-    (len != 0 && !may_hold_psb(last)).then(|| Raw::new(kind, word, usize::from(len)))
+    // A PSB goes on behind the packet in which it begins, with the other one of its two bytes.
+    let may_hold = may_hold_psb(last) && (len > 15 || bytes[usize::from(len & 15)] == last ^ 0x80);
+    (len != 0 && !may_hold).then(|| Raw::new(kind, word, usize::from(len)))
 }
