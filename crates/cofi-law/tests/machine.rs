@@ -58,25 +58,35 @@ fn decoder<'r>(setup: &Setup, record: &'r Record) -> FlowDecoder<'r, Source<'r>>
 
 /// Whether paths hold the same instructions as the flow one by one. How many are of more than one block.
 fn check_paths(setup: &Setup, record: &Record) -> Result<usize, TestCaseError> {
-    let mut items = Vec::new();
+    let (mut items, mut offsets) = (Vec::new(), Vec::new());
+    let mut one_by_one = decoder(setup, record);
     // (`collect` would go by blocks.)
-    for item in decoder(setup, record) {
+    while let Some(item) = one_by_one.next() {
         items.push(item);
+        offsets.push(one_by_one.offset());
     }
     let (mut listed, mut several) = (Vec::new(), 0);
     let (mut by_path, mut by_insn) = (RunningChecksum::EMPTY, RunningChecksum::EMPTY);
+    // The last instruction of each block in a path of several, and the packet that it was decided by.
+    let (mut places, mut ends) = (Vec::new(), Vec::new());
     let mut at_once = decoder(setup, record);
     loop {
         let item = at_once.paths(|path| {
-            let (first, mut blocks) = (listed.len(), 0);
+            let (first, mut blocks, mut last) = (listed.len(), 0, path.offset());
             path.for_each(|block| {
-                assert_eq!(block.offset(), path.offset());
                 block.for_each(|insn| {
                     by_insn.add(&insn.checksum());
                     listed.push(Item::Insn(insn));
                 });
                 blocks += 1;
+                last = block.offset();
+                places.push((listed.len() - 1, last));
             });
+            assert_eq!(last, path.offset());
+            if blocks > 1 {
+                ends.append(&mut places);
+            }
+            places.clear();
             assert_eq!(path.len(), listed.len() - first);
             assert!(matches!(listed[first], Item::Insn(insn) if insn.ip == path.ip()));
             path.add_to(&mut by_path);
@@ -89,6 +99,9 @@ fn check_paths(setup: &Setup, record: &Record) -> Result<usize, TestCaseError> {
     }
     prop_assert_eq!(by_path, by_insn);
     prop_assert_eq!(listed, items);
+    for (insn, offset) in ends {
+        prop_assert_eq!(offsets[insn], offset, "instruction {}", insn);
+    }
     Ok(several)
 }
 

@@ -152,10 +152,7 @@ impl Reader<'_> {
             timing
         };
         let bytes = self.bytes;
-        loop {
-            let Some(&first) = bytes.get(at) else {
-                break;
-            };
+        while let Some(&first) = bytes.get(at) {
             let (more, count, size) = if let Some(Flow::Tnt { bits, len }) = short_tnt(first) {
                 (bits, len, 1)
             } else if first == 0 {
