@@ -5,7 +5,7 @@ mod common;
 use cofi_flow::{Errata, FilterRanges, FlowConfig, FlowDecoder, Item, RtitConfig, TraceFormat};
 use cofi_insn::Segment;
 use cofi_packet::{ExecMode, Ip, rtit};
-use common::any::{branchy, check, check_events, check_ways};
+use common::any::{branchy, check, check_events, check_times, check_ways};
 use common::rtit_packets;
 use proptest::prelude::*;
 
@@ -120,6 +120,22 @@ proptest! {
     fn all_ways_through_a_flow_give_the_same(words in words(), bytes in branchy(), config in configs()) {
         let trace = rtit_packets(&format!("psb pge:1000 {words}"));
         check_ways(&trace, source(&bytes), config)?;
+    }
+
+    /// Also where bits are damaged: who seldom asks for the time is told the same.
+    #[test]
+    fn the_time_does_not_depend_on_who_asks(
+        words in words(),
+        flips in prop::collection::vec(any::<(u16, u8)>(), 0..3),
+        bytes in branchy(),
+        config in configs(),
+    ) {
+        let mut trace = rtit_packets(&format!("psb pge:1000 {words}"));
+        for (at, bit) in flips {
+            let at = usize::from(at) % trace.len();
+            trace[at] ^= 1 << (bit % 8);
+        }
+        check_times(&trace, source(&bytes), config)?;
     }
 
     /// A small cache that is emptied all the time changes nothing.

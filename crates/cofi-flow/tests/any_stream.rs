@@ -5,7 +5,7 @@ mod common;
 use cofi_flow::{Cpu, Errata, FlowConfig, FlowDecoder};
 use cofi_insn::{CodeSource, Segment};
 use cofi_packet::Ip;
-use common::any::{branchy, check, check_events, check_ways};
+use common::any::{branchy, check, check_events, check_times, check_ways};
 use common::packets;
 use proptest::prelude::*;
 
@@ -113,6 +113,22 @@ proptest! {
     fn all_ways_through_a_flow_give_the_same(words in words(), bytes in branchy(), config in configs()) {
         let trace = packets(&format!("psb fup:1000 psbend {words}"));
         check_ways(&trace, Segment { base: Ip(0x1000), bytes: &bytes }, config)?;
+    }
+
+    /// Also where bits are damaged: who seldom asks for the time is told the same.
+    #[test]
+    fn the_time_does_not_depend_on_who_asks(
+        words in words(),
+        flips in prop::collection::vec(any::<(u16, u8)>(), 0..3),
+        bytes in branchy(),
+        config in configs(),
+    ) {
+        let mut trace = packets(&format!("psb fup:1000 psbend {words}"));
+        for (at, bit) in flips {
+            let at = usize::from(at) % trace.len();
+            trace[at] ^= 1 << (bit % 8);
+        }
+        check_times(&trace, Segment { base: Ip(0x1000), bytes: &bytes }, config)?;
     }
 
     /// A small cache that is emptied all the time changes nothing.

@@ -112,6 +112,36 @@ pub(crate) fn check_events(trace: &[u8], config: FlowConfig) -> Result<(), TestC
     Ok(())
 }
 
+/// What a decoder tells of the time behind what it returned last: by then, packets may have been read that decide nothing.
+fn moment<C: CodeSource>(decoder: &mut FlowDecoder<'_, C>) -> String {
+    let (time, cycles) = (decoder.time(), decoder.cycles());
+    format!("{:?} {time:?} {cycles}", decoder.offset())
+}
+
+/// Events and errors have the same offsets, times and cycles, whether somebody asks at each instruction or goes by blocks and asks
+/// nowhere else.
+pub(crate) fn check_times(
+    trace: &[u8],
+    code: Segment<'_>,
+    config: FlowConfig,
+) -> Result<(), TestCaseError> {
+    let mut asked = Vec::new();
+    let mut decoder = FlowDecoder::new(trace, code, config);
+    while let Some(item) = decoder.next() {
+        let moment = moment(&mut decoder);
+        if !matches!(item, Item::Insn(_)) {
+            asked.push((item, moment));
+        }
+    }
+    let mut by_blocks = Vec::new();
+    let mut decoder = FlowDecoder::new(trace, code, config);
+    while let Some(item) = decoder.blocks(|_| {}) {
+        by_blocks.push((item, moment(&mut decoder)));
+    }
+    prop_assert_eq!(by_blocks, asked);
+    Ok(())
+}
+
 /// Goes through a flow in every way.
 pub(crate) fn check_ways(
     trace: &[u8],
