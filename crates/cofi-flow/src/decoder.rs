@@ -8,7 +8,7 @@ use crate::cache::End;
 use crate::reader::Flow;
 use crate::time::{Time, TimeJump};
 use crate::walk::{Phase, Walker};
-use crate::{CodeKey, Executed, Expected, FlowConfig, FlowErrorKind, Item, Part, Run};
+use crate::{CodeCache, CodeKey, Executed, Expected, FlowConfig, FlowErrorKind, Item, Part, Run};
 
 /// What is known of control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +125,19 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// (`FlowConfig::cache_limit`), and found again when they come back.
     pub fn code_changed_to(&mut self, key: CodeKey) {
         self.walk.code_changed_to(key, &self.bind.config);
+    }
+
+    /// Begins with what another decoder has decoded, as far as that was told the same `FlowConfig`. Keys must mean the same code to both:
+    /// nothing is used before [`code_changed_to`](Self::code_changed_to) has told one. To be called before anything is decoded.
+    #[must_use]
+    pub fn with_code_cache(mut self, cache: CodeCache) -> Self {
+        self.walk.lend(cache, &self.bind.config);
+        self
+    }
+
+    /// Gives away what was decoded, for another decoder to begin with. This one goes on with nothing decoded, and without a key.
+    pub fn take_code_cache(&mut self) -> CodeCache {
+        self.walk.take_code_cache(&self.bind.config)
     }
 
     /// The code source.

@@ -117,5 +117,5 @@ pub use event::{ControlEvent, Event, Executed, Item, Part, Run, Tick};
 pub use events::{EventDecoder, PacketKinds, Told};
 pub use ipc::{Ipc, Stretch};
 pub use kind::PacketKind;
-pub use shelf::CodeKey;
+pub use shelf::{CodeCache, CodeKey};
 pub use time::{RtitTime, Time, TimeJump, TimeTracker, VmxTsc};

@@ -40,11 +40,22 @@ impl Shelf {
             None => Cache::new(config),
         };
         let old = core::mem::replace(cache, next);
-        if let Some(before) = before
-            && !old.is_empty()
+        self.put(before, old);
+        self.make_room(cache, config);
+        true
+    }
+
+    /// Keeps a cache, if it is known what it is of.
+    fn put(&mut self, key: Option<CodeKey>, cache: Cache) {
+        if let Some(key) = key
+            && !cache.is_empty()
         {
-            self.kept.push((before, old));
+            self.kept.push((key, cache));
         }
+    }
+
+    /// Forgets what there is no room for, and gives the rest of it to the cache in use.
+    fn make_room(&mut self, cache: &mut Cache, config: &FlowConfig) {
         let bytes = |kept: &[(_, Cache)]| kept.iter().map(|(_, cache)| cache.bytes()).sum();
         let mut used: usize = bytes(&self.kept);
         while used > config.cache_limit / 2 {
@@ -52,7 +63,43 @@ impl Shelf {
             used = bytes(&self.kept);
         }
         cache.set_limit(config.cache_limit - used);
-        true
+    }
+}
+
+/// Decoded code that outlives its decoder, so that the next one need not decode it again: see [`FlowDecoder::with_code_cache`](crate::FlowDecoder::with_code_cache).
+///
+/// It holds the code of which a decoder was told [what it is](crate::FlowDecoder::code_changed_to), and none else. Its size is bounded by `FlowConfig::cache_limit`.
+#[derive(Debug, Default)]
+pub struct CodeCache {
+    /// What the decoder was told: what is decoded depends on it.
+    config: Option<FlowConfig>,
+    shelf: Shelf,
+}
+
+impl<C> Walker<C> {
+    /// Begins with what another decoder has decoded.
+    pub(crate) fn lend(&mut self, lent: CodeCache, config: &FlowConfig) {
+        if lent.config.as_ref() == Some(config) {
+            self.shelf = lent.shelf;
+            self.shelf.make_room(&mut self.cache, config);
+        }
+    }
+
+    /// Gives away what was decoded.
+    pub(crate) fn take_code_cache(&mut self, config: &FlowConfig) -> CodeCache {
+        let mut shelf = core::mem::take(&mut self.shelf);
+        let mut cache = core::mem::replace(&mut self.cache, Cache::new(config));
+        shelf.put(
+            shelf.key,
+            core::mem::replace(&mut cache, Cache::new(config)),
+        );
+        shelf.key = None;
+        shelf.make_room(&mut cache, config);
+        self.restart();
+        CodeCache {
+            config: Some(*config),
+            shelf,
+        }
     }
 }
 
@@ -152,6 +199,41 @@ mod tests {
         assert_eq!(once, [4, 6]);
         assert_eq!(again, [4, 6, 4, 6, 6, 4]);
         assert_eq!(of_six, of_two);
+    }
+
+    /// A decoder that begins with what another one has decoded reads no code.
+    #[test]
+    fn what_was_decoded_outlives_the_decoder() {
+        let mut trace = Vec::from(PSB);
+        // PSBEND, TIP.PGE 0x1000, TIP.PGD.
+        trace.extend([0x02, 0x23, 0x71, 0x00, 0x10, 0, 0, 0, 0, 0x01]);
+        let asked = Rc::new(Cell::new(0));
+        let config = FlowConfig::default();
+        let decode = |program: u64, cache: CodeCache, config: FlowConfig| {
+            let code = Programs {
+                nops: Rc::new(Cell::new(program)),
+                asked: asked.clone(),
+            };
+            let before = asked.get();
+            let mut decoder = FlowDecoder::new(&trace, code, config).with_code_cache(cache);
+            decoder.code_changed_to(CodeKey([program, 0, 0, 0]));
+            let mut insns = 0;
+            while decoder.blocks(|block| insns += block.len()).is_some() {}
+            (insns, asked.get() - before, decoder.take_code_cache())
+        };
+        let (insns, reads, cache) = decode(3, CodeCache::default(), config);
+        assert_eq!((insns, reads > 0), (4, true));
+        let (insns, reads, cache) = decode(5, cache, config);
+        assert_eq!((insns, reads > 0), (6, true));
+        let (insns, reads, cache) = decode(3, cache, config);
+        assert_eq!((insns, reads), (4, 0));
+        // What is decoded may depend on what the decoder is told.
+        let other = FlowConfig {
+            max_packetless_run: 1000,
+            ..config
+        };
+        let (insns, reads, _) = decode(5, cache, other);
+        assert_eq!((insns, reads > 0), (6, true));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The flow of one stream.
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cofi_flow::{
-    Block, CodeKey, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item, Part, Path,
-    TimeJump,
+    Block, CodeCache, CodeKey, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item,
+    Part, Path, TimeJump,
 };
 use cofi_image::{ImageView, Paging, Place};
 use cofi_insn::CodeSource;
@@ -60,6 +60,8 @@ impl Host<'_> {
 #[derive(Debug)]
 pub struct ThreadFlow<'s> {
     decoder: FlowDecoder<'s, ImageView<'s>>,
+    /// Where decoded code comes from, and goes to in the end.
+    caches: &'s CodeCaches,
     context: Context<'s>,
     time: Option<Clock>,
     subject: Subject,
@@ -70,6 +72,30 @@ pub struct ThreadFlow<'s> {
     told: bool,
     /// From which byte on code runs in another mode, where packets do not tell it.
     modes: &'s [(StreamOffset, ExecMode)],
+}
+
+impl Drop for ThreadFlow<'_> {
+    fn drop(&mut self) {
+        self.caches.put(self.decoder.take_code_cache());
+    }
+}
+
+/// Decoded code that no flow of a session is using: the next one begins with some of it, whatever stream or part of one it is of.
+///
+/// There are as many as there were flows at a time.
+#[derive(Debug, Default)]
+pub(crate) struct CodeCaches(Mutex<Vec<CodeCache>>);
+
+impl CodeCaches {
+    fn take(&self) -> CodeCache {
+        let mut caches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        caches.pop().unwrap_or_default()
+    }
+
+    fn put(&self, cache: CodeCache) {
+        let mut caches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        caches.push(cache);
+    }
 }
 
 /// Where a flow stands, apart from its decoder.
@@ -168,9 +194,12 @@ impl<'s> ThreadFlow<'s> {
         time: Option<Clock>,
         subject: Subject,
         host: Host<'s>,
+        caches: &'s CodeCaches,
     ) -> Self {
+        let decoder = FlowDecoder::new(&[], cursor.view(), config);
         let mut this = Self {
-            decoder: FlowDecoder::new(&[], cursor.view(), config),
+            decoder: decoder.with_code_cache(caches.take()),
+            caches,
             context: Context {
                 cursor,
                 unsettled: false,
@@ -203,7 +232,7 @@ impl<'s> ThreadFlow<'s> {
         self.context.end = self.context.end.min(range.end);
         if self.context.parts.restrict(range) {
             // Told before anything else, as if the part before had just ended.
-            self.decoder = FlowDecoder::new(&[], self.view_now(), self.context.config);
+            self.go_on_with(FlowDecoder::new(&[], self.view_now(), self.context.config));
         } else {
             self.begin();
         }
@@ -214,11 +243,19 @@ impl<'s> ThreadFlow<'s> {
     fn begin(&mut self) {
         let view = self.view_now();
         if let Some(part) = self.context.parts.next() {
-            self.decoder =
-                FlowDecoder::new(part.bytes, view, self.context.config).within(part.range);
+            let decoder = FlowDecoder::new(part.bytes, view, self.context.config);
+            self.go_on_with(decoder.within(part.range));
             self.context.cursor.assume(part.task);
             self.settle_mode();
         }
+    }
+
+    /// Another decoder goes on, with what was decoded so far.
+    fn go_on_with(&mut self, decoder: FlowDecoder<'s, ImageView<'s>>) {
+        let decoded = self.decoder.take_code_cache();
+        self.decoder = decoder.with_code_cache(decoded);
+        let key = CodeKey(self.decoder.code_mut().state());
+        self.decoder.code_changed_to(key);
     }
 
     /// The code that is in place now.
@@ -372,7 +409,8 @@ impl<'s> ThreadFlow<'s> {
             return;
         }
         let crossed = self.context.next.take().map(|next| {
-            self.decoder = next;
+            let decoded = self.decoder.take_code_cache();
+            self.decoder = next.with_code_cache(decoded);
             // Whether a guest runs is not known any more; the PSB+ tells it before any code is needed.
             self.context.paging = Paging::default();
             self.context.switched = true;

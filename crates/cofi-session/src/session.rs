@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::code::{CodeOptions, kernel_ranges, names_beside};
 use crate::error::{Diagnostic, SessionError};
 use crate::events::StreamEvents;
-use crate::flow::{Host, Subject, ThreadFlow};
+use crate::flow::{CodeCaches, Host, Subject, ThreadFlow};
 use crate::lldb::{self, Module};
 use crate::parts::Parts;
 use crate::perf::{self, Contents};
@@ -238,6 +238,8 @@ pub struct Session<'t> {
     streams: Vec<Stream<'t>>,
     /// Whether a packet of any stream tells of a host, once that was asked.
     has_host: OnceLock<bool>,
+    /// Code that was decoded before.
+    caches: CodeCaches,
     timeline: Timeline,
     files: FileStore,
     diagnostics: Vec<Diagnostic>,
@@ -419,6 +421,7 @@ impl<'t> Session<'t> {
         Ok(Self {
             streams,
             has_host: OnceLock::new(),
+            caches: CodeCaches::default(),
             timeline,
             files,
             diagnostics,
@@ -549,7 +552,15 @@ impl<'t> Session<'t> {
             streams: &self.streams,
             known: &self.has_host,
         };
-        ThreadFlow::new(stream, self.flow, cursor, self.time, subject, host)
+        ThreadFlow::new(
+            stream,
+            self.flow,
+            cursor,
+            self.time,
+            subject,
+            host,
+            &self.caches,
+        )
     }
 
     /// What the packets of one stream of this session tell by themselves, without any code.
