@@ -22,10 +22,10 @@ use crate::retstack::ReturnStack;
 pub(crate) const WINDOW: usize = 8;
 /// Fewer bytes are not worth it.
 const LEAST_BYTES: u8 = 4;
-/// So many phrases are kept at most; then all are forgotten. One takes about 256 bytes.
-const MOST_PHRASES: usize = 1 << 16;
-/// Of the memory for decoded code, phrases use this part beside.
+/// Of the memory for decoded code, phrases use this part beside; when they need more, all are forgotten.
 const PART: usize = 16;
+/// With less memory, none are kept.
+const LEAST_MEMORY: usize = 1 << 18;
 /// So many return addresses from before a phrase it may use, and so deep its own calls may be nested.
 const MOST_POPPED: usize = 8;
 const MOST_CALLS: usize = 16;
@@ -94,7 +94,7 @@ pub(crate) struct Phrases {
     popped: Vec<Option<Ip>>,
     /// The return addresses and sites of calls that a phrase leaves open.
     calls: Vec<(Ip, u32)>,
-    /// So many phrases are kept at most.
+    /// So many bytes they may use.
     most: usize,
     tries: u32,
     hits: u32,
@@ -110,7 +110,7 @@ fn slice<T>(all: &[T], (first, count): (u32, u8)) -> &[T] {
 impl Phrases {
     pub(crate) fn new(config: &FlowConfig) -> Self {
         Self {
-            most: MOST_PHRASES.min(config.cache_limit / PART / 256),
+            most: config.cache_limit / PART,
             ..Self::default()
         }
     }
@@ -127,7 +127,7 @@ impl Phrases {
 
     /// Begins to keep phrases, if there is room for some.
     pub(crate) fn begin(&mut self) {
-        if self.slots.is_empty() && self.most >= 1 << (LEAST_SLOTS - 3) {
+        if self.slots.is_empty() && self.most >= LEAST_MEMORY {
             self.grow();
         }
     }
@@ -165,6 +165,15 @@ impl Phrases {
             returns.push_site(*ip, *site);
         }
         true
+    }
+
+    /// How much memory they use.
+    fn bytes(&self) -> usize {
+        self.slots.len() * size_of::<Slot>()
+            + self.phrases.len() * size_of::<Phrase>()
+            + self.nodes.len() * size_of::<(u32, u8)>()
+            + self.popped.len() * size_of::<Option<Ip>>()
+            + self.calls.len() * size_of::<(Ip, u32)>()
     }
 
     #[inline]
@@ -244,7 +253,7 @@ impl Graph {
         returns: &ReturnStack,
     ) -> Option<u32> {
         let mut phrases = core::mem::take(&mut self.phrases);
-        if phrases.phrases.len() >= phrases.most || phrases.nodes.len() >= phrases.most * 16 {
+        if phrases.bytes() > phrases.most {
             phrases.clear();
             self.phrases = phrases;
             self.phrases.begin();
