@@ -18,6 +18,14 @@ use crate::phrase::Phrases;
 /// How many targets of TIPs are found at once.
 const TARGETS: usize = 4096;
 
+const fn mode_number(mode: ExecMode) -> usize {
+    match mode {
+        ExecMode::Bits16 => 0,
+        ExecMode::Bits32 => 1,
+        ExecMode::Bits64 => 2,
+    }
+}
+
 /// How a node ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
@@ -93,9 +101,8 @@ pub(crate) struct Graph {
     parts: Vec<u32>,
     sites: Vec<Site>,
     index: Index,
-    /// Nodes by a part of their address, of one mode: targets of TIPs are looked for here first.
-    targets: Vec<u32>,
-    targets_mode: ExecMode,
+    /// Nodes by a part of their address, for each mode: targets of TIPs are looked for here first.
+    targets: [Vec<u32>; 3],
     pub(crate) memo: Memo,
     pub(crate) phrases: Phrases,
     /// Counts how often nodes were forgotten, which is when a number no longer means the same node.
@@ -111,8 +118,7 @@ impl Graph {
             parts: Vec::new(),
             sites: Vec::new(),
             index: Index::default(),
-            targets: Vec::new(),
-            targets_mode: ExecMode::Bits64,
+            targets: Default::default(),
             memo: Memo::new(config),
             phrases: Phrases::new(config),
             emptied: 0,
@@ -126,7 +132,7 @@ impl Graph {
         self.parts.clear();
         self.sites.clear();
         self.index.clear();
-        self.targets.clear();
+        self.targets = Default::default();
         self.memo.clear();
         self.phrases.clear();
         self.emptied += 1;
@@ -145,7 +151,7 @@ impl Graph {
     pub(crate) fn truncate(&mut self, mark: Mark) {
         self.memo.clear();
         self.phrases.clear();
-        self.targets.clear();
+        self.targets = Default::default();
         self.nodes.truncate(mark.nodes);
         self.details.truncate(mark.nodes);
         self.checksums.truncate(mark.nodes);
@@ -173,7 +179,7 @@ impl Graph {
             + self.parts.len() * size_of::<u32>()
             + self.sites.len() * size_of::<Site>()
             + self.index.bytes()
-            + self.targets.len() * size_of::<u32>()
+            + self.targets.iter().map(Vec::len).sum::<usize>() * size_of::<u32>()
     }
 
     /// How many nodes there are.
@@ -275,23 +281,22 @@ impl Graph {
     /// The node at the target of a TIP, if it is in the table of targets.
     #[inline]
     pub(crate) fn target(&self, ip: Ip, mode: ExecMode) -> u32 {
-        match self.targets.get(Self::target_slot(ip)) {
-            Some(&id) if mode == self.targets_mode => match self.nodes.get(id as usize) {
+        match self.targets[mode_number(mode)].get(Self::target_slot(ip)) {
+            Some(&id) => match self.nodes.get(id as usize) {
                 Some(node) if node.ip == ip => id,
                 _ => NONE,
             },
-            _ => NONE,
+            None => NONE,
         }
     }
 
     /// Puts a node into the table of targets.
     pub(crate) fn note_target(&mut self, ip: Ip, mode: ExecMode, id: u32) {
-        if self.targets.is_empty() || mode != self.targets_mode {
-            self.targets.clear();
-            self.targets.resize(TARGETS, NONE);
-            self.targets_mode = mode;
+        let targets = &mut self.targets[mode_number(mode)];
+        if targets.is_empty() {
+            targets.resize(TARGETS, NONE);
         }
-        self.targets[Self::target_slot(ip)] = id;
+        targets[Self::target_slot(ip)] = id;
     }
 
     const fn target_slot(ip: Ip) -> usize {

@@ -45,6 +45,8 @@ pub(crate) struct Ahead {
     /// Whether something else than TNT packets stands behind the run: at this place, with so many timing packets before it.
     is_at_end: bool,
     stop: (usize, u64),
+    /// Here stands something else than a TNT or a TIP with an address.
+    other: usize,
 }
 
 impl Default for Ahead {
@@ -57,6 +59,7 @@ impl Default for Ahead {
             timed: [NOWHERE; 2],
             is_at_end: false,
             stop: (0, 0),
+            other: NOWHERE,
         }
     }
 }
@@ -208,6 +211,9 @@ impl Reader<'_> {
     /// Only where [it may](Self::may_read_ahead).
     #[inline]
     pub(crate) fn next_run(&mut self, ahead: &mut Ahead, tnt: &mut (u64, u8)) -> Decision {
+        if self.at == ahead.other {
+            return Decision::Other;
+        }
         if ahead.goes_on() {
             *tnt = self.read_ahead(ahead, 0, 0);
             if tnt.1 != 0 {
@@ -216,6 +222,7 @@ impl Reader<'_> {
         }
         ahead.is_at_end = false;
         (self.at, self.timing) = ahead.stop;
+        ahead.other = self.at;
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let raw = decode_short(rest).or_else(|| decode(rest).ok());
         let Some(raw) = raw.filter(|raw| raw.kind() == Kind::Tip) else {
