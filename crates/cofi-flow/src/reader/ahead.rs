@@ -4,7 +4,7 @@
 //! bits are used gives back the packets of which none was: from outside, no packet is read before it is needed.
 
 use cofi_packet::Ip;
-use cofi_packet::intel::{Block, Kind, Packet, decode, decode_short};
+use cofi_packet::intel::{Block, Kind, Packet, decode, decode_short, short_cyc};
 
 use super::{Flow, Reader, short_tnt};
 use crate::phrase::{Phrase, WINDOW};
@@ -160,6 +160,12 @@ impl Reader<'_> {
                 (bits, len, 1)
             } else if first == 0 {
                 at += 1;
+                continue;
+            } else if let Some(bytes) = bytes.get(at..at + 3)
+                && let Some(size) = short_cyc([first, bytes[1], bytes[2]])
+            {
+                at += size;
+                timing += 1;
                 continue;
             } else {
                 let rest = &bytes[at..];

@@ -75,7 +75,7 @@ pub use names::{BlockType, CState, CfeType, EvdType, ModeLeaf, StateValue, TsxSt
 pub use payload::{ItemSize, Payload};
 pub use psb::{PSB, find_psb, rfind_psb, sync_backward, sync_forward};
 pub use spoilt::{Repaired, Spoilt, SpoiltBy};
-pub use table::{Kind, Packet, decode, decode_in, decode_short};
+pub use table::{Kind, Packet, decode, decode_in, decode_short, short_cyc};
 
 /// A packet's bytes with every bit kept.
 pub type Raw = crate::Raw<Kind>;

@@ -438,7 +438,8 @@ static SHORT: [Short; 256] = {
             let (one, long) = (table[byte].len != 0, table[byte].len == 0);
             assert!(
                 is_pad_or_tnt(byte as u8) == (one && matches!(kind, Kind::Pad | Kind::Tnt8))
-                    && is_long_cyc(byte as u8) == (long && matches!(kind, Kind::Cyc)),
+                    && is_long_cyc(byte as u8) == (long && matches!(kind, Kind::Cyc))
+                    && is_one_byte_cyc(byte as u8) == (one && matches!(kind, Kind::Cyc)),
                 "a short cut is not the table's"
             );
         }
@@ -459,6 +460,32 @@ const fn is_long_cyc(first: u8) -> bool {
     first & 7 == 7
 }
 
+/// Whether a PSB may begin within a packet that ends with the byte `last`, given what stands behind: the other one of a PSB's two bytes.
+#[inline(always)]
+const fn begins_psb(last: u8, behind: u8) -> bool {
+    may_hold_psb(last) && behind == last ^ 0x80
+}
+
+/// Whether it is a CYC of one byte, in the same way.
+#[inline(always)]
+const fn is_one_byte_cyc(first: u8) -> bool {
+    first & 7 == 3
+}
+
+/// The length of the CYC packet that begins with these bytes, if it has one byte or two: what [`decode`] says of it, for those who read over CYC
+/// packets, which may be most of a stream.
+#[inline(always)]
+#[must_use]
+pub const fn short_cyc([first, second, behind]: [u8; 3]) -> Option<usize> {
+    if is_one_byte_cyc(first) {
+        Some(1)
+    } else if is_long_cyc(first) && second & 1 == 0 && !begins_psb(second, behind) {
+        Some(2)
+    } else {
+        None
+    }
+}
+
 /// Decodes the packet at the start of `bytes`, if its first byte tells nearly all and there are 16 bytes: padding, short TNTs, and most TIPs,
 /// FUPs and timing packets. It is what [`decode`] returns, but comes sooner, and takes more code where it is called.
 ///
@@ -475,12 +502,11 @@ pub fn decode_short(bytes: &[u8]) -> Option<Raw<Kind>> {
     }
     // A CYC of two bytes. A longer one is rare, and may hold more than 64 bits.
     if is_long_cyc(first) {
-        let last = (word >> 8) as u8;
-        return (last & 1 == 0 && !may_hold_psb(last)).then(|| Raw::new(Kind::Cyc, word, 2));
+        let len = short_cyc([first, bytes[1], bytes[2]]);
+        return len.map(|len| Raw::new(Kind::Cyc, word, len));
     }
     let Short { kind, len } = SHORT[usize::from(first)];
     let last = bytes[usize::from(len).wrapping_sub(1) & 15];
-    // A PSB goes on behind the packet in which it begins, with the other one of its two bytes.
-    let may_hold = may_hold_psb(last) && (len > 15 || bytes[usize::from(len & 15)] == last ^ 0x80);
+    let may_hold = len > 15 || begins_psb(last, bytes[usize::from(len & 15)]);
     (len != 0 && !may_hold).then(|| Raw::new(kind, word, usize::from(len)))
 }

@@ -574,3 +574,25 @@ fn the_names_of_table_33_47() {
         assert_eq!(name(kind, id), None);
     }
 }
+
+/// What is read over is what is decoded, whatever stands behind it.
+#[test]
+fn a_short_cyc_is_as_long_as_it_is_decoded() {
+    for first in 0..=u8::MAX {
+        for second in 0..=u8::MAX {
+            for third in [0, 0x02, 0x82, 0xff] {
+                let bytes = [first, second, third, 0x02, 0x82, 0, 0];
+                let len = short_cyc([first, second, third]);
+                let decoded = decode(&bytes)
+                    .ok()
+                    .filter(|raw| raw.kind() == Kind::Cyc && raw.len() <= 2);
+                match (len, decoded) {
+                    (Some(len), decoded) => assert_eq!(decoded.map(|raw| raw.len()), Some(len)),
+                    // It may be left to `decode`.
+                    (None, Some(raw)) => assert!(raw.len() == 2 && third == second ^ 0x80),
+                    (None, None) => {}
+                }
+            }
+        }
+    }
+}
