@@ -99,6 +99,48 @@ impl Binder<'_> {
         self.apply(Bound { tsx: None, ..bound }, ip);
     }
 
+    /// What is pending is dealt with, or given up.
+    #[inline]
+    pub(crate) fn drop_pending(&mut self) {
+        self.pending = Pending::None;
+    }
+
+    /// TNT bits are left that belong to branches behind a loss.
+    pub(crate) fn drop_bits(&mut self) {
+        self.tnt_len = 0;
+    }
+
+    /// A TIP was read, which the walk has to reach.
+    #[inline]
+    pub(crate) fn await_tip(&mut self, ip: Ip) {
+        self.pending = Pending::Tip(Some(ip));
+    }
+
+    /// What is pending turns out to be bound to an address.
+    pub(crate) fn await_at(&mut self, ip: Ip, what: AtIp) {
+        self.pending = Pending::At { ip, what };
+    }
+
+    /// New page tables belong to a transfer whose TIP or TIP.PGD follows.
+    pub(crate) fn bind_paging(&mut self, cr3: u64, nr: bool) {
+        self.bound.paging = Some((cr3, nr));
+    }
+
+    /// A new VMCS pointer does.
+    pub(crate) fn bind_vmcs(&mut self, base: u64) {
+        self.bound.vmcs = Some(base);
+    }
+
+    /// Nothing more is to be decoded.
+    pub(crate) fn finish(&mut self) {
+        self.state = State::Done;
+    }
+
+    /// An instruction is due, behind events that come before it.
+    pub(crate) fn emit_insn(&mut self, insn: Executed) {
+        self.emit.items.push_back(Item::Insn(insn));
+    }
+
     /// What is pending has happened.
     pub(crate) fn use_pending(&mut self) {
         self.consumed();

@@ -13,6 +13,34 @@ use crate::source;
 /// A file longer than this is two files.
 const LONGEST: usize = 900;
 
+/// Where code is walked: the binder is told there by its methods.
+const WALKS: [&str; 2] = [
+    "crates/cofi-flow/src/walk",
+    "crates/cofi-flow/src/rtit/walk.rs",
+];
+
+/// The lines that assign to a field of `bind`.
+fn binder_writes(text: &str) -> Vec<usize> {
+    let is_write = |line: &str| {
+        let line = line.trim_start().trim_start_matches('(');
+        let Some(field) = line.strip_prefix("bind.") else {
+            return false;
+        };
+        let path =
+            field.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || "_.".contains(c));
+        let operator = path
+            .trim_start()
+            .trim_start_matches(['+', '-', '|', '&', '<', '>']);
+        operator.starts_with('=') && !operator.starts_with("==")
+            || path.starts_with(',') && line.contains(") = ")
+    };
+    let lines = text.lines().enumerate();
+    lines
+        .filter(|(_, line)| is_write(line))
+        .map(|(number, _)| number + 1)
+        .collect()
+}
+
 /// Prints every untidy place and returns whether there is none.
 pub(crate) fn run(root: &Path) -> Result<bool> {
     let mut found = Vec::new();
@@ -33,6 +61,12 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
             .to_string();
         if let Some(fault) = untidy(&text) {
             found.push(format!("{place}: {fault}"));
+        }
+        if WALKS.iter().any(|walk| place.starts_with(walk)) {
+            let writes = binder_writes(&text).into_iter();
+            found.extend(
+                writes.map(|line| format!("{place}:{line}: a walk writes a field of the binder")),
+            );
         }
         collect_names(&text, &mut names);
     }
@@ -188,6 +222,13 @@ fn in_backticks(page: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_write_to_the_binder_is_found() {
+        let text = "bind.pending = None;\nif bind.tnt == 0 {}\n    bind.rtit.is_last |= true;\n(bind.tnt, bind.len) = (0, 0);\n\
+            bind.finish();\nlet tnt = bind.tnt;\nbind.tnt <<= 1;";
+        assert_eq!(binder_writes(text), [1, 3, 4, 7]);
+    }
 
     #[test]
     fn a_module_doc_comes_first() {

@@ -108,6 +108,13 @@ impl<'t> Binder<'t> {
         };
     }
 
+    /// The same behind a branch out of the traced ranges, of which a FUP.PGD tells.
+    pub(super) fn fetch_leaving<W: Control>(&mut self, walk: &mut W) {
+        self.rtit.is_leaving = true;
+        self.fetch_rtit(walk);
+        self.rtit.is_leaving = false;
+    }
+
     /// The next packet that matters to the flow, its place and time noted. PSBs tell nothing of it.
     pub(super) fn next_flow_rtit(&mut self) -> Result<Option<Flow>, DecodeError> {
         loop {

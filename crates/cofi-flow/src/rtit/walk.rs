@@ -7,7 +7,7 @@ use super::{Ends, Sign};
 use crate::bind::{AtIp, Binder, Pending};
 use crate::cache::{BasicBlock, End};
 use crate::walk::{MAX_TRIED, Phase, Walker};
-use crate::{Executed, Expected, FilterRanges, FlowErrorKind, Item};
+use crate::{Executed, Expected, FilterRanges, FlowErrorKind};
 
 impl FilterRanges {
     /// The first addresses.
@@ -81,12 +81,12 @@ impl<C: CodeSource> Walker<C> {
                     if bind.config.cr3_filter || !is_changed || is_late {
                         // With the filter on there is no PIP, and one that does not change CR3 may be of a MOV CR0: code behind this
                         // may be older than the PIP.
-                        bind.pending = Pending::None;
+                        bind.drop_pending();
                         bind.doubt_pip();
                     } else {
                         bind.use_pending();
                     }
-                    bind.emit.items.push_back(Item::Insn(insn));
+                    bind.emit_insn(insn);
                     bind.push_paging(cr3);
                     self.move_on(block.next, 0);
                     self.look_around(bind);
@@ -109,7 +109,7 @@ impl<C: CodeSource> Walker<C> {
         if !bind.config.filter.ends_before(block.next) {
             return self.go(insn, block.next, 0);
         }
-        bind.emit.items.push_back(Item::Insn(insn));
+        bind.emit_insn(insn);
         self.move_on(block.next, 0);
         self.walk_out(bind);
         None
@@ -127,9 +127,7 @@ impl<C: CodeSource> Walker<C> {
         while bind.tnt_len == 0 {
             match bind.pending {
                 Pending::None => {
-                    bind.rtit.is_leaving = true;
-                    bind.fetch_rtit(self);
-                    bind.rtit.is_leaving = false;
+                    bind.fetch_leaving(self);
                 }
                 Pending::Pip(cr3) => {
                     bind.use_pending();
@@ -216,7 +214,7 @@ impl<C: CodeSource> Walker<C> {
             }
             Pending::Ends(ends) if ends.exact && bind.rtit.stop.contains(block.target) => {
                 self.note_call(block);
-                bind.emit.items.push_back(Item::Insn(insn));
+                bind.emit_insn(insn);
                 self.ip = block.target;
                 bind.stopped(self);
                 return None;
@@ -280,7 +278,7 @@ impl<C: CodeSource> Walker<C> {
 
     /// A branch has executed that leads into a TraceStop range: a FUP.PGD with the address behind it may tell so (4.2.8).
     fn enter_stop(&mut self, bind: &mut Binder<'_>, block: &BasicBlock, insn: Executed, to: Ip) {
-        bind.emit.items.push_back(Item::Insn(insn));
+        bind.emit_insn(insn);
         self.move_on(to, 1);
         if bind.tnt_len == 0 && matches!(bind.pending, Pending::None) {
             bind.fetch_rtit(self);
@@ -302,13 +300,11 @@ impl<C: CodeSource> Walker<C> {
 
     /// A branch has executed that leads out of the traced ranges: a FUP.PGD with the address behind it follows.
     fn leave_range(&mut self, bind: &mut Binder<'_>, block: &BasicBlock, insn: Executed, to: Ip) {
-        bind.emit.items.push_back(Item::Insn(insn));
+        bind.emit_insn(insn);
         self.move_on(to, 0);
-        bind.rtit.is_leaving = true;
         while bind.tnt_len == 0 && matches!(bind.pending, Pending::None) {
-            bind.fetch_rtit(self);
+            bind.fetch_leaving(self);
         }
-        bind.rtit.is_leaving = false;
         self.leave_ranges(bind, block.next);
     }
 
@@ -370,7 +366,7 @@ impl<C: CodeSource> Walker<C> {
             );
             if is_found {
                 let what = AtIp::Paging { cr3 };
-                bind.pending = Pending::At { ip: at, what };
+                bind.await_at(at, what);
                 return Some(at);
             }
         }

@@ -9,14 +9,14 @@ use cofi_packet::{ExecMode, Ip};
 use crate::bind::{AtIp, Binder, Bound, Pending};
 use crate::cache::{BasicBlock, Cache, End, decode_at};
 use crate::control::Control;
-use crate::decoder::{State, unexpected};
+use crate::decoder::unexpected;
 use crate::index::NONE;
 use crate::reader::{Flow, Reader};
 use crate::retstack::ReturnStack;
 use crate::rtit::Coming;
 use crate::shelf::Shelf;
 use crate::trial::Trials;
-use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, Item, PacketKind};
+use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, PacketKind};
 
 /// Where the walk is within a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,21 +197,21 @@ impl<C: CodeSource> Walker<C> {
                 Pending::At { ip, .. } => stop = Some(ip),
                 Pending::Overflow => {
                     bind.note_used();
-                    bind.pending = Pending::None;
+                    bind.drop_pending();
                     return bind.overflow(self);
                 }
                 Pending::Status(status) if bind.contradicts_mode(&status) => {
                     return bind.refuse_mode(self, status);
                 }
                 Pending::Status(status) if status.last => {
-                    bind.state = State::Done;
+                    bind.finish();
                     return;
                 }
                 Pending::Status(status) => {
                     // The PSB+ tells no address; but the code goes on all the same.
                     bind.consumed();
                     self.returns.clear();
-                    bind.pending = Pending::None;
+                    bind.drop_pending();
                     return bind.apply_status(status);
                 }
                 Pending::Bad(kind) => return bind.fail(self, kind),
@@ -338,7 +338,7 @@ impl<C: CodeSource> Walker<C> {
                         payload,
                         size,
                     });
-                    bind.emit.items.push_back(Item::Insn(insn));
+                    bind.emit_insn(insn);
                     self.move_on(block.next, 0);
                     return None;
                 }
@@ -347,7 +347,7 @@ impl<C: CodeSource> Walker<C> {
             Class::VmPtrLoad => {
                 if let (Pending::Vmcs(base), 0) = (bind.pending, bind.tnt_len) {
                     bind.use_pending();
-                    bind.emit.items.push_back(Item::Insn(insn));
+                    bind.emit_insn(insn);
                     bind.apply(
                         Bound {
                             vmcs: Some(base),
@@ -568,7 +568,7 @@ impl<C: CodeSource> Walker<C> {
                     ..
                 }) => {
                     // The TIP was lost, and what the remaining bits tell lies behind it.
-                    bind.tnt_len = 0;
+                    bind.drop_bits();
                     self.phase = Phase::Enter;
                     bind.fetch(self);
                     None
@@ -605,14 +605,14 @@ impl<C: CodeSource> Walker<C> {
         match bind.pending {
             // These belong to the transfer; its TIP follows.
             Pending::Paging { cr3, nr } => {
-                bind.bound.paging = Some((cr3, nr));
-                bind.pending = Pending::None;
+                bind.bind_paging(cr3, nr);
+                bind.drop_pending();
                 bind.fetch(self);
                 None
             }
             Pending::Vmcs(base) => {
-                bind.bound.vmcs = Some(base);
-                bind.pending = Pending::None;
+                bind.bind_vmcs(base);
+                bind.drop_pending();
                 bind.fetch(self);
                 None
             }
@@ -648,18 +648,18 @@ impl<C: CodeSource> Walker<C> {
                 if stops {
                     bind.fetch(self);
                     if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
-                        bind.bound.paging = Some((cr3, nr));
+                        bind.bind_paging(cr3, nr);
                         return self.disable(bind, insn, block.next, ip);
                     }
                 }
                 if bind.config.cr3_filter && self.end_is_next(bind) {
                     bind.fetch(self);
                     if let (Pending::Pgd(None), 0) = (bind.pending, bind.tnt_len) {
-                        bind.bound.paging = Some((cr3, nr));
+                        bind.bind_paging(cr3, nr);
                         return self.disable(bind, insn, block.next, None);
                     }
                 }
-                bind.emit.items.push_back(Item::Insn(insn));
+                bind.emit_insn(insn);
                 bind.apply(
                     Bound {
                         paging: Some((cr3, nr)),

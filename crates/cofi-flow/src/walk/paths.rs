@@ -112,7 +112,7 @@ impl<C: CodeSource> Walker<C> {
                     match bind.next_decision() {
                         Next::Tnt => return true,
                         Next::Tip(ip) => {
-                            bind.pending = Pending::Tip(Some(ip));
+                            bind.await_tip(ip);
                             return true;
                         }
                         Next::Other => {}
@@ -213,7 +213,7 @@ impl<C: CodeSource> Walker<C> {
                         Next::Tip(ip) => match self.cache.graph.node(id).decision {
                             Decision::Return | Decision::Indirect => break 'step Step::Tip(ip),
                             _ => {
-                                bind.pending = Pending::Tip(Some(ip));
+                                bind.await_tip(ip);
                                 return (id, From::Nowhere);
                             }
                         },
@@ -368,14 +368,14 @@ impl<C: CodeSource> Walker<C> {
                 visit(&Path::of_node(&self.cache, id, Place::At(bind.read_at)));
                 self.call_and_return(&node);
                 bind.consumed();
-                bind.pending = Pending::None;
+                bind.drop_pending();
                 self.ip = ip;
                 bind.apply_at(ip);
                 Some((NONE, From::Nowhere))
             }
             (_, Pending::Tip(Some(ip))) => {
                 let next = self.take(bind, id, Step::Tip(ip), visit);
-                bind.pending = Pending::None;
+                bind.drop_pending();
                 if bind.bound.is_empty() {
                     return Some(next);
                 }
