@@ -3,11 +3,12 @@
 use cofi_insn::RunningChecksum;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 
-use crate::cache::{Cache, End};
-use crate::graph::Node;
-use crate::phrase::Phrase;
+use crate::code::cache::{Cache, End};
+use crate::code::graph::Node;
+use crate::code::memo;
+use crate::code::phrase::Phrase;
 use crate::reader::ahead::Ahead;
-use crate::{Event, Executed, FlowError, Run, memo};
+use crate::{Event, Executed, FlowError, Run};
 
 /// Instructions that ran one after the other, up to one of which only the trace tells where it led: a conditional branch, a
 /// return, an indirect or far branch. Direct jumps and calls are followed within a block.

@@ -3,27 +3,11 @@
 use cofi_insn::{Class, CodeSource, advance};
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 
-use crate::bind::Binder;
-use crate::cache::End;
-use crate::reader::Flow;
+use crate::bind::{Binder, State};
+use crate::code::cache::End;
 use crate::time::{Time, TimeJump};
 use crate::walk::{Phase, Walker};
-use crate::{CodeCache, CodeKey, Executed, Expected, FlowConfig, FlowErrorKind, Item, Part, Run};
-
-/// What is known of control.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    /// The stream's first PSB has not been found yet.
-    Start,
-    /// Tracing is on and control is at `ip`.
-    On,
-    /// Tracing is off.
-    Off,
-    /// Where control is, is unknown.
-    Lost,
-    /// The stream is used up.
-    Done,
-}
+use crate::{CodeCache, CodeKey, Executed, FlowConfig, Item, Part, Run};
 
 /// A [`Part`] whose instructions are still in the cache.
 pub(crate) enum Piece {
@@ -268,13 +252,6 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             mode: self.bind.mode,
             digest,
         }))
-    }
-}
-
-pub(crate) fn unexpected(found: Flow, expected: Expected) -> FlowErrorKind {
-    FlowErrorKind::Unexpected {
-        found: found.kind().into(),
-        expected,
     }
 }
 

@@ -74,41 +74,25 @@
 
 extern crate alloc;
 
-mod arrive;
-mod awaiting_fup;
 mod bind;
 mod block;
-mod cache;
-#[cfg(test)]
-mod cache_tests;
+mod code;
 mod config;
-mod control;
 mod decoder;
-mod emit;
 mod errata;
 mod error;
 mod event;
 mod events;
-mod graph;
-mod graph_build;
-mod index;
 mod ipc;
 mod kind;
 pub mod lines;
-mod loss;
-mod memo;
-mod phrase;
-mod probation;
 mod reader;
-mod resync;
-mod retstack;
 mod rtit;
-mod shelf;
 mod time;
-mod trial;
 mod walk;
 
 pub use block::{Block, Path, Visitor};
+pub use code::shelf::{CodeCache, CodeKey};
 pub use config::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
 pub use decoder::FlowDecoder;
 pub use errata::{Errata, Erratum};
@@ -117,5 +101,4 @@ pub use event::{ControlEvent, Event, Executed, Item, Part, Run, Tick};
 pub use events::{EventDecoder, PacketKinds, Told};
 pub use ipc::{Ipc, Stretch};
 pub use kind::PacketKind;
-pub use shelf::{CodeCache, CodeKey};
 pub use time::{RtitTime, Time, TimeJump, TimeTracker, VmxTsc};

@@ -11,8 +11,8 @@ use cofi_packet::intel::{
 };
 use cofi_packet::{ExecMode, Ip, Tsc};
 
+use crate::bind::loss::Run;
 use crate::events::replay::{Replay, Ticks};
-use crate::loss::Run;
 use crate::rtit::Reading;
 use crate::time::TimeTracker;
 use crate::{FlowConfig, PacketKind, Tick, TraceFormat};

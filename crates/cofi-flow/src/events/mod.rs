@@ -8,9 +8,9 @@ mod replay_tests;
 use cofi_packet::intel::Kind;
 use cofi_packet::{Ip, StreamOffset, Tsc};
 
+use crate::bind::State;
+use crate::bind::control::NoCode;
 use crate::bind::{Binder, Bound, Pending};
-use crate::control::NoCode;
-use crate::decoder::State;
 use crate::{Event, Expected, FlowConfig, FlowError, FlowErrorKind, Item};
 pub use origin::PacketKinds;
 

@@ -7,7 +7,7 @@ use cofi_packet::Ip;
 use cofi_packet::intel::{Block, Kind, Packet, decode, decode_short, short_cyc};
 
 use super::{Flow, Reader, short_tnt};
-use crate::phrase::{Phrase, WINDOW};
+use crate::code::phrase::{Phrase, WINDOW};
 
 /// So many packets are remembered: each has a bit of the register.
 const MOST: usize = 64;

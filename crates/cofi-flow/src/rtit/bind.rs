@@ -5,9 +5,9 @@ use cofi_packet::{DecodeError, Ip};
 
 use super::reader::Since;
 use super::{Ends, Flow, Sign};
+use crate::bind::State;
+use crate::bind::control::Control;
 use crate::bind::{AtIp, Binder, Pending};
-use crate::control::Control;
-use crate::decoder::State;
 use crate::reader::Reader;
 use crate::{Event, Expected, FlowErrorKind, PacketKind};
 

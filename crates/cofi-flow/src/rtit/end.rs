@@ -4,9 +4,9 @@ use cofi_packet::Ip;
 use cofi_packet::rtit::Kind;
 
 use super::{Coming, Ends, Sign};
+use crate::bind::State;
+use crate::bind::control::Control;
 use crate::bind::{AtIp, Binder, Pending};
-use crate::control::Control;
-use crate::decoder::State;
 use crate::{Event, Expected, FlowErrorKind};
 
 impl Binder<'_> {

@@ -4,9 +4,9 @@ use cofi_packet::Ip;
 
 use super::Flow;
 use super::bind::unexpected;
+use crate::bind::State;
+use crate::bind::control::Control;
 use crate::bind::{Binder, Pending};
-use crate::control::Control;
-use crate::decoder::State;
 use crate::events::origin::Origin;
 use crate::{Event, Expected, FlowErrorKind};
 

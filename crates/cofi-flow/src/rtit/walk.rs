@@ -5,7 +5,7 @@ use cofi_packet::{ExecMode, Ip};
 
 use super::{Ends, Sign};
 use crate::bind::{AtIp, Binder, Pending};
-use crate::cache::{BasicBlock, End};
+use crate::code::cache::{BasicBlock, End};
 use crate::walk::{MAX_TRIED, Phase, Walker};
 use crate::{Executed, Expected, FilterRanges, FlowErrorKind};
 

@@ -1,22 +1,24 @@
 //! The walk over code while tracing is on: from one packet to what it decides.
 
 pub(crate) mod paths;
+pub(crate) mod retstack;
+pub(crate) mod trial;
 
 use cofi_insn::{Class, CodeSource, Insn};
 use cofi_packet::intel::{Kind, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
+use crate::bind::control::Control;
+use crate::bind::unexpected;
 use crate::bind::{AtIp, Binder, Bound, Pending};
-use crate::cache::{BasicBlock, Cache, End, decode_at};
-use crate::control::Control;
-use crate::decoder::unexpected;
-use crate::index::NONE;
+use crate::code::cache::{BasicBlock, Cache, End, decode_at};
+use crate::code::index::NONE;
+use crate::code::shelf::Shelf;
 use crate::reader::{Flow, Reader};
-use crate::retstack::ReturnStack;
 use crate::rtit::Coming;
-use crate::shelf::Shelf;
-use crate::trial::Trials;
-use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, PacketKind};
+use crate::walk::retstack::ReturnStack;
+use crate::walk::trial::Trials;
+use crate::{CodeCache, CodeKey, Event, Executed, Expected, FlowConfig, FlowErrorKind, PacketKind};
 
 /// Where the walk is within a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,6 +170,35 @@ impl<C> Walker<C> {
             after_body: Ip(0),
             last_edge: (NONE, 0),
             guard: LoopDetector::default(),
+        }
+    }
+
+    /// Begins with what another decoder has decoded.
+    pub(crate) fn lend(&mut self, cache: CodeCache, config: &FlowConfig) {
+        self.shelf = Shelf::lent(cache, config);
+    }
+
+    /// Gives away what was decoded.
+    pub(crate) fn take_code_cache(&mut self, config: &FlowConfig) -> CodeCache {
+        self.restart();
+        let cache = core::mem::replace(&mut self.cache, Cache::new(config));
+        self.shelf.give(cache, config)
+    }
+
+    /// The code source may answer differently from here on.
+    pub(crate) fn code_changed(&mut self, config: &FlowConfig) {
+        self.cache.clear();
+        self.shelf.clear();
+        self.cache.set_limit(config.cache_limit);
+        self.trials.code_changed();
+        self.restart();
+    }
+
+    /// The code source answers as it does for `key` from here on.
+    pub(crate) fn code_changed_to(&mut self, key: CodeKey, config: &FlowConfig) {
+        if self.shelf.exchange(&mut self.cache, key, config) {
+            self.trials.code_changed();
+            self.restart();
         }
     }
 

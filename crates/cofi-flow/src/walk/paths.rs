@@ -4,12 +4,13 @@ use cofi_insn::{Class, CodeSource};
 use cofi_packet::{Ip, StreamOffset};
 
 use super::{Phase, Walker};
+use crate::bind::State;
 use crate::bind::{Binder, Pending};
 use crate::block::{Block, Path, Place, Visitor};
-use crate::cache::End;
-use crate::decoder::{FlowDecoder, Piece, State};
-use crate::graph::{Decision, Node};
-use crate::index::NONE;
+use crate::code::cache::End;
+use crate::code::graph::{Decision, Node};
+use crate::code::index::NONE;
+use crate::decoder::{FlowDecoder, Piece};
 use crate::reader::ahead::Decision as Next;
 use crate::{Item, Run};
 

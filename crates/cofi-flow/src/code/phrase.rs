@@ -14,9 +14,9 @@ use cofi_packet::intel::{IpBytes, Kind, LastIp, Packet, decode};
 use cofi_packet::{ExecMode, Ip};
 
 use crate::FlowConfig;
-use crate::graph::{Decision, Graph};
-use crate::index::NONE;
-use crate::retstack::ReturnStack;
+use crate::code::graph::{Decision, Graph};
+use crate::code::index::NONE;
+use crate::walk::retstack::ReturnStack;
 
 /// So many bytes of packets are looked up at once.
 pub(crate) const WINDOW: usize = 8;

@@ -1,13 +1,13 @@
 //! Decoded code, cached: runs of instructions up to the next one that can do something else than go on, and above them the
-//! [graph](crate::graph) of what lies between two decisions.
+//! [graph](crate::code::graph) of what lies between two decisions.
 
 use alloc::vec::Vec;
 
 use cofi_insn::{Class, CodeSource, InsnError, LinearDecoder, MAX_INSN_LEN, advance, decode};
 use cofi_packet::{ExecMode, Ip};
 
-use crate::graph::{self, Graph};
-use crate::index::{Index, NONE};
+use crate::code::graph::{self, Graph};
+use crate::code::index::{Index, NONE};
 use crate::{FilterRanges, FlowConfig, TraceFormat};
 
 /// How many plain instructions a straight run holds at most.

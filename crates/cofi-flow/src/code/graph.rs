@@ -11,9 +11,9 @@ use cofi_insn::Checksum;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::FlowConfig;
-use crate::index::{Index, NONE};
-use crate::memo::{Found, Memo};
-use crate::phrase::Phrases;
+use crate::code::index::{Index, NONE};
+use crate::code::memo::{Found, Memo};
+use crate::code::phrase::Phrases;
 
 /// How many targets of TIPs are found at once.
 const TARGETS: usize = 4096;

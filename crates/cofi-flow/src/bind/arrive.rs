@@ -3,9 +3,9 @@
 use cofi_insn::Class;
 use cofi_packet::Ip;
 
+use crate::bind::State;
+use crate::bind::control::Control;
 use crate::bind::{AtIp, Binder, Bound, Pending};
-use crate::control::Control;
-use crate::decoder::State;
 use crate::reader::Flow;
 use crate::{Event, Executed, FlowErrorKind, Item};
 

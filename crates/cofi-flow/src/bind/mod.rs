@@ -3,21 +3,43 @@
 //! Packets bind to instructions (33.4.1): some to the next branch of their kind, some to an address that a FUP gives,
 //! some to nothing. [`Binder::fetch`] reads as many packets as make up one such thing.
 
+mod arrive;
+mod awaiting_fup;
+pub(crate) mod control;
+pub(crate) mod emit;
+pub(crate) mod loss;
+mod probation;
+mod resync;
+
 use cofi_packet::intel::{Kind, Packets, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
-use crate::awaiting_fup::AwaitingFup;
+use crate::bind::awaiting_fup::AwaitingFup;
+use crate::bind::control::Control;
+use crate::bind::emit::Emit;
+use crate::bind::loss::Loss;
 use crate::block::Place;
-use crate::control::Control;
-use crate::decoder::State;
-use crate::emit::Emit;
+use crate::code::phrase::Phrase;
 use crate::events::origin::{BoundOrigins, Origin};
-use crate::loss::Loss;
-use crate::phrase::Phrase;
 use crate::reader::ahead::{Ahead, Decision};
 use crate::reader::{Flow, Reader};
 use crate::rtit::{self, Ends};
 use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind};
+
+/// What is known of control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// The stream's first PSB has not been found yet.
+    Start,
+    /// Tracing is on and control is at `ip`.
+    On,
+    /// Tracing is off.
+    Off,
+    /// Where control is, is unknown.
+    Lost,
+    /// The stream is used up.
+    Done,
+}
 
 /// What the walk has to reach next, once the TNT bits are used up.
 #[derive(Clone, Copy, Debug)]
@@ -683,5 +705,13 @@ fn is_pge_next(mut ahead: Reader<'_>, over_psbs: bool) -> bool {
             )) => {}
             _ => return false,
         }
+    }
+}
+
+/// What a packet found means for one that was expected.
+pub(crate) fn unexpected(found: Flow, expected: Expected) -> FlowErrorKind {
+    FlowErrorKind::Unexpected {
+        found: found.kind().into(),
+        expected,
     }
 }

@@ -1,11 +1,11 @@
-//! Places that a packet in doubt gives, and that a [trial](crate::trial) confirms or does not.
+//! Places that a packet in doubt gives, and that a [trial](crate::walk::trial) confirms or does not.
 
 use cofi_packet::intel::DecodeError;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::bind::Binder;
-use crate::control::Control;
-use crate::loss::Run;
+use crate::bind::control::Control;
+use crate::bind::loss::Run;
 use crate::reader::Flow;
 
 impl Binder<'_> {

@@ -10,8 +10,8 @@ use cofi_insn::Checksum;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::FlowConfig;
-use crate::graph::{Decision, Graph};
-use crate::index::NONE;
+use crate::code::graph::{Decision, Graph};
+use crate::code::index::NONE;
 
 /// So many bits are looked up at once.
 const MOST_BITS: u8 = 8;

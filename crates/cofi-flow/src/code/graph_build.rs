@@ -3,8 +3,8 @@
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{ExecMode, Ip};
 
-use crate::cache::{Cache, End};
-use crate::graph::Decision;
+use crate::code::cache::{Cache, End};
+use crate::code::graph::Decision;
 
 /// How many straight runs and instructions a node is made of at most.
 const MAX_PARTS: usize = 64;

@@ -6,7 +6,7 @@ use cofi_packet::Ip;
 use cofi_packet::intel::{CfeType, EvdType, Kind};
 
 use crate::bind::Binder;
-use crate::decoder::{State, unexpected};
+use crate::bind::{State, unexpected};
 use crate::events::origin::Origin;
 use crate::reader::Flow;
 use crate::{ControlEvent, Event, Expected, FlowErrorKind};

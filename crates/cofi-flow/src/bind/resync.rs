@@ -3,11 +3,11 @@
 use cofi_packet::intel::{DecodeError, Kind, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
+use crate::bind::control::Control;
+use crate::bind::loss::Run;
 use crate::bind::{AtIp, Binder, Bound, Pending, PsbPlus, Status};
-use crate::control::Control;
-use crate::decoder::{State, unexpected};
+use crate::bind::{State, unexpected};
 use crate::events::origin::Origin;
-use crate::loss::Run;
 use crate::reader::Flow;
 use crate::{Event, Expected, FlowErrorKind};
 

@@ -5,8 +5,8 @@ use alloc::collections::VecDeque;
 use cofi_packet::intel::{DecodeError, Kind, TsxState};
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tnt};
 
+use crate::bind::control::Control;
 use crate::bind::{Binder, Bound, Pending, Status};
-use crate::control::Control;
 use crate::events::origin::{BoundOrigins, Origin};
 use crate::events::replay::{LISTED, Replay};
 use crate::reader::Flow;

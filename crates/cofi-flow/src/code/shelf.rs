@@ -2,11 +2,8 @@
 
 use alloc::vec::Vec;
 
-use cofi_insn::CodeSource;
-
 use crate::FlowConfig;
-use crate::cache::Cache;
-use crate::walk::Walker;
+use crate::code::cache::Cache;
 
 /// What tells one state of all code from another: of a processor that switches between programs, which one runs, in which version, beside which
 /// version of the kernel. The same key always means the same code.
@@ -25,12 +22,17 @@ pub(crate) struct Shelf {
 
 impl Shelf {
     /// What was decoded may be wrong.
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
     /// Exchanges `cache` for that of `key`; `false` if it is that already.
-    fn exchange(&mut self, cache: &mut Cache, key: CodeKey, config: &FlowConfig) -> bool {
+    pub(crate) fn exchange(
+        &mut self,
+        cache: &mut Cache,
+        key: CodeKey,
+        config: &FlowConfig,
+    ) -> bool {
         let before = self.key.replace(key);
         if before == Some(key) {
             return false;
@@ -41,7 +43,7 @@ impl Shelf {
         };
         let old = core::mem::replace(cache, next);
         self.put(before, old);
-        self.make_room(cache, config);
+        cache.set_limit(config.cache_limit - self.trim(config));
         true
     }
 
@@ -54,21 +56,42 @@ impl Shelf {
         }
     }
 
-    /// Forgets what there is no room for, and gives the rest of it to the cache in use.
-    fn make_room(&mut self, cache: &mut Cache, config: &FlowConfig) {
+    /// Forgets what there is no room for; how much the rest uses.
+    fn trim(&mut self, config: &FlowConfig) -> usize {
         let bytes = |kept: &[(_, Cache)]| kept.iter().map(|(_, cache)| cache.bytes()).sum();
         let mut used: usize = bytes(&self.kept);
         while used > config.cache_limit / 2 {
             self.kept.remove(0);
             used = bytes(&self.kept);
         }
-        cache.set_limit(config.cache_limit - used);
+        used
+    }
+
+    /// Begins with what another decoder has decoded, if that was told the same.
+    pub(crate) fn lent(cache: CodeCache, config: &FlowConfig) -> Self {
+        match cache.config {
+            Some(before) if before == *config => cache.shelf,
+            _ => Self::default(),
+        }
+    }
+
+    /// Gives all away, and the cache that is in use.
+    pub(crate) fn give(&mut self, cache: Cache, config: &FlowConfig) -> CodeCache {
+        let key = self.key.take();
+        self.put(key, cache);
+        self.trim(config);
+        CodeCache {
+            config: Some(*config),
+            shelf: core::mem::take(self),
+        }
     }
 }
 
-/// Decoded code that outlives its decoder, so that the next one need not decode it again: see [`FlowDecoder::with_code_cache`](crate::FlowDecoder::with_code_cache).
+/// Decoded code that outlives its decoder, so that the next one need not decode it again: see
+/// [`FlowDecoder::with_code_cache`](crate::FlowDecoder::with_code_cache).
 ///
-/// It holds the code of which a decoder was told [what it is](crate::FlowDecoder::code_changed_to), and none else. Its size is bounded by `FlowConfig::cache_limit`.
+/// It holds code of which a decoder was told [what it is](crate::FlowDecoder::code_changed_to), and no other. Its size is bounded by half of
+/// `FlowConfig::cache_limit`.
 #[derive(Debug, Default)]
 pub struct CodeCache {
     /// What the decoder was told: what is decoded depends on it.
@@ -76,57 +99,12 @@ pub struct CodeCache {
     shelf: Shelf,
 }
 
-impl<C> Walker<C> {
-    /// Begins with what another decoder has decoded.
-    pub(crate) fn lend(&mut self, lent: CodeCache, config: &FlowConfig) {
-        if lent.config.as_ref() == Some(config) {
-            self.shelf = lent.shelf;
-            self.shelf.make_room(&mut self.cache, config);
-        }
-    }
-
-    /// Gives away what was decoded.
-    pub(crate) fn take_code_cache(&mut self, config: &FlowConfig) -> CodeCache {
-        let mut shelf = core::mem::take(&mut self.shelf);
-        let mut cache = core::mem::replace(&mut self.cache, Cache::new(config));
-        shelf.put(
-            shelf.key,
-            core::mem::replace(&mut cache, Cache::new(config)),
-        );
-        shelf.key = None;
-        shelf.make_room(&mut cache, config);
-        self.restart();
-        CodeCache {
-            config: Some(*config),
-            shelf,
-        }
-    }
-}
-
-impl<C: CodeSource> Walker<C> {
-    /// The code source may answer differently from here on.
-    pub(crate) fn code_changed(&mut self, config: &FlowConfig) {
-        self.cache.clear();
-        self.shelf.clear();
-        self.cache.set_limit(config.cache_limit);
-        self.trials.code_changed();
-        self.restart();
-    }
-
-    /// The code source answers as it does for `key` from here on.
-    pub(crate) fn code_changed_to(&mut self, key: CodeKey, config: &FlowConfig) {
-        if self.shelf.exchange(&mut self.cache, key, config) {
-            self.trials.code_changed();
-            self.restart();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use alloc::rc::Rc;
     use core::cell::Cell;
 
+    use cofi_insn::CodeSource;
     use cofi_packet::Ip;
     use cofi_packet::intel::PSB;
 

@@ -45,7 +45,7 @@ pub(crate) trait Control {
         None
     }
 
-    /// Whether a [trial](crate::trial) confirms that control is at `ip`, `reader` having read the packet that says so.
+    /// Whether a [trial](crate::walk::trial) confirms that control is at `ip`, `reader` having read the packet that says so.
     fn confirms(&mut self, reader: &Reader<'_>, ip: Ip, mode: ExecMode) -> bool {
         let _ = (reader, ip, mode);
         false

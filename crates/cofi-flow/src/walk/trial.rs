@@ -8,9 +8,9 @@
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{ExecMode, Ip};
 
-use crate::cache::{Cache, End};
+use crate::code::cache::{Cache, End};
 use crate::reader::{Flow, Reader};
-use crate::retstack::ReturnStack;
+use crate::walk::retstack::ReturnStack;
 use crate::{FlowConfig, TraceFormat};
 
 /// What must agree, in units of about a bit: the chance of a coincidence halves with each.

@@ -3,11 +3,11 @@
 use cofi_packet::Ip;
 
 use crate::TraceFormat;
-use crate::index::NONE;
+use crate::code::index::NONE;
 
 const DEPTH: usize = 64;
 
-/// The youngest 64 return addresses, each with the number of the [site](crate::graph::Graph::calls) of its call, if it has one.
+/// The youngest 64 return addresses, each with the number of the [site](crate::code::graph::Graph::calls) of its call, if it has one.
 #[derive(Clone, Debug)]
 pub(crate) struct ReturnStack {
     slots: [(Ip, u32); DEPTH],
