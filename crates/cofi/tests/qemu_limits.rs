@@ -12,9 +12,10 @@ fn can_run() -> bool {
     common::has_qemu() && cofi_test::has_program("perl")
 }
 
-/// A perl program that forks so many children, which all live at the same time, and then work; its status is 7 if all ended well.
-const FORKS: &str = "pipe(R, W); for (1..$ARGV[0]) { my $p = fork; die unless defined $p; \
-    unless ($p) { close W; sysread(R, $b, 1); for (1..2000) { $x += $_ } exit 0 } } \
+/// A perl program that forks so many children, which all live at the same time, and then work; its status is 7 if all ended well. Every
+/// tenth works long enough to fill its ring of 4096 blocks several times; for the others a little is enough.
+const FORKS: &str = "pipe(R, W); for $c (1..$ARGV[0]) { my $p = fork; die unless defined $p; \
+    unless ($p) { close W; sysread(R, $b, 1); for (1..($c % 10 ? 100 : 2000)) { $x += $_ } exit 0 } } \
     close W; my $n = 0; while (wait != -1) { $n++ if $? == 0 } exit($n == $ARGV[0] ? 7 : 1)";
 
 fn record(data: &Path, forks: u32) -> Command {

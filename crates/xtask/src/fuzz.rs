@@ -14,6 +14,8 @@ mod seeds;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -31,6 +33,8 @@ struct Options {
     /// Where the inputs go that are worth keeping.
     corpus: Option<PathBuf>,
     writes: bool,
+    /// How many targets run at the same time.
+    jobs: usize,
 }
 
 fn options(arguments: &[String]) -> Result<Options> {
@@ -39,6 +43,7 @@ fn options(arguments: &[String]) -> Result<Options> {
         seconds: 60,
         corpus: None,
         writes: false,
+        jobs: 1,
     };
     let mut words = arguments.iter();
     while let Some(word) = words.next() {
@@ -53,6 +58,11 @@ fn options(arguments: &[String]) -> Result<Options> {
                 options.corpus = Some(folder.into());
             }
             "--write" => options.writes = true,
+            "--jobs" => {
+                let value = words.next().context("--jobs wants a number")?;
+                options.jobs = value.parse().context("--jobs wants a number")?;
+                ensure!(options.jobs > 0, "--jobs wants at least 1");
+            }
             _ if word.starts_with('-') => bail!("{word}: there is no such option"),
             _ => options.targets.push(word.clone()),
         }
@@ -136,7 +146,7 @@ fn build(root: &Path) -> (Command, PathBuf) {
     (command, root.join(folder))
 }
 
-/// Runs the targets one after the other; whether none had a finding.
+/// Runs the targets, `--jobs` at the same time; whether none had a finding.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     if let [chore, rest @ ..] = arguments
         && chore == "seeds"
@@ -171,63 +181,112 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         .context("running cargo")?;
     ensure!(status.success(), "the fuzz targets do not build");
     let mut good = true;
-    for name in chosen {
-        let corpora = options.corpus.clone();
-        let corpus = corpora.unwrap_or_else(|| folder.join("corpus")).join(name);
-        let findings = folder.join("artifacts").join(name);
-        std::fs::create_dir_all(&corpus)?;
-        std::fs::create_dir_all(&findings)?;
-        let mut command = Command::new(built.join(TRIPLE).join("release").join(name));
-        command.arg(&corpus);
-        let seeds = [folder.join("seeds").join(name)];
-        let seeds = seeds.into_iter().chain(more_seeds(root, name));
-        command.args(seeds.filter(|folder| folder.is_dir()));
-        let start = Instant::now();
-        let output = command
-            .arg(format!("-max_total_time={}", options.seconds))
-            .arg(format!("-artifact_prefix={}/", findings.display()))
-            .args(["-rss_limit_mb=2048", "-timeout=20", "-print_final_stats=1"])
-            .output()
-            .with_context(|| format!("running the target {name}"))?;
-        let text = String::from_utf8_lossy(&output.stderr);
-        let count = executions(&text).unwrap_or(0);
-        let coverage = last_status(&text, " cov: ").unwrap_or(0);
-        let floor = floors.get(name.as_str()).copied();
-        let floor = floor.with_context(|| format!("{name} has no floor in fuzz/floors.txt"))?;
-        let ran = output.status.success() && count > 0;
-        if options.writes {
-            let features = last_status(&text, " ft: ").unwrap_or(0);
-            let run = ledger::Entry {
-                target: name.clone(),
-                seconds: start.elapsed().as_secs(),
-                inputs: count,
-                edges: if ran { coverage } else { 0 },
-                features: if ran { features } else { 0 },
-                findings: u64::from(!ran),
-                last: ledger::today()?,
-            };
-            ledger::add(root, &all, &run)?;
+    let next = AtomicUsize::new(0);
+    let (sender, results) = channel();
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs {
+            let (sender, next, options, built) = (sender.clone(), &next, &options, &built);
+            scope.spawn(move || {
+                while let Some(name) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = run_target(root, options, built, name);
+                    // Nobody listens any more after an error.
+                    if sender.send((name, result)).is_err() {
+                        break;
+                    }
+                }
+            });
         }
-        if ran {
-            println!(
-                "fuzz: {name}: {count} inputs, coverage {coverage} (floor {floor}), no finding"
-            );
+        drop(sender);
+        // One after the other, as all of them add to the same table.
+        for (name, result) in results {
+            let run = result?;
+            let floor = floors.get(name.as_str()).copied();
+            let floor = floor.with_context(|| format!("{name} has no floor in fuzz/floors.txt"))?;
+            if options.writes {
+                ledger::add(root, &all, &run.entry(name)?)?;
+            }
+            good &= run.report(name, floor);
         }
-        if ran && coverage >= floor {
-            continue;
-        }
-        good = false;
-        if ran {
-            println!("fuzz: {name}: COVERAGE BELOW ITS FLOOR: it does not reach what it is for");
-            continue;
-        }
-        println!("fuzz: {name}: A FINDING, in {}", findings.display());
-        let lines: Vec<&str> = text.lines().collect();
-        for line in &lines[lines.len().saturating_sub(40)..] {
-            println!("    {line}");
-        }
+        Ok(good)
+    })
+}
+
+/// What a run of a target came to.
+struct Run {
+    /// Without a finding.
+    ran: bool,
+    seconds: u64,
+    inputs: u64,
+    edges: u64,
+    features: u64,
+    /// Where findings are.
+    findings: PathBuf,
+    /// All that libFuzzer wrote.
+    text: String,
+}
+
+fn run_target(root: &Path, options: &Options, built: &Path, name: &str) -> Result<Run> {
+    let folder = root.join("fuzz");
+    let corpora = options.corpus.clone();
+    let corpus = corpora.unwrap_or_else(|| folder.join("corpus")).join(name);
+    let findings = folder.join("artifacts").join(name);
+    std::fs::create_dir_all(&corpus)?;
+    std::fs::create_dir_all(&findings)?;
+    let mut command = Command::new(built.join(TRIPLE).join("release").join(name));
+    command.arg(&corpus);
+    let seeds = [folder.join("seeds").join(name)];
+    let seeds = seeds.into_iter().chain(more_seeds(root, name));
+    command.args(seeds.filter(|folder| folder.is_dir()));
+    let start = Instant::now();
+    let output = command
+        .arg(format!("-max_total_time={}", options.seconds))
+        .arg(format!("-artifact_prefix={}/", findings.display()))
+        .args(["-rss_limit_mb=2048", "-timeout=20", "-print_final_stats=1"])
+        .output()
+        .with_context(|| format!("running the target {name}"))?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let inputs = executions(&text).unwrap_or(0);
+    Ok(Run {
+        ran: output.status.success() && inputs > 0,
+        seconds: start.elapsed().as_secs(),
+        inputs,
+        edges: last_status(&text, " cov: ").unwrap_or(0),
+        features: last_status(&text, " ft: ").unwrap_or(0),
+        findings,
+        text,
+    })
+}
+
+impl Run {
+    fn entry(&self, name: &str) -> Result<ledger::Entry> {
+        Ok(ledger::Entry {
+            target: name.to_owned(),
+            seconds: self.seconds,
+            inputs: self.inputs,
+            edges: if self.ran { self.edges } else { 0 },
+            features: if self.ran { self.features } else { 0 },
+            findings: u64::from(!self.ran),
+            last: ledger::today()?,
+        })
     }
-    Ok(good)
+
+    /// Prints it; whether it is good.
+    fn report(&self, name: &str, floor: u64) -> bool {
+        if !self.ran {
+            println!("fuzz: {name}: A FINDING, in {}", self.findings.display());
+            let lines: Vec<&str> = self.text.lines().collect();
+            for line in &lines[lines.len().saturating_sub(40)..] {
+                println!("    {line}");
+            }
+            return false;
+        }
+        let (inputs, coverage) = (self.inputs, self.edges);
+        println!("fuzz: {name}: {inputs} inputs, coverage {coverage} (floor {floor}), no finding");
+        if coverage < floor {
+            println!("fuzz: {name}: COVERAGE BELOW ITS FLOOR: it does not reach what it is for");
+        }
+        coverage >= floor
+    }
 }
 
 #[cfg(test)]
@@ -248,6 +307,11 @@ mod tests {
         assert!(parse(&["--corpus"]).is_err());
         assert!(parse(&["--seconds", "0"]).is_err());
         assert!(parse(&["--seconds"]).is_err());
+        assert_eq!(good.jobs, 1);
+        assert_eq!(parse(&["--jobs", "2"]).expect("a number").jobs, 2);
+        assert!(parse(&["--jobs", "0"]).is_err());
+        assert!(parse(&["--jobs", "some"]).is_err());
+        assert!(parse(&["--jobs"]).is_err());
         assert!(parse(&["--hours"]).is_err());
     }
 

@@ -28,13 +28,14 @@ pub(crate) fn cofi(root: &Path) -> Result<PathBuf> {
     release(root, "cofi", "--bin", "cofi")
 }
 
-/// Builds a release binary or example (`kind`) of a package and asks cargo where it put it.
+/// Builds a release binary or example (`kind`) of a package and asks cargo where it put it. The command's package is named with it, as cargo
+/// unites the features of those that it is given: so both have the same disassembler, which else would be compiled twice.
 pub(crate) fn release(root: &Path, package: &str, kind: &str, name: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let answer = tool(
         Command::new(cargo)
             .args(["build", "--release", "--quiet"])
-            .args(["--package", package, kind, name])
+            .args(["--package", "cofi", "--package", package, kind, name])
             .arg("--message-format=json")
             .current_dir(root),
     )?;
