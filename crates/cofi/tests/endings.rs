@@ -143,9 +143,11 @@ fn a_limit_of_the_file_leaves_the_program_running() {
     assert!(go.with_extension("ended").exists());
     let last = summary(&data);
     assert_eq!(last["finished"], true, "{last}");
+    // How much waits when the file is full is chance. What found no room is said, and is all that is missing.
+    let is_cut = last["missing"].to_string().contains("found no room");
     assert_eq!(
         (&last["gaps"], &last["diagnostics"]),
-        (&0.into(), &0.into()),
+        (&u64::from(is_cut).into(), &0.into()),
         "{last}"
     );
     assert!(last["trace_bytes"].as_u64() > Some(10_000), "{last}");
