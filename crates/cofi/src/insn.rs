@@ -3,7 +3,6 @@
 use crate::Ended;
 use crate::args::{InsnArgs, Show};
 use crate::block_text::BlockTexts;
-use crate::flow_state::FlowState;
 use crate::item::Loss;
 use crate::json::Line;
 use crate::notes::{self, NameWidth, Notes, Now};
@@ -14,6 +13,7 @@ use crate::table::width_of;
 use crate::who::Who;
 use crate::{input, item};
 use anyhow::Result;
+use cofi_analysis::FlowState;
 use cofi_flow::{Event, Executed, Item, Part};
 use cofi_image::{ImageView, SourceLines};
 use cofi_packet::{Ip, StreamOffset};

@@ -12,7 +12,6 @@ mod doctor;
 mod dump;
 mod engine;
 mod events;
-mod flow_state;
 mod input;
 mod insn;
 mod item;
