@@ -13,7 +13,7 @@ use crate::table::width_of;
 use crate::who::Who;
 use crate::{input, item};
 use anyhow::Result;
-use cofi_analysis::FlowState;
+use cofi_analysis::{FlowState, ended_with_segment};
 use cofi_flow::{Event, Executed, Item, Part};
 use cofi_image::{ImageView, SourceLines};
 use cofi_packet::{Ip, StreamOffset};
@@ -94,25 +94,21 @@ fn write_whole<'s, const JSON: bool>(
 ) -> Result<bool> {
     let mut lines = begin();
     let (session, stream) = (lines.session, lines.stream);
-    let threads = ordered::threads(args.parallel.threads);
-    let mut rest = (StreamOffset(0), 0);
-    // What a processor's stream is about follows from what stands before.
-    if threads.get() > 1 && stream.key().cpu().is_none() {
-        let segments = ordered::segments(session, stream, args.parallel.segment);
-        if segments.len() > 1 {
-            let worker = || {
-                let (mut lines, mut blocks) = (begin(), Blocks::default());
-                move |segment: &Segment, queue: &mut Queue<'_, FlowState>| {
-                    lines.segment(segment, &mut blocks, queue)
-                }
-            };
-            match ordered::write(&segments, threads, worker, out)? {
-                Written::Whole { errors } => return Ok(errors),
-                Written::UpTo { start, skip } => rest = (start, skip),
-            }
+    let worker = || {
+        let (mut lines, mut blocks) = (begin(), Blocks::default());
+        move |segment: &Segment, queue: &mut Queue<'_, FlowState>| {
+            lines.segment(segment, &mut blocks, queue)
         }
-    }
-    let (start, skip) = rest;
+    };
+    let written = match stream.key().cpu() {
+        None => ordered::write_stream((session, stream), args.parallel, worker, out)?,
+        // What a processor's stream is about follows from what stands before.
+        Some(_) => ordered::NOTHING,
+    };
+    let (start, skip) = match written {
+        Written::Whole { errors } => return Ok(errors),
+        Written::UpTo { start, skip } => (start, skip),
+    };
     lines.rest(start, &mut Behind { skip, out })?;
     Ok(lines.errors)
 }
@@ -269,7 +265,8 @@ impl<'s, const JSON: bool> Insns<'s, JSON> {
                 let is_certain = match &item {
                     None => {
                         let before = StreamOffset(end.0.saturating_sub(1));
-                        Some(state.is_on() && self.signals.before(before).is_none())
+                        let is_here = ended_with_segment(self.stream, flow.offset(), end);
+                        Some(is_here && state.is_on() && self.signals.before(before).is_none())
                     }
                     Some(Item::Error(_) | Item::Event(Event::Resync { .. })) => Some(false),
                     Some(_) => None,

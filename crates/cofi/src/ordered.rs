@@ -7,6 +7,7 @@
 //!
 //! Memory is bounded: segments are handed out in order, one more than there are threads, and only so much text waits in all their queues.
 
+use crate::args::Parallel;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
@@ -15,7 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
-use cofi_analysis::SegmentStart;
+use cofi_analysis::{FlowState, SegmentStart};
 use cofi_packet::StreamOffset;
 use cofi_session::{Session, Stream};
 
@@ -32,13 +33,16 @@ pub(crate) struct Segment {
     pub(crate) is_last: bool,
 }
 
-/// The segments of a stream, of about `size` bytes. The text of one is up to a thousand times longer, and most of it has to find room in
-/// its queue.
-pub(crate) fn segments(
-    session: &Session<'_>,
-    stream: &Stream<'_>,
-    size: NonZeroUsize,
-) -> Vec<Segment> {
+/// Segments are of about so many bytes, if the user does not say. The text of one is up to a thousand times longer, and most of it has to find
+/// room in its queue.
+const SIZE: NonZeroUsize = match NonZeroUsize::new(1 << 14) {
+    Some(size) => size,
+    None => NonZeroUsize::MIN,
+};
+
+/// The segments of a stream.
+fn segments(session: &Session<'_>, stream: &Stream<'_>, parallel: Parallel) -> Vec<Segment> {
+    let size = parallel.segment.unwrap_or(SIZE);
     let ranges = cofi_analysis::segments(session, stream, size, SegmentStart::Traced);
     let count = ranges.len();
     let numbered = ranges.into_iter().enumerate();
@@ -51,10 +55,16 @@ pub(crate) fn segments(
         .collect()
 }
 
-/// How many threads decode, if the user does not say.
-pub(crate) fn threads(wanted: Option<NonZeroUsize>) -> NonZeroUsize {
-    let known = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    wanted.unwrap_or_else(known)
+/// What is true of a flow between two segments.
+pub(crate) trait State: Send {
+    /// Whether a flow of which this is true at the end of a segment goes on in the next as one that begins there, of which `next` is true.
+    fn leads_to(&self, next: &Self) -> bool;
+}
+
+impl State for FlowState {
+    fn leads_to(&self, next: &Self) -> bool {
+        self == next
+    }
 }
 
 /// What comes from a segment, in this order; text as often as there is some.
@@ -127,16 +137,37 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 type Task<S> = (usize, SyncSender<Message<S>>);
 
+/// Writes the text of a stream, as far as it can be made by segments, whatever stands before each.
+pub(crate) fn write_stream<S, W>(
+    (session, stream): (&Session<'_>, &Stream<'_>),
+    parallel: Parallel,
+    worker: impl Fn() -> W + Sync,
+    out: &mut impl Write,
+) -> io::Result<Written>
+where
+    S: State,
+    W: FnMut(&Segment, &mut Queue<'_, S>) -> io::Result<End<S>>,
+{
+    let threads = parallel.threads();
+    if threads.get() > 1 {
+        let segments = segments(session, stream, parallel);
+        if segments.len() > 1 {
+            return write(&segments, threads, worker, out);
+        }
+    }
+    Ok(NOTHING)
+}
+
 /// Decodes segments on several threads, and writes their text in order as long as each goes on as the one before ended. `worker` makes
 /// what decodes them on a thread.
-pub(crate) fn write<S, W>(
+fn write<S, W>(
     segments: &[Segment],
     threads: NonZeroUsize,
     worker: impl Fn() -> W + Sync,
     out: &mut impl Write,
 ) -> io::Result<Written>
 where
-    S: PartialEq + Send,
+    S: State,
     W: FnMut(&Segment, &mut Queue<'_, S>) -> io::Result<End<S>>,
 {
     let (tasks, waiting) = channel::<Task<S>>();
@@ -168,15 +199,14 @@ where
         }
         if started == 0 {
             // Where there can be no threads.
-            let start = StreamOffset(0);
-            return Ok(Written::UpTo { start, skip: 0 });
+            return Ok(NOTHING);
         }
         collect(segments, tasks, &spare, started + 1, out)
     })
 }
 
 /// Hands out the segments, no more than `window` before their text was written.
-fn collect<S: PartialEq>(
+fn collect<S: State>(
     segments: &[Segment],
     tasks: Sender<Task<S>>,
     spare: &Spare,
@@ -204,7 +234,7 @@ fn collect<S: PartialEq>(
             let message = queues.front().and_then(|queue| queue.recv().ok());
             match message {
                 Some(Message::Begin(state)) => match &before {
-                    Some((end, start, skip)) if *end != state => {
+                    Some((end, start, skip)) if !end.leads_to(&state) => {
                         let (start, skip) = (*start, *skip);
                         return Ok(Written::UpTo { start, skip });
                     }
@@ -230,6 +260,12 @@ fn collect<S: PartialEq>(
     }
     Ok(Written::Whole { errors })
 }
+
+/// All of a stream is to be written in one piece.
+pub(crate) const NOTHING: Written = Written::UpTo {
+    start: StreamOffset(0),
+    skip: 0,
+};
 
 /// Writes what comes behind the first so many bytes.
 pub(crate) struct Behind<'w, W> {
@@ -259,6 +295,12 @@ mod tests {
                 is_last: number + 1 == count,
             })
             .collect()
+    }
+
+    impl State for u64 {
+        fn leads_to(&self, next: &Self) -> bool {
+            self == next
+        }
     }
 
     /// Writes segments with three lines each; the one numbered `lost` does not know how it ends, and `other` begins otherwise.
