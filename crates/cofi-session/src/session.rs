@@ -558,6 +558,16 @@ impl<'t> Session<'t> {
         StreamEvents::new(Parts::new(&stream.pieces), self.flow)
     }
 
+    /// What the packets of a part of a stream tell: see [`EventDecoder::within`](cofi_flow::EventDecoder::within).
+    #[must_use]
+    pub fn events_within<'s>(
+        &'s self,
+        stream: &'s Stream<'t>,
+        range: std::ops::Range<StreamOffset>,
+    ) -> StreamEvents<'s> {
+        self.events(stream).within(range)
+    }
+
     /// The flow of a part of a stream: see [`FlowDecoder::within`](cofi_flow::FlowDecoder::within).
     #[must_use]
     pub fn decode_within<'s>(

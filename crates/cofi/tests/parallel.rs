@@ -6,6 +6,9 @@ use common::{DYNAMIC, STATIC, Scratch, cofi, has_qemu, run};
 use std::ffi::OsStr;
 use std::path::Path;
 
+/// A PSB every 2 KiB.
+const OFTEN: &str = "psb_period=0";
+
 /// What a command prints, and its status.
 fn printed(command: &str, options: &[&str], input: &[&OsStr]) -> (i32, Vec<u8>, String) {
     let mut cofi = cofi();
@@ -14,46 +17,62 @@ fn printed(command: &str, options: &[&str], input: &[&OsStr]) -> (i32, Vec<u8>, 
     (ran.code(), ran.stdout, ran.stderr)
 }
 
-/// One thread and four print the same, with as many segments as there are PSBs and with the usual ones.
+/// The commands that print lines in the order of the trace, with options that make a difference to how.
+const ORDERED: [(&str, &[&str]); 9] = [
+    ("insn", &["--bytes"]),
+    ("insn", &["--json"]),
+    ("insn", &["--json", "--symbols"]),
+    ("blocks", &[]),
+    ("blocks", &["--json"]),
+    ("blocks", &["--json", "--symbols"]),
+    ("events", &[]),
+    ("events", &["--json"]),
+    ("events", &["--json", "--branches", "--ticks"]),
+];
+
+/// One thread and several print the same, with as many segments as there are PSBs and with the usual ones.
 fn same(input: &[&OsStr]) {
-    let kinds: [&[&str]; 3] = [&["--bytes"], &["--json"], &["--json", "--symbols"]];
     let is_feed = |byte: &u8| *byte == b'\n';
-    for options in kinds {
-        let with = |more: &[&str]| printed("insn", &[options, more].concat(), input);
+    for (command, options) in ORDERED {
+        let with = |more: &[&str]| printed(command, &[options, more].concat(), input);
         let (status, one, messages) = with(&["-j1"]);
         assert!(!one.is_empty(), "{messages}");
-        for more in [&["-j4", "--segment", "1"][..], &["-j2"]] {
+        for more in [&["-j3", "--segment", "1"][..], &["-j2"]] {
             let (other_status, many, other_messages) = with(more);
             // Which line differs is looked for only where one does.
             if one != many {
                 let (one, many) = (one.split(is_feed), many.split(is_feed));
                 let at = one.zip(many).position(|(a, b)| a != b);
-                panic!("{options:?} {more:?}: line {at:?} differs");
+                panic!("{command} {options:?} {more:?}: line {at:?} differs");
             }
             assert_eq!((status, &messages), (other_status, &other_messages));
         }
     }
     for command in ["check", "report"] {
-        let with = |threads| printed(command, &["--json", "-j", threads], input);
-        assert_eq!(with("1"), with("4"), "{command}");
+        for options in [&["--json"][..], &[]] {
+            let with = |more: &[&str]| printed(command, &[options, more].concat(), input);
+            let one = with(&["-j1"]);
+            assert!(!one.1.is_empty(), "{}", one.2);
+            for more in [
+                &["-j3"][..],
+                &["-j2"],
+                &["-j1", "--segment", "1"],
+                &["-j3", "--segment", "1"],
+            ] {
+                assert_eq!(with(more), one, "{command} {options:?} {more:?}");
+            }
+        }
     }
 }
 
-/// Records a program of the exam with a PSB every 2 KiB.
-fn recorded(scratch: &Scratch, file: &str, flags: &[&str], raw: &Path) -> bool {
+/// Records a program of the exam, as `config` says.
+fn recorded(scratch: &Scratch, file: &str, flags: &[&str], config: &str, raw: &Path) -> bool {
     let Some(program) = scratch.program(file, flags) else {
         return false;
     };
     let data = scratch.path("data");
     let mut record = cofi();
-    record.args([
-        "record",
-        "--engine",
-        "qemu",
-        "--config",
-        "psb_period=0",
-        "-o",
-    ]);
+    record.args(["record", "--engine", "qemu", "--config", config, "-o"]);
     record.arg(&data).arg("--raw-output").arg(raw);
     run(record.arg("--").arg(&program));
     same(&[data.as_os_str()]);
@@ -61,24 +80,34 @@ fn recorded(scratch: &Scratch, file: &str, flags: &[&str], raw: &Path) -> bool {
 }
 
 #[test]
-fn insn_of_threads_signals_and_changing_code_is_the_same_on_four_threads() {
+fn threads_signals_and_changing_code_are_the_same_on_several_threads() {
     if !has_qemu() {
         return;
     }
     let scratch = Scratch::new();
     for file in ["threads.c", "signals.c", "smc.c"] {
-        recorded(&scratch, file, DYNAMIC, &scratch.path("raw"));
+        recorded(&scratch, file, DYNAMIC, OFTEN, &scratch.path("raw"));
     }
 }
 
+/// RTIT tells nothing at its PSBs: it is decoded in one piece.
 #[test]
-fn insn_of_a_damaged_trace_is_the_same_on_four_threads() {
+fn rtit_is_the_same_on_several_threads() {
+    if !has_qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    recorded(&scratch, "threads.c", DYNAMIC, "rtit", &scratch.path("raw"));
+}
+
+#[test]
+fn a_damaged_trace_is_the_same_on_several_threads() {
     if !has_qemu() {
         return;
     }
     let scratch = Scratch::new();
     let raw = scratch.path("raw");
-    if !recorded(&scratch, "static.c", STATIC, &raw) {
+    if !recorded(&scratch, "static.c", STATIC, OFTEN, &raw) {
         return;
     }
     let program = scratch.path("static");
