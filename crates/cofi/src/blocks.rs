@@ -5,6 +5,7 @@
 
 use crate::Ended;
 use crate::args::{BlocksArgs, Show};
+use crate::block_text::BlockTexts;
 use crate::item::{self, Loss};
 use crate::json::Line;
 use crate::notes::{self, Notes, Now};
@@ -161,6 +162,8 @@ struct Blocks<'s> {
     window: &'s Window,
     signals: Signals<'s>,
     notes: Notes,
+    /// The lines of whole blocks.
+    texts: BlockTexts,
     open: Open,
     /// What came behind the block that was told last.
     waiting: Option<Item>,
@@ -206,6 +209,7 @@ impl<'s> Blocks<'s> {
             symbols: args.symbols,
             window,
             notes: Notes::default(),
+            texts: BlockTexts::default(),
             open: Open::default(),
             waiting: None,
             moment: None,
@@ -319,7 +323,24 @@ impl<'s> Blocks<'s> {
     ) -> io::Result<()> {
         let mut failed = None;
         self.note_code(flow);
+        let era = self.notes.era(flow);
+        let mut texts = std::mem::take(&mut self.texts);
         let item = flow.blocks(|block| {
+            let is_alone = |last: &Executed| self.open.count == 0 && last.class.needs_packet();
+            if let Some(last) = block.last().filter(is_alone) {
+                // Most blocks ran before.
+                let code = era << 2 | block.mode().bits() >> 5;
+                let line = texts.of(code, block, |text| {
+                    self.open.add(block.ip(), block.len() as u64, last);
+                    text.extend_from_slice(self.plain_line());
+                });
+                text.extend_from_slice(line);
+                if text.len() >= FULL && failed.is_none() {
+                    texts.trim();
+                    failed = out.put(text).err();
+                }
+                return;
+            }
             // The last instruction is at hand where it is one that ends a block.
             let last = block.last().or_else(|| block.iter().last());
             if let Some(last) = last {
@@ -332,6 +353,7 @@ impl<'s> Blocks<'s> {
                 }
             }
         });
+        self.texts = texts;
         if let Some(error) = failed {
             return Err(error);
         }
