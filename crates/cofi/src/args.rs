@@ -48,6 +48,21 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
 }
 
+impl Command {
+    /// Whether it reads a trace and prints, and does nothing else: it may be ended at any time.
+    pub(crate) const fn only_reads(&self) -> bool {
+        matches!(
+            self,
+            Self::Report(_)
+                | Self::Insn(_)
+                | Self::Events(_)
+                | Self::Blocks(_)
+                | Self::Check(_)
+                | Self::Dump(_)
+        )
+    }
+}
+
 /// What a file holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Format {

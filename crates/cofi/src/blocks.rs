@@ -9,9 +9,10 @@ use crate::block_text::BlockTexts;
 use crate::item::{self, Loss};
 use crate::json::Line;
 use crate::notes::{self, Notes, Now};
-use crate::ordered::{self, Behind, End, Queue, Segment, Sink, Written};
+use crate::ordered::{self, Behind, End, Out, Queue, Segment, Sink, Written};
 use crate::output::stdout;
 use crate::point::Moment;
+use crate::progress::Printing;
 use crate::select::{self, Found, Lines, Window};
 use crate::table::{shortened, width_of};
 use crate::who::Who;
@@ -35,21 +36,29 @@ pub(crate) fn run(args: &BlocksArgs) -> Result<Ended> {
     let mut errors = input::report(&session);
     let several = session.streams().len() > 1;
     let mut found = Found::default();
-    for stream in window.streams(&session) {
+    let streams = window.streams(&session);
+    let mut progress = Printing::of(streams.iter().copied());
+    for stream in streams {
         if several && !args.json {
             writeln!(out, "{}", input::title(stream))?;
         }
         let begin = |start| Blocks::new(args, &window, (&session, stream), start);
         let (here, wrong) = if window.is_all() && !args.time {
+            let mut out = Out {
+                to: &mut out,
+                progress: &progress,
+            };
             let wrong = write_whole(args, &|| begin(StreamOffset(0)), &mut out)?;
             (Found::default(), wrong)
         } else {
             let (found, lines) = select::write(&window, &session, stream, begin, &mut out)?;
             (found, lines.errors)
         };
+        progress.finish(stream);
         found |= here;
         errors |= wrong;
     }
+    drop(progress);
     out.flush()?;
     window.report_missed(found);
     errors |= input::report_code(&session);
@@ -64,7 +73,7 @@ pub(crate) fn run(args: &BlocksArgs) -> Result<Ended> {
 fn write_whole<'s>(
     args: &BlocksArgs,
     begin: &(impl Fn() -> Blocks<'s> + Sync),
-    out: &mut impl Write,
+    out: &mut Out<'_, impl Write>,
 ) -> Result<bool> {
     let mut lines = begin();
     let (session, stream) = (lines.session, lines.stream);
@@ -309,6 +318,7 @@ impl<'s> Blocks<'s> {
                 text.extend_from_slice(self.line());
             }
             if text.len() >= FULL {
+                out.reached(flow.offset());
                 out.put(&mut text)?;
             }
         }
@@ -337,6 +347,7 @@ impl<'s> Blocks<'s> {
                 text.extend_from_slice(line);
                 if text.len() >= FULL && failed.is_none() {
                     texts.trim();
+                    out.reached(block.offset());
                     failed = out.put(text).err();
                 }
                 return;

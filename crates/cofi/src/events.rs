@@ -3,8 +3,9 @@
 use crate::args::EventsArgs;
 use crate::item::Loss;
 use crate::json::Line;
-use crate::ordered::{self, Behind, End, Queue, Segment, Sink, State, Written};
+use crate::ordered::{self, Behind, End, Out, Queue, Segment, Sink, State, Written};
 use crate::output::stdout;
+use crate::progress::Printing;
 use crate::{Ended, input, item};
 use anyhow::Result;
 use cofi_analysis::{FlowState, ended_with_segment};
@@ -20,6 +21,7 @@ pub(crate) fn run(args: &EventsArgs) -> Result<Ended> {
     let mut out = stdout();
     let mut errors = input::report(&session);
     let several = session.streams().len() > 1;
+    let mut progress = Printing::of(session.streams());
     for stream in session.streams() {
         if several && !args.json {
             writeln!(out, "{}", input::title(stream))?;
@@ -31,6 +33,10 @@ pub(crate) fn run(args: &EventsArgs) -> Result<Ended> {
                 events.segment(segment, queue)
             }
         };
+        let mut out = Out {
+            to: &mut out,
+            progress: &progress,
+        };
         let written = ordered::write_stream((&session, stream), args.parallel, worker, &mut out)?;
         errors |= match written {
             Written::Whole { errors } => errors,
@@ -41,7 +47,9 @@ pub(crate) fn run(args: &EventsArgs) -> Result<Ended> {
                 events.errors
             }
         };
+        progress.finish(stream);
     }
+    drop(progress);
     out.flush()?;
     Ok(if errors {
         Ended::WithErrors
@@ -227,6 +235,7 @@ impl<'s> Events<'s> {
                 self.told(&event);
             }
             if self.text.len() >= FULL {
+                out.reached(event.offset);
                 out.put(&mut self.text)?;
             }
             next = told.next();

@@ -6,8 +6,9 @@ use crate::block_text::BlockTexts;
 use crate::item::Loss;
 use crate::json::Line;
 use crate::notes::{self, NameWidth, Notes, Now};
-use crate::ordered::{self, Behind, End, Queue, Segment, Sink, Written};
+use crate::ordered::{self, Behind, End, Out, Queue, Segment, Sink, Written};
 use crate::output::stdout;
+use crate::progress::Printing;
 use crate::select::{self, Found, Lines, Window};
 use crate::table::width_of;
 use crate::who::Who;
@@ -32,18 +33,22 @@ pub(crate) fn run(args: &InsnArgs) -> Result<Ended> {
     let mut errors = input::report(&session);
     let several = session.streams().len() > 1;
     let mut found = Found::default();
-    for stream in window.streams(&session) {
+    let streams = window.streams(&session);
+    let mut progress = Printing::of(streams.iter().copied());
+    for stream in streams {
         if several && !args.json {
             writeln!(out, "{}", input::title(stream))?;
         }
         let (here, wrong) = if args.json {
-            write::<true>(args, &window, (&session, stream), &mut out)?
+            write::<true>(args, &window, (&session, stream), (&mut out, &progress))?
         } else {
-            write::<false>(args, &window, (&session, stream), &mut out)?
+            write::<false>(args, &window, (&session, stream), (&mut out, &progress))?
         };
+        progress.finish(stream);
         found |= here;
         errors |= wrong;
     }
+    drop(progress);
     out.flush()?;
     window.report_missed(found);
     errors |= input::report_code(&session);
@@ -59,7 +64,7 @@ fn write<const JSON: bool>(
     args: &InsnArgs,
     window: &Window,
     (session, stream): (&Session<'_>, &Stream<'_>),
-    out: &mut impl Write,
+    (out, progress): (&mut impl Write, &Printing),
 ) -> Result<(Found, bool)> {
     let names = NameWidth::of(width_of(&Term::stdout()), args.show.time);
     let begin = |start| Insns::<JSON> {
@@ -79,7 +84,8 @@ fn write<const JSON: bool>(
         loss: Loss::default(),
     };
     if window.is_all() && !args.show.time {
-        let errors = write_whole(args, &|| begin(StreamOffset(0)), out)?;
+        let mut out = Out { to: out, progress };
+        let errors = write_whole(args, &|| begin(StreamOffset(0)), &mut out)?;
         return Ok((Found::default(), errors));
     }
     let (found, lines) = select::write(window, session, stream, begin, out)?;
@@ -90,7 +96,7 @@ fn write<const JSON: bool>(
 fn write_whole<'s, const JSON: bool>(
     args: &InsnArgs,
     begin: &(impl Fn() -> Insns<'s, JSON> + Sync),
-    out: &mut impl Write,
+    out: &mut Out<'_, impl Write>,
 ) -> Result<bool> {
     let mut lines = begin();
     let (session, stream) = (lines.session, lines.stream);
@@ -288,6 +294,7 @@ impl<'s, const JSON: bool> Insns<'s, JSON> {
                 }
             }
             if is_end || text.len() >= FULL {
+                out.reached(flow.offset());
                 out.put(&mut text)?;
             }
             if is_end {
@@ -325,6 +332,7 @@ impl<'s, const JSON: bool> Insns<'s, JSON> {
             text.extend_from_slice(lines);
             if text.len() >= FULL {
                 texts.trim();
+                out.reached(block.offset());
                 failed = out.put(text).err();
             }
         });

@@ -8,6 +8,7 @@
 //! Memory is bounded: segments are handed out in order, one more than there are threads, and only so much text waits in all their queues.
 
 use crate::args::Parallel;
+use crate::progress::Printing;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
@@ -108,6 +109,9 @@ impl<S> Queue<'_, S> {
 pub(crate) trait Sink {
     /// Takes the text, and leaves none.
     fn put(&mut self, text: &mut Vec<u8>) -> io::Result<()>;
+
+    /// Takes note that the text is of what stands before this place.
+    fn reached(&mut self, _: StreamOffset) {}
 }
 
 impl<S> Sink for Queue<'_, S> {
@@ -142,7 +146,7 @@ pub(crate) fn write_stream<S, W>(
     (session, stream): (&Session<'_>, &Stream<'_>),
     parallel: Parallel,
     worker: impl Fn() -> W + Sync,
-    out: &mut impl Write,
+    out: &mut Out<'_, impl Write>,
 ) -> io::Result<Written>
 where
     S: State,
@@ -164,7 +168,7 @@ fn write<S, W>(
     segments: &[Segment],
     threads: NonZeroUsize,
     worker: impl Fn() -> W + Sync,
-    out: &mut impl Write,
+    out: &mut Out<'_, impl Write>,
 ) -> io::Result<Written>
 where
     S: State,
@@ -211,7 +215,7 @@ fn collect<S: State>(
     tasks: Sender<Task<S>>,
     spare: &Spare,
     window: usize,
-    out: &mut impl Write,
+    out: &mut Out<'_, impl Write>,
 ) -> io::Result<Written> {
     let mut queues: VecDeque<Receiver<Message<S>>> = VecDeque::new();
     let mut handed = 0;
@@ -229,6 +233,7 @@ fn collect<S: State>(
             handed += 1;
         }
         let start = segment.range.start;
+        out.progress.reached(start);
         let mut skip = 0;
         let end = loop {
             let message = queues.front().and_then(|queue| queue.recv().ok());
@@ -241,7 +246,7 @@ fn collect<S: State>(
                     _ => {}
                 },
                 Some(Message::Text(text)) => {
-                    out.write_all(&text)?;
+                    out.to.write_all(&text)?;
                     skip += text.len() as u64;
                     locked(spare).push(text);
                 }
@@ -267,19 +272,29 @@ pub(crate) const NOTHING: Written = Written::UpTo {
     skip: 0,
 };
 
-/// Writes what comes behind the first so many bytes.
-pub(crate) struct Behind<'w, W> {
-    pub(crate) skip: u64,
-    pub(crate) out: &'w mut W,
+/// Where the text of all goes, and who is shown how far it is.
+pub(crate) struct Out<'w, W> {
+    pub(crate) to: &'w mut W,
+    pub(crate) progress: &'w Printing,
 }
 
-impl<W: Write> Sink for Behind<'_, W> {
+/// Writes what comes behind the first so many bytes.
+pub(crate) struct Behind<'b, 'w, W> {
+    pub(crate) skip: u64,
+    pub(crate) out: &'b mut Out<'w, W>,
+}
+
+impl<W: Write> Sink for Behind<'_, '_, W> {
     fn put(&mut self, text: &mut Vec<u8>) -> io::Result<()> {
         let skipped = usize::try_from(self.skip).map_or(text.len(), |skip| skip.min(text.len()));
         self.skip -= skipped as u64;
-        self.out.write_all(&text[skipped..])?;
+        self.out.to.write_all(&text[skipped..])?;
         text.clear();
         Ok(())
+    }
+
+    fn reached(&mut self, offset: StreamOffset) {
+        self.out.progress.reached(offset);
     }
 }
 
@@ -321,7 +336,11 @@ mod tests {
             }
         };
         let threads = NonZeroUsize::new(threads).unwrap();
-        let result = write(&segments(40), threads, worker, &mut out).unwrap();
+        let mut to = Out {
+            to: &mut out,
+            progress: &Printing::of([]),
+        };
+        let result = write(&segments(40), threads, worker, &mut to).unwrap();
         (String::from_utf8(out).unwrap(), result)
     }
 
@@ -364,7 +383,10 @@ mod tests {
         let mut out = Vec::new();
         let mut behind = Behind {
             skip: 5,
-            out: &mut out,
+            out: &mut Out {
+                to: &mut out,
+                progress: &Printing::of([]),
+            },
         };
         for text in ["abc", "def", "ghi"] {
             behind.put(&mut text.as_bytes().to_vec()).unwrap();
