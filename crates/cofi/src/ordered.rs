@@ -34,9 +34,9 @@ pub(crate) struct Segment {
     pub(crate) is_last: bool,
 }
 
-/// Segments are of about so many bytes, if the user does not say. The text of one is up to a thousand times longer, and most of it has to find
+/// Segments are of about so many bytes, if the user does not say. The text of one is several hundred times longer, and most of it has to find
 /// room in its queue.
-const SIZE: NonZeroUsize = match NonZeroUsize::new(1 << 14) {
+const SIZE: NonZeroUsize = match NonZeroUsize::new(1 << 16) {
     Some(size) => size,
     None => NonZeroUsize::MIN,
 };

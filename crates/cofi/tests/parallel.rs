@@ -131,3 +131,88 @@ fn a_damaged_trace_is_the_same_on_several_threads() {
         same(&[&options[..], &[program.as_os_str(), file.as_os_str()]].concat());
     }
 }
+
+/// A processor on which a thread of each of two processes runs by turns, in a bundle of LLDB.
+#[test]
+fn a_processor_of_several_threads_is_the_same_on_several_threads() {
+    if !has_qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let raw = scratch.path("0.trace");
+    if !recorded(&scratch, "static.c", STATIC, OFTEN, &raw) {
+        return;
+    }
+    let options = ["--format", "pt", "--json"].map(OsStr::new);
+    let (_, lines, _) = printed("events", &[], &[&options[..], &[raw.as_os_str()]].concat());
+    let lines = String::from_utf8(lines).expect("UTF-8");
+    let times = lines.lines().filter_map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        line["tsc"].as_u64()
+    });
+    let last = times.max().expect("times");
+    let mut switches = Vec::new();
+    for turn in 1..10 {
+        let (now, next) = (5 + turn % 2, 6 - turn % 2);
+        for (misc, other, task) in [(1_u16 << 13, next, now), (0, now, next)] {
+            // SWITCH_CPU_WIDE, its length, the other thread, this one, and the time.
+            switches.extend(15_u32.to_le_bytes());
+            switches.extend([misc.to_le_bytes(), 32_u16.to_le_bytes()].concat());
+            let tasks = [other, other, task, task].map(u32::to_le_bytes);
+            switches.extend(tasks.concat());
+            let time = last / 10 * u64::from(turn) / 2;
+            switches.extend(time.to_le_bytes());
+        }
+    }
+    scratch.write("0.switches", switches);
+    let process = |pid: u32| {
+        format!(
+            r#"{{"pid": {pid}, "threads": [{{"tid": {pid}}}],
+            "modules": [{{"systemPath": "static", "loadAddress": "0x400000"}}]}}"#
+        )
+    };
+    let (one, two) = (process(5), process(6));
+    let bundle = format!(
+        r#"{{"type": "intel-pt",
+        "cpuInfo": {{"vendor": "GenuineIntel", "family": 6, "model": 79, "stepping": 1}},
+        "tscPerfZeroConversion": {{"timeMult": 1073741824, "timeShift": 31, "timeZero": "0x0"}},
+        "processes": [{one}, {two}],
+        "cpus": [{{"id": 0, "iptTrace": "0.trace", "contextSwitchTrace": "0.switches"}}]}}"#
+    );
+    let bundle = scratch.write("trace.json", bundle);
+    let (_, report, messages) = printed("report", &["--json"], &[bundle.as_os_str()]);
+    let report = String::from_utf8(report).expect("UTF-8");
+    for tid in [5, 6] {
+        let tid = format!("\"tid\":{tid},");
+        assert!(report.contains(&tid), "{report}\n{messages}");
+    }
+    same(&[bundle.as_os_str()]);
+}
+
+/// Cycle counts, overflows and other processors than ours, as far as the traces are here.
+#[test]
+fn traces_of_real_processors_are_the_same_on_several_threads() {
+    let Some(traces) = cofi_test::traces() else {
+        return;
+    };
+    for name in ["xdc-foo", "arcus-ovf-01-ben", "lldb-trace"] {
+        let folder = traces.join(name);
+        let case = std::fs::read(folder.join("case.json")).expect("the case");
+        let case: serde_json::Value = serde_json::from_slice(&case).expect("JSON");
+        let file = |value: &serde_json::Value| folder.join(value.as_str().expect("a name"));
+        let mut input: Vec<std::ffi::OsString> =
+            ["--format", "pt", "--cpu", "6/79"].map(Into::into).to_vec();
+        for image in case["images"].as_array().into_iter().flatten() {
+            let mut spec = file(&image["file"]).into_os_string();
+            spec.push(":");
+            spec.push(image["base"].as_str().expect("an address"));
+            input.extend(["--raw".into(), spec]);
+        }
+        if case["elf"].is_string() {
+            input.extend(["--elf".into(), file(&case["elf"]).into()]);
+        }
+        input.push(file(&case["trace"]).into());
+        let input: Vec<&OsStr> = input.iter().map(|word| word.as_os_str()).collect();
+        same(&input);
+    }
+}
