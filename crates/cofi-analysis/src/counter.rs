@@ -1,6 +1,7 @@
 //! Counts what a stream did as its flow goes by.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use cofi_flow::{Event, Executed, FlowError, FlowErrorKind, Item, Part, Run};
 use cofi_image::{ImageView, Version};
@@ -108,7 +109,7 @@ pub(crate) struct StreamCounter<'s> {
     views: FxHashMap<u32, ImageView<'s>>,
     blocks: BlockTable,
     /// The functions in which runs lie: where in `parts`.
-    runs: FxHashMap<(Era, Ip, u32), std::ops::Range<usize>>,
+    runs: FxHashMap<(Era, Ip, u32), Range<usize>>,
     parts: Vec<(usize, u32, bool)>,
 }
 
@@ -205,13 +206,18 @@ impl<'s> StreamCounter<'s> {
         }
         if segment.is_last {
             counter.tick(None, &mut flow);
-        } else {
-            counter.count.cycles_left =
-                cycles_behind(stream.bytes(), flow.offset(), segment.range.end);
         }
         let mut count = counter.end(&mut flow);
+        // What counts are the cycles up to the end, which is not just where the packet used last is: the PSB+ there has been read.
+        let (end, last) = (segment.range.end, flow.offset());
+        if !segment.is_last && last < end {
+            count.cycles_left += cycles_in(stream.bytes(), last..end);
+        } else if !segment.is_last {
+            let beyond = cycles_in(stream.bytes(), end..last);
+            count.cycles_left = count.cycles_left.saturating_sub(beyond);
+        }
         count.seals = flow.seals();
-        count.is_clean &= ended_with_segment(stream, flow.offset(), segment.range.end);
+        count.is_clean &= ended_with_segment(stream, last, end);
         count.is_of_one = count.tasks.iter().all(|(task, _)| *task == stream.task());
         count
     }
@@ -222,11 +228,11 @@ impl<'s> StreamCounter<'s> {
     }
 }
 
-/// The core cycles of the packets behind the one at `from`, up to `end`.
-fn cycles_behind(bytes: &[u8], from: StreamOffset, end: StreamOffset) -> u64 {
-    Packets::starting_at(bytes, from)
+/// The core cycles that the packets in a range tell of.
+fn cycles_in(bytes: &[u8], range: Range<StreamOffset>) -> u64 {
+    Packets::starting_at(bytes, range.start)
         .flatten()
-        .take_while(|located| located.offset < end)
+        .take_while(|located| located.offset < range.end)
         .map(|located| match located.packet() {
             Packet::Cyc { cycles } => cycles,
             _ => 0,
@@ -330,7 +336,7 @@ impl<'s> StretchCounter<'_, 's> {
         self.empty();
         let mut count = self.count;
         (count.entry, count.branch) = self.known.blocks.joints();
-        count.cycles_left += flow.cycles().saturating_sub(self.cycles);
+        count.cycles_left = flow.cycles().saturating_sub(self.cycles);
         count.functions = self.known.functions.take();
         count.end = self.state.unwrap_or_default();
         let mut tasks = self.tasks;

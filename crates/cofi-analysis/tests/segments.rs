@@ -50,7 +50,7 @@ fn psb(part: u64, address: u64) -> [Packet; 5] {
 }
 
 /// A stream in which the PSBs stand behind branches that were taken and that were not, behind events, and with other page tables at some.
-fn stream(count: u64) -> Vec<u8> {
+fn packets(count: u64) -> Vec<Packet> {
     let mut packets = vec![Packet::Psb, tsc(1000), cr3(1), Packet::PsbEnd];
     packets.push(Packet::TipPge { ip: ip(0x1000) });
     for part in 1..=count {
@@ -87,8 +87,16 @@ fn stream(count: u64) -> Vec<u8> {
         }
     }
     packets.extend([Packet::Fup { ip: ip(0x1000) }, OFF]);
+    packets
+}
+
+fn encode(packets: &[Packet]) -> Vec<u8> {
     let bytes = |packet: &Packet| packet.encode().bytes()[..packet.encode().len()].to_vec();
     packets.iter().flat_map(bytes).collect()
+}
+
+fn stream(count: u64) -> Vec<u8> {
+    encode(&packets(count))
 }
 
 fn options() -> (tempfile::TempDir, SessionOptions) {
@@ -149,6 +157,40 @@ fn a_stream_counts_as_much_however_it_is_cut() {
     for (threads, segment) in [(1, 1), (2, 1), (3, 1), (3, 50), (2, 200), (2, 700)] {
         let cut = summary(&bytes, &options, threads, segment);
         assert_eq!(said(&cut, true), said(&whole, true), "{segment} bytes");
+    }
+}
+
+/// Before a PSB, within a PSB+ and elsewhere, all cycle counts are counted once.
+#[test]
+fn no_cycle_is_counted_twice_or_not_at_all() {
+    let (_folder, options) = options();
+    let (mut with_cycles, mut sum) = (Vec::new(), 0);
+    for (number, packet) in packets(40).into_iter().enumerate() {
+        let is_told = matches!(
+            packet,
+            Packet::Psb | Packet::Tnt8 { .. } | Packet::TipPge { .. }
+        );
+        let cycles = 1 + number as u64 % 30;
+        let cyc = Packet::Cyc { cycles };
+        if is_told {
+            with_cycles.push(cyc);
+            sum += cycles;
+        }
+        with_cycles.push(packet);
+        if matches!(packet, Packet::Tsc { .. }) {
+            with_cycles.push(cyc);
+            sum += cycles;
+        }
+    }
+    // Nobody reads what stands before the first PSB.
+    let bytes = encode(&with_cycles[1..]);
+    let cycles = |segment| {
+        let summary = summary(&bytes, &options, 2, segment);
+        summary.threads[0].times.cycles
+    };
+    assert_eq!(cycles(usize::MAX), sum - 1);
+    for segment in [1, 50, 200, 700] {
+        assert_eq!(cycles(segment), sum - 1, "{segment} bytes");
     }
 }
 
