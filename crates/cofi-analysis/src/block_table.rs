@@ -10,6 +10,7 @@ use cofi_packet::Ip;
 use rustc_hash::FxHashMap;
 
 use crate::block_index::BlockIndex;
+use crate::stretch::Entry;
 
 /// Which code a block is of: whoever uses the table numbers that.
 pub(crate) type Era = u32;
@@ -80,11 +81,29 @@ pub(crate) struct BlockTable {
     carried: Option<(Era, Ip)>,
     /// That such branches were taken.
     taken: Vec<Era>,
+    /// Where control went first, since a stretch began.
+    entry: Option<Entry>,
 }
 
 impl BlockTable {
     /// Beyond so many entries the table is to be emptied.
     const FULL: usize = 1 << 18;
+
+    /// Begins with a stretch of a stream.
+    pub(crate) fn begin(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Control came to `ip`, where a block begins. To be called behind what is not counted by a block; every time does no harm.
+    pub(crate) fn enter(&mut self, ip: Ip) {
+        self.entry.get_or_insert(Entry::To(ip));
+    }
+
+    /// Of the stretch, when the table has been emptied: where control went first, and where it goes on behind the conditional branch at the end,
+    /// if that is not taken.
+    pub(crate) fn joints(&self) -> (Option<Entry>, Option<Ip>) {
+        (self.entry, self.carried.map(|(_, end)| end))
+    }
 
     /// Whether the table holds so much that it is to be emptied.
     pub(crate) fn is_full(&self) -> bool {
@@ -106,6 +125,7 @@ impl BlockTable {
             runs,
             carried,
             taken,
+            ..
         } = self;
         index.number(era, ip, len, || {
             // Where the table was emptied, the next block is new.
@@ -173,6 +193,7 @@ impl BlockTable {
 
     /// Control went on at `ip`, where no block begins.
     pub(crate) fn went_to(&mut self, ip: Ip) {
+        self.entry.get_or_insert(Entry::To(ip));
         if let Some((era, not_taken)) = self.carried.take()
             && ip != not_taken
         {
@@ -183,12 +204,14 @@ impl BlockTable {
 
     /// The branch at the end of the last block was taken, out of what is traced.
     pub(crate) fn left(&mut self) {
+        self.entry.get_or_insert(Entry::Out);
         self.taken.extend(self.carried.take().map(|(era, _)| era));
         self.index.left();
     }
 
     /// Where control went from the end of the last block is not known.
     pub(crate) fn forget(&mut self) {
+        self.entry.get_or_insert(Entry::Unknown);
         self.carried = None;
         self.index.forget();
     }

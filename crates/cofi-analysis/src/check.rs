@@ -7,7 +7,8 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use cofi_flow::{Item, TimeJump, TraceFormat};
 use cofi_packet::intel::IntelPt;
@@ -17,9 +18,9 @@ use cofi_session::{SealCount, Session, Stream};
 
 use crate::clock::each_jump;
 use crate::gap::{Gap, GapFinder, Step};
-use crate::parallel::in_order;
+use crate::joined::{self, Found, Segment};
 use crate::proof::Proof;
-use crate::segments::SegmentStart;
+use crate::segments::{SegmentStart, ended_with_segment};
 
 /// How a trace is checked.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +92,7 @@ impl StreamCheck {
         }
     }
 
-    fn take(&mut self, part: Found) {
+    fn take(&mut self, part: Stretch) {
         self.instructions += part.instructions;
         self.proof.seals.add(part.seals);
         for gap in part.gaps {
@@ -113,62 +114,48 @@ pub fn check(
     options: CheckOptions,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Vec<StreamCheck> {
-    let work: Vec<Segment<'_, '_>> = session
-        .streams()
-        .iter()
-        .enumerate()
-        .flat_map(|(number, stream)| segments(session, number, stream, options.segment))
+    let streams = session.streams().iter().enumerate();
+    let all: Vec<Segment<'_, '_>> = streams
+        .flat_map(|(number, stream)| {
+            Segment::of(
+                session,
+                number,
+                stream,
+                options.segment,
+                SegmentStart::Plain,
+            )
+        })
         .collect();
-    let mut done = Vec::with_capacity(work.len());
-    let one = |number: usize| {
-        let segment = work.get(number)?;
-        let found = decode(session, segment.stream, segment.range.clone());
-        progress(segment.len);
-        Some(found)
+    let streams = session.streams().iter();
+    let mut checks: Vec<_> = streams.map(|stream| begin(session, stream)).collect();
+    // Where the time goes back is looked for in each stream from its beginning to its end: by the first threads that are there.
+    let (next, jumps) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let worker = || {
+        while let number = next.fetch_add(1, Ordering::Relaxed)
+            && let Some(stream) = session.streams().get(number)
+        {
+            let found = jumps_of(session, stream);
+            // A panic elsewhere ends the scope of the threads with a panic anyway.
+            let mut jumps = jumps.lock().unwrap_or_else(PoisonError::into_inner);
+            jumps.insert(number, found);
+        }
+        |segment: &Segment<'_, '_>| decode(session, segment)
     };
-    in_order(work.len(), options.threads, one, |found| done.push(found));
-    let mut done = done.into_iter().flatten();
-    let mut rest = work.as_slice();
-    let mut checks = Vec::with_capacity(session.streams().len());
-    for (number, stream) in session.streams().iter().enumerate() {
-        let count = rest.iter().take_while(|part| part.number == number).count();
-        let (own, others) = rest.split_at(count);
-        rest = others;
-        checks.push(join(session, stream, own, done.by_ref().take(count)));
+    joined::decode(&all, options.threads, worker, progress, |number, found| {
+        if let Some(check) = checks.get_mut(number) {
+            check.take(found);
+        }
+    });
+    for (number, found) in jumps.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(check) = checks.get_mut(number) {
+            check.jumps = found;
+        }
     }
     checks
 }
 
-/// A part of a stream that is decoded by itself.
-struct Segment<'s, 't> {
-    /// Which stream.
-    number: usize,
-    stream: &'s Stream<'t>,
-    range: Range<StreamOffset>,
-    len: u64,
-}
-
-/// A stream, cut into segments of about `size` bytes.
-fn segments<'s, 't>(
-    session: &Session<'_>,
-    number: usize,
-    stream: &'s Stream<'t>,
-    size: NonZeroUsize,
-) -> Vec<Segment<'s, 't>> {
-    let whole = stream.len() as u64;
-    let ranges = crate::segments(session, stream, size, SegmentStart::Plain).into_iter();
-    ranges
-        .map(|range| Segment {
-            number,
-            stream,
-            len: range.end.0.min(whole) - range.start.0,
-            range,
-        })
-        .collect()
-}
-
 /// What was found in a segment.
-struct Found {
+struct Stretch {
     instructions: u64,
     seals: SealCount,
     gaps: Vec<Gap>,
@@ -179,10 +166,17 @@ struct Found {
     is_clean: bool,
 }
 
-fn decode(session: &Session<'_>, stream: &Stream<'_>, range: Range<StreamOffset>) -> Found {
+impl Found for Stretch {
+    fn leads_to(&self, _: &Self) -> bool {
+        self.is_clean
+    }
+}
+
+fn decode(session: &Session<'_>, segment: &Segment<'_, '_>) -> Stretch {
+    let (stream, range) = (segment.stream, segment.range.clone());
     let mut flow = session.decode_within(stream, range.clone());
     let mut finder = GapFinder::new(session, stream);
-    let mut found = Found {
+    let mut found = Stretch {
         instructions: 0,
         seals: SealCount::default(),
         gaps: Vec::new(),
@@ -212,11 +206,12 @@ fn decode(session: &Session<'_>, stream: &Stream<'_>, range: Range<StreamOffset>
         found.add(gap, range.end);
         found.is_clean = false;
     }
+    found.is_clean &= ended_with_segment(stream, flow.offset(), range.end);
     found.seals = flow.seals();
     found
 }
 
-impl Found {
+impl Stretch {
     fn add(&mut self, gap: Gap, end: StreamOffset) {
         let resumed = gap.resumed.map(|resumed| resumed.offset);
         self.is_clean &= gap.offset < end && resumed.is_none_or(|resumed| resumed < end);
@@ -230,7 +225,7 @@ impl Found {
 }
 
 /// Where in a stream the time goes back.
-fn jumps(session: &Session<'_>, stream: &Stream<'_>) -> Vec<(StreamOffset, TimeJump)> {
+fn jumps_of(session: &Session<'_>, stream: &Stream<'_>) -> Vec<(StreamOffset, TimeJump)> {
     let mut jumps = Vec::new();
     each_jump(stream.bytes(), &session.flow_config(), |offset, jump| {
         jumps.push((offset, jump));
@@ -239,40 +234,19 @@ fn jumps(session: &Session<'_>, stream: &Stream<'_>) -> Vec<(StreamOffset, TimeJ
     jumps
 }
 
-/// Puts together what was found in the segments of one stream.
-fn join(
-    session: &Session<'_>,
-    stream: &Stream<'_>,
-    segments: &[Segment<'_, '_>],
-    mut found: impl Iterator<Item = Found>,
-) -> StreamCheck {
+/// What is known of a stream before anything is decoded.
+fn begin(session: &Session<'_>, stream: &Stream<'_>) -> StreamCheck {
     let head = match session.flow_config().format {
         TraceFormat::IntelPt => IntelPt::find_psb(stream.bytes()),
         TraceFormat::Rtit(_) => Rtit::find_psb(stream.bytes()),
     };
-    let head = head.unwrap_or(0);
-    let mut check = StreamCheck {
+    // Where there is no PSB at all, that is a gap.
+    let head = head.unwrap_or(0) as u64;
+    StreamCheck {
         bytes: stream.len() as u64,
-        // Where there is no PSB at all, that is a gap.
-        head: head as u64,
+        head,
+        lost_bytes: head,
         proof: Proof::of(stream),
-        jumps: jumps(session, stream),
         ..StreamCheck::default()
-    };
-    check.lost_bytes = check.head;
-    let mut rest = segments;
-    while let (Some(first), Some(mut part)) = (rest.first(), found.next()) {
-        let mut count = 1;
-        while !part.is_clean && count < rest.len() {
-            // Twice as many each time, so that all of it costs no more than a few times the whole.
-            let more = (2 * count).min(rest.len());
-            found.by_ref().take(more - count).for_each(drop);
-            count = more;
-            let end = rest.get(count - 1).unwrap_or(first).range.end;
-            part = decode(session, stream, first.range.start..end);
-        }
-        rest = rest.get(count..).unwrap_or_default();
-        check.take(part);
     }
-    check
 }

@@ -94,6 +94,16 @@ impl Gaps {
         self.errors + self.overflows
     }
 
+    /// Adds those that come later.
+    pub(crate) fn join(&mut self, next: Self) {
+        self.errors += next.errors;
+        self.overflows += next.overflows;
+        self.lost_bytes += next.lost_bytes;
+        self.lost_ticks = self.lost_ticks.saturating_add(next.lost_ticks);
+        let room = Self::LISTED.saturating_sub(self.first.len());
+        self.first.extend(next.first.into_iter().take(room));
+    }
+
     pub(crate) fn add(&mut self, gap: Gap) {
         match gap.cause {
             GapCause::Overflow => self.overflows += 1,

@@ -142,6 +142,22 @@ impl Functions {
         }
     }
 
+    /// What has been counted since this was called last, by itself. The functions are remembered.
+    pub(crate) fn take(&mut self) -> Self {
+        let counted = self.list.iter_mut().filter_map(|(key, function)| {
+            if (function.instructions, function.entries) == (0, 0) {
+                return None;
+            }
+            let counted = (key.clone(), function.clone());
+            (function.instructions, function.entries) = (0, 0);
+            Some(counted)
+        });
+        Self {
+            list: counted.collect(),
+            ..Self::default()
+        }
+    }
+
     /// Functions and files, most instructions first.
     pub(crate) fn finish(self) -> (Vec<FunctionCount>, Vec<FileCount>) {
         let mut functions = joined(self.list);
@@ -160,7 +176,8 @@ impl Functions {
             .collect();
         files.sort_by(|a, b| (b.instructions, &a.file).cmp(&(a.instructions, &b.file)));
         functions.sort_by(|a, b| {
-            (b.instructions, &a.file, a.address).cmp(&(a.instructions, &b.file, b.address))
+            let (a_key, b_key) = ((&a.file, a.address, &a.name), (&b.file, b.address, &b.name));
+            (b.instructions, a_key).cmp(&(a.instructions, b_key))
         });
         (functions, files)
     }

@@ -46,6 +46,18 @@ fn start_of(bytes: &[u8], psb: usize) -> Option<SegmentStart> {
     }
 }
 
+/// Whether a flow of a stream ended with the segment, whose last packet used is at `last`: no later than the PSB+ at `end`. Damage may hide
+/// the PSB there, as part of what is taken for another packet: then the flow went on to the next.
+#[must_use]
+pub fn ended_with_segment(stream: &Stream<'_>, last: StreamOffset, end: StreamOffset) -> bool {
+    if last < end {
+        return true;
+    }
+    let mut packets = Packets::starting_at(stream.bytes(), end).map_while(Result::ok);
+    let psb_end = packets.find(|located| located.packet() == Packet::PsbEnd);
+    psb_end.is_some_and(|psb_end| last <= psb_end.offset)
+}
+
 /// Cuts a stream at PSBs into segments of about `size` bytes, each of which begins as `start` says, but for the first.
 ///
 /// Of Intel PT nothing needs to be known across a PSB (33.3.7). A PSB of RTIT tells nothing of where control is: such a stream is one

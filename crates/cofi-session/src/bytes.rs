@@ -13,6 +13,9 @@ pub type FileBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 /// Gets the bytes of a file; see [`SessionOptions::open`](crate::SessionOptions::open).
 pub type OpenFile = fn(&Path) -> io::Result<FileBytes>;
 
+/// Puts pieces of files one behind the other; see [`SessionOptions::join`](crate::SessionOptions::join).
+pub type JoinPieces = fn(&[&[u8]]) -> Option<FileBytes>;
+
 /// Bytes that are borrowed from the trace file or shared; a clone copies none of them.
 #[derive(Clone)]
 pub(crate) enum Bytes<'t> {

@@ -1,6 +1,9 @@
 //! What the packets of one stream tell by themselves.
 
+use std::ops::Range;
+
 use cofi_flow::{EventDecoder, FlowConfig, PacketKinds, Told};
+use cofi_packet::StreamOffset;
 
 use crate::parts::{Part, Parts};
 
@@ -29,6 +32,19 @@ impl<'s> StreamEvents<'s> {
             this.begin(&part);
         }
         this
+    }
+
+    /// Only of a part of the stream: see [`EventDecoder::within`]. To be called before anything is decoded, and before other options.
+    ///
+    /// What is missing at the very beginning of the range is told within it; what is missing at its end, in the next.
+    pub(crate) fn within(mut self, range: Range<StreamOffset>) -> Self {
+        self.decoder = EventDecoder::new(&[], self.config);
+        if !self.parts.restrict(range)
+            && let Some(part) = self.parts.next()
+        {
+            self.begin(&part);
+        }
+        self
     }
 
     fn begin(&mut self, part: &Part<'s>) {

@@ -64,7 +64,7 @@ mod take;
 mod tests;
 mod timeline;
 
-pub use bytes::{FileBytes, OpenFile};
+pub use bytes::{FileBytes, JoinPieces, OpenFile};
 pub use code::{CodeOptions, PackedCode, Part};
 pub use error::{Diagnostic, SessionError};
 pub use events::StreamEvents;

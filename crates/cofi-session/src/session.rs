@@ -11,7 +11,7 @@ use cofi_image::{
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_perf::{File, Seal, TimeConv};
 
-use crate::bytes::OpenFile;
+use crate::bytes::{JoinPieces, OpenFile};
 use crate::clock::Clock;
 use crate::code::{CodeOptions, kernel_ranges, names_beside};
 use crate::error::{Diagnostic, SessionError};
@@ -83,6 +83,10 @@ pub struct SessionOptions {
     /// How a bundle's files of packets come to memory; if it is not given, they are read. Each file is asked for once, however many threads
     /// name it. Who maps files here takes the memory of none.
     pub open: Option<OpenFile>,
+    /// How the packets of a stream that lie in several pieces of a file are put together. If it is not given, or tells nothing, they are copied.
+    /// It is given slices of the file that was opened or of those that [`open`](Self::open) gave. Who can show them as one without a copy takes
+    /// the memory of none.
+    pub join: Option<JoinPieces>,
     /// What the decoder is told. Whatever a perf.data file says of it itself counts more.
     pub flow: FlowConfig,
 }
@@ -379,7 +383,7 @@ impl<'t> Session<'t> {
         }
         let mut streams = Vec::with_capacity(pieces.len());
         for (key, pieces) in pieces {
-            let (pieces, seams) = Pieces::new(pieces);
+            let (pieces, seams) = Pieces::new(pieces, options.join);
             diagnostics.extend(seams.into_iter().map(|seam| match seam {
                 Seam::Gap { at, len } => Diagnostic::Gap {
                     stream: key,
@@ -567,6 +571,16 @@ impl<'t> Session<'t> {
     #[must_use]
     pub fn events<'s>(&'s self, stream: &'s Stream<'t>) -> StreamEvents<'s> {
         StreamEvents::new(Parts::new(&stream.pieces), self.flow)
+    }
+
+    /// What the packets of a part of a stream tell: see [`EventDecoder::within`](cofi_flow::EventDecoder::within).
+    #[must_use]
+    pub fn events_within<'s>(
+        &'s self,
+        stream: &'s Stream<'t>,
+        range: std::ops::Range<StreamOffset>,
+    ) -> StreamEvents<'s> {
+        self.events(stream).within(range)
     }
 
     /// The flow of a part of a stream: see [`FlowDecoder::within`](cofi_flow::FlowDecoder::within).

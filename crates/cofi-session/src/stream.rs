@@ -1,11 +1,11 @@
 //! One packet stream, put together from the pieces in which it was written.
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use cofi_packet::StreamOffset;
 
-use crate::bytes::Bytes;
+use crate::bytes::{Bytes, JoinPieces};
 use crate::overlap;
 use crate::timeline::Task;
 
@@ -112,17 +112,20 @@ pub(crate) struct Pieces<'t> {
     /// Where each piece begins in the joined bytes.
     starts: Vec<usize>,
     segments: Vec<Segment>,
-    joined: OnceLock<Vec<u8>>,
+    join: Option<JoinPieces>,
+    joined: OnceLock<Bytes<'static>>,
 }
 
 impl<'t> Pieces<'t> {
     /// Orders the pieces and tells what does not fit.
-    pub(crate) fn new(raw: RawStream<'t>) -> (Self, Vec<Seam>) {
-        if raw.snapshots {
+    pub(crate) fn new(raw: RawStream<'t>, join: Option<JoinPieces>) -> (Self, Vec<Seam>) {
+        let (mut this, seams) = if raw.snapshots {
             (Self::snapshots(raw.pieces), Vec::new())
         } else {
             Self::in_order(raw.pieces, raw.lost_at)
-        }
+        };
+        this.join = join;
+        (this, seams)
     }
 
     /// Pieces whose offsets tell how they follow each other.
@@ -241,6 +244,7 @@ impl<'t> Pieces<'t> {
             pieces,
             starts,
             segments: vec![first],
+            join: None,
             joined: OnceLock::new(),
         }
     }
@@ -250,17 +254,16 @@ impl<'t> Pieces<'t> {
         &self.segments
     }
 
-    /// All bytes. They are copied if there are several pieces, once.
+    /// All bytes. If there are several pieces, they are put together once.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self.pieces.as_slice() {
             [] => &[],
             [piece] => &piece.bytes,
             pieces => self.joined.get_or_init(|| {
-                let mut bytes = Vec::with_capacity(self.len());
-                for piece in pieces {
-                    bytes.extend_from_slice(&piece.bytes);
-                }
-                bytes
+                let pieces: Vec<&[u8]> = pieces.iter().map(|piece| &*piece.bytes).collect();
+                let joined = self.join.and_then(|join| join(&pieces));
+                let joined = joined.filter(|joined| (**joined).as_ref().len() == self.len());
+                joined.map_or_else(|| Bytes::shared(Arc::new(pieces.concat())), Bytes::shared)
             }),
         }
     }
@@ -299,7 +302,7 @@ mod tests {
     #[test]
     fn one_piece_is_not_copied() {
         let bytes = [1, 2, 3];
-        let (pieces, seams) = Pieces::new(vec![piece(100, &bytes)].into());
+        let (pieces, seams) = Pieces::new(vec![piece(100, &bytes)].into(), None);
         assert!(seams.is_empty());
         assert!(std::ptr::eq(pieces.bytes(), bytes.as_slice()));
         assert_eq!(pieces.place(100), StreamOffset(0));
@@ -311,7 +314,7 @@ mod tests {
     #[test]
     fn padding_is_cut_and_order_restored() {
         let raw = vec![piece(5, &[6, 7, 8]), piece(0, &[1, 2, 3, 4, 5, 0, 0, 0])];
-        let (pieces, seams) = Pieces::new(raw.into());
+        let (pieces, seams) = Pieces::new(raw.into(), None);
         assert_eq!(pieces.segments().len(), 1);
         assert!(seams.is_empty());
         assert_eq!(pieces.bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
@@ -327,7 +330,7 @@ mod tests {
             piece(12, &[3; 4]),
             piece(16, &[4; 2]),
         ];
-        let (pieces, seams) = Pieces::new(raw.into());
+        let (pieces, seams) = Pieces::new(raw.into(), None);
         let cuts: Vec<_> = pieces
             .segments()
             .iter()
@@ -345,7 +348,7 @@ mod tests {
         assert_eq!(pieces.place(4), StreamOffset(4));
         assert_eq!(pieces.place(9), StreamOffset(4));
         assert_eq!(pieces.place(13), StreamOffset(7));
-        let (none, seams) = Pieces::new(RawStream::default());
+        let (none, seams) = Pieces::new(RawStream::default(), None);
         assert_eq!((none.len(), none.bytes().len(), seams.len()), (0, 0, 0));
     }
 }

@@ -48,6 +48,21 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
 }
 
+impl Command {
+    /// Whether it reads a trace and prints, and does nothing else: it may be ended at any time.
+    pub(crate) const fn only_reads(&self) -> bool {
+        matches!(
+            self,
+            Self::Report(_)
+                | Self::Insn(_)
+                | Self::Events(_)
+                | Self::Blocks(_)
+                | Self::Check(_)
+                | Self::Dump(_)
+        )
+    }
+}
+
 /// What a file holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Format {
@@ -244,6 +259,8 @@ pub(crate) struct EventsArgs {
     /// One JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) parallel: Parallel,
     /// Also where branches led, and which conditional ones were taken: `target` and `branches`.
     #[arg(long)]
     pub(crate) branches: bool,
@@ -260,9 +277,8 @@ pub(crate) struct ReportArgs {
     /// One JSON object a line: each thread, each function, and a summary.
     #[arg(long)]
     pub(crate) json: bool,
-    /// How many threads decode, a stream each; as many as there are processors if left out.
-    #[arg(short = 'j', long, value_name = "N")]
-    pub(crate) threads: Option<std::num::NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) parallel: Parallel,
     #[command(flatten)]
     pub(crate) range: Range,
     /// How many functions to show; 15 if left out, and with --json all.
@@ -438,14 +454,23 @@ pub(crate) struct DoctorArgs {
 }
 
 /// How several threads share the work. What is printed does not depend on it.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Default, Debug)]
 pub(crate) struct Parallel {
     /// How many threads decode; as many as there are processors if left out.
     #[arg(short = 'j', long, value_name = "N")]
     pub(crate) threads: Option<std::num::NonZeroUsize>,
     /// Of about how many bytes the segments are that they decode.
-    #[arg(long, value_name = "BYTES", default_value = "16384", hide = true)]
-    pub(crate) segment: std::num::NonZeroUsize,
+    #[arg(long, value_name = "BYTES", hide = true)]
+    pub(crate) segment: Option<std::num::NonZeroUsize>,
+}
+
+impl Parallel {
+    /// How many threads decode.
+    pub(crate) fn threads(&self) -> std::num::NonZeroUsize {
+        let known = std::thread::available_parallelism();
+        self.threads
+            .unwrap_or_else(|| known.unwrap_or(std::num::NonZeroUsize::MIN))
+    }
 }
 
 /// What is told of each instruction beside its address.
@@ -519,6 +544,8 @@ pub(crate) struct BlocksArgs {
     /// One JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) parallel: Parallel,
     /// The time at the end of each block.
     #[arg(long)]
     pub(crate) time: bool,
@@ -537,9 +564,8 @@ pub(crate) struct CheckArgs {
     /// One JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
-    /// How many threads decode; as many as there are processors if left out.
-    #[arg(short = 'j', long, value_name = "N")]
-    pub(crate) threads: Option<std::num::NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) parallel: Parallel,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
 }

@@ -5,23 +5,27 @@
 
 use crate::Ended;
 use crate::args::{BlocksArgs, Show};
+use crate::block_text::BlockTexts;
 use crate::item::{self, Loss};
 use crate::json::Line;
 use crate::notes::{self, Notes, Now};
+use crate::ordered::{self, Behind, End, Out, Queue, Segment, Sink, Written};
 use crate::output::stdout;
 use crate::point::Moment;
+use crate::progress::Printing;
 use crate::select::{self, Found, Lines, Window};
 use crate::table::{shortened, width_of};
 use crate::who::Who;
 use crate::{digits, input};
 use anyhow::Result;
-use cofi_flow::{Executed, Item, Part, Run};
+use cofi_analysis::{FlowState, ended_with_segment};
+use cofi_flow::{Event, Executed, Item, Part, Run};
 use cofi_image::SourceLines;
 use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
 use console::Term;
-use std::io::Write;
+use std::io::{self, Write};
 
 /// Runs the command.
 pub(crate) fn run(args: &BlocksArgs) -> Result<Ended> {
@@ -32,21 +36,29 @@ pub(crate) fn run(args: &BlocksArgs) -> Result<Ended> {
     let mut errors = input::report(&session);
     let several = session.streams().len() > 1;
     let mut found = Found::default();
-    for stream in window.streams(&session) {
+    let streams = window.streams(&session);
+    let mut progress = Printing::of(streams.iter().copied());
+    for stream in streams {
         if several && !args.json {
             writeln!(out, "{}", input::title(stream))?;
         }
         let begin = |start| Blocks::new(args, &window, (&session, stream), start);
-        let (here, wrong) = if window.is_all() && is_plain(args, stream) {
-            let lines = begin(StreamOffset(0));
-            (Found::default(), plain(lines, &session, stream, &mut out)?)
+        let (here, wrong) = if window.is_all() && !args.time {
+            let mut out = Out {
+                to: &mut out,
+                progress: &progress,
+            };
+            let wrong = write_whole(args, &|| begin(StreamOffset(0)), &mut out)?;
+            (Found::default(), wrong)
         } else {
             let (found, lines) = select::write(&window, &session, stream, begin, &mut out)?;
             (found, lines.errors)
         };
+        progress.finish(stream);
         found |= here;
         errors |= wrong;
     }
+    drop(progress);
     out.flush()?;
     window.report_missed(found);
     errors |= input::report_code(&session);
@@ -57,51 +69,33 @@ pub(crate) fn run(args: &BlocksArgs) -> Result<Ended> {
     })
 }
 
-/// Whether nothing is wanted that has to be asked of the flow at each block.
-fn is_plain(args: &BlocksArgs, stream: &Stream<'_>) -> bool {
-    args.json && !args.time && !args.symbols && stream.key().cpu().is_none()
+/// Writes all of a stream, whose lines those of `begin` make: whether it holds errors.
+fn write_whole<'s>(
+    args: &BlocksArgs,
+    begin: &(impl Fn() -> Blocks<'s> + Sync),
+    out: &mut Out<'_, impl Write>,
+) -> Result<bool> {
+    let mut lines = begin();
+    let (session, stream) = (lines.session, lines.stream);
+    let worker = || {
+        let mut lines = begin();
+        move |segment: &Segment, queue: &mut Queue<'_, FlowState>| lines.segment(segment, queue)
+    };
+    let written = match stream.key().cpu() {
+        None => ordered::write_stream((session, stream), args.parallel, worker, out)?,
+        // What a processor's stream is about follows from what stands before.
+        Some(_) => ordered::NOTHING,
+    };
+    let (start, skip) = match written {
+        Written::Whole { errors } => return Ok(errors),
+        Written::UpTo { start, skip } => (start, skip),
+    };
+    lines.rest(start, &mut Behind { skip, out })?;
+    Ok(lines.errors)
 }
 
-/// Writes all blocks of a stream as JSON, by the decoder's block level; whether there are errors.
-fn plain(
-    mut lines: Blocks<'_>,
-    session: &Session<'_>,
-    stream: &Stream<'_>,
-    out: &mut impl Write,
-) -> Result<bool> {
-    let mut flow = session.decode(stream);
-    let mut failed = None;
-    loop {
-        let item = flow.blocks(|block| {
-            // The last instruction is at hand where it is one that ends a block.
-            let last = block.last().or_else(|| block.iter().last());
-            if let Some(last) = last {
-                lines.open.add(block.ip(), block.len() as u64, last);
-            }
-            if lines.open.is_complete()
-                && failed.is_none()
-                && let Err(error) = out.write_all(lines.plain_line())
-            {
-                failed = Some(error);
-            }
-        });
-        if let Some(error) = failed {
-            return Err(error.into());
-        }
-        if lines.open.count > 0 {
-            out.write_all(lines.plain_line())?;
-        }
-        while let Some(signal) = lines.next_signal(&flow, item.is_none()) {
-            lines.signal(&mut flow, signal);
-            out.write_all(lines.line())?;
-        }
-        let Some(item) = item else {
-            return Ok(lines.errors);
-        };
-        lines.item(&mut flow, &item);
-        out.write_all(lines.line())?;
-    }
-}
+/// So much text is written at once.
+const FULL: usize = 1 << 17;
 
 /// A block as far as it is known.
 #[derive(Clone, Copy, Debug, Default)]
@@ -167,6 +161,7 @@ fn name_width(is_timed: bool) -> usize {
 /// Makes a line of each block, event and error.
 struct Blocks<'s> {
     session: &'s Session<'s>,
+    stream: &'s Stream<'s>,
     who: Who<'s>,
     /// How long names may be.
     name_width: usize,
@@ -176,6 +171,8 @@ struct Blocks<'s> {
     window: &'s Window,
     signals: Signals<'s>,
     notes: Notes,
+    /// The lines of whole blocks.
+    texts: BlockTexts,
     open: Open,
     /// What came behind the block that was told last.
     waiting: Option<Item>,
@@ -191,6 +188,16 @@ struct Blocks<'s> {
     text: Vec<u8>,
     loss: Loss,
     errors: bool,
+    /// Nothing is wanted that has to be asked of the flow at each block.
+    is_plain: bool,
+    /// What is true of the flow.
+    state: FlowState,
+    /// The code in place has not been noted there since the last event.
+    is_code_new: bool,
+    /// Where the segment ends behind which others stand.
+    end: Option<StreamOffset>,
+    /// At the end of the segment: whether what was written is certain from that alone.
+    is_certain: bool,
 }
 
 impl<'s> Blocks<'s> {
@@ -202,6 +209,7 @@ impl<'s> Blocks<'s> {
     ) -> Self {
         Self {
             session,
+            stream,
             signals: stream.signals_from(start),
             who: Who::new(stream, &window.tids),
             name_width: name_width(args.time),
@@ -210,6 +218,7 @@ impl<'s> Blocks<'s> {
             symbols: args.symbols,
             window,
             notes: Notes::default(),
+            texts: BlockTexts::default(),
             open: Open::default(),
             waiting: None,
             moment: None,
@@ -220,6 +229,173 @@ impl<'s> Blocks<'s> {
             text: Vec::new(),
             loss: Loss::default(),
             errors: false,
+            is_plain: args.json && !args.symbols && stream.key().cpu().is_none(),
+            state: FlowState::default(),
+            is_code_new: true,
+            end: None,
+            is_certain: false,
+        }
+    }
+
+    /// Writes the lines of a segment.
+    fn segment(
+        &mut self,
+        segment: &Segment,
+        queue: &mut Queue<'_, FlowState>,
+    ) -> io::Result<End<FlowState>> {
+        self.begin(segment.range.start);
+        self.end = (!segment.is_last).then_some(segment.range.end);
+        let (session, stream) = (self.session, self.stream);
+        let mut flow = session.decode_within(stream, segment.range.clone());
+        if !segment.is_first {
+            self.enter(&mut flow);
+            queue.begin(self.state)?;
+        }
+        self.follow(&mut flow, queue)?;
+        Ok(End {
+            state: self.is_certain.then_some(self.state),
+            errors: self.errors,
+        })
+    }
+
+    /// Writes all lines from a place on, at which a segment begins.
+    fn rest(&mut self, start: StreamOffset, out: &mut impl Sink) -> io::Result<()> {
+        self.begin(start);
+        self.end = None;
+        let mut flow = select::flow_from(self.session, self.stream, start.0 as usize);
+        if start.0 > 0 {
+            self.enter(&mut flow);
+        }
+        self.follow(&mut flow, out)
+    }
+
+    /// Begins with what comes from a place on.
+    fn begin(&mut self, start: StreamOffset) {
+        self.signals = self.stream.signals_from(start);
+        self.waiting = None;
+        self.open = Open::default();
+        self.notes.changed();
+        self.errors = false;
+        self.loss = Loss::default();
+        self.state = FlowState::default();
+        self.is_code_new = true;
+        self.is_certain = false;
+    }
+
+    /// Takes what a flow that begins at a PSB tells of that, and what comes first behind it.
+    fn enter(&mut self, flow: &mut ThreadFlow<'s>) {
+        let (state, item) = FlowState::at_beginning(flow, |part| match part? {
+            Part::Run(run) => {
+                self.add(&run);
+                None
+            }
+            Part::Event(event) => Some(Item::Event(event)),
+            Part::Error(error) => Some(Item::Error(error)),
+        });
+        self.state = state;
+        self.is_code_new = false;
+        self.waiting = item;
+        if self.open.count > 0 {
+            self.name(flow);
+        }
+    }
+
+    /// Writes all lines of a flow; with the end of a segment, only as far as they are certain from that alone.
+    fn follow(&mut self, flow: &mut ThreadFlow<'s>, out: &mut impl Sink) -> io::Result<()> {
+        let mut text = Vec::with_capacity(2 * FULL);
+        if self.open.is_complete() {
+            self.block();
+            text.extend_from_slice(self.line());
+        }
+        loop {
+            if self.is_plain && self.waiting.is_none() {
+                self.plain(flow, &mut text, out)?;
+            }
+            if !self.next(flow) {
+                return out.put(&mut text);
+            }
+            if self.is_wanted() {
+                text.extend_from_slice(self.line());
+            }
+            if text.len() >= FULL {
+                out.reached(flow.offset());
+                out.put(&mut text)?;
+            }
+        }
+    }
+
+    /// Writes all blocks up to an event or an error, by the decoder's block level. What comes then is waiting.
+    fn plain(
+        &mut self,
+        flow: &mut ThreadFlow<'_>,
+        text: &mut Vec<u8>,
+        out: &mut impl Sink,
+    ) -> io::Result<()> {
+        let mut failed = None;
+        self.note_code(flow);
+        let era = self.notes.era(flow);
+        let mut texts = std::mem::take(&mut self.texts);
+        let item = flow.blocks(|block| {
+            let is_alone = |last: &Executed| self.open.count == 0 && last.class.needs_packet();
+            if let Some(last) = block.last().filter(is_alone) {
+                // Most blocks ran before.
+                let code = era << 2 | block.mode().bits() >> 5;
+                let line = texts.of(code, block, |text| {
+                    self.open.add(block.ip(), block.len() as u64, last);
+                    text.extend_from_slice(self.plain_line());
+                });
+                text.extend_from_slice(line);
+                if text.len() >= FULL && failed.is_none() {
+                    texts.trim();
+                    out.reached(block.offset());
+                    failed = out.put(text).err();
+                }
+                return;
+            }
+            // The last instruction is at hand where it is one that ends a block.
+            let last = block.last().or_else(|| block.iter().last());
+            if let Some(last) = last {
+                self.open.add(block.ip(), block.len() as u64, last);
+            }
+            if self.open.is_complete() && failed.is_none() {
+                text.extend_from_slice(self.plain_line());
+                if text.len() >= FULL {
+                    failed = out.put(text).err();
+                }
+            }
+        });
+        self.texts = texts;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        self.waiting = item;
+        Ok(())
+    }
+
+    /// Takes note of the code in place, before it may be other code.
+    fn note_code(&mut self, flow: &mut ThreadFlow<'_>) {
+        if std::mem::take(&mut self.is_code_new) {
+            self.state.note_code(flow);
+        }
+    }
+
+    /// Whether the segment ends here, as far as what is written is certain.
+    fn is_over(&mut self, item: Option<&Item>, flow: &ThreadFlow<'_>) -> bool {
+        let Some(end) = self.end else {
+            return false;
+        };
+        match item {
+            Some(Item::Error(_) | Item::Event(Event::Resync { .. })) => true,
+            Some(_) => false,
+            None => {
+                let is_here = ended_with_segment(self.stream, flow.offset(), end);
+                // A block may go on behind the PSB.
+                let is_here = is_here && self.open.count == 0;
+                let before = StreamOffset(end.0.saturating_sub(1));
+                self.is_certain =
+                    is_here && self.state.is_on() && self.signals.before(before).is_none();
+                true
+            }
         }
     }
 
@@ -345,6 +521,10 @@ impl<'s> Blocks<'s> {
     fn item(&mut self, flow: &mut ThreadFlow<'_>, item: &Item) {
         self.instructions = 0;
         self.errors |= matches!(item, Item::Error(_));
+        if let Item::Event(event) = item {
+            self.state.note(event);
+        }
+        self.is_code_new = true;
         self.notes.changed();
         let switched = self.who.follow(flow);
         if self.json {
@@ -387,7 +567,13 @@ impl Lines for Blocks<'_> {
         self.moment = None;
         self.hits.clear();
         if let Some(item) = self.waiting.take() {
-            if let Some(signal) = self.next_signal(flow, false) {
+            if self.is_over(Some(&item), flow) {
+                return false;
+            }
+            if self.open.count > 0 {
+                self.waiting = Some(item);
+                self.block();
+            } else if let Some(signal) = self.next_signal(flow, false) {
                 self.waiting = Some(item);
                 self.signal(flow, signal);
             } else {
@@ -396,6 +582,7 @@ impl Lines for Blocks<'_> {
             return true;
         }
         loop {
+            self.note_code(flow);
             let item = match flow.next_part() {
                 Some(Part::Run(run)) => {
                     let begins = self.open.count == 0;
@@ -413,28 +600,24 @@ impl Lines for Blocks<'_> {
                     }
                     continue;
                 }
-                Some(Part::Event(event)) => Item::Event(event),
-                Some(Part::Error(error)) => Item::Error(error),
-                None if self.open.count > 0 => {
-                    self.block();
-                    return true;
-                }
-                None => {
-                    let Some(signal) = self.next_signal(flow, true) else {
-                        return false;
-                    };
-                    self.signal(flow, signal);
-                    return true;
-                }
+                Some(Part::Event(event)) => Some(Item::Event(event)),
+                Some(Part::Error(error)) => Some(Item::Error(error)),
+                None => None,
             };
+            if self.is_over(item.as_ref(), flow) {
+                return false;
+            }
+            let is_end = item.is_none();
             if self.open.count > 0 {
-                self.waiting = Some(item);
+                self.waiting = item;
                 self.block();
-            } else if let Some(signal) = self.next_signal(flow, false) {
-                self.waiting = Some(item);
+            } else if let Some(signal) = self.next_signal(flow, is_end) {
+                self.waiting = item;
                 self.signal(flow, signal);
-            } else {
+            } else if let Some(item) = item {
                 self.item(flow, &item);
+            } else {
+                return false;
             }
             return true;
         }

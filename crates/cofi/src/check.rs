@@ -21,9 +21,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Ended> {
     let session = input::open_flow(&args.flow, &bytes)?;
     input::require_trace(&args.flow.input.file, &session)?;
     let mut options = CheckOptions::default();
-    if let Some(threads) = args.threads {
-        options.threads = threads;
-    }
+    options.threads = args.parallel.threads();
+    options.segment = args.parallel.segment.unwrap_or(options.segment);
     let bar = progress::decoding(session.streams().iter().map(|s| s.len() as u64).sum());
     let checks = cofi_analysis::check(&session, options, &|bytes| bar.inc(bytes));
     bar.finish_and_clear();

@@ -84,6 +84,7 @@ fn options(input: &Input) -> SessionOptions {
     let mut options = SessionOptions::beside(&input.file);
     options.path = Some(inside(&input.file));
     options.open = Some(|path| Ok(Arc::new(map::file(path)?)));
+    options.join = Some(map::join);
     options.format = format(input);
     options
 }

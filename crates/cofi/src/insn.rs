@@ -3,17 +3,18 @@
 use crate::Ended;
 use crate::args::{InsnArgs, Show};
 use crate::block_text::BlockTexts;
-use crate::flow_state::FlowState;
 use crate::item::Loss;
 use crate::json::Line;
 use crate::notes::{self, NameWidth, Notes, Now};
-use crate::ordered::{self, Behind, End, Queue, Segment, Sink, Written};
+use crate::ordered::{self, Behind, End, Out, Queue, Segment, Sink, Written};
 use crate::output::stdout;
+use crate::progress::Printing;
 use crate::select::{self, Found, Lines, Window};
 use crate::table::width_of;
 use crate::who::Who;
 use crate::{input, item};
 use anyhow::Result;
+use cofi_analysis::{FlowState, ended_with_segment};
 use cofi_flow::{Event, Executed, Item, Part};
 use cofi_image::{ImageView, SourceLines};
 use cofi_packet::{Ip, StreamOffset};
@@ -32,18 +33,22 @@ pub(crate) fn run(args: &InsnArgs) -> Result<Ended> {
     let mut errors = input::report(&session);
     let several = session.streams().len() > 1;
     let mut found = Found::default();
-    for stream in window.streams(&session) {
+    let streams = window.streams(&session);
+    let mut progress = Printing::of(streams.iter().copied());
+    for stream in streams {
         if several && !args.json {
             writeln!(out, "{}", input::title(stream))?;
         }
         let (here, wrong) = if args.json {
-            write::<true>(args, &window, (&session, stream), &mut out)?
+            write::<true>(args, &window, (&session, stream), (&mut out, &progress))?
         } else {
-            write::<false>(args, &window, (&session, stream), &mut out)?
+            write::<false>(args, &window, (&session, stream), (&mut out, &progress))?
         };
+        progress.finish(stream);
         found |= here;
         errors |= wrong;
     }
+    drop(progress);
     out.flush()?;
     window.report_missed(found);
     errors |= input::report_code(&session);
@@ -59,7 +64,7 @@ fn write<const JSON: bool>(
     args: &InsnArgs,
     window: &Window,
     (session, stream): (&Session<'_>, &Stream<'_>),
-    out: &mut impl Write,
+    (out, progress): (&mut impl Write, &Printing),
 ) -> Result<(Found, bool)> {
     let names = NameWidth::of(width_of(&Term::stdout()), args.show.time);
     let begin = |start| Insns::<JSON> {
@@ -79,7 +84,8 @@ fn write<const JSON: bool>(
         loss: Loss::default(),
     };
     if window.is_all() && !args.show.time {
-        let errors = write_whole(args, &|| begin(StreamOffset(0)), out)?;
+        let mut out = Out { to: out, progress };
+        let errors = write_whole(args, &|| begin(StreamOffset(0)), &mut out)?;
         return Ok((Found::default(), errors));
     }
     let (found, lines) = select::write(window, session, stream, begin, out)?;
@@ -90,29 +96,25 @@ fn write<const JSON: bool>(
 fn write_whole<'s, const JSON: bool>(
     args: &InsnArgs,
     begin: &(impl Fn() -> Insns<'s, JSON> + Sync),
-    out: &mut impl Write,
+    out: &mut Out<'_, impl Write>,
 ) -> Result<bool> {
     let mut lines = begin();
     let (session, stream) = (lines.session, lines.stream);
-    let threads = ordered::threads(args.parallel.threads);
-    let mut rest = (StreamOffset(0), 0);
-    // What a processor's stream is about follows from what stands before.
-    if threads.get() > 1 && stream.key().cpu().is_none() {
-        let segments = ordered::segments(session, stream, args.parallel.segment);
-        if segments.len() > 1 {
-            let worker = || {
-                let (mut lines, mut blocks) = (begin(), Blocks::default());
-                move |segment: &Segment, queue: &mut Queue<'_, FlowState>| {
-                    lines.segment(segment, &mut blocks, queue)
-                }
-            };
-            match ordered::write(&segments, threads, worker, out)? {
-                Written::Whole { errors } => return Ok(errors),
-                Written::UpTo { start, skip } => rest = (start, skip),
-            }
+    let worker = || {
+        let (mut lines, mut blocks) = (begin(), Blocks::default());
+        move |segment: &Segment, queue: &mut Queue<'_, FlowState>| {
+            lines.segment(segment, &mut blocks, queue)
         }
-    }
-    let (start, skip) = rest;
+    };
+    let written = match stream.key().cpu() {
+        None => ordered::write_stream((session, stream), args.parallel, worker, out)?,
+        // What a processor's stream is about follows from what stands before.
+        Some(_) => ordered::NOTHING,
+    };
+    let (start, skip) = match written {
+        Written::Whole { errors } => return Ok(errors),
+        Written::UpTo { start, skip } => (start, skip),
+    };
     lines.rest(start, &mut Behind { skip, out })?;
     Ok(lines.errors)
 }
@@ -269,7 +271,8 @@ impl<'s, const JSON: bool> Insns<'s, JSON> {
                 let is_certain = match &item {
                     None => {
                         let before = StreamOffset(end.0.saturating_sub(1));
-                        Some(state.is_on() && self.signals.before(before).is_none())
+                        let is_here = ended_with_segment(self.stream, flow.offset(), end);
+                        Some(is_here && state.is_on() && self.signals.before(before).is_none())
                     }
                     Some(Item::Error(_) | Item::Event(Event::Resync { .. })) => Some(false),
                     Some(_) => None,
@@ -291,6 +294,7 @@ impl<'s, const JSON: bool> Insns<'s, JSON> {
                 }
             }
             if is_end || text.len() >= FULL {
+                out.reached(flow.offset());
                 out.put(&mut text)?;
             }
             if is_end {
@@ -328,6 +332,7 @@ impl<'s, const JSON: bool> Insns<'s, JSON> {
             text.extend_from_slice(lines);
             if text.len() >= FULL {
                 texts.trim();
+                out.reached(block.offset());
                 failed = out.put(text).err();
             }
         });

@@ -12,7 +12,6 @@ mod doctor;
 mod dump;
 mod engine;
 mod events;
-mod flow_state;
 mod input;
 mod insn;
 mod item;
@@ -62,6 +61,12 @@ fn main() -> ExitCode {
             return ExitCode::from(u8::from(error.use_stderr()) * 2);
         }
     };
+    if cli.command.only_reads()
+        && let Err(error) = signals::end_between_lines()
+    {
+        output::tell(format_args!("{}", with_causes(&error)));
+        return ExitCode::from(2);
+    }
     let result = match cli.command {
         args::Command::Dump(args) => dump::run(&args),
         args::Command::Archive(args) => archive::run(&args),

@@ -7,6 +7,8 @@
 //!
 //! Memory is bounded: segments are handed out in order, one more than there are threads, and only so much text waits in all their queues.
 
+use crate::args::Parallel;
+use crate::progress::Printing;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
@@ -15,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
-use cofi_analysis::SegmentStart;
+use cofi_analysis::{FlowState, SegmentStart};
 use cofi_packet::StreamOffset;
 use cofi_session::{Session, Stream};
 
@@ -32,13 +34,16 @@ pub(crate) struct Segment {
     pub(crate) is_last: bool,
 }
 
-/// The segments of a stream, of about `size` bytes. The text of one is up to a thousand times longer, and most of it has to find room in
-/// its queue.
-pub(crate) fn segments(
-    session: &Session<'_>,
-    stream: &Stream<'_>,
-    size: NonZeroUsize,
-) -> Vec<Segment> {
+/// Segments are of about so many bytes, if the user does not say. The text of one is several hundred times longer, and most of it has to find
+/// room in its queue.
+const SIZE: NonZeroUsize = match NonZeroUsize::new(1 << 16) {
+    Some(size) => size,
+    None => NonZeroUsize::MIN,
+};
+
+/// The segments of a stream.
+fn segments(session: &Session<'_>, stream: &Stream<'_>, parallel: Parallel) -> Vec<Segment> {
+    let size = parallel.segment.unwrap_or(SIZE);
     let ranges = cofi_analysis::segments(session, stream, size, SegmentStart::Traced);
     let count = ranges.len();
     let numbered = ranges.into_iter().enumerate();
@@ -51,10 +56,16 @@ pub(crate) fn segments(
         .collect()
 }
 
-/// How many threads decode, if the user does not say.
-pub(crate) fn threads(wanted: Option<NonZeroUsize>) -> NonZeroUsize {
-    let known = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    wanted.unwrap_or_else(known)
+/// What is true of a flow between two segments.
+pub(crate) trait State: Send {
+    /// Whether a flow of which this is true at the end of a segment goes on in the next as one that begins there, of which `next` is true.
+    fn leads_to(&self, next: &Self) -> bool;
+}
+
+impl State for FlowState {
+    fn leads_to(&self, next: &Self) -> bool {
+        self == next
+    }
 }
 
 /// What comes from a segment, in this order; text as often as there is some.
@@ -98,6 +109,9 @@ impl<S> Queue<'_, S> {
 pub(crate) trait Sink {
     /// Takes the text, and leaves none.
     fn put(&mut self, text: &mut Vec<u8>) -> io::Result<()>;
+
+    /// Takes note that the text is of what stands before this place.
+    fn reached(&mut self, _: StreamOffset) {}
 }
 
 impl<S> Sink for Queue<'_, S> {
@@ -127,16 +141,37 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 type Task<S> = (usize, SyncSender<Message<S>>);
 
+/// Writes the text of a stream, as far as it can be made by segments, whatever stands before each.
+pub(crate) fn write_stream<S, W>(
+    (session, stream): (&Session<'_>, &Stream<'_>),
+    parallel: Parallel,
+    worker: impl Fn() -> W + Sync,
+    out: &mut Out<'_, impl Write>,
+) -> io::Result<Written>
+where
+    S: State,
+    W: FnMut(&Segment, &mut Queue<'_, S>) -> io::Result<End<S>>,
+{
+    let threads = parallel.threads();
+    if threads.get() > 1 {
+        let segments = segments(session, stream, parallel);
+        if segments.len() > 1 {
+            return write(&segments, threads, worker, out);
+        }
+    }
+    Ok(NOTHING)
+}
+
 /// Decodes segments on several threads, and writes their text in order as long as each goes on as the one before ended. `worker` makes
 /// what decodes them on a thread.
-pub(crate) fn write<S, W>(
+fn write<S, W>(
     segments: &[Segment],
     threads: NonZeroUsize,
     worker: impl Fn() -> W + Sync,
-    out: &mut impl Write,
+    out: &mut Out<'_, impl Write>,
 ) -> io::Result<Written>
 where
-    S: PartialEq + Send,
+    S: State,
     W: FnMut(&Segment, &mut Queue<'_, S>) -> io::Result<End<S>>,
 {
     let (tasks, waiting) = channel::<Task<S>>();
@@ -168,20 +203,19 @@ where
         }
         if started == 0 {
             // Where there can be no threads.
-            let start = StreamOffset(0);
-            return Ok(Written::UpTo { start, skip: 0 });
+            return Ok(NOTHING);
         }
         collect(segments, tasks, &spare, started + 1, out)
     })
 }
 
 /// Hands out the segments, no more than `window` before their text was written.
-fn collect<S: PartialEq>(
+fn collect<S: State>(
     segments: &[Segment],
     tasks: Sender<Task<S>>,
     spare: &Spare,
     window: usize,
-    out: &mut impl Write,
+    out: &mut Out<'_, impl Write>,
 ) -> io::Result<Written> {
     let mut queues: VecDeque<Receiver<Message<S>>> = VecDeque::new();
     let mut handed = 0;
@@ -199,19 +233,20 @@ fn collect<S: PartialEq>(
             handed += 1;
         }
         let start = segment.range.start;
+        out.progress.reached(start);
         let mut skip = 0;
         let end = loop {
             let message = queues.front().and_then(|queue| queue.recv().ok());
             match message {
                 Some(Message::Begin(state)) => match &before {
-                    Some((end, start, skip)) if *end != state => {
+                    Some((end, start, skip)) if !end.leads_to(&state) => {
                         let (start, skip) = (*start, *skip);
                         return Ok(Written::UpTo { start, skip });
                     }
                     _ => {}
                 },
                 Some(Message::Text(text)) => {
-                    out.write_all(&text)?;
+                    out.to.write_all(&text)?;
                     skip += text.len() as u64;
                     locked(spare).push(text);
                 }
@@ -231,19 +266,35 @@ fn collect<S: PartialEq>(
     Ok(Written::Whole { errors })
 }
 
-/// Writes what comes behind the first so many bytes.
-pub(crate) struct Behind<'w, W> {
-    pub(crate) skip: u64,
-    pub(crate) out: &'w mut W,
+/// All of a stream is to be written in one piece.
+pub(crate) const NOTHING: Written = Written::UpTo {
+    start: StreamOffset(0),
+    skip: 0,
+};
+
+/// Where the text of all goes, and who is shown how far it is.
+pub(crate) struct Out<'w, W> {
+    pub(crate) to: &'w mut W,
+    pub(crate) progress: &'w Printing,
 }
 
-impl<W: Write> Sink for Behind<'_, W> {
+/// Writes what comes behind the first so many bytes.
+pub(crate) struct Behind<'b, 'w, W> {
+    pub(crate) skip: u64,
+    pub(crate) out: &'b mut Out<'w, W>,
+}
+
+impl<W: Write> Sink for Behind<'_, '_, W> {
     fn put(&mut self, text: &mut Vec<u8>) -> io::Result<()> {
         let skipped = usize::try_from(self.skip).map_or(text.len(), |skip| skip.min(text.len()));
         self.skip -= skipped as u64;
-        self.out.write_all(&text[skipped..])?;
+        self.out.to.write_all(&text[skipped..])?;
         text.clear();
         Ok(())
+    }
+
+    fn reached(&mut self, offset: StreamOffset) {
+        self.out.progress.reached(offset);
     }
 }
 
@@ -259,6 +310,12 @@ mod tests {
                 is_last: number + 1 == count,
             })
             .collect()
+    }
+
+    impl State for u64 {
+        fn leads_to(&self, next: &Self) -> bool {
+            self == next
+        }
     }
 
     /// Writes segments with three lines each; the one numbered `lost` does not know how it ends, and `other` begins otherwise.
@@ -279,7 +336,11 @@ mod tests {
             }
         };
         let threads = NonZeroUsize::new(threads).unwrap();
-        let result = write(&segments(40), threads, worker, &mut out).unwrap();
+        let mut to = Out {
+            to: &mut out,
+            progress: &Printing::of([]),
+        };
+        let result = write(&segments(40), threads, worker, &mut to).unwrap();
         (String::from_utf8(out).unwrap(), result)
     }
 
@@ -322,7 +383,10 @@ mod tests {
         let mut out = Vec::new();
         let mut behind = Behind {
             skip: 5,
-            out: &mut out,
+            out: &mut Out {
+                to: &mut out,
+                progress: &Printing::of([]),
+            },
         };
         for text in ["abc", "def", "ghi"] {
             behind.put(&mut text.as_bytes().to_vec()).unwrap();

@@ -2,14 +2,83 @@
 
 use clap::ValueEnum;
 use std::fmt::Arguments;
-use std::io::{BufWriter, IsTerminal, StdoutLock, Write};
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// A buffered, locked standard output.
-pub(crate) type Stdout = BufWriter<StdoutLock<'static>>;
+/// So many bytes are gathered.
+const SIZE: usize = 1 << 16;
+
+/// Held by who writes to standard output, so that nobody ends the process in the middle of a line.
+static GATE: Mutex<()> = Mutex::new(());
+
+/// A buffered standard output, to which whole lines are written.
+#[derive(Debug)]
+pub(crate) struct Stdout(Vec<u8>);
 
 /// Standard output. Flush it at the end, so that errors show.
 pub(crate) fn stdout() -> Stdout {
-    BufWriter::with_capacity(1 << 16, std::io::stdout().lock())
+    Stdout(Vec::with_capacity(2 * SIZE))
+}
+
+/// The process is about to end: what is written now is the last.
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Lets nobody write any more. What it returns says that nobody is writing; none if somebody still is.
+pub(crate) fn end_between_lines() -> Option<MutexGuard<'static, ()>> {
+    ENDS.store(true, Ordering::SeqCst);
+    match GATE.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+impl Stdout {
+    fn put(bytes: &[u8]) -> io::Result<()> {
+        let mut guard = GATE.lock().unwrap_or_else(PoisonError::into_inner);
+        while ENDS.load(Ordering::SeqCst) {
+            drop(guard);
+            std::thread::park();
+            guard = GATE.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+        io::stdout().write_all(bytes)
+    }
+
+    /// Writes the first so many bytes of what has gathered.
+    fn put_first(&mut self, len: usize) -> io::Result<()> {
+        let written = Self::put(&self.0[..len]);
+        // What could not be written is not tried again.
+        self.0.drain(..len);
+        written
+    }
+}
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.is_empty() && bytes.len() >= SIZE && bytes.ends_with(b"\n") {
+            Self::put(bytes)?;
+            return Ok(bytes.len());
+        }
+        self.0.extend_from_slice(bytes);
+        if self.0.len() >= SIZE {
+            let last = self.0.iter().rposition(|byte| *byte == b'\n');
+            self.put_first(last.map_or(0, |last| last + 1))?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.put_first(self.0.len())?;
+        io::stdout().flush()
+    }
+}
+
+impl Drop for Stdout {
+    /// Whoever wants to know whether it worked flushes before.
+    fn drop(&mut self) {
+        let _ = self.flush();
+    }
 }
 
 /// Says a sentence on standard error; if that is closed, nobody wants to hear it.

@@ -1,7 +1,7 @@
 //! `cofi report`: what a person wants to know first.
 
 use crate::Ended;
-use crate::args::ReportArgs;
+use crate::args::{Parallel, ReportArgs};
 use crate::digits::{counted, grouped};
 use crate::json::Line;
 use crate::output::stdout;
@@ -9,7 +9,7 @@ use crate::point::Place;
 use crate::select::{Found, Window};
 use crate::sync::Sync;
 use crate::table::{Column, fitted, lines, table, width_of};
-use crate::{check, input, ordered, progress};
+use crate::{check, input, progress};
 use anyhow::Result;
 use cofi_analysis::{Counts, Gate, Summary, Tally, ThreadSummary};
 use cofi_packet::StreamOffset;
@@ -17,7 +17,6 @@ use cofi_session::{Diagnostic, Session, Signal, Stream, StreamKey, ThreadFlow};
 use console::Term;
 use std::collections::HashMap;
 use std::io::Write;
-use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -37,7 +36,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
     let mut found = Found::default();
     let mut parts = Parts::new();
     let summary = match window.is_whole_streams(&session) {
-        true => summarize(&session, &window.streams(&session), args.threads),
+        true => summarize(&session, &window.streams(&session), args.parallel),
         false => summarize_part(&session, &window, &mut found, &mut parts),
     };
     let signals = Reported::of(&session, &window, &parts);
@@ -79,12 +78,16 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
 pub(crate) fn summarize(
     session: &Session<'_>,
     streams: &[&Stream<'_>],
-    threads: Option<NonZeroUsize>,
+    parallel: Parallel,
 ) -> Summary {
     let bar = progress::decoding(streams.iter().map(|s| s.len() as u64).sum());
     let mut tally = Tally::new();
-    let threads = ordered::threads(threads);
-    tally.add_all(session, streams, threads, &|bytes| bar.inc(bytes));
+    if let Some(size) = parallel.segment {
+        tally = tally.with_segments(size);
+    }
+    tally.add_all(session, streams, parallel.threads(), &|bytes| {
+        bar.inc(bytes)
+    });
     bar.finish_and_clear();
     tally.finish()
 }

@@ -1,13 +1,16 @@
-//! Signals that ask `cofi record` to end: the program decides, as it does at a Ctrl-C, and the recording ends well.
+//! Signals that ask `cofi record` to end: the program decides, as it does at a Ctrl-C, and the recording ends well. And Ctrl-C while a trace is
+//! read, which ends the command between two lines.
 
+use crate::{output, progress};
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use signal_hook::low_level::emulate_default_handler;
+use signal_hook::low_level::{emulate_default_handler, exit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 /// What is known of the recording where a signal arrives.
 #[derive(Debug, Default)]
@@ -86,6 +89,40 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.0.over.store(true, Ordering::SeqCst);
     }
+}
+
+/// The status of a command that Ctrl-C has ended, as shells count it.
+const INTERRUPTED: i32 = 128 + SIGINT;
+
+/// Has Ctrl-C end the command with status 130, and not in the middle of a line: what has been printed can be used. A line that is being
+/// written ends first; where nobody reads it, another Ctrl-C ends the command at once.
+pub(crate) fn end_between_lines() -> Result<()> {
+    /// The time between two tries to get between two lines.
+    const PAUSE: Duration = Duration::from_millis(10);
+    // A shell that runs the command in the background has it ignored.
+    if is_ignored(SIGINT) {
+        return Ok(());
+    }
+    let mut signals = Signals::new([SIGINT]).context("cannot wait for signals")?;
+    let wait = move || {
+        if signals.forever().next().is_none() {
+            return;
+        }
+        let between = loop {
+            let between = output::end_between_lines();
+            if between.is_some() || signals.pending().next().is_some() {
+                break between;
+            }
+            std::thread::sleep(PAUSE);
+        };
+        if between.is_some() {
+            progress::clear();
+        }
+        exit(INTERRUPTED);
+    };
+    let thread = std::thread::Builder::new().name("signals".into());
+    thread.spawn(wait).context("cannot start a thread")?;
+    Ok(())
 }
 
 /// Does what a signal does to who does not wait for it.

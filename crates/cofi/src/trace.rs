@@ -1,6 +1,6 @@
 //! `cofi trace`: record a program, then show what it did.
 
-use crate::args::{FlowInput, TraceArgs};
+use crate::args::{FlowInput, Parallel, TraceArgs};
 use crate::engine::Chosen;
 use crate::notes::NameWidth;
 use crate::report::{Report, Reported};
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
     let mut out = std::io::stderr().lock();
     writeln!(out, "\n")?;
     let streams: Vec<_> = session.streams().iter().collect();
-    let summary = report::summarize(&session, &streams, None);
+    let summary = report::summarize(&session, &streams, Parallel::default());
     let width = width_of(&Term::stderr());
     let report = Report {
         session: &session,

@@ -48,7 +48,7 @@ fn large_files_are_read_like_small_ones() {
     assert!(ran.text().contains("psb"), "{}", ran.text());
 }
 
-/// Large files are mapped. Somebody who cuts one off meanwhile causes a sentence, and no signal.
+/// Large files are read when they are needed. Somebody who cuts one off meanwhile causes a sentence, and no signal.
 #[test]
 fn a_file_that_is_cut_off_while_it_is_read() {
     let scratch = Scratch::new();

@@ -8,7 +8,7 @@ use cofi_session::ThreadFlow;
 
 /// What is true of a flow between two of its items, as far as what comes next depends on it, and the PSB there does not say all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FlowState {
+pub struct FlowState {
     /// Tracing is on.
     is_on: bool,
     /// What events told last of the mode, of the page tables and of the virtual machine.
@@ -21,12 +21,14 @@ pub(crate) struct FlowState {
 }
 
 impl FlowState {
-    pub(crate) const fn is_on(&self) -> bool {
+    /// Whether tracing is on.
+    #[must_use]
+    pub const fn is_on(&self) -> bool {
         self.is_on
     }
 
     /// Takes note of an event.
-    pub(crate) fn note(&mut self, event: &Event) {
+    pub fn note(&mut self, event: &Event) {
         match event {
             Event::Enabled { .. } | Event::AsyncBranch { .. } => self.is_on = true,
             Event::Disabled { .. } | Event::AsyncDisabled { .. } | Event::Stop => {
@@ -42,14 +44,14 @@ impl FlowState {
     }
 
     /// Takes note of the code that is in place.
-    pub(crate) fn note_code(&mut self, flow: &mut ThreadFlow<'_>) {
+    pub fn note_code(&mut self, flow: &mut ThreadFlow<'_>) {
         let view = flow.view();
         self.code = Some((std::ptr::from_ref(view.space()).addr(), view.version()));
     }
 
     /// What a flow that begins at a PSB tells of it: that tracing begins there, and the state. Whoever has read what stands before the PSB
     /// is not told. What comes next is given to `next`.
-    pub(crate) fn at_beginning<T>(
+    pub fn at_beginning<T>(
         flow: &mut ThreadFlow<'_>,
         next: impl FnOnce(Option<Part<'_>>) -> T,
     ) -> (Self, T) {
