@@ -187,7 +187,13 @@ fn decode(session: &Session<'_>, segment: &Segment<'_, '_>) -> Stretch {
         let mut first = None;
         let item = flow.paths(|path| {
             found.instructions += path.len() as u64;
-            first.get_or_insert_with(|| (path.ip(), path.offset()));
+            first.get_or_insert_with(|| {
+                let mut offset = None;
+                path.for_each(|block| {
+                    offset.get_or_insert(block.offset());
+                });
+                (path.ip(), offset.unwrap_or(path.offset()))
+            });
         });
         if let (true, Some((ip, offset))) = (finder.is_open(), first) {
             let step = Step::Run(ip, offset);

@@ -20,6 +20,8 @@ fn words() -> impl Strategy<Value = String> {
     let word = prop_oneof![
         10 => "tnt:[TN]{1,6}",
         2 => "tnt:[TN]{7,47}",
+        // More of them than bits fit into a register.
+        1 => (60_usize..140).prop_map(|count| "tnt:N ".repeat(count).trim_end().to_owned()),
         8 => address("tip"),
         5 => address("fup"),
         4 => address("pge"),

@@ -306,12 +306,11 @@ impl<'t> Binder<'t> {
     /// Reads further TNT packets of a run; `false` if there are none.
     #[inline]
     pub(crate) fn read_ahead(&mut self) -> bool {
-        let has_more = !self.ahead.is_empty() && self.ahead.goes_on();
-        if has_more {
+        if !self.ahead.is_empty() && self.ahead.goes_on() {
             let (bits, len) = (self.tnt, self.tnt_len);
             (self.tnt, self.tnt_len) = self.reader.read_ahead(&mut self.ahead, bits, len);
         }
-        has_more
+        self.ahead.goes_on()
     }
 
     /// All bits of a run, if there is one, are used.

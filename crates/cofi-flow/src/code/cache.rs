@@ -244,6 +244,11 @@ impl Cache {
         }
     }
 
+    /// How much memory it uses with what is remembered of ways through it, which has a share of its own while the cache is in use.
+    pub(crate) fn bytes_in_all(&self) -> usize {
+        self.bytes() + self.graph.memo.bytes() + self.graph.phrases.bytes()
+    }
+
     /// How much memory it uses.
     pub(crate) fn bytes(&self) -> usize {
         self.blocks.len() * size_of::<BasicBlock>()

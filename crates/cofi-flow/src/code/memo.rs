@@ -91,6 +91,14 @@ impl Memo {
         }
     }
 
+    /// How much memory they use.
+    pub(crate) fn bytes(&self) -> usize {
+        self.slots.len() * size_of::<Slot>()
+            + self.paths.len() * size_of::<Path>()
+            + self.nodes.len() * size_of::<u32>()
+            + self.calls.len() * size_of::<(Ip, u32)>()
+    }
+
     /// Forgets all paths, and gives their memory back.
     pub(crate) fn clear(&mut self) {
         if !self.slots.is_empty() {

@@ -34,7 +34,7 @@ const MOST_NODES: usize = WINDOW * 6;
 /// The smallest table, as a power of two.
 const LEAST_SLOTS: u32 = 12;
 /// After so many look-ups of which fewer than one in `LEAST_HITS` found something, there are none for so many runs.
-const TRIAL: u32 = 4096;
+const TRIES: u32 = 4096;
 const LEAST_HITS: u32 = 3;
 const PAUSE: u32 = 1 << 16;
 
@@ -168,7 +168,7 @@ impl Phrases {
     }
 
     /// How much memory they use.
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.slots.len() * size_of::<Slot>()
             + self.phrases.len() * size_of::<Phrase>()
             + self.nodes.len() * size_of::<(u32, u8)>()
@@ -199,11 +199,13 @@ impl Phrases {
         }
     }
 
-    fn note_try(&mut self, is_hit: bool) {
+    /// Notes that a phrase was looked for, and whether one could be used.
+    #[inline]
+    pub(crate) fn note_try(&mut self, is_hit: bool) {
         self.tries += 1;
         self.hits += u32::from(is_hit);
-        if self.tries == TRIAL {
-            if self.hits < TRIAL / LEAST_HITS {
+        if self.tries == TRIES {
+            if self.hits < TRIES / LEAST_HITS {
                 self.pause = PAUSE;
             }
             (self.tries, self.hits) = (0, 0);
@@ -226,13 +228,11 @@ impl Graph {
         let number = phrases.slot(node, word, last_ip.get());
         let slot = &mut phrases.slots[number];
         if (slot.node, slot.bytes, slot.last_ip) == (node, word, last_ip.get()) {
-            let found = match slot.phrase {
+            return match slot.phrase {
                 NEVER => None,
                 NONE => self.keep_phrase(number, bytes, last_ip, returns),
                 found => Some(found),
             };
-            self.phrases.note_try(found.is_some());
-            return found;
         }
         *slot = Slot {
             bytes: word,
@@ -240,7 +240,6 @@ impl Graph {
             node,
             phrase: NONE,
         };
-        phrases.note_try(false);
         None
     }
 
@@ -373,7 +372,9 @@ impl Outline {
         {
             let len = raw.len();
             // Whether a PSB begins within it, bytes behind the window may tell.
-            if len > 1 && len == rest.len() && matches!(rest[len - 1], 0x02 | 0x82) {
+            let last = rest[len - 1];
+            let may_go_on = rest.get(len).is_none_or(|behind| *behind == last ^ 0x80);
+            if len > 1 && matches!(last, 0x02 | 0x82) && may_go_on {
                 break;
             }
             let mut more = whole;

@@ -43,7 +43,7 @@ impl Shelf {
         };
         let old = core::mem::replace(cache, next);
         self.put(before, old);
-        cache.set_limit(config.cache_limit - self.trim(config));
+        cache.set_limit(config.cache_limit - self.trim(config.cache_limit / 2));
         true
     }
 
@@ -56,14 +56,22 @@ impl Shelf {
         }
     }
 
-    /// Forgets what there is no room for; how much the rest uses.
-    fn trim(&mut self, config: &FlowConfig) -> usize {
-        let bytes = |kept: &[(_, Cache)]| kept.iter().map(|(_, cache)| cache.bytes()).sum();
-        let mut used: usize = bytes(&self.kept);
-        while used > config.cache_limit / 2 {
-            self.kept.remove(0);
-            used = bytes(&self.kept);
-        }
+    /// Forgets what was used longest ago until the rest takes no more than `most` bytes; how many it takes.
+    fn trim(&mut self, most: usize) -> usize {
+        let mut used: usize = self
+            .kept
+            .iter()
+            .map(|(_, cache)| cache.bytes_in_all())
+            .sum();
+        let too_many = self.kept.iter().take_while(|(_, cache)| {
+            let is_too_much = used > most;
+            if is_too_much {
+                used -= cache.bytes_in_all();
+            }
+            is_too_much
+        });
+        let count = too_many.count();
+        self.kept.drain(..count);
         used
     }
 
@@ -79,7 +87,8 @@ impl Shelf {
     pub(crate) fn give(&mut self, cache: Cache, config: &FlowConfig) -> CodeCache {
         let key = self.key.take();
         self.put(key, cache);
-        self.trim(config);
+        // None is in use beside them.
+        self.trim(config.cache_limit);
         CodeCache {
             config: Some(*config),
             shelf: core::mem::take(self),
@@ -90,7 +99,7 @@ impl Shelf {
 /// Decoded code that outlives its decoder, so that the next one need not decode it again: see
 /// [`FlowDecoder::with_code_cache`](crate::FlowDecoder::with_code_cache).
 ///
-/// It holds code of which a decoder was told [what it is](crate::FlowDecoder::code_changed_to), and no other. Its size is bounded by half of
+/// It holds code of which a decoder was told [what it is](crate::FlowDecoder::code_changed_to), and no other. Its size is bounded by
 /// `FlowConfig::cache_limit`.
 #[derive(Debug, Default)]
 pub struct CodeCache {

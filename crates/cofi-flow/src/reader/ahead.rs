@@ -9,8 +9,10 @@ use cofi_packet::intel::{Block, Kind, Packet, decode, decode_short, short_cyc};
 use super::{Flow, Reader, short_tnt};
 use crate::code::phrase::{Phrase, WINDOW};
 
-/// So many packets are remembered: each has a bit of the register.
-const MOST: usize = 64;
+/// So many packets are remembered: the one in use, and 64 others, each with a bit in the register; a power of two, for speed.
+const MOST: usize = 128;
+/// So many packets are read ahead at most.
+const REACH: usize = 64;
 
 /// No place in a stream.
 pub(super) const NOWHERE: usize = usize::MAX;
@@ -45,6 +47,8 @@ pub(crate) struct Ahead {
     /// Whether something else than TNT packets stands behind the run: at this place, with so many timing packets before it.
     is_at_end: bool,
     stop: (usize, u64),
+    /// So many packets a run may have before it is used up: few where much was given back, so that little is read twice.
+    reach: usize,
     /// Here stands something else than a TNT or a TIP with an address.
     other: usize,
 }
@@ -59,6 +63,7 @@ impl Default for Ahead {
             timed: [NOWHERE; 2],
             is_at_end: false,
             stop: (0, 0),
+            reach: REACH,
             other: NOWHERE,
         }
     }
@@ -74,7 +79,7 @@ impl Ahead {
     /// Whether further packets may be read.
     #[inline]
     pub(crate) const fn goes_on(&self) -> bool {
-        !self.is_at_end
+        !self.is_at_end && self.count < self.reach
     }
 
     /// The number of the bit that comes next, where `left` are in the register.
@@ -83,28 +88,36 @@ impl Ahead {
         self.read - left as u64
     }
 
-    /// The packet that is in use where `left` bits are in the register, and how many of them are its own.
+    /// The packet that is in use where `left` bits are in the register, and how many of them are its own; none if there is no run.
     pub(crate) fn in_use(&self, left: u8) -> Option<(Mark, u8)> {
         if self.is_empty() {
             return None;
         }
         let next = self.next_bit(left);
-        let (mark, end) = self.of_bit(next.saturating_sub(1))?;
-        Some((*mark, end.saturating_sub(next) as u8))
+        let found = self.of_bit(next.saturating_sub(1));
+        debug_assert!(found.is_some(), "the packet in use is remembered");
+        let (number, end) = found?;
+        let own = end.saturating_sub(next) as u8;
+        Some((self.marks[number % MOST], own))
     }
 
     /// Where the packet begins that a bit is of which is in the register, by its number in the run.
     pub(crate) fn offset(&self, bit: u64) -> usize {
-        self.of_bit(bit).map_or(0, |(mark, _)| mark.offset)
+        let found = self.of_bit(bit);
+        debug_assert!(
+            found.is_some(),
+            "the packets of the register are remembered"
+        );
+        found.map_or(self.offset, |(number, _)| self.marks[number % MOST].offset)
     }
 
-    /// The packet that a bit of the register is of, and the number of the first bit behind it.
-    fn of_bit(&self, bit: u64) -> Option<(&Mark, u64)> {
+    /// The number in the run of the packet that a bit of the register is of, and the number of the first bit behind it.
+    fn of_bit(&self, bit: u64) -> Option<(usize, u64)> {
         let mut end = self.read;
         for number in (self.count.saturating_sub(MOST)..self.count).rev() {
             let mark = &self.marks[number % MOST];
             if mark.first <= bit {
-                return Some((mark, end));
+                return Some((number, end));
             }
             end = mark.first;
         }
@@ -207,6 +220,9 @@ impl Reader<'_> {
             bits |= more << (64 - len);
             at += size;
             (self.at, self.timing) = (at, timing);
+            if ahead.count >= ahead.reach {
+                return (bits, len);
+            }
         }
         (ahead.stop, ahead.is_at_end) = ((at, timing), true);
         (bits, len)
@@ -220,7 +236,7 @@ impl Reader<'_> {
         if self.at == ahead.other {
             return Decision::Other;
         }
-        if ahead.goes_on() {
+        if !ahead.is_at_end {
             *tnt = self.read_ahead(ahead, 0, 0);
             if tnt.1 != 0 {
                 return Decision::Tnt;
@@ -280,14 +296,20 @@ impl Reader<'_> {
         self.time_of_run(before, own);
         self.offset = ahead.offset;
         (ahead.count, ahead.read, ahead.timed) = (0, 0, [NOWHERE; 2]);
+        ahead.reach = REACH.min(ahead.reach * 2);
         ahead.offset
     }
 
     /// What was read behind this packet, the last of a run, is given back.
     pub(crate) fn give_back(&mut self, ahead: &mut Ahead, last: &Mark) {
         (self.at, self.timing) = (last.at, last.timing);
+        let count = ahead.count;
         (ahead.offset, ahead.timed) = (last.offset, last.timed);
         ahead.is_at_end = false;
+        let used = ahead.of_bit(last.first).map_or(0, |(number, _)| number + 1);
         self.end_run(ahead);
+        if used < count {
+            ahead.reach = used.clamp(1, REACH);
+        }
     }
 }

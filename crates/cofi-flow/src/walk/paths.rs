@@ -194,7 +194,7 @@ impl<C: CodeSource> Walker<C> {
         let has_stack = !bind.reader.is_rtit();
         let reads_on = bind.reads_on();
         let mut has_more = true;
-        // Behind a TIP or a phrase.
+        // Behind a TIP or a phrase, and where the walk begins.
         let mut may_begin = true;
         loop {
             let step = 'step: {
@@ -340,11 +340,12 @@ impl<C: CodeSource> Walker<C> {
         let (bytes, at) = bind.reader.window(&bind.ahead)?;
         let last_ip = bind.reader.last_ip_state();
         let graph = &mut self.cache.graph;
-        let number = graph.phrase(id, bytes, last_ip, &self.returns)?;
-        let phrases = &graph.phrases;
-        phrases
-            .call_and_return(phrases.phrase(number), &mut self.returns)
-            .then_some((number, at))
+        let found = graph.phrase(id, bytes, last_ip, &self.returns);
+        let phrases = &mut graph.phrases;
+        let found = found
+            .filter(|number| phrases.call_and_return(phrases.phrase(*number), &mut self.returns));
+        phrases.note_try(found.is_some());
+        Some((found?, at))
     }
 
     /// Runs a node that ends with another branch whose outcome is there, and tells what comes next; `None` if it is to be walked
