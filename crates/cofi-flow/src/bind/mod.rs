@@ -309,6 +309,8 @@ impl<'t> Binder<'t> {
         if !self.ahead.is_empty() && self.ahead.goes_on() {
             let (bits, len) = (self.tnt, self.tnt_len);
             (self.tnt, self.tnt_len) = self.reader.read_ahead(&mut self.ahead, bits, len);
+            // Bits were used: as many may be in the register now as before.
+            self.used += 1;
         }
         self.ahead.goes_on()
     }
