@@ -10,12 +10,16 @@
 //! counts, a checksum of it, and the processor time of each pass in seconds. Whatever goes wrong is said on standard error with status 1;
 //! wrong usage has status 2.
 
+#[path = "../../../crates/cofi-flow/examples/words/mod.rs"]
+mod words;
+
 use std::error::Error;
 use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
+use words::{number, section};
 
 /// The code: pieces with their addresses, the lowest first.
 pub type Images = Vec<(u64, Vec<u8>)>;
@@ -50,26 +54,6 @@ pub const fn mix(mut key: u64) -> u64 {
     key ^= key >> 33;
     key = key.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     key ^ key >> 33
-}
-
-fn number(text: &str) -> Result<u64, Box<dyn Error>> {
-    let value = match text.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16),
-        None => text.parse(),
-    };
-    value.map_err(|error| format!("{text}: {error}").into())
-}
-
-/// FILE:OFFSET:SIZE:ADDRESS, from the right: a file's name may hold colons.
-fn section(text: &str) -> Result<(u64, Vec<u8>), Box<dyn Error>> {
-    let fields: Vec<&str> = text.rsplitn(4, ':').collect();
-    let [address, size, offset, file] = fields[..] else {
-        return Err(format!("{text}: a section is FILE:OFFSET:SIZE:ADDRESS").into());
-    };
-    let mut bytes = fs::read(file).map_err(|error| format!("{file}: {error}"))?;
-    bytes.drain(..bytes.len().min(usize::try_from(number(offset)?)?));
-    bytes.truncate(usize::try_from(number(size)?)?);
-    Ok((number(address)?, bytes))
 }
 
 fn task(mut words: impl Iterator<Item = String>) -> Result<Task, Box<dyn Error>> {

@@ -12,15 +12,22 @@
 //! the flow go to standard error; the status is then 1. With `--times`, a line is printed for each instruction instead: its address, and the earliest, likely and latest time at
 //! which it retired, in TSC ticks, `-` where there is none. `cargo xtask bench` runs this against the same on libipt.
 
+#[path = "words/cpu.rs"]
+mod cpu;
+mod words;
+
 use std::error::Error;
 use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cofi_flow::{Block, Cpu, Errata, Executed, FlowConfig, FlowDecoder, FlowError, Item, Visitor};
+use cofi_flow::{Block, Errata, Executed, FlowConfig, FlowDecoder, FlowError, Item, Visitor};
 use cofi_insn::CodeSource;
 use cofi_packet::Ip;
+
+use cpu::cpu;
 use nix::time::{ClockId, clock_gettime};
+use words::{number, section};
 
 /// The code: each piece with its address.
 struct Images(Vec<(u64, Vec<u8>)>);
@@ -138,36 +145,6 @@ struct Task {
     config: FlowConfig,
     passes: u64,
     times: bool,
-}
-
-fn number(text: &str) -> Result<u64, Box<dyn Error>> {
-    let value = match text.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16),
-        None => text.parse(),
-    };
-    value.map_err(|error| format!("{text}: {error}").into())
-}
-
-/// FILE:OFFSET:SIZE:ADDRESS, from the right: a file's name may hold colons.
-fn section(text: &str) -> Result<(u64, Vec<u8>), Box<dyn Error>> {
-    let fields: Vec<&str> = text.rsplitn(4, ':').collect();
-    let [address, size, offset, file] = fields[..] else {
-        return Err(format!("{text}: a section is FILE:OFFSET:SIZE:ADDRESS").into());
-    };
-    let mut bytes = fs::read(file).map_err(|error| format!("{file}: {error}"))?;
-    bytes.drain(..bytes.len().min(usize::try_from(number(offset)?)?));
-    bytes.truncate(usize::try_from(number(size)?)?);
-    Ok((number(address)?, bytes))
-}
-
-fn cpu(text: &str) -> Result<Cpu, Box<dyn Error>> {
-    let mut fields = text.split('/').map(number);
-    let mut field = || fields.next().unwrap_or(Ok(0));
-    Ok(Cpu {
-        family: field()?.try_into()?,
-        model: field()?.try_into()?,
-        stepping: field()?.try_into()?,
-    })
 }
 
 fn task(mut words: impl Iterator<Item = String>) -> Result<Task, Box<dyn Error>> {

@@ -16,17 +16,24 @@
 //!
 //! With `--warm` a pass decodes the stream twice in a row with one decoder, and the time of the second counts.
 
+#[path = "../../cofi-flow/examples/words/cpu.rs"]
+mod cpu;
+#[path = "../../cofi-flow/examples/words/mod.rs"]
+mod words;
+
 use std::error::Error;
 use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use cofi_flow::{
-    Block, Cpu, Errata, Event, Executed, FlowConfig, FlowDecoder, FlowError, Part, Run, Visitor,
+    Block, Errata, Event, Executed, FlowConfig, FlowDecoder, FlowError, Part, Run, Visitor,
 };
 use cofi_insn::{Class, CodeSource, advance};
 use cofi_packet::{Ip, StreamOffset};
+use cpu::cpu;
 use nix::time::{ClockId, clock_gettime};
+use words::{number, section};
 
 /// Entries of the map of edges.
 const MAP: usize = 1 << 16;
@@ -270,36 +277,6 @@ struct Task {
     stream: Vec<u8>,
     images: Images,
     config: FlowConfig,
-}
-
-fn number(text: &str) -> Result<u64, Box<dyn Error>> {
-    let value = match text.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16),
-        None => text.parse(),
-    };
-    value.map_err(|error| format!("{text}: {error}").into())
-}
-
-/// FILE:OFFSET:SIZE:ADDRESS, from the right: a file's name may hold colons.
-fn section(text: &str) -> Result<(u64, Vec<u8>), Box<dyn Error>> {
-    let fields: Vec<&str> = text.rsplitn(4, ':').collect();
-    let [address, size, offset, file] = fields[..] else {
-        return Err(format!("{text}: a section is FILE:OFFSET:SIZE:ADDRESS").into());
-    };
-    let mut bytes = fs::read(file).map_err(|error| format!("{file}: {error}"))?;
-    bytes.drain(..bytes.len().min(usize::try_from(number(offset)?)?));
-    bytes.truncate(usize::try_from(number(size)?)?);
-    Ok((number(address)?, bytes))
-}
-
-fn cpu(text: &str) -> Result<Cpu, Box<dyn Error>> {
-    let mut fields = text.split('/').map(number);
-    let mut field = || fields.next().unwrap_or(Ok(0));
-    Ok(Cpu {
-        family: field()?.try_into()?,
-        model: field()?.try_into()?,
-        stepping: field()?.try_into()?,
-    })
 }
 
 fn task(mut words: impl Iterator<Item = String>) -> Result<Task, Box<dyn Error>> {
