@@ -169,6 +169,7 @@ enum Blocks<'d> {
     Phrase {
         cache: &'d Cache,
         phrase: &'d Phrase,
+        number: u32,
         /// Where its first packet begins.
         at: usize,
     },
@@ -220,9 +221,14 @@ impl<'d> Path<'d> {
     }
 
     #[inline]
-    pub(crate) fn of_phrase(cache: &'d Cache, phrase: &'d Phrase, at: usize) -> Self {
+    pub(crate) fn of_phrase(cache: &'d Cache, number: u32, at: usize) -> Self {
         Self {
-            blocks: Blocks::Phrase { cache, phrase, at },
+            blocks: Blocks::Phrase {
+                cache,
+                phrase: cache.graph.phrases.phrase(number),
+                number,
+                at,
+            },
         }
     }
 
@@ -244,7 +250,7 @@ impl<'d> Path<'d> {
         match &self.blocks {
             Blocks::One(block) => block.add_to(running),
             Blocks::Path { path, .. } => running.add(&path.checksum),
-            Blocks::Phrase { phrase, .. } => running.add(&phrase.checksum),
+            Blocks::Phrase { cache, number, .. } => running.add(cache.graph.phrases.checksum(*number)),
         }
     }
 
@@ -292,7 +298,9 @@ impl<'d> Path<'d> {
                     visit(&Block::of_node(cache, *id, place.plus(bit)));
                 }
             }
-            Blocks::Phrase { cache, phrase, at } => {
+            Blocks::Phrase {
+                cache, phrase, at, ..
+            } => {
                 for (id, offset) in cache.graph.phrases.nodes(phrase) {
                     let place = Place::At(at + usize::from(*offset));
                     visit(&Block::of_node(cache, *id, place));

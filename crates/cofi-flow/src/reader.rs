@@ -281,12 +281,6 @@ impl<'t> Reader<'t> {
         self.doubt &= !self.is_full;
     }
 
-    /// The last IP (33.4.2.2).
-    #[inline]
-    pub(crate) fn last_ip_state(&self) -> LastIp {
-        self.last_ip
-    }
-
     /// Where the last PSB stands that was read.
     pub(crate) fn psb_at(&self) -> usize {
         self.psb.min(self.at)

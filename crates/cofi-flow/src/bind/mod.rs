@@ -19,9 +19,8 @@ use crate::bind::control::Control;
 use crate::bind::emit::Emit;
 use crate::bind::loss::Loss;
 use crate::block::Place;
-use crate::code::phrase::Phrase;
 use crate::events::origin::{BoundOrigins, Origin};
-use crate::reader::ahead::{Ahead, Decision};
+use crate::reader::ahead::{Ahead, Decision, UsedPhrases};
 use crate::reader::{Flow, Reader};
 use crate::rtit::{self, Ends};
 use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind};
@@ -284,13 +283,21 @@ impl<'t> Binder<'t> {
         self.tnt_len -= count;
     }
 
-    /// A phrase that begins at `at` is used.
+    /// Begins to use phrases, where no timing packet has come since the packet used last.
     #[inline]
-    pub(crate) fn use_phrase(&mut self, phrase: &Phrase, at: usize) {
-        self.reader.use_phrase(&mut self.ahead, phrase, at);
-        self.offset = at + usize::from(phrase.last);
-        self.read_at = self.offset;
-        self.used += 1;
+    pub(crate) fn begin_phrases(&self) -> Option<UsedPhrases<'t>> {
+        self.reader.begin_phrases(&self.ahead)
+    }
+
+    /// Phrases are used.
+    #[inline]
+    pub(crate) fn use_phrases(&mut self, used: &UsedPhrases<'_>) {
+        if used.count != 0 {
+            self.reader.use_phrases(&mut self.ahead, used);
+            self.offset = self.reader.offset();
+            self.read_at = self.offset;
+            self.used += u64::from(used.count);
+        }
     }
 
     /// Whether a TNT or TIP that comes next decides where control goes, and nothing else: no event waits for a FUP, and no state for a TIP.

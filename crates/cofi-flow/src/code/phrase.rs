@@ -5,7 +5,7 @@
 //! whole. Timing packets are never part of a phrase: with a CYC at every other packet there are hardly two windows alike.
 //!
 //! A phrase is put together from the graph when its window comes a second time. Where windows do not come again, looking them up is given up
-//! for a while.
+//! for a while. Each phrase remembers the one that came after it: mostly it comes again, and then nothing has to be looked up.
 
 use alloc::vec::Vec;
 
@@ -26,68 +26,124 @@ const LEAST_BYTES: u8 = 4;
 const PART: usize = 16;
 /// With less memory, none are kept.
 const LEAST_MEMORY: usize = 1 << 18;
-/// So many return addresses from before a phrase it may use, and so deep its own calls may be nested.
+/// So many return addresses from before a phrase it may use, and so many calls it may make.
 const MOST_POPPED: usize = 8;
 const MOST_CALLS: usize = 16;
 /// A window has so many TNT bits and TIPs at most.
 const MOST_NODES: usize = WINDOW * 6;
 /// The smallest table, as a power of two.
-const LEAST_SLOTS: u32 = 12;
+const LEAST_BUCKETS: u32 = 10;
 /// After so many look-ups of which fewer than one in `LEAST_HITS` found something, there are none for so many runs.
 const TRIES: u32 = 4096;
 const LEAST_HITS: u32 = 3;
 const PAUSE: u32 = 1 << 16;
 
-/// What stands in the slot of a window that makes no phrase.
+/// What stands in the table for a window that makes no phrase.
 const NEVER: u32 = NONE - 1;
 
-/// What a window of packets does.
+/// By what a phrase is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// The node from which it leads on.
+    node: u32,
+    /// The packets, the first byte lowest.
+    bytes: u64,
+    /// Of the last IP, what not every TIP tells anew.
+    base: u64,
+}
+
+impl Key {
+    #[inline]
+    pub(crate) const fn new(node: u32, window: [u8; WINDOW], last_ip: LastIp) -> Self {
+        Self {
+            node,
+            bytes: u64::from_le_bytes(window),
+            base: last_ip.get().0 >> 16,
+        }
+    }
+
+    #[inline]
+    const fn hash(&self) -> u64 {
+        let key = self.bytes ^ (self.node as u64) << 20 ^ self.base.rotate_left(40);
+        let product = (key as u128).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        (product >> 64) as u64 ^ product as u64
+    }
+}
+
+/// What a window of packets does. (It is as large as a line of the processor's cache.)
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(crate) struct Phrase {
+    key: Key,
+    /// The last IP behind it, if there was a TIP.
+    pub(crate) last_ip: LastIp,
     /// The node behind it.
     pub(crate) end: u32,
+    /// The phrase that came after it the last time.
+    next: u32,
+    /// Where its nodes are, in [`Phrases::nodes`].
+    nodes: u32,
+    /// The same of the return addresses from before it that it uses, and of those that it leaves behind.
+    popped: u32,
+    calls: u32,
+    pub(crate) insns: u16,
+    node_count: u8,
+    popped_count: u8,
+    call_count: u8,
+    /// How many more return addresses there are at most than before it.
+    deepest: u8,
     /// How many bytes it takes, and where the last packet among them begins.
     pub(crate) size: u8,
     pub(crate) last: u8,
+    /// So many bytes tell that it is this one.
+    telling: u8,
     pub(crate) has_tnt: bool,
-    /// The last IP behind it, and how it was told, if there was a TIP.
-    pub(crate) tip: Option<(LastIp, IpBytes)>,
-    /// How many more return addresses there are at most than before it.
-    deepest: u8,
-    /// Where its nodes are, in [`Phrases::nodes`], and how many.
-    nodes: (u32, u8),
-    /// The same of the return addresses from before it that it uses, and of those that it leaves behind.
-    popped: (u32, u8),
-    calls: (u32, u8),
-    pub(crate) insns: u32,
-    pub(crate) checksum: Checksum,
+    /// How its last TIP told its address; suppressed if there is none.
+    pub(crate) tip: IpBytes,
 }
 
+impl Phrase {
+    /// Whether it comes next.
+    #[inline]
+    fn is(&self, key: &Key) -> bool {
+        let differing = (key.bytes ^ self.key.bytes) << (64 - 8 * u32::from(self.telling));
+        differing == 0 && key.node == self.key.node && key.base == self.key.base
+    }
+}
+
+/// Four slots of the table: a part of each hash, and the number of the phrase; [`NONE`] where the window was seen but once, or [`NEVER`].
 #[derive(Clone, Copy, Debug)]
-struct Slot {
-    bytes: u64,
-    last_ip: Ip,
-    node: u32,
-    /// The number of a phrase; [`NONE`] where it was seen but once, or [`NEVER`].
-    phrase: u32,
+#[repr(align(32))]
+struct Bucket {
+    tags: [u32; 4],
+    phrases: [u32; 4],
 }
 
-impl Slot {
+impl Bucket {
     const EMPTY: Self = Self {
-        bytes: 0,
-        last_ip: Ip(0),
-        node: NONE,
-        phrase: NONE,
+        tags: [0; 4],
+        phrases: [NONE; 4],
     };
+
+    /// Where a new one goes: not where a phrase is.
+    #[inline]
+    fn room(&self, hash: u64) -> Option<usize> {
+        let first = (hash >> 40) as usize;
+        (first..first + 4)
+            .map(|way| way % 4)
+            .find(|way| self.phrases[*way] >= NEVER)
+    }
 }
 
 /// Phrases that came more than once.
 #[derive(Debug, Default)]
 pub(crate) struct Phrases {
-    slots: Vec<Slot>,
-    /// How far a hash is shifted to be the number of a slot.
+    buckets: Vec<Bucket>,
+    /// How far a hash is shifted to be the number of a bucket.
     shift: u32,
     phrases: Vec<Phrase>,
+    /// Of each phrase, of all its instructions.
+    checksums: Vec<Checksum>,
     /// The nodes of phrases, and where in the window the packet begins by which each was left.
     nodes: Vec<(u32, u8)>,
     /// Addresses on the stack of calls, the youngest first; none where any will do.
@@ -102,7 +158,7 @@ pub(crate) struct Phrases {
     pause: u32,
 }
 
-fn slice<T>(all: &[T], (first, count): (u32, u8)) -> &[T] {
+fn slice<T>(all: &[T], first: u32, count: u8) -> &[T] {
     let first = first as usize;
     &all[first..first + usize::from(count)]
 }
@@ -117,7 +173,7 @@ impl Phrases {
 
     /// Forgets all phrases, and gives their memory back.
     pub(crate) fn clear(&mut self) {
-        if !self.slots.is_empty() {
+        if !self.buckets.is_empty() {
             *self = Self {
                 most: self.most,
                 ..Self::default()
@@ -127,7 +183,7 @@ impl Phrases {
 
     /// Begins to keep phrases, if there is room for some.
     pub(crate) fn begin(&mut self) {
-        if self.slots.is_empty() && self.most >= LEAST_MEMORY {
+        if self.buckets.is_empty() && self.most >= LEAST_MEMORY {
             self.grow();
         }
     }
@@ -139,7 +195,7 @@ impl Phrases {
             self.pause -= 1;
             return false;
         }
-        !self.slots.is_empty()
+        !self.buckets.is_empty()
     }
 
     #[inline]
@@ -147,21 +203,31 @@ impl Phrases {
         &self.phrases[number as usize]
     }
 
+    /// What it is of all instructions of a phrase.
+    pub(crate) fn checksum(&self, number: u32) -> &Checksum {
+        &self.checksums[number as usize]
+    }
+
     /// The nodes of a phrase, each with the place in the window of the packet by which it was left.
     #[inline]
     pub(crate) fn nodes(&self, phrase: &Phrase) -> &[(u32, u8)] {
-        slice(&self.nodes, phrase.nodes)
+        slice(&self.nodes, phrase.nodes, phrase.node_count)
     }
 
     /// Does to the stack of return addresses what a phrase does; `false`, and nothing, where another address is there than it knows.
     #[inline]
     pub(crate) fn call_and_return(&self, phrase: &Phrase, returns: &mut ReturnStack) -> bool {
-        let popped = slice(&self.popped, phrase.popped);
-        if !returns.has_room(phrase.deepest) || !returns.begins_with(popped) {
+        if phrase.popped_count != 0 {
+            let popped = slice(&self.popped, phrase.popped, phrase.popped_count);
+            if !returns.begins_with(popped) {
+                return false;
+            }
+        }
+        if phrase.deepest != 0 && !returns.has_room(phrase.deepest) {
             return false;
         }
-        returns.drop_youngest(popped.len());
-        for (ip, site) in slice(&self.calls, phrase.calls) {
+        returns.drop_youngest(phrase.popped_count.into());
+        for (ip, site) in slice(&self.calls, phrase.calls, phrase.call_count) {
             returns.push_site(*ip, *site);
         }
         true
@@ -169,43 +235,43 @@ impl Phrases {
 
     /// How much memory they use.
     pub(crate) fn bytes(&self) -> usize {
-        self.slots.len() * size_of::<Slot>()
-            + self.phrases.len() * size_of::<Phrase>()
+        self.buckets.len() * size_of::<Bucket>()
+            + self.phrases.len() * (size_of::<Phrase>() + size_of::<Checksum>())
             + self.nodes.len() * size_of::<(u32, u8)>()
             + self.popped.len() * size_of::<Option<Ip>>()
             + self.calls.len() * size_of::<(Ip, u32)>()
     }
 
-    #[inline]
-    fn slot(&self, node: u32, bytes: u64, last_ip: Ip) -> usize {
-        let key = bytes ^ (u64::from(node) << 20) ^ last_ip.0.rotate_left(40);
-        let key = (key ^ (key >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (key >> self.shift) as usize
-    }
-
     fn grow(&mut self) {
-        let old = core::mem::take(&mut self.slots);
-        let log = match old.len() {
-            0 => LEAST_SLOTS,
+        let log = match self.buckets.len() {
+            0 => LEAST_BUCKETS,
             len => len.ilog2() + 2,
         };
         self.shift = 64 - log;
-        self.slots.resize(1 << log, Slot::EMPTY);
-        for slot in old {
-            if slot.node != NONE && slot.phrase != NONE {
-                let number = self.slot(slot.node, slot.bytes, slot.last_ip);
-                self.slots[number] = slot;
+        self.buckets.clear();
+        self.buckets.resize(1 << log, Bucket::EMPTY);
+        for (phrase, number) in self.phrases.iter().zip(0..) {
+            let hash = phrase.key.hash();
+            let bucket = &mut self.buckets[(hash >> self.shift) as usize];
+            if let Some(way) = bucket.room(hash) {
+                (bucket.tags[way], bucket.phrases[way]) = (Self::tag(hash), number);
             }
         }
     }
 
-    /// Notes that a phrase was looked for, and whether one could be used.
     #[inline]
-    pub(crate) fn note_try(&mut self, is_hit: bool) {
-        self.tries += 1;
-        self.hits += u32::from(is_hit);
-        if self.tries == TRIES {
-            if self.hits < TRIES / LEAST_HITS {
+    const fn tag(hash: u64) -> u32 {
+        // (No tag is that of an empty slot.)
+        hash as u32 | 1
+    }
+
+    /// Notes how many phrases were found one after the other, before none was.
+    #[inline]
+    pub(crate) fn note_tries(&mut self, hits: u32) {
+        self.tries += hits + 1;
+        self.hits += hits;
+        if self.tries >= TRIES {
+            if self.hits < self.tries / LEAST_HITS {
                 self.pause = PAUSE;
             }
             (self.tries, self.hits) = (0, 0);
@@ -214,40 +280,64 @@ impl Phrases {
 }
 
 impl Graph {
-    /// The number of the phrase from a node with these bytes, if they came before.
+    /// The number of the phrase that comes next, if its packets came before; `before` is that of the one that came just before it, or [`NONE`].
     #[inline]
     pub(crate) fn phrase(
         &mut self,
-        node: u32,
-        bytes: [u8; WINDOW],
+        before: u32,
+        key: &Key,
         last_ip: LastIp,
         returns: &ReturnStack,
     ) -> Option<u32> {
-        let word = u64::from_le_bytes(bytes);
         let phrases = &mut self.phrases;
-        let number = phrases.slot(node, word, last_ip.get());
-        let slot = &mut phrases.slots[number];
-        if (slot.node, slot.bytes, slot.last_ip) == (node, word, last_ip.get()) {
-            return match slot.phrase {
-                NEVER => None,
-                NONE => self.keep_phrase(number, bytes, last_ip, returns),
-                found => Some(found),
-            };
+        if let Some(before) = phrases.phrases.get(before as usize) {
+            let next = before.next;
+            if let Some(phrase) = phrases.phrases.get(next as usize)
+                && phrase.is(key)
+            {
+                return Some(next);
+            }
         }
-        *slot = Slot {
-            bytes: word,
-            last_ip: last_ip.get(),
-            node,
-            phrase: NONE,
-        };
+        let number = self.look_up_phrase(key, last_ip, returns)?;
+        if let Some(before) = self.phrases.phrases.get_mut(before as usize) {
+            before.next = number;
+        }
+        Some(number)
+    }
+
+    #[inline]
+    fn look_up_phrase(
+        &mut self,
+        key: &Key,
+        last_ip: LastIp,
+        returns: &ReturnStack,
+    ) -> Option<u32> {
+        let phrases = &mut self.phrases;
+        let hash = key.hash();
+        let tag = Phrases::tag(hash);
+        let number = (hash >> phrases.shift) as usize;
+        let bucket = &mut phrases.buckets[number];
+        for way in 0..4 {
+            if bucket.tags[way] == tag {
+                return match bucket.phrases[way] {
+                    NEVER => None,
+                    NONE => self.keep_phrase(number, way, key, last_ip, returns),
+                    found => phrases.phrases[found as usize].is(key).then_some(found),
+                };
+            }
+        }
+        if let Some(way) = bucket.room(hash) {
+            (bucket.tags[way], bucket.phrases[way]) = (tag, NONE);
+        }
         None
     }
 
     #[cold]
     fn keep_phrase(
         &mut self,
-        slot: usize,
-        bytes: [u8; WINDOW],
+        bucket: usize,
+        way: usize,
+        key: &Key,
         last_ip: LastIp,
         returns: &ReturnStack,
     ) -> Option<u32> {
@@ -258,11 +348,9 @@ impl Graph {
             self.phrases.begin();
             return None;
         }
-        let node = phrases.slots[slot].node;
-        let outline = Outline::new(self, node, bytes, last_ip, returns);
-        let kept = outline.and_then(|outline| phrases.add(&outline));
-        phrases.slots[slot].phrase = kept.unwrap_or(NEVER);
-        if phrases.phrases.len() >= phrases.slots.len() / 2 {
+        let kept = phrases.add(self, key, last_ip, returns);
+        phrases.buckets[bucket].phrases[way] = kept.unwrap_or(NEVER);
+        if phrases.phrases.len() >= phrases.buckets.len() * 2 {
             phrases.grow();
         }
         self.phrases = phrases;
@@ -271,102 +359,161 @@ impl Graph {
 }
 
 impl Phrases {
-    fn add(&mut self, outline: &Outline) -> Option<u32> {
-        let place = |len: usize, count: usize| Some((u32::try_from(len).ok()?, count as u8));
-        let phrase = Phrase {
-            end: outline.end,
-            size: outline.size,
-            last: outline.last,
-            has_tnt: outline.has_tnt,
-            tip: outline.tip,
-            deepest: outline.deepest,
-            nodes: place(self.nodes.len(), outline.nodes.len)?,
-            popped: place(self.popped.len(), outline.popped.len)?,
-            calls: place(self.calls.len(), outline.calls.len)?,
-            insns: outline.insns,
-            checksum: outline.checksum,
+    /// Puts a phrase together; none if too little of its packets is known.
+    fn add(
+        &mut self,
+        graph: &Graph,
+        key: &Key,
+        last_ip: LastIp,
+        returns: &ReturnStack,
+    ) -> Option<u32> {
+        let (nodes, popped, calls) = (self.nodes.len(), self.popped.len(), self.calls.len());
+        let mut writer = Writer {
+            graph,
+            returns,
+            mode: graph.detail(key.node).mode,
+            nodes: &mut self.nodes,
+            popped: &mut self.popped,
+            calls: Few::new(),
         };
-        self.nodes.extend(outline.nodes.as_slice());
-        self.popped.extend(outline.popped.as_slice());
-        self.calls.extend(outline.calls.as_slice());
-        self.phrases.push(phrase);
+        let whole = writer.read(key, last_ip);
+        let writer_calls = writer.calls;
+        self.nodes.truncate(nodes + usize::from(whole.node_count));
+        self.popped.truncate(popped + usize::from(whole.popped_count));
+        if whole.size < LEAST_BYTES || whole.node_count == 0 {
+            self.nodes.truncate(nodes);
+            self.popped.truncate(popped);
+            return None;
+        }
+        let mut open = whole.open;
+        while let Some(call) = writer_calls.get(open) {
+            self.calls.push((call.ip, call.site));
+            open = call.below;
+        }
+        self.calls[calls..].reverse();
+        self.phrases.push(Phrase {
+            key: *key,
+            last_ip: whole.last_ip,
+            end: whole.end,
+            next: NONE,
+            nodes: u32::try_from(nodes).ok()?,
+            popped: u32::try_from(popped).ok()?,
+            calls: u32::try_from(calls).ok()?,
+            insns: whole.insns,
+            node_count: whole.node_count,
+            popped_count: whole.popped_count,
+            call_count: (self.calls.len() - calls) as u8,
+            deepest: whole.deepest,
+            size: whole.size,
+            last: whole.last,
+            telling: whole.telling,
+            has_tnt: whole.has_tnt,
+            tip: whole.tip,
+        });
+        self.checksums.push(whole.checksum);
         Some(self.phrases.len() as u32 - 1)
     }
 }
 
-/// A phrase that is being put together. Each packet is part of it as a whole or not at all.
+/// A call that a phrase makes.
 #[derive(Clone, Copy, Debug)]
-struct Outline {
-    end: u32,
-    size: u8,
-    last: u8,
-    has_tnt: bool,
-    tip: Option<(LastIp, IpBytes)>,
-    deepest: u8,
-    nodes: Few<(u32, u8), MOST_NODES>,
-    popped: Few<Option<Ip>, MOST_POPPED>,
-    calls: Few<(Ip, u32), MOST_CALLS>,
-    insns: u32,
-    checksum: Checksum,
+struct Call {
+    ip: Ip,
+    site: u32,
+    /// The one that is open below it, and how many are, itself among them.
+    below: u8,
+    depth: u8,
 }
 
-/// A few things.
+/// No call.
+const NO_CALL: u8 = u8::MAX;
+
+/// A few calls.
 #[derive(Clone, Copy, Debug)]
-struct Few<T, const N: usize> {
-    items: [T; N],
-    len: usize,
+struct Few {
+    calls: [Call; MOST_CALLS],
+    len: u8,
 }
 
-impl<T: Copy, const N: usize> Few<T, N> {
-    const fn new(empty: T) -> Self {
+impl Few {
+    const fn new() -> Self {
+        const EMPTY: Call = Call {
+            ip: Ip(0),
+            site: NONE,
+            below: NO_CALL,
+            depth: 0,
+        };
         Self {
-            items: [empty; N],
+            calls: [EMPTY; MOST_CALLS],
             len: 0,
         }
     }
 
-    /// `None` if there is no room.
-    fn push(&mut self, item: T) -> Option<()> {
-        *self.items.get_mut(self.len)? = item;
+    fn get(&self, number: u8) -> Option<&Call> {
+        self.calls.get(usize::from(number))
+    }
+
+    /// The number of a new one; `None` if there is no room.
+    fn push(&mut self, call: Call) -> Option<u8> {
+        *self.calls.get_mut(usize::from(self.len))? = call;
         self.len += 1;
-        Some(())
-    }
-
-    fn pop(&mut self) -> Option<T> {
-        self.len = self.len.checked_sub(1)?;
-        Some(self.items[self.len])
-    }
-
-    fn as_slice(&self) -> &[T] {
-        &self.items[..self.len]
+        Some(self.len - 1)
     }
 }
 
-impl Outline {
-    /// What is known of the packets in a window; none if that is too little.
-    fn new(
-        graph: &Graph,
-        node: u32,
-        bytes: [u8; WINDOW],
-        mut last_ip: LastIp,
-        returns: &ReturnStack,
-    ) -> Option<Self> {
-        if graph.detail(node).mode != ExecMode::Bits64 {
-            return None;
-        }
-        let mut whole = Self {
-            end: node,
+/// As much of a phrase as has been put together. Each packet is part of it as a whole or not at all.
+#[derive(Clone, Copy, Debug)]
+struct Outline {
+    end: u32,
+    insns: u16,
+    node_count: u8,
+    popped_count: u8,
+    /// The youngest call that is open.
+    open: u8,
+    deepest: u8,
+    size: u8,
+    last: u8,
+    telling: u8,
+    has_tnt: bool,
+    tip: IpBytes,
+    last_ip: LastIp,
+    checksum: Checksum,
+}
+
+/// Puts a phrase together.
+struct Writer<'g> {
+    graph: &'g Graph,
+    returns: &'g ReturnStack,
+    mode: ExecMode,
+    nodes: &'g mut Vec<(u32, u8)>,
+    popped: &'g mut Vec<Option<Ip>>,
+    /// All calls so far.
+    calls: Few,
+}
+
+impl Writer<'_> {
+    /// Goes over the packets in a window as far as the graph knows where they lead.
+    fn read(&mut self, key: &Key, last_ip: LastIp) -> Outline {
+        let mut whole = Outline {
+            end: key.node,
+            insns: 0,
+            node_count: 0,
+            popped_count: 0,
+            open: NO_CALL,
+            deepest: 0,
             size: 0,
             last: 0,
+            telling: 0,
             has_tnt: false,
-            tip: None,
-            deepest: 0,
-            nodes: Few::new((NONE, 0)),
-            popped: Few::new(None),
-            calls: Few::new((Ip(0), NONE)),
-            insns: 0,
+            tip: IpBytes::Suppressed,
+            last_ip,
             checksum: Checksum::EMPTY,
         };
+        // (Addresses of 16 bits wrap.)
+        if self.mode == ExecMode::Bits16 {
+            return whole;
+        }
+        let bytes = key.bytes.to_le_bytes();
         while let Some(rest) = bytes.get(usize::from(whole.size)..)
             && let Ok(raw) = decode(rest)
         {
@@ -374,19 +521,22 @@ impl Outline {
             // Whether a PSB begins within it, bytes behind the window may tell.
             let last = rest[len - 1];
             let may_go_on = rest.get(len).is_none_or(|behind| *behind == last ^ 0x80);
-            if len > 1 && matches!(last, 0x02 | 0x82) && may_go_on {
-                break;
+            if len > 1 && matches!(last, 0x02 | 0x82) {
+                if may_go_on {
+                    break;
+                }
+                whole.telling = WINDOW as u8;
             }
             let mut more = whole;
             let is_known = match raw.packet() {
                 Packet::Pad => Some(()),
                 Packet::Tnt8 { bits } => {
-                    more.follow_tnt(graph, bits.bits(), bits.len() as u32, returns)
+                    self.follow_tnt(&mut more, bits.bits(), bits.len() as u32)
                 }
                 Packet::Tip { ip } => {
-                    let to = last_ip.apply(ip);
-                    more.tip = Some((last_ip, ip.ip_bytes()));
-                    to.and_then(|to| more.follow_tip(graph, to))
+                    more.tip = ip.ip_bytes();
+                    let to = more.last_ip.apply(ip);
+                    to.and_then(|to| self.follow_tip(&mut more, to))
                 }
                 _ => None,
             };
@@ -397,77 +547,91 @@ impl Outline {
                 more.last = whole.size;
             }
             more.size += len as u8;
+            more.telling = more.telling.max(more.size);
             whole = more;
         }
-        (whole.size >= LEAST_BYTES && whole.nodes.len != 0).then_some(whole)
+        whole
     }
 
-    /// Goes over the node at its end, up to what ends that.
-    fn run(&mut self, graph: &Graph) -> Option<()> {
-        let node = graph.node(self.end);
-        self.nodes.push((self.end, self.size))?;
-        self.insns += u32::from(node.insns);
-        self.checksum = self.checksum.then(*graph.checksum(self.end));
-        for call in graph.calls(node) {
-            self.calls.push(call)?;
+    /// Goes over the node at the end, up to what ends that.
+    fn run(&mut self, outline: &mut Outline) -> Option<()> {
+        let node = self.graph.node(outline.end);
+        outline.node_count += 1;
+        outline.insns = outline.insns.checked_add(node.insns)?;
+        outline.checksum = outline.checksum.then(*self.graph.checksum(outline.end));
+        self.nodes.push((outline.end, outline.size));
+        for (ip, site) in self.graph.calls(node) {
+            let depth = self.calls.get(outline.open).map_or(0, |call| call.depth) + 1;
+            outline.open = self.calls.push(Call {
+                ip,
+                site,
+                below: outline.open,
+                depth,
+            })?;
+            outline.deepest = outline.deepest.max(depth);
         }
-        self.deepest = self.deepest.max(self.calls.len as u8);
-        Some(())
+        (usize::from(outline.node_count) <= MOST_NODES).then_some(())
     }
 
     /// The return address at the top of the stack, and its site: of a call in the phrase, or from before it.
-    fn pop(&mut self, returns: &ReturnStack) -> Option<(Ip, u32)> {
-        if let Some(own) = self.calls.pop() {
-            return Some(own);
+    fn pop(&mut self, outline: &mut Outline) -> Option<(Ip, u32)> {
+        if let Some(own) = self.calls.get(outline.open) {
+            outline.open = own.below;
+            return Some((own.ip, own.site));
         }
-        let found = returns.peek(self.popped.len)?;
-        self.popped.push(Some(found.0))?;
+        let found = self.returns.peek(outline.popped_count.into())?;
+        self.note_popped(outline, Some(found.0))?;
         Some(found)
     }
 
-    fn follow_tnt(
-        &mut self,
-        graph: &Graph,
-        bits: u64,
-        len: u32,
-        returns: &ReturnStack,
-    ) -> Option<()> {
-        self.has_tnt = true;
+    fn note_popped(&mut self, outline: &mut Outline, ip: Option<Ip>) -> Option<()> {
+        self.popped.push(ip);
+        outline.popped_count += 1;
+        (usize::from(outline.popped_count) <= MOST_POPPED).then_some(())
+    }
+
+    fn follow_tnt(&mut self, outline: &mut Outline, bits: u64, len: u32) -> Option<()> {
+        outline.has_tnt = true;
         for bit in (0..len).rev().map(|bit| bits >> bit & 1) {
-            let node = graph.node(self.end);
+            let node = self.graph.node(outline.end);
             let next = match (node.decision, bit) {
                 (Decision::Conditional, _) => {
-                    self.run(graph)?;
+                    self.run(outline)?;
                     node.next[bit as usize]
                 }
                 (Decision::Return, 1) => {
-                    self.run(graph)?;
-                    let (ip, site) = self.pop(returns)?;
-                    graph.after_call(site, ip, ExecMode::Bits64)
+                    self.run(outline)?;
+                    let (ip, site) = self.pop(outline)?;
+                    // The stack holds no more than the mode's width of what a wider caller may have pushed.
+                    if self.mode.bits() < 64 && ip.0 >> 32 != 0 {
+                        return None;
+                    }
+                    self.graph.after_call(site, ip, self.mode)
                 }
                 _ => NONE,
             };
             if next == NONE {
                 return None;
             }
-            self.end = next;
+            outline.end = next;
         }
         Some(())
     }
 
-    fn follow_tip(&mut self, graph: &Graph, to: Ip) -> Option<()> {
-        match graph.node(self.end).decision {
-            Decision::Indirect => self.run(graph)?,
+    fn follow_tip(&mut self, outline: &mut Outline, to: Ip) -> Option<()> {
+        match self.graph.node(outline.end).decision {
+            Decision::Indirect => self.run(outline)?,
             Decision::Return => {
-                self.run(graph)?;
-                if self.calls.pop().is_none() {
+                self.run(outline)?;
+                match self.calls.get(outline.open) {
+                    Some(own) => outline.open = own.below,
                     // Where the call was is of no matter, but that there was one.
-                    self.popped.push(None)?;
+                    None => self.note_popped(outline, None)?,
                 }
             }
             _ => return None,
         }
-        self.end = graph.find(to, ExecMode::Bits64)?;
+        outline.end = self.graph.find(to, self.mode)?;
         Some(())
     }
 }

@@ -4,7 +4,9 @@
 //! bits are used gives back the packets of which none was: from outside, no packet is read before it is needed.
 
 use cofi_packet::Ip;
-use cofi_packet::intel::{Block, Kind, Packet, decode, decode_short, short_cyc};
+use cofi_packet::intel::{
+    Block, IpBytes, Kind, LastIp, Packet, decode, decode_short, short_cyc,
+};
 
 use super::{Flow, Reader, short_tnt};
 use crate::code::phrase::{Phrase, WINDOW};
@@ -143,7 +145,50 @@ pub(crate) enum Decision {
     Other,
 }
 
-impl Reader<'_> {
+/// Phrases that are used one after the other.
+#[derive(Debug)]
+pub(crate) struct UsedPhrases<'t> {
+    bytes: &'t [u8],
+    /// Where the packet behind them begins.
+    at: usize,
+    /// The last IP there.
+    pub(crate) last_ip: LastIp,
+    /// Where their last packet begins.
+    last: usize,
+    /// How the last TIP told its address; suppressed if there was none.
+    tip: IpBytes,
+    has_tnt: bool,
+    /// How many they are.
+    pub(crate) count: u32,
+}
+
+impl UsedPhrases<'_> {
+    /// The packets behind them, and whatever follows these.
+    #[inline]
+    pub(crate) fn window(&self) -> Option<[u8; WINDOW]> {
+        self.bytes.get(self.at..)?.first_chunk().copied()
+    }
+
+    /// Where these begin.
+    #[inline]
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// A phrase comes next.
+    #[inline]
+    pub(crate) fn add(&mut self, phrase: &Phrase) {
+        self.last = self.at + usize::from(phrase.last);
+        self.at += usize::from(phrase.size);
+        if phrase.tip != IpBytes::Suppressed {
+            (self.last_ip, self.tip) = (phrase.last_ip, phrase.tip);
+        }
+        self.has_tnt |= phrase.has_tnt;
+        self.count += 1;
+    }
+}
+
+impl<'t> Reader<'t> {
     /// Whether nothing has to be known of packets before the next one.
     pub(crate) fn may_read_ahead(&self) -> bool {
         self.back.is_none()
@@ -264,29 +309,35 @@ impl Reader<'_> {
         }
     }
 
-    /// The packets that come next, as far as they may be a phrase, and where they begin: no timing packet has come since the packet used last.
+    /// A phrase may begin with what comes next: no timing packet has come since the packet used last.
     #[inline]
-    pub(crate) fn window(&self, ahead: &Ahead) -> Option<([u8; WINDOW], usize)> {
+    pub(crate) fn begin_phrases(&self, ahead: &Ahead) -> Option<UsedPhrases<'t>> {
         let (at, timing) = if ahead.is_at_end {
             ahead.stop
         } else {
             (self.at, self.timing)
         };
-        let bytes = self.bytes.get(at..)?.first_chunk()?;
-        (timing == self.clock.timing).then_some((*bytes, at))
+        (timing == self.clock.timing).then_some(UsedPhrases {
+            bytes: self.bytes,
+            at,
+            last_ip: self.last_ip,
+            last: at,
+            tip: IpBytes::Suppressed,
+            has_tnt: false,
+            count: 0,
+        })
     }
 
-    /// A phrase that begins at `at` is used.
-    #[inline]
-    pub(crate) fn use_phrase(&mut self, ahead: &mut Ahead, phrase: &Phrase, at: usize) {
+    /// Phrases are used, at least one.
+    pub(crate) fn use_phrases(&mut self, ahead: &mut Ahead, used: &UsedPhrases<'_>) {
         ahead.is_at_end = false;
-        self.offset = at + usize::from(phrase.last);
-        self.at = at + usize::from(phrase.size);
-        if let Some((last_ip, bytes)) = phrase.tip {
-            self.last_ip = last_ip;
-            self.note_address(Some(last_ip.get()), bytes);
+        self.offset = used.last;
+        self.at = used.at;
+        if used.tip != IpBytes::Suppressed {
+            self.last_ip = used.last_ip;
+            self.note_address(Some(used.last_ip.get()), used.tip);
         }
-        self.time_of_phrase(phrase.has_tnt);
+        self.time_of_phrases(used.has_tnt);
     }
 
     /// The run is used up; where its last packet begins.

@@ -181,9 +181,9 @@ impl Reader<'_> {
         self.clock.tnt = Some(self.timing);
     }
 
-    /// The same of a phrase: packets without timing packets between them or before the first.
+    /// The same of phrases: packets without timing packets between them or before the first.
     #[inline]
-    pub(super) fn time_of_phrase(&mut self, has_tnt: bool) {
+    pub(super) fn time_of_phrases(&mut self, has_tnt: bool) {
         if has_tnt || self.clock.tnt != Some(self.timing) {
             self.clock.low = self.clock.packet_low;
         }

@@ -10,6 +10,7 @@ use crate::block::{Block, Path, Place, Visitor};
 use crate::code::cache::End;
 use crate::code::graph::{Decision, Node};
 use crate::code::index::NONE;
+use crate::code::phrase::Key;
 use crate::decoder::{FlowDecoder, Piece};
 use crate::reader::ahead::Decision as Next;
 use crate::{Item, Run};
@@ -34,8 +35,6 @@ enum From {
 /// What decides next, and how far that leads.
 #[derive(Clone, Copy)]
 enum Step {
-    /// Packets that came before, by the number of the phrase, and where they begin.
-    Phrase(u32, usize),
     /// TNT bits that came before, by the number of the path.
     Path(u32),
     /// A TNT bit, at a conditional branch.
@@ -194,7 +193,7 @@ impl<C: CodeSource> Walker<C> {
         let has_stack = !bind.reader.is_rtit();
         let reads_on = bind.reads_on();
         let mut has_more = true;
-        // Behind a TIP or a phrase, and where the walk begins.
+        // Behind a TIP, and where the walk begins.
         let mut may_begin = true;
         loop {
             let step = 'step: {
@@ -203,9 +202,7 @@ impl<C: CodeSource> Walker<C> {
                         return (id, From::Nowhere);
                     }
                     if may_begin && self.cache.graph.phrases.are_wanted() {
-                        if let Some((number, at)) = self.phrase(bind, id) {
-                            break 'step Step::Phrase(number, at);
-                        }
+                        id = self.walk_phrases(bind, id, visit);
                         may_begin = false;
                     }
                     match bind.next_of_run() {
@@ -271,19 +268,11 @@ impl<C: CodeSource> Walker<C> {
     ) -> (u32, From) {
         let graph = &self.cache.graph;
         visit(&match step {
-            Step::Phrase(number, at) => {
-                Path::of_phrase(&self.cache, graph.phrases.phrase(number), at)
-            }
             Step::Path(number) => Path::of_path(&self.cache, graph.memo.path(number), bind.place()),
             Step::Bit | Step::Return => Path::of_node(&self.cache, id, bind.place()),
             Step::Tip(_) => Path::of_node(&self.cache, id, Place::At(bind.read_at)),
         });
         match step {
-            Step::Phrase(number, at) => {
-                let phrase = graph.phrases.phrase(number);
-                bind.use_phrase(phrase, at);
-                (phrase.end, From::Nowhere)
-            }
             Step::Path(number) => {
                 let path = graph.memo.path(number);
                 for (ip, site) in graph.memo.open_calls(path) {
@@ -333,19 +322,36 @@ impl<C: CodeSource> Walker<C> {
         }
     }
 
-    /// The phrase that comes next, and where it begins, if the packets came before from here; what it does to the stack of calls is done.
-    #[inline]
-    fn phrase(&mut self, bind: &mut Binder<'_>, id: u32) -> Option<(u32, usize)> {
+    /// Goes on as long as packets come that came before from here, by phrases; the node behind them.
+    fn walk_phrases(
+        &mut self,
+        bind: &mut Binder<'_>,
+        mut id: u32,
+        visit: &mut impl FnMut(&Path<'_>),
+    ) -> u32 {
         bind.end_run();
-        let (bytes, at) = bind.reader.window(&bind.ahead)?;
-        let last_ip = bind.reader.last_ip_state();
-        let graph = &mut self.cache.graph;
-        let found = graph.phrase(id, bytes, last_ip, &self.returns);
-        let phrases = &mut graph.phrases;
-        let found = found
-            .filter(|number| phrases.call_and_return(phrases.phrase(*number), &mut self.returns));
-        phrases.note_try(found.is_some());
-        Some((found?, at))
+        let Some(mut used) = bind.begin_phrases() else {
+            return id;
+        };
+        let mut number = NONE;
+        while let Some(window) = used.window() {
+            let key = Key::new(id, window, used.last_ip);
+            let graph = &mut self.cache.graph;
+            let Some(found) = graph.phrase(number, &key, used.last_ip, &self.returns) else {
+                break;
+            };
+            let graph = &self.cache.graph;
+            let phrase = graph.phrases.phrase(found);
+            if !graph.phrases.call_and_return(phrase, &mut self.returns) {
+                break;
+            }
+            visit(&Path::of_phrase(&self.cache, found, used.at()));
+            used.add(phrase);
+            (id, number) = (phrase.end, found);
+        }
+        self.cache.graph.phrases.note_tries(used.count);
+        bind.use_phrases(&used);
+        id
     }
 
     /// Runs a node that ends with another branch whose outcome is there, and tells what comes next; `None` if it is to be walked
