@@ -7,7 +7,6 @@ use crate::code::cache::{Cache, End};
 use crate::code::graph::Node;
 use crate::code::memo;
 use crate::code::phrase::Phrase;
-use crate::reader::ahead::Ahead;
 use crate::{Event, Executed, FlowError, Run};
 
 /// Instructions that ran one after the other, up to one of which only the trace tells where it led: a conditional branch, a
@@ -18,7 +17,8 @@ use crate::{Event, Executed, FlowError, Run};
 #[derive(Clone, Debug)]
 pub struct Block<'d> {
     content: Content<'d>,
-    place: Place<'d>,
+    /// Where the packet begins that decided where it led.
+    offset: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -33,21 +33,21 @@ enum Content<'d> {
 
 impl<'d> Block<'d> {
     #[inline]
-    pub(crate) fn of_node(cache: &'d Cache, id: u32, place: Place<'d>) -> Self {
+    pub(crate) fn of_node(cache: &'d Cache, id: u32, offset: usize) -> Self {
         Self {
             content: Content::Node {
                 cache,
                 node: cache.graph.node(id),
                 id,
             },
-            place,
+            offset,
         }
     }
 
     #[inline]
     pub(crate) fn of_run(run: Run<'d>) -> Self {
         Self {
-            place: Place::At(run.offset),
+            offset: run.offset,
             content: Content::Piece(run),
         }
     }
@@ -96,7 +96,7 @@ impl<'d> Block<'d> {
     #[inline]
     #[must_use]
     pub fn offset(&self) -> StreamOffset {
-        StreamOffset(self.place.offset() as u64)
+        StreamOffset(self.offset as u64)
     }
 
     /// The straight runs of which the block is made: each ends where code does not go on with the next address.
@@ -106,7 +106,7 @@ impl<'d> Block<'d> {
             Content::Node { cache, id, .. } => {
                 let cache = *cache;
                 let parts = cache.graph.parts(*id).iter();
-                let offset = self.place.offset();
+                let offset = self.offset;
                 (Some(parts.map(move |id| cache.run(*id, offset))), None)
             }
             Content::Piece(run) => (None, Some(run.clone())),
@@ -163,8 +163,8 @@ enum Blocks<'d> {
     Path {
         cache: &'d Cache,
         path: &'d memo::Path,
-        /// Of the first bit.
-        place: Place<'d>,
+        /// Where the TNT begins of which the bits are.
+        offset: usize,
     },
     Phrase {
         cache: &'d Cache,
@@ -173,31 +173,6 @@ enum Blocks<'d> {
         /// Where its first packet begins.
         at: usize,
     },
-}
-
-/// Where a packet begins: to be looked up if somebody asks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place<'d> {
-    At(usize),
-    /// The one that a TNT bit is of.
-    Bit(&'d Ahead, u64),
-}
-
-impl Place<'_> {
-    fn offset(self) -> usize {
-        match self {
-            Self::At(offset) => offset,
-            Self::Bit(ahead, bit) => ahead.offset(bit),
-        }
-    }
-
-    /// That of a bit so many behind this one.
-    const fn plus(self, bits: u8) -> Self {
-        match self {
-            Self::At(offset) => Self::At(offset),
-            Self::Bit(ahead, bit) => Self::Bit(ahead, bit + bits as u64),
-        }
-    }
 }
 
 impl<'d> Path<'d> {
@@ -209,14 +184,18 @@ impl<'d> Path<'d> {
     }
 
     #[inline]
-    pub(crate) fn of_node(cache: &'d Cache, id: u32, place: Place<'d>) -> Self {
-        Self::of_block(Block::of_node(cache, id, place))
+    pub(crate) fn of_node(cache: &'d Cache, id: u32, offset: usize) -> Self {
+        Self::of_block(Block::of_node(cache, id, offset))
     }
 
     #[inline]
-    pub(crate) fn of_path(cache: &'d Cache, path: &'d memo::Path, place: Place<'d>) -> Self {
+    pub(crate) fn of_path(cache: &'d Cache, path: &'d memo::Path, offset: usize) -> Self {
         Self {
-            blocks: Blocks::Path { cache, path, place },
+            blocks: Blocks::Path {
+                cache,
+                path,
+                offset,
+            },
         }
     }
 
@@ -250,7 +229,9 @@ impl<'d> Path<'d> {
         match &self.blocks {
             Blocks::One(block) => block.add_to(running),
             Blocks::Path { path, .. } => running.add(&path.checksum),
-            Blocks::Phrase { cache, number, .. } => running.add(cache.graph.phrases.checksum(*number)),
+            Blocks::Phrase { cache, number, .. } => {
+                running.add(cache.graph.phrases.checksum(*number))
+            }
         }
     }
 
@@ -260,10 +241,7 @@ impl<'d> Path<'d> {
     pub fn offset(&self) -> StreamOffset {
         match &self.blocks {
             Blocks::One(block) => block.offset(),
-            Blocks::Path { path, place, .. } => {
-                let last = path.bits.saturating_sub(1);
-                StreamOffset(place.plus(last).offset() as u64)
-            }
+            Blocks::Path { offset, .. } => StreamOffset(*offset as u64),
             Blocks::Phrase { phrase, at, .. } => {
                 StreamOffset((at + usize::from(phrase.last)) as u64)
             }
@@ -292,18 +270,20 @@ impl<'d> Path<'d> {
     pub fn for_each(&self, mut visit: impl FnMut(&Block<'d>)) {
         match &self.blocks {
             Blocks::One(block) => visit(block),
-            Blocks::Path { cache, path, place } => {
-                // Each uses one bit.
-                for (bit, id) in (0..).zip(cache.graph.memo.nodes(path)) {
-                    visit(&Block::of_node(cache, *id, place.plus(bit)));
+            Blocks::Path {
+                cache,
+                path,
+                offset,
+            } => {
+                for id in cache.graph.memo.nodes(path) {
+                    visit(&Block::of_node(cache, *id, *offset));
                 }
             }
             Blocks::Phrase {
                 cache, phrase, at, ..
             } => {
                 for (id, offset) in cache.graph.phrases.nodes(phrase) {
-                    let place = Place::At(at + usize::from(*offset));
-                    visit(&Block::of_node(cache, *id, place));
+                    visit(&Block::of_node(cache, *id, at + usize::from(*offset)));
                 }
             }
         }

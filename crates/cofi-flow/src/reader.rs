@@ -1,7 +1,7 @@
 //! The packet stream as the flow sees it: addresses decompressed, padding, timing and maintenance left out.
 
-pub(crate) mod ahead;
 mod clock;
+pub(crate) mod decide;
 #[cfg(test)]
 mod tests;
 
@@ -174,6 +174,8 @@ pub(crate) struct Reader<'t> {
     ahead: (usize, Option<Tsc>),
     /// Up to here it is certain that MTC packets have not wrapped where packets were lost.
     pub(crate) settled: usize,
+    /// Here stands what is neither a TNT nor a TIP with an address.
+    other: usize,
     /// A packet that was read too early and is to be returned again.
     back: Option<(usize, Flow)>,
     /// The timing packets read since they were last taken out; none if nobody wants them.
@@ -205,6 +207,7 @@ impl<'t> Reader<'t> {
             searched: (0, None),
             ahead: (0, None),
             settled: 0,
+            other: usize::MAX,
             back: None,
             ticks: None,
             spoilt_by: SpoiltBy {

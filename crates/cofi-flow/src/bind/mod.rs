@@ -18,9 +18,8 @@ use crate::bind::awaiting_fup::AwaitingFup;
 use crate::bind::control::Control;
 use crate::bind::emit::Emit;
 use crate::bind::loss::Loss;
-use crate::block::Place;
 use crate::events::origin::{BoundOrigins, Origin};
-use crate::reader::ahead::{Ahead, Decision, UsedPhrases};
+use crate::reader::decide::{Decision, Run};
 use crate::reader::{Flow, Reader};
 use crate::rtit::{self, Ends};
 use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind};
@@ -185,8 +184,6 @@ pub(crate) struct Binder<'t> {
     /// TNT bits not used yet: the oldest on top.
     pub(crate) tnt: u64,
     pub(crate) tnt_len: u8,
-    /// Where they come from, while the walk is along the graph. Else they are of the TNT packet used last.
-    pub(crate) ahead: Ahead,
     pub(crate) pending: Pending,
     /// State that binds to the next address packet, and the packets that told of it.
     pub(crate) bound: Bound,
@@ -218,7 +215,6 @@ impl<'t> Binder<'t> {
             mode: config.initial_mode,
             tnt: 0,
             tnt_len: 0,
-            ahead: Ahead::default(),
             pending: Pending::None,
             bound: Bound::default(),
             origins: BoundOrigins::default(),
@@ -239,64 +235,52 @@ impl<'t> Binder<'t> {
         }
     }
 
-    /// What decides where control goes next, if it is a TNT or a TIP with an address, and nothing comes before it. Other packets are left where
-    /// they are.
+    /// What decides where control goes next, if it is a TNT, whose bits are in the register then, or a TIP with an address, and nothing comes
+    /// before it. Other packets are left where they are.
     #[inline]
-    pub(crate) fn next_decision(&mut self) -> Decision {
+    pub(crate) fn reads_decision(&mut self) -> bool {
         if self.reader.is_rtit() {
-            return match self.reader.next_tnt_rtit() {
-                Some((bits, len)) => {
-                    self.read_at = self.reader.offset();
-                    self.load_tnt(bits, len);
-                    Decision::Tnt
-                }
-                None => Decision::Other,
+            let Some((bits, len)) = self.reader.next_tnt_rtit() else {
+                return false;
             };
+            self.read_at = self.reader.offset();
+            self.load_tnt(bits, len);
+            return true;
         }
-        if !self.reader.may_read_ahead() {
-            return Decision::Other;
+        if !self.reader.is_plain() || self.reader.is_at_other() {
+            return false;
         }
-        self.next_of_run()
-    }
-
-    /// The same of Intel PT, where [reading ahead](Reader::may_read_ahead) is possible.
-    #[inline]
-    pub(crate) fn next_of_run(&mut self) -> Decision {
-        self.end_run();
-        let mut tnt = (0, 0);
-        let next = self.reader.next_run(&mut self.ahead, &mut tnt);
+        let mut run = self.begin_run();
+        let next = run.next();
+        self.end_run(&run);
         match next {
-            Decision::Tnt => {
-                (self.tnt, self.tnt_len) = tnt;
-                self.used += 1;
+            Decision::Tnt => true,
+            Decision::Tip(tip) => {
+                self.reader.read_tip(&tip);
+                self.read_at = self.reader.offset();
+                self.await_tip(tip.ip());
+                true
             }
-            Decision::Tip(_) => self.read_at = self.reader.offset(),
-            Decision::Other => {}
+            Decision::Other => false,
         }
-        next
     }
 
-    /// TNT bits are used.
+    /// Begins to use what decides where control goes, with the bits that are left.
     #[inline]
-    pub(crate) const fn use_bits(&mut self, count: u8) {
-        self.tnt <<= count;
-        self.tnt_len -= count;
+    pub(crate) fn begin_run(&self) -> Run<'t> {
+        let mut run = self.reader.begin_run();
+        (run.tnt, run.tnt_len, run.offset) = (self.tnt, self.tnt_len, self.offset);
+        run
     }
 
-    /// Begins to use phrases, where no timing packet has come since the packet used last.
+    /// Goes on behind a run.
     #[inline]
-    pub(crate) fn begin_phrases(&self) -> Option<UsedPhrases<'t>> {
-        self.reader.begin_phrases(&self.ahead)
-    }
-
-    /// Phrases are used.
-    #[inline]
-    pub(crate) fn use_phrases(&mut self, used: &UsedPhrases<'_>) {
-        if used.count != 0 {
-            self.reader.use_phrases(&mut self.ahead, used);
-            self.offset = self.reader.offset();
-            self.read_at = self.offset;
-            self.used += u64::from(used.count);
+    pub(crate) fn end_run(&mut self, run: &Run<'_>) {
+        (self.tnt, self.tnt_len) = (run.tnt, run.tnt_len);
+        self.reader.end_run(run);
+        if run.used != 0 {
+            (self.offset, self.read_at) = (run.offset, run.offset);
+            self.used += run.used;
         }
     }
 
@@ -307,48 +291,7 @@ impl<'t> Binder<'t> {
             && !self.holds()
             && self.bound.is_empty()
             && matches!(self.pending, Pending::None)
-            && self.reader.may_read_ahead()
-    }
-
-    /// Reads further TNT packets of a run; `false` if there are none.
-    #[inline]
-    pub(crate) fn read_ahead(&mut self) -> bool {
-        if !self.ahead.is_empty() && self.ahead.goes_on() {
-            let (bits, len) = (self.tnt, self.tnt_len);
-            (self.tnt, self.tnt_len) = self.reader.read_ahead(&mut self.ahead, bits, len);
-            // Bits were used: as many may be in the register now as before.
-            self.used += 1;
-        }
-        self.ahead.goes_on()
-    }
-
-    /// All bits of a run, if there is one, are used.
-    #[inline]
-    pub(crate) fn end_run(&mut self) {
-        if !self.ahead.is_empty() {
-            self.offset = self.reader.end_run(&mut self.ahead);
-            self.read_at = self.offset;
-        }
-    }
-
-    /// Gives back the packets of a run of which no bit was used.
-    pub(crate) fn give_back(&mut self) {
-        if let Some((last, len)) = self.ahead.in_use(self.tnt_len) {
-            self.reader.give_back(&mut self.ahead, &last);
-            self.offset = last.offset;
-            self.read_at = last.offset;
-            self.tnt_len = len;
-        }
-    }
-
-    /// Where the packet begins that the next TNT bit is of.
-    #[inline]
-    pub(crate) fn place(&self) -> Place<'_> {
-        if self.ahead.is_empty() {
-            Place::At(self.offset)
-        } else {
-            Place::Bit(&self.ahead, self.ahead.next_bit(self.tnt_len))
-        }
+            && self.reader.is_plain()
     }
 
     /// Only what lies between the first PSBs from these places on is decoded.

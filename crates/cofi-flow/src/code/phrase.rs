@@ -215,7 +215,7 @@ impl Phrases {
     }
 
     /// Does to the stack of return addresses what a phrase does; `false`, and nothing, where another address is there than it knows.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn call_and_return(&self, phrase: &Phrase, returns: &mut ReturnStack) -> bool {
         if phrase.popped_count != 0 {
             let popped = slice(&self.popped, phrase.popped, phrase.popped_count);
@@ -281,7 +281,7 @@ impl Phrases {
 
 impl Graph {
     /// The number of the phrase that comes next, if its packets came before; `before` is that of the one that came just before it, or [`NONE`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn phrase(
         &mut self,
         before: u32,
@@ -305,13 +305,8 @@ impl Graph {
         Some(number)
     }
 
-    #[inline]
-    fn look_up_phrase(
-        &mut self,
-        key: &Key,
-        last_ip: LastIp,
-        returns: &ReturnStack,
-    ) -> Option<u32> {
+    #[inline(always)]
+    fn look_up_phrase(&mut self, key: &Key, last_ip: LastIp, returns: &ReturnStack) -> Option<u32> {
         let phrases = &mut self.phrases;
         let hash = key.hash();
         let tag = Phrases::tag(hash);
@@ -379,7 +374,8 @@ impl Phrases {
         let whole = writer.read(key, last_ip);
         let writer_calls = writer.calls;
         self.nodes.truncate(nodes + usize::from(whole.node_count));
-        self.popped.truncate(popped + usize::from(whole.popped_count));
+        self.popped
+            .truncate(popped + usize::from(whole.popped_count));
         if whole.size < LEAST_BYTES || whole.node_count == 0 {
             self.nodes.truncate(nodes);
             self.popped.truncate(popped);
@@ -530,9 +526,7 @@ impl Writer<'_> {
             let mut more = whole;
             let is_known = match raw.packet() {
                 Packet::Pad => Some(()),
-                Packet::Tnt8 { bits } => {
-                    self.follow_tnt(&mut more, bits.bits(), bits.len() as u32)
-                }
+                Packet::Tnt8 { bits } => self.follow_tnt(&mut more, bits.bits(), bits.len() as u32),
                 Packet::Tip { ip } => {
                     more.tip = ip.ip_bytes();
                     let to = more.last_ip.apply(ip);

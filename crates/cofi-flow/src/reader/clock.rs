@@ -6,7 +6,6 @@
 use cofi_packet::Tsc;
 use cofi_packet::intel::{Block, Packet, decode_in};
 
-use super::ahead::NOWHERE;
 use super::{Reader, short_tnt, show};
 use crate::FlowConfig;
 use crate::time::{Time, TimeJump, TimeTracker};
@@ -120,7 +119,101 @@ impl Clock {
     }
 }
 
+/// Of [`RunTime`]: as it was before.
+const AS_BEFORE: usize = usize::MAX;
+/// What `packet_low` was before.
+const AS_PACKET: usize = AS_BEFORE - 1;
+
+/// The time of packets that are used one after the other: what becomes of a [`Clock`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RunTime {
+    /// How many timing packets have been read.
+    pub(super) timing: u64,
+    /// As in [`Clock`].
+    used: u64,
+    tnt: Option<u64>,
+    /// Where `low` and `packet_low` are to be taken, and `now` with it.
+    low: usize,
+    packet_low: usize,
+}
+
+impl RunTime {
+    /// Whether no timing packet has come since the packet used last.
+    #[inline]
+    pub(super) const fn is_used(&self) -> bool {
+        self.timing == self.used
+    }
+
+    #[inline]
+    fn tick(&mut self, at: usize) {
+        if self.used != self.timing {
+            (self.used, self.packet_low) = (self.timing, at);
+        }
+    }
+
+    /// A TNT that ends at `at` is used: see [`Reader::time_of_tnt`].
+    #[inline]
+    pub(super) fn use_tnt(&mut self, at: usize) {
+        self.low = self.packet_low;
+        self.tick(at);
+        self.tnt = Some(self.timing);
+    }
+
+    /// A TIP that ends at `at` is used: see [`Reader::time_used`].
+    #[inline]
+    pub(super) fn use_tip(&mut self, at: usize) {
+        self.tick(at);
+        self.low_of_tip();
+    }
+
+    #[inline]
+    fn low_of_tip(&mut self) {
+        if self.tnt != Some(self.timing) {
+            self.low = self.packet_low;
+        }
+    }
+
+    /// Packets are used without timing packets between them or before the first.
+    #[inline]
+    pub(super) fn use_phrase(&mut self, has_tnt: bool) {
+        self.low_of_tip();
+        if has_tnt {
+            self.low = self.packet_low;
+            self.tnt = Some(self.timing);
+        }
+    }
+}
+
 impl Reader<'_> {
+    /// The time at which a run begins.
+    #[inline]
+    pub(super) fn begin_time(&self) -> RunTime {
+        RunTime {
+            timing: self.timing,
+            used: self.clock.timing,
+            tnt: self.clock.tnt,
+            low: AS_BEFORE,
+            packet_low: AS_PACKET,
+        }
+    }
+
+    /// Goes on behind a run.
+    #[inline]
+    pub(super) fn end_time(&mut self, run: &RunTime) {
+        let clock = &mut self.clock;
+        match run.low {
+            AS_BEFORE => {}
+            AS_PACKET => clock.low = clock.packet_low,
+            place => clock.low = Stamp::At(place),
+        }
+        if run.packet_low != AS_PACKET {
+            clock.now = Stamp::At(run.packet_low);
+            clock.packet_low = Stamp::At(run.packet_low);
+        }
+        (clock.timing, clock.tnt) = (run.used, run.tnt);
+        self.timing = run.timing;
+    }
+
     /// Takes the time of the packet read last.
     #[inline]
     fn tick(&mut self) {
@@ -163,33 +256,6 @@ impl Reader<'_> {
         }
         self.tick();
         self.clock.tnt = Some(self.timing);
-    }
-
-    /// The same of the last of a run of TNTs: it is the packet read last, and the times are those behind these places, if there are any: of the
-    /// packet before it, and its own.
-    #[inline]
-    pub(super) fn time_of_run(&mut self, before: usize, own: usize) {
-        self.clock.low = self.clock.packet_low;
-        if own != NOWHERE {
-            if before != NOWHERE {
-                self.clock.low = Stamp::At(before);
-            }
-            self.clock.now = Stamp::At(own);
-            self.clock.packet_low = Stamp::At(own);
-        }
-        self.clock.timing = self.timing;
-        self.clock.tnt = Some(self.timing);
-    }
-
-    /// The same of phrases: packets without timing packets between them or before the first.
-    #[inline]
-    pub(super) fn time_of_phrases(&mut self, has_tnt: bool) {
-        if has_tnt || self.clock.tnt != Some(self.timing) {
-            self.clock.low = self.clock.packet_low;
-        }
-        if has_tnt {
-            self.clock.tnt = Some(self.timing);
-        }
     }
 
     /// What runs next may be older than the packet read last, and than the timing packets before that.

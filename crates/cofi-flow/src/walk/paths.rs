@@ -1,24 +1,22 @@
 //! The walk along the graph of decisions: where nothing but TNT bits and TIP packets decides.
 
 use cofi_insn::{Class, CodeSource};
-use cofi_packet::{Ip, StreamOffset};
+use cofi_packet::{ExecMode, Ip, StreamOffset};
 
 use super::{Phase, Walker};
 use crate::bind::State;
 use crate::bind::{Binder, Pending};
-use crate::block::{Block, Path, Place, Visitor};
+use crate::block::{Block, Path, Visitor};
 use crate::code::cache::End;
 use crate::code::graph::{Decision, Node};
 use crate::code::index::NONE;
 use crate::code::phrase::Key;
 use crate::decoder::{FlowDecoder, Piece};
-use crate::reader::ahead::Decision as Next;
+use crate::reader::decide::{Decision as Next, Run as Packets};
 use crate::{Item, Run};
 
 /// Fewer bits are not worth looking a path up.
 const LEAST_BITS: u8 = 3;
-/// With fewer bits, more are read before a path is looked up.
-const MANY_BITS: u8 = 8;
 
 /// Where the node that comes next is to be noted.
 #[derive(Clone, Copy)]
@@ -30,19 +28,6 @@ enum From {
     Node(u32, usize),
     /// As what a call returns to.
     Site(u32),
-}
-
-/// What decides next, and how far that leads.
-#[derive(Clone, Copy)]
-enum Step {
-    /// TNT bits that came before, by the number of the path.
-    Path(u32),
-    /// A TNT bit, at a conditional branch.
-    Bit,
-    /// A TNT bit, at a compressed return.
-    Return,
-    /// A TIP, at a near branch.
-    Tip(Ip),
 }
 
 impl<C: CodeSource> FlowDecoder<'_, C> {
@@ -108,15 +93,8 @@ impl<C: CodeSource> Walker<C> {
         }
         match bind.pending {
             Pending::None => {
-                if !bind.holds() {
-                    match bind.next_decision() {
-                        Next::Tnt => return true,
-                        Next::Tip(ip) => {
-                            bind.await_tip(ip);
-                            return true;
-                        }
-                        Next::Other => {}
-                    }
+                if !bind.holds() && bind.reads_decision() {
+                    return true;
                 }
                 bind.fetch(self);
                 self.heed_bdm64(bind);
@@ -174,7 +152,6 @@ impl<C: CodeSource> Walker<C> {
             walked = true;
             (id, from) = next;
         }
-        bind.give_back();
         if walked {
             self.guard.reset();
             self.last_edge = (NONE, 0);
@@ -191,153 +168,107 @@ impl<C: CodeSource> Walker<C> {
     ) -> (u32, From) {
         // One return address of RTIT is no stack.
         let has_stack = !bind.reader.is_rtit();
+        let mode = bind.mode;
         let reads_on = bind.reads_on();
-        let mut has_more = true;
+        let mut run = bind.begin_run();
         // Behind a TIP, and where the walk begins.
         let mut may_begin = true;
-        loop {
-            let step = 'step: {
-                if bind.tnt_len == 0 {
-                    if !reads_on {
-                        return (id, From::Nowhere);
-                    }
-                    if may_begin && self.cache.graph.phrases.are_wanted() {
-                        id = self.walk_phrases(bind, id, visit);
-                        may_begin = false;
-                    }
-                    match bind.next_of_run() {
-                        Next::Tnt => has_more = bind.ahead.goes_on(),
-                        Next::Other => return (id, From::Nowhere),
-                        Next::Tip(ip) => match self.cache.graph.node(id).decision {
-                            Decision::Return | Decision::Indirect => break 'step Step::Tip(ip),
-                            _ => {
-                                bind.await_tip(ip);
-                                return (id, From::Nowhere);
-                            }
-                        },
-                    }
-                } else if bind.tnt_len < MANY_BITS && has_more {
-                    has_more = bind.read_ahead();
+        let mut from = From::Nowhere;
+        while id != NONE {
+            if run.tnt_len == 0 {
+                if !reads_on {
+                    break;
                 }
-                if has_stack
-                    && bind.tnt_len >= LEAST_BITS
-                    && let Some(number) = self.cache.graph.path(id, bind.tnt, bind.tnt_len)
-                {
-                    let path = self.cache.graph.memo.path(number);
-                    if self.returns.has_room(path.deepest) {
-                        break 'step Step::Path(number);
+                if may_begin && self.cache.graph.phrases.are_wanted() {
+                    id = self.walk_phrases(&mut run, id, visit);
+                    may_begin = false;
+                }
+                match run.next() {
+                    Next::Tnt => {}
+                    Next::Other => break,
+                    Next::Tip(tip) => {
+                        let node = *self.cache.graph.node(id);
+                        if !matches!(node.decision, Decision::Return | Decision::Indirect) {
+                            break;
+                        }
+                        visit(&Path::of_node(&self.cache, id, run.next_offset()));
+                        self.call_and_return(&node);
+                        run.use_tip(&tip);
+                        may_begin = true;
+                        id = self.cache.graph.target(tip.ip(), mode);
+                        if id == NONE {
+                            (self.ip, from) = (tip.ip(), From::Target);
+                        }
+                        continue;
                     }
                 }
-                match self.step(bind, id) {
-                    Some(step) => step,
-                    None => return (id, From::Nowhere),
+            }
+            if has_stack
+                && run.tnt_len >= LEAST_BITS
+                && let Some(number) = self.cache.graph.path(id, run.tnt, run.tnt_len)
+            {
+                let path = self.cache.graph.memo.path(number);
+                if self.returns.has_room(path.deepest) {
+                    visit(&Path::of_path(&self.cache, path, run.offset));
+                    for (ip, site) in self.cache.graph.memo.open_calls(path) {
+                        self.returns.push_site(*ip, *site);
+                    }
+                    run.use_bits(path.bits);
+                    id = path.end;
+                    continue;
                 }
+            }
+            let node = *self.cache.graph.node(id);
+            let bit = (run.tnt >> 63) as usize;
+            let goes_on = match node.decision {
+                Decision::Conditional => true,
+                Decision::Return => bit == 1 && (node.has_calls() || !self.returns.is_empty()),
+                _ => false,
             };
-            may_begin |= matches!(step, Step::Tip(_));
-            match self.take(bind, id, step, visit) {
-                (NONE, from) => return (NONE, from),
-                (next, _) => id = next,
+            if !goes_on {
+                break;
             }
-        }
-    }
-
-    /// How a TNT bit decides at the end of a node; none if that needs more care.
-    #[inline(always)]
-    fn step(&self, bind: &Binder<'_>, id: u32) -> Option<Step> {
-        let node = self.cache.graph.node(id);
-        match node.decision {
-            Decision::Conditional => Some(Step::Bit),
-            Decision::Return => {
-                let is_known = node.has_calls() || !self.returns.is_empty();
-                (bind.tnt >> 63 == 1 && is_known).then_some(Step::Return)
-            }
-            _ => None,
-        }
-    }
-
-    /// Runs what a step is; the node behind it and, if that is not known yet, where to note it.
-    ///
-    /// There is one call of `visit`, so that it becomes part of the loop.
-    #[inline(always)]
-    fn take(
-        &mut self,
-        bind: &mut Binder<'_>,
-        id: u32,
-        step: Step,
-        visit: &mut impl FnMut(&Path<'_>),
-    ) -> (u32, From) {
-        let graph = &self.cache.graph;
-        visit(&match step {
-            Step::Path(number) => Path::of_path(&self.cache, graph.memo.path(number), bind.place()),
-            Step::Bit | Step::Return => Path::of_node(&self.cache, id, bind.place()),
-            Step::Tip(_) => Path::of_node(&self.cache, id, Place::At(bind.read_at)),
-        });
-        match step {
-            Step::Path(number) => {
-                let path = graph.memo.path(number);
-                for (ip, site) in graph.memo.open_calls(path) {
-                    self.returns.push_site(*ip, *site);
-                }
-                bind.use_bits(path.bits);
-                (path.end, From::Nowhere)
-            }
-            Step::Bit => {
-                let node = graph.node(id);
-                if node.has_calls() {
-                    for (ip, site) in graph.calls(node) {
-                        self.returns.push_site(ip, site);
+            visit(&Path::of_node(&self.cache, id, run.offset));
+            run.use_bits(1);
+            match self.call_and_return(&node) {
+                Some((ip, site)) => {
+                    // The stack holds no more than the mode's width of what a wider caller may have pushed.
+                    let ip = match mode {
+                        ExecMode::Bits64 => ip,
+                        _ => Ip(ip.0 & 0xffff_ffff),
+                    };
+                    id = self.cache.graph.after_call(site, ip, mode);
+                    if id == NONE {
+                        (self.ip, from) = (ip, From::Site(site));
                     }
                 }
-                let edge = (bind.tnt >> 63) as usize;
-                bind.use_bits(1);
-                let next = node.next[edge];
-                if next == NONE {
-                    self.ip = graph.detail(id).ways[edge];
+                None => {
+                    self.cache.graph.memo.walked();
+                    if node.next[bit] == NONE {
+                        self.ip = self.cache.graph.detail(id).ways[bit];
+                        from = From::Node(id, bit);
+                    }
+                    id = node.next[bit];
                 }
-                self.cache.graph.memo.walked();
-                (next, From::Node(id, edge))
-            }
-            Step::Return => {
-                let node = *graph.node(id);
-                bind.use_bits(1);
-                let Some((mut ip, site)) = self.call_and_return(&node) else {
-                    // (There is one: see `step`.)
-                    return (NONE, From::Nowhere);
-                };
-                if bind.mode.bits() < 64 {
-                    // The stack holds no more than the mode's width of what a wider caller may have pushed.
-                    ip = Ip(ip.0 & 0xffff_ffff);
-                }
-                self.ip = ip;
-                let next = self.cache.graph.after_call(site, ip, bind.mode);
-                (next, From::Site(site))
-            }
-            Step::Tip(ip) => {
-                let node = *graph.node(id);
-                self.call_and_return(&node);
-                bind.consumed();
-                self.ip = ip;
-                (self.cache.graph.target(ip, bind.mode), From::Target)
             }
         }
+        bind.end_run(&run);
+        (id, from)
     }
 
     /// Goes on as long as packets come that came before from here, by phrases; the node behind them.
+    #[inline]
     fn walk_phrases(
         &mut self,
-        bind: &mut Binder<'_>,
+        run: &mut Packets<'_>,
         mut id: u32,
         visit: &mut impl FnMut(&Path<'_>),
     ) -> u32 {
-        bind.end_run();
-        let Some(mut used) = bind.begin_phrases() else {
-            return id;
-        };
-        let mut number = NONE;
-        while let Some(window) = used.window() {
-            let key = Key::new(id, window, used.last_ip);
+        let (mut number, mut count) = (NONE, 0);
+        while let Some((window, last_ip)) = run.window() {
+            let key = Key::new(id, window, last_ip);
             let graph = &mut self.cache.graph;
-            let Some(found) = graph.phrase(number, &key, used.last_ip, &self.returns) else {
+            let Some(found) = graph.phrase(number, &key, last_ip, &self.returns) else {
                 break;
             };
             let graph = &self.cache.graph;
@@ -345,12 +276,12 @@ impl<C: CodeSource> Walker<C> {
             if !graph.phrases.call_and_return(phrase, &mut self.returns) {
                 break;
             }
-            visit(&Path::of_phrase(&self.cache, found, used.at()));
-            used.add(phrase);
+            visit(&Path::of_phrase(&self.cache, found, run.next_offset()));
+            run.use_phrase(phrase);
             (id, number) = (phrase.end, found);
+            count += 1;
         }
-        self.cache.graph.phrases.note_tries(used.count);
-        bind.use_phrases(&used);
+        self.cache.graph.phrases.note_tries(count);
         id
     }
 
@@ -365,15 +296,12 @@ impl<C: CodeSource> Walker<C> {
     ) -> Option<(u32, From)> {
         let node = *self.cache.graph.node(id);
         if bind.tnt_len != 0 {
-            let step = self
-                .step(bind, id)
-                .filter(|_| node.decision == Decision::Return)?;
-            return Some(self.take(bind, id, step, visit));
+            return None;
         }
         match (node.decision, bind.pending) {
             (Decision::Careful, _) | (Decision::Conditional, Pending::Tip(_)) => None,
             (Decision::Far, Pending::Tip(Some(ip))) => {
-                visit(&Path::of_node(&self.cache, id, Place::At(bind.read_at)));
+                visit(&Path::of_node(&self.cache, id, bind.read_at));
                 self.call_and_return(&node);
                 bind.consumed();
                 bind.drop_pending();
@@ -382,17 +310,20 @@ impl<C: CodeSource> Walker<C> {
                 Some((NONE, From::Nowhere))
             }
             (_, Pending::Tip(Some(ip))) => {
-                let next = self.take(bind, id, Step::Tip(ip), visit);
+                visit(&Path::of_node(&self.cache, id, bind.read_at));
+                self.call_and_return(&node);
+                bind.consumed();
                 bind.drop_pending();
+                self.ip = ip;
                 if bind.bound.is_empty() {
-                    return Some(next);
+                    return Some((self.cache.graph.target(ip, bind.mode), From::Target));
                 }
                 // The mode may be another.
                 bind.apply_at(ip);
                 Some((NONE, From::Nowhere))
             }
             (_, Pending::Pgd(ip)) if !self.leaves_before(id, ip) => {
-                visit(&Path::of_node(&self.cache, id, Place::At(bind.read_at)));
+                visit(&Path::of_node(&self.cache, id, bind.read_at));
                 // No return is compressed that goes back across the end of tracing, to behind the call at the end of the node.
                 let calls = self.cache.graph.calls(&node);
                 let count = calls.size_hint().0 - usize::from(self.calls_at_end(id));

@@ -1,0 +1,240 @@
+//! The short way to what decides where control goes: TNT packets, TIP packets with an address, and what may stand between them.
+
+use cofi_packet::Ip;
+use cofi_packet::intel::{
+    Block, IpBytes, IpPayload, Kind, LastIp, Packet, decode, decode_short, short_cyc,
+};
+
+use super::clock::RunTime;
+use super::{Flow, Reader, short_tnt};
+use crate::code::phrase::{Phrase, WINDOW};
+
+/// A TIP that tells an address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tip {
+    /// The last IP behind it.
+    last_ip: LastIp,
+    ip_bytes: IpBytes,
+    /// How many bytes it has.
+    len: usize,
+}
+
+impl Tip {
+    /// The address.
+    #[inline]
+    pub(crate) const fn ip(&self) -> Ip {
+        self.last_ip.get()
+    }
+}
+
+/// What comes next, as far as it decides where control goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Decision {
+    /// TNT bits, which are in the register.
+    Tnt,
+    Tip(Tip),
+    /// Something else, which is still to be read.
+    Other,
+}
+
+/// Packets that are used one after the other, none of which is anything but a TNT, a TIP that tells an address, a timing packet or padding.
+///
+/// It is what a [`Reader`] and its user must know of them, in one place and as little as can be: the fastest walk is one loop over this.
+#[derive(Debug)]
+pub(crate) struct Run<'t> {
+    bytes: &'t [u8],
+    /// Behind the packet read last.
+    at: usize,
+    /// Where the packet used last begins.
+    pub(crate) offset: usize,
+    /// TNT bits not used yet: the oldest on top.
+    pub(crate) tnt: u64,
+    pub(crate) tnt_len: u8,
+    last_ip: LastIp,
+    /// How the last TIP told its address; suppressed if there was none.
+    told: IpBytes,
+    time: RunTime,
+    /// Here stands something else.
+    other: usize,
+    /// How many were used, phrases as one.
+    pub(crate) used: u64,
+}
+
+impl Run<'_> {
+    /// Reads the packet that comes next, over padding and timing packets; a TNT is used then. What is no TNT is left where it is.
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> Decision {
+        let bytes = self.bytes;
+        while let Some(&first) = bytes.get(self.at) {
+            if let Some(Flow::Tnt { bits, len }) = short_tnt(first) {
+                self.use_tnt(bits, len, 1);
+                return Decision::Tnt;
+            }
+            if first == 0 {
+                self.at += 1;
+                continue;
+            }
+            if let Some(bytes) = bytes.get(self.at..self.at + 3)
+                && let Some(size) = short_cyc([first, bytes[1], bytes[2]])
+            {
+                self.at += size;
+                self.time.timing += 1;
+                continue;
+            }
+            let rest = &bytes[self.at..];
+            let raw = match decode_short(rest) {
+                Some(raw) => raw,
+                None => match decode(rest) {
+                    Ok(raw) => raw,
+                    Err(_) => break,
+                },
+            };
+            if matches!(
+                raw.kind(),
+                Kind::Cyc | Kind::Mtc | Kind::Tsc | Kind::Tma | Kind::Cbr
+            ) {
+                self.at += raw.len();
+                self.time.timing += 1;
+                continue;
+            }
+            return match raw.packet() {
+                Packet::Tip { ip } => self.tip(ip, raw.len()),
+                Packet::Tnt64 { bits } => {
+                    self.use_tnt(bits.bits(), bits.len() as u8, raw.len());
+                    Decision::Tnt
+                }
+                _ => self.stop(),
+            };
+        }
+        self.stop()
+    }
+
+    #[cold]
+    fn stop(&mut self) -> Decision {
+        self.other = self.at;
+        Decision::Other
+    }
+
+    #[inline]
+    fn use_tnt(&mut self, bits: u64, len: u8, size: usize) {
+        self.offset = self.at;
+        self.at += size;
+        (self.tnt, self.tnt_len) = (bits << (64 - u32::from(len)), len);
+        self.used += 1;
+        self.time.use_tnt(self.at);
+    }
+
+    #[inline]
+    fn tip(&mut self, ip: IpPayload, len: usize) -> Decision {
+        let mut last_ip = self.last_ip;
+        match last_ip.apply(ip) {
+            Some(_) => Decision::Tip(Tip {
+                last_ip,
+                ip_bytes: ip.ip_bytes(),
+                len,
+            }),
+            None => self.stop(),
+        }
+    }
+
+    /// The TIP that comes next is used.
+    #[inline]
+    pub(crate) fn use_tip(&mut self, tip: &Tip) {
+        self.offset = self.at;
+        self.at += tip.len;
+        (self.last_ip, self.told) = (tip.last_ip, tip.ip_bytes);
+        self.used += 1;
+        self.time.use_tip(self.at);
+    }
+
+    /// Where the packet that comes next begins, padding and timing packets having been read.
+    #[inline]
+    pub(crate) fn next_offset(&self) -> usize {
+        self.at
+    }
+
+    /// TNT bits are used.
+    #[inline]
+    pub(crate) const fn use_bits(&mut self, count: u8) {
+        self.tnt <<= count;
+        self.tnt_len -= count;
+    }
+
+    /// The packets that come next, if they may be a phrase, and the last IP before them: no timing packet has come since the packet used last.
+    #[inline]
+    pub(crate) fn window(&self) -> Option<([u8; WINDOW], LastIp)> {
+        if !self.time.is_used() {
+            return None;
+        }
+        let window = self.bytes.get(self.at..)?.first_chunk()?;
+        Some((*window, self.last_ip))
+    }
+
+    /// A phrase is used, which comes next.
+    #[inline]
+    pub(crate) fn use_phrase(&mut self, phrase: &Phrase) {
+        self.offset = self.at + usize::from(phrase.last);
+        self.at += usize::from(phrase.size);
+        if phrase.tip != IpBytes::Suppressed {
+            (self.last_ip, self.told) = (phrase.last_ip, phrase.tip);
+        }
+        self.used += 1;
+        self.time.use_phrase(phrase.has_tnt);
+    }
+}
+
+impl<'t> Reader<'t> {
+    /// Whether nothing has to be known of packets before the next one.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.back.is_none()
+            && self.block == Block::Outside
+            && !self.doubt
+            && self.ticks.is_none()
+            && !self.spoilt_by.is_any()
+    }
+
+    /// Begins a run with what comes next. Only where reading [is plain](Self::is_plain).
+    #[inline]
+    pub(crate) fn begin_run(&self) -> Run<'t> {
+        Run {
+            bytes: self.bytes,
+            at: self.at,
+            offset: self.offset,
+            tnt: 0,
+            tnt_len: 0,
+            last_ip: self.last_ip,
+            told: IpBytes::Suppressed,
+            time: self.begin_time(),
+            other: self.other,
+            used: 0,
+        }
+    }
+
+    /// Whether something else than a TNT or a TIP with an address is known to come next.
+    #[inline]
+    pub(crate) fn is_at_other(&self) -> bool {
+        self.at == self.other
+    }
+
+    /// Reads a TIP to which a run has come.
+    pub(crate) fn read_tip(&mut self, tip: &Tip) {
+        self.offset = self.at;
+        self.at += tip.len;
+        self.last_ip = tip.last_ip;
+        self.note_address(Some(tip.ip()), tip.ip_bytes);
+    }
+
+    /// Goes on behind a run.
+    #[inline]
+    pub(crate) fn end_run(&mut self, run: &Run<'_>) {
+        if run.used != 0 {
+            self.offset = run.offset;
+        }
+        (self.at, self.other) = (run.at, run.other);
+        if run.told != IpBytes::Suppressed {
+            self.last_ip = run.last_ip;
+            self.note_address(Some(run.last_ip.get()), run.told);
+        }
+        self.end_time(&run.time);
+    }
+}
