@@ -1,5 +1,8 @@
 //! Numbers for distinct blocks, found by the way that control came to them.
 
+use std::ops::Range;
+
+use cofi_flow::PathNumber;
 use cofi_packet::Ip;
 use rustc_hash::FxHashMap;
 
@@ -27,6 +30,27 @@ pub struct BlockIndex {
     last: usize,
     /// How often a block was searched for.
     searches: u64,
+    paths: Vec<PathEntry>,
+    /// The blocks of all paths.
+    trail: Vec<u32>,
+    /// Where in `trail` the blocks begin of the path that is being added.
+    begin: usize,
+    /// By the [index](PathNumber::index) of a path: where it is in `paths`, or `u32::MAX`.
+    slots: Vec<u32>,
+    /// The generation and the code of which they are, and those of others.
+    owner: (usize, u32),
+    others: FxHashMap<(usize, u32), Vec<u32>>,
+}
+
+/// Blocks that were counted as one path.
+#[derive(Debug)]
+struct PathEntry {
+    ip: Ip,
+    /// Its blocks, in [`BlockIndex::trail`].
+    blocks: Range<usize>,
+    last: usize,
+    /// How often it ran since its blocks were counted.
+    times: u64,
 }
 
 /// What tells a block from others: which code is in place, its first instruction, and how many there are. Direct branches are followed
@@ -55,6 +79,12 @@ impl Default for BlockIndex {
             numbers: FxHashMap::default(),
             last: NONE,
             searches: 0,
+            paths: Vec::new(),
+            trail: Vec::new(),
+            begin: 0,
+            slots: Vec::new(),
+            owner: (0, 0),
+            others: FxHashMap::default(),
         }
     }
 }
@@ -125,6 +155,105 @@ impl BlockIndex {
         self.last
     }
 
+    /// Counts all blocks of a path that runs next, if it has been [added](Self::add_path); `false`, and nothing, if not.
+    ///
+    /// What is counted so is told by [`times`](Self::times) and [`elsewhere`](Self::elsewhere) after [`settle`](Self::settle).
+    #[inline(always)]
+    pub fn path(&mut self, code: u32, path: PathNumber) -> bool {
+        if self.owner != (path.generation(), code) {
+            self.change_owner((path.generation(), code));
+        }
+        let Some(entry) = self
+            .slots
+            .get(path.index())
+            .and_then(|slot| self.paths.get_mut(*slot as usize))
+        else {
+            return false;
+        };
+        entry.times += 1;
+        if let Some(last) = self.entries.get_mut(self.last) {
+            last.elsewhere += u64::from(entry.ip != last.end);
+        }
+        self.last = entry.last;
+        true
+    }
+
+    #[cold]
+    fn change_owner(&mut self, owner: (usize, u32)) {
+        let slots = std::mem::take(&mut self.slots);
+        if self.others.len() >= Self::OWNERS {
+            // (What was counted of their paths is still to be settled.)
+            self.others.clear();
+        }
+        self.others.insert(self.owner, slots);
+        self.slots = self.others.remove(&owner).unwrap_or_default();
+        self.owner = owner;
+    }
+
+    /// So many generations are known beside the one whose turn it is.
+    const OWNERS: usize = 64;
+
+    /// A path begins that is not known: its blocks are to be numbered, each is to be [noted](Self::note_block), and then it is to be
+    /// [added](Self::add_path).
+    pub fn begin_path(&mut self) {
+        self.begin = self.trail.len();
+    }
+
+    /// The block with this number is of the path that was begun.
+    pub fn note_block(&mut self, number: usize) {
+        self.trail.push(number as u32);
+    }
+
+    /// The path that was begun is complete, which [`path`](Self::path) did not know.
+    pub fn add_path(&mut self, path: PathNumber) {
+        let blocks = self.begin..self.trail.len();
+        let of = |number: Option<&u32>| number.map_or(NONE, |number| *number as usize);
+        let (first, last) = (of(self.trail.get(self.begin)), of(self.trail.last()));
+        let Some(entry) = self.entries.get(first) else {
+            return;
+        };
+        if self.slots.len() <= path.index() {
+            self.slots.resize(path.index() + 1, u32::MAX);
+        }
+        self.slots[path.index()] = self.paths.len() as u32;
+        self.paths.push(PathEntry {
+            ip: entry.ip,
+            blocks,
+            last,
+            times: 0,
+        });
+    }
+
+    /// How much is known of paths: the number of their blocks.
+    #[must_use]
+    pub fn known_of_paths(&self) -> usize {
+        self.trail.len()
+    }
+
+    /// Counts the blocks of the paths that ran.
+    pub fn settle(&mut self) {
+        for path in &mut self.paths {
+            let times = std::mem::take(&mut path.times);
+            let blocks = self.trail.get(path.blocks.clone()).unwrap_or_default();
+            if times == 0 {
+                continue;
+            }
+            for (at, number) in blocks.iter().enumerate() {
+                let next = blocks
+                    .get(at + 1)
+                    .and_then(|next| self.entries.get(*next as usize));
+                let next = next.map(|next| next.ip);
+                let Some(entry) = self.entries.get_mut(*number as usize) else {
+                    continue;
+                };
+                entry.times += times;
+                if next.is_some_and(|next| next != entry.end) {
+                    entry.elsewhere += times;
+                }
+            }
+        }
+    }
+
     /// How often a block ran.
     #[must_use]
     pub fn times(&self, number: usize) -> u64 {
@@ -170,11 +299,19 @@ impl BlockIndex {
         self.entries.clear();
         self.numbers.clear();
         self.last = NONE;
+        self.paths.clear();
+        self.trail.clear();
+        self.slots.clear();
+        self.others.clear();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use cofi_flow::{Block, FlowConfig, FlowDecoder};
+    use cofi_insn::Segment;
+    use cofi_packet::intel::PSB;
+
     use super::*;
 
     /// However often a loop runs, its blocks are searched for no oftener than there are ways between them.
@@ -195,6 +332,77 @@ mod tests {
         assert_eq!((index.elsewhere(0), index.elsewhere(1)), (1000, 1999));
         index.left();
         assert_eq!(index.elsewhere(1), 2000);
+    }
+
+    /// Paths count as their blocks do: how often each ran, and how often control went on elsewhere.
+    #[test]
+    fn paths_count_as_their_blocks_do() {
+        // Of 64-bit code at 1000: jz 1002; jz 1004; jmp rax, and so once more at 1010.
+        let mut code = [0x90; 0x20];
+        for at in [0, 0x10] {
+            code[at..at + 6].copy_from_slice(&[0x74, 0, 0x74, 8, 0xff, 0xe0]);
+        }
+        let mut trace = Vec::new();
+        for round in 0..40_u8 {
+            trace.extend(PSB);
+            // MODE.Exec of 64 bits, FUP 1000, PSBEND
+            trace.extend([0x99, 0x01, 0x7d, 0, 0x10, 0, 0, 0, 0, 0x02, 0x23]);
+            for turn in 0..round % 8 {
+                // TNT (N N or T N), TIP to 1010 or 1000
+                trace.extend([
+                    if turn % 3 == 0 { 0x08 } else { 0x0c },
+                    0x2d,
+                    0x10 * (turn % 2),
+                    0x10,
+                ]);
+            }
+        }
+        let segment = Segment {
+            base: Ip(0x1000),
+            bytes: &code,
+        };
+        let config = FlowConfig {
+            warm_after: 0,
+            ..FlowConfig::default()
+        };
+        let (mut paths, mut blocks) = (BlockIndex::default(), BlockIndex::default());
+        let mut at_once = 0;
+        let count = |index: &mut BlockIndex, block: &Block<'_>| {
+            let last = block.last().expect("a branch ends it");
+            index.number(0, block.ip(), block.len() as u32, || {
+                Ip(last.ip.0 + u64::from(last.len))
+            })
+        };
+        let mut flow = FlowDecoder::new(&trace, segment, config);
+        while flow
+            .paths(|path| {
+                path.for_each(|block| _ = count(&mut blocks, block));
+                match path.number() {
+                    Some(number) if paths.path(0, number) => at_once += 1,
+                    number => {
+                        paths.begin_path();
+                        path.for_each(|block| {
+                            let number = count(&mut paths, block);
+                            paths.note_block(number);
+                        });
+                        if let Some(number) = number {
+                            paths.add_path(number);
+                        }
+                    }
+                }
+            })
+            .is_some()
+        {
+            assert_eq!(paths.last(), blocks.last());
+        }
+        paths.settle();
+        assert!(at_once > 40, "{at_once}");
+        assert_eq!(paths.len(), blocks.len());
+        for number in 0..blocks.len() {
+            let of = |index: &BlockIndex| (index.times(number), index.elsewhere(number));
+            assert_eq!(of(&paths), of(&blocks));
+        }
+        assert!((0..blocks.len()).any(|number| blocks.elsewhere(number) != 0));
     }
 
     /// Neither the same address with other code, nor another length, is the same block.

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use cofi_flow::Executed;
+use cofi_flow::{Executed, Path, PathNumber};
 use cofi_insn::{Class, advance};
 use cofi_packet::Ip;
 use rustc_hash::FxHashMap;
@@ -107,7 +107,7 @@ impl BlockTable {
 
     /// Whether the table holds so much that it is to be emptied.
     pub(crate) fn is_full(&self) -> bool {
-        self.index.len() >= Self::FULL
+        self.index.len() >= Self::FULL || self.index.known_of_paths() >= Self::FULL * 8
     }
 
     /// Whether nothing was counted since the table was emptied.
@@ -118,7 +118,13 @@ impl BlockTable {
     /// Counts a block. Control came to it from the end of the last one, if that has not been forgotten. `push` gives its runs if it
     /// is new.
     #[inline(always)]
-    pub(crate) fn count(&mut self, era: Era, ip: Ip, len: u32, push: impl FnOnce(&mut Runs)) {
+    pub(crate) fn count(
+        &mut self,
+        era: Era,
+        ip: Ip,
+        len: u32,
+        push: impl FnOnce(&mut Runs),
+    ) -> usize {
         let Self {
             index,
             shapes,
@@ -143,7 +149,34 @@ impl BlockTable {
                 runs: first as u32..runs.list.len() as u32,
             });
             last.map_or(ip, |last| last.end)
+        })
+    }
+
+    /// Counts the blocks of a path: each as [`count`](Self::count) does.
+    #[inline(always)]
+    pub(crate) fn count_path(&mut self, era: Era, path: &Path<'_>) {
+        let number = path.number();
+        if number.is_none_or(|number| !self.index.path(era, number)) {
+            self.count_new(era, path, number);
+        }
+    }
+
+    #[inline(never)]
+    fn count_new(&mut self, era: Era, path: &Path<'_>, number: Option<PathNumber>) {
+        self.index.begin_path();
+        path.for_each(|block| {
+            let counted = self.count(era, block.ip(), block.len() as u32, |runs| {
+                for run in block.runs() {
+                    runs.push(run.ip(), run.plain(), run.last());
+                }
+            });
+            if number.is_some() {
+                self.index.note_block(counted);
+            }
         });
+        if let Some(number) = number {
+            self.index.add_path(number);
+        }
     }
 
     /// Empties the table. `run` is called for each distinct run, in the order in which they came first; `taken` for conditional branches
@@ -153,6 +186,7 @@ impl BlockTable {
         mut run: impl FnMut(&RunCount<'_>),
         mut taken: impl FnMut(Era, u64),
     ) {
+        self.index.settle();
         if let Some((last, end)) = self.index.last() {
             let shape = self.shapes.get(last).filter(|shape| shape.is_conditional);
             self.carried = shape.map(|shape| (shape.era, end));

@@ -250,19 +250,20 @@ impl<'s> StretchCounter<'_, 's> {
         let blocks = &mut self.known.blocks;
         let (mut era, mut first) = (None, None);
         let mut instructions = 0;
-        let item = flow.blocks(|block| {
-            let (ip, len) = (block.ip(), block.len());
-            instructions += len as u64;
+        let item = flow.paths(|path| {
+            instructions += path.len() as u64;
             // The mode changes with an event only.
             let era = *era.get_or_insert_with(|| {
-                first = Some((ip, block.offset()));
-                era_of(place, block.mode())
+                let mut of_first = era_of(place, ExecMode::Bits64);
+                path.for_each(|block| {
+                    if first.is_none() {
+                        first = Some((block.ip(), block.offset()));
+                        of_first = era_of(place, block.mode());
+                    }
+                });
+                of_first
             });
-            blocks.count(era, ip, len as u32, |runs| {
-                for run in block.runs() {
-                    runs.push(run.ip(), run.plain(), run.last());
-                }
-            });
+            blocks.count_path(era, path);
         });
         self.count.spaces.count(instructions);
         if let Some((ip, offset)) = first {

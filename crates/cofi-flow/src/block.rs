@@ -157,12 +157,38 @@ pub struct Path<'d> {
     blocks: Blocks<'d>,
 }
 
+/// Which blocks a [`Path`] is made of: the same number is the same blocks, in the same order. The converse does not hold.
+///
+/// Numbers are unique among all decoders of a program, and lose their meaning when a decoder forgets what it has decoded: then others are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PathNumber {
+    generation: usize,
+    index: usize,
+}
+
+impl PathNumber {
+    /// What all paths have in common that are remembered in one place.
+    #[inline]
+    #[must_use]
+    pub const fn generation(self) -> usize {
+        self.generation
+    }
+
+    /// Among these, a number that is about as small as there are paths: it may be the index of a list.
+    #[inline]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.index
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Blocks<'d> {
     One(Block<'d>),
     Path {
         cache: &'d Cache,
         path: &'d memo::Path,
+        number: u32,
         /// Where the TNT begins of which the bits are.
         offset: usize,
     },
@@ -189,11 +215,12 @@ impl<'d> Path<'d> {
     }
 
     #[inline]
-    pub(crate) fn of_path(cache: &'d Cache, path: &'d memo::Path, offset: usize) -> Self {
+    pub(crate) fn of_path(cache: &'d Cache, number: u32, offset: usize) -> Self {
         Self {
             blocks: Blocks::Path {
                 cache,
-                path,
+                path: cache.graph.memo.path(number),
+                number,
                 offset,
             },
         }
@@ -221,6 +248,24 @@ impl<'d> Path<'d> {
             Blocks::Path { path, .. } => path.insns as usize,
             Blocks::Phrase { phrase, .. } => phrase.insns as usize,
         }
+    }
+
+    /// Which blocks these are, if they are remembered: to count them, who has looked at them once need not do so again.
+    #[inline]
+    #[must_use]
+    pub fn number(&self) -> Option<PathNumber> {
+        let (cache, number, kind) = match &self.blocks {
+            Blocks::One(block) => match block.content {
+                Content::Node { cache, id, .. } => (cache, id, 0),
+                Content::Piece(_) => return None,
+            },
+            Blocks::Path { cache, number, .. } => (*cache, *number, 1),
+            Blocks::Phrase { cache, number, .. } => (*cache, *number, 2),
+        };
+        Some(PathNumber {
+            generation: cache.graph.generation(),
+            index: number as usize * 3 + kind,
+        })
     }
 
     /// Adds the instructions to those that ran before.
@@ -274,6 +319,7 @@ impl<'d> Path<'d> {
                 cache,
                 path,
                 offset,
+                ..
             } => {
                 for id in cache.graph.memo.nodes(path) {
                     visit(&Block::of_node(cache, *id, *offset));

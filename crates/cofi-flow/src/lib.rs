@@ -91,7 +91,7 @@ mod rtit;
 mod time;
 mod walk;
 
-pub use block::{Block, Path, Visitor};
+pub use block::{Block, Path, PathNumber, Visitor};
 pub use code::shelf::{CodeCache, CodeKey};
 pub use config::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
 pub use decoder::FlowDecoder;

@@ -6,6 +6,7 @@
 //! nothing up.
 
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use cofi_insn::Checksum;
 use cofi_packet::{ExecMode, Ip};
@@ -14,6 +15,13 @@ use crate::FlowConfig;
 use crate::code::index::{Index, NONE};
 use crate::code::memo::{Found, Memo};
 use crate::code::phrase::Phrases;
+
+/// What tells apart what graphs, one after the other or at the same time, remember under the same numbers. It says nothing of order or time.
+static GENERATIONS: AtomicUsize = AtomicUsize::new(0);
+
+fn next_generation() -> usize {
+    GENERATIONS.fetch_add(1, Ordering::Relaxed)
+}
 
 /// How many targets of TIPs are found at once.
 const TARGETS: usize = 4096;
@@ -107,6 +115,8 @@ pub(crate) struct Graph {
     pub(crate) phrases: Phrases,
     /// Counts how often nodes were forgotten, which is when a number no longer means the same node.
     pub(crate) emptied: u64,
+    /// As long as it is the same, so is what the number of a node, a path or a phrase means.
+    generation: usize,
 }
 
 impl Graph {
@@ -122,6 +132,7 @@ impl Graph {
             memo: Memo::new(config),
             phrases: Phrases::new(config),
             emptied: 0,
+            generation: next_generation(),
         }
     }
 
@@ -136,6 +147,7 @@ impl Graph {
         self.memo.clear();
         self.phrases.clear();
         self.emptied += 1;
+        self.generation = next_generation();
     }
 
     /// How much there is, to come back to by [`truncate`](Self::truncate).
@@ -171,6 +183,18 @@ impl Graph {
             (nodes[id].ip, details[id].mode)
         });
         self.emptied += 1;
+        self.generation = next_generation();
+    }
+
+    /// See [`PathNumber`](crate::PathNumber).
+    #[inline]
+    pub(crate) fn generation(&self) -> usize {
+        self.generation
+    }
+
+    /// Paths or phrases were forgotten, so that their numbers may come to mean others.
+    pub(crate) fn begin_generation(&mut self) {
+        self.generation = next_generation();
     }
 
     /// How much memory it uses.
@@ -227,7 +251,11 @@ impl Graph {
         }
         let mode = self.detail(id).mode;
         let mut memo = core::mem::take(&mut self.memo);
+        let before = memo.count();
         let kept = memo.keep(self, id, bits, mode);
+        if memo.count() < before {
+            self.begin_generation();
+        }
         self.memo = memo;
         kept
     }

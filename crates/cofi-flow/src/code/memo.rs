@@ -99,6 +99,11 @@ impl Memo {
             + self.calls.len() * size_of::<(Ip, u32)>()
     }
 
+    /// How many paths there are.
+    pub(crate) fn count(&self) -> usize {
+        self.paths.len()
+    }
+
     /// Forgets all paths, and gives their memory back.
     pub(crate) fn clear(&mut self) {
         if !self.slots.is_empty() {

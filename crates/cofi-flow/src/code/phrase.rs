@@ -341,6 +341,7 @@ impl Graph {
             phrases.clear();
             self.phrases = phrases;
             self.phrases.begin();
+            self.begin_generation();
             return None;
         }
         let kept = phrases.add(self, key, last_ip, returns);

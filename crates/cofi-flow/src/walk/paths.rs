@@ -209,7 +209,7 @@ impl<C: CodeSource> Walker<C> {
             {
                 let path = self.cache.graph.memo.path(number);
                 if self.returns.has_room(path.deepest) {
-                    visit(&Path::of_path(&self.cache, path, run.offset));
+                    visit(&Path::of_path(&self.cache, number, run.offset));
                     for (ip, site) in self.cache.graph.memo.open_calls(path) {
                         self.returns.push_site(*ip, *site);
                     }

@@ -1,5 +1,7 @@
 //! What must hold of any flow, whatever the packets and the code.
 
+use std::collections::HashMap;
+
 use cofi_flow::{
     Event, EventDecoder, FlowConfig, FlowDecoder, FlowErrorKind, Item, PacketKind, Part,
     TraceFormat,
@@ -186,6 +188,30 @@ pub(crate) fn check_ways(
         }
     }
     prop_assert_eq!(&mixed, &items);
+
+    // The same number is the same path, whoever decodes, and whatever was forgotten.
+    let mut numbered = HashMap::new();
+    for limit in [config.cache_limit, 1 << 18, 1 << 12] {
+        let config = FlowConfig {
+            cache_limit: limit,
+            ..config
+        };
+        let mut decoder = FlowDecoder::new(trace, code, config);
+        let mut by_paths = Vec::new();
+        while let Some(item) = decoder.paths(|path| {
+            let before = by_paths.len();
+            path.for_each(|block| by_paths.extend(block.iter().map(Item::Insn)));
+            let insns = &by_paths[before..];
+            assert_eq!(insns.len(), path.len());
+            if let Some(number) = path.number() {
+                let known = numbered.entry(number).or_insert_with(|| insns.to_vec());
+                assert_eq!(insns, known, "{number:?}");
+            }
+        }) {
+            by_paths.push(item);
+        }
+        prop_assert_eq!(&by_paths, &items);
+    }
 
     let mut offsets = Vec::new();
     let mut decoder = FlowDecoder::new(trace, code, config);
