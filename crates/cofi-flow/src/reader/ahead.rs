@@ -6,8 +6,10 @@
 use cofi_packet::Ip;
 use cofi_packet::intel::{Block, Kind, Packet, decode, decode_short, short_cyc};
 
-use super::{Flow, Reader, short_tnt};
+use super::Reader;
+use super::intel::{Flow, short_tnt};
 use crate::code::phrase::{Phrase, WINDOW};
+use crate::family::IntelPt;
 
 /// So many packets are remembered: the one in use, and 64 others, each with a bit in the register; a power of two, for speed.
 const MOST: usize = 128;
@@ -143,14 +145,14 @@ pub(crate) enum Decision {
     Other,
 }
 
-impl Reader<'_> {
+impl Reader<'_, IntelPt> {
     /// Whether nothing has to be known of packets before the next one.
     pub(crate) fn may_read_ahead(&self) -> bool {
         self.back.is_none()
-            && self.block == Block::Outside
+            && self.own.block == Block::Outside
             && !self.doubt
             && self.ticks.is_none()
-            && !self.spoilt_by.is_any()
+            && !self.own.spoilt_by.is_any()
     }
 
     /// Reads TNT packets as long as the register has room. Returns the bits that it holds then, the oldest at the top, and how many they are.
@@ -283,7 +285,7 @@ impl Reader<'_> {
         self.offset = at + usize::from(phrase.last);
         self.at = at + usize::from(phrase.size);
         if let Some((last_ip, bytes)) = phrase.tip {
-            self.last_ip = last_ip;
+            self.own.last_ip = last_ip;
             self.note_address(Some(last_ip.get()), bytes);
         }
         self.time_of_phrase(phrase.has_tnt);

@@ -1,7 +1,7 @@
 //! The walk along the graph of decisions: where nothing but TNT bits and TIP packets decides.
 
 use cofi_insn::{Class, CodeSource};
-use cofi_packet::{Ip, StreamOffset};
+use cofi_packet::Ip;
 
 use super::{Phase, Walker};
 use crate::bind::State;
@@ -10,7 +10,8 @@ use crate::block::{Block, Path, Place, Visitor};
 use crate::code::cache::End;
 use crate::code::graph::{Decision, Node};
 use crate::code::index::NONE;
-use crate::decoder::{FlowDecoder, Piece};
+use crate::decoder::{FlowDecoder, Piece, on};
+use crate::family::{IntelPt, WalkFamily};
 use crate::reader::ahead::Decision as Next;
 use crate::{Item, Run};
 
@@ -56,15 +57,38 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// The same, by as many blocks at a time as are known to belong together: for those who count, this is faster still.
     pub fn paths(&mut self, mut visit: impl FnMut(&Path<'_>)) -> Option<Item> {
-        loop {
-            let Self { bind, walk } = self;
-            if bind.state == State::On && walk.phase == Phase::Enter && walk.body.is_empty() {
-                walk.walk_graph(bind, &mut visit);
+        on!(&mut self.bind, bind => self.walk.paths(bind, &mut visit))
+    }
+
+    /// Goes through the whole flow, block by block.
+    pub fn visit(&mut self, visitor: &mut impl Visitor) {
+        while let Some(item) = self.paths(|path| visitor.path(path)) {
+            match item {
+                Item::Insn(insn) => visitor.instruction(&insn),
+                Item::Event(event) => visitor.event(&event, self.offset()),
+                Item::Error(error) => visitor.error(&error),
             }
-            match self.next_piece()? {
-                Piece::Item(Item::Insn(insn)) => visit(&Path::of_block(Block::of_run(
-                    Run::single(insn, self.bind.offset),
-                ))),
+        }
+    }
+}
+
+impl<C: CodeSource> Walker<C> {
+    fn paths<F: WalkFamily>(
+        &mut self,
+        bind: &mut Binder<'_, F>,
+        visit: &mut impl FnMut(&Path<'_>),
+    ) -> Option<Item> {
+        loop {
+            if bind.state == State::On && self.phase == Phase::Enter && self.body.is_empty() {
+                self.walk_graph(bind, visit);
+            }
+            match self.next_piece(bind)? {
+                Piece::Item(Item::Insn(insn)) => {
+                    visit(&Path::of_block(Block::of_run(Run::single(
+                        insn,
+                        bind.offset,
+                    ))));
+                }
                 Piece::Item(item) => return Some(item),
                 Piece::Run {
                     ip,
@@ -76,8 +100,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     let run = Run {
                         ip,
                         mode,
-                        plain: self.walk.cache.lens(plain.clone()),
-                        digests: self.walk.cache.digests(plain),
+                        plain: self.cache.lens(plain.clone()),
+                        digests: self.cache.digests(plain),
                         last,
                         offset,
                     };
@@ -87,40 +111,25 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    /// Goes through the whole flow, block by block.
-    pub fn visit(&mut self, visitor: &mut impl Visitor) {
-        while let Some(item) = self.paths(|path| visitor.path(path)) {
-            match item {
-                Item::Insn(insn) => visitor.instruction(&insn),
-                Item::Event(event) => visitor.event(&event, StreamOffset(self.bind.offset as u64)),
-                Item::Error(error) => visitor.error(&error),
-            }
-        }
-    }
-}
-
-impl<C: CodeSource> Walker<C> {
     /// Makes sure that there is a TNT bit, the target of an indirect branch, or the end of tracing; `false` where something else
     /// comes first.
     #[inline]
-    fn has_decision(&mut self, bind: &mut Binder<'_>) -> bool {
+    fn has_decision<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> bool {
         if bind.tnt_len != 0 {
             return true;
         }
         match bind.pending {
             Pending::None => {
-                if !bind.holds() {
-                    match bind.next_decision() {
-                        Next::Tnt => return true,
-                        Next::Tip(ip) => {
-                            bind.await_tip(ip);
-                            return true;
-                        }
-                        Next::Other => {}
+                match F::next_decision(bind) {
+                    Next::Tnt => return true,
+                    Next::Tip(ip) => {
+                        bind.await_tip(ip);
+                        return true;
                     }
+                    Next::Other => {}
                 }
-                bind.fetch(self);
-                self.heed_bdm64(bind);
+                F::fetch(bind, self);
+                F::heed_errata(self, bind);
                 bind.emit.items.is_empty() && (bind.tnt_len != 0 || bind.pending.is_decision())
             }
             pending => pending.is_decision(),
@@ -128,7 +137,11 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// Follows the flow from node to node as long as every node ends with a branch of which the trace tells the outcome next.
-    fn walk_graph(&mut self, bind: &mut Binder<'_>, visit: &mut impl FnMut(&Path<'_>)) {
+    fn walk_graph<F: WalkFamily>(
+        &mut self,
+        bind: &mut Binder<'_, F>,
+        visit: &mut impl FnMut(&Path<'_>),
+    ) {
         let mut id = NONE;
         let mut from = From::Nowhere;
         let mut walked = false;
@@ -175,7 +188,9 @@ impl<C: CodeSource> Walker<C> {
             walked = true;
             (id, from) = next;
         }
-        bind.give_back();
+        if let Some(bind) = F::reads_ahead(bind) {
+            bind.give_back();
+        }
         if walked {
             self.guard.reset();
             self.last_edge = (NONE, 0);
@@ -184,24 +199,22 @@ impl<C: CodeSource> Walker<C> {
 
     /// Goes on as long as TNT bits and the TIPs of near branches lead to nodes that are known, by phrases and paths where these are. Returns the
     /// node that comes next or, if it is not known yet, where to note it.
-    fn walk_run(
+    fn walk_run<F: WalkFamily>(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, F>,
         mut id: u32,
         visit: &mut impl FnMut(&Path<'_>),
     ) -> (u32, From) {
-        // One return address of RTIT is no stack.
-        let has_stack = !bind.reader.is_rtit();
-        let reads_on = bind.reads_on();
+        let reads_on = F::reads_ahead(bind).is_some_and(|bind| bind.reads_on());
         let mut has_more = true;
         // Behind a TIP or a phrase, and where the walk begins.
         let mut may_begin = true;
         loop {
             let step = 'step: {
                 if bind.tnt_len == 0 {
-                    if !reads_on {
+                    let Some(bind) = F::reads_ahead(bind).filter(|_| reads_on) else {
                         return (id, From::Nowhere);
-                    }
+                    };
                     if may_begin && self.cache.graph.phrases.are_wanted() {
                         if let Some((number, at)) = self.phrase(bind, id) {
                             break 'step Step::Phrase(number, at);
@@ -220,9 +233,9 @@ impl<C: CodeSource> Walker<C> {
                         },
                     }
                 } else if bind.tnt_len < MANY_BITS && has_more {
-                    has_more = bind.read_ahead();
+                    has_more = F::reads_ahead(bind).is_some_and(|bind| bind.read_ahead());
                 }
-                if has_stack
+                if F::HAS_STACK
                     && bind.tnt_len >= LEAST_BITS
                     && let Some(number) = self.cache.graph.path(id, bind.tnt, bind.tnt_len)
                 {
@@ -246,7 +259,7 @@ impl<C: CodeSource> Walker<C> {
 
     /// How a TNT bit decides at the end of a node; none if that needs more care.
     #[inline(always)]
-    fn step(&self, bind: &Binder<'_>, id: u32) -> Option<Step> {
+    fn step<F: WalkFamily>(&self, bind: &Binder<'_, F>, id: u32) -> Option<Step> {
         let node = self.cache.graph.node(id);
         match node.decision {
             Decision::Conditional => Some(Step::Bit),
@@ -262,9 +275,9 @@ impl<C: CodeSource> Walker<C> {
     ///
     /// There is one call of `visit`, so that it becomes part of the loop.
     #[inline(always)]
-    fn take(
+    fn take<F: WalkFamily>(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, F>,
         id: u32,
         step: Step,
         visit: &mut impl FnMut(&Path<'_>),
@@ -281,7 +294,9 @@ impl<C: CodeSource> Walker<C> {
         match step {
             Step::Phrase(number, at) => {
                 let phrase = graph.phrases.phrase(number);
-                bind.use_phrase(phrase, at);
+                if let Some(bind) = F::reads_ahead(bind) {
+                    bind.use_phrase(phrase, at);
+                }
                 (phrase.end, From::Nowhere)
             }
             Step::Path(number) => {
@@ -335,10 +350,10 @@ impl<C: CodeSource> Walker<C> {
 
     /// The phrase that comes next, and where it begins, if the packets came before from here; what it does to the stack of calls is done.
     #[inline]
-    fn phrase(&mut self, bind: &mut Binder<'_>, id: u32) -> Option<(u32, usize)> {
+    fn phrase(&mut self, bind: &mut Binder<'_, IntelPt>, id: u32) -> Option<(u32, usize)> {
         bind.end_run();
         let (bytes, at) = bind.reader.window(&bind.ahead)?;
-        let last_ip = bind.reader.last_ip_state();
+        let last_ip = bind.reader.own.last_ip;
         let graph = &mut self.cache.graph;
         let found = graph.phrase(id, bytes, last_ip, &self.returns);
         let phrases = &mut graph.phrases;
@@ -351,9 +366,9 @@ impl<C: CodeSource> Walker<C> {
     /// Runs a node that ends with another branch whose outcome is there, and tells what comes next; `None` if it is to be walked
     /// run by run.
     #[inline]
-    fn leave(
+    fn leave<F: WalkFamily>(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, F>,
         id: u32,
         visit: &mut impl FnMut(&Path<'_>),
     ) -> Option<(u32, From)> {
@@ -398,7 +413,7 @@ impl<C: CodeSource> Walker<C> {
                 }
                 let [after, target] = self.cache.graph.detail(id).ways;
                 let place = match node.decision {
-                    Decision::Conditional => ip.or_else(|| bind.left_ranges(after, target)),
+                    Decision::Conditional => ip.or_else(|| F::left_ranges(bind, after, target)),
                     _ => ip,
                 };
                 bind.end_tracing(self, after, place);
@@ -409,7 +424,7 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// Whether the node here can be put together without looking at code behind a direct branch, at which tracing may have ended.
-    fn may_look_ahead(&mut self, bind: &mut Binder<'_>) -> bool {
+    fn may_look_ahead<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> bool {
         if self.cache.graph.find(self.ip, bind.mode).is_some() {
             return true;
         }
@@ -449,7 +464,7 @@ impl<C: CodeSource> Walker<C> {
 
     /// The node where control is, which is noted where it will be looked for the next time.
     #[inline(never)]
-    fn resolve(&mut self, bind: &mut Binder<'_>, from: From) -> u32 {
+    fn resolve<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>, from: From) -> u32 {
         let emptied = self.cache.graph.emptied;
         let id = self.cache.node_at(self.ip, bind.mode, &mut self.code);
         if self.cache.graph.emptied == emptied {
