@@ -209,19 +209,18 @@ impl<F: BindFamily> Binder<'_, F> {
         }));
     }
 
-    /// The next packet that matters to the flow, its place and time noted.
-    pub(crate) fn next_noted(&mut self) -> Option<Result<F::Flow, DecodeError>> {
-        let next = self.reader.next();
+    /// Notes the place and the time of a packet, which was read just now.
+    #[inline]
+    pub(crate) fn note_read(&mut self, next: &Option<Result<F::Flow, DecodeError>>) {
         self.read_at = self.reader.offset();
         if self.emit.keeps_origins {
             let flow = next.as_ref().and_then(|next| next.as_ref().ok());
-            let end = match &next {
+            let end = match next {
                 None => usize::MAX,
                 Some(next) => self.read_at + usize::from(F::HAS_CYCLE_COUNTS && next.is_ok()),
             };
             self.note_packet(flow.map(|flow| (*flow).into()), end);
         }
-        next
     }
 
     /// Sees to it that no more items wait than `Notes::listed` and what a few packets tell, however far is read before one is returned. Returns how many
@@ -346,7 +345,9 @@ impl Binder<'_, IntelPt> {
             {
                 self.emit.push_replay(Replay::new(&mut self.reader));
             }
-            match self.next_noted() {
+            let next = self.reader.next();
+            self.note_read(&next);
+            match next {
                 Some(Ok(Flow::Mnt(payload))) => {
                     let end = self.reader.at;
                     match self.emit.last_replay() {

@@ -214,7 +214,9 @@ impl<'t> Binder<'t, Rtit> {
     pub(super) fn next_flow(&mut self) -> Result<Option<Flow>, DecodeError> {
         loop {
             self.make_room();
-            match self.next_noted() {
+            let next = self.reader.next();
+            self.note_read(&next);
+            match next {
                 Some(Ok(Flow::Psb)) => {
                     self.own.may_resume = true;
                     if self.at_end() {
