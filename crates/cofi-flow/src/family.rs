@@ -37,8 +37,6 @@ pub(crate) trait ReadFamily: Copy + Debug + 'static {
 
     /// What forced out a TNT of fewer bits than these comes behind it, and not the timing packets before it.
     const FULL_TNT: u8;
-    /// Whether a packet that concerns the flow may tell the time, too.
-    const HAS_CYCLE_COUNTS: bool;
 
     fn reading(config: &FlowConfig) -> Self::Reading;
 

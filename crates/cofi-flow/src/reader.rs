@@ -34,8 +34,6 @@ pub(crate) struct Reader<'t, F: ReadFamily> {
     pub(crate) own: F::Reading,
     /// Whether packets since the last PSB may be wrong.
     pub(crate) damaged: bool,
-    /// Whether the last IP is in doubt: then an address counts only if it is told in full, or a trial confirms it.
-    pub(crate) doubt: bool,
     /// Whether the address told last was told in full, or since a PSB, behind which nothing is in doubt.
     pub(crate) is_full: bool,
     /// When what was returned ran.
@@ -60,7 +58,6 @@ impl<'t, F: ReadFamily> Reader<'t, F> {
             offset: 0,
             own: F::reading(config),
             damaged: false,
-            doubt: false,
             is_full: false,
             clock: Clock::new(),
             timing: 0,

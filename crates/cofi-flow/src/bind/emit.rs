@@ -215,9 +215,10 @@ impl<F: BindFamily> Binder<'_, F> {
         self.read_at = self.reader.offset();
         if self.emit.keeps_origins {
             let flow = next.as_ref().and_then(|next| next.as_ref().ok());
+            // A packet that concerns the flow may have a cycle count of its own.
             let end = match next {
                 None => usize::MAX,
-                Some(next) => self.read_at + usize::from(F::HAS_CYCLE_COUNTS && next.is_ok()),
+                Some(next) => self.read_at + usize::from(next.is_ok()),
             };
             self.note_packet(flow.map(|flow| (*flow).into()), end);
         }
@@ -235,7 +236,7 @@ impl<F: BindFamily> Binder<'_, F> {
 
     /// Tells of the timing packets read, and notes where the packet behind them stands.
     ///
-    /// What is to be read again ends at `end`, where that packet begins.
+    /// What begins at `end` or behind is not to be read again with what was before.
     fn note_packet(&mut self, kind: Option<PacketKind>, end: usize) {
         while let Some(ticked) = self
             .reader

@@ -30,7 +30,7 @@ impl Binder<'_, IntelPt> {
         if !walk.confirms(&self.reader, ip, self.mode) {
             return false;
         }
-        self.reader.doubt = false;
+        self.reader.own.doubt = false;
         self.loss.is_mode_doubtful = false;
         true
     }
@@ -66,7 +66,7 @@ impl Binder<'_, IntelPt> {
         }
         let mut ahead = self.reader.clone();
         ahead.damaged = true;
-        ahead.doubt = true;
+        ahead.own.doubt = true;
         ahead.outside_block();
         let sure = ahead.last_ip();
         let mut run = Run::Unknown;
@@ -101,7 +101,7 @@ impl Binder<'_, IntelPt> {
                     continue;
                 };
                 if walk.confirms(&reader, ip, self.mode) {
-                    reader.doubt = false;
+                    reader.own.doubt = false;
                     // Timing packets among them may be none, either: none of those is used, and it is not known how many there were.
                     IntelPt::show_all(&mut self.reader);
                     reader.follow_loss(&self.reader);

@@ -96,7 +96,6 @@ impl<F: ResyncFamily> Binder<'_, F> {
         self.loss.is_mode_certain = false;
         let is_doubtful = self.is_doubtful(kind);
         self.reader.damaged |= is_doubtful;
-        self.reader.doubt |= is_doubtful;
         if !F::doubt(self, walk, kind, is_doubtful) && !self.reader.skip_to_psb() {
             self.state = State::Done;
         }
@@ -279,7 +278,7 @@ impl ResyncFamily for IntelPt {
                 }
             }
             // The address is in doubt.
-            Flow::Pge(None) if bind.reader.doubt => {
+            Flow::Pge(None) if bind.reader.own.doubt => {
                 bind.state = State::Lost;
                 bind.loss.at.get_or_insert(bind.read_at);
                 bind.turn_on_if_likely(walk);
@@ -338,7 +337,7 @@ impl ResyncFamily for IntelPt {
             },
             Flow::Pge(Some(ip)) if bind.is_mode_told(walk, ip) => bind.turn_on(walk, ip),
             Flow::Pge(_) => bind.turn_on_if_likely(walk),
-            Flow::Pgd(ip) if !bind.reader.doubt => bind.found_off(walk, ip),
+            Flow::Pgd(ip) if !bind.reader.own.doubt => bind.found_off(walk, ip),
             Flow::Pgd(ip) if !W::FOLLOWS_CODE => bind.push(Event::Disabled { ip }),
             Flow::Ovf => bind.overflow(walk),
             Flow::ModeExec { .. } | Flow::ModeTsx(_) | Flow::Pip { .. } | Flow::Vmcs(_) => {
@@ -390,6 +389,7 @@ impl ResyncFamily for IntelPt {
     ) -> bool {
         bind.loss.run = bind.reader.run();
         if is_doubtful {
+            bind.reader.own.doubt = true;
             bind.reader.drop_back();
             (bind.bound.mode, bind.bound.tsx) = (None, None);
         }
@@ -506,7 +506,7 @@ impl Binder<'_, IntelPt> {
         self.bound = Bound::default();
         // Nothing needs to be known across a PSB (33.3.7), and what contradicted it stands before it.
         self.loss.is_mode_doubtful = false;
-        (self.reader.damaged, self.reader.doubt) = (false, false);
+        (self.reader.damaged, self.reader.own.doubt) = (false, false);
         match status.ip {
             // Tracing cannot be switched on while it is on: then the PSB+ tells what is not so yet (erratum BDM70).
             Some(ip) if !self.pge_is_next() => {
@@ -721,7 +721,7 @@ impl Binder<'_, IntelPt> {
                     self.after_overflow(walk, None, status, first);
                     return;
                 }
-                Flow::Fup(None) if self.reader.doubt => {
+                Flow::Fup(None) if self.reader.own.doubt => {
                     self.push_from(Event::Overflow { ip: None }, first);
                     self.state = State::Lost;
                     self.loss.run = Run::Unknown;

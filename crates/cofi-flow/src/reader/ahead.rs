@@ -150,7 +150,7 @@ impl Reader<'_, IntelPt> {
     pub(crate) fn may_read_ahead(&self) -> bool {
         self.back.is_none()
             && self.own.block == Block::Outside
-            && !self.doubt
+            && !self.own.doubt
             && self.ticks.is_none()
             && !self.own.spoilt_by.is_any()
     }

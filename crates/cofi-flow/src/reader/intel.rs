@@ -135,6 +135,8 @@ impl From<Flow> for PacketKind {
 pub(crate) struct Reading {
     /// The last IP (33.4.2.2).
     pub(crate) last_ip: LastIp,
+    /// Whether the last IP is in doubt: then an address counts only if it is told in full, or a trial confirms it.
+    pub(crate) doubt: bool,
     /// The address told last even if it is in doubt; none if it was suppressed.
     pub(crate) likely: Option<Ip>,
     /// Where the last PSB stands.
@@ -154,11 +156,11 @@ impl ReadFamily for IntelPt {
     type Replay = (TimeTracker, Block);
 
     const FULL_TNT: u8 = 0;
-    const HAS_CYCLE_COUNTS: bool = false;
 
     fn reading(config: &FlowConfig) -> Reading {
         Reading {
             last_ip: LastIp::new(),
+            doubt: false,
             likely: None,
             psb: 0,
             block: Block::Outside,
@@ -176,7 +178,7 @@ impl ReadFamily for IntelPt {
         if let Some((offset, flow)) = reader.back.take() {
             reader.offset = offset;
             if matches!(flow, Flow::Psb) {
-                (reader.damaged, reader.doubt) = (false, false);
+                (reader.damaged, reader.own.doubt) = (false, false);
             }
             return Some(Ok(flow));
         }
@@ -261,7 +263,7 @@ impl ReadFamily for IntelPt {
                 Packet::Psb => {
                     reader.own.last_ip.reset();
                     reader.own.psb = reader.offset;
-                    (reader.damaged, reader.doubt) = (false, false);
+                    (reader.damaged, reader.own.doubt) = (false, false);
                     Flow::Psb
                 }
                 Packet::PsbEnd => Flow::PsbEnd,
@@ -431,7 +433,7 @@ impl Reader<'_, IntelPt> {
     pub(super) fn address(&mut self, payload: IpPayload) -> Option<Ip> {
         let ip = self.own.last_ip.apply(payload);
         self.note_address(ip, payload.ip_bytes());
-        ip.filter(|_| !self.doubt)
+        ip.filter(|_| !self.own.doubt)
     }
 
     /// A packet gave this address, in so many bytes.
@@ -439,7 +441,7 @@ impl Reader<'_, IntelPt> {
     pub(super) fn note_address(&mut self, ip: Option<Ip>, bytes: IpBytes) {
         self.own.likely = ip;
         self.is_full = matches!(bytes, IpBytes::Sext48 | IpBytes::Full);
-        self.doubt &= !self.is_full;
+        self.own.doubt &= !self.is_full;
     }
 
     /// Where the last PSB stands that was read.

@@ -204,7 +204,6 @@ impl ReadFamily for Rtit {
 
     /// MTC and STS force no results out: those before them may stand behind them (4.2.2).
     const FULL_TNT: u8 = 6;
-    const HAS_CYCLE_COUNTS: bool = true;
 
     fn reading(config: &FlowConfig) -> Reading {
         let mode = match config.format {
@@ -278,7 +277,7 @@ impl ReadFamily for Rtit {
             let flow = reading.flow(&packet);
             reading.note(flow);
             match flow {
-                Some(Flow::Psb) => (reader.damaged, reader.doubt) = (false, false),
+                Some(Flow::Psb) => reader.damaged = false,
                 // Erratum E5: a branch during the overflow, which led where tracing goes on.
                 Some(Flow::Ovf(Some(ip))) if reading.e5 => {
                     if let Ok(raw) = decode(reading.mode, behind)
