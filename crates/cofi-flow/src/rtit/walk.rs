@@ -1,6 +1,7 @@
 //! The walk over code where RTIT's rules differ: far transfers, branches out of the traced ranges, ends without a word.
 
 use cofi_insn::{Class, CodeSource, MAX_INSN_LEN, advance, is_mov_to_cr0, prefixes};
+use cofi_packet::rtit::Kind;
 use cofi_packet::{ExecMode, Ip};
 
 use super::{AtIp, Ends, Own, Sign};
@@ -128,7 +129,7 @@ impl WalkFamily for Rtit {
             }
             Own::OverflowAt(_) => walk.phase = Phase::Enter,
             Own::Pge(_) => {
-                let found = cofi_packet::intel::Kind::TipPge.into();
+                let found = Kind::FupPge.into();
                 bind.fail(walk, FlowErrorKind::Unexpected { found, expected });
             }
             Own::Ends(ends) => {
