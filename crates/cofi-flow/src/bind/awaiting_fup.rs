@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use cofi_packet::Ip;
 use cofi_packet::intel::{CfeType, EvdType, Kind};
 
-use crate::bind::intel::unexpected;
 use crate::bind::{Binder, State};
 use crate::events::origin::Origin;
 use crate::family::IntelPt;
@@ -152,7 +151,7 @@ impl Binder<'_, IntelPt> {
             Flow::Cfe { kind, vector, .. } => (kind, vector),
             Flow::Evd { .. } => {
                 let found = self.found_for_cfe()?;
-                return Some(unexpected(found, Expected::CfeBehindData));
+                return Some(FlowErrorKind::unexpected(found, Expected::CfeBehindData));
             }
             _ => return None,
         };
@@ -170,7 +169,7 @@ impl Binder<'_, IntelPt> {
                 },
                 _ => true,
             });
-        (!fits).then(|| unexpected(flow, Expected::CfeOfData))
+        (!fits).then(|| FlowErrorKind::unexpected(flow, Expected::CfeOfData))
     }
 
     /// Behind an EVD that was read just now: the packet that proves that its CFE is missing.

@@ -321,10 +321,7 @@ impl Binder<'_, IntelPt> {
         self.pending = Pending::Own(Own::Status(status));
         self.fail(
             walk,
-            FlowErrorKind::Unexpected {
-                found: Kind::ModeExec.into(),
-                expected: Expected::SameMode,
-            },
+            FlowErrorKind::unexpected(Kind::ModeExec, Expected::SameMode),
         );
     }
 

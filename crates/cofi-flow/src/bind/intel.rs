@@ -176,10 +176,8 @@ impl BindFamily for IntelPt {
                 | Flow::Trig { .. }
                 | Flow::Mnt(_)
                 | Flow::Fup(_) => {
-                    bind.pending = Pending::Bad(FlowErrorKind::Unexpected {
-                        found: flow.kind().into(),
-                        expected: Expected::TracingOn,
-                    });
+                    bind.pending =
+                        Pending::Bad(FlowErrorKind::unexpected(flow.kind(), Expected::TracingOn));
                 }
             }
             return;
@@ -304,7 +302,8 @@ impl BindFamily for IntelPt {
             }
             Own::Pge(_) => {
                 bind.pending = Pending::Own(own);
-                bind.fail(&mut NoCode, already_on());
+                let kind = FlowErrorKind::unexpected(Kind::TipPge, Expected::TracingOn);
+                bind.fail(&mut NoCode, kind);
             }
         }
     }
@@ -419,9 +418,7 @@ impl Binder<'_, IntelPt> {
     /// After a FUP: what it belongs to.
     fn fetch_fup(&mut self, ip: Option<Ip>) {
         let Some(ip) = ip else {
-            self.pending = Pending::Bad(FlowErrorKind::SuppressedIp {
-                packet: Kind::Fup.into(),
-            });
+            self.pending = Pending::Bad(FlowErrorKind::suppressed(Kind::Fup));
             return;
         };
         self.bind_tsx(ip);
@@ -467,9 +464,7 @@ impl Binder<'_, IntelPt> {
                 Flow::Pip { .. } | Flow::Vmcs(_) | Flow::ModeExec { .. } => self.bind(flow),
                 Flow::Tip(Some(to)) => return Ok(AtIp::Branch { to }),
                 Flow::Tip(None) => {
-                    return Err(FlowErrorKind::SuppressedIp {
-                        packet: Kind::Tip.into(),
-                    });
+                    return Err(FlowErrorKind::suppressed(Kind::Tip));
                 }
                 Flow::Pgd(ip) => return Ok(AtIp::Disable { ip }),
                 // It belongs to the MODE.Exec before it, which tells of RFLAGS.IF while tracing is off.
@@ -546,10 +541,7 @@ impl Binder<'_, IntelPt> {
                     }
                 }
                 _ => {
-                    let kind = FlowErrorKind::Unexpected {
-                        found: flow.kind().into(),
-                        expected: Expected::PsbPlus,
-                    };
+                    let kind = FlowErrorKind::unexpected(flow.kind(), Expected::PsbPlus);
                     return PsbPlus::Bad(kind);
                 }
             }
@@ -637,21 +629,5 @@ fn is_pge_next(mut ahead: Reader<'_, IntelPt>, over_psbs: bool) -> bool {
             )) => {}
             _ => return false,
         }
-    }
-}
-
-/// What a packet found means for one that was expected.
-pub(crate) fn unexpected(found: Flow, expected: Expected) -> FlowErrorKind {
-    FlowErrorKind::Unexpected {
-        found: found.kind().into(),
-        expected,
-    }
-}
-
-/// Tracing is switched on while it is.
-pub(crate) fn already_on() -> FlowErrorKind {
-    FlowErrorKind::Unexpected {
-        found: Kind::TipPge.into(),
-        expected: Expected::TracingOn,
     }
 }

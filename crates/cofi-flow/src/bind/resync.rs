@@ -4,7 +4,7 @@ use cofi_packet::intel::{DecodeError, Kind, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
 use crate::bind::control::Control;
-use crate::bind::intel::{AtIp, Own, PsbPlus, unexpected};
+use crate::bind::intel::{AtIp, Own, PsbPlus};
 use crate::bind::loss::Run;
 use crate::bind::{Binder, Bound, Pending, State, Status};
 use crate::events::origin::Origin;
@@ -283,16 +283,15 @@ impl ResyncFamily for IntelPt {
                 bind.loss.at.get_or_insert(bind.read_at);
                 bind.turn_on_if_likely(walk);
             }
-            Flow::Pge(None) => bind.lose(
-                walk,
-                FlowErrorKind::SuppressedIp {
-                    packet: Kind::TipPge.into(),
-                },
-            ),
+            Flow::Pge(None) => bind.lose(walk, FlowErrorKind::suppressed(Kind::TipPge)),
             // Off it is in any case.
-            Flow::Pgd(_) => bind.error(walk, None, unexpected(flow, Expected::TipPge)),
+            Flow::Pgd(_) => bind.error(
+                walk,
+                None,
+                FlowErrorKind::unexpected(flow, Expected::TipPge),
+            ),
             Flow::Fup(_) | Flow::Tnt { .. } | Flow::Tip(_) | Flow::PsbEnd => {
-                bind.lose(walk, unexpected(flow, Expected::TipPge))
+                bind.lose(walk, FlowErrorKind::unexpected(flow, Expected::TipPge))
             }
             // `hold` has taken these.
             Flow::Mwait { .. }
@@ -739,7 +738,7 @@ impl Binder<'_, IntelPt> {
                         };
                         self.loss.was_on = false;
                     } else {
-                        self.lose(walk, unexpected(flow, Expected::FupOrTipPge));
+                        self.lose(walk, FlowErrorKind::unexpected(flow, Expected::FupOrTipPge));
                     }
                     self.reader.put_back(flow);
                     return;

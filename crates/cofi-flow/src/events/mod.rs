@@ -150,7 +150,7 @@ impl<F: ResyncFamily> Binder<'_, F> {
             Pending::At { ip, what } => F::arrive(self, &mut NoCode, ip, what),
             Pending::Bad(kind) => self.fail(&mut NoCode, kind),
             Pending::Tip(None) => {
-                self.fail(&mut NoCode, FlowErrorKind::SuppressedIp { packet: F::TIP });
+                self.fail(&mut NoCode, FlowErrorKind::suppressed(F::TIP));
             }
             Pending::End => self.state = State::Done,
             Pending::Own(own) => F::follow(self, own),

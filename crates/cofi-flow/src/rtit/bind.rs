@@ -12,14 +12,6 @@ use crate::reader::Reader;
 use crate::reader::ahead::Decision;
 use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind};
 
-/// What a packet found means for one that was expected.
-pub(super) fn unexpected(found: Flow, expected: Expected) -> FlowErrorKind {
-    FlowErrorKind::Unexpected {
-        found: found.kind().into(),
-        expected,
-    }
-}
-
 /// What stands behind a TraceStop.
 enum Behind {
     /// The results that were not sent before, as far as there are any.
@@ -68,9 +60,9 @@ impl BindFamily for Rtit {
             // A decoder that begins at the end of what is to be decoded tells of it.
             Flow::Ovf(_) if bind.own.is_last => Pending::Own(Own::Ends(Ends::default())),
             Flow::Ovf(ip) => Pending::Own(Own::OverflowAt(ip)),
-            Flow::Far(None) | Flow::Pgd(None) => Pending::Bad(FlowErrorKind::SuppressedIp {
-                packet: flow.kind().into(),
-            }),
+            Flow::Far(None) | Flow::Pgd(None) => {
+                Pending::Bad(FlowErrorKind::suppressed(flow.kind()))
+            }
             Flow::Far(Some(ip)) => match bind.far_target() {
                 Ok(to) => Pending::At {
                     ip,
@@ -176,12 +168,7 @@ impl BindFamily for Rtit {
                 bind.turn_on(&mut NoCode, ip);
             }
             Own::Pge(None) => {
-                bind.fail(
-                    &mut NoCode,
-                    FlowErrorKind::SuppressedIp {
-                        packet: Kind::FupPge.into(),
-                    },
-                );
+                bind.fail(&mut NoCode, FlowErrorKind::suppressed(Kind::FupPge));
             }
         }
     }
@@ -271,9 +258,7 @@ impl<'t> Binder<'t, Rtit> {
                 self.emit.now = first.and(Kind::Tip);
                 Ok(Some(to))
             }
-            Flow::Tip(None) => Err(FlowErrorKind::SuppressedIp {
-                packet: Kind::Tip.into(),
-            }),
+            Flow::Tip(None) => Err(FlowErrorKind::suppressed(Kind::Tip)),
             Flow::Ovf(_) => {
                 self.reader.put_back(flow);
                 Ok(None)
@@ -286,7 +271,7 @@ impl<'t> Binder<'t, Rtit> {
             }
             _ => {
                 self.reader.put_back(flow);
-                Err(unexpected(flow, Expected::FarTarget))
+                Err(FlowErrorKind::unexpected(flow, Expected::FarTarget))
             }
         }
     }

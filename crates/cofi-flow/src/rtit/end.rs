@@ -84,8 +84,8 @@ impl Binder<'_, Rtit> {
 
     /// The same where something else is needed.
     pub(crate) fn end_unmet<W: Control>(&mut self, walk: &mut W, ends: Ends, expected: Expected) {
-        let found = Kind::TntPartial.into();
-        self.end_without_use(walk, ends, FlowErrorKind::Unexpected { found, expected });
+        let kind = FlowErrorKind::unexpected(Kind::TntPartial, expected);
+        self.end_without_use(walk, ends, kind);
     }
 
     fn end_by<W: Control>(&mut self, walk: &mut W, ends: Ends, kind: FlowErrorKind) {

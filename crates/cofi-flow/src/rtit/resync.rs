@@ -2,7 +2,6 @@
 
 use cofi_packet::Ip;
 
-use super::bind::unexpected;
 use super::{AtIp, Flow, Own};
 use crate::bind::control::Control;
 use crate::bind::{Binder, Certainty, Pending, State};
@@ -30,7 +29,11 @@ impl ResyncFamily for Rtit {
             }
             // Erratum E2: there is one too many.
             Flow::Pgd(_) if bind.config.errata.rtit_e2 => {}
-            Flow::Pgd(_) => bind.error(walk, None, unexpected(flow, Expected::FupPge)),
+            Flow::Pgd(_) => bind.error(
+                walk,
+                None,
+                FlowErrorKind::unexpected(flow, Expected::FupPge),
+            ),
             // Without paging or CR3 filters, these come whatever the IP filter says (4.2.10).
             Flow::Pip { cr3, paging } => {
                 bind.own.told_unpaged = !paging;
@@ -39,7 +42,11 @@ impl ResyncFamily for Rtit {
             Flow::TraceStop => bind.push(Event::Stop),
             Flow::Ovf(ip) => {
                 if was_stopped && !bind.own.may_resume && !bind.config.errata.rtit_e4 {
-                    bind.error(walk, None, unexpected(flow, Expected::FupPge));
+                    bind.error(
+                        walk,
+                        None,
+                        FlowErrorKind::unexpected(flow, Expected::FupPge),
+                    );
                 }
                 bind.note_used();
                 return bind.overflow(walk, ip);
@@ -47,7 +54,7 @@ impl ResyncFamily for Rtit {
             // They were known when tracing was stopped, and were used then.
             Flow::Tnt { len: ..=5, .. } if was_stopped => {}
             Flow::Tnt { .. } | Flow::Tip(_) | Flow::Far(_) => {
-                bind.lose(walk, unexpected(flow, Expected::FupPge));
+                bind.lose(walk, FlowErrorKind::unexpected(flow, Expected::FupPge));
             }
             Flow::Psb => {}
         }
@@ -213,9 +220,7 @@ impl Binder<'_, Rtit> {
             // It is never compressed against another: so it is damaged.
             None => self.lose(
                 walk,
-                FlowErrorKind::SuppressedIp {
-                    packet: cofi_packet::rtit::Kind::FupOvf.into(),
-                },
+                FlowErrorKind::suppressed(cofi_packet::rtit::Kind::FupOvf),
             ),
         }
     }

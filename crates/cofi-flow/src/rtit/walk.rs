@@ -128,10 +128,7 @@ impl WalkFamily for Rtit {
                 bind.push_paging(cr3);
             }
             Own::OverflowAt(_) => walk.phase = Phase::Enter,
-            Own::Pge(_) => {
-                let found = Kind::FupPge.into();
-                bind.fail(walk, FlowErrorKind::Unexpected { found, expected });
-            }
+            Own::Pge(_) => bind.fail(walk, FlowErrorKind::unexpected(Kind::FupPge, expected)),
             Own::Ends(ends) => {
                 if !bind.take_late_bit(ends, expected) {
                     bind.end_unmet(walk, ends, expected);
@@ -146,8 +143,7 @@ impl WalkFamily for Rtit {
         bind: &mut Binder<'_, Self>,
     ) -> Option<Ip> {
         let found = Self::pending_kind(bind);
-        let expected = Expected::Tip;
-        bind.fail(walk, FlowErrorKind::Unexpected { found, expected });
+        bind.fail(walk, FlowErrorKind::unexpected(found, Expected::Tip));
         None
     }
 
@@ -422,10 +418,7 @@ impl<C: CodeSource> Walker<C> {
         }
         bind.fail(
             self,
-            FlowErrorKind::Unexpected {
-                found: Rtit::pending_kind(bind),
-                expected: Expected::FupPgd,
-            },
+            FlowErrorKind::unexpected(Rtit::pending_kind(bind), Expected::FupPgd),
         );
     }
 

@@ -5,13 +5,13 @@ use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, TsxState};
 
 use super::{MAX_TRIED, Phase, Walker};
-use crate::bind::intel::{AtIp, Own, already_on, unexpected};
+use crate::bind::intel::{AtIp, Own};
 use crate::bind::{Binder, Bound, Pending};
 use crate::code::cache::{BasicBlock, End};
 use crate::code::index::NONE;
 use crate::family::{BindFamily, IntelPt, WalkFamily};
 use crate::reader::intel::Flow;
-use crate::{Event, Executed, Expected, FlowErrorKind, PacketKind};
+use crate::{Event, Executed, Expected, FlowErrorKind};
 
 impl WalkFamily for IntelPt {
     const HAS_STACK: bool = true;
@@ -41,7 +41,10 @@ impl WalkFamily for IntelPt {
                 bind.drop_pending();
                 bind.apply_status(status);
             }
-            Own::Pge(_) => bind.fail(walk, already_on()),
+            Own::Pge(_) => bind.fail(
+                walk,
+                FlowErrorKind::unexpected(Kind::TipPge, Expected::TracingOn),
+            ),
         }
         None
     }
@@ -55,7 +58,7 @@ impl WalkFamily for IntelPt {
     ) -> Option<Executed> {
         match block.class {
             Class::Conditional => walk.conditional(bind, block, insn),
-            Class::DirectJump | Class::DirectCall => walk.direct(bind, block, insn),
+            Class::DirectJump | Class::DirectCall => walk.direct_or_end(bind, block, insn),
             Class::Return => walk.near_return(bind, block, insn),
             Class::IndirectJump | Class::IndirectCall => walk.indirect(bind, block, insn),
             Class::FarCall
@@ -66,8 +69,7 @@ impl WalkFamily for IntelPt {
             Class::VmEntry => match bind.pending {
                 Pending::Tip(_)
                 | Pending::Pgd(_)
-                | Pending::Own(Own::Paging { .. })
-                | Pending::Own(Own::Vmcs(_))
+                | Pending::Own(Own::Paging { .. } | Own::Vmcs(_))
                     if bind.tnt_len == 0 =>
                 {
                     walk.far(bind, block, insn)
@@ -148,10 +150,7 @@ impl WalkFamily for IntelPt {
                     None,
                 );
             }
-            Own::Pge(_) => {
-                let found = Kind::TipPge.into();
-                bind.fail(walk, FlowErrorKind::Unexpected { found, expected });
-            }
+            Own::Pge(_) => bind.fail(walk, FlowErrorKind::unexpected(Kind::TipPge, expected)),
             Own::Overflow | Own::Status(_) => walk.phase = Phase::Enter,
         }
     }
@@ -161,23 +160,27 @@ impl WalkFamily for IntelPt {
         walk: &mut Walker<C>,
         bind: &mut Binder<'_, Self>,
     ) -> Option<Ip> {
-        match walk.deferred_tip(bind) {
-            Ok(ip) => Some(ip),
-            Err(FlowErrorKind::Unexpected {
-                found: PacketKind::IntelPt(Kind::Ovf),
-                ..
-            }) => {
-                // The TIP was lost, and what the remaining bits tell lies behind it.
-                bind.drop_bits();
-                walk.phase = Phase::Enter;
-                Self::fetch(bind, walk);
-                None
+        let kind = match bind.next_flow() {
+            Ok(Some(Flow::Tip(Some(ip)))) => {
+                bind.consumed();
+                return Some(ip);
             }
-            Err(kind) => {
-                bind.fail(walk, kind);
-                None
+            Ok(Some(flow)) => {
+                bind.reader.put_back(flow);
+                if flow == Flow::Ovf {
+                    // The TIP was lost, and what the remaining bits tell lies behind it.
+                    bind.drop_bits();
+                    walk.phase = Phase::Enter;
+                    Self::fetch(bind, walk);
+                    return None;
+                }
+                FlowErrorKind::unexpected(flow, Expected::Tip)
             }
-        }
+            Ok(None) => FlowErrorKind::unexpected(Kind::Tnt8, Expected::Tip),
+            Err(error) => error.into(),
+        };
+        bind.fail(walk, kind);
+        None
     }
 
     /// Erratum BDM64: if an aborted transaction cannot be where the last branch led, it is where the abort says.
@@ -207,23 +210,87 @@ impl WalkFamily for IntelPt {
 }
 
 impl<C: CodeSource> Walker<C> {
-    /// The target of an indirect branch for which the processor deferred the TIP: behind TNT bits that are not used yet.
-    fn deferred_tip(&mut self, bind: &mut Binder<'_, IntelPt>) -> Result<Ip, FlowErrorKind> {
-        match bind.next_flow()? {
-            Some(Flow::Tip(Some(ip))) => {
-                bind.consumed();
-                Ok(ip)
-            }
-            Some(flow) => {
-                let kind = unexpected(flow, Expected::Tip);
-                bind.reader.put_back(flow);
-                Err(kind)
-            }
-            None => Err(FlowErrorKind::Unexpected {
-                found: Kind::Tnt8.into(),
-                expected: Expected::Tip,
-            }),
+    #[inline(always)]
+    fn conditional(
+        &mut self,
+        bind: &mut Binder<'_, IntelPt>,
+        block: &BasicBlock,
+        insn: Executed,
+    ) -> Option<Executed> {
+        if bind.tnt_len != 0 {
+            return if bind.take_bit() {
+                self.go(insn, block.target, 1)
+            } else {
+                self.go(insn, block.next, 0)
+            };
         }
+        match bind.pending {
+            Pending::Pgd(ip) => {
+                let ip = ip.or_else(|| IntelPt::left_ranges(bind, block.next, block.target));
+                self.disable(bind, insn, block.next, ip)
+            }
+            _ => {
+                self.need(bind, Expected::Tnt);
+                None
+            }
+        }
+    }
+
+    /// A direct branch, at which tracing may have ended.
+    #[inline(always)]
+    fn direct_or_end(
+        &mut self,
+        bind: &mut Binder<'_, IntelPt>,
+        block: &BasicBlock,
+        insn: Executed,
+    ) -> Option<Executed> {
+        if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
+            let filter = &bind.config.filter;
+            let leaves = match ip {
+                Some(ip) => ip == block.target,
+                None => {
+                    bind.config.errata.skl014
+                        && !filter.is_empty()
+                        && !filter.contains(block.target)
+                }
+            };
+            if leaves {
+                return self.disable(bind, insn, block.next, ip.or(Some(block.target)));
+            }
+        }
+        self.direct(bind, block, insn)
+    }
+
+    #[inline(always)]
+    fn near_return(
+        &mut self,
+        bind: &mut Binder<'_, IntelPt>,
+        block: &BasicBlock,
+        insn: Executed,
+    ) -> Option<Executed> {
+        if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
+            self.returns.pop();
+            return self.disable(bind, insn, block.next, ip);
+        }
+        let ip = self.return_target(bind)?;
+        self.go(insn, ip, 1)
+    }
+
+    #[inline]
+    fn indirect(
+        &mut self,
+        bind: &mut Binder<'_, IntelPt>,
+        block: &BasicBlock,
+        insn: Executed,
+    ) -> Option<Executed> {
+        if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
+            return self.disable(bind, insn, block.next, ip);
+        }
+        let target = self.indirect_target(bind)?;
+        if block.class == Class::IndirectCall {
+            self.returns.push(block.next);
+        }
+        self.go(insn, target, 1)
     }
 
     fn far(

@@ -323,52 +323,12 @@ impl<C: CodeSource> Walker<C> {
     }
 
     #[inline(always)]
-    fn conditional<F: WalkFamily>(
-        &mut self,
-        bind: &mut Binder<'_, F>,
-        block: &BasicBlock,
-        insn: Executed,
-    ) -> Option<Executed> {
-        if bind.tnt_len != 0 {
-            return if bind.take_bit() {
-                self.go(insn, block.target, 1)
-            } else {
-                self.go(insn, block.next, 0)
-            };
-        }
-        match bind.pending {
-            Pending::Pgd(ip) => {
-                let ip = ip.or_else(|| F::left_ranges(bind, block.next, block.target));
-                self.disable(bind, insn, block.next, ip)
-            }
-            _ => {
-                self.need(bind, Expected::Tnt);
-                None
-            }
-        }
-    }
-
-    #[inline(always)]
     pub(crate) fn direct<F: WalkFamily>(
         &mut self,
         bind: &mut Binder<'_, F>,
         block: &BasicBlock,
         insn: Executed,
     ) -> Option<Executed> {
-        if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
-            let filter = &bind.config.filter;
-            let leaves = match ip {
-                Some(ip) => ip == block.target,
-                None => {
-                    bind.config.errata.skl014
-                        && !filter.is_empty()
-                        && !filter.contains(block.target)
-                }
-            };
-            if leaves {
-                return self.disable(bind, insn, block.next, ip.or(Some(block.target)));
-            }
-        }
         // A call to the next instruction only reads the instruction pointer.
         let is_call = block.class == Class::DirectCall;
         if is_call && (block.target != block.next || self.cache.notes_every_call()) {
@@ -390,21 +350,6 @@ impl<C: CodeSource> Walker<C> {
             Pending::Own(own) if bind.tnt_len == 0 => F::endless(self, bind, own, kind),
             _ => bind.fail(self, kind),
         }
-    }
-
-    #[inline(always)]
-    fn near_return<F: WalkFamily>(
-        &mut self,
-        bind: &mut Binder<'_, F>,
-        block: &BasicBlock,
-        insn: Executed,
-    ) -> Option<Executed> {
-        if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
-            self.returns.pop();
-            return self.disable(bind, insn, block.next, ip);
-        }
-        let ip = self.return_target(bind)?;
-        self.go(insn, ip, 1)
     }
 
     /// Where a return led.
@@ -435,23 +380,6 @@ impl<C: CodeSource> Walker<C> {
                 None
             }
         }
-    }
-
-    #[inline]
-    fn indirect<F: WalkFamily>(
-        &mut self,
-        bind: &mut Binder<'_, F>,
-        block: &BasicBlock,
-        insn: Executed,
-    ) -> Option<Executed> {
-        if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
-            return self.disable(bind, insn, block.next, ip);
-        }
-        let target = self.indirect_target(bind)?;
-        if block.class == Class::IndirectCall {
-            self.returns.push(block.next);
-        }
-        self.go(insn, target, 1)
     }
 
     /// Where an indirect branch led.
@@ -493,21 +421,9 @@ impl<C: CodeSource> Walker<C> {
             Pending::Own(own) => F::unclaimed(self, bind, own, expected),
             Pending::Bad(kind) => bind.fail(self, kind),
             Pending::End => bind.end_of_stream(self),
-            Pending::Tip(None) => bind.fail(self, FlowErrorKind::SuppressedIp { packet: F::TIP }),
-            Pending::Tip(_) => bind.fail(
-                self,
-                FlowErrorKind::Unexpected {
-                    found: F::TIP,
-                    expected,
-                },
-            ),
-            Pending::Pgd(_) => bind.fail(
-                self,
-                FlowErrorKind::Unexpected {
-                    found: Kind::TipPgd.into(),
-                    expected,
-                },
-            ),
+            Pending::Tip(None) => bind.fail(self, FlowErrorKind::suppressed(F::TIP)),
+            Pending::Tip(_) => bind.fail(self, FlowErrorKind::unexpected(F::TIP, expected)),
+            Pending::Pgd(_) => bind.fail(self, FlowErrorKind::unexpected(Kind::TipPgd, expected)),
         }
     }
 
