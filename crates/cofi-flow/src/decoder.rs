@@ -5,9 +5,10 @@ use cofi_packet::{ExecMode, Ip, StreamOffset};
 
 use crate::bind::{Binder, State};
 use crate::code::cache::End;
+use crate::family::{IntelPt, Rtit, WalkFamily};
 use crate::time::{Time, TimeJump};
 use crate::walk::{Phase, Walker};
-use crate::{CodeCache, CodeKey, Executed, FlowConfig, Item, Part, Run};
+use crate::{CodeCache, CodeKey, Executed, FlowConfig, Item, Part, Run, TraceFormat};
 
 /// A [`Part`] whose instructions are still in the cache.
 pub(crate) enum Piece {
@@ -25,12 +26,43 @@ pub(crate) enum Piece {
     },
 }
 
+/// The binder of a stream of either family.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each decoder, and both are large"
+)]
+pub(crate) enum AnyBinder<'t> {
+    IntelPt(Binder<'t, IntelPt>),
+    Rtit(Binder<'t, Rtit>),
+}
+
+impl<'t> AnyBinder<'t> {
+    pub(crate) fn new(trace: &'t [u8], config: FlowConfig) -> Self {
+        match config.format {
+            TraceFormat::IntelPt => Self::IntelPt(Binder::new(trace, config)),
+            TraceFormat::Rtit(_) => Self::Rtit(Binder::new(trace, config)),
+        }
+    }
+}
+
+/// Does the same with the binder of any family.
+macro_rules! on {
+    ($any:expr, $bind:ident => $then:expr) => {
+        match $any {
+            $crate::decoder::AnyBinder::IntelPt($bind) => $then,
+            $crate::decoder::AnyBinder::Rtit($bind) => $then,
+        }
+    };
+}
+pub(crate) use on;
+
 /// Decodes a packet stream and the code that ran into the flow of instructions and events.
 ///
 /// An iterator over [`Item`]s. See the [crate's documentation](crate) for an example.
 #[derive(Debug)]
 pub struct FlowDecoder<'t, C> {
-    pub(crate) bind: Binder<'t>,
+    pub(crate) bind: AnyBinder<'t>,
     pub(crate) walk: Walker<C>,
 }
 
@@ -39,7 +71,7 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     pub fn new(trace: &'t [u8], code: C, config: FlowConfig) -> Self {
         Self {
             walk: Walker::new(code, &config),
-            bind: Binder::new(trace, config),
+            bind: AnyBinder::new(trace, config),
         }
     }
 
@@ -56,14 +88,14 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     #[must_use]
     pub fn within(mut self, range: core::ops::Range<StreamOffset>) -> Self {
         let usize = |offset: StreamOffset| usize::try_from(offset.0).unwrap_or(usize::MAX);
-        self.bind.cut(usize(range.start)..usize(range.end));
+        on!(&mut self.bind, bind => bind.cut(usize(range.start)..usize(range.end)));
         self
     }
 
     /// Where in the stream the last packet begins that was used for the items returned so far.
     #[must_use]
     pub fn offset(&self) -> StreamOffset {
-        StreamOffset(self.bind.offset as u64)
+        StreamOffset(self.place() as u64)
     }
 
     /// The time of the last item, as far as timing packets tell; none before the first of them.
@@ -71,57 +103,65 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// Most instructions have no packet of their own: they ran some time between two timing packets, and the
     /// uncertainty says how far apart those are. To know, this looks ahead in the stream to the next timing packet.
     pub fn time(&mut self) -> Option<Time> {
-        self.bind.reader.time_of_items()
+        on!(&mut self.bind, bind => bind.reader.time_of_items())
     }
 
     /// Whether a TSC packet has set the time back since this was asked last; of several, the last. It is told as soon as the packet has been
     /// read.
     pub fn time_jump(&mut self) -> Option<TimeJump> {
-        self.bind.reader.take_jump()
+        on!(&mut self.bind, bind => bind.reader.take_jump())
     }
 
     /// The core cycles that CYC packets have told of up to the packet used last (33.3.6).
     pub fn cycles(&mut self) -> u64 {
-        self.bind.reader.cycles_of_items()
+        on!(&mut self.bind, bind => bind.reader.cycles_of_items())
     }
 
     /// The mode in which code runs now.
     #[must_use]
     pub fn mode(&self) -> ExecMode {
-        self.bind.mode
+        on!(&self.bind, bind => bind.mode)
     }
 
     /// Code runs in `mode` from here on, until a packet tells otherwise: of RTIT, none does. To be called before anything is decoded,
     /// or after an event.
     pub fn assume_mode(&mut self, mode: ExecMode) {
-        if self.bind.mode != mode {
-            self.bind.mode = mode;
+        if self.mode() != mode {
+            on!(&mut self.bind, bind => bind.mode = mode);
             self.walk.restart();
         }
     }
 
     /// Forgets decoded code. To be called when the code source answers otherwise than before.
     pub fn code_changed(&mut self) {
-        self.walk.code_changed(&self.bind.config);
+        self.walk
+            .code_changed(on!(&self.bind, bind => &bind.config));
     }
 
     /// The code source answers as it does for `key` from here on. What was decoded for other keys is kept, as far as there is room
     /// (`FlowConfig::cache_limit`), and found again when they come back.
     pub fn code_changed_to(&mut self, key: CodeKey) {
-        self.walk.code_changed_to(key, &self.bind.config);
+        self.walk
+            .code_changed_to(key, on!(&self.bind, bind => &bind.config));
     }
 
     /// Begins with what another decoder has decoded, as far as that was told the same `FlowConfig`. Keys must mean the same code to both:
     /// nothing is used before [`code_changed_to`](Self::code_changed_to) has told one. To be called before anything is decoded.
     #[must_use]
     pub fn with_code_cache(mut self, cache: CodeCache) -> Self {
-        self.walk.lend(cache, &self.bind.config);
+        self.walk.lend(cache, on!(&self.bind, bind => &bind.config));
         self
     }
 
     /// Gives away what was decoded, for another decoder to begin with. This one goes on with nothing decoded, and without a key.
     pub fn take_code_cache(&mut self) -> CodeCache {
-        self.walk.take_code_cache(&self.bind.config)
+        self.walk
+            .take_code_cache(on!(&self.bind, bind => &bind.config))
+    }
+
+    /// Where the last packet begins that was used.
+    fn place(&self) -> usize {
+        on!(&self.bind, bind => bind.offset)
     }
 
     /// The code source.
@@ -132,63 +172,67 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     /// The next piece of the flow: the same as iterating over items, but with as many instructions at a time as stand
     /// and ran one after the other, which is much faster. Both ways may be mixed.
     pub fn next_part(&mut self) -> Option<Part<'_>> {
-        Some(match self.next_piece()? {
-            Piece::Item(Item::Insn(insn)) => Part::Run(Run::single(insn, self.bind.offset)),
-            Piece::Item(Item::Event(event)) => Part::Event(event),
-            Piece::Item(Item::Error(error)) => Part::Error(error),
-            Piece::Run {
-                ip,
-                mode,
-                plain,
-                last,
-                offset,
-            } => Part::Run(Run {
-                ip,
-                mode,
-                plain: self.walk.cache.lens(plain.clone()),
-                digests: self.walk.cache.digests(plain),
-                last,
-                offset,
-            }),
-        })
+        Some(
+            match on!(&mut self.bind, bind => self.walk.next_piece(bind))? {
+                Piece::Item(Item::Insn(insn)) => Part::Run(Run::single(insn, self.place())),
+                Piece::Item(Item::Event(event)) => Part::Event(event),
+                Piece::Item(Item::Error(error)) => Part::Error(error),
+                Piece::Run {
+                    ip,
+                    mode,
+                    plain,
+                    last,
+                    offset,
+                } => Part::Run(Run {
+                    ip,
+                    mode,
+                    plain: self.walk.cache.lens(plain.clone()),
+                    digests: self.walk.cache.digests(plain),
+                    last,
+                    offset,
+                }),
+            },
+        )
     }
+}
 
-    pub(crate) fn next_piece(&mut self) -> Option<Piece> {
+impl<C: CodeSource> Walker<C> {
+    /// What comes next, in pieces as large as they come.
+    pub(crate) fn next_piece<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> Option<Piece> {
         loop {
-            if self.walk.body.is_empty() {
-                if let Some(item) = self.bind.emit.items.pop_front() {
+            if self.body.is_empty() {
+                if let Some(item) = bind.emit.items.pop_front() {
                     return Some(Piece::Item(item));
                 }
-                if self.bind.state != State::On {
-                    self.bind.go_on(&mut self.walk);
-                    if self.bind.state == State::Done && self.bind.emit.items.is_empty() {
+                if bind.state != State::On {
+                    bind.go_on(self);
+                    if bind.state == State::Done && bind.emit.items.is_empty() {
                         return None;
                     }
                     continue;
                 }
-                if self.walk.phase == Phase::Enter {
-                    self.walk.enter(&mut self.bind);
+                if self.phase == Phase::Enter {
+                    self.enter(bind);
                 }
             }
-            let (ip, mode) = (self.walk.ip, self.bind.mode);
-            let plain = core::mem::replace(&mut self.walk.body, 0..0);
+            let (ip, mode) = (self.ip, bind.mode);
+            let plain = core::mem::replace(&mut self.body, 0..0);
             if !plain.is_empty() {
-                self.walk.ip = self
-                    .walk
+                self.ip = self
                     .cache
                     .lens(plain.clone())
                     .iter()
                     .fold(ip, |ip, len| advance(ip, *len, mode));
             }
-            let before = self.bind.offset;
-            let last = match self.walk.phase {
+            let before = bind.offset;
+            let last = match self.phase {
                 Phase::End(block)
-                    if self.bind.state == State::On
-                        && self.bind.emit.items.is_empty()
+                    if bind.state == State::On
+                        && bind.emit.items.is_empty()
                         // Where code is missing it is asked for again, which may empty the cache.
-                        && (plain.is_empty() || self.walk.cache.block(block).end != End::Fault) =>
+                        && (plain.is_empty() || self.cache.block(block).end != End::Fault) =>
                 {
-                    self.walk.finish(&mut self.bind, block)
+                    self.finish(bind, block)
                 }
                 _ => None,
             };
@@ -199,57 +243,50 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
                     plain,
                     last,
                     // What the last instruction would have needed may have been read in vain.
-                    offset: if last.is_some() {
-                        self.bind.offset
-                    } else {
-                        before
-                    },
+                    offset: if last.is_some() { bind.offset } else { before },
                 });
             }
         }
     }
 
     /// The next item that is not one of a block's plain instructions.
-    fn advance(&mut self) -> Option<Item> {
+    fn advance<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> Option<Item> {
         loop {
-            if let Some(item) = self.bind.emit.items.pop_front() {
+            if let Some(item) = bind.emit.items.pop_front() {
                 return Some(item);
             }
-            match self.bind.state {
-                State::On => match self.walk.phase {
+            match bind.state {
+                State::On => match self.phase {
                     Phase::Enter => {
-                        self.walk.enter(&mut self.bind);
-                        if !self.walk.body.is_empty() {
-                            return self.step();
+                        self.enter(bind);
+                        if !self.body.is_empty() {
+                            return self.next_plain();
                         }
                     }
                     Phase::End(block) => {
-                        if let Some(insn) = self.walk.finish(&mut self.bind, block) {
+                        if let Some(insn) = self.finish(bind, block) {
                             return Some(Item::Insn(insn));
                         }
                     }
                 },
                 State::Done => return None,
-                _ => self.bind.go_on(&mut self.walk),
+                _ => bind.go_on(self),
             }
         }
     }
 
     /// The next of a block's plain instructions.
     #[inline]
-    fn step(&mut self) -> Option<Item> {
-        let index = self.walk.body.next()?;
-        let (len, digest) = (
-            self.walk.cache.len_at(index),
-            self.walk.cache.digest_at(index),
-        );
-        let ip = self.walk.ip;
-        self.walk.ip = advance(ip, len, self.bind.mode);
+    fn next_plain(&mut self) -> Option<Item> {
+        let index = self.body.next()?;
+        let (len, digest) = (self.cache.len_at(index), self.cache.digest_at(index));
+        let ip = self.ip;
+        self.ip = advance(ip, len, self.mode);
         Some(Item::Insn(Executed {
             ip,
             len,
             class: Class::Other,
-            mode: self.bind.mode,
+            mode: self.mode,
             digest,
         }))
     }
@@ -260,9 +297,9 @@ impl<C: CodeSource> Iterator for FlowDecoder<'_, C> {
 
     #[inline]
     fn next(&mut self) -> Option<Item> {
-        match self.step() {
+        match self.walk.next_plain() {
             Some(item) => Some(item),
-            None => self.advance(),
+            None => on!(&mut self.bind, bind => self.walk.advance(bind)),
         }
     }
 

@@ -149,6 +149,18 @@ pub enum FlowErrorKind {
 }
 
 impl FlowErrorKind {
+    /// A packet was found where another was expected.
+    pub(crate) fn unexpected(found: impl Into<PacketKind>, expected: Expected) -> Self {
+        let found = found.into();
+        Self::Unexpected { found, expected }
+    }
+
+    /// A packet came without an address.
+    pub(crate) fn suppressed(packet: impl Into<PacketKind>) -> Self {
+        let packet = packet.into();
+        Self::SuppressedIp { packet }
+    }
+
     /// A word for the kind of error, which does not change.
     #[must_use]
     pub const fn name(&self) -> &'static str {

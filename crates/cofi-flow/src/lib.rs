@@ -83,6 +83,7 @@ mod errata;
 mod error;
 mod event;
 mod events;
+mod family;
 mod ipc;
 mod kind;
 pub mod lines;

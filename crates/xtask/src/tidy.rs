@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_write_to_the_binder_is_found() {
-        let text = "bind.pending = None;\nif bind.tnt == 0 {}\n    bind.rtit.is_last |= true;\n(bind.tnt, bind.len) = (0, 0);\n\
+        let text = "bind.pending = None;\nif bind.tnt == 0 {}\n    bind.own.is_last |= true;\n(bind.tnt, bind.len) = (0, 0);\n\
             bind.finish();\nlet tnt = bind.tnt;\nbind.tnt <<= 1;";
         assert_eq!(binder_writes(text), [1, 3, 4, 7]);
     }

@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 use cofi_packet::Ip;
 use cofi_packet::intel::{CfeType, EvdType, Kind};
 
-use crate::bind::Binder;
-use crate::bind::{State, unexpected};
+use crate::bind::{Binder, State};
 use crate::events::origin::Origin;
-use crate::reader::Flow;
+use crate::family::IntelPt;
+use crate::reader::intel::Flow;
 use crate::{ControlEvent, Event, Expected, FlowErrorKind};
 
 /// More events than this are never held back for one FUP: a PEBS record has fewer.
@@ -37,12 +37,12 @@ pub(crate) struct AwaitingFup {
     pub(crate) asleep_at: Option<Ip>,
 }
 
-impl Binder<'_> {
+impl Binder<'_, IntelPt> {
     /// Takes packets whose events bind to a FUP that may follow; `false` for others.
     pub(crate) fn hold(&mut self, flow: Flow) -> bool {
         let event = match flow {
             Flow::ExStop { ip: true } => {
-                self.awaiting.claimed = true;
+                self.own.awaiting.claimed = true;
                 Event::ExStop { ip: None }
             }
             Flow::Ptw {
@@ -51,9 +51,9 @@ impl Binder<'_> {
                 ip: true,
             } => {
                 self.release_held(None);
-                self.awaiting.claimed = true;
-                self.awaiting.ptwrite = Some((payload, size));
-                self.awaiting.ptwrite_origin = self.emit.now;
+                self.own.awaiting.claimed = true;
+                self.own.awaiting.ptwrite = Some((payload, size));
+                self.own.awaiting.ptwrite_origin = self.emit.now;
                 return true;
             }
             Flow::Bbp { kind, size } => Event::Block {
@@ -63,7 +63,7 @@ impl Binder<'_> {
             },
             Flow::Bip { block, id, payload } => Event::BlockItem { block, id, payload },
             Flow::Bep { ip: true } => {
-                self.awaiting.claimed = true;
+                self.own.awaiting.claimed = true;
                 return true;
             }
             Flow::Bep { ip: false } => {
@@ -76,7 +76,7 @@ impl Binder<'_> {
                 vector,
                 count,
             } => {
-                self.awaiting.claimed = true;
+                self.own.awaiting.claimed = true;
                 Event::Trigger {
                     vector,
                     multiple,
@@ -109,7 +109,7 @@ impl Binder<'_> {
                 sub_state,
             },
             Flow::Cfe { ip, kind, vector } => {
-                self.awaiting.claimed |= ip;
+                self.own.awaiting.claimed |= ip;
                 let event = ControlEvent::from_type(kind);
                 let event = Event::Control {
                     event,
@@ -136,11 +136,11 @@ impl Binder<'_> {
             }
             _ => return false,
         };
-        if self.awaiting.held.len() >= MAX_HELD {
+        if self.own.awaiting.held.len() >= MAX_HELD {
             self.release_held(None);
         }
         let origin = self.emit.now;
-        self.awaiting.held.push(Held { event, origin });
+        self.own.awaiting.held.push(Held { event, origin });
         true
     }
 
@@ -151,11 +151,11 @@ impl Binder<'_> {
             Flow::Cfe { kind, vector, .. } => (kind, vector),
             Flow::Evd { .. } => {
                 let found = self.found_for_cfe()?;
-                return Some(unexpected(found, Expected::CfeBehindData));
+                return Some(FlowErrorKind::unexpected(found, Expected::CfeBehindData));
             }
             _ => return None,
         };
-        let before = self.awaiting.held.iter().rev().map(|held| held.event);
+        let before = self.own.awaiting.held.iter().rev().map(|held| held.event);
         let fits = before
             .take_while(|event| !matches!(event, Event::Control { .. }))
             .all(|event| match event {
@@ -169,7 +169,7 @@ impl Binder<'_> {
                 },
                 _ => true,
             });
-        (!fits).then(|| unexpected(flow, Expected::CfeOfData))
+        (!fits).then(|| FlowErrorKind::unexpected(flow, Expected::CfeOfData))
     }
 
     /// Behind an EVD that was read just now: the packet that proves that its CFE is missing.
@@ -207,7 +207,7 @@ impl Binder<'_> {
 
     /// Returns the blocks held back: they belong to no address. Other events still wait for a FUP.
     pub(crate) fn release_block(&mut self) {
-        let mut held = core::mem::take(&mut self.awaiting.held);
+        let mut held = core::mem::take(&mut self.own.awaiting.held);
         held.retain(|held| {
             let in_block = matches!(held.event, Event::Block { .. } | Event::BlockItem { .. });
             if in_block {
@@ -215,12 +215,12 @@ impl Binder<'_> {
             }
             !in_block
         });
-        self.awaiting.held = held;
+        self.own.awaiting.held = held;
     }
 
     /// Returns the EVDs held back behind the last CFE: they belong to no event, and so to no address.
     fn release_data(&mut self) {
-        let mut held = core::mem::take(&mut self.awaiting.held);
+        let mut held = core::mem::take(&mut self.own.awaiting.held);
         let is_control = |held: &Held| matches!(held.event, Event::Control { .. });
         let mut others_first = held.iter().rposition(is_control).map_or(0, |at| at + 1);
         held.retain(|held| {
@@ -231,13 +231,13 @@ impl Binder<'_> {
             }
             !is_data
         });
-        self.awaiting.held = held;
+        self.own.awaiting.held = held;
     }
 
     /// Whether events wait for a FUP.
     #[inline]
     pub(crate) fn holds(&self) -> bool {
-        self.awaiting.claimed || !self.awaiting.held.is_empty()
+        self.own.awaiting.claimed || !self.own.awaiting.held.is_empty()
     }
 
     /// Returns the events held back, now that their place is known, or known to be unknown.
@@ -245,27 +245,27 @@ impl Binder<'_> {
         if !self.holds() {
             return;
         }
-        self.awaiting.claimed = false;
-        let mut held = core::mem::take(&mut self.awaiting.held);
+        self.own.awaiting.claimed = false;
+        let mut held = core::mem::take(&mut self.own.awaiting.held);
         for Held { mut event, origin } in held.drain(..) {
             match &mut event {
                 Event::ExStop { ip }
                 | Event::Control { ip, .. }
                 | Event::Block { ip, .. }
                 | Event::Trigger { ip, .. } => *ip = place,
-                Event::Pwre { .. } => self.awaiting.asleep_at = place,
+                Event::Pwre { .. } => self.own.awaiting.asleep_at = place,
                 _ => {}
             }
             self.push_from(event, origin.at(place, Kind::Fup));
         }
-        self.awaiting.held = held;
-        if let Some((payload, size)) = self.awaiting.ptwrite.take() {
+        self.own.awaiting.held = held;
+        if let Some((payload, size)) = self.own.awaiting.ptwrite.take() {
             let event = Event::Ptwrite {
                 ip: place,
                 payload,
                 size,
             };
-            self.push_from(event, self.awaiting.ptwrite_origin.at(place, Kind::Fup));
+            self.push_from(event, self.own.awaiting.ptwrite_origin.at(place, Kind::Fup));
         }
     }
 }

@@ -3,8 +3,17 @@
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
 
+use crate::family::IntelPt;
 use crate::reader::Reader;
-use crate::rtit::Coming;
+
+/// Whether code comes to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Coming {
+    Never,
+    Surely,
+    /// A direct branch before it may have ended tracing; or it is too far to see.
+    Perhaps,
+}
 
 /// Who follows control, as the [binder](crate::bind::Binder) sees it.
 ///
@@ -46,12 +55,12 @@ pub(crate) trait Control {
     }
 
     /// Whether a [trial](crate::walk::trial) confirms that control is at `ip`, `reader` having read the packet that says so.
-    fn confirms(&mut self, reader: &Reader<'_>, ip: Ip, mode: ExecMode) -> bool {
+    fn confirms(&mut self, reader: &Reader<'_, IntelPt>, ip: Ip, mode: ExecMode) -> bool {
         let _ = (reader, ip, mode);
         false
     }
 
-    /// Of RTIT: whether code leads from here to an address, or to a direct branch that has it behind it, without a packet.
+    /// Whether code leads from here to an address, or to a direct branch that has it behind it, without a packet.
     fn comes_to(&mut self, behind: Ip, mode: ExecMode) -> Coming {
         let _ = (behind, mode);
         Coming::Perhaps

@@ -6,15 +6,17 @@ use cofi_packet::intel::{DecodeError, Kind, TsxState};
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tnt};
 
 use crate::bind::control::Control;
+use crate::bind::intel::Own;
 use crate::bind::{Binder, Bound, Pending, Status};
 use crate::events::origin::{BoundOrigins, Origin};
 use crate::events::replay::{LISTED, Replay};
-use crate::reader::Flow;
+use crate::family::{BindFamily, IntelPt, ReadFamily};
+use crate::reader::intel::Flow;
 use crate::{Event, Expected, FlowError, FlowErrorKind, Item, PacketKind};
 
 /// Items that are due, and what the event level wants to know of them.
 #[derive(Debug)]
-pub(crate) struct Emit {
+pub(crate) struct Emit<F: ReadFamily> {
     pub(crate) items: VecDeque<Item>,
     /// Whether somebody asks where each comes from: the event level.
     pub(crate) keeps_origins: bool,
@@ -29,10 +31,10 @@ pub(crate) struct Emit {
     noted: u64,
     pub(crate) returned: u64,
     /// What is to be read again between them.
-    pub(crate) replays: VecDeque<Replay>,
+    pub(crate) replays: VecDeque<Replay<F>>,
 }
 
-impl Default for Emit {
+impl<F: ReadFamily> Default for Emit<F> {
     fn default() -> Self {
         Self {
             items: VecDeque::new(),
@@ -48,16 +50,16 @@ impl Default for Emit {
     }
 }
 
-impl Emit {
+impl<F: ReadFamily> Emit<F> {
     /// What is to be read again behind all items that are due.
-    fn last_replay(&mut self) -> Option<&mut Replay> {
+    fn last_replay(&mut self) -> Option<&mut Replay<F>> {
         let noted = self.noted;
         let last = self.replays.back_mut();
         last.filter(|replay| replay.before == noted)
     }
 
     /// Something is to be read again behind all items that are due.
-    fn push_replay(&mut self, mut replay: Replay) {
+    fn push_replay(&mut self, mut replay: Replay<F>) {
         replay.before = self.noted;
         self.replays.push_back(replay);
     }
@@ -72,7 +74,7 @@ impl Emit {
     }
 }
 
-impl Binder<'_> {
+impl<F: BindFamily> Binder<'_, F> {
     /// TNT bits, for the walk, or for whoever wants to see them.
     #[inline]
     pub(crate) fn branches<W: Control>(&mut self, _: &W, bits: u64, len: u8) {
@@ -82,41 +84,6 @@ impl Binder<'_> {
             self.consumed();
             self.push(Event::Branches { tnt });
         }
-    }
-
-    /// Takes a state packet that binds to the next address packet.
-    pub(crate) fn bind(&mut self, flow: Flow) {
-        let (bound, origins) = (&mut self.bound, &mut self.origins);
-        let origin = match flow {
-            Flow::ModeExec {
-                mode,
-                interrupt_flag,
-            } => {
-                bound.mode = Some((mode, interrupt_flag));
-                self.loss.is_mode_certain = true;
-                &mut origins.mode
-            }
-            Flow::ModeTsx(state) => {
-                bound.tsx = Some(state);
-                &mut origins.tsx
-            }
-            Flow::Pip { cr3, nr } => {
-                bound.paging = Some((cr3, nr));
-                &mut origins.paging
-            }
-            Flow::Vmcs(base) => {
-                bound.vmcs = Some(base);
-                &mut origins.vmcs
-            }
-            _ => return,
-        };
-        *origin = self.emit.now;
-    }
-
-    /// Whatever MODE.TSX came before this FUP belongs to it (33.4.2.8).
-    pub(crate) fn bind_tsx(&mut self, ip: Ip) {
-        let origin = &mut self.origins.tsx;
-        *origin = origin.at(Some(ip), Kind::Fup);
     }
 
     /// Applies state that was bound to an address, control having got there.
@@ -140,7 +107,7 @@ impl Binder<'_> {
 
     fn apply_bound(&mut self, state: Bound, place: Option<Ip>) {
         // The packet read last gave the address.
-        let gives = self.emit.last.unwrap_or(Kind::Tip.into());
+        let gives = self.emit.last.unwrap_or(F::TIP);
         let BoundOrigins {
             mode,
             tsx,
@@ -197,28 +164,6 @@ impl Binder<'_> {
         self.apply_from(news, status.ip, &origins);
     }
 
-    /// Whether a PSB+ in traced code tells another mode than packets have told before, and none was lost that could have told of the change.
-    pub(crate) fn contradicts_mode(&self, status: &Status) -> bool {
-        match (self.known.mode, status.state.mode) {
-            (Some((before, _)), Some((mode, _))) if self.bound.mode.is_none() => {
-                self.loss.is_mode_certain && before != mode
-            }
-            _ => false,
-        }
-    }
-
-    /// Reports that, and takes the PSB+ at its word.
-    pub(crate) fn refuse_mode<W: Control>(&mut self, walk: &mut W, status: Status) {
-        self.pending = Pending::Status(status);
-        self.fail(
-            walk,
-            FlowErrorKind::Unexpected {
-                found: Kind::ModeExec.into(),
-                expected: Expected::SameMode,
-            },
-        );
-    }
-
     pub(crate) fn set_mode(&mut self, (mode, interrupt_flag): (ExecMode, bool), origin: Origin) {
         self.mode = mode;
         self.loss.note_mode(mode);
@@ -230,16 +175,6 @@ impl Binder<'_> {
             };
             self.push_from(event, origin);
         }
-    }
-
-    /// The processor wakes: where it went to sleep (33.4.2.25).
-    pub(crate) fn wake(&mut self, event: Event) {
-        let ip = self.awaiting.asleep_at.take();
-        let origin = Origin {
-            ip,
-            ..self.emit.now
-        };
-        self.push_from(event, origin);
     }
 
     /// An event is due, which the packets being dealt with tell.
@@ -258,7 +193,7 @@ impl Binder<'_> {
             self.emit.note(Origin {
                 offset: self.read_at,
                 ip,
-                tsc: self.reader.now(),
+                tsc: F::now(&mut self.reader),
                 ..Origin::default()
             });
         }
@@ -274,54 +209,35 @@ impl Binder<'_> {
         }));
     }
 
-    /// The next packet that matters to the flow, its place and time noted. What belongs to no instruction is due at once.
-    pub(crate) fn next_flow(&mut self) -> Result<Option<Flow>, DecodeError> {
-        loop {
-            self.make_room();
-            let next = self.reader.next();
-            self.read_at = self.reader.offset();
-            if self.emit.keeps_origins {
-                let flow = next.as_ref().and_then(|next| next.as_ref().ok());
-                let end = next.as_ref().map_or(usize::MAX, |_| self.read_at);
-                self.note_packet(flow.map(|flow| flow.kind().into()), end);
-            }
-            match next {
-                Some(Ok(Flow::Mnt(payload))) => {
-                    let end = self.reader.at;
-                    match self.emit.last_replay() {
-                        Some(replay) => replay.end = end,
-                        None => self.push(Event::Maintenance { payload }),
-                    }
-                }
-                Some(Err(error @ DecodeError::InBlock { .. })) => {
-                    self.release_block();
-                    return Err(error);
-                }
-                next => return next.transpose(),
-            }
+    /// Notes the place and the time of a packet, which was read just now.
+    #[inline]
+    pub(crate) fn note_read(&mut self, next: &Option<Result<F::Flow, DecodeError>>) {
+        self.read_at = self.reader.offset();
+        if self.emit.keeps_origins {
+            let flow = next.as_ref().and_then(|next| next.as_ref().ok());
+            // A packet that concerns the flow may have a cycle count of its own.
+            let end = match next {
+                None => usize::MAX,
+                Some(next) => self.read_at + usize::from(next.is_ok()),
+            };
+            self.note_packet(flow.map(|flow| (*flow).into()), end);
         }
     }
 
-    /// Sees to it that no more items wait than `Notes::listed` and what a few packets tell, however far is read before one is returned.
-    pub(crate) fn make_room(&mut self) {
+    /// Sees to it that no more items wait than `Notes::listed` and what a few packets tell, however far is read before one is returned. Returns how many
+    /// more may.
+    pub(crate) fn make_room(&mut self) -> usize {
         let room = self.emit.listed.saturating_sub(self.emit.items.len());
         if let Some(ticks) = &mut self.reader.ticks {
             ticks.room = room;
         }
-        // MNT packets are kept no longer, either.
-        if room == 0
-            && self.emit.keeps_origins
-            && !self.reader.is_rtit()
-            && self.emit.last_replay().is_none()
-        {
-            self.emit.push_replay(Replay::new(&mut self.reader));
-        }
+        room
     }
 
     /// Tells of the timing packets read, and notes where the packet behind them stands.
     ///
-    /// What is to be read again ends at `end`, where that packet begins.
-    pub(crate) fn note_packet(&mut self, kind: Option<PacketKind>, end: usize) {
+    /// What begins at `end` or behind is not to be read again with what was before.
+    fn note_packet(&mut self, kind: Option<PacketKind>, end: usize) {
         while let Some(ticked) = self
             .reader
             .ticks
@@ -336,8 +252,8 @@ impl Binder<'_> {
             .ticks
             .as_mut()
             .and_then(|ticks| ticks.rest.take());
-        // Erratum E5 has the reader skip packets: those are no part of it.
-        let skips = self.reader.is_rtit() && self.config.errata.rtit_e5;
+        // What is skipped is no part of it.
+        let skips = F::skips_packets(&self.reader);
         if let Some(mut rest) = rest {
             match self.emit.last_replay() {
                 Some(replay) if !skips => replay.end = end,
@@ -348,8 +264,101 @@ impl Binder<'_> {
             }
         }
         if let Some(kind) = kind {
-            self.emit.now = Origin::new(self.read_at, kind, self.reader.now());
+            self.emit.now = Origin::new(self.read_at, kind, F::now(&mut self.reader));
             self.emit.last = Some(kind);
+        }
+    }
+}
+
+impl Binder<'_, IntelPt> {
+    /// Takes a state packet that binds to the next address packet.
+    pub(crate) fn bind(&mut self, flow: Flow) {
+        let (bound, origins) = (&mut self.bound, &mut self.origins);
+        let origin = match flow {
+            Flow::ModeExec {
+                mode,
+                interrupt_flag,
+            } => {
+                bound.mode = Some((mode, interrupt_flag));
+                self.loss.is_mode_certain = true;
+                &mut origins.mode
+            }
+            Flow::ModeTsx(state) => {
+                bound.tsx = Some(state);
+                &mut origins.tsx
+            }
+            Flow::Pip { cr3, nr } => {
+                bound.paging = Some((cr3, nr));
+                &mut origins.paging
+            }
+            Flow::Vmcs(base) => {
+                bound.vmcs = Some(base);
+                &mut origins.vmcs
+            }
+            _ => return,
+        };
+        *origin = self.emit.now;
+    }
+
+    /// Whatever MODE.TSX came before this FUP belongs to it (33.4.2.8).
+    pub(crate) fn bind_tsx(&mut self, ip: Ip) {
+        let origin = &mut self.origins.tsx;
+        *origin = origin.at(Some(ip), Kind::Fup);
+    }
+
+    /// Whether a PSB+ in traced code tells another mode than packets have told before, and none was lost that could have told of the change.
+    pub(crate) fn contradicts_mode(&self, status: &Status) -> bool {
+        match (self.known.mode, status.state.mode) {
+            (Some((before, _)), Some((mode, _))) if self.bound.mode.is_none() => {
+                self.loss.is_mode_certain && before != mode
+            }
+            _ => false,
+        }
+    }
+
+    /// Reports that, and takes the PSB+ at its word.
+    pub(crate) fn refuse_mode<W: Control>(&mut self, walk: &mut W, status: Status) {
+        self.pending = Pending::Own(Own::Status(status));
+        self.fail(
+            walk,
+            FlowErrorKind::unexpected(Kind::ModeExec, Expected::SameMode),
+        );
+    }
+
+    /// The processor wakes: where it went to sleep (33.4.2.25).
+    pub(crate) fn wake(&mut self, event: Event) {
+        let ip = self.own.awaiting.asleep_at.take();
+        let origin = Origin {
+            ip,
+            ..self.emit.now
+        };
+        self.push_from(event, origin);
+    }
+
+    /// The next packet that matters to the flow, its place and time noted. What belongs to no instruction is due at once.
+    pub(crate) fn next_flow(&mut self) -> Result<Option<Flow>, DecodeError> {
+        loop {
+            // MNT packets are kept no longer than ticks, either.
+            if self.make_room() == 0 && self.emit.keeps_origins && self.emit.last_replay().is_none()
+            {
+                self.emit.push_replay(Replay::new(&mut self.reader));
+            }
+            let next = self.reader.next();
+            self.note_read(&next);
+            match next {
+                Some(Ok(Flow::Mnt(payload))) => {
+                    let end = self.reader.at;
+                    match self.emit.last_replay() {
+                        Some(replay) => replay.end = end,
+                        None => self.push(Event::Maintenance { payload }),
+                    }
+                }
+                Some(Err(error @ DecodeError::InBlock { .. })) => {
+                    self.release_block();
+                    return Err(error);
+                }
+                next => return next.transpose(),
+            }
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use cofi_packet::ExecMode;
 
-use crate::reader::{Flow, Reader};
+use crate::family::IntelPt;
+use crate::reader::Reader;
+use crate::reader::intel::Flow;
 
 /// What stands before a TIP: may some of the TNT bits there belong to branches after it?
 ///
@@ -23,7 +25,7 @@ pub(crate) enum Run {
 
 impl Run {
     /// Whether all TNT bits before the TIP that was just read are those of branches before it.
-    pub(crate) fn ends(self, reader: &Reader<'_>) -> bool {
+    pub(crate) fn ends(self, reader: &Reader<'_, IntelPt>) -> bool {
         match self {
             Run::Unknown => false,
             Run::Clear => true,
@@ -81,14 +83,8 @@ impl Loss {
     }
 
     /// Where control is, is not known from the packet at `at` on; nor whether tracing is on.
-    pub(crate) fn begin(&mut self, at: usize, run: Run) {
+    pub(crate) fn begin(&mut self, at: usize) {
         self.at.get_or_insert(at);
-        self.restart(run);
-    }
-
-    /// The same, with no packet lost or in doubt.
-    pub(crate) fn restart(&mut self, run: Run) {
-        self.run = run;
         self.was_on = false;
     }
 }

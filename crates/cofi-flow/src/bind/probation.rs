@@ -6,19 +6,10 @@ use cofi_packet::{ExecMode, Ip};
 use crate::bind::Binder;
 use crate::bind::control::Control;
 use crate::bind::loss::Run;
-use crate::reader::Flow;
+use crate::family::{IntelPt, ReadFamily};
+use crate::reader::intel::Flow;
 
-impl Binder<'_> {
-    /// Whether trials are made: they need code.
-    fn may_try<W: Control>(&self) -> bool {
-        W::FOLLOWS_CODE && !self.reader.is_rtit()
-    }
-
-    /// Whether a return without a call may be of one that was lost.
-    pub(crate) fn may_try_callers(&self) -> bool {
-        !self.reader.is_rtit() && self.reader.damaged
-    }
-
+impl Binder<'_, IntelPt> {
     /// Whether code at `ip` surely runs in the mode that was the last. A trial does not tell: much code fits in two modes.
     fn is_mode_sure(&self, ip: Ip) -> bool {
         let is_same = self.bound.mode.is_none_or(|(mode, _)| mode == self.mode);
@@ -30,16 +21,16 @@ impl Binder<'_> {
     /// Control being lost in doubt, a packet just read gives this address, if nothing before it was wrong. Goes on there if a trial
     /// confirms it.
     pub(crate) fn try_place<W: Control>(&mut self, walk: &mut W) -> bool {
-        if !self.may_try::<W>() || !self.reader.damaged {
+        if !W::FOLLOWS_CODE || !self.reader.damaged {
             return false;
         }
-        let Some(ip) = self.reader.likely.filter(|ip| self.is_mode_sure(*ip)) else {
+        let Some(ip) = self.reader.own.likely.filter(|ip| self.is_mode_sure(*ip)) else {
             return false;
         };
         if !walk.confirms(&self.reader, ip, self.mode) {
             return false;
         }
-        self.reader.doubt = false;
+        self.reader.own.doubt = false;
         self.loss.is_mode_doubtful = false;
         true
     }
@@ -47,12 +38,11 @@ impl Binder<'_> {
     /// Whether the TIP that was just read stands where no TNT bits before it can belong behind it. Reads on from the last PSB to find
     /// out, so it must not be asked for each error.
     pub(crate) fn is_last_tip_alone<W: Control>(&self, _: &W) -> bool {
-        if !self.may_try::<W>() {
+        if !W::FOLLOWS_CODE {
             return false;
         }
         let mut again = self.reader.clone();
         again.start_at(self.reader.psb_at());
-        again.outside_block();
         let (mut run, mut timing) = (Run::Unknown, 0);
         while let Some(Ok(_)) = again.next() {
             if again.offset() >= self.reader.offset() {
@@ -71,12 +61,12 @@ impl Binder<'_> {
     /// Behind bytes that form no packet, looks for a place where packets fit the code again, before the next PSB. Packets
     /// up to there are skipped: they may be none.
     pub(crate) fn try_behind_bad_bytes<W: Control>(&mut self, walk: &mut W) -> bool {
-        if !self.may_try::<W>() {
+        if !W::FOLLOWS_CODE {
             return false;
         }
         let mut ahead = self.reader.clone();
         ahead.damaged = true;
-        ahead.doubt = true;
+        ahead.own.doubt = true;
         ahead.outside_block();
         let sure = ahead.last_ip();
         let mut run = Run::Unknown;
@@ -107,16 +97,14 @@ impl Binder<'_> {
                 if again && !reader.assume_last_ip(sure) {
                     continue;
                 }
-                let Some(ip) = reader.likely.filter(|ip| self.is_mode_sure(*ip)) else {
+                let Some(ip) = reader.own.likely.filter(|ip| self.is_mode_sure(*ip)) else {
                     continue;
                 };
                 if walk.confirms(&reader, ip, self.mode) {
-                    reader.doubt = false;
+                    reader.own.doubt = false;
                     // Timing packets among them may be none, either: none of those is used, and it is not known how many there were.
-                    self.reader.show_all();
-                    reader
-                        .clock
-                        .follow_loss(&self.reader.clock, reader.at, reader.block);
+                    IntelPt::show_all(&mut self.reader);
+                    reader.follow_loss(&self.reader);
                     self.reader = reader;
                     self.read_at = self.reader.offset();
                     self.release_held(None);

@@ -4,14 +4,26 @@ use cofi_packet::intel::{DecodeError, Kind, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
 use crate::bind::control::Control;
+use crate::bind::intel::{AtIp, Own, PsbPlus};
 use crate::bind::loss::Run;
-use crate::bind::{AtIp, Binder, Bound, Pending, PsbPlus, Status};
-use crate::bind::{State, unexpected};
+use crate::bind::{Binder, Bound, Pending, State, Status};
 use crate::events::origin::Origin;
-use crate::reader::Flow;
+use crate::family::{BindFamily, IntelPt, ResyncFamily};
+use crate::reader::intel::Flow;
 use crate::{Event, Expected, FlowErrorKind};
 
-impl Binder<'_> {
+/// What is certain where control was lost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Certainty {
+    /// The packets are in no doubt.
+    pub(crate) is_sure: bool,
+    /// None of those before was in doubt.
+    pub(crate) is_first: bool,
+    /// No TNT bits were left.
+    pub(crate) no_bits_left: bool,
+}
+
+impl<F: ResyncFamily> Binder<'_, F> {
     /// Tracing is on, from `ip`.
     pub(crate) fn turn_on<W: Control>(&mut self, walk: &mut W, ip: Ip) {
         self.consumed();
@@ -28,7 +40,6 @@ impl Binder<'_> {
     /// Tracing is off.
     pub(crate) fn turn_off<W: Control>(&mut self, walk: &mut W, resume_at: Option<Ip>) {
         self.state = State::Off;
-        self.rtit.knows_paging = false;
         walk.stop();
         self.pending = Pending::None;
         self.bound = Bound::default();
@@ -60,32 +71,32 @@ impl Binder<'_> {
         self.reader.damaged || kind.casts_doubt()
     }
 
+    /// An instruction took tracing with it: control goes to `ip`, or else to `next` or where nobody knows.
+    pub(crate) fn end_tracing<W: Control>(&mut self, walk: &mut W, next: Ip, ip: Option<Ip>) {
+        self.use_pending();
+        let bound = core::mem::take(&mut self.bound);
+        self.turn_off(walk, Some(ip.unwrap_or(next)));
+        self.push(Event::Disabled { ip });
+        self.apply(Bound { tsx: None, ..bound }, ip);
+    }
+
+    /// The stream ends while tracing is on: no packet shows that anything behind the last one ran.
+    pub(crate) fn end_of_stream<W: Control>(&mut self, walk: &mut W) {
+        if W::FOLLOWS_CODE {
+            // No packet tells of this, and none is lost.
+            self.read_at = self.reader.len();
+            self.error(walk, walk.at(), FlowErrorKind::UnknownEnd);
+        }
+        self.state = State::Done;
+    }
+
     pub(crate) fn error<W: Control>(&mut self, walk: &mut W, ip: Option<Ip>, kind: FlowErrorKind) {
         self.push_error(ip, kind);
-        self.loss.begin(self.read_at, self.reader.run());
+        self.loss.begin(self.read_at);
         self.loss.is_mode_certain = false;
-        self.rtit.knows_paging = false;
         let is_doubtful = self.is_doubtful(kind);
-        if is_doubtful {
-            self.reader.damaged = true;
-            self.reader.doubt = true;
-            self.reader.drop_back();
-            if let Some(reading) = &mut self.reader.rtit {
-                reading.distrust();
-            }
-            (self.bound.mode, self.bound.tsx) = (None, None);
-        }
-        // Code may also be missing where another mode's width has cut the address.
-        let may_be_cut = matches!(kind, FlowErrorKind::Code(_)) && !self.loss.has_one_mode();
-        // RTIT has no mode packets.
-        self.loss.is_mode_doubtful |= !self.reader.is_rtit() && (is_doubtful || may_be_cut);
-        // A packet within a block is a good one, and comes next.
-        let is_packet = !matches!(kind, FlowErrorKind::Packet(DecodeError::InBlock { .. }));
-        if matches!(kind, FlowErrorKind::Packet(_))
-            && is_packet
-            && !self.try_behind_bad_bytes(walk)
-            && !self.reader.skip_to_psb()
-        {
+        self.reader.damaged |= is_doubtful;
+        if !F::doubt(self, walk, kind, is_doubtful) && !self.reader.skip_to_psb() {
             self.state = State::Done;
         }
     }
@@ -95,11 +106,13 @@ impl Binder<'_> {
     /// An error that casts doubt on the packets leaves nothing certain but what later ones tell without reference to earlier ones; the one
     /// that brought the contradiction to light may be the one that is wrong. A PSB+ is taken at its word all the same.
     pub(crate) fn fail<W: Control>(&mut self, walk: &mut W, kind: FlowErrorKind) {
-        let is_sure = !self.is_doubtful(kind) || !W::FOLLOWS_CODE && self.reader.is_full;
-        let is_first = !self.reader.damaged;
+        let certainty = Certainty {
+            is_sure: !self.is_doubtful(kind) || !W::FOLLOWS_CODE && self.reader.is_full,
+            is_first: !self.reader.damaged,
+            no_bits_left: self.tnt_len == 0,
+        };
         self.state = State::Lost;
         walk.stop();
-        let no_bits_left = self.tnt_len == 0 && !self.reader.is_rtit();
         self.tnt_len = 0;
         if self.is_doubtful(kind) {
             walk.keep_callers(self.reader.damaged);
@@ -108,95 +121,9 @@ impl Binder<'_> {
         self.resume_at = None;
         // Without code nobody knows how far control has got.
         self.error(walk, walk.at(), kind);
-        self.loss.was_on = is_sure;
-        if is_sure && no_bits_left {
-            // The bits of all TNTs so far belong to branches before this place: none waits for the TIPs behind them (33.4.2.3).
-            self.loss.run = Run::Clear;
-        }
-        match core::mem::replace(&mut self.pending, Pending::None) {
-            Pending::At {
-                what: AtIp::Status(status),
-                ..
-            }
-            | Pending::Status(status) => self.synchronise(walk, status),
-            Pending::At {
-                what: AtIp::Branch { to },
-                ..
-            } if is_sure && self.is_mode_told(walk, to) => {
-                self.release_held(None);
-                self.turn_on(walk, to);
-            }
-            Pending::At {
-                what: AtIp::Disable { ip },
-                ..
-            } if is_sure => {
-                self.release_held(None);
-                self.found_off(walk, ip);
-            }
-            // Tracing was on when control was lost, and so it is here.
-            Pending::At {
-                ip,
-                what: AtIp::Events | AtIp::Ptwrite,
-            } if is_sure && self.is_mode_told(walk, ip) => {
-                self.release_held(Some(ip));
-                self.turn_on(walk, ip);
-            }
-            // No bits are left; or the packets that are bound to it stand where TNT bits might.
-            Pending::Tip(Some(ip))
-                if is_sure
-                    && (no_bits_left || self.bound.is_any())
-                    && self.is_mode_told(walk, ip) =>
-            {
-                self.turn_on(walk, ip);
-            }
-            Pending::Pge(Some(ip)) if is_sure && self.is_mode_told(walk, ip) => {
-                self.turn_on(walk, ip)
-            }
-            Pending::Pgd(ip) if is_sure => self.found_off(walk, ip),
-            Pending::At {
-                what: AtIp::Far { to: Some(to) },
-                ..
-            } if is_sure => self.turn_on(walk, to),
-            Pending::At {
-                what: AtIp::Pgd { to, .. },
-                ..
-            } if is_sure => self.found_off(walk, to),
-            Pending::Overflow => self.overflow(walk),
-            Pending::OverflowAt(ip) => self.overflow_rtit(walk, ip),
-            Pending::End => self.state = State::Done,
-            Pending::Ends(ends) => self.end_unknown(walk, ends),
-            Pending::None | Pending::Bad(_) => {}
-            // It may be right, and packets before it wrong.
-            Pending::Tip(_)
-                if is_first
-                    && self.reader.damaged
-                    && self.is_last_tip_alone(walk)
-                    && self.try_place(walk) =>
-            {
-                self.turn_on_at_likely(walk);
-            }
-            Pending::At {
-                what: AtIp::Branch { .. },
-                ..
-            } if is_first && self.try_place(walk) => self.turn_on_at_likely(walk),
-            Pending::Tip(_) | Pending::At { .. } | Pending::Pge(_) | Pending::Pgd(_) => {
-                // What was bound to it is over.
-                let bound = core::mem::take(&mut self.bound);
-                self.apply(Bound { tsx: None, ..bound }, None);
-            }
-            // They hold from the next address packet on, at the latest.
-            Pending::Pip(cr3) => self.push_paging(cr3),
-            Pending::Paging { cr3, nr } => self.bound.paging = Some((cr3, nr)),
-            Pending::Vmcs(base) => self.bound.vmcs = Some(base),
-            // Where is unknown now; what is not.
-            Pending::Ptwrite { payload, size } => self.push(Event::Ptwrite {
-                ip: None,
-                payload,
-                size,
-            }),
-        }
-        // What happened is told all the same, though nobody knows where.
-        self.release_held(None);
+        self.loss.was_on = certainty.is_sure;
+        let pending = core::mem::replace(&mut self.pending, Pending::None);
+        F::recover(self, walk, pending, certainty);
     }
 
     pub(crate) fn start<W: Control>(&mut self, walk: &mut W) {
@@ -211,6 +138,362 @@ impl Binder<'_> {
         }
     }
 
+    pub(crate) fn lose<W: Control>(&mut self, walk: &mut W, kind: FlowErrorKind) {
+        self.state = State::Lost;
+        walk.forget_callers();
+        self.error(walk, None, kind);
+    }
+
+    pub(crate) fn after_overflow<W: Control>(
+        &mut self,
+        walk: &mut W,
+        ip: Option<Ip>,
+        status: Option<Status>,
+        first: Origin,
+    ) {
+        self.consumed();
+        self.found(walk, ip);
+        let gives = self.emit.last.unwrap_or(Kind::Fup.into());
+        self.push_from(Event::Overflow { ip }, first.at(ip, gives));
+        let bound = core::mem::take(&mut self.bound);
+        let tsx = bound
+            .tsx
+            .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
+        let mode = bound.mode;
+        match ip {
+            Some(_) if self.loss.is_mode_doubtful && status.is_none() => {
+                self.state = State::Lost;
+                self.loss.run = Run::Unknown;
+                self.loss.was_on = false;
+            }
+            Some(ip) => {
+                self.apply(
+                    Bound {
+                        tsx,
+                        mode,
+                        ..Bound::default()
+                    },
+                    Some(ip),
+                );
+                self.state = State::On;
+                walk.go_to(ip, false);
+                self.pending = Pending::None;
+                self.resume_at = None;
+            }
+            None => {
+                self.turn_off(walk, None);
+                self.bound = Bound {
+                    tsx,
+                    mode,
+                    ..Bound::default()
+                };
+            }
+        }
+        if let Some(status) = status {
+            self.apply_status(status);
+        }
+    }
+
+    /// Reads on while control is not being followed.
+    pub(crate) fn go_on<W: Control>(&mut self, walk: &mut W) {
+        match self.state {
+            State::On | State::Done => {}
+            State::Off => F::while_off(self, walk),
+            State::Lost => F::while_lost(self, walk),
+            State::Start => self.start(walk),
+        }
+    }
+}
+
+impl ResyncFamily for IntelPt {
+    fn while_off<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W) {
+        let Some(flow) = bind.next_while_away(walk) else {
+            return;
+        };
+        if let Some(kind) = bind.wrong_event(flow) {
+            bind.release_held(None);
+            bind.lose(walk, kind);
+            bind.hold(flow);
+            return;
+        }
+        if bind.hold(flow) {
+            return;
+        }
+        if let (Flow::Fup(place), true) = (flow, bind.own.awaiting.claimed) {
+            bind.consumed();
+            bind.release_held(place);
+            return;
+        }
+        bind.release_held(None);
+        if let (Flow::Fup(place), Some(mode)) = (flow, bind.bound.mode) {
+            // Without BranchEn, a MODE.Exec that tells of RFLAGS.IF has a FUP of its own (33.4.2.8).
+            bind.bound.mode = None;
+            let origin = bind.origins.mode.at(place, Kind::Fup);
+            bind.set_mode(mode, origin);
+            bind.note_used();
+            return;
+        }
+        match flow {
+            Flow::Pge(Some(ip)) if !bind.is_mode_told(walk, ip) => {
+                bind.state = State::Lost;
+                bind.loss.at.get_or_insert(bind.read_at);
+            }
+            Flow::Pge(Some(ip)) => {
+                // No return is compressed across this, but processors and decoders differ in whether they forget.
+                bind.turn_on(walk, ip);
+            }
+            Flow::ModeExec { .. } => return bind.bind(flow),
+            Flow::ModeTsx(state) => {
+                bind.bind(flow);
+                bind.bound.tsx = Some(state).filter(|_| bind.known.tsx != Some(state));
+                return;
+            }
+            Flow::Pip { .. } | Flow::Vmcs(_) => bind.apply_alone(flow),
+            Flow::Ptw { .. } | Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
+                bind.tell_unbound(flow);
+            }
+            Flow::Ovf => bind.overflow(walk),
+            Flow::Psb if bind.at_end() => bind.state = State::Done,
+            Flow::Psb => {
+                let resume_at = bind.resume_at;
+                match bind.read_psb_plus() {
+                    PsbPlus::Complete(status)
+                        if status.ip.is_some() && !bind.config.errata.bdm70 =>
+                    {
+                        bind.synchronise(walk, status);
+                    }
+                    PsbPlus::Complete(mut status) => {
+                        walk.forget_callers();
+                        // It tells the present state; what was to hold from the next TIP.PGE on is older.
+                        bind.bound.tsx = bind.bound.tsx.filter(|_| status.state.tsx.is_none());
+                        // The next TIP.PGE may come without a MODE.Exec if this is its mode.
+                        bind.loss.is_mode_certain &= status.state.mode.is_none();
+                        status.state.mode = None;
+                        bind.apply_status(status);
+                        bind.resume_at = resume_at;
+                    }
+                    PsbPlus::Overflow => bind.overflow(walk),
+                    PsbPlus::End => bind.state = State::Done,
+                    PsbPlus::Bad(kind) => bind.lose(walk, kind),
+                }
+            }
+            // The address is in doubt.
+            Flow::Pge(None) if bind.reader.own.doubt => {
+                bind.state = State::Lost;
+                bind.loss.at.get_or_insert(bind.read_at);
+                bind.turn_on_if_likely(walk);
+            }
+            Flow::Pge(None) => bind.lose(walk, FlowErrorKind::suppressed(Kind::TipPge)),
+            // Off it is in any case.
+            Flow::Pgd(_) => bind.error(
+                walk,
+                None,
+                FlowErrorKind::unexpected(flow, Expected::TipPge),
+            ),
+            Flow::Fup(_) | Flow::Tnt { .. } | Flow::Tip(_) | Flow::PsbEnd => {
+                bind.lose(walk, FlowErrorKind::unexpected(flow, Expected::TipPge))
+            }
+            // `hold` has taken these.
+            Flow::Mwait { .. }
+            | Flow::Pwre { .. }
+            | Flow::Cfe { .. }
+            | Flow::Evd { .. }
+            | Flow::Bbp { .. }
+            | Flow::Bip { .. }
+            | Flow::Bep { .. }
+            | Flow::Trig { .. }
+            | Flow::Mnt(_) => {}
+        }
+        bind.note_used();
+    }
+
+    /// The packets are a PSB+, an enabling of tracing, the end of an asynchronous branch (a FUP lets no TNT bits wait), an overflow; or those of
+    /// a place that a trial confirms.
+    fn while_lost<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W) {
+        let Some(flow) = bind.next_while_away(walk) else {
+            return;
+        };
+        if let Some(kind) = bind.wrong_event(flow) {
+            bind.error(walk, None, kind);
+        }
+        if bind.hold(flow) {
+            return;
+        }
+        if let Flow::Fup(Some(ip)) = flow {
+            return bind.fup_while_lost(walk, ip);
+        }
+        bind.release_held(None);
+        if !matches!(flow, Flow::Tip(_)) {
+            bind.loss.run = bind.reader.run();
+        }
+        match flow {
+            Flow::Psb if bind.at_end() => bind.state = State::Done,
+            Flow::Psb => match bind.read_psb_plus() {
+                PsbPlus::Complete(status) => bind.synchronise(walk, status),
+                PsbPlus::Overflow => bind.overflow(walk),
+                PsbPlus::End => bind.state = State::Done,
+                PsbPlus::Bad(kind) => bind.error(walk, None, kind),
+            },
+            Flow::Pge(Some(ip)) if bind.is_mode_told(walk, ip) => bind.turn_on(walk, ip),
+            Flow::Pge(_) => bind.turn_on_if_likely(walk),
+            Flow::Pgd(ip) if !bind.reader.own.doubt => bind.found_off(walk, ip),
+            Flow::Pgd(ip) if !W::FOLLOWS_CODE => bind.push(Event::Disabled { ip }),
+            Flow::Ovf => bind.overflow(walk),
+            Flow::ModeExec { .. } | Flow::ModeTsx(_) | Flow::Pip { .. } | Flow::Vmcs(_) => {
+                bind.bind(flow);
+            }
+            Flow::Tip(Some(ip)) if !W::FOLLOWS_CODE => {
+                // Who walks no code misses none of the TNT bits before it.
+                bind.consumed();
+                bind.found(walk, Some(ip));
+                bind.state = State::On;
+                bind.push(Event::Target { ip });
+                let bound = core::mem::take(&mut bind.bound);
+                bind.apply(bound, Some(ip));
+            }
+            Flow::Tip(Some(ip)) if bind.no_bits_wait() && bind.is_mode_told(walk, ip) => {
+                bind.turn_on(walk, ip)
+            }
+            Flow::Tip(_) if bind.no_bits_wait() && bind.try_place(walk) => {
+                bind.turn_on_at_likely(walk)
+            }
+            Flow::Tip(_) => {
+                // A far transfer has used up what was bound, though nobody knows where.
+                let bound = core::mem::take(&mut bind.bound);
+                bind.apply(Bound { tsx: None, ..bound }, None);
+            }
+            Flow::Tnt { bits, len } if !W::FOLLOWS_CODE => bind.branches(walk, bits, len),
+            Flow::Ptw { .. } | Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
+                bind.tell_unbound(flow);
+            }
+            Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pgd(_) | Flow::PsbEnd => {}
+            // `hold` has taken these.
+            Flow::Mwait { .. }
+            | Flow::Pwre { .. }
+            | Flow::Cfe { .. }
+            | Flow::Evd { .. }
+            | Flow::Bbp { .. }
+            | Flow::Bip { .. }
+            | Flow::Bep { .. }
+            | Flow::Trig { .. }
+            | Flow::Mnt(_) => {}
+        }
+    }
+
+    fn doubt<W: Control>(
+        bind: &mut Binder<'_, Self>,
+        walk: &mut W,
+        kind: FlowErrorKind,
+        is_doubtful: bool,
+    ) -> bool {
+        bind.loss.run = bind.reader.run();
+        if is_doubtful {
+            bind.reader.own.doubt = true;
+            bind.reader.drop_back();
+            (bind.bound.mode, bind.bound.tsx) = (None, None);
+        }
+        // Code may also be missing where another mode's width has cut the address.
+        let may_be_cut = matches!(kind, FlowErrorKind::Code(_)) && !bind.loss.has_one_mode();
+        bind.loss.is_mode_doubtful |= is_doubtful || may_be_cut;
+        match kind {
+            // A packet within a block is a good one, and comes next.
+            FlowErrorKind::Packet(DecodeError::InBlock { .. }) => true,
+            FlowErrorKind::Packet(_) => bind.try_behind_bad_bytes(walk),
+            _ => true,
+        }
+    }
+
+    fn recover<W: Control>(
+        bind: &mut Binder<'_, Self>,
+        walk: &mut W,
+        pending: Pending<Self>,
+        Certainty {
+            is_sure,
+            is_first,
+            no_bits_left,
+        }: Certainty,
+    ) {
+        if is_sure && no_bits_left {
+            // The bits of all TNTs so far belong to branches before this place: none waits for the TIPs behind them (33.4.2.3).
+            bind.loss.run = Run::Clear;
+        }
+        match pending {
+            Pending::At {
+                what: AtIp::Status(status),
+                ..
+            }
+            | Pending::Own(Own::Status(status)) => bind.synchronise(walk, status),
+            Pending::At {
+                what: AtIp::Branch { to },
+                ..
+            } if is_sure && bind.is_mode_told(walk, to) => {
+                bind.release_held(None);
+                bind.turn_on(walk, to);
+            }
+            Pending::At {
+                what: AtIp::Disable { ip },
+                ..
+            } if is_sure => {
+                bind.release_held(None);
+                bind.found_off(walk, ip);
+            }
+            // Tracing was on when control was lost, and so it is here.
+            Pending::At {
+                ip,
+                what: AtIp::Events | AtIp::Ptwrite,
+            } if is_sure && bind.is_mode_told(walk, ip) => {
+                bind.release_held(Some(ip));
+                bind.turn_on(walk, ip);
+            }
+            // No bits are left; or the packets that are bound to it stand where TNT bits might.
+            Pending::Tip(Some(ip))
+                if is_sure
+                    && (no_bits_left || bind.bound.is_any())
+                    && bind.is_mode_told(walk, ip) =>
+            {
+                bind.turn_on(walk, ip);
+            }
+            Pending::Own(Own::Pge(Some(ip))) if is_sure && bind.is_mode_told(walk, ip) => {
+                bind.turn_on(walk, ip)
+            }
+            Pending::Pgd(ip) if is_sure => bind.found_off(walk, ip),
+            Pending::Own(Own::Overflow) => bind.overflow(walk),
+            Pending::End => bind.state = State::Done,
+            Pending::None | Pending::Bad(_) => {}
+            // It may be right, and packets before it wrong.
+            Pending::Tip(_)
+                if is_first
+                    && bind.reader.damaged
+                    && bind.is_last_tip_alone(walk)
+                    && bind.try_place(walk) =>
+            {
+                bind.turn_on_at_likely(walk);
+            }
+            Pending::At {
+                what: AtIp::Branch { .. },
+                ..
+            } if is_first && bind.try_place(walk) => bind.turn_on_at_likely(walk),
+            Pending::Tip(_) | Pending::At { .. } | Pending::Own(Own::Pge(_)) | Pending::Pgd(_) => {
+                // What was bound to it is over.
+                let bound = core::mem::take(&mut bind.bound);
+                bind.apply(Bound { tsx: None, ..bound }, None);
+            }
+            // They hold from the next address packet on, at the latest.
+            Pending::Own(Own::Paging { cr3, nr }) => bind.bound.paging = Some((cr3, nr)),
+            Pending::Own(Own::Vmcs(base)) => bind.bound.vmcs = Some(base),
+            // Where is unknown now; what is not.
+            Pending::Own(Own::Ptwrite { payload, size }) => bind.push(Event::Ptwrite {
+                ip: None,
+                payload,
+                size,
+            }),
+        }
+        // What happened is told all the same, though nobody knows where.
+        bind.release_held(None);
+    }
+}
+
+impl Binder<'_, IntelPt> {
     /// Takes up the place that a PSB+ tells, nothing being known before.
     fn synchronise<W: Control>(&mut self, walk: &mut W, status: Status) {
         if status.last {
@@ -222,7 +505,7 @@ impl Binder<'_> {
         self.bound = Bound::default();
         // Nothing needs to be known across a PSB (33.3.7), and what contradicted it stands before it.
         self.loss.is_mode_doubtful = false;
-        (self.reader.damaged, self.reader.doubt) = (false, false);
+        (self.reader.damaged, self.reader.own.doubt) = (false, false);
         match status.ip {
             // Tracing cannot be switched on while it is on: then the PSB+ tells what is not so yet (erratum BDM70).
             Some(ip) if !self.pge_is_next() => {
@@ -254,109 +537,6 @@ impl Binder<'_> {
                 None
             }
         }
-    }
-
-    /// Reads on while tracing is off.
-    pub(crate) fn while_off<W: Control>(&mut self, walk: &mut W) {
-        let Some(flow) = self.next_while_away(walk) else {
-            return;
-        };
-        if let Some(kind) = self.wrong_event(flow) {
-            self.release_held(None);
-            self.lose(walk, kind);
-            self.hold(flow);
-            return;
-        }
-        if self.hold(flow) {
-            return;
-        }
-        if let (Flow::Fup(place), true) = (flow, self.awaiting.claimed) {
-            self.consumed();
-            self.release_held(place);
-            return;
-        }
-        self.release_held(None);
-        if let (Flow::Fup(place), Some(mode)) = (flow, self.bound.mode) {
-            // Without BranchEn, a MODE.Exec that tells of RFLAGS.IF has a FUP of its own (33.4.2.8).
-            self.bound.mode = None;
-            let origin = self.origins.mode.at(place, Kind::Fup);
-            self.set_mode(mode, origin);
-            self.note_used();
-            return;
-        }
-        match flow {
-            Flow::Pge(Some(ip)) if !self.is_mode_told(walk, ip) => {
-                self.state = State::Lost;
-                self.loss.at.get_or_insert(self.read_at);
-            }
-            Flow::Pge(Some(ip)) => {
-                // No return is compressed across this, but processors and decoders differ in whether they forget.
-                self.turn_on(walk, ip);
-            }
-            Flow::ModeExec { .. } => return self.bind(flow),
-            Flow::ModeTsx(state) => {
-                self.bind(flow);
-                self.bound.tsx = Some(state).filter(|_| self.known.tsx != Some(state));
-                return;
-            }
-            Flow::Pip { .. } | Flow::Vmcs(_) => self.apply_alone(flow),
-            Flow::Ptw { .. } | Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
-                self.tell_unbound(flow);
-            }
-            Flow::Ovf => self.overflow(walk),
-            Flow::Psb if self.at_end() => self.state = State::Done,
-            Flow::Psb => {
-                let resume_at = self.resume_at;
-                match self.read_psb_plus() {
-                    PsbPlus::Complete(status)
-                        if status.ip.is_some() && !self.config.errata.bdm70 =>
-                    {
-                        self.synchronise(walk, status);
-                    }
-                    PsbPlus::Complete(mut status) => {
-                        walk.forget_callers();
-                        // It tells the present state; what was to hold from the next TIP.PGE on is older.
-                        self.bound.tsx = self.bound.tsx.filter(|_| status.state.tsx.is_none());
-                        // The next TIP.PGE may come without a MODE.Exec if this is its mode.
-                        self.loss.is_mode_certain &= status.state.mode.is_none();
-                        status.state.mode = None;
-                        self.apply_status(status);
-                        self.resume_at = resume_at;
-                    }
-                    PsbPlus::Overflow => self.overflow(walk),
-                    PsbPlus::End => self.state = State::Done,
-                    PsbPlus::Bad(kind) => self.lose(walk, kind),
-                }
-            }
-            // The address is in doubt.
-            Flow::Pge(None) if self.reader.doubt => {
-                self.state = State::Lost;
-                self.loss.at.get_or_insert(self.read_at);
-                self.turn_on_if_likely(walk);
-            }
-            Flow::Pge(None) => self.lose(
-                walk,
-                FlowErrorKind::SuppressedIp {
-                    packet: Kind::TipPge.into(),
-                },
-            ),
-            // Off it is in any case.
-            Flow::Pgd(_) => self.error(walk, None, unexpected(flow, Expected::TipPge)),
-            Flow::Fup(_) | Flow::Tnt { .. } | Flow::Tip(_) | Flow::PsbEnd => {
-                self.lose(walk, unexpected(flow, Expected::TipPge))
-            }
-            // `hold` has taken these.
-            Flow::Mwait { .. }
-            | Flow::Pwre { .. }
-            | Flow::Cfe { .. }
-            | Flow::Evd { .. }
-            | Flow::Bbp { .. }
-            | Flow::Bip { .. }
-            | Flow::Bep { .. }
-            | Flow::Trig { .. }
-            | Flow::Mnt(_) => {}
-        }
-        self.note_used();
     }
 
     /// Tells what a packet says by itself that binds to no address, or whose address is not known.
@@ -401,86 +581,6 @@ impl Binder<'_> {
         );
     }
 
-    pub(crate) fn lose<W: Control>(&mut self, walk: &mut W, kind: FlowErrorKind) {
-        self.state = State::Lost;
-        walk.forget_callers();
-        self.error(walk, None, kind);
-    }
-
-    /// Reads on, control being lost, up to packets that tell where it is without need of what was lost: a PSB+, an
-    /// enabling of tracing, the end of an asynchronous branch (a FUP lets no TNT bits wait), an overflow; or to a place that a trial
-    /// confirms. What else happens is told, wherever it is.
-    pub(crate) fn while_lost<W: Control>(&mut self, walk: &mut W) {
-        let Some(flow) = self.next_while_away(walk) else {
-            return;
-        };
-        if let Some(kind) = self.wrong_event(flow) {
-            self.error(walk, None, kind);
-        }
-        if self.hold(flow) {
-            return;
-        }
-        if let Flow::Fup(Some(ip)) = flow {
-            return self.fup_while_lost(walk, ip);
-        }
-        self.release_held(None);
-        if !matches!(flow, Flow::Tip(_)) {
-            self.loss.run = self.reader.run();
-        }
-        match flow {
-            Flow::Psb if self.at_end() => self.state = State::Done,
-            Flow::Psb => match self.read_psb_plus() {
-                PsbPlus::Complete(status) => self.synchronise(walk, status),
-                PsbPlus::Overflow => self.overflow(walk),
-                PsbPlus::End => self.state = State::Done,
-                PsbPlus::Bad(kind) => self.error(walk, None, kind),
-            },
-            Flow::Pge(Some(ip)) if self.is_mode_told(walk, ip) => self.turn_on(walk, ip),
-            Flow::Pge(_) => self.turn_on_if_likely(walk),
-            Flow::Pgd(ip) if !self.reader.doubt => self.found_off(walk, ip),
-            Flow::Pgd(ip) if !W::FOLLOWS_CODE => self.push(Event::Disabled { ip }),
-            Flow::Ovf => self.overflow(walk),
-            Flow::ModeExec { .. } | Flow::ModeTsx(_) | Flow::Pip { .. } | Flow::Vmcs(_) => {
-                self.bind(flow);
-            }
-            Flow::Tip(Some(ip)) if !W::FOLLOWS_CODE => {
-                // Who walks no code misses none of the TNT bits before it.
-                self.consumed();
-                self.found(walk, Some(ip));
-                self.state = State::On;
-                self.push(Event::Target { ip });
-                let bound = core::mem::take(&mut self.bound);
-                self.apply(bound, Some(ip));
-            }
-            Flow::Tip(Some(ip)) if self.no_bits_wait() && self.is_mode_told(walk, ip) => {
-                self.turn_on(walk, ip)
-            }
-            Flow::Tip(_) if self.no_bits_wait() && self.try_place(walk) => {
-                self.turn_on_at_likely(walk)
-            }
-            Flow::Tip(_) => {
-                // A far transfer has used up what was bound, though nobody knows where.
-                let bound = core::mem::take(&mut self.bound);
-                self.apply(Bound { tsx: None, ..bound }, None);
-            }
-            Flow::Tnt { bits, len } if !W::FOLLOWS_CODE => self.branches(walk, bits, len),
-            Flow::Ptw { .. } | Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
-                self.tell_unbound(flow);
-            }
-            Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pgd(_) | Flow::PsbEnd => {}
-            // `hold` has taken these.
-            Flow::Mwait { .. }
-            | Flow::Pwre { .. }
-            | Flow::Cfe { .. }
-            | Flow::Evd { .. }
-            | Flow::Bbp { .. }
-            | Flow::Bip { .. }
-            | Flow::Bep { .. }
-            | Flow::Trig { .. }
-            | Flow::Mnt(_) => {}
-        }
-    }
-
     /// Takes up the place that the packet just read gives, if a trial confirms it.
     fn turn_on_if_likely<W: Control>(&mut self, walk: &mut W) {
         if self.try_place(walk) {
@@ -489,7 +589,7 @@ impl Binder<'_> {
     }
 
     fn turn_on_at_likely<W: Control>(&mut self, walk: &mut W) {
-        if let Some(ip) = self.reader.likely {
+        if let Some(ip) = self.reader.own.likely {
             self.turn_on(walk, ip);
         }
     }
@@ -515,7 +615,7 @@ impl Binder<'_> {
     fn fup_while_lost<W: Control>(&mut self, walk: &mut W, ip: Ip) {
         self.bind_tsx(ip);
         let aborts = self.bound.tsx == Some(TsxState::Aborted);
-        if self.awaiting.claimed && !aborts {
+        if self.own.awaiting.claimed && !aborts {
             self.release_held(Some(ip));
             if self.loss.was_on && self.is_mode_told(walk, ip) {
                 self.turn_on(walk, ip);
@@ -535,7 +635,7 @@ impl Binder<'_> {
             Ok(what @ (AtIp::Branch { .. } | AtIp::Disable { .. })) if !W::FOLLOWS_CODE => {
                 self.found(walk, Some(ip));
                 self.state = State::On;
-                self.arrive(walk, ip, what);
+                IntelPt::arrive(self, walk, ip, what);
             }
             Ok(AtIp::Branch { to }) if self.is_mode_told(walk, to) => {
                 self.release_held(Some(ip));
@@ -620,7 +720,7 @@ impl Binder<'_> {
                     self.after_overflow(walk, None, status, first);
                     return;
                 }
-                Flow::Fup(None) if self.reader.doubt => {
+                Flow::Fup(None) if self.reader.own.doubt => {
                     self.push_from(Event::Overflow { ip: None }, first);
                     self.state = State::Lost;
                     self.loss.run = Run::Unknown;
@@ -638,7 +738,7 @@ impl Binder<'_> {
                         };
                         self.loss.was_on = false;
                     } else {
-                        self.lose(walk, unexpected(flow, Expected::FupOrTipPge));
+                        self.lose(walk, FlowErrorKind::unexpected(flow, Expected::FupOrTipPge));
                     }
                     self.reader.put_back(flow);
                     return;
@@ -658,68 +758,6 @@ impl Binder<'_> {
                     return;
                 }
             }
-        }
-    }
-
-    pub(crate) fn after_overflow<W: Control>(
-        &mut self,
-        walk: &mut W,
-        ip: Option<Ip>,
-        status: Option<Status>,
-        first: Origin,
-    ) {
-        self.consumed();
-        self.found(walk, ip);
-        let gives = self.emit.last.unwrap_or(Kind::Fup.into());
-        self.push_from(Event::Overflow { ip }, first.at(ip, gives));
-        let bound = core::mem::take(&mut self.bound);
-        let tsx = bound
-            .tsx
-            .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
-        let mode = bound.mode;
-        match ip {
-            Some(_) if self.loss.is_mode_doubtful && status.is_none() => {
-                self.state = State::Lost;
-                self.loss.run = Run::Unknown;
-                self.loss.was_on = false;
-            }
-            Some(ip) => {
-                self.apply(
-                    Bound {
-                        tsx,
-                        mode,
-                        ..Bound::default()
-                    },
-                    Some(ip),
-                );
-                self.state = State::On;
-                walk.go_to(ip, false);
-                self.pending = Pending::None;
-                self.resume_at = None;
-            }
-            None => {
-                self.turn_off(walk, None);
-                self.bound = Bound {
-                    tsx,
-                    mode,
-                    ..Bound::default()
-                };
-            }
-        }
-        if let Some(status) = status {
-            self.apply_status(status);
-        }
-    }
-
-    /// Reads on while control is not being followed.
-    pub(crate) fn go_on<W: Control>(&mut self, walk: &mut W) {
-        match self.state {
-            State::On | State::Done => {}
-            State::Off if self.reader.is_rtit() => self.while_off_rtit(walk),
-            State::Lost if self.reader.is_rtit() => self.while_lost_rtit(walk),
-            State::Off => self.while_off(walk),
-            State::Lost => self.while_lost(walk),
-            State::Start => self.start(walk),
         }
     }
 }

@@ -5,13 +5,13 @@ pub(crate) mod replay;
 #[cfg(test)]
 mod replay_tests;
 
-use cofi_packet::intel::Kind;
 use cofi_packet::{Ip, StreamOffset, Tsc};
 
-use crate::bind::State;
 use crate::bind::control::NoCode;
-use crate::bind::{Binder, Bound, Pending};
-use crate::{Event, Expected, FlowConfig, FlowError, FlowErrorKind, Item};
+use crate::bind::{Binder, Bound, Pending, State};
+use crate::decoder::{AnyBinder, on};
+use crate::family::ResyncFamily;
+use crate::{Event, FlowConfig, FlowError, FlowErrorKind, Item};
 pub use origin::PacketKinds;
 
 /// Something that packets tell, and where they tell it.
@@ -69,16 +69,18 @@ pub struct Told {
 #[derive(Debug)]
 pub struct EventDecoder<'t> {
     /// All of it but what to do with what is bound while tracing is on.
-    bind: Binder<'t>,
+    bind: AnyBinder<'t>,
     branches: bool,
 }
 
 impl<'t> EventDecoder<'t> {
     /// A decoder of `trace`, the bytes of one packet stream. Of `config`, what concerns format, clocks and errata matters.
     pub fn new(trace: &'t [u8], config: FlowConfig) -> Self {
-        let mut bind = Binder::new(trace, config);
-        bind.emit.keeps_origins = true;
-        bind.reader.ask_always();
+        let mut bind = AnyBinder::new(trace, config);
+        on!(&mut bind, bind => {
+            bind.emit.keeps_origins = true;
+            bind.reader.ask_always();
+        });
         Self {
             bind,
             branches: false,
@@ -95,7 +97,7 @@ impl<'t> EventDecoder<'t> {
     /// With [`Event::Tick`].
     #[must_use]
     pub fn with_ticks(mut self) -> Self {
-        self.bind.reader.ticks = Some(Default::default());
+        on!(&mut self.bind, bind => bind.reader.ticks = Some(Default::default()));
         self
     }
 
@@ -104,88 +106,8 @@ impl<'t> EventDecoder<'t> {
     #[must_use]
     pub fn within(mut self, range: core::ops::Range<StreamOffset>) -> Self {
         let usize = |offset: StreamOffset| usize::try_from(offset.0).unwrap_or(usize::MAX);
-        self.bind.cut(usize(range.start)..usize(range.end));
+        on!(&mut self.bind, bind => bind.cut(usize(range.start)..usize(range.end)));
         self
-    }
-
-    /// Tracing is on: what is told next happens at once, as no code must lead there first.
-    fn follow(&mut self) {
-        let bind = &mut self.bind;
-        match core::mem::replace(&mut bind.pending, Pending::None) {
-            Pending::None => bind.fetch(&mut NoCode),
-            Pending::Tip(Some(ip)) => {
-                bind.consumed();
-                bind.push(Event::Target { ip });
-                let bound = core::mem::take(&mut bind.bound);
-                bind.apply(bound, Some(ip));
-            }
-            Pending::Pgd(ip) => {
-                bind.consumed();
-                let bound = core::mem::take(&mut bind.bound);
-                bind.turn_off(&mut NoCode, ip);
-                bind.push(Event::Disabled { ip });
-                bind.apply(Bound { tsx: None, ..bound }, ip);
-            }
-            Pending::Pip(cr3) => {
-                bind.consumed();
-                bind.push_paging(cr3);
-            }
-            Pending::Paging { cr3, nr } => {
-                bind.consumed();
-                bind.push(Event::Paging { cr3, nr });
-                bind.known.paging = Some((cr3, nr));
-            }
-            Pending::Vmcs(base) => {
-                bind.consumed();
-                bind.push(Event::Vmcs { base });
-                bind.known.vmcs = Some(base);
-            }
-            Pending::Ptwrite { payload, size } => {
-                bind.consumed();
-                bind.push(Event::Ptwrite {
-                    ip: None,
-                    payload,
-                    size,
-                });
-            }
-            Pending::At { ip, what } => {
-                bind.arrive(&mut NoCode, ip, what);
-            }
-            Pending::Overflow => {
-                bind.note_used();
-                bind.overflow(&mut NoCode);
-            }
-            Pending::Status(status) if bind.contradicts_mode(&status) => {
-                bind.refuse_mode(&mut NoCode, status)
-            }
-            Pending::Status(status) if status.last => bind.state = State::Done,
-            Pending::Status(status) => {
-                bind.consumed();
-                bind.apply_status(status);
-            }
-            Pending::Bad(kind) => bind.fail(&mut NoCode, kind),
-            Pending::Tip(None) => bind.fail(
-                &mut NoCode,
-                FlowErrorKind::SuppressedIp {
-                    packet: bind.tip_kind(),
-                },
-            ),
-            pending @ (Pending::OverflowAt(_) | Pending::Ends(_)) => {
-                bind.follow_rtit(&mut NoCode, pending)
-            }
-            pge @ Pending::Pge(_) if bind.reader.is_rtit() => bind.follow_rtit(&mut NoCode, pge),
-            pge @ Pending::Pge(_) => {
-                bind.pending = pge;
-                bind.fail(
-                    &mut NoCode,
-                    FlowErrorKind::Unexpected {
-                        found: Kind::TipPge.into(),
-                        expected: Expected::TracingOn,
-                    },
-                );
-            }
-            Pending::End => bind.state = State::Done,
-        }
     }
 }
 
@@ -207,27 +129,53 @@ fn place(event: Event) -> Option<Ip> {
     }
 }
 
-impl Iterator for EventDecoder<'_> {
-    type Item = Told;
+impl<F: ResyncFamily> Binder<'_, F> {
+    /// Tracing is on: what is told next happens at once, as no code must lead there first.
+    fn follow(&mut self) {
+        match core::mem::replace(&mut self.pending, Pending::None) {
+            Pending::None => F::fetch(self, &mut NoCode),
+            Pending::Tip(Some(ip)) => {
+                self.consumed();
+                self.push(Event::Target { ip });
+                let bound = core::mem::take(&mut self.bound);
+                self.apply(bound, Some(ip));
+            }
+            Pending::Pgd(ip) => {
+                self.consumed();
+                let bound = core::mem::take(&mut self.bound);
+                self.turn_off(&mut NoCode, ip);
+                self.push(Event::Disabled { ip });
+                self.apply(Bound { tsx: None, ..bound }, ip);
+            }
+            Pending::At { ip, what } => F::arrive(self, &mut NoCode, ip, what),
+            Pending::Bad(kind) => self.fail(&mut NoCode, kind),
+            Pending::Tip(None) => {
+                self.fail(&mut NoCode, FlowErrorKind::suppressed(F::TIP));
+            }
+            Pending::End => self.state = State::Done,
+            Pending::Own(own) => F::follow(self, own),
+        }
+    }
 
-    fn next(&mut self) -> Option<Told> {
+    /// What packets tell next, with or without the branches.
+    fn next_told(&mut self, with_branches: bool) -> Option<Told> {
         loop {
-            let emit = &mut self.bind.emit;
+            let emit = &mut self.emit;
             if let Some(replay) = emit.replays.front_mut()
                 && replay.before == emit.returned
             {
-                match replay.next(&self.bind.reader) {
+                match replay.next(&self.reader) {
                     Some(told) => return Some(told),
                     None => _ = emit.replays.pop_front(),
                 }
                 continue;
             }
-            if let Some(item) = self.bind.emit.items.pop_front() {
-                self.bind.emit.returned += 1;
-                let origin = self.bind.emit.origins.pop_front().unwrap_or_default();
+            if let Some(item) = self.emit.items.pop_front() {
+                self.emit.returned += 1;
+                let origin = self.emit.origins.pop_front().unwrap_or_default();
                 let what = match item {
                     Item::Event(Event::Target { .. } | Event::Branches { .. })
-                        if !self.branches =>
+                        if !with_branches =>
                     {
                         continue;
                     }
@@ -244,12 +192,20 @@ impl Iterator for EventDecoder<'_> {
                     what,
                 });
             }
-            match self.bind.state {
+            match self.state {
                 State::On => self.follow(),
                 State::Done => return None,
-                State::Start | State::Off | State::Lost => self.bind.go_on(&mut NoCode),
+                State::Start | State::Off | State::Lost => self.go_on(&mut NoCode),
             }
         }
+    }
+}
+
+impl Iterator for EventDecoder<'_> {
+    type Item = Told;
+
+    fn next(&mut self) -> Option<Told> {
+        on!(&mut self.bind, bind => bind.next_told(self.branches))
     }
 }
 

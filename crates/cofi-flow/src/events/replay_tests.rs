@@ -6,6 +6,7 @@ use cofi_packet::intel::PSB;
 use cofi_packet::rtit;
 
 use super::replay::LISTED;
+use crate::decoder::on;
 use crate::{Event, EventDecoder, FlowConfig, RtitConfig, Tick, Told, TraceFormat};
 
 /// What is told of a stream, and how many items waited at the most.
@@ -14,15 +15,14 @@ fn told(stream: &[u8], config: FlowConfig) -> (Vec<Told>, usize) {
     let (mut all, mut most) = (Vec::new(), 0);
     while let Some(told) = decoder.next() {
         all.push(told);
-        let flow = &decoder.bind;
-        let ticks = flow
-            .reader
-            .ticks
-            .as_ref()
-            .map_or(0, |ticks| ticks.queue.len());
-        let emit = &flow.emit;
-        // Each replay has a clock, which is as large as several items.
-        most = most.max(emit.items.len() + emit.origins.len() + ticks + 8 * emit.replays.len());
+        let waiting = on!(&decoder.bind, bind => {
+            let ticks = bind.reader.ticks.as_ref();
+            let emit = &bind.emit;
+            // Each replay has a clock, which is as large as several items.
+            let replays = 8 * emit.replays.len();
+            emit.items.len() + emit.origins.len() + replays + ticks.map_or(0, |ticks| ticks.queue.len())
+        });
+        most = most.max(waiting);
     }
     (all, most)
 }
@@ -124,7 +124,7 @@ fn whether_ticks_are_kept_or_read_again_they_are_the_same() {
         stream.extend(&PSB);
         let (kept, _) = told(&stream, FlowConfig::default());
         let mut decoder = EventDecoder::new(&stream, FlowConfig::default()).with_ticks();
-        decoder.bind.emit.listed = 3;
+        on!(&mut decoder.bind, bind => bind.emit.listed = 3);
         let again: Vec<_> = decoder.collect();
         assert_eq!(again, kept);
     }

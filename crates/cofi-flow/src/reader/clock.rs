@@ -6,13 +6,15 @@
 use cofi_packet::Tsc;
 use cofi_packet::intel::{Block, Packet, decode_in};
 
-use super::{Reader, short_tnt, show};
+use super::Reader;
+use super::intel::{short_tnt, show};
 use crate::FlowConfig;
+use crate::family::{IntelPt, ReadFamily};
 use crate::time::{Time, TimeJump, TimeTracker};
 
 /// Something that the tracker knows when it has been shown all packets before a place in the stream.
 #[derive(Clone, Copy, Debug)]
-enum Stamp<T> {
+pub(crate) enum Stamp<T> {
     At(usize),
     Known(T),
 }
@@ -47,16 +49,9 @@ struct Jump {
 
 /// The time of the items returned.
 ///
-/// Invariant: `low` is to be taken no later in the stream than `packet_low`, that no later than `now`, and none before `at`.
+/// Invariant: `low` is to be taken no later in the stream than `packet_low`, and that no later than `now`.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
-    /// Of Intel PT. RTIT's packets are read with the time.
-    pub(crate) tracker: TimeTracker,
-    /// The tracker has been shown all packets that begin before this, the last of them in this block.
-    at: usize,
-    block: Block,
-    /// Where reading went on elsewhere, or in another block, since then.
-    jumps: [Option<Jump>; JUMPS],
     /// The best guess, and the core cycles told of.
     now: Stamp<(Option<Tsc>, u64)>,
     /// No item is older.
@@ -72,49 +67,14 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    pub(super) fn new(config: &FlowConfig) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            tracker: TimeTracker::new(config),
-            at: 0,
-            block: Block::Outside,
-            jumps: [None; JUMPS],
             now: Stamp::Known((None, 0)),
             low: Stamp::Known(Tsc(0)),
             packet_low: Stamp::Known(Tsc(0)),
             asked: false,
             timing: 0,
             tnt: None,
-        }
-    }
-
-    /// Goes on from `before`, which has been shown all that was read, behind lost packets.
-    pub(crate) fn follow_loss(&mut self, before: &Self, at: usize, block: Block) {
-        *self = before.clone();
-        self.tracker.take(&Packet::Ovf);
-        (self.at, self.block) = (at, block);
-    }
-
-    /// Where the tracker has to come first for what is not known yet.
-    fn next_place(&self) -> Option<usize> {
-        let jump = self.jumps[0].map(|jump| jump.from);
-        let places = [
-            jump,
-            self.low.place(),
-            self.packet_low.place(),
-            self.now.place(),
-        ];
-        places.into_iter().flatten().min()
-    }
-
-    fn resolve(&mut self) {
-        self.low.resolve(self.at, self.tracker.earliest());
-        self.packet_low.resolve(self.at, self.tracker.earliest());
-        let now = (self.tracker.now(), self.tracker.cycles());
-        self.now.resolve(self.at, now);
-        while let Some(jump) = self.jumps[0].filter(|jump| jump.from <= self.at) {
-            (self.at, self.block) = (jump.to, jump.block);
-            self.jumps.rotate_left(1);
-            self.jumps[JUMPS - 1] = None;
         }
     }
 }
@@ -125,7 +85,7 @@ const AS_BEFORE: usize = usize::MAX;
 const AS_PACKET: usize = AS_BEFORE - 1;
 
 /// The time of packets that are used one after the other: what becomes of a [`Clock`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RunTime {
     /// How many timing packets have been read.
     pub(super) timing: u64,
@@ -184,7 +144,7 @@ impl RunTime {
     }
 }
 
-impl Reader<'_> {
+impl<F: ReadFamily> Reader<'_, F> {
     /// The time at which a run begins.
     #[inline]
     pub(super) fn begin_time(&self) -> RunTime {
@@ -221,17 +181,7 @@ impl Reader<'_> {
             return;
         }
         self.clock.timing = self.timing;
-        match &self.rtit {
-            None => {
-                self.clock.now = Stamp::At(self.at);
-                self.clock.packet_low = Stamp::At(self.at);
-            }
-            Some(reading) => {
-                let time = &reading.time;
-                self.clock.now = Stamp::Known((time.now(), time.cycles()));
-                self.clock.packet_low = Stamp::Known(time.earliest());
-            }
-        }
+        (self.clock.now, self.clock.packet_low) = F::stamps(self);
     }
 
     /// The packet read last is used, and is no TNT.
@@ -249,8 +199,7 @@ impl Reader<'_> {
     pub(crate) fn time_of_tnt(&mut self, len: u8) {
         // Its first bits may be older than the timing packets before it: no older, though, than the packet before.
         self.clock.low = self.clock.packet_low;
-        if self.is_rtit() && len < 6 {
-            // What forced it out comes next. MTC and STS did not: results before them may stand behind them (4.2.2).
+        if len < F::FULL_TNT {
             self.clock.tnt = None;
             return;
         }
@@ -265,7 +214,7 @@ impl Reader<'_> {
 
     /// The time of the items returned last.
     pub(crate) fn time_of_items(&mut self) -> Option<Time> {
-        self.show_all();
+        F::show_all(self);
         let (Stamp::Known((Some(now), _)), Stamp::Known(low)) = (self.clock.now, self.clock.low)
         else {
             return None;
@@ -276,123 +225,151 @@ impl Reader<'_> {
 
     /// The core cycles told of up to the packet used last.
     pub(crate) fn cycles_of_items(&mut self) -> u64 {
-        self.show_all();
+        F::show_all(self);
         match self.clock.now {
             Stamp::Known((_, cycles)) => cycles,
             Stamp::At(_) => 0,
         }
     }
 
-    /// The estimate of the time when the packet last returned was made.
-    pub(crate) fn now(&mut self) -> Option<Tsc> {
-        self.show_all();
-        match &self.rtit {
-            None => self.clock.tracker.now(),
-            Some(reading) => reading.time.now(),
-        }
-    }
-
+    /// Whether the time was set back.
     pub(crate) fn take_jump(&mut self) -> Option<TimeJump> {
-        self.show_all();
-        match &mut self.rtit {
-            None => self.clock.tracker.take_jump(),
-            Some(reading) => reading.time.take_jump(),
-        }
-    }
-
-    /// Shows all packets read so far to the tracker.
-    pub(crate) fn show_all(&mut self) {
-        if self.is_rtit() {
-            return;
-        }
-        loop {
-            self.clock.resolve();
-            if self.clock.at >= self.at {
-                return;
-            }
-            let stop = self.clock.next_place().unwrap_or(self.at).min(self.at);
-            while self.clock.at < stop {
-                self.show_next();
-            }
-        }
-    }
-
-    /// Whether the next packet is to be shown as it is read: somebody asks for the time of each, and the tracker has been shown all before.
-    #[inline]
-    pub(super) fn shows_at_once(&self) -> bool {
-        self.clock.asked && self.clock.at == self.at && self.clock.jumps[0].is_none()
-    }
-
-    /// Shows the packet that was read just now.
-    #[inline]
-    pub(super) fn show_at_once(&mut self, packet: &Packet) {
-        self.clock.resolve();
-        let bytes = self.bytes.get(self.offset..).unwrap_or_default();
-        let settles = self.offset < self.settled;
-        show(&mut self.clock.tracker, packet, bytes, settles);
-        self.clock_is_here();
-    }
-
-    /// The tracker has been shown all that was read.
-    #[inline]
-    pub(super) fn clock_is_here(&mut self) {
-        (self.clock.at, self.clock.block) = (self.at, self.block);
+        F::take_jump(self)
     }
 
     /// The time of each packet will be asked for.
     pub(crate) fn ask_always(&mut self) {
         self.clock.asked = true;
     }
+}
+
+/// How far Intel PT's packets have been shown to the tracker of the time: not up to the first of the places for which the [`Clock`] waits.
+#[derive(Clone, Debug)]
+pub(crate) struct Shown {
+    pub(crate) tracker: TimeTracker,
+    /// The tracker has been shown all packets that begin before this, the last of them in this block.
+    pub(super) at: usize,
+    block: Block,
+    /// Where reading went on elsewhere, or in another block, since then.
+    jumps: [Option<Jump>; JUMPS],
+}
+
+impl Shown {
+    pub(super) fn new(config: &FlowConfig) -> Self {
+        Self {
+            tracker: TimeTracker::new(config),
+            at: 0,
+            block: Block::Outside,
+            jumps: [None; JUMPS],
+        }
+    }
+}
+
+impl Reader<'_, IntelPt> {
+    /// Goes on from where `before` is, which has been shown all that was read, behind lost packets.
+    pub(crate) fn follow_loss(&mut self, before: &Self) {
+        self.clock = before.clock.clone();
+        self.own.shown = before.own.shown.clone();
+        self.own.shown.tracker.take(&Packet::Ovf);
+        self.clock_is_here();
+    }
+
+    /// Where the tracker has to come first for what is not known yet.
+    pub(super) fn next_place(&self) -> Option<usize> {
+        let jump = self.own.shown.jumps[0].map(|jump| jump.from);
+        let places = [
+            jump,
+            self.clock.low.place(),
+            self.clock.packet_low.place(),
+            self.clock.now.place(),
+        ];
+        places.into_iter().flatten().min()
+    }
+
+    pub(super) fn resolve(&mut self) {
+        let (clock, shown) = (&mut self.clock, &mut self.own.shown);
+        clock.low.resolve(shown.at, shown.tracker.earliest());
+        clock.packet_low.resolve(shown.at, shown.tracker.earliest());
+        let now = (shown.tracker.now(), shown.tracker.cycles());
+        clock.now.resolve(shown.at, now);
+        while let Some(jump) = shown.jumps[0].filter(|jump| jump.from <= shown.at) {
+            (shown.at, shown.block) = (jump.to, jump.block);
+            shown.jumps.rotate_left(1);
+            shown.jumps[JUMPS - 1] = None;
+        }
+    }
+
+    /// Whether the next packet is to be shown as it is read: somebody asks for the time of each, and the tracker has been shown all before.
+    #[inline]
+    pub(super) fn shows_at_once(&self) -> bool {
+        self.clock.asked && self.own.shown.at == self.at && self.own.shown.jumps[0].is_none()
+    }
+
+    /// Shows the packet that was read just now.
+    #[inline]
+    pub(super) fn show_at_once(&mut self, packet: &Packet) {
+        self.resolve();
+        let bytes = self.bytes.get(self.offset..).unwrap_or_default();
+        let settles = self.offset < self.settled;
+        show(&mut self.own.shown.tracker, packet, bytes, settles);
+        self.clock_is_here();
+    }
+
+    /// The tracker has been shown all that was read.
+    #[inline]
+    pub(super) fn clock_is_here(&mut self) {
+        (self.own.shown.at, self.own.shown.block) = (self.at, self.own.block);
+    }
 
     /// Reading goes on elsewhere, or in another block.
-    pub(super) fn go_to(&mut self, at: usize, block: Block) {
+    pub(super) fn jump_to(&mut self, at: usize, block: Block) {
         let jump = Jump {
             from: self.at,
             to: at,
             block,
         };
-        match self.clock.jumps.iter_mut().find(|slot| slot.is_none()) {
+        match self.own.shown.jumps.iter_mut().find(|slot| slot.is_none()) {
             Some(slot) => *slot = Some(jump),
             None => {
-                self.show_all();
-                (self.clock.at, self.clock.block) = (at, block);
+                IntelPt::show_all(self);
+                (self.own.shown.at, self.own.shown.block) = (at, block);
             }
         }
-        (self.at, self.block) = (at, block);
+        (self.at, self.own.block) = (at, block);
     }
 
-    /// Shows the next packet to the tracker, which reads just as [`Reader::next`] does.
-    fn show_next(&mut self) {
-        let rest = self.bytes.get(self.clock.at..).unwrap_or_default();
+    /// Shows the next packet to the tracker, which reads just as [`ReadFamily::next`] does.
+    pub(super) fn show_next(&mut self) {
+        let rest = self.bytes.get(self.own.shown.at..).unwrap_or_default();
         let Some(padding) = rest.iter().position(|byte| *byte != 0) else {
-            self.clock.at = self.at;
+            self.own.shown.at = self.at;
             return;
         };
         let rest = &rest[padding..];
-        let offset = self.clock.at + padding;
-        let block = self.clock.block;
+        let offset = self.own.shown.at + padding;
+        let block = self.own.shown.block;
         if block == Block::Outside && short_tnt(rest[0]).is_some() {
-            self.clock.at = offset + 1;
+            self.own.shown.at = offset + 1;
             return;
         }
         let Ok(decoded) = decode_in(block, rest) else {
-            self.clock.at = offset + 1;
+            self.own.shown.at = offset + 1;
             return;
         };
         let packet = decoded.packet();
         if let Some(len) = self.left_out(&packet, rest, decoded.len()) {
-            self.clock.at = offset + len;
+            self.own.shown.at = offset + len;
             return;
         }
         let (block, is_allowed) = block.after(&packet);
-        self.clock.block = block;
+        self.own.shown.block = block;
         if !is_allowed {
-            self.clock.at = offset;
+            self.own.shown.at = offset;
             return;
         }
-        self.clock.at = offset + decoded.len();
+        self.own.shown.at = offset + decoded.len();
         let settles = offset < self.settled;
         let bytes = self.bytes.get(offset..).unwrap_or_default();
-        show(&mut self.clock.tracker, &packet, bytes, settles);
+        show(&mut self.own.shown.tracker, &packet, bytes, settles);
     }
 }

@@ -5,9 +5,11 @@ use cofi_packet::intel::{
     Block, IpBytes, IpPayload, Kind, LastIp, Packet, decode, decode_short, short_cyc,
 };
 
+use super::Reader;
 use super::clock::RunTime;
-use super::{Flow, Reader, short_tnt};
+use super::intel::{Flow, short_tnt};
 use crate::code::phrase::{Phrase, WINDOW};
+use crate::family::IntelPt;
 
 /// A TIP that tells an address.
 #[derive(Clone, Copy, Debug)]
@@ -56,11 +58,30 @@ pub(crate) struct Run<'t> {
     time: RunTime,
     /// Here stands something else.
     other: usize,
+    /// Whether further packets may be read: nothing else than these matters.
+    pub(crate) reads_on: bool,
     /// How many were used, phrases as one.
     pub(crate) used: u64,
 }
 
 impl Run<'_> {
+    /// Bits alone, of the packet that begins at `offset`.
+    pub(crate) fn of_bits(tnt: u64, tnt_len: u8, offset: usize) -> Self {
+        Self {
+            bytes: &[],
+            at: 0,
+            offset,
+            tnt,
+            tnt_len,
+            last_ip: LastIp::new(),
+            told: IpBytes::Suppressed,
+            time: RunTime::default(),
+            other: usize::MAX,
+            reads_on: false,
+            used: 0,
+        }
+    }
+
     /// Reads the packet that comes next, over padding and timing packets; a TNT is used then. What is no TNT is left where it is.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Decision {
@@ -183,14 +204,14 @@ impl Run<'_> {
     }
 }
 
-impl<'t> Reader<'t> {
+impl<'t> Reader<'t, IntelPt> {
     /// Whether nothing has to be known of packets before the next one.
     pub(crate) fn is_plain(&self) -> bool {
         self.back.is_none()
-            && self.block == Block::Outside
-            && !self.doubt
+            && self.own.block == Block::Outside
+            && !self.own.doubt
             && self.ticks.is_none()
-            && !self.spoilt_by.is_any()
+            && !self.own.spoilt_by.is_any()
     }
 
     /// Begins a run with what comes next. Only where reading [is plain](Self::is_plain).
@@ -202,10 +223,11 @@ impl<'t> Reader<'t> {
             offset: self.offset,
             tnt: 0,
             tnt_len: 0,
-            last_ip: self.last_ip,
+            last_ip: self.own.last_ip,
             told: IpBytes::Suppressed,
             time: self.begin_time(),
-            other: self.other,
+            other: self.own.other,
+            reads_on: true,
             used: 0,
         }
     }
@@ -213,14 +235,14 @@ impl<'t> Reader<'t> {
     /// Whether something else than a TNT or a TIP with an address is known to come next.
     #[inline]
     pub(crate) fn is_at_other(&self) -> bool {
-        self.at == self.other
+        self.at == self.own.other
     }
 
     /// Reads a TIP to which a run has come.
     pub(crate) fn read_tip(&mut self, tip: &Tip) {
         self.offset = self.at;
         self.at += tip.len;
-        self.last_ip = tip.last_ip;
+        self.own.last_ip = tip.last_ip;
         self.note_address(Some(tip.ip()), tip.ip_bytes);
     }
 
@@ -230,9 +252,9 @@ impl<'t> Reader<'t> {
         if run.used != 0 {
             self.offset = run.offset;
         }
-        (self.at, self.other) = (run.at, run.other);
+        (self.at, self.own.other) = (run.at, run.other);
         if run.told != IpBytes::Suppressed {
-            self.last_ip = run.last_ip;
+            self.own.last_ip = run.last_ip;
             self.note_address(Some(run.last_ip.get()), run.told);
         }
         self.end_time(&run.time);

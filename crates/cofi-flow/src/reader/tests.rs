@@ -2,15 +2,19 @@
 
 use alloc::vec::Vec;
 
+use cofi_packet::intel::{Kind, Packet, decode};
+
+use super::intel::{Flow, short_tnt};
 use super::*;
 use crate::Errata;
+use crate::family::{IntelPt, ReadFamily};
 
 fn kinds(bytes: &[u8], errata: &Errata) -> Vec<Option<Kind>> {
     let config = FlowConfig {
         errata: *errata,
         ..FlowConfig::default()
     };
-    let mut reader = Reader::new(bytes, &config);
+    let mut reader = Reader::<IntelPt>::new(bytes, &config);
     core::iter::from_fn(|| reader.next())
         .take(8)
         .map(|next| next.ok().map(|flow| flow.kind()))
@@ -75,9 +79,9 @@ fn what_was_skipped_tells_no_time() {
         &cofi_packet::intel::PSB,
     ]
     .concat();
-    let mut reader = Reader::new(&bytes, &FlowConfig::default());
+    let mut reader = Reader::<IntelPt>::new(&bytes, &FlowConfig::default());
     assert!(matches!(reader.next(), Some(Err(_))));
     assert!(reader.skip_to_psb());
     assert_eq!(reader.next(), Some(Ok(Flow::Psb)));
-    assert_eq!(reader.now(), Some(Tsc(1000)));
+    assert_eq!(IntelPt::now(&mut reader), Some(Tsc(1000)));
 }

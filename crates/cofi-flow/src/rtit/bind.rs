@@ -4,20 +4,12 @@ use cofi_packet::rtit::Kind;
 use cofi_packet::{DecodeError, Ip};
 
 use super::reader::Since;
-use super::{Ends, Flow, Sign};
-use crate::bind::State;
-use crate::bind::control::Control;
-use crate::bind::{AtIp, Binder, Pending};
+use super::{AtIp, Binding, Ends, Flow, Own, Sign};
+use crate::bind::control::{Control, NoCode};
+use crate::bind::{Binder, Pending, State};
+use crate::family::{BindFamily, Rtit};
 use crate::reader::Reader;
-use crate::{Event, Expected, FlowErrorKind, PacketKind};
-
-/// What a packet found means for one that was expected.
-pub(super) fn unexpected(found: Flow, expected: Expected) -> FlowErrorKind {
-    FlowErrorKind::Unexpected {
-        found: found.kind().into(),
-        expected,
-    }
-}
+use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind};
 
 /// What stands behind a TraceStop.
 enum Behind {
@@ -29,39 +21,48 @@ enum Behind {
     Nothing,
 }
 
-impl<'t> Binder<'t> {
-    /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
-    pub(crate) fn fetch_rtit<W: Control>(&mut self, walk: &mut W) {
-        if self.rtit.is_last {
-            self.pending = Pending::Ends(Ends::default());
+impl BindFamily for Rtit {
+    type Pending = Own;
+    type AtIp = AtIp;
+    type Binding = Binding;
+
+    const TIP: PacketKind = PacketKind::Rtit(Kind::Tip);
+
+    fn binding(config: &FlowConfig) -> Binding {
+        Binding::new(config)
+    }
+
+    fn fetch<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W) {
+        if bind.own.is_last {
+            bind.pending = Pending::Own(Own::Ends(Ends::default()));
             return;
         }
-        let flow = match self.next_flow_rtit() {
+        let flow = match bind.next_flow() {
             Ok(Some(flow)) => flow,
             Ok(None) => {
-                self.pending = Pending::Ends(self.end_of_trace());
+                bind.pending = Pending::Own(Own::Ends(bind.end_of_trace()));
                 return;
             }
             Err(error) => {
-                self.pending = Pending::Bad(error.into());
+                bind.pending = Pending::Bad(error.into());
                 return;
             }
         };
-        if self.is_cut::<W>() {
-            self.pending = Pending::Ends(Ends::default());
+        if bind.is_cut::<W>() {
+            bind.pending = Pending::Own(Own::Ends(Ends::default()));
             return;
         }
-        self.pending = match flow {
-            Flow::Tnt { bits, len } => return self.branches(walk, bits, len),
+        bind.pending = match flow {
+            Flow::Tnt { bits, len } => return bind.branches(walk, bits, len),
             Flow::Tip(ip) => Pending::Tip(ip),
-            Flow::Pge(ip) => Pending::Pge(ip),
+            Flow::Pge(ip) => Pending::Own(Own::Pge(ip)),
             // A decoder that begins at the end of what is to be decoded tells of it.
-            Flow::Ovf(_) if self.rtit.is_last => Pending::Ends(Ends::default()),
-            Flow::Ovf(ip) => Pending::OverflowAt(ip),
-            Flow::Far(None) | Flow::Pgd(None) => Pending::Bad(FlowErrorKind::SuppressedIp {
-                packet: flow.kind().into(),
-            }),
-            Flow::Far(Some(ip)) => match self.far_target() {
+            Flow::Ovf(_) if bind.own.is_last => Pending::Own(Own::Ends(Ends::default())),
+            Flow::Ovf(ip) => Pending::Own(Own::OverflowAt(ip)),
+            Flow::Far(None) | Flow::Pgd(None) => {
+                Pending::Bad(FlowErrorKind::suppressed(flow.kind()))
+            }
+            Flow::Far(Some(ip)) => match bind.far_target() {
                 Ok(to) => Pending::At {
                     ip,
                     what: AtIp::Far { to },
@@ -69,79 +70,146 @@ impl<'t> Binder<'t> {
                 Err(kind) => Pending::Bad(kind),
             },
             Flow::Pgd(Some(ip)) => {
-                let (was_taken, is_in_doubt) = (self.was_taken(), self.is_end_in_doubt());
-                let (to, stops) = self.behind_end();
+                let (was_taken, is_in_doubt) = (bind.reader.own.was_taken, bind.is_end_in_doubt());
+                let (to, stops) = bind.behind_end();
                 if is_in_doubt && to.is_none() {
-                    self.pending = Pending::Ends(Ends::by_pgd());
+                    bind.pending = Pending::Own(Own::Ends(Ends::by_pgd()));
                     return;
                 }
                 let what = AtIp::Pgd { to, stops };
-                self.pending = Pending::At { ip, what };
-                let is_unclear = stops && self.rtit.stop.is_empty();
+                bind.pending = Pending::At { ip, what };
+                let is_unclear = stops && bind.own.stop.is_empty();
                 // (Where control has left the traced ranges, that is why.)
-                if is_unclear && walk.at().is_some_and(|ip| self.config.filter.contains(ip)) {
-                    self.end_unclear(walk, ip, was_taken);
+                if is_unclear && walk.at().is_some_and(|ip| bind.config.filter.contains(ip)) {
+                    bind.end_unclear(walk, ip, was_taken);
                 }
                 return;
             }
             Flow::Pip { cr3, paging } => {
-                self.rtit.told_unpaged = !paging;
-                if self.is_traced_until_here() {
-                    Pending::Pip(cr3)
+                bind.own.told_unpaged = !paging;
+                if bind.is_traced_until_here() {
+                    Pending::Own(Own::Pip(cr3))
                 } else {
                     // Nothing tells that the code here went on to a MOV to CR3.
-                    self.note_used();
-                    return self.push_paging(cr3);
+                    bind.note_used();
+                    return bind.push_paging(cr3);
                 }
             }
-            Flow::TraceStop => match self.stop() {
+            Flow::TraceStop => match bind.stop() {
                 Some(ends) if W::FOLLOWS_CODE => {
                     // What has walked the graph of decisions has not kept it.
-                    walk.set_taken(self.was_taken());
-                    Pending::Ends(ends)
+                    walk.set_taken(bind.reader.own.was_taken);
+                    Pending::Own(Own::Ends(ends))
                 }
-                Some(ends) => Pending::Ends(ends),
+                Some(ends) => Pending::Own(Own::Ends(ends)),
                 None => return,
             },
-            // `next_flow_rtit` keeps it to itself.
+            // `next_flow` keeps it to itself.
             Flow::Psb => return,
         };
     }
 
-    /// The same behind a branch out of the traced ranges, of which a FUP.PGD tells.
-    pub(super) fn fetch_leaving<W: Control>(&mut self, walk: &mut W) {
-        self.rtit.is_leaving = true;
-        self.fetch_rtit(walk);
-        self.rtit.is_leaving = false;
+    #[inline]
+    fn reads_decision(bind: &mut Binder<'_, Self>) -> bool {
+        let Some((bits, len)) = bind.reader.next_tnt() else {
+            return false;
+        };
+        bind.read_at = bind.reader.offset();
+        bind.load_tnt(bits, len);
+        true
     }
 
-    /// The next packet that matters to the flow, its place and time noted. PSBs tell nothing of it.
-    pub(super) fn next_flow_rtit(&mut self) -> Result<Option<Flow>, DecodeError> {
+    fn arrive<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W, at: Ip, what: AtIp) {
+        bind.pending = Pending::None;
+        // A MOV to CR0 that leaves paging as it is has no PIP: code behind this one may be older than the PIP.
+        match what {
+            AtIp::Paging { .. } => bind.doubt_pip(),
+            _ => bind.consumed(),
+        }
+        match what {
+            AtIp::Far { to: Some(to) } => {
+                bind.push(Event::AsyncBranch { from: at, to });
+                walk.go_to(to, true);
+            }
+            AtIp::Pgd { to: None, .. }
+                if bind.own.is_confined && bind.config.filter.ends_before(at) =>
+            {
+                // Control walked out of the range.
+                bind.turn_off(walk, Some(at));
+                bind.push(Event::Disabled { ip: Some(at) });
+            }
+            AtIp::Pgd { to, .. } => {
+                bind.turn_off(walk, Some(at));
+                bind.push(Event::AsyncDisabled { at, ip: to });
+            }
+            AtIp::Paging { cr3 } => bind.push_paging(cr3),
+            // What came of it is lost; what is told next is an overflow, or nothing.
+            _ => {}
+        }
+    }
+
+    fn follow(bind: &mut Binder<'_, Self>, own: Own) {
+        match own {
+            Own::Pip(cr3) => {
+                bind.consumed();
+                bind.push_paging(cr3);
+            }
+            Own::OverflowAt(ip) => {
+                bind.note_used();
+                bind.overflow(&mut NoCode, ip);
+            }
+            Own::Ends(ends) => bind.end_unknown(&mut NoCode, ends),
+            Own::Pge(Some(ip)) => {
+                // Tracing was off without a word.
+                bind.turn_off(&mut NoCode, None);
+                bind.turn_on(&mut NoCode, ip);
+            }
+            Own::Pge(None) => {
+                bind.fail(&mut NoCode, FlowErrorKind::suppressed(Kind::FupPge));
+            }
+        }
+    }
+
+    fn pending_kind(bind: &Binder<'_, Self>) -> PacketKind {
+        match &bind.pending {
+            _ if bind.tnt_len != 0 => Kind::Tnt,
+            Pending::Tip(_) => Kind::Tip,
+            Pending::Own(Own::Pge(_)) => Kind::FupPge,
+            Pending::Own(Own::Pip(_)) => Kind::Pip,
+            Pending::Own(Own::OverflowAt(_)) => Kind::FupOvf,
+            Pending::Own(Own::Ends(ends)) if ends.len != 0 => Kind::TntPartial,
+            Pending::Own(Own::Ends(_)) => Kind::TraceStop,
+            Pending::At { what, .. } => return (*what).into(),
+            _ => Kind::FupFar,
+        }
+        .into()
+    }
+}
+
+impl<'t> Binder<'t, Rtit> {
+    /// The same behind a branch out of the traced ranges, of which a FUP.PGD tells.
+    pub(super) fn fetch_leaving<W: Control>(&mut self, walk: &mut W) {
+        self.own.is_leaving = true;
+        Rtit::fetch(self, walk);
+        self.own.is_leaving = false;
+    }
+
+    /// The next packet that matters to the flow. PSBs tell nothing of it.
+    pub(super) fn next_flow(&mut self) -> Result<Option<Flow>, DecodeError> {
         loop {
             self.make_room();
-            let next = self.reader.next_rtit();
-            self.read_at = self.reader.offset();
-            if self.emit.keeps_origins {
-                let flow = next.as_ref().and_then(|next| next.as_ref().ok());
-                // A packet that concerns the flow may have a cycle count of its own.
-                let end = match &next {
-                    None => usize::MAX,
-                    Some(next) => self.read_at + usize::from(next.is_ok()),
-                };
-                self.note_packet(flow.map(|flow| flow.kind().into()), end);
-            }
+            let next = self.reader.next();
+            self.note_read(&next);
             match next {
                 Some(Ok(Flow::Psb)) => {
-                    self.rtit.may_resume = true;
+                    self.own.may_resume = true;
                     if self.at_end() {
-                        self.rtit.is_over = true;
-                        if let Some(reading) = &mut self.reader.rtit {
-                            reading.begin_fresh();
-                        }
+                        self.own.is_over = true;
+                        self.reader.own.begin_fresh();
                     }
                 }
                 Some(Ok(flow)) => {
-                    self.rtit.is_last |= self.rtit.is_over && self.is_known_to_fresh(flow);
+                    self.own.is_last |= self.own.is_over && self.is_known_to_fresh(flow);
                     return Ok(Some(flow));
                 }
                 next => return next.transpose(),
@@ -153,12 +221,7 @@ impl<'t> Binder<'t> {
     ///
     /// Results that are older than the PSB may stand behind it, so up to there what ran is for this decoder to tell.
     fn is_known_to_fresh(&self, flow: Flow) -> bool {
-        let is_known = self
-            .reader
-            .rtit
-            .as_ref()
-            .is_some_and(|reading| reading.is_fresh_known());
-        is_known
+        self.reader.own.is_fresh_known()
             && match flow {
                 Flow::Tip(Some(ip)) => self.config.filter.contains(ip),
                 Flow::Pge(_) | Flow::Pgd(_) | Flow::Ovf(_) | Flow::TraceStop => true,
@@ -168,12 +231,12 @@ impl<'t> Binder<'t> {
 
     /// Whether the packet just read is none of what is to be decoded: who tells events alone ends just at the PSB.
     pub(super) fn is_cut<W: Control>(&self) -> bool {
-        self.rtit.is_over && !W::FOLLOWS_CODE
+        self.own.is_over && !W::FOLLOWS_CODE
     }
 
     /// How the trace ends while tracing is on: with results that were read from the processor, perhaps.
     fn end_of_trace(&self) -> Ends {
-        let (bits, len) = self.rtit.buffered.unwrap_or((0, 0));
+        let (bits, len) = self.own.buffered.unwrap_or((0, 0));
         Ends {
             bits,
             len,
@@ -184,7 +247,7 @@ impl<'t> Binder<'t> {
     /// After a FUP.FAR: where control went; none if that is lost.
     pub(super) fn far_target(&mut self) -> Result<Option<Ip>, FlowErrorKind> {
         let first = self.emit.now;
-        let Some(flow) = self.next_flow_rtit()? else {
+        let Some(flow) = self.next_flow()? else {
             return Ok(None);
         };
         match flow {
@@ -192,22 +255,20 @@ impl<'t> Binder<'t> {
                 self.emit.now = first.and(Kind::Tip);
                 Ok(Some(to))
             }
-            Flow::Tip(None) => Err(FlowErrorKind::SuppressedIp {
-                packet: Kind::Tip.into(),
-            }),
+            Flow::Tip(None) => Err(FlowErrorKind::suppressed(Kind::Tip)),
             Flow::Ovf(_) => {
-                self.reader.put_back_rtit(flow);
+                self.reader.put_back(flow);
                 Ok(None)
             }
             Flow::TraceStop
                 if self.config.errata.rtit_e4 && matches!(self.behind_stop(), Behind::Overflow) =>
             {
-                self.reader.put_back_rtit(flow);
+                self.reader.put_back(flow);
                 Ok(None)
             }
             _ => {
-                self.reader.put_back_rtit(flow);
-                Err(unexpected(flow, Expected::FarTarget))
+                self.reader.put_back(flow);
+                Err(FlowErrorKind::unexpected(flow, Expected::FarTarget))
             }
         }
     }
@@ -216,7 +277,7 @@ impl<'t> Binder<'t> {
     pub(super) fn behind_end(&mut self) -> (Option<Ip>, bool) {
         let mut ahead = self.ahead();
         let next = loop {
-            match ahead.next_rtit() {
+            match ahead.next() {
                 Some(Ok(Flow::Psb)) => {}
                 Some(Ok(flow)) => break flow,
                 None | Some(Err(_)) => return (None, false),
@@ -224,7 +285,7 @@ impl<'t> Binder<'t> {
         };
         let first = self.emit.now;
         let is_tip = matches!(next, Flow::Tip(Some(_)));
-        match is_tip.then(|| self.next_flow_rtit()) {
+        match is_tip.then(|| self.next_flow()) {
             Some(Ok(Some(Flow::Tip(to)))) => {
                 self.emit.now = first.and(Kind::Tip);
                 (to, false)
@@ -237,7 +298,7 @@ impl<'t> Binder<'t> {
     pub(super) fn is_stopped_by_pgd(&mut self) -> bool {
         let mut ahead = self.ahead();
         let mut next = || loop {
-            match ahead.next_rtit()?.ok()? {
+            match ahead.next()?.ok()? {
                 Flow::Psb => {}
                 flow => return Some(flow),
             }
@@ -246,7 +307,7 @@ impl<'t> Binder<'t> {
     }
 
     /// A reader of what comes next, for which nobody keeps timing packets.
-    fn ahead(&mut self) -> Reader<'t> {
+    fn ahead(&mut self) -> Reader<'t, Rtit> {
         let ticks = self.reader.ticks.take();
         let ahead = self.reader.clone();
         self.reader.ticks = ticks;
@@ -258,36 +319,35 @@ impl<'t> Binder<'t> {
     /// It may have been switched off without a word. Then it was switched on again behind a PSB, and a FUP.PGE comes before the next packet of
     /// traced code; without a PSB it was not. Behind an overflow it may be off, too. Without an IP filter, a PIP itself comes only of traced code.
     fn is_traced_until_here(&mut self) -> bool {
-        if self.since() == Since::Traced || !self.rtit.is_confined {
+        if self.reader.own.since == Since::Traced || !self.own.is_confined {
             return true;
         }
-        if self.rtit.looked.0 <= self.read_at {
+        if self.own.looked.0 <= self.read_at {
             let mut ahead = self.ahead();
-            self.rtit.looked = loop {
-                match ahead.next_rtit() {
+            self.own.looked = loop {
+                match ahead.next() {
                     Some(Ok(Flow::Psb | Flow::Pip { .. })) => {}
                     Some(Ok(flow)) => break (ahead.offset(), flow.is_of_traced_code()),
                     None | Some(Err(_)) => break (usize::MAX, false),
                 }
             };
         }
-        self.rtit.looked.1
+        self.own.looked.1
     }
 
     /// Erratum E2: whether the FUP.PGD just read may be one too many, tracing having been switched off before without a word, and on in
     /// code that is not traced.
     pub(super) fn is_end_in_doubt(&self) -> bool {
-        let reading = self.reader.rtit.as_ref();
-        let is_used = self.rtit.is_confined || !self.rtit.stop.is_empty();
+        let is_used = self.own.is_confined || !self.own.stop.is_empty();
         self.config.errata.rtit_e2
             && is_used
-            && !self.rtit.is_leaving
-            && reading.is_some_and(|reading| match reading.since_before {
+            && !self.own.is_leaving
+            && match self.reader.own.since_before {
                 Since::Traced => false,
                 Since::Psb => true,
                 // Without an IP filter, tracing is on behind it.
-                Since::Overflow => self.rtit.is_confined,
-            })
+                Since::Overflow => self.own.is_confined,
+            }
     }
 
     /// Whether code is traced behind the overflow just read, as far as the next packets tell.
@@ -295,7 +355,7 @@ impl<'t> Binder<'t> {
         let mut ahead = self.ahead();
         let mut is_stopped = false;
         loop {
-            match ahead.next_rtit()? {
+            match ahead.next()? {
                 Ok(Flow::Psb | Flow::Pip { .. }) => {}
                 Ok(Flow::TraceStop) => is_stopped = true,
                 // Results that waited when tracing was stopped are of code behind the overflow.
@@ -304,23 +364,13 @@ impl<'t> Binder<'t> {
                 Ok(Flow::Pge(_)) => return Some(false),
                 // Erratum E2: it may be one too many; but not in front of a TIP.
                 Ok(Flow::Pgd(_)) if self.config.errata.rtit_e2 => {
-                    let is_far = matches!(ahead.next_rtit(), Some(Ok(Flow::Tip(_))));
+                    let is_far = matches!(ahead.next(), Some(Ok(Flow::Tip(_))));
                     return is_far.then_some(true);
                 }
                 Ok(flow) if flow.is_of_traced_code() => return Some(true),
                 _ => return None,
             }
         }
-    }
-
-    fn was_taken(&self) -> bool {
-        let reading = self.reader.rtit.as_ref();
-        reading.is_some_and(|reading| reading.was_taken)
-    }
-
-    fn since(&self) -> Since {
-        let reading = self.reader.rtit.as_ref();
-        reading.map_or(Since::Traced, |reading| reading.since)
     }
 
     /// After a TraceStop, tracing being on: how far what ran is known; none if it does not end tracing.
@@ -335,15 +385,15 @@ impl<'t> Binder<'t> {
             }
             Behind::Overflow => None,
             Behind::Results(results) => results.map(|(bits, len)| (bits as u8, len)),
-            Behind::Nothing => self.rtit.buffered,
+            Behind::Nothing => self.own.buffered,
         };
         let (bits, len) = results.unwrap_or((0, 0));
         Some(Ends {
             bits,
             len,
             sign: Sign::TraceStop,
-            exact: !self.rtit.stop.is_empty()
-                && match self.since() {
+            exact: !self.own.stop.is_empty()
+                && match self.reader.own.since {
                     Since::Traced => true,
                     // With results, it is no TraceStop that was held back.
                     Since::Overflow => len != 0,
@@ -353,14 +403,14 @@ impl<'t> Binder<'t> {
     }
 
     fn behind_stop(&mut self) -> Behind {
-        if self.read_at < self.rtit.overflow_at {
+        if self.read_at < self.own.overflow_at {
             // What stands between another one and the overflow was nothing that matters.
             return Behind::Overflow;
         }
         let mut ahead = self.ahead();
         let mut results = None;
         loop {
-            match ahead.next_rtit() {
+            match ahead.next() {
                 // It may have been switched on and stopped again.
                 Some(Ok(Flow::Psb | Flow::TraceStop)) => {}
                 Some(Ok(Flow::Tnt {
@@ -370,7 +420,7 @@ impl<'t> Binder<'t> {
                     results = Some((bits, len));
                 }
                 Some(Ok(Flow::Ovf(_))) => {
-                    self.rtit.overflow_at = ahead.offset();
+                    self.own.overflow_at = ahead.offset();
                     return Behind::Overflow;
                 }
                 None if results.is_none() => return Behind::Nothing,
@@ -381,39 +431,14 @@ impl<'t> Binder<'t> {
 
     /// New page tables, and whether paging is on, as a PIP has told.
     pub(crate) fn push_paging(&mut self, cr3: u64) {
-        if self.rtit.switches_paging() {
-            self.rtit.is_unpaged = self.rtit.told_unpaged;
-            let on = !self.rtit.is_unpaged;
+        if self.own.switches_paging() {
+            self.own.is_unpaged = self.own.told_unpaged;
+            let on = !self.own.is_unpaged;
             self.push(Event::PagingEnabled { on });
         }
         // While CR3En is set there are no PIPs.
-        self.rtit.knows_paging = self.state == State::On && !self.config.cr3_filter;
+        self.own.knows_paging = self.state == State::On && !self.config.cr3_filter;
         self.known.paging = Some((cr3, false));
         self.push(Event::Paging { cr3, nr: false });
-    }
-
-    /// The kind of the TIPs of the stream.
-    pub(crate) fn tip_kind(&self) -> PacketKind {
-        if self.reader.is_rtit() {
-            Kind::Tip.into()
-        } else {
-            cofi_packet::intel::Kind::Tip.into()
-        }
-    }
-
-    /// The kind of what is pending.
-    pub(crate) fn pending_kind_rtit(&self) -> PacketKind {
-        match &self.pending {
-            _ if self.tnt_len != 0 => Kind::Tnt,
-            Pending::Tip(_) => Kind::Tip,
-            Pending::Pge(_) => Kind::FupPge,
-            Pending::Pip(_) => Kind::Pip,
-            Pending::OverflowAt(_) => Kind::FupOvf,
-            Pending::Ends(ends) if ends.len != 0 => Kind::TntPartial,
-            Pending::Ends(_) => Kind::TraceStop,
-            Pending::At { what, .. } => return what.kind(),
-            _ => Kind::FupFar,
-        }
-        .into()
     }
 }

@@ -3,46 +3,16 @@
 use cofi_packet::Ip;
 use cofi_packet::rtit::Kind;
 
-use super::{Coming, Ends, Sign};
-use crate::bind::State;
-use crate::bind::control::Control;
-use crate::bind::{AtIp, Binder, Pending};
+use super::{Ends, Own, Sign};
+use crate::bind::control::{Coming, Control};
+use crate::bind::{Binder, Pending, State};
+use crate::family::Rtit;
 use crate::{Event, Expected, FlowErrorKind};
 
-impl Binder<'_> {
-    /// The walk has come to the address of a FUP.FAR or FUP.PGD.
-    pub(crate) fn arrive_rtit<W: Control>(&mut self, walk: &mut W, at: Ip, what: AtIp) {
-        self.pending = Pending::None;
-        // A MOV to CR0 that leaves paging as it is has no PIP: code behind this one may be older than the PIP.
-        match what {
-            AtIp::Paging { .. } => self.doubt_pip(),
-            _ => self.consumed(),
-        }
-        match what {
-            AtIp::Far { to: Some(to) } => {
-                self.push(Event::AsyncBranch { from: at, to });
-                walk.go_to(to, true);
-            }
-            AtIp::Pgd { to: None, .. }
-                if self.rtit.is_confined && self.config.filter.ends_before(at) =>
-            {
-                // Control walked out of the range.
-                self.turn_off(walk, Some(at));
-                self.push(Event::Disabled { ip: Some(at) });
-            }
-            AtIp::Pgd { to, .. } => {
-                self.turn_off(walk, Some(at));
-                self.push(Event::AsyncDisabled { at, ip: to });
-            }
-            AtIp::Paging { cr3 } => self.push_paging(cr3),
-            // What came of it is lost; what is told next is an overflow, or nothing.
-            _ => {}
-        }
-    }
-
+impl Binder<'_, Rtit> {
     /// The PIP just read may be of a later instruction than the one here. So may those that follow it, up to another packet.
     pub(super) fn doubt_pip(&mut self) {
-        self.rtit.doubt_since = Some(self.offset);
+        self.own.doubt_since = Some(self.offset);
         self.reader.stays_older();
     }
 
@@ -52,7 +22,7 @@ impl Binder<'_> {
         match (walk.comes_to(behind, self.mode), was_taken, walk.at()) {
             (Coming::Never, true, Some(ip)) => self.end_tracing(walk, ip, Some(ip)),
             (Coming::Surely | Coming::Never, false, _) => {}
-            _ => self.pending = Pending::Ends(Ends::by_pgd()),
+            _ => self.pending = Pending::Own(Own::Ends(Ends::by_pgd())),
         }
     }
 
@@ -64,18 +34,18 @@ impl Binder<'_> {
         let len = ends.len - 1;
         self.tnt = u64::from(ends.bits >> len & 1) << 63;
         self.tnt_len = 1;
-        self.pending = Pending::Ends(Ends {
+        self.pending = Pending::Own(Own::Ends(Ends {
             bits: ends.bits & ((1 << len) - 1),
             len,
             ..ends
-        });
+        }));
         true
     }
 
     /// Control has entered a TraceStop range.
     pub(super) fn stopped<W: Control>(&mut self, walk: &mut W) {
         self.use_pending();
-        (self.rtit.is_stopped, self.rtit.may_resume) = (true, false);
+        (self.own.is_stopped, self.own.may_resume) = (true, false);
         let at = walk.at();
         self.turn_off(walk, at);
         self.push(Event::Disabled { ip: at });
@@ -84,7 +54,7 @@ impl Binder<'_> {
 
     /// Tracing is switched on at an address, though it is on: it was off without a word, and nobody knows since when.
     pub(crate) fn switched_on_again<W: Control>(&mut self, walk: &mut W) {
-        if self.rtit.is_last {
+        if self.own.is_last {
             // Who begins at the PSB before it tells the rest.
             self.pending = Pending::None;
             self.fail(walk, FlowErrorKind::UnknownEnd);
@@ -114,15 +84,15 @@ impl Binder<'_> {
 
     /// The same where something else is needed.
     pub(crate) fn end_unmet<W: Control>(&mut self, walk: &mut W, ends: Ends, expected: Expected) {
-        let found = Kind::TntPartial.into();
-        self.end_without_use(walk, ends, FlowErrorKind::Unexpected { found, expected });
+        let kind = FlowErrorKind::unexpected(Kind::TntPartial, expected);
+        self.end_without_use(walk, ends, kind);
     }
 
     fn end_by<W: Control>(&mut self, walk: &mut W, ends: Ends, kind: FlowErrorKind) {
         if ends.sign == Sign::EndOfTrace {
             if kind != FlowErrorKind::UnknownEnd && W::FOLLOWS_CODE {
                 self.error(walk, walk.at(), kind);
-            } else if self.state == State::On && !self.rtit.is_last {
+            } else if self.state == State::On && !self.own.is_last {
                 // (Where control was lost, that was reported. And a decoder of the next range goes on where this one ends.)
                 self.end_of_stream(walk);
             }
@@ -138,32 +108,8 @@ impl Binder<'_> {
         }
         self.turn_off(walk, None);
         if ends.sign == Sign::TraceStop {
-            (self.rtit.is_stopped, self.rtit.may_resume) = (true, false);
+            (self.own.is_stopped, self.own.may_resume) = (true, false);
             self.push(Event::Stop);
-        }
-    }
-
-    /// The event level: what ended tracing is told at once.
-    pub(crate) fn follow_rtit<W: Control>(&mut self, walk: &mut W, pending: Pending) {
-        match pending {
-            Pending::OverflowAt(ip) => {
-                self.note_used();
-                self.overflow_rtit(walk, ip);
-            }
-            Pending::Ends(ends) => self.end_unknown(walk, ends),
-            Pending::Pge(Some(ip)) => {
-                // Tracing was off without a word.
-                self.turn_off(walk, None);
-                self.turn_on(walk, ip);
-            }
-            _ => {
-                self.fail(
-                    walk,
-                    FlowErrorKind::SuppressedIp {
-                        packet: Kind::FupPge.into(),
-                    },
-                );
-            }
         }
     }
 }

@@ -18,11 +18,48 @@ mod reader;
 mod resync;
 mod walk;
 
-use crate::config::RtitConfig;
-use crate::{FilterRanges, FlowConfig, TraceFormat};
+use cofi_packet::Ip;
+use cofi_packet::rtit::Kind;
 
-pub(crate) use reader::{Flow, Reading, ticks};
-pub(crate) use walk::Coming;
+use crate::config::RtitConfig;
+use crate::{FilterRanges, FlowConfig, PacketKind, TraceFormat};
+use reader::Flow;
+
+/// What may wait for the walk of RTIT alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Own {
+    /// Tracing goes on, though it is on.
+    Pge(Option<Ip>),
+    /// A new CR3 or CR0.PG, at the next MOV to one of them.
+    Pip(u64),
+    /// Packets were lost, and tracing goes on at an address, if it does.
+    OverflowAt(Option<Ip>),
+    /// Tracing ended, or the trace, without a packet that tells where.
+    Ends(Ends),
+}
+
+/// What happens at an address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AtIp {
+    /// FUP.FAR: control goes elsewhere; where is lost if an overflow or the end comes next.
+    Far { to: Option<Ip> },
+    /// FUP.PGD: tracing goes off, with the address that a TIP behind it tells; or a TraceStop behind it says why.
+    Pgd { to: Option<Ip>, stops: bool },
+    /// Behind a MOV to CR0, which may be the one that a PIP is of.
+    Paging { cr3: u64 },
+}
+
+impl From<AtIp> for PacketKind {
+    /// The packet that gave the address, for messages.
+    fn from(what: AtIp) -> Self {
+        match what {
+            AtIp::Far { .. } => Kind::FupFar,
+            AtIp::Pgd { .. } => Kind::FupPgd,
+            AtIp::Paging { .. } => Kind::Pip,
+        }
+        .into()
+    }
+}
 
 /// What says that tracing ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +84,7 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    pub(crate) fn by_pgd() -> Self {
+    fn by_pgd() -> Self {
         Self {
             sign: Sign::Pgd,
             ..Self::default()
@@ -55,9 +92,9 @@ impl Ends {
     }
 }
 
-/// What the decoder must know of RTIT.
+/// What the binder must know of RTIT.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct Binding {
     /// The TraceStop ranges.
     stop: FilterRanges,
     /// What RTIT_TNT_BUFF held at the end: bits and their number.
@@ -81,15 +118,15 @@ pub(crate) struct State {
     /// Paging is off, as the last PIP has told.
     is_unpaged: bool,
     /// All code has been traced since then: only a MOV to CR0 that is seen can have changed it.
-    pub(crate) knows_paging: bool,
+    knows_paging: bool,
     /// Where the packet used last begins, if only PIPs follow it that may be of later instructions than those they were bound to.
     doubt_since: Option<usize>,
     /// So says the PIP read last, which may still have to find its place.
     told_unpaged: bool,
 }
 
-impl State {
-    pub(crate) fn new(config: &FlowConfig) -> Self {
+impl Binding {
+    fn new(config: &FlowConfig) -> Self {
         let TraceFormat::Rtit(RtitConfig { stop, tnt_buff, .. }) = config.format else {
             return Self::default();
         };

@@ -4,9 +4,11 @@ use cofi_packet::rtit::{Kind, LastLip, LipBytes, LipPayload, Mode, Packet, decod
 use cofi_packet::{DecodeError, Ip, Tsc};
 
 use crate::events::replay::Ticks;
+use crate::family::{ReadFamily, Rtit};
+use crate::reader::clock::Stamp;
 use crate::reader::{Reader, Ticked};
-use crate::time::RtitTime;
-use crate::{FlowConfig, RtitConfig, Tick};
+use crate::time::{RtitTime, TimeJump};
+use crate::{Event, FlowConfig, PacketKind, RtitConfig, Tick, TraceFormat};
 
 /// Erratum E8 spoils no more packets than these behind a PSB.
 const SPOILT: u32 = 21;
@@ -50,6 +52,12 @@ impl Flow {
     }
 }
 
+impl From<Flow> for PacketKind {
+    fn from(flow: Flow) -> Self {
+        flow.kind().into()
+    }
+}
+
 /// What came last of what tells whether code was traced up to here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Since {
@@ -64,13 +72,11 @@ pub(super) enum Since {
 /// What it takes to read RTIT.
 #[derive(Clone, Debug)]
 pub(crate) struct Reading {
-    pub(crate) mode: Mode,
+    mode: Mode,
     last_lip: LastLip,
     /// The same for a reader that begins at the PSB at which decoding is to end, once that has been read.
     fresh: Option<LastLip>,
-    pub(crate) time: RtitTime,
-    /// A packet that was read too early and is to be returned again.
-    back: Option<(usize, Flow)>,
+    time: RtitTime,
     /// How many packets have come since the last PSB, this not counted.
     since_psb: u32,
     pub(super) since: Since,
@@ -84,42 +90,9 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    pub(crate) fn new(rtit: &RtitConfig, config: &FlowConfig) -> Self {
-        Self {
-            mode: rtit.cycles,
-            last_lip: LastLip::new(),
-            fresh: None,
-            time: RtitTime::new(config),
-            back: None,
-            since_psb: SPOILT,
-            since: Since::Traced,
-            since_before: Since::Traced,
-            was_taken: false,
-            is_taken: false,
-            e5: config.errata.rtit_e5,
-            e8: config.errata.rtit_e8,
-        }
-    }
-
-    /// The next PSB from `at` on. What is passed over may hold addresses and tell times.
-    pub(crate) fn skip_to_psb(&mut self, bytes: &[u8], at: usize) -> Option<usize> {
-        self.back = None;
-        let psb = sync_forward(bytes, at)?;
-        if psb != at {
-            self.last_lip = LastLip::new();
-            self.time.lost();
-        }
-        Some(psb)
-    }
-
-    pub(crate) fn kind_of(&self, bytes: &[u8]) -> Option<Kind> {
-        Some(decode(self.mode, bytes).ok()?.kind())
-    }
-
     /// Packets may be wrong, and with them the address against which the next ones are compressed.
-    pub(crate) fn distrust(&mut self) {
+    pub(super) fn distrust(&mut self) {
         self.last_lip = LastLip::new();
-        self.back = None;
     }
 
     /// Whether erratum E8 may have spoilt the packet last returned.
@@ -224,15 +197,190 @@ fn short_tnt(byte: u8) -> Option<(u64, u8)> {
     Some((u64::from(byte) & ((1 << len) - 1), len))
 }
 
-impl Reader<'_> {
+impl ReadFamily for Rtit {
+    type Flow = Flow;
+    type Reading = Reading;
+    type Replay = RtitTime;
+
+    /// MTC and STS force no results out: those before them may stand behind them (4.2.2).
+    const FULL_TNT: u8 = 6;
+
+    fn reading(config: &FlowConfig) -> Reading {
+        let mode = match config.format {
+            TraceFormat::Rtit(RtitConfig { cycles, .. }) => cycles,
+            TraceFormat::IntelPt => Mode::default(),
+        };
+        Reading {
+            mode,
+            last_lip: LastLip::new(),
+            fresh: None,
+            time: RtitTime::new(config),
+            since_psb: SPOILT,
+            since: Since::Traced,
+            since_before: Since::Traced,
+            was_taken: false,
+            is_taken: false,
+            e5: config.errata.rtit_e5,
+            e8: config.errata.rtit_e8,
+        }
+    }
+
+    fn next(reader: &mut Reader<'_, Self>) -> Option<Result<Flow, DecodeError>> {
+        if let Some((offset, flow)) = reader.back.take() {
+            reader.offset = offset;
+            return Some(Ok(flow));
+        }
+        loop {
+            reader.mark_ticks();
+            let reading = &mut reader.own;
+            let rest = reader.bytes.get(reader.at..)?;
+            let first = *rest.first()?;
+            reader.offset = reader.at;
+            if first == 0 && rest.iter().all(|byte| *byte == 0) {
+                // Nothing was written there.
+                reader.at = reader.bytes.len();
+                return None;
+            }
+            let raw = match decode(reading.mode, rest) {
+                Ok(raw) => raw,
+                Err(error) => {
+                    // One byte on, so that a search for a PSB makes progress.
+                    reader.at += 1;
+                    return Some(Err(error));
+                }
+            };
+            let (packet, behind) = (raw.packet(), &rest[raw.len()..]);
+            reader.at += raw.len();
+            if !matches!(packet, Packet::TntPartial { .. }) && reading.time.take(&packet, behind) {
+                reader.timing += 1;
+                if reader.offset < reader.settled && reading.time.may_have_wrapped() {
+                    reading.time.settle();
+                }
+                if let Some(Ticks {
+                    queue, rest: None, ..
+                }) = &mut reader.ticks
+                {
+                    for tick in ticks(&packet) {
+                        queue.push_back(Ticked {
+                            offset: reader.offset,
+                            kind: raw.kind().into(),
+                            tick,
+                            now: reading.time.now(),
+                        });
+                    }
+                }
+            }
+            if let Some(payload) = packet.lip_payload() {
+                reader.is_full =
+                    payload.lip_bytes().zext() || matches!(payload.lip_bytes(), LipBytes::Full);
+            }
+            let flow = reading.flow(&packet);
+            reading.note(flow);
+            match flow {
+                Some(Flow::Psb) => reader.damaged = false,
+                // Erratum E5: a branch during the overflow, which led where tracing goes on.
+                Some(Flow::Ovf(Some(ip))) if reading.e5 => {
+                    if let Ok(raw) = decode(reading.mode, behind)
+                        && let Packet::Tip { ip: payload, .. } = raw.packet()
+                        && reading.last_lip.clone().apply(payload) == Some(ip)
+                    {
+                        reader.at += raw.len();
+                        if reading.time.take(&raw.packet(), &behind[raw.len()..]) {
+                            reader.timing += 1;
+                        }
+                        reading.flow(&raw.packet());
+                        reading.note(None);
+                    }
+                }
+                _ => {}
+            }
+            if let Some(flow) = flow {
+                return Some(Ok(flow));
+            }
+        }
+    }
+
+    fn find_psb(reader: &mut Reader<'_, Self>) -> Option<usize> {
+        let psb = sync_forward(reader.bytes, reader.at)?;
+        if psb != reader.at {
+            // What is passed over may hold addresses and tell times.
+            reader.own.last_lip = LastLip::new();
+            reader.own.time.lost();
+        }
+        Some(psb)
+    }
+
+    fn go_to(reader: &mut Reader<'_, Self>, at: usize) {
+        reader.at = at;
+    }
+
+    /// Erratum E5: a TIP behind an overflow.
+    fn skips_packets(reader: &Reader<'_, Self>) -> bool {
+        reader.own.e5
+    }
+
+    fn kind_of(reader: &Reader<'_, Self>, bytes: &[u8]) -> Option<PacketKind> {
+        Some(decode(reader.own.mode, bytes).ok()?.kind().into())
+    }
+
+    fn stamps(reader: &Reader<'_, Self>) -> (Stamp<(Option<Tsc>, u64)>, Stamp<Tsc>) {
+        let time = &reader.own.time;
+        (
+            Stamp::Known((time.now(), time.cycles())),
+            Stamp::Known(time.earliest()),
+        )
+    }
+
+    fn now(reader: &mut Reader<'_, Self>) -> Option<Tsc> {
+        reader.own.time.now()
+    }
+
+    fn take_jump(reader: &mut Reader<'_, Self>) -> Option<TimeJump> {
+        reader.own.time.take_jump()
+    }
+
+    fn search(reader: &mut Reader<'_, Self>) -> (usize, Option<Tsc>) {
+        loop {
+            let settled = reader.settled;
+            let found = reader.search_once();
+            if reader.settled == settled {
+                return found;
+            }
+            // With what it has found out, it may find more.
+            reader.own.time.settle();
+        }
+    }
+
+    fn replay(reader: &mut Reader<'_, Self>) -> RtitTime {
+        reader.own.time.clone()
+    }
+
+    fn read_again(
+        time: &mut RtitTime,
+        reader: &Reader<'_, Self>,
+        at: usize,
+        mut report: impl FnMut(Event, PacketKind, Option<Tsc>),
+    ) -> Option<usize> {
+        let rest = reader.bytes.get(at..)?;
+        let raw = decode(reader.own.mode, rest).ok()?;
+        let packet = raw.packet();
+        let is_partial = matches!(packet, Packet::TntPartial { .. });
+        if !is_partial && time.take(&packet, &rest[raw.len()..]) {
+            for tick in ticks(&packet) {
+                report(Event::Tick(tick), raw.kind().into(), time.now());
+            }
+        }
+        Some(raw.len())
+    }
+}
+
+impl Reader<'_, Rtit> {
     /// The next packet, if it is a TNT.
-    // Out of line, so that the way of Intel PT's packets stays short.
-    #[inline(never)]
-    pub(crate) fn next_tnt_rtit(&mut self) -> Option<(u64, u8)> {
-        let reading = self.rtit.as_mut()?;
-        if reading.back.is_some() {
+    pub(super) fn next_tnt(&mut self) -> Option<(u64, u8)> {
+        if self.back.is_some() {
             return None;
         }
+        let reading = &mut self.own;
         let rest = self.bytes.get(self.at..)?;
         let (bits, len) = short_tnt(*rest.first()?)?;
         let mut size = 1;
@@ -249,111 +397,8 @@ impl Reader<'_> {
         Some((bits, len))
     }
 
-    /// Gives the packet last returned back, to be returned again.
-    pub(crate) fn put_back_rtit(&mut self, flow: Flow) {
-        let offset = self.offset;
-        if let Some(reading) = &mut self.rtit {
-            reading.back = Some((offset, flow));
-        }
-    }
-
-    /// The next packet that concerns the flow; `None` at the end of the stream. After an error the caller skips to the
-    /// next PSB.
-    pub(crate) fn next_rtit(&mut self) -> Option<Result<Flow, DecodeError>> {
-        let reading = self.rtit.as_mut()?;
-        if let Some((offset, flow)) = reading.back.take() {
-            self.offset = offset;
-            return Some(Ok(flow));
-        }
-        loop {
-            self.mark_ticks();
-            let reading = self.rtit.as_mut()?;
-            let rest = self.bytes.get(self.at..)?;
-            let first = *rest.first()?;
-            self.offset = self.at;
-            if first == 0 && rest.iter().all(|byte| *byte == 0) {
-                // Nothing was written there.
-                self.at = self.bytes.len();
-                return None;
-            }
-            let raw = match decode(reading.mode, rest) {
-                Ok(raw) => raw,
-                Err(error) => {
-                    // One byte on, so that a search for a PSB makes progress.
-                    self.at += 1;
-                    return Some(Err(error));
-                }
-            };
-            let (packet, behind) = (raw.packet(), &rest[raw.len()..]);
-            self.at += raw.len();
-            if !matches!(packet, Packet::TntPartial { .. }) && reading.time.take(&packet, behind) {
-                self.timing += 1;
-                if self.offset < self.settled && reading.time.may_have_wrapped() {
-                    reading.time.settle();
-                }
-                if let Some(Ticks {
-                    queue, rest: None, ..
-                }) = &mut self.ticks
-                {
-                    for tick in ticks(&packet) {
-                        queue.push_back(Ticked {
-                            offset: self.offset,
-                            kind: raw.kind().into(),
-                            tick,
-                            now: reading.time.now(),
-                        });
-                    }
-                }
-            }
-            if let Some(payload) = packet.lip_payload() {
-                self.is_full =
-                    payload.lip_bytes().zext() || matches!(payload.lip_bytes(), LipBytes::Full);
-            }
-            let flow = reading.flow(&packet);
-            reading.note(flow);
-            match flow {
-                Some(Flow::Psb) => (self.damaged, self.doubt) = (false, false),
-                // Erratum E5: a branch during the overflow, which led where tracing goes on.
-                Some(Flow::Ovf(Some(ip))) if reading.e5 => {
-                    if let Ok(raw) = decode(reading.mode, behind)
-                        && let Packet::Tip { ip: payload, .. } = raw.packet()
-                        && reading.last_lip.clone().apply(payload) == Some(ip)
-                    {
-                        self.at += raw.len();
-                        if reading.time.take(&raw.packet(), &behind[raw.len()..]) {
-                            self.timing += 1;
-                        }
-                        reading.flow(&raw.packet());
-                        reading.note(None);
-                    }
-                }
-                _ => {}
-            }
-            if let Some(flow) = flow {
-                return Some(Ok(flow));
-            }
-        }
-    }
-
-    /// Up to where it was searched for the next packet that bounds the time, and what it tells.
-    pub(crate) fn search_rtit(&mut self) -> (usize, Option<Tsc>) {
-        loop {
-            let settled = self.settled;
-            let found = self.search_rtit_once();
-            if self.settled == settled {
-                return found;
-            }
-            // With what it has found out, it may find more.
-            if let Some(reading) = &mut self.rtit {
-                reading.time.settle();
-            }
-        }
-    }
-
-    fn search_rtit_once(&mut self) -> (usize, Option<Tsc>) {
-        let Some(reading) = &self.rtit else {
-            return (usize::MAX, None);
-        };
+    fn search_once(&mut self) -> (usize, Option<Tsc>) {
+        let reading = &self.own;
         let (mut at, mut time) = (self.at, reading.time.clone());
         time.take_jump();
         while let Some(rest @ [first, ..]) = self.bytes.get(at..) {
@@ -390,7 +435,7 @@ impl Reader<'_> {
 }
 
 /// What a packet tells of the time.
-pub(crate) fn ticks(packet: &Packet) -> impl Iterator<Item = Tick> + use<> {
+fn ticks(packet: &Packet) -> impl Iterator<Item = Tick> + use<> {
     let own = match *packet {
         Packet::Sts {
             acbr, ecbr, tsc, ..

@@ -1,11 +1,14 @@
 //! The walk over code where RTIT's rules differ: far transfers, branches out of the traced ranges, ends without a word.
 
 use cofi_insn::{Class, CodeSource, MAX_INSN_LEN, advance, is_mov_to_cr0, prefixes};
+use cofi_packet::rtit::Kind;
 use cofi_packet::{ExecMode, Ip};
 
-use super::{Ends, Sign};
-use crate::bind::{AtIp, Binder, Pending};
+use super::{AtIp, Ends, Own, Sign};
+use crate::bind::control::Coming;
+use crate::bind::{Binder, Pending};
 use crate::code::cache::{BasicBlock, End};
+use crate::family::{BindFamily, Rtit, WalkFamily};
 use crate::walk::{MAX_TRIED, Phase, Walker};
 use crate::{Executed, Expected, FilterRanges, FlowErrorKind};
 
@@ -26,58 +29,71 @@ impl FilterRanges {
     }
 }
 
-/// Whether code comes to an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Coming {
-    Never,
-    Surely,
-    /// A direct branch before it may have ended tracing; or it is too far to see.
-    Perhaps,
-}
+impl WalkFamily for Rtit {
+    const HAS_STACK: bool = false;
 
-impl<C: CodeSource> Walker<C> {
-    /// After a block's plain instructions: one that ends it and for which RTIT has rules of its own.
-    pub(crate) fn finish_rtit(
-        &mut self,
-        bind: &mut Binder<'_>,
+    fn enter<C: CodeSource>(
+        walk: &mut Walker<C>,
+        bind: &mut Binder<'_, Self>,
+        own: Own,
+    ) -> Option<Option<Ip>> {
+        match own {
+            Own::OverflowAt(ip) => {
+                bind.note_used();
+                bind.overflow(walk, ip);
+                None
+            }
+            Own::Ends(ends) => walk.walk_to_end(bind, ends),
+            Own::Pip(cr3) => Some(walk.find_mov_cr0(bind, cr3)),
+            Own::Pge(_) => {
+                bind.switched_on_again(walk);
+                None
+            }
+        }
+    }
+
+    fn finish<C: CodeSource>(
+        walk: &mut Walker<C>,
+        bind: &mut Binder<'_, Self>,
         block: &BasicBlock,
+        insn: Executed,
     ) -> Option<Executed> {
-        let insn = Executed {
-            ip: block.term_ip,
-            len: block.len,
-            class: block.class,
-            mode: bind.mode,
-            digest: block.digest,
-        };
+        if block.end == End::Limit {
+            walk.walk_out(bind);
+            return None;
+        }
         match block.class {
             Class::Conditional if bind.tnt_len != 0 => {
                 if bind.take_bit() {
-                    self.go_or_leave(bind, block, insn, block.target)
+                    walk.go_or_leave(bind, block, insn, block.target)
                 } else {
-                    self.fall_through(bind, block, insn)
+                    walk.fall_through(bind, block, insn)
                 }
             }
             Class::Conditional => {
-                self.need(bind, Expected::Tnt);
+                walk.need(bind, Expected::Tnt);
                 None
             }
-            Class::DirectJump | Class::DirectCall => self.direct_out(bind, block, insn),
+            Class::DirectJump | Class::DirectCall if block.end == End::Insn => {
+                walk.direct(bind, block, insn)
+            }
+            Class::DirectJump | Class::DirectCall => walk.direct_out(bind, block, insn),
             Class::Return => {
-                let ip = self.return_target(bind)?;
-                self.go_or_leave(bind, block, insn, ip)
+                let ip = walk.return_target(bind)?;
+                walk.go_or_leave(bind, block, insn, ip)
             }
             Class::IndirectJump | Class::IndirectCall => {
-                let ip = self.indirect_target(bind)?;
+                let ip = walk.indirect_target(bind)?;
                 if block.class == Class::IndirectCall {
-                    self.returns.push(block.next);
+                    walk.returns.push(block.next);
                 }
-                self.go_or_leave(bind, block, insn, ip)
+                walk.go_or_leave(bind, block, insn, ip)
             }
             Class::MovCr3 => match bind.pending {
-                Pending::Pip(cr3) if bind.tnt_len == 0 => {
+                Pending::Own(Own::Pip(cr3)) if bind.tnt_len == 0 => {
                     let is_changed = bind.known.paging.is_some_and(|(known, _)| known != cr3);
                     // A PIP before may have been of this one.
-                    let is_late = bind.rtit.doubt_since == Some(bind.offset);
+                    let is_late = bind.own.doubt_since == Some(bind.offset);
                     if bind.config.cr3_filter || !is_changed || is_late {
                         // With the filter on there is no PIP, and one that does not change CR3 may be of a MOV CR0: code behind this
                         // may be older than the PIP.
@@ -88,21 +104,68 @@ impl<C: CodeSource> Walker<C> {
                     }
                     bind.emit_insn(insn);
                     bind.push_paging(cr3);
-                    self.move_on(block.next, 0);
-                    self.look_around(bind);
+                    walk.move_on(block.next, 0);
+                    walk.look_around(bind);
                     None
                 }
-                _ => self.fall_through(bind, block, insn),
+                _ => walk.fall_through(bind, block, insn),
             },
-            class if class.is_far() => self.far_rtit(bind, block, insn),
-            _ => self.fall_through(bind, block, insn),
+            class if class.is_far() => walk.far_transfer(bind, block, insn),
+            _ => walk.fall_through(bind, block, insn),
         }
     }
 
+    fn unclaimed<C: CodeSource>(
+        walk: &mut Walker<C>,
+        bind: &mut Binder<'_, Self>,
+        own: Own,
+        expected: Expected,
+    ) {
+        match own {
+            // No instruction has claimed it: so it came of itself.
+            Own::Pip(cr3) => {
+                bind.use_pending();
+                bind.push_paging(cr3);
+            }
+            Own::OverflowAt(_) => walk.phase = Phase::Enter,
+            Own::Pge(_) => bind.fail(walk, FlowErrorKind::unexpected(Kind::FupPge, expected)),
+            Own::Ends(ends) => {
+                if !bind.take_late_bit(ends, expected) {
+                    bind.end_unmet(walk, ends, expected);
+                }
+            }
+        }
+    }
+
+    /// There is none: no TIP is deferred.
+    fn target_behind_bits<C: CodeSource>(
+        walk: &mut Walker<C>,
+        bind: &mut Binder<'_, Self>,
+    ) -> Option<Ip> {
+        let found = Self::pending_kind(bind);
+        bind.fail(walk, FlowErrorKind::unexpected(found, Expected::Tip));
+        None
+    }
+
+    fn endless<C: CodeSource>(
+        walk: &mut Walker<C>,
+        bind: &mut Binder<'_, Self>,
+        own: Own,
+        kind: FlowErrorKind,
+    ) {
+        match own {
+            // It went round until something ended it.
+            Own::Ends(ends) => bind.end_without_use(walk, ends, kind),
+            Own::Pge(_) | Own::Pip(_) | Own::OverflowAt(_) => bind.fail(walk, kind),
+        }
+    }
+}
+
+impl<C: CodeSource> Walker<C> {
     /// An instruction has executed that control walks on from, perhaps out of the traced ranges.
     fn fall_through(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, Rtit>,
         block: &BasicBlock,
         insn: Executed,
     ) -> Option<Executed> {
@@ -116,27 +179,27 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// Control has walked on to `ip`, perhaps out of the traced ranges.
-    fn look_around(&mut self, bind: &mut Binder<'_>) {
+    fn look_around(&mut self, bind: &mut Binder<'_, Rtit>) {
         if bind.config.filter.ends_before(self.ip) {
             self.walk_out(bind);
         }
     }
 
     /// Control has walked out of the traced ranges: a FUP.PGD tells so (Table 19, 3).
-    pub(crate) fn walk_out(&mut self, bind: &mut Binder<'_>) {
+    pub(crate) fn walk_out(&mut self, bind: &mut Binder<'_, Rtit>) {
         while bind.tnt_len == 0 {
             match bind.pending {
                 Pending::None => {
                     bind.fetch_leaving(self);
                 }
-                Pending::Pip(cr3) => {
+                Pending::Own(Own::Pip(cr3)) => {
                     bind.use_pending();
                     bind.push_paging(cr3);
                 }
                 Pending::At {
                     ip,
                     what: what @ AtIp::Paging { .. },
-                } if ip == self.ip => bind.arrive_rtit(self, ip, what),
+                } if ip == self.ip => Rtit::arrive(bind, self, ip, what),
                 // An event just there may have come first.
                 Pending::At { ip, .. } if ip == self.ip => {
                     self.phase = Phase::Enter;
@@ -150,9 +213,9 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// A far transfer. A FUP with the address behind it says that it has executed (Table 1).
-    fn far_rtit(
+    fn far_transfer(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, Rtit>,
         block: &BasicBlock,
         insn: Executed,
     ) -> Option<Executed> {
@@ -182,7 +245,13 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// Erratum E1: the FUP.FAR of a far transfer with more than 3 prefixes names an address within it.
-    fn is_erratum_e1(&mut self, bind: &mut Binder<'_>, insn: Executed, ip: Ip, what: AtIp) -> bool {
+    fn is_erratum_e1(
+        &mut self,
+        bind: &mut Binder<'_, Rtit>,
+        insn: Executed,
+        ip: Ip,
+        what: AtIp,
+    ) -> bool {
         if !bind.config.errata.rtit_e1
             || !matches!(what, AtIp::Far { .. })
             || !(1..insn.len.into()).contains(&ip.0.wrapping_sub(insn.ip.0))
@@ -197,7 +266,7 @@ impl<C: CodeSource> Walker<C> {
     /// A direct branch out of the traced ranges, where only a FUP.PGD with the address behind it can come now, or into a TraceStop range.
     fn direct_out(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, Rtit>,
         block: &BasicBlock,
         insn: Executed,
     ) -> Option<Executed> {
@@ -212,7 +281,7 @@ impl<C: CodeSource> Walker<C> {
                 self.note_call(block);
                 return self.disable(bind, insn, block.next, Some(target));
             }
-            Pending::Ends(ends) if ends.exact && bind.rtit.stop.contains(block.target) => {
+            Pending::Own(Own::Ends(ends)) if ends.exact && bind.own.stop.contains(block.target) => {
                 self.note_call(block);
                 bind.emit_insn(insn);
                 self.ip = block.target;
@@ -260,7 +329,7 @@ impl<C: CodeSource> Walker<C> {
 
     fn go_or_leave(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, Rtit>,
         block: &BasicBlock,
         insn: Executed,
         to: Ip,
@@ -269,7 +338,7 @@ impl<C: CodeSource> Walker<C> {
             self.leave_range(bind, block, insn, to);
             return None;
         }
-        if bind.rtit.stop.contains_any(to) {
+        if bind.own.stop.contains_any(to) {
             self.enter_stop(bind, block, insn, to);
             return None;
         }
@@ -277,11 +346,17 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// A branch has executed that leads into a TraceStop range: a FUP.PGD with the address behind it may tell so (4.2.8).
-    fn enter_stop(&mut self, bind: &mut Binder<'_>, block: &BasicBlock, insn: Executed, to: Ip) {
+    fn enter_stop(
+        &mut self,
+        bind: &mut Binder<'_, Rtit>,
+        block: &BasicBlock,
+        insn: Executed,
+        to: Ip,
+    ) {
         bind.emit_insn(insn);
         self.move_on(to, 1);
         if bind.tnt_len == 0 && matches!(bind.pending, Pending::None) {
-            bind.fetch_rtit(self);
+            Rtit::fetch(bind, self);
         }
         match bind.pending {
             Pending::At {
@@ -299,7 +374,13 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// A branch has executed that leads out of the traced ranges: a FUP.PGD with the address behind it follows.
-    fn leave_range(&mut self, bind: &mut Binder<'_>, block: &BasicBlock, insn: Executed, to: Ip) {
+    fn leave_range(
+        &mut self,
+        bind: &mut Binder<'_, Rtit>,
+        block: &BasicBlock,
+        insn: Executed,
+        to: Ip,
+    ) {
         bind.emit_insn(insn);
         self.move_on(to, 0);
         while bind.tnt_len == 0 && matches!(bind.pending, Pending::None) {
@@ -309,7 +390,7 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// Control has left the traced ranges to where it is now: a FUP.PGD with the address `behind` what has executed last tells so.
-    fn leave_ranges(&mut self, bind: &mut Binder<'_>, behind: Ip) {
+    fn leave_ranges(&mut self, bind: &mut Binder<'_, Rtit>, behind: Ip) {
         match bind.pending {
             _ if bind.tnt_len != 0 => {}
             Pending::At {
@@ -322,25 +403,22 @@ impl<C: CodeSource> Walker<C> {
                 ..
             } if bind.is_end_in_doubt() => return bind.end_unknown(self, Ends::by_pgd()),
             // There may be none if a TraceStop range was entered just then.
-            Pending::Ends(ends)
+            Pending::Own(Own::Ends(ends))
                 if ends.sign == Sign::TraceStop
                     && ends.len == 0
-                    && bind.rtit.stop.contains(self.ip) =>
+                    && bind.own.stop.contains(self.ip) =>
             {
                 return bind.stopped(self);
             }
-            Pending::Ends(ends) => return bind.end_unmet(self, ends, Expected::FupPgd),
+            Pending::Own(Own::Ends(ends)) => return bind.end_unmet(self, ends, Expected::FupPgd),
             // What was lost can have been the FUP.PGD.
-            Pending::OverflowAt(_) => return,
+            Pending::Own(Own::OverflowAt(_)) => return,
             Pending::Bad(kind) => return bind.fail(self, kind),
             _ => {}
         }
         bind.fail(
             self,
-            FlowErrorKind::Unexpected {
-                found: bind.pending_kind_rtit(),
-                expected: Expected::FupPgd,
-            },
+            FlowErrorKind::unexpected(Rtit::pending_kind(bind), Expected::FupPgd),
         );
     }
 
@@ -348,8 +426,8 @@ impl<C: CodeSource> Walker<C> {
     ///
     /// Where paging may have been switched in code that is not traced, the PIP may be of a MOV to CR3 behind it. But up to here code has run
     /// in any case.
-    fn find_mov_cr0(&mut self, bind: &mut Binder<'_>, cr3: u64) -> Option<Ip> {
-        if bind.rtit.knows_paging && !bind.rtit.switches_paging() {
+    fn find_mov_cr0(&mut self, bind: &mut Binder<'_, Rtit>, cr3: u64) -> Option<Ip> {
+        if bind.own.knows_paging && !bind.own.switches_paging() {
             return None;
         }
         let id = self.cache.straight(self.ip, bind.mode, &mut self.code);
@@ -373,24 +451,9 @@ impl<C: CodeSource> Walker<C> {
         None
     }
 
-    /// A PIP, an overflow, or an end without a word: where the walk is to stop, if anywhere; `None` if it does not go on.
-    #[inline(never)]
-    pub(crate) fn enter_rtit(&mut self, bind: &mut Binder<'_>) -> Option<Option<Ip>> {
-        match bind.pending {
-            Pending::OverflowAt(ip) => {
-                bind.note_used();
-                bind.overflow_rtit(self, ip);
-                None
-            }
-            Pending::Ends(ends) => self.walk_to_end(bind, ends),
-            Pending::Pip(cr3) => Some(self.find_mov_cr0(bind, cr3)),
-            _ => None,
-        }
-    }
-
     /// Tracing ends in the code here, or the trace does. The next address at which it may, if the walk can go on; `None` if it cannot.
-    fn walk_to_end(&mut self, bind: &mut Binder<'_>, ends: Ends) -> Option<Option<Ip>> {
-        let stop = &bind.rtit.stop;
+    fn walk_to_end(&mut self, bind: &mut Binder<'_, Rtit>, ends: Ends) -> Option<Option<Ip>> {
+        let stop = &bind.own.stop;
         if ends.exact && ends.len == 0 {
             let is_entered = self.last_edge.1 == 1 && stop.contains(self.ip);
             if is_entered || stop.bases().any(|base| base == self.ip) {

@@ -1,24 +1,24 @@
 //! The walk over code while tracing is on: from one packet to what it decides.
 
+mod intel;
 pub(crate) mod paths;
 pub(crate) mod retstack;
 pub(crate) mod trial;
 
 use cofi_insn::{Class, CodeSource, Insn};
-use cofi_packet::intel::{Kind, TsxState};
+use cofi_packet::intel::Kind;
 use cofi_packet::{ExecMode, Ip};
 
-use crate::bind::control::Control;
-use crate::bind::unexpected;
-use crate::bind::{AtIp, Binder, Bound, Pending};
+use crate::bind::control::{Coming, Control};
+use crate::bind::{Binder, Pending};
 use crate::code::cache::{BasicBlock, Cache, End, decode_at};
 use crate::code::index::NONE;
 use crate::code::shelf::Shelf;
-use crate::reader::{Flow, Reader};
-use crate::rtit::Coming;
+use crate::family::{IntelPt, WalkFamily};
+use crate::reader::Reader;
 use crate::walk::retstack::ReturnStack;
 use crate::walk::trial::Trials;
-use crate::{CodeCache, CodeKey, Event, Executed, Expected, FlowConfig, FlowErrorKind, PacketKind};
+use crate::{CodeCache, CodeKey, Executed, Expected, FlowConfig, FlowErrorKind};
 
 /// Where the walk is within a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,8 +106,8 @@ pub(crate) struct Walker<C> {
     pub(crate) ip: Ip,
     /// The plain instructions that are due: indices of their lengths in the cache.
     pub(crate) body: core::ops::Range<usize>,
-    /// The address after them.
-    pub(crate) after_body: Ip,
+    /// The mode in which they run.
+    pub(crate) mode: ExecMode,
     /// The block walked last, and by which edge it was left.
     pub(crate) last_edge: (u32, usize),
     guard: LoopDetector,
@@ -147,7 +147,7 @@ impl<C: CodeSource> Control for Walker<C> {
         decode_at(ip, mode, &mut self.code).ok()
     }
 
-    fn confirms(&mut self, reader: &Reader<'_>, ip: Ip, mode: ExecMode) -> bool {
+    fn confirms(&mut self, reader: &Reader<'_, IntelPt>, ip: Ip, mode: ExecMode) -> bool {
         self.trials.confirms(&mut self.code, reader, ip, mode)
     }
 
@@ -167,7 +167,7 @@ impl<C> Walker<C> {
             phase: Phase::Enter,
             ip: Ip(0),
             body: 0..0,
-            after_body: Ip(0),
+            mode: ExecMode::Bits64,
             last_edge: (NONE, 0),
             guard: LoopDetector::default(),
         }
@@ -213,64 +213,30 @@ impl<C> Walker<C> {
 impl<C: CodeSource> Walker<C> {
     /// At the start of a block: what is due before it, then as much of it as is certain.
     #[inline]
-    pub(crate) fn enter(&mut self, bind: &mut Binder<'_>) {
-        let (mut stop, mut goes_on) = (None, false);
+    pub(crate) fn enter<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) {
+        let mut stop = None;
         if bind.tnt_len == 0 {
             match bind.pending {
                 Pending::None => {
-                    bind.fetch(self);
-                    self.heed_bdm64(bind);
-                    if !bind.emit.items.is_empty() {
+                    F::fetch(bind, self);
+                    F::heed_errata(self, bind);
+                    let is_next = matches!(bind.pending, Pending::Tip(_) | Pending::Pgd(_));
+                    if !bind.emit.items.is_empty() || bind.tnt_len == 0 && !is_next {
+                        // Something else may be due before the end of the block.
                         return;
                     }
                 }
-                Pending::At { ip, what } if ip == self.ip => return bind.arrive(self, ip, what),
+                Pending::At { ip, what } if ip == self.ip => {
+                    return F::arrive(bind, self, ip, what);
+                }
                 Pending::At { ip, .. } => stop = Some(ip),
-                Pending::Overflow => {
-                    bind.note_used();
-                    bind.drop_pending();
-                    return bind.overflow(self);
-                }
-                Pending::Status(status) if bind.contradicts_mode(&status) => {
-                    return bind.refuse_mode(self, status);
-                }
-                Pending::Status(status) if status.last => {
-                    bind.finish();
-                    return;
-                }
-                Pending::Status(status) => {
-                    // The PSB+ tells no address; but the code goes on all the same.
-                    bind.consumed();
-                    self.returns.clear();
-                    bind.drop_pending();
-                    return bind.apply_status(status);
-                }
                 Pending::Bad(kind) => return bind.fail(self, kind),
-                Pending::Pip(_) | Pending::OverflowAt(_) | Pending::Ends(_) => {
-                    match self.enter_rtit(bind) {
-                        Some(end) => (stop, goes_on) = (end, true),
-                        None => return,
-                    }
-                }
-                Pending::Pge(_) if bind.reader.is_rtit() => {
-                    return bind.switched_on_again(self);
-                }
-                Pending::Pge(_) => {
-                    let kind = FlowErrorKind::Unexpected {
-                        found: Kind::TipPge.into(),
-                        expected: Expected::TracingOn,
-                    };
-                    return bind.fail(self, kind);
-                }
-                Pending::Tip(_)
-                | Pending::Pgd(_)
-                | Pending::Paging { .. }
-                | Pending::Vmcs(_)
-                | Pending::Ptwrite { .. } => {}
+                Pending::Tip(_) | Pending::Pgd(_) => {}
                 Pending::End => return bind.end_of_stream(self),
-            }
-            if stop.is_none() && !goes_on && bind.tnt_len == 0 && !self.is_walkable(bind) {
-                return;
+                Pending::Own(own) => match F::enter(self, bind, own) {
+                    Some(end) => stop = end,
+                    None => return,
+                },
             }
         }
         let (from, way) = self.last_edge;
@@ -281,13 +247,12 @@ impl<C: CodeSource> Walker<C> {
         let block = *self.cache.block(id);
         let first = block.first as usize;
         let mut count = block.body;
-        self.after_body = block.term_ip;
+        self.mode = bind.mode;
         self.phase = Phase::End(id);
         if let Some(stop) = stop
             && let Some(position) = self.cache.position(id, stop)
         {
             count = position;
-            self.after_body = stop;
             self.phase = Phase::Enter;
             self.last_edge = (NONE, 0);
         }
@@ -301,32 +266,19 @@ impl<C: CodeSource> Walker<C> {
         }
     }
 
-    /// Whether what is pending lets the walk go on to the end of a block: nothing that may be due earlier.
-    fn is_walkable(&self, bind: &Binder<'_>) -> bool {
-        matches!(
-            bind.pending,
-            Pending::Tip(_)
-                | Pending::Pgd(_)
-                | Pending::Paging { .. }
-                | Pending::Vmcs(_)
-                | Pending::Ptwrite { .. }
-        )
-    }
-
     /// After a block's plain instructions: the one that ends it. Returns it if it has executed and nothing else is to
     /// be returned before it.
     #[inline]
-    pub(crate) fn finish(&mut self, bind: &mut Binder<'_>, id: u32) -> Option<Executed> {
+    pub(crate) fn finish<F: WalkFamily>(
+        &mut self,
+        bind: &mut Binder<'_, F>,
+        id: u32,
+    ) -> Option<Executed> {
         let block = *self.cache.block(id);
         match block.end {
-            End::Insn => {}
-            End::Rtit => return self.finish_rtit(bind, &block),
+            End::Insn | End::Rtit | End::Limit => {}
             End::Split => {
                 self.phase = Phase::Enter;
-                return None;
-            }
-            End::Limit => {
-                self.walk_out(bind);
                 return None;
             }
             End::Fault => {
@@ -341,58 +293,7 @@ impl<C: CodeSource> Walker<C> {
             mode: bind.mode,
             digest: block.digest,
         };
-        match block.class {
-            Class::Conditional => self.conditional(bind, &block, insn),
-            Class::DirectJump | Class::DirectCall => self.direct(bind, &block, insn),
-            Class::Return => self.near_return(bind, &block, insn),
-            Class::IndirectJump | Class::IndirectCall => self.indirect(bind, &block, insn),
-            Class::FarCall
-            | Class::FarJump
-            | Class::FarReturn
-            | Class::Syscall
-            | Class::SoftwareInterrupt => self.far(bind, &block, insn),
-            Class::VmEntry => match bind.pending {
-                Pending::Tip(_) | Pending::Pgd(_) | Pending::Paging { .. } | Pending::Vmcs(_)
-                    if bind.tnt_len == 0 =>
-                {
-                    self.far(bind, &block, insn)
-                }
-                // The entry failed.
-                _ => self.go(insn, block.next, 0),
-            },
-            Class::MovCr3 => self.mov_cr3(bind, &block, insn),
-            Class::Ptwrite => {
-                if let (Pending::Ptwrite { payload, size }, 0) = (bind.pending, bind.tnt_len) {
-                    bind.use_pending();
-                    bind.push(Event::Ptwrite {
-                        ip: Some(insn.ip),
-                        payload,
-                        size,
-                    });
-                    bind.emit_insn(insn);
-                    self.move_on(block.next, 0);
-                    return None;
-                }
-                self.go(insn, block.next, 0)
-            }
-            Class::VmPtrLoad => {
-                if let (Pending::Vmcs(base), 0) = (bind.pending, bind.tnt_len) {
-                    bind.use_pending();
-                    bind.emit_insn(insn);
-                    bind.apply(
-                        Bound {
-                            vmcs: Some(base),
-                            ..Bound::default()
-                        },
-                        None,
-                    );
-                    self.move_on(block.next, 0);
-                    return None;
-                }
-                self.go(insn, block.next, 0)
-            }
-            _ => self.go(insn, block.next, 0),
-        }
+        F::finish(self, bind, &block, insn)
     }
 
     /// Control goes on at `ip`, by way 0 (falling through) or 1 (branching).
@@ -410,9 +311,9 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// The instruction has executed and took tracing with it.
-    pub(crate) fn disable(
+    pub(crate) fn disable<F: WalkFamily>(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, F>,
         insn: Executed,
         next: Ip,
         ip: Option<Ip>,
@@ -422,52 +323,12 @@ impl<C: CodeSource> Walker<C> {
     }
 
     #[inline(always)]
-    fn conditional(
+    pub(crate) fn direct<F: WalkFamily>(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, F>,
         block: &BasicBlock,
         insn: Executed,
     ) -> Option<Executed> {
-        if bind.tnt_len != 0 {
-            return if bind.take_bit() {
-                self.go(insn, block.target, 1)
-            } else {
-                self.go(insn, block.next, 0)
-            };
-        }
-        match bind.pending {
-            Pending::Pgd(ip) => {
-                let ip = ip.or_else(|| bind.left_ranges(block.next, block.target));
-                self.disable(bind, insn, block.next, ip)
-            }
-            _ => {
-                self.need(bind, Expected::Tnt);
-                None
-            }
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn direct(
-        &mut self,
-        bind: &mut Binder<'_>,
-        block: &BasicBlock,
-        insn: Executed,
-    ) -> Option<Executed> {
-        if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
-            let filter = &bind.config.filter;
-            let leaves = match ip {
-                Some(ip) => ip == block.target,
-                None => {
-                    bind.config.errata.skl014
-                        && !filter.is_empty()
-                        && !filter.contains(block.target)
-                }
-            };
-            if leaves {
-                return self.disable(bind, insn, block.next, ip.or(Some(block.target)));
-            }
-        }
         // A call to the next instruction only reads the instruction pointer.
         let is_call = block.class == Class::DirectCall;
         if is_call && (block.target != block.next || self.cache.notes_every_call()) {
@@ -475,16 +336,7 @@ impl<C: CodeSource> Walker<C> {
         }
         self.guard.look(bind.used);
         if self.guard.jump(block.target) {
-            let next = match bind.pending {
-                _ if bind.reader.is_rtit() => bind.pending_kind_rtit(),
-                _ if bind.tnt_len != 0 => Kind::Tnt8.into(),
-                Pending::Tip(_) => Kind::Tip.into(),
-                Pending::Pgd(_) => Kind::TipPgd.into(),
-                Pending::Paging { .. } => Kind::Pip.into(),
-                Pending::Vmcs(_) => Kind::Vmcs.into(),
-                Pending::Ptwrite { .. } => Kind::Ptw.into(),
-                _ => Kind::Fup.into(),
-            };
+            let next = F::pending_kind(bind);
             self.endless(bind, FlowErrorKind::EndlessLoop { next });
             return None;
         }
@@ -492,33 +344,17 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// The walk never ends: the end of the stream, if no packet is left, and an error otherwise.
-    fn endless(&mut self, bind: &mut Binder<'_>, kind: FlowErrorKind) {
+    fn endless<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>, kind: FlowErrorKind) {
         match bind.pending {
             Pending::End if bind.tnt_len == 0 => bind.end_of_stream(self),
-            // It went round until something ended it.
-            Pending::Ends(ends) if bind.tnt_len == 0 => bind.end_without_use(self, ends, kind),
+            Pending::Own(own) if bind.tnt_len == 0 => F::endless(self, bind, own, kind),
             _ => bind.fail(self, kind),
         }
     }
 
-    #[inline(always)]
-    fn near_return(
-        &mut self,
-        bind: &mut Binder<'_>,
-        block: &BasicBlock,
-        insn: Executed,
-    ) -> Option<Executed> {
-        if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
-            self.returns.pop();
-            return self.disable(bind, insn, block.next, ip);
-        }
-        let ip = self.return_target(bind)?;
-        self.go(insn, ip, 1)
-    }
-
     /// Where a return led.
     #[inline(always)]
-    pub(crate) fn return_target(&mut self, bind: &mut Binder<'_>) -> Option<Ip> {
+    pub(crate) fn return_target<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> Option<Ip> {
         if bind.tnt_len != 0 {
             if !bind.take_bit() {
                 bind.fail(self, FlowErrorKind::ReturnNotTaken);
@@ -546,258 +382,53 @@ impl<C: CodeSource> Walker<C> {
         }
     }
 
-    /// The target of an indirect branch for which the processor deferred the TIP: behind TNT bits that are not used yet.
-    fn deferred_tip(&mut self, bind: &mut Binder<'_>) -> Result<Ip, FlowErrorKind> {
-        if bind.reader.is_rtit() {
-            return Err(FlowErrorKind::Unexpected {
-                found: bind.pending_kind_rtit(),
-                expected: Expected::Tip,
-            });
-        }
-        match bind.next_flow()? {
-            Some(Flow::Tip(Some(ip))) => {
-                bind.consumed();
-                Ok(ip)
-            }
-            Some(flow) => {
-                let kind = unexpected(flow, Expected::Tip);
-                bind.reader.put_back(flow);
-                Err(kind)
-            }
-            None => Err(FlowErrorKind::Unexpected {
-                found: Kind::Tnt8.into(),
-                expected: Expected::Tip,
-            }),
-        }
-    }
-
-    #[inline]
-    fn indirect(
-        &mut self,
-        bind: &mut Binder<'_>,
-        block: &BasicBlock,
-        insn: Executed,
-    ) -> Option<Executed> {
-        if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
-            return self.disable(bind, insn, block.next, ip);
-        }
-        let target = self.indirect_target(bind)?;
-        if block.class == Class::IndirectCall {
-            self.returns.push(block.next);
-        }
-        self.go(insn, target, 1)
-    }
-
     /// Where an indirect branch led.
     #[inline]
-    pub(crate) fn indirect_target(&mut self, bind: &mut Binder<'_>) -> Option<Ip> {
-        if bind.tnt_len != 0 {
-            match self.deferred_tip(bind) {
-                Ok(ip) => Some(ip),
-                Err(FlowErrorKind::Unexpected {
-                    found: PacketKind::IntelPt(Kind::Ovf),
-                    ..
-                }) => {
-                    // The TIP was lost, and what the remaining bits tell lies behind it.
-                    bind.drop_bits();
-                    self.phase = Phase::Enter;
-                    bind.fetch(self);
-                    None
-                }
-                Err(kind) => {
-                    bind.fail(self, kind);
-                    None
-                }
-            }
-        } else {
-            match bind.pending {
-                Pending::Tip(Some(ip)) => {
-                    bind.use_pending();
-                    bind.apply_at(ip);
-                    Some(ip)
-                }
-                _ => {
-                    self.need(bind, Expected::Tip);
-                    None
-                }
-            }
-        }
-    }
-
-    fn far(
+    pub(crate) fn indirect_target<F: WalkFamily>(
         &mut self,
-        bind: &mut Binder<'_>,
-        block: &BasicBlock,
-        insn: Executed,
-    ) -> Option<Executed> {
+        bind: &mut Binder<'_, F>,
+    ) -> Option<Ip> {
         if bind.tnt_len != 0 {
-            return self.indirect(bind, block, insn);
+            return F::target_behind_bits(self, bind);
         }
         match bind.pending {
-            // These belong to the transfer; its TIP follows.
-            Pending::Paging { cr3, nr } => {
-                bind.bind_paging(cr3, nr);
-                bind.drop_pending();
-                bind.fetch(self);
-                None
-            }
-            Pending::Vmcs(base) => {
-                bind.bind_vmcs(base);
-                bind.drop_pending();
-                bind.fetch(self);
-                None
-            }
             Pending::Tip(Some(ip)) => {
                 bind.use_pending();
                 bind.apply_at(ip);
-                self.go(insn, ip, 1)
+                Some(ip)
             }
-            Pending::Pgd(ip) => self.disable(bind, insn, block.next, ip),
             _ => {
-                self.need(bind, Expected::FarTip);
+                self.need(bind, Expected::Tip);
                 None
             }
-        }
-    }
-
-    /// Whether a TIP.PGD without IP comes next.
-    fn end_is_next(&self, bind: &Binder<'_>) -> bool {
-        let mut ahead = bind.reader.clone();
-        matches!(ahead.next(), Some(Ok(Flow::Pgd(None))))
-    }
-
-    fn mov_cr3(
-        &mut self,
-        bind: &mut Binder<'_>,
-        block: &BasicBlock,
-        insn: Executed,
-    ) -> Option<Executed> {
-        match bind.pending {
-            Pending::Paging { cr3, nr } if bind.tnt_len == 0 => {
-                bind.use_pending();
-                let stops = bind.stop_is_next(block.next);
-                if stops {
-                    bind.fetch(self);
-                    if let (Pending::Pgd(ip), 0) = (bind.pending, bind.tnt_len) {
-                        bind.bind_paging(cr3, nr);
-                        return self.disable(bind, insn, block.next, ip);
-                    }
-                }
-                if bind.config.cr3_filter && self.end_is_next(bind) {
-                    bind.fetch(self);
-                    if let (Pending::Pgd(None), 0) = (bind.pending, bind.tnt_len) {
-                        bind.bind_paging(cr3, nr);
-                        return self.disable(bind, insn, block.next, None);
-                    }
-                }
-                bind.emit_insn(insn);
-                bind.apply(
-                    Bound {
-                        paging: Some((cr3, nr)),
-                        ..Bound::default()
-                    },
-                    None,
-                );
-                self.move_on(block.next, 0);
-                None
-            }
-            // A MOV CR3 in traced code always comes with a PIP, unless it switches tracing off.
-            Pending::Pgd(None) if bind.tnt_len == 0 => self.disable(bind, insn, block.next, None),
-            _ => self.go(insn, block.next, 0),
         }
     }
 
     /// A branch lacks its packet: gives up on what waits for another instruction, or else on the flow.
-    pub(crate) fn need(&mut self, bind: &mut Binder<'_>, expected: Expected) {
+    pub(crate) fn need<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>, expected: Expected) {
         match bind.pending {
-            Pending::None => {
-                bind.fetch(self);
-            }
-            // No instruction has claimed these: so they came of themselves.
-            Pending::Pip(cr3) => {
-                bind.use_pending();
-                bind.push_paging(cr3);
-            }
-            Pending::Paging { cr3, nr } => {
-                bind.use_pending();
-                bind.apply(
-                    Bound {
-                        paging: Some((cr3, nr)),
-                        ..Bound::default()
-                    },
-                    None,
-                );
-            }
-            Pending::Ptwrite { payload, size } => {
-                bind.use_pending();
-                bind.push(Event::Ptwrite {
-                    ip: None,
-                    payload,
-                    size,
-                });
-            }
-            Pending::Vmcs(base) => {
-                bind.use_pending();
-                bind.apply(
-                    Bound {
-                        vmcs: Some(base),
-                        ..Bound::default()
-                    },
-                    None,
-                );
-            }
+            Pending::None => F::fetch(bind, self),
             Pending::At { ip, .. } if ip == self.ip => self.phase = Phase::Enter,
             Pending::At { ip: target, what } => {
                 bind.fail(
                     self,
                     FlowErrorKind::Unreachable {
                         target,
-                        packet: what.kind(),
+                        packet: what.into(),
                     },
                 );
             }
-            Pending::Overflow | Pending::OverflowAt(_) | Pending::Status(_) => {
-                self.phase = Phase::Enter;
-            }
-            Pending::Ends(ends) => {
-                if !bind.take_late_bit(ends, expected) {
-                    bind.end_unmet(self, ends, expected);
-                }
-            }
+            Pending::Own(own) => F::unclaimed(self, bind, own, expected),
             Pending::Bad(kind) => bind.fail(self, kind),
             Pending::End => bind.end_of_stream(self),
-            Pending::Tip(None) => bind.fail(
-                self,
-                FlowErrorKind::SuppressedIp {
-                    packet: bind.tip_kind(),
-                },
-            ),
-            Pending::Tip(_) => bind.fail(
-                self,
-                FlowErrorKind::Unexpected {
-                    found: bind.tip_kind(),
-                    expected,
-                },
-            ),
-            Pending::Pgd(_) => bind.fail(
-                self,
-                FlowErrorKind::Unexpected {
-                    found: Kind::TipPgd.into(),
-                    expected,
-                },
-            ),
-            Pending::Pge(_) => bind.fail(
-                self,
-                FlowErrorKind::Unexpected {
-                    found: Kind::TipPge.into(),
-                    expected,
-                },
-            ),
+            Pending::Tip(None) => bind.fail(self, FlowErrorKind::suppressed(F::TIP)),
+            Pending::Tip(_) => bind.fail(self, FlowErrorKind::unexpected(F::TIP, expected)),
+            Pending::Pgd(_) => bind.fail(self, FlowErrorKind::unexpected(Kind::TipPgd, expected)),
         }
     }
 
     /// The code at `ip` cannot be read or is none.
-    fn fault(&mut self, bind: &mut Binder<'_>) {
+    fn fault<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) {
         match decode_at(self.ip, bind.mode, &mut self.code) {
             // The source has learnt of the code since: what else is cached may be wrong too.
             Ok(_) => self.code_changed(&bind.config),
@@ -808,50 +439,9 @@ impl<C: CodeSource> Walker<C> {
         }
     }
 
-    /// Erratum BDM64: if an aborted transaction cannot be where the last branch led, it is where the abort says.
-    pub(crate) fn heed_bdm64(&mut self, bind: &mut Binder<'_>) {
-        if !bind.config.errata.bdm64 || bind.bound.tsx != Some(TsxState::Aborted) {
-            return;
-        }
-        if let Pending::At {
-            ip,
-            what: AtIp::Branch { .. } | AtIp::Disable { .. },
-        } = bind.pending
-            && !self.leads_to(bind, ip)
-        {
-            self.ip = ip;
-        }
-    }
-
-    /// Whether code leads from here to `stop` without a packet.
-    fn leads_to(&mut self, bind: &mut Binder<'_>, stop: Ip) -> bool {
-        let mut at = self.ip;
-        for _ in 0..MAX_TRIED {
-            let id = self.cache.follow(NONE, 0, at, bind.mode, &mut self.code);
-            if self.cache.position(id, stop).is_some() {
-                return true;
-            }
-            let block = self.cache.block(id);
-            at = match (block.end, block.class) {
-                (End::Split, _) => block.next,
-                (End::Insn, Class::DirectJump | Class::DirectCall) => block.target,
-                (End::Insn, class) if !class.needs_packet() => block.next,
-                _ => return false,
-            };
-        }
-        false
-    }
-
     /// Where a compressed return without a call led, if that can be found out; else control is lost.
-    fn lost_caller(&mut self, bind: &mut Binder<'_>) -> Option<Ip> {
-        let found = bind
-            .may_try_callers()
-            .then(|| {
-                let bits = (bind.tnt, bind.tnt_len);
-                self.trials
-                    .caller(&mut self.code, &bind.reader, bind.mode, bits)
-            })
-            .flatten();
+    fn lost_caller<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> Option<Ip> {
+        let found = F::lost_caller(self, bind);
         if found.is_none() {
             bind.fail(self, FlowErrorKind::EmptyReturnStack);
         }

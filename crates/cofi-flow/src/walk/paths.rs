@@ -1,7 +1,7 @@
 //! The walk along the graph of decisions: where nothing but TNT bits and TIP packets decides.
 
 use cofi_insn::{Class, CodeSource};
-use cofi_packet::{ExecMode, Ip, StreamOffset};
+use cofi_packet::{ExecMode, Ip};
 
 use super::{Phase, Walker};
 use crate::bind::State;
@@ -11,7 +11,8 @@ use crate::code::cache::End;
 use crate::code::graph::{Decision, Node};
 use crate::code::index::NONE;
 use crate::code::phrase::Key;
-use crate::decoder::{FlowDecoder, Piece};
+use crate::decoder::{FlowDecoder, Piece, on};
+use crate::family::WalkFamily;
 use crate::reader::decide::{Decision as Next, Run as Packets};
 use crate::{Item, Run};
 
@@ -40,15 +41,38 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
 
     /// The same, by as many blocks at a time as are known to belong together: for those who count, this is faster still.
     pub fn paths(&mut self, mut visit: impl FnMut(&Path<'_>)) -> Option<Item> {
-        loop {
-            let Self { bind, walk } = self;
-            if bind.state == State::On && walk.phase == Phase::Enter && walk.body.is_empty() {
-                walk.walk_graph(bind, &mut visit);
+        on!(&mut self.bind, bind => self.walk.paths(bind, &mut visit))
+    }
+
+    /// Goes through the whole flow, block by block.
+    pub fn visit(&mut self, visitor: &mut impl Visitor) {
+        while let Some(item) = self.paths(|path| visitor.path(path)) {
+            match item {
+                Item::Insn(insn) => visitor.instruction(&insn),
+                Item::Event(event) => visitor.event(&event, self.offset()),
+                Item::Error(error) => visitor.error(&error),
             }
-            match self.next_piece()? {
-                Piece::Item(Item::Insn(insn)) => visit(&Path::of_block(Block::of_run(
-                    Run::single(insn, self.bind.offset),
-                ))),
+        }
+    }
+}
+
+impl<C: CodeSource> Walker<C> {
+    fn paths<F: WalkFamily>(
+        &mut self,
+        bind: &mut Binder<'_, F>,
+        visit: &mut impl FnMut(&Path<'_>),
+    ) -> Option<Item> {
+        loop {
+            if bind.state == State::On && self.phase == Phase::Enter && self.body.is_empty() {
+                self.walk_graph(bind, visit);
+            }
+            match self.next_piece(bind)? {
+                Piece::Item(Item::Insn(insn)) => {
+                    visit(&Path::of_block(Block::of_run(Run::single(
+                        insn,
+                        bind.offset,
+                    ))));
+                }
                 Piece::Item(item) => return Some(item),
                 Piece::Run {
                     ip,
@@ -60,8 +84,8 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
                     let run = Run {
                         ip,
                         mode,
-                        plain: self.walk.cache.lens(plain.clone()),
-                        digests: self.walk.cache.digests(plain),
+                        plain: self.cache.lens(plain.clone()),
+                        digests: self.cache.digests(plain),
                         last,
                         offset,
                     };
@@ -71,33 +95,20 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
         }
     }
 
-    /// Goes through the whole flow, block by block.
-    pub fn visit(&mut self, visitor: &mut impl Visitor) {
-        while let Some(item) = self.paths(|path| visitor.path(path)) {
-            match item {
-                Item::Insn(insn) => visitor.instruction(&insn),
-                Item::Event(event) => visitor.event(&event, StreamOffset(self.bind.offset as u64)),
-                Item::Error(error) => visitor.error(&error),
-            }
-        }
-    }
-}
-
-impl<C: CodeSource> Walker<C> {
     /// Makes sure that there is a TNT bit, the target of an indirect branch, or the end of tracing; `false` where something else
     /// comes first.
     #[inline]
-    fn has_decision(&mut self, bind: &mut Binder<'_>) -> bool {
+    fn has_decision<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> bool {
         if bind.tnt_len != 0 {
             return true;
         }
         match bind.pending {
             Pending::None => {
-                if !bind.holds() && bind.reads_decision() {
+                if F::reads_decision(bind) {
                     return true;
                 }
-                bind.fetch(self);
-                self.heed_bdm64(bind);
+                F::fetch(bind, self);
+                F::heed_errata(self, bind);
                 bind.emit.items.is_empty() && (bind.tnt_len != 0 || bind.pending.is_decision())
             }
             pending => pending.is_decision(),
@@ -105,7 +116,11 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// Follows the flow from node to node as long as every node ends with a branch of which the trace tells the outcome next.
-    fn walk_graph(&mut self, bind: &mut Binder<'_>, visit: &mut impl FnMut(&Path<'_>)) {
+    fn walk_graph<F: WalkFamily>(
+        &mut self,
+        bind: &mut Binder<'_, F>,
+        visit: &mut impl FnMut(&Path<'_>),
+    ) {
         let mut id = NONE;
         let mut from = From::Nowhere;
         let mut walked = false;
@@ -160,23 +175,20 @@ impl<C: CodeSource> Walker<C> {
 
     /// Goes on as long as TNT bits and the TIPs of near branches lead to nodes that are known, by phrases and paths where these are. Returns the
     /// node that comes next or, if it is not known yet, where to note it.
-    fn walk_run(
+    fn walk_run<F: WalkFamily>(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, F>,
         mut id: u32,
         visit: &mut impl FnMut(&Path<'_>),
     ) -> (u32, From) {
-        // One return address of RTIT is no stack.
-        let has_stack = !bind.reader.is_rtit();
         let mode = bind.mode;
-        let reads_on = bind.reads_on();
-        let mut run = bind.begin_run();
+        let mut run = F::begin_run(bind);
         // Behind a TIP, and where the walk begins.
         let mut may_begin = true;
         let mut from = From::Nowhere;
         while id != NONE {
             if run.tnt_len == 0 {
-                if !reads_on {
+                if !run.reads_on {
                     break;
                 }
                 if may_begin && self.cache.graph.phrases.are_wanted() {
@@ -203,7 +215,7 @@ impl<C: CodeSource> Walker<C> {
                     }
                 }
             }
-            if has_stack
+            if F::HAS_STACK
                 && run.tnt_len >= LEAST_BITS
                 && let Some(number) = self.cache.graph.path(id, run.tnt, run.tnt_len)
             {
@@ -252,7 +264,7 @@ impl<C: CodeSource> Walker<C> {
                 }
             }
         }
-        bind.end_run(&run);
+        F::end_run(bind, &run);
         (id, from)
     }
 
@@ -288,9 +300,9 @@ impl<C: CodeSource> Walker<C> {
     /// Runs a node that ends with another branch whose outcome is there, and tells what comes next; `None` if it is to be walked
     /// run by run.
     #[inline]
-    fn leave(
+    fn leave<F: WalkFamily>(
         &mut self,
-        bind: &mut Binder<'_>,
+        bind: &mut Binder<'_, F>,
         id: u32,
         visit: &mut impl FnMut(&Path<'_>),
     ) -> Option<(u32, From)> {
@@ -335,7 +347,7 @@ impl<C: CodeSource> Walker<C> {
                 }
                 let [after, target] = self.cache.graph.detail(id).ways;
                 let place = match node.decision {
-                    Decision::Conditional => ip.or_else(|| bind.left_ranges(after, target)),
+                    Decision::Conditional => ip.or_else(|| F::left_ranges(bind, after, target)),
                     _ => ip,
                 };
                 bind.end_tracing(self, after, place);
@@ -346,7 +358,7 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// Whether the node here can be put together without looking at code behind a direct branch, at which tracing may have ended.
-    fn may_look_ahead(&mut self, bind: &mut Binder<'_>) -> bool {
+    fn may_look_ahead<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> bool {
         if self.cache.graph.find(self.ip, bind.mode).is_some() {
             return true;
         }
@@ -386,7 +398,7 @@ impl<C: CodeSource> Walker<C> {
 
     /// The node where control is, which is noted where it will be looked for the next time.
     #[inline(never)]
-    fn resolve(&mut self, bind: &mut Binder<'_>, from: From) -> u32 {
+    fn resolve<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>, from: From) -> u32 {
         let emptied = self.cache.graph.emptied;
         let id = self.cache.node_at(self.ip, bind.mode, &mut self.code);
         if self.cache.graph.emptied == emptied {

@@ -9,7 +9,9 @@ use cofi_insn::{Class, CodeSource};
 use cofi_packet::{ExecMode, Ip};
 
 use crate::code::cache::{Cache, End};
-use crate::reader::{Flow, Reader};
+use crate::family::IntelPt;
+use crate::reader::Reader;
+use crate::reader::intel::Flow;
 use crate::walk::retstack::ReturnStack;
 use crate::{FlowConfig, TraceFormat};
 
@@ -80,7 +82,7 @@ impl Trials {
     pub(crate) fn confirms(
         &mut self,
         code: &mut impl CodeSource,
-        reader: &Reader<'_>,
+        reader: &Reader<'_, IntelPt>,
         ip: Ip,
         mode: ExecMode,
     ) -> bool {
@@ -97,7 +99,7 @@ impl Trials {
     pub(crate) fn caller(
         &mut self,
         code: &mut impl CodeSource,
-        reader: &Reader<'_>,
+        reader: &Reader<'_, IntelPt>,
         mode: ExecMode,
         (tnt, tnt_len): (u64, u8),
     ) -> Option<Ip> {
@@ -174,7 +176,7 @@ enum Ahead {
 /// A walk ahead.
 #[derive(Clone)]
 struct Trial<'t> {
-    reader: Reader<'t>,
+    reader: Reader<'t, IntelPt>,
     ip: Ip,
     mode: ExecMode,
     tnt: u64,
@@ -202,7 +204,7 @@ enum Read {
 }
 
 impl<'t> Trial<'t> {
-    fn new(reader: &Reader<'t>, ip: Ip, mode: ExecMode) -> Self {
+    fn new(reader: &Reader<'t, IntelPt>, ip: Ip, mode: ExecMode) -> Self {
         Self {
             reader: reader.clone(),
             ip,
@@ -233,7 +235,7 @@ impl<'t> Trial<'t> {
             // The end, or other damage: what has agreed so far must do.
             return Read::Is(Outcome::Open);
         };
-        let likely = self.reader.likely;
+        let likely = self.reader.own.likely;
         self.ahead = match (flow, likely) {
             (Flow::Tnt { bits, len }, _) => {
                 self.tnt = bits << (64 - u32::from(len));
@@ -243,7 +245,7 @@ impl<'t> Trial<'t> {
             (Flow::Tip(_), Some(ip)) => Ahead::Tip(ip),
             (Flow::Pgd(_), _) => Ahead::Pgd,
             (Flow::Fup(_), Some(ip)) => match self.reader.next() {
-                Some(Ok(Flow::Tip(_))) => match self.reader.likely {
+                Some(Ok(Flow::Tip(_))) => match self.reader.own.likely {
                     Some(to) => Ahead::Async(ip, Some(to)),
                     None => return Read::Is(Outcome::Refuted),
                 },
@@ -267,7 +269,7 @@ impl<'t> Trial<'t> {
         loop {
             match self.reader.next()?.ok()? {
                 Flow::PsbEnd => return ip.map(|ip| (ip, told)),
-                Flow::Fup(_) => ip = self.reader.likely,
+                Flow::Fup(_) => ip = self.reader.own.likely,
                 Flow::ModeExec { mode, .. } => told = Some(mode),
                 Flow::Ovf | Flow::Psb => return None,
                 _ => {}
@@ -287,7 +289,7 @@ impl<'t> Trial<'t> {
     fn resumes(&mut self, next: Ip) -> Outcome {
         self.agree(FAR);
         if let Some(Ok(Flow::Pge(_))) = self.reader.next()
-            && self.reader.likely == Some(next)
+            && self.reader.own.likely == Some(next)
         {
             self.agree(RESUMED);
             self.ip = next;
