@@ -159,6 +159,12 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             .take_code_cache(on!(&self.bind, bind => &bind.config))
     }
 
+    /// The next item that is not one of a block's plain instructions: apart, so that the way to those stays short.
+    #[inline(never)]
+    fn advance(&mut self) -> Option<Item> {
+        on!(&mut self.bind, bind => self.walk.advance(bind))
+    }
+
     /// Where the last packet begins that was used.
     fn place(&self) -> usize {
         on!(&self.bind, bind => bind.offset)
@@ -250,6 +256,7 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// The next item that is not one of a block's plain instructions.
+    #[inline]
     fn advance<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> Option<Item> {
         loop {
             if let Some(item) = bind.emit.items.pop_front() {
@@ -299,7 +306,7 @@ impl<C: CodeSource> Iterator for FlowDecoder<'_, C> {
     fn next(&mut self) -> Option<Item> {
         match self.walk.next_plain() {
             Some(item) => Some(item),
-            None => on!(&mut self.bind, bind => self.walk.advance(bind)),
+            None => self.advance(),
         }
     }
 
