@@ -4,7 +4,7 @@
 //! in the stream each time is to be taken; the tracker is shown the packets up to there when one of them is asked for.
 
 use cofi_packet::Tsc;
-use cofi_packet::intel::{Block, Packet, decode_in};
+use cofi_packet::intel::{Block, Kind, Packet, decode_in, decode_short};
 
 use super::Reader;
 use super::intel::{short_tnt, show};
@@ -338,8 +338,13 @@ impl Reader<'_, IntelPt> {
         (self.at, self.own.block) = (at, block);
     }
 
-    /// Shows the next packet to the tracker, which reads just as [`ReadFamily::next`] does.
-    pub(super) fn show_next(&mut self) {
+    /// Shows the next packet to the tracker, which reads just as [`ReadFamily::next`] does, and decisions before it; or decisions up to `stop`, if
+    /// there is nothing else.
+    pub(super) fn show_next(&mut self, stop: usize) {
+        self.pass_over_decisions(stop);
+        if self.own.shown.at >= stop {
+            return;
+        }
         let rest = self.bytes.get(self.own.shown.at..).unwrap_or_default();
         let Some(padding) = rest.iter().position(|byte| *byte != 0) else {
             self.own.shown.at = self.at;
@@ -348,10 +353,6 @@ impl Reader<'_, IntelPt> {
         let rest = &rest[padding..];
         let offset = self.own.shown.at + padding;
         let block = self.own.shown.block;
-        if block == Block::Outside && short_tnt(rest[0]).is_some() {
-            self.own.shown.at = offset + 1;
-            return;
-        }
         let Ok(decoded) = decode_in(block, rest) else {
             self.own.shown.at = offset + 1;
             return;
@@ -371,5 +372,29 @@ impl Reader<'_, IntelPt> {
         let settles = offset < self.settled;
         let bytes = self.bytes.get(offset..).unwrap_or_default();
         show(&mut self.own.shown.tracker, &packet, bytes, settles);
+    }
+
+    /// Passes over the short TNTs and TIPs that are next to be shown: most packets are.
+    fn pass_over_decisions(&mut self, stop: usize) {
+        let (is_spoilt, shown) = (self.own.spoilt_by.is_any(), &mut self.own.shown);
+        if shown.block != Block::Outside || is_spoilt {
+            return;
+        }
+        let mut has_tips = false;
+        let bytes = self.bytes.get(..stop).unwrap_or_default();
+        while let Some(&first) = bytes.get(shown.at) {
+            if first == 0 || short_tnt(first).is_some() {
+                shown.at += 1;
+                continue;
+            }
+            match decode_short(&self.bytes[shown.at..]) {
+                Some(raw) if raw.kind() == Kind::Tip => shown.at += raw.len(),
+                _ => break,
+            }
+            has_tips = true;
+        }
+        if has_tips {
+            shown.tracker.take_tips();
+        }
     }
 }

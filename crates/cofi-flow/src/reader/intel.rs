@@ -355,7 +355,7 @@ impl ReadFamily for IntelPt {
             }
             let stop = reader.next_place().unwrap_or(reader.at).min(reader.at);
             while reader.own.shown.at < stop {
-                reader.show_next();
+                reader.show_next(stop);
             }
         }
     }

@@ -221,6 +221,13 @@ impl TimeTracker {
         true
     }
 
+    /// The same as taking TIPs, however many, between which there are TNTs at most.
+    #[inline]
+    pub(crate) fn take_tips(&mut self) {
+        self.cyc_is_last = false;
+        self.on.tip();
+    }
+
     /// A packet that tells no time.
     fn follow(&mut self, packet: &Packet) {
         self.cyc_is_last = false;

@@ -21,17 +21,19 @@ impl On {
         self.in_psb
     }
 
+    pub(super) fn tip(&mut self) {
+        *self = Self {
+            on: true,
+            ..Self::default()
+        };
+    }
+
     pub(super) fn follow(&mut self, packet: &Packet) {
         match *packet {
             Packet::Psb => self.in_psb = true,
             Packet::PsbEnd => self.in_psb = false,
             Packet::Ovf => *self = Self::default(),
-            Packet::Tip { .. } | Packet::TipPge { .. } => {
-                *self = Self {
-                    on: true,
-                    ..Self::default()
-                }
-            }
+            Packet::Tip { .. } | Packet::TipPge { .. } => self.tip(),
             Packet::TipPgd { .. } | Packet::TraceStop => self.on = false,
             Packet::Ptw { ip: true, .. }
             | Packet::ExStop { ip: true }
