@@ -6,7 +6,7 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use cofi_flow::{Block, EventDecoder, Executed, FlowConfig, FlowDecoder, FlowError, Visitor};
+use cofi_flow::{Block, EventDecoder, Executed, FlowConfig, FlowDecoder, FlowError, Item, Visitor};
 use cofi_insn::{CodeSource, LinearDecoder};
 use cofi_law::{Config, Execution, Program, run};
 use cofi_packet::intel::{Encoder, Packets};
@@ -23,7 +23,7 @@ struct Scenario {
     ctl: fn(Ctl) -> Ctl,
 }
 
-const SCENARIOS: [Scenario; 8] = [
+const SCENARIOS: [Scenario; 10] = [
     Scenario {
         name: "packets",
         work: packets,
@@ -53,6 +53,16 @@ const SCENARIOS: [Scenario; 8] = [
         name: "blocks-timed",
         work: blocks,
         ctl: |ctl| ctl.with_tsc_en(true).with_mtc_en(true).with_cyc_en(true),
+    },
+    Scenario {
+        name: "blocks-again",
+        work: blocks_again,
+        ctl: |ctl| ctl,
+    },
+    Scenario {
+        name: "items",
+        work: items,
+        ctl: |ctl| ctl,
     },
     Scenario {
         name: "instructions",
@@ -130,22 +140,39 @@ impl Visitor for Sum {
     }
 }
 
-fn flow(execution: &Execution, config: &FlowConfig, by_block: bool) -> u64 {
+fn flow(trace: &[u8], execution: &Execution, config: &FlowConfig, by_block: bool) -> u64 {
     let mut sum = Sum {
         by_block,
         ..Sum::default()
     };
-    FlowDecoder::new(&execution.trace, Code(&execution.programs), *config).visit(&mut sum);
+    FlowDecoder::new(trace, Code(&execution.programs), *config).visit(&mut sum);
     assert_eq!(sum.errors, 0, "what the unit writes is decoded");
     sum.sum
 }
 
 fn blocks(execution: &Execution, config: &FlowConfig) -> u64 {
-    flow(execution, config, true)
+    flow(&execution.trace, execution, config, true)
+}
+
+/// The same execution again and again: what came before comes again.
+fn blocks_again(execution: &Execution, config: &FlowConfig) -> u64 {
+    flow(&execution.trace.repeat(6), execution, config, true)
+}
+
+fn items(execution: &Execution, config: &FlowConfig) -> u64 {
+    let mut sum = 0;
+    for item in FlowDecoder::new(&execution.trace, Code(&execution.programs), *config) {
+        match item {
+            Item::Insn(insn) => sum = fold(sum, insn.ip.0),
+            Item::Event(_) => {}
+            Item::Error(error) => unreachable!("what the unit writes is decoded: {error}"),
+        }
+    }
+    sum
 }
 
 fn instructions(execution: &Execution, config: &FlowConfig) -> u64 {
-    flow(execution, config, false)
+    flow(&execution.trace, execution, config, false)
 }
 
 /// Decodes the programs from end to end.
