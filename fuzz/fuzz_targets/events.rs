@@ -5,7 +5,7 @@
 mod format;
 
 use arbitrary::Arbitrary;
-use cofi_flow::{Event, EventDecoder, Told};
+use cofi_flow::{Event, EventDecoder, LocatedEvent};
 use format::Format;
 use libfuzzer_sys::fuzz_target;
 
@@ -16,7 +16,7 @@ struct Input<'a> {
     stream: &'a [u8],
 }
 
-fn decode(input: &Input<'_>, stream: &[u8], branches: bool) -> Vec<Told> {
+fn decode(input: &Input<'_>, stream: &[u8], branches: bool) -> Vec<LocatedEvent> {
     let mut decoder = EventDecoder::new(stream, input.format.config(0));
     if branches {
         decoder = decoder.with_branches();
@@ -26,7 +26,7 @@ fn decode(input: &Input<'_>, stream: &[u8], branches: bool) -> Vec<Told> {
     }
     // A packet of a byte tells a few things at the most; a PSB+ as many as there is state.
     let bound = stream.len() * 16 + 64;
-    let told: Vec<Told> = decoder.take(bound + 1).collect();
+    let told: Vec<LocatedEvent> = decoder.take(bound + 1).collect();
     assert!(told.len() <= bound, "{} events of {} bytes", told.len(), stream.len());
     told
 }

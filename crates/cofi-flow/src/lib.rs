@@ -99,7 +99,7 @@ pub use decoder::FlowDecoder;
 pub use errata::{Errata, Erratum};
 pub use error::{Expected, FlowError, FlowErrorKind};
 pub use event::{ControlEvent, Event, Executed, Item, Part, Run, Tick};
-pub use events::{EventDecoder, PacketKinds, Told};
+pub use events::{EventDecoder, LocatedEvent, PacketKinds};
 pub use ipc::{Ipc, Stretch};
 pub use kind::PacketKind;
 pub use time::{RtitTime, Time, TimeJump, TimeTracker, VmxTsc};

@@ -2,12 +2,12 @@
 
 mod common;
 
-use cofi_flow::{Event, EventDecoder, FlowConfig, FlowDecoder, Item, Told};
+use cofi_flow::{Event, EventDecoder, FlowConfig, FlowDecoder, Item, LocatedEvent};
 use cofi_insn::Segment;
 use cofi_packet::Ip;
 use common::{hex, matches, packets, told_word};
 
-fn told(trace: &str) -> Vec<Told> {
+fn told(trace: &str) -> Vec<LocatedEvent> {
     let trace = packets(trace);
     let decoder = EventDecoder::new(&trace, FlowConfig::default());
     decoder.with_branches().with_ticks().collect()

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cofi_flow::{EventDecoder, FlowConfig, PacketKinds, Told};
+use cofi_flow::{EventDecoder, FlowConfig, LocatedEvent, PacketKinds};
 use cofi_packet::StreamOffset;
 
 use crate::parts::{Part, Parts};
@@ -76,15 +76,15 @@ impl<'s> StreamEvents<'s> {
 }
 
 impl Iterator for StreamEvents<'_> {
-    type Item = Told;
+    type Item = LocatedEvent;
 
-    fn next(&mut self) -> Option<Told> {
+    fn next(&mut self) -> Option<LocatedEvent> {
         if let Some(told) = self.decoder.next() {
             return Some(told);
         }
         let part = self.parts.next()?;
         self.begin(&part);
-        Some(Told {
+        Some(LocatedEvent {
             offset: part.missing.offset,
             packets: PacketKinds::default(),
             ip: None,

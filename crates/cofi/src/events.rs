@@ -9,7 +9,7 @@ use crate::progress::Printing;
 use crate::{Ended, input, item};
 use anyhow::Result;
 use cofi_analysis::{FlowState, ended_with_segment};
-use cofi_flow::{Event, Tick, Told};
+use cofi_flow::{Event, LocatedEvent, Tick};
 use cofi_packet::{StreamOffset, Tsc};
 use cofi_session::{Session, Signal, Signals, Stream, StreamEvents};
 use std::io::{self, Write};
@@ -168,7 +168,11 @@ impl<'s> Events<'s> {
     }
 
     /// Leaves out what is told of the PSB at which tracing goes on, and only to who begins there.
-    fn enter(&mut self, mut next: Option<Told>, told: &mut StreamEvents<'s>) -> Option<Told> {
+    fn enter(
+        &mut self,
+        mut next: Option<LocatedEvent>,
+        told: &mut StreamEvents<'s>,
+    ) -> Option<LocatedEvent> {
         let mut begin = None;
         let mut ticks = Vec::new();
         while let Some(event) = &next {
@@ -211,7 +215,7 @@ impl<'s> Events<'s> {
     /// Writes what is told; with the end of a segment, only as far as it is certain from that alone. Whether it is to its end.
     fn follow(
         &mut self,
-        mut next: Option<Told>,
+        mut next: Option<LocatedEvent>,
         mut told: StreamEvents<'s>,
         end: Option<StreamOffset>,
         out: &mut impl Sink,
@@ -258,7 +262,7 @@ impl<'s> Events<'s> {
     }
 
     /// Appends the line of what is told, and of the signals before.
-    fn told(&mut self, told: &Told) {
+    fn told(&mut self, told: &LocatedEvent) {
         while let Some(signal) = self.signals.before(told.offset) {
             self.signal(signal);
         }
@@ -292,7 +296,7 @@ impl<'s> Events<'s> {
 }
 
 /// Writes what was told into `line`, all keys but those of the stream.
-fn describe(told: &Told, loss: &mut Loss, line: &mut Line) {
+fn describe(told: &LocatedEvent, loss: &mut Loss, line: &mut Line) {
     match &told.what {
         Ok(event) => {
             line.begin();
@@ -335,7 +339,7 @@ fn is_bare(event: &Event) -> bool {
 }
 
 /// Appends what was told as a line: where in the stream, when, where in the code, what, and by which packets.
-fn text(told: &Told, out: &mut Vec<u8>) {
+fn text(told: &LocatedEvent, out: &mut Vec<u8>) {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     let tsc = or_dash(told.tsc.map(|tsc| tsc.0.to_string()));
     let ip = or_dash(told.ip.map(|ip| format!("{:x}", ip.0)));

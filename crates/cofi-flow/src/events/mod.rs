@@ -16,7 +16,7 @@ pub use origin::PacketKinds;
 
 /// Something that packets tell, and where they tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct LocatedEvent {
     /// Where its first packet begins. Packets of other events may stand between its own, so offsets may go back.
     pub offset: StreamOffset,
     /// Its packets; none of an error.
@@ -31,7 +31,7 @@ pub struct Told {
 
 /// Binds packets into events (33.4.1, tables 33-14 and 33-55 to 33-59), without any code.
 ///
-/// An iterator over [`Told`]s. It tells what [`FlowDecoder`](crate::FlowDecoder) does but for the instructions, and instead of these, where wanted, the
+/// An iterator over [`LocatedEvent`]s. It tells what [`FlowDecoder`](crate::FlowDecoder) does but for the instructions, and instead of these, where wanted, the
 /// targets of branches and the TNT bits: a coarse view of the flow for which no code is needed.
 ///
 /// ```
@@ -158,7 +158,7 @@ impl<F: ResyncFamily> Binder<'_, F> {
     }
 
     /// What packets tell next, with or without the branches.
-    fn next_told(&mut self, with_branches: bool) -> Option<Told> {
+    fn next_told(&mut self, with_branches: bool) -> Option<LocatedEvent> {
         loop {
             let emit = &mut self.emit;
             if let Some(replay) = emit.replays.front_mut()
@@ -184,7 +184,7 @@ impl<F: ResyncFamily> Binder<'_, F> {
                     // There is no code.
                     Item::Insn(_) => continue,
                 };
-                return Some(Told {
+                return Some(LocatedEvent {
                     offset: StreamOffset(origin.offset as u64),
                     packets: origin.kinds,
                     ip: origin.ip.or(what.ok().and_then(place)),
@@ -202,9 +202,9 @@ impl<F: ResyncFamily> Binder<'_, F> {
 }
 
 impl Iterator for EventDecoder<'_> {
-    type Item = Told;
+    type Item = LocatedEvent;
 
-    fn next(&mut self) -> Option<Told> {
+    fn next(&mut self) -> Option<LocatedEvent> {
         on!(&mut self.bind, bind => bind.next_told(self.branches))
     }
 }

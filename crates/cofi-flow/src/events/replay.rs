@@ -8,7 +8,7 @@ use alloc::collections::VecDeque;
 
 use cofi_packet::StreamOffset;
 
-use crate::events::Told;
+use crate::events::LocatedEvent;
 use crate::events::origin::Origin;
 use crate::family::ReadFamily;
 use crate::reader::{Reader, Ticked};
@@ -27,7 +27,7 @@ pub(crate) struct Replay<F: ReadFamily> {
     /// The clock at `at`, and what else is needed to read on.
     own: F::Replay,
     /// What a packet tells beside what was reported of it.
-    more: VecDeque<Told>,
+    more: VecDeque<LocatedEvent>,
 }
 
 impl<F: ReadFamily> Replay<F> {
@@ -43,7 +43,7 @@ impl<F: ReadFamily> Replay<F> {
     }
 
     /// What comes next of it.
-    pub(crate) fn next(&mut self, reader: &Reader<'_, F>) -> Option<Told> {
+    pub(crate) fn next(&mut self, reader: &Reader<'_, F>) -> Option<LocatedEvent> {
         loop {
             if let Some(told) = self.more.pop_front() {
                 return Some(told);
@@ -53,7 +53,7 @@ impl<F: ReadFamily> Replay<F> {
             }
             let (at, more) = (self.at, &mut self.more);
             self.at += F::read_again(&mut self.own, reader, at, |event, kind, tsc| {
-                more.push_back(Told {
+                more.push_back(LocatedEvent {
                     offset: StreamOffset(at as u64),
                     packets: Origin::new(at, kind, tsc).kinds,
                     ip: None,

@@ -7,10 +7,10 @@ use cofi_packet::rtit;
 
 use super::replay::LISTED;
 use crate::decoder::on;
-use crate::{Event, EventDecoder, FlowConfig, RtitConfig, Tick, Told, TraceFormat};
+use crate::{Event, EventDecoder, FlowConfig, LocatedEvent, RtitConfig, Tick, TraceFormat};
 
 /// What is told of a stream, and how many items waited at the most.
-fn told(stream: &[u8], config: FlowConfig) -> (Vec<Told>, usize) {
+fn told(stream: &[u8], config: FlowConfig) -> (Vec<LocatedEvent>, usize) {
     let mut decoder = EventDecoder::new(stream, config).with_ticks();
     let (mut all, mut most) = (Vec::new(), 0);
     while let Some(told) = decoder.next() {

@@ -110,7 +110,7 @@ pub(crate) struct Walker<C> {
     pub(crate) mode: ExecMode,
     /// The block walked last, and by which edge it was left.
     pub(crate) last_edge: (u32, usize),
-    guard: LoopDetector,
+    loops: LoopDetector,
 }
 
 impl<C: CodeSource> Control for Walker<C> {
@@ -169,7 +169,7 @@ impl<C> Walker<C> {
             body: 0..0,
             mode: ExecMode::Bits64,
             last_edge: (NONE, 0),
-            guard: LoopDetector::default(),
+            loops: LoopDetector::default(),
         }
     }
 
@@ -257,10 +257,10 @@ impl<C: CodeSource> Walker<C> {
             self.last_edge = (NONE, 0);
         }
         self.body = first..first + usize::from(count);
-        self.guard.look(bind.used);
-        self.guard.insns += u32::from(count) + 1;
-        if self.guard.insns > bind.config.max_packetless_run {
-            let insns = self.guard.insns;
+        self.loops.look(bind.used);
+        self.loops.insns += u32::from(count) + 1;
+        if self.loops.insns > bind.config.max_packetless_run {
+            let insns = self.loops.insns;
             self.body = 0..0;
             self.endless(bind, FlowErrorKind::EndlessCode { insns });
         }
@@ -334,8 +334,8 @@ impl<C: CodeSource> Walker<C> {
         if is_call && (block.target != block.next || self.cache.notes_every_call()) {
             self.returns.push(block.next);
         }
-        self.guard.look(bind.used);
-        if self.guard.jump(block.target) {
+        self.loops.look(bind.used);
+        if self.loops.jump(block.target) {
             let next = F::pending_kind(bind);
             self.endless(bind, FlowErrorKind::EndlessLoop { next });
             return None;

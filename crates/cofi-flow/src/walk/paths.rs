@@ -146,9 +146,9 @@ impl<C: CodeSource> Walker<C> {
             if id == NONE {
                 id = self.resolve(bind, from);
             }
-            self.guard.look(bind.used);
+            self.loops.look(bind.used);
             if !walked
-                && self.guard.has_come(self.cache.walked(id)) > bind.config.max_packetless_run
+                && self.loops.has_come(self.cache.walked(id)) > bind.config.max_packetless_run
             {
                 break;
             }
@@ -168,7 +168,7 @@ impl<C: CodeSource> Walker<C> {
             (id, from) = next;
         }
         if walked {
-            self.guard.reset();
+            self.loops.reset();
             self.last_edge = (NONE, 0);
         }
     }

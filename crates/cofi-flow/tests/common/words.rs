@@ -1,6 +1,6 @@
 //! Items and events as words, which cases compare.
 
-use cofi_flow::{Event, Item, Told};
+use cofi_flow::{Event, Item, LocatedEvent};
 use cofi_packet::Ip;
 
 fn place(ip: Option<Ip>) -> String {
@@ -62,7 +62,7 @@ pub(crate) fn event_word(event: Event) -> String {
 }
 
 /// Something told, as a word: the event, the address if the event itself has no place for it, the packets.
-pub(crate) fn told_word(told: &Told) -> String {
+pub(crate) fn told_word(told: &LocatedEvent) -> String {
     match told.what {
         Err(error) => format!("error({error})").replace(' ', "_"),
         Ok(event) => {
