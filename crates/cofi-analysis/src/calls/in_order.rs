@@ -1,0 +1,484 @@
+//! Finished calls in the order in which they began.
+//!
+//! What a call comes to is known at its end, when all that began in it has long been known. So calls wait, in a compact form, and beyond
+//! some amount in a file without a name.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+
+use cofi_packet::{Ip, Tsc};
+use cofi_session::Task;
+
+use super::{Call, CallEnd, CallKind, CallMoment, FunctionId, Left};
+
+/// So many calls are kept as they are. Those that are left by the time when there are so many need no more room elsewhere.
+const CHUNK: usize = 1 << 14;
+
+/// So many bytes wait in memory.
+const MEMORY: usize = 64 << 20;
+
+/// A call that has begun and ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FinishedCall {
+    /// How it began. The outermost call is at depth 0.
+    pub call: Call,
+    /// How it ended.
+    pub end: CallEnd,
+}
+
+/// Takes calls as they begin and are left, and gives them back in the order in which they began.
+///
+/// The calls of one thread, or some of them.
+#[derive(Debug, Default)]
+pub struct CallsInOrder {
+    /// Calls that were open before the trace, the innermost first.
+    outer: Vec<(Call, Option<CallEnd>)>,
+    /// The calls that began last.
+    chunk: Vec<(Call, Option<CallEnd>)>,
+    /// Those before them, but for what is not known yet.
+    packed: Packed,
+    /// Ends of calls that were packed before they were left: one at most for each that was open at the end of a chunk.
+    ends: Vec<(i64, CallEnd)>,
+    failed: Option<io::Error>,
+}
+
+impl CallsInOrder {
+    /// A call begins.
+    pub fn enter(&mut self, call: &Call) {
+        if call.number < 0 {
+            self.outer.push((*call, None));
+            return;
+        }
+        self.chunk.push((*call, None));
+        if self.chunk.len() >= CHUNK
+            && let Err(error) = self.packed.put(&self.chunk)
+        {
+            self.failed.get_or_insert(error);
+        }
+        if self.chunk.len() >= CHUNK {
+            self.chunk.clear();
+        }
+    }
+
+    /// A call that has [begun](Self::enter) is left.
+    pub fn leave(&mut self, call: &Call, end: &CallEnd) {
+        if call.number < 0 {
+            let is_it = |(other, _): &&mut (Call, _)| other.number == call.number;
+            if let Some((_, slot)) = self.outer.iter_mut().rev().find(is_it) {
+                *slot = Some(*end);
+            }
+            return;
+        }
+        match self.chunk.first() {
+            Some((first, _)) if first.number <= call.number => {
+                // It is most often one of the last.
+                let len = self.chunk.len();
+                let mut reach = 1;
+                while reach < len
+                    && let Some((other, _)) = self.chunk.get(len - reach)
+                    && other.number > call.number
+                {
+                    reach *= 2;
+                }
+                let from = len.saturating_sub(reach);
+                let part = self.chunk.get_mut(from..).unwrap_or_default();
+                let found = part.binary_search_by_key(&call.number, |(other, _)| other.number);
+                if let Some((_, slot)) = found.ok().and_then(|index| part.get_mut(index)) {
+                    *slot = Some(*end);
+                }
+            }
+            _ => self.ends.push((call.number, *end)),
+        }
+    }
+
+    /// Gives all calls, which must have been left, and begins anew.
+    ///
+    /// # Errors
+    /// What `emit` says, and what the file without a name says if there was need of it.
+    pub fn drain(
+        &mut self,
+        mut emit: impl FnMut(&FinishedCall) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let Self {
+            mut outer,
+            chunk,
+            packed,
+            mut ends,
+            failed,
+        } = std::mem::take(self);
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        outer.sort_unstable_by_key(|(call, _)| call.number);
+        ends.sort_unstable_by_key(|(number, _)| *number);
+        let lowest = outer.iter().map(|(call, _)| call.depth).min().unwrap_or(0);
+        let mut give = |mut call: Call, end: CallEnd| {
+            call.depth = call.depth.saturating_sub(lowest.min(0)).max(0);
+            emit(&FinishedCall { call, end })
+        };
+        for (call, end) in outer {
+            if let Some(end) = end {
+                give(call, end)?;
+            }
+        }
+        let mut ends = ends.into_iter().peekable();
+        packed.each(|call, end| {
+            let known = ends.next_if(|(number, _)| *number == call.number);
+            match end.or(known.map(|(_, end)| end)) {
+                Some(end) => give(call, end),
+                None => Ok(()),
+            }
+        })?;
+        for (call, end) in chunk {
+            if let Some(end) = end {
+                give(call, end)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Calls in few bytes each.
+#[derive(Debug, Default)]
+struct Packed {
+    bytes: Vec<u8>,
+    file: Option<File>,
+    task: Option<Task>,
+    last: Option<Call>,
+}
+
+/// Seven bits a byte, the low ones first.
+fn put(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+fn get(bytes: &mut impl BufRead) -> io::Result<u64> {
+    let (mut number, mut shift) = (0_u64, 0_u32);
+    loop {
+        let mut byte = [0];
+        bytes.read_exact(&mut byte)?;
+        number |= u64::from(byte[0] & 0x7f).checked_shl(shift).unwrap_or(0);
+        shift += 7;
+        if byte[0] & 0x80 == 0 {
+            return Ok(number);
+        }
+    }
+}
+
+/// A difference, small ones in either direction as small numbers.
+const fn difference(number: u64, base: u64) -> u64 {
+    let difference = number.wrapping_sub(base) as i64;
+    (difference << 1 ^ difference >> 63) as u64
+}
+
+const fn from_difference(number: u64, base: u64) -> u64 {
+    base.wrapping_add(number >> 1 ^ (number & 1).wrapping_neg())
+}
+
+/// What of a moment is written, against another one.
+fn put_moment(bytes: &mut Vec<u8>, moment: &CallMoment, base: &CallMoment) {
+    let tsc = |moment: &CallMoment| moment.tsc.map_or(0, |tsc| tsc.0);
+    put(bytes, difference(tsc(moment), tsc(base)));
+    put(bytes, difference(moment.insns, base.insns));
+    put(bytes, difference(moment.cycles, base.cycles));
+}
+
+fn get_moment(
+    bytes: &mut impl BufRead,
+    has_tsc: bool,
+    base: &CallMoment,
+) -> io::Result<CallMoment> {
+    let before = base.tsc.map_or(0, |tsc| tsc.0);
+    let tsc = Tsc(from_difference(get(bytes)?, before));
+    Ok(CallMoment {
+        tsc: has_tsc.then_some(tsc),
+        insns: from_difference(get(bytes)?, base.insns),
+        cycles: from_difference(get(bytes)?, base.cycles),
+    })
+}
+
+const HAS_TSC: u64 = 1;
+const HAS_FROM: u64 = 2;
+const IS_LEFT: u64 = 4;
+const ENDS_WITH_TSC: u64 = 8;
+const HAS_PARENT: u64 = 16;
+const FLAGS: u32 = 5;
+
+impl Packed {
+    fn put(&mut self, calls: &[(Call, Option<CallEnd>)]) -> io::Result<()> {
+        let bytes = &mut self.bytes;
+        for (call, end) in calls {
+            self.task = Some(call.task);
+            let last = self.last.unwrap_or(Call {
+                number: -1,
+                parent: None,
+                stack: 0,
+                ip: Ip(0),
+                depth: 0,
+                from: None,
+                begin: CallMoment::default(),
+                ..*call
+            });
+            let mut flags = u64::from(call.begin.tsc.is_some()) * HAS_TSC;
+            flags |= u64::from(call.from.is_some()) * HAS_FROM;
+            flags |= u64::from(end.is_some()) * IS_LEFT;
+            flags |= u64::from(end.is_some_and(|end| end.end.tsc.is_some())) * ENDS_WITH_TSC;
+            flags |= u64::from(call.parent.is_some()) * HAS_PARENT;
+            put(bytes, (call.kind as u64) << FLAGS | flags);
+            put(bytes, difference(call.number as u64, last.number as u64));
+            if let Some(parent) = call.parent {
+                put(bytes, difference(parent as u64, call.number as u64));
+            }
+            put(bytes, call.stack.into());
+            put(bytes, call.function.0.into());
+            put(bytes, difference(call.ip.0, last.ip.0));
+            put(bytes, difference(call.depth as u64, last.depth as u64));
+            if let Some(from) = call.from {
+                put(bytes, difference(from.0, call.ip.0));
+            }
+            put_moment(bytes, &call.begin, &last.begin);
+            if let Some(end) = end {
+                put_moment(bytes, &end.end, &call.begin);
+                put(bytes, end.insns);
+                put(bytes, end.self_insns);
+                put(bytes, end.left as u64);
+            }
+            self.last = Some(*call);
+        }
+        if bytes.len() >= MEMORY {
+            let file = match &mut self.file {
+                Some(file) => file,
+                None => self.file.insert(tempfile::tempfile()?),
+            };
+            file.write_all(bytes)?;
+            bytes.clear();
+        }
+        Ok(())
+    }
+
+    fn each(self, mut give: impl FnMut(Call, Option<CallEnd>) -> io::Result<()>) -> io::Result<()> {
+        let Some(task) = self.task else {
+            return Ok(());
+        };
+        let begin = Call {
+            task,
+            number: -1,
+            parent: None,
+            stack: 0,
+            function: FunctionId(0),
+            ip: Ip(0),
+            depth: 0,
+            kind: CallKind::Call,
+            from: None,
+            begin: CallMoment::default(),
+        };
+        let mut last = begin;
+        let mut read = |bytes: &mut dyn BufRead| -> io::Result<()> {
+            let mut bytes = bytes;
+            while !bytes.fill_buf()?.is_empty() {
+                let (call, end) = one(&mut bytes, &last)?;
+                last = call;
+                give(call, end)?;
+            }
+            Ok(())
+        };
+        if let Some(mut file) = self.file {
+            file.seek(SeekFrom::Start(0))?;
+            read(&mut BufReader::with_capacity(1 << 16, file))?;
+        }
+        read(&mut self.bytes.as_slice())
+    }
+}
+
+/// The next call.
+fn one(bytes: &mut impl BufRead, last: &Call) -> io::Result<(Call, Option<CallEnd>)> {
+    let head = get(bytes)?;
+    let flags = head & ((1 << FLAGS) - 1);
+    let wrong = || io::Error::from(io::ErrorKind::InvalidData);
+    let number = from_difference(get(bytes)?, last.number as u64) as i64;
+    let parent = match flags & HAS_PARENT {
+        0 => None,
+        _ => Some(from_difference(get(bytes)?, number as u64) as i64),
+    };
+    let stack = u32::try_from(get(bytes)?).map_err(|_| wrong())?;
+    let function = FunctionId(u32::try_from(get(bytes)?).map_err(|_| wrong())?);
+    let ip = Ip(from_difference(get(bytes)?, last.ip.0));
+    let depth = from_difference(get(bytes)?, last.depth as u64) as i32;
+    let from = match flags & HAS_FROM {
+        0 => None,
+        _ => Some(Ip(from_difference(get(bytes)?, ip.0))),
+    };
+    let kind = CallKind::ALL.get((head >> FLAGS) as usize);
+    let call = Call {
+        task: last.task,
+        number,
+        parent,
+        stack,
+        function,
+        ip,
+        depth,
+        kind: *kind.ok_or_else(wrong)?,
+        from,
+        begin: get_moment(bytes, flags & HAS_TSC != 0, &last.begin)?,
+    };
+    if flags & IS_LEFT == 0 {
+        return Ok((call, None));
+    }
+    let end = get_moment(bytes, flags & ENDS_WITH_TSC != 0, &call.begin)?;
+    let (insns, self_insns) = (get(bytes)?, get(bytes)?);
+    let left = Left::ALL.get(get(bytes)? as usize);
+    let end = CallEnd {
+        end,
+        insns,
+        self_insns,
+        left: *left.ok_or_else(wrong)?,
+    };
+    Ok((call, Some(end)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Calls nested at random: at each step one begins, or the innermost is left.
+    fn history(steps: &[(bool, u64, u64)]) -> (Vec<FinishedCall>, CallsInOrder) {
+        let (mut all, mut order) = (Vec::new(), CallsInOrder::default());
+        let mut open: Vec<(usize, Call)> = Vec::new();
+        let (mut next, mut outer) = (0, 0);
+        let leave = |open: &mut Vec<(usize, Call)>,
+                     all: &mut Vec<FinishedCall>,
+                     order: &mut CallsInOrder,
+                     x: u64| {
+            if let Some((index, call)) = open.pop() {
+                let end = CallEnd {
+                    end: CallMoment {
+                        tsc: (!x.is_multiple_of(3)).then_some(Tsc(x)),
+                        cycles: x >> 3,
+                        insns: x >> 1,
+                    },
+                    insns: x,
+                    self_insns: x / 2,
+                    left: Left::ALL[(x % 5) as usize],
+                };
+                order.leave(&call, &end);
+                all[index].end = end;
+            }
+        };
+        for (is_call, x, y) in steps {
+            if !is_call {
+                leave(&mut open, &mut all, &mut order, *x);
+                continue;
+            }
+            let is_outer = open.is_empty() && x.is_multiple_of(7);
+            // Not every number is there.
+            next += 1 + (y % 2) as i64;
+            outer -= i64::from(is_outer);
+            let call = Call {
+                task: Task { pid: 1, tid: 2 },
+                number: if is_outer { outer } else { next },
+                parent: open.last().map(|(_, call)| call.number),
+                stack: (x % 3) as u32,
+                function: FunctionId(*y as u32),
+                ip: Ip(*x),
+                depth: if is_outer {
+                    outer as i32
+                } else {
+                    open.len() as i32
+                },
+                kind: CallKind::ALL[(x % 5) as usize],
+                from: x.is_multiple_of(2).then_some(Ip(*y)),
+                begin: CallMoment {
+                    tsc: (!y.is_multiple_of(5)).then_some(Tsc(*y)),
+                    cycles: y / 3,
+                    insns: *x,
+                },
+            };
+            order.enter(&call);
+            open.push((all.len(), call));
+            all.push(FinishedCall {
+                call,
+                end: CallEnd {
+                    end: CallMoment::default(),
+                    insns: 0,
+                    self_insns: 0,
+                    left: Left::End,
+                },
+            });
+        }
+        while !open.is_empty() {
+            leave(&mut open, &mut all, &mut order, 99);
+        }
+        all.sort_by_key(|finished| finished.call.number);
+        let lowest = outer as i32;
+        for finished in &mut all {
+            finished.call.depth -= lowest;
+        }
+        (all, order)
+    }
+
+    fn drained(order: &mut CallsInOrder) -> Vec<FinishedCall> {
+        let mut got = Vec::new();
+        let drained = order.drain(|call| {
+            got.push(*call);
+            Ok(())
+        });
+        drained.expect("memory does not fail");
+        got
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn calls_come_back_as_they_began(
+            steps in prop::collection::vec((any::<bool>(), any::<u64>(), any::<u64>()), 0..400)
+        ) {
+            let (wanted, mut order) = history(&steps);
+            prop_assert_eq!(drained(&mut order), wanted);
+            prop_assert!(drained(&mut order).is_empty());
+        }
+    }
+
+    /// More than a chunk, with calls that are open across its ends.
+    #[test]
+    fn calls_that_were_packed_while_open() {
+        let mut steps: Vec<(bool, u64, u64)> = Vec::new();
+        for n in 1..3 * CHUNK as u64 {
+            // Two calls begin for each that is left, up to some depth.
+            steps.push((!n.is_multiple_of(3), n * 77 + 1, n * 1001 + 3));
+            if n.is_multiple_of(1000) {
+                steps.extend(std::iter::repeat_n((false, n, n), 300));
+            }
+        }
+        let (wanted, mut order) = history(&steps);
+        assert!(wanted.len() > CHUNK && !order.packed.bytes.is_empty() && !order.ends.is_empty());
+        let got = drained(&mut order);
+        assert_eq!(got.len(), wanted.len());
+        assert!(got == wanted);
+    }
+
+    #[test]
+    fn calls_that_wait_in_a_file() {
+        let mut packed = Packed::default();
+        let (wanted, _) = history(&[(true, 1, 2), (false, 8, 0), (true, 3, 4), (false, 7, 0)]);
+        let calls: Vec<_> = wanted.iter().map(|f| (f.call, Some(f.end))).collect();
+        packed.put(&calls[..1]).expect("memory");
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(&packed.bytes).expect("writing");
+        packed.bytes.clear();
+        packed.file = Some(file);
+        packed.put(&calls[1..]).expect("memory");
+        let mut got = Vec::new();
+        let read = packed.each(|call, end| {
+            got.push((call, end));
+            Ok(())
+        });
+        read.expect("reading");
+        assert_eq!(got, calls);
+    }
+}
