@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Blocks(BlocksArgs),
     /// Who called whom: the calls of each thread as a tree, with the time and the instructions of each.
     Calls(CallsArgs),
+    /// How each thread ended: by what, in which calls, and what ran before.
+    Last(LastArgs),
     /// Where a trace has gaps, and what is lost in each.
     Check(CheckArgs),
     /// List the packets of a trace, in order.
@@ -60,6 +62,7 @@ impl Command {
                 | Self::Events(_)
                 | Self::Blocks(_)
                 | Self::Calls(_)
+                | Self::Last(_)
                 | Self::Check(_)
                 | Self::Dump(_)
         )
@@ -581,6 +584,24 @@ pub(crate) struct CallsArgs {
     /// Only calls that took so long: a number with `s`, `ms`, `us` or `ns` behind it.
     #[arg(long, value_name = "TIME", conflicts_with = "callers")]
     pub(crate) min_time: Option<Span>,
+    /// When to use colours.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub(crate) color: Color,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi last`.
+#[derive(Args, Debug)]
+pub(crate) struct LastArgs {
+    /// One JSON object a thread.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How many of the last calls, and of the last lines of source.
+    #[arg(short, long, value_name = "N", default_value_t = 10)]
+    pub(crate) number: usize,
+    #[command(flatten)]
+    pub(crate) range: Range,
     /// When to use colours.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) color: Color,

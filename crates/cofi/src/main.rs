@@ -17,6 +17,7 @@ mod input;
 mod insn;
 mod item;
 mod json;
+mod last;
 mod lines;
 mod map;
 mod notes;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
         args::Command::Events(args) => events::run(&args),
         args::Command::Blocks(args) => blocks::run(&args),
         args::Command::Calls(args) => calls::run(&args),
+        args::Command::Last(args) => last::run(&args),
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),

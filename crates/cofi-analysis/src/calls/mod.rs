@@ -149,6 +149,15 @@ pub struct Call {
     pub begin: CallMoment,
 }
 
+/// A call that is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenCall {
+    /// The call.
+    pub call: Call,
+    /// Where control goes on when it returns, if that is known.
+    pub returns_to: Option<Ip>,
+}
+
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallEnd {

@@ -90,6 +90,7 @@ pub(crate) struct Thread {
     pub(super) credit: usize,
     /// Other threads have run on the processor meanwhile, and this one perhaps elsewhere.
     pub(crate) was_away: bool,
+    last_ip: Option<Ip>,
 }
 
 impl Thread {
@@ -111,6 +112,7 @@ impl Thread {
             outer: 0,
             credit: 1 << 12,
             was_away: false,
+            last_ip: None,
         }
     }
 
@@ -142,6 +144,7 @@ impl Thread {
         }
         self.total += u64::from(shape.insns - done);
         self.coming = shape.end.map_or(Coming::Straight, Coming::By);
+        self.last_ip = Some(shape.end.map_or(shape.ip, |end| end.from));
     }
 
     /// The instruction that ran last, if it leads elsewhere.
@@ -150,6 +153,11 @@ impl Thread {
             Coming::By(transfer) => Some(transfer),
             _ => None,
         }
+    }
+
+    /// The instruction that ran last, or that the last block began with.
+    pub(super) const fn last_ip(&self) -> Option<Ip> {
+        self.last_ip
     }
 
     /// The open calls of the stack in use, outermost first.

@@ -11,7 +11,7 @@ use super::clock::StreamClock;
 use super::names::CallNames;
 use super::shapes::Shapes;
 use super::thread::{Around, Coming, Thread};
-use super::{Call, CallVisitor, Left};
+use super::{CallVisitor, Left, OpenCall};
 use crate::block_index::BlockIndex;
 use crate::tally::Gate;
 
@@ -138,8 +138,23 @@ impl<'s> CallTracer<'s> {
     }
 
     /// The calls that are open on the stack in use, outermost first.
-    pub fn open_calls(&self) -> impl Iterator<Item = &Call> {
-        self.thread.open().iter().map(|frame| &frame.call)
+    pub fn open_calls(&self) -> impl Iterator<Item = OpenCall> {
+        self.thread.open().iter().map(|frame| OpenCall {
+            call: frame.call,
+            returns_to: frame.ret.or(frame.resume),
+        })
+    }
+
+    /// The instruction that ran last, or that the last block began with.
+    #[must_use]
+    pub const fn last_instruction(&self) -> Option<Ip> {
+        self.thread.last_ip()
+    }
+
+    /// The functions seen, when all is done.
+    #[must_use]
+    pub fn into_names(self) -> CallNames {
+        self.names
     }
 
     /// Takes all blocks up to the next event or error, and that; `false` at the end of the flow.
@@ -201,8 +216,17 @@ impl<'s> CallTracer<'s> {
                 self.item(&item, flow, visitor);
                 true
             }
-            None => false,
+            None => {
+                self.arrive_at_end(visitor);
+                false
+            }
         }
+    }
+
+    /// Takes account of how control came to where tracing went off for the last time.
+    fn arrive_at_end(&mut self, visitor: &mut impl CallVisitor) {
+        self.thread.struck_at = self.thread.off_at.take();
+        self.arrive(visitor);
     }
 
     /// Takes the next piece of the flow if `gate` lets it in, which is asked with the instructions among those `wanted` that the piece
@@ -217,7 +241,11 @@ impl<'s> CallTracer<'s> {
         self.code.settle(flow);
         self.arrive(visitor);
         let mut hits = Vec::new();
-        let piece = match flow.next_part()? {
+        let Some(part) = flow.next_part() else {
+            self.arrive_at_end(visitor);
+            return None;
+        };
+        let piece = match part {
             Part::Event(event) => Err(Item::Event(event)),
             Part::Error(error) => Err(Item::Error(error)),
             Part::Run(run) => {

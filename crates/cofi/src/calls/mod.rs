@@ -14,7 +14,9 @@ use crate::sync::Sync;
 use crate::{Ended, input, select};
 use anyhow::{Result, bail};
 use callers::Callers;
-use cofi_analysis::{CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, Gate, Left};
+use cofi_analysis::{
+    CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, Gate, Left, OpenCall,
+};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
 use collect::Collect;
@@ -124,10 +126,29 @@ impl Matches {
 }
 
 /// What came of following a stream.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Traced {
     pub(crate) errors: bool,
     pub(crate) found: Found,
+    pub(crate) names: CallNames,
+    /// What was open at the end, outermost first.
+    pub(crate) open: Vec<OpenCall>,
+    /// The instruction that ran last, as far as blocks tell.
+    pub(crate) last: Option<Ip>,
+}
+
+impl Traced {
+    fn of(mut tracer: CallTracer<'_>, found: Found, visitor: &mut impl CallVisitor) -> Self {
+        let open = tracer.open_calls().collect();
+        tracer.finish(visitor);
+        Self {
+            errors: tracer.has_errors(),
+            found,
+            open,
+            last: tracer.last_instruction(),
+            names: tracer.into_names(),
+        }
+    }
 }
 
 /// Follows the wanted part of a stream, and shows its calls to a visitor.
@@ -144,11 +165,7 @@ pub(crate) fn trace<'s>(
         while tracer.follow(&mut flow, visitor) {
             progress.reached(flow.offset());
         }
-        tracer.finish(visitor);
-        return Ok(Traced {
-            errors: tracer.has_errors(),
-            found: Found::default(),
-        });
+        return Ok(Traced::of(tracer, Found::default(), visitor));
     }
     let sync = Sync::of(session, stream.bytes(), true);
     let start = window.start(session, sync);
@@ -188,11 +205,7 @@ pub(crate) fn trace<'s>(
         }
         progress.reached(flow.offset());
     }
-    tracer.finish(visitor);
-    Ok(Traced {
-        errors: tracer.has_errors(),
-        found,
-    })
+    Ok(Traced::of(tracer, found, visitor))
 }
 
 /// Whether the calls of a thread are wanted.
