@@ -2,7 +2,7 @@
 
 use crate::args::LastArgs;
 use crate::calls::text::{Tree, TreeStyle};
-use crate::calls::{self, Traced};
+use crate::calls::{self, Members, Traced};
 use crate::digits::counted;
 use crate::json::Line;
 use crate::output::{Stdout, stdout};
@@ -13,7 +13,7 @@ use crate::{Ended, check, input, item, select};
 use anyhow::Result;
 use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallVisitor, FinishedCall, Left};
 use cofi_flow::{Executed, FlowError, FlowErrorKind, Item};
-use cofi_image::{ImageView, SourceLine, SourceLines};
+use cofi_image::{ImageView, Place, SourceLine, SourceLines};
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::Ip;
 use cofi_session::{Session, Signal, Stream};
@@ -222,10 +222,7 @@ impl Tail {
 }
 
 /// The number that instructions load into EAX, the last of them given first: by itself, or by way of another register.
-fn loaded<'e>(
-    view: &ImageView<'_>,
-    insns: impl Iterator<Item = &'e Executed>,
-) -> Option<u32> {
+fn loaded<'e>(view: &ImageView<'_>, insns: impl Iterator<Item = &'e Executed>) -> Option<u32> {
     let mut view = view.clone();
     let mut register = 0;
     for insn in insns {
@@ -341,18 +338,19 @@ impl Last<'_, '_> {
         let mut is_innermost = true;
         let mut frames = Vec::new();
         for open in self.traced.open.iter().rev() {
-            // The line of a call is that of the call instruction, which ends before where it returns to.
-            let line_at = at.map(|at| Ip(at.0 - u64::from(!is_innermost && at.0 > 0)));
-            let place = at.and_then(|at| view.place(at));
-            let source = line_at
-                .and_then(|at| view.place(at))
-                .and_then(|place| sources.at(&place));
+            // Where a call returns to may be another line, and even another function, if it never does: the call instruction ends before it.
+            let back = u64::from(!is_innermost);
+            let place = at.and_then(|at| view.place(Ip(at.0.wrapping_sub(back))));
+            let source = place.as_ref().and_then(|place| sources.at(place));
             let known = self.traced.names.describe(open.call.function);
             frames.push(Frame {
                 at,
                 call: open.call,
-                name: match place.filter(|place| place.symbol().is_some()) {
-                    Some(place) => place.to_string(),
+                name: match place.as_ref().and_then(Place::symbol) {
+                    Some(symbol) if symbol.offset + back > 0 => {
+                        format!("{}+{:#x}", symbol.demangled(), symbol.offset + back)
+                    }
+                    Some(symbol) => symbol.demangled(),
                     None => known.to_owned(),
                 },
                 source,
@@ -460,10 +458,11 @@ impl Last<'_, '_> {
                 }
             }
         });
+        let mut members = Members::default();
         line.list("calls", self.calls(), |line, call| {
-            let mut object = Line::default();
-            calls::describe(session, &call, &traced.names, &mut object);
-            line.splice(object.members());
+            let mut text = Vec::new();
+            members.put(session, &call, &traced.names, &mut text);
+            line.splice(&text);
         });
         line.list("lines", &tail.lines, |line, ran| {
             line.text("source", &ran.source.file);

@@ -205,3 +205,123 @@ fn returns_to_elsewhere() {
 fn exceptions() {
     agrees("exceptions.cpp", true);
 }
+
+/// Text output: its lines, as they are where no terminal is.
+fn shown(command: &str, options: &[&str], data: &Path) -> Vec<String> {
+    let ran = run(cofi().arg(command).args(options).arg(data));
+    assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+    ran.text().lines().map(str::to_owned).collect()
+}
+
+/// The name in a line of the tree, and how deep it is.
+fn in_tree(line: &str) -> (usize, &str) {
+    let line = &line[26..];
+    let name = line.trim_start();
+    ((line.len() - name.len()) / 2, name)
+}
+
+#[test]
+fn parts_of_the_tree() {
+    let scratch = Scratch::new();
+    let path = repository().join("crates/cofi/tests/calls/recursion.c");
+    let Some(program) = scratch.compile(&path, &["-O0", "-g", "-no-pie"]) else {
+        return;
+    };
+    let (data, _) = record(&scratch, &program, "ptrace");
+    let all = calls(&data, &[]);
+    let named = |name: &str| -> Vec<&Value> {
+        let is_it = |call: &&Value| call["call"] == name;
+        all.iter().filter(is_it).collect()
+    };
+
+    // Each call of a function with what it calls, and nothing else.
+    let part = calls(&data, &["--function", "factorial"]);
+    let begins = part.iter().filter(|call| call["call"] == "factorial");
+    assert_eq!(begins.count(), named("factorial").len());
+    let names: HashSet<&str> = part
+        .iter()
+        .filter_map(|call| call["call"].as_str())
+        .collect();
+    assert_eq!(names, HashSet::from(["factorial", "leaf"]));
+    let only = calls(&data, &["--function", "factorial", "--depth", "1"]);
+    assert!(!only.is_empty() && only.len() < part.len());
+    assert!(only.iter().all(|call| call["call"] == "factorial"));
+
+    // Who called it: as often in each level as there were calls.
+    let callers = calls(&data, &["--callers", "leaf"]);
+    assert_eq!(callers.len(), named("leaf").len());
+    let of = |name: &str| {
+        let is_it = |call: &&Value| call["callers"][0] == name;
+        callers.iter().filter(is_it).count()
+    };
+    let sum: usize = ["main", "factorial", "even", "odd", "compare"]
+        .map(of)
+        .iter()
+        .sum();
+    assert!(of("factorial") > 0 && sum == callers.len());
+    let tree = shown("calls", &["--callers", "leaf"], &data);
+    let first_level = tree
+        .iter()
+        .skip(2)
+        .filter(|line| in_tree_of_callers(line) == 0);
+    let calls_in = |line: &String| -> usize {
+        let number = line.split_whitespace().next().expect("a number");
+        number.replace(',', "").parse().expect("a count")
+    };
+    assert_eq!(first_level.map(calls_in).sum::<usize>(), callers.len());
+
+    // Less of it.
+    let shallow = calls(&data, &["--depth", "3"]);
+    let wanted = all.iter().filter(|call| call["depth"].as_u64() < Some(3));
+    assert_eq!(shallow, wanted.cloned().collect::<Vec<_>>());
+    let long = calls(&data, &["--min-time", "5us"]);
+    // Of what was still open, only the command knows how long that was.
+    let is_over = |call: &&Value| call["end"].is_u64();
+    let lasts = |call: &Value| Some(call["end"].as_u64()? - call["begin"].as_u64()?);
+    let wanted = all.iter().filter(|call| lasts(call) >= Some(5_000));
+    let over: Vec<&Value> = long.iter().filter(is_over).collect();
+    assert_eq!(over, wanted.collect::<Vec<_>>());
+    assert!(!long.is_empty() && long.len() < all.len());
+
+    // From one function to another.
+    let middle = calls(&data, &["--from", "sym:compare", "--to", "sym:ackermann"]);
+    assert_eq!(
+        (&middle[0]["call"], &middle[0]["kind"]),
+        (&"main".into(), &"assumed".into())
+    );
+    let compares = middle.iter().filter(|call| call["call"] == "compare");
+    assert_eq!(compares.count(), named("compare").len());
+    assert_eq!(middle.last().expect("a call")["call"], "ackermann");
+
+    // The tree has what JSON has: those that are alike share a line.
+    let lines = shown("calls", &["--function", "main"], &data);
+    let tree: Vec<(usize, &str)> = lines[1..].iter().map(|line| in_tree(line)).collect();
+    assert_eq!(tree[0], (0, "main"));
+    assert!(tree[1..].iter().all(|(depth, _)| *depth > 0));
+    let factorials = tree
+        .iter()
+        .filter(|(_, name)| name.starts_with("factorial"));
+    let times = factorials.map(|(_, name)| {
+        let times = name.split_once('×').map_or("1", |(_, times)| times);
+        times.parse::<usize>().expect("a count")
+    });
+    assert_eq!(times.sum::<usize>(), named("factorial").len());
+
+    let none = run(&mut json(
+        "calls",
+        &["--function".as_ref(), "factorail".as_ref()],
+        &data,
+    ));
+    assert_eq!((none.code(), none.text().as_str()), (0, ""));
+    assert!(
+        none.stderr.contains("near to it: factorial"),
+        "{}",
+        none.stderr
+    );
+}
+
+/// How deep a line of the tree of callers is.
+fn in_tree_of_callers(line: &str) -> usize {
+    let name = &line[37..];
+    (name.len() - name.trim_start().len()) / 2
+}

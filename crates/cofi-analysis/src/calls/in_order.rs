@@ -4,15 +4,16 @@
 //! some amount in a file without a name.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use cofi_packet::{Ip, Tsc};
 use cofi_session::Task;
+use rustc_hash::FxHashMap;
 
 use super::{Call, CallEnd, CallKind, CallMoment, FunctionId, Left};
 
 /// So many calls are kept as they are. Those that are left by the time when there are so many need no more room elsewhere.
-const CHUNK: usize = 1 << 14;
+const CHUNK: usize = 1 << 12;
 
 /// So many bytes wait in memory.
 const MEMORY: usize = 64 << 20;
@@ -141,13 +142,28 @@ impl CallsInOrder {
 /// Calls in few bytes each.
 #[derive(Debug, Default)]
 struct Packed {
+    /// What calls have in common that are called from one place.
+    sites: Vec<Site>,
+    numbers: FxHashMap<Site, u32>,
     bytes: Vec<u8>,
+    /// Where in the file pieces end that were in memory once, each of whole calls.
+    pieces: Vec<u64>,
     file: Option<File>,
     task: Option<Task>,
     last: Option<Call>,
 }
 
+/// What is the same of all calls from one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Site {
+    function: FunctionId,
+    ip: Ip,
+    from: Option<Ip>,
+    kind: CallKind,
+}
+
 /// Seven bits a byte, the low ones first.
+#[inline]
 fn put(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);
@@ -156,14 +172,20 @@ fn put(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-fn get(bytes: &mut impl BufRead) -> io::Result<u64> {
+/// What was packed cannot be anything else.
+fn wrong() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+#[inline]
+fn get(bytes: &mut &[u8]) -> io::Result<u64> {
     let (mut number, mut shift) = (0_u64, 0_u32);
     loop {
-        let mut byte = [0];
-        bytes.read_exact(&mut byte)?;
-        number |= u64::from(byte[0] & 0x7f).checked_shl(shift).unwrap_or(0);
+        let (first, rest) = bytes.split_first().ok_or_else(wrong)?;
+        *bytes = rest;
+        number |= u64::from(first & 0x7f).checked_shl(shift).unwrap_or(0);
         shift += 7;
-        if byte[0] & 0x80 == 0 {
+        if first & 0x80 == 0 {
             return Ok(number);
         }
     }
@@ -180,157 +202,208 @@ const fn from_difference(number: u64, base: u64) -> u64 {
 }
 
 /// What of a moment is written, against another one.
-fn put_moment(bytes: &mut Vec<u8>, moment: &CallMoment, base: &CallMoment) {
+#[inline]
+fn put_moment(bytes: &mut Vec<u8>, has_cycles: bool, moment: &CallMoment, base: &CallMoment) {
     let tsc = |moment: &CallMoment| moment.tsc.map_or(0, |tsc| tsc.0);
     put(bytes, difference(tsc(moment), tsc(base)));
     put(bytes, difference(moment.insns, base.insns));
-    put(bytes, difference(moment.cycles, base.cycles));
+    if has_cycles {
+        put(bytes, difference(moment.cycles, base.cycles));
+    }
 }
 
+#[inline]
 fn get_moment(
-    bytes: &mut impl BufRead,
-    has_tsc: bool,
+    bytes: &mut &[u8],
+    (has_tsc, has_cycles): (bool, bool),
     base: &CallMoment,
 ) -> io::Result<CallMoment> {
     let before = base.tsc.map_or(0, |tsc| tsc.0);
     let tsc = Tsc(from_difference(get(bytes)?, before));
+    let insns = from_difference(get(bytes)?, base.insns);
+    let cycles = match has_cycles {
+        true => from_difference(get(bytes)?, base.cycles),
+        false => base.cycles,
+    };
     Ok(CallMoment {
         tsc: has_tsc.then_some(tsc),
-        insns: from_difference(get(bytes)?, base.insns),
-        cycles: from_difference(get(bytes)?, base.cycles),
+        cycles,
+        insns,
     })
 }
 
 const HAS_TSC: u64 = 1;
-const HAS_FROM: u64 = 2;
-const IS_LEFT: u64 = 4;
-const ENDS_WITH_TSC: u64 = 8;
-const HAS_PARENT: u64 = 16;
-const FLAGS: u32 = 5;
+const IS_LEFT: u64 = 2;
+const ENDS_WITH_TSC: u64 = 4;
+/// Cycles that are not those of the call before.
+const HAS_CYCLES: u64 = 8;
+/// Nothing ran in it but itself.
+const IS_LEAF: u64 = 16;
+/// Its number is the next, its parent is the call before or unknown, its stack the same.
+const IS_PLAIN: u64 = 32;
+const FLAGS: u32 = 6;
 
 impl Packed {
     fn put(&mut self, calls: &[(Call, Option<CallEnd>)]) -> io::Result<()> {
-        let bytes = &mut self.bytes;
         for (call, end) in calls {
-            self.task = Some(call.task);
-            let last = self.last.unwrap_or(Call {
-                number: -1,
-                parent: None,
-                stack: 0,
-                ip: Ip(0),
-                depth: 0,
-                from: None,
-                begin: CallMoment::default(),
-                ..*call
-            });
-            let mut flags = u64::from(call.begin.tsc.is_some()) * HAS_TSC;
-            flags |= u64::from(call.from.is_some()) * HAS_FROM;
-            flags |= u64::from(end.is_some()) * IS_LEFT;
-            flags |= u64::from(end.is_some_and(|end| end.end.tsc.is_some())) * ENDS_WITH_TSC;
-            flags |= u64::from(call.parent.is_some()) * HAS_PARENT;
-            put(bytes, (call.kind as u64) << FLAGS | flags);
-            put(bytes, difference(call.number as u64, last.number as u64));
-            if let Some(parent) = call.parent {
-                put(bytes, difference(parent as u64, call.number as u64));
-            }
-            put(bytes, call.stack.into());
-            put(bytes, call.function.0.into());
-            put(bytes, difference(call.ip.0, last.ip.0));
-            put(bytes, difference(call.depth as u64, last.depth as u64));
-            if let Some(from) = call.from {
-                put(bytes, difference(from.0, call.ip.0));
-            }
-            put_moment(bytes, &call.begin, &last.begin);
-            if let Some(end) = end {
-                put_moment(bytes, &end.end, &call.begin);
-                put(bytes, end.insns);
-                put(bytes, end.self_insns);
-                put(bytes, end.left as u64);
-            }
-            self.last = Some(*call);
+            self.put_one(call, end.as_ref());
         }
-        if bytes.len() >= MEMORY {
+        if self.bytes.len() >= MEMORY {
             let file = match &mut self.file {
                 Some(file) => file,
                 None => self.file.insert(tempfile::tempfile()?),
             };
-            file.write_all(bytes)?;
-            bytes.clear();
+            file.write_all(&self.bytes)?;
+            let before = self.pieces.last().copied().unwrap_or(0);
+            self.pieces.push(before + self.bytes.len() as u64);
+            self.bytes.clear();
         }
         Ok(())
     }
 
+    fn put_one(&mut self, call: &Call, end: Option<&CallEnd>) {
+        self.task = Some(call.task);
+        let site = Site {
+            function: call.function,
+            ip: call.ip,
+            from: call.from,
+            kind: call.kind,
+        };
+        let next = self.sites.len() as u32;
+        let number = *self.numbers.entry(site).or_insert(next);
+        if number == next {
+            self.sites.push(site);
+        }
+        let bytes = &mut self.bytes;
+        let last = self.last.unwrap_or(FIRST);
+        let is_plain = call.number == last.number + 1 && call.stack == last.stack;
+        let has_cycles = call.begin.cycles != last.begin.cycles
+            || end.is_some_and(|end| end.end.cycles != call.begin.cycles);
+        let is_leaf = end.is_some_and(|end| end.insns == end.self_insns);
+        let flag = |holds: bool, flag: u64| if holds { flag } else { 0 };
+        let ends_with_tsc = end.is_some_and(|end| end.end.tsc.is_some());
+        let flags = flag(call.begin.tsc.is_some(), HAS_TSC)
+            | flag(end.is_some(), IS_LEFT)
+            | flag(ends_with_tsc, ENDS_WITH_TSC)
+            | flag(has_cycles, HAS_CYCLES)
+            | flag(is_leaf, IS_LEAF)
+            | flag(is_plain, IS_PLAIN);
+        let left = end.map_or(0, |end| end.left as u64);
+        put(bytes, left << FLAGS | flags);
+        put(bytes, number.into());
+        put(bytes, difference(call.depth as u64, last.depth as u64));
+        // None is 0.
+        let parent = |parent: i64| 1 + difference(parent as u64, call.number as u64);
+        put(bytes, call.parent.map_or(0, parent));
+        if !is_plain {
+            put(bytes, difference(call.number as u64, last.number as u64));
+            put(bytes, call.stack.into());
+        }
+        put_moment(bytes, has_cycles, &call.begin, &last.begin);
+        if let Some(end) = end {
+            put_moment(bytes, has_cycles, &end.end, &call.begin);
+            // Most often all that ran until then.
+            let all = end.end.insns.wrapping_sub(call.begin.insns);
+            put(bytes, difference(end.insns, all));
+            if !is_leaf {
+                put(bytes, end.self_insns);
+            }
+        }
+        self.last = Some(*call);
+    }
+
     fn each(self, mut give: impl FnMut(Call, Option<CallEnd>) -> io::Result<()>) -> io::Result<()> {
-        let Some(task) = self.task else {
+        let Self {
+            sites,
+            bytes,
+            pieces,
+            file,
+            task,
+            ..
+        } = self;
+        let Some(task) = task else {
             return Ok(());
         };
-        let begin = Call {
-            task,
-            number: -1,
-            parent: None,
-            stack: 0,
-            function: FunctionId(0),
-            ip: Ip(0),
-            depth: 0,
-            kind: CallKind::Call,
-            from: None,
-            begin: CallMoment::default(),
-        };
-        let mut last = begin;
-        let mut read = |bytes: &mut dyn BufRead| -> io::Result<()> {
-            let mut bytes = bytes;
-            while !bytes.fill_buf()?.is_empty() {
-                let (call, end) = one(&mut bytes, &last)?;
+        let mut last = Call { task, ..FIRST };
+        let mut read = |mut bytes: &[u8]| -> io::Result<()> {
+            while !bytes.is_empty() {
+                let (call, end) = one(&mut bytes, &sites, &last)?;
                 last = call;
                 give(call, end)?;
             }
             Ok(())
         };
-        if let Some(mut file) = self.file {
+        if let Some(mut file) = file {
             file.seek(SeekFrom::Start(0))?;
-            read(&mut BufReader::with_capacity(1 << 16, file))?;
+            let mut piece = Vec::new();
+            let mut from = 0;
+            for to in pieces {
+                piece.resize(usize::try_from(to - from).map_err(|_| wrong())?, 0);
+                file.read_exact(&mut piece)?;
+                read(&piece)?;
+                from = to;
+            }
         }
-        read(&mut self.bytes.as_slice())
+        read(&bytes)
     }
 }
 
+/// Before the first call.
+const FIRST: Call = Call {
+    task: Task { pid: 0, tid: 0 },
+    number: -1,
+    parent: None,
+    stack: 0,
+    function: FunctionId(0),
+    ip: Ip(0),
+    depth: 0,
+    kind: CallKind::Call,
+    from: None,
+    begin: CallMoment {
+        tsc: None,
+        cycles: 0,
+        insns: 0,
+    },
+};
+
 /// The next call.
-fn one(bytes: &mut impl BufRead, last: &Call) -> io::Result<(Call, Option<CallEnd>)> {
+fn one(bytes: &mut &[u8], sites: &[Site], last: &Call) -> io::Result<(Call, Option<CallEnd>)> {
     let head = get(bytes)?;
-    let flags = head & ((1 << FLAGS) - 1);
-    let wrong = || io::Error::from(io::ErrorKind::InvalidData);
-    let number = from_difference(get(bytes)?, last.number as u64) as i64;
-    let parent = match flags & HAS_PARENT {
-        0 => None,
-        _ => Some(from_difference(get(bytes)?, number as u64) as i64),
-    };
-    let stack = u32::try_from(get(bytes)?).map_err(|_| wrong())?;
-    let function = FunctionId(u32::try_from(get(bytes)?).map_err(|_| wrong())?);
-    let ip = Ip(from_difference(get(bytes)?, last.ip.0));
+    let has = |flag: u64| head & flag != 0;
+    let site = sites.get(get(bytes)? as usize).ok_or_else(wrong)?;
     let depth = from_difference(get(bytes)?, last.depth as u64) as i32;
-    let from = match flags & HAS_FROM {
-        0 => None,
-        _ => Some(Ip(from_difference(get(bytes)?, ip.0))),
+    let parent = get(bytes)?.checked_sub(1);
+    let (number, stack) = match has(IS_PLAIN) {
+        true => (last.number + 1, last.stack),
+        false => (
+            from_difference(get(bytes)?, last.number as u64) as i64,
+            get(bytes)? as u32,
+        ),
     };
-    let kind = CallKind::ALL.get((head >> FLAGS) as usize);
+    let has_cycles = has(HAS_CYCLES);
     let call = Call {
         task: last.task,
         number,
-        parent,
+        parent: parent.map(|parent| from_difference(parent, number as u64) as i64),
         stack,
-        function,
-        ip,
+        function: site.function,
+        ip: site.ip,
         depth,
-        kind: *kind.ok_or_else(wrong)?,
-        from,
-        begin: get_moment(bytes, flags & HAS_TSC != 0, &last.begin)?,
+        kind: site.kind,
+        from: site.from,
+        begin: get_moment(bytes, (has(HAS_TSC), has_cycles), &last.begin)?,
     };
-    if flags & IS_LEFT == 0 {
+    if !has(IS_LEFT) {
         return Ok((call, None));
     }
-    let end = get_moment(bytes, flags & ENDS_WITH_TSC != 0, &call.begin)?;
-    let (insns, self_insns) = (get(bytes)?, get(bytes)?);
-    let left = Left::ALL.get(get(bytes)? as usize);
+    let end = get_moment(bytes, (has(ENDS_WITH_TSC), has_cycles), &call.begin)?;
+    let all = end.insns.wrapping_sub(call.begin.insns);
+    let insns = from_difference(get(bytes)?, all);
+    let self_insns = match has(IS_LEAF) {
+        true => insns,
+        false => get(bytes)?,
+    };
+    let left = Left::ALL.get((head >> FLAGS) as usize);
     let end = CallEnd {
         end,
         insns,
@@ -390,7 +463,7 @@ mod tests {
                 } else {
                     open.len() as i32
                 },
-                kind: CallKind::ALL[(x % 5) as usize],
+                kind: [CallKind::Call, CallKind::Tail, CallKind::Signal][(x % 3) as usize],
                 from: x.is_multiple_of(2).then_some(Ip(*y)),
                 begin: CallMoment {
                     tsc: (!y.is_multiple_of(5)).then_some(Tsc(*y)),
@@ -470,6 +543,7 @@ mod tests {
         packed.put(&calls[..1]).expect("memory");
         let mut file = tempfile::tempfile().expect("a file");
         file.write_all(&packed.bytes).expect("writing");
+        packed.pieces.push(packed.bytes.len() as u64);
         packed.bytes.clear();
         packed.file = Some(file);
         packed.put(&calls[1..]).expect("memory");

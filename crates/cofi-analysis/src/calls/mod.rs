@@ -53,14 +53,6 @@ pub enum CallKind {
 }
 
 impl CallKind {
-    const ALL: [Self; 5] = [
-        Self::Call,
-        Self::Tail,
-        Self::Signal,
-        Self::Entry,
-        Self::Assumed,
-    ];
-
     /// Its name in the output of the command.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -1,7 +1,7 @@
 //! Chooses calls, waits for their end, and prints them in the order in which they began.
 
 use super::text::{Tree, TreeStyle};
-use super::{Matches, describe, is_wanted, lasted};
+use super::{Matches, Members, is_wanted, lasted};
 use crate::args::CallsArgs;
 use crate::input;
 use crate::json::Line;
@@ -29,6 +29,8 @@ pub(super) struct Collect<'a, 's> {
     heading: Option<Task>,
     has_headings: bool,
     line: Line,
+    members: Members,
+    text: Vec<u8>,
     failed: Option<io::Error>,
 }
 
@@ -115,6 +117,8 @@ impl<'a, 's> Collect<'a, 's> {
             heading: None,
             has_headings,
             line: Line::default(),
+            members: Members::default(),
+            text: Vec::new(),
             failed: None,
         }
     }
@@ -139,9 +143,12 @@ impl<'a, 's> Collect<'a, 's> {
             callers,
             out,
             line,
+            members,
+            text,
             ..
         } = self;
         let mut tree = Tree::new(session, names, &self.style);
+        let mut root: Option<i32> = None;
         if !args.json && self.has_headings && self.heading != Some(task) {
             let comm = session.comm_of(task.tid).map(input::called);
             let begin = if self.heading.is_some() { "\n" } else { "" };
@@ -170,9 +177,20 @@ impl<'a, 's> Collect<'a, 's> {
                 return Ok(());
             }
             if !args.json {
-                return tree.call(finished, out);
+                let mut finished = *finished;
+                if self.function.is_some() {
+                    // The function itself is the root of its tree.
+                    let depth = finished.call.depth;
+                    let base = root.map_or(depth, |root| depth.min(root));
+                    root = Some(base);
+                    finished.call.depth -= base;
+                }
+                return tree.call(&finished, out);
             }
-            describe(session, finished, names, line);
+            text.clear();
+            text.push(b'{');
+            members.put(session, finished, names, text);
+            line.begin();
             if let Some(callers) = callers {
                 let stack = callers.around(&finished.call);
                 let around = stack.iter().skip(1);
@@ -187,7 +205,12 @@ impl<'a, 's> Collect<'a, 's> {
             if let Some(cpu) = key.cpu() {
                 line.number("cpu", cpu);
             }
-            out.write_all(line.end())
+            if !line.members().is_empty() {
+                text.push(b',');
+                text.extend_from_slice(line.members());
+            }
+            text.extend_from_slice(b"}\n");
+            out.write_all(text)
         })?;
         match args.json {
             true => Ok(()),

@@ -11,11 +11,11 @@ use crate::point::{Place, is_called, near};
 use crate::progress::Printing;
 use crate::select::{Found, Window};
 use crate::sync::Sync;
-use crate::{Ended, input, select};
+use crate::{Ended, digits, input, select};
 use anyhow::{Result, bail};
 use callers::Callers;
 use cofi_analysis::{
-    CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, Gate, Left, OpenCall,
+    CallKind, CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, Gate, Left, OpenCall,
 };
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
@@ -225,43 +225,67 @@ pub(crate) fn lasted(session: &Session<'_>, call: &FinishedCall) -> Option<u64> 
     Some(end.saturating_sub(begin))
 }
 
-/// Writes a call as the contract has it, all keys but those of the stream.
-pub(crate) fn describe(
-    session: &Session<'_>,
-    finished: &FinishedCall,
-    names: &CallNames,
-    line: &mut Line,
-) {
-    let FinishedCall { call, end } = finished;
-    line.begin();
-    match names.name(call.function) {
-        Some(name) => line.text("call", name),
-        None => line.null("call"),
-    };
-    line.hex("ip", call.ip.0)
-        .number("depth", u64::try_from(call.depth).unwrap_or(0))
-        .text("kind", call.kind.name())
-        .hex_or_null("from", call.from.map(|from| from.0));
-    // Of what was still open nobody knows the end.
-    let is_over = !matches!(end.left, Left::End | Left::Gap);
-    let mut time = |key, tsc: Option<Tsc>| {
-        match nanoseconds(session, tsc) {
-            Some(time) => line.number(key, time),
-            None => line.null(key),
+/// Writes calls as the contract has them.
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    /// What is the same of all calls from one place.
+    sites: FxHashMap<(FunctionId, Ip, Option<Ip>, CallKind), Box<[u8]>>,
+}
+
+impl Members {
+    /// Appends the members of a call's object, all but those of the stream.
+    pub(crate) fn put(
+        &mut self,
+        session: &Session<'_>,
+        finished: &FinishedCall,
+        names: &CallNames,
+        out: &mut Vec<u8>,
+    ) {
+        let FinishedCall { call, end } = finished;
+        let site = (call.function, call.ip, call.from, call.kind);
+        let site = self.sites.entry(site).or_insert_with(|| {
+            let mut line = Line::default();
+            line.begin();
+            match names.name(call.function) {
+                Some(name) => line.text("call", name),
+                None => line.null("call"),
+            };
+            line.hex("ip", call.ip.0)
+                .text("kind", call.kind.name())
+                .hex_or_null("from", call.from.map(|from| from.0));
+            match names.file(call.function) {
+                Some(file) => line.text("file", &file.to_string_lossy()),
+                None => line.null("file"),
+            };
+            line.members().into()
+        });
+        out.extend_from_slice(site);
+        let number = |out: &mut Vec<u8>, key: &[u8], number: Option<u64>| {
+            out.extend_from_slice(key);
+            match number {
+                Some(number) => digits::decimal(out, number),
+                None => out.extend_from_slice(b"null"),
+            }
         };
-    };
-    time("begin", call.begin.tsc);
-    time("end", end.end.tsc.filter(|_| is_over));
-    line.number("insns", end.insns)
-        .number("self_insns", end.self_insns)
-        .text("left", end.left.name());
-    if end.end.cycles > 0 {
-        line.number("cycles", end.end.cycles - call.begin.cycles);
-    }
-    if call.stack > 0 {
-        line.number("stack", call.stack);
-    }
-    if let Some(file) = names.file(call.function) {
-        line.text("file", &file.to_string_lossy());
+        // Of what was still open nobody knows the end.
+        let is_over = !matches!(end.left, Left::End | Left::Gap);
+        let begin = nanoseconds(session, call.begin.tsc);
+        let over = nanoseconds(session, end.end.tsc.filter(|_| is_over));
+        let depth = u64::try_from(call.depth).unwrap_or(0);
+        number(out, b",\"depth\":", Some(depth));
+        number(out, b",\"begin\":", begin);
+        number(out, b",\"end\":", over);
+        number(out, b",\"insns\":", Some(end.insns));
+        number(out, b",\"self_insns\":", Some(end.self_insns));
+        out.extend_from_slice(b",\"left\":\"");
+        out.extend_from_slice(end.left.name().as_bytes());
+        out.push(b'"');
+        if end.end.cycles > 0 {
+            let cycles = end.end.cycles.saturating_sub(call.begin.cycles);
+            number(out, b",\"cycles\":", Some(cycles));
+        }
+        if call.stack > 0 {
+            number(out, b",\"stack\":", Some(call.stack.into()));
+        }
     }
 }
