@@ -173,10 +173,10 @@ impl Tail {
     ) -> Self {
         /// So many instructions at the end are looked at: lines are few instructions each.
         const INSTRUCTIONS: usize = 1 << 12;
-        let mut flow = select::flow_from(session, stream, start);
+        let flow = select::flow_from(session, stream, start);
         let mut tail = Self::default();
         let mut ran: VecDeque<Executed> = VecDeque::new();
-        while let Some(item) = flow.next() {
+        for item in flow {
             tail.error = None;
             match item {
                 Item::Insn(insn) => {

@@ -229,8 +229,11 @@ pub(crate) fn lasted(session: &Session<'_>, call: &FinishedCall) -> Option<u64> 
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     /// What is the same of all calls from one place.
-    sites: FxHashMap<(FunctionId, Ip, Option<Ip>, CallKind), Box<[u8]>>,
+    sites: FxHashMap<Site, Box<[u8]>>,
 }
+
+/// What is the same of them: the function, where it was entered, by which instruction and how.
+type Site = (FunctionId, Ip, Option<Ip>, CallKind);
 
 impl Members {
     /// Appends the members of a call's object, all but those of the stream.
