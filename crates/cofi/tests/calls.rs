@@ -1,5 +1,7 @@
 //! `cofi calls` beside programs that keep a list of their own calls.
 
+#[path = "common/cases.rs"]
+mod cases;
 mod common;
 
 use common::{Scratch, cofi, has_qemu, json, repository, run};
@@ -324,4 +326,193 @@ fn parts_of_the_tree() {
 fn in_tree_of_callers(line: &str) -> usize {
     let name = &line[37..];
     (name.len() - name.trim_start().len()) / 2
+}
+
+/// Panics with something to clean up in each function that they leave.
+const PANICS: &str = r#"
+struct Guard(u32);
+impl Drop for Guard {
+    #[inline(never)]
+    fn drop(&mut self) { leaf(self.0); }
+}
+#[inline(never)]
+fn leaf(x: u32) -> u32 { std::hint::black_box(x + 1) }
+#[inline(never)]
+fn panics(n: u32) -> u32 { if n < 100 { panic!("no {n}") } n }
+#[inline(never)]
+fn deeper(n: u32) -> u32 {
+    let guard = Guard(n);
+    if n == 0 { panics(n) } else { deeper(n - 1) + std::hint::black_box(guard.0) }
+}
+#[inline(never)]
+fn catches(n: u32) -> u32 {
+    match std::panic::catch_unwind(|| deeper(n)) { Ok(n) => n, Err(_) => leaf(n) + 1 }
+}
+fn main() {
+    std::panic::set_hook(Box::new(|_| ()));
+    let sum: u32 = (0..3).map(catches).sum();
+    println!("{sum}");
+}
+"#;
+
+#[test]
+fn panics_of_rust() {
+    if !cofi_test::has_program("rustc") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let source = scratch.write("panics.rs", PANICS);
+    for optimize in ["0", "2"] {
+        let program = scratch.path("panics");
+        let mut rustc = std::process::Command::new("rustc");
+        rustc.arg(&source).arg("-o").arg(&program);
+        rustc.args(["-C", &format!("opt-level={optimize}")]);
+        let built = run(&mut rustc);
+        assert_eq!(built.code(), 0, "{}", built.stderr);
+        let (data, _) = record(&scratch, &program, "ptrace");
+        let mut got: Vec<(String, usize)> = Vec::new();
+        let mut open: Vec<(u64, bool)> = Vec::new();
+        for call in calls(&data, &[]) {
+            let name = call["call"].as_str().unwrap_or_default();
+            let name = name.strip_prefix("panics::").unwrap_or_default();
+            let is_known = ["catches", "deeper", "panics", "leaf"].contains(&name);
+            let depth = call["depth"].as_u64().expect("a depth");
+            while open.last().is_some_and(|(other, _)| *other >= depth) {
+                open.pop();
+            }
+            if is_known {
+                let around = open.iter().filter(|(_, is_known)| *is_known).count();
+                got.push((name.to_owned(), around));
+            }
+            open.push((depth, is_known));
+        }
+        let mut wanted = Vec::new();
+        for n in 0..3_usize {
+            let deepers = (0..=n).map(|level| ("deeper", 1 + level));
+            let cleanups = (0..=n).map(|level| ("leaf", n + 2 - level));
+            wanted.push(("catches", 0));
+            wanted.extend(deepers);
+            wanted.push(("panics", n + 2));
+            wanted.extend(cleanups);
+            wanted.push(("leaf", 1));
+        }
+        let wanted: Vec<(String, usize)> = wanted
+            .into_iter()
+            .map(|(name, depth)| (name.to_owned(), depth))
+            .collect();
+        assert_eq!(got, wanted, "opt-level {optimize}");
+    }
+}
+
+/// Code that a program makes as it runs, and names in perf's list.
+const GENERATES: &str = r#"
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+__attribute__((noinline)) static int leaf(int x) { return x + 1; }
+int main(void) {
+    unsigned char *code = mmap(0, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    /* push %rbx; mov %rsi, %rbx; call inner; mov %eax, %edi; call *%rbx; pop %rbx; ret */
+    unsigned char outer[] = {0x53, 0x48, 0x89, 0xf3, 0xe8, 0x17, 0, 0, 0, 0x89, 0xc7, 0xff, 0xd3, 0x5b, 0xc3};
+    unsigned char inner[] = {0x8d, 0x47, 0x02, 0xc3};
+    memcpy(code, outer, sizeof outer);
+    memcpy(code + 32, inner, sizeof inner);
+    char name[64];
+    sprintf(name, "/tmp/perf-%d.map", getpid());
+    FILE *map = fopen(name, "w");
+    fprintf(map, "%lx %zx made_outer\n%lx %zx made_inner\n", (long)code, sizeof outer, (long)code + 32, sizeof inner);
+    fclose(map);
+    int sum = 0;
+    for (int i = 0; i < 3; i++) sum += ((int (*)(int, int (*)(int)))code)(i, leaf);
+    return sum != 12;
+}
+"#;
+
+#[test]
+fn generated_code_with_names() {
+    let scratch = Scratch::new();
+    let source = scratch.write("generates.c", GENERATES);
+    let Some(program) = scratch.compile(&source, &["-O1"]) else {
+        return;
+    };
+    let (data, _) = record(&scratch, &program, "ptrace");
+    let part = calls(&data, &["--function", "made_outer"]);
+    let tid = part[0]["tid"].as_u64().expect("a thread");
+    std::fs::remove_file(format!("/tmp/perf-{tid}.map")).expect("the program's list");
+    let names: Vec<&str> = part
+        .iter()
+        .filter_map(|call| call["call"].as_str())
+        .collect();
+    let once = ["made_outer", "made_inner", "leaf"];
+    assert_eq!(names, [once, once, once].concat());
+    assert!(
+        part.iter()
+            .all(|call| call["left"] == "return" && call["kind"] == "call")
+    );
+}
+
+/// Traces of processors, of programs of which only a part was traced and nothing names a function: every call returns.
+#[test]
+fn of_real_processors() {
+    let Some(traces) = cofi_test::traces() else {
+        return;
+    };
+    for (name, count) in [
+        ("xdc-unzip", 220),
+        ("xdc-foo", 2466),
+        ("xdc-avscript32", 7260),
+    ] {
+        let folder = traces.join(name);
+        let mut command = cofi();
+        command
+            .args(["calls", "--json"])
+            .args(cases::options(&folder));
+        let ran = run(command.arg(folder.join("trace.pt")));
+        assert_eq!(ran.code(), 0, "{}", ran.stderr);
+        let text = ran.text();
+        let all: Vec<Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"))
+            .collect();
+        assert_eq!(all.len(), count, "{name}");
+        assert_eq!(all[0]["kind"], "assumed", "the trace begins in the middle");
+        let returned = all[1..].iter().filter(|call| call["left"] == "return");
+        let tails = all[1..]
+            .iter()
+            .filter(|call| call["left"] == "tail")
+            .count();
+        assert!(returned.count() + tails + 1 >= count - 1, "{name}");
+    }
+}
+
+/// Where trace is missing all calls are left, and what follows begins anew.
+#[test]
+fn a_gap_ends_all_calls() {
+    let scratch = Scratch::new();
+    let code = scratch.write("code.bin", [0xe8, 0, 0, 0, 0, 0xe8, 1, 0, 0, 0, 0x90, 0xc3]);
+    let text = "psb\npsbend\ntip.pge 0x1005\ntip 0x100a\novf\nfup 0x100b\ntip 0x1005\ntip 0x2000\n";
+    let packets = scratch.write("packets.txt", text);
+    let trace = scratch.path("trace.pt");
+    let made = run(cofi().arg("asm").arg(&packets).arg("-o").arg(&trace));
+    assert_eq!(made.code(), 0, "{}", made.stderr);
+    let raw = format!("{}:0x1000", code.display());
+    let ran = run(cofi().args(["calls", "--json", "--raw", &raw]).arg(&trace));
+    let text = ran.text();
+    let all: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let left: Vec<&str> = all
+        .iter()
+        .filter_map(|call| call["left"].as_str())
+        .collect();
+    assert!(
+        left.starts_with(&["gap"]) && left.contains(&"gap"),
+        "{text}"
+    );
+    assert!(
+        all.iter().all(|call| call["begin"].is_null()),
+        "nothing tells the time"
+    );
 }

@@ -397,13 +397,14 @@ impl Thread {
                     self.relocate(to, at, around);
                 }
             }
-            Class::Return => {
-                // From what is traced to what is not, and back.
-                let is_own = top.ret == Some(to);
-                if is_own {
-                    self.leave_returning(to, around);
-                } else {
-                    self.relocate(to, at, around);
+            // From what is traced to what is not, which returns to where the innermost call came from, or one further out.
+            Class::Return | Class::IndirectJump | Class::DirectJump | Class::Conditional => {
+                match self.find(|frame| frame.returns_to(to)) {
+                    Some(index) => {
+                        self.leave_down_to(index + 1, Left::Unwound, around);
+                        self.leave_returning(to, around);
+                    }
+                    None => self.relocate(to, at, around),
                 }
             }
             Class::DirectCall | Class::IndirectCall if at.is_first => {
