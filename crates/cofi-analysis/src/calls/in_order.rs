@@ -8,8 +8,9 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use cofi_packet::{Ip, Tsc};
 use cofi_session::Task;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::ends::Ends;
 use super::{Call, CallEnd, CallKind, CallMoment, FunctionId, Left};
 
 /// So many calls are kept as they are. Those that are left by the time when there are so many need no more room elsewhere.
@@ -38,8 +39,10 @@ pub struct CallsInOrder {
     chunk: Vec<(Call, Option<CallEnd>)>,
     /// Those before them, but for what is not known yet.
     packed: Packed,
-    /// Ends of calls that were packed before they were left: one at most for each that was open at the end of a chunk.
-    ends: Vec<(i64, CallEnd)>,
+    /// Calls that were packed and have not been left.
+    open: FxHashSet<i64>,
+    /// Ends of calls that were packed before they were left.
+    ends: Ends,
     failed: Option<io::Error>,
 }
 
@@ -51,12 +54,11 @@ impl CallsInOrder {
             return;
         }
         self.chunk.push((*call, None));
-        if self.chunk.len() >= CHUNK
-            && let Err(error) = self.packed.put(&self.chunk)
-        {
-            self.failed.get_or_insert(error);
-        }
         if self.chunk.len() >= CHUNK {
+            let packed = self.packed.put(&self.chunk);
+            self.note(packed);
+            let open = self.chunk.iter().filter(|(_, end)| end.is_none());
+            self.open.extend(open.map(|(call, _)| call.number));
             self.chunk.clear();
         }
     }
@@ -88,7 +90,19 @@ impl CallsInOrder {
                     *slot = Some(*end);
                 }
             }
-            _ => self.ends.push((call.number, *end)),
+            _ if self.open.remove(&call.number) => {
+                let pushed = self.ends.push(call.number, *end);
+                self.note(pushed);
+            }
+            // It was not among those that were wanted.
+            _ => {}
+        }
+    }
+
+    /// Keeps what went wrong first.
+    fn note(&mut self, result: io::Result<()>) {
+        if let Err(error) = result {
+            self.failed.get_or_insert(error);
         }
     }
 
@@ -104,14 +118,14 @@ impl CallsInOrder {
             mut outer,
             chunk,
             packed,
-            mut ends,
+            ends,
             failed,
+            ..
         } = std::mem::take(self);
         if let Some(error) = failed {
             return Err(error);
         }
         outer.sort_unstable_by_key(|(call, _)| call.number);
-        ends.sort_unstable_by_key(|(number, _)| *number);
         let lowest = outer.iter().map(|(call, _)| call.depth).min().unwrap_or(0);
         let mut give = |mut call: Call, end: CallEnd| {
             call.depth = call.depth.saturating_sub(lowest.min(0)).max(0);
@@ -122,13 +136,13 @@ impl CallsInOrder {
                 give(call, end)?;
             }
         }
-        let mut ends = ends.into_iter().peekable();
+        let mut ends = ends.sorted()?;
         packed.each(|call, end| {
-            let known = ends.next_if(|(number, _)| *number == call.number);
-            match end.or(known.map(|(_, end)| end)) {
-                Some(end) => give(call, end),
-                None => Ok(()),
-            }
+            let end = match end {
+                Some(end) => Some(end),
+                None => ends.take(call.number)?,
+            };
+            end.map_or(Ok(()), |end| give(call, end))
         })?;
         for (call, end) in chunk {
             if let Some(end) = end {

@@ -16,6 +16,7 @@
 //! [`CallsInOrder`] puts finished calls back in the order in which they began.
 
 mod clock;
+mod ends;
 mod in_order;
 mod names;
 mod rules;

@@ -13,7 +13,7 @@ use super::switch::Undecided;
 use super::{Call, CallEnd, CallKind, CallMoment, CallVisitor, FunctionId, Left};
 
 /// So many calls may be open on a stack: code may push calls that never return. Of more than that, the outer half is forgotten.
-const DEEPEST: usize = 1 << 20;
+const DEEPEST: usize = 1 << 18;
 
 /// How control came to where the next block begins.
 #[derive(Clone, Copy, Debug)]
