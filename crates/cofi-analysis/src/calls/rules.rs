@@ -314,6 +314,14 @@ impl Thread {
             return;
         }
         let below = self.stack.frames.len() - 1;
+        let caller = below
+            .checked_sub(1)
+            .and_then(|at| self.stack.frames.get(at));
+        let is_within = at.is_named && at.function == by.source && at.function == top.call.function;
+        if is_within && caller.is_none_or(|caller| caller.call.function != at.function) {
+            // A jump within the function, by a return.
+            return;
+        }
         if let Some(index) = self.catcher(to, at, around) {
             self.leave_down_to(index + 1, Left::Unwound, around);
             return;
@@ -349,7 +357,7 @@ impl Thread {
     /// Tracing was off, and goes on here.
     pub(super) fn back<V: CallVisitor>(
         &mut self,
-        (by, expected, signal): (Option<Transfer>, Option<Ip>, Option<bool>),
+        (by, expected, signals): (Option<Transfer>, Option<Ip>, Option<u64>),
         to: Ip,
         at: Location,
         around: &mut Around<'_, '_, V>,
@@ -361,7 +369,8 @@ impl Thread {
             self.leave_all(Left::Gap, around);
             return self.begin(to, at, around);
         }
-        if signal == Some(true) && expected != Some(to) {
+        if signals.is_some_and(|signals| signals > self.handlers) && expected != Some(to) {
+            self.handlers += 1;
             return self.interrupt(CallKind::Signal, expected.unwrap_or(to), to, at, around);
         }
         if expected == Some(to)
@@ -370,7 +379,7 @@ impl Thread {
             return;
         }
         let Some(by) = by else {
-            if signal.is_none() && at.is_first {
+            if signals.is_none() && at.is_first {
                 let from = expected.unwrap_or(to);
                 return self.interrupt(CallKind::Signal, from, to, at, around);
             }
@@ -391,7 +400,7 @@ impl Thread {
                     // Another program.
                     self.leave_all(Left::End, around);
                     self.begin(to, at, around);
-                } else if signal.is_none() && at.is_first {
+                } else if signals.is_none() && at.is_first {
                     self.interrupt(CallKind::Signal, by.after, to, at, around);
                 } else {
                     self.relocate(to, at, around);

@@ -34,8 +34,8 @@ pub(crate) enum Coming {
         went: Option<Ip>,
         /// Where it would have gone on.
         expected: Option<Ip>,
-        /// A signal came meanwhile; none if the recorder would not have told.
-        signal: Option<bool>,
+        /// How many signals the recorder had told of by then; none if it does not tell of them.
+        signals: Option<u64>,
     },
     /// The stream ends here, as far as is known.
     Ending,
@@ -88,6 +88,9 @@ pub(crate) struct Thread {
     pub(super) outer: i64,
     /// How much mismatched returns may still search: the calls pay for it, so that no code makes it cost more than they do.
     pub(super) credit: usize,
+    /// How many signals the recorder has told of, and how many handlers have begun.
+    pub(super) signals: u64,
+    pub(super) handlers: u64,
     /// Other threads have run on the processor meanwhile, and this one perhaps elsewhere.
     pub(crate) was_away: bool,
     last_ip: Option<Ip>,
@@ -111,6 +114,8 @@ impl Thread {
             stacks: 1,
             outer: 0,
             credit: 1 << 12,
+            signals: 0,
+            handlers: 0,
             was_away: false,
             last_ip: None,
         }
@@ -197,9 +202,9 @@ impl Thread {
             Coming::Back {
                 by,
                 expected,
-                signal,
+                signals,
                 ..
-            } => self.back((by, expected, signal), to, at, around),
+            } => self.back((by, expected, signals), to, at, around),
         }
     }
 
@@ -385,6 +390,7 @@ impl Thread {
         }
         (self.next, self.outer) = (0, 0);
         (self.off_at, self.struck_at) = (None, None);
+        self.handlers = self.signals;
         self.coming = Coming::Anew;
     }
 

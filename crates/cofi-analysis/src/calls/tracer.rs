@@ -349,7 +349,7 @@ impl<'s> CallTracer<'s> {
                     by: last,
                     went: ip,
                     expected: last.map(|last| last.after),
-                    signal: None,
+                    signals: None,
                 };
             }
             Event::Stop => {
@@ -357,7 +357,7 @@ impl<'s> CallTracer<'s> {
                     by: last,
                     went: None,
                     expected: last.map(|last| last.after),
-                    signal: None,
+                    signals: None,
                 };
             }
             Event::AsyncDisabled { at, .. } => {
@@ -366,12 +366,12 @@ impl<'s> CallTracer<'s> {
                     by: None,
                     went: None,
                     expected: Some(at),
-                    signal: None,
+                    signals: None,
                 };
             }
             Event::Enabled { ip, .. } => {
-                let came = self.take_signals(flow.offset());
-                let tells = self.tells_signals;
+                self.take_signals(flow.offset());
+                let told = self.tells_signals.then_some(self.thread.signals);
                 if let Some((coming, at)) = self.thread.off_at.take() {
                     if at == ip {
                         // The thread noticed nothing.
@@ -387,7 +387,7 @@ impl<'s> CallTracer<'s> {
                         went: Some(went),
                         ..
                     } if *went == ip => self.thread.coming = Coming::By(*by),
-                    Coming::Back { signal, .. } => *signal = tells.then_some(came),
+                    Coming::Back { signals, .. } => *signals = told,
                     Coming::Anew | Coming::Ending => {}
                     // A range of a stream begins so.
                     other => *other = Coming::Straight,
@@ -401,13 +401,11 @@ impl<'s> CallTracer<'s> {
         }
     }
 
-    /// Whether a handler of a signal ran by `offset`.
-    fn take_signals(&mut self, offset: StreamOffset) -> bool {
-        let mut came = false;
+    /// Takes note of signals that came by `offset` and are handled.
+    fn take_signals(&mut self, offset: StreamOffset) {
         while let Some(signal) = self.signals.before(offset) {
-            came |= !signal.is_fatal;
+            self.thread.signals += u64::from(!signal.is_fatal);
         }
-        came
     }
 
     /// In a processor's stream, another thread may run.
