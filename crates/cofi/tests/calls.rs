@@ -516,3 +516,37 @@ fn a_gap_ends_all_calls() {
         "nothing tells the time"
     );
 }
+
+/// Of a whole recording of one thread nothing is unknown: it begins where the program does, each handler that ran is there, and in the end
+/// only what was around the last instruction is open.
+#[test]
+fn nothing_is_assumed_of_a_whole_recording() {
+    let scratch = Scratch::new();
+    for source in ["signals.c", "recursion.c", "longjmp.c", "rep.c"] {
+        let Some(program) = scratch.program(source, &["-O1", "-pthread"]) else {
+            return;
+        };
+        let (data, _) = record(&scratch, &program, "ptrace");
+        let all = calls(&data, &[]);
+        let count = |key: &str, word: &str| all.iter().filter(|call| call[key] == word).count();
+        assert_eq!(
+            (count("kind", "assumed"), count("kind", "entry")),
+            (0, 1),
+            "{source}"
+        );
+        assert_eq!(count("left", "gap"), 0, "{source}");
+        let ran = run(&mut json("insn", &[], &data));
+        let text = ran.text();
+        let handled = text.lines().filter(|line| {
+            line.starts_with("{\"event\":\"signal\"") && line.contains("\"fatal\":false")
+        });
+        assert_eq!(count("kind", "signal"), handled.count(), "{source}");
+        if source != "longjmp.c" {
+            // (There, a coroutine is never finished.)
+            let open = all.iter().filter(|call| call["left"] == "end");
+            let depths: Vec<u64> = open.filter_map(|call| call["depth"].as_u64()).collect();
+            let expected: Vec<u64> = (0..depths.len() as u64).collect();
+            assert_eq!(depths, expected, "{source}");
+        }
+    }
+}
