@@ -59,7 +59,7 @@ impl Functions {
     ) -> Vec<(usize, u32, bool)> {
         let mut parts: Vec<(usize, u32, bool)> = Vec::new();
         for len in lens {
-            let (function, first) = self.function(place(ip));
+            let (function, first) = self.function(place(ip).as_ref());
             match parts.last_mut() {
                 Some((last, count, _)) if *last == function && !first => *count += 1,
                 _ => parts.push((function, 1, first)),
@@ -70,19 +70,19 @@ impl Functions {
     }
 
     /// The function there, and whether this is its first instruction.
-    fn function(&mut self, place: Option<Place>) -> (usize, bool) {
-        let symbol = place.as_ref().and_then(Place::symbol);
+    pub(crate) fn function(&mut self, place: Option<&Place>) -> (usize, bool) {
+        let symbol = place.and_then(Place::symbol);
         let start = symbol.map(|symbol| symbol.start);
         let first = symbol.is_some_and(|symbol| symbol.offset == 0);
-        if let (Some(place), Some((file, address, function))) = (&place, &self.last)
+        if let (Some(place), Some((file, address, function))) = (place, &self.last)
             && Arc::ptr_eq(file, &place.file)
             && *address == start
         {
             return (*function, first);
         }
-        let path = place.as_ref().map(|place| place.owner().to_owned());
+        let path = place.map(|place| place.owner().to_owned());
         // What the kernel's own list names keeps its place: different functions of it share names.
-        let is_elf = place.as_ref().is_none_or(|place| {
+        let is_elf = place.is_none_or(|place| {
             !place.file.segments().is_empty() || place.owner() != place.file.path()
         });
         let piece = path.as_deref().filter(|_| !is_elf).and_then(saved_piece);
@@ -100,10 +100,13 @@ impl Functions {
             (None, None) => "[unmapped]".into(),
         };
         let function = self.number(key, name);
-        self.last = place
-            .as_ref()
-            .map(|place| (place.file.clone(), start, function));
+        self.last = place.map(|place| (place.file.clone(), start, function));
         (function, first)
+    }
+
+    /// The function of a number.
+    pub(crate) fn get(&self, number: usize) -> Option<&FunctionCount> {
+        self.list.get(number).map(|(_, function)| function)
     }
 
     fn number(&mut self, key: FunctionKey, name: impl FnOnce() -> String) -> usize {

@@ -19,6 +19,7 @@
 
 mod block_index;
 mod block_table;
+mod calls;
 mod check;
 mod clock;
 mod count;
@@ -37,6 +38,10 @@ mod tally;
 mod tests;
 
 pub use block_index::BlockIndex;
+pub use calls::{
+    Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, CallsInOrder,
+    FinishedCall, FunctionId, Left, OpenCall,
+};
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};
 pub use flow_state::FlowState;

@@ -2,7 +2,7 @@
 
 use crate::code::CodeArgs;
 use crate::output::Color;
-use crate::point::Point;
+use crate::point::{Point, Span};
 use crate::rtit::RtitArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -31,6 +31,10 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// List the executed blocks of a trace, in order: instructions up to one of which only the trace tells where it led.
     Blocks(BlocksArgs),
+    /// Who called whom: the calls of each thread as a tree, with the time and the instructions of each.
+    Calls(CallsArgs),
+    /// How each thread ended: by what, in which calls, and what ran before.
+    Last(LastArgs),
     /// Where a trace has gaps, and what is lost in each.
     Check(CheckArgs),
     /// List the packets of a trace, in order.
@@ -57,6 +61,8 @@ impl Command {
                 | Self::Insn(_)
                 | Self::Events(_)
                 | Self::Blocks(_)
+                | Self::Calls(_)
+                | Self::Last(_)
                 | Self::Check(_)
                 | Self::Dump(_)
         )
@@ -554,6 +560,51 @@ pub(crate) struct BlocksArgs {
     pub(crate) symbols: bool,
     #[command(flatten)]
     pub(crate) select: Select,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi calls`.
+#[derive(Args, Debug)]
+pub(crate) struct CallsArgs {
+    /// One JSON object a call.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) range: Range,
+    /// Only the calls of this function, each with what it calls. Arguments (of C++) may be left out.
+    #[arg(long, value_name = "NAME", conflicts_with = "callers")]
+    pub(crate) function: Option<String>,
+    /// Who called this function: each way that led to it, and how often. With --json, each call of it with its callers.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) callers: Option<String>,
+    /// So many levels: of the tree, of what a function calls, or of callers.
+    #[arg(long, value_name = "N")]
+    pub(crate) depth: Option<u64>,
+    /// Only calls that took so long: a number with `s`, `ms`, `us` or `ns` behind it.
+    #[arg(long, value_name = "TIME", conflicts_with = "callers")]
+    pub(crate) min_time: Option<Span>,
+    /// When to use colours.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub(crate) color: Color,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi last`.
+#[derive(Args, Debug)]
+pub(crate) struct LastArgs {
+    /// One JSON object a thread.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How many of the last calls, and of the last lines of source.
+    #[arg(short, long, value_name = "N", default_value_t = 10)]
+    pub(crate) number: usize,
+    #[command(flatten)]
+    pub(crate) range: Range,
+    /// When to use colours.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub(crate) color: Color,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
 }

@@ -5,6 +5,7 @@ mod args;
 mod asm;
 mod block_text;
 mod blocks;
+mod calls;
 mod check;
 mod code;
 mod digits;
@@ -16,6 +17,7 @@ mod input;
 mod insn;
 mod item;
 mod json;
+mod last;
 mod lines;
 mod map;
 mod notes;
@@ -75,6 +77,8 @@ fn main() -> ExitCode {
         args::Command::Insn(args) => insn::run(&args),
         args::Command::Events(args) => events::run(&args),
         args::Command::Blocks(args) => blocks::run(&args),
+        args::Command::Calls(args) => calls::run(&args),
+        args::Command::Last(args) => last::run(&args),
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),

@@ -26,6 +26,19 @@ pub(crate) enum Point {
     Function(String),
 }
 
+/// A span of time, as a person names it, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span(pub(crate) u64);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no time: a number with s, ms, us or ns behind it");
+        nanoseconds(text).map(Self).ok_or_else(wrong)
+    }
+}
+
 /// What a person can say.
 pub(crate) const FORMS: &str = "time:SECONDS (or with ms, us, ns; negative: before the end), tsc:N, offset:N, ip:0x…, sym:NAME";
 
@@ -288,7 +301,7 @@ fn end_of(session: &Session<'_>) -> Option<PerfTime> {
 }
 
 /// Whether a symbol is what a person means.
-fn is_called(symbol: &str, name: &str) -> bool {
+pub(crate) fn is_called(symbol: &str, name: &str) -> bool {
     symbol == name || symbol.starts_with('_') && cofi_image::demangle(symbol) == name
 }
 
@@ -319,7 +332,7 @@ fn entries(name: &str, session: &Session<'_>) -> Result<Vec<Ip>> {
 const NEAR: usize = 5;
 
 /// Names of functions that are like one that is not there, the nearest first.
-fn near(name: &str, session: &Session<'_>) -> Vec<String> {
+pub(crate) fn near(name: &str, session: &Session<'_>) -> Vec<String> {
     let wanted = name.to_lowercase();
     let mut found: Vec<(usize, String)> = Vec::new();
     session.for_each_function(|symbol, _| {

@@ -1,0 +1,179 @@
+//! The calls of a thread, reconstructed from its flow.
+//!
+//! [`CallTracer`] takes the blocks and events of one stream and calls a [`CallVisitor`] where a call begins and where it is left. It keeps the
+//! open calls and nothing else, so its memory grows with the depth of the calls and not with their number.
+//!
+//! A trace has no stack pointer. What the stack is follows from the addresses alone:
+//!
+//! - A *return* to where the innermost call came from leaves that call. A return to elsewhere is looked up: in the stacks that were switched
+//!   away from (coroutines), then deeper in this one (`longjmp`, an exception, a return address that the program changed).
+//! - A *jump* to the first instruction of another function is a tail call: the function that jumps is left, and the other one takes its place.
+//! - A *call* to the next instruction (`call; pop`) only reads the instruction pointer and is no call.
+//! - A *stub* without a symbol, as in a PLT, is no call of its own: the function to which it jumps is called from where the stub was.
+//! - A *signal handler* is called by nobody; it is left when it returns, and its restorer when the thread goes on where it was interrupted.
+//! - A frame that was open before the trace is *assumed*, once control returns into it.
+//!
+//! [`CallsInOrder`] puts finished calls back in the order in which they began.
+
+mod clock;
+mod ends;
+mod in_order;
+mod names;
+mod rules;
+mod shapes;
+mod stack;
+mod switch;
+mod thread;
+mod tracer;
+
+use cofi_packet::{Ip, Tsc};
+use cofi_session::Task;
+
+pub use in_order::{CallsInOrder, FinishedCall};
+pub use names::CallNames;
+pub use tracer::CallTracer;
+
+/// A function of [`CallNames`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FunctionId(pub(crate) u32);
+
+/// How a call began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CallKind {
+    /// By a call instruction.
+    Call,
+    /// By a jump from another function, which is left by that.
+    Tail,
+    /// By a signal.
+    Signal,
+    /// From outside of what was traced, or of a program: a thread or program begins, the kernel is entered.
+    Entry,
+    /// It was open before the trace.
+    Assumed,
+}
+
+impl CallKind {
+    /// Its name in the output of the command.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Call => "call",
+            Self::Tail => "tail",
+            Self::Signal => "signal",
+            Self::Entry => "entry",
+            Self::Assumed => "assumed",
+        }
+    }
+}
+
+/// How a call was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Left {
+    /// It returned.
+    Return,
+    /// It jumped to another function, which took its place.
+    Tail,
+    /// A `longjmp`, an exception or the like went past it.
+    Unwound,
+    /// It was open when the trace ended.
+    End,
+    /// It was open where trace is missing.
+    Gap,
+}
+
+impl Left {
+    const ALL: [Self; 5] = [
+        Self::Return,
+        Self::Tail,
+        Self::Unwound,
+        Self::End,
+        Self::Gap,
+    ];
+
+    /// Its name in the output of the command.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Return => "return",
+            Self::Tail => "tail",
+            Self::Unwound => "unwound",
+            Self::End => "end",
+            Self::Gap => "gap",
+        }
+    }
+}
+
+/// A place in the flow of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallMoment {
+    /// The estimated time, if timing packets tell one: see [`ThreadFlow::time`](cofi_session::ThreadFlow::time).
+    pub tsc: Option<Tsc>,
+    /// The core cycles that CYC packets have told of.
+    pub cycles: u64,
+    /// The instructions of the thread before it.
+    pub insns: u64,
+}
+
+/// A call that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The thread.
+    pub task: Task,
+    /// In the order in which the calls of the thread begin. Calls that were open before the trace have negative numbers, the outermost the
+    /// lowest. After a gap, numbers begin anew.
+    pub number: i64,
+    /// The function.
+    pub function: FunctionId,
+    /// The address at which control entered it; of an assumed call the function's first.
+    pub ip: Ip,
+    /// The call around it; of a coroutine's function, the call that switched to it.
+    pub parent: Option<i64>,
+    /// The stack on which it runs: 0 is the one on which the thread began, others are those of coroutines.
+    pub stack: u32,
+    /// How many calls are around it. What was open before the trace lies at negative depths.
+    pub depth: i32,
+    /// How it began.
+    pub kind: CallKind,
+    /// The instruction that called it, or that was to run next when it was interrupted.
+    pub from: Option<Ip>,
+    /// When.
+    pub begin: CallMoment,
+}
+
+/// A call that is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenCall {
+    /// The call.
+    pub call: Call,
+    /// Where control goes on when it returns, if that is known.
+    pub returns_to: Option<Ip>,
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallEnd {
+    /// When.
+    pub end: CallMoment,
+    /// The instructions that ran in it, with those of its callees. While its stack was switched away from, none did.
+    pub insns: u64,
+    /// Those of itself alone.
+    pub self_insns: u64,
+    /// How it was left.
+    pub left: Left,
+}
+
+/// What to do with each call: the views of calls are visitors.
+pub trait CallVisitor {
+    /// A call begins.
+    fn enter(&mut self, call: &Call, names: &CallNames);
+
+    /// A call is left. Calls of one stack are left innermost first.
+    fn leave(&mut self, call: &Call, end: &CallEnd, names: &CallNames);
+
+    /// All calls of the thread were left: trace is missing, another program begins, or the stream ends. Numbers begin anew.
+    fn all_left(&mut self, task: Task, names: &CallNames) {
+        let _ = (task, names);
+    }
+}

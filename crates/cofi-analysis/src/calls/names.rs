@@ -1,0 +1,177 @@
+//! The functions of calls, by number.
+
+use std::path::Path;
+
+use cofi_image::{ImageView, Place};
+use cofi_packet::Ip;
+use rustc_hash::FxHashMap;
+
+use super::FunctionId;
+use crate::functions::Functions;
+
+/// The functions seen so far.
+#[derive(Debug, Default)]
+pub struct CallNames {
+    functions: Functions,
+    /// What is known of each beside its name.
+    traits: Vec<Traits>,
+    /// Cold parts of functions, and the function of each.
+    cold: FxHashMap<FunctionId, Option<FunctionId>>,
+}
+
+/// What the reconstruction has to know of a function by its name.
+#[derive(Clone, Copy, Debug, Default)]
+struct Traits {
+    saves_jump: bool,
+    starts_program: bool,
+    throws: bool,
+}
+
+/// Where in which function an instruction stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Location {
+    pub(crate) function: FunctionId,
+    /// It is the function's first instruction.
+    pub(crate) is_first: bool,
+    /// A symbol names the function.
+    pub(crate) is_named: bool,
+    /// The function's first instruction, if that is known.
+    pub(crate) start: Option<Ip>,
+}
+
+impl CallNames {
+    /// The function's name, demangled; none if nothing names it.
+    #[must_use]
+    pub fn name(&self, function: FunctionId) -> Option<&str> {
+        let count = self.functions.get(function.0 as usize)?;
+        count.is_named.then_some(count.name.as_str())
+    }
+
+    /// The file that holds it, if that is known.
+    #[must_use]
+    pub fn file(&self, function: FunctionId) -> Option<&Path> {
+        self.functions.get(function.0 as usize)?.file.as_deref()
+    }
+
+    /// The function's name, or else what its code belongs to.
+    #[must_use]
+    pub fn describe(&self, function: FunctionId) -> &str {
+        let count = self.functions.get(function.0 as usize);
+        count.map_or("?", |count| count.name.as_str())
+    }
+
+    /// Whether its calls save where a later jump goes to: `setjmp` and its like.
+    pub(crate) fn saves_jump(&self, function: FunctionId) -> bool {
+        self.traits(function).saves_jump
+    }
+
+    /// Whether it is where programs begin.
+    pub(crate) fn starts_program(&self, function: FunctionId) -> bool {
+        self.traits(function).starts_program
+    }
+
+    /// Whether its calls end in an exception, always.
+    pub(crate) fn throws(&self, function: FunctionId) -> bool {
+        self.traits(function).throws
+    }
+
+    fn traits(&self, function: FunctionId) -> Traits {
+        let traits = self.traits.get(function.0 as usize);
+        traits.copied().unwrap_or_default()
+    }
+
+    /// Where an instruction stands.
+    pub(crate) fn at(&mut self, view: &ImageView<'_>, ip: Ip) -> Location {
+        let place = view.place(ip);
+        let (function, is_first) = self.number(place.as_ref());
+        let symbol = place.as_ref().and_then(Place::symbol);
+        let start = symbol.map(|symbol| Ip(ip.0.wrapping_sub(symbol.offset)));
+        let is_named = symbol.is_some();
+        if let (Some(place), Some(symbol), Some(start)) = (&place, symbol, start)
+            && let Some(name) = without_cold(symbol.name)
+        {
+            let known = self.cold.get(&function).copied();
+            let whole = known.unwrap_or_else(|| {
+                let whole = whole_of(place, name, symbol.start, start);
+                let number = whole.map(|start| self.number(view.place(start).as_ref()).0);
+                self.cold.insert(function, number);
+                number
+            });
+            if let Some(function) = whole {
+                return Location {
+                    function,
+                    is_first: false,
+                    is_named,
+                    start: whole_of(place, name, symbol.start, start),
+                };
+            }
+        }
+        Location {
+            function,
+            is_first,
+            is_named,
+            start,
+        }
+    }
+
+    /// The function at a place, and whether that is its first instruction.
+    fn number(&mut self, place: Option<&Place>) -> (FunctionId, bool) {
+        let (number, is_first) = self.functions.function(place);
+        if number == self.traits.len() {
+            let name = place.and_then(Place::symbol).map(|symbol| symbol.name);
+            self.traits.push(Traits {
+                saves_jump: name.is_some_and(saves_jump),
+                starts_program: name == Some("_start"),
+                throws: name.is_some_and(throws),
+            });
+        }
+        (FunctionId(number as u32), is_first)
+    }
+}
+
+/// The name of the function that a cold part belongs to.
+fn without_cold(name: &str) -> Option<&str> {
+    let (name, rest) = name.rsplit_once(".cold")?;
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    (rest.is_empty() || rest.strip_prefix('.').is_some_and(is_number)).then_some(name)
+}
+
+/// Where the function of this name begins, in the file of a cold part that begins at `cold` in the file and at `at` in memory. Of several
+/// with this name, the one nearest before it.
+fn whole_of(place: &Place, name: &str, cold: u64, at: Ip) -> Option<Ip> {
+    let mut found: Option<u64> = None;
+    place.file.for_each_function(|other, start| {
+        if other == name && found.is_none_or(|found| start.abs_diff(cold) < found.abs_diff(cold)) {
+            found = Some(start);
+        }
+    });
+    found.map(|start| Ip(at.0.wrapping_add(start.wrapping_sub(cold))))
+}
+
+fn throws(name: &str) -> bool {
+    let name = name.split('@').next().unwrap_or(name);
+    matches!(name, "_Unwind_Resume" | "__cxa_throw" | "__cxa_rethrow")
+}
+
+fn saves_jump(name: &str) -> bool {
+    // Versions stand behind an @.
+    let name = name.split('@').next().unwrap_or(name);
+    matches!(
+        name,
+        "setjmp" | "_setjmp" | "__setjmp" | "sigsetjmp" | "__sigsetjmp" | "__GI___sigsetjmp"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cold_parts() {
+        assert_eq!(without_cold("f.cold"), Some("f"));
+        assert_eq!(without_cold("_Z1fv.cold.12"), Some("_Z1fv"));
+        assert_eq!(without_cold("f.constprop.0.cold"), Some("f.constprop.0"));
+        assert_eq!(without_cold("f.colder"), None);
+        assert_eq!(without_cold("f.part.0"), None);
+    }
+}

@@ -1,0 +1,109 @@
+//! What the reconstruction of calls has to know of a block, worked out once for each distinct one.
+
+use std::ops::Range;
+
+use cofi_flow::Executed;
+use cofi_image::ImageView;
+use cofi_insn::{Class, advance};
+use cofi_packet::Ip;
+
+use super::FunctionId;
+use super::names::{CallNames, Location};
+
+/// An instruction that leads elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer {
+    pub(crate) class: Class,
+    pub(crate) from: Ip,
+    /// The address behind it.
+    pub(crate) after: Ip,
+    /// The function in which it stands.
+    pub(crate) source: FunctionId,
+}
+
+/// A direct call, or a direct jump to another function, within a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hop {
+    pub(crate) transfer: Transfer,
+    /// How many of the block's instructions have run by then.
+    pub(crate) insns: u32,
+    pub(crate) to: Ip,
+    pub(crate) target: Location,
+}
+
+/// A block.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) ip: Ip,
+    pub(crate) insns: u32,
+    pub(crate) first: Location,
+    /// Its hops, in [`Shapes`].
+    pub(crate) hops: Range<u32>,
+    /// How it ends; none if something else happened before that.
+    pub(crate) end: Option<Transfer>,
+}
+
+/// The distinct blocks, by their numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Shapes {
+    list: Vec<Shape>,
+    hops: Vec<Hop>,
+}
+
+impl Shapes {
+    pub(crate) fn clear(&mut self) {
+        self.list.clear();
+        self.hops.clear();
+    }
+
+    pub(crate) fn get(&self, number: usize) -> Option<(&Shape, &[Hop])> {
+        let shape = self.list.get(number)?;
+        let hops = shape.hops.start as usize..shape.hops.end as usize;
+        Some((shape, self.hops.get(hops).unwrap_or_default()))
+    }
+
+    /// The next block: its straight runs, each with its first address, how many instructions it has, and the last of them if it is of another
+    /// class than [`Class::Other`]. Gives the address behind it.
+    pub(crate) fn push(
+        &mut self,
+        names: &mut CallNames,
+        view: &ImageView<'_>,
+        runs: impl Iterator<Item = (Ip, usize, Option<Executed>)>,
+    ) -> Ip {
+        let begin = self.hops.len() as u32;
+        let mut insns = 0;
+        let mut first: Option<(Ip, Location)> = None;
+        let mut end: Option<Transfer> = None;
+        for (ip, len, last) in runs {
+            let target = names.at(view, ip);
+            if let Some(transfer) = end.take()
+                && (transfer.class == Class::DirectCall
+                    || transfer.class.is_branch() && transfer.source != target.function)
+            {
+                self.hops.push(Hop {
+                    transfer,
+                    insns,
+                    to: ip,
+                    target,
+                });
+            }
+            first.get_or_insert((ip, target));
+            insns += len as u32;
+            end = last.map(|last| Transfer {
+                class: last.class,
+                from: last.ip,
+                after: advance(last.ip, last.len, last.mode),
+                source: names.at(view, last.ip).function,
+            });
+        }
+        let (ip, first) = first.unwrap_or_else(|| (Ip(0), names.at(view, Ip(0))));
+        self.list.push(Shape {
+            ip,
+            insns,
+            first,
+            hops: begin..self.hops.len() as u32,
+            end,
+        });
+        end.map_or(ip, |end| end.after)
+    }
+}

@@ -1,0 +1,74 @@
+//! Open calls.
+
+use cofi_packet::Ip;
+
+use super::{Call, FunctionId};
+
+/// An open call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame {
+    pub(crate) call: Call,
+    /// Where it returns to, if a call or what follows from one told.
+    pub(crate) ret: Option<Ip>,
+    /// Of what interrupted: where control goes on behind it.
+    pub(crate) resume: Option<Ip>,
+    /// The address to which a call to the next instruction would return.
+    pub(crate) ghost: Option<Ip>,
+    /// Where the last call of `setjmp` in it returned to.
+    pub(crate) saved: Option<Ip>,
+    /// It ends in an exception: what stands behind the call is not where it returns to, but may be where that lands.
+    pub(crate) throws: bool,
+    /// It is the handler of a signal, or what that has jumped to.
+    pub(crate) is_handler: bool,
+    /// It is a call of `setjmp`, or what that has jumped to.
+    pub(crate) saves: bool,
+    /// The function whose indirect jump began it.
+    pub(crate) jumper: Option<FunctionId>,
+    /// It is within a function, as a subroutine of that.
+    pub(crate) is_inner: bool,
+    /// It may be a stub: nobody was told of it, as the function may be the one to which it jumps.
+    pub(crate) is_stub: bool,
+    /// The instructions of its stack when it began.
+    pub(crate) begin: u64,
+    /// Those that ran in it and in nothing that it called.
+    pub(crate) self_insns: u64,
+}
+
+/// The open calls of one stack, the innermost last.
+#[derive(Debug, Default)]
+pub(crate) struct Stack {
+    pub(crate) frames: Vec<Frame>,
+    /// How many instructions of the thread ran on other stacks since this one began, or before.
+    pub(crate) elsewhere: u64,
+    /// How many had run when it was switched away from.
+    pub(crate) since: u64,
+    /// Its number, as calls have it.
+    pub(crate) number: u32,
+    /// The thread began on it, or goes on behind a gap.
+    pub(crate) is_first: bool,
+    /// It began as a coroutine: the outermost function was called by nobody.
+    pub(crate) is_coroutine: bool,
+}
+
+impl Frame {
+    /// Whether it would return to an address.
+    pub(crate) fn returns_to(&self, ip: Ip) -> bool {
+        self.ret == Some(ip) && !self.throws
+    }
+}
+
+impl Stack {
+    /// Whether its innermost call would return to an address.
+    pub(crate) fn waits_for(&self, ip: Ip) -> bool {
+        self.top().is_some_and(|top| top.returns_to(ip))
+    }
+
+    pub(crate) fn top(&self) -> Option<&Frame> {
+        self.frames.last()
+    }
+
+    /// How many instructions of the thread's have run on it.
+    pub(crate) const fn own(&self, total: u64) -> u64 {
+        total.wrapping_sub(self.elsewhere)
+    }
+}

@@ -1,0 +1,219 @@
+//! Several stacks of one thread: coroutines, and what is not known better.
+
+use cofi_insn::Class;
+use cofi_packet::Ip;
+
+use super::names::Location;
+use super::shapes::Transfer;
+use super::stack::Stack;
+use super::thread::{Around, Coming, Thread};
+use super::{CallKind, CallMoment, CallVisitor, Left};
+
+/// So many stacks are kept that were switched away from.
+const STACKS: usize = 1 << 10;
+
+/// Several stacks may be the one that was switched to: they wait for a return to the same address. The returns that follow tell, as long as
+/// nothing else comes.
+#[derive(Debug)]
+pub(super) struct Undecided {
+    /// Where in the list of others the stacks are, the one that waits for longest first.
+    pub(super) candidates: Vec<usize>,
+    /// When control came back, and when it has returned since.
+    pub(super) returns: Vec<(Ip, CallMoment)>,
+}
+
+/// Whether an instruction of this class stays within its function if it leads there.
+const fn is_near_jump(class: Class) -> bool {
+    matches!(
+        class,
+        Class::Conditional | Class::DirectJump | Class::IndirectJump
+    )
+}
+
+impl Thread {
+    /// Control is on a stack of which nothing is known.
+    pub(super) fn unknown<V: CallVisitor>(
+        &mut self,
+        to: Ip,
+        at: Location,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let depth = self.depth() + 1;
+        self.suspend(around);
+        let begin = around.moment(self.total);
+        self.assume(to, at, depth, begin, around);
+    }
+
+    /// A function begins on a stack of its own, by a return.
+    pub(super) fn coroutine<V: CallVisitor>(
+        &mut self,
+        by: Transfer,
+        to: Ip,
+        at: Location,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let depth = self.depth() + 1;
+        self.tell_stub(around);
+        let parent = self.stack.top().map(|top| top.call.number);
+        self.suspend(around);
+        self.stack.is_coroutine = true;
+        let begin = around.moment(self.total);
+        let mut frame = self.frame((CallKind::Call, Some(by.from)), (to, at), depth, begin);
+        frame.call.parent = parent;
+        self.enter(frame, around);
+    }
+
+    /// Switches away from the stack in use, to an empty one.
+    pub(super) fn suspend<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
+        self.tell_stub(around);
+        self.count();
+        self.make_room(around);
+        let new = Stack {
+            elsewhere: self.total,
+            number: self.next_stack(),
+            ..Stack::default()
+        };
+        let mut old = std::mem::replace(&mut self.stack, new);
+        old.since = self.total;
+        if !old.frames.is_empty() {
+            self.others.push(old);
+        }
+    }
+
+    /// Forgets the stack that waits for longest, if there are as many as may be.
+    pub(super) fn make_room<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
+        if self.others.len() < STACKS {
+            return;
+        }
+        self.count();
+        let oldest = self.others.remove(0);
+        let mut forgotten = std::mem::replace(&mut self.stack, oldest);
+        self.resume_clock();
+        self.leave_down_to(0, Left::Unwound, around);
+        std::mem::swap(&mut self.stack, &mut forgotten);
+        self.counted = self.total;
+    }
+
+    pub(super) const fn next_stack(&mut self) -> u32 {
+        self.stacks += 1;
+        self.stacks - 1
+    }
+
+    /// The stack in use was switched to just now.
+    pub(super) fn resume_clock(&mut self) {
+        let away = self.total.wrapping_sub(self.stack.since);
+        self.stack.elsewhere = self.stack.elsewhere.wrapping_add(away);
+        self.counted = self.total;
+    }
+
+    /// Goes back to the stack whose innermost call returns to `to`, and leaves that.
+    pub(super) fn switch_to<V: CallVisitor>(
+        &mut self,
+        to: Ip,
+        around: &mut Around<'_, '_, V>,
+    ) -> bool {
+        self.tell_stub(around);
+        self.make_room(around);
+        let waits = |(index, stack): (usize, &Stack)| stack.waits_for(to).then_some(index);
+        let candidates: Vec<usize> = self.others.iter().enumerate().filter_map(waits).collect();
+        if candidates.is_empty() {
+            return false;
+        }
+        let moment = around.moment(self.total);
+        // What is switched away from comes last in the list.
+        self.suspend(around);
+        self.undecided = Some(Undecided {
+            returns: vec![(to, moment)],
+            candidates,
+        });
+        if self
+            .undecided
+            .as_ref()
+            .is_some_and(|undecided| undecided.candidates.len() == 1)
+        {
+            self.decide(around);
+        }
+        true
+    }
+
+    /// Whether a return tells more of which stack was switched to. It has been taken account of, if so.
+    pub(super) fn narrow<V: CallVisitor>(
+        &mut self,
+        coming: Coming,
+        to: Ip,
+        at: Location,
+        around: &mut Around<'_, '_, V>,
+    ) -> bool {
+        let Some(undecided) = &mut self.undecided else {
+            return false;
+        };
+        match coming {
+            Coming::Straight => return true,
+            Coming::By(by) if by.class == Class::Return => {}
+            // Branches within a function tell nothing.
+            Coming::By(by) if by.source == at.function && is_near_jump(by.class) => return true,
+            _ => return false,
+        }
+        let depth = undecided.returns.len() + 1;
+        let others = &self.others;
+        let fits = |index: &usize| {
+            let frames = others.get(*index).map(|stack| stack.frames.as_slice());
+            let frame =
+                frames.and_then(|frames| frames.len().checked_sub(depth).map(|at| frames[at]));
+            frame.is_some_and(|frame| frame.returns_to(to))
+        };
+        let fitting: Vec<usize> = undecided.candidates.iter().copied().filter(fits).collect();
+        if fitting.is_empty() {
+            return false;
+        }
+        let is_decided = fitting.len() == 1;
+        undecided.candidates = fitting;
+        undecided.returns.push((to, around.moment(self.total)));
+        if is_decided {
+            self.decide(around);
+        }
+        true
+    }
+
+    /// Goes on with one of the stacks that may have been switched to: the one that waits for longest.
+    pub(super) fn decide<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
+        let Some(undecided) = self.undecided.take() else {
+            return;
+        };
+        let (Some(index), Some((_, switched))) =
+            (undecided.candidates.first(), undecided.returns.first())
+        else {
+            return;
+        };
+        let total = std::mem::replace(&mut self.total, switched.insns);
+        self.stack = self.others.remove(*index);
+        self.resume_clock();
+        for (to, moment) in undecided.returns {
+            self.total = moment.insns;
+            self.moment = Some(moment);
+            self.leave_returning(to, around);
+        }
+        self.moment = None;
+        self.total = total;
+    }
+
+    /// What began at `index` by a jump was a coroutine: it goes on a stack of its own, and what the jump seemed to end goes on here.
+    pub(super) fn split<V: CallVisitor>(&mut self, index: usize, around: &mut Around<'_, '_, V>) {
+        self.tell_stub(around);
+        self.count();
+        let mut frames = self.stack.frames.split_off(index);
+        if let Some(first) = frames.first_mut() {
+            first.ret = None;
+        }
+        self.stacks += 1;
+        self.others.push(Stack {
+            frames,
+            elsewhere: self.stack.elsewhere,
+            since: self.total,
+            number: self.stacks,
+            is_first: false,
+            is_coroutine: true,
+        });
+        // What ran on the new stack did not run here: so far it is counted for the callers, which called it.
+    }
+}

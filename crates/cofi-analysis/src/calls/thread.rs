@@ -1,0 +1,421 @@
+//! The open calls of a thread, as they begin and are left.
+
+use cofi_image::{ImageView, LandingPads};
+use cofi_insn::Class;
+use cofi_packet::{Ip, StreamOffset};
+use cofi_session::Task;
+
+use super::clock::StreamClock;
+use super::names::{CallNames, Location};
+use super::shapes::{Hop, Shape, Transfer};
+use super::stack::{Frame, Stack};
+use super::switch::Undecided;
+use super::{Call, CallEnd, CallKind, CallMoment, CallVisitor, FunctionId, Left};
+
+/// So many calls may be open on a stack: code may push calls that never return. Of more than that, the outer half is forgotten.
+const DEEPEST: usize = 1 << 18;
+
+/// How control came to where the next block begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Coming {
+    /// The thread begins, or goes on behind a gap.
+    Anew,
+    /// The instructions before went on here.
+    Straight,
+    /// By an instruction.
+    By(Transfer),
+    /// By an event before an instruction.
+    Struck(Ip),
+    /// Tracing was off.
+    Back {
+        /// The instruction at which it went off.
+        by: Option<Transfer>,
+        /// Where that led, if the trace may tell.
+        went: Option<Ip>,
+        /// Where it would have gone on.
+        expected: Option<Ip>,
+        /// How many signals the recorder had told of by then; none if it does not tell of them.
+        signals: Option<u64>,
+    },
+    /// The stream ends here, as far as is known.
+    Ending,
+}
+
+/// What is needed beside the stacks.
+pub(crate) struct Around<'a, 's, V> {
+    pub(crate) visitor: &'a mut V,
+    pub(crate) clock: &'a mut StreamClock<'s>,
+    pub(crate) names: &'a CallNames,
+    pub(crate) pads: &'a mut LandingPads,
+    /// The code in place, if it is known.
+    pub(crate) view: Option<&'a ImageView<'s>>,
+    /// The packet that led to where the thread is.
+    pub(crate) offset: StreamOffset,
+}
+
+impl<V> Around<'_, '_, V> {
+    pub(super) fn moment(&mut self, insns: u64) -> CallMoment {
+        let (tsc, cycles) = self.clock.at(self.offset);
+        CallMoment { tsc, cycles, insns }
+    }
+}
+
+/// The open calls of a thread.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    pub(super) task: Task,
+    /// The stack in use, and those that were switched away from, the latest last.
+    pub(super) stack: Stack,
+    pub(super) others: Vec<Stack>,
+    pub(super) undecided: Option<Undecided>,
+    pub(crate) coming: Coming,
+    /// How control came to an instruction before which tracing went off.
+    pub(crate) off_at: Option<(Coming, Ip)>,
+    /// How it came to one before which something else came, which is to be taken account of first.
+    pub(crate) struck_at: Option<(Coming, Ip)>,
+    /// The instructions so far.
+    pub(super) total: u64,
+    /// Those up to which the innermost call has them.
+    pub(super) counted: u64,
+    /// When it began, or the last gap ended.
+    pub(super) begin: CallMoment,
+    /// When it is, of what is told later than it was.
+    pub(super) moment: Option<CallMoment>,
+    pub(super) next: i64,
+    /// The number of the next stack.
+    pub(super) stacks: u32,
+    /// The last number of a call that was open before.
+    pub(super) outer: i64,
+    /// How much mismatched returns may still search: the calls pay for it, so that no code makes it cost more than they do.
+    pub(super) credit: usize,
+    /// How many signals the recorder has told of, and how many handlers have begun.
+    pub(super) signals: u64,
+    pub(super) handlers: u64,
+    /// Other threads have run on the processor meanwhile, and this one perhaps elsewhere.
+    pub(crate) was_away: bool,
+    last_ip: Option<Ip>,
+}
+
+impl Thread {
+    pub(crate) fn new(task: Task) -> Self {
+        Self {
+            task,
+            stack: Stack::default(),
+            others: Vec::new(),
+            undecided: None,
+            coming: Coming::Anew,
+            off_at: None,
+            struck_at: None,
+            total: 0,
+            counted: 0,
+            begin: CallMoment::default(),
+            moment: None,
+            next: 0,
+            stacks: 1,
+            outer: 0,
+            credit: 1 << 12,
+            signals: 0,
+            handlers: 0,
+            was_away: false,
+            last_ip: None,
+        }
+    }
+
+    /// A block has run.
+    #[inline]
+    pub(crate) fn block<V: CallVisitor>(
+        &mut self,
+        shape: &Shape,
+        hops: &[Hop],
+        around: &mut Around<'_, '_, V>,
+    ) {
+        match self.coming {
+            Coming::Straight => {}
+            Coming::By(by)
+                if by.class == Class::Conditional && by.source == shape.first.function => {}
+            coming => self.arrive(coming, shape.ip, shape.first, around),
+        }
+        let mut done = 0;
+        if !hops.is_empty() {
+            self.decide(around);
+        }
+        for hop in hops {
+            self.total += u64::from(hop.insns - done);
+            done = hop.insns;
+            match hop.transfer.class {
+                Class::DirectCall => self.call(hop.transfer, hop.to, hop.target, around),
+                _ => self.jump(hop.transfer, hop.to, hop.target, around),
+            }
+        }
+        self.total += u64::from(shape.insns - done);
+        self.coming = shape.end.map_or(Coming::Straight, Coming::By);
+        self.last_ip = Some(shape.end.map_or(shape.ip, |end| end.from));
+    }
+
+    /// The instruction that ran last, if it leads elsewhere.
+    pub(crate) const fn last(&self) -> Option<Transfer> {
+        match self.coming {
+            Coming::By(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
+    /// The instruction that ran last, or that the last block began with.
+    pub(super) const fn last_ip(&self) -> Option<Ip> {
+        self.last_ip
+    }
+
+    /// The open calls of the stack in use, outermost first.
+    pub(crate) fn open(&self) -> &[Frame] {
+        &self.stack.frames
+    }
+
+    /// Control comes to an instruction.
+    pub(crate) fn arrive<V: CallVisitor>(
+        &mut self,
+        coming: Coming,
+        to: Ip,
+        at: Location,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        if self.undecided.is_some() {
+            if self.narrow(coming, to, at, around) {
+                return;
+            }
+            self.decide(around);
+        }
+        match coming {
+            Coming::Straight => {}
+            Coming::Anew => self.begin(to, at, around),
+            Coming::Ending => {
+                self.leave_all(Left::Gap, around);
+                self.begin(to, at, around);
+            }
+            Coming::By(by) => self.follow(by, to, at, around),
+            Coming::Struck(from) => {
+                let here = self.function();
+                if here == Some(at.function) {
+                    return;
+                }
+                self.interrupt(CallKind::Entry, from, to, at, around);
+            }
+            Coming::Back {
+                by,
+                expected,
+                signals,
+                ..
+            } => self.back((by, expected, signals), to, at, around),
+        }
+    }
+
+    /// The function of the innermost call.
+    pub(super) fn function(&self) -> Option<FunctionId> {
+        self.stack.top().map(|frame| frame.call.function)
+    }
+
+    /// Gives the innermost call what has run since this was done last.
+    pub(super) fn count(&mut self) {
+        if let Some(top) = self.stack.frames.last_mut() {
+            top.self_insns += self.total - self.counted;
+        }
+        self.counted = self.total;
+    }
+
+    /// The first call of the thread, or behind a gap.
+    pub(super) fn begin<V: CallVisitor>(
+        &mut self,
+        to: Ip,
+        at: Location,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        self.begin = around.moment(self.total);
+        self.counted = self.total;
+        self.stack.is_first = true;
+        self.assume(to, at, 0, self.begin, around);
+    }
+
+    /// Control is in a function that nothing is known to have called. One that stands at its beginning has begun.
+    pub(super) fn assume<V: CallVisitor>(
+        &mut self,
+        to: Ip,
+        at: Location,
+        depth: i32,
+        begin: CallMoment,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let (kind, ip) = match at.is_first {
+            true => (CallKind::Entry, to),
+            false => (CallKind::Assumed, at.start.unwrap_or(to)),
+        };
+        let frame = self.frame((kind, None), (ip, at), depth, begin);
+        self.enter(frame, around);
+    }
+
+    pub(super) fn frame(
+        &self,
+        (kind, from): (CallKind, Option<Ip>),
+        (ip, at): (Ip, Location),
+        depth: i32,
+        begin: CallMoment,
+    ) -> Frame {
+        Frame {
+            call: Call {
+                task: self.task,
+                number: 0,
+                parent: None,
+                stack: self.stack.number,
+                function: at.function,
+                ip,
+                depth,
+                kind,
+                from,
+                begin,
+            },
+            ret: None,
+            resume: None,
+            ghost: None,
+            saved: None,
+            saves: false,
+            throws: false,
+            is_handler: false,
+            jumper: None,
+            is_inner: false,
+            is_stub: false,
+            begin: self.stack.own(begin.insns),
+            self_insns: 0,
+        }
+    }
+
+    /// Opens a call.
+    pub(super) fn enter<V: CallVisitor>(
+        &mut self,
+        mut frame: Frame,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        self.tell_stub(around);
+        let around_it = self.stack.top().map(|top| top.call.number);
+        frame.call.parent = around_it.or(frame.call.parent);
+        if !frame.is_stub {
+            frame.call.number = self.number();
+            around.visitor.enter(&frame.call, around.names);
+        }
+        self.stack.frames.push(frame);
+        if self.stack.frames.len() > DEEPEST {
+            self.forget_outer(around);
+        }
+    }
+
+    pub(super) fn number(&mut self) -> i64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Tells of the innermost call, if nobody was told because it might be a stub.
+    pub(super) fn tell_stub<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
+        if self.stack.top().is_some_and(|top| top.is_stub) {
+            let number = self.number();
+            if let Some(top) = self.stack.frames.last_mut() {
+                top.is_stub = false;
+                top.call.number = number;
+                around.visitor.enter(&top.call, around.names);
+            }
+        }
+    }
+
+    /// Leaves the innermost call.
+    pub(super) fn leave<V: CallVisitor>(
+        &mut self,
+        left: Left,
+        around: &mut Around<'_, '_, V>,
+    ) -> Option<Frame> {
+        self.tell_stub(around);
+        self.count();
+        let frame = self.stack.frames.pop()?;
+        self.tell_left(&frame, left, around);
+        Some(frame)
+    }
+
+    pub(super) fn tell_left<V: CallVisitor>(
+        &self,
+        frame: &Frame,
+        left: Left,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let end = CallEnd {
+            end: self.moment.unwrap_or_else(|| around.moment(self.total)),
+            insns: self.stack.own(self.total).wrapping_sub(frame.begin),
+            self_insns: frame.self_insns,
+            left,
+        };
+        around.visitor.leave(&frame.call, &end, around.names);
+    }
+
+    /// Leaves calls until there are so many.
+    pub(super) fn leave_down_to<V: CallVisitor>(
+        &mut self,
+        len: usize,
+        left: Left,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        while self.stack.frames.len() > len {
+            self.leave(left, around);
+        }
+    }
+
+    /// The outer half of the calls was never left: that is not to be expected any more.
+    pub(super) fn forget_outer<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
+        let outer: Vec<Frame> = self.stack.frames.drain(..DEEPEST / 2).collect();
+        for frame in outer.iter().rev() {
+            self.tell_left(frame, Left::Unwound, around);
+        }
+    }
+
+    /// Leaves all calls: there is a gap, or the end.
+    pub(crate) fn leave_all<V: CallVisitor>(&mut self, left: Left, around: &mut Around<'_, '_, V>) {
+        self.decide(around);
+        self.leave_down_to(0, left, around);
+        while let Some(last) = self.others.pop() {
+            // What ran since then did not run on it.
+            let mut stack = last;
+            stack.elsewhere = stack
+                .elsewhere
+                .wrapping_add(self.total.wrapping_sub(stack.since));
+            self.stack = stack;
+            self.counted = self.total;
+            self.leave_down_to(0, left, around);
+        }
+        self.stack = Stack::default();
+        if (self.next, self.outer) != (0, 0) {
+            around.visitor.all_left(self.task, around.names);
+        }
+        (self.next, self.outer) = (0, 0);
+        (self.off_at, self.struck_at) = (None, None);
+        self.handlers = self.signals;
+        self.coming = Coming::Anew;
+    }
+
+    pub(super) fn depth(&self) -> i32 {
+        self.stack.top().map_or(-1, |top| top.call.depth)
+    }
+
+    /// Control goes back to a function that was open before the trace, or the last gap.
+    pub(super) fn assume_outer<V: CallVisitor>(
+        &mut self,
+        to: Ip,
+        at: Location,
+        depth: i32,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        if !self.stack.is_first {
+            // Calls that lie within others have told already where they are.
+            let begin = around.moment(self.total);
+            return self.assume(to, at, depth + 1, begin, around);
+        }
+        let ip = at.start.unwrap_or(to);
+        let mut frame = self.frame((CallKind::Assumed, None), (ip, at), depth, self.begin);
+        self.outer -= 1;
+        frame.call.number = self.outer;
+        around.visitor.enter(&frame.call, around.names);
+        self.stack.frames.push(frame);
+    }
+}

@@ -1,0 +1,447 @@
+//! Takes the flow of a stream to the calls of its threads.
+
+use std::collections::HashMap;
+
+use cofi_flow::{Event, Executed, FlowErrorKind, Item, Part};
+use cofi_image::{ImageView, LandingPads, Version};
+use cofi_packet::{ExecMode, Ip, StreamOffset};
+use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
+
+use super::clock::StreamClock;
+use super::names::CallNames;
+use super::shapes::Shapes;
+use super::thread::{Around, Coming, Thread};
+use super::{CallVisitor, Left, OpenCall};
+use crate::block_index::BlockIndex;
+use crate::tally::Gate;
+
+/// Reconstructs the calls of a stream.
+///
+/// ```no_run
+/// use cofi_analysis::{Call, CallEnd, CallNames, CallTracer, CallVisitor};
+/// use cofi_session::{Session, SessionOptions};
+///
+/// struct Tree;
+///
+/// impl CallVisitor for Tree {
+///     fn enter(&mut self, call: &Call, names: &CallNames) {
+///         println!("{:1$}{2}", "", call.depth.max(0) as usize, names.describe(call.function));
+///     }
+///     fn leave(&mut self, _: &Call, _: &CallEnd, _: &CallNames) {}
+/// }
+///
+/// let bytes = std::fs::read("cofi.data")?;
+/// let session = Session::new(&bytes, &SessionOptions::beside("cofi.data"))?;
+/// for stream in session.streams() {
+///     let mut flow = session.decode(stream);
+///     let mut tracer = CallTracer::new(&session, stream);
+///     while tracer.follow(&mut flow, &mut Tree) {}
+///     tracer.finish(&mut Tree);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct CallTracer<'s> {
+    names: CallNames,
+    code: Code<'s>,
+    clock: StreamClock<'s>,
+    pads: LandingPads,
+    signals: Signals<'s>,
+    /// The recorder tells of signals.
+    tells_signals: bool,
+    is_processor: bool,
+    /// The streams of a processor are about several threads.
+    threads: HashMap<Task, Thread>,
+    task: Task,
+    thread: Thread,
+    offset: StreamOffset,
+    errors: bool,
+}
+
+/// The code in place, and what was worked out of its blocks.
+#[derive(Debug, Default)]
+struct Code<'s> {
+    eras: HashMap<(usize, Version), u32>,
+    /// The code in place, with its number; none if it may have changed.
+    now: Option<(u32, ImageView<'s>)>,
+    index: BlockIndex,
+    shapes: Shapes,
+}
+
+impl<'s> Code<'s> {
+    /// So many distinct blocks are remembered.
+    const MOST: usize = 1 << 18;
+
+    fn settle(&mut self, flow: &mut ThreadFlow<'s>) {
+        if self.now.is_some() {
+            return;
+        }
+        if self.index.len() >= Self::MOST || self.eras.len() >= Self::MOST {
+            self.index.clear();
+            self.shapes.clear();
+            self.eras.clear();
+        }
+        let view = flow.view();
+        let era = (std::ptr::from_ref(view.space()).addr(), view.version());
+        let next = self.eras.len() as u32;
+        let number = *self.eras.entry(era).or_insert(next);
+        self.now = Some((number, view.clone()));
+    }
+}
+
+/// Numbers code of a mode.
+const fn era_of(era: u32, mode: ExecMode) -> u32 {
+    era << 2 | mode.bits() >> 5
+}
+
+impl<'s> CallTracer<'s> {
+    /// Nothing seen yet of a stream.
+    #[must_use]
+    pub fn new(session: &'s Session<'_>, stream: &'s Stream<'_>) -> Self {
+        Self::starting_at(session, stream, StreamOffset(0))
+    }
+
+    /// The same, of a flow that begins at a PSB.
+    #[must_use]
+    pub fn starting_at(
+        session: &'s Session<'_>,
+        stream: &'s Stream<'_>,
+        start: StreamOffset,
+    ) -> Self {
+        let config = session.flow_config();
+        Self {
+            names: CallNames::default(),
+            code: Code::default(),
+            clock: StreamClock::new(stream.bytes(), start, &config),
+            pads: LandingPads::new(),
+            signals: stream.signals_from(start),
+            tells_signals: session.recording().is_some(),
+            is_processor: stream.key().cpu().is_some(),
+            threads: HashMap::new(),
+            task: stream.task(),
+            thread: Thread::new(stream.task()),
+            offset: start,
+            errors: false,
+        }
+    }
+
+    /// The functions seen so far.
+    #[must_use]
+    pub const fn names(&self) -> &CallNames {
+        &self.names
+    }
+
+    /// Whether there were errors in the flow.
+    #[must_use]
+    pub const fn has_errors(&self) -> bool {
+        self.errors
+    }
+
+    /// The calls that are open on the stack in use, outermost first.
+    pub fn open_calls(&self) -> impl Iterator<Item = OpenCall> {
+        self.thread.open().iter().map(|frame| OpenCall {
+            call: frame.call,
+            returns_to: frame.ret.or(frame.resume),
+        })
+    }
+
+    /// The instruction that ran last, or that the last block began with.
+    #[must_use]
+    pub const fn last_instruction(&self) -> Option<Ip> {
+        self.thread.last_ip()
+    }
+
+    /// The functions seen, when all is done.
+    #[must_use]
+    pub fn into_names(self) -> CallNames {
+        self.names
+    }
+
+    /// Takes all blocks up to the next event or error, and that; `false` at the end of the flow.
+    pub fn follow(&mut self, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) -> bool {
+        self.code.settle(flow);
+        self.arrive(visitor);
+        let Self {
+            names,
+            code,
+            clock,
+            pads,
+            thread,
+            offset,
+            ..
+        } = self;
+        let Code {
+            now, index, shapes, ..
+        } = code;
+        let Some((era, view)) = now else {
+            return false;
+        };
+        let mut code_number = None;
+        let item = flow.blocks(|block| {
+            let (ip, len) = (block.ip(), block.len());
+            // The mode changes with an event only.
+            let code = *code_number.get_or_insert_with(|| era_of(*era, block.mode()));
+            let number = index.number(code, ip, len as u32, || {
+                let runs = block.runs();
+                shapes.push(
+                    names,
+                    view,
+                    runs.map(|run| (run.ip(), run.len(), run.last())),
+                )
+            });
+            let Some((shape, hops)) = shapes.get(number) else {
+                return;
+            };
+            let mut around = Around {
+                visitor: &mut *visitor,
+                clock,
+                names,
+                pads,
+                view: Some(view),
+                offset: *offset,
+            };
+            thread.block(shape, hops, &mut around);
+            if shape
+                .end
+                .is_none_or(|end| end.class != cofi_insn::Class::Conditional)
+            {
+                *offset = block.offset();
+            }
+        });
+        if item.is_some() && self.code.index.len() >= Code::MOST {
+            self.code.now = None;
+        }
+        match item {
+            Some(item) => {
+                self.item(&item, flow, visitor);
+                true
+            }
+            None => {
+                self.arrive_at_end(visitor);
+                false
+            }
+        }
+    }
+
+    /// Takes account of how control came to where tracing went off for the last time.
+    fn arrive_at_end(&mut self, visitor: &mut impl CallVisitor) {
+        self.thread.struck_at = self.thread.off_at.take();
+        self.arrive(visitor);
+    }
+
+    /// Takes the next piece of the flow if `gate` lets it in, which is asked with the instructions among those `wanted` that the piece
+    /// holds. What the gate said; none at the end of the flow.
+    pub fn step(
+        &mut self,
+        flow: &mut ThreadFlow<'s>,
+        wanted: &[Ip],
+        gate: impl FnOnce(&mut ThreadFlow<'s>, &[Ip]) -> Gate,
+        visitor: &mut impl CallVisitor,
+    ) -> Option<Gate> {
+        self.code.settle(flow);
+        self.arrive(visitor);
+        let mut hits = Vec::new();
+        let Some(part) = flow.next_part() else {
+            self.arrive_at_end(visitor);
+            return None;
+        };
+        let piece = match part {
+            Part::Event(event) => Err(Item::Event(event)),
+            Part::Error(error) => Err(Item::Error(error)),
+            Part::Run(run) => {
+                let holds = |ip: &&Ip| run.iter().any(|insn| insn.ip == **ip);
+                hits.extend(wanted.iter().filter(holds));
+                Ok((run.ip(), run.mode(), run.len(), run.last(), run.offset()))
+            }
+        };
+        let said = gate(flow, &hits);
+        match (&piece, said) {
+            (Ok(_), Gate::Outside | Gate::End) => {}
+            (Err(_), Gate::Outside | Gate::End) => self.code.now = None,
+            (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, visitor),
+            (Err(item), Gate::Inside | Gate::Last) => self.item(item, flow, visitor),
+        }
+        Some(said)
+    }
+
+    /// Takes a run: its first address, its mode, how many instructions it has, the last one if it is of a class, and its packet.
+    fn run(
+        &mut self,
+        (ip, mode, len, last, offset): (Ip, ExecMode, usize, Option<Executed>, StreamOffset),
+        visitor: &mut impl CallVisitor,
+    ) {
+        let Code {
+            now, index, shapes, ..
+        } = &mut self.code;
+        let Some((era, view)) = now else {
+            return;
+        };
+        let names = &mut self.names;
+        let number = index.number(era_of(*era, mode), ip, len as u32, || {
+            shapes.push(names, view, std::iter::once((ip, len, last)))
+        });
+        let Some((shape, hops)) = shapes.get(number) else {
+            return;
+        };
+        let mut around = Around {
+            visitor,
+            clock: &mut self.clock,
+            names: &self.names,
+            pads: &mut self.pads,
+            view: Some(view),
+            offset: self.offset,
+        };
+        self.thread.block(shape, hops, &mut around);
+        self.offset = offset;
+    }
+
+    /// Takes an event or error.
+    fn item(&mut self, item: &Item, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) {
+        self.offset = self.offset.max(flow.offset());
+        self.code.now = None;
+        if self.is_processor {
+            self.follow_task(flow);
+        }
+        match item {
+            Item::Insn(_) => {}
+            Item::Error(error) => self.error(&error.kind, visitor),
+            Item::Event(event) => self.event(event, flow, visitor),
+        }
+    }
+
+    /// Before a block: takes account of how control came to an instruction before which something else happened, now that the code which is
+    /// in place then is known.
+    fn arrive(&mut self, visitor: &mut impl CallVisitor) {
+        let Some((coming, ip)) = self.thread.struck_at.take() else {
+            return;
+        };
+        let Some((_, view)) = &self.code.now else {
+            return;
+        };
+        let at = self.names.at(view, ip);
+        let mut around = Around {
+            visitor,
+            clock: &mut self.clock,
+            names: &self.names,
+            pads: &mut self.pads,
+            view: Some(view),
+            offset: self.offset,
+        };
+        self.thread.arrive(coming, ip, at, &mut around);
+    }
+
+    fn error(&mut self, kind: &FlowErrorKind, visitor: &mut impl CallVisitor) {
+        self.errors = true;
+        match kind {
+            // The flow was not lost.
+            FlowErrorKind::Seal { .. } => {}
+            FlowErrorKind::UnknownEnd => self.thread.coming = Coming::Ending,
+            _ => self.leave_all(Left::Gap, visitor),
+        }
+    }
+
+    fn event(&mut self, event: &Event, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) {
+        let last = self.thread.last();
+        match *event {
+            Event::Overflow { .. } => self.leave_all(Left::Gap, visitor),
+            Event::Disabled { ip } => {
+                self.thread.coming = Coming::Back {
+                    by: last,
+                    went: ip,
+                    expected: last.map(|last| last.after),
+                    signals: None,
+                };
+            }
+            Event::Stop => {
+                self.thread.coming = Coming::Back {
+                    by: last,
+                    went: None,
+                    expected: last.map(|last| last.after),
+                    signals: None,
+                };
+            }
+            Event::AsyncDisabled { at, .. } => {
+                self.thread.off_at = Some((self.thread.coming, at));
+                self.thread.coming = Coming::Back {
+                    by: None,
+                    went: None,
+                    expected: Some(at),
+                    signals: None,
+                };
+            }
+            Event::Enabled { ip, .. } => {
+                self.take_signals(flow.offset());
+                let told = self.tells_signals.then_some(self.thread.signals);
+                if let Some((coming, at)) = self.thread.off_at.take() {
+                    if at == ip {
+                        // The thread noticed nothing.
+                        self.thread.coming = coming;
+                        return;
+                    }
+                    self.thread.struck_at = Some((coming, at));
+                }
+                match &mut self.thread.coming {
+                    // Tracing was off for a moment, of which the thread noticed nothing.
+                    Coming::Back {
+                        by: Some(by),
+                        went: Some(went),
+                        ..
+                    } if *went == ip => self.thread.coming = Coming::By(*by),
+                    Coming::Back { signals, .. } => *signals = told,
+                    Coming::Anew | Coming::Ending => {}
+                    // A range of a stream begins so.
+                    other => *other = Coming::Straight,
+                }
+            }
+            Event::AsyncBranch { from, .. } => {
+                self.thread.struck_at = Some((self.thread.coming, from));
+                self.thread.coming = Coming::Struck(from);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes note of signals that came by `offset` and are handled.
+    fn take_signals(&mut self, offset: StreamOffset) {
+        while let Some(signal) = self.signals.before(offset) {
+            self.thread.signals += u64::from(!signal.is_fatal);
+        }
+    }
+
+    /// In a processor's stream, another thread may run.
+    fn follow_task(&mut self, flow: &mut ThreadFlow<'s>) {
+        let task = flow.task();
+        if task == self.task {
+            return;
+        }
+        let next = self.threads.remove(&task);
+        let mut next = next.unwrap_or_else(|| Thread::new(task));
+        next.was_away = true;
+        let before = std::mem::replace(&mut self.thread, next);
+        self.threads.insert(self.task, before);
+        self.task = task;
+    }
+
+    fn leave_all(&mut self, left: Left, visitor: &mut impl CallVisitor) {
+        let mut around = Around {
+            visitor,
+            clock: &mut self.clock,
+            names: &self.names,
+            pads: &mut self.pads,
+            view: None,
+            offset: self.offset,
+        };
+        self.thread.leave_all(left, &mut around);
+    }
+
+    /// The flow has ended.
+    pub fn finish(&mut self, visitor: &mut impl CallVisitor) {
+        self.leave_all(Left::End, visitor);
+        let mut threads: Vec<(Task, Thread)> = self.threads.drain().collect();
+        threads.sort_by_key(|(task, _)| *task);
+        for (_, thread) in threads {
+            self.thread = thread;
+            self.leave_all(Left::End, visitor);
+        }
+    }
+}

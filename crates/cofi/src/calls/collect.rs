@@ -1,0 +1,273 @@
+//! Chooses calls, waits for their end, and prints them in the order in which they began.
+
+use super::text::{Tree, TreeStyle};
+use super::{Matches, Members, is_wanted, lasted};
+use crate::args::CallsArgs;
+use crate::input;
+use crate::json::Line;
+use crate::output::Stdout;
+use crate::select::Window;
+use anyhow::Result;
+use cofi_analysis::{Call, CallEnd, CallNames, CallVisitor, CallsInOrder, FunctionId};
+use cofi_session::{Session, Stream, StreamKey, Task};
+use rustc_hash::FxHashMap;
+use std::io::{self, Write};
+
+/// Prints the calls of a stream.
+pub(super) struct Collect<'a, 's> {
+    args: &'a CallsArgs,
+    session: &'a Session<'s>,
+    key: StreamKey,
+    threads: FxHashMap<Task, Waiting>,
+    function: Option<Matches>,
+    callers: Option<Stacks>,
+    /// How many calls are of the function that was asked for.
+    matches: u64,
+    out: &'a mut Stdout,
+    style: TreeStyle,
+    /// The thread whose calls were printed last.
+    heading: Option<Task>,
+    has_headings: bool,
+    line: Line,
+    members: Members,
+    text: Vec<u8>,
+    failed: Option<io::Error>,
+}
+
+/// The calls of a thread that wait.
+#[derive(Debug, Default)]
+struct Waiting {
+    order: CallsInOrder,
+    /// Those that are open within one that was asked for, with how deep that is.
+    inside: FxHashMap<i64, i32>,
+}
+
+/// Where calls of a function came from, as far as they wait.
+#[derive(Debug)]
+struct Stacks {
+    wanted: Matches,
+    /// Open calls: the function, and its stack.
+    open: FxHashMap<(Task, i64), u32>,
+    /// The stacks seen: a function, and where in the list the one is that called it.
+    nodes: Vec<(FunctionId, u32)>,
+    numbers: FxHashMap<(FunctionId, u32), u32>,
+    /// That of each call that waits.
+    waiting: FxHashMap<(Task, i64), u32>,
+}
+
+/// No stack.
+const NONE: u32 = u32::MAX;
+
+impl Stacks {
+    fn enter(&mut self, call: &Call, names: &CallNames) -> bool {
+        let around = call.parent.map(|parent| (call.task, parent));
+        let around = around.and_then(|parent| self.open.get(&parent).copied());
+        let key = (call.function, around.unwrap_or(NONE));
+        let next = self.nodes.len() as u32;
+        let number = *self.numbers.entry(key).or_insert(next);
+        if number == next {
+            self.nodes.push(key);
+        }
+        self.open.insert((call.task, call.number), number);
+        let is_it = self.wanted.is(call.function, names);
+        if is_it {
+            self.waiting.insert((call.task, call.number), number);
+        }
+        is_it
+    }
+
+    /// The functions around a call, the innermost first.
+    fn around(&mut self, call: &Call) -> Vec<FunctionId> {
+        let mut stack = Vec::new();
+        let mut at = self.waiting.remove(&(call.task, call.number));
+        while let Some((function, around)) = at.and_then(|at| self.nodes.get(at as usize)) {
+            stack.push(*function);
+            at = Some(*around);
+        }
+        stack
+    }
+}
+
+impl<'a, 's> Collect<'a, 's> {
+    pub(super) fn new(
+        args: &'a CallsArgs,
+        window: &Window,
+        session: &'a Session<'s>,
+        stream: &Stream<'_>,
+        out: &'a mut Stdout,
+    ) -> Self {
+        let has_headings = window.streams(session).len() > 1 || stream.key().cpu().is_some();
+        let callers = args.callers.as_deref().map(|name| Stacks {
+            wanted: Matches::new(name),
+            open: FxHashMap::default(),
+            nodes: Vec::new(),
+            numbers: FxHashMap::default(),
+            waiting: FxHashMap::default(),
+        });
+        Self {
+            args,
+            session,
+            key: stream.key(),
+            threads: FxHashMap::default(),
+            function: args.function.as_deref().map(Matches::new),
+            callers,
+            matches: 0,
+            out,
+            style: TreeStyle::of_terminal(args.color),
+            heading: None,
+            has_headings,
+            line: Line::default(),
+            members: Members::default(),
+            text: Vec::new(),
+            failed: None,
+        }
+    }
+
+    /// How many calls there were of the function that was asked for.
+    pub(super) fn finish(self) -> Result<u64> {
+        match self.failed {
+            Some(error) => Err(error.into()),
+            None => Ok(self.matches),
+        }
+    }
+
+    /// Prints the calls of a thread, all of which were left.
+    fn print(&mut self, task: Task, names: &CallNames) -> io::Result<()> {
+        let Some(mut waiting) = self.threads.remove(&task) else {
+            return Ok(());
+        };
+        let Self {
+            args,
+            session,
+            key,
+            callers,
+            out,
+            line,
+            members,
+            text,
+            ..
+        } = self;
+        let mut tree = Tree::new(session, names, &self.style);
+        let mut root: Option<i32> = None;
+        if !args.json && self.has_headings && self.heading != Some(task) {
+            let comm = session.comm_of(task.tid).map(input::called);
+            let begin = if self.heading.is_some() { "\n" } else { "" };
+            writeln!(
+                out,
+                "{begin}thread {}{}",
+                task.tid,
+                comm.unwrap_or_default()
+            )?;
+            self.heading = Some(task);
+        }
+        if !args.json {
+            tree.head(out)?;
+        }
+        waiting.order.drain(|finished| {
+            let depth = u64::try_from(finished.call.depth).unwrap_or(0);
+            let is_deep = args.depth.is_some_and(|most| depth >= most);
+            let is_short = || {
+                let least = args.min_time.map(|least| least.0);
+                least.is_some_and(|least| {
+                    lasted(session, finished).is_none_or(|lasted| lasted < least)
+                })
+            };
+            // What a function was asked for is shown from there on, however deep that is.
+            if self.function.is_none() && is_deep || is_short() {
+                return Ok(());
+            }
+            if !args.json {
+                let mut finished = *finished;
+                if self.function.is_some() {
+                    // The function itself is the root of its tree.
+                    let depth = finished.call.depth;
+                    let base = root.map_or(depth, |root| depth.min(root));
+                    root = Some(base);
+                    finished.call.depth -= base;
+                }
+                return tree.call(&finished, out);
+            }
+            text.clear();
+            text.push(b'{');
+            members.put(session, finished, names, text);
+            line.begin();
+            if let Some(callers) = callers {
+                let stack = callers.around(&finished.call);
+                let around = stack.iter().skip(1);
+                line.texts(
+                    "callers",
+                    around.map(|function| names.describe(*function).to_owned()),
+                );
+            }
+            if task.tid != 0 || key.tid().is_some() {
+                line.number("tid", task.tid);
+            }
+            if let Some(cpu) = key.cpu() {
+                line.number("cpu", cpu);
+            }
+            if !line.members().is_empty() {
+                text.push(b',');
+                text.extend_from_slice(line.members());
+            }
+            text.extend_from_slice(b"}\n");
+            out.write_all(text)
+        })?;
+        match args.json {
+            true => Ok(()),
+            false => tree.end(out),
+        }
+    }
+}
+
+impl CallVisitor for Collect<'_, '_> {
+    fn enter(&mut self, call: &Call, names: &CallNames) {
+        if !is_wanted(&self.args.range, call.task) {
+            return;
+        }
+        let waiting = self.threads.entry(call.task).or_default();
+        let most = self
+            .args
+            .depth
+            .map(|most| i32::try_from(most).unwrap_or(i32::MAX));
+        if let Some(callers) = &mut self.callers {
+            if !callers.enter(call, names) {
+                return;
+            }
+            self.matches += 1;
+        } else if let Some(function) = &mut self.function {
+            let outer = call.parent.and_then(|parent| waiting.inside.get(&parent));
+            let is_it = function.is(call.function, names);
+            self.matches += u64::from(is_it);
+            let Some(outer) = outer.copied().or(is_it.then_some(call.depth)) else {
+                return;
+            };
+            waiting.inside.insert(call.number, outer);
+            if most.is_some_and(|most| call.depth - outer >= most) {
+                return;
+            }
+        } else if most.is_some_and(|most| call.depth >= most) {
+            return;
+        }
+        waiting.order.enter(call);
+    }
+
+    fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
+        if let Some(callers) = &mut self.callers {
+            callers.open.remove(&(call.task, call.number));
+        }
+        let Some(waiting) = self.threads.get_mut(&call.task) else {
+            return;
+        };
+        if self.function.is_some() && waiting.inside.remove(&call.number).is_none() {
+            return;
+        }
+        // What was not taken is not found either.
+        waiting.order.leave(call, end);
+    }
+
+    fn all_left(&mut self, task: Task, names: &CallNames) {
+        if self.failed.is_none() {
+            self.failed = self.print(task, names).err();
+        }
+    }
+}

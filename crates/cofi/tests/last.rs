@@ -1,0 +1,119 @@
+//! `cofi last`: how threads end.
+
+mod common;
+
+use common::{STATIC, Scratch, cofi, json, run};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Ends by a fault in a function that others have called, or by itself if it is given an argument.
+const ENDS: &str = r#"
+#include <pthread.h>
+#include <stdlib.h>
+__attribute__((noinline)) static int reads(volatile int *from) {
+    return *from;
+}
+__attribute__((noinline)) static int handles(volatile int *from) { return reads(from) + 1; }
+static void *works(void *argument) { return argument; }
+int main(int count, char **words) {
+    (void)words;
+    pthread_t thread;
+    pthread_create(&thread, 0, works, 0);
+    pthread_join(thread, 0);
+    if (count > 1) exit(3);
+    return handles((int *)0x10);
+}
+"#;
+
+fn record(scratch: &Scratch, arguments: &[&str]) -> Option<(PathBuf, i32)> {
+    let source = scratch.write("ends.c", ENDS);
+    let program = scratch.compile(&source, &[STATIC, &["-g"]].concat())?;
+    let data = scratch.path("data");
+    let mut command = cofi();
+    command.args(["record", "--engine", "ptrace", "-o"]);
+    command.arg(&data).arg("--").arg(program).args(arguments);
+    let status = run(&mut command).code();
+    Some((data, status))
+}
+
+fn threads(data: &Path) -> Vec<Value> {
+    let ran = run(&mut json("last", &[], data));
+    assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+    let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+    ran.text().lines().map(parse).collect()
+}
+
+fn names<'v>(list: &'v Value, key: &str) -> Vec<&'v str> {
+    let names = list.as_array().expect("a list").iter();
+    names.filter_map(|item| item[key].as_str()).collect()
+}
+
+#[test]
+fn by_a_signal() {
+    let scratch = Scratch::new();
+    let Some((data, status)) = record(&scratch, &[]) else {
+        return;
+    };
+    assert_eq!(status, 139);
+    let threads = threads(&data);
+    assert_eq!(threads.len(), 2);
+    let (main, other) = (&threads[0], &threads[1]);
+    assert_eq!(main["ended"], "signal");
+    assert_eq!(
+        (&main["signal"], &main["address"]),
+        (&"SIGSEGV".into(), &"0x10".into())
+    );
+    let stack = names(&main["stack"], "at");
+    assert_eq!(stack[0], "reads");
+    assert!(
+        stack[1].starts_with("handles+") && stack[2].starts_with("main+"),
+        "{stack:?}"
+    );
+    assert_eq!(main["stack"][0]["line"], 5);
+    assert_eq!(main["stack"][1]["line"], 7);
+    let calls = names(&main["calls"], "call");
+    assert_eq!(calls.len(), 10);
+    assert_eq!(calls[8..], ["handles", "reads"]);
+    assert_eq!(names(&main["lines"], "function").last(), Some(&"handles"));
+    // The thread has ended before.
+    assert_eq!(
+        (&other["ended"], &other["process"]),
+        (&"exit".into(), &false.into())
+    );
+
+    let text = run(cofi().args(["last", "-n", "2"]).arg(&data)).text();
+    let main = text.split("\n\nthread ").next().expect("a thread");
+    assert!(
+        main.contains("SIGSEGV at 0x") && main.contains("about address 0x10"),
+        "{main}"
+    );
+    assert!(
+        main.contains("   0  reads") && main.contains("ends.c:5"),
+        "{main}"
+    );
+    let calls = main.split("The last calls:").nth(1).expect("calls");
+    let calls = calls.split("The last lines:").next().expect("calls");
+    let count = calls.lines().filter(|line| !line.trim().is_empty()).count();
+    assert_eq!(count, 3, "heads and two calls: {calls}");
+}
+
+#[test]
+fn by_itself() {
+    let scratch = Scratch::new();
+    let Some((data, status)) = record(&scratch, &["leave"]) else {
+        return;
+    };
+    assert_eq!(status, 3);
+    let threads = threads(&data);
+    let main = &threads[0];
+    assert_eq!(
+        (&main["ended"], &main["process"]),
+        (&"exit".into(), &true.into())
+    );
+    let stack = names(&main["stack"], "at");
+    assert!(
+        stack[0].starts_with("_exit+") && stack.iter().any(|at| at.starts_with("main+")),
+        "{stack:?}"
+    );
+    assert_eq!(main["signal"], Value::Null);
+}
