@@ -138,7 +138,19 @@ impl<'d> Run<'d> {
     /// Calls `visit` for each instruction: the fastest way to them.
     #[inline]
     pub fn for_each(&self, mut visit: impl FnMut(Executed)) {
-        let (mut ip, mode) = (self.ip, self.mode);
+        // (With the mode known, an instruction is an addition.)
+        match self.mode {
+            ExecMode::Bits64 => self.for_each_plain(ExecMode::Bits64, &mut visit),
+            mode => self.for_each_plain(mode, &mut visit),
+        }
+        if let Some(last) = self.last {
+            visit(last);
+        }
+    }
+
+    #[inline(always)]
+    fn for_each_plain(&self, mode: ExecMode, visit: &mut impl FnMut(Executed)) {
+        let mut ip = self.ip;
         for (&len, &digest) in self.plain.iter().zip(self.digests) {
             visit(Executed {
                 ip,
@@ -148,9 +160,6 @@ impl<'d> Run<'d> {
                 digest,
             });
             ip = advance(ip, len, mode);
-        }
-        if let Some(last) = self.last {
-            visit(last);
         }
     }
 
