@@ -35,11 +35,23 @@ pub struct BlockIndex {
     trail: Vec<u32>,
     /// Where in `trail` the blocks begin of the path that is being added.
     begin: usize,
-    /// By the [index](PathNumber::index) of a path: where it is in `paths`, or `u32::MAX`.
-    slots: Vec<u32>,
+    slots: Slots,
     /// The generation and the code of which they are, and those of others.
     owner: (usize, u32),
-    others: FxHashMap<(usize, u32), Vec<u32>>,
+    others: FxHashMap<(usize, u32), Slots>,
+    /// How many slots others have.
+    slots_of_others: usize,
+}
+
+/// Where the paths of a generation and code are.
+///
+/// Whose turn is short may run a few paths of great numbers. So there is room only as paths are counted block by block: what is made and
+/// forgotten then costs no more than that.
+#[derive(Debug, Default)]
+struct Slots {
+    /// By the [index](PathNumber::index) of a path: where it is in `paths`, or `u32::MAX`.
+    paths: Vec<u32>,
+    room: usize,
 }
 
 /// Blocks that were counted as one path.
@@ -82,9 +94,10 @@ impl Default for BlockIndex {
             paths: Vec::new(),
             trail: Vec::new(),
             begin: 0,
-            slots: Vec::new(),
+            slots: Slots::default(),
             owner: (0, 0),
             others: FxHashMap::default(),
+            slots_of_others: 0,
         }
     }
 }
@@ -165,6 +178,7 @@ impl BlockIndex {
         }
         let Some(entry) = self
             .slots
+            .paths
             .get(path.index())
             .and_then(|slot| self.paths.get_mut(*slot as usize))
         else {
@@ -181,17 +195,23 @@ impl BlockIndex {
     #[cold]
     fn change_owner(&mut self, owner: (usize, u32)) {
         let slots = std::mem::take(&mut self.slots);
-        if self.others.len() >= Self::OWNERS {
+        if self.others.len() >= Self::OWNERS || self.slots_of_others >= Self::SLOTS_OF_OTHERS {
             // (What was counted of their paths is still to be settled.)
             self.others.clear();
+            self.slots_of_others = 0;
         }
+        self.slots_of_others += slots.paths.len();
         self.others.insert(self.owner, slots);
         self.slots = self.others.remove(&owner).unwrap_or_default();
+        self.slots_of_others -= self.slots.paths.len();
         self.owner = owner;
     }
 
-    /// So many generations are known beside the one whose turn it is.
+    /// So many generations are known beside the one whose turn it is, with so many slots.
     const OWNERS: usize = 64;
+    const SLOTS_OF_OTHERS: usize = 1 << 22;
+    /// For each path that is counted block by block, there is room for so many more slots.
+    const ROOM: usize = 64;
 
     /// A path begins that is not known: its blocks are to be numbered, each is to be [noted](Self::note_block), and then it is to be
     /// [added](Self::add_path).
@@ -204,7 +224,7 @@ impl BlockIndex {
         self.trail.push(number as u32);
     }
 
-    /// The path that was begun is complete, which [`path`](Self::path) did not know.
+    /// The path that was begun is complete, which [`path`](Self::path) did not know. Of many paths, it is known from the next time on.
     pub fn add_path(&mut self, path: PathNumber) {
         let blocks = self.begin..self.trail.len();
         let of = |number: Option<&u32>| number.map_or(NONE, |number| *number as usize);
@@ -212,10 +232,16 @@ impl BlockIndex {
         let Some(entry) = self.entries.get(first) else {
             return;
         };
-        if self.slots.len() <= path.index() {
-            self.slots.resize(path.index() + 1, u32::MAX);
+        let slots = &mut self.slots;
+        slots.room += Self::ROOM;
+        if path.index() >= slots.room {
+            self.trail.truncate(self.begin);
+            return;
         }
-        self.slots[path.index()] = self.paths.len() as u32;
+        if slots.paths.len() <= path.index() {
+            slots.paths.resize(path.index() + 1, u32::MAX);
+        }
+        slots.paths[path.index()] = self.paths.len() as u32;
         self.paths.push(PathEntry {
             ip: entry.ip,
             blocks,
@@ -301,8 +327,9 @@ impl BlockIndex {
         self.last = NONE;
         self.paths.clear();
         self.trail.clear();
-        self.slots.clear();
+        self.slots = Slots::default();
         self.others.clear();
+        self.slots_of_others = 0;
     }
 }
 
@@ -403,6 +430,55 @@ mod tests {
             assert_eq!(of(&paths), of(&blocks));
         }
         assert!((0..blocks.len()).any(|number| blocks.elsewhere(number) != 0));
+    }
+
+    /// Programs that take turns in a few paths of great numbers get no slots for all below: what they have may be forgotten each turn.
+    #[test]
+    fn slots_are_as_many_as_the_paths_counted() {
+        let nodes = 3000;
+        // Of 64-bit code at 1000: many jz to the next, and jmp rax.
+        let mut code = [0x74, 0].repeat(nodes);
+        code.extend([0xff, 0xe0]);
+        let end = 0x1000 + 2 * nodes as u16;
+        let mut trace = Vec::from(PSB);
+        trace.extend([0x99, 0x01, 0x7d, 0, 0x10, 0, 0, 0, 0, 0x02, 0x23]);
+        // TNTs of six N, and TIPs to the end.
+        trace.extend([0x80].repeat(nodes / 6));
+        for _ in 0..300 {
+            trace.push(0x2d);
+            trace.extend(end.to_le_bytes());
+        }
+        let segment = Segment {
+            base: Ip(0x1000),
+            bytes: &code,
+        };
+        let (mut index, mut turn, mut most) = (BlockIndex::default(), 0_u32, 0);
+        let mut flow = FlowDecoder::new(&trace, segment, FlowConfig::default());
+        let mut counted = 0;
+        while flow
+            .paths(|path| {
+                let Some(number) = path.number() else { return };
+                most = most.max(number.index());
+                let code = turn % (BlockIndex::OWNERS as u32 + 6);
+                turn += u32::from(path.ip() == Ip(end.into()));
+                if !index.path(code, number) {
+                    counted += 1;
+                    index.begin_path();
+                    path.for_each(|block| {
+                        let number =
+                            index.number(code, block.ip(), block.len() as u32, || block.ip());
+                        index.note_block(number);
+                    });
+                    index.add_path(number);
+                }
+                let slots = index.slots.paths.len() + index.slots_of_others;
+                assert!(slots <= counted * BlockIndex::ROOM, "{slots} {counted}");
+            })
+            .is_some()
+        {}
+        assert!(turn >= 290 && most >= nodes * 3, "{turn} {most}");
+        let (known, all) = (index.known_of_paths(), index.len());
+        assert!(known >= nodes && all >= known, "{known} {all}");
     }
 
     /// Neither the same address with other code, nor another length, is the same block.

@@ -353,6 +353,11 @@ impl Reader<'_, IntelPt> {
         let rest = &rest[padding..];
         let offset = self.own.shown.at + padding;
         let block = self.own.shown.block;
+        // (Where an erratum may have spoilt packets, none was passed over.)
+        if block == Block::Outside && short_tnt(rest[0]).is_some() {
+            self.own.shown.at = offset + 1;
+            return;
+        }
         let Ok(decoded) = decode_in(block, rest) else {
             self.own.shown.at = offset + 1;
             return;

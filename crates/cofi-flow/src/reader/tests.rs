@@ -51,6 +51,44 @@ fn erratum_skz84_a_stray_byte_behind_a_tma() {
     }
 }
 
+/// Where nothing is spoilt, the workarounds change no time: a short TNT between a CYC and an MTC is not seen then, either.
+#[test]
+fn workarounds_of_spoilt_packets_change_no_time() {
+    // TSC, TMA, CBR
+    let mut bytes = alloc::vec![0x19, 0, 0, 1, 0, 0, 0, 0];
+    bytes.extend([0x02, 0x73, 0, 0, 0, 0, 0, 0x02, 0x03, 0x20, 0]);
+    for round in 0..40_u8 {
+        // CYC, TNT, MTC, CYC, TNT
+        bytes.extend([(round % 7 + 1) << 3 | 3, 0x04, 0x59, round + 1, 0x1b, 0x04]);
+    }
+    let times = |errata: Errata| {
+        let config = FlowConfig {
+            errata,
+            max_nonturbo_ratio: 0x20,
+            ..FlowConfig::default()
+        };
+        let mut reader = Reader::<IntelPt>::new(&bytes, &config);
+        core::iter::from_fn(move || {
+            reader.next()?.ok()?;
+            let now = IntelPt::now(&mut reader);
+            // What the tracker knows counts, of which a time shows a part.
+            Some((now, alloc::format!("{:?}", reader.own.shown.tracker)))
+        })
+        .collect::<Vec<_>>()
+    };
+    let without = times(Errata::default());
+    assert_eq!(without.len(), 80);
+    assert!(without.first() != without.last());
+    for (skd007, skz84) in [(true, false), (false, true)] {
+        let errata = Errata {
+            skd007,
+            skz84,
+            ..Errata::default()
+        };
+        assert_eq!(times(errata), without);
+    }
+}
+
 #[test]
 fn short_tnts_are_what_the_packet_table_says() {
     for byte in 0..=255_u8 {
