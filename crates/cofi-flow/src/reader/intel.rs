@@ -238,99 +238,9 @@ impl ReadFamily for IntelPt {
                 // Some of what was told of the time before holds no longer.
                 reader.timing += 1;
             }
-            let flow = match packet {
-                Packet::Tnt8 { bits } => Flow::Tnt {
-                    bits: bits.bits(),
-                    len: bits.len() as u8,
-                },
-                Packet::Tnt64 { bits } => Flow::Tnt {
-                    bits: bits.bits(),
-                    len: bits.len() as u8,
-                },
-                Packet::Tip { ip } => Flow::Tip(reader.address(ip)),
-                Packet::TipPge { ip } => Flow::Pge(reader.address(ip)),
-                Packet::TipPgd { ip } => Flow::Pgd(reader.address(ip)),
-                Packet::Fup { ip } => Flow::Fup(reader.address(ip)),
-                Packet::Pip { cr3, nr } => Flow::Pip { cr3: cr3.get(), nr },
-                Packet::ModeExec {
-                    mode,
-                    interrupt_flag,
-                } => Flow::ModeExec {
-                    mode,
-                    interrupt_flag,
-                },
-                Packet::ModeTsx { tx } => Flow::ModeTsx(tx),
-                Packet::TraceStop => Flow::TraceStop,
-                Packet::Vmcs { base } => Flow::Vmcs(base.get()),
-                Packet::Ovf => Flow::Ovf,
-                Packet::Psb => {
-                    reader.own.last_ip.reset();
-                    reader.own.psb = reader.offset;
-                    (reader.damaged, reader.own.doubt) = (false, false);
-                    Flow::Psb
-                }
-                Packet::PsbEnd => Flow::PsbEnd,
-                Packet::ExStop { ip } => Flow::ExStop { ip },
-                Packet::Mwait { hints, ext } => Flow::Mwait {
-                    hints,
-                    ext: ext.get() as u8,
-                },
-                Packet::Pwre {
-                    hw,
-                    state,
-                    sub_state,
-                } => Flow::Pwre {
-                    hw,
-                    state: state.get(),
-                    sub_state: sub_state.get() as u8,
-                },
-                Packet::Pwrx {
-                    last,
-                    deepest,
-                    wake,
-                } => Flow::Pwrx {
-                    last: last.get(),
-                    deepest: deepest.get(),
-                    wake: wake.get(),
-                },
-                Packet::Cfe { ip, kind, vector } => Flow::Cfe { ip, kind, vector },
-                Packet::Evd { kind, payload } => Flow::Evd {
-                    kind: kind.get(),
-                    payload: payload.0,
-                },
-                Packet::Ptw { payload, ip } => Flow::Ptw {
-                    payload: payload.get(),
-                    size: payload.size().bytes() as u8,
-                    ip,
-                },
-                Packet::Mnt { payload } => Flow::Mnt(payload.0),
-                Packet::Bbp { size, kind } => {
-                    reader.own.block_type = kind;
-                    Flow::Bbp {
-                        kind,
-                        size: size.bytes() as u8,
-                    }
-                }
-                Packet::Bip { id, payload } => Flow::Bip {
-                    block: reader.own.block_type,
-                    id: id.get() as u8,
-                    payload: payload.get(),
-                },
-                Packet::Bep { ip } => Flow::Bep { ip },
-                Packet::Trig {
-                    ip,
-                    mult,
-                    vector,
-                    count,
-                } => Flow::Trig {
-                    ip,
-                    multiple: mult,
-                    vector,
-                    count,
-                },
-                _ => continue,
-            };
-            return Some(Ok(flow));
+            if let Some(flow) = reader.flow_of(packet) {
+                return Some(Ok(flow));
+            }
         }
     }
 
@@ -437,6 +347,103 @@ impl Reader<'_, IntelPt> {
         let ip = self.own.last_ip.apply(payload);
         self.note_address(ip, payload.ip_bytes());
         ip.filter(|_| !self.own.doubt)
+    }
+
+    /// What a packet that was read tells the flow, if it does.
+    #[inline]
+    fn flow_of(&mut self, packet: Packet) -> Option<Flow> {
+        Some(match packet {
+            Packet::Tnt8 { bits } => Flow::Tnt {
+                bits: bits.bits(),
+                len: bits.len() as u8,
+            },
+            Packet::Tnt64 { bits } => Flow::Tnt {
+                bits: bits.bits(),
+                len: bits.len() as u8,
+            },
+            Packet::Tip { ip } => Flow::Tip(self.address(ip)),
+            Packet::TipPge { ip } => Flow::Pge(self.address(ip)),
+            Packet::TipPgd { ip } => Flow::Pgd(self.address(ip)),
+            Packet::Fup { ip } => Flow::Fup(self.address(ip)),
+            Packet::Pip { cr3, nr } => Flow::Pip { cr3: cr3.get(), nr },
+            Packet::ModeExec {
+                mode,
+                interrupt_flag,
+            } => Flow::ModeExec {
+                mode,
+                interrupt_flag,
+            },
+            Packet::ModeTsx { tx } => Flow::ModeTsx(tx),
+            Packet::TraceStop => Flow::TraceStop,
+            Packet::Vmcs { base } => Flow::Vmcs(base.get()),
+            Packet::Ovf => Flow::Ovf,
+            Packet::Psb => {
+                self.own.last_ip.reset();
+                self.own.psb = self.offset;
+                (self.damaged, self.own.doubt) = (false, false);
+                Flow::Psb
+            }
+            Packet::PsbEnd => Flow::PsbEnd,
+            Packet::ExStop { ip } => Flow::ExStop { ip },
+            Packet::Mwait { hints, ext } => Flow::Mwait {
+                hints,
+                ext: ext.get() as u8,
+            },
+            Packet::Pwre {
+                hw,
+                state,
+                sub_state,
+            } => Flow::Pwre {
+                hw,
+                state: state.get(),
+                sub_state: sub_state.get() as u8,
+            },
+            Packet::Pwrx {
+                last,
+                deepest,
+                wake,
+            } => Flow::Pwrx {
+                last: last.get(),
+                deepest: deepest.get(),
+                wake: wake.get(),
+            },
+            Packet::Cfe { ip, kind, vector } => Flow::Cfe { ip, kind, vector },
+            Packet::Evd { kind, payload } => Flow::Evd {
+                kind: kind.get(),
+                payload: payload.0,
+            },
+            Packet::Ptw { payload, ip } => Flow::Ptw {
+                payload: payload.get(),
+                size: payload.size().bytes() as u8,
+                ip,
+            },
+            Packet::Mnt { payload } => Flow::Mnt(payload.0),
+            Packet::Bbp { size, kind } => {
+                self.own.block_type = kind;
+                Flow::Bbp {
+                    kind,
+                    size: size.bytes() as u8,
+                }
+            }
+            Packet::Bip { id, payload } => Flow::Bip {
+                block: self.own.block_type,
+                id: id.get() as u8,
+                payload: payload.get(),
+            },
+            Packet::Bep { ip } => Flow::Bep { ip },
+            Packet::Trig {
+                ip,
+                mult,
+                vector,
+                count,
+            } => Flow::Trig {
+                ip,
+                multiple: mult,
+                vector,
+                count,
+            },
+            _ => return None,
+        })
     }
 
     /// A packet gave this address, in so many bytes.
