@@ -11,12 +11,13 @@ use cofi_session::{Session, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
 use crate::block_table::{BlockTable, Era};
+use crate::coverage::CodeRuns;
 use crate::flow_state::FlowState;
 use crate::functions::Functions;
 use crate::gap::{self, Gap, GapFinder};
 use crate::joined::Segment;
 use crate::segments::ended_with_segment;
-use crate::stretch::{StretchCount, TaskCount, Ticks};
+use crate::stretch::{LastBranch, StretchCount, TaskCount, Ticks};
 
 /// A run, as far as counting it goes.
 pub(crate) struct Ran {
@@ -111,6 +112,8 @@ pub(crate) struct StreamCounter<'s> {
     /// The functions in which runs lie: where in `parts`.
     runs: FxHashMap<(Era, Ip, u32), Range<usize>>,
     parts: Vec<(usize, u32, bool)>,
+    /// Where in their files runs lie, if instructions are counted each by itself.
+    code: Option<CodeRuns>,
 }
 
 /// A stretch that is being counted.
@@ -128,6 +131,8 @@ pub(crate) struct StretchCounter<'c, 's> {
     /// What is true of the flow; not of interest where nothing stands before the stretch or behind it.
     state: Option<FlowState>,
     end: StreamOffset,
+    /// If instructions are counted each by itself: the conditional branch whose outcome the table of blocks waits for, and where it stands.
+    last_branch: Option<((Era, Ip), cofi_image::Place)>,
     count: StretchCount,
 }
 
@@ -148,7 +153,14 @@ impl<'s> StreamCounter<'s> {
             blocks: BlockTable::default(),
             runs: FxHashMap::default(),
             parts: Vec::new(),
+            code: None,
         }
+    }
+
+    /// Counts each instruction by itself, too, if that is wanted.
+    pub(crate) fn with_code(mut self, is_wanted: bool) -> Self {
+        self.code = is_wanted.then(CodeRuns::default);
+        self
     }
 
     /// Begins with a stretch.
@@ -171,6 +183,7 @@ impl<'s> StreamCounter<'s> {
             cycles: 0,
             state: (!is_whole).then(FlowState::default),
             end: segment.range.end,
+            last_branch: None,
             count: StretchCount {
                 is_clean: true,
                 ticks: match segment.is_first {
@@ -225,6 +238,9 @@ impl<'s> StreamCounter<'s> {
     fn forget_runs(&mut self) {
         self.runs.clear();
         self.parts.clear();
+        if let Some(code) = &mut self.code {
+            code.forget();
+        }
     }
 }
 
@@ -336,7 +352,12 @@ impl<'s> StretchCounter<'_, 's> {
         }
         self.empty();
         let mut count = self.count;
-        (count.entry, count.branch) = self.known.blocks.joints();
+        let (entry, branch) = self.known.blocks.joints();
+        count.entry = entry;
+        count.branch = branch.map(|branch| LastBranch {
+            not_taken: branch.not_taken,
+            place: self.last_branch.map(|(_, place)| place),
+        });
         count.cycles_left = flow.cycles().saturating_sub(self.cycles);
         count.functions = self.known.functions.take();
         count.end = self.state.unwrap_or_default();
@@ -357,12 +378,18 @@ impl<'s> StretchCounter<'_, 's> {
             blocks,
             runs,
             parts,
+            code,
             ..
         } = &mut *self.known;
         let (mut ran, mut taken) = (Vec::new(), Vec::new());
+        let mut branches = Vec::new();
         blocks.empty(
             |run| {
                 let (place, mode) = place_of(run.era);
+                if let Some(code) = code {
+                    let at = |ip| views.get(&place)?.place(ip);
+                    code.count(run, mode, at, &mut self.count.code);
+                }
                 let task = owners.get(place as usize);
                 ran.push((task.copied(), run.lens.len() as u64, run.class, run.times));
                 let key = (run.era, run.ip, run.lens.len() as u32);
@@ -382,8 +409,30 @@ impl<'s> StretchCounter<'_, 's> {
                     );
                 }
             },
-            |era, times| taken.push((owners.get(place_of(era).0 as usize).copied(), times)),
+            |era, ip, outcomes| {
+                let place = place_of(era).0;
+                taken.push((owners.get(place as usize).copied(), outcomes.taken));
+                branches.push((era, ip, outcomes));
+            },
         );
+        if code.is_some() {
+            // A branch may have waited for its outcome since the code of its place was at hand.
+            let last = self.last_branch.take();
+            let last = last.as_ref();
+            let place = |era: Era, ip: Ip| match views.get(&place_of(era).0) {
+                Some(view) => view.place(ip),
+                None => Some(last.filter(|(at, _)| *at == (era, ip))?.1.clone()),
+            };
+            for (era, ip, outcomes) in branches {
+                if let Some(place) = place(era, ip) {
+                    self.count.code.add_outcomes(&place, outcomes);
+                }
+            }
+            self.last_branch = blocks.joints().1.and_then(|branch| {
+                let at = (branch.era, branch.ip);
+                Some((at, place(branch.era, branch.ip)?))
+            });
+        }
         views.clear();
         if runs.len() >= StreamCounter::RUNS {
             self.known.forget_runs();

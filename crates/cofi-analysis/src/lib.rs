@@ -23,6 +23,7 @@ mod check;
 mod clock;
 mod count;
 mod counter;
+mod coverage;
 mod flow_state;
 mod functions;
 mod gap;
@@ -39,6 +40,9 @@ mod tests;
 pub use block_index::BlockIndex;
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};
+pub use coverage::{
+    CodeCounts, FileCode, FileKey, FunctionCover, InsnCount, LineCount, SourceCover, SourcePlace,
+};
 pub use flow_state::FlowState;
 pub use gap::{Gap, GapCause, Resumed};
 pub use proof::Proof;

@@ -13,6 +13,7 @@ use cofi_session::{Session, Stream, ThreadFlow};
 
 use crate::count::Counts;
 use crate::counter::{Piece, StreamCounter};
+use crate::coverage::CodeCounts;
 use crate::functions::Functions;
 use crate::joined::{self, Segment};
 use crate::proof::Proof;
@@ -39,6 +40,8 @@ pub struct Tally {
     proof: Proof,
     /// Of about how many bytes the segments are, if that was said.
     segment: Option<NonZeroUsize>,
+    /// How often which instruction ran, if that is wanted.
+    code: Option<CodeCounts>,
 }
 
 impl Tally {
@@ -54,6 +57,18 @@ impl Tally {
     pub const fn with_segments(mut self, size: NonZeroUsize) -> Self {
         self.segment = Some(size);
         self
+    }
+
+    /// How often each instruction ran is counted, too: see [`take_code`](Self::take_code).
+    #[must_use]
+    pub fn with_code(mut self) -> Self {
+        self.code = Some(CodeCounts::default());
+        self
+    }
+
+    /// How often each instruction ran; nothing without [`with_code`](Self::with_code).
+    pub fn take_code(&mut self) -> CodeCounts {
+        self.code.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Decodes a stream of `session` to its end and counts what it did.
@@ -90,8 +105,9 @@ impl Tally {
             Segment::of(session, number, stream, size, SegmentStart::Traced)
         });
         let segments: Vec<_> = segments.collect();
+        let with_code = self.code.is_some();
         let worker = || {
-            let mut counter = StreamCounter::new(session);
+            let mut counter = StreamCounter::new(session).with_code(with_code);
             move |segment: &Segment<'s, 't>| counter.count(segment)
         };
         // The stream whose stretches come now, and what was counted of it.
@@ -136,7 +152,7 @@ impl Tally {
             StreamOffset(0) => session.decode(stream),
             start => session.decode_within(stream, start..StreamOffset(u64::MAX)),
         };
-        let mut known = StreamCounter::new(session);
+        let mut known = StreamCounter::new(session).with_code(self.code.is_some());
         let mut counter = known.begin(&Segment::whole(0, stream));
         let mut begin = None;
         let mut ips = Vec::new();
@@ -189,8 +205,12 @@ impl Tally {
         session: &Session<'_>,
         stream: &Stream<'_>,
         mut bytes: u64,
-        count: StretchCount,
+        mut count: StretchCount,
     ) {
+        count.finish();
+        if let Some(code) = &mut self.code {
+            code.merge(count.code);
+        }
         self.trace_bytes += bytes;
         self.functions.merge(count.functions);
         for (cr3, instructions) in count.spaces.list() {
@@ -220,6 +240,9 @@ impl Tally {
         self.threads.extend(other.threads);
         self.trace_bytes += other.trace_bytes;
         self.functions.merge(other.functions);
+        if let Some(code) = other.code {
+            self.code.get_or_insert_default().merge(code);
+        }
         for (cr3, instructions) in other.spaces {
             *self.spaces.entry(cr3).or_default() += instructions;
         }

@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// List the executed blocks of a trace, in order: instructions up to one of which only the trace tells where it led.
     Blocks(BlocksArgs),
+    /// Which lines, functions and branches of the source ran, and how often: of one recording or several together.
+    Coverage(CoverageArgs),
     /// Where a trace has gaps, and what is lost in each.
     Check(CheckArgs),
     /// List the packets of a trace, in order.
@@ -57,6 +59,7 @@ impl Command {
                 | Self::Insn(_)
                 | Self::Events(_)
                 | Self::Blocks(_)
+                | Self::Coverage(_)
                 | Self::Check(_)
                 | Self::Dump(_)
         )
@@ -172,7 +175,7 @@ pub(crate) struct TraceArgs {
 }
 
 /// A trace to read.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Input {
     /// What FILE holds; recognised by content if left out.
     #[arg(long, value_name = "FORMAT")]
@@ -183,7 +186,7 @@ pub(crate) struct Input {
 }
 
 /// A trace to decode, and the code that it ran.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct FlowInput {
     /// The processor (decimal), so that its errata are worked around.
     #[arg(long, value_name = "FAMILY/MODEL[/STEPPING]")]
@@ -556,6 +559,45 @@ pub(crate) struct BlocksArgs {
     pub(crate) select: Select,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi coverage`.
+#[derive(Args, Debug)]
+pub(crate) struct CoverageArgs {
+    /// One JSON object a line: each line of the source that has code, each function, and a summary.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write the counts for lcov and genhtml.
+    #[arg(long, value_name = "OUT")]
+    pub(crate) lcov: Option<PathBuf>,
+    /// Write the counts as Cobertura's XML.
+    #[arg(long, value_name = "OUT")]
+    pub(crate) cobertura: Option<PathBuf>,
+    /// Only source files whose path contains TEXT; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) source: Vec<String>,
+    /// Libraries of the system, too (below /lib and /usr/lib).
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// List all functions that never ran, not only the first few.
+    #[arg(long)]
+    pub(crate) never: bool,
+    #[command(flatten)]
+    pub(crate) counting: Counting,
+}
+
+/// What is counted, and of which recordings.
+#[derive(Args, Debug)]
+pub(crate) struct Counting {
+    #[command(flatten)]
+    pub(crate) parallel: Parallel,
+    #[command(flatten)]
+    pub(crate) range: Range,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+    /// More recordings, whose counts are added. Code is the same if it is at the same place of the same file, wherever that was loaded.
+    #[arg(value_name = "FILE")]
+    pub(crate) more: Vec<PathBuf>,
 }
 
 /// Arguments of `cofi check`.

@@ -7,6 +7,7 @@ mod block_text;
 mod blocks;
 mod check;
 mod code;
+mod coverage;
 mod digits;
 mod doctor;
 mod dump;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         args::Command::Insn(args) => insn::run(&args),
         args::Command::Events(args) => events::run(&args),
         args::Command::Blocks(args) => blocks::run(&args),
+        args::Command::Coverage(args) => coverage::run(&args),
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),
