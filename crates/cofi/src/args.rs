@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Blocks(BlocksArgs),
     /// Which lines, functions and branches of the source ran, and how often: of one recording or several together.
     Coverage(CoverageArgs),
+    /// A function, its source and its instructions side by side, with how often each ran and where each branch went.
+    Annotate(AnnotateArgs),
     /// Where a trace has gaps, and what is lost in each.
     Check(CheckArgs),
     /// List the packets of a trace, in order.
@@ -60,6 +62,7 @@ impl Command {
                 | Self::Events(_)
                 | Self::Blocks(_)
                 | Self::Coverage(_)
+                | Self::Annotate(_)
                 | Self::Check(_)
                 | Self::Dump(_)
         )
@@ -582,6 +585,22 @@ pub(crate) struct CoverageArgs {
     /// List all functions that never ran, not only the first few.
     #[arg(long)]
     pub(crate) never: bool,
+    #[command(flatten)]
+    pub(crate) counting: Counting,
+}
+
+/// Arguments of `cofi annotate`.
+#[derive(Args, Debug)]
+pub(crate) struct AnnotateArgs {
+    /// One JSON object a line: each function of that name, and each of its instructions.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The function. Arguments (of C++) may be left out.
+    #[arg(value_name = "FUNCTION")]
+    pub(crate) function: String,
+    /// When to use colours.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub(crate) color: Color,
     #[command(flatten)]
     pub(crate) counting: Counting,
 }

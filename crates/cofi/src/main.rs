@@ -1,5 +1,6 @@
 //! The `cofi` command.
 
+mod annotate;
 mod archive;
 mod args;
 mod asm;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
         args::Command::Events(args) => events::run(&args),
         args::Command::Blocks(args) => blocks::run(&args),
         args::Command::Coverage(args) => coverage::run(&args),
+        args::Command::Annotate(args) => annotate::run(&args),
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),

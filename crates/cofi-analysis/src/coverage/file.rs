@@ -54,7 +54,8 @@ pub struct InsnCount {
 
 impl InsnCount {
     /// One that never ran.
-    pub(crate) fn never(offset: u64, len: u8, mode: ExecMode, class: Class) -> Self {
+    #[must_use]
+    pub fn never(offset: u64, len: u8, mode: ExecMode, class: Class) -> Self {
         Self {
             offset,
             len,

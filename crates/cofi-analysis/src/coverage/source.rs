@@ -49,11 +49,12 @@ pub struct SourceCover {
     pub files: Vec<String>,
     /// All lines that have code, also those that never ran.
     pub lines: BTreeMap<SourcePlace, LineCount>,
-    /// All functions that have code, by where it begins, also those that never ran. Where there is debugging information, those that it knows
-    /// the declaration of, else those of the symbol table.
+    /// All functions of the symbol table, by where they begin, also those that never ran.
     pub functions: Vec<FunctionCover>,
     /// Whether there is debugging information.
     pub has_lines: bool,
+    /// By address: which line code is of.
+    rows: Vec<(LineRow, Option<LineOf>)>,
 }
 
 impl SourceCover {
@@ -67,9 +68,19 @@ impl SourceCover {
             cover.files = table.files().to_vec();
             let places = Places::of(code, table);
             cover.lines = places.lines(code);
+            cover.rows = places.rows;
         }
         cover.functions = functions(code, table.as_ref());
         cover
+    }
+
+    /// The line of the code at one of the file's own addresses.
+    #[must_use]
+    pub fn line_at(&self, address: u64) -> Option<SourcePlace> {
+        let next = self.rows.partition_point(|(row, _)| row.start <= address);
+        let (row, line) = self.rows.get(next.checked_sub(1)?)?;
+        let (_, place) = (*line)?;
+        (address < row.end).then_some(place)
     }
 }
 
@@ -92,9 +103,6 @@ fn functions(code: &FileCode, table: Option<&LineTable>) -> Vec<FunctionCover> {
     for ((start, name), next) in starts.into_iter().zip(ends) {
         let source = declared(start);
         let place = source.and_then(|source| source.declared);
-        if table.is_some() && place.is_none() {
-            continue;
-        }
         let len = source.map(|source| source.end.saturating_sub(source.start));
         let len = len.filter(|len| *len > 0);
         let end = len.map_or(next, |len| start.saturating_add(len).min(next));

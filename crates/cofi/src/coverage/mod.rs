@@ -69,7 +69,7 @@ fn write(
 }
 
 /// A part of a whole, in percent; nothing of nothing.
-fn percent(part: u64, whole: u64) -> String {
+pub(crate) fn percent(part: u64, whole: u64) -> String {
     match whole {
         0 => "–".into(),
         // Only all of it is 100 %.
