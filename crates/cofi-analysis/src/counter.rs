@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::path::Path;
 
 use cofi_flow::{Event, Executed, FlowError, FlowErrorKind, Item, Part, Run};
 use cofi_image::{ImageView, Version};
@@ -11,7 +12,7 @@ use cofi_session::{Session, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
 use crate::block_table::{BlockTable, Era};
-use crate::coverage::CodeRuns;
+use crate::coverage::{CodeRuns, EdgeStretch, Edges};
 use crate::flow_state::FlowState;
 use crate::functions::Functions;
 use crate::gap::{self, Gap, GapFinder};
@@ -114,6 +115,8 @@ pub(crate) struct StreamCounter<'s> {
     parts: Vec<(usize, u32, bool)>,
     /// Where in their files runs lie, if instructions are counted each by itself.
     code: Option<CodeRuns>,
+    /// The blocks between which steps are counted, if they are.
+    edges: Option<Edges>,
 }
 
 /// A stretch that is being counted.
@@ -154,7 +157,14 @@ impl<'s> StreamCounter<'s> {
             runs: FxHashMap::default(),
             parts: Vec::new(),
             code: None,
+            edges: None,
         }
+    }
+
+    /// Counts steps between blocks, too, of the files that are wanted, if any are.
+    pub(crate) fn with_edges(mut self, is_wanted: Option<fn(&Path) -> bool>) -> Self {
+        self.edges = is_wanted.map(Edges::new);
+        self
     }
 
     /// Counts each instruction by itself, too, if that is wanted.
@@ -173,6 +183,7 @@ impl<'s> StreamCounter<'s> {
         self.views.clear();
         self.blocks.begin();
         let is_whole = segment.is_first && segment.is_last;
+        let edges = self.edges.as_ref().map(|_| EdgeStretch::default());
         StretchCounter {
             finder: GapFinder::new(self.session, segment.stream),
             known: self,
@@ -190,6 +201,7 @@ impl<'s> StreamCounter<'s> {
                     true => Ticks::default(),
                     false => Ticks::behind(),
                 },
+                edges,
                 ..StretchCount::default()
             },
         }
@@ -241,6 +253,9 @@ impl<'s> StreamCounter<'s> {
         if let Some(code) = &mut self.code {
             code.forget();
         }
+        if let Some(edges) = &mut self.edges {
+            edges.forget();
+        }
     }
 }
 
@@ -263,7 +278,12 @@ impl<'s> StretchCounter<'_, 's> {
         if let Some(state) = &mut self.state {
             state.note_code(flow);
         }
-        let blocks = &mut self.known.blocks;
+        let StreamCounter {
+            blocks,
+            views,
+            edges,
+            ..
+        } = &mut *self.known;
         let (mut era, mut first) = (None, None);
         let mut instructions = 0;
         let item = flow.paths(|path| {
@@ -280,6 +300,14 @@ impl<'s> StretchCounter<'_, 's> {
                 of_first
             });
             blocks.count_path(era, path);
+            if let (Some(edges), Some(stretch)) = (&mut *edges, &mut self.count.edges) {
+                path.for_each(|block| {
+                    for run in block.runs() {
+                        let at = |ip| views.get(&place)?.place(ip);
+                        edges.step(era, run.ip(), at, stretch);
+                    }
+                });
+            }
         });
         self.count.spaces.count(instructions);
         if let Some((ip, offset)) = first {
@@ -334,7 +362,7 @@ impl<'s> StretchCounter<'_, 's> {
     /// What came is not counted.
     pub(crate) fn leave(&mut self, flow: &mut ThreadFlow<'s>) {
         self.place = None;
-        self.known.blocks.forget();
+        self.forget();
         self.count.ticks.forget();
         self.running = None;
         self.cycles = flow.cycles();
@@ -498,12 +526,29 @@ impl<'s> StretchCounter<'_, 's> {
         }
     }
 
+    /// Where control went from the end of the last block is not known.
+    fn forget(&mut self) {
+        self.known.blocks.forget();
+        if let Some(edges) = &mut self.count.edges {
+            edges.forget();
+        }
+    }
+
     /// Counts a run.
     fn run(&mut self, run: &Ran, flow: &mut ThreadFlow<'s>) {
         let len = run.len();
         self.count.spaces.count(len as u64);
         let era = era_of(self.place(flow), run.mode);
-        let blocks = &mut self.known.blocks;
+        let StreamCounter {
+            blocks,
+            views,
+            edges,
+            ..
+        } = &mut *self.known;
+        if let (Some(edges), Some(stretch)) = (edges, &mut self.count.edges) {
+            let at = |ip| views.get(&place_of(era).0)?.place(ip);
+            edges.step(era, run.ip, at, stretch);
+        }
         blocks.enter(run.ip);
         blocks.count(era, run.ip, len as u32, |runs| {
             runs.push(run.ip, &run.plain, run.last);
@@ -513,7 +558,7 @@ impl<'s> StretchCounter<'_, 's> {
     fn error(&mut self, error: FlowError, flow: &mut ThreadFlow<'s>) {
         // Behind a seal the flow was not lost.
         if !matches!(error.kind, FlowErrorKind::Seal { .. }) {
-            self.known.blocks.forget();
+            self.forget();
             self.tick(Some(false), flow);
         }
         self.gaps(&gap::Step::Error(error), flow);
@@ -539,7 +584,7 @@ impl<'s> StretchCounter<'_, 's> {
                     counts.interruptions += 1;
                 }
             }
-            Event::Overflow { .. } => self.known.blocks.forget(),
+            Event::Overflow { .. } => self.forget(),
             Event::Paging { cr3, .. } => self.count.spaces.switch_to(cr3),
             // A branch out of what is traced was taken, or there would be no such event.
             Event::Disabled { .. } => self.known.blocks.left(),

@@ -41,7 +41,8 @@ pub use block_index::BlockIndex;
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};
 pub use coverage::{
-    CodeCounts, FileCode, FileKey, FunctionCover, InsnCount, LineCount, SourceCover, SourcePlace,
+    CodeCounts, EdgeMap, FileCode, FileKey, FunctionCover, InsnCount, LineCount, SourceCover,
+    SourcePlace,
 };
 pub use flow_state::FlowState;
 pub use gap::{Gap, GapCause, Resumed};

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::block_table::Outcomes;
 use crate::count::{Counts, Gaps, Times};
-use crate::coverage::CodeCounts;
+use crate::coverage::{CodeCounts, EdgeStretch};
 use crate::flow_state::FlowState;
 use crate::functions::Functions;
 use crate::joined::Found;
@@ -217,6 +217,8 @@ pub(crate) struct StretchCount {
     pub(crate) branch: Option<LastBranch>,
     /// How often which instruction ran, if that is counted.
     pub(crate) code: CodeCounts,
+    /// Steps between blocks, if they are counted.
+    pub(crate) edges: Option<EdgeStretch>,
     /// What was true of the flow at the beginning and at the end.
     pub(crate) start: FlowState,
     pub(crate) end: FlowState,
@@ -263,6 +265,9 @@ impl StretchCount {
             _ => false,
         };
         self.code.merge(next.code);
+        if let (Some(edges), Some(next)) = (&mut self.edges, &next.edges) {
+            edges.join(next);
+        }
         if next.entry.is_some() {
             let is_unknown = next.entry == Some(Entry::Unknown);
             let branch = std::mem::replace(&mut self.branch, next.branch);

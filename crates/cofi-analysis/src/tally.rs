@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::path::Path;
 
 use cofi_flow::Part;
 use cofi_packet::{Ip, StreamOffset};
@@ -13,7 +14,7 @@ use cofi_session::{Session, Stream, ThreadFlow};
 
 use crate::count::Counts;
 use crate::counter::{Piece, StreamCounter};
-use crate::coverage::CodeCounts;
+use crate::coverage::{CodeCounts, EdgeMap};
 use crate::functions::Functions;
 use crate::joined::{self, Segment};
 use crate::proof::Proof;
@@ -42,6 +43,8 @@ pub struct Tally {
     segment: Option<NonZeroUsize>,
     /// How often which instruction ran, if that is wanted.
     code: Option<CodeCounts>,
+    /// Steps between blocks, and of which files, if they are wanted.
+    edges: Option<(fn(&Path) -> bool, EdgeMap)>,
 }
 
 impl Tally {
@@ -69,6 +72,22 @@ impl Tally {
     /// How often each instruction ran; nothing without [`with_code`](Self::with_code).
     pub fn take_code(&mut self) -> CodeCounts {
         self.code.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Steps between blocks are counted, too, of the files that are wanted: see [`take_edges`](Self::take_edges). This looks at every block that
+    /// runs, which takes several times as long.
+    #[must_use]
+    pub fn with_edges(mut self, is_wanted: fn(&Path) -> bool) -> Self {
+        self.edges = Some((is_wanted, EdgeMap::default()));
+        self
+    }
+
+    /// How often control went from one block to another; nothing without [`with_edges`](Self::with_edges).
+    pub fn take_edges(&mut self) -> EdgeMap {
+        let edges = self.edges.as_mut();
+        edges
+            .map(|(_, edges)| std::mem::take(edges))
+            .unwrap_or_default()
     }
 
     /// Decodes a stream of `session` to its end and counts what it did.
@@ -106,8 +125,10 @@ impl Tally {
         });
         let segments: Vec<_> = segments.collect();
         let with_code = self.code.is_some();
+        let of_edges = self.edges.as_ref().map(|(is_wanted, _)| *is_wanted);
         let worker = || {
-            let mut counter = StreamCounter::new(session).with_code(with_code);
+            let counter = StreamCounter::new(session).with_code(with_code);
+            let mut counter = counter.with_edges(of_edges);
             move |segment: &Segment<'s, 't>| counter.count(segment)
         };
         // The stream whose stretches come now, and what was counted of it.
@@ -152,7 +173,8 @@ impl Tally {
             StreamOffset(0) => session.decode(stream),
             start => session.decode_within(stream, start..StreamOffset(u64::MAX)),
         };
-        let mut known = StreamCounter::new(session).with_code(self.code.is_some());
+        let known = StreamCounter::new(session).with_code(self.code.is_some());
+        let mut known = known.with_edges(self.edges.as_ref().map(|(is_wanted, _)| *is_wanted));
         let mut counter = known.begin(&Segment::whole(0, stream));
         let mut begin = None;
         let mut ips = Vec::new();
@@ -211,6 +233,9 @@ impl Tally {
         if let Some(code) = &mut self.code {
             code.merge(count.code);
         }
+        if let (Some((_, edges)), Some(counted)) = (&mut self.edges, count.edges) {
+            edges.merge(&counted.finish());
+        }
         self.trace_bytes += bytes;
         self.functions.merge(count.functions);
         for (cr3, instructions) in count.spaces.list() {
@@ -242,6 +267,10 @@ impl Tally {
         self.functions.merge(other.functions);
         if let Some(code) = other.code {
             self.code.get_or_insert_default().merge(code);
+        }
+        if let Some((is_wanted, more)) = other.edges {
+            let edges = self.edges.get_or_insert((is_wanted, EdgeMap::default()));
+            edges.1.merge(&more);
         }
         for (cr3, instructions) in other.spaces {
             *self.spaces.entry(cr3).or_default() += instructions;

@@ -576,6 +576,9 @@ pub(crate) struct CoverageArgs {
     /// Write the counts as Cobertura's XML.
     #[arg(long, value_name = "OUT")]
     pub(crate) cobertura: Option<PathBuf>,
+    /// Write the steps from block to block as a map of AFL: 65,536 counts of a byte each.
+    #[arg(long, value_name = "OUT")]
+    pub(crate) afl: Option<PathBuf>,
     /// Only source files whose path contains TEXT; may be given several times.
     #[arg(long, value_name = "TEXT")]
     pub(crate) source: Vec<String>,

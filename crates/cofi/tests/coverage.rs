@@ -308,3 +308,67 @@ fn lcov_reads_what_is_written() {
         output("genhtml", &["out.info", "-o", "html"], &folder);
     }
 }
+
+/// The map of AFL is the one that follows from the list of instructions, by AFL's own rule.
+#[test]
+fn steps_between_blocks_are_those_of_the_list_of_instructions() {
+    let scratch = Scratch::new();
+    let source = repository().join("crates/cofi/tests/coverage/counted.c");
+    let Some(program) = scratch.compile(&source, &["-O1", "-static", "-no-pie"]) else {
+        return;
+    };
+    let data = scratch.path("data");
+    let ran = run(record(&data, Some("psb_period=0")).arg("--").arg(&program));
+    assert!(ran.stderr.contains("verified"), "{}", ran.stderr);
+    let list = run(cofi()
+        .args(["insn", "--json", "--disasm", "--symbols"])
+        .arg(&data));
+    let salt = "counted".bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    let salt = salt ^ salt >> 16;
+    let (mut counts, mut before, mut begins) = (vec![0_u64; 1 << 16], 0_u16, true);
+    for line in list.text().lines() {
+        let insn: Value = serde_json::from_str(line).expect("JSON");
+        let Some(ip) = insn["insn"].as_str() else {
+            continue;
+        };
+        let ip = u64::from_str_radix(&ip[2..], 16).expect("an address");
+        if begins
+            && insn["file"]
+                .as_str()
+                .is_some_and(|file| file.ends_with("counted"))
+        {
+            let block = (ip >> 4 ^ ip << 8 ^ u64::from(salt)) as u16;
+            counts[usize::from(block ^ before >> 1)] += 1;
+            before = block;
+        }
+        let text = insn["disasm"].as_str().expect("a text");
+        let word = text.split(' ').next().unwrap_or("");
+        let word = if word == "bnd" || word == "notrack" {
+            text.split(' ').nth(1).unwrap()
+        } else {
+            word
+        };
+        begins = word.starts_with('j') || ["call", "ret", "syscall", "loop"].contains(&word);
+    }
+    let steps = counts.iter().filter(|count| **count > 0).count();
+    assert!(steps > 500, "{steps}");
+    let map = scratch.path("map");
+    for more in [&[][..], &["-j", "3", "--segment", "1000"]] {
+        let ran = run(cofi()
+            .args(["coverage", "--afl"])
+            .arg(&map)
+            .args(more)
+            .arg(&data));
+        assert_eq!(
+            (ran.code(), ran.stderr.as_str(), ran.text().as_str()),
+            (0, "", "")
+        );
+        let got = std::fs::read(&map).expect("the map");
+        let wanted = counts
+            .iter()
+            .map(|count| u8::try_from(*count).unwrap_or(255));
+        assert!(got == wanted.collect::<Vec<u8>>(), "{more:?}");
+    }
+}

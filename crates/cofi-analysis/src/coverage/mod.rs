@@ -5,10 +5,13 @@
 //! makes of that.
 
 mod counts;
+mod edges;
 mod file;
 mod source;
 
 pub use counts::CodeCounts;
 pub(crate) use counts::CodeRuns;
+pub use edges::EdgeMap;
+pub(crate) use edges::{EdgeStretch, Edges};
 pub use file::{FileCode, FileKey, InsnCount};
 pub use source::{FunctionCover, LineCount, SourceCover, SourcePlace};

@@ -22,7 +22,7 @@ const NEAR: usize = 5;
 
 /// Runs the command.
 pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
-    let counted = Counted::of(&args.counting)?;
+    let counted = Counted::of(&args.counting, None)?;
     let wanted = &args.function;
     let mut out = stdout();
     let mut near: Vec<String> = Vec::new();
@@ -73,7 +73,9 @@ pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
         near.sort_by_key(String::len);
         near.truncate(NEAR);
         match near.is_empty() {
-            true => bail!("no file whose code ran has a function {wanted}"),
+            true => bail!(
+                "no file whose code ran has a function {wanted} (where it was inlined, its lines are in its callers)"
+            ),
             false => bail!(
                 "no file whose code ran has a function {wanted}; near to it: {}",
                 near.join(", ")

@@ -5,7 +5,8 @@ use crate::input;
 use crate::report::{Parts, tally_part, tally_streams};
 use crate::select::{Found, Window};
 use anyhow::Result;
-use cofi_analysis::{CodeCounts, FileCode, Summary, Tally};
+use cofi_analysis::{CodeCounts, EdgeMap, FileCode, Summary, Tally};
+use std::path::Path;
 
 /// What was counted.
 #[derive(Debug)]
@@ -14,13 +15,16 @@ pub(crate) struct Counted {
     pub(crate) files: Vec<FileCode>,
     /// What each recording came to.
     pub(crate) summaries: Vec<Summary>,
+    /// Steps from block to block, if they are wanted.
+    pub(crate) edges: EdgeMap,
     /// Something is missing; it was said what.
     pub(crate) has_errors: bool,
 }
 
 impl Counted {
-    /// Decodes the recordings and counts.
-    pub(crate) fn of(args: &Counting) -> Result<Self> {
+    /// Decodes the recordings and counts; also the steps between blocks of the files that are wanted, if any are.
+    pub(crate) fn of(args: &Counting, of_edges: Option<fn(&Path) -> bool>) -> Result<Self> {
+        let mut edges = EdgeMap::default();
         let mut code = CodeCounts::default();
         let mut summaries = Vec::new();
         let mut has_errors = false;
@@ -34,6 +38,9 @@ impl Counted {
             let window = Window::of_range(&args.range, &session)?;
             has_errors |= input::report(&session);
             let mut tally = Tally::new().with_code();
+            if let Some(is_wanted) = of_edges {
+                tally = tally.with_edges(is_wanted);
+            }
             if window.is_whole_streams(&session) {
                 let streams = window.streams(&session);
                 tally = tally_streams(tally, &session, &streams, args.parallel);
@@ -45,6 +52,7 @@ impl Counted {
                 }
             }
             code.merge(tally.take_code());
+            edges.merge(&tally.take_edges());
             let summary = tally.finish();
             has_errors |= input::report_code(&session);
             has_errors |= summary.gaps() > 0 || summary.proof.seals.broken > 0;
@@ -52,6 +60,7 @@ impl Counted {
         }
         Ok(Self {
             files: code.into_files(),
+            edges,
             summaries,
             has_errors,
         })

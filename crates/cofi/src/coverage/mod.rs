@@ -25,7 +25,15 @@ const LISTED: usize = 15;
 
 /// Runs the command.
 pub(crate) fn run(args: &CoverageArgs) -> Result<Ended> {
-    let counted = Counted::of(&args.counting)?;
+    let edges: Option<fn(&Path) -> bool> = match (&args.afl, args.all) {
+        (None, _) => None,
+        (Some(_), true) => Some(|_| true),
+        (Some(_), false) => Some(|path| !sources::is_of_system(path)),
+    };
+    let counted = Counted::of(&args.counting, edges)?;
+    if let Some(path) = &args.afl {
+        write(path, |out| out.write_all(&counted.edges.bytes()))?;
+    }
     let sources = Sources::of(&counted.files, &args.source, args.all);
     if let Some(path) = &args.lcov {
         write(path, |out| lcov::write(&sources, out))?;
@@ -36,12 +44,12 @@ pub(crate) fn run(args: &CoverageArgs) -> Result<Ended> {
     let mut out = stdout();
     if args.json {
         json(&sources, &counted, &mut out)?;
-    } else if args.lcov.is_none() && args.cobertura.is_none() {
+    } else if args.lcov.is_none() && args.cobertura.is_none() && args.afl.is_none() {
         let width = width_of(&Term::stdout());
         print(&sources, &counted, args.never, width, &mut out)?;
     }
     out.flush()?;
-    if sources.list.is_empty() {
+    if sources.list.is_empty() && args.afl.is_none() {
         tell(format_args!(
             "nothing that ran has debugging information{}: compile with -g",
             if args.source.is_empty() {
