@@ -30,6 +30,9 @@ fn segment_size(stream: usize) -> NonZeroUsize {
     NonZeroUsize::new((stream / 32).clamp(LEAST, MOST)).unwrap_or(NonZeroUsize::MIN)
 }
 
+/// Whether steps between blocks of a file are counted.
+type IsWanted = fn(&Path) -> bool;
+
 /// Counts what streams did.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -44,7 +47,7 @@ pub struct Tally {
     /// How often which instruction ran, if that is wanted.
     code: Option<CodeCounts>,
     /// Steps between blocks, and of which files, if they are wanted.
-    edges: Option<(fn(&Path) -> bool, EdgeMap)>,
+    edges: Option<(IsWanted, EdgeMap)>,
 }
 
 impl Tally {

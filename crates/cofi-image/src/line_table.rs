@@ -2,10 +2,11 @@
 
 use gimli::{
     AttributeValue, DW_AT_abstract_origin, DW_AT_decl_file, DW_AT_decl_line, DW_AT_high_pc,
-    DW_AT_low_pc, DW_AT_name, DW_AT_specification, DW_TAG_subprogram, DebuggingInformationEntry,
-    Dwarf, Reader as _, Unit, UnitRef,
+    DW_AT_low_pc, DW_AT_specification, DW_TAG_subprogram, DebuggingInformationEntry, Dwarf,
+    Reader as _, Unit, UnitRef,
 };
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use crate::file::CodeFile;
 use crate::lines::{Reader, dwarf_of};
@@ -32,8 +33,6 @@ pub struct SourceFunction {
     pub start: u64,
     /// The address behind it, if it is in one piece.
     pub end: u64,
-    /// Its name in the source, without what it is part of.
-    pub name: Option<String>,
     /// Where it is declared: which of [`LineTable::files`], and the line.
     pub declared: Option<(u32, u32)>,
 }
@@ -60,6 +59,7 @@ impl LineTable {
                 })
             },
             numbers: HashMap::new(),
+            programs: HashMap::new(),
             table: Self::default(),
         };
         reader.read();
@@ -97,12 +97,17 @@ impl LineTable {
     }
 }
 
+/// No path is longer.
+const LONGEST: usize = 4096;
+
 /// Reads the line table of each compilation unit.
 struct TableReader<F> {
     dwarf: Dwarf<Reader>,
     /// What the linker left out is said to be where no code is.
     is_code: F,
     numbers: HashMap<String, u32>,
+    /// The files of each program that was run: many units may name one.
+    programs: HashMap<usize, Rc<HashMap<u64, u32>>>,
     table: LineTable,
 }
 
@@ -128,8 +133,12 @@ impl<F: Fn(u64) -> bool> TableReader<F> {
     }
 
     /// Adds the rows of a unit, and gives the numbers of its files.
-    fn rows(&mut self, unit: &Unit<Reader>) -> Option<HashMap<u64, u32>> {
+    fn rows(&mut self, unit: &Unit<Reader>) -> Option<Rc<HashMap<u64, u32>>> {
         let program = unit.line_program.clone()?;
+        let offset = program.header().offset().0;
+        if let Some(files) = self.programs.get(&offset) {
+            return Some(files.clone());
+        }
         let mut files: HashMap<u64, u32> = HashMap::new();
         let mut rows = program.rows();
         let mut open: Option<LineRow> = None;
@@ -166,6 +175,8 @@ impl<F: Fn(u64) -> bool> TableReader<F> {
                 is_stmt: row.is_stmt(),
             });
         }
+        let files = Rc::new(files);
+        self.programs.insert(offset, files.clone());
         Some(files)
     }
 
@@ -191,7 +202,8 @@ impl<F: Fn(u64) -> bool> TableReader<F> {
             join(&mut path, &text(folder)?);
         }
         join(&mut path, &text(file.path_name())?);
-        Some(path)
+        // Any number of files may share one long name.
+        (path.len() <= LONGEST).then_some(path)
     }
 
     fn functions(
@@ -252,19 +264,12 @@ fn function(
     let mut function = SourceFunction {
         start,
         end,
-        name: None,
         declared: None,
     };
     let (mut file, mut line) = (None, None);
     let mut entry = entry.clone();
     // An instance refers to what it is of, and that may to a declaration.
     for _ in 0..4 {
-        let name = entry.attr_value(DW_AT_name);
-        let name = name.and_then(|name| unit.attr_string(name).ok());
-        function.name = function.name.or_else(|| {
-            let name = name?;
-            Some(name.to_string_lossy().ok()?.into_owned())
-        });
         file = file.or_else(|| match entry.attr_value(DW_AT_decl_file)? {
             AttributeValue::FileIndex(file) => Some(file),
             value => value.udata_value(),
@@ -301,4 +306,45 @@ fn join(path: &mut String, name: &str) {
         path.push('/');
     }
     path.push_str(name);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FileStore;
+
+    #[test]
+    fn all_lines_and_functions_of_a_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("table.c");
+        let text = "static int never(int n)\n{\n    return n + 1;\n}\nint main(int c, char **v)\n{\n    if (c > 9)\n        c = never(c);\n    return c;\n}\n";
+        std::fs::write(&source, text).unwrap();
+        let program = folder.path().join("table");
+        for version in ["-gdwarf-4", "-gdwarf-5"] {
+            if !cofi_test::compile(&source, &program, &["-O0", version]) {
+                return;
+            }
+            let table = LineTable::of(&FileStore::new().file(&program)).expect("lines");
+            let is_ours = |file: u32| table.files()[file as usize].ends_with("/table.c");
+            let rows = table.rows().iter().filter(|row| is_ours(row.file));
+            let mut lines: Vec<u32> = rows.clone().map(|row| row.line).collect();
+            lines.sort_unstable();
+            lines.dedup();
+            assert_eq!(lines, [2, 3, 4, 6, 7, 8, 9, 10], "{version}");
+            for row in rows {
+                assert!(row.start < row.end);
+                assert_eq!(table.at(row.start).map(|found| found.line), Some(row.line));
+            }
+            let functions = table.functions().iter();
+            let declared = functions.filter_map(|function| function.declared);
+            let declared: Vec<u32> = declared.map(|(_, line)| line).collect();
+            assert_eq!(declared, [1, 5], "{version}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_program_has_no_table() {
+        let file = CodeFile::from_bytes("bytes", vec![0x7f; 64]);
+        assert!(LineTable::of(&file).is_none());
+    }
 }

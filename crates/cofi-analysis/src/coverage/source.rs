@@ -202,12 +202,18 @@ impl Places {
         let file = code.file();
         let mut found = Vec::new();
         let mut bytes = Vec::new();
+        // Damaged tables may have any number of rows for the same code.
+        let mut budget = file.size().map_or(0, |size| size.saturating_mul(2));
         for (row, line) in &self.rows {
             let (Some((_, place)), Some(start)) = (line, file.offset_of_address(row.start)) else {
                 continue;
             };
-            // A row that is longer than this is damage: no line of a source has so much code.
-            bytes.resize(row.end.saturating_sub(row.start).min(1 << 20) as usize, 0);
+            let size = row.end.saturating_sub(row.start);
+            if size > budget {
+                continue;
+            }
+            budget -= size;
+            bytes.resize(size as usize, 0);
             let len = file.read_at(start, &mut bytes);
             let mut decoder =
                 LinearDecoder::new(bytes.get(..len).unwrap_or_default(), Ip(start), mode);
