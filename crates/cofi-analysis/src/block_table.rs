@@ -59,6 +59,29 @@ impl Runs {
     }
 }
 
+impl Runs {
+    /// Those of a block.
+    fn of(&self, shape: &Shape) -> &[Run] {
+        let (start, end) = (shape.runs.start as usize, shape.runs.end as usize);
+        self.list.get(start..end).unwrap_or_default()
+    }
+
+    /// The lengths of a run's instructions.
+    fn lens(&self, run: &Run) -> &[u8] {
+        let lens = self.lens.get(run.first..run.first + run.len as usize);
+        lens.unwrap_or_default()
+    }
+
+    /// Where the last instruction of a block stands.
+    fn branch(&self, shape: &Shape) -> Option<Ip> {
+        let last = self.of(shape).last()?;
+        let (_, before) = self.lens(last).split_last()?;
+        let before: u64 = before.iter().map(|len| u64::from(*len)).sum();
+        // Code that wraps around the end of the address space is that of no branch that is looked for.
+        Some(Ip(last.ip.0.wrapping_add(before)))
+    }
+}
+
 /// A distinct run, and how often it ran.
 #[derive(Debug)]
 pub(crate) struct RunCount<'t> {
@@ -71,16 +94,37 @@ pub(crate) struct RunCount<'t> {
     pub(crate) times: u64,
 }
 
+/// A conditional branch whose outcome is not known yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Carried {
+    pub(crate) era: Era,
+    /// Where it stands.
+    pub(crate) ip: Ip,
+    /// Where control goes on if it is not taken.
+    pub(crate) not_taken: Ip,
+}
+
+/// How often which outcome of a conditional branch was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcomes {
+    /// It did not go on with the next instruction.
+    pub(crate) taken: u64,
+    /// Nobody knows.
+    pub(crate) unknown: u64,
+}
+
 /// The blocks that ran, and how often each did.
 #[derive(Debug, Default)]
 pub(crate) struct BlockTable {
     index: BlockIndex,
     shapes: Vec<Shape>,
     runs: Runs,
-    /// A conditional branch that ran last, whose block is not in the table any more: its code, and where it goes on if not taken.
-    carried: Option<(Era, Ip)>,
+    /// A conditional branch that ran last, whose block is not in the table any more.
+    carried: Option<Carried>,
     /// That such branches were taken.
-    taken: Vec<Era>,
+    taken: Vec<(Era, Ip)>,
+    /// Conditional branches of which nobody knows where they led.
+    unknown: FxHashMap<(Era, Ip), u64>,
     /// Where control went first, since a stretch began.
     entry: Option<Entry>,
 }
@@ -99,10 +143,9 @@ impl BlockTable {
         self.entry.get_or_insert(Entry::To(ip));
     }
 
-    /// Of the stretch, when the table has been emptied: where control went first, and where it goes on behind the conditional branch at the end,
-    /// if that is not taken.
-    pub(crate) fn joints(&self) -> (Option<Entry>, Option<Ip>) {
-        (self.entry, self.carried.map(|(_, end)| end))
+    /// Of the stretch, when the table has been emptied: where control went first, and the conditional branch at the end.
+    pub(crate) const fn joints(&self) -> (Option<Entry>, Option<Carried>) {
+        (self.entry, self.carried)
     }
 
     /// Whether the table holds so much that it is to be emptied.
@@ -135,10 +178,10 @@ impl BlockTable {
         } = self;
         index.number(era, ip, len, || {
             // Where the table was emptied, the next block is new.
-            if let Some((era, not_taken)) = carried.take()
-                && ip != not_taken
+            if let Some(branch) = carried.take()
+                && ip != branch.not_taken
             {
-                taken.push(era);
+                taken.push((branch.era, branch.ip));
             }
             let first = runs.list.len();
             push(runs);
@@ -179,28 +222,40 @@ impl BlockTable {
         }
     }
 
-    /// Empties the table. `run` is called for each distinct run, in the order in which they came first; `taken` for conditional branches
-    /// that did not go on with the next instruction.
+    /// The conditional branch that ends the last block, if it ran last.
+    fn last_branch(&self) -> Option<Carried> {
+        let (last, not_taken) = self.index.last()?;
+        let shape = self.shapes.get(last).filter(|shape| shape.is_conditional)?;
+        Some(Carried {
+            era: shape.era,
+            ip: self.runs.branch(shape)?,
+            not_taken,
+        })
+    }
+
+    /// Empties the table. `run` is called for each distinct run, in the order in which they came first; `branch` with the outcomes of conditional
+    /// branches, each of which may come several times.
     pub(crate) fn empty(
         &mut self,
         mut run: impl FnMut(&RunCount<'_>),
-        mut taken: impl FnMut(Era, u64),
+        mut branch: impl FnMut(Era, Ip, Outcomes),
     ) {
         self.index.settle();
-        if let Some((last, end)) = self.index.last() {
-            let shape = self.shapes.get(last).filter(|shape| shape.is_conditional);
-            self.carried = shape.map(|shape| (shape.era, end));
+        if !self.index.is_empty() {
+            self.carried = self.last_branch();
         }
-        let Runs { list, lens } = std::mem::take(&mut self.runs);
+        let runs = std::mem::take(&mut self.runs);
         let mut numbers: FxHashMap<(Era, Ip, u32), usize> = FxHashMap::default();
         let mut distinct: Vec<(Era, &Run, u64)> = Vec::new();
         for (number, shape) in self.shapes.drain(..).enumerate() {
             let times = self.index.times(number);
-            if shape.is_conditional {
-                taken(shape.era, self.index.elsewhere(number));
+            if shape.is_conditional
+                && let Some(ip) = runs.branch(&shape)
+            {
+                let taken = self.index.elsewhere(number);
+                branch(shape.era, ip, Outcomes { taken, unknown: 0 });
             }
-            let (start, end) = (shape.runs.start as usize, shape.runs.end as usize);
-            for run in list.get(start..end).unwrap_or_default() {
+            for run in runs.of(&shape) {
                 let new = distinct.len();
                 let key = (shape.era, run.ip, run.len);
                 match distinct.get_mut(*numbers.entry(key).or_insert(new)) {
@@ -210,15 +265,18 @@ impl BlockTable {
             }
         }
         self.index.clear();
-        for era in self.taken.drain(..) {
-            taken(era, 1);
+        for (era, ip) in self.taken.drain(..) {
+            let (taken, unknown) = (1, 0);
+            branch(era, ip, Outcomes { taken, unknown });
+        }
+        for ((era, ip), unknown) in self.unknown.drain() {
+            branch(era, ip, Outcomes { taken: 0, unknown });
         }
         for (era, distinct, times) in distinct {
-            let lens = lens.get(distinct.first..distinct.first + distinct.len as usize);
             run(&RunCount {
                 era,
                 ip: distinct.ip,
-                lens: lens.unwrap_or_default(),
+                lens: runs.lens(distinct),
                 class: distinct.class,
                 times,
             });
@@ -228,10 +286,10 @@ impl BlockTable {
     /// Control went on at `ip`, where no block begins.
     pub(crate) fn went_to(&mut self, ip: Ip) {
         self.entry.get_or_insert(Entry::To(ip));
-        if let Some((era, not_taken)) = self.carried.take()
-            && ip != not_taken
+        if let Some(branch) = self.carried.take()
+            && ip != branch.not_taken
         {
-            self.taken.push(era);
+            self.taken.push((branch.era, branch.ip));
         }
         self.index.went_to(ip);
     }
@@ -239,14 +297,18 @@ impl BlockTable {
     /// The branch at the end of the last block was taken, out of what is traced.
     pub(crate) fn left(&mut self) {
         self.entry.get_or_insert(Entry::Out);
-        self.taken.extend(self.carried.take().map(|(era, _)| era));
+        let branch = self.carried.take();
+        self.taken
+            .extend(branch.map(|branch| (branch.era, branch.ip)));
         self.index.left();
     }
 
     /// Where control went from the end of the last block is not known.
     pub(crate) fn forget(&mut self) {
         self.entry.get_or_insert(Entry::Unknown);
-        self.carried = None;
+        if let Some(branch) = self.carried.take().or_else(|| self.last_branch()) {
+            *self.unknown.entry((branch.era, branch.ip)).or_default() += 1;
+        }
         self.index.forget();
     }
 }
@@ -266,17 +328,22 @@ mod tests {
         }
     }
 
-    /// The counts of a loop of one block whose branch is taken but for the last time: instructions of each run, and taken branches.
-    fn counts(rounds: u64, emptied_every: u64) -> (u64, u64, u64) {
+    /// The counts of a loop of one block whose branch is taken but for the last time, where nothing is known if `is_lost`: instructions, runs, and
+    /// the outcomes of the branch.
+    fn counts(rounds: u64, emptied_every: u64, is_lost: bool) -> (u64, u64, Outcomes) {
         let mut table = BlockTable::default();
-        let (mut instructions, mut runs, mut all) = (0, 0, 0);
+        let (mut instructions, mut runs, mut all) = (0, 0, Outcomes::default());
         let mut empty = |table: &mut BlockTable| {
             table.empty(
                 |run| {
                     instructions += run.times * run.lens.len() as u64;
                     runs += run.times;
                 },
-                |_, times| all += times,
+                |_, ip, outcomes| {
+                    assert_eq!(ip, Ip(0x1011));
+                    all.taken += outcomes.taken;
+                    all.unknown += outcomes.unknown;
+                },
             );
         };
         for round in 0..rounds {
@@ -290,7 +357,10 @@ mod tests {
                 empty(&mut table);
             }
         }
-        table.went_to(Ip(0x1013));
+        match is_lost {
+            true => table.forget(),
+            false => table.went_to(Ip(0x1013)),
+        }
         empty(&mut table);
         assert!(table.is_empty());
         (instructions, runs, all)
@@ -299,7 +369,11 @@ mod tests {
     #[test]
     fn emptying_the_table_loses_no_branch() {
         for every in [1, 2, 7, 1000] {
-            assert_eq!(counts(20, every), (80, 40, 19), "emptied every {every}");
+            for is_lost in [false, true] {
+                let (taken, unknown) = (19, u64::from(is_lost));
+                let wanted = (80, 40, Outcomes { taken, unknown });
+                assert_eq!(counts(20, every, is_lost), wanted, "emptied every {every}");
+            }
         }
     }
 }

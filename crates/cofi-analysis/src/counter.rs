@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::path::Path;
 
 use cofi_flow::{Event, Executed, FlowError, FlowErrorKind, Item, Part, Run};
 use cofi_image::{ImageView, Version};
@@ -11,12 +12,13 @@ use cofi_session::{Session, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
 use crate::block_table::{BlockTable, Era};
+use crate::coverage::{CodeRuns, EdgeStretch, Edges};
 use crate::flow_state::FlowState;
 use crate::functions::Functions;
 use crate::gap::{self, Gap, GapFinder};
 use crate::joined::Segment;
 use crate::segments::ended_with_segment;
-use crate::stretch::{StretchCount, TaskCount, Ticks};
+use crate::stretch::{LastBranch, StretchCount, TaskCount, Ticks};
 
 /// A run, as far as counting it goes.
 pub(crate) struct Ran {
@@ -111,6 +113,10 @@ pub(crate) struct StreamCounter<'s> {
     /// The functions in which runs lie: where in `parts`.
     runs: FxHashMap<(Era, Ip, u32), Range<usize>>,
     parts: Vec<(usize, u32, bool)>,
+    /// Where in their files runs lie, if instructions are counted each by itself.
+    code: Option<CodeRuns>,
+    /// The blocks between which steps are counted, if they are.
+    edges: Option<Edges>,
 }
 
 /// A stretch that is being counted.
@@ -128,6 +134,8 @@ pub(crate) struct StretchCounter<'c, 's> {
     /// What is true of the flow; not of interest where nothing stands before the stretch or behind it.
     state: Option<FlowState>,
     end: StreamOffset,
+    /// If instructions are counted each by itself: the conditional branch whose outcome the table of blocks waits for, and where it stands.
+    last_branch: Option<((Era, Ip), cofi_image::Place)>,
     count: StretchCount,
 }
 
@@ -148,7 +156,21 @@ impl<'s> StreamCounter<'s> {
             blocks: BlockTable::default(),
             runs: FxHashMap::default(),
             parts: Vec::new(),
+            code: None,
+            edges: None,
         }
+    }
+
+    /// Counts steps between blocks, too, of the files that are wanted, if any are.
+    pub(crate) fn with_edges(mut self, is_wanted: Option<fn(&Path) -> bool>) -> Self {
+        self.edges = is_wanted.map(Edges::new);
+        self
+    }
+
+    /// Counts each instruction by itself, too, if that is wanted.
+    pub(crate) fn with_code(mut self, is_wanted: bool) -> Self {
+        self.code = is_wanted.then(CodeRuns::default);
+        self
     }
 
     /// Begins with a stretch.
@@ -161,6 +183,7 @@ impl<'s> StreamCounter<'s> {
         self.views.clear();
         self.blocks.begin();
         let is_whole = segment.is_first && segment.is_last;
+        let edges = self.edges.as_ref().map(|_| EdgeStretch::default());
         StretchCounter {
             finder: GapFinder::new(self.session, segment.stream),
             known: self,
@@ -171,12 +194,14 @@ impl<'s> StreamCounter<'s> {
             cycles: 0,
             state: (!is_whole).then(FlowState::default),
             end: segment.range.end,
+            last_branch: None,
             count: StretchCount {
                 is_clean: true,
                 ticks: match segment.is_first {
                     true => Ticks::default(),
                     false => Ticks::behind(),
                 },
+                edges,
                 ..StretchCount::default()
             },
         }
@@ -225,6 +250,12 @@ impl<'s> StreamCounter<'s> {
     fn forget_runs(&mut self) {
         self.runs.clear();
         self.parts.clear();
+        if let Some(code) = &mut self.code {
+            code.forget();
+        }
+        if let Some(edges) = &mut self.edges {
+            edges.forget();
+        }
     }
 }
 
@@ -247,7 +278,12 @@ impl<'s> StretchCounter<'_, 's> {
         if let Some(state) = &mut self.state {
             state.note_code(flow);
         }
-        let blocks = &mut self.known.blocks;
+        let StreamCounter {
+            blocks,
+            views,
+            edges,
+            ..
+        } = &mut *self.known;
         let (mut era, mut first) = (None, None);
         let mut instructions = 0;
         let item = flow.paths(|path| {
@@ -264,6 +300,14 @@ impl<'s> StretchCounter<'_, 's> {
                 of_first
             });
             blocks.count_path(era, path);
+            if let (Some(edges), Some(stretch)) = (&mut *edges, &mut self.count.edges) {
+                path.for_each(|block| {
+                    for run in block.runs() {
+                        let at = |ip| views.get(&place)?.place(ip);
+                        edges.step(era, run.ip(), at, stretch);
+                    }
+                });
+            }
         });
         self.count.spaces.count(instructions);
         if let Some((ip, offset)) = first {
@@ -318,7 +362,7 @@ impl<'s> StretchCounter<'_, 's> {
     /// What came is not counted.
     pub(crate) fn leave(&mut self, flow: &mut ThreadFlow<'s>) {
         self.place = None;
-        self.known.blocks.forget();
+        self.forget();
         self.count.ticks.forget();
         self.running = None;
         self.cycles = flow.cycles();
@@ -336,7 +380,12 @@ impl<'s> StretchCounter<'_, 's> {
         }
         self.empty();
         let mut count = self.count;
-        (count.entry, count.branch) = self.known.blocks.joints();
+        let (entry, branch) = self.known.blocks.joints();
+        count.entry = entry;
+        count.branch = branch.map(|branch| LastBranch {
+            not_taken: branch.not_taken,
+            place: self.last_branch.map(|(_, place)| place),
+        });
         count.cycles_left = flow.cycles().saturating_sub(self.cycles);
         count.functions = self.known.functions.take();
         count.end = self.state.unwrap_or_default();
@@ -357,12 +406,18 @@ impl<'s> StretchCounter<'_, 's> {
             blocks,
             runs,
             parts,
+            code,
             ..
         } = &mut *self.known;
         let (mut ran, mut taken) = (Vec::new(), Vec::new());
+        let mut branches = Vec::new();
         blocks.empty(
             |run| {
                 let (place, mode) = place_of(run.era);
+                if let Some(code) = code {
+                    let at = |ip| views.get(&place)?.place(ip);
+                    code.count(run, mode, at, &mut self.count.code);
+                }
                 let task = owners.get(place as usize);
                 ran.push((task.copied(), run.lens.len() as u64, run.class, run.times));
                 let key = (run.era, run.ip, run.lens.len() as u32);
@@ -382,8 +437,30 @@ impl<'s> StretchCounter<'_, 's> {
                     );
                 }
             },
-            |era, times| taken.push((owners.get(place_of(era).0 as usize).copied(), times)),
+            |era, ip, outcomes| {
+                let place = place_of(era).0;
+                taken.push((owners.get(place as usize).copied(), outcomes.taken));
+                branches.push((era, ip, outcomes));
+            },
         );
+        if code.is_some() {
+            // A branch may have waited for its outcome since the code of its place was at hand.
+            let last = self.last_branch.take();
+            let last = last.as_ref();
+            let place = |era: Era, ip: Ip| match views.get(&place_of(era).0) {
+                Some(view) => view.place(ip),
+                None => Some(last.filter(|(at, _)| *at == (era, ip))?.1.clone()),
+            };
+            for (era, ip, outcomes) in branches {
+                if let Some(place) = place(era, ip) {
+                    self.count.code.add_outcomes(&place, outcomes);
+                }
+            }
+            self.last_branch = blocks.joints().1.and_then(|branch| {
+                let at = (branch.era, branch.ip);
+                Some((at, place(branch.era, branch.ip)?))
+            });
+        }
         views.clear();
         if runs.len() >= StreamCounter::RUNS {
             self.known.forget_runs();
@@ -449,12 +526,29 @@ impl<'s> StretchCounter<'_, 's> {
         }
     }
 
+    /// Where control went from the end of the last block is not known.
+    fn forget(&mut self) {
+        self.known.blocks.forget();
+        if let Some(edges) = &mut self.count.edges {
+            edges.forget();
+        }
+    }
+
     /// Counts a run.
     fn run(&mut self, run: &Ran, flow: &mut ThreadFlow<'s>) {
         let len = run.len();
         self.count.spaces.count(len as u64);
         let era = era_of(self.place(flow), run.mode);
-        let blocks = &mut self.known.blocks;
+        let StreamCounter {
+            blocks,
+            views,
+            edges,
+            ..
+        } = &mut *self.known;
+        if let (Some(edges), Some(stretch)) = (edges, &mut self.count.edges) {
+            let at = |ip| views.get(&place_of(era).0)?.place(ip);
+            edges.step(era, run.ip, at, stretch);
+        }
         blocks.enter(run.ip);
         blocks.count(era, run.ip, len as u32, |runs| {
             runs.push(run.ip, &run.plain, run.last);
@@ -464,7 +558,7 @@ impl<'s> StretchCounter<'_, 's> {
     fn error(&mut self, error: FlowError, flow: &mut ThreadFlow<'s>) {
         // Behind a seal the flow was not lost.
         if !matches!(error.kind, FlowErrorKind::Seal { .. }) {
-            self.known.blocks.forget();
+            self.forget();
             self.tick(Some(false), flow);
         }
         self.gaps(&gap::Step::Error(error), flow);
@@ -490,7 +584,7 @@ impl<'s> StretchCounter<'_, 's> {
                     counts.interruptions += 1;
                 }
             }
-            Event::Overflow { .. } => self.known.blocks.forget(),
+            Event::Overflow { .. } => self.forget(),
             Event::Paging { cr3, .. } => self.count.spaces.switch_to(cr3),
             // A branch out of what is traced was taken, or there would be no such event.
             Event::Disabled { .. } => self.known.blocks.left(),

@@ -24,6 +24,7 @@ mod check;
 mod clock;
 mod count;
 mod counter;
+mod coverage;
 mod flow_state;
 mod functions;
 mod gap;
@@ -44,6 +45,10 @@ pub use calls::{
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};
+pub use coverage::{
+    CodeCounts, EdgeMap, FileCode, FileKey, FunctionCover, InsnCount, LineCount, SourceCover,
+    SourcePlace,
+};
 pub use flow_state::FlowState;
 pub use gap::{Gap, GapCause, Resumed};
 pub use proof::Proof;

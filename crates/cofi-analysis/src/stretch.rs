@@ -3,11 +3,14 @@
 //! What an instruction or an event counts for may depend on what stood before: whether a branch was taken, with which page tables code ran, for
 //! how long tracing was on. At the beginning of a stretch that is left open, and settled when it is put behind the one before.
 
+use cofi_image::Place;
 use cofi_packet::{Ip, Tsc};
 use cofi_session::{SealCount, Task};
 use rustc_hash::FxHashMap;
 
+use crate::block_table::Outcomes;
 use crate::count::{Counts, Gaps, Times};
+use crate::coverage::{CodeCounts, EdgeStretch};
 use crate::flow_state::FlowState;
 use crate::functions::Functions;
 use crate::joined::Found;
@@ -167,6 +170,15 @@ pub(crate) enum Entry {
     Unknown,
 }
 
+/// A conditional branch whose outcome stands behind the stretch.
+#[derive(Clone, Debug)]
+pub(crate) struct LastBranch {
+    /// Where control goes on if it is not taken.
+    pub(crate) not_taken: Ip,
+    /// Where it stands, if instructions are counted each by itself.
+    pub(crate) place: Option<Place>,
+}
+
 /// What was counted of a thread.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TaskCount {
@@ -201,8 +213,12 @@ pub(crate) struct StretchCount {
     pub(crate) cycles_left: u64,
     /// Where control went first.
     pub(crate) entry: Option<Entry>,
-    /// Where it goes on behind a conditional branch at the end that is not taken.
-    pub(crate) branch: Option<Ip>,
+    /// A conditional branch at the end.
+    pub(crate) branch: Option<LastBranch>,
+    /// How often which instruction ran, if that is counted.
+    pub(crate) code: CodeCounts,
+    /// Steps between blocks, if they are counted.
+    pub(crate) edges: Option<EdgeStretch>,
     /// What was true of the flow at the beginning and at the end.
     pub(crate) start: FlowState,
     pub(crate) end: FlowState,
@@ -220,19 +236,42 @@ impl Found for StretchCount {
 }
 
 impl StretchCount {
+    /// Nothing stands behind this stretch: where the branch at its end led is not known.
+    pub(crate) fn finish(&mut self) {
+        let branch = self.branch.take();
+        self.count_last(branch, false, true);
+    }
+
+    /// Counts the outcome of a branch that was the last of a stretch.
+    fn count_last(&mut self, branch: Option<LastBranch>, is_taken: bool, is_unknown: bool) {
+        let outcomes = Outcomes {
+            taken: is_taken.into(),
+            unknown: is_unknown.into(),
+        };
+        if let Some(place) = branch.and_then(|branch| branch.place) {
+            self.code.add_outcomes(&place, outcomes);
+        }
+    }
+
     /// Puts the next stretch of the stream behind this one.
     pub(crate) fn join(&mut self, mut next: Self) {
         let ticks = self.ticks.join(&next.ticks);
         self.spaces.join(&next.spaces);
         self.functions.merge(next.functions);
         self.seals.add(next.seals);
-        let is_taken = match (self.branch, next.entry) {
-            (Some(behind), Some(Entry::To(ip))) => ip != behind,
+        let is_taken = match (&self.branch, next.entry) {
+            (Some(branch), Some(Entry::To(ip))) => ip != branch.not_taken,
             (Some(_), Some(Entry::Out)) => true,
             _ => false,
         };
+        self.code.merge(next.code);
+        if let (Some(edges), Some(next)) = (&mut self.edges, &next.edges) {
+            edges.join(next);
+        }
         if next.entry.is_some() {
-            self.branch = next.branch;
+            let is_unknown = next.entry == Some(Entry::Unknown);
+            let branch = std::mem::replace(&mut self.branch, next.branch);
+            self.count_last(branch, is_taken, is_unknown);
         }
         self.entry = self.entry.or(next.entry);
         if let Some((_, first)) = next.tasks.first_mut() {

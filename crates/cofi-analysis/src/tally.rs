@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::path::Path;
 
 use cofi_flow::Part;
 use cofi_packet::{Ip, StreamOffset};
@@ -13,6 +14,7 @@ use cofi_session::{Session, Stream, ThreadFlow};
 
 use crate::count::Counts;
 use crate::counter::{Piece, StreamCounter};
+use crate::coverage::{CodeCounts, EdgeMap};
 use crate::functions::Functions;
 use crate::joined::{self, Segment};
 use crate::proof::Proof;
@@ -28,6 +30,9 @@ fn segment_size(stream: usize) -> NonZeroUsize {
     NonZeroUsize::new((stream / 32).clamp(LEAST, MOST)).unwrap_or(NonZeroUsize::MIN)
 }
 
+/// Whether steps between blocks of a file are counted.
+type IsWanted = fn(&Path) -> bool;
+
 /// Counts what streams did.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -39,6 +44,10 @@ pub struct Tally {
     proof: Proof,
     /// Of about how many bytes the segments are, if that was said.
     segment: Option<NonZeroUsize>,
+    /// How often which instruction ran, if that is wanted.
+    code: Option<CodeCounts>,
+    /// Steps between blocks, and of which files, if they are wanted.
+    edges: Option<(IsWanted, EdgeMap)>,
 }
 
 impl Tally {
@@ -54,6 +63,34 @@ impl Tally {
     pub const fn with_segments(mut self, size: NonZeroUsize) -> Self {
         self.segment = Some(size);
         self
+    }
+
+    /// How often each instruction ran is counted, too: see [`take_code`](Self::take_code).
+    #[must_use]
+    pub fn with_code(mut self) -> Self {
+        self.code = Some(CodeCounts::default());
+        self
+    }
+
+    /// How often each instruction ran; nothing without [`with_code`](Self::with_code).
+    pub fn take_code(&mut self) -> CodeCounts {
+        self.code.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Steps between blocks are counted, too, of the files that are wanted: see [`take_edges`](Self::take_edges). This looks at every block that
+    /// runs, which takes several times as long.
+    #[must_use]
+    pub fn with_edges(mut self, is_wanted: fn(&Path) -> bool) -> Self {
+        self.edges = Some((is_wanted, EdgeMap::default()));
+        self
+    }
+
+    /// How often control went from one block to another; nothing without [`with_edges`](Self::with_edges).
+    pub fn take_edges(&mut self) -> EdgeMap {
+        let edges = self.edges.as_mut();
+        edges
+            .map(|(_, edges)| std::mem::take(edges))
+            .unwrap_or_default()
     }
 
     /// Decodes a stream of `session` to its end and counts what it did.
@@ -90,8 +127,11 @@ impl Tally {
             Segment::of(session, number, stream, size, SegmentStart::Traced)
         });
         let segments: Vec<_> = segments.collect();
+        let with_code = self.code.is_some();
+        let of_edges = self.edges.as_ref().map(|(is_wanted, _)| *is_wanted);
         let worker = || {
-            let mut counter = StreamCounter::new(session);
+            let counter = StreamCounter::new(session).with_code(with_code);
+            let mut counter = counter.with_edges(of_edges);
             move |segment: &Segment<'s, 't>| counter.count(segment)
         };
         // The stream whose stretches come now, and what was counted of it.
@@ -136,7 +176,8 @@ impl Tally {
             StreamOffset(0) => session.decode(stream),
             start => session.decode_within(stream, start..StreamOffset(u64::MAX)),
         };
-        let mut known = StreamCounter::new(session);
+        let known = StreamCounter::new(session).with_code(self.code.is_some());
+        let mut known = known.with_edges(self.edges.as_ref().map(|(is_wanted, _)| *is_wanted));
         let mut counter = known.begin(&Segment::whole(0, stream));
         let mut begin = None;
         let mut ips = Vec::new();
@@ -189,8 +230,15 @@ impl Tally {
         session: &Session<'_>,
         stream: &Stream<'_>,
         mut bytes: u64,
-        count: StretchCount,
+        mut count: StretchCount,
     ) {
+        count.finish();
+        if let Some(code) = &mut self.code {
+            code.merge(count.code);
+        }
+        if let (Some((_, edges)), Some(counted)) = (&mut self.edges, count.edges) {
+            edges.merge(&counted.finish());
+        }
         self.trace_bytes += bytes;
         self.functions.merge(count.functions);
         for (cr3, instructions) in count.spaces.list() {
@@ -220,6 +268,13 @@ impl Tally {
         self.threads.extend(other.threads);
         self.trace_bytes += other.trace_bytes;
         self.functions.merge(other.functions);
+        if let Some(code) = other.code {
+            self.code.get_or_insert_default().merge(code);
+        }
+        if let Some((is_wanted, more)) = other.edges {
+            let edges = self.edges.get_or_insert((is_wanted, EdgeMap::default()));
+            edges.1.merge(&more);
+        }
         for (cr3, instructions) in other.spaces {
             *self.spaces.entry(cr3).or_default() += instructions;
         }

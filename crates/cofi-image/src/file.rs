@@ -250,6 +250,11 @@ impl CodeFile {
         self.layout()?.address_of_offset(offset)
     }
 
+    /// The byte of the file that is at one of its own addresses.
+    pub fn offset_of_address(&self, address: u64) -> Option<u64> {
+        self.layout()?.offset_of_address(address)
+    }
+
     /// The function that holds the byte at `offset` of the file.
     pub fn symbol_at(&self, offset: u64) -> Option<Symbol<'_>> {
         let address = match self.layout() {

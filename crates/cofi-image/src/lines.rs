@@ -29,7 +29,8 @@ pub struct SourceLines {
     files: HashMap<*const CodeFile, (Arc<CodeFile>, Option<Lines>)>,
 }
 
-type Reader = EndianArcSlice<RunTimeEndian>;
+/// How DWARF is read.
+pub(crate) type Reader = EndianArcSlice<RunTimeEndian>;
 type Lines = Context<Reader>;
 
 /// A section is not uncompressed to more than so many times its size: what compresses better than anything can is a trap.
@@ -71,6 +72,17 @@ fn lines_of(file: &CodeFile) -> Option<Lines> {
 
 /// The line tables of an ELF file that has some.
 fn parse(bytes: &[u8]) -> Option<Lines> {
+    Context::from_dwarf(dwarf(bytes)?).ok()
+}
+
+/// The debugging information that has the lines of a file: its own, or that of its file of debugging information.
+pub(crate) fn dwarf_of(file: &CodeFile) -> Option<Dwarf<Reader>> {
+    let own = file.bytes().ok().and_then(|bytes| dwarf(&bytes));
+    own.or_else(|| dwarf(&file.debug_bytes()?))
+}
+
+/// The debugging information of an ELF file that has line tables.
+fn dwarf(bytes: &[u8]) -> Option<Dwarf<Reader>> {
     let file = object::File::parse(bytes).ok()?;
     file.section_by_name(".debug_line")?;
     let endian = if file.is_little_endian() {
@@ -82,7 +94,7 @@ fn parse(bytes: &[u8]) -> Option<Lines> {
         let bytes = section(&file, id.name()).unwrap_or_default();
         Ok::<_, gimli::Error>(EndianArcSlice::new(bytes, endian))
     };
-    Context::from_dwarf(Dwarf::load(load).ok()?).ok()
+    Dwarf::load(load).ok()
 }
 
 fn section(file: &object::File<'_>, name: &str) -> Option<Arc<[u8]>> {

@@ -35,6 +35,10 @@ pub(crate) enum Command {
     Calls(CallsArgs),
     /// How each thread ended: by what, in which calls, and what ran before.
     Last(LastArgs),
+    /// Which lines, functions and branches of the source ran, and how often: of one recording or several together.
+    Coverage(CoverageArgs),
+    /// A function, its source and its instructions side by side, with how often each ran and where each branch went.
+    Annotate(AnnotateArgs),
     /// Where a trace has gaps, and what is lost in each.
     Check(CheckArgs),
     /// List the packets of a trace, in order.
@@ -63,6 +67,8 @@ impl Command {
                 | Self::Blocks(_)
                 | Self::Calls(_)
                 | Self::Last(_)
+                | Self::Coverage(_)
+                | Self::Annotate(_)
                 | Self::Check(_)
                 | Self::Dump(_)
         )
@@ -178,7 +184,7 @@ pub(crate) struct TraceArgs {
 }
 
 /// A trace to read.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Input {
     /// What FILE holds; recognised by content if left out.
     #[arg(long, value_name = "FORMAT")]
@@ -189,7 +195,7 @@ pub(crate) struct Input {
 }
 
 /// A trace to decode, and the code that it ran.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct FlowInput {
     /// The processor (decimal), so that its errata are worked around.
     #[arg(long, value_name = "FAMILY/MODEL[/STEPPING]")]
@@ -607,6 +613,64 @@ pub(crate) struct LastArgs {
     pub(crate) color: Color,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi coverage`.
+#[derive(Args, Debug)]
+pub(crate) struct CoverageArgs {
+    /// One JSON object a line: each line of the source that has code, each function, and a summary.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write the counts for lcov and genhtml.
+    #[arg(long, value_name = "OUT")]
+    pub(crate) lcov: Option<PathBuf>,
+    /// Write the counts as Cobertura's XML.
+    #[arg(long, value_name = "OUT")]
+    pub(crate) cobertura: Option<PathBuf>,
+    /// Write the steps from block to block as a map of AFL: 65,536 counts of a byte each.
+    #[arg(long, value_name = "OUT")]
+    pub(crate) afl: Option<PathBuf>,
+    /// Only source files whose path contains TEXT; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) source: Vec<String>,
+    /// Libraries of the system, too (below /lib and /usr/lib).
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// List all functions that never ran, not only the first few.
+    #[arg(long)]
+    pub(crate) never: bool,
+    #[command(flatten)]
+    pub(crate) counting: Counting,
+}
+
+/// Arguments of `cofi annotate`.
+#[derive(Args, Debug)]
+pub(crate) struct AnnotateArgs {
+    /// One JSON object a line: each function of that name, and each of its instructions.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The function. Arguments (of C++) may be left out.
+    #[arg(value_name = "FUNCTION")]
+    pub(crate) function: String,
+    /// When to use colours.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub(crate) color: Color,
+    #[command(flatten)]
+    pub(crate) counting: Counting,
+}
+
+/// What is counted, and of which recordings.
+#[derive(Args, Debug)]
+pub(crate) struct Counting {
+    #[command(flatten)]
+    pub(crate) parallel: Parallel,
+    #[command(flatten)]
+    pub(crate) range: Range,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+    /// More recordings, whose counts are added. Code is the same if it is at the same place of the same file, wherever that was loaded.
+    #[arg(value_name = "FILE")]
+    pub(crate) more: Vec<PathBuf>,
 }
 
 /// Arguments of `cofi check`.

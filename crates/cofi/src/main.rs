@@ -1,5 +1,6 @@
 //! The `cofi` command.
 
+mod annotate;
 mod archive;
 mod args;
 mod asm;
@@ -8,6 +9,7 @@ mod blocks;
 mod calls;
 mod check;
 mod code;
+mod coverage;
 mod digits;
 mod doctor;
 mod dump;
@@ -79,6 +81,8 @@ fn main() -> ExitCode {
         args::Command::Blocks(args) => blocks::run(&args),
         args::Command::Calls(args) => calls::run(&args),
         args::Command::Last(args) => last::run(&args),
+        args::Command::Coverage(args) => coverage::run(&args),
+        args::Command::Annotate(args) => annotate::run(&args),
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Ended> {
     let mut parts = Parts::new();
     let summary = match window.is_whole_streams(&session) {
         true => summarize(&session, &window.streams(&session), args.parallel),
-        false => summarize_part(&session, &window, &mut found, &mut parts),
+        false => tally_part(Tally::new(), &session, &window, &mut found, &mut parts).finish(),
     };
     let signals = Reported::of(&session, &window, &parts);
     let mut out = stdout();
@@ -80,8 +80,17 @@ pub(crate) fn summarize(
     streams: &[&Stream<'_>],
     parallel: Parallel,
 ) -> Summary {
+    tally_streams(Tally::new(), session, streams, parallel).finish()
+}
+
+/// Decodes streams and adds them to a tally, with a progress bar.
+pub(crate) fn tally_streams(
+    mut tally: Tally,
+    session: &Session<'_>,
+    streams: &[&Stream<'_>],
+    parallel: Parallel,
+) -> Tally {
     let bar = progress::decoding(streams.iter().map(|s| s.len() as u64).sum());
-    let mut tally = Tally::new();
     if let Some(size) = parallel.segment {
         tally = tally.with_segments(size);
     }
@@ -89,22 +98,22 @@ pub(crate) fn summarize(
         bar.inc(bytes)
     });
     bar.finish_and_clear();
-    tally.finish()
+    tally
 }
 
 /// From which byte to which a part of each stream was looked at.
-type Parts = HashMap<StreamKey, RangeInclusive<StreamOffset>>;
+pub(crate) type Parts = HashMap<StreamKey, RangeInclusive<StreamOffset>>;
 
-/// Decodes a part of each stream and counts, with a progress bar.
-fn summarize_part(
+/// Decodes a part of each stream and adds it to a tally, with a progress bar.
+pub(crate) fn tally_part(
+    mut tally: Tally,
     session: &Session<'_>,
     window: &Window,
     found: &mut Found,
     parts: &mut Parts,
-) -> Summary {
+) -> Tally {
     let streams = window.streams(session);
     let bar = progress::decoding(streams.iter().map(|s| s.len() as u64).sum());
-    let mut tally = Tally::new();
     for stream in streams {
         let sync = Sync::of(session, stream.bytes(), true);
         let start = StreamOffset(window.start(session, sync) as u64);
@@ -151,7 +160,7 @@ fn summarize_part(
         bar.inc(stream.len() as u64);
     }
     bar.finish_and_clear();
-    tally.finish()
+    tally
 }
 
 /// The signals that are reported, each kind of each thread once.

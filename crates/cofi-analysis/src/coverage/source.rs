@@ -1,0 +1,430 @@
+//! Counts of lines, branches and functions of the source, from counts of instructions.
+
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+
+use cofi_image::{LineRow, LineTable, SourceFunction, demangle};
+use cofi_insn::{Class, LinearDecoder};
+use cofi_packet::Ip;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::file::{FileCode, InsnCount};
+
+/// A line of a source file: which of [`SourceCover::files`], and the number.
+pub type SourcePlace = (u32, u32);
+
+/// How often a line ran.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LineCount {
+    /// How often control came to it.
+    pub count: u64,
+    /// How many instructions of it ran, each as often as it did.
+    pub insns: u64,
+    /// Its conditional branches, by address, also those that never ran.
+    pub branches: Vec<InsnCount>,
+}
+
+/// How often a function ran.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FunctionCover {
+    /// Its name, demangled.
+    pub name: String,
+    /// Where it is declared.
+    pub declared: Option<SourcePlace>,
+    /// Where its code begins and ends in the file.
+    pub start: u64,
+    /// The offset behind its code.
+    pub end: u64,
+    /// How often its first instruction ran.
+    pub calls: u64,
+    /// How many of its own instructions ran, each as often as it did.
+    pub insns: u64,
+}
+
+/// What of a file's source ran, and what did not.
+#[derive(Debug, Default)]
+pub struct SourceCover {
+    /// The source files, as the debugging information names them.
+    pub files: Vec<String>,
+    /// All lines that have code, also those that never ran.
+    pub lines: BTreeMap<SourcePlace, LineCount>,
+    /// All functions of the symbol table, by where they begin, also those that never ran.
+    pub functions: Vec<FunctionCover>,
+    /// Whether there is debugging information.
+    pub has_lines: bool,
+    /// By address: which line code is of.
+    rows: Vec<(LineRow, Option<LineOf>)>,
+}
+
+impl SourceCover {
+    /// What the debugging information and the symbols of a file make of its counts.
+    #[must_use]
+    pub fn of(code: &FileCode) -> Self {
+        let mut cover = Self::default();
+        let table = LineTable::of(code.file());
+        if let Some(table) = &table {
+            cover.has_lines = true;
+            cover.files = table.files().to_vec();
+            let places = Places::of(code, table);
+            cover.lines = places.lines(code);
+            cover.rows = places.rows;
+        }
+        cover.functions = functions(code, table.as_ref());
+        cover
+    }
+
+    /// The line of the code at one of the file's own addresses.
+    #[must_use]
+    pub fn line_at(&self, address: u64) -> Option<SourcePlace> {
+        let next = self.rows.partition_point(|(row, _)| row.start <= address);
+        let (row, line) = self.rows.get(next.checked_sub(1)?)?;
+        let (_, place) = (*line)?;
+        (address < row.end).then_some(place)
+    }
+}
+
+/// The functions of a file, by offset.
+fn functions(code: &FileCode, table: Option<&LineTable>) -> Vec<FunctionCover> {
+    let file = code.file();
+    let mut starts: BTreeMap<u64, String> = BTreeMap::new();
+    file.for_each_function(|name, offset| {
+        starts.entry(offset).or_insert_with(|| demangle(name));
+    });
+    let declared = |start: u64| -> Option<&SourceFunction> {
+        let address = file.address_of_offset(start)?;
+        let functions = table?.functions();
+        let index = functions.binary_search_by_key(&address, |function| function.start);
+        functions.get(index.ok()?)
+    };
+    let offsets: Vec<u64> = starts.keys().copied().collect();
+    let ends = offsets.iter().skip(1).copied().chain([u64::MAX]);
+    let mut list = Vec::new();
+    for ((start, name), next) in starts.into_iter().zip(ends) {
+        let source = declared(start);
+        let place = source.and_then(|source| source.declared);
+        let len = source.map(|source| source.end.saturating_sub(source.start));
+        let len = len.filter(|len| *len > 0);
+        let end = len.map_or(next, |len| start.saturating_add(len).min(next));
+        list.push(FunctionCover {
+            name,
+            declared: place,
+            start,
+            end,
+            calls: code.at(start).map_or(0, |insn| insn.times),
+            insns: code.between(start, end).iter().map(|insn| insn.times).sum(),
+        });
+    }
+    list
+}
+
+/// Of which line, in which function, code is. A line that is in several functions (a template, a function that was inlined) is counted in each.
+type LineOf = (u64, SourcePlace);
+
+/// The lines of a file's code.
+struct Places {
+    /// Each row, by address, with its line, if it has one.
+    rows: Vec<(LineRow, Option<LineOf>)>,
+    /// The instructions that ran, with theirs.
+    insns: Vec<Option<LineOf>>,
+}
+
+impl Places {
+    fn of(code: &FileCode, table: &LineTable) -> Self {
+        let mut rows: Vec<(LineRow, Option<LineOf>)> = Vec::with_capacity(table.rows().len());
+        let mut functions = table.functions().iter().peekable();
+        // The function whose rows come, and the line of its first row.
+        let mut current: Option<(&SourceFunction, SourcePlace, bool)> = None;
+        for row in table.rows() {
+            while let Some(function) = functions.next_if(|next| next.start <= row.start) {
+                current = Some((function, (row.file, row.line), function.start == row.start));
+            }
+            let mut place = (row.file, row.line);
+            let mut group = 0;
+            if let Some((function, first, begins)) = &mut current {
+                group = function.start;
+                // Functions are declared where their name is: there the compilers that count themselves count calls.
+                *begins &= place == *first;
+                if *begins && let Some(declared) = function.declared.filter(|at| at.0 == place.0) {
+                    place = declared;
+                }
+            }
+            let line = (row.line != 0).then_some((group, place));
+            rows.push((*row, line));
+        }
+        let mut at = 0;
+        let insns = code.insns().iter().map(|insn| {
+            let address = code.file().address_of_offset(insn.offset)?;
+            // Instructions come by offset, which is by address but for the odd file.
+            if rows.get(at).is_some_and(|(row, _)| row.start > address) {
+                at = 0;
+            }
+            at += rows
+                .get(at..)?
+                .iter()
+                .take_while(|(row, _)| row.end <= address)
+                .count();
+            let (row, line) = rows.get(at)?;
+            (row.start <= address).then_some(*line)?
+        });
+        let insns = insns.collect();
+        Self { rows, insns }
+    }
+
+    /// How often control came to each line, and what ran of it.
+    fn lines(&self, code: &FileCode) -> BTreeMap<SourcePlace, LineCount> {
+        let mut lines: BTreeMap<SourcePlace, LineCount> = BTreeMap::new();
+        for (_, line) in &self.rows {
+            if let Some((_, place)) = line {
+                lines.entry(*place).or_default();
+            }
+        }
+        for (insn, line) in code.insns().iter().zip(&self.insns) {
+            if let Some((_, place)) = line {
+                lines.entry(*place).or_default().insns += insn.times;
+            }
+        }
+        for ((_, place), count) in self.counts(code) {
+            lines.entry(place).or_default().count += count;
+        }
+        for branch in self.branches(code) {
+            let line = lines.entry(branch.1).or_default();
+            line.branches.push(branch.0);
+        }
+        lines
+    }
+
+    /// All conditional branches that have a line. Rows begin and end with instructions.
+    fn branches(&self, code: &FileCode) -> Vec<(InsnCount, SourcePlace)> {
+        let Some(mode) = code.insns().first().map(|insn| insn.mode) else {
+            return Vec::new();
+        };
+        let file = code.file();
+        let mut found = Vec::new();
+        let mut bytes = Vec::new();
+        // Damaged tables may have any number of rows for the same code.
+        let mut budget = file.size().map_or(0, |size| size.saturating_mul(2));
+        for (row, line) in &self.rows {
+            let (Some((_, place)), Some(start)) = (line, file.offset_of_address(row.start)) else {
+                continue;
+            };
+            let size = row.end.saturating_sub(row.start);
+            if size > budget {
+                continue;
+            }
+            budget -= size;
+            bytes.resize(size as usize, 0);
+            let len = file.read_at(start, &mut bytes);
+            let mut decoder =
+                LinearDecoder::new(bytes.get(..len).unwrap_or_default(), Ip(start), mode);
+            loop {
+                let offset = decoder.ip().0;
+                let Ok(insn) = decoder.decode_next() else {
+                    break;
+                };
+                if insn.class == Class::Conditional {
+                    let never = InsnCount::never(offset, insn.len, mode, insn.class);
+                    found.push((code.at(offset).copied().unwrap_or(never), *place));
+                }
+            }
+        }
+        found
+    }
+
+    /// How often control came to each line, as gcov counts it: to the blocks that end with the line, from blocks that do not, and round within
+    /// the line. A line with which no block ends ran as often as the blocks that hold it.
+    fn counts(&self, code: &FileCode) -> HashMap<LineOf, u64> {
+        let blocks = self.blocks(code);
+        let block_at = |offset| {
+            let index = blocks.binary_search_by_key(&offset, |block: &Block| block.start);
+            blocks.get(index.ok()?)
+        };
+        let mut counts: HashMap<LineOf, u64> = HashMap::new();
+        // What comes from a block that ends with the same line: by the block to which it leads, and by the line.
+        let mut inner: FxHashMap<u64, u64> = FxHashMap::default();
+        let mut arcs: HashMap<LineOf, Vec<Arc>> = HashMap::new();
+        for block in &blocks {
+            let next = block_at(block.last.end()).filter(|_| block.falls > 0);
+            let next = next.map(|next| (next, block.falls.min(next.times)));
+            let target = block
+                .jump
+                .and_then(|(target, times)| Some((block_at(target)?, times)));
+            for (to, times) in next.into_iter().chain(target) {
+                if let Some(line) = block.line.filter(|_| to.line == block.line) {
+                    let (from, to) = (block.start, to.start);
+                    *inner.entry(to).or_default() += times;
+                    arcs.entry(line).or_default().push(Arc { from, to, times });
+                }
+            }
+        }
+        for (line, arcs) in arcs {
+            *counts.entry(line).or_default() += rounds(&arcs);
+        }
+        let mut ends: HashSet<LineOf> = HashSet::new();
+        for block in blocks.iter().filter(|block| !block.lines.is_empty()) {
+            if let Some(line) = block.line {
+                let inner = inner.get(&block.start).copied().unwrap_or(0);
+                *counts.entry(line).or_default() += block.times.saturating_sub(inner);
+                ends.insert(line);
+            }
+        }
+        for block in &blocks {
+            for (index, line) in block.lines.iter().enumerate() {
+                let is_first = block.lines.iter().position(|other| other == line) == Some(index);
+                if is_first && !ends.contains(line) {
+                    *counts.entry(*line).or_default() += block.times;
+                }
+            }
+        }
+        counts
+    }
+
+    /// The instructions that ran, in pieces that are come to at the first and left at the last.
+    fn blocks(&self, code: &FileCode) -> Vec<Block> {
+        let jumps: FxHashMap<u64, (u64, u64)> = code
+            .insns()
+            .iter()
+            .filter_map(|insn| {
+                let times = match insn.class {
+                    Some(Class::Conditional) => insn.taken,
+                    Some(Class::DirectJump) => insn.times,
+                    _ => return None,
+                };
+                Some((insn.offset, (code.decode(insn)?.target?.0, times)))
+            })
+            .collect();
+        let targets: FxHashSet<u64> = jumps.values().map(|(target, _)| *target).collect();
+        let starts: FxHashSet<u64> = self
+            .rows
+            .iter()
+            .filter_map(|(row, _)| code.file().offset_of_address(row.start))
+            .collect();
+        let mut blocks: Vec<Block> = Vec::new();
+        for (insn, line) in code.insns().iter().zip(&self.insns) {
+            let goes_on = blocks.last_mut().filter(|block| {
+                let last = &block.last;
+                last.end() == insn.offset
+                    && last.class.is_none()
+                    && last.times == insn.times
+                    && !targets.contains(&insn.offset)
+            });
+            let block = match goes_on {
+                Some(block) => block,
+                None => {
+                    blocks.push(Block {
+                        start: insn.offset,
+                        times: insn.times,
+                        last: *insn,
+                        lines: Vec::new(),
+                        line: *line,
+                        falls: 0,
+                        jump: None,
+                    });
+                    let Some(block) = blocks.last_mut() else {
+                        continue;
+                    };
+                    block
+                }
+            };
+            block.last = *insn;
+            block.line = *line;
+            block.falls = fall_through(insn);
+            block.jump = jumps.get(&insn.offset).copied();
+            // Code that somebody put behind a row without saying so (the counters of `--coverage`) begins no statement.
+            if let Some(line) = line.filter(|_| starts.contains(&insn.offset)) {
+                block.lines.push(line);
+            }
+        }
+        blocks
+    }
+}
+
+/// How often control went from a block to another of the same line.
+#[derive(Clone, Copy, Debug)]
+struct Arc {
+    from: u64,
+    to: u64,
+    times: u64,
+}
+
+/// How often control went round within a line: along an arc that leads back, and along others from there to where it begins. Each arc counts
+/// for as many rounds as it was gone along; the shortest rounds come first.
+fn rounds(arcs: &[Arc]) -> u64 {
+    /// No line that a person wrote has more.
+    const MOST: usize = 256;
+    if arcs.len() > MOST {
+        return 0;
+    }
+    let mut left: Vec<u64> = arcs.iter().map(|arc| arc.times).collect();
+    let mut back: Vec<usize> = (0..arcs.len())
+        .filter(|arc| arcs[*arc].to <= arcs[*arc].from)
+        .collect();
+    back.sort_by_key(|arc| arcs[*arc].from - arcs[*arc].to);
+    let mut sum = 0;
+    for back in back {
+        while left[back] > 0
+            && let Some((way, times)) = widest(arcs, &left, arcs[back].to, arcs[back].from)
+        {
+            let times = times.min(left[back]);
+            for arc in way.iter().chain([&back]) {
+                left[*arc] -= times;
+            }
+            sum += times;
+        }
+    }
+    sum
+}
+
+/// The arcs from one block to another of which the one that is left least often is left most often, and how often that is.
+fn widest(arcs: &[Arc], left: &[u64], from: u64, to: u64) -> Option<(Vec<usize>, u64)> {
+    // By which arc a block was come to.
+    let mut known: HashMap<u64, Option<usize>> = HashMap::new();
+    let mut open = BinaryHeap::from([(u64::MAX, from, None)]);
+    while let Some((times, at, by)) = open.pop() {
+        if known.contains_key(&at) {
+            continue;
+        }
+        known.insert(at, by);
+        if at == to {
+            let mut way = Vec::new();
+            let mut by = by;
+            while let Some(arc) = by {
+                way.push(arc);
+                by = known.get(&arcs[arc].from).copied().flatten();
+            }
+            return Some((way, times));
+        }
+        for (index, arc) in arcs.iter().enumerate() {
+            if arc.from == at && left[index] > 0 {
+                open.push((times.min(left[index]), arc.to, Some(index)));
+            }
+        }
+    }
+    None
+}
+
+/// Instructions that run one behind the other.
+#[derive(Debug)]
+struct Block {
+    start: u64,
+    times: u64,
+    last: InsnCount,
+    /// The lines that begin in it, in order.
+    lines: Vec<LineOf>,
+    /// The line of its last instruction.
+    line: Option<LineOf>,
+    /// How often control went on with the next instruction.
+    falls: u64,
+    /// Where it may jump, and how often it did.
+    jump: Option<(u64, u64)>,
+}
+
+/// How often control went on behind an instruction with the next.
+const fn fall_through(insn: &InsnCount) -> u64 {
+    match insn.class {
+        Some(Class::DirectJump | Class::IndirectJump | Class::Return) => 0,
+        Some(Class::Conditional) => insn.times.saturating_sub(insn.taken),
+        // (A call that does not return makes no difference: the next one ran less often.)
+        _ => insn.times,
+    }
+}
