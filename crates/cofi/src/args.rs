@@ -35,6 +35,8 @@ pub(crate) enum Command {
     Calls(CallsArgs),
     /// How each thread ended: by what, in which calls, and what ran before.
     Last(LastArgs),
+    /// The functions in which most ran: instructions by themselves and with what they called, calls and time.
+    Top(TopArgs),
     /// Which lines, functions and branches of the source ran, and how often: of one recording or several together.
     Coverage(CoverageArgs),
     /// A function, its source and its instructions side by side, with how often each ran and where each branch went.
@@ -67,6 +69,7 @@ impl Command {
                 | Self::Blocks(_)
                 | Self::Calls(_)
                 | Self::Last(_)
+                | Self::Top(_)
                 | Self::Coverage(_)
                 | Self::Annotate(_)
                 | Self::Check(_)
@@ -613,6 +616,39 @@ pub(crate) struct LastArgs {
     pub(crate) color: Color,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
+}
+
+/// By what the functions of `cofi top` are sorted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum TopOrder {
+    /// The instructions of the function itself.
+    #[value(name = "self")]
+    Own,
+    /// Those and what it called.
+    Total,
+    /// How often it was called.
+    Calls,
+}
+
+/// Arguments of `cofi top`.
+#[derive(Args, Debug)]
+pub(crate) struct TopArgs {
+    /// One JSON object a function.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// What comes first.
+    #[arg(long, value_name = "ORDER", default_value = "self")]
+    pub(crate) by: TopOrder,
+    /// How many functions; without it, 25 as text and all as JSON.
+    #[arg(short, long, value_name = "N")]
+    pub(crate) number: Option<usize>,
+    #[command(flatten)]
+    pub(crate) range: Range,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+    /// More recordings, whose counts are added, by function and file.
+    #[arg(value_name = "FILE")]
+    pub(crate) more: Vec<PathBuf>,
 }
 
 /// Arguments of `cofi coverage`.

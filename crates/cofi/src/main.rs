@@ -36,6 +36,7 @@ mod signals;
 mod supervise;
 mod sync;
 mod table;
+mod top;
 mod trace;
 mod unit;
 mod verify;
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
         args::Command::Blocks(args) => blocks::run(&args),
         args::Command::Calls(args) => calls::run(&args),
         args::Command::Last(args) => last::run(&args),
+        args::Command::Top(args) => top::run(&args),
         args::Command::Coverage(args) => coverage::run(&args),
         args::Command::Annotate(args) => annotate::run(&args),
         args::Command::Check(args) => check::run(&args),

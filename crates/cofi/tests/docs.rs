@@ -191,7 +191,7 @@ fn recorded_examples_of_the_readme() {
             commands += 1;
         }
     }
-    assert_eq!(commands, 4);
+    assert_eq!(commands, 5);
 }
 
 #[test]

@@ -209,7 +209,7 @@ pub(crate) fn trace<'s>(
 }
 
 /// Whether the calls of a thread are wanted.
-fn is_wanted(range: &Range, task: Task) -> bool {
+pub(crate) fn is_wanted(range: &Range, task: Task) -> bool {
     range.tid.is_empty() || range.tid.contains(&task.tid)
 }
 
