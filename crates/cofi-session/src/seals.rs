@@ -24,7 +24,9 @@ impl SealCount {
     pub fn add(&mut self, other: Self) {
         self.verified += other.verified;
         self.broken += other.broken;
-        self.lost_instructions += other.lost_instructions;
+        self.lost_instructions = self
+            .lost_instructions
+            .saturating_add(other.lost_instructions);
     }
 }
 
@@ -131,7 +133,9 @@ impl<'s> SealCheck<'s> {
             return;
         }
         self.count.broken += 1;
-        self.count.lost_instructions += seal.instructions.saturating_sub(instructions);
+        let lost = seal.instructions.saturating_sub(instructions);
+        // (Seals of a damaged file may say anything.)
+        self.count.lost_instructions = self.count.lost_instructions.saturating_add(lost);
         if !self.excused {
             self.broken.push_back(FlowError {
                 offset: seal.start,
@@ -237,6 +241,25 @@ mod tests {
 
     fn seals() -> Vec<Seal> {
         SEALS.iter().map(|(a, b, ips)| seal(*a, *b, ips)).collect()
+    }
+
+    /// Found by the fuzz target `session`: the sum of what damaged seals say overflowed.
+    #[test]
+    fn seals_may_say_any_number_of_instructions() {
+        let seals: Vec<Seal> = (0..3)
+            .map(|at| Seal {
+                start: StreamOffset(at),
+                end: StreamOffset(at + 1),
+                instructions: u64::MAX,
+                sum: 0,
+            })
+            .collect();
+        let mut check = SealCheck::new(&seals);
+        check.finish(StreamOffset(9));
+        let mut count = check.count();
+        assert_eq!((count.broken, count.lost_instructions), (3, u64::MAX));
+        count.add(check.count());
+        assert_eq!(count.lost_instructions, u64::MAX);
     }
 
     #[test]
