@@ -13,6 +13,7 @@ mod doctor;
 mod dump;
 mod engine;
 mod events;
+mod export;
 mod input;
 mod insn;
 mod item;
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
         args::Command::Events(args) => events::run(&args),
         args::Command::Blocks(args) => blocks::run(&args),
         args::Command::Calls(args) => calls::run(&args),
+        args::Command::Export(args) => export::run(&args),
         args::Command::Last(args) => last::run(&args),
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
