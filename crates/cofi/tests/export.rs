@@ -446,10 +446,12 @@ fn a_flame_graph() {
     assert!(picture.contains("by instructions"));
     let total: u64 = called(&data).values().sum();
     let mut grouped = total.to_string();
-    for at in (1..grouped.len()).rev() {
-        if (total.to_string().len() - at) % 3 == 0 {
-            grouped.insert(at, ',');
-        }
+    for at in (1..grouped.len())
+        .rev()
+        .filter(|at| (grouped.len() - at).is_multiple_of(3))
+        .collect::<Vec<_>>()
+    {
+        grouped.insert(at, ',');
     }
     let title = format!("<title>all ({grouped} instructions, 100%)</title>");
     assert!(picture.contains(&title), "{title}");
