@@ -255,6 +255,13 @@ impl CodeFile {
         self.layout()?.offset_of_address(address)
     }
 
+    /// Whether an ELF file begins to run at the byte at `offset`.
+    pub fn is_entry(&self, offset: u64) -> bool {
+        self.layout()
+            .and_then(|layout| layout.offset_of_address(layout.entry))
+            .is_some_and(|entry| entry == offset)
+    }
+
     /// The function that holds the byte at `offset` of the file.
     pub fn symbol_at(&self, offset: u64) -> Option<Symbol<'_>> {
         let address = match self.layout() {

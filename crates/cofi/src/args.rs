@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Blocks(BlocksArgs),
     /// Who called whom: the calls of each thread as a tree, with the time and the instructions of each.
     Calls(CallsArgs),
+    /// Write the calls in the format of another program: a flame graph, a timeline, a profile.
+    Export(ExportArgs),
     /// How each thread ended: by what, in which calls, and what ran before.
     Last(LastArgs),
     /// The functions in which most ran: instructions by themselves and with what they called, calls and time.
@@ -598,6 +600,51 @@ pub(crate) struct CallsArgs {
     pub(crate) color: Color,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
+}
+
+/// Arguments of `cofi export`.
+#[derive(Args, Debug)]
+pub(crate) struct ExportArgs {
+    /// The format: `folded`, `svg`, `speedscope`, `chrome`, `callgrind`, `firefox`, `perfetto`, `pprof` or `csv`.
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) to: cofi_export::Format,
+    /// The file to write; `-` is standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// What a call weighs, and along what timelines run: its time, or its instructions. Without this its time, if all calls have one.
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) weight: Option<WeightArg>,
+    /// Begin at the first item at or after POINT, as `cofi calls --from` does.
+    #[arg(long, value_name = "POINT")]
+    pub(crate) from: Option<Point>,
+    /// End before the first item at or after POINT, as `cofi calls --to` does.
+    #[arg(long, value_name = "POINT")]
+    pub(crate) until: Option<Point>,
+    /// Only this thread; may be given several times.
+    #[arg(long, value_name = "TID")]
+    pub(crate) tid: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) flow: FlowInput,
+}
+
+impl ExportArgs {
+    /// The part that is wanted.
+    pub(crate) fn range(&self) -> Range {
+        Range {
+            from: self.from.clone(),
+            to: self.until.clone(),
+            tid: self.tid.clone(),
+        }
+    }
+}
+
+/// What a call weighs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum WeightArg {
+    /// Nanoseconds.
+    Time,
+    /// Instructions.
+    Insns,
 }
 
 /// Arguments of `cofi last`.

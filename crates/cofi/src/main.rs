@@ -15,6 +15,7 @@ mod doctor;
 mod dump;
 mod engine;
 mod events;
+mod export;
 mod input;
 mod insn;
 mod item;
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
         args::Command::Events(args) => events::run(&args),
         args::Command::Blocks(args) => blocks::run(&args),
         args::Command::Calls(args) => calls::run(&args),
+        args::Command::Export(args) => export::run(&args),
         args::Command::Last(args) => last::run(&args),
         args::Command::Top(args) => top::run(&args),
         args::Command::Coverage(args) => coverage::run(&args),

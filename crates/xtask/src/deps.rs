@@ -49,6 +49,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "cofi-export",
+        &["cofi-packet", "cofi-session", "cofi-analysis"],
+    ),
+    (
         "cofi",
         &[
             "cofi-packet",
@@ -60,6 +64,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cofi-session",
             "cofi-capture",
             "cofi-analysis",
+            "cofi-export",
         ],
     ),
     (

@@ -84,6 +84,11 @@ impl CallNames {
     pub(crate) fn at(&mut self, view: &ImageView<'_>, ip: Ip) -> Location {
         let place = view.place(ip);
         let (function, is_first) = self.number(place.as_ref());
+        // Where a file begins to run a function begins, even if no symbol says so.
+        let is_first = is_first
+            || place
+                .as_ref()
+                .is_some_and(|place| place.file.is_entry(place.offset));
         let symbol = place.as_ref().and_then(Place::symbol);
         let start = symbol.map(|symbol| Ip(ip.0.wrapping_sub(symbol.offset)));
         let is_named = symbol.is_some();
