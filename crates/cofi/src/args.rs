@@ -611,7 +611,8 @@ pub(crate) struct ExportArgs {
     /// The file to write; `-` is standard output.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
-    /// What a call weighs, and along what timelines run: its time, or its instructions. Without this its time, if all calls have one.
+    /// What a call weighs, and along what timelines run: its time, or its instructions. Without this its instructions; for timelines its time, if all
+    /// calls have one.
     #[arg(long, value_name = "WHAT")]
     pub(crate) weight: Option<WeightArg>,
     /// Begin at the first item at or after POINT, as `cofi calls --from` does.

@@ -29,7 +29,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ended> {
             "--weight time: the trace does not say how the time stamp counter converts to time"
         ),
         Some(WeightArg::Time) => Weight::Time,
-        None if has_time(&session, &window) => Weight::Time,
+        // What adds up stacks shows what is exact: times are those of packets, and what runs between two of them shares nothing out.
+        None if args.to.is_timeline() && has_time(&session, &window) => Weight::Time,
         None => Weight::Instructions,
     };
     let time = |tsc| nanoseconds(&session, Some(tsc));

@@ -65,6 +65,15 @@ impl Format {
         Self::Csv,
     ];
 
+    /// Whether it shows what ran when, and does not add up alike stacks.
+    #[must_use]
+    pub const fn is_timeline(self) -> bool {
+        !matches!(
+            self,
+            Self::Folded | Self::Svg | Self::Callgrind | Self::Pprof
+        )
+    }
+
     /// Formats that are wanted and do not exist yet.
     const MISSING: &[&str] = &["lcov", "parquet"];
 
