@@ -172,10 +172,7 @@ impl Tally {
         start: StreamOffset,
         mut gate: impl FnMut(&mut ThreadFlow<'_>, &[Ip]) -> Gate,
     ) {
-        let mut flow = match start {
-            StreamOffset(0) => session.decode(stream),
-            start => session.decode_within(stream, start..StreamOffset(u64::MAX)),
-        };
+        let mut flow = session.decode_from(stream, start);
         let known = StreamCounter::new(session).with_code(self.code.is_some());
         let mut known = known.with_edges(self.edges.as_ref().map(|(is_wanted, _)| *is_wanted));
         let mut counter = known.begin(&Segment::whole(0, stream));

@@ -92,6 +92,20 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         self
     }
 
+    /// Tells the time as a decoder does that begins at `from`, before the range. To be called behind [`Self::within`], before anything is decoded.
+    ///
+    /// Estimates depend, within their bounds, on all timing packets before: how fast the core's clock runs is measured all along (33.8.3.4), and
+    /// the time never goes back. So those of a range differ a little from those of the whole stream. With this they are the same where
+    /// nothing between was damaged. The packets from `from` on are read for it as soon as somebody asks for the time, but no code is.
+    ///
+    /// Only of Intel PT. RTIT's PSB does not tell what stands before it for certain, so there a range is on its own.
+    #[must_use]
+    pub fn with_time_from(mut self, from: StreamOffset) -> Self {
+        let from = usize::try_from(from.0).unwrap_or(usize::MAX);
+        on!(&mut self.bind, bind => bind.follow_time_from(from));
+        self
+    }
+
     /// Where in the stream the last packet begins that was used for the items returned so far.
     #[must_use]
     pub fn offset(&self) -> StreamOffset {

@@ -50,6 +50,9 @@ pub(crate) trait ReadFamily: Copy + Debug + 'static {
     /// Reading goes on elsewhere, outside of any packet.
     fn go_to(reader: &mut Reader<'_, Self>, at: usize);
 
+    /// Nothing has been read yet: the time of the packets between `from` and the place where reading begins is followed, too.
+    fn follow_time_from(_: &mut Reader<'_, Self>, _from: usize) {}
+
     /// Whether errata have the reader skip packets that would tell the time.
     fn skips_packets(_: &Reader<'_, Self>) -> bool {
         false

@@ -1,12 +1,12 @@
 //! Time over everything that chapter 33 knows: the true time of every instruction lies within the interval that the decoder states, and the
 //! estimate never goes back, whatever timing packets were lost; and cycles are counted as they ran.
 
-use cofi_flow::{Errata, Event, FlowConfig, FlowDecoder, Ipc, Item, Stretch, VmxTsc};
+use cofi_flow::{Errata, Event, FlowConfig, FlowDecoder, Ipc, Item, Stretch, Time, VmxTsc};
 use cofi_insn::CodeSource;
 use cofi_law::Rng;
 use cofi_law::machine::{Code, Features, Record, Setup, run};
 use cofi_packet::intel::{Packet, Packets};
-use cofi_packet::{Ip, Tsc};
+use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_unit::GuestTsc;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -182,6 +182,50 @@ fn check_time(setup: &Setup, record: &Record, config: FlowConfig) -> Result<usiz
     Ok(seen)
 }
 
+/// Each instruction with its time.
+fn timed<'c>(mut decoder: FlowDecoder<'_, Source<'c>>) -> Vec<(Ip, Option<Time>)> {
+    let mut all = Vec::new();
+    while let Some(item) = decoder.next() {
+        if let Item::Insn(insn) = item {
+            all.push((insn.ip, decoder.time()));
+        }
+    }
+    all
+}
+
+/// From each of some PSBs on, the times are those of the whole. How many were compared.
+fn check_ranges(record: &Record, config: FlowConfig) -> Result<usize, TestCaseError> {
+    let decoder = || FlowDecoder::new(&record.trace, Source(&record.codes), config);
+    let psbs = Packets::new(&record.trace)
+        .filter_map(Result::ok)
+        .filter(|located| located.packet() == Packet::Psb)
+        .map(|located| located.offset);
+    let psbs: Vec<StreamOffset> = psbs.collect();
+    let whole = timed(decoder());
+    let mut compared = 0;
+    for psb in psbs.iter().step_by(psbs.len() / 4 + 1) {
+        let range = *psb..StreamOffset(u64::MAX);
+        let part = timed(decoder().within(range).with_time_from(StreamOffset(0)));
+        let rest = &whole[whole.len() - part.len()..];
+        for (part, whole) in part.iter().zip(rest) {
+            prop_assert_eq!(part.0, whole.0);
+            prop_assert_eq!(part.1, whole.1, "from the PSB at {} on", psb);
+            compared += 1;
+        }
+        // What is damaged before the range costs nothing but the time.
+        let mut damaged = record.trace.clone();
+        for byte in damaged[..psb.0 as usize].iter_mut().step_by(13) {
+            *byte ^= 0x55;
+        }
+        let decoder = FlowDecoder::new(&damaged, Source(&record.codes), config);
+        let range = *psb..StreamOffset(u64::MAX);
+        let behind = timed(decoder.within(range).with_time_from(StreamOffset(0)));
+        let ips = |timed: &[(Ip, Option<Time>)]| timed.iter().map(|it| it.0).collect::<Vec<Ip>>();
+        prop_assert_eq!(ips(&behind), ips(&part));
+    }
+    Ok(compared)
+}
+
 /// The times of a machine with guests whose TSC is another.
 fn check_guests(mut setup: Setup, offset: u64, multiplier: u64) -> Result<usize, TestCaseError> {
     setup.features.0 |= Features::VMX.0;
@@ -266,6 +310,11 @@ proptest! {
     }
 
     #[test]
+    fn a_range_tells_the_time_of_the_whole(setup in setups(), told in any::<bool>()) {
+        check_ranges(&run(&setup), config(&setup, told))?;
+    }
+
+    #[test]
     fn skl168_makes_no_interval_wrong(mut setup in setups(), told in any::<bool>()) {
         setup.ctl = setup.ctl.with_mtc_en(setup.caps.mtc).with_cyc_en(setup.caps.psb_cyc);
         let mut record = run(&setup);
@@ -297,7 +346,7 @@ proptest! {
 /// A law over nothing would hold, too: what the properties are about does happen.
 #[test]
 fn what_is_to_be_lost_is_there() {
-    let (mut mtcs, mut swallowed, mut seen, mut cycles) = (0, 0, 0, 0);
+    let (mut mtcs, mut swallowed, mut seen, mut cycles, mut behind) = (0, 0, 0, 0, 0);
     for seed in 0..150 {
         let mut setup = Setup::random(
             seed,
@@ -315,13 +364,17 @@ fn what_is_to_be_lost_is_there() {
         mtcs += (record.trace.len() - thinned.len()) / 2;
         swallowed += with_skl168(&record.trace, &mut rng).1;
         seen += check_time(&setup, &record, config(&setup, true)).expect("it holds");
+        behind += check_ranges(&record, config(&setup, true)).expect("it holds");
         if setup.choices.buffer.is_none() && setup.ctl.cyc_thresh() == 0 {
             setup.features.0 &= !Features::ACM.0;
             cycles += check_cycles(&setup, &run(&setup)).expect("it holds").cycles;
         }
     }
-    println!("{seen} instructions, {mtcs} MTCs lost, {swallowed} CYCs swallowed, {cycles} cycles");
+    println!(
+        "{seen} instructions, {mtcs} MTCs lost, {swallowed} CYCs swallowed, {cycles} cycles, {behind} behind PSBs"
+    );
     assert!(seen > 20_000 && mtcs > 1000 && swallowed > 20 && cycles > 10_000);
+    assert!(behind > 20_000);
 }
 
 /// INIT ends tracing with a FUP alone. TraceEn is cleared and set again then, and the cycles between are in no CYC.

@@ -110,6 +110,8 @@ struct Context<'s> {
     switched: bool,
     config: FlowConfig,
     parts: Parts<'s>,
+    /// What comes before the range tells the time, too.
+    is_timed: bool,
     /// The decoder of the part that comes next, at whose beginning something is missing.
     next: Option<FlowDecoder<'s, ImageView<'s>>>,
     seals: SealCheck<'s>,
@@ -207,6 +209,7 @@ impl<'s> ThreadFlow<'s> {
                 switched: false,
                 config,
                 parts: Parts::new(&stream.pieces),
+                is_timed: false,
                 next: None,
                 seals: SealCheck::new(&stream.seals),
                 behind: None,
@@ -239,12 +242,24 @@ impl<'s> ThreadFlow<'s> {
         self
     }
 
+    /// Decodes only what comes from `start` on, as [`Self::within`] does, and tells the time that the flow of the whole stream tells there: see
+    /// [`FlowDecoder::with_time_from`]. To be called before anything is decoded.
+    #[must_use]
+    pub fn starting_at(mut self, start: StreamOffset) -> Self {
+        self.context.is_timed = true;
+        self.within(start..StreamOffset(u64::MAX))
+    }
+
     /// Begins with the first part, before which nothing is missing.
     fn begin(&mut self) {
         let view = self.view_now();
         if let Some(part) = self.context.parts.next() {
             let decoder = FlowDecoder::new(part.bytes, view, self.context.config);
-            self.go_on_with(decoder.within(part.range));
+            let mut decoder = decoder.within(part.range);
+            if self.context.is_timed {
+                decoder = decoder.with_time_from(self.context.parts.begun());
+            }
+            self.go_on_with(decoder);
             self.context.cursor.assume(part.task);
             self.settle_mode();
         }

@@ -593,6 +593,20 @@ impl<'t> Session<'t> {
         self.decode(stream).within(range)
     }
 
+    /// The flow of a stream from a place on, with the time that the flow of all of it tells there: see
+    /// [`FlowDecoder::with_time_from`](cofi_flow::FlowDecoder::with_time_from).
+    #[must_use]
+    pub fn decode_from<'s>(
+        &'s self,
+        stream: &'s Stream<'t>,
+        start: StreamOffset,
+    ) -> ThreadFlow<'s> {
+        match start {
+            StreamOffset(0) => self.decode(stream),
+            start => self.decode(stream).starting_at(start),
+        }
+    }
+
     /// Every function of code that was mapped in any process at any time: its name as the list of symbols spells it, and the address
     /// of its first instruction. One that was mapped several times comes as often. All files of code are read for that.
     pub fn for_each_function(&self, mut visit: impl FnMut(&str, Ip)) {

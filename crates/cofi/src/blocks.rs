@@ -262,7 +262,9 @@ impl<'s> Blocks<'s> {
     fn rest(&mut self, start: StreamOffset, out: &mut impl Sink) -> io::Result<()> {
         self.begin(start);
         self.end = None;
-        let mut flow = select::flow_from(self.session, self.stream, start.0 as usize);
+        let mut flow = self
+            .session
+            .decode_within(self.stream, start..StreamOffset(u64::MAX));
         if start.0 > 0 {
             self.enter(&mut flow);
         }

@@ -4,7 +4,7 @@ use crate::args::{ExportArgs, WeightArg};
 use crate::calls::{nanoseconds, trace};
 use crate::output::tell;
 use crate::progress::Printing;
-use crate::select::{Found, Window, flow_from};
+use crate::select::{Found, Window};
 use crate::sync::Sync;
 use crate::{Ended, input};
 use anyhow::{Context, Result, bail};
@@ -95,7 +95,7 @@ fn first_has_time(session: &Session<'_>, stream: &Stream<'_>, window: &Window) -
         true => 0,
         false => window.start(session, Sync::of(session, stream.bytes(), true)),
     };
-    let mut flow = flow_from(session, stream, start);
+    let mut flow = session.decode_from(stream, StreamOffset(start as u64));
     let mut tracer = CallTracer::starting_at(session, stream, StreamOffset(start as u64));
     let mut first = First(None);
     while first.0.is_none() && tracer.follow(&mut flow, &mut first) {}

@@ -222,7 +222,9 @@ impl<'s, const JSON: bool> Insns<'s, JSON> {
     /// Writes all lines from a place on, at which a segment begins.
     fn rest(&mut self, start: StreamOffset, out: &mut impl Sink) -> io::Result<()> {
         self.begin(start);
-        let mut flow = select::flow_from(self.session, self.stream, start.0 as usize);
+        let mut flow = self
+            .session
+            .decode_within(self.stream, start..StreamOffset(u64::MAX));
         let mut first = First::default();
         let mut state = FlowState::default();
         if start.0 > 0 {

@@ -9,13 +9,13 @@ use crate::output::{Stdout, stdout};
 use crate::progress::Printing;
 use crate::select::{Found, Window};
 use crate::sync::Sync;
-use crate::{Ended, check, input, item, select};
+use crate::{Ended, check, input, item};
 use anyhow::Result;
 use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallVisitor, FinishedCall, Left};
 use cofi_flow::{Executed, FlowError, FlowErrorKind, Item};
 use cofi_image::{ImageView, Place, SourceLine, SourceLines};
 use cofi_insn::{Class, CodeSource};
-use cofi_packet::Ip;
+use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Stream};
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -173,7 +173,8 @@ impl Tail {
     ) -> Self {
         /// So many instructions at the end are looked at: lines are few instructions each.
         const INSTRUCTIONS: usize = 1 << 12;
-        let flow = select::flow_from(session, stream, start);
+        let range = StreamOffset(start as u64)..StreamOffset(u64::MAX);
+        let flow = session.decode_within(stream, range);
         let mut tail = Self::default();
         let mut ran: VecDeque<Executed> = VecDeque::new();
         for item in flow {

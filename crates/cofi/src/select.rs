@@ -236,14 +236,14 @@ pub(crate) fn write<L: Lines>(
     let mut start = window.start(session, sync);
     let mut lines = begin(StreamOffset(start as u64));
     let Some(place) = &window.around else {
-        let mut flow = flow_from(session, stream, start);
+        let mut flow = session.decode_from(stream, StreamOffset(start as u64));
         let found = between(window, &mut flow, &mut lines, out)?;
         return Ok((found, lines));
     };
     // The PSB right before the point may have too few instructions behind it.
     let mut steps = 1_u64;
     loop {
-        let mut flow = flow_from(session, stream, start);
+        let mut flow = session.decode_from(stream, StreamOffset(start as u64));
         let mut before = Ring::new(window.context);
         if !before.fill(place, &mut flow, &mut lines) {
             return Ok((Found::default(), lines));
@@ -276,17 +276,6 @@ pub(crate) fn write<L: Lines>(
         };
         return Ok((found, lines));
     }
-}
-
-pub(crate) fn flow_from<'s>(
-    session: &'s Session<'_>,
-    stream: &'s Stream<'_>,
-    start: usize,
-) -> ThreadFlow<'s> {
-    if start == 0 {
-        return session.decode(stream);
-    }
-    session.decode_within(stream, StreamOffset(start as u64)..StreamOffset(u64::MAX))
 }
 
 /// What lies between --from and --to.

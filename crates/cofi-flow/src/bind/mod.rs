@@ -176,6 +176,11 @@ impl<'t, F: BindFamily> Binder<'t, F> {
         self.end = range.end;
     }
 
+    /// The time is followed from `from` on, which lies before where reading begins.
+    pub(crate) fn follow_time_from(&mut self, from: usize) {
+        F::follow_time_from(&mut self.reader, from);
+    }
+
     /// Notes that the packets read so far are used.
     #[inline]
     pub(crate) fn consumed(&mut self) {

@@ -4,7 +4,7 @@
 //! in the stream each time is to be taken; the tracker is shown the packets up to there when one of them is asked for.
 
 use cofi_packet::Tsc;
-use cofi_packet::intel::{Block, Kind, Packet, decode_in, decode_short};
+use cofi_packet::intel::{Block, Kind, Packet, decode_in, decode_short, sync_forward};
 
 use super::Reader;
 use super::intel::{short_tnt, show};
@@ -252,6 +252,8 @@ pub(crate) struct Shown {
     block: Block,
     /// Where reading went on elsewhere, or in another block, since then.
     jumps: [Option<Jump>; JUMPS],
+    /// Packets before this are not read: only the time is followed there.
+    unread: usize,
 }
 
 impl Shown {
@@ -261,6 +263,24 @@ impl Shown {
             at: 0,
             block: Block::Outside,
             jumps: [None; JUMPS],
+            unread: 0,
+        }
+    }
+
+    /// The tracker begins at `from`, reading at `at`.
+    pub(super) fn begin_before(&mut self, from: usize, at: usize) {
+        (self.at, self.block) = (from.min(at), Block::Outside);
+        self.jumps = [None; JUMPS];
+        self.unread = at;
+    }
+
+    /// What stands at `offset` is no packet. Where it was read, reading goes on elsewhere; in front of that, it would have at the next PSB.
+    fn skip(&mut self, bytes: &[u8], offset: usize) {
+        self.at = offset + 1;
+        if offset < self.unread {
+            let psb = sync_forward(&bytes[..self.unread], self.at);
+            (self.at, self.block) = (psb.unwrap_or(self.unread), Block::Outside);
+            self.tracker.take(&Packet::Ovf);
         }
     }
 }
@@ -359,7 +379,7 @@ impl Reader<'_, IntelPt> {
             return;
         }
         let Ok(decoded) = decode_in(block, rest) else {
-            self.own.shown.at = offset + 1;
+            self.own.shown.skip(self.bytes, offset);
             return;
         };
         let packet = decoded.packet();

@@ -252,6 +252,10 @@ impl ReadFamily for IntelPt {
         reader.jump_to(at, Block::Outside);
     }
 
+    fn follow_time_from(reader: &mut Reader<'_, Self>, from: usize) {
+        reader.own.shown.begin_before(from, reader.at);
+    }
+
     fn kind_of(_: &Reader<'_, Self>, bytes: &[u8]) -> Option<PacketKind> {
         Some(decode(bytes).ok()?.kind().into())
     }

@@ -11,7 +11,7 @@ use crate::point::{Place, is_called, near};
 use crate::progress::Printing;
 use crate::select::{Found, Window};
 use crate::sync::Sync;
-use crate::{Ended, digits, input, select};
+use crate::{Ended, digits, input};
 use anyhow::{Result, bail};
 use callers::Callers;
 use cofi_analysis::{
@@ -169,7 +169,7 @@ pub(crate) fn trace<'s>(
     }
     let sync = Sync::of(session, stream.bytes(), true);
     let start = window.start(session, sync);
-    let mut flow = select::flow_from(session, stream, start);
+    let mut flow = session.decode_from(stream, StreamOffset(start as u64));
     let mut tracer = CallTracer::starting_at(session, stream, StreamOffset(start as u64));
     let mut found = Found {
         begin: window.from.is_none(),
