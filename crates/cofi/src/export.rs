@@ -2,7 +2,7 @@
 
 use crate::args::{ExportArgs, WeightArg};
 use crate::calls::{nanoseconds, trace};
-use crate::output::tell;
+use crate::output::{self, tell};
 use crate::progress::Printing;
 use crate::select::{Found, Window};
 use crate::sync::Sync;
@@ -12,7 +12,6 @@ use cofi_analysis::{Call, CallEnd, CallNames, CallTracer, CallVisitor};
 use cofi_export::{CallExporter, Weight};
 use cofi_packet::StreamOffset;
 use cofi_session::{Session, Stream};
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
@@ -79,9 +78,10 @@ fn create(args: &ExportArgs, session: &Session<'_>) -> Result<Box<dyn Write>> {
     if is_output(input) || is_output(&input::inside(input)) || parts.any(|part| is_output(part)) {
         bail!("{} is the trace itself", output.display());
     }
-    let file =
-        File::create(output).with_context(|| format!("cannot write {}", output.display()))?;
-    Ok(Box::new(BufWriter::with_capacity(1 << 16, file)))
+    Ok(Box::new(BufWriter::with_capacity(
+        1 << 16,
+        output::create(output)?,
+    )))
 }
 
 /// Whether all calls have a time. Once the time of a stream is known, it stays known, so the first call of each tells.

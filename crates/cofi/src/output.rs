@@ -1,8 +1,11 @@
 //! Standard output, buffered and in colour; standard error.
 
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use std::fmt::Arguments;
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -85,6 +88,26 @@ impl Drop for Stdout {
 pub(crate) fn tell(sentence: Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "cofi: {sentence}");
 }
+
+/// A new file at `path`, or one in the place of what is there; but not of a recording: there it was named in the place of the output.
+pub(crate) fn create(path: &Path) -> Result<File> {
+    let is_file = path.metadata().is_ok_and(|metadata| metadata.is_file());
+    let mut magic = [0; PERF_DATA.len()];
+    if is_file
+        && let Ok(mut there) = File::open(path)
+        && there.read_exact(&mut magic).is_ok()
+        && magic == *PERF_DATA
+    {
+        bail!(
+            "{} is a recording; the output is not written over it",
+            path.display()
+        );
+    }
+    File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What a perf.data file begins with.
+const PERF_DATA: &[u8; 8] = b"PERFILE2";
 
 /// When to use colours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -372,3 +372,22 @@ fn steps_between_blocks_are_those_of_the_list_of_instructions() {
         assert!(got == wanted.collect::<Vec<u8>>(), "{more:?}");
     }
 }
+
+/// `--lcov RECORDING`, with the output forgotten, does not cost the recording.
+#[test]
+fn a_recording_is_not_written_over() {
+    let Some(recorded) = recorded(&["-g", "-O0"]) else {
+        return;
+    };
+    let before = std::fs::read(&recorded.data).expect("the recording");
+    for option in ["--lcov", "--cobertura", "--afl"] {
+        let ran = run(cofi()
+            .arg("coverage")
+            .arg(option)
+            .arg(&recorded.data)
+            .arg(&recorded.data));
+        assert_eq!(ran.code(), 2, "{}", ran.stderr);
+        assert!(ran.stderr.contains("is a recording"), "{}", ran.stderr);
+        assert!(before == std::fs::read(&recorded.data).expect("the recording"));
+    }
+}

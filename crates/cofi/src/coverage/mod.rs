@@ -9,7 +9,7 @@ use crate::Ended;
 use crate::args::CoverageArgs;
 use crate::digits::{counted, grouped};
 use crate::json::Line;
-use crate::output::{stdout, tell};
+use crate::output::{self, stdout, tell};
 use crate::table::{Column, fitted, width_of};
 use anyhow::{Context, Result};
 use cofi_analysis::InsnCount;
@@ -70,7 +70,7 @@ fn write(
     print: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
 ) -> Result<()> {
     let cannot = || format!("cannot write {}", path.display());
-    let mut out = BufWriter::new(File::create(path).with_context(cannot)?);
+    let mut out = BufWriter::new(output::create(path)?);
     print(&mut out)
         .and_then(|()| out.flush())
         .with_context(cannot)
