@@ -3,6 +3,7 @@
 pub(crate) mod clock;
 pub(crate) mod decide;
 pub(crate) mod intel;
+mod intel_flow;
 #[cfg(test)]
 mod tests;
 

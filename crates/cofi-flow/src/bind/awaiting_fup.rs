@@ -8,8 +8,8 @@ use cofi_packet::intel::{CfeType, EvdType, Kind};
 use crate::bind::{Binder, State};
 use crate::events::origin::Origin;
 use crate::family::IntelPt;
-use crate::reader::intel::Flow;
-use crate::{ControlEvent, Event, Expected, FlowErrorKind};
+use crate::reader::intel::{Flow, Report};
+use crate::{Event, Expected, FlowErrorKind};
 
 /// More events than this are never held back for one FUP: a PEBS record has fewer.
 const MAX_HELD: usize = 512;
@@ -40,10 +40,11 @@ pub(crate) struct AwaitingFup {
 impl Binder<'_, IntelPt> {
     /// Takes packets whose events bind to a FUP that may follow; `false` for others.
     pub(crate) fn hold(&mut self, flow: Flow) -> bool {
-        let event = match flow {
+        let report = match flow {
             Flow::ExStop { ip: true } => {
                 self.own.awaiting.claimed = true;
-                Event::ExStop { ip: None }
+                self.keep(Event::ExStop { ip: None });
+                return true;
             }
             Flow::Ptw {
                 payload,
@@ -56,100 +57,48 @@ impl Binder<'_, IntelPt> {
                 self.own.awaiting.ptwrite_origin = self.emit.now;
                 return true;
             }
-            Flow::Bbp { kind, size } => Event::Block {
-                kind,
-                size,
-                ip: None,
-            },
-            Flow::Bip { block, id, payload } => Event::BlockItem { block, id, payload },
-            Flow::Bep { ip: true } => {
-                self.own.awaiting.claimed = true;
-                return true;
-            }
-            Flow::Bep { ip: false } => {
-                self.release_block();
-                return true;
-            }
-            Flow::Trig {
-                ip: true,
-                multiple,
-                vector,
-                count,
-            } => {
-                self.own.awaiting.claimed = true;
-                Event::Trigger {
-                    vector,
-                    multiple,
-                    count,
-                    ip: None,
-                }
-            }
-            Flow::Trig {
-                ip: false,
-                multiple,
-                vector,
-                count,
-            } => {
-                self.push(Event::Trigger {
-                    vector,
-                    multiple,
-                    count,
-                    ip: None,
-                });
-                return true;
-            }
-            Flow::Mwait { hints, ext } => Event::Mwait { hints, ext },
-            Flow::Pwre {
-                hw,
-                state,
-                sub_state,
-            } => Event::Pwre {
-                hw,
-                state,
-                sub_state,
-            },
-            Flow::Cfe { ip, kind, vector } => {
-                self.own.awaiting.claimed |= ip;
-                let event = ControlEvent::from_type(kind);
-                let event = Event::Control {
-                    event,
-                    vector: event.has_vector().then_some(vector),
-                    ip: None,
-                };
-                if !ip && self.state == State::Off {
-                    // It stands alone (33.4.2.29).
-                    self.release_held(None);
-                    self.push(event);
-                    return true;
-                }
-                event
-            }
-            Flow::Evd { kind, payload } => {
-                let event = Event::EventData { kind, payload };
-                if self.found_for_cfe().is_some() {
-                    // It binds to the address of its CFE (33.4.2.30), which is missing.
-                    self.release_data();
-                    self.push(event);
-                    return true;
-                }
-                event
-            }
+            Flow::Report(report) => report,
             _ => return false,
         };
+        self.own.awaiting.claimed |= report.has_fup();
+        let Some(event) = report.event() else {
+            if !report.has_fup() {
+                self.release_block();
+            }
+            return true;
+        };
+        match report {
+            Report::Trig { ip: false, .. } => self.push(event),
+            // It stands alone (33.4.2.29).
+            Report::Cfe { ip: false, .. } if self.state == State::Off => {
+                self.release_held(None);
+                self.push(event);
+            }
+            // It binds to the address of its CFE (33.4.2.30), which is missing.
+            Report::Evd { .. } if self.found_for_cfe().is_some() => {
+                self.release_data();
+                self.push(event);
+            }
+            _ => self.keep(event),
+        }
+        true
+    }
+
+    /// Holds an event back until a FUP tells its place, or none comes.
+    fn keep(&mut self, event: Event) {
         if self.own.awaiting.held.len() >= MAX_HELD {
             self.release_held(None);
         }
         let origin = self.emit.now;
         self.own.awaiting.held.push(Held { event, origin });
-        true
     }
 
     /// What is wrong if this packet is an EVD without a CFE behind it, or a CFE to which the EVDs before it cannot belong (33.4.2.30,
     /// table 33-59).
     pub(crate) fn wrong_event(&self, flow: Flow) -> Option<FlowErrorKind> {
         let (kind, vector) = match flow {
-            Flow::Cfe { kind, vector, .. } => (kind, vector),
-            Flow::Evd { .. } => {
+            Flow::Report(Report::Cfe { kind, vector, .. }) => (kind, vector),
+            Flow::Report(Report::Evd { .. }) => {
                 let found = self.found_for_cfe()?;
                 return Some(FlowErrorKind::unexpected(found, Expected::CfeBehindData));
             }
@@ -182,7 +131,7 @@ impl Binder<'_, IntelPt> {
         let mut is_status = false;
         loop {
             match ahead.next()?.ok()? {
-                Flow::Cfe { .. } | Flow::Evd { .. } | Flow::Ovf => return None,
+                Flow::Report(Report::Cfe { .. } | Report::Evd { .. }) | Flow::Ovf => return None,
                 Flow::Psb => is_status = true,
                 Flow::PsbEnd if is_status => is_status = false,
                 Flow::Fup(_)
@@ -191,15 +140,7 @@ impl Binder<'_, IntelPt> {
                 | Flow::ModeExec { .. }
                 | Flow::ModeTsx(_)
                     if is_status => {}
-                Flow::Bbp { .. }
-                | Flow::Bip { .. }
-                | Flow::Bep { .. }
-                | Flow::Mnt(_)
-                | Flow::Trig { .. }
-                | Flow::ExStop { .. }
-                | Flow::Mwait { .. }
-                | Flow::Pwre { .. }
-                | Flow::Pwrx { .. } => {}
+                Flow::Report(_) | Flow::Mnt(_) | Flow::ExStop { .. } | Flow::Pwrx { .. } => {}
                 found => return Some(found),
             }
         }

@@ -11,7 +11,7 @@ use crate::events::origin::Origin;
 use crate::family::{BindFamily, IntelPt, ReadFamily};
 use crate::reader::Reader;
 use crate::reader::decide::{Decision, Run};
-use crate::reader::intel::Flow;
+use crate::reader::intel::{Flow, Report};
 use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, Item, PacketKind};
 
 /// What may wait for the walk of Intel PT alone.
@@ -164,17 +164,7 @@ impl BindFamily for IntelPt {
                     wake,
                 }),
                 // `hold` and the test above have taken these.
-                Flow::PsbEnd
-                | Flow::Mwait { .. }
-                | Flow::Pwre { .. }
-                | Flow::Cfe { .. }
-                | Flow::Evd { .. }
-                | Flow::Bbp { .. }
-                | Flow::Bip { .. }
-                | Flow::Bep { .. }
-                | Flow::Trig { .. }
-                | Flow::Mnt(_)
-                | Flow::Fup(_) => {
+                Flow::PsbEnd | Flow::Report(_) | Flow::Mnt(_) | Flow::Fup(_) => {
                     bind.pending =
                         Pending::Bad(FlowErrorKind::unexpected(flow.kind(), Expected::TracingOn));
                 }
@@ -439,15 +429,17 @@ impl Binder<'_, IntelPt> {
                 | Flow::ModeTsx(_)
                 | Flow::TraceStop
                 | Flow::Ptw { .. }
-                | Flow::Bbp { .. }
-                | Flow::Trig { .. }
                 | Flow::Fup(_)
-                | Flow::Cfe { .. }
-                | Flow::Evd { .. }
                 | Flow::ExStop { .. }
-                | Flow::Mwait { .. }
-                | Flow::Pwre { .. }
-                | Flow::Pwrx { .. } => {
+                | Flow::Pwrx { .. }
+                | Flow::Report(
+                    Report::Bbp { .. }
+                    | Report::Trig { .. }
+                    | Report::Cfe { .. }
+                    | Report::Evd { .. }
+                    | Report::Mwait { .. }
+                    | Report::Pwre { .. },
+                ) => {
                     self.reader.put_back(flow);
                     return Ok(AtIp::Disable { ip: None });
                 }
@@ -538,15 +530,12 @@ impl Binder<'_, IntelPt> {
                 Some(Ok(Flow::Fup(_))) if !is_claimed => return true,
                 Some(Ok(Flow::Pge(_) | Flow::Ovf | Flow::Psb | Flow::PsbEnd)) => return false,
                 Some(Ok(flow)) => {
-                    is_claimed |= matches!(
-                        flow,
-                        Flow::ExStop { ip: true }
-                            | Flow::Ptw { ip: true, .. }
-                            | Flow::Cfe { .. }
-                            | Flow::Bep { ip: true }
-                            | Flow::Trig { ip: true, .. }
-                            | Flow::ModeExec { .. }
-                    );
+                    is_claimed |= match flow {
+                        Flow::ExStop { ip } | Flow::Ptw { ip, .. } => ip,
+                        Flow::Report(Report::Cfe { .. }) | Flow::ModeExec { .. } => true,
+                        Flow::Report(report) => report.has_fup(),
+                        _ => false,
+                    };
                     if matches!(flow, Flow::Fup(_)) {
                         is_claimed = false;
                     }
@@ -584,8 +573,7 @@ fn is_pge_next(mut ahead: Reader<'_, IntelPt>, over_psbs: bool) -> bool {
                 | Flow::ModeExec { .. }
                 | Flow::ModeTsx(_)
                 | Flow::ExStop { .. }
-                | Flow::Mwait { .. }
-                | Flow::Pwre { .. }
+                | Flow::Report(Report::Mwait { .. } | Report::Pwre { .. })
                 | Flow::Pwrx { .. }
                 | Flow::TraceStop,
             )) => {}

@@ -293,16 +293,8 @@ impl ResyncFamily for IntelPt {
             Flow::Fup(_) | Flow::Tnt { .. } | Flow::Tip(_) | Flow::PsbEnd => {
                 bind.lose(walk, FlowErrorKind::unexpected(flow, Expected::TipPge))
             }
-            // `hold` has taken these.
-            Flow::Mwait { .. }
-            | Flow::Pwre { .. }
-            | Flow::Cfe { .. }
-            | Flow::Evd { .. }
-            | Flow::Bbp { .. }
-            | Flow::Bip { .. }
-            | Flow::Bep { .. }
-            | Flow::Trig { .. }
-            | Flow::Mnt(_) => {}
+            // They have been taken before.
+            Flow::Report(_) | Flow::Mnt(_) => {}
         }
         bind.note_used();
     }
@@ -367,16 +359,8 @@ impl ResyncFamily for IntelPt {
                 bind.tell_unbound(flow);
             }
             Flow::Tnt { .. } | Flow::Fup(_) | Flow::Pgd(_) | Flow::PsbEnd => {}
-            // `hold` has taken these.
-            Flow::Mwait { .. }
-            | Flow::Pwre { .. }
-            | Flow::Cfe { .. }
-            | Flow::Evd { .. }
-            | Flow::Bbp { .. }
-            | Flow::Bip { .. }
-            | Flow::Bep { .. }
-            | Flow::Trig { .. }
-            | Flow::Mnt(_) => {}
+            // They have been taken before.
+            Flow::Report(_) | Flow::Mnt(_) => {}
         }
     }
 
@@ -663,7 +647,6 @@ impl Binder<'_, IntelPt> {
             ..Bound::default()
         };
         self.release_held(None);
-        let errata = self.config.errata;
         let mut status = None;
         let mut first = self.emit.now;
         loop {
@@ -681,13 +664,10 @@ impl Binder<'_, IntelPt> {
                     return;
                 }
             };
+            // Each OVF has lost something of its own.
+            let mut is_another = flow == Flow::Ovf;
             match flow {
-                // Each has lost something of its own.
-                Flow::Ovf => {
-                    self.note_used();
-                    self.push_from(Event::Overflow { ip: None }, first);
-                    first = self.emit.now;
-                }
+                Flow::Ovf => {}
                 Flow::Psb if self.at_end() => {
                     self.push_from(Event::Overflow { ip: None }, first);
                     self.state = State::Done;
@@ -699,11 +679,7 @@ impl Binder<'_, IntelPt> {
                         return;
                     }
                     PsbPlus::Complete(found) => status = Some(found.over(status)),
-                    PsbPlus::Overflow => {
-                        self.note_used();
-                        self.push_from(Event::Overflow { ip: None }, first);
-                        first = self.emit.now;
-                    }
+                    PsbPlus::Overflow => is_another = true,
                     PsbPlus::End => {}
                     PsbPlus::Bad(kind) => {
                         self.push_from(Event::Overflow { ip: None }, first);
@@ -711,53 +687,66 @@ impl Binder<'_, IntelPt> {
                         return;
                     }
                 },
-                Flow::Fup(Some(ip)) => {
-                    let off = errata.apl12 && self.pge_is_next_over_psbs();
-                    self.after_overflow(walk, Some(ip).filter(|_| !off), status, first);
-                    return;
-                }
-                Flow::Pgd(_) if errata.apl11 => {
-                    self.after_overflow(walk, None, status, first);
-                    return;
-                }
-                Flow::Fup(None) if self.reader.own.doubt => {
+                flow => return self.end_overflow(walk, flow, status, first),
+            }
+            if is_another {
+                self.note_used();
+                self.push_from(Event::Overflow { ip: None }, first);
+                first = self.emit.now;
+            }
+        }
+    }
+
+    /// The first packet behind OVFs and PSB+s without an address says where tracing goes on, or does not.
+    fn end_overflow<W: Control>(
+        &mut self,
+        walk: &mut W,
+        flow: Flow,
+        status: Option<Status>,
+        first: Origin,
+    ) {
+        let errata = self.config.errata;
+        match flow {
+            Flow::Fup(Some(ip)) => {
+                let off = errata.apl12 && self.pge_is_next_over_psbs();
+                self.after_overflow(walk, Some(ip).filter(|_| !off), status, first);
+            }
+            Flow::Pgd(_) if errata.apl11 => self.after_overflow(walk, None, status, first),
+            Flow::Fup(None) if self.reader.own.doubt => {
+                self.lose_behind_overflow(first, Run::Unknown);
+            }
+            Flow::Tnt { .. } | Flow::Tip(_) | Flow::Pgd(_) | Flow::Fup(None) | Flow::PsbEnd => {
+                if errata.skd010 {
+                    // The bits of branches behind the overflow stand behind the OVF.
+                    let run = match flow {
+                        Flow::Tip(_) => Run::Clear,
+                        _ => Run::Unknown,
+                    };
+                    self.lose_behind_overflow(first, run);
+                } else {
                     self.push_from(Event::Overflow { ip: None }, first);
-                    self.state = State::Lost;
-                    self.loss.run = Run::Unknown;
-                    self.loss.was_on = false;
-                    return;
+                    self.lose(walk, FlowErrorKind::unexpected(flow, Expected::FupOrTipPge));
                 }
-                Flow::Tnt { .. } | Flow::Tip(_) | Flow::Pgd(_) | Flow::Fup(None) | Flow::PsbEnd => {
-                    self.push_from(Event::Overflow { ip: None }, first);
-                    if errata.skd010 {
-                        self.state = State::Lost;
-                        // The bits of branches behind the overflow stand behind the OVF.
-                        self.loss.run = match flow {
-                            Flow::Tip(_) => Run::Clear,
-                            _ => Run::Unknown,
-                        };
-                        self.loss.was_on = false;
-                    } else {
-                        self.lose(walk, FlowErrorKind::unexpected(flow, Expected::FupOrTipPge));
-                    }
-                    self.reader.put_back(flow);
-                    return;
-                }
-                _ => {
-                    self.reader.put_back(flow);
-                    if errata.skd010 && status.is_none() && self.is_on_behind_overflow() {
-                        self.push_from(Event::Overflow { ip: None }, first);
-                        self.state = State::Lost;
-                        self.loss.run = Run::Unknown;
-                        // A MODE.TSX comes with a FUP only while PacketEn is set (33.4.2.8).
-                        self.loss.was_on =
-                            matches!(flow, Flow::ModeTsx(_)) && self.is_fup_behind(flow);
-                        return;
-                    }
+                self.reader.put_back(flow);
+            }
+            _ => {
+                self.reader.put_back(flow);
+                if errata.skd010 && status.is_none() && self.is_on_behind_overflow() {
+                    self.lose_behind_overflow(first, Run::Unknown);
+                    // A MODE.TSX comes with a FUP only while PacketEn is set (33.4.2.8).
+                    self.loss.was_on = matches!(flow, Flow::ModeTsx(_)) && self.is_fup_behind(flow);
+                } else {
                     self.after_overflow(walk, None, status, first);
-                    return;
                 }
             }
         }
+    }
+
+    /// Where tracing goes on behind the overflow is not told.
+    fn lose_behind_overflow(&mut self, first: Origin, run: Run) {
+        self.push_from(Event::Overflow { ip: None }, first);
+        self.state = State::Lost;
+        self.loss.run = run;
+        self.loss.was_on = false;
     }
 }

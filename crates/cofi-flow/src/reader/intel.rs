@@ -1,134 +1,19 @@
 //! The packets of Intel PT.
 
 use cofi_packet::intel::{
-    Block, BlockType, CfeType, DecodeError, IpBytes, IpPayload, Kind, LastIp, Packet, Spoilt,
-    SpoiltBy, TsxState, decode, decode_in, sync_forward,
+    Block, BlockType, DecodeError, IpBytes, IpPayload, LastIp, Packet, Spoilt, SpoiltBy, decode,
+    decode_in, sync_forward,
 };
-use cofi_packet::{ExecMode, Ip, Tsc};
+use cofi_packet::{Ip, Tsc};
 
 use super::clock::{Shown, Stamp};
+pub(crate) use super::intel_flow::{Flow, Report};
 use super::{Reader, Ticked};
 use crate::bind::loss::Run;
 use crate::events::replay::Ticks;
 use crate::family::{IntelPt, ReadFamily};
 use crate::time::{TimeJump, TimeTracker};
 use crate::{Event, FlowConfig, PacketKind, Tick};
-
-/// A packet that concerns the flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flow {
-    Tnt {
-        bits: u64,
-        len: u8,
-    },
-    Tip(Option<Ip>),
-    Pge(Option<Ip>),
-    Pgd(Option<Ip>),
-    Fup(Option<Ip>),
-    Pip {
-        cr3: u64,
-        nr: bool,
-    },
-    ModeExec {
-        mode: ExecMode,
-        interrupt_flag: bool,
-    },
-    ModeTsx(TsxState),
-    TraceStop,
-    Vmcs(u64),
-    Ovf,
-    Psb,
-    PsbEnd,
-    ExStop {
-        ip: bool,
-    },
-    Mwait {
-        hints: u8,
-        ext: u8,
-    },
-    Pwre {
-        hw: bool,
-        state: u8,
-        sub_state: u8,
-    },
-    Pwrx {
-        last: u8,
-        deepest: u8,
-        wake: u8,
-    },
-    Cfe {
-        ip: bool,
-        kind: CfeType,
-        vector: u8,
-    },
-    Evd {
-        kind: u8,
-        payload: u64,
-    },
-    Ptw {
-        payload: u64,
-        size: u8,
-        ip: bool,
-    },
-    Mnt(u64),
-    Bbp {
-        kind: BlockType,
-        size: u8,
-    },
-    Bip {
-        block: BlockType,
-        id: u8,
-        payload: u64,
-    },
-    Bep {
-        ip: bool,
-    },
-    Trig {
-        ip: bool,
-        multiple: bool,
-        vector: u8,
-        count: Option<u16>,
-    },
-}
-
-impl Flow {
-    pub(crate) const fn kind(&self) -> Kind {
-        match self {
-            Flow::Tnt { len: ..=6, .. } => Kind::Tnt8,
-            Flow::Tnt { .. } => Kind::Tnt64,
-            Flow::Tip(_) => Kind::Tip,
-            Flow::Pge(_) => Kind::TipPge,
-            Flow::Pgd(_) => Kind::TipPgd,
-            Flow::Fup(_) => Kind::Fup,
-            Flow::Pip { .. } => Kind::Pip,
-            Flow::ModeExec { .. } => Kind::ModeExec,
-            Flow::ModeTsx(_) => Kind::ModeTsx,
-            Flow::TraceStop => Kind::TraceStop,
-            Flow::Vmcs(_) => Kind::Vmcs,
-            Flow::Ovf => Kind::Ovf,
-            Flow::Psb => Kind::Psb,
-            Flow::PsbEnd => Kind::PsbEnd,
-            Flow::ExStop { .. } => Kind::ExStop,
-            Flow::Mwait { .. } => Kind::Mwait,
-            Flow::Pwre { .. } => Kind::Pwre,
-            Flow::Pwrx { .. } => Kind::Pwrx,
-            Flow::Cfe { .. } => Kind::Cfe,
-            Flow::Evd { .. } => Kind::Evd,
-            Flow::Ptw { .. } => Kind::Ptw,
-            Flow::Mnt(_) => Kind::Mnt,
-            Flow::Bbp { .. } => Kind::Bbp,
-            Flow::Bip { .. } => Kind::Bip,
-            Flow::Bep { .. } => Kind::Bep,
-            Flow::Trig { .. } => Kind::Trig,
-        }
-    }
-}
-
-impl From<Flow> for PacketKind {
-    fn from(flow: Flow) -> Self {
-        flow.kind().into()
-    }
-}
 
 /// What it takes to read Intel PT.
 #[derive(Clone, Debug)]
@@ -389,19 +274,6 @@ impl Reader<'_, IntelPt> {
             }
             Packet::PsbEnd => Flow::PsbEnd,
             Packet::ExStop { ip } => Flow::ExStop { ip },
-            Packet::Mwait { hints, ext } => Flow::Mwait {
-                hints,
-                ext: ext.get() as u8,
-            },
-            Packet::Pwre {
-                hw,
-                state,
-                sub_state,
-            } => Flow::Pwre {
-                hw,
-                state: state.get(),
-                sub_state: sub_state.get() as u8,
-            },
             Packet::Pwrx {
                 last,
                 deepest,
@@ -411,36 +283,55 @@ impl Reader<'_, IntelPt> {
                 deepest: deepest.get(),
                 wake: wake.get(),
             },
-            Packet::Cfe { ip, kind, vector } => Flow::Cfe { ip, kind, vector },
-            Packet::Evd { kind, payload } => Flow::Evd {
-                kind: kind.get(),
-                payload: payload.0,
-            },
             Packet::Ptw { payload, ip } => Flow::Ptw {
                 payload: payload.get(),
                 size: payload.size().bytes() as u8,
                 ip,
             },
             Packet::Mnt { payload } => Flow::Mnt(payload.0),
+            packet => Flow::Report(self.report_of(packet)?),
+        })
+    }
+
+    fn report_of(&mut self, packet: Packet) -> Option<Report> {
+        Some(match packet {
+            Packet::Mwait { hints, ext } => Report::Mwait {
+                hints,
+                ext: ext.get() as u8,
+            },
+            Packet::Pwre {
+                hw,
+                state,
+                sub_state,
+            } => Report::Pwre {
+                hw,
+                state: state.get(),
+                sub_state: sub_state.get() as u8,
+            },
+            Packet::Cfe { ip, kind, vector } => Report::Cfe { ip, kind, vector },
+            Packet::Evd { kind, payload } => Report::Evd {
+                kind: kind.get(),
+                payload: payload.0,
+            },
             Packet::Bbp { size, kind } => {
                 self.own.block_type = kind;
-                Flow::Bbp {
+                Report::Bbp {
                     kind,
                     size: size.bytes() as u8,
                 }
             }
-            Packet::Bip { id, payload } => Flow::Bip {
+            Packet::Bip { id, payload } => Report::Bip {
                 block: self.own.block_type,
                 id: id.get() as u8,
                 payload: payload.get(),
             },
-            Packet::Bep { ip } => Flow::Bep { ip },
+            Packet::Bep { ip } => Report::Bep { ip },
             Packet::Trig {
                 ip,
                 mult,
                 vector,
                 count,
-            } => Flow::Trig {
+            } => Report::Trig {
                 ip,
                 multiple: mult,
                 vector,
