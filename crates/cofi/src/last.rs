@@ -7,6 +7,7 @@ use crate::digits::counted;
 use crate::json::Line;
 use crate::output::{Stdout, stdout};
 use crate::progress::Printing;
+use crate::recursion::{self, Row};
 use crate::select::{Found, Window};
 use crate::sync::Sync;
 use crate::{Ended, check, input, item};
@@ -391,14 +392,28 @@ impl Last<'_, '_> {
         let stack = self.stack();
         let widest = stack.iter().map(|frame| frame.name.chars().count());
         let widest = widest.max().unwrap_or(0).min(48);
-        for (number, frame) in stack.iter().enumerate() {
+        let lines = stack.iter().map(|frame| {
             let source = frame.source.as_ref().map(short);
-            let line = format!(
-                "{number:>4}  {:<widest$}  {}",
-                frame.name,
-                source.unwrap_or_default()
-            );
-            writeln!(out, "{}", line.trim_end())?;
+            (frame.name.as_str(), source.unwrap_or_default())
+        });
+        let lines: Vec<(&str, String)> = lines.collect();
+        let digits = stack.len().to_string().len().max(4);
+        for row in recursion::rows(&lines) {
+            match row {
+                Row::Frame(number) => {
+                    let (name, source) = &lines[number];
+                    let line = format!("{number:>digits$}  {name:<widest$}  {source}");
+                    writeln!(out, "{}", line.trim_end())?;
+                }
+                Row::Again { frames, times } => {
+                    let calls = match frames {
+                        1 => "the same call".to_owned(),
+                        _ => format!("the same {frames} calls"),
+                    };
+                    let times = counted(times as u64, "time");
+                    writeln!(out, "{:digits$}  … {calls} {times} more", "")?;
+                }
+            }
         }
         writeln!(out, "\nThe last calls:")?;
         let mut tree = Tree::new(session, &traced.names, style);
