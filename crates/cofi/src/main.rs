@@ -30,6 +30,7 @@ mod packed;
 mod point;
 mod progress;
 mod record;
+mod recordings;
 mod report;
 mod rtit;
 mod select;

@@ -1,5 +1,6 @@
 //! `cofi top`: the functions in which most ran, of one recording or several.
 
+use crate::Ended;
 use crate::args::{TopArgs, TopOrder};
 use crate::calls::{is_wanted, nanoseconds, trace};
 use crate::check::duration;
@@ -7,10 +8,9 @@ use crate::digits::{counted, grouped};
 use crate::json::Line;
 use crate::output::{Stdout, stdout};
 use crate::progress::Printing;
+use crate::recordings::{Visited, for_each};
 use crate::report::file_name;
-use crate::select::{Found, Window};
 use crate::table::{Column, fitted, width_of};
-use crate::{Ended, input};
 use anyhow::Result;
 use cofi_analysis::{Call, CallEnd, CallNames, CallVisitor, FunctionId, Left};
 use cofi_session::{Session, Task};
@@ -22,32 +22,19 @@ use std::path::{Path, PathBuf};
 /// Runs the command.
 pub(crate) fn run(args: &TopArgs) -> Result<Ended> {
     let mut functions = Functions::default();
-    let mut errors = false;
-    let mut flow = args.flow.clone();
-    let first = flow.input.file.clone();
-    for file in std::iter::once(&first).chain(&args.more) {
-        flow.input.file.clone_from(file);
-        let bytes = input::map(file)?;
-        let session = input::open_flow(&flow, &bytes)?;
-        input::require_trace(file, &session)?;
-        let window = Window::of_range(&args.range, &session)?;
-        errors |= input::report(&session);
-        let mut found = Found::default();
-        let mut progress = Printing::of(window.streams(&session));
-        for stream in window.streams(&session) {
-            let mut counts = Counts::new(args, &session);
-            let traced = trace(&session, stream, &window, &mut counts, &progress)?;
-            errors |= traced.errors;
-            found |= traced.found;
+    let errors = for_each(&args.flow, &args.more, &args.range, |session, window| {
+        let mut visited = Visited::nothing();
+        let mut progress = Printing::of(window.streams(session));
+        for stream in window.streams(session) {
+            let mut counts = Counts::new(args, session);
+            let traced = trace(session, stream, window, &mut counts, &progress)?;
+            visited.has_errors |= traced.errors;
+            visited.found |= traced.found;
             functions.add(&counts, &traced.names);
             progress.finish(stream);
         }
-        drop(progress);
-        if !window.is_all() {
-            window.report_missed(found);
-        }
-        errors |= input::report_code(&session);
-    }
+        Ok(visited)
+    })?;
     let mut out = stdout();
     let rows = functions.sorted(args.by);
     if args.json {

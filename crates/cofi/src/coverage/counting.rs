@@ -1,9 +1,8 @@
 //! How often each instruction ran, in one recording or several.
 
 use crate::args::Counting;
-use crate::input;
+use crate::recordings::{Visited, for_each};
 use crate::report::{Parts, tally_part, tally_streams};
-use crate::select::{Found, Window};
 use anyhow::Result;
 use cofi_analysis::{CodeCounts, EdgeMap, FileCode, Summary, Tally};
 use std::path::Path;
@@ -27,37 +26,26 @@ impl Counted {
         let mut edges = EdgeMap::default();
         let mut code = CodeCounts::default();
         let mut summaries = Vec::new();
-        let mut has_errors = false;
-        let mut flow = args.flow.clone();
-        let first = flow.input.file.clone();
-        for file in std::iter::once(&first).chain(&args.more) {
-            flow.input.file.clone_from(file);
-            let bytes = input::map(file)?;
-            let session = input::open_flow(&flow, &bytes)?;
-            input::require_trace(file, &session)?;
-            let window = Window::of_range(&args.range, &session)?;
-            has_errors |= input::report(&session);
+        let has_errors = for_each(&args.flow, &args.more, &args.range, |session, window| {
+            let mut visited = Visited::nothing();
             let mut tally = Tally::new().with_code();
             if let Some(is_wanted) = of_edges {
                 tally = tally.with_edges(is_wanted);
             }
-            if window.is_whole_streams(&session) {
-                let streams = window.streams(&session);
-                tally = tally_streams(tally, &session, &streams, args.parallel);
+            if window.is_whole_streams(session) {
+                let streams = window.streams(session);
+                tally = tally_streams(tally, session, &streams, args.parallel);
             } else {
-                let (mut found, mut parts) = (Found::default(), Parts::new());
-                tally = tally_part(tally, &session, &window, &mut found, &mut parts);
-                if !window.is_all() {
-                    window.report_missed(found);
-                }
+                let mut parts = Parts::new();
+                tally = tally_part(tally, session, window, &mut visited.found, &mut parts);
             }
             code.merge(tally.take_code());
             edges.merge(&tally.take_edges());
             let summary = tally.finish();
-            has_errors |= input::report_code(&session);
-            has_errors |= summary.gaps() > 0 || summary.proof.seals.broken > 0;
+            visited.has_errors = summary.gaps() > 0 || summary.proof.seals.broken > 0;
             summaries.push(summary);
-        }
+            Ok(visited)
+        })?;
         Ok(Self {
             files: code.into_files(),
             edges,
