@@ -35,6 +35,7 @@ mod report;
 mod rtit;
 mod select;
 mod signals;
+mod source_text;
 mod supervise;
 mod sync;
 mod table;
