@@ -605,9 +605,9 @@ pub(crate) struct CallsArgs {
 /// Arguments of `cofi export`.
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
-    /// The format: `folded`, `svg`, `speedscope`, `chrome`, `callgrind`, `firefox`, `perfetto`, `pprof` or `csv`.
+    /// The format: `folded`, `svg`, `speedscope`, `chrome`, `callgrind`, `firefox`, `perfetto`, `pprof`, `csv` or `lcov`.
     #[arg(long, value_name = "FORMAT")]
-    pub(crate) to: cofi_export::Format,
+    pub(crate) to: ExportTo,
     /// The file to write; `-` is standard output.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
@@ -635,6 +635,29 @@ impl ExportArgs {
             from: self.from.clone(),
             to: self.until.clone(),
             tid: self.tid.clone(),
+        }
+    }
+}
+
+/// What `cofi export` writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ExportTo {
+    /// Calls.
+    Calls(cofi_export::Format),
+    /// How often lines, functions and branches ran, as `cofi coverage --lcov` does.
+    Lcov,
+}
+
+impl std::str::FromStr for ExportTo {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "lcov" => Ok(Self::Lcov),
+            _ => match text.parse() {
+                Ok(format) => Ok(Self::Calls(format)),
+                Err(reason) => Err(format!("{reason}, lcov")),
+            },
         }
     }
 }
