@@ -47,7 +47,7 @@ pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};
 pub use coverage::{
     CodeCounts, EdgeMap, FileCode, FileKey, FunctionCover, InsnCount, LineCount, SourceCover,
-    SourcePlace,
+    SourceLines, SourcePlace,
 };
 pub use flow_state::FlowState;
 pub use gap::{Gap, GapCause, Resumed};

@@ -605,9 +605,9 @@ pub(crate) struct CallsArgs {
 /// Arguments of `cofi export`.
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
-    /// The format: `folded`, `svg`, `speedscope`, `chrome`, `callgrind`, `firefox`, `perfetto`, `pprof` or `csv`.
+    /// The format: `folded`, `svg`, `speedscope`, `chrome`, `callgrind`, `firefox`, `perfetto`, `pprof`, `csv` or `lcov`.
     #[arg(long, value_name = "FORMAT")]
-    pub(crate) to: cofi_export::Format,
+    pub(crate) to: ExportTo,
     /// The file to write; `-` is standard output.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
@@ -639,6 +639,29 @@ impl ExportArgs {
     }
 }
 
+/// What `cofi export` writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ExportTo {
+    /// Calls.
+    Calls(cofi_export::Format),
+    /// How often lines, functions and branches ran, as `cofi coverage --lcov` does.
+    Lcov,
+}
+
+impl std::str::FromStr for ExportTo {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "lcov" => Ok(Self::Lcov),
+            _ => match text.parse() {
+                Ok(format) => Ok(Self::Calls(format)),
+                Err(reason) => Err(format!("{reason}, lcov")),
+            },
+        }
+    }
+}
+
 /// What a call weighs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum WeightArg {
@@ -666,37 +689,48 @@ pub(crate) struct LastArgs {
     pub(crate) flow: FlowInput,
 }
 
-/// By what the functions of `cofi top` are sorted.
+/// What `cofi top` lists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum TopOf {
+    /// Functions.
+    Functions,
+    /// Lines of the source.
+    Lines,
+    /// Instructions.
+    Instructions,
+    /// Conditional branches, and how often each was taken.
+    Branches,
+}
+
+/// By what the rows of `cofi top` are sorted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum TopOrder {
-    /// The instructions of the function itself.
+    /// The instructions of the function or line itself, or how often the instruction ran.
     #[value(name = "self")]
     Own,
     /// Those and what it called.
     Total,
-    /// How often it was called.
+    /// How often it was called, or control came to it.
     Calls,
 }
 
 /// Arguments of `cofi top`.
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
-    /// One JSON object a function.
+    /// One JSON object a row.
     #[arg(long)]
     pub(crate) json: bool,
+    /// What is listed.
+    #[arg(long, value_name = "WHAT", default_value = "functions")]
+    pub(crate) of: TopOf,
     /// What comes first.
     #[arg(long, value_name = "ORDER", default_value = "self")]
     pub(crate) by: TopOrder,
-    /// How many functions; without it, 25 as text and all as JSON.
+    /// How many rows; without it, 25 as text and all as JSON.
     #[arg(short, long, value_name = "N")]
     pub(crate) number: Option<usize>,
     #[command(flatten)]
-    pub(crate) range: Range,
-    #[command(flatten)]
-    pub(crate) flow: FlowInput,
-    /// More recordings, whose counts are added, by function and file.
-    #[arg(value_name = "FILE")]
-    pub(crate) more: Vec<PathBuf>,
+    pub(crate) counting: Counting,
 }
 
 /// Arguments of `cofi coverage`.

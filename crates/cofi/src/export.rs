@@ -1,15 +1,19 @@
-//! `cofi export`: calls in the formats of other programs.
+//! `cofi export`: calls, and counts of lines, in the formats of other programs.
 
-use crate::args::{ExportArgs, WeightArg};
+use crate::args::{ExportArgs, ExportTo, Parallel, WeightArg};
 use crate::calls::{nanoseconds, trace};
+use crate::coverage::counting::Counter;
+use crate::coverage::sources::Sources;
+use crate::coverage::{NO_LINES, lcov};
 use crate::output::{self, tell};
 use crate::progress::Printing;
+use crate::recordings::for_each;
 use crate::select::{Found, Window};
 use crate::sync::Sync;
 use crate::{Ended, input};
 use anyhow::{Context, Result, bail};
 use cofi_analysis::{Call, CallEnd, CallNames, CallTracer, CallVisitor};
-use cofi_export::{CallExporter, Weight};
+use cofi_export::{CallExporter, Format, Weight};
 use cofi_packet::StreamOffset;
 use cofi_session::{Session, Stream};
 use std::io::{BufWriter, Write};
@@ -17,6 +21,42 @@ use std::path::Path;
 
 /// Runs the command.
 pub(crate) fn run(args: &ExportArgs) -> Result<Ended> {
+    match args.to {
+        ExportTo::Calls(format) => calls(args, format),
+        ExportTo::Lcov => lines(args),
+    }
+}
+
+/// Exports how often lines ran.
+fn lines(args: &ExportArgs) -> Result<Ended> {
+    if args.weight.is_some() {
+        bail!("--weight: counts of lines have no weight");
+    }
+    let mut counter = Counter::default();
+    let mut output: Option<Box<dyn Write>> = None;
+    let has_errors = for_each(&args.flow, &[], &args.range(), |session, window| {
+        // What cannot be written should fail before everything is decoded.
+        output = Some(create(args, session)?);
+        Ok(counter.add(session, window, Parallel::default(), None))
+    })?;
+    let counted = counter.finish(has_errors);
+    let sources = Sources::of(&counted.files, &[], false);
+    if let Some(mut output) = output {
+        lcov::write(&sources, &mut output)
+            .and_then(|()| output.flush())
+            .with_context(|| format!("cannot write {}", args.output.display()))?;
+    }
+    if sources.list.is_empty() {
+        tell(format_args!("{NO_LINES}"));
+    }
+    Ok(match counted.has_errors {
+        true => Ended::WithErrors,
+        false => Ended::Well,
+    })
+}
+
+/// Exports calls.
+fn calls(args: &ExportArgs, format: Format) -> Result<Ended> {
     let bytes = input::map(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
     input::require_trace(&args.flow.input.file, &session)?;
@@ -29,11 +69,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ended> {
         ),
         Some(WeightArg::Time) => Weight::Time,
         // What adds up stacks shows what is exact: times are those of packets, and what runs between two of them shares nothing out.
-        None if args.to.is_timeline() && has_time(&session, &window) => Weight::Time,
+        None if format.is_timeline() && has_time(&session, &window) => Weight::Time,
         None => Weight::Instructions,
     };
     let time = |tsc| nanoseconds(&session, Some(tsc));
-    let exporter = cofi_export::open(args.to, weight, time, create(args, &session)?);
+    let exporter = cofi_export::open(format, weight, time, create(args, &session)?);
     let mut calls = CallExporter::new(&session, weight, &args.tid, exporter);
     let mut found = Found::default();
     let mut progress = Printing::of(window.streams(&session));

@@ -508,15 +508,43 @@ fn what_cannot_be_exported() {
         run(command.arg(output).arg(&data))
     };
     for (format, wanted) in [
-        ("lcov", "lcov does not exist yet"),
         ("parquet", "parquet does not exist yet"),
         ("gif", "no such format"),
+        ("gif", "csv, lcov"),
     ] {
         let ran = to(format, &scratch.path("out"));
         assert_eq!(ran.code(), 2);
         assert!(ran.stderr.contains(wanted), "{}", ran.stderr);
         assert!(!scratch.path("out").exists());
     }
+}
+
+/// Counts of lines are those that `cofi coverage --lcov` writes, of the whole recording and of a part.
+#[test]
+fn lines() {
+    let scratch = Scratch::new();
+    let Some(data) = recorded(&scratch, "recursion.c") else {
+        return;
+    };
+    let mut whole = Vec::new();
+    for part in [&[][..], &["--from", "sym:main"]] {
+        let mut command = cofi();
+        command
+            .args(["coverage", "--lcov"])
+            .arg(scratch.path("info"));
+        let ran = run(command.args(part).arg(&data));
+        assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+        let wanted = std::fs::read(scratch.path("info")).expect("the file");
+        let got = export(&data, "lcov", part).stdout;
+        assert!(got == wanted && got != whole, "{part:?}");
+        assert!(got.starts_with(b"TN:\nSF:/"));
+        whole = got;
+    }
+    let mut command = cofi();
+    command.args(["export", "--to", "lcov", "--weight", "time", "-o", "-"]);
+    let ran = run(command.arg(&data));
+    assert_eq!((ran.code(), ran.text().as_str()), (2, ""));
+    assert!(ran.stderr.contains("no weight"), "{}", ran.stderr);
 }
 
 /// The trace is never written over.

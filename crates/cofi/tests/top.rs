@@ -1,4 +1,4 @@
-//! `cofi top`: functions, beside the sums over the calls that `cofi calls` lists.
+//! `cofi top`: functions, lines, instructions and branches, beside the lists of `cofi calls`, `coverage` and `insn`.
 
 mod common;
 
@@ -116,4 +116,176 @@ fn the_order_is_as_asked() {
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
     assert_eq!(ran.text().lines().count(), 1 + 3 + 1, "{}", ran.text());
     assert!(ran.text().contains("fib") && ran.text().contains("more function"));
+}
+
+fn hex(value: &Value) -> u64 {
+    let digits = value.as_str().and_then(|text| text.strip_prefix("0x"));
+    u64::from_str_radix(digits.unwrap_or_else(|| panic!("{value}")), 16).expect("an address")
+}
+
+/// The addresses of what ran, in order; of a program that stands where its file says.
+fn executed(data: &Path) -> Vec<u64> {
+    let list = objects("insn", &[], data);
+    let insns = list.iter().filter(|object| object["insn"].is_string());
+    insns.map(|object| hex(&object["insn"])).collect()
+}
+
+#[test]
+fn instructions_and_branches_are_those_of_the_list() {
+    let scratch = Scratch::new();
+    let Some(data) = record(&scratch) else {
+        return;
+    };
+    let list = executed(&data);
+    let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut ways: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+    for (at, ip) in list.iter().enumerate() {
+        *counts.entry(*ip).or_default() += 1;
+        if let Some(next) = list.get(at + 1) {
+            *ways.entry((*ip, *next)).or_default() += 1;
+        }
+    }
+    let rows = objects("top", &["--of", "instructions"], &data);
+    let listed = rows.iter();
+    let listed: BTreeMap<u64, u64> = listed
+        .map(|row| (hex(&row["address"]), number(row, "count")))
+        .collect();
+    assert_eq!(listed, counts);
+    let numbers: Vec<u64> = rows.iter().map(|row| number(row, "count")).collect();
+    assert!(numbers.is_sorted_by(|a, b| a >= b), "{numbers:?}");
+
+    let branches = objects("top", &["--of", "branches"], &data);
+    assert!(branches.len() > 20);
+    for row in &branches {
+        let (ip, target) = (hex(&row["address"]), hex(&row["target"]));
+        assert!(text(&row["disasm"]).starts_with('j'), "{row}");
+        assert_eq!(number(row, "count"), counts[&ip]);
+        let taken = ways.get(&(ip, target)).copied().unwrap_or(0);
+        assert_eq!(number(row, "taken"), taken, "{row}");
+        let rest = number(row, "not_taken") + number(row, "unknown");
+        assert_eq!(taken + rest, counts[&ip], "{row}");
+        let rate = row["taken_rate"].as_f64().expect("a rate");
+        assert!(
+            (rate - taken as f64 / counts[&ip] as f64).abs() < 1e-6,
+            "{row}"
+        );
+    }
+    let in_fib = branches.iter().filter(|row| row["function"] == "fib");
+    assert_eq!(in_fib.map(|row| number(row, "count")).max(), Some(109));
+
+    let ran = run(cofi()
+        .args(["top", "--of", "branches", "--by", "total"])
+        .arg(&data));
+    assert_eq!((ran.code(), ran.text().as_str()), (2, ""));
+    assert!(ran.stderr.contains("calls nothing"), "{}", ran.stderr);
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value}"))
+}
+
+#[test]
+fn lines_are_those_of_the_coverage() {
+    let scratch = Scratch::new();
+    let Some(data) = record(&scratch) else {
+        return;
+    };
+    let mut wanted: BTreeMap<(String, u64), (u64, u64)> = BTreeMap::new();
+    let mut all = 0;
+    for object in objects("coverage", &["--all"], &data) {
+        if object["count"].is_u64() && number(&object, "insns") > 0 {
+            let place = (text(&object["file"]).to_owned(), number(&object, "line"));
+            let counts = (number(&object, "insns"), number(&object, "count"));
+            wanted.insert(place, counts);
+        } else if object["summary"].is_object() {
+            all = number(&object["summary"], "insns");
+        }
+    }
+    let (mut listed, mut sum) = (BTreeMap::new(), 0);
+    for row in objects("top", &["--of", "lines"], &data) {
+        sum += number(&row, "self_insns");
+        if row["source"].is_string() {
+            let place = (text(&row["source"]).to_owned(), number(&row, "line"));
+            listed.insert(place, (number(&row, "self_insns"), number(&row, "count")));
+        }
+    }
+    assert_eq!(listed, wanted);
+    assert!(listed.len() > 6, "{listed:?}");
+    assert_eq!(sum, all, "what has no line is there, too");
+    // A second recording is added.
+    let twice = objects(
+        "top",
+        &["--of", "lines", data.to_str().expect("UTF-8")],
+        &data,
+    );
+    let sum: u64 = twice.iter().map(|row| number(row, "self_insns")).sum();
+    assert_eq!(sum, 2 * all);
+}
+
+/// What ran in calls from `place_of` the instruction that called; those within another one from there once. And how many lay within another one.
+fn called_from<K: Ord + Clone>(
+    data: &Path,
+    place_of: impl Fn(u64) -> Option<K>,
+) -> BTreeMap<K, (u64, u64)> {
+    let mut counts: BTreeMap<K, (u64, u64)> = BTreeMap::new();
+    let mut around: Vec<Option<K>> = Vec::new();
+    for call in objects("calls", &[], data) {
+        let is_call = call["kind"] == "call" && call["from"].is_string();
+        let place = is_call.then(|| place_of(hex(&call["from"]))).flatten();
+        around.truncate(number(&call, "depth") as usize);
+        if let Some(place) = &place {
+            let count = counts.entry(place.clone()).or_default();
+            match around.contains(&Some(place.clone())) {
+                true => count.1 += 1,
+                false => count.0 += number(&call, "insns"),
+            }
+        }
+        around.push(place);
+    }
+    counts
+}
+
+#[test]
+fn totals_are_the_sums_of_calls() {
+    let scratch = Scratch::new();
+    let Some(data) = record(&scratch) else {
+        return;
+    };
+    let by_ip = called_from(&data, Some);
+    let mut lines: BTreeMap<u64, (String, u64)> = BTreeMap::new();
+    let rows = objects("top", &["--of", "instructions", "--by", "total"], &data);
+    let mut nested_somewhere = false;
+    for row in &rows {
+        let ip = hex(&row["address"]);
+        let (callees, nested) = by_ip.get(&ip).copied().unwrap_or_default();
+        nested_somewhere |= nested > 0;
+        assert_eq!(number(row, "callee_insns"), callees, "{row}");
+        let total = number(row, "count") - nested + callees;
+        assert_eq!(number(row, "insns"), total, "{row}");
+        if row["source"].is_string() {
+            lines.insert(ip, (text(&row["source"]).to_owned(), number(row, "line")));
+        }
+    }
+    assert!(nested_somewhere, "fib calls itself");
+    let totals: Vec<u64> = rows.iter().map(|row| number(row, "insns")).collect();
+    assert!(totals.is_sorted_by(|a, b| a >= b), "{totals:?}");
+
+    let by_line = called_from(&data, |ip| lines.get(&ip).cloned());
+    let (mut exact, mut open) = (0, 0);
+    for row in objects("top", &["--of", "lines", "--by", "total"], &data) {
+        if !row["source"].is_string() {
+            continue;
+        }
+        let place = (text(&row["source"]).to_owned(), number(&row, "line"));
+        let (callees, nested) = by_line.get(&place).copied().unwrap_or_default();
+        assert_eq!(number(&row, "callee_insns"), callees, "{row}");
+        if nested == 0 {
+            exact += 1;
+            assert_eq!(number(&row, "insns"), number(&row, "self_insns") + callees);
+        } else {
+            open += 1;
+            assert!(row["insns"].is_null(), "{row}");
+        }
+    }
+    assert!(exact > 3 && open > 0, "{exact} {open}");
 }

@@ -26,6 +26,7 @@ mod switch;
 mod thread;
 mod tracer;
 
+use cofi_image::ImageView;
 use cofi_packet::{Ip, Tsc};
 use cofi_session::Task;
 
@@ -168,6 +169,12 @@ pub struct CallEnd {
 pub trait CallVisitor {
     /// A call begins.
     fn enter(&mut self, call: &Call, names: &CallNames);
+
+    /// The same, with the code as it was then, if that is known: for those who want to know where in which file [`Call::from`] stands.
+    fn enter_with_code(&mut self, call: &Call, names: &CallNames, code: Option<&ImageView<'_>>) {
+        let _ = code;
+        self.enter(call, names);
+    }
 
     /// A call is left. Calls of one stack are left innermost first.
     fn leave(&mut self, call: &Call, end: &CallEnd, names: &CallNames);

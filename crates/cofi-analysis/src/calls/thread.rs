@@ -53,6 +53,12 @@ pub(crate) struct Around<'a, 's, V> {
     pub(crate) offset: StreamOffset,
 }
 
+impl<V: CallVisitor> Around<'_, '_, V> {
+    fn enter(&mut self, call: &Call) {
+        self.visitor.enter_with_code(call, self.names, self.view);
+    }
+}
+
 impl<V> Around<'_, '_, V> {
     pub(super) fn moment(&mut self, insns: u64) -> CallMoment {
         let (tsc, cycles) = self.clock.at(self.offset);
@@ -297,7 +303,7 @@ impl Thread {
         frame.call.parent = around_it.or(frame.call.parent);
         if !frame.is_stub {
             frame.call.number = self.number();
-            around.visitor.enter(&frame.call, around.names);
+            around.enter(&frame.call);
         }
         self.stack.frames.push(frame);
         if self.stack.frames.len() > DEEPEST {
@@ -317,7 +323,7 @@ impl Thread {
             if let Some(top) = self.stack.frames.last_mut() {
                 top.is_stub = false;
                 top.call.number = number;
-                around.visitor.enter(&top.call, around.names);
+                around.enter(&top.call);
             }
         }
     }
@@ -415,7 +421,7 @@ impl Thread {
         let mut frame = self.frame((CallKind::Assumed, None), (ip, at), depth, self.begin);
         self.outer -= 1;
         frame.call.number = self.outer;
-        around.visitor.enter(&frame.call, around.names);
+        around.enter(&frame.call);
         self.stack.frames.push(frame);
     }
 }

@@ -14,4 +14,4 @@ pub(crate) use counts::CodeRuns;
 pub use edges::EdgeMap;
 pub(crate) use edges::{EdgeStretch, Edges};
 pub use file::{FileCode, FileKey, InsnCount};
-pub use source::{FunctionCover, LineCount, SourceCover, SourcePlace};
+pub use source::{FunctionCover, LineCount, SourceCover, SourceLines, SourcePlace};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 
-use cofi_image::{LineRow, LineTable, SourceFunction, demangle};
+use cofi_image::{CodeFile, LineRow, LineTable, SourceFunction, demangle};
 use cofi_insn::{Class, LinearDecoder};
 use cofi_packet::Ip;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -77,11 +77,51 @@ impl SourceCover {
     /// The line of the code at one of the file's own addresses.
     #[must_use]
     pub fn line_at(&self, address: u64) -> Option<SourcePlace> {
-        let next = self.rows.partition_point(|(row, _)| row.start <= address);
-        let (row, line) = self.rows.get(next.checked_sub(1)?)?;
-        let (_, place) = (*line)?;
-        (address < row.end).then_some(place)
+        line_at(&self.rows, address)
     }
+
+    /// The function whose code holds an offset of the file.
+    #[must_use]
+    pub fn function_at(&self, offset: u64) -> Option<&FunctionCover> {
+        let next = self
+            .functions
+            .partition_point(|function| function.start <= offset);
+        let function = self.functions.get(next.checked_sub(1)?)?;
+        (offset < function.end).then_some(function)
+    }
+}
+
+/// The lines of a file's code, without what ran of them: the same that [`SourceCover`] counts.
+#[derive(Debug, Default)]
+pub struct SourceLines {
+    files: Vec<String>,
+    rows: Vec<(LineRow, Option<LineOf>)>,
+}
+
+impl SourceLines {
+    /// Those of a file; none if there is no debugging information.
+    #[must_use]
+    pub fn of(file: &CodeFile) -> Option<Self> {
+        let table = LineTable::of(file)?;
+        Some(Self {
+            files: table.files().to_vec(),
+            rows: rows_of(&table),
+        })
+    }
+
+    /// The source file and the line of the code at one of the file's own addresses.
+    #[must_use]
+    pub fn at(&self, address: u64) -> Option<(&str, u32)> {
+        let (file, line) = line_at(&self.rows, address)?;
+        Some((self.files.get(file as usize)?, line))
+    }
+}
+
+fn line_at(rows: &[(LineRow, Option<LineOf>)], address: u64) -> Option<SourcePlace> {
+    let next = rows.partition_point(|(row, _)| row.start <= address);
+    let (row, line) = rows.get(next.checked_sub(1)?)?;
+    let (_, place) = (*line)?;
+    (address < row.end).then_some(place)
 }
 
 /// The functions of a file, by offset.
@@ -121,6 +161,32 @@ fn functions(code: &FileCode, table: Option<&LineTable>) -> Vec<FunctionCover> {
 /// Of which line, in which function, code is. A line that is in several functions (a template, a function that was inlined) is counted in each.
 type LineOf = (u64, SourcePlace);
 
+/// Each row of a line table, with its line, if it has one.
+fn rows_of(table: &LineTable) -> Vec<(LineRow, Option<LineOf>)> {
+    let mut rows: Vec<(LineRow, Option<LineOf>)> = Vec::with_capacity(table.rows().len());
+    let mut functions = table.functions().iter().peekable();
+    // The function whose rows come, and the line of its first row.
+    let mut current: Option<(&SourceFunction, SourcePlace, bool)> = None;
+    for row in table.rows() {
+        while let Some(function) = functions.next_if(|next| next.start <= row.start) {
+            current = Some((function, (row.file, row.line), function.start == row.start));
+        }
+        let mut place = (row.file, row.line);
+        let mut group = 0;
+        if let Some((function, first, begins)) = &mut current {
+            group = function.start;
+            // Functions are declared where their name is: there the compilers that count themselves count calls.
+            *begins &= place == *first;
+            if *begins && let Some(declared) = function.declared.filter(|at| at.0 == place.0) {
+                place = declared;
+            }
+        }
+        let line = (row.line != 0).then_some((group, place));
+        rows.push((*row, line));
+    }
+    rows
+}
+
 /// The lines of a file's code.
 struct Places {
     /// Each row, by address, with its line, if it has one.
@@ -131,27 +197,7 @@ struct Places {
 
 impl Places {
     fn of(code: &FileCode, table: &LineTable) -> Self {
-        let mut rows: Vec<(LineRow, Option<LineOf>)> = Vec::with_capacity(table.rows().len());
-        let mut functions = table.functions().iter().peekable();
-        // The function whose rows come, and the line of its first row.
-        let mut current: Option<(&SourceFunction, SourcePlace, bool)> = None;
-        for row in table.rows() {
-            while let Some(function) = functions.next_if(|next| next.start <= row.start) {
-                current = Some((function, (row.file, row.line), function.start == row.start));
-            }
-            let mut place = (row.file, row.line);
-            let mut group = 0;
-            if let Some((function, first, begins)) = &mut current {
-                group = function.start;
-                // Functions are declared where their name is: there the compilers that count themselves count calls.
-                *begins &= place == *first;
-                if *begins && let Some(declared) = function.declared.filter(|at| at.0 == place.0) {
-                    place = declared;
-                }
-            }
-            let line = (row.line != 0).then_some((group, place));
-            rows.push((*row, line));
-        }
+        let rows = rows_of(table);
         let mut at = 0;
         let insns = code.insns().iter().map(|insn| {
             let address = code.file().address_of_offset(insn.offset)?;

@@ -75,7 +75,7 @@ impl Format {
     }
 
     /// Formats that are wanted and do not exist yet.
-    const MISSING: &[&str] = &["lcov", "parquet"];
+    const MISSING: &[&str] = &["parquet"];
 
     /// Its name on the command line.
     #[must_use]

@@ -8,6 +8,7 @@ use crate::calls::is_named;
 use crate::coverage::counting::Counted;
 use crate::json::Line;
 use crate::output::{is_coloured, stdout, tell};
+use crate::source_text::SourceText;
 use crate::table::width_of;
 use anyhow::{Result, bail};
 use cofi_analysis::{FileCode, FunctionCover, InsnCount, SourceCover};
@@ -28,7 +29,7 @@ pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
     let mut out = stdout();
     let mut near: Vec<String> = Vec::new();
     let mut shown = 0;
-    let mut texts = Texts::default();
+    let mut texts = SourceText::default();
     for code in &counted.files {
         let is_there = {
             let mut any = false;
@@ -194,34 +195,6 @@ impl<'a> Listing<'a> {
             target,
             to,
         })
-    }
-}
-
-/// The lines of source files, each read once.
-#[derive(Default)]
-struct Texts(HashMap<Rc<str>, Option<Vec<String>>>);
-
-impl Texts {
-    /// A line, if the file is there.
-    fn line(&mut self, file: &Rc<str>, number: u32) -> Option<&str> {
-        /// A source file is no longer than this.
-        const MOST: u64 = 64 << 20;
-        let lines = self.0.entry(file.clone()).or_insert_with(|| {
-            let path = std::path::Path::new(&**file);
-            let metadata = std::fs::metadata(path).ok()?;
-            if !metadata.is_file() || metadata.len() > MOST {
-                return None;
-            }
-            let bytes = std::fs::read(path).ok()?;
-            let text = String::from_utf8_lossy(&bytes);
-            Some(text.lines().map(str::to_owned).collect())
-        });
-        let index = usize::try_from(number).ok()?.checked_sub(1)?;
-        lines.as_ref()?.get(index).map(String::as_str)
-    }
-
-    fn is_missing(&self, file: &str) -> bool {
-        self.0.get(file).is_some_and(Option::is_none)
     }
 }
 

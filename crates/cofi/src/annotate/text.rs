@@ -1,8 +1,9 @@
 //! A function as a person reads it: the source on the left, the instructions on the right.
 
-use super::{Listing, Row, Texts};
+use super::{Listing, Row};
 use crate::coverage::percent;
 use crate::digits::{counted, grouped};
+use crate::source_text::SourceText;
 use crate::table::shortened;
 use std::io::{Result, Write};
 use std::rc::Rc;
@@ -53,7 +54,7 @@ impl Style {
 pub(super) fn print(
     listing: &Listing<'_>,
     all: u64,
-    texts: &mut Texts,
+    texts: &mut SourceText,
     style: Style,
     out: &mut impl Write,
 ) -> Result<()> {
@@ -132,7 +133,7 @@ fn head(listing: &Listing<'_>, all: u64, style: Style, out: &mut impl Write) -> 
 fn left_of(
     listing: &Listing<'_>,
     (file, number): &(Rc<str>, u32),
-    texts: &mut Texts,
+    texts: &mut SourceText,
     missing: &mut Vec<Rc<str>>,
 ) -> Left {
     let name = file.rsplit('/').next().unwrap_or_default();

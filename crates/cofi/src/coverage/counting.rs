@@ -1,11 +1,12 @@
 //! How often each instruction ran, in one recording or several.
 
-use crate::args::Counting;
-use crate::input;
+use crate::args::{Counting, Parallel};
+use crate::recordings::{Visited, for_each};
 use crate::report::{Parts, tally_part, tally_streams};
-use crate::select::{Found, Window};
+use crate::select::Window;
 use anyhow::Result;
 use cofi_analysis::{CodeCounts, EdgeMap, FileCode, Summary, Tally};
+use cofi_session::Session;
 use std::path::Path;
 
 /// What was counted.
@@ -21,49 +22,62 @@ pub(crate) struct Counted {
     pub(crate) has_errors: bool,
 }
 
+/// Counts what runs in one recording after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Counter {
+    code: CodeCounts,
+    edges: EdgeMap,
+    summaries: Vec<Summary>,
+}
+
+impl Counter {
+    /// Decodes the wanted part of a recording and counts; also the steps between blocks of the files that are wanted, if any are.
+    pub(crate) fn add(
+        &mut self,
+        session: &Session<'_>,
+        window: &Window,
+        parallel: Parallel,
+        of_edges: Option<fn(&Path) -> bool>,
+    ) -> Visited {
+        let mut visited = Visited::nothing();
+        let mut tally = Tally::new().with_code();
+        if let Some(is_wanted) = of_edges {
+            tally = tally.with_edges(is_wanted);
+        }
+        if window.is_whole_streams(session) {
+            let streams = window.streams(session);
+            tally = tally_streams(tally, session, &streams, parallel);
+        } else {
+            let mut parts = Parts::new();
+            tally = tally_part(tally, session, window, &mut visited.found, &mut parts);
+        }
+        self.code.merge(tally.take_code());
+        self.edges.merge(&tally.take_edges());
+        let summary = tally.finish();
+        visited.has_errors = summary.gaps() > 0 || summary.proof.seals.broken > 0;
+        self.summaries.push(summary);
+        visited
+    }
+
+    /// What was counted in all of them.
+    pub(crate) fn finish(self, has_errors: bool) -> Counted {
+        Counted {
+            files: self.code.into_files(),
+            edges: self.edges,
+            summaries: self.summaries,
+            has_errors,
+        }
+    }
+}
+
 impl Counted {
     /// Decodes the recordings and counts; also the steps between blocks of the files that are wanted, if any are.
     pub(crate) fn of(args: &Counting, of_edges: Option<fn(&Path) -> bool>) -> Result<Self> {
-        let mut edges = EdgeMap::default();
-        let mut code = CodeCounts::default();
-        let mut summaries = Vec::new();
-        let mut has_errors = false;
-        let mut flow = args.flow.clone();
-        let first = flow.input.file.clone();
-        for file in std::iter::once(&first).chain(&args.more) {
-            flow.input.file.clone_from(file);
-            let bytes = input::map(file)?;
-            let session = input::open_flow(&flow, &bytes)?;
-            input::require_trace(file, &session)?;
-            let window = Window::of_range(&args.range, &session)?;
-            has_errors |= input::report(&session);
-            let mut tally = Tally::new().with_code();
-            if let Some(is_wanted) = of_edges {
-                tally = tally.with_edges(is_wanted);
-            }
-            if window.is_whole_streams(&session) {
-                let streams = window.streams(&session);
-                tally = tally_streams(tally, &session, &streams, args.parallel);
-            } else {
-                let (mut found, mut parts) = (Found::default(), Parts::new());
-                tally = tally_part(tally, &session, &window, &mut found, &mut parts);
-                if !window.is_all() {
-                    window.report_missed(found);
-                }
-            }
-            code.merge(tally.take_code());
-            edges.merge(&tally.take_edges());
-            let summary = tally.finish();
-            has_errors |= input::report_code(&session);
-            has_errors |= summary.gaps() > 0 || summary.proof.seals.broken > 0;
-            summaries.push(summary);
-        }
-        Ok(Self {
-            files: code.into_files(),
-            edges,
-            summaries,
-            has_errors,
-        })
+        let mut counter = Counter::default();
+        let has_errors = for_each(&args.flow, &args.more, &args.range, |session, window| {
+            Ok(counter.add(session, window, args.parallel, of_edges))
+        })?;
+        Ok(counter.finish(has_errors))
     }
 
     /// Where the flow is missing, in all recordings, how often.

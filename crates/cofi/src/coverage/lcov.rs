@@ -5,7 +5,7 @@ use super::{Totals, outcomes};
 use std::io::{Result, Write};
 
 /// Writes all source files.
-pub(super) fn write(sources: &Sources, out: &mut impl Write) -> Result<()> {
+pub(crate) fn write(sources: &Sources, out: &mut impl Write) -> Result<()> {
     writeln!(out, "TN:")?;
     for source in &sources.list {
         write_source(source, out)?;

@@ -2,8 +2,8 @@
 
 mod cobertura;
 pub(crate) mod counting;
-mod lcov;
-mod sources;
+pub(crate) mod lcov;
+pub(crate) mod sources;
 
 use crate::Ended;
 use crate::args::CoverageArgs;
@@ -19,6 +19,9 @@ use sources::{Source, Sources};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
+
+/// What is said where there are no lines.
+pub(crate) const NO_LINES: &str = "nothing that ran has debugging information: compile with -g";
 
 /// How many functions that never ran are listed.
 const LISTED: usize = 15;
@@ -50,14 +53,10 @@ pub(crate) fn run(args: &CoverageArgs) -> Result<Ended> {
     }
     out.flush()?;
     if sources.list.is_empty() && args.afl.is_none() {
-        tell(format_args!(
-            "nothing that ran has debugging information{}: compile with -g",
-            if args.source.is_empty() {
-                ""
-            } else {
-                " of such a source file"
-            }
-        ));
+        match args.source.is_empty() {
+            true => tell(format_args!("{NO_LINES}")),
+            false => tell(format_args!("{NO_LINES} (of such a source file)")),
+        }
     }
     Ok(match counted.has_errors {
         true => Ended::WithErrors,

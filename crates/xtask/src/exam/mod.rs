@@ -6,6 +6,7 @@ pub(crate) mod build;
 mod compare;
 mod damage;
 mod endings;
+mod exports;
 pub(crate) mod flows;
 mod generated;
 mod insn;
@@ -110,6 +111,12 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         .filter(|(word, _)| *word == "endings")
     {
         return endings::run(root, rest);
+    }
+    if let Some((_, rest)) = arguments
+        .split_first()
+        .filter(|(word, _)| *word == "exports")
+    {
+        return exports::run(root, rest);
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "insn") {
         return insn::run(root, rest);

@@ -1,16 +1,17 @@
-//! `cofi top`: the functions in which most ran, of one recording or several.
+//! The functions in which most ran.
 
-use crate::args::{TopArgs, TopOrder};
+use super::MOST;
+use crate::Ended;
+use crate::args::{Counting, TopArgs, TopOrder};
 use crate::calls::{is_wanted, nanoseconds, trace};
 use crate::check::duration;
-use crate::digits::{counted, grouped};
+use crate::digits::grouped;
 use crate::json::Line;
 use crate::output::{Stdout, stdout};
 use crate::progress::Printing;
+use crate::recordings::{Visited, for_each};
 use crate::report::file_name;
-use crate::select::{Found, Window};
 use crate::table::{Column, fitted, width_of};
-use crate::{Ended, input};
 use anyhow::Result;
 use cofi_analysis::{Call, CallEnd, CallNames, CallVisitor, FunctionId, Left};
 use cofi_session::{Session, Task};
@@ -20,40 +21,30 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Runs the command.
-pub(crate) fn run(args: &TopArgs) -> Result<Ended> {
+pub(super) fn run(args: &TopArgs) -> Result<Ended> {
     let mut functions = Functions::default();
-    let mut errors = false;
-    let mut flow = args.flow.clone();
-    let first = flow.input.file.clone();
-    for file in std::iter::once(&first).chain(&args.more) {
-        flow.input.file.clone_from(file);
-        let bytes = input::map(file)?;
-        let session = input::open_flow(&flow, &bytes)?;
-        input::require_trace(file, &session)?;
-        let window = Window::of_range(&args.range, &session)?;
-        errors |= input::report(&session);
-        let mut found = Found::default();
-        let mut progress = Printing::of(window.streams(&session));
-        for stream in window.streams(&session) {
-            let mut counts = Counts::new(args, &session);
-            let traced = trace(&session, stream, &window, &mut counts, &progress)?;
-            errors |= traced.errors;
-            found |= traced.found;
+    let Counting {
+        flow, more, range, ..
+    } = &args.counting;
+    let errors = for_each(flow, more, range, |session, window| {
+        let mut visited = Visited::nothing();
+        let mut progress = Printing::of(window.streams(session));
+        for stream in window.streams(session) {
+            let mut counts = Counts::new(args, session);
+            let traced = trace(session, stream, window, &mut counts, &progress)?;
+            visited.has_errors |= traced.errors;
+            visited.found |= traced.found;
             functions.add(&counts, &traced.names);
             progress.finish(stream);
         }
-        drop(progress);
-        if !window.is_all() {
-            window.report_missed(found);
-        }
-        errors |= input::report_code(&session);
-    }
+        Ok(visited)
+    })?;
     let mut out = stdout();
     let rows = functions.sorted(args.by);
     if args.json {
         json(&rows, args.number, &mut out)?;
     } else {
-        text(&rows, args.number.unwrap_or(TextRows::MOST), &mut out)?;
+        text(&rows, args.number.unwrap_or(MOST), &mut out)?;
     }
     out.flush()?;
     Ok(if errors {
@@ -108,13 +99,13 @@ impl<'a, 's> Counts<'a, 's> {
 
 impl CallVisitor for Counts<'_, '_> {
     fn enter(&mut self, call: &Call, _: &CallNames) {
-        if is_wanted(&self.args.range, call.task) {
+        if is_wanted(&self.args.counting.range, call.task) {
             *self.open.entry((call.task, call.function)).or_default() += 1;
         }
     }
 
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
-        if !is_wanted(&self.args.range, call.task) {
+        if !is_wanted(&self.args.counting.range, call.task) {
             return;
         }
         // (A call that was open before the trace may never have been seen to begin.)
@@ -203,14 +194,6 @@ fn json(rows: &[Row], number: Option<usize>, out: &mut Stdout) -> Result<()> {
     Ok(())
 }
 
-/// The table for people.
-struct TextRows;
-
-impl TextRows {
-    /// So many functions, unless another number is asked for.
-    const MOST: usize = 25;
-}
-
 fn text(rows: &[Row], number: usize, out: &mut Stdout) -> Result<()> {
     let columns = [
         Column::number("self"),
@@ -242,9 +225,6 @@ fn text(rows: &[Row], number: usize, out: &mut Stdout) -> Result<()> {
         .collect();
     let width = width_of(&Term::stdout());
     writeln!(out, "{}", fitted(&columns, &shown, width))?;
-    let more = rows.len().saturating_sub(number) as u64;
-    if more > 0 {
-        writeln!(out, " … and {}", counted(more, "more function"))?;
-    }
+    super::more(rows.len(), number, ["function", "functions"], out)?;
     Ok(())
 }

@@ -1,0 +1,216 @@
+//! The lines in which most ran.
+
+use super::callees::{Callees, Caller, count};
+use super::{MOST, share};
+use crate::Ended;
+use crate::args::{TopArgs, TopOrder};
+use crate::coverage::counting::Counted;
+use crate::digits::grouped;
+use crate::json::Line;
+use crate::output::{Stdout, stdout};
+use crate::report::file_name;
+use crate::source_text::SourceText;
+use crate::table::{Column, fitted, width_of};
+use anyhow::Result;
+use cofi_analysis::{SourceCover, SourcePlace};
+use console::Term;
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// A line, or what of a function has none.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Place {
+    Line(Rc<str>, u32),
+    Function(PathBuf, Option<String>),
+}
+
+/// A line of a file of code, and where the function begins.
+type Part = (Option<SourcePlace>, Option<u64>);
+
+/// What it came to.
+#[derive(Clone, Debug, Default)]
+struct Row {
+    /// How often control came to it.
+    times: u64,
+    self_insns: u64,
+    /// The file of code, and the function, in which most of it ran.
+    file: PathBuf,
+    function: Option<String>,
+    most: u64,
+    callees: Option<Callees>,
+}
+
+impl Row {
+    /// With what it called, if that is known: what a line has of its own within its own calls nobody tells apart.
+    fn insns(&self) -> Option<u64> {
+        let callees = self.callees.filter(|callees| callees.nested == 0)?;
+        Some(self.self_insns + callees.insns)
+    }
+
+    fn key(&self, by: TopOrder) -> u64 {
+        match by {
+            TopOrder::Own => self.self_insns,
+            TopOrder::Calls => self.times,
+            TopOrder::Total => {
+                let callees = self.callees.map_or(0, |callees| callees.insns);
+                self.insns().unwrap_or(callees.max(self.self_insns))
+            }
+        }
+    }
+}
+
+/// Runs the command.
+pub(super) fn run(args: &TopArgs) -> Result<Ended> {
+    let (counted, callees) = count(args, true)?;
+    let mut rows: Vec<(Place, Row)> = rows(&counted).into_iter().collect();
+    for (place, row) in &mut rows {
+        row.callees = callees.as_ref().map(|callees| match place {
+            Place::Line(source, line) => {
+                let caller = Caller::Line(source.to_string(), *line);
+                callees.get(&caller).copied().unwrap_or_default()
+            }
+            // (What a function has called, `--of functions` tells.)
+            Place::Function(..) => Callees::default(),
+        });
+    }
+    rows.sort_by(|(a, row), (b, other)| {
+        let (key, others) = (row.key(args.by), other.key(args.by));
+        others.cmp(&key).then_with(|| a.cmp(b))
+    });
+    let mut out = stdout();
+    if args.json {
+        json(&rows, args.number, &mut out)?;
+    } else {
+        let number = args.number.unwrap_or(MOST);
+        text(&rows, number, counted.instructions(), &mut out)?;
+    }
+    out.flush()?;
+    Ok(match counted.has_errors {
+        true => Ended::WithErrors,
+        false => Ended::Well,
+    })
+}
+
+/// All lines of which something ran.
+fn rows(counted: &Counted) -> HashMap<Place, Row> {
+    let mut rows: HashMap<Place, Row> = HashMap::new();
+    for code in &counted.files {
+        let cover = SourceCover::of(code);
+        let sources: Vec<Rc<str>> = cover
+            .files
+            .iter()
+            .map(|file| file.as_str().into())
+            .collect();
+        // By line and function: what ran there.
+        let mut parts: HashMap<Part, u64> = HashMap::new();
+        for insn in code.insns() {
+            let address = code.file().address_of_offset(insn.offset);
+            let line = address.and_then(|address| cover.line_at(address));
+            let function = cover.function_at(insn.offset);
+            *parts
+                .entry((line, function.map(|function| function.start)))
+                .or_default() += insn.times;
+        }
+        let mut parts: Vec<_> = parts.into_iter().collect();
+        parts.sort_unstable();
+        for ((line, function), insns) in parts {
+            let function = function.and_then(|start| cover.function_at(start));
+            let name = || function.map(|function| function.name.clone());
+            let source = line.and_then(|(file, _)| sources.get(file as usize));
+            let place = match (line, source) {
+                (Some((_, line)), Some(source)) => Place::Line(source.clone(), line),
+                _ => Place::Function(code.path().to_owned(), name()),
+            };
+            let row = rows.entry(place).or_default();
+            row.self_insns += insns;
+            if line.is_none() {
+                row.times += function.map_or(0, |function| function.calls);
+            }
+            if insns > row.most {
+                row.most = insns;
+                row.file = code.path().to_owned();
+                row.function = name();
+            }
+        }
+        for ((file, line), count) in &cover.lines {
+            let source = sources.get(*file as usize);
+            let place = source.map(|source| Place::Line(source.clone(), *line));
+            if let Some(row) = place.and_then(|place| rows.get_mut(&place)) {
+                row.times += count.count;
+            }
+        }
+    }
+    rows
+}
+
+fn json(rows: &[(Place, Row)], number: Option<usize>, out: &mut Stdout) -> Result<()> {
+    let mut line = Line::default();
+    for (place, row) in rows.iter().take(number.unwrap_or(usize::MAX)) {
+        line.begin();
+        match place {
+            Place::Line(source, at) => line.text("source", source).number("line", *at),
+            Place::Function(..) => line.null("source").null("line"),
+        };
+        match &row.function {
+            Some(name) => line.text("function", name),
+            None => line.null("function"),
+        };
+        line.text("file", &row.file.to_string_lossy())
+            .number("self_insns", row.self_insns)
+            .number("count", row.times);
+        if let (Some(callees), Place::Line(..)) = (row.callees, place) {
+            line.number("callee_insns", callees.insns);
+            match row.insns() {
+                Some(insns) => line.number("insns", insns),
+                None => line.null("insns"),
+            };
+        }
+        out.write_all(line.end())?;
+    }
+    Ok(())
+}
+
+fn text(rows: &[(Place, Row)], number: usize, all: u64, out: &mut Stdout) -> Result<()> {
+    let has_callees = rows.iter().any(|(_, row)| row.callees.is_some());
+    let mut columns = vec![Column::number("self"), Column::number("share")];
+    if has_callees {
+        columns.push(Column::number("in its calls"));
+    }
+    columns.extend([
+        Column::number("times"),
+        Column::name("line"),
+        Column::name("source"),
+    ]);
+    let mut texts = SourceText::default();
+    let shown = rows.iter().take(number).map(|(place, row)| {
+        let mut cells = vec![grouped(row.self_insns), share(row.self_insns, all)];
+        if has_callees {
+            let callees = row.callees.filter(|_| matches!(place, Place::Line(..)));
+            cells.push(callees.map_or_else(String::new, |callees| grouped(callees.insns)));
+        }
+        // Of a function whose first instruction no symbol shows, nobody knows.
+        let is_known = row.times > 0 || matches!(place, Place::Line(..));
+        cells.push(match is_known {
+            true => grouped(row.times),
+            false => String::new(),
+        });
+        let function = || format!("in {}", row.function.as_deref().unwrap_or("?"));
+        let (at, text) = match place {
+            Place::Line(source, line) => {
+                let text = texts.line(source, *line);
+                let text = text.map(|text| text.trim().replace('\t', " "));
+                let at = format!("{}:{line}", file_name(Path::new(&**source)));
+                (at, text.unwrap_or_else(function))
+            }
+            Place::Function(file, _) => (file_name(file), function()),
+        };
+        cells.extend([at, text]);
+        cells
+    });
+    let shown: Vec<_> = shown.collect();
+    let width = width_of(&Term::stdout());
+    writeln!(out, "{}", fitted(&columns, &shown, width))?;
+    super::more(rows.len(), number, ["line", "lines"], out)
+}
