@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use cofi_analysis::{CallNames, FunctionId};
+use cofi_analysis::{Call, CallNames, FunctionId};
+use cofi_packet::Ip;
 use rustc_hash::FxHashMap;
 
 /// A function of [`Frames`].
@@ -12,7 +13,7 @@ pub struct FrameId(pub u32);
 /// A function.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// Its name, demangled, or else what its code belongs to.
+    /// Its name, demangled, or else where it begins in which file.
     pub name: String,
     /// The file that holds its code.
     pub file: Option<PathBuf>,
@@ -24,7 +25,7 @@ pub struct Frames {
     list: Vec<Frame>,
     numbers: FxHashMap<Frame, FrameId>,
     /// Those of the stream at hand.
-    known: FxHashMap<FunctionId, FrameId>,
+    known: FxHashMap<(FunctionId, Option<Ip>), FrameId>,
 }
 
 impl Frames {
@@ -33,17 +34,18 @@ impl Frames {
         self.known.clear();
     }
 
-    /// The number of a function of the stream at hand.
-    pub(crate) fn number(&mut self, function: FunctionId, names: &CallNames) -> FrameId {
+    /// The number of the function of a call of the stream at hand.
+    pub(crate) fn number(&mut self, call: &Call, names: &CallNames) -> FrameId {
         let Self {
             list,
             numbers,
             known,
         } = self;
-        *known.entry(function).or_insert_with(|| {
+        let key = (call.function, names.entry(call));
+        *known.entry(key).or_insert_with(|| {
             let frame = Frame {
-                name: names.describe(function).to_owned(),
-                file: names.file(function).map(Path::to_path_buf),
+                name: names.label(call).into_owned(),
+                file: names.file(call.function).map(Path::to_path_buf),
             };
             let next = FrameId(list.len() as u32);
             *numbers.entry(frame).or_insert_with_key(|frame| {

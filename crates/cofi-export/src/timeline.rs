@@ -141,7 +141,7 @@ impl<'a, 's> CallExporter<'a, 's> {
         let mut part: Option<Part<'_, '_>> = None;
         order.drain(|finished| {
             *calls += 1;
-            let frame = frames.number(finished.call.function, names);
+            let frame = frames.number(&finished.call, names);
             let part = match &mut part {
                 Some(part) => part,
                 none => {

@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Recursion of one and of two functions, a tail call, and a fault that leaves calls open.
 const PROGRAM: &str = r#"
@@ -288,4 +289,54 @@ fn totals_are_the_sums_of_calls() {
         }
     }
     assert!(exact > 3 && open > 0, "{exact} {open}");
+}
+
+/// Of a program without symbols the same counts as with them, by the addresses at which its functions begin.
+#[test]
+fn functions_without_names() {
+    let scratch = Scratch::new();
+    let source = scratch.write("program.c", PROGRAM);
+    // Where its code lies in memory is not where its file says.
+    let Some(named) = scratch.compile(&source, &["-O1", "-pie", "-fPIE"]) else {
+        return;
+    };
+    let stripped = scratch.path("stripped");
+    for program in ["nm", "strip"] {
+        if !cofi_test::has_program(program) {
+            return;
+        }
+    }
+    let mut strip = Command::new("strip");
+    let strip = strip.arg("-o").arg(&stripped).arg(&named).status();
+    assert!(strip.expect("strip").success());
+    let listing = Command::new("nm").arg(&named).output().expect("nm");
+    let listing = String::from_utf8(listing.stdout).expect("text");
+    let address_of = |name: &str| {
+        let mut lines = listing.lines().map(|line| line.split_whitespace());
+        let line = lines.find(|line| line.clone().nth(2) == Some(name));
+        let address = line.and_then(|mut line| u64::from_str_radix(line.next()?, 16).ok());
+        address.unwrap_or_else(|| panic!("{name}"))
+    };
+    let counts = |program: &Path, key: &str| {
+        let data = scratch.path("data");
+        let mut command = cofi();
+        command.args(["record", "--engine", "ptrace", "-o"]);
+        run(command.arg(&data).arg("--").arg(program));
+        let of_program = |object: &Value| object["file"] == program.to_str().expect("a path");
+        let rows = objects("top", &[], &data).into_iter().filter(of_program);
+        let count = |row: Value| {
+            let counts = ["self_insns", "insns", "calls"].map(|key| number(&row, key));
+            (row[key].as_str().map(str::to_owned), counts)
+        };
+        rows.map(count).collect::<BTreeMap<_, _>>()
+    };
+    let (wanted, got) = (counts(&named, "function"), counts(&stripped, "address"));
+    for name in ["leaf", "fib", "odd", "even", "main"] {
+        let address = format!("{:#x}", address_of(name));
+        let counted = wanted.get(&Some(name.to_owned()));
+        assert!(
+            counted.is_some() && counted == got.get(&Some(address)),
+            "{name}: {wanted:?} {got:?}"
+        );
+    }
 }

@@ -1,12 +1,13 @@
 //! The functions of calls, by number.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use cofi_image::{ImageView, Place};
 use cofi_packet::Ip;
 use rustc_hash::FxHashMap;
 
-use super::FunctionId;
+use super::{Call, FunctionId};
 use crate::functions::Functions;
 
 /// The functions seen so far.
@@ -17,6 +18,8 @@ pub struct CallNames {
     traits: Vec<Traits>,
     /// Cold parts of functions, and the function of each.
     cold: FxHashMap<FunctionId, Option<FunctionId>>,
+    /// Of code that no symbol names: how far in memory it lies from where its file says.
+    moved: FxHashMap<FunctionId, u64>,
 }
 
 /// What the reconstruction has to know of a function by its name.
@@ -60,6 +63,32 @@ impl CallNames {
         count.map_or("?", |count| count.name.as_str())
     }
 
+    /// Where a call entered its function if nothing names that: the file's own address, as a disassembler shows it, or that in memory if there is
+    /// no file. All code of a file that no symbol names is one function to the reconstruction; where they were entered tells its functions apart.
+    #[must_use]
+    pub fn entry(&self, call: &Call) -> Option<Ip> {
+        let count = self.functions.get(call.function.0 as usize);
+        if count.is_some_and(|count| count.is_named) {
+            return None;
+        }
+        let moved = self.moved.get(&call.function).copied().unwrap_or(0);
+        Some(Ip(call.ip.0.wrapping_sub(moved)))
+    }
+
+    /// What to call a call's function: its name, or where it was entered and the name of the file.
+    #[must_use]
+    pub fn label(&self, call: &Call) -> Cow<'_, str> {
+        let name = self.describe(call.function);
+        match self.entry(call) {
+            None => Cow::Borrowed(name),
+            Some(entry) => {
+                let file = self.file(call.function).and_then(Path::file_name);
+                let file = file.map_or_else(|| name.into(), |file| file.to_string_lossy());
+                Cow::Owned(format!("{entry} in {file}"))
+            }
+        }
+    }
+
     /// Whether its calls save where a later jump goes to: `setjmp` and its like.
     pub(crate) fn saves_jump(&self, function: FunctionId) -> bool {
         self.traits(function).saves_jump
@@ -92,6 +121,12 @@ impl CallNames {
         let symbol = place.as_ref().and_then(Place::symbol);
         let start = symbol.map(|symbol| Ip(ip.0.wrapping_sub(symbol.offset)));
         let is_named = symbol.is_some();
+        if !is_named
+            && let Some(place) = &place
+            && let Some(address) = place.file.address_of_offset(place.offset)
+        {
+            self.moved.insert(function, ip.0.wrapping_sub(address));
+        }
         if let (Some(place), Some(symbol), Some(start)) = (&place, symbol, start)
             && let Some(name) = without_cold(symbol.name)
         {

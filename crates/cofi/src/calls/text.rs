@@ -115,7 +115,8 @@ impl<'a, 's> Tree<'a, 's> {
         if let Some(alike) = &mut self.alike {
             let same = |call: &FinishedCall| {
                 let FinishedCall { call, end } = call;
-                (call.function, call.depth, call.kind, end.left, call.stack)
+                let function = (call.function, self.names.entry(call));
+                (function, call.depth, call.kind, end.left, call.stack)
             };
             if same(&alike.first) == same(call) {
                 alike.times += 1;
@@ -170,11 +171,7 @@ impl<'a, 's> Tree<'a, 's> {
             _ => {}
         }
         let indent = INDENT * depth.min(INDENTED);
-        let name = self.names.name(call.function);
-        let name = name.map_or_else(
-            || format!("{} in {}", call.ip, self.names.describe(call.function)),
-            str::to_owned,
-        );
+        let name = self.names.label(&call);
         let columns = if self.has_time { TIME } else { 0 } + INSNS + 2;
         let others = columns + indent + before.len() + marks.chars().count();
         let room = self

@@ -14,6 +14,7 @@ use crate::report::file_name;
 use crate::table::{Column, fitted, width_of};
 use anyhow::Result;
 use cofi_analysis::{Call, CallEnd, CallNames, CallVisitor, FunctionId, Left};
+use cofi_packet::Ip;
 use cofi_session::{Session, Task};
 use console::Term;
 use rustc_hash::FxHashMap;
@@ -77,13 +78,16 @@ impl Count {
     }
 }
 
+/// A function of a stream; of code that nothing names, by where it was entered.
+type Key = (FunctionId, Option<Ip>);
+
 /// Counts the calls of a stream by function.
 struct Counts<'a, 's> {
     args: &'a TopArgs,
     session: &'a Session<'s>,
-    functions: FxHashMap<FunctionId, Count>,
+    functions: FxHashMap<Key, Count>,
     /// How often a function is open in a thread.
-    open: FxHashMap<(Task, FunctionId), u64>,
+    open: FxHashMap<(Task, Key), u64>,
 }
 
 impl<'a, 's> Counts<'a, 's> {
@@ -98,21 +102,23 @@ impl<'a, 's> Counts<'a, 's> {
 }
 
 impl CallVisitor for Counts<'_, '_> {
-    fn enter(&mut self, call: &Call, _: &CallNames) {
+    fn enter(&mut self, call: &Call, names: &CallNames) {
         if is_wanted(&self.args.counting.range, call.task) {
-            *self.open.entry((call.task, call.function)).or_default() += 1;
+            let key = (call.function, names.entry(call));
+            *self.open.entry((call.task, key)).or_default() += 1;
         }
     }
 
-    fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
+    fn leave(&mut self, call: &Call, end: &CallEnd, names: &CallNames) {
         if !is_wanted(&self.args.counting.range, call.task) {
             return;
         }
         // (A call that was open before the trace may never have been seen to begin.)
-        let open = self.open.entry((call.task, call.function)).or_default();
+        let key = (call.function, names.entry(call));
+        let open = self.open.entry((call.task, key)).or_default();
         *open = open.saturating_sub(1);
         let is_outermost = *open == 0;
-        let count = self.functions.entry(call.function).or_default();
+        let count = self.functions.entry(key).or_default();
         count.self_insns += end.self_insns;
         count.calls += 1;
         if !is_outermost {
@@ -133,29 +139,40 @@ impl CallVisitor for Counts<'_, '_> {
     }
 }
 
-/// The functions of all recordings, by name and file.
+/// A function, in whichever recording.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Function {
+    name: Option<String>,
+    file: Option<PathBuf>,
+    /// Where in the file it was entered, if it has no name.
+    entry: Option<Ip>,
+}
+
+/// The functions of all recordings.
 #[derive(Debug, Default)]
-struct Functions(FxHashMap<(Option<String>, Option<PathBuf>), Count>);
+struct Functions(FxHashMap<Function, Count>);
 
 /// A function and what it came to.
 #[derive(Debug)]
 struct Row {
-    name: Option<String>,
-    file: Option<PathBuf>,
+    function: Function,
     count: Count,
 }
 
 impl Functions {
     fn add(&mut self, counts: &Counts<'_, '_>, names: &CallNames) {
-        for (function, count) in &counts.functions {
-            let name = names.name(*function).map(str::to_owned);
-            let file = names.file(*function).map(Path::to_owned);
-            self.0.entry((name, file)).or_default().add(count);
+        for ((function, entry), count) in &counts.functions {
+            let function = Function {
+                name: names.name(*function).map(str::to_owned),
+                file: names.file(*function).map(Path::to_owned),
+                entry: *entry,
+            };
+            self.0.entry(function).or_default().add(count);
         }
     }
 
     fn sorted(self, by: TopOrder) -> Vec<Row> {
-        let row = |((name, file), count)| Row { name, file, count };
+        let row = |(function, count)| Row { function, count };
         let mut rows: Vec<Row> = self.0.into_iter().map(row).collect();
         rows.sort_by(|a, b| {
             let key = |row: &Row| match by {
@@ -163,8 +180,7 @@ impl Functions {
                 TopOrder::Total => row.count.insns,
                 TopOrder::Calls => row.count.calls,
             };
-            let names = (&a.name, &a.file).cmp(&(&b.name, &b.file));
-            key(b).cmp(&key(a)).then(names)
+            key(b).cmp(&key(a)).then(a.function.cmp(&b.function))
         });
         rows
     }
@@ -174,11 +190,14 @@ fn json(rows: &[Row], number: Option<usize>, out: &mut Stdout) -> Result<()> {
     let mut line = Line::default();
     for row in rows.iter().take(number.unwrap_or(usize::MAX)) {
         line.begin();
-        match &row.name {
+        match &row.function.name {
             Some(name) => line.text("function", name),
             None => line.null("function"),
         };
-        match &row.file {
+        if let Some(entry) = row.function.entry {
+            line.hex("address", entry.0);
+        }
+        match &row.function.file {
             Some(file) => line.text("file", &file.to_string_lossy()),
             None => line.null("file"),
         };
@@ -208,7 +227,8 @@ fn text(rows: &[Row], number: usize, out: &mut Stdout) -> Result<()> {
     let shown: Vec<_> = rows
         .iter()
         .take(number)
-        .map(|Row { name, file, count }| {
+        .map(|Row { function, count }| {
+            let entry = function.entry.map(|entry| entry.to_string());
             vec![
                 grouped(count.self_insns),
                 format!(
@@ -218,8 +238,8 @@ fn text(rows: &[Row], number: usize, out: &mut Stdout) -> Result<()> {
                 grouped(count.insns),
                 grouped(count.calls),
                 count.lasted.map(duration).unwrap_or_default(),
-                name.clone().unwrap_or_else(|| "?".to_owned()),
-                file.as_deref().map(file_name).unwrap_or_default(),
+                function.name.clone().or(entry).unwrap_or_default(),
+                function.file.as_deref().map(file_name).unwrap_or_default(),
             ]
         })
         .collect();
