@@ -315,6 +315,13 @@ struct Frame {
     source: Option<SourceLine>,
 }
 
+/// A place that no symbol names: the file's own address of it, and the file's name.
+fn address_in_file(place: &Place) -> Option<(u64, String)> {
+    let address = place.file.address_of_offset(place.offset)?;
+    let file = place.owner().file_name()?.to_string_lossy();
+    Some((address, file.into_owned()))
+}
+
 /// The end of a thread.
 struct Last<'a, 's> {
     session: &'a Session<'s>,
@@ -353,7 +360,10 @@ impl Last<'_, '_> {
                         format!("{}+{:#x}", symbol.demangled(), symbol.offset + back)
                     }
                     Some(symbol) => symbol.demangled(),
-                    None => known.to_owned(),
+                    None => match place.as_ref().and_then(address_in_file) {
+                        Some((address, file)) => format!("{:#x} in {file}", address + back),
+                        None => known.to_owned(),
+                    },
                 },
                 source,
             });

@@ -117,3 +117,32 @@ fn by_itself() {
     );
     assert_eq!(main["signal"], Value::Null);
 }
+
+/// A recursion is told once, and what no symbol names by where it stands in its file.
+#[test]
+fn a_deep_stack_without_names() {
+    const DEEP: &str = "
+        __attribute__((noinline)) int deep(int n) { return n ? deep(n - 1) + 1 : *(volatile int *)8; }
+        int main(void) { return deep(300); }
+    ";
+    let scratch = Scratch::new();
+    let source = scratch.write("deep.c", DEEP);
+    for (flags, call) in [(&["-O1"][..], "deep+0x"), (&["-O1", "-s"], " in deep")] {
+        let Some(program) = scratch.compile(&source, flags) else {
+            return;
+        };
+        let data = scratch.path("data");
+        let mut command = cofi();
+        command.args(["record", "--engine", "ptrace", "-o"]);
+        run(command.arg(&data).arg("--").arg(program));
+        let threads = threads(&data);
+        let stack = names(&threads[0]["stack"], "at");
+        let deep = stack.iter().filter(|at| at.contains(call)).count();
+        assert!(deep >= 301 && stack.len() < 310, "{call}: {stack:?}");
+        let text = run(cofi().arg("last").arg(&data)).text();
+        let stack = text.split("\n\n").nth(1).expect("the stack");
+        let shown = stack.lines().filter(|line| line.contains(call)).count();
+        assert!(shown <= 5 && stack.lines().count() < 15, "{stack}");
+        assert!(stack.contains("… the same call 299 times more"), "{stack}");
+    }
+}
