@@ -199,11 +199,11 @@ impl<'a> Listing<'a> {
 
 /// The lines of source files, each read once.
 #[derive(Default)]
-struct Texts(HashMap<Rc<str>, Option<Vec<String>>>);
+pub(crate) struct Texts(HashMap<Rc<str>, Option<Vec<String>>>);
 
 impl Texts {
     /// A line, if the file is there.
-    fn line(&mut self, file: &Rc<str>, number: u32) -> Option<&str> {
+    pub(crate) fn line(&mut self, file: &Rc<str>, number: u32) -> Option<&str> {
         /// A source file is no longer than this.
         const MOST: u64 = 64 << 20;
         let lines = self.0.entry(file.clone()).or_insert_with(|| {

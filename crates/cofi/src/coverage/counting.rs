@@ -1,11 +1,12 @@
 //! How often each instruction ran, in one recording or several.
 
-use crate::args::Counting;
+use crate::args::{Counting, Parallel};
 use crate::input;
 use crate::report::{Parts, tally_part, tally_streams};
 use crate::select::{Found, Window};
 use anyhow::Result;
 use cofi_analysis::{CodeCounts, EdgeMap, FileCode, Summary, Tally};
+use cofi_session::Session;
 use std::path::Path;
 
 /// What was counted.
@@ -37,20 +38,7 @@ impl Counted {
             input::require_trace(file, &session)?;
             let window = Window::of_range(&args.range, &session)?;
             has_errors |= input::report(&session);
-            let mut tally = Tally::new().with_code();
-            if let Some(is_wanted) = of_edges {
-                tally = tally.with_edges(is_wanted);
-            }
-            if window.is_whole_streams(&session) {
-                let streams = window.streams(&session);
-                tally = tally_streams(tally, &session, &streams, args.parallel);
-            } else {
-                let (mut found, mut parts) = (Found::default(), Parts::new());
-                tally = tally_part(tally, &session, &window, &mut found, &mut parts);
-                if !window.is_all() {
-                    window.report_missed(found);
-                }
-            }
+            let mut tally = tally(&session, &window, args.parallel, of_edges);
             code.merge(tally.take_code());
             edges.merge(&tally.take_edges());
             let summary = tally.finish();
@@ -79,4 +67,26 @@ impl Counted {
             .map(|summary| summary.total.instructions);
         counts.sum()
     }
+}
+
+/// Counts the wanted part of a recording, with its code; also the steps between blocks of the files that are wanted, if any are.
+pub(crate) fn tally(
+    session: &Session<'_>,
+    window: &Window,
+    parallel: Parallel,
+    of_edges: Option<fn(&Path) -> bool>,
+) -> Tally {
+    let mut tally = Tally::new().with_code();
+    if let Some(is_wanted) = of_edges {
+        tally = tally.with_edges(is_wanted);
+    }
+    if window.is_whole_streams(session) {
+        return tally_streams(tally, session, &window.streams(session), parallel);
+    }
+    let (mut found, mut parts) = (Found::default(), Parts::new());
+    let tally = tally_part(tally, session, window, &mut found, &mut parts);
+    if !window.is_all() {
+        window.report_missed(found);
+    }
+    tally
 }

@@ -3,7 +3,7 @@
 mod cobertura;
 pub(crate) mod counting;
 mod lcov;
-mod sources;
+pub(crate) mod sources;
 
 use crate::Ended;
 use crate::args::CoverageArgs;
