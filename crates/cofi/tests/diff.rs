@@ -164,13 +164,11 @@ fn the_first_place_where_inputs_make_a_difference() {
             .args(["insn", "--json", "--from", "sym:main"])
             .arg(data));
         let address = |line: &str| line.split('"').nth(3).map(str::to_owned);
-        let list = ran
-            .text()
+        ran.text()
             .lines()
             .filter(|line| line.contains("\"insn\""))
             .filter_map(address)
-            .collect();
-        list
+            .collect()
     };
     let (one, other) = (insns(&a), insns(&b));
     let equal = one.iter().zip(&other).take_while(|(a, b)| a == b).count();

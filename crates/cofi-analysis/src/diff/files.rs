@@ -109,7 +109,12 @@ pub struct FileMatches {
 impl FileMatches {
     /// What of two recordings ran, as [`Tally::take_code`](crate::Tally::take_code) counts it.
     #[must_use]
-    pub fn new(a: &[FileCode], b: &[FileCode], level: Level, within: Option<&str>) -> Self {
+    pub fn new<'f>(
+        a: &'f [FileCode],
+        b: &'f [FileCode],
+        level: Level,
+        within: Option<&str>,
+    ) -> Self {
         let mut this = Self {
             roles: [HashMap::new(), HashMap::new()],
             next: 0,
@@ -119,7 +124,11 @@ impl FileMatches {
             within: within.map(str::to_owned),
             functions: HashMap::new(),
         };
-        for (x, y) in pairs(a, b) {
+        // What a process generated is no file of its own: it goes by its name, or by its bytes.
+        let files = |list: &'f [FileCode]| -> Vec<&'f FileCode> {
+            list.iter().filter(|code| is_elf(code)).collect()
+        };
+        for (x, y) in pairs(&files(a), &files(b)) {
             this.add(x, y);
         }
         this
@@ -163,7 +172,7 @@ impl FileMatches {
             _ if !is_within => (None, [Role::LeftOut, Role::LeftOut]),
             (Some(a), Some(b)) => {
                 let is_same = is_same(a, b);
-                if is_same && self.level == Level::Instructions || a.file().segments().is_empty() {
+                if is_same && self.level == Level::Instructions {
                     (
                         Some(FileMatch::Same),
                         [Role::Exact(number), Role::Exact(number)],
@@ -328,15 +337,15 @@ fn is_same(a: &FileCode, b: &FileCode) -> bool {
 
 /// The files that belong together.
 fn pairs<'f>(
-    a: &'f [FileCode],
-    b: &'f [FileCode],
+    a: &[&'f FileCode],
+    b: &[&'f FileCode],
 ) -> Vec<(Option<&'f FileCode>, Option<&'f FileCode>)> {
-    let mut rest: Vec<&FileCode> = b.iter().collect();
+    let mut rest: Vec<&FileCode> = b.to_vec();
     let mut partners: Vec<Option<&FileCode>> = vec![None; a.len()];
     let rules: [fn(&FileCode, &FileCode) -> bool; 4] = [
         |a, b| a.key() == b.key(),
-        |a, b| is_elf(a) && is_elf(b) && a.path().file_name() == b.path().file_name(),
-        |a, b| is_elf(a) && is_elf(b) && library(a).is_some() && library(a) == library(b),
+        |a, b| a.path().file_name() == b.path().file_name(),
+        |a, b| library(a).is_some() && library(a) == library(b),
         |a, b| is_program(a) && is_program(b),
     ];
     for rule in rules {
@@ -352,7 +361,7 @@ fn pairs<'f>(
     let both = a
         .iter()
         .zip(partners)
-        .map(|(code, partner)| (Some(code), partner));
+        .map(|(code, partner)| (Some(*code), partner));
     both.chain(alone).collect()
 }
 
@@ -368,7 +377,7 @@ fn library(code: &FileCode) -> Option<&str> {
 
 /// Whether a program may begin in it, and it is no library.
 fn is_program(code: &FileCode) -> bool {
-    if !is_elf(code) || library(code).is_some() {
+    if library(code).is_some() {
         return false;
     }
     let mut found = false;

@@ -52,7 +52,7 @@ pub(crate) struct DiffArgs {
     pub(crate) color: Color,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
-    /// The second recording. Without it the first is what `cofi record` kept as FILE.old, and FILE the second.
+    /// The second recording, if FILE is the first. Without it the first is what `cofi record` has kept as FILE.old, and FILE the second.
     #[arg(value_name = "B")]
     pub(crate) other: Option<PathBuf>,
 }

@@ -181,7 +181,7 @@ fn turn(turn: &Turn, reader: &mut Reader, line: &mut Line) {
         "called",
         turn.entered.iter().map(|frame| frame.name.clone()),
     );
-    let steps = reader.steps(&turn.coming, STEPS);
+    let steps = reader.steps(&turn.coming, STEPS, false);
     line.list("next", &steps, |line, step| {
         line.text("function", &step.function);
         if let Some(source) = &step.source {

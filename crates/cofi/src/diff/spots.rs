@@ -33,15 +33,27 @@ impl Reader {
         Some(text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
-    /// The first few steps that these instructions are.
-    pub(super) fn steps(&mut self, spots: &[Spot], most: usize) -> Vec<Step> {
+    /// The first few steps that these instructions are. If they are for people, lines whose text is not there are not told apart.
+    pub(super) fn steps(&mut self, spots: &[Spot], most: usize, for_people: bool) -> Vec<Step> {
         let mut steps: Vec<Step> = Vec::new();
         for spot in spots {
             let source = self.source(spot);
             let function = function(spot);
             if let Some(last) = steps.last_mut()
                 && last.function == function
-                && last.source == source
+                && (last.source == source || for_people && last.text.is_none())
+            {
+                last.insns += 1;
+                continue;
+            }
+            let text = match &source {
+                Some(source) => self.text(source),
+                None => disassembled(spot).filter(|_| !for_people || steps.is_empty()),
+            };
+            if for_people
+                && text.is_none()
+                && let Some(last) = steps.last_mut()
+                && last.function == function
             {
                 last.insns += 1;
                 continue;
@@ -49,10 +61,6 @@ impl Reader {
             if steps.len() >= most {
                 break;
             }
-            let text = match &source {
-                Some(source) => self.text(source),
-                None => disassembled(spot),
-            };
             steps.push(Step {
                 function,
                 source,
@@ -69,12 +77,21 @@ pub(super) fn disassembled(spot: &Spot) -> Option<String> {
     Some(cofi_insn::text(&spot.bytes()?, spot.ip, spot.mode))
 }
 
+/// A function's name without the version that the C library's have.
+pub(super) fn unversioned(name: &str) -> String {
+    let Some((before, version)) = name.split_once("@@") else {
+        return name.to_owned();
+    };
+    let offset = version.find('+').map_or("", |at| &version[at..]);
+    format!("{before}{offset}")
+}
+
 /// The function, or the file, in which an instruction is.
 pub(super) fn function(spot: &Spot) -> String {
     let place = spot.place.as_ref();
     let name = place
         .and_then(Place::symbol)
-        .map(|symbol| symbol.demangled());
+        .map(|symbol| unversioned(&symbol.demangled()));
     name.or_else(|| {
         let path = place?.owner();
         let name = path.file_name().unwrap_or(path.as_os_str());

@@ -322,15 +322,15 @@ fn part(
         let text = spots::disassembled(last).unwrap_or_default();
         let line = format!(
             "  both: {}{}  {text}",
-            spots::place(last),
+            spots::unversioned(&spots::place(last)),
             source.unwrap_or_default()
         );
-        writeln!(out, "{}", shortened(&line, look.width))?;
+        writeln!(out, "{}", cut(&line, look.width))?;
     }
     let steps = parting
         .turns
         .each_ref()
-        .map(|turn| reader.steps(&turn.coming, STEPS));
+        .map(|turn| reader.steps(&turn.coming, STEPS, true));
     let widths = widths(steps.iter().flatten());
     for (side, turn) in parting.turns.iter().enumerate() {
         go_on(side, turn, parting.cause, (&steps[side], widths), look, out)?;
@@ -340,19 +340,25 @@ fn part(
             let source = reader
                 .source(a)
                 .map(|source| format!(" ({})", spots::short(&source)));
-            writeln!(
-                out,
-                "  Together again at {}{}, after {} and {}.",
-                spots::place(a),
-                source.unwrap_or_default(),
-                counted(parting.turns[0].skipped, "instruction"),
-                grouped(parting.turns[1].skipped),
-            )?;
+            let place = format!(
+                "  Together again at {}{},",
+                spots::unversioned(&spots::place(a)),
+                source.unwrap_or_default()
+            );
+            let skipped = parting.turns.each_ref().map(|turn| turn.skipped);
+            let after = format!(
+                "after {} and {}.",
+                counted(skipped[0], "instruction"),
+                grouped(skipped[1])
+            );
+            let is_long = place.chars().count() + after.len() >= look.width.min(80);
+            let between = if is_long { "\n    " } else { " " };
+            writeln!(out, "{place}{between}{after}")?;
         }
         (None, PartingCause::End(_)) => {}
         (None, _) => writeln!(
             out,
-            "  They do not come together again: {} of A and {} of B were not compared.",
+            "  They do not come together again:\n    {} of A and {} of B were not compared.",
             counted(parting.turns[0].skipped, "instruction"),
             grouped(parting.turns[1].skipped)
         )?,
@@ -373,7 +379,7 @@ fn stack(head: &str, frames: &[Frame], look: &Look, out: &mut Stdout) -> Result<
         .iter()
         .take(MOST)
         .map(|frame| match frame.is_named {
-            true => shortened(&frame.name, LONGEST),
+            true => shortened(&spots::unversioned(&frame.name), LONGEST),
             false => format!(
                 "[{}]",
                 shortened(frame.name.rsplit('/').next().unwrap_or_default(), LONGEST)
@@ -436,22 +442,22 @@ fn go_on(
     for step in steps {
         writeln!(out, "{}", one_step(step, widths, look))?;
     }
-    let called: Vec<&str> = turn
+    let called: Vec<String> = turn
         .entered
         .iter()
         .filter(|frame| frame.is_named)
-        .map(|frame| frame.name.as_str())
+        .map(|frame| spots::unversioned(&frame.name))
         .collect();
     if !called.is_empty() {
         let line = format!("      calls {}", called.join(", "));
-        writeln!(out, "{}", look.dim.apply_to(shortened(&line, look.width)))?;
+        writeln!(out, "{}", look.dim.apply_to(cut(&line, look.width)))?;
     }
     Ok(())
 }
 
 /// How wide functions and places are.
 fn widths<'s>(steps: impl Iterator<Item = &'s Step> + Clone) -> (usize, usize) {
-    const MOST: usize = 24;
+    const MOST: usize = 20;
     let names = steps.clone().map(|step| step.function.chars().count());
     let places = steps.filter_map(|step| step.source.as_ref());
     let places = places.map(|source| spots::short(source).chars().count());
@@ -463,16 +469,22 @@ fn one_step(step: &Step, (names, places): (usize, usize), look: &Look) -> String
     let place = step.source.as_ref().map(spots::short).unwrap_or_default();
     let function = shortened(&step.function, names);
     let place = shortened(&place, places.max(1));
-    let text = match (&step.text, &step.source) {
-        (Some(text), Some(_)) => text.clone(),
-        (Some(text), None) if step.insns > 1 => {
-            format!("{text}  … {}", counted(step.insns, "instruction"))
-        }
-        (Some(text), None) => text.clone(),
-        (None, _) => counted(step.insns, "instruction"),
+    let text = match &step.text {
+        Some(text) => text.clone(),
+        None => counted(step.insns, "instruction"),
     };
     let line = format!("      {function:<names$}  {place:<places$}  {text}");
-    shortened(line.trim_end(), look.width)
+    cut(line.trim_end(), look.width)
+}
+
+/// A text of at most so many letters: what comes first says most.
+fn cut(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(most.saturating_sub(1)).collect();
+    short.push('…');
+    short
 }
 
 /// What ran oftener in one of them.
