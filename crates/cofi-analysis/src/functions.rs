@@ -28,7 +28,7 @@ const GENERATED: &str = "[generated]";
 const APART: u64 = 1 << 16;
 
 /// The process and the address that the recorder's name for a saved piece of code tells: `FILE.code/NUMBER-PID-ADDRESS.code`.
-fn saved_piece(path: &Path) -> Option<(u32, u64)> {
+pub(crate) fn saved_piece(path: &Path) -> Option<(u32, u64)> {
     let folder = path.parent()?.extension()?;
     if folder != "code" || path.extension()? != "code" {
         return None;

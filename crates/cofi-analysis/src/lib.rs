@@ -25,6 +25,7 @@ mod clock;
 mod count;
 mod counter;
 mod coverage;
+pub mod diff;
 mod flow_state;
 mod functions;
 mod gap;
@@ -41,7 +42,7 @@ mod tests;
 pub use block_index::BlockIndex;
 pub use calls::{
     Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, CallsInOrder,
-    FinishedCall, FunctionId, Left, OpenCall,
+    FinishedCall, FunctionId, Left, OpenCall, RanBlock,
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};

@@ -402,6 +402,20 @@ pub struct Place {
 }
 
 impl Place {
+    /// The place so many bytes further on, of the same function as this one if it is generated, or the kernel's.
+    #[must_use]
+    pub fn forward(&self, bytes: u64) -> Self {
+        let mut place = self.clone();
+        place.offset = place.offset.wrapping_add(bytes);
+        if let Some(kernel) = &mut place.kernel {
+            kernel.address = kernel.address.wrapping_add(bytes);
+        }
+        if let Some((_, address)) = &mut place.generated {
+            *address = address.wrapping_add(bytes);
+        }
+        place
+    }
+
     /// The function there. One of the kernel's has its start in memory, not in the file.
     pub fn symbol(&self) -> Option<Symbol<'_>> {
         match self.in_kernel() {

@@ -1,6 +1,7 @@
 //! The command line, as clap reads it.
 
 use crate::code::CodeArgs;
+use crate::diff::DiffArgs;
 use crate::output::Color;
 use crate::point::{Point, Span};
 use crate::rtit::RtitArgs;
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     Coverage(CoverageArgs),
     /// A function, its source and its instructions side by side, with how often each ran and where each branch went.
     Annotate(AnnotateArgs),
+    /// Where two recordings of a program part, what each did there, and what ran oftener in one of them.
+    Diff(DiffArgs),
     /// Where a trace has gaps, and what is lost in each.
     Check(CheckArgs),
     /// List the packets of a trace, in order.
@@ -74,6 +77,7 @@ impl Command {
                 | Self::Top(_)
                 | Self::Coverage(_)
                 | Self::Annotate(_)
+                | Self::Diff(_)
                 | Self::Check(_)
                 | Self::Dump(_)
         )

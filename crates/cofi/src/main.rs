@@ -10,6 +10,7 @@ mod calls;
 mod check;
 mod code;
 mod coverage;
+mod diff;
 mod digits;
 mod doctor;
 mod dump;
@@ -90,6 +91,7 @@ fn main() -> ExitCode {
         args::Command::Top(args) => top::run(&args),
         args::Command::Coverage(args) => coverage::run(&args),
         args::Command::Annotate(args) => annotate::run(&args),
+        args::Command::Diff(args) => diff::run(&args),
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
         args::Command::Trace(args) => trace::run(&args),

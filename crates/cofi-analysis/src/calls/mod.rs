@@ -19,6 +19,7 @@ mod clock;
 mod ends;
 mod in_order;
 mod names;
+mod ran;
 mod rules;
 mod shapes;
 mod stack;
@@ -27,11 +28,14 @@ mod thread;
 mod tracer;
 
 use cofi_image::ImageView;
-use cofi_packet::{Ip, Tsc};
+use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::Task;
+
+use crate::gap::GapCause;
 
 pub use in_order::{CallsInOrder, FinishedCall};
 pub use names::CallNames;
+pub use ran::RanBlock;
 pub use tracer::CallTracer;
 
 /// A function of [`CallNames`].
@@ -182,5 +186,16 @@ pub trait CallVisitor {
     /// All calls of the thread were left: trace is missing, another program begins, or the stream ends. Numbers begin anew.
     fn all_left(&mut self, task: Task, names: &CallNames) {
         let _ = (task, names);
+    }
+
+    /// Instructions run. Those calls were told before that are known to have begun by then.
+    #[inline(always)]
+    fn ran(&mut self, block: &RanBlock<'_>) {
+        let _ = block;
+    }
+
+    /// A part of the flow is missing: what ran is not known, nor which calls are open. They are left after this.
+    fn lost(&mut self, cause: GapCause, offset: StreamOffset) {
+        let _ = (cause, offset);
     }
 }

@@ -9,10 +9,12 @@ use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
 
 use super::clock::StreamClock;
 use super::names::CallNames;
+use super::ran::{Content, RanBlock};
 use super::shapes::Shapes;
 use super::thread::{Around, Coming, Thread};
 use super::{CallVisitor, Left, OpenCall};
 use crate::block_index::BlockIndex;
+use crate::gap::GapCause;
 use crate::tally::Gate;
 
 /// Reconstructs the calls of a stream.
@@ -65,6 +67,8 @@ struct Code<'s> {
     /// The code in place, with its number; none if it may have changed.
     now: Option<(u32, ImageView<'s>)>,
     index: BlockIndex,
+    /// How often the index was emptied.
+    generation: u64,
     shapes: Shapes,
 }
 
@@ -78,6 +82,7 @@ impl<'s> Code<'s> {
         }
         if self.index.len() >= Self::MOST || self.eras.len() >= Self::MOST {
             self.index.clear();
+            self.generation += 1;
             self.shapes.clear();
             self.eras.clear();
         }
@@ -171,7 +176,11 @@ impl<'s> CallTracer<'s> {
             ..
         } = self;
         let Code {
-            now, index, shapes, ..
+            now,
+            index,
+            shapes,
+            generation,
+            ..
         } = code;
         let Some((era, view)) = now else {
             return false;
@@ -192,6 +201,12 @@ impl<'s> CallTracer<'s> {
             let Some((shape, hops)) = shapes.get(number) else {
                 return;
             };
+            visitor.ran(&RanBlock {
+                number,
+                generation: *generation,
+                view,
+                content: Content::Block(block),
+            });
             let mut around = Around {
                 visitor: &mut *visitor,
                 clock,
@@ -240,7 +255,7 @@ impl<'s> CallTracer<'s> {
     ) -> Option<Gate> {
         self.code.settle(flow);
         self.arrive(visitor);
-        let mut hits = Vec::new();
+        let (mut hits, mut lens) = (Vec::new(), Vec::new());
         let Some(part) = flow.next_part() else {
             self.arrive_at_end(visitor);
             return None;
@@ -251,6 +266,7 @@ impl<'s> CallTracer<'s> {
             Part::Run(run) => {
                 let holds = |ip: &&Ip| run.iter().any(|insn| insn.ip == **ip);
                 hits.extend(wanted.iter().filter(holds));
+                lens.extend(run.iter().map(|insn| insn.len));
                 Ok((run.ip(), run.mode(), run.len(), run.last(), run.offset()))
             }
         };
@@ -258,20 +274,26 @@ impl<'s> CallTracer<'s> {
         match (&piece, said) {
             (Ok(_), Gate::Outside | Gate::End) => {}
             (Err(_), Gate::Outside | Gate::End) => self.code.now = None,
-            (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, visitor),
+            (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, &lens, visitor),
             (Err(item), Gate::Inside | Gate::Last) => self.item(item, flow, visitor),
         }
         Some(said)
     }
 
-    /// Takes a run: its first address, its mode, how many instructions it has, the last one if it is of a class, and its packet.
+    /// Takes a run: its first address, its mode, how many instructions it has, the last one if it is of a class, and its packet. And the lengths
+    /// of its instructions.
     fn run(
         &mut self,
         (ip, mode, len, last, offset): (Ip, ExecMode, usize, Option<Executed>, StreamOffset),
+        lens: &[u8],
         visitor: &mut impl CallVisitor,
     ) {
         let Code {
-            now, index, shapes, ..
+            now,
+            index,
+            shapes,
+            generation,
+            ..
         } = &mut self.code;
         let Some((era, view)) = now else {
             return;
@@ -283,6 +305,12 @@ impl<'s> CallTracer<'s> {
         let Some((shape, hops)) = shapes.get(number) else {
             return;
         };
+        visitor.ran(&RanBlock {
+            number,
+            generation: *generation,
+            view,
+            content: Content::Run(ip, mode, lens),
+        });
         let mut around = Around {
             visitor,
             clock: &mut self.clock,
@@ -332,6 +360,7 @@ impl<'s> CallTracer<'s> {
 
     fn error(&mut self, kind: &FlowErrorKind, visitor: &mut impl CallVisitor) {
         self.errors = true;
+        visitor.lost(GapCause::Error(*kind), self.offset);
         match kind {
             // The flow was not lost.
             FlowErrorKind::Seal { .. } => {}
@@ -343,7 +372,10 @@ impl<'s> CallTracer<'s> {
     fn event(&mut self, event: &Event, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) {
         let last = self.thread.last();
         match *event {
-            Event::Overflow { .. } => self.leave_all(Left::Gap, visitor),
+            Event::Overflow { .. } => {
+                visitor.lost(GapCause::Overflow, self.offset);
+                self.leave_all(Left::Gap, visitor);
+            }
             Event::Disabled { ip } => {
                 self.thread.coming = Coming::Back {
                     by: last,

@@ -3,7 +3,7 @@
 use crate::args::{Counting, Parallel};
 use crate::recordings::{Visited, for_each};
 use crate::report::{Parts, tally_part, tally_streams};
-use crate::select::Window;
+use crate::select::{Found, Window};
 use anyhow::Result;
 use cofi_analysis::{CodeCounts, EdgeMap, FileCode, Summary, Tally};
 use cofi_session::Session;
@@ -40,17 +40,7 @@ impl Counter {
         of_edges: Option<fn(&Path) -> bool>,
     ) -> Visited {
         let mut visited = Visited::nothing();
-        let mut tally = Tally::new().with_code();
-        if let Some(is_wanted) = of_edges {
-            tally = tally.with_edges(is_wanted);
-        }
-        if window.is_whole_streams(session) {
-            let streams = window.streams(session);
-            tally = tally_streams(tally, session, &streams, parallel);
-        } else {
-            let mut parts = Parts::new();
-            tally = tally_part(tally, session, window, &mut visited.found, &mut parts);
-        }
+        let mut tally = tally(session, window, parallel, of_edges, &mut visited.found);
         self.code.merge(tally.take_code());
         self.edges.merge(&tally.take_edges());
         let summary = tally.finish();
@@ -93,4 +83,23 @@ impl Counted {
             .map(|summary| summary.total.instructions);
         counts.sum()
     }
+}
+
+/// Counts the wanted part of a recording, with its code; also the steps between blocks of the files that are wanted, if any are. Whether the ends
+/// of the part were found is added to `found`.
+pub(crate) fn tally(
+    session: &Session<'_>,
+    window: &Window,
+    parallel: Parallel,
+    of_edges: Option<fn(&Path) -> bool>,
+    found: &mut Found,
+) -> Tally {
+    let mut tally = Tally::new().with_code();
+    if let Some(is_wanted) = of_edges {
+        tally = tally.with_edges(is_wanted);
+    }
+    if window.is_whole_streams(session) {
+        return tally_streams(tally, session, &window.streams(session), parallel);
+    }
+    tally_part(tally, session, window, found, &mut Parts::new())
 }

@@ -43,7 +43,7 @@ pub(crate) struct Sources {
 }
 
 /// Whether a file is a library of the system, or of the kernel.
-pub(super) fn is_of_system(path: &Path) -> bool {
+pub(crate) fn is_of_system(path: &Path) -> bool {
     let folders = [
         "/lib",
         "/lib32",

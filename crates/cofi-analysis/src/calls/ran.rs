@@ -1,0 +1,66 @@
+//! Instructions that ran, as visitors of calls see them.
+
+use cofi_flow::Block;
+use cofi_image::ImageView;
+use cofi_insn::advance;
+use cofi_packet::{ExecMode, Ip};
+
+/// Instructions that ran one after the other.
+#[derive(Debug)]
+pub struct RanBlock<'a> {
+    pub(super) number: usize,
+    pub(super) generation: u64,
+    pub(super) view: &'a ImageView<'a>,
+    pub(super) content: Content<'a>,
+}
+
+#[derive(Debug)]
+pub(super) enum Content<'a> {
+    Block(&'a Block<'a>),
+    /// A straight run: its first instruction, its mode, and the lengths of its instructions.
+    Run(Ip, ExecMode, &'a [u8]),
+}
+
+impl RanBlock<'_> {
+    /// Blocks of the same number and [generation](Self::generation) are the same instructions. Numbers are small.
+    #[must_use]
+    pub const fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Numbers begin anew with each generation.
+    #[must_use]
+    pub const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The code that was in place.
+    #[must_use]
+    pub const fn view(&self) -> &ImageView<'_> {
+        self.view
+    }
+
+    /// How many instructions there are.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "something ran")]
+    pub fn len(&self) -> usize {
+        match &self.content {
+            Content::Block(block) => block.len(),
+            Content::Run(_, _, lens) => lens.len(),
+        }
+    }
+
+    /// Calls `visit` for each instruction, with its address, its length and its mode.
+    pub fn for_each(&self, mut visit: impl FnMut(Ip, u8, ExecMode)) {
+        match &self.content {
+            Content::Block(block) => block.for_each(|insn| visit(insn.ip, insn.len, insn.mode)),
+            Content::Run(ip, mode, lens) => {
+                let mut ip = *ip;
+                for len in *lens {
+                    visit(ip, *len, *mode);
+                    ip = advance(ip, *len, *mode);
+                }
+            }
+        }
+    }
+}
