@@ -6,6 +6,7 @@ use std::path::Path;
 
 use cofi_flow::{Event, Executed, FlowError, FlowErrorKind, Item, Part, Run};
 use cofi_image::{ImageView, Version};
+use cofi_insn::advance;
 use cofi_packet::intel::{Packet, Packets};
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Session, Task, ThreadFlow};
@@ -27,6 +28,15 @@ pub(crate) struct Ran {
     /// The lengths of the instructions before the last.
     plain: Vec<u8>,
     last: Option<Executed>,
+}
+
+/// Where control goes on behind instructions that do not end in a branch: interrupts and the ends of packets' stretches may stop them anywhere.
+fn goes_on(ip: Ip, plain: &[u8], last: Option<Executed>, mode: ExecMode) -> Option<Ip> {
+    match last {
+        Some(last) if last.class.is_branch() => None,
+        Some(last) => Some(advance(last.ip, last.len, mode)),
+        None => Some(plain.iter().fold(ip, |ip, len| advance(ip, *len, mode))),
+    }
 }
 
 impl Ran {
@@ -304,7 +314,8 @@ impl<'s> StretchCounter<'_, 's> {
                 path.for_each(|block| {
                     for run in block.runs() {
                         let at = |ip| views.get(&place)?.place(ip);
-                        edges.step(era, run.ip(), at, stretch);
+                        let next = goes_on(run.ip(), run.plain(), run.last(), run.mode());
+                        edges.run(era, run.ip(), next, at, stretch);
                     }
                 });
             }
@@ -547,7 +558,8 @@ impl<'s> StretchCounter<'_, 's> {
         } = &mut *self.known;
         if let (Some(edges), Some(stretch)) = (edges, &mut self.count.edges) {
             let at = |ip| views.get(&place_of(era).0)?.place(ip);
-            edges.step(era, run.ip, at, stretch);
+            let next = goes_on(run.ip, &run.plain, run.last, run.mode);
+            edges.run(era, run.ip, next, at, stretch);
         }
         blocks.enter(run.ip);
         blocks.count(era, run.ip, len as u32, |runs| {

@@ -75,52 +75,109 @@ fn number(place: &Place) -> u16 {
 }
 
 /// The steps of a stretch of a stream.
+///
+/// A stretch may begin within a block, of which only who knows the one before can tell: there control had come to it without a branch.
 #[derive(Debug, Default)]
 pub(crate) struct EdgeStretch {
     map: EdgeMap,
-    /// The first block, if nothing before it is missing.
+    /// Where the first run begins, if nothing before it is missing.
+    begins_at: Option<Ip>,
+    /// The number of the first block, if nothing before it is missing, and of the second, if nothing between is. They are no step yet.
     first: Option<u16>,
+    second: Option<u16>,
+    /// The first run began the first block.
+    first_is_at_begin: bool,
     /// The block that ran last; none behind a gap.
     last: Option<u16>,
+    /// Where the last run goes on, if it ended without a branch.
+    goes_on_at: Option<Ip>,
+    /// Something ran or is missing.
     has_begun: bool,
+    /// A block has been counted, or something is missing.
+    has_block: bool,
+    /// The last block is the first.
+    last_is_first: bool,
+    has_gap: bool,
 }
 
 impl EdgeStretch {
     /// What comes next is not known to follow what came last.
     pub(crate) const fn forget(&mut self) {
-        self.last = None;
-        self.has_begun = true;
+        (self.last, self.goes_on_at, self.last_is_first) = (None, None, false);
+        (self.has_begun, self.has_block, self.has_gap) = (true, true, true);
+    }
+
+    /// Instructions ran in a row from `ip` on, and then there was a branch, or there was none and they go on at `next`. `number` is that of the block
+    /// that begins here, if one does and it counts.
+    #[inline]
+    fn run(&mut self, ip: Ip, next: Option<Ip>, number: impl FnOnce() -> Option<u16>) {
+        let goes_on = self.goes_on_at.is_some_and(|at| at == ip);
+        self.goes_on_at = next;
+        if goes_on {
+            return;
+        }
+        let is_first = !self.has_begun;
+        if is_first {
+            self.begins_at = Some(ip);
+            self.has_begun = true;
+        }
+        if let Some(number) = number() {
+            self.first_is_at_begin |= is_first;
+            self.step(number);
+        }
     }
 
     fn step(&mut self, block: u16) {
-        match self.last {
-            Some(before) => self.map.step(before, block),
-            None if !self.has_begun => self.first = Some(block),
-            None => {}
+        let is_second = std::mem::take(&mut self.last_is_first);
+        if !self.has_block {
+            self.first = Some(block);
+            self.last_is_first = true;
+        } else if is_second {
+            // The step from the first block, which may have begun before.
+            self.second = Some(block);
+        } else if let Some(before) = self.last {
+            self.map.step(before, block);
         }
         self.last = Some(block);
-        self.has_begun = true;
+        self.has_block = true;
     }
 
     /// Puts the next stretch of the stream behind this one.
     pub(crate) fn join(&mut self, next: &Self) {
-        self.map.merge(&next.map);
         if !next.has_begun {
             return;
         }
-        match (self.last, next.first) {
-            (Some(before), Some(block)) => self.map.step(before, block),
-            (None, first) if !self.has_begun => self.first = first,
-            _ => {}
+        if !self.has_begun {
+            (self.begins_at, self.first_is_at_begin) = (next.begins_at, next.first_is_at_begin);
+            self.has_begun = true;
         }
-        self.last = next.last;
-        self.has_begun = true;
+        // The block in which the next stretch begins may be the last one of this.
+        let goes_on = next.begins_at.is_some() && self.goes_on_at == next.begins_at;
+        if let Some(block) = next.first
+            && !(goes_on && next.first_is_at_begin)
+        {
+            self.step(block);
+        }
+        if let Some(block) = next.second {
+            self.step(block);
+        }
+        self.map.merge(&next.map);
+        if next.has_gap {
+            self.forget();
+        }
+        if next.has_gap || next.second.is_some() {
+            self.last = next.last;
+        }
+        self.goes_on_at = next.goes_on_at;
     }
 
     /// Nothing stands before the first block.
     pub(crate) fn finish(mut self) -> EdgeMap {
         if let Some(first) = self.first {
             self.map.step(0, first);
+            if let Some(second) = self.second {
+                self.map.step(first, second);
+            }
         }
         self.map
     }
@@ -148,12 +205,13 @@ impl Edges {
         self.numbers.clear();
     }
 
-    /// A block begins at `ip`; `place` tells where that lies.
+    /// Instructions ran in a row from `ip` on; where they go on if there was no branch; `place` tells where an address lies.
     #[inline]
-    pub(crate) fn step(
+    pub(crate) fn run(
         &mut self,
         era: Era,
         ip: Ip,
+        next: Option<Ip>,
         place: impl FnOnce(Ip) -> Option<Place>,
         stretch: &mut EdgeStretch,
     ) {
@@ -161,13 +219,12 @@ impl Edges {
             self.forget();
         }
         let is_wanted = self.is_wanted;
-        let number = self.numbers.entry((era, ip)).or_insert_with(|| {
-            let place = place(ip).filter(|place| is_wanted(place.file.path()))?;
-            Some(number(&place))
+        stretch.run(ip, next, || {
+            *self.numbers.entry((era, ip)).or_insert_with(|| {
+                let place = place(ip).filter(|place| is_wanted(place.file.path()))?;
+                Some(number(&place))
+            })
         });
-        if let Some(number) = *number {
-            stretch.step(number);
-        }
     }
 }
 
@@ -177,27 +234,60 @@ mod tests {
 
     use super::*;
 
+    /// What may come in a stream.
+    #[derive(Clone, Debug)]
+    enum Coming {
+        /// A block, in so many rows of instructions, and whether it counts.
+        Block(u16, usize, bool),
+        Gap,
+    }
+
+    fn comings() -> impl Strategy<Value = Coming> {
+        prop_oneof![
+            6 => (0_u16..6, 1_usize..4, prop::bool::weighted(0.8))
+                .prop_map(|(number, rows, counts)| Coming::Block(number, rows, counts)),
+            1 => Just(Coming::Gap),
+        ]
+    }
+
     proptest! {
-        /// Wherever a stream is cut, the steps are the same.
+        /// Wherever a stream is cut, also within blocks, and wherever a block is interrupted, the steps are those from block to block.
         #[test]
         fn steps_do_not_depend_on_the_cuts(
-            blocks in prop::collection::vec((prop::option::of(any::<u16>()), any::<bool>()), 0..60)
+            comings in prop::collection::vec((comings(), prop::collection::vec(any::<bool>(), 4)), 0..60)
         ) {
-            let (mut whole, mut joined, mut part) =
-                (EdgeStretch::default(), EdgeStretch::default(), EdgeStretch::default());
-            for (block, is_cut) in blocks {
-                if is_cut {
+            let (mut steps, mut whole) = (EdgeStretch::default(), EdgeStretch::default());
+            let (mut joined, mut part) = (EdgeStretch::default(), EdgeStretch::default());
+            for (coming, cuts) in comings {
+                if cuts[3] {
                     joined.join(&std::mem::take(&mut part));
                 }
-                for stretch in [&mut whole, &mut part] {
-                    match block {
-                        Some(block) => stretch.step(block),
-                        None => stretch.forget(),
+                let Coming::Block(number, rows, counts) = coming else {
+                    for stretch in [&mut steps, &mut whole, &mut part] {
+                        stretch.forget();
+                    }
+                    continue;
+                };
+                if counts {
+                    steps.step(number);
+                }
+                let ip = |row: usize| Ip(u64::from(number) * 16 + row as u64);
+                for row in 0..rows {
+                    if row > 0 && cuts[row - 1] {
+                        joined.join(&std::mem::take(&mut part));
+                    }
+                    let next = Some(ip(row + 1)).filter(|_| row + 1 < rows);
+                    // Of the place within a block there would be another number.
+                    let here = number + 100 * row as u16;
+                    for stretch in [&mut whole, &mut part] {
+                        stretch.run(ip(row), next, || Some(here).filter(|_| counts));
                     }
                 }
             }
             joined.join(&part);
-            prop_assert_eq!(joined.finish(), whole.finish());
+            let steps = steps.finish();
+            prop_assert_eq!(&whole.finish(), &steps);
+            prop_assert_eq!(&joined.finish(), &steps);
         }
     }
 
