@@ -56,6 +56,26 @@ pub(crate) fn shortened(text: &str, most: usize) -> String {
     short
 }
 
+/// A text of at most so many letters, of which the end is left out if it is longer.
+pub(crate) fn begin_of(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(most.saturating_sub(1)).collect();
+    short.push('…');
+    short
+}
+
+/// A text of at most so many letters, of which the beginning is left out if it is longer.
+pub(crate) fn end_of(text: &str, most: usize) -> String {
+    let count = text.chars().count();
+    if count <= most {
+        return text.to_owned();
+    }
+    let kept = text.chars().skip(count - most.saturating_sub(1));
+    std::iter::once('…').chain(kept).collect()
+}
+
 /// A column of a table that may have to fit a terminal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column {
@@ -63,6 +83,10 @@ pub(crate) struct Column {
     is_left: bool,
     /// Names in it may be shortened.
     is_name: bool,
+    /// They are shortened at the front: of a path the end tells more.
+    is_path: bool,
+    /// No name is made shorter than this.
+    shortest: usize,
     /// It may be left out; those with a higher number first.
     spare: u8,
 }
@@ -74,11 +98,13 @@ impl Column {
             head,
             is_left: false,
             is_name: false,
+            is_path: false,
+            shortest: SHORTEST,
             spare: 0,
         }
     }
 
-    /// Numbers that may be left out where there is no room; those with a higher number first.
+    /// Numbers that may be left out where there is no room; those with a higher number first, and those with the same one together.
     pub(crate) const fn spare(head: &'static str, spare: u8) -> Self {
         Self {
             spare,
@@ -100,6 +126,15 @@ impl Column {
             is_left: true,
             is_name: true,
             ..Self::number(head)
+        }
+    }
+
+    /// Paths, which are shortened at the front where there is no room, but not by much.
+    pub(crate) const fn path(head: &'static str) -> Self {
+        Self {
+            is_path: true,
+            shortest: 32,
+            ..Self::name(head)
         }
     }
 }
@@ -124,20 +159,21 @@ pub(crate) fn fitted(columns: &[Column], rows: &[Vec<String>], width: Option<usi
         let at_least = |shown: &[usize]| {
             let mut least = widths.clone();
             for i in shown.iter().filter(|i| columns[**i].is_name) {
-                least[*i] = least[*i].min(SHORTEST.max(columns[*i].head.chars().count()));
+                least[*i] =
+                    least[*i].min(columns[*i].shortest.max(columns[*i].head.chars().count()));
             }
             total(shown, &least)
         };
         while at_least(&shown) > width
-            && let Some(place) = (0..shown.len()).max_by_key(|place| columns[shown[*place]].spare)
-            && columns[shown[place]].spare > 0
+            && let Some(most) = shown.iter().map(|i| columns[*i].spare).max()
+            && most > 0
         {
-            shown.remove(place);
+            shown.retain(|i| columns[*i].spare != most);
         }
         // The last first: what stands behind a function is its file.
         for i in shown.iter().rev().filter(|i| columns[**i].is_name) {
             let excess = total(&shown, &widths).saturating_sub(width);
-            let least = SHORTEST.max(columns[*i].head.chars().count());
+            let least = columns[*i].shortest.max(columns[*i].head.chars().count());
             widths[*i] -= excess.min(widths[*i].saturating_sub(least));
         }
     }
@@ -149,9 +185,10 @@ pub(crate) fn fitted(columns: &[Column], rows: &[Vec<String>], width: Option<usi
     for row in rows {
         list.add_row(shown.iter().map(|i| {
             let cell = row.get(*i).map_or("", String::as_str);
-            match columns[*i].is_name {
-                true => shortened(cell, widths[*i]),
-                false => cell.to_owned(),
+            match (columns[*i].is_name, columns[*i].is_path) {
+                (true, false) => shortened(cell, widths[*i]),
+                (true, true) => end_of(cell, widths[*i]),
+                (false, _) => cell.to_owned(),
             }
         }));
     }
@@ -160,7 +197,7 @@ pub(crate) fn fitted(columns: &[Column], rows: &[Vec<String>], width: Option<usi
 
 #[cfg(test)]
 mod tests {
-    use super::{Column, fitted, shortened};
+    use super::{Column, begin_of, end_of, fitted, shortened};
 
     #[test]
     fn both_ends_of_a_name_show() {
@@ -170,6 +207,42 @@ mod tests {
         assert_eq!(shortened("äöüß", 3), "ä…ß");
         assert_eq!(shortened("abc", 1), "…");
         assert_eq!(shortened("abc", 0), "…");
+    }
+
+    #[test]
+    fn one_end_of_a_text_shows() {
+        assert_eq!(
+            (begin_of("abcd", 4), end_of("äöüß", 4)),
+            ("abcd".into(), "äöüß".into())
+        );
+        assert_eq!(
+            (begin_of("abcd", 3), end_of("äöüß", 3)),
+            ("ab…".into(), "…üß".into())
+        );
+        assert_eq!(
+            (begin_of("ab", 0), end_of("ab", 0)),
+            ("…".into(), "…".into())
+        );
+    }
+
+    #[test]
+    fn columns_are_left_out_before_a_path_is_made_short() {
+        let columns = [
+            Column::path("source file"),
+            Column::number("lines"),
+            Column::spare("outcomes", 1),
+        ];
+        let rows = [vec![
+            "/a/long/path/to/a/folder/of/some/source.rs".into(),
+            "7".into(),
+            "1".into(),
+        ]];
+        let text =
+            |width| console::strip_ansi_codes(&fitted(&columns, &rows, Some(width))).into_owned();
+        let has = |width, name| text(width).contains(name);
+        assert!(has(80, " /a/long") && has(80, "outcomes"));
+        assert!(has(55, "…/path/to/a/folder/of/some/source.rs") && has(55, "outcomes"));
+        assert!(has(45, "…/path/to/a/folder/of/some/source.rs") && !has(45, "outcomes"));
     }
 
     #[test]

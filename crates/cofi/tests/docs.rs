@@ -163,6 +163,30 @@ fn without_numbers(line: &str) -> String {
     words.join(" ")
 }
 
+/// Runs the commands of a page's blocks that are about a recording, in the folder where that is, and compares what they say. How many there are.
+fn recorded(name: &str, folder: &Path) -> usize {
+    let mut commands = 0;
+    for block in blocks(&page(name)) {
+        let is_recorded = block.info.get(1).is_some_and(|word| word == "recorded");
+        if !is_recorded || block.info.first().is_none_or(|info| info != "console") {
+            continue;
+        }
+        for part in format!("\n{}", block.text).split("\n$ ").skip(1) {
+            let (command, wanted) = part.split_once('\n').unwrap_or((part, ""));
+            let path = format!("{}/", folder.display().to_string().trim_end_matches('/'));
+            let got = shell(command, folder).replace(&path, "");
+            let mut rest = got.lines().map(without_numbers);
+            // The lines are there in this order; a line of dots stands for others.
+            for line in wanted.lines().filter(|line| *line != "…") {
+                let line = without_numbers(line);
+                assert!(rest.any(|got| got == line), "{command}: {line:?} in\n{got}");
+            }
+            commands += 1;
+        }
+    }
+    commands
+}
+
 #[test]
 fn recorded_examples_of_the_readme() {
     let scratch = Scratch::new();
@@ -173,25 +197,33 @@ fn recorded_examples_of_the_readme() {
     }
     let folder = scratch.path("");
     shell("cofi record --engine ptrace ./server", &folder);
-    let mut commands = 0;
-    for block in blocks(&page("README.md")) {
-        if block.info.get(1).is_none_or(|word| word != "recorded") {
-            continue;
-        }
-        for part in format!("\n{}", block.text).split("\n$ ").skip(1) {
-            let (command, wanted) = part.split_once('\n').unwrap_or((part, ""));
-            let path = format!("{}/", folder.display().to_string().trim_end_matches('/'));
-            let got = shell(command, &folder).replace(&path, "");
-            let mut rest = got.lines().map(without_numbers);
-            // The lines are there in this order; a line of dots stands for others.
-            for line in wanted.lines().filter(|line| *line != "…") {
-                let line = without_numbers(line);
-                assert!(rest.any(|got| got == line), "{command}: {line:?} in\n{got}");
-            }
-            commands += 1;
-        }
+    assert_eq!(recorded("README.md", &folder), 6);
+}
+
+/// Each question has a command, and that says what the page says.
+#[test]
+fn questions() {
+    let scratch = Scratch::new();
+    let page_of = page("docs/questions.md");
+    let blocks = blocks(&page_of);
+    let source = blocks
+        .iter()
+        .find(|block| block.info.first().is_some_and(|info| info == "c"));
+    let source = scratch.write("shop.c", &source.expect("the program").text);
+    let folder = scratch.path("");
+    if scratch
+        .compile(&source, &["-g", "-O0", "-static"])
+        .is_none()
+    {
+        return;
     }
-    assert_eq!(commands, 5);
+    shell("cofi record --engine ptrace ./shop", &folder);
+    let questions = page_of
+        .lines()
+        .filter(|line| line.starts_with("## "))
+        .count();
+    assert!(questions >= 20, "{questions} questions");
+    assert_eq!(recorded("docs/questions.md", &folder), questions);
 }
 
 #[test]

@@ -617,3 +617,48 @@ fn names_are_shortened_where_the_terminal_is_narrow() {
     let plain = run(cofi().arg("report").arg(&data).env("COLUMNS", "60")).text();
     assert!(plain.contains("_is_wide_and_ends_so"), "{plain}");
 }
+
+/// What shows lines of source fits a terminal of 80 columns; the source stands above the instructions there, and beside them in a wide one.
+#[test]
+fn source_fits_the_terminal() {
+    const SOURCE: &str = "static int times_two_if_it_is_odd(int number)\n{\n    if (number % 2) /* a comment that makes this line longer than eighty columns are */\n        return 2 * number;\n    return number;\n}\nint main(void)\n{\n    int sum = 0;\n    for (int i = 0; i < 100; i++)\n        sum += times_two_if_it_is_odd(i);\n    return sum != 7450;\n}\n";
+    let scratch = Scratch::new();
+    let source = scratch.write("a_file_with_a_name_that_is_rather_long.c", SOURCE);
+    let Some(program) = scratch.compile(&source, &["-g", "-O0"]) else {
+        return;
+    };
+    let data = scratch.path("data");
+    recorded("ptrace", &program, &[], 0, &data);
+    let bin = env!("CARGO_BIN_EXE_cofi");
+    for (command, wanted) in [
+        (
+            "annotate times_two_if_it_is_odd",
+            "       3:     if (number % 2)",
+        ),
+        ("coverage", "long.c"),
+        ("top --of lines --from sym:main", "sum +="),
+        ("top --of branches --from sym:main", "times_"),
+        (
+            "top --of instructions --by total --from sym:main",
+            "main+0x",
+        ),
+    ] {
+        let line = format!("{bin} {command} {}", data.display());
+        let Some(text) = on_terminal("80", &line) else {
+            return;
+        };
+        assert!(text.contains(wanted), "{command}:\n{text}");
+        // (How long the folder's name is depends on where the test runs.)
+        let lines = text.lines().filter(|line| !line.contains("long.c:1  in "));
+        let lines = lines.filter(|line| !line.starts_with("  in ") && !line.starts_with("  /"));
+        let widest = lines.map(letters).max();
+        assert!(
+            widest.is_some_and(|widest| widest <= 80),
+            "{command}:\n{text}"
+        );
+    }
+    let line = format!("{bin} annotate times_two_if_it_is_odd {}", data.display());
+    let wide = on_terminal("160", &line).unwrap_or_default();
+    let line = wide.lines().find(|line| line.contains("if (number % 2)"));
+    assert!(line.is_some_and(|line| line.contains("mov eax")), "{wide}");
+}

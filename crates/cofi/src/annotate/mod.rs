@@ -144,10 +144,12 @@ impl<'a> Listing<'a> {
                 _ => after,
             };
         }
-        // Behind a function there may be padding up to the next.
-        while listing.rows.last().is_some_and(|row| {
-            row.count.times == 0 && row.line.is_none() && row.text.starts_with("nop")
-        }) {
+        // Behind a function there may be padding up to the next: without a line, or with that of the last instruction.
+        while let [.., before, last] = listing.rows.as_slice()
+            && last.count.times == 0
+            && (last.line.is_none() || last.line == before.line)
+            && (last.text.starts_with("nop") || last.text == "int3")
+        {
             listing.rows.pop();
         }
         listing

@@ -4,7 +4,7 @@ use super::{Listing, Row};
 use crate::coverage::percent;
 use crate::digits::{counted, grouped};
 use crate::source_text::SourceText;
-use crate::table::shortened;
+use crate::table::begin_of;
 use std::io::{Result, Write};
 use std::rc::Rc;
 
@@ -16,9 +16,9 @@ pub(super) struct Style {
     pub(super) width: Option<usize>,
 }
 
-/// The source is no wider than this, and no narrower.
+/// The source is no wider than this. Where there is no room for so much, it stands above the instructions and not beside them.
 const WIDEST: usize = 52;
-const NARROWEST: usize = 24;
+const NARROWEST: usize = 32;
 
 /// How much of the columns belongs to instructions.
 const INSNS: usize = 78;
@@ -26,6 +26,8 @@ const INSNS: usize = 78;
 /// What stands in front of the instructions of a line.
 struct Left {
     count: String,
+    /// The line's number, if the text is the line.
+    number: Option<u32>,
     text: String,
 }
 
@@ -62,9 +64,13 @@ pub(super) fn print(
     let rows = &listing.rows;
     let most = rows.iter().map(|row| row.count.times).max().unwrap_or(0);
     let has_lines = rows.iter().any(|row| row.line.is_some());
-    let width = style.width.map_or(WIDEST, |width| {
-        width.saturating_sub(INSNS).clamp(NARROWEST, WIDEST)
-    });
+    let beside = style
+        .width
+        .map_or(WIDEST, |width| width.saturating_sub(INSNS).min(WIDEST));
+    if has_lines && beside < NARROWEST {
+        return print_above(listing, most, texts, style, out);
+    }
+    let width = beside;
     let mut last: Option<&(Rc<str>, u32)> = None;
     let mut missing: Vec<Rc<str>> = Vec::new();
     if has_lines {
@@ -84,28 +90,70 @@ pub(super) fn print(
             Some(line) if is_new => left_of(listing, line, texts, &mut missing),
             _ => Left {
                 count: String::new(),
+                number: None,
                 text: String::new(),
             },
         };
         if has_lines {
-            let text = shortened(&left.text, width);
+            let text = match left.number {
+                Some(number) => format!("{number:>4}  {}", left.text),
+                None => left.text,
+            };
+            let text = begin_of(&text, width);
             let pad = width - text.chars().count();
             write!(out, "{:>13}  {text}{:pad$}  ", left.count, "")?;
         }
-        let count = format!("{:>13}", times(row.count.times));
-        let count = style.heat(&count, row.count.times, most);
-        let text = instruction(row);
-        let text = match row.count.times {
-            0 => style.heat(&text, 0, most),
-            _ => text,
-        };
-        let line = format!("{count}  {:>8x}  {text}", row.address);
-        writeln!(out, "{}", line.trim_end())?;
+        writeln!(out, "{}", insn_line(row, most, style))?;
     }
+    report_missing(&missing, out)
+}
+
+/// How often an instruction ran, where it stands, and what it is.
+fn insn_line(row: &Row, most: u64, style: Style) -> String {
+    let count = format!("{:>13}", times(row.count.times));
+    let count = style.heat(&count, row.count.times, most);
+    let text = instruction(row);
+    let text = match row.count.times {
+        0 => style.heat(&text, 0, most),
+        _ => text,
+    };
+    let line = format!("{count}  {:>8x}  {text}", row.address);
+    line.trim_end().to_owned()
+}
+
+fn report_missing(missing: &[Rc<str>], out: &mut impl Write) -> Result<()> {
     for file in missing {
         writeln!(out, "(The source is not there: {file}.)")?;
     }
     Ok(())
+}
+
+/// Prints each line of the source above its instructions: for a terminal that is too narrow for both beside each other.
+fn print_above(
+    listing: &Listing<'_>,
+    most: u64,
+    texts: &mut SourceText,
+    style: Style,
+    out: &mut impl Write,
+) -> Result<()> {
+    let mut last: Option<&(Rc<str>, u32)> = None;
+    let mut missing: Vec<Rc<str>> = Vec::new();
+    let heads = format!("{:>13}  {:>8}  source, instruction", "ran", "address");
+    writeln!(out, "{}", style.bold(&heads))?;
+    for row in &listing.rows {
+        if let Some(line) = row.line.as_ref().filter(|line| last != Some(*line)) {
+            let left = left_of(listing, line, texts, &mut missing);
+            let text = match left.number {
+                Some(number) => format!("{:>13}  {number:>8}: {}", left.count, left.text),
+                None => format!("{:>13}  {}", left.count, left.text),
+            };
+            let text = begin_of(&text, style.width.unwrap_or(usize::MAX));
+            writeln!(out, "{}", style.bold(text.trim_end()))?;
+        }
+        last = row.line.as_ref();
+        writeln!(out, "{}", insn_line(row, most, style))?;
+    }
+    report_missing(&missing, out)
 }
 
 fn head(listing: &Listing<'_>, all: u64, style: Style, out: &mut impl Write) -> Result<()> {
@@ -124,8 +172,18 @@ fn head(listing: &Listing<'_>, all: u64, style: Style, out: &mut impl Write) -> 
         ),
     };
     let name = style.bold(&function.name);
-    let file = listing.code.path().display();
-    writeln!(out, "{name}{}  in {file}", source.unwrap_or_default())?;
+    let source = source.unwrap_or_default();
+    let file = format!("  in {}", listing.code.path().display());
+    let len = [&function.name, &source, &file].map(|text| text.chars().count());
+    // One below the other where there is no room.
+    let is_long = style
+        .width
+        .is_some_and(|width| len.iter().sum::<usize>() > width);
+    match is_long {
+        false => writeln!(out, "{name}{source}{file}")?,
+        true if source.is_empty() => writeln!(out, "{name}\n{file}")?,
+        true => writeln!(out, "{name}\n{source}\n{file}")?,
+    }
     writeln!(out, "{ran}\n")
 }
 
@@ -137,10 +195,10 @@ fn left_of(
     missing: &mut Vec<Rc<str>>,
 ) -> Left {
     let name = file.rsplit('/').next().unwrap_or_default();
-    let text = match texts.line(file, *number) {
+    let (known, text) = match texts.line(file, *number) {
         // A tab would move what stands behind it.
-        Some(text) => format!("{number:>4}  {}", text.replace('\t', "    ")),
-        None => format!("{name}:{number}"),
+        Some(text) => (Some(*number), text.replace('\t', "    ")),
+        None => (None, format!("{name}:{number}")),
     };
     if texts.is_missing(file) && !missing.contains(file) {
         missing.push(file.clone());
@@ -151,6 +209,7 @@ fn left_of(
     let count = place.and_then(|place| listing.cover.lines.get(&place));
     Left {
         count: times(count.map_or(0, |line| line.count)),
+        number: known,
         text,
     }
 }

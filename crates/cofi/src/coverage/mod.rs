@@ -10,7 +10,7 @@ use crate::args::CoverageArgs;
 use crate::digits::{counted, grouped};
 use crate::json::Line;
 use crate::output::{self, stdout, tell};
-use crate::table::{Column, fitted, width_of};
+use crate::table::{Column, end_of, fitted, shortened, width_of};
 use anyhow::{Context, Result};
 use cofi_analysis::InsnCount;
 use console::Term;
@@ -22,6 +22,9 @@ use std::path::Path;
 
 /// What is said where there are no lines.
 pub(crate) const NO_LINES: &str = "nothing that ran has debugging information: compile with -g";
+
+/// Of more source files than this it is said how to see less of them.
+const MANY: usize = 50;
 
 /// How many functions that never ran are listed.
 const LISTED: usize = 15;
@@ -235,7 +238,7 @@ fn print(
     }
     if !rows.is_empty() {
         let columns = [
-            Column::name("source file"),
+            Column::path("source file"),
             Column::number("lines ran"),
             Column::number("of"),
             Column::number("%"),
@@ -260,7 +263,7 @@ fn print(
         .collect();
     if !rows.is_empty() {
         let columns = [
-            Column::name("without lines"),
+            Column::path("without lines"),
             Column::number("functions ran"),
             Column::number("of"),
             Column::number("%"),
@@ -268,12 +271,19 @@ fn print(
         ];
         writeln!(out, "{}\n", fitted(&columns, &rows, width))?;
     }
-    never(sources, all_never, out)?;
+    never(sources, all_never, width, out)?;
+    if sources.list.len() > MANY {
+        let all = grouped(sources.list.len() as u64);
+        writeln!(
+            out,
+            "{all} source files; --source TEXT shows those with TEXT in their path."
+        )?;
+    }
     if !sources.left_out.is_empty() {
         let names = sources.left_out.join(", ");
         writeln!(
             out,
-            "Left out: {names}; --all shows libraries of the system, too."
+            "Left out: {names};\n  --all shows libraries of the system, too."
         )?;
     }
     let of = match counted.summaries.len() {
@@ -296,7 +306,7 @@ fn print(
 }
 
 /// Lists functions that never ran.
-fn never(sources: &Sources, all: bool, out: &mut impl Write) -> Result<()> {
+fn never(sources: &Sources, all: bool, width: Option<usize>, out: &mut impl Write) -> Result<()> {
     let never = sources.list.iter().flat_map(|source| {
         let functions = source.functions.iter();
         let functions = functions.filter(|function| function.calls == 0);
@@ -313,11 +323,19 @@ fn never(sources: &Sources, all: bool, out: &mut impl Write) -> Result<()> {
     )?;
     let most = if all { never.len() } else { LISTED };
     for (source, function) in never.iter().take(most) {
-        writeln!(
-            out,
-            "  {}  {}:{}",
-            function.name, source.path, function.line
-        )?;
+        let place = format!("{}:{}", source.path, function.line);
+        let (name, place) = match width {
+            Some(width) => {
+                // Of both as much as there is room for, of the name half at least.
+                let room = width.saturating_sub(5);
+                let name = room.saturating_sub(place.chars().count()).max(room / 2);
+                let name = shortened(&function.name, name);
+                let place = end_of(&place, room.saturating_sub(name.chars().count()));
+                (name, place)
+            }
+            None => (function.name.clone(), place),
+        };
+        writeln!(out, "  {name}  {place}")?;
     }
     if never.len() > most {
         let more = grouped((never.len() - most) as u64);

@@ -3,6 +3,7 @@
 //! the part about the packets themselves.
 
 pub(crate) mod build;
+mod calls;
 mod compare;
 mod damage;
 mod endings;
@@ -111,6 +112,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         .filter(|(word, _)| *word == "endings")
     {
         return endings::run(root, rest);
+    }
+    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "calls") {
+        return calls::run(root, rest);
     }
     if let Some((_, rest)) = arguments
         .split_first()
