@@ -83,10 +83,10 @@ fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
         };
         if let What::Enter { function, .. } = what {
             let name = FunctionName {
-                name: if function == 99 {
-                    "strlen".into()
-                } else {
-                    format!("f{function}")
+                name: match function {
+                    98 => "__lll_lock_wait".into(),
+                    99 => "strlen".into(),
+                    _ => format!("f{function}"),
                 },
                 is_named: true,
                 file: None,
@@ -107,12 +107,16 @@ fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
 }
 
 fn diff_of(a: &[Piece], b: &[Piece], cuts: [u64; 2], strict: bool) -> ThreadDiff {
-    let mut files = FileMatches::new(&[], &[], Level::Instructions, None);
     let options = DiffOptions {
         partings: usize::MAX,
         strict,
         has_calls: true,
     };
+    diff_with(a, b, cuts, &options)
+}
+
+fn diff_with(a: &[Piece], b: &[Piece], cuts: [u64; 2], options: &DiffOptions) -> ThreadDiff {
+    let mut files = FileMatches::new(&[], &[], Level::Instructions, None);
     let receive = |pieces: &[Piece], most| {
         let batches = batches(pieces, most);
         let (send, receive) = sync_channel(batches.len());
@@ -122,7 +126,7 @@ fn diff_of(a: &[Piece], b: &[Piece], cuts: [u64; 2], strict: bool) -> ThreadDiff
         receive
     };
     let receivers = [receive(a, cuts[0]), receive(b, cuts[1])];
-    Differ::new(receivers, Tokens::new(&mut files), &options).run()
+    Differ::new(receivers, Tokens::new(&mut files), options).run()
 }
 
 fn diff(a: &[Piece], b: &[Piece]) -> ThreadDiff {
@@ -299,6 +303,37 @@ fn ways_through_string_functions_are_set_aside() {
     assert_eq!((diff.aside, diff.aside_insns), (1, [9, 31]));
     let strict = diff_of(&a, &b, [5, 3], true);
     assert_eq!(places(&strict), [(20, [9, 31], PartingCause::Strings)]);
+}
+
+#[test]
+fn waiting_for_a_lock_is_named() {
+    let flow = |way| {
+        [
+            Call(1),
+            Run(0..10),
+            Call(98),
+            Run(50..60),
+            Run(way),
+            Return,
+            Run(10..100),
+        ]
+    };
+    let diff = diff(&flow(1000..1009), &flow(3000..3031));
+    assert_eq!(places(&diff), [(20, [9, 31], PartingCause::Lock)]);
+}
+
+/// The stream of a processor: what is the same is found without calls, if enough of it is.
+#[test]
+fn without_calls() {
+    let flow = |way| [Run(0..20), Run(way), Run(500..600)];
+    let options = DiffOptions {
+        partings: 9,
+        strict: false,
+        has_calls: false,
+    };
+    let diff = diff_with(&flow(100..106), &flow(200..209), [5, 3], &options);
+    assert_eq!(places(&diff), [(20, [6, 9], PartingCause::Other)]);
+    assert_eq!(diff.equal, [120, 120]);
 }
 
 /// Behind a gap the comparison goes on where many instructions are the same; that it is the same place nobody proves.

@@ -315,6 +315,12 @@ fn part(
         stack("  in A:", &a.frames, look, out)?;
         stack("  in B:", &b.frames, look, out)?;
     }
+    if parting.cause == PartingCause::Lock {
+        writeln!(
+            out,
+            "  (It waits for other threads, or wakes them: its way depends on who came first.)"
+        )?;
+    }
     if let Some([last, _]) = &parting.last {
         let source = reader
             .source(last)
