@@ -58,6 +58,8 @@ pub struct CallTracer<'s> {
     thread: Thread,
     offset: StreamOffset,
     errors: bool,
+    /// Room for the lengths of a run's instructions.
+    lens: Vec<u8>,
 }
 
 /// The code in place, and what was worked out of its blocks.
@@ -127,6 +129,7 @@ impl<'s> CallTracer<'s> {
             thread: Thread::new(stream.task()),
             offset: start,
             errors: false,
+            lens: Vec::new(),
         }
     }
 
@@ -255,7 +258,9 @@ impl<'s> CallTracer<'s> {
     ) -> Option<Gate> {
         self.code.settle(flow);
         self.arrive(visitor);
-        let (mut hits, mut lens) = (Vec::new(), Vec::new());
+        let mut hits = Vec::new();
+        let mut lens = std::mem::take(&mut self.lens);
+        lens.clear();
         let Some(part) = flow.next_part() else {
             self.arrive_at_end(visitor);
             return None;
@@ -277,6 +282,7 @@ impl<'s> CallTracer<'s> {
             (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, &lens, visitor),
             (Err(item), Gate::Inside | Gate::Last) => self.item(item, flow, visitor),
         }
+        self.lens = lens;
         Some(said)
     }
 

@@ -126,6 +126,13 @@ impl<'m> Differ<'m> {
         }
         let place = last.as_ref().and_then(|[a, _]| a.place.as_ref());
         let in_strings = self.is_in_strings(place);
+        let in_lock = self.sides.iter().all(|side| {
+            let function = side
+                .open
+                .last()
+                .and_then(|open| side.function(open.function));
+            function.is_some_and(|function| function.is_named && is_lock_function(&function.name))
+        });
         let (meeting, lowest) = self.meet(has_gap, &mut turns);
         let Self { sides, tokens, .. } = self;
         let is_over = sides.iter_mut().all(|side| !side.fill(tokens));
@@ -139,7 +146,15 @@ impl<'m> Differ<'m> {
                 .filter(|open| Some(open.depth) == outermost);
             turn.entered = outermost.map(|open| side.frame(open)).collect();
         }
-        let cause = self.cause(next, has_gap, &turns, in_strings && lowest >= -1 && meeting);
+        let cause = match self.cause(next, has_gap, &turns) {
+            PartingCause::Other
+                if meeting && in_strings && lowest >= -1 && called_nothing(&turns) =>
+            {
+                PartingCause::Strings
+            }
+            PartingCause::Other if in_lock => PartingCause::Lock,
+            cause => cause,
+        };
         for (index, turn) in turns.iter().enumerate() {
             self.diff.gaps[index] += turn.missing.len() as u64;
             let list = &mut self.diff.missing[index];
@@ -179,13 +194,7 @@ impl<'m> Differ<'m> {
         sides.each_mut().map(|side| side.coming(1, tokens).pop())
     }
 
-    fn cause(
-        &self,
-        next: [Next; 2],
-        has_gap: bool,
-        turns: &[Turn; 2],
-        in_strings: bool,
-    ) -> PartingCause {
+    fn cause(&self, next: [Next; 2], has_gap: bool, turns: &[Turn; 2]) -> PartingCause {
         if has_gap || turns.iter().any(|turn| !turn.missing.is_empty()) {
             return PartingCause::Gap;
         }
@@ -202,10 +211,7 @@ impl<'m> Differ<'m> {
                 return PartingCause::Signal(index);
             }
         }
-        match in_strings && turns.iter().all(|turn| turn.entered.is_empty()) {
-            true => PartingCause::Strings,
-            false => PartingCause::Other,
-        }
+        PartingCause::Other
     }
 
     /// Whether both sides are in a function whose way depends on where data lies.
@@ -342,6 +348,10 @@ impl<'m> Differ<'m> {
     }
 }
 
+fn called_nothing(turns: &[Turn; 2]) -> bool {
+    turns.iter().all(|turn| turn.entered.is_empty())
+}
+
 fn note(turn: &mut Turn, missing: Vec<Missing>) {
     let missing = missing
         .into_iter()
@@ -437,6 +447,23 @@ fn is_string_function(name: &str) -> bool {
             | "wmemset"
             | "wmemcpy"
     )
+}
+
+/// Whether a function of this name waits for other threads, or wakes them.
+fn is_lock_function(name: &str) -> bool {
+    let parts = [
+        "lll_lock",
+        "lll_unlock",
+        "mutex_",
+        "futex",
+        "pthread_cond_",
+        "rwlock_",
+        "sem_wait",
+        "sem_post",
+        "barrier_wait",
+        "pthread_spin_",
+    ];
+    parts.iter().any(|part| name.contains(part))
 }
 
 fn is_c_library(path: &std::path::Path) -> bool {

@@ -134,6 +134,8 @@ pub enum PartingCause {
     /// In a function of the C library that goes through memory, and whose way depends on where that lies: both returned to the same place, and
     /// neither called anything.
     Strings,
+    /// In a function that waits for other threads: which way it takes depends on who came first.
+    Lock,
     /// A signal's handler ran on the first side, or on the second, and nothing else differs.
     Signal(usize),
     /// The first side ended, or the second.

@@ -77,8 +77,11 @@ pub(super) struct Side {
     pub(super) depth: i32,
     /// The last token, which may go on.
     last: u32,
-    /// The block of the instruction before, and which it was.
+    /// The block of the last instruction that was the same on both sides, and which it was.
     before: Option<(u32, u32)>,
+    /// How many instructions were past then. Of what happened since, no account is taken before the sides part: nothing says that it happened on
+    /// both.
+    together: u64,
     pub(super) tsc: Option<Tsc>,
     /// Calls that began since this was emptied last, those of one function at one depth once.
     pub(super) entered: Vec<Open>,
@@ -104,6 +107,7 @@ impl Side {
             depth: -1,
             last: INVISIBLE,
             before: None,
+            together: 0,
             tsc: None,
             entered: Vec::new(),
         }
@@ -115,6 +119,10 @@ impl Side {
             return false;
         }
         self.settle();
+        if self.marks.len() >= MARKS {
+            // Much ran that is not compared: what the calls were before it does not matter any more.
+            self.settle_to(self.at.saturating_sub(1));
+        }
         let Ok(batch) = self.receiver.recv() else {
             self.is_done = true;
             return false;
@@ -191,6 +199,7 @@ impl Side {
                 side.at += len;
                 side.left_out += left_out;
                 side.before = side.blocks.pop_front().map(|block| (block, len as u32 - 1));
+                side.together = side.at;
             }
             last = Some(x);
         }
@@ -244,7 +253,6 @@ impl Side {
         let Some(block) = self.blocks.front().copied() else {
             return;
         };
-        self.before = Some((block, self.within));
         self.within += 1;
         self.at += 1;
         if self.within >= self.len_of(block) {
@@ -256,7 +264,9 @@ impl Side {
     /// Goes past the next instruction, of this token.
     pub(super) fn take(&mut self, token: u32) {
         self.last = token;
+        self.before = self.blocks.front().map(|block| (*block, self.within));
         self.step();
+        self.together = self.at;
     }
 
     /// What stood before does not go on.
@@ -264,10 +274,10 @@ impl Side {
         self.last = INVISIBLE;
     }
 
-    /// Takes account of the calls that began and ended before the instruction that was gone past last: what happened on the way to the next one
-    /// is still to come.
+    /// Takes account of the calls that began and ended before the last instruction that was the same on both sides: what happened on the way to
+    /// the next one is still to come.
     pub(super) fn settle(&mut self) {
-        self.settle_to(self.at.saturating_sub(1));
+        self.settle_to(self.together.saturating_sub(1));
     }
 
     /// Takes account of the calls that began and ended up to a number of instructions, and up to the next gap.
@@ -356,6 +366,7 @@ impl Side {
                 self.blocks.pop_front();
             }
         }
+        self.together = self.at;
         self.settle();
         self.begin_anew();
         missing

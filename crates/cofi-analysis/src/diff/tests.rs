@@ -3,6 +3,7 @@
 use std::sync::mpsc::sync_channel;
 
 use cofi_flow::FlowErrorKind;
+use cofi_image::{AddressSpace, CodeFile, ImageView, Place, Version};
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use proptest::prelude::*;
 
@@ -25,6 +26,18 @@ enum Piece {
     Gap,
 }
 use Piece::{Call, Gap, Return, Run, Signal};
+
+fn hidden(at: u64) -> Place {
+    let file = CodeFile::from_bytes("left out", vec![0x90; 64]);
+    let mut space = AddressSpace::new();
+    space.map(HIDDEN, 64, &file, 0, Version(0));
+    ImageView::new(&space, Version(0))
+        .place(Ip(at))
+        .expect("it is mapped")
+}
+
+/// From here on instructions are of a file that is not compared.
+const HIDDEN: u64 = 1 << 40;
 
 /// The flow in batches, of blocks of at most so many instructions.
 fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
@@ -53,7 +66,7 @@ fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
                         runs: vec![RunAt {
                             ip: Ip(first),
                             mode: ExecMode::Bits64,
-                            place: None,
+                            place: (first >= HIDDEN).then(|| hidden(first)),
                             first: 0,
                         }],
                         lens: vec![1; len as usize],
@@ -83,10 +96,10 @@ fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
         };
         if let What::Enter { function, .. } = what {
             let name = FunctionName {
-                name: if function == 99 {
-                    "strlen".into()
-                } else {
-                    format!("f{function}")
+                name: match function {
+                    98 => "__lll_lock_wait".into(),
+                    99 => "strlen".into(),
+                    _ => format!("f{function}"),
                 },
                 is_named: true,
                 file: None,
@@ -107,12 +120,16 @@ fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
 }
 
 fn diff_of(a: &[Piece], b: &[Piece], cuts: [u64; 2], strict: bool) -> ThreadDiff {
-    let mut files = FileMatches::new(&[], &[], Level::Instructions, None);
     let options = DiffOptions {
         partings: usize::MAX,
         strict,
         has_calls: true,
     };
+    diff_with(a, b, cuts, &options)
+}
+
+fn diff_with(a: &[Piece], b: &[Piece], cuts: [u64; 2], options: &DiffOptions) -> ThreadDiff {
+    let mut files = FileMatches::new(&[], &[], Level::Instructions, Some("no path"));
     let receive = |pieces: &[Piece], most| {
         let batches = batches(pieces, most);
         let (send, receive) = sync_channel(batches.len());
@@ -122,7 +139,7 @@ fn diff_of(a: &[Piece], b: &[Piece], cuts: [u64; 2], strict: bool) -> ThreadDiff
         receive
     };
     let receivers = [receive(a, cuts[0]), receive(b, cuts[1])];
-    Differ::new(receivers, Tokens::new(&mut files), &options).run()
+    Differ::new(receivers, Tokens::new(&mut files), options).run()
 }
 
 fn diff(a: &[Piece], b: &[Piece]) -> ThreadDiff {
@@ -299,6 +316,59 @@ fn ways_through_string_functions_are_set_aside() {
     assert_eq!((diff.aside, diff.aside_insns), (1, [9, 31]));
     let strict = diff_of(&a, &b, [5, 3], true);
     assert_eq!(places(&strict), [(20, [9, 31], PartingCause::Strings)]);
+}
+
+#[test]
+fn waiting_for_a_lock_is_named() {
+    let flow = |way| {
+        [
+            Call(1),
+            Run(0..10),
+            Call(98),
+            Run(50..60),
+            Run(way),
+            Return,
+            Run(10..100),
+        ]
+    };
+    let diff = diff(&flow(1000..1009), &flow(3000..3031));
+    assert_eq!(places(&diff), [(20, [9, 31], PartingCause::Lock)]);
+}
+
+/// Code that is not compared may be gone past on one side alone: the calls that are open are those of the last instruction that was the same.
+#[test]
+fn code_that_is_not_compared_has_calls_too() {
+    let a = [
+        Call(1),
+        Run(0..10),
+        Run(HIDDEN..HIDDEN + 3),
+        Call(2),
+        Run(HIDDEN + 10..HIDDEN + 20),
+        Run(400..420),
+        Return,
+        Run(10..60),
+    ];
+    let b = [Call(1), Run(0..10), Run(300..305), Run(10..60)];
+    let diff = diff(&a, &b);
+    let parting = &diff.partings[0];
+    assert_eq!(parting.turns[0].frames.len(), 1);
+    assert_eq!(parting.last.as_ref().map(|[last, _]| last.ip), Some(Ip(9)));
+    assert_eq!(places(&diff), [(10, [20, 5], PartingCause::Other)]);
+    assert_eq!((diff.equal, diff.left_out), ([60, 60], [13, 0]));
+}
+
+/// The stream of a processor: what is the same is found without calls, if enough of it is.
+#[test]
+fn without_calls() {
+    let flow = |way| [Run(0..20), Run(way), Run(500..600)];
+    let options = DiffOptions {
+        partings: 9,
+        strict: false,
+        has_calls: false,
+    };
+    let diff = diff_with(&flow(100..106), &flow(200..209), [5, 3], &options);
+    assert_eq!(places(&diff), [(20, [6, 9], PartingCause::Other)]);
+    assert_eq!(diff.equal, [120, 120]);
 }
 
 /// Behind a gap the comparison goes on where many instructions are the same; that it is the same place nobody proves.

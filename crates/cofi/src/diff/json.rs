@@ -131,6 +131,7 @@ fn number_or_null(line: &mut Line, key: &str, number: Option<u32>) {
 const fn cause(cause: PartingCause) -> &'static str {
     match cause {
         PartingCause::Strings => "strings",
+        PartingCause::Lock => "lock",
         PartingCause::Signal(_) => "signal",
         PartingCause::End(_) => "end",
         PartingCause::Gap => "gap",

@@ -79,11 +79,11 @@ pub(super) fn disassembled(spot: &Spot) -> Option<String> {
 
 /// A function's name without the version that the C library's have.
 pub(super) fn unversioned(name: &str) -> String {
-    let Some((before, version)) = name.split_once("@@") else {
+    let Some((before, version)) = name.split_once('@') else {
         return name.to_owned();
     };
-    let offset = version.find('+').map_or("", |at| &version[at..]);
-    format!("{before}{offset}")
+    let offset = version.find('+').and_then(|at| version.get(at..));
+    format!("{before}{}", offset.unwrap_or_default())
 }
 
 /// The function, or the file, in which an instruction is.

@@ -79,24 +79,19 @@ fn files(outcome: &Outcome<'_, '_>, out: &mut Stdout) -> Result<()> {
             by_offset,
         } = file.how
         {
-            let mut parts = Vec::new();
+            writeln!(out, "Two builds of {both}, compared function by function:")?;
             for (count, how) in [
-                (alike, "by offset, being alike in both"),
+                (alike, "by offset: they are alike in both"),
                 (by_line, "by line"),
                 (
                     by_offset,
-                    "by offset, though it is not alike, and no lines are known",
+                    "by offset: they are not alike, and no lines are known",
                 ),
             ] {
                 if count > 0 {
-                    parts.push(format!("{} {how}", counted(count, "function")));
+                    writeln!(out, "  {} {how}", counted(count, "function"))?;
                 }
             }
-            let parts = match parts.is_empty() {
-                true => "function by function".to_owned(),
-                false => parts.join(", "),
-            };
-            writeln!(out, "Two builds of {both}. Compared: {parts}.")?;
             any = true;
         }
     }
@@ -314,6 +309,12 @@ fn part(
     } else {
         stack("  in A:", &a.frames, look, out)?;
         stack("  in B:", &b.frames, look, out)?;
+    }
+    if parting.cause == PartingCause::Lock {
+        writeln!(
+            out,
+            "  (Waits for other threads or wakes them: its way depends on who comes first.)"
+        )?;
     }
     if let Some([last, _]) = &parting.last {
         let source = reader
