@@ -40,8 +40,8 @@ mod tests;
 
 pub use block_index::BlockIndex;
 pub use calls::{
-    Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, CallsInOrder,
-    FinishedCall, FunctionId, Left, OpenCall,
+    Call, CallEnd, CallKind, CallMoment, CallNames, CallPart, CallParts, CallTracer, CallVisitor,
+    CallsInOrder, FinishedCall, FunctionId, Left, OpenCall,
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};

@@ -484,10 +484,14 @@ pub(crate) struct Parallel {
 impl Parallel {
     /// How many threads decode.
     pub(crate) fn threads(&self) -> std::num::NonZeroUsize {
-        let known = std::thread::available_parallelism();
-        self.threads
-            .unwrap_or_else(|| known.unwrap_or(std::num::NonZeroUsize::MIN))
+        threads(self.threads)
     }
+}
+
+/// As many threads as were asked for, or as there are processors.
+pub(crate) fn threads(asked: Option<std::num::NonZeroUsize>) -> std::num::NonZeroUsize {
+    let known = std::thread::available_parallelism();
+    asked.unwrap_or_else(|| known.unwrap_or(std::num::NonZeroUsize::MIN))
 }
 
 /// What is told of each instruction beside its address.
@@ -598,6 +602,9 @@ pub(crate) struct CallsArgs {
     /// When to use colours.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) color: Color,
+    /// How many threads work: at streams, and at the output. As many as there are processors if left out.
+    #[arg(short = 'j', long, value_name = "N")]
+    pub(crate) threads: Option<std::num::NonZeroUsize>,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
 }

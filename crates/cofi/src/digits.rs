@@ -24,20 +24,43 @@ pub(crate) fn hex_padded(out: &mut Vec<u8>, number: u64, width: usize) {
     out.extend_from_slice(&digits[at.min(digits.len() - width)..]);
 }
 
+/// 00 to 99.
+const PAIRS: [[u8; 2]; 100] = {
+    let mut pairs = [[0; 2]; 100];
+    let mut number = 0;
+    while number < pairs.len() {
+        pairs[number] = [b'0' + (number / 10) as u8, b'0' + (number % 10) as u8];
+        number += 1;
+    }
+    pairs
+};
+
+/// No number has more digits.
+const MOST: usize = 20;
+
 /// Appends `number` in decimal.
 #[inline]
 pub(crate) fn decimal(out: &mut Vec<u8>, number: u64) {
-    let mut digits = [0; 20];
-    let (mut rest, mut at) = (number, digits.len());
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
+    // Behind the digits there is room, so that what is copied is always as long: then no call is needed for it.
+    let mut digits = [0; 2 * MOST];
+    let (mut rest, mut at) = (number, MOST);
+    while rest >= 100 {
+        at -= 2;
+        digits[at..at + 2].copy_from_slice(&PAIRS[(rest % 100) as usize]);
+        rest /= 100;
     }
-    out.extend_from_slice(&digits[at..]);
+    if rest >= 10 {
+        at -= 2;
+        digits[at..at + 2].copy_from_slice(&PAIRS[rest as usize]);
+    } else {
+        at -= 1;
+        digits[at] = b'0' + rest as u8;
+    }
+    if let Some(digits) = digits[at..].first_chunk::<MOST>() {
+        let end = out.len() + MOST - at;
+        out.extend_from_slice(digits);
+        out.truncate(end);
+    }
 }
 
 /// Appends the results of a TNT: `len` low bits of `bits`, the highest of them first.

@@ -1,8 +1,9 @@
 //! `cofi last`: how each thread ended, and what it did before.
 
 use crate::args::LastArgs;
+use crate::calls::json::{JsonCalls, Sites};
 use crate::calls::text::{Tree, TreeStyle};
-use crate::calls::{self, Members, Traced};
+use crate::calls::{self, Traced};
 use crate::digits::counted;
 use crate::json::Line;
 use crate::output::{Stdout, stdout};
@@ -32,7 +33,9 @@ pub(crate) fn run(args: &LastArgs) -> Result<Ended> {
     let mut progress = Printing::of(window.streams(&session));
     for (number, stream) in window.streams(&session).into_iter().enumerate() {
         let mut recent = Recent::new(args.number);
-        let traced = calls::trace(&session, stream, &window, &mut recent, &progress)?;
+        let traced = calls::trace(&session, stream, &window, &mut recent, |offset| {
+            progress.reached(offset)
+        })?;
         errors |= traced.errors;
         found |= traced.found;
         progress.finish(stream);
@@ -105,7 +108,11 @@ impl CallVisitor for Recent {
             self_insns: 0,
             left: Left::End,
         };
-        self.calls.push_back(FinishedCall { call: *call, end });
+        self.calls.push_back(FinishedCall {
+            call: *call,
+            end,
+            site: 0,
+        });
     }
 
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
@@ -458,10 +465,11 @@ impl Last<'_, '_> {
                 }
             }
         });
-        let mut members = Members::default();
+        let key = (stream.key(), stream.task());
+        let json = JsonCalls::new(session, &traced.names, key);
         line.list("calls", self.calls(), |line, call| {
             let mut text = Vec::new();
-            members.put(session, &call, &traced.names, &mut text);
+            json.members(&call, &mut Sites::default(), &mut text);
             line.splice(&text);
         });
         line.list("lines", &tail.lines, |line, ran| {

@@ -50,6 +50,11 @@ impl Printing {
         self.bar.set_position(self.before + offset.0);
     }
 
+    /// So many bytes more are decoded, of whatever stream.
+    pub(crate) fn advance(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+
     /// All of the stream is printed.
     pub(crate) fn finish(&mut self, stream: &Stream<'_>) {
         self.before += stream.len() as u64;

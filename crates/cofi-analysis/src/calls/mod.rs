@@ -19,6 +19,7 @@ mod clock;
 mod ends;
 mod in_order;
 mod names;
+mod packed;
 mod rules;
 mod shapes;
 mod stack;
@@ -29,7 +30,7 @@ mod tracer;
 use cofi_packet::{Ip, Tsc};
 use cofi_session::Task;
 
-pub use in_order::{CallsInOrder, FinishedCall};
+pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
 pub use names::CallNames;
 pub use tracer::CallTracer;
 
