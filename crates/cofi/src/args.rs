@@ -599,6 +599,9 @@ pub(crate) struct CallsArgs {
     /// Only calls that took so long: a number with `s`, `ms`, `us` or `ns` behind it.
     #[arg(long, value_name = "TIME", conflicts_with = "callers")]
     pub(crate) min_time: Option<Span>,
+    /// Show functions that were inlined as calls, too, as far as debugging information tells of them.
+    #[arg(long)]
+    pub(crate) inline: bool,
     /// When to use colours.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) color: Color,
@@ -628,6 +631,9 @@ pub(crate) struct ExportArgs {
     /// End before the first item at or after POINT, as `cofi calls --to` does.
     #[arg(long, value_name = "POINT")]
     pub(crate) until: Option<Point>,
+    /// Show functions that were inlined as calls, too, as far as debugging information tells of them.
+    #[arg(long)]
+    pub(crate) inline: bool,
     /// Only this thread; may be given several times.
     #[arg(long, value_name = "TID")]
     pub(crate) tid: Vec<u32>,
@@ -666,6 +672,9 @@ pub(crate) struct LastArgs {
     pub(crate) number: usize,
     #[command(flatten)]
     pub(crate) range: Range,
+    /// Show functions that were inlined as calls, too, as far as debugging information tells of them.
+    #[arg(long)]
+    pub(crate) inline: bool,
     /// When to use colours.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) color: Color,

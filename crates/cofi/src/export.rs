@@ -40,9 +40,14 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ended> {
     let mut progress = Printing::of(window.streams(&session));
     for stream in window.streams(&session) {
         calls.begin_stream(stream.key());
-        let traced = trace(&session, stream, &window, &mut calls, |offset| {
-            progress.reached(offset)
-        })?;
+        let traced = trace(
+            &session,
+            stream,
+            &window,
+            args.inline,
+            &mut calls,
+            |offset| progress.reached(offset),
+        )?;
         errors |= traced.errors;
         found |= traced.found;
         progress.finish(stream);

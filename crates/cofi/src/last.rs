@@ -12,7 +12,9 @@ use crate::select::{Found, Window};
 use crate::sync::Sync;
 use crate::{Ended, check, input, item, select};
 use anyhow::Result;
-use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallVisitor, FinishedCall, Left};
+use cofi_analysis::{
+    Call, CallEnd, CallKind, CallMoment, CallNames, CallVisitor, FinishedCall, Left,
+};
 use cofi_flow::{Executed, FlowError, FlowErrorKind, Item};
 use cofi_image::{ImageView, Place, SourceLine, SourceLines};
 use cofi_insn::{Class, CodeSource};
@@ -33,9 +35,14 @@ pub(crate) fn run(args: &LastArgs) -> Result<Ended> {
     let mut progress = Printing::of(window.streams(&session));
     for (number, stream) in window.streams(&session).into_iter().enumerate() {
         let mut recent = Recent::new(args.number);
-        let traced = calls::trace(&session, stream, &window, &mut recent, |offset| {
-            progress.reached(offset)
-        })?;
+        let traced = calls::trace(
+            &session,
+            stream,
+            &window,
+            args.inline,
+            &mut recent,
+            |offset| progress.reached(offset),
+        )?;
         errors |= traced.errors;
         found |= traced.found;
         progress.finish(stream);
@@ -343,17 +350,29 @@ impl Last<'_, '_> {
             .or(self.tail.last.map(|last| last.ip))
             .or(self.traced.last);
         let mut is_innermost = true;
+        // How many of the inlined functions at the place were shown.
+        let mut inner = 0;
         let mut frames = Vec::new();
         for open in self.traced.open.iter().rev() {
             // Where a call returns to may be another line, and even another function, if it never does: the call instruction ends before it.
             let back = u64::from(!is_innermost);
             let place = at.and_then(|at| view.place(Ip(at.0.wrapping_sub(back))));
-            let source = place.as_ref().and_then(|place| sources.at(place));
+            let source = match (inner, &place) {
+                (_, None) => None,
+                (0, Some(place)) => sources.at(place),
+                // Where an inlined function was called.
+                (inner, Some(place)) => {
+                    let mut inlined = sources.inlined(place).into_iter();
+                    inlined.nth_back(inner - 1).and_then(|it| it.called_at)
+                }
+            };
+            let is_inlined = open.call.kind == CallKind::Inline;
             let known = self.traced.names.describe(open.call.function);
             frames.push(Frame {
                 at,
                 call: open.call,
                 name: match place.as_ref().and_then(Place::symbol) {
+                    _ if is_inlined => format!("{known} (inlined)"),
                     Some(symbol) if symbol.offset + back > 0 => {
                         format!("{}+{:#x}", symbol.demangled(), symbol.offset + back)
                     }
@@ -362,8 +381,13 @@ impl Last<'_, '_> {
                 },
                 source,
             });
+            if is_inlined {
+                inner += 1;
+                continue;
+            }
             at = open.returns_to;
             is_innermost = false;
+            inner = 0;
         }
         frames
     }

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<Ended> {
         let mut progress = Printing::of(window.streams(&session));
         for stream in window.streams(&session) {
             let mut counts = Counts::new(args, &session);
-            let traced = trace(&session, stream, &window, &mut counts, |at| {
+            let traced = trace(&session, stream, &window, false, &mut counts, |at| {
                 progress.reached(at)
             })?;
             errors |= traced.errors;

@@ -13,7 +13,7 @@ use super::packed::{Packed, Part, Shared};
 use super::{Call, CallEnd};
 
 /// So many calls are kept as they are. Those that are left by the time when there are so many need no more room elsewhere.
-const CHUNK: usize = 1 << 12;
+const CHUNK: usize = 1 << 10;
 
 /// A call that has begun and ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,18 +235,19 @@ impl CallPart {
     /// # Errors
     /// What `emit` says, and what the file without a name says if there was need of it.
     pub fn for_each(self, mut emit: impl FnMut(&FinishedCall) -> io::Result<()>) -> io::Result<()> {
-        let Self { content, deeper } = self;
-        let give = |finished: &FinishedCall| {
-            let mut finished = *finished;
-            let depth = &mut finished.call.depth;
-            *depth = depth.saturating_add(deeper).max(0);
-            emit(&finished)
-        };
-        match content {
-            Content::Outer(calls) => calls.iter().try_for_each(give),
-            Content::Packed(part, shared, ends) => part.each(&shared, ends, give),
+        match self.content {
+            Content::Outer(calls) => calls.into_iter().try_for_each(|mut finished| {
+                finished.call.depth = within(finished.call.depth, self.deeper);
+                emit(&finished)
+            }),
+            Content::Packed(part, shared, ends) => part.each(&shared, ends, self.deeper, emit),
         }
     }
+}
+
+/// How deep a call lies that was thought to lie at `depth`, when all lie so much deeper.
+pub(super) fn within(depth: i32, deeper: i32) -> i32 {
+    depth.saturating_add(deeper).max(0)
 }
 
 #[cfg(test)]

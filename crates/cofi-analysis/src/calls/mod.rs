@@ -18,6 +18,7 @@
 mod clock;
 mod ends;
 mod in_order;
+mod inlines;
 mod names;
 mod packed;
 mod rules;
@@ -52,6 +53,8 @@ pub enum CallKind {
     Entry,
     /// It was open before the trace.
     Assumed,
+    /// By nothing: the function was inlined, and what runs is a part of it.
+    Inline,
 }
 
 impl CallKind {
@@ -64,6 +67,7 @@ impl CallKind {
             Self::Signal => "signal",
             Self::Entry => "entry",
             Self::Assumed => "assumed",
+            Self::Inline => "inline",
         }
     }
 }

@@ -9,10 +9,11 @@ use cofi_packet::{Ip, Tsc};
 use cofi_session::Task;
 use rustc_hash::FxHashMap;
 
+use super::in_order::within;
 use super::{Call, CallEnd, CallKind, CallMoment, FinishedCall, FunctionId, Left};
 
 /// Parts are of about so many bytes.
-const PART: usize = 1 << 16;
+const PART: usize = 1 << 12;
 
 /// So many bytes of whole parts wait in memory.
 const MEMORY: usize = 32 << 20;
@@ -268,8 +269,15 @@ impl Packed {
     }
 
     pub(super) fn put(&mut self, calls: &[(Call, Option<CallEnd>)]) -> io::Result<()> {
+        let last = self.last.unwrap_or(FIRST);
+        let mut before = &last;
         for (call, end) in calls {
-            self.put_one(call, end.as_ref());
+            self.put_one(call, end.as_ref(), before);
+            before = call;
+        }
+        if let Some((call, _)) = calls.last() {
+            self.task = Some(call.task);
+            self.last = Some(*call);
         }
         if self.bytes.len() < PART {
             return Ok(());
@@ -317,9 +325,8 @@ impl Packed {
         Ok(())
     }
 
-    fn put_one(&mut self, call: &Call, end: Option<&CallEnd>) {
-        self.task = Some(call.task);
-        let last = self.last.unwrap_or(FIRST);
+    #[inline]
+    fn put_one(&mut self, call: &Call, end: Option<&CallEnd>, last: &Call) {
         let has_cycles = call.begin.cycles != last.begin.cycles
             || end.is_some_and(|end| end.end.cycles != call.begin.cycles);
         let is_next = call.number == last.number.wrapping_add(1) && call.stack == last.stack;
@@ -368,7 +375,6 @@ impl Packed {
                 put(bytes, end.self_insns);
             }
         }
-        self.last = Some(*call);
     }
 
     /// All parts, and what they share; none if there is no call.
@@ -403,11 +409,12 @@ const FIRST: Call = Call {
 };
 
 impl Part {
-    /// Gives the calls that were left. `ends` are those of calls that were packed before they were left, in order.
+    /// Gives the calls that were left, `deeper` than they were packed. `ends` are those of calls that were packed before they were left, in order.
     pub(super) fn each(
         self,
         shared: &Shared,
         ends: Vec<(i64, CallEnd)>,
+        deeper: i32,
         mut give: impl FnMut(&FinishedCall) -> io::Result<()>,
     ) -> io::Result<()> {
         let bytes = match self.at {
@@ -422,29 +429,43 @@ impl Part {
         };
         let mut ends = ends.into_iter().peekable();
         let mut bytes = bytes.as_slice();
-        let mut last = Call {
-            task: shared.task,
-            ..FIRST
-        };
+        let mut finished = NOTHING;
+        finished.call.task = shared.task;
+        let mut depth = FIRST.depth;
         while !bytes.is_empty() {
-            let (site, call, end) = one(&mut bytes, shared, &last)?;
-            let late = || Some(ends.next_if(|(number, _)| *number == call.number)?.1);
-            if let Some(end) = end.or_else(late) {
-                give(&FinishedCall { call, end, site })?;
+            let is_left = take_one(&mut bytes, shared, &mut finished, &mut depth)?;
+            finished.call.depth = within(depth, deeper);
+            if is_left {
+                give(&finished)?;
+            } else if let Some((_, end)) = ends.next_if(|(n, _)| *n == finished.call.number) {
+                finished.end = end;
+                give(&finished)?;
             }
-            last = call;
         }
         Ok(())
     }
 }
 
-/// The next call, and the number of its site.
+/// Before the first call of a part.
+const NOTHING: FinishedCall = FinishedCall {
+    call: FIRST,
+    end: CallEnd {
+        end: FIRST.begin,
+        insns: 0,
+        self_insns: 0,
+        left: Left::End,
+    },
+    site: 0,
+};
+
+/// Reads a call over the one before it, all but its depth. `false` if it had not been left.
 #[inline]
-fn one(
+fn take_one(
     bytes: &mut &[u8],
     shared: &Shared,
-    last: &Call,
-) -> io::Result<(u32, Call, Option<CallEnd>)> {
+    FinishedCall { call, end, site }: &mut FinishedCall,
+    depth: &mut i32,
+) -> io::Result<bool> {
     let head = match get(bytes)? {
         0 => Head {
             site: get(bytes)? as u32,
@@ -454,54 +475,41 @@ fn one(
         number => *shared.heads.get(number as usize - 1).ok_or_else(wrong)?,
     };
     let has = |flag: u16| head.flags & flag != 0;
-    let site = shared.sites.get(head.site as usize).ok_or_else(wrong)?;
-    let (number, stack) = match has(IS_NEXT) {
-        true => (last.number.wrapping_add(1), last.stack),
-        false => (
-            last.number.wrapping_add(get(bytes)? as i64),
-            get(bytes)? as u32,
-        ),
-    };
-    let parent = match (has(IS_WITHIN), has(IS_BESIDE)) {
-        (true, _) => Some(last.number),
-        (_, true) => last.parent,
-        _ => get(bytes)?
-            .checked_sub(1)
-            .map(|below| number.wrapping_sub(below as i64)),
-    };
-    let has_cycles = has(HAS_CYCLES);
-    let call = Call {
-        task: last.task,
-        number,
-        parent,
-        stack,
-        function: site.function,
-        ip: site.ip,
-        depth: last.depth.wrapping_add(head.deeper),
-        kind: site.kind,
-        from: site.from,
-        begin: get_moment(bytes, (has(HAS_TSC), has_cycles), &last.begin)?,
-    };
-    if !has(IS_LEFT) {
-        return Ok((head.site, call, None));
+    let of_site = shared.sites.get(head.site as usize).ok_or_else(wrong)?;
+    (call.function, call.ip) = (of_site.function, of_site.ip);
+    (call.kind, call.from) = (of_site.kind, of_site.from);
+    *site = head.site;
+    *depth = depth.wrapping_add(head.deeper);
+    let last = call.number;
+    if has(IS_NEXT) {
+        call.number = last.wrapping_add(1);
+    } else {
+        call.number = last.wrapping_add(get(bytes)? as i64);
+        call.stack = get(bytes)? as u32;
     }
-    let end = get_moment(bytes, (has(ENDS_WITH_TSC), has_cycles), &call.begin)?;
-    let insns = match has(IS_WHOLE) {
-        true => end.insns.wrapping_sub(call.begin.insns),
+    if has(IS_WITHIN) {
+        call.parent = Some(last);
+    } else if !has(IS_BESIDE) {
+        let above = get(bytes)?.checked_sub(1);
+        call.parent = above.map(|above| call.number.wrapping_sub(above as i64));
+    }
+    let has_cycles = has(HAS_CYCLES);
+    call.begin = get_moment(bytes, (has(HAS_TSC), has_cycles), &call.begin)?;
+    if !has(IS_LEFT) {
+        return Ok(false);
+    }
+    end.end = get_moment(bytes, (has(ENDS_WITH_TSC), has_cycles), &call.begin)?;
+    end.insns = match has(IS_WHOLE) {
+        true => end.end.insns.wrapping_sub(call.begin.insns),
         false => get(bytes)?,
     };
-    let self_insns = match has(IS_LEAF) {
-        true => insns,
+    end.self_insns = match has(IS_LEAF) {
+        true => end.insns,
         false => get(bytes)?,
     };
     let left = Left::ALL.get(usize::from(head.flags >> FLAGS));
-    let end = CallEnd {
-        end,
-        insns,
-        self_insns,
-        left: *left.ok_or_else(wrong)?,
-    };
-    Ok((head.site, call, Some(end)))
+    end.left = *left.ok_or_else(wrong)?;
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -558,7 +566,7 @@ mod tests {
                 got.push(*call);
                 Ok(())
             };
-            part.each(&shared, Vec::new(), give).expect("reading");
+            part.each(&shared, Vec::new(), 0, give).expect("reading");
             assert_eq!(got.last().map(|finished| finished.call.number), Some(last));
             got[begin..].reverse();
         }

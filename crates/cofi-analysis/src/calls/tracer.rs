@@ -8,6 +8,7 @@ use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
 
 use super::clock::StreamClock;
+use super::inlines::Inlines;
 use super::names::CallNames;
 use super::shapes::Shapes;
 use super::thread::{Around, Coming, Thread};
@@ -66,6 +67,9 @@ struct Code<'s> {
     now: Option<(u32, ImageView<'s>)>,
     index: BlockIndex,
     shapes: Shapes,
+    inlines: Inlines,
+    /// Inlined functions are wanted.
+    with_inlined: bool,
 }
 
 impl<'s> Code<'s> {
@@ -125,6 +129,13 @@ impl<'s> CallTracer<'s> {
         }
     }
 
+    /// With calls of the kind [`Inline`](super::CallKind::Inline), too, where DWARF tells of them.
+    #[must_use]
+    pub fn with_inlined(mut self) -> Self {
+        self.code.with_inlined = true;
+        self
+    }
+
     /// The functions seen so far.
     #[must_use]
     pub const fn names(&self) -> &CallNames {
@@ -139,10 +150,7 @@ impl<'s> CallTracer<'s> {
 
     /// The calls that are open on the stack in use, outermost first.
     pub fn open_calls(&self) -> impl Iterator<Item = OpenCall> {
-        self.thread.open().iter().map(|frame| OpenCall {
-            call: frame.call,
-            returns_to: frame.ret.or(frame.resume),
-        })
+        self.thread.open()
     }
 
     /// The instruction that ran last, or that the last block began with.
@@ -171,7 +179,12 @@ impl<'s> CallTracer<'s> {
             ..
         } = self;
         let Code {
-            now, index, shapes, ..
+            now,
+            index,
+            shapes,
+            inlines,
+            with_inlined,
+            ..
         } = code;
         let Some((era, view)) = now else {
             return false;
@@ -183,11 +196,10 @@ impl<'s> CallTracer<'s> {
             let code = *code_number.get_or_insert_with(|| era_of(*era, block.mode()));
             let number = index.number(code, ip, len as u32, || {
                 let runs = block.runs();
-                shapes.push(
-                    names,
-                    view,
-                    runs.map(|run| (run.ip(), run.len(), run.last())),
-                )
+                let runs = runs.map(|run| (run.ip(), run.len(), run.last()));
+                let ips = block.iter().map(|insn| insn.ip);
+                let inlines = with_inlined.then_some(&mut *inlines);
+                shapes.push(names, view, inlines, runs, ips)
             });
             let Some((shape, hops)) = shapes.get(number) else {
                 return;
@@ -200,7 +212,8 @@ impl<'s> CallTracer<'s> {
                 view: Some(view),
                 offset: *offset,
             };
-            thread.block(shape, hops, &mut around);
+            let spans = (shapes.spans(shape), &*inlines);
+            thread.block(shape, hops, spans, &mut around);
             if shape
                 .end
                 .is_none_or(|end| end.class != cofi_insn::Class::Conditional)
@@ -240,7 +253,7 @@ impl<'s> CallTracer<'s> {
     ) -> Option<Gate> {
         self.code.settle(flow);
         self.arrive(visitor);
-        let mut hits = Vec::new();
+        let (mut hits, mut ips) = (Vec::new(), Vec::new());
         let Some(part) = flow.next_part() else {
             self.arrive_at_end(visitor);
             return None;
@@ -251,6 +264,9 @@ impl<'s> CallTracer<'s> {
             Part::Run(run) => {
                 let holds = |ip: &&Ip| run.iter().any(|insn| insn.ip == **ip);
                 hits.extend(wanted.iter().filter(holds));
+                if self.code.with_inlined {
+                    ips.extend(run.iter().map(|insn| insn.ip));
+                }
                 Ok((run.ip(), run.mode(), run.len(), run.last(), run.offset()))
             }
         };
@@ -258,27 +274,36 @@ impl<'s> CallTracer<'s> {
         match (&piece, said) {
             (Ok(_), Gate::Outside | Gate::End) => {}
             (Err(_), Gate::Outside | Gate::End) => self.code.now = None,
-            (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, visitor),
+            (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, ips, visitor),
             (Err(item), Gate::Inside | Gate::Last) => self.item(item, flow, visitor),
         }
         Some(said)
     }
 
-    /// Takes a run: its first address, its mode, how many instructions it has, the last one if it is of a class, and its packet.
+    /// Takes a run: its first address, its mode, how many instructions it has, the last one if it is of a class, and its packet; and, if
+    /// inlined functions are wanted, its instructions.
     fn run(
         &mut self,
         (ip, mode, len, last, offset): (Ip, ExecMode, usize, Option<Executed>, StreamOffset),
+        ips: Vec<Ip>,
         visitor: &mut impl CallVisitor,
     ) {
         let Code {
-            now, index, shapes, ..
+            now,
+            index,
+            shapes,
+            inlines,
+            with_inlined,
+            ..
         } = &mut self.code;
         let Some((era, view)) = now else {
             return;
         };
         let names = &mut self.names;
         let number = index.number(era_of(*era, mode), ip, len as u32, || {
-            shapes.push(names, view, std::iter::once((ip, len, last)))
+            let runs = std::iter::once((ip, len, last));
+            let inlines = with_inlined.then_some(&mut *inlines);
+            shapes.push(names, view, inlines, runs, ips.into_iter())
         });
         let Some((shape, hops)) = shapes.get(number) else {
             return;
@@ -291,7 +316,8 @@ impl<'s> CallTracer<'s> {
             view: Some(view),
             offset: self.offset,
         };
-        self.thread.block(shape, hops, &mut around);
+        let spans = (shapes.spans(shape), &*inlines);
+        self.thread.block(shape, hops, spans, &mut around);
         self.offset = offset;
     }
 

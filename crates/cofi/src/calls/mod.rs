@@ -138,14 +138,14 @@ impl<'s> Work<'_, 's> {
         let (traced, matches);
         if args.callers.is_some() && !args.json {
             let mut callers = Callers::new(args, window);
-            traced = trace(session, stream, window, &mut callers, reached)?;
+            traced = trace(session, stream, window, args.inline, &mut callers, reached)?;
             matches = callers.matches();
             turn.wait();
             let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
             callers.print(session, stream, &mut out)?;
         } else {
             let mut collect = Collect::new(args, window, session, stream, (out, turn));
-            traced = trace(session, stream, window, &mut collect, reached)?;
+            traced = trace(session, stream, window, args.inline, &mut collect, reached)?;
             matches = collect.finish()?;
         }
         advance(stream.len() as u64);
@@ -236,17 +236,25 @@ impl Traced {
     }
 }
 
-/// Follows the wanted part of a stream, and shows its calls to a visitor. `reached` hears how far it is.
+/// Follows the wanted part of a stream, and shows its calls to a visitor, those of inlined functions if they are wanted. `reached` hears how far it is.
 pub(crate) fn trace<'s>(
     session: &'s Session<'_>,
     stream: &'s Stream<'_>,
     window: &Window,
+    inlined: bool,
     visitor: &mut impl CallVisitor,
     reached: impl Fn(StreamOffset),
 ) -> Result<Traced> {
+    let tracer = |start: usize| {
+        let tracer = CallTracer::starting_at(session, stream, StreamOffset(start as u64));
+        match inlined {
+            true => tracer.with_inlined(),
+            false => tracer,
+        }
+    };
     if window.is_all() {
         let mut flow = session.decode(stream);
-        let mut tracer = CallTracer::new(session, stream);
+        let mut tracer = tracer(0);
         while tracer.follow(&mut flow, visitor) {
             reached(flow.offset());
         }
@@ -255,7 +263,7 @@ pub(crate) fn trace<'s>(
     let sync = Sync::of(session, stream.bytes(), true);
     let start = window.start(session, sync);
     let mut flow = select::flow_from(session, stream, start);
-    let mut tracer = CallTracer::starting_at(session, stream, StreamOffset(start as u64));
+    let mut tracer = tracer(start);
     let mut found = Found {
         begin: window.from.is_none(),
         ..Found::default()

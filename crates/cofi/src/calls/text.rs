@@ -157,6 +157,7 @@ impl<'a, 's> Tree<'a, 's> {
         match call.kind {
             CallKind::Tail => marks += " (by a jump)",
             CallKind::Signal => marks += " (signal)",
+            CallKind::Inline => marks += " (inlined)",
             CallKind::Assumed => marks += " (open before)",
             CallKind::Call if call.stack != self.stack => marks += " (on another stack)",
             CallKind::Entry if depth > 0 => marks += " (entered)",
