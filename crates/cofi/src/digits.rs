@@ -26,11 +26,11 @@ pub(crate) fn hex_padded(out: &mut Vec<u8>, number: u64, width: usize) {
 
 /// The eight digits of a number below 10^8, the first in the lowest byte: all at once, in a register.
 const fn eight_digits(number: u64) -> u64 {
-    let fours = number / 10_000 | number % 10_000 << 32;
-    let hundreds = fours * 10_486 >> 20 & 0x7f_0000_007f;
-    let twos = hundreds | fours - hundreds * 100 << 16;
-    let tens = twos * 103 >> 10 & 0x000f_000f_000f_000f;
-    tens | twos - tens * 10 << 8
+    let fours = (number / 10_000) | ((number % 10_000) << 32);
+    let hundreds = ((fours * 10_486) >> 20) & 0x7f_0000_007f;
+    let twos = hundreds | ((fours - hundreds * 100) << 16);
+    let tens = ((twos * 103) >> 10) & 0x000f_000f_000f_000f;
+    tens | ((twos - tens * 10) << 8)
 }
 
 const EIGHT: u64 = 100_000_000;
@@ -39,18 +39,24 @@ const ASCII: u64 = 0x3030_3030_3030_3030;
 /// Appends `number` in decimal.
 #[inline]
 pub(crate) fn decimal(out: &mut Vec<u8>, number: u64) {
-    if number >= EIGHT {
-        decimal(out, number / EIGHT);
-        let digits = eight_digits(number % EIGHT) | ASCII;
-        out.extend_from_slice(&digits.to_le_bytes());
-        return;
+    // Always as many bytes are copied, so that no call is needed for it; what follows the digits is cut off.
+    if number < EIGHT {
+        let digits = eight_digits(number);
+        let zeros = (digits | (1 << 56)).trailing_zeros() / 8;
+        let end = out.len() + 8 - zeros as usize;
+        out.extend_from_slice(&((digits | ASCII) >> (8 * zeros)).to_le_bytes());
+        out.truncate(end);
+    } else if number < EIGHT * EIGHT {
+        let digits = eight_digits(number / EIGHT);
+        let zeros = digits.trailing_zeros() / 8;
+        let end = out.len() + 16 - zeros as usize;
+        let rest = u128::from(eight_digits(number % EIGHT) | ASCII);
+        let digits = u128::from(digits | ASCII) | (rest << 64);
+        out.extend_from_slice(&(digits >> (8 * zeros)).to_le_bytes());
+        out.truncate(end);
+    } else {
+        out.extend_from_slice(number.to_string().as_bytes());
     }
-    let digits = eight_digits(number);
-    let zeros = (digits | 1 << 56).trailing_zeros() / 8;
-    let end = out.len() + 8 - zeros as usize;
-    // Always as many bytes are copied, so that no call is needed for it.
-    out.extend_from_slice(&((digits | ASCII) >> (8 * zeros)).to_le_bytes());
-    out.truncate(end);
 }
 
 /// Appends the results of a TNT: `len` low bits of `bits`, the highest of them first.

@@ -9,6 +9,7 @@ use cofi_packet::Ip;
 use rustc_hash::FxHashMap;
 
 use super::names::CallNames;
+use super::shapes::Hop;
 use super::thread::{Around, Thread};
 use super::{Call, CallEnd, CallKind, CallVisitor, FunctionId, Left};
 
@@ -102,6 +103,35 @@ pub(crate) struct InlineFrame {
 }
 
 impl Thread {
+    /// A block has run, of whose instructions these are parts of inlined functions. Gives how many of the block's instructions are counted.
+    #[inline(never)]
+    pub(super) fn inlined_and_hops<V: CallVisitor>(
+        &mut self,
+        spans: &[Span],
+        hops: &[Hop],
+        inlines: &Inlines,
+        around: &mut Around<'_, '_, V>,
+    ) -> u32 {
+        let mut done = 0;
+        let mut spans = spans.iter().peekable();
+        let mut hops = hops.iter().peekable();
+        loop {
+            let next = hops.peek().map_or(u32::MAX, |hop| hop.insns);
+            // A branch is the last instruction before its target.
+            if let Some(span) = spans.next_if(|span| span.insns < next) {
+                self.total += u64::from(span.insns - done);
+                done = span.insns;
+                self.inline(span, inlines, around);
+            } else if let Some(hop) = hops.next() {
+                self.total += u64::from(hop.insns - done);
+                done = hop.insns;
+                self.hop(hop, around);
+            } else {
+                return done;
+            }
+        }
+    }
+
     /// These inlined functions are what runs of the innermost call.
     pub(super) fn inline<V: CallVisitor>(
         &mut self,

@@ -128,7 +128,7 @@ impl Thread {
         &mut self,
         shape: &Shape,
         hops: &[Hop],
-        (spans, inlines): (&[Span], &Inlines),
+        inlined: Option<(&[Span], &Inlines)>,
         around: &mut Around<'_, '_, V>,
     ) {
         match self.coming {
@@ -141,28 +141,27 @@ impl Thread {
         if !hops.is_empty() {
             self.decide(around);
         }
-        let mut spans = spans.iter().peekable();
-        for hop in hops {
-            while let Some(span) = spans.next_if(|span| span.insns < hop.insns) {
-                self.total += u64::from(span.insns - done);
-                done = span.insns;
-                self.inline(span, inlines, around);
+        if let Some((spans, inlines)) = inlined {
+            done = self.inlined_and_hops(spans, hops, inlines, around);
+        } else {
+            for hop in hops {
+                self.total += u64::from(hop.insns - done);
+                done = hop.insns;
+                self.hop(hop, around);
             }
-            self.total += u64::from(hop.insns - done);
-            done = hop.insns;
-            match hop.transfer.class {
-                Class::DirectCall => self.call(hop.transfer, hop.to, hop.target, around),
-                _ => self.jump(hop.transfer, hop.to, hop.target, around),
-            }
-        }
-        for span in spans {
-            self.total += u64::from(span.insns - done);
-            done = span.insns;
-            self.inline(span, inlines, around);
         }
         self.total += u64::from(shape.insns - done);
         self.coming = shape.end.map_or(Coming::Straight, Coming::By);
         self.last_ip = Some(shape.end.map_or(shape.ip, |end| end.from));
+    }
+
+    /// Control follows a direct branch within a block.
+    #[inline]
+    pub(super) fn hop<V: CallVisitor>(&mut self, hop: &Hop, around: &mut Around<'_, '_, V>) {
+        match hop.transfer.class {
+            Class::DirectCall => self.call(hop.transfer, hop.to, hop.target, around),
+            _ => self.jump(hop.transfer, hop.to, hop.target, around),
+        }
     }
 
     /// The instruction that ran last, if it leads elsewhere.

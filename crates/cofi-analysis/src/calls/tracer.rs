@@ -212,7 +212,7 @@ impl<'s> CallTracer<'s> {
                 view: Some(view),
                 offset: *offset,
             };
-            let spans = (shapes.spans(shape), &*inlines);
+            let spans = with_inlined.then(|| (shapes.spans(shape), &*inlines));
             thread.block(shape, hops, spans, &mut around);
             if shape
                 .end
@@ -316,7 +316,7 @@ impl<'s> CallTracer<'s> {
             view: Some(view),
             offset: self.offset,
         };
-        let spans = (shapes.spans(shape), &*inlines);
+        let spans = with_inlined.then(|| (shapes.spans(shape), &*inlines));
         self.thread.block(shape, hops, spans, &mut around);
         self.offset = offset;
     }
