@@ -547,6 +547,40 @@ fn panics_of_rust() {
     }
 }
 
+/// Calls that only fill the processor's stack of return addresses, as a kernel's switch of tasks has them; and one like them that returns.
+const FILLS: &str = r#"
+__attribute__((noipa)) static int fills(int x) {
+    asm volatile("sub $128, %%rsp\n call 1f\n int3\n 1: call 2f\n int3\n 2: call 3f\n int3\n 3: add $152, %%rsp" : "+r"(x) : : "memory");
+    return x + 1;
+}
+__attribute__((noipa)) static int twice(int x) {
+    asm volatile("sub $128, %%rsp\n call 1f\n jmp 2f\n ret\n 1: call 3f\n ret\n 3: add $2, %0\n ret\n 2: add $128, %%rsp" : "+r"(x));
+    return x;
+}
+int main(int c, char **v) { (void)v; return fills(c) + twice(c) != 2 * c + 3; }
+"#;
+
+#[test]
+fn calls_past_an_int3() {
+    let scratch = Scratch::new();
+    let source = scratch.write("fills.c", FILLS);
+    let Some(program) = scratch.compile(&source, &["-O1", "-no-pie"]) else {
+        return;
+    };
+    let (data, _) = record(&scratch, &program, "ptrace");
+    let part = calls(&data, &["--function", "main"]);
+    // How many plain calls that return, of how many.
+    let of = |name: &str| {
+        let all = part.iter().filter(|call| call["call"] == name);
+        let is_plain = |call: &&Value| call["kind"] == "call" && call["left"] == "return";
+        (all.clone().filter(is_plain).count(), all.count())
+    };
+    assert_eq!(of("fills"), (1, 1));
+    // The subroutine within it, but not what that calls.
+    assert_eq!(of("twice"), (2, 2));
+    assert_eq!(of("main"), (1, 1));
+}
+
 /// Code that a program makes as it runs, and names in perf's list.
 const GENERATES: &str = r#"
 #include <stdio.h>
