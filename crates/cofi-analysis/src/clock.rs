@@ -1,64 +1,132 @@
 //! The time as packets alone tell it, in either format.
 
-use std::iter::Peekable;
-
 use cofi_flow::{FlowConfig, RtitTime, TimeJump, TimeTracker, TraceFormat};
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::{Mode, Rtit};
 use cofi_packet::{Format, StreamOffset, Tsc, intel, rtit};
 
-/// The time as packets from a PSB on tell it.
+/// Takes the packets of a stream one after the other, and follows the time that they tell.
 #[derive(Clone, Debug)]
-pub(crate) struct Clock<'s> {
-    psb: usize,
-    reader: Reader<'s>,
-    /// Where the packet taken last begins.
-    last: Option<StreamOffset>,
-    /// The last overflow, and the time before it.
-    pub(crate) overflow: Option<(StreamOffset, Option<Tsc>)>,
-}
+pub(crate) struct TimedPackets<'s>(Reader<'s>);
 
 #[derive(Clone, Debug)]
 enum Reader<'s> {
     Pt {
-        packets: Peekable<intel::Packets<'s>>,
+        packets: intel::Packets<'s>,
         tracker: TimeTracker,
     },
     Rtit {
         bytes: &'s [u8],
-        packets: Peekable<rtit::Packets<'s>>,
+        packets: rtit::Packets<'s>,
         tracker: RtitTime,
     },
 }
 
-/// Where the packet that was taken begins, whether it tells of an overflow, and the time before it.
-type Taken = (StreamOffset, bool, Option<Tsc>);
+/// What was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Packet {
+        is_overflow: bool,
+    },
+    /// Bytes that form no packet.
+    Error,
+    /// There is nothing left.
+    End,
+}
 
-impl<'s> Reader<'s> {
-    /// Takes the next packet if it begins where that is `wanted`; none otherwise, and at bytes that form none.
-    fn take(&mut self, wanted: impl Fn(StreamOffset) -> bool) -> Option<Taken> {
-        match self {
-            Self::Pt { packets, tracker } => {
-                let located = (*packets.peek()?).ok()?;
-                let (offset, packet) = (located.offset, located.packet());
-                let before = wanted(offset).then(|| tracker.now())?;
-                tracker.take(&packet);
-                packets.next();
-                Some((offset, packet == intel::Packet::Ovf, before))
-            }
-            Self::Rtit {
+impl<'s> TimedPackets<'s> {
+    /// From `start` on, where a packet begins.
+    pub(crate) fn new(bytes: &'s [u8], start: StreamOffset, config: &FlowConfig) -> Self {
+        Self(match config.format {
+            TraceFormat::IntelPt => Reader::Pt {
+                packets: intel::Packets::starting_at(bytes, start),
+                tracker: TimeTracker::new(config),
+            },
+            TraceFormat::Rtit(rtit) => Reader::Rtit {
+                bytes,
+                packets: rtit_packets(bytes, start, rtit.cycles),
+                tracker: RtitTime::new(config),
+            },
+        })
+    }
+
+    /// Where the next packet begins.
+    fn offset(&self) -> StreamOffset {
+        match &self.0 {
+            Reader::Pt { packets, .. } => packets.offset(),
+            Reader::Rtit { packets, .. } => packets.offset(),
+        }
+    }
+
+    fn take(&mut self) -> Taken {
+        match &mut self.0 {
+            Reader::Pt { packets, tracker } => match packets.next() {
+                Some(Ok(located)) => {
+                    let packet = located.packet();
+                    tracker.take(&packet);
+                    let is_overflow = packet == intel::Packet::Ovf;
+                    Taken::Packet { is_overflow }
+                }
+                Some(Err(_)) => Taken::Error,
+                None => Taken::End,
+            },
+            Reader::Rtit {
                 bytes,
                 packets,
                 tracker,
-            } => {
-                let located = (*packets.peek()?).ok()?;
-                let (offset, packet) = (located.offset, located.packet());
-                let before = wanted(offset).then(|| tracker.now())?;
-                tracker.take(&packet, behind(bytes, &located));
-                packets.next();
-                let overflow = matches!(packet, rtit::Packet::FupOvf { .. });
-                Some((offset, overflow, before))
+            } => match packets.next() {
+                Some(Ok(located)) => {
+                    let packet = located.packet();
+                    tracker.take(&packet, behind(bytes, &located));
+                    let is_overflow = matches!(packet, rtit::Packet::FupOvf { .. });
+                    Taken::Packet { is_overflow }
+                }
+                Some(Err(_)) => Taken::Error,
+                None => Taken::End,
+            },
+        }
+    }
+
+    /// Takes the packets that begin at `offset` or before. Bytes that form none are skipped.
+    pub(crate) fn take_through(&mut self, offset: StreamOffset) {
+        if let Reader::Pt { packets, tracker } = &mut self.0 {
+            // Most packets are TNTs, of which the first behind another packet matters: a CYC that stands before it was made for it.
+            let mut is_behind_tnt = false;
+            while packets.offset() <= offset {
+                match packets.next() {
+                    Some(Ok(located)) => {
+                        let is_tnt = located.raw.kind() == intel::Kind::Tnt8;
+                        if !(is_tnt && is_behind_tnt) {
+                            tracker.take(&located.packet());
+                        }
+                        is_behind_tnt = is_tnt;
+                    }
+                    Some(Err(_)) => {}
+                    None => return,
+                }
             }
+            return;
+        }
+        while self.offset() <= offset {
+            if self.take() == Taken::End {
+                return;
+            }
+        }
+    }
+
+    /// The estimated time, if packets have told one.
+    pub(crate) fn now(&self) -> Option<Tsc> {
+        match &self.0 {
+            Reader::Pt { tracker, .. } => tracker.now(),
+            Reader::Rtit { tracker, .. } => tracker.now(),
+        }
+    }
+
+    /// The core cycles told of so far. Of RTIT, they are part of the time.
+    pub(crate) fn cycles(&self) -> u64 {
+        match &self.0 {
+            Reader::Pt { tracker, .. } => tracker.cycles(),
+            Reader::Rtit { .. } => 0,
         }
     }
 }
@@ -69,25 +137,27 @@ fn behind<'s>(bytes: &'s [u8], located: &rtit::Located) -> &'s [u8] {
     bytes.get(end..).unwrap_or_default()
 }
 
+/// The time as packets from a PSB on tell it, up to bytes that form none.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock<'s> {
+    psb: usize,
+    packets: TimedPackets<'s>,
+    /// Where the packet taken last begins.
+    last: Option<StreamOffset>,
+    /// The last overflow, and the time before it.
+    pub(crate) overflow: Option<(StreamOffset, Option<Tsc>)>,
+    /// It has come to the end, or to bytes that form no packet.
+    is_over: bool,
+}
+
 impl<'s> Clock<'s> {
     pub(crate) fn new(bytes: &'s [u8], psb: usize, config: &FlowConfig) -> Self {
-        let start = StreamOffset(psb as u64);
-        let reader = match config.format {
-            TraceFormat::IntelPt => Reader::Pt {
-                packets: intel::Packets::starting_at(bytes, start).peekable(),
-                tracker: TimeTracker::new(config),
-            },
-            TraceFormat::Rtit(rtit) => Reader::Rtit {
-                bytes,
-                packets: rtit_packets(bytes, start, rtit.cycles).peekable(),
-                tracker: RtitTime::new(config),
-            },
-        };
         Self {
             psb,
-            reader,
+            packets: TimedPackets::new(bytes, StreamOffset(psb as u64), config),
             last: None,
             overflow: None,
+            is_over: false,
         }
     }
 
@@ -99,20 +169,26 @@ impl<'s> Clock<'s> {
 
     /// Takes the packets before `offset` and, if it is to be `inclusive`, the one there; up to bytes that form none.
     pub(crate) fn run_to(&mut self, offset: StreamOffset, inclusive: bool) {
-        let wanted = |at: StreamOffset| at < offset || inclusive && at == offset;
-        while let Some((at, overflow, before)) = self.reader.take(wanted) {
-            if overflow {
-                self.overflow = Some((at, before));
+        while !self.is_over {
+            let at = self.packets.offset();
+            if at > offset || at == offset && !inclusive {
+                return;
             }
-            self.last = Some(at);
+            let before = self.packets.now();
+            match self.packets.take() {
+                Taken::Packet { is_overflow } => {
+                    if is_overflow {
+                        self.overflow = Some((at, before));
+                    }
+                    self.last = Some(at);
+                }
+                Taken::Error | Taken::End => self.is_over = true,
+            }
         }
     }
 
     pub(crate) fn now(&self) -> Option<Tsc> {
-        match &self.reader {
-            Reader::Pt { tracker, .. } => tracker.now(),
-            Reader::Rtit { tracker, .. } => tracker.now(),
-        }
+        self.packets.now()
     }
 }
 

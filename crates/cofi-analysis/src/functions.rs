@@ -19,6 +19,8 @@ enum FunctionKey {
     Generated(PathBuf, String),
     /// Code that a process generated and did not name: the process, and where.
     Unnamed(u32, u64),
+    /// A function where it was inlined in code that belongs to this: its name.
+    Inlined(PathBuf, String),
 }
 
 /// What generated code belongs to, as [`FunctionCount::file`] has it.
@@ -104,6 +106,12 @@ impl Functions {
         (function, first)
     }
 
+    /// A function that was inlined in the code at a place.
+    pub(crate) fn inlined(&mut self, place: &Place, name: &str) -> usize {
+        let key = FunctionKey::Inlined(place.owner().to_owned(), name.to_owned());
+        self.number(key, || name.to_owned())
+    }
+
     /// The function of a number.
     pub(crate) fn get(&self, number: usize) -> Option<&FunctionCount> {
         self.list.get(number).map(|(_, function)| function)
@@ -115,7 +123,9 @@ impl Functions {
         if number == next {
             let (file, address) = match &key {
                 FunctionKey::At(file, address) => (file.clone(), *address),
-                FunctionKey::Generated(owner, _) => (Some(owner.clone()), None),
+                FunctionKey::Generated(owner, _) | FunctionKey::Inlined(owner, _) => {
+                    (Some(owner.clone()), None)
+                }
                 FunctionKey::Unnamed(..) => (Some(GENERATED.into()), None),
             };
             let count = FunctionCount {

@@ -261,7 +261,7 @@ impl<'a, 's> Part<'a, 's> {
         exporter: &mut dyn Exporter,
         frames: &Frames,
     ) -> io::Result<()> {
-        let FinishedCall { call, end } = finished;
+        let FinishedCall { call, end, .. } = finished;
         while let Some(Reverse((insns, Reverse(number)))) = self.ends.peek().copied() {
             let is_over = match self.open.get(&number) {
                 None => true,

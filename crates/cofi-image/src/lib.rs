@@ -67,7 +67,7 @@ pub use kallsyms::{Kallsyms, KallsymsError};
 pub use kernel::{KernelCode, KernelHints};
 pub use landing_pads::LandingPads;
 pub use line_table::{LineRow, LineTable, SourceFunction};
-pub use lines::{SourceLine, SourceLines};
+pub use lines::{InlinedFunction, SourceLine, SourceLines};
 pub use perf_map::PerfMap;
 pub use places::Places;
 pub use space::{AddressSpace, ImageView, Place, Version};

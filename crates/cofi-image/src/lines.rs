@@ -9,6 +9,7 @@ use object::{Object, ObjectSection};
 
 use crate::file::CodeFile;
 use crate::space::Place;
+use crate::symbols::demangle;
 
 /// A place in a source file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -19,7 +20,18 @@ pub struct SourceLine {
     pub line: Option<u32>,
 }
 
-/// Finds source lines, by the DWARF of the code's file or of its file of debugging information. Each file is read once, when it is
+/// A function that was inlined where an instruction stands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InlinedFunction {
+    /// Its name, demangled.
+    pub name: String,
+    /// Tells this place where it was inlined from others of the same file.
+    pub instance: u64,
+    /// The call in the source that it stands for, if that is known.
+    pub called_at: Option<SourceLine>,
+}
+
+/// Finds source lines and inlined functions, by the DWARF of the code's file or of its file of debugging information. Each file is read once, when it is
 /// first needed; a damaged one has no lines.
 ///
 /// Not for several threads at once: each has its own.
@@ -52,17 +64,56 @@ impl SourceLines {
 
     /// What the instruction at `place` was compiled from, if that is known: of an inlined function, its own line.
     pub fn at(&mut self, place: &Place) -> Option<SourceLine> {
+        let (lines, address) = self.of(place)?;
+        source_line(lines.find_location(address).ok()??)
+    }
+
+    /// The inlined functions of which the instruction at `place` is a part, the outermost first, as the ranges of the DWARF tell; none where
+    /// nothing was inlined, and where nothing tells.
+    pub fn inlined(&mut self, place: &Place) -> Vec<InlinedFunction> {
+        let mut inlined = self.inlined_inside_out(place).unwrap_or_default();
+        inlined.reverse();
+        inlined
+    }
+
+    fn inlined_inside_out(&mut self, place: &Place) -> Option<Vec<InlinedFunction>> {
+        let (lines, address) = self.of(place)?;
+        let mut frames = lines.find_frames(address).skip_all_loads().ok()?;
+        let mut inlined = Vec::new();
+        let mut inner = frames.next().ok()??;
+        // The last frame is that of the function itself, and each has the place at which the one before it was called.
+        while let Some(outer) = frames.next().ok()? {
+            let name = inner.function.as_ref();
+            let name = name.and_then(|name| Some(demangle(&name.raw_name().ok()?)));
+            inlined.push(InlinedFunction {
+                name: name.unwrap_or_else(|| "?".into()),
+                instance: inner.dw_die_offset.map_or(0, |offset| offset.0 as u64),
+                called_at: outer.location.and_then(source_line),
+            });
+            inner = addr2line::Frame {
+                location: None,
+                ..outer
+            };
+        }
+        Some(inlined)
+    }
+
+    /// The lines of the file of a place, and the address that the place has there.
+    fn of(&mut self, place: &Place) -> Option<(&Lines, u64)> {
         let (_, lines) = self
             .files
             .entry(Arc::as_ptr(&place.file))
             .or_insert_with(|| (place.file.clone(), lines_of(&place.file)));
         let address = place.file.address_of_offset(place.offset)?;
-        let found = lines.as_ref()?.find_location(address).ok()??;
-        Some(SourceLine {
-            file: found.file?.to_owned(),
-            line: found.line.filter(|line| *line != 0),
-        })
+        Some((lines.as_ref()?, address))
     }
+}
+
+fn source_line(found: addr2line::Location<'_>) -> Option<SourceLine> {
+    Some(SourceLine {
+        file: found.file?.to_owned(),
+        line: found.line.filter(|line| *line != 0),
+    })
 }
 
 fn lines_of(file: &CodeFile) -> Option<Lines> {
@@ -164,6 +215,39 @@ mod tests {
         }
         if let Some(none) = lines(&["-O0"]) {
             assert!(none.iter().all(Option::is_none));
+        }
+    }
+
+    #[test]
+    fn functions_inlined_in_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("inlined.c");
+        let text = "static inline __attribute__((always_inline)) int inner(volatile int *p)\n{ return *p * 3; }\n\
+                    static inline __attribute__((always_inline)) int outer(volatile int *p)\n{ *p = 5;\n  return inner(p); }\n\
+                    int main(void)\n{ volatile int x = 0;\n  x = outer(&x);\n  return outer(&x); }\n";
+        std::fs::write(&source, text).unwrap();
+        let program = folder.path().join("inlined");
+        if !cofi_test::compile(&source, &program, &["-g", "-O1"]) {
+            return;
+        }
+        let file = FileStore::new().file(&program);
+        let size = file.size().unwrap();
+        let mut space = AddressSpace::new();
+        space.map(0, size, &file, 0, Version(0));
+        let view = ImageView::new(&space, Version(0));
+        let mut lines = SourceLines::new();
+        let mut seen = std::collections::BTreeSet::new();
+        for place in (0..size).filter_map(|ip| view.place(Ip(ip))) {
+            let inlined = lines.inlined(&place);
+            let names: Vec<&str> = inlined.iter().map(|it| it.name.as_str()).collect();
+            assert!(["outer", "inner"].starts_with(&names), "{names:?}");
+            let line = |it: &InlinedFunction| it.called_at.as_ref().and_then(|at| at.line);
+            seen.insert(inlined.iter().map(line).collect::<Vec<_>>());
+        }
+        // Each was called at two lines or one.
+        for wanted in [&[][..], &[8], &[9], &[8, 5], &[9, 5]] {
+            let wanted: Vec<Option<u32>> = wanted.iter().copied().map(Some).collect();
+            assert!(seen.contains(&wanted), "{seen:?}");
         }
     }
 

@@ -488,10 +488,14 @@ pub(crate) struct Parallel {
 impl Parallel {
     /// How many threads decode.
     pub(crate) fn threads(&self) -> std::num::NonZeroUsize {
-        let known = std::thread::available_parallelism();
-        self.threads
-            .unwrap_or_else(|| known.unwrap_or(std::num::NonZeroUsize::MIN))
+        threads(self.threads)
     }
+}
+
+/// As many threads as were asked for, or as there are processors.
+pub(crate) fn threads(asked: Option<std::num::NonZeroUsize>) -> std::num::NonZeroUsize {
+    let known = std::thread::available_parallelism();
+    asked.unwrap_or_else(|| known.unwrap_or(std::num::NonZeroUsize::MIN))
 }
 
 /// What is told of each instruction beside its address.
@@ -599,9 +603,15 @@ pub(crate) struct CallsArgs {
     /// Only calls that took so long: a number with `s`, `ms`, `us` or `ns` behind it.
     #[arg(long, value_name = "TIME", conflicts_with = "callers")]
     pub(crate) min_time: Option<Span>,
+    /// Show functions that were inlined as calls, too, as far as debugging information tells of them.
+    #[arg(long)]
+    pub(crate) inline: bool,
     /// When to use colours.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) color: Color,
+    /// How many threads work: at streams, and at the output. As many as there are processors if left out.
+    #[arg(short = 'j', long, value_name = "N")]
+    pub(crate) threads: Option<std::num::NonZeroUsize>,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
 }
@@ -625,6 +635,9 @@ pub(crate) struct ExportArgs {
     /// End before the first item at or after POINT, as `cofi calls --to` does.
     #[arg(long, value_name = "POINT")]
     pub(crate) until: Option<Point>,
+    /// Show functions that were inlined as calls, too, as far as debugging information tells of them.
+    #[arg(long)]
+    pub(crate) inline: bool,
     /// Only this thread; may be given several times.
     #[arg(long, value_name = "TID")]
     pub(crate) tid: Vec<u32>,
@@ -686,6 +699,9 @@ pub(crate) struct LastArgs {
     pub(crate) number: usize,
     #[command(flatten)]
     pub(crate) range: Range,
+    /// Show functions that were inlined as calls, too, as far as debugging information tells of them.
+    #[arg(long)]
+    pub(crate) inline: bool,
     /// When to use colours.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) color: Color,

@@ -24,20 +24,39 @@ pub(crate) fn hex_padded(out: &mut Vec<u8>, number: u64, width: usize) {
     out.extend_from_slice(&digits[at.min(digits.len() - width)..]);
 }
 
+/// The eight digits of a number below 10^8, the first in the lowest byte: all at once, in a register.
+const fn eight_digits(number: u64) -> u64 {
+    let fours = (number / 10_000) | ((number % 10_000) << 32);
+    let hundreds = ((fours * 10_486) >> 20) & 0x7f_0000_007f;
+    let twos = hundreds | ((fours - hundreds * 100) << 16);
+    let tens = ((twos * 103) >> 10) & 0x000f_000f_000f_000f;
+    tens | ((twos - tens * 10) << 8)
+}
+
+const EIGHT: u64 = 100_000_000;
+const ASCII: u64 = 0x3030_3030_3030_3030;
+
 /// Appends `number` in decimal.
 #[inline]
 pub(crate) fn decimal(out: &mut Vec<u8>, number: u64) {
-    let mut digits = [0; 20];
-    let (mut rest, mut at) = (number, digits.len());
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
+    // Always as many bytes are copied, so that no call is needed for it; what follows the digits is cut off.
+    if number < EIGHT {
+        let digits = eight_digits(number);
+        let zeros = (digits | (1 << 56)).trailing_zeros() / 8;
+        let end = out.len() + 8 - zeros as usize;
+        out.extend_from_slice(&((digits | ASCII) >> (8 * zeros)).to_le_bytes());
+        out.truncate(end);
+    } else if number < EIGHT * EIGHT {
+        let digits = eight_digits(number / EIGHT);
+        let zeros = digits.trailing_zeros() / 8;
+        let end = out.len() + 16 - zeros as usize;
+        let rest = u128::from(eight_digits(number % EIGHT) | ASCII);
+        let digits = u128::from(digits | ASCII) | (rest << 64);
+        out.extend_from_slice(&(digits >> (8 * zeros)).to_le_bytes());
+        out.truncate(end);
+    } else {
+        out.extend_from_slice(number.to_string().as_bytes());
     }
-    out.extend_from_slice(&digits[at..]);
 }
 
 /// Appends the results of a TNT: `len` low bits of `bits`, the highest of them first.
@@ -82,7 +101,10 @@ mod tests {
     #[test]
     fn as_the_standard_library_writes_them() {
         let shifted = (0..64).flat_map(|shift| [1 << shift, u64::MAX >> shift, (1 << shift) - 1]);
-        for number in shifted.chain([9, 10, 99, 100, 12_345]) {
+        let nines = (0..19).flat_map(|power| [10_u64.pow(power) - 1, 10_u64.pow(power)]);
+        let mixed = (0..1000)
+            .map(|number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (number % 60));
+        for number in shifted.chain(nines).chain(mixed).chain([12_345]) {
             assert_eq!(written(|out| hex(out, number)), format!("{number:x}"));
             assert_eq!(written(|out| decimal(out, number)), number.to_string());
             assert_eq!(

@@ -79,7 +79,14 @@ fn calls(args: &ExportArgs, format: Format) -> Result<Ended> {
     let mut progress = Printing::of(window.streams(&session));
     for stream in window.streams(&session) {
         calls.begin_stream(stream.key());
-        let traced = trace(&session, stream, &window, &mut calls, &progress)?;
+        let traced = trace(
+            &session,
+            stream,
+            &window,
+            args.inline,
+            &mut calls,
+            |offset| progress.reached(offset),
+        )?;
         errors |= traced.errors;
         found |= traced.found;
         progress.finish(stream);

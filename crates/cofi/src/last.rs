@@ -1,8 +1,9 @@
 //! `cofi last`: how each thread ended, and what it did before.
 
 use crate::args::LastArgs;
+use crate::calls::json::{JsonCalls, Sites};
 use crate::calls::text::{Tree, TreeStyle};
-use crate::calls::{self, Members, Traced};
+use crate::calls::{self, Traced};
 use crate::digits::counted;
 use crate::json::Line;
 use crate::output::{Stdout, stdout};
@@ -12,7 +13,9 @@ use crate::select::{Found, Window};
 use crate::sync::Sync;
 use crate::{Ended, check, input, item};
 use anyhow::Result;
-use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallVisitor, FinishedCall, Left};
+use cofi_analysis::{
+    Call, CallEnd, CallKind, CallMoment, CallNames, CallVisitor, FinishedCall, Left,
+};
 use cofi_flow::{Executed, FlowError, FlowErrorKind, Item};
 use cofi_image::{ImageView, Place, SourceLine, SourceLines};
 use cofi_insn::{Class, CodeSource};
@@ -33,7 +36,14 @@ pub(crate) fn run(args: &LastArgs) -> Result<Ended> {
     let mut progress = Printing::of(window.streams(&session));
     for (number, stream) in window.streams(&session).into_iter().enumerate() {
         let mut recent = Recent::new(args.number);
-        let traced = calls::trace(&session, stream, &window, &mut recent, &progress)?;
+        let traced = calls::trace(
+            &session,
+            stream,
+            &window,
+            args.inline,
+            &mut recent,
+            |offset| progress.reached(offset),
+        )?;
         errors |= traced.errors;
         found |= traced.found;
         progress.finish(stream);
@@ -106,7 +116,11 @@ impl CallVisitor for Recent {
             self_insns: 0,
             left: Left::End,
         };
-        self.calls.push_back(FinishedCall { call: *call, end });
+        self.calls.push_back(FinishedCall {
+            call: *call,
+            end,
+            site: 0,
+        });
     }
 
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
@@ -345,17 +359,29 @@ impl Last<'_, '_> {
             .or(self.tail.last.map(|last| last.ip))
             .or(self.traced.last);
         let mut is_innermost = true;
+        // How many of the inlined functions at the place were shown.
+        let mut inner = 0;
         let mut frames = Vec::new();
         for open in self.traced.open.iter().rev() {
             // Where a call returns to may be another line, and even another function, if it never does: the call instruction ends before it.
             let back = u64::from(!is_innermost);
             let place = at.and_then(|at| view.place(Ip(at.0.wrapping_sub(back))));
-            let source = place.as_ref().and_then(|place| sources.at(place));
+            let source = match (inner, &place) {
+                (_, None) => None,
+                (0, Some(place)) => sources.at(place),
+                // Where an inlined function was called.
+                (inner, Some(place)) => {
+                    let mut inlined = sources.inlined(place).into_iter();
+                    inlined.nth_back(inner - 1).and_then(|it| it.called_at)
+                }
+            };
+            let is_inlined = open.call.kind == CallKind::Inline;
             let known = self.traced.names.describe(open.call.function);
             frames.push(Frame {
                 at,
                 call: open.call,
                 name: match place.as_ref().and_then(Place::symbol) {
+                    _ if is_inlined => format!("{known} (inlined)"),
                     Some(symbol) if symbol.offset + back > 0 => {
                         format!("{}+{:#x}", symbol.demangled(), symbol.offset + back)
                     }
@@ -367,8 +393,13 @@ impl Last<'_, '_> {
                 },
                 source,
             });
+            if is_inlined {
+                inner += 1;
+                continue;
+            }
             at = open.returns_to;
             is_innermost = false;
+            inner = 0;
         }
         frames
     }
@@ -484,10 +515,11 @@ impl Last<'_, '_> {
                 }
             }
         });
-        let mut members = Members::default();
+        let key = (stream.key(), stream.task());
+        let json = JsonCalls::new(session, &traced.names, key);
         line.list("calls", self.calls(), |line, call| {
             let mut text = Vec::new();
-            members.put(session, &call, &traced.names, &mut text);
+            json.members(&call, &mut Sites::default(), &mut text);
             line.splice(&text);
         });
         line.list("lines", &tail.lines, |line, ran| {

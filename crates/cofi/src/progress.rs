@@ -45,17 +45,14 @@ impl Printing {
         Self { bar, before: 0 }
     }
 
-    /// Of what goes on beside something else that is shown.
-    pub(crate) fn hidden() -> Self {
-        Self {
-            bar: ProgressBar::hidden(),
-            before: 0,
-        }
-    }
-
     /// All up to here is printed of the stream.
     pub(crate) fn reached(&self, offset: StreamOffset) {
         self.bar.set_position(self.before + offset.0);
+    }
+
+    /// So many bytes more are decoded, of whatever stream.
+    pub(crate) fn advance(&self, bytes: u64) {
+        self.bar.inc(bytes);
     }
 
     /// All of the stream is printed.

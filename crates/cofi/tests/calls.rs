@@ -208,6 +208,149 @@ fn exceptions() {
     agrees("exceptions.cpp", true);
 }
 
+/// The name that a source has for a function: without what it lies in, its arguments and those of a template.
+fn base_name(name: &str) -> String {
+    let mut base = String::new();
+    let mut depth = 0;
+    for letter in name.chars() {
+        match letter {
+            '<' => depth += 1,
+            '>' => depth -= 1,
+            '(' => break,
+            _ if depth == 0 => base.push(letter),
+            _ => {}
+        }
+    }
+    let base = base.trim_end_matches("::");
+    base.rsplit([' ', ':'])
+        .next()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// Functions that were inlined: around each call of `note`, with which a program writes down what is open, just that is open.
+fn has_inlined(scratch: &Scratch, program: &Path, count: usize) {
+    for engine in ["ptrace", "qemu"] {
+        if engine == "qemu" && !has_qemu() {
+            continue;
+        }
+        let (data, log) = record(scratch, program, engine);
+        let log = std::fs::read_to_string(log).expect("the program's list");
+        let wanted: Vec<&str> = log.lines().collect();
+        let known: HashSet<&str> = wanted.iter().flat_map(|line| line.split(' ')).collect();
+        let all = calls(&data, &["--inline"]);
+        adds_up(&all);
+        let (mut got, mut inlined) = (Vec::new(), HashSet::new());
+        let mut open: Vec<String> = Vec::new();
+        for call in &all {
+            let depth = call["depth"].as_u64().expect("a depth") as usize;
+            open.truncate(depth);
+            let name = base_name(call["call"].as_str().unwrap_or_default());
+            if name == "note" {
+                let around = open.iter().map(String::as_str);
+                let around = around.filter(|name| known.contains(name));
+                got.push(around.collect::<Vec<_>>().join(" "));
+            }
+            if call["kind"] == "inline" && known.contains(name.as_str()) {
+                inlined.insert(name.clone());
+            }
+            open.push(name);
+        }
+        assert_eq!(got, wanted, "{engine}");
+        assert_eq!(inlined.len(), count, "{engine}: {inlined:?}");
+
+        // The calls of functions that were not inlined are the same, and so is what ran in each.
+        let rest: Vec<&Value> = all.iter().filter(|call| call["kind"] != "inline").collect();
+        let plain = calls(&data, &[]);
+        assert_eq!(rest.len(), plain.len(), "{engine}");
+        for (one, other) in rest.iter().zip(&plain) {
+            for key in ["call", "ip", "from", "begin", "end", "insns", "left"] {
+                assert_eq!(one[key], other[key], "{engine}: {key} of {other}");
+            }
+        }
+    }
+}
+
+#[test]
+fn inlined_functions_of_c() {
+    let scratch = Scratch::new();
+    let path = repository().join("crates/cofi/tests/calls/inlined.c");
+    for optimize in ["-O1", "-O2"] {
+        let flags = [optimize, "-g", "-fno-stack-protector"];
+        let Some(program) = scratch.compile(&path, &flags) else {
+            return;
+        };
+        has_inlined(&scratch, &program, 5);
+    }
+}
+
+#[test]
+fn inlined_functions_of_templates() {
+    let scratch = Scratch::new();
+    let path = repository().join("crates/cofi/tests/calls/inlined.cpp");
+    let Some(program) = scratch.compile(&path, &["-O2", "-g", "-lstdc++"]) else {
+        return;
+    };
+    has_inlined(&scratch, &program, 4);
+}
+
+/// Functions of Rust that are inlined, generic ones too.
+const INLINED: &str = r#"
+use std::cell::RefCell;
+thread_local! {
+    static OPEN: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
+    static LOG: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+#[inline(never)]
+fn note(name: &'static str) {
+    OPEN.with_borrow_mut(|open| {
+        open.push(name);
+        LOG.with_borrow_mut(|log| log.push(open.join(" ")));
+    });
+}
+#[inline(never)]
+fn done() { OPEN.with_borrow_mut(|open| { open.pop(); }); }
+#[inline(always)]
+fn square<T: std::ops::Mul<Output = T> + Copy>(x: T) -> T { note("square"); let y = x * x; done(); y }
+#[inline(always)]
+fn each(list: &[u32], f: impl Fn(u32) -> u32) -> u32 {
+    note("each");
+    let sum = list.iter().map(|x| f(*x)).fold(0, u32::wrapping_add);
+    done();
+    sum
+}
+#[inline(never)]
+fn steps(n: u32) -> u32 {
+    note("steps");
+    let sum = if n == 0 { 3 } else { square(n) + steps(n - 1) };
+    done();
+    sum
+}
+fn main() {
+    let list: Vec<u32> = std::env::args().map(|arg| arg.len() as u32).chain([3, 4]).collect();
+    let sum = each(&list, |x| square(x) + 1) + steps(4);
+    let log = LOG.with_borrow(|log| log.join("
+"));
+    std::fs::write(std::env::var("CALLS_LOG").expect("a path"), log).expect("a file");
+    println!("{sum}");
+}
+"#;
+
+#[test]
+fn inlined_functions_of_rust() {
+    if !cofi_test::has_program("rustc") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let source = scratch.write("inlined.rs", INLINED);
+    let program = scratch.path("inlined");
+    let mut rustc = std::process::Command::new("rustc");
+    rustc.arg(&source).arg("-o").arg(&program);
+    let built = run(rustc.args(["-C", "opt-level=2", "-g"]));
+    assert_eq!(built.code(), 0, "{}", built.stderr);
+    has_inlined(&scratch, &program, 2);
+}
+
 /// Text output: its lines, as they are where no terminal is.
 fn shown(command: &str, options: &[&str], data: &Path) -> Vec<String> {
     let ran = run(cofi().arg(command).args(options).arg(data));
@@ -402,6 +545,40 @@ fn panics_of_rust() {
             .collect();
         assert_eq!(got, wanted, "opt-level {optimize}");
     }
+}
+
+/// Calls that only fill the processor's stack of return addresses, as a kernel's switch of tasks has them; and one like them that returns.
+const FILLS: &str = r#"
+__attribute__((noipa)) static int fills(int x) {
+    asm volatile("sub $128, %%rsp\n call 1f\n int3\n 1: call 2f\n int3\n 2: call 3f\n int3\n 3: add $152, %%rsp" : "+r"(x) : : "memory");
+    return x + 1;
+}
+__attribute__((noipa)) static int twice(int x) {
+    asm volatile("sub $128, %%rsp\n call 1f\n jmp 2f\n ret\n 1: call 3f\n ret\n 3: add $2, %0\n ret\n 2: add $128, %%rsp" : "+r"(x));
+    return x;
+}
+int main(int c, char **v) { (void)v; return fills(c) + twice(c) != 2 * c + 3; }
+"#;
+
+#[test]
+fn calls_past_an_int3() {
+    let scratch = Scratch::new();
+    let source = scratch.write("fills.c", FILLS);
+    let Some(program) = scratch.compile(&source, &["-O1", "-no-pie"]) else {
+        return;
+    };
+    let (data, _) = record(&scratch, &program, "ptrace");
+    let part = calls(&data, &["--function", "main"]);
+    // How many plain calls that return, of how many.
+    let of = |name: &str| {
+        let all = part.iter().filter(|call| call["call"] == name);
+        let is_plain = |call: &&Value| call["kind"] == "call" && call["left"] == "return";
+        (all.clone().filter(is_plain).count(), all.count())
+    };
+    assert_eq!(of("fills"), (1, 1));
+    // The subroutine within it, but not what that calls.
+    assert_eq!(of("twice"), (2, 2));
+    assert_eq!(of("main"), (1, 1));
 }
 
 /// Code that a program makes as it runs, and names in perf's list.

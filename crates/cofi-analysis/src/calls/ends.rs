@@ -103,6 +103,7 @@ impl Ends {
 }
 
 /// Ends in order.
+#[derive(Debug)]
 pub(super) struct Sorted {
     runs: Vec<Run>,
     file: Option<File>,
@@ -111,6 +112,7 @@ pub(super) struct Sorted {
 }
 
 /// Ends in order, in the file or in memory.
+#[derive(Debug)]
 struct Run {
     /// What of the file has not been read.
     left: Range<u64>,
@@ -120,25 +122,21 @@ struct Run {
 }
 
 impl Sorted {
-    /// The end of this call, if it is the next.
-    pub(super) fn take(&mut self, number: i64) -> io::Result<Option<CallEnd>> {
-        let Some(Reverse((next, run))) = self.next.peek().copied() else {
-            return Ok(None);
-        };
-        if next != number {
-            return Ok(None);
+    /// The ends of calls up to this number that were not taken yet.
+    pub(super) fn take_through(&mut self, last: i64) -> io::Result<Vec<(i64, CallEnd)>> {
+        let mut ends = Vec::new();
+        while let Some(Reverse((number, run))) = self.next.peek().copied()
+            && number <= last
+        {
+            self.next.pop();
+            if let Some(run) = self.runs.get_mut(run) {
+                let end = run.bytes.get(run.at..).and_then(unpacked);
+                ends.extend(end.map(|end| (number, end)));
+                run.at += SIZE;
+            }
+            self.advance(run)?;
         }
-        self.next.pop();
-        let end = self
-            .runs
-            .get(run)
-            .and_then(|run| run.bytes.get(run.at..))
-            .and_then(unpacked);
-        if let Some(run) = self.runs.get_mut(run) {
-            run.at += SIZE;
-        }
-        self.advance(run)?;
-        Ok(end)
+        Ok(ends)
     }
 
     /// Has the next number of a run ready.
@@ -231,13 +229,12 @@ mod tests {
                 ends.push(n as i64, end(n)).expect("a file");
             }
             let mut sorted = ends.sorted().expect("a file");
-            for n in 0..2003 {
-                let got = sorted.take(n as i64).expect("the file");
-                assert_eq!(
-                    got,
-                    (n % 4 != 1).then(|| end(n)),
-                    "{n} with room for {room}"
-                );
+            for first in (0..2003).step_by(10) {
+                let numbers = first..(first + 10).min(2003);
+                let got = sorted.take_through(numbers.end as i64 - 1);
+                let wanted = numbers.filter(|n| n % 4 != 1).map(|n| (n as i64, end(n)));
+                let wanted: Vec<_> = wanted.collect();
+                assert_eq!(got.expect("the file"), wanted, "room for {room}");
             }
             assert!(sorted.next.is_empty());
         }

@@ -18,7 +18,9 @@
 mod clock;
 mod ends;
 mod in_order;
+mod inlines;
 mod names;
+mod packed;
 mod ran;
 mod rules;
 mod shapes;
@@ -33,7 +35,7 @@ use cofi_session::Task;
 
 use crate::gap::GapCause;
 
-pub use in_order::{CallsInOrder, FinishedCall};
+pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
 pub use names::CallNames;
 pub use ran::RanBlock;
 pub use tracer::CallTracer;
@@ -56,6 +58,8 @@ pub enum CallKind {
     Entry,
     /// It was open before the trace.
     Assumed,
+    /// By nothing: the function was inlined, and what runs is a part of it.
+    Inline,
 }
 
 impl CallKind {
@@ -68,6 +72,7 @@ impl CallKind {
             Self::Signal => "signal",
             Self::Entry => "entry",
             Self::Assumed => "assumed",
+            Self::Inline => "inline",
         }
     }
 }

@@ -154,6 +154,15 @@ impl CallNames {
         }
     }
 
+    /// A function that was inlined in the code at a place.
+    pub(crate) fn inlined(&mut self, place: &Place, name: &str) -> FunctionId {
+        let number = self.functions.inlined(place, name);
+        if number == self.traits.len() {
+            self.traits.push(Traits::default());
+        }
+        FunctionId(number as u32)
+    }
+
     /// The function at a place, and whether that is its first instruction.
     fn number(&mut self, place: Option<&Place>) -> (FunctionId, bool) {
         let (number, is_first) = self.functions.function(place);

@@ -49,10 +49,12 @@ impl Thread {
     ) {
         self.credit = (self.credit + 8).min(1 << 24);
         self.count();
-        if to == by.after {
+        // A kernel fills the processor's stack of return addresses by calls past an INT3, which nothing returns to.
+        let is_filling = to.0 == by.after.0.wrapping_add(1) && !at.is_first;
+        if to == by.after || is_filling && at.function == by.source {
             // It reads the instruction pointer.
             if let Some(top) = self.stack.frames.last_mut() {
-                top.ghost = Some(to);
+                top.ghost = Some(by.after);
             }
             return;
         }

@@ -8,6 +8,7 @@ use cofi_insn::{Class, advance};
 use cofi_packet::Ip;
 
 use super::FunctionId;
+use super::inlines::{Inlines, Span};
 use super::names::{CallNames, Location};
 
 /// An instruction that leads elsewhere.
@@ -39,21 +40,28 @@ pub(crate) struct Shape {
     pub(crate) first: Location,
     /// Its hops, in [`Shapes`].
     pub(crate) hops: Range<u32>,
+    /// Its inlined functions, in [`Shapes`].
+    pub(crate) spans: Range<u32>,
     /// How it ends; none if something else happened before that.
     pub(crate) end: Option<Transfer>,
 }
+
+/// A straight run: its first address, how many instructions it has, and the last of them if it is of another class than [`Class::Other`].
+pub(crate) type PlainRun = (Ip, usize, Option<Executed>);
 
 /// The distinct blocks, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Shapes {
     list: Vec<Shape>,
     hops: Vec<Hop>,
+    spans: Vec<Span>,
 }
 
 impl Shapes {
     pub(crate) fn clear(&mut self) {
         self.list.clear();
         self.hops.clear();
+        self.spans.clear();
     }
 
     pub(crate) fn get(&self, number: usize) -> Option<(&Shape, &[Hop])> {
@@ -62,16 +70,25 @@ impl Shapes {
         Some((shape, self.hops.get(hops).unwrap_or_default()))
     }
 
-    /// The next block: its straight runs, each with its first address, how many instructions it has, and the last of them if it is of another
-    /// class than [`Class::Other`]. Gives the address behind it.
+    /// Where other inlined functions run along a block.
+    pub(crate) fn spans(&self, shape: &Shape) -> &[Span] {
+        let spans = shape.spans.start as usize..shape.spans.end as usize;
+        self.spans.get(spans).unwrap_or_default()
+    }
+
+    /// The next block: its straight runs, and its instructions, if inlined functions are wanted. Gives the address behind it.
     pub(crate) fn push(
         &mut self,
         names: &mut CallNames,
         view: &ImageView<'_>,
-        runs: impl Iterator<Item = (Ip, usize, Option<Executed>)>,
+        inlines: Option<&mut Inlines>,
+        runs: impl Iterator<Item = PlainRun>,
+        ips: impl Iterator<Item = Ip>,
     ) -> Ip {
         let begin = self.hops.len() as u32;
+        let first_span = self.spans.len() as u32;
         let mut insns = 0;
+        let mut starts = Vec::new();
         let mut first: Option<(Ip, Location)> = None;
         let mut end: Option<Transfer> = None;
         for (ip, len, last) in runs {
@@ -88,6 +105,7 @@ impl Shapes {
                 });
             }
             first.get_or_insert((ip, target));
+            starts.push(insns);
             insns += len as u32;
             end = last.map(|last| Transfer {
                 class: last.class,
@@ -97,11 +115,23 @@ impl Shapes {
             });
         }
         let (ip, first) = first.unwrap_or_else(|| (Ip(0), names.at(view, Ip(0))));
+        if let Some(inlines) = inlines {
+            let mut last = None;
+            for (insns, ip) in (0..insns).zip(ips) {
+                let chain = inlines.at(view, names, ip);
+                // Behind a call or a jump, another call may be the innermost.
+                if last != Some(chain) || starts.contains(&insns) {
+                    self.spans.push(Span { insns, ip, chain });
+                }
+                last = Some(chain);
+            }
+        }
         self.list.push(Shape {
             ip,
             insns,
             first,
             hops: begin..self.hops.len() as u32,
+            spans: first_span..self.spans.len() as u32,
             end,
         });
         end.map_or(ip, |end| end.after)

@@ -2,6 +2,7 @@
 
 use cofi_packet::Ip;
 
+use super::inlines::InlineFrame;
 use super::{Call, FunctionId};
 
 /// An open call.
@@ -38,6 +39,8 @@ pub(crate) struct Frame {
 #[derive(Debug, Default)]
 pub(crate) struct Stack {
     pub(crate) frames: Vec<Frame>,
+    /// The open calls of inlined functions, each in one of the frames.
+    pub(crate) inlines: Vec<InlineFrame>,
     /// How many instructions of the thread ran on other stacks since this one began, or before.
     pub(crate) elsewhere: u64,
     /// How many had run when it was switched away from.
@@ -65,6 +68,18 @@ impl Stack {
 
     pub(crate) fn top(&self) -> Option<&Frame> {
         self.frames.last()
+    }
+
+    /// The innermost inlined function of the innermost call.
+    pub(crate) fn inlined(&self) -> Option<&InlineFrame> {
+        let inline = self.inlines.last()?;
+        (inline.owner + 1 == self.frames.len()).then_some(inline)
+    }
+
+    /// The number of the innermost call, be it of an inlined function.
+    pub(crate) fn innermost(&self) -> Option<i64> {
+        let inlined = self.inlined().map(|inline| inline.call.number);
+        inlined.or_else(|| Some(self.top()?.call.number))
     }
 
     /// How many instructions of the thread's have run on it.

@@ -54,7 +54,7 @@ impl Thread {
     ) {
         let depth = self.depth() + 1;
         self.tell_stub(around);
-        let parent = self.stack.top().map(|top| top.call.number);
+        let parent = self.stack.innermost();
         self.suspend(around);
         self.stack.is_coroutine = true;
         let begin = around.moment(self.total);
@@ -202,12 +202,19 @@ impl Thread {
         self.tell_stub(around);
         self.count();
         let mut frames = self.stack.frames.split_off(index);
+        let inlines = &mut self.stack.inlines;
+        let first = inlines.partition_point(|inline| inline.owner < index);
+        let mut inlines = inlines.split_off(first);
+        for inline in &mut inlines {
+            inline.owner -= index;
+        }
         if let Some(first) = frames.first_mut() {
             first.ret = None;
         }
         self.stacks += 1;
         self.others.push(Stack {
             frames,
+            inlines,
             elsewhere: self.stack.elsewhere,
             since: self.total,
             number: self.stacks,

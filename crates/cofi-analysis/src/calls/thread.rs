@@ -6,11 +6,12 @@ use cofi_packet::{Ip, StreamOffset};
 use cofi_session::Task;
 
 use super::clock::StreamClock;
+use super::inlines::{InlineFrame, Inlines, Span};
 use super::names::{CallNames, Location};
 use super::shapes::{Hop, Shape, Transfer};
 use super::stack::{Frame, Stack};
 use super::switch::Undecided;
-use super::{Call, CallEnd, CallKind, CallMoment, CallVisitor, FunctionId, Left};
+use super::{Call, CallEnd, CallKind, CallMoment, CallVisitor, FunctionId, Left, OpenCall};
 
 /// So many calls may be open on a stack: code may push calls that never return. Of more than that, the outer half is forgotten.
 const DEEPEST: usize = 1 << 18;
@@ -133,6 +134,7 @@ impl Thread {
         &mut self,
         shape: &Shape,
         hops: &[Hop],
+        inlined: Option<(&[Span], &Inlines)>,
         around: &mut Around<'_, '_, V>,
     ) {
         match self.coming {
@@ -145,17 +147,27 @@ impl Thread {
         if !hops.is_empty() {
             self.decide(around);
         }
-        for hop in hops {
-            self.total += u64::from(hop.insns - done);
-            done = hop.insns;
-            match hop.transfer.class {
-                Class::DirectCall => self.call(hop.transfer, hop.to, hop.target, around),
-                _ => self.jump(hop.transfer, hop.to, hop.target, around),
+        if let Some((spans, inlines)) = inlined {
+            done = self.inlined_and_hops(spans, hops, inlines, around);
+        } else {
+            for hop in hops {
+                self.total += u64::from(hop.insns - done);
+                done = hop.insns;
+                self.hop(hop, around);
             }
         }
         self.total += u64::from(shape.insns - done);
         self.coming = shape.end.map_or(Coming::Straight, Coming::By);
         self.last_ip = Some(shape.end.map_or(shape.ip, |end| end.from));
+    }
+
+    /// Control follows a direct branch within a block.
+    #[inline]
+    pub(super) fn hop<V: CallVisitor>(&mut self, hop: &Hop, around: &mut Around<'_, '_, V>) {
+        match hop.transfer.class {
+            Class::DirectCall => self.call(hop.transfer, hop.to, hop.target, around),
+            _ => self.jump(hop.transfer, hop.to, hop.target, around),
+        }
     }
 
     /// The instruction that ran last, if it leads elsewhere.
@@ -172,8 +184,25 @@ impl Thread {
     }
 
     /// The open calls of the stack in use, outermost first.
-    pub(crate) fn open(&self) -> &[Frame] {
-        &self.stack.frames
+    pub(crate) fn open(&self) -> impl Iterator<Item = OpenCall> {
+        let Stack {
+            frames, inlines, ..
+        } = &self.stack;
+        let mut inlines = inlines.iter().peekable();
+        let with_inlined = move |(index, frame): (usize, &Frame)| {
+            let mut calls = vec![OpenCall {
+                call: frame.call,
+                returns_to: frame.ret.or(frame.resume),
+            }];
+            while let Some(inline) = inlines.next_if(|inline| inline.owner == index) {
+                calls.push(OpenCall {
+                    call: inline.call,
+                    returns_to: None,
+                });
+            }
+            calls
+        };
+        frames.iter().enumerate().flat_map(with_inlined)
     }
 
     /// Control comes to an instruction.
@@ -221,8 +250,13 @@ impl Thread {
 
     /// Gives the innermost call what has run since this was done last.
     pub(super) fn count(&mut self) {
-        if let Some(top) = self.stack.frames.last_mut() {
-            top.self_insns += self.total - self.counted;
+        let frames = self.stack.frames.len();
+        match (self.stack.inlines.last_mut(), self.stack.frames.last_mut()) {
+            (Some(inline), _) if inline.owner + 1 == frames => {
+                inline.self_insns += self.total - self.counted;
+            }
+            (_, Some(top)) => top.self_insns += self.total - self.counted,
+            (_, None) => {}
         }
         self.counted = self.total;
     }
@@ -266,16 +300,8 @@ impl Thread {
     ) -> Frame {
         Frame {
             call: Call {
-                task: self.task,
-                number: 0,
-                parent: None,
-                stack: self.stack.number,
                 function: at.function,
-                ip,
-                depth,
-                kind,
-                from,
-                begin,
+                ..self.call_of((kind, from), ip, depth, begin)
             },
             ret: None,
             resume: None,
@@ -292,6 +318,28 @@ impl Thread {
         }
     }
 
+    /// A call on the stack in use, of which the function and the number are not known yet.
+    pub(super) fn call_of(
+        &self,
+        (kind, from): (CallKind, Option<Ip>),
+        ip: Ip,
+        depth: i32,
+        begin: CallMoment,
+    ) -> Call {
+        Call {
+            task: self.task,
+            number: 0,
+            parent: None,
+            stack: self.stack.number,
+            function: FunctionId(0),
+            ip,
+            depth,
+            kind,
+            from,
+            begin,
+        }
+    }
+
     /// Opens a call.
     pub(super) fn enter<V: CallVisitor>(
         &mut self,
@@ -299,7 +347,7 @@ impl Thread {
         around: &mut Around<'_, '_, V>,
     ) {
         self.tell_stub(around);
-        let around_it = self.stack.top().map(|top| top.call.number);
+        let around_it = self.stack.innermost();
         frame.call.parent = around_it.or(frame.call.parent);
         if !frame.is_stub {
             frame.call.number = self.number();
@@ -336,6 +384,8 @@ impl Thread {
     ) -> Option<Frame> {
         self.tell_stub(around);
         self.count();
+        let last = self.stack.frames.len().checked_sub(1)?;
+        self.leave_inlines(last, left, around);
         let frame = self.stack.frames.pop()?;
         self.tell_left(&frame, left, around);
         Some(frame)
@@ -370,8 +420,18 @@ impl Thread {
 
     /// The outer half of the calls was never left: that is not to be expected any more.
     pub(super) fn forget_outer<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
-        let outer: Vec<Frame> = self.stack.frames.drain(..DEEPEST / 2).collect();
-        for frame in outer.iter().rev() {
+        const HALF: usize = DEEPEST / 2;
+        let outer: Vec<Frame> = self.stack.frames.drain(..HALF).collect();
+        let inlines = &mut self.stack.inlines;
+        let inner = inlines.partition_point(|inline| inline.owner < HALF);
+        let mut outer_inlines: Vec<InlineFrame> = inlines.drain(..inner).collect();
+        for inline in inlines {
+            inline.owner -= HALF;
+        }
+        for (index, frame) in outer.iter().enumerate().rev() {
+            while let Some(inline) = outer_inlines.pop_if(|inline| inline.owner == index) {
+                self.tell_inline_left(&inline, Left::Unwound, around);
+            }
             self.tell_left(frame, Left::Unwound, around);
         }
     }
@@ -401,7 +461,9 @@ impl Thread {
     }
 
     pub(super) fn depth(&self) -> i32 {
-        self.stack.top().map_or(-1, |top| top.call.depth)
+        let inlined = self.stack.inlined().map(|inline| inline.call.depth);
+        let top = || self.stack.top().map(|top| top.call.depth);
+        inlined.or_else(top).unwrap_or(-1)
     }
 
     /// Control goes back to a function that was open before the trace, or the last gap.

@@ -8,6 +8,7 @@ use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
 
 use super::clock::StreamClock;
+use super::inlines::Inlines;
 use super::names::CallNames;
 use super::ran::{Content, RanBlock};
 use super::shapes::Shapes;
@@ -72,6 +73,9 @@ struct Code<'s> {
     /// How often the index was emptied.
     generation: u64,
     shapes: Shapes,
+    inlines: Inlines,
+    /// Inlined functions are wanted.
+    with_inlined: bool,
 }
 
 impl<'s> Code<'s> {
@@ -133,6 +137,13 @@ impl<'s> CallTracer<'s> {
         }
     }
 
+    /// With calls of the kind [`Inline`](super::CallKind::Inline), too, where DWARF tells of them.
+    #[must_use]
+    pub fn with_inlined(mut self) -> Self {
+        self.code.with_inlined = true;
+        self
+    }
+
     /// The functions seen so far.
     #[must_use]
     pub const fn names(&self) -> &CallNames {
@@ -147,10 +158,7 @@ impl<'s> CallTracer<'s> {
 
     /// The calls that are open on the stack in use, outermost first.
     pub fn open_calls(&self) -> impl Iterator<Item = OpenCall> {
-        self.thread.open().iter().map(|frame| OpenCall {
-            call: frame.call,
-            returns_to: frame.ret.or(frame.resume),
-        })
+        self.thread.open()
     }
 
     /// The instruction that ran last, or that the last block began with.
@@ -183,6 +191,8 @@ impl<'s> CallTracer<'s> {
             index,
             shapes,
             generation,
+            inlines,
+            with_inlined,
             ..
         } = code;
         let Some((era, view)) = now else {
@@ -195,11 +205,10 @@ impl<'s> CallTracer<'s> {
             let code = *code_number.get_or_insert_with(|| era_of(*era, block.mode()));
             let number = index.number(code, ip, len as u32, || {
                 let runs = block.runs();
-                shapes.push(
-                    names,
-                    view,
-                    runs.map(|run| (run.ip(), run.len(), run.last())),
-                )
+                let runs = runs.map(|run| (run.ip(), run.len(), run.last()));
+                let ips = block.iter().map(|insn| insn.ip);
+                let inlines = with_inlined.then_some(&mut *inlines);
+                shapes.push(names, view, inlines, runs, ips)
             });
             let Some((shape, hops)) = shapes.get(number) else {
                 return;
@@ -218,7 +227,8 @@ impl<'s> CallTracer<'s> {
                 view: Some(view),
                 offset: *offset,
             };
-            thread.block(shape, hops, &mut around);
+            let spans = with_inlined.then(|| (shapes.spans(shape), &*inlines));
+            thread.block(shape, hops, spans, &mut around);
             if shape
                 .end
                 .is_none_or(|end| end.class != cofi_insn::Class::Conditional)
@@ -258,7 +268,7 @@ impl<'s> CallTracer<'s> {
     ) -> Option<Gate> {
         self.code.settle(flow);
         self.arrive(visitor);
-        let mut hits = Vec::new();
+        let (mut hits, mut ips) = (Vec::new(), Vec::new());
         let mut lens = std::mem::take(&mut self.lens);
         lens.clear();
         let Some(part) = flow.next_part() else {
@@ -272,6 +282,9 @@ impl<'s> CallTracer<'s> {
                 let holds = |ip: &&Ip| run.iter().any(|insn| insn.ip == **ip);
                 hits.extend(wanted.iter().filter(holds));
                 lens.extend(run.iter().map(|insn| insn.len));
+                if self.code.with_inlined {
+                    ips.extend(run.iter().map(|insn| insn.ip));
+                }
                 Ok((run.ip(), run.mode(), run.len(), run.last(), run.offset()))
             }
         };
@@ -279,19 +292,20 @@ impl<'s> CallTracer<'s> {
         match (&piece, said) {
             (Ok(_), Gate::Outside | Gate::End) => {}
             (Err(_), Gate::Outside | Gate::End) => self.code.now = None,
-            (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, &lens, visitor),
+            (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, &lens, ips, visitor),
             (Err(item), Gate::Inside | Gate::Last) => self.item(item, flow, visitor),
         }
         self.lens = lens;
         Some(said)
     }
 
-    /// Takes a run: its first address, its mode, how many instructions it has, the last one if it is of a class, and its packet. And the lengths
-    /// of its instructions.
+    /// Takes a run: its first address, its mode, how many instructions it has, the last one if it is of a class, and its packet; the lengths
+    /// of its instructions; and, if inlined functions are wanted, their addresses.
     fn run(
         &mut self,
         (ip, mode, len, last, offset): (Ip, ExecMode, usize, Option<Executed>, StreamOffset),
         lens: &[u8],
+        ips: Vec<Ip>,
         visitor: &mut impl CallVisitor,
     ) {
         let Code {
@@ -299,6 +313,8 @@ impl<'s> CallTracer<'s> {
             index,
             shapes,
             generation,
+            inlines,
+            with_inlined,
             ..
         } = &mut self.code;
         let Some((era, view)) = now else {
@@ -306,7 +322,9 @@ impl<'s> CallTracer<'s> {
         };
         let names = &mut self.names;
         let number = index.number(era_of(*era, mode), ip, len as u32, || {
-            shapes.push(names, view, std::iter::once((ip, len, last)))
+            let runs = std::iter::once((ip, len, last));
+            let inlines = with_inlined.then_some(&mut *inlines);
+            shapes.push(names, view, inlines, runs, ips.into_iter())
         });
         let Some((shape, hops)) = shapes.get(number) else {
             return;
@@ -325,7 +343,8 @@ impl<'s> CallTracer<'s> {
             view: Some(view),
             offset: self.offset,
         };
-        self.thread.block(shape, hops, &mut around);
+        let spans = with_inlined.then(|| (shapes.spans(shape), &*inlines));
+        self.thread.block(shape, hops, spans, &mut around);
         self.offset = offset;
     }
 

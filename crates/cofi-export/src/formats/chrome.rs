@@ -69,7 +69,7 @@ impl<W: Write> Exporter for Chrome<W> {
             self.of,
             self.at(at)
         )?;
-        if let Some(FinishedCall { call, end }) = call {
+        if let Some(FinishedCall { call, end, .. }) = call {
             write!(
                 self.out,
                 ",\"args\":{{\"kind\":\"{}\",\"insns\":{},\"self_insns\":{},\"left\":\"{}\"}}",

@@ -67,7 +67,7 @@ impl<W: Write> Exporter for Table<'_, W> {
         call: Option<&FinishedCall>,
         frames: &Frames,
     ) -> io::Result<()> {
-        let Some(FinishedCall { call, end }) = call else {
+        let Some(FinishedCall { call, end, .. }) = call else {
             return Ok(());
         };
         let time = |tsc: Option<Tsc>| {

@@ -1,8 +1,10 @@
 //! Chooses calls, waits for their end, and prints them in the order in which they began.
 
+use super::json::{JsonCalls, Sites, is_hidden};
 use super::text::{Tree, TreeStyle};
-use super::{Matches, Members, is_wanted, lasted};
-use crate::args::CallsArgs;
+use super::turns::{Turn, write_parts};
+use super::{Matches, is_wanted};
+use crate::args::{CallsArgs, threads};
 use crate::input;
 use crate::json::Line;
 use crate::output::Stdout;
@@ -12,26 +14,58 @@ use cofi_analysis::{Call, CallEnd, CallNames, CallVisitor, CallsInOrder, Functio
 use cofi_session::{Session, Stream, StreamKey, Task};
 use rustc_hash::FxHashMap;
 use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
 
 /// Prints the calls of a stream.
 pub(super) struct Collect<'a, 's> {
     args: &'a CallsArgs,
     session: &'a Session<'s>,
     key: StreamKey,
-    threads: FxHashMap<Task, Waiting>,
+    threads: Threads,
     function: Option<Matches>,
     callers: Option<Stacks>,
     /// How many calls are of the function that was asked for.
     matches: u64,
-    out: &'a mut Stdout,
+    out: &'a Mutex<Stdout>,
+    turn: &'a Turn<'a>,
     style: TreeStyle,
     /// The thread whose calls were printed last.
     heading: Option<Task>,
     has_headings: bool,
-    line: Line,
-    members: Members,
-    text: Vec<u8>,
     failed: Option<io::Error>,
+}
+
+/// The threads whose calls wait.
+#[derive(Debug, Default)]
+struct Threads {
+    /// The one that ran last.
+    now: Option<(Task, Waiting)>,
+    others: FxHashMap<Task, Waiting>,
+}
+
+impl Threads {
+    /// What waits of a thread, if there is any.
+    #[inline]
+    fn get(&mut self, task: Task) -> Option<&mut Waiting> {
+        if self.now.as_ref().is_none_or(|(now, _)| *now != task) {
+            let next = self.others.remove(&task)?;
+            self.put(task, next);
+        }
+        self.now.as_mut().map(|(_, waiting)| waiting)
+    }
+
+    fn put(&mut self, task: Task, waiting: Waiting) {
+        if let Some((task, waiting)) = self.now.replace((task, waiting)) {
+            self.others.insert(task, waiting);
+        }
+    }
+
+    fn take(&mut self, task: Task) -> Option<Waiting> {
+        match self.now.take_if(|(now, _)| *now == task) {
+            Some((_, waiting)) => Some(waiting),
+            None => self.others.remove(&task),
+        }
+    }
 }
 
 /// The calls of a thread that wait.
@@ -94,7 +128,7 @@ impl<'a, 's> Collect<'a, 's> {
         window: &Window,
         session: &'a Session<'s>,
         stream: &Stream<'_>,
-        out: &'a mut Stdout,
+        (out, turn): (&'a Mutex<Stdout>, &'a Turn<'a>),
     ) -> Self {
         let has_headings = window.streams(session).len() > 1 || stream.key().cpu().is_some();
         let callers = args.callers.as_deref().map(|name| Stacks {
@@ -108,17 +142,15 @@ impl<'a, 's> Collect<'a, 's> {
             args,
             session,
             key: stream.key(),
-            threads: FxHashMap::default(),
+            threads: Threads::default(),
             function: args.function.as_deref().map(Matches::new),
             callers,
             matches: 0,
             out,
+            turn,
             style: TreeStyle::of_terminal(args.color),
             heading: None,
             has_headings,
-            line: Line::default(),
-            members: Members::default(),
-            text: Vec::new(),
             failed: None,
         }
     }
@@ -133,23 +165,56 @@ impl<'a, 's> Collect<'a, 's> {
 
     /// Prints the calls of a thread, all of which were left.
     fn print(&mut self, task: Task, names: &CallNames) -> io::Result<()> {
-        let Some(mut waiting) = self.threads.remove(&task) else {
+        let Some(mut waiting) = self.threads.take(task) else {
             return Ok(());
         };
-        let Self {
-            args,
-            session,
-            key,
-            callers,
-            out,
-            line,
-            members,
-            text,
-            ..
-        } = self;
+        self.turn.wait();
+        let out = self.out.lock();
+        let mut out = out.unwrap_or_else(PoisonError::into_inner);
+        match (self.args.json, &mut self.callers) {
+            (false, _) => self.print_tree(task, &mut waiting.order, names, &mut out),
+            (true, Some(callers)) => {
+                let json = JsonCalls::new(self.session, names, (self.key, task));
+                let (mut sites, mut line, mut text) =
+                    (Sites::default(), Line::default(), Vec::new());
+                waiting.order.drain(|finished| {
+                    if is_hidden(self.args, self.session, finished) {
+                        return Ok(());
+                    }
+                    line.begin();
+                    let stack = callers.around(&finished.call);
+                    let around = stack.iter().skip(1);
+                    let around = around.map(|function| names.describe(*function).to_owned());
+                    line.texts("callers", around);
+                    text.clear();
+                    json.call(finished, line.members(), &mut sites, &mut text);
+                    out.write_all(&text)
+                })
+            }
+            (true, None) => {
+                let json = JsonCalls::new(self.session, names, (self.key, task));
+                let mut parts = waiting.order.take_parts()?;
+                let worker = || {
+                    let (json, args, mut sites) = (&json, self.args, Sites::default());
+                    move |part, text: &mut Vec<u8>| json.part(args, part, &mut sites, text)
+                };
+                let threads = threads(self.args.threads);
+                write_parts(threads, || parts.next_part(), worker, &mut *out)
+            }
+        }
+    }
+
+    fn print_tree(
+        &mut self,
+        task: Task,
+        order: &mut CallsInOrder,
+        names: &CallNames,
+        out: &mut Stdout,
+    ) -> io::Result<()> {
+        let Self { args, session, .. } = self;
         let mut tree = Tree::new(session, names, &self.style);
         let mut root: Option<i32> = None;
-        if !args.json && self.has_headings && self.heading != Some(task) {
+        if self.has_headings && self.heading != Some(task) {
             let comm = session.comm_of(task.tid).map(input::called);
             let begin = if self.heading.is_some() { "\n" } else { "" };
             writeln!(
@@ -160,62 +225,22 @@ impl<'a, 's> Collect<'a, 's> {
             )?;
             self.heading = Some(task);
         }
-        if !args.json {
-            tree.head(out)?;
-        }
-        waiting.order.drain(|finished| {
-            let depth = u64::try_from(finished.call.depth).unwrap_or(0);
-            let is_deep = args.depth.is_some_and(|most| depth >= most);
-            let is_short = || {
-                let least = args.min_time.map(|least| least.0);
-                least.is_some_and(|least| {
-                    lasted(session, finished).is_none_or(|lasted| lasted < least)
-                })
-            };
-            // What a function was asked for is shown from there on, however deep that is.
-            if self.function.is_none() && is_deep || is_short() {
+        tree.head(out)?;
+        order.drain(|finished| {
+            if is_hidden(args, session, finished) {
                 return Ok(());
             }
-            if !args.json {
-                let mut finished = *finished;
-                if self.function.is_some() {
-                    // The function itself is the root of its tree.
-                    let depth = finished.call.depth;
-                    let base = root.map_or(depth, |root| depth.min(root));
-                    root = Some(base);
-                    finished.call.depth -= base;
-                }
-                return tree.call(&finished, out);
+            let mut finished = *finished;
+            if self.function.is_some() {
+                // The function itself is the root of its tree.
+                let depth = finished.call.depth;
+                let base = root.map_or(depth, |root| depth.min(root));
+                root = Some(base);
+                finished.call.depth -= base;
             }
-            text.clear();
-            text.push(b'{');
-            members.put(session, finished, names, text);
-            line.begin();
-            if let Some(callers) = callers {
-                let stack = callers.around(&finished.call);
-                let around = stack.iter().skip(1);
-                line.texts(
-                    "callers",
-                    around.map(|function| names.describe(*function).to_owned()),
-                );
-            }
-            if task.tid != 0 || key.tid().is_some() {
-                line.number("tid", task.tid);
-            }
-            if let Some(cpu) = key.cpu() {
-                line.number("cpu", cpu);
-            }
-            if !line.members().is_empty() {
-                text.push(b',');
-                text.extend_from_slice(line.members());
-            }
-            text.extend_from_slice(b"}\n");
-            out.write_all(text)
+            tree.call(&finished, out)
         })?;
-        match args.json {
-            true => Ok(()),
-            false => tree.end(out),
-        }
+        tree.end(out)
     }
 }
 
@@ -224,7 +249,12 @@ impl CallVisitor for Collect<'_, '_> {
         if !is_wanted(&self.args.range, call.task) {
             return;
         }
-        let waiting = self.threads.entry(call.task).or_default();
+        if self.threads.get(call.task).is_none() {
+            self.threads.put(call.task, Waiting::default());
+        }
+        let Some(waiting) = self.threads.get(call.task) else {
+            return;
+        };
         let most = self
             .args
             .depth
@@ -255,7 +285,7 @@ impl CallVisitor for Collect<'_, '_> {
         if let Some(callers) = &mut self.callers {
             callers.open.remove(&(call.task, call.number));
         }
-        let Some(waiting) = self.threads.get_mut(&call.task) else {
+        let Some(waiting) = self.threads.get(call.task) else {
             return;
         };
         if self.function.is_some() && waiting.inside.remove(&call.number).is_none() {

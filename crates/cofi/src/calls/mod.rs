@@ -2,26 +2,30 @@
 
 mod callers;
 mod collect;
+pub(crate) mod json;
 pub(crate) mod text;
+mod turns;
 
 use crate::args::{CallsArgs, Range};
-use crate::json::Line;
-use crate::output::{stdout, tell};
+use crate::output::{Stdout, stdout, tell};
 use crate::point::{Place, is_called, near};
 use crate::progress::Printing;
 use crate::select::{Found, Window};
 use crate::sync::Sync;
-use crate::{Ended, digits, input};
+use crate::{Ended, args, input};
 use anyhow::{Result, bail};
 use callers::Callers;
-use cofi_analysis::{
-    CallKind, CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, Gate, Left, OpenCall,
-};
+use cofi_analysis::{CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, Gate, OpenCall};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
 use collect::Collect;
 use rustc_hash::FxHashMap;
+use std::cell::Cell;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
+use turns::{Turn, Turns};
 
 /// Runs the command.
 pub(crate) fn run(args: &CallsArgs) -> Result<Ended> {
@@ -32,29 +36,24 @@ pub(crate) fn run(args: &CallsArgs) -> Result<Ended> {
     if args.min_time.is_some() && session.time_conversion().is_none() {
         bail!("--min-time: the trace does not say how the time stamp counter converts to time");
     }
-    let mut out = stdout();
     let mut errors = input::report(&session);
     let mut found = Found::default();
-    let mut progress = Printing::of(window.streams(&session));
     let mut matches = 0;
-    for stream in window.streams(&session) {
-        if args.callers.is_some() && !args.json {
-            let mut callers = Callers::new(args, &window);
-            let traced = trace(&session, stream, &window, &mut callers, &progress)?;
-            errors |= traced.errors;
-            found |= traced.found;
-            matches += callers.matches();
-            callers.print(&session, stream, &mut out)?;
-        } else {
-            let mut collect = Collect::new(args, &window, &session, stream, &mut out);
-            let traced = trace(&session, stream, &window, &mut collect, &progress)?;
-            errors |= traced.errors;
-            found |= traced.found;
-            matches += collect.finish()?;
-        }
-        progress.finish(stream);
+    let out = Mutex::new(stdout());
+    let work = Work {
+        args,
+        session: &session,
+        window: &window,
+        progress: Printing::of(window.streams(&session)),
+        out: &out,
+    };
+    for shown in work.streams()? {
+        errors |= shown.errors;
+        found |= shown.found;
+        matches += shown.matches;
     }
-    drop(progress);
+    drop(work);
+    let mut out = out.into_inner().unwrap_or_else(PoisonError::into_inner);
     out.flush()?;
     if !window.is_all() {
         window.report_missed(found);
@@ -70,6 +69,92 @@ pub(crate) fn run(args: &CallsArgs) -> Result<Ended> {
     } else {
         Ended::Well
     })
+}
+
+/// What the streams are shown with.
+struct Work<'a, 's> {
+    args: &'a CallsArgs,
+    session: &'s Session<'s>,
+    window: &'a Window,
+    progress: Printing,
+    out: &'a Mutex<Stdout>,
+}
+
+/// What came of showing a stream.
+struct Shown {
+    errors: bool,
+    found: Found,
+    /// How many calls there were of the function that was asked for.
+    matches: u64,
+}
+
+impl<'s> Work<'_, 's> {
+    /// Shows all streams, one after the other. Several are gone through at a time, and wait for their turn to print.
+    fn streams(&self) -> Result<Vec<Shown>> {
+        let streams = self.window.streams(self.session);
+        let threads = args::threads(self.args.threads).get().min(streams.len());
+        let (next, turns) = (AtomicUsize::new(0), Turns::default());
+        let failed = AtomicBool::new(false);
+        let shown = Mutex::new(Vec::new());
+        let run = || {
+            while !failed.load(Ordering::Relaxed) {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(stream) = streams.get(number) else {
+                    break;
+                };
+                let turn = turns.of(number);
+                let result = self.stream(stream, &turn);
+                failed.fetch_or(result.is_err(), Ordering::Relaxed);
+                let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+                shown.push((number, result));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // This thread can do all of it.
+                let _ = Builder::new().spawn_scoped(scope, run);
+            }
+            run();
+        });
+        let mut shown = shown.into_inner().unwrap_or_else(PoisonError::into_inner);
+        shown.sort_by_key(|(number, _)| *number);
+        shown.into_iter().map(|(_, shown)| shown).collect()
+    }
+
+    fn stream(&self, stream: &'s Stream<'s>, turn: &Turn<'_>) -> Result<Shown> {
+        let Self {
+            args,
+            session,
+            window,
+            out,
+            ..
+        } = *self;
+        let last = Cell::new(0);
+        let advance = |offset: u64| {
+            let before = last.replace(offset);
+            self.progress.advance(offset.saturating_sub(before));
+        };
+        let reached = |offset: StreamOffset| advance(offset.0);
+        let (traced, matches);
+        if args.callers.is_some() && !args.json {
+            let mut callers = Callers::new(args, window);
+            traced = trace(session, stream, window, args.inline, &mut callers, reached)?;
+            matches = callers.matches();
+            turn.wait();
+            let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
+            callers.print(session, stream, &mut out)?;
+        } else {
+            let mut collect = Collect::new(args, window, session, stream, (out, turn));
+            traced = trace(session, stream, window, args.inline, &mut collect, reached)?;
+            matches = collect.finish()?;
+        }
+        advance(stream.len() as u64);
+        Ok(Shown {
+            errors: traced.errors,
+            found: traced.found,
+            matches,
+        })
+    }
 }
 
 /// Says of a function that nothing called it.
@@ -151,26 +236,34 @@ impl Traced {
     }
 }
 
-/// Follows the wanted part of a stream, and shows its calls to a visitor.
+/// Follows the wanted part of a stream, and shows its calls to a visitor, those of inlined functions if they are wanted. `reached` hears how far it is.
 pub(crate) fn trace<'s>(
     session: &'s Session<'_>,
     stream: &'s Stream<'_>,
     window: &Window,
+    inlined: bool,
     visitor: &mut impl CallVisitor,
-    progress: &Printing,
+    reached: impl Fn(StreamOffset),
 ) -> Result<Traced> {
+    let tracer = |start: usize| {
+        let tracer = CallTracer::starting_at(session, stream, StreamOffset(start as u64));
+        match inlined {
+            true => tracer.with_inlined(),
+            false => tracer,
+        }
+    };
     if window.is_all() {
         let mut flow = session.decode(stream);
-        let mut tracer = CallTracer::new(session, stream);
+        let mut tracer = tracer(0);
         while tracer.follow(&mut flow, visitor) {
-            progress.reached(flow.offset());
+            reached(flow.offset());
         }
         return Ok(Traced::of(tracer, Found::default(), visitor));
     }
     let sync = Sync::of(session, stream.bytes(), true);
     let start = window.start(session, sync);
     let mut flow = session.decode_from(stream, StreamOffset(start as u64));
-    let mut tracer = CallTracer::starting_at(session, stream, StreamOffset(start as u64));
+    let mut tracer = tracer(start);
     let mut found = Found {
         begin: window.from.is_none(),
         ..Found::default()
@@ -203,7 +296,7 @@ pub(crate) fn trace<'s>(
         if matches!(gate, Gate::Last | Gate::End) {
             break;
         }
-        progress.reached(flow.offset());
+        reached(flow.offset());
     }
     Ok(Traced::of(tracer, found, visitor))
 }
@@ -223,72 +316,4 @@ pub(crate) fn lasted(session: &Session<'_>, call: &FinishedCall) -> Option<u64> 
     let begin = nanoseconds(session, call.call.begin.tsc)?;
     let end = nanoseconds(session, call.end.end.tsc)?;
     Some(end.saturating_sub(begin))
-}
-
-/// Writes calls as the contract has them.
-#[derive(Debug, Default)]
-pub(crate) struct Members {
-    /// What is the same of all calls from one place.
-    sites: FxHashMap<Site, Box<[u8]>>,
-}
-
-/// What is the same of them: the function, where it was entered, by which instruction and how.
-type Site = (FunctionId, Ip, Option<Ip>, CallKind);
-
-impl Members {
-    /// Appends the members of a call's object, all but those of the stream.
-    pub(crate) fn put(
-        &mut self,
-        session: &Session<'_>,
-        finished: &FinishedCall,
-        names: &CallNames,
-        out: &mut Vec<u8>,
-    ) {
-        let FinishedCall { call, end } = finished;
-        let site = (call.function, call.ip, call.from, call.kind);
-        let site = self.sites.entry(site).or_insert_with(|| {
-            let mut line = Line::default();
-            line.begin();
-            match names.name(call.function) {
-                Some(name) => line.text("call", name),
-                None => line.null("call"),
-            };
-            line.hex("ip", call.ip.0)
-                .text("kind", call.kind.name())
-                .hex_or_null("from", call.from.map(|from| from.0));
-            match names.file(call.function) {
-                Some(file) => line.text("file", &file.to_string_lossy()),
-                None => line.null("file"),
-            };
-            line.members().into()
-        });
-        out.extend_from_slice(site);
-        let number = |out: &mut Vec<u8>, key: &[u8], number: Option<u64>| {
-            out.extend_from_slice(key);
-            match number {
-                Some(number) => digits::decimal(out, number),
-                None => out.extend_from_slice(b"null"),
-            }
-        };
-        // Of what was still open nobody knows the end.
-        let is_over = !matches!(end.left, Left::End | Left::Gap);
-        let begin = nanoseconds(session, call.begin.tsc);
-        let over = nanoseconds(session, end.end.tsc.filter(|_| is_over));
-        let depth = u64::try_from(call.depth).unwrap_or(0);
-        number(out, b",\"depth\":", Some(depth));
-        number(out, b",\"begin\":", begin);
-        number(out, b",\"end\":", over);
-        number(out, b",\"insns\":", Some(end.insns));
-        number(out, b",\"self_insns\":", Some(end.self_insns));
-        out.extend_from_slice(b",\"left\":\"");
-        out.extend_from_slice(end.left.name().as_bytes());
-        out.push(b'"');
-        if end.end.cycles > 0 {
-            let cycles = end.end.cycles.saturating_sub(call.begin.cycles);
-            number(out, b",\"cycles\":", Some(cycles));
-        }
-        if call.stack > 0 {
-            number(out, b",\"stack\":", Some(call.stack.into()));
-        }
-    }
 }

@@ -114,7 +114,7 @@ impl<'a, 's> Tree<'a, 's> {
         let lasted = lasted(self.session, call).unwrap_or(0);
         if let Some(alike) = &mut self.alike {
             let same = |call: &FinishedCall| {
-                let FinishedCall { call, end } = call;
+                let FinishedCall { call, end, .. } = call;
                 let function = (call.function, self.names.entry(call));
                 (function, call.depth, call.kind, end.left, call.stack)
             };
@@ -140,7 +140,7 @@ impl<'a, 's> Tree<'a, 's> {
         let Some(alike) = self.alike.take() else {
             return Ok(());
         };
-        let FinishedCall { call, end } = alike.first;
+        let FinishedCall { call, end, .. } = alike.first;
         let depth = usize::try_from(call.depth).unwrap_or(0);
         if self.has_time {
             // What is shorter than what timing packets tell apart takes no time.
@@ -158,6 +158,7 @@ impl<'a, 's> Tree<'a, 's> {
         match call.kind {
             CallKind::Tail => marks += " (by a jump)",
             CallKind::Signal => marks += " (signal)",
+            CallKind::Inline => marks += " (inlined)",
             CallKind::Assumed => marks += " (open before)",
             CallKind::Call if call.stack != self.stack => marks += " (on another stack)",
             CallKind::Entry if depth > 0 => marks += " (entered)",

@@ -185,12 +185,16 @@ fn compare_pair<'s>(
         strict: args.strict,
         has_calls: is_thread(x) && is_thread(y),
     };
-    let hidden = Printing::hidden();
     let (diff, one, other) = compare(
         files,
         &options,
-        |feed| calls::trace(a.session, x, &a.window, feed, progress).map(|traced| traced.found),
-        |feed| calls::trace(b.session, y, &b.window, feed, &hidden).map(|traced| traced.found),
+        |feed| {
+            let reached = |at| progress.reached(at);
+            calls::trace(a.session, x, &a.window, false, feed, reached).map(|traced| traced.found)
+        },
+        |feed| {
+            calls::trace(b.session, y, &b.window, false, feed, |_| {}).map(|traced| traced.found)
+        },
     );
     one?;
     other?;

@@ -73,7 +73,9 @@ impl<'a> Counts<'a> {
             self.known.clear();
             self.open.clear();
             self.around.clear();
-            let traced = trace(session, stream, window, self, &progress)?;
+            let traced = trace(session, stream, window, false, self, |at| {
+                progress.reached(at)
+            })?;
             visited.has_errors |= traced.errors;
             visited.found |= traced.found;
             progress.finish(stream);

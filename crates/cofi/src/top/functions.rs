@@ -32,7 +32,9 @@ pub(super) fn run(args: &TopArgs) -> Result<Ended> {
         let mut progress = Printing::of(window.streams(session));
         for stream in window.streams(session) {
             let mut counts = Counts::new(args, session);
-            let traced = trace(session, stream, window, &mut counts, &progress)?;
+            let traced = trace(session, stream, window, false, &mut counts, |at| {
+                progress.reached(at)
+            })?;
             visited.has_errors |= traced.errors;
             visited.found |= traced.found;
             functions.add(&counts, &traced.names);

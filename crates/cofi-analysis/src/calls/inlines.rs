@@ -1,0 +1,229 @@
+//! Functions that were inlined, as calls.
+//!
+//! Nothing executes such a call. The ranges in the DWARF say of which inlined functions an instruction is a part; where that changes along
+//! what ran, calls of the kind [`Inline`](CallKind::Inline) begin and are left. They lie in the frame of the function into which they were
+//! inlined, and go with it. They are kept apart from frames, as the rules of calls do not know them.
+
+use cofi_image::{ImageView, SourceLines};
+use cofi_packet::Ip;
+use rustc_hash::FxHashMap;
+
+use super::names::CallNames;
+use super::shapes::Hop;
+use super::thread::{Around, Thread};
+use super::{Call, CallEnd, CallKind, CallVisitor, FunctionId, Left};
+
+/// Inlined functions within each other, by the innermost of them. 0 is none at all.
+pub(crate) type Chain = u32;
+
+/// From an instruction of a block on, it is these inlined functions that run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    /// How many of the block's instructions come before.
+    pub(crate) insns: u32,
+    pub(crate) ip: Ip,
+    pub(crate) chain: Chain,
+}
+
+/// The chains seen.
+#[derive(Debug, Default)]
+pub(crate) struct Inlines {
+    lines: SourceLines,
+    list: Vec<Link>,
+    numbers: FxHashMap<(Chain, FunctionId, u64), Chain>,
+}
+
+/// The innermost of a chain.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    /// The chain around it.
+    outer: Chain,
+    depth: u32,
+    function: FunctionId,
+}
+
+impl Inlines {
+    /// The inlined functions of which the instruction at `ip` is a part.
+    pub(crate) fn at(&mut self, view: &ImageView<'_>, names: &mut CallNames, ip: Ip) -> Chain {
+        let Some(place) = view.place(ip) else {
+            return 0;
+        };
+        let mut chain = 0;
+        for (depth, inlined) in (1..).zip(self.lines.inlined(&place)) {
+            let function = names.inlined(&place, &inlined.name);
+            let next = self.list.len() as Chain + 1;
+            let key = (chain, function, inlined.instance);
+            let link = Link {
+                outer: chain,
+                depth,
+                function,
+            };
+            chain = *self.numbers.entry(key).or_insert(next);
+            if chain == next {
+                self.list.push(link);
+            }
+        }
+        chain
+    }
+
+    fn link(&self, chain: Chain) -> Option<Link> {
+        self.list.get((chain as usize).checked_sub(1)?).copied()
+    }
+
+    fn depth(&self, chain: Chain) -> u32 {
+        self.link(chain).map_or(0, |link| link.depth)
+    }
+
+    /// What two chains have in common.
+    fn common(&self, mut one: Chain, mut other: Chain) -> Chain {
+        while one != other {
+            let longer = match self.depth(one) > self.depth(other) {
+                true => &mut one,
+                false => &mut other,
+            };
+            let Some(link) = self.link(*longer) else {
+                return 0;
+            };
+            *longer = link.outer;
+        }
+        one
+    }
+}
+
+/// An open call of a function that was inlined.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InlineFrame {
+    pub(crate) call: Call,
+    chain: Chain,
+    /// Which frame of the stack it lies in.
+    pub(crate) owner: usize,
+    /// The instructions of its stack when it began.
+    begin: u64,
+    pub(crate) self_insns: u64,
+}
+
+impl Thread {
+    /// A block has run, of whose instructions these are parts of inlined functions. Gives how many of the block's instructions are counted.
+    #[inline(never)]
+    pub(super) fn inlined_and_hops<V: CallVisitor>(
+        &mut self,
+        spans: &[Span],
+        hops: &[Hop],
+        inlines: &Inlines,
+        around: &mut Around<'_, '_, V>,
+    ) -> u32 {
+        let mut done = 0;
+        let mut spans = spans.iter().peekable();
+        let mut hops = hops.iter().peekable();
+        loop {
+            let next = hops.peek().map_or(u32::MAX, |hop| hop.insns);
+            // A branch is the last instruction before its target.
+            if let Some(span) = spans.next_if(|span| span.insns < next) {
+                self.total += u64::from(span.insns - done);
+                done = span.insns;
+                self.inline(span, inlines, around);
+            } else if let Some(hop) = hops.next() {
+                self.total += u64::from(hop.insns - done);
+                done = hop.insns;
+                self.hop(hop, around);
+            } else {
+                return done;
+            }
+        }
+    }
+
+    /// These inlined functions are what runs of the innermost call.
+    pub(super) fn inline<V: CallVisitor>(
+        &mut self,
+        span: &Span,
+        inlines: &Inlines,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let Some(owner) = self.stack.frames.len().checked_sub(1) else {
+            // Which call it is will be known later.
+            return;
+        };
+        let now = self.stack.inlined().map_or(0, |inline| inline.chain);
+        if now == span.chain {
+            return;
+        }
+        self.tell_stub(around);
+        let common = inlines.common(now, span.chain);
+        self.count();
+        while self
+            .stack
+            .inlined()
+            .is_some_and(|inline| inline.chain != common)
+        {
+            self.leave_inline(Left::Return, around);
+        }
+        let mut chain = span.chain;
+        let mut new = Vec::new();
+        while chain != common
+            && let Some(link) = inlines.link(chain)
+        {
+            new.push((chain, link.function));
+            chain = link.outer;
+        }
+        for (chain, function) in new.into_iter().rev() {
+            let begin = around.moment(self.total);
+            let from = (CallKind::Inline, Some(span.ip));
+            let call = Call {
+                function,
+                ..self.call_of(from, span.ip, self.depth() + 1, begin)
+            };
+            let inline = InlineFrame {
+                call: Call {
+                    number: self.number(),
+                    parent: self.stack.innermost(),
+                    ..call
+                },
+                chain,
+                owner,
+                begin: self.stack.own(self.total),
+                self_insns: 0,
+            };
+            around.visitor.enter(&inline.call, around.names);
+            self.stack.inlines.push(inline);
+        }
+    }
+
+    /// Leaves the innermost inlined function.
+    fn leave_inline<V: CallVisitor>(&mut self, left: Left, around: &mut Around<'_, '_, V>) {
+        if let Some(inline) = self.stack.inlines.pop() {
+            self.tell_inline_left(&inline, left, around);
+        }
+    }
+
+    /// Leaves the inlined functions that lie in the frame at `owner`, or further in.
+    pub(super) fn leave_inlines<V: CallVisitor>(
+        &mut self,
+        owner: usize,
+        left: Left,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        while self
+            .stack
+            .inlines
+            .last()
+            .is_some_and(|inline| inline.owner >= owner)
+        {
+            self.leave_inline(left, around);
+        }
+    }
+
+    pub(super) fn tell_inline_left<V: CallVisitor>(
+        &self,
+        inline: &InlineFrame,
+        left: Left,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let end = CallEnd {
+            end: self.moment.unwrap_or_else(|| around.moment(self.total)),
+            insns: self.stack.own(self.total).wrapping_sub(inline.begin),
+            self_insns: inline.self_insns,
+            left,
+        };
+        around.visitor.leave(&inline.call, &end, around.names);
+    }
+}

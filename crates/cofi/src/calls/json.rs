@@ -1,0 +1,162 @@
+//! Calls as the contract has them.
+
+use super::lasted;
+use crate::args::CallsArgs;
+use crate::digits;
+use crate::json::Line;
+use cofi_analysis::{CallNames, CallPart, FinishedCall, Left};
+use cofi_packet::Tsc;
+use cofi_session::{Session, StreamKey, Task};
+use std::io;
+
+/// Writes calls of a thread.
+#[derive(Debug)]
+pub(crate) struct JsonCalls<'a, 's> {
+    session: &'a Session<'s>,
+    names: &'a CallNames,
+    /// The members that all of them have.
+    tail: Vec<u8>,
+}
+
+/// What is the same of all calls of a site, by the site's number.
+pub(crate) type Sites = Vec<Box<[u8]>>;
+
+/// Whether a call is deep enough within others, or too short, to be left out.
+pub(super) fn is_hidden(args: &CallsArgs, session: &Session<'_>, call: &FinishedCall) -> bool {
+    let depth = u64::try_from(call.call.depth).unwrap_or(0);
+    // What a function was asked for is shown from there on, however deep that is.
+    let is_deep = || args.function.is_none() && args.depth.is_some_and(|most| depth >= most);
+    let is_short = || {
+        let least = args.min_time.map(|least| least.0);
+        least.is_some_and(|least| lasted(session, call).is_none_or(|lasted| lasted < least))
+    };
+    is_deep() || is_short()
+}
+
+impl<'a, 's> JsonCalls<'a, 's> {
+    pub(crate) fn new(
+        session: &'a Session<'s>,
+        names: &'a CallNames,
+        (key, task): (StreamKey, Task),
+    ) -> Self {
+        let mut line = Line::default();
+        line.begin();
+        if task.tid != 0 || key.tid().is_some() {
+            line.number("tid", task.tid);
+        }
+        if let Some(cpu) = key.cpu() {
+            line.number("cpu", cpu);
+        }
+        Self {
+            session,
+            names,
+            tail: line.members().to_vec(),
+        }
+    }
+
+    /// Appends the lines of some calls.
+    pub(super) fn part(
+        &self,
+        args: &CallsArgs,
+        part: CallPart,
+        sites: &mut Sites,
+        out: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        part.for_each(|finished| {
+            if !is_hidden(args, self.session, finished) {
+                self.call(finished, &[], sites, out);
+            }
+            Ok(())
+        })
+    }
+
+    /// Appends the line of a call, with the members `more`.
+    pub(super) fn call(
+        &self,
+        finished: &FinishedCall,
+        more: &[u8],
+        sites: &mut Sites,
+        out: &mut Vec<u8>,
+    ) {
+        out.push(b'{');
+        self.members(finished, sites, out);
+        for members in [more, &self.tail] {
+            if !members.is_empty() {
+                out.push(b',');
+                out.extend_from_slice(members);
+            }
+        }
+        out.extend_from_slice(b"}\n");
+    }
+
+    /// Appends the members that tell of a call.
+    pub(crate) fn members(&self, finished: &FinishedCall, sites: &mut Sites, out: &mut Vec<u8>) {
+        let FinishedCall { call, end, site } = finished;
+        let site = *site as usize;
+        if sites.get(site).is_none_or(|known| known.is_empty()) {
+            if sites.len() <= site {
+                sites.resize(site + 1, Box::default());
+            }
+            if let Some(new) = sites.get_mut(site) {
+                *new = self.site(finished);
+            }
+        }
+        out.extend_from_slice(sites.get(site).map_or(&[], |site| &**site));
+        let number = |out: &mut Vec<u8>, number: Option<u64>| match number {
+            Some(number) => digits::decimal(out, number),
+            None => out.extend_from_slice(b"null"),
+        };
+        let conversion = self.session.time_conversion();
+        let time = |tsc: Option<Tsc>| Some(conversion?.time_of(tsc?)?.0);
+        let begin = time(call.begin.tsc);
+        // Of what was still open nobody knows the end.
+        let over = match end.left {
+            Left::End | Left::Gap => None,
+            _ if end.end.tsc == call.begin.tsc => begin,
+            _ => time(end.end.tsc),
+        };
+        digits::decimal(out, u64::try_from(call.depth).unwrap_or(0));
+        out.extend_from_slice(b",\"begin\":");
+        number(out, begin);
+        out.extend_from_slice(b",\"end\":");
+        number(out, over);
+        out.extend_from_slice(b",\"insns\":");
+        digits::decimal(out, end.insns);
+        out.extend_from_slice(b",\"self_insns\":");
+        digits::decimal(out, end.self_insns);
+        out.extend_from_slice(match end.left {
+            Left::Return => &b",\"left\":\"return\""[..],
+            Left::Tail => b",\"left\":\"tail\"",
+            Left::Unwound => b",\"left\":\"unwound\"",
+            Left::End => b",\"left\":\"end\"",
+            _ => b",\"left\":\"gap\"",
+        });
+        if end.end.cycles > 0 {
+            out.extend_from_slice(b",\"cycles\":");
+            digits::decimal(out, end.end.cycles.saturating_sub(call.begin.cycles));
+        }
+        if call.stack > 0 {
+            out.extend_from_slice(b",\"stack\":");
+            digits::decimal(out, call.stack.into());
+        }
+    }
+
+    /// The members that all calls of a site have, and the key of the next.
+    fn site(&self, finished: &FinishedCall) -> Box<[u8]> {
+        let call = &finished.call;
+        let mut line = Line::default();
+        line.begin();
+        match self.names.name(call.function) {
+            Some(name) => line.text("call", name),
+            None => line.null("call"),
+        };
+        line.hex("ip", call.ip.0)
+            .text("kind", call.kind.name())
+            .hex_or_null("from", call.from.map(|from| from.0));
+        match self.names.file(call.function) {
+            Some(file) => line.text("file", &file.to_string_lossy()),
+            None => line.null("file"),
+        };
+        [line.members(), b",\"depth\":"].concat().into()
+    }
+}
