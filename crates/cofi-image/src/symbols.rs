@@ -253,10 +253,12 @@ impl Collector {
                 continue;
             };
             let size = symbol.st_size(endian).into();
-            let rank = u8::from(function) << 3
+            let flags = u8::from(function) << 3
                 | u8::from(size != 0) << 2
                 | u8::from(!symbol.is_weak()) << 1
                 | u8::from(!symbol.is_local());
+            // As perf has it: of `malloc` and `__libc_malloc`, the name that people know.
+            let rank = flags << 4 | (15 - self.underscores(name));
             self.candidates.push(Candidate {
                 start,
                 size,
@@ -264,6 +266,13 @@ impl Collector {
                 name,
             });
         }
+    }
+
+    /// With how many underscores a name begins, up to 15.
+    fn underscores(&self, (from, to): (u32, u32)) -> u8 {
+        let name = self.names.get(from as usize..to as usize);
+        let name = name.unwrap_or_default().bytes();
+        name.take(15).take_while(|byte| *byte == b'_').count() as u8
     }
 
     fn name<'data, E, R>(

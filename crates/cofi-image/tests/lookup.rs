@@ -320,3 +320,30 @@ fn the_running_kernels_vdso_stands_for_an_equal_one() {
         std::fs::remove_file(&at).unwrap();
     }
 }
+
+/// Of several names of a function, the one that people know.
+#[test]
+fn a_name_without_underscores_comes_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("a.c"), folder.path().join("a"));
+    let text_of = "
+        int __inner(void) { return 7; }
+        extern int known(void) __attribute__((alias(\"__inner\")));
+        extern int _other(void) __attribute__((alias(\"__inner\")));
+        int main(void) { return known(); }
+    ";
+    std::fs::write(&source, text_of).unwrap();
+    if !tool("cc", &["-O0", "-o", text(&program), text(&source)]) {
+        return;
+    }
+    let file = FileStore::with_places(Places::default()).file_of(&program, None);
+    let mut names = Vec::new();
+    file.for_each_function(|name, _| names.push(name.to_owned()));
+    assert!(names.iter().any(|name| name == "known"), "{names:?}");
+    assert!(
+        !names
+            .iter()
+            .any(|name| name.ends_with("_inner") || name == "_other"),
+        "{names:?}"
+    );
+}

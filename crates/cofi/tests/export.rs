@@ -58,8 +58,13 @@ fn called(data: &Path) -> Weights {
     let mut weights = Weights::new();
     for line in ran.text().lines() {
         let call: Value = serde_json::from_str(line).expect("JSON");
-        let name = call["call"].as_str().unwrap_or_else(|| text(&call["file"]));
-        add(&mut weights, name, number(&call["self_insns"]));
+        let name = call["call"].as_str().map(str::to_owned);
+        // What no symbol names goes by where it was entered.
+        let name = name.unwrap_or_else(|| {
+            let file = text(&call["file"]).rsplit('/').next().unwrap_or_default();
+            format!("{} in {file}", text(&call["address"]))
+        });
+        add(&mut weights, &name, number(&call["self_insns"]));
     }
     weights
 }

@@ -150,8 +150,11 @@ impl<'a, 's> JsonCalls<'a, 's> {
             Some(name) => line.text("call", name),
             None => line.null("call"),
         };
-        line.hex("ip", call.ip.0)
-            .text("kind", call.kind.name())
+        line.hex("ip", call.ip.0);
+        if let Some(entry) = self.names.entry(call) {
+            line.hex("address", entry.0);
+        }
+        line.text("kind", call.kind.name())
             .hex_or_null("from", call.from.map(|from| from.0));
         match self.names.file(call.function) {
             Some(file) => line.text("file", &file.to_string_lossy()),
