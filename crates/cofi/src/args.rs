@@ -492,10 +492,13 @@ impl Parallel {
     }
 }
 
-/// As many threads as were asked for, or as there are processors.
+/// As many threads as were asked for, or as there are processors; but not more than any machine has processors.
 pub(crate) fn threads(asked: Option<std::num::NonZeroUsize>) -> std::num::NonZeroUsize {
+    const MOST: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1024).unwrap();
     let known = std::thread::available_parallelism();
-    asked.unwrap_or_else(|| known.unwrap_or(std::num::NonZeroUsize::MIN))
+    asked
+        .unwrap_or_else(|| known.unwrap_or(std::num::NonZeroUsize::MIN))
+        .min(MOST)
 }
 
 /// What is told of each instruction beside its address.

@@ -456,6 +456,14 @@ impl Last<'_, '_> {
                 }
             }
         }
+        if traced.forgotten > 0 {
+            let calls = counted(traced.forgotten, "call");
+            writeln!(
+                out,
+                "{:digits$}  … {calls} around these, which are not kept",
+                ""
+            )?;
+        }
         writeln!(out, "\nThe last calls:")?;
         let mut tree = Tree::new(session, &traced.names, style);
         tree.head(out)?;
@@ -494,6 +502,9 @@ impl Last<'_, '_> {
         let innermost = stack.first();
         line.hex_or_null("ip", innermost.and_then(|frame| frame.at).map(|at| at.0));
         line.number("insns", recent.end.insns);
+        if traced.forgotten > 0 {
+            line.number("calls_not_kept", traced.forgotten);
+        }
         if let Some(time) = calls::nanoseconds(session, recent.end.tsc) {
             line.number("time", time);
         }

@@ -576,8 +576,8 @@ fn calls_past_an_int3() {
         (all.clone().filter(is_plain).count(), all.count())
     };
     assert_eq!(of("fills"), (1, 1));
-    // The subroutine within it, but not what that calls.
-    assert_eq!(of("twice"), (2, 2));
+    // The subroutine within it, and what that calls past its own RET.
+    assert_eq!(of("twice"), (3, 3));
     assert_eq!(of("main"), (1, 1));
 }
 
@@ -726,4 +726,55 @@ fn nothing_is_assumed_of_a_whole_recording() {
             assert_eq!(depths, expected, "{source}");
         }
     }
+}
+
+/// A call behind a loop, which ends in a conditional branch, begins behind the loop; and so does it where only a part is decoded.
+#[test]
+fn a_call_behind_a_loop_begins_behind_it() {
+    const LOOPS: &str = r#"
+__attribute__((noipa)) static int behind(int x) { return x * 3; }
+int main(void) {
+    volatile int sum = 0;
+    for (int i = 0; i < 60000; i++) { if (sum & 1) sum += 3; else sum += i; }
+    sum += behind(sum);
+    for (int i = 0; i < 60000; i++) { if (sum & 1) sum += 3; else sum += i; }
+    return 0;
+}
+"#;
+    let scratch = Scratch::new();
+    let source = scratch.write("loops.c", LOOPS);
+    let Some(program) = scratch.compile(&source, &["-O1", "-no-pie"]) else {
+        return;
+    };
+    let (data, _) = record(&scratch, &program, "ptrace");
+    let time = |call: &Value, key: &str| {
+        call[key]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{key}: {call}"))
+    };
+    for part in [&[][..], &["--from", "sym:main"]] {
+        let all = calls(&data, part);
+        let of = |name: &str| {
+            let found = all.iter().find(|call| call["call"] == name);
+            found.unwrap_or_else(|| panic!("{name}"))
+        };
+        let (main, behind) = (of("main"), of("behind"));
+        let (begin, end) = (time(main, "begin"), time(main, "end"));
+        let third = (end - begin) / 3;
+        assert!(third > 10_000, "{main}");
+        let (from, to) = (time(behind, "begin"), time(behind, "end"));
+        assert!(
+            from > begin + third && to < end - third && to - from < third / 10,
+            "{behind} in {main}"
+        );
+    }
+    // More threads than a machine has.
+    assert_eq!(
+        calls(&data, &["--threads", "100000"]).len(),
+        calls(&data, &[]).len()
+    );
+    // The levels of callers, and not those of calls.
+    let callers = calls(&data, &["--callers", "behind", "--depth", "1"]);
+    assert_eq!(callers.len(), 1);
+    assert_eq!(callers[0]["callers"], serde_json::json!(["main"]));
 }

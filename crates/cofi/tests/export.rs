@@ -567,3 +567,23 @@ fn the_trace_itself() {
     assert!(ran.stderr.contains("is the trace itself"), "{}", ran.stderr);
     assert_eq!(std::fs::read(&data).expect("the trace"), before);
 }
+
+/// Who reads only the beginning, as `head` does, ends the command without a word.
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let scratch = Scratch::new();
+    let Some(data) = recorded(&scratch, "recursion.c") else {
+        return;
+    };
+    for format in ["csv", "svg", "folded", "speedscope", "chrome", "callgrind"] {
+        let mut command = cofi();
+        command
+            .args(["export", "--to", format, "-o", "-"])
+            .arg(&data);
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let ran = command.stdout(writer).output().expect("cofi");
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!((ran.status.code(), &*said), (Some(0), ""), "{format}");
+    }
+}

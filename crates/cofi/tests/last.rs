@@ -146,3 +146,38 @@ fn a_deep_stack_without_names() {
         assert!(stack.contains("… the same call 299 times more"), "{stack}");
     }
 }
+
+/// Of a stack of more calls than are kept it says so.
+#[test]
+fn a_stack_that_overflowed() {
+    const ENDLESS: &str = "
+        __attribute__((noinline)) int deep(int n) { return n ? deep(n + 1) + 1 : 0; }
+        int main(void) { return deep(1); }
+    ";
+    let scratch = Scratch::new();
+    let source = scratch.write("endless.c", ENDLESS);
+    let Some(program) = scratch.compile(&source, &["-O1", "-fno-optimize-sibling-calls"]) else {
+        return;
+    };
+    let data = scratch.path("data");
+    let mut command = cofi();
+    command.args(["record", "--engine", "ptrace", "-o"]);
+    // Somewhat more calls than are kept have room.
+    let limited = format!("ulimit -s 4600; exec {}", program.display());
+    run(command.arg(&data).args(["--", "sh", "-c", &limited]));
+    let main = &threads(&data)[0];
+    assert_eq!(main["ended"], "signal");
+    let kept = main["stack"].as_array().expect("a list").len() as u64;
+    let text = run(cofi().arg("last").arg(&data)).text();
+    match main["calls_not_kept"].as_u64() {
+        Some(more) => {
+            assert!(more >= 1 << 17 && kept <= 1 << 18, "{more}, {kept}");
+            assert!(text.contains("which are not kept"), "{text}");
+        }
+        // A small stack, or large frames.
+        None => assert!(
+            !text.contains("not kept") && text.contains("  main+"),
+            "{text}"
+        ),
+    }
+}

@@ -65,7 +65,7 @@ impl Ends {
         self.recent.clear();
         let file = match &mut self.file {
             Some(file) => file,
-            None => self.file.insert(tempfile::tempfile()?),
+            None => self.file.insert(super::temporary_file()?),
         };
         let start = self.runs.last().map_or(0, |run| run.end);
         file.write_all_at(&bytes, start)?;

@@ -40,6 +40,18 @@ pub use names::CallNames;
 pub use ran::RanBlock;
 pub use tracer::CallTracer;
 
+/// A file without a name, for what waits in such numbers that memory is not to hold it.
+fn temporary_file() -> std::io::Result<std::fs::File> {
+    tempfile::tempfile().map_err(|error| {
+        let folder = std::env::temp_dir();
+        let folder = folder.display();
+        std::io::Error::new(
+            error.kind(),
+            format!("no temporary file in {folder}: {error}"),
+        )
+    })
+}
+
 /// A function of [`CallNames`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionId(pub(crate) u32);

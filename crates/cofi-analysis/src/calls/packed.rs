@@ -306,7 +306,7 @@ impl Packed {
     fn spill(&mut self) -> io::Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
-            None => self.file.insert(tempfile::tempfile()?),
+            None => self.file.insert(super::temporary_file()?),
         };
         let in_file = self.parts.iter().map(|part| match &part.at {
             PartAt::File(range) => range.end,

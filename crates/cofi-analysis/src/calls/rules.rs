@@ -15,6 +15,9 @@ const LEAST_SEARCH: usize = 64;
 /// A stub jumps within so many instructions.
 const STUB: u64 = 8;
 
+/// The instruction of one byte.
+const INT3: u8 = 0xcc;
+
 impl Thread {
     pub(super) fn follow<V: CallVisitor>(
         &mut self,
@@ -50,8 +53,12 @@ impl Thread {
         self.credit = (self.credit + 8).min(1 << 24);
         self.count();
         // A kernel fills the processor's stack of return addresses by calls past an INT3, which nothing returns to.
-        let is_filling = to.0 == by.after.0.wrapping_add(1) && !at.is_first;
-        if to == by.after || is_filling && at.function == by.source {
+        let is_filling = to.0 == by.after.0.wrapping_add(1)
+            && at.is_named
+            && !at.is_first
+            && at.function == by.source
+            && around.byte_at(by.after) == Some(INT3);
+        if to == by.after || is_filling {
             // It reads the instruction pointer.
             if let Some(top) = self.stack.frames.last_mut() {
                 top.ghost = Some(by.after);

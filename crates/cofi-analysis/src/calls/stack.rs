@@ -51,6 +51,8 @@ pub(crate) struct Stack {
     pub(crate) is_first: bool,
     /// It began as a coroutine: the outermost function was called by nobody.
     pub(crate) is_coroutine: bool,
+    /// How many of its outermost calls were taken to be left because there were so many.
+    pub(crate) forgotten: u64,
 }
 
 impl Frame {

@@ -211,15 +211,16 @@ impl Thread {
         if let Some(first) = frames.first_mut() {
             first.ret = None;
         }
-        self.stacks += 1;
+        let number = self.next_stack();
         self.others.push(Stack {
             frames,
             inlines,
             elsewhere: self.stack.elsewhere,
             since: self.total,
-            number: self.stacks,
+            number,
             is_first: false,
             is_coroutine: true,
+            forgotten: 0,
         });
         // What ran on the new stack did not run here: so far it is counted for the callers, which called it.
     }

@@ -61,6 +61,13 @@ impl<V: CallVisitor> Around<'_, '_, V> {
 }
 
 impl<V> Around<'_, '_, V> {
+    /// The byte of code there, if it is known.
+    pub(super) fn byte_at(&self, ip: Ip) -> Option<u8> {
+        let place = self.view?.place(ip)?;
+        let mut byte = [0];
+        (place.file.read_at(place.offset, &mut byte) == 1).then_some(byte[0])
+    }
+
     pub(super) fn moment(&mut self, insns: u64) -> CallMoment {
         let (tsc, cycles) = self.clock.at(self.offset);
         CallMoment { tsc, cycles, insns }
@@ -422,6 +429,7 @@ impl Thread {
     pub(super) fn forget_outer<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
         const HALF: usize = DEEPEST / 2;
         let outer: Vec<Frame> = self.stack.frames.drain(..HALF).collect();
+        self.stack.forgotten += HALF as u64;
         let inlines = &mut self.stack.inlines;
         let inner = inlines.partition_point(|inline| inline.owner < HALF);
         let mut outer_inlines: Vec<InlineFrame> = inlines.drain(..inner).collect();

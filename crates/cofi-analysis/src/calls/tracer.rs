@@ -161,6 +161,12 @@ impl<'s> CallTracer<'s> {
         self.thread.open()
     }
 
+    /// How many calls around these were taken to be left because there were so many.
+    #[must_use]
+    pub const fn forgotten_calls(&self) -> u64 {
+        self.thread.stack.forgotten
+    }
+
     /// The instruction that ran last, or that the last block began with.
     #[must_use]
     pub const fn last_instruction(&self) -> Option<Ip> {
@@ -229,12 +235,7 @@ impl<'s> CallTracer<'s> {
             };
             let spans = with_inlined.then(|| (shapes.spans(shape), &*inlines));
             thread.block(shape, hops, spans, &mut around);
-            if shape
-                .end
-                .is_none_or(|end| end.class != cofi_insn::Class::Conditional)
-            {
-                *offset = block.offset();
-            }
+            *offset = block.offset();
         });
         if item.is_some() && self.code.index.len() >= Code::MOST {
             self.code.now = None;
@@ -290,7 +291,8 @@ impl<'s> CallTracer<'s> {
         };
         let said = gate(flow, &hits);
         match (&piece, said) {
-            (Ok(_), Gate::Outside | Gate::End) => {}
+            // What is open where the part begins began then, as far as the part knows.
+            (Ok((.., offset)), Gate::Outside | Gate::End) => self.offset = *offset,
             (Err(_), Gate::Outside | Gate::End) => self.code.now = None,
             (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, &lens, ips, visitor),
             (Err(item), Gate::Inside | Gate::Last) => self.item(item, flow, visitor),

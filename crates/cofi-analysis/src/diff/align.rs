@@ -131,11 +131,11 @@ impl<'m> Differ<'m> {
                 .open
                 .last()
                 .and_then(|open| side.function(open.function));
-            function.is_some_and(|function| function.is_named && is_lock_function(&function.name))
+            function.is_some_and(|function| {
+                function.is_named && is_lock_function(&function.name, is_of_library(function))
+            })
         });
         let (meeting, lowest) = self.meet(has_gap, &mut turns);
-        let Self { sides, tokens, .. } = self;
-        let is_over = sides.iter_mut().all(|side| !side.fill(tokens));
         for (side, (turn, gone)) in self.sides.iter_mut().zip(turns.iter_mut().zip(gone)) {
             turn.skipped = side.at - gone;
             // What these called in turn says less.
@@ -168,9 +168,14 @@ impl<'m> Differ<'m> {
             }
             return;
         }
-        // Two recordings that end with the same gap do not part by that.
-        if cause == PartingCause::Gap && is_over && turns.iter().all(|turn| turn.skipped == 0) {
-            return;
+        // Two recordings with the same gap, or that end with one, do not part by that.
+        if cause == PartingCause::Gap && turns.iter().all(|turn| turn.skipped == 0) {
+            let Self { sides, tokens, .. } = self;
+            if turns.iter().all(|turn| !turn.missing.is_empty())
+                || sides.iter_mut().all(|side| !side.fill(tokens))
+            {
+                return;
+            }
         }
         self.diff.count += 1;
         if is_wanted {
@@ -219,7 +224,8 @@ impl<'m> Differ<'m> {
         let Self { sides, tokens, .. } = self;
         // (The trace of a processor has no calls: the instruction before tells the function.)
         let symbol = last.and_then(Place::symbol);
-        if symbol.is_some_and(|symbol| is_string_function(symbol.name)) {
+        let in_library = last.is_some_and(|place| is_c_library(place.file.path()));
+        if symbol.is_some_and(|symbol| is_string_function(symbol.name, in_library)) {
             return true;
         }
         let function = |side: &Side| side.function(side.open.last()?.function).cloned();
@@ -227,18 +233,22 @@ impl<'m> Differ<'m> {
             return false;
         };
         if a.is_named || b.is_named {
-            return [a, b]
-                .iter()
-                .all(|function| function.is_named && is_string_function(&function.name));
+            return [a, b].iter().all(|function| {
+                function.is_named && is_string_function(&function.name, is_of_library(function))
+            });
         }
-        // The C library's symbols may not be there. What goes through memory by wide steps has wide registers.
-        let is_c_library =
-            |function: &FunctionName| function.file.as_deref().is_some_and(is_c_library);
-        is_c_library(&a)
-            && is_c_library(&b)
+        // The C library's symbols may not be there. What goes through memory by wide steps compares in wide registers; the dynamic linker has nothing
+        // else that uses these.
+        let is_linker = [&a, &b].iter().all(|function| is_dynamic_linker(function));
+        let goes_wide = |spot: &Spot| match is_linker {
+            true => spot.is_wide(),
+            false => spot.compares_wide(),
+        };
+        is_of_library(&a)
+            && is_of_library(&b)
             && sides.iter_mut().any(|side| {
                 const NEAR: usize = 24;
-                side.coming(NEAR, tokens).iter().any(Spot::is_wide)
+                side.coming(NEAR, tokens).iter().any(goes_wide)
             })
     }
 
@@ -382,20 +392,48 @@ impl Seen {
     }
 }
 
-/// Whether a function of this name goes through memory as that lies: by wide steps, with care for the ends of pages.
-fn is_string_function(name: &str) -> bool {
+/// Whether a function of this name goes through memory as that lies: by wide steps, with care for the ends of pages. One that is not of the C
+/// library itself, only if the name says for which processor it was made: `__strlen_avx2` of a program that holds the library, but not its own `index`.
+fn is_string_function(name: &str, in_library: bool) -> bool {
     let name = name
         .split('@')
         .next()
         .unwrap_or(name)
         .trim_start_matches('_');
-    let name = name
-        .strip_prefix("GI_")
-        .or_else(|| name.strip_prefix("GI___"))
-        .unwrap_or(name);
-    // What comes behind is the processor for which it was made.
-    let name = name.trim_start_matches('_');
-    let name = name.split('_').next().unwrap_or(name);
+    let name = name.strip_prefix("GI_").unwrap_or(name);
+    let mut parts = name.trim_start_matches('_').split('_');
+    let name = parts.next().unwrap_or_default();
+    let (mut is_made_for, mut is_known) = (in_library, true);
+    for part in parts {
+        let is_processor = ["sse", "ssse", "avx", "evex"]
+            .iter()
+            .any(|begin| part.starts_with(begin));
+        is_made_for |= is_processor;
+        is_known &= is_processor
+            || matches!(
+                part,
+                "unaligned"
+                    | "erms"
+                    | "rtm"
+                    | "no"
+                    | "vzeroupper"
+                    | "movbe"
+                    | "back"
+                    | "fast"
+                    | "string"
+                    | "stosb"
+                    | "chk"
+                    | "generic"
+                    | "nocase"
+                    | "l"
+                    | "1"
+                    | "2"
+            );
+    }
+    is_made_for && is_known && is_string_name(name)
+}
+
+fn is_string_name(name: &str) -> bool {
     matches!(
         name,
         "memchr"
@@ -449,8 +487,14 @@ fn is_string_function(name: &str) -> bool {
     )
 }
 
-/// Whether a function of this name waits for other threads, or wakes them.
-fn is_lock_function(name: &str) -> bool {
+/// Whether a function of this name waits for other threads, or wakes them. One that is not of the C library itself, only if it is called as those
+/// are.
+fn is_lock_function(name: &str, in_library: bool) -> bool {
+    let plain = name.trim_start_matches('_').trim_start_matches("GI_");
+    let begins = |begin| plain.trim_start_matches('_').starts_with(begin);
+    if !in_library && !["lll_", "pthread_"].into_iter().any(begins) {
+        return false;
+    }
     let parts = [
         "lll_lock",
         "lll_unlock",
@@ -466,12 +510,25 @@ fn is_lock_function(name: &str) -> bool {
     parts.iter().any(|part| name.contains(part))
 }
 
+fn is_of_library(function: &FunctionName) -> bool {
+    function.file.as_deref().is_some_and(is_c_library)
+}
+
+fn is_dynamic_linker(function: &FunctionName) -> bool {
+    let name = function
+        .file
+        .as_deref()
+        .and_then(std::path::Path::file_name);
+    name.is_some_and(|name| name.as_encoded_bytes().starts_with(b"ld"))
+}
+
 fn is_c_library(path: &std::path::Path) -> bool {
     let name = path.file_name().and_then(std::ffi::OsStr::to_str);
     let beginnings = [
         "libc.so",
         "libc-",
         "libc.musl",
+        "libpthread",
         "ld-linux",
         "ld-musl",
         "ld-2",
@@ -494,10 +551,43 @@ mod name_tests {
             "__GI___rawmemchr",
             "memcpy@@GLIBC_2.14",
         ] {
-            assert!(is_string_function(name), "{name}");
+            assert!(is_string_function(name, true), "{name}");
         }
-        for name in ["main", "strtol", "memory", "parse_strlen", "malloc"] {
-            assert!(!is_string_function(name), "{name}");
+        for name in [
+            "main",
+            "strtol",
+            "memory",
+            "parse_strlen",
+            "malloc",
+            "memcmp_pass",
+            "index_of_item",
+        ] {
+            assert!(!is_string_function(name, true), "{name}");
         }
+        // In a program itself these may be its own.
+        for (name, is_it) in [
+            ("__strlen_avx2", true),
+            ("__strcmp_sse4_2", true),
+            ("index", false),
+            ("memcmp", false),
+        ] {
+            assert_eq!(is_string_function(name, false), is_it, "{name}");
+        }
+    }
+
+    #[test]
+    fn lock_functions() {
+        for name in [
+            "__lll_lock_wait",
+            "___pthread_mutex_lock",
+            "__GI___pthread_rwlock_rdlock",
+        ] {
+            assert!(
+                is_lock_function(name, true) && is_lock_function(name, false),
+                "{name}"
+            );
+        }
+        assert!(!is_lock_function("mutex_count", false));
+        assert!(!is_lock_function("malloc", true));
     }
 }

@@ -80,6 +80,17 @@ impl Spot {
         (read == bytes.len()).then_some(bytes)
     }
 
+    /// Whether it compares in wide registers: PCMPEQ, PMOVMSKB, or AVX.
+    fn compares_wide(&self) -> bool {
+        let bytes = self.bytes().unwrap_or_default();
+        let is_prefix = |byte: &&u8| matches!(byte, 0x66 | 0xf2 | 0xf3 | 0x40..=0x4f);
+        let rest = bytes.get(bytes.iter().take_while(is_prefix).count()..);
+        matches!(
+            rest,
+            Some([0xc4 | 0xc5 | 0x62, ..]) | Some([0x0f, 0x74..=0x76 | 0xd7, ..])
+        )
+    }
+
     /// Whether it is of SSE or AVX: those have wide registers.
     fn is_wide(&self) -> bool {
         let bytes = self.bytes().unwrap_or_default();

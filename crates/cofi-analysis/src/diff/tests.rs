@@ -102,7 +102,7 @@ fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
                     _ => format!("f{function}"),
                 },
                 is_named: true,
-                file: None,
+                file: (function >= 98).then(|| "/lib/libc.so.6".into()),
             };
             batch.functions.push((function, name));
         }

@@ -17,5 +17,9 @@ pub(super) fn write(tree: &StackTree, frames: &Frames, out: &mut dyn Write) -> i
     // The same calls give the same picture.
     options.deterministic = true;
     options.no_sort = true;
-    from_lines(&mut options, lines.iter().map(String::as_str), out).map_err(io::Error::other)
+    // What is wrong with the output should be told as such: the picture is made first.
+    let mut picture = Vec::new();
+    from_lines(&mut options, lines.iter().map(String::as_str), &mut picture)
+        .map_err(io::Error::other)?;
+    out.write_all(&picture)
 }

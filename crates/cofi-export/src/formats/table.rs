@@ -49,7 +49,7 @@ impl<'a, W: Write> Table<'a, W> {
     fn head(&mut self) -> io::Result<()> {
         match std::mem::replace(&mut self.has_head, true) {
             true => Ok(()),
-            false => Ok(self.out.write_record(COLUMNS)?),
+            false => self.out.write_record(COLUMNS).map_err(as_output),
         }
     }
 }
@@ -96,7 +96,7 @@ impl<W: Write> Exporter for Table<'_, W> {
             end.left.name().to_owned(),
             call.stack.to_string(),
         ];
-        Ok(self.out.write_record(row)?)
+        self.out.write_record(row).map_err(as_output)
     }
 
     fn leave(&mut self, _: FrameId, _: u64) -> io::Result<()> {
@@ -110,5 +110,13 @@ impl<W: Write> Exporter for Table<'_, W> {
     fn finish(&mut self, _: &Frames) -> io::Result<()> {
         self.head()?;
         self.out.flush()
+    }
+}
+
+/// What is wrong with the output, told as such.
+fn as_output(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        kind => io::Error::other(format!("{kind:?}")),
     }
 }

@@ -183,7 +183,8 @@ impl<'a, 's> Collect<'a, 's> {
                     }
                     line.begin();
                     let stack = callers.around(&finished.call);
-                    let around = stack.iter().skip(1);
+                    let most = self.args.depth.map_or(usize::MAX, |most| most as usize);
+                    let around = stack.iter().skip(1).take(most);
                     let around = around.map(|function| names.describe(*function).to_owned());
                     line.texts("callers", around);
                     text.clear();

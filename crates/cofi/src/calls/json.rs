@@ -25,7 +25,9 @@ pub(crate) type Sites = Vec<Box<[u8]>>;
 pub(super) fn is_hidden(args: &CallsArgs, session: &Session<'_>, call: &FinishedCall) -> bool {
     let depth = u64::try_from(call.call.depth).unwrap_or(0);
     // What a function was asked for is shown from there on, however deep that is.
-    let is_deep = || args.function.is_none() && args.depth.is_some_and(|most| depth >= most);
+    // Of callers, --depth says how many are shown.
+    let is_whole = args.function.is_none() && args.callers.is_none();
+    let is_deep = || is_whole && args.depth.is_some_and(|most| depth >= most);
     let is_short = || {
         let least = args.min_time.map(|least| least.0);
         least.is_some_and(|least| lasted(session, call).is_none_or(|lasted| lasted < least))

@@ -218,6 +218,8 @@ pub(crate) struct Traced {
     pub(crate) names: CallNames,
     /// What was open at the end, outermost first.
     pub(crate) open: Vec<OpenCall>,
+    /// How many were open around these and are not kept.
+    pub(crate) forgotten: u64,
     /// The instruction that ran last, as far as blocks tell.
     pub(crate) last: Option<Ip>,
 }
@@ -225,11 +227,13 @@ pub(crate) struct Traced {
 impl Traced {
     fn of(mut tracer: CallTracer<'_>, found: Found, visitor: &mut impl CallVisitor) -> Self {
         let open = tracer.open_calls().collect();
+        let forgotten = tracer.forgotten_calls();
         tracer.finish(visitor);
         Self {
             errors: tracer.has_errors(),
             found,
             open,
+            forgotten,
             last: tracer.last_instruction(),
             names: tracer.into_names(),
         }

@@ -20,7 +20,7 @@ pub(crate) use args::{DiffArgs, DiffLevel};
 use cofi_analysis::diff::{
     DiffOptions, FileMatches, Level, Parting, ThreadDiff, ThreadPair, compare, match_threads,
 };
-use cofi_analysis::{FileCode, Summary};
+use cofi_analysis::{FileCode, Summary, Tally};
 use cofi_session::{Session, Stream};
 use counts::Differences;
 use std::io::Write;
@@ -44,6 +44,9 @@ pub(crate) fn run(args: &DiffArgs) -> Result<Ended> {
         Side::of(args, &sessions[0], &pairs, |pair| pair.a)?,
         Side::of(args, &sessions[1], &pairs, |pair| pair.b)?,
     ];
+    if let (Some(from), false) = (&args.from, sides.iter().any(|side| side.begins)) {
+        bail!("--from {from}: neither recording has come to it");
+    }
     let level = match args.by {
         DiffLevel::Insns => Level::Instructions,
         DiffLevel::Lines => Level::Lines,
@@ -135,6 +138,8 @@ fn pairs<'s, 't>(
 pub(crate) struct Side<'s, 't> {
     session: &'s Session<'t>,
     window: Window,
+    /// It has come to `--from`, if there is one.
+    begins: bool,
     /// What of each file ran.
     files: Vec<FileCode>,
     summary: Summary,
@@ -156,14 +161,20 @@ impl<'s, 't> Side<'s, 't> {
                 false => tids.collect(),
             },
         };
+        // It has none of the threads that are wanted.
+        let is_empty = !args.tid.is_empty() && range.tid.is_empty();
         let window = Window::of_range(&range, session)?;
         let mut found = Found::default();
-        let mut tally = tally(session, &window, args.parallel, None, &mut found);
-        if !window.is_all() {
+        let mut tally = match is_empty {
+            true => Tally::new().with_code(),
+            false => tally(session, &window, args.parallel, None, &mut found),
+        };
+        if !window.is_all() && !is_empty {
             window.report_missed(found);
         }
         Ok(Self {
             session,
+            begins: found.begin,
             window,
             files: tally.take_code().into_files(),
             summary: tally.finish(),
@@ -218,6 +229,8 @@ pub(crate) struct Outcome<'s, 't> {
     missing: [Vec<String>; 2],
     /// Nothing if there is no difference.
     counts: Differences,
+    /// No more places are told in detail.
+    most: usize,
 }
 
 impl<'s, 't> Outcome<'s, 't> {
@@ -238,6 +251,7 @@ impl<'s, 't> Outcome<'s, 't> {
             errors,
             missing,
             counts: Differences::default(),
+            most: args.number.max(1),
         };
         if this.differs() {
             this.counts = Differences::of(sides, &this.files, args.only.as_deref());
@@ -290,6 +304,7 @@ impl<'s, 't> Outcome<'s, 't> {
         if list.iter().all(|(_, parting)| time(parting).is_some()) {
             list.sort_by_key(|(_, parting)| time(parting));
         }
+        list.truncate(self.most);
         list
     }
 

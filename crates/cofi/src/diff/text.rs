@@ -167,7 +167,7 @@ fn aside(outcome: &Outcome<'_, '_>, out: &mut Stdout) -> Result<()> {
     if count > 0 {
         writeln!(
             out,
-            "Set aside: {} through string functions, which go by where data lies\n({} of A, {} of B). With --strict they are differences.",
+            "Set aside: {} through string functions, which go by where data lies and\nhow much it is ({} of A, {} of B). With --strict they are differences.",
             counted(count, "other way"),
             counted(insns[0], "instruction"),
             grouped(insns[1]),

@@ -7,7 +7,9 @@ use crate::progress::Printing;
 use crate::recordings::{Visited, for_each};
 use crate::select::Window;
 use anyhow::Result;
-use cofi_analysis::{Call, CallEnd, CallKind, CallNames, CallVisitor, FileKey, SourceLines};
+use cofi_analysis::{
+    Call, CallEnd, CallKind, CallNames, CallVisitor, FileKey, FunctionId, SourceLines,
+};
 use cofi_image::{CodeFile, ImageView};
 use cofi_packet::Ip;
 use cofi_session::{Session, Task};
@@ -31,6 +33,8 @@ pub(super) struct Callees {
     pub(super) insns: u64,
     /// How many calls lay within another one.
     pub(super) nested: u64,
+    /// The function that makes them was called again before one of them was left: some of its own ran within them, too.
+    pub(super) is_entered: bool,
 }
 
 /// Counts by where calls came from.
@@ -49,6 +53,10 @@ struct Counts<'a> {
     open: FxHashMap<(Task, i64), usize>,
     /// How many calls from there are open on a stack.
     around: FxHashMap<(Task, u32, usize), u64>,
+    /// The functions of open calls.
+    functions: FxHashMap<(Task, i64), FunctionId>,
+    /// From where calls of a function are open on a stack.
+    waiting: FxHashMap<(Task, u32, FunctionId), Vec<usize>>,
 }
 
 impl<'a> Counts<'a> {
@@ -63,6 +71,8 @@ impl<'a> Counts<'a> {
             code: [0; 4],
             open: FxHashMap::default(),
             around: FxHashMap::default(),
+            functions: FxHashMap::default(),
+            waiting: FxHashMap::default(),
         }
     }
 
@@ -73,6 +83,8 @@ impl<'a> Counts<'a> {
             self.known.clear();
             self.open.clear();
             self.around.clear();
+            self.functions.clear();
+            self.waiting.clear();
             let traced = trace(session, stream, window, false, self, |at| {
                 progress.reached(at)
             })?;
@@ -121,7 +133,18 @@ impl CallVisitor for Counts<'_> {
     fn enter(&mut self, _: &Call, _: &CallNames) {}
 
     fn enter_with_code(&mut self, call: &Call, _: &CallNames, code: Option<&ImageView<'_>>) {
-        if call.kind != CallKind::Call || !is_wanted(self.range, call.task) {
+        if !is_wanted(self.range, call.task) {
+            return;
+        }
+        self.functions
+            .insert((call.task, call.number), call.function);
+        let again = self.waiting.get(&(call.task, call.stack, call.function));
+        for number in again.into_iter().flatten() {
+            if let Some(callees) = self.list.get_mut(*number) {
+                callees.is_entered = true;
+            }
+        }
+        if call.kind != CallKind::Call {
             return;
         }
         let number = code
@@ -139,25 +162,49 @@ impl CallVisitor for Counts<'_> {
             callees.nested += 1;
         }
         *around += 1;
+        if *around == 1
+            && let Some(caller) = call
+                .parent
+                .and_then(|parent| self.functions.get(&(call.task, parent)))
+        {
+            let waiting = self.waiting.entry((call.task, call.stack, *caller));
+            waiting.or_default().push(number);
+        }
     }
 
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
+        self.functions.remove(&(call.task, call.number));
         let Some(number) = self.open.remove(&(call.task, call.number)) else {
             return;
         };
         let around = (call.task, call.stack, number);
         let around = self.around.entry(around).or_default();
         *around = around.saturating_sub(1);
-        if *around == 0
-            && let Some(callees) = self.list.get_mut(number)
-        {
+        if *around > 0 {
+            return;
+        }
+        if let Some(callees) = self.list.get_mut(number) {
             callees.insns += end.insns;
+        }
+        let caller = call
+            .parent
+            .and_then(|parent| self.functions.get(&(call.task, parent)));
+        if let Some(caller) = caller {
+            let key = (call.task, call.stack, *caller);
+            if let Some(waiting) = self.waiting.get_mut(&key) {
+                waiting.retain(|other| *other != number);
+                if waiting.is_empty() {
+                    self.waiting.remove(&key);
+                }
+            }
         }
     }
 
     fn all_left(&mut self, task: Task, _: &CallNames) {
         self.open.retain(|(of, _), _| *of != task);
         self.around.retain(|(of, _, _), _| *of != task);
+        self.functions.retain(|(of, _), _| *of != task);
+        self.waiting.retain(|(of, _, _), _| *of != task);
     }
 }
 

@@ -39,14 +39,18 @@ struct Row {
     file: PathBuf,
     function: Option<String>,
     most: u64,
+    /// How many functions have code of it.
+    functions: u64,
     callees: Option<Callees>,
 }
 
 impl Row {
-    /// With what it called, if that is known: what a line has of its own within its own calls nobody tells apart.
+    /// With what it called, if that is known: what a line has of its own within its own calls nobody tells apart. There is none if all its code is
+    /// of one function, which was not called again meanwhile.
     fn insns(&self) -> Option<u64> {
-        let callees = self.callees.filter(|callees| callees.nested == 0)?;
-        Some(self.self_insns + callees.insns)
+        let callees = self.callees?;
+        let is_apart = self.functions < 2 && callees.nested == 0 && !callees.is_entered;
+        (is_apart || callees.insns == 0).then_some(self.self_insns + callees.insns)
     }
 
     fn key(&self, by: TopOrder) -> u64 {
@@ -125,6 +129,7 @@ fn rows(counted: &Counted) -> HashMap<Place, Row> {
             };
             let row = rows.entry(place).or_default();
             row.self_insns += insns;
+            row.functions += 1;
             if line.is_none() {
                 row.times += function.map_or(0, |function| function.calls);
             }
