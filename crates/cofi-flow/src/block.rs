@@ -365,7 +365,7 @@ impl Cache {
 /// not pay for their instructions.
 pub trait Visitor {
     /// Blocks have run. Unless given, this visits them.
-    #[inline]
+    #[inline(always)]
     fn path(&mut self, path: &Path<'_>) {
         path.for_each(|block| self.block(block));
     }

@@ -115,10 +115,16 @@ impl Memo {
         }
     }
 
-    /// Notes that a branch was walked.
+    /// Notes that so many branches were walked.
     #[inline]
-    pub(crate) fn walked(&mut self) {
-        self.walked += 1;
+    pub(crate) fn walked(&mut self, count: u64) {
+        self.walked += count;
+    }
+
+    /// Whether paths are kept.
+    #[inline]
+    pub(crate) fn is_warm(&self) -> bool {
+        !self.slots.is_empty()
     }
 
     /// Begins to keep paths, if code has proven warm, there being so many nodes.

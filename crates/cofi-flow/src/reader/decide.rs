@@ -174,13 +174,6 @@ impl Run<'_> {
         self.at
     }
 
-    /// TNT bits are used.
-    #[inline]
-    pub(crate) const fn use_bits(&mut self, count: u8) {
-        self.tnt <<= count;
-        self.tnt_len -= count;
-    }
-
     /// The packets that come next, if they may be a phrase, and the last IP before them: no timing packet has come since the packet used last.
     #[inline]
     pub(crate) fn window(&self) -> Option<([u8; WINDOW], LastIp)> {

@@ -19,6 +19,41 @@ use crate::{Item, Run};
 /// Fewer bits are not worth looking a path up.
 const LEAST_BITS: u8 = 3;
 
+/// Who is shown what ran. (A closure may not be inlined; what is done at each block by a visitor has to be.)
+trait Shown {
+    fn path(&mut self, path: &Path<'_>);
+}
+
+/// By a function.
+struct Called<F>(F);
+
+impl<F: FnMut(&Path<'_>)> Shown for Called<F> {
+    #[inline]
+    fn path(&mut self, path: &Path<'_>) {
+        (self.0)(path);
+    }
+}
+
+/// By a visitor.
+struct Visited<'v, V>(&'v mut V);
+
+impl<V: Visitor> Shown for Visited<'_, V> {
+    #[inline(always)]
+    fn path(&mut self, path: &Path<'_>) {
+        self.0.path(path);
+    }
+}
+
+/// Why TNT bits were not followed further.
+enum Stop {
+    /// All are used.
+    Used,
+    /// Something else than a bit decides about the node, or an instruction in it has to be looked at.
+    Other,
+    /// The node that comes next is not known.
+    Unknown(From),
+}
+
 /// Where the node that comes next is to be noted.
 #[derive(Clone, Copy)]
 enum From {
@@ -40,13 +75,18 @@ impl<C: CodeSource> FlowDecoder<'_, C> {
     }
 
     /// The same, by as many blocks at a time as are known to belong together: for those who count, this is faster still.
-    pub fn paths(&mut self, mut visit: impl FnMut(&Path<'_>)) -> Option<Item> {
-        on!(&mut self.bind, bind => self.walk.paths(bind, &mut visit))
+    pub fn paths(&mut self, visit: impl FnMut(&Path<'_>)) -> Option<Item> {
+        let mut shown = Called(visit);
+        on!(&mut self.bind, bind => self.walk.paths(bind, &mut shown))
     }
 
     /// Goes through the whole flow, block by block.
     pub fn visit(&mut self, visitor: &mut impl Visitor) {
-        while let Some(item) = self.paths(|path| visitor.path(path)) {
+        loop {
+            let mut shown = Visited(&mut *visitor);
+            let Some(item) = on!(&mut self.bind, bind => self.walk.paths(bind, &mut shown)) else {
+                break;
+            };
             match item {
                 Item::Insn(insn) => visitor.instruction(&insn),
                 Item::Event(event) => visitor.event(&event, self.offset()),
@@ -60,15 +100,15 @@ impl<C: CodeSource> Walker<C> {
     fn paths<F: WalkFamily>(
         &mut self,
         bind: &mut Binder<'_, F>,
-        visit: &mut impl FnMut(&Path<'_>),
+        shown: &mut impl Shown,
     ) -> Option<Item> {
         loop {
             if bind.state == State::On && self.phase == Phase::Enter && self.body.is_empty() {
-                self.walk_graph(bind, visit);
+                self.walk_graph(bind, shown);
             }
             match self.next_piece(bind)? {
                 Piece::Item(Item::Insn(insn)) => {
-                    visit(&Path::of_block(Block::of_run(Run::single(
+                    shown.path(&Path::of_block(Block::of_run(Run::single(
                         insn,
                         bind.offset,
                     ))));
@@ -89,7 +129,7 @@ impl<C: CodeSource> Walker<C> {
                         last,
                         offset,
                     };
-                    visit(&Path::of_block(Block::of_run(run)));
+                    shown.path(&Path::of_block(Block::of_run(run)));
                 }
             }
         }
@@ -116,11 +156,7 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// Follows the flow from node to node as long as every node ends with a branch of which the trace tells the outcome next.
-    fn walk_graph<F: WalkFamily>(
-        &mut self,
-        bind: &mut Binder<'_, F>,
-        visit: &mut impl FnMut(&Path<'_>),
-    ) {
+    fn walk_graph<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>, shown: &mut impl Shown) {
         let mut id = NONE;
         let mut from = From::Nowhere;
         let mut walked = false;
@@ -154,13 +190,13 @@ impl<C: CodeSource> Walker<C> {
             }
             if !bind.pending.is_decision() {
                 let before = (bind.tnt_len, bind.used);
-                (id, from) = self.walk_run(bind, id, visit);
+                (id, from) = self.walk_run(bind, id, shown);
                 walked |= (bind.tnt_len, bind.used) != before;
                 if id == NONE || bind.tnt_len == 0 && !bind.pending.is_decision() {
                     continue;
                 }
             }
-            let Some(next) = self.leave(bind, id, visit) else {
+            let Some(next) = self.leave(bind, id, shown) else {
                 self.ip = self.cache.graph.node(id).ip;
                 break;
             };
@@ -179,7 +215,7 @@ impl<C: CodeSource> Walker<C> {
         &mut self,
         bind: &mut Binder<'_, F>,
         mut id: u32,
-        visit: &mut impl FnMut(&Path<'_>),
+        shown: &mut impl Shown,
     ) -> (u32, From) {
         let mode = bind.mode;
         let mut run = F::begin_run(bind);
@@ -192,7 +228,7 @@ impl<C: CodeSource> Walker<C> {
                     break;
                 }
                 if may_begin && self.cache.graph.phrases.are_wanted() {
-                    id = self.walk_phrases(&mut run, id, visit);
+                    id = self.walk_phrases(&mut run, id, shown);
                     may_begin = false;
                 }
                 match run.next() {
@@ -203,7 +239,7 @@ impl<C: CodeSource> Walker<C> {
                         if !matches!(node.decision, Decision::Return | Decision::Indirect) {
                             break;
                         }
-                        visit(&Path::of_node(&self.cache, id, run.next_offset()));
+                        shown.path(&Path::of_node(&self.cache, id, run.next_offset()));
                         self.call_and_return(&node);
                         run.use_tip(&tip);
                         may_begin = true;
@@ -215,67 +251,98 @@ impl<C: CodeSource> Walker<C> {
                     }
                 }
             }
-            if F::HAS_STACK
-                && run.tnt_len >= LEAST_BITS
-                && let Some(number) = self.cache.graph.path(id, run.tnt, run.tnt_len)
-            {
-                let path = self.cache.graph.memo.path(number);
-                if self.returns.has_room(path.deepest) {
-                    visit(&Path::of_path(&self.cache, number, run.offset));
-                    for (ip, site) in self.cache.graph.memo.open_calls(path) {
-                        self.returns.push_site(*ip, *site);
-                    }
-                    run.use_bits(path.bits);
-                    id = path.end;
-                    continue;
-                }
-            }
-            let node = *self.cache.graph.node(id);
-            let bit = (run.tnt >> 63) as usize;
-            let goes_on = match node.decision {
-                Decision::Conditional => true,
-                Decision::Return => bit == 1 && (node.has_calls() || !self.returns.is_empty()),
-                _ => false,
-            };
-            if !goes_on {
-                break;
-            }
-            visit(&Path::of_node(&self.cache, id, run.offset));
-            run.use_bits(1);
-            match self.call_and_return(&node) {
-                Some((ip, site)) => {
-                    // The stack holds no more than the mode's width of what a wider caller may have pushed.
-                    let ip = match mode {
-                        ExecMode::Bits64 => ip,
-                        _ => Ip(ip.0 & 0xffff_ffff),
-                    };
-                    id = self.cache.graph.after_call(site, ip, mode);
-                    if id == NONE {
-                        (self.ip, from) = (ip, From::Site(site));
-                    }
-                }
-                None => {
-                    self.cache.graph.memo.walked();
-                    if node.next[bit] == NONE {
-                        self.ip = self.cache.graph.detail(id).ways[bit];
-                        from = From::Node(id, bit);
-                    }
-                    id = node.next[bit];
-                }
+            let stop;
+            (id, stop) = self.walk_bits::<F>(&mut run, id, mode, shown);
+            match stop {
+                Stop::Used => {}
+                Stop::Other => break,
+                Stop::Unknown(where_from) => (id, from) = (NONE, where_from),
             }
         }
         F::end_run(bind, &run);
         (id, from)
     }
 
-    /// Goes on as long as packets come that came before from here, by phrases; the node behind them.
-    #[inline]
-    fn walk_phrases(
+    /// Goes on as long as TNT bits last and lead to nodes that are known, by paths where these are; the node where that ends, and why.
+    #[inline(always)]
+    fn walk_bits<F: WalkFamily>(
         &mut self,
         run: &mut Packets<'_>,
         mut id: u32,
-        visit: &mut impl FnMut(&Path<'_>),
-    ) -> u32 {
+        mode: ExecMode,
+        shown: &mut impl Shown,
+    ) -> (u32, Stop) {
+        let has_paths = F::HAS_STACK && self.cache.graph.memo.is_warm();
+        let (mut tnt, mut tnt_len) = (run.tnt, run.tnt_len);
+        let mut walked = 0;
+        let stop = loop {
+            if tnt_len == 0 {
+                break Stop::Used;
+            }
+            if has_paths
+                && tnt_len >= LEAST_BITS
+                && let Some(number) = self.cache.graph.path(id, tnt, tnt_len)
+            {
+                let path = self.cache.graph.memo.path(number);
+                if self.returns.has_room(path.deepest) {
+                    shown.path(&Path::of_path(&self.cache, number, run.offset));
+                    for (ip, site) in self.cache.graph.memo.open_calls(path) {
+                        self.returns.push_site(*ip, *site);
+                    }
+                    (tnt, tnt_len) = (tnt << path.bits, tnt_len - path.bits);
+                    id = path.end;
+                    continue;
+                }
+            }
+            let bit = (tnt >> 63) as usize;
+            let node = self.cache.graph.node(id);
+            match node.decision {
+                Decision::Conditional => {
+                    shown.path(&Path::of_node(&self.cache, id, run.offset));
+                    (tnt, tnt_len) = (tnt << 1, tnt_len - 1);
+                    walked += 1;
+                    if node.has_calls() {
+                        for (ip, site) in self.cache.graph.calls(node) {
+                            self.returns.push_site(ip, site);
+                        }
+                    }
+                    let next = node.next[bit];
+                    if next == NONE {
+                        self.ip = self.cache.graph.detail(id).ways[bit];
+                        break Stop::Unknown(From::Node(id, bit));
+                    }
+                    id = next;
+                }
+                Decision::Return if bit == 1 && (node.has_calls() || !self.returns.is_empty()) => {
+                    shown.path(&Path::of_node(&self.cache, id, run.offset));
+                    (tnt, tnt_len) = (tnt << 1, tnt_len - 1);
+                    let node = *node;
+                    let Some((ip, site)) = self.call_and_return(&node) else {
+                        unreachable!("there is one");
+                    };
+                    // The stack holds no more than the mode's width of what a wider caller may have pushed.
+                    let ip = match mode {
+                        ExecMode::Bits64 => ip,
+                        _ => Ip(ip.0 & 0xffff_ffff),
+                    };
+                    let next = self.cache.graph.after_call(site, ip, mode);
+                    if next == NONE {
+                        self.ip = ip;
+                        break Stop::Unknown(From::Site(site));
+                    }
+                    id = next;
+                }
+                _ => break Stop::Other,
+            }
+        };
+        self.cache.graph.memo.walked(walked);
+        (run.tnt, run.tnt_len) = (tnt, tnt_len);
+        (id, stop)
+    }
+
+    /// Goes on as long as packets come that came before from here, by phrases; the node behind them.
+    #[inline]
+    fn walk_phrases(&mut self, run: &mut Packets<'_>, mut id: u32, shown: &mut impl Shown) -> u32 {
         let (mut number, mut count) = (NONE, 0);
         while let Some((window, last_ip)) = run.window() {
             let key = Key::new(id, window, last_ip);
@@ -288,7 +355,7 @@ impl<C: CodeSource> Walker<C> {
             if !graph.phrases.call_and_return(phrase, &mut self.returns) {
                 break;
             }
-            visit(&Path::of_phrase(&self.cache, found, run.next_offset()));
+            shown.path(&Path::of_phrase(&self.cache, found, run.next_offset()));
             run.use_phrase(phrase);
             (id, number) = (phrase.end, found);
             count += 1;
@@ -304,7 +371,7 @@ impl<C: CodeSource> Walker<C> {
         &mut self,
         bind: &mut Binder<'_, F>,
         id: u32,
-        visit: &mut impl FnMut(&Path<'_>),
+        shown: &mut impl Shown,
     ) -> Option<(u32, From)> {
         let node = *self.cache.graph.node(id);
         if bind.tnt_len != 0 {
@@ -313,7 +380,7 @@ impl<C: CodeSource> Walker<C> {
         match (node.decision, bind.pending) {
             (Decision::Careful, _) | (Decision::Conditional, Pending::Tip(_)) => None,
             (Decision::Far, Pending::Tip(Some(ip))) => {
-                visit(&Path::of_node(&self.cache, id, bind.read_at));
+                shown.path(&Path::of_node(&self.cache, id, bind.read_at));
                 self.call_and_return(&node);
                 bind.consumed();
                 bind.drop_pending();
@@ -322,7 +389,7 @@ impl<C: CodeSource> Walker<C> {
                 Some((NONE, From::Nowhere))
             }
             (_, Pending::Tip(Some(ip))) => {
-                visit(&Path::of_node(&self.cache, id, bind.read_at));
+                shown.path(&Path::of_node(&self.cache, id, bind.read_at));
                 self.call_and_return(&node);
                 bind.consumed();
                 bind.drop_pending();
@@ -335,7 +402,7 @@ impl<C: CodeSource> Walker<C> {
                 Some((NONE, From::Nowhere))
             }
             (_, Pending::Pgd(ip)) if !self.leaves_before(id, ip) => {
-                visit(&Path::of_node(&self.cache, id, bind.read_at));
+                shown.path(&Path::of_node(&self.cache, id, bind.read_at));
                 // No return is compressed that goes back across the end of tracing, to behind the call at the end of the node.
                 let calls = self.cache.graph.calls(&node);
                 let count = calls.size_hint().0 - usize::from(self.calls_at_end(id));
