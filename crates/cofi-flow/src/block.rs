@@ -273,7 +273,7 @@ impl<'d> Path<'d> {
     pub fn add_to(&self, running: &mut RunningChecksum) {
         match &self.blocks {
             Blocks::One(block) => block.add_to(running),
-            Blocks::Path { path, .. } => running.add(&path.checksum),
+            Blocks::Path { cache, number, .. } => running.add(cache.graph.memo.checksum(*number)),
             Blocks::Phrase { cache, number, .. } => {
                 running.add(cache.graph.phrases.checksum(*number))
             }
@@ -300,7 +300,7 @@ impl<'d> Path<'d> {
         match &self.blocks {
             Blocks::One(block) => block.ip(),
             Blocks::Path { cache, path, .. } => {
-                let first = cache.graph.memo.nodes(path).first();
+                let first = path.nodes().first();
                 first.map_or(Ip(0), |id| cache.graph.node(*id).ip)
             }
             Blocks::Phrase { cache, phrase, .. } => {
@@ -321,7 +321,7 @@ impl<'d> Path<'d> {
                 offset,
                 ..
             } => {
-                for id in cache.graph.memo.nodes(path) {
+                for id in path.nodes() {
                     visit(&Block::of_node(cache, *id, *offset));
                 }
             }

@@ -17,6 +17,8 @@ use crate::code::index::NONE;
 const MOST_BITS: u8 = 8;
 /// So many paths are kept at most; then all are forgotten. One takes about 128 bytes.
 const MOST_PATHS: usize = 1 << 16;
+/// Keys have so many bits: those of a node's number, of [`MOST_BITS`], and the one above these.
+const KEY_BITS: u32 = u32::BITS + MOST_BITS as u32 + 1;
 /// Of the memory for decoded code, paths use this part beside.
 const PART: usize = 16;
 /// How deep the calls of a path may be nested.
@@ -24,13 +26,14 @@ const MOST_CALLS: usize = 16;
 /// The smallest table, as a power of two.
 const LEAST_SLOTS: u32 = 12;
 
-/// A path through the graph.
+/// A path through the graph. (It is as large as a line of the processor's cache.)
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(crate) struct Path {
     /// The node behind it.
     pub(crate) end: u32,
-    /// Where its nodes are, in [`Memo::nodes`], and how many.
-    first: u32,
+    /// Its nodes, and how many they are.
+    nodes: [u32; MOST_BITS as usize],
     count: u8,
     /// How many bits it uses.
     pub(crate) bits: u8,
@@ -41,27 +44,41 @@ pub(crate) struct Path {
     calls: u32,
     /// How many instructions.
     pub(crate) insns: u32,
-    pub(crate) checksum: Checksum,
 }
 
-/// A node and the bits that come next: `node << 16 | 1 << count | bits`, which is never zero.
+impl Path {
+    /// The nodes.
+    #[inline]
+    pub(crate) fn nodes(&self) -> &[u32] {
+        &self.nodes[..usize::from(self.count)]
+    }
+}
+
+/// A node and the bits that come next: `node << 9 | 1 << count | bits`.
 type Key = u64;
 
-#[derive(Clone, Copy, Debug, Default)]
+/// A part of a key, and the path. Where in the table it is tells the rest of the key.
+#[derive(Clone, Copy, Debug)]
 struct Slot {
-    key: Key,
-    /// The number of a path, or [`NONE`] where it was seen but once.
+    rest: u32,
+    /// The number of a path, [`NONE`] where the key was seen but once, or [`EMPTY`].
     path: u32,
 }
+
+/// No key was seen.
+const EMPTY: u32 = NONE - 1;
 
 /// Paths that were walked more than once.
 #[derive(Debug, Default)]
 pub(crate) struct Memo {
     slots: Vec<Slot>,
-    /// How far a hash is shifted to be the number of a slot.
+    /// How many bits of a mixed key are not the number of its slot.
     shift: u32,
     paths: Vec<Path>,
-    nodes: Vec<u32>,
+    /// Of each path.
+    keys: Vec<Key>,
+    /// Of each path, of all its instructions. Who does not ask for them does not pay for them.
+    checksums: Vec<Checksum>,
     /// The return addresses and sites of calls that a path leaves open.
     calls: Vec<(Ip, u32)>,
     /// How many branches were walked without it.
@@ -95,7 +112,7 @@ impl Memo {
     pub(crate) fn bytes(&self) -> usize {
         self.slots.len() * size_of::<Slot>()
             + self.paths.len() * size_of::<Path>()
-            + self.nodes.len() * size_of::<u32>()
+            + self.paths.len() * (size_of::<Key>() + size_of::<Checksum>())
             + self.calls.len() * size_of::<(Ip, u32)>()
     }
 
@@ -148,30 +165,33 @@ impl Memo {
     }
 
     const fn key(node: u32, bits: u32) -> Key {
-        (node as u64) << 16 | bits as u64
+        (node as u64) << (MOST_BITS + 1) | bits as u64
     }
 
+    /// The number of a key's slot, and the part of the key that this does not tell.
     #[inline]
-    fn slot(&self, key: Key) -> usize {
-        (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+    const fn slot(&self, key: Key) -> (usize, u32) {
+        // Each key becomes another number, as the factor is odd; the higher bits of it depend on all of the key.
+        let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) & ((1 << KEY_BITS) - 1);
+        let rest = mixed & ((1 << self.shift) - 1);
+        ((mixed >> self.shift) as usize, rest as u32)
     }
 
     /// What is known of a node and the first bits behind it.
     #[inline]
     pub(crate) fn find(&mut self, node: u32, bits: u32) -> Found {
-        if self.slots.is_empty() {
+        let (number, rest) = self.slot(Self::key(node, bits));
+        let Some(slot) = self.slots.get_mut(number) else {
             return Found::New;
+        };
+        if slot.rest == rest {
+            match slot.path {
+                NONE => return Found::Again,
+                EMPTY => {}
+                path => return Found::Path(path),
+            }
         }
-        let key = Self::key(node, bits);
-        let number = self.slot(key);
-        let slot = &mut self.slots[number];
-        if slot.key == key {
-            return match slot.path {
-                NONE => Found::Again,
-                path => Found::Path(path),
-            };
-        }
-        *slot = Slot { key, path: NONE };
+        *slot = Slot { rest, path: NONE };
         Found::New
     }
 
@@ -180,11 +200,10 @@ impl Memo {
         &self.paths[number as usize]
     }
 
-    /// The nodes of a path.
+    /// What it is of all instructions of a path.
     #[inline]
-    pub(crate) fn nodes(&self, path: &Path) -> &[u32] {
-        let first = path.first as usize;
-        &self.nodes[first..first + usize::from(path.count)]
+    pub(crate) fn checksum(&self, number: u32) -> &Checksum {
+        &self.checksums[number as usize]
     }
 
     /// The return addresses that it leaves behind, and their sites, in their order.
@@ -194,20 +213,22 @@ impl Memo {
         &self.calls[first..first + usize::from(path.open)]
     }
 
-    /// Four times the slots; the paths that are found there stay.
+    /// Four times the slots.
     fn grow(&mut self) {
-        let old = core::mem::take(&mut self.slots);
-        let log = match old.len() {
+        let log = match self.slots.len() {
             0 => LEAST_SLOTS,
             len => len.ilog2() + 2,
         };
-        self.shift = 64 - log;
-        self.slots.resize(1 << log, Slot::default());
-        for slot in old {
-            if slot.key != 0 && slot.path != NONE {
-                let number = self.slot(slot.key);
-                self.slots[number] = slot;
-            }
+        self.shift = KEY_BITS - log;
+        self.slots.clear();
+        let empty = Slot {
+            rest: 0,
+            path: EMPTY,
+        };
+        self.slots.resize(1 << log, empty);
+        for (number, path) in (0..self.keys.len()).zip(0..) {
+            let (slot, rest) = self.slot(self.keys[number]);
+            self.slots[slot] = Slot { rest, path };
         }
     }
 
@@ -231,21 +252,22 @@ impl Memo {
         let calls = self.calls.len();
         let mut path = Path {
             end: node,
-            first: u32::try_from(self.nodes.len()).ok()?,
+            nodes: [NONE; MOST_BITS as usize],
             count: 0,
             bits: 0,
             deepest: 0,
             open: 0,
             calls: u32::try_from(calls).ok()?,
             insns: 0,
-            checksum: Checksum::EMPTY,
         };
+        let mut checksum = Checksum::EMPTY;
         let count = 31 - bits.leading_zeros() as u8;
         while path.bits < count {
             let bit = bits >> (count - 1 - path.bits) & 1;
             let Some(next) = self.step(graph, &mut path, calls, mode, bit) else {
                 break;
             };
+            checksum = checksum.then(*graph.checksum(path.end));
             path.end = next;
         }
         if path.bits == 0 {
@@ -254,9 +276,11 @@ impl Memo {
         path.open = (self.calls.len() - calls) as u8;
         let number = self.paths.len() as u32;
         self.paths.push(path);
+        self.checksums.push(checksum);
         let key = Self::key(node, bits);
-        let slot = self.slot(key);
-        self.slots[slot] = Slot { key, path: number };
+        self.keys.push(key);
+        let (slot, rest) = self.slot(key);
+        self.slots[slot] = Slot { rest, path: number };
         Some(number)
     }
 
@@ -293,12 +317,11 @@ impl Memo {
         if node.decision == Decision::Return {
             self.calls.pop();
         }
-        self.nodes.push(path.end);
+        *path.nodes.get_mut(usize::from(path.count))? = path.end;
         path.count += 1;
         path.bits += 1;
         path.deepest = path.deepest.max(deepest as u8);
         path.insns += u32::from(node.insns);
-        path.checksum = path.checksum.then(*graph.checksum(path.end));
         Some(next)
     }
 }
