@@ -40,8 +40,8 @@ pub(crate) enum AnyBinder<'t> {
 impl<'t> AnyBinder<'t> {
     pub(crate) fn new(trace: &'t [u8], config: FlowConfig) -> Self {
         match config.format {
-            TraceFormat::IntelPt => Self::IntelPt(Binder::new(trace, config)),
-            TraceFormat::Rtit(_) => Self::Rtit(Binder::new(trace, config)),
+            TraceFormat::IntelPt => Self::IntelPt(Binder::new(trace, config, &())),
+            TraceFormat::Rtit(own) => Self::Rtit(Binder::new(trace, config, &own)),
         }
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct Rtit;
 
 /// The layer of the [`Reader`]: packets and their time.
 pub(crate) trait ReadFamily: Copy + Debug + 'static {
+    /// What must be known beside the packets, in this family alone.
+    type Config: Copy + Debug;
     /// A packet that concerns the flow.
     type Flow: Copy + Debug + Into<PacketKind>;
     /// What it takes to read packets, beside what every reader has.
@@ -38,7 +40,7 @@ pub(crate) trait ReadFamily: Copy + Debug + 'static {
     /// What forced out a TNT of fewer bits than these comes behind it, and not the timing packets before it.
     const FULL_TNT: u8;
 
-    fn reading(config: &FlowConfig) -> Self::Reading;
+    fn reading(config: &FlowConfig, own: &Self::Config) -> Self::Reading;
 
     /// The next packet that concerns the flow; `None` at the end of the stream. After an error the caller skips to the
     /// next PSB.
@@ -101,7 +103,7 @@ pub(crate) trait BindFamily: ReadFamily {
     /// The kind of the packets that tell where an indirect branch led.
     const TIP: PacketKind;
 
-    fn binding(config: &FlowConfig) -> Self::Binding;
+    fn binding(config: &FlowConfig, own: &Self::Config) -> Self::Binding;
 
     /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
     fn fetch<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W);

@@ -81,7 +81,7 @@ impl BindFamily for IntelPt {
 
     const TIP: PacketKind = PacketKind::IntelPt(Kind::Tip);
 
-    fn binding(_: &FlowConfig) -> Binding {
+    fn binding(_: &FlowConfig, (): &()) -> Binding {
         Binding::default()
     }
 

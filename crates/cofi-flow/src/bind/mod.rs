@@ -143,9 +143,9 @@ pub(crate) struct Binder<'t, F: BindFamily> {
 }
 
 impl<'t, F: BindFamily> Binder<'t, F> {
-    pub(crate) fn new(trace: &'t [u8], config: FlowConfig) -> Self {
+    pub(crate) fn new(trace: &'t [u8], config: FlowConfig, own: &F::Config) -> Self {
         Self {
-            reader: Reader::new(trace, &config),
+            reader: Reader::new(trace, &config, own),
             state: State::Start,
             mode: config.initial_mode,
             tnt: 0,
@@ -160,7 +160,7 @@ impl<'t, F: BindFamily> Binder<'t, F> {
             loss: Loss::default(),
             emit: Emit::default(),
             resume_at: None,
-            own: F::binding(&config),
+            own: F::binding(&config, own),
             read_at: 0,
             offset: 0,
             used: 0,

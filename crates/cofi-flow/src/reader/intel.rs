@@ -38,13 +38,14 @@ pub(crate) struct Reading {
 }
 
 impl ReadFamily for IntelPt {
+    type Config = ();
     type Flow = Flow;
     type Reading = Reading;
     type Replay = (TimeTracker, Block);
 
     const FULL_TNT: u8 = 0;
 
-    fn reading(config: &FlowConfig) -> Reading {
+    fn reading(config: &FlowConfig, (): &()) -> Reading {
         Reading {
             last_ip: LastIp::new(),
             doubt: false,

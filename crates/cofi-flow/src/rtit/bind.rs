@@ -9,7 +9,7 @@ use crate::bind::control::{Control, NoCode};
 use crate::bind::{Binder, Pending, State};
 use crate::family::{BindFamily, Rtit};
 use crate::reader::Reader;
-use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind};
+use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind, RtitConfig};
 
 /// What stands behind a TraceStop.
 enum Behind {
@@ -28,8 +28,8 @@ impl BindFamily for Rtit {
 
     const TIP: PacketKind = PacketKind::Rtit(Kind::Tip);
 
-    fn binding(config: &FlowConfig) -> Binding {
-        Binding::new(config)
+    fn binding(config: &FlowConfig, own: &RtitConfig) -> Binding {
+        Binding::new(config, own)
     }
 
     fn fetch<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W) {

@@ -22,7 +22,7 @@ use cofi_packet::Ip;
 use cofi_packet::rtit::Kind;
 
 use crate::config::RtitConfig;
-use crate::{FilterRanges, FlowConfig, PacketKind, TraceFormat};
+use crate::{FilterRanges, FlowConfig, PacketKind};
 use reader::Flow;
 
 /// What may wait for the walk of RTIT alone.
@@ -126,16 +126,13 @@ pub(crate) struct Binding {
 }
 
 impl Binding {
-    fn new(config: &FlowConfig) -> Self {
-        let TraceFormat::Rtit(RtitConfig { stop, tnt_buff, .. }) = config.format else {
-            return Self::default();
-        };
-        let buffered = tnt_buff.map(|value| value & 0x7f).and_then(|value| {
+    fn new(config: &FlowConfig, own: &RtitConfig) -> Self {
+        let buffered = own.tnt_buff.map(|value| value & 0x7f).and_then(|value| {
             let len = value.checked_ilog2()? as u8;
             Some((value & !(1 << len), len))
         });
         Self {
-            stop,
+            stop: own.stop,
             buffered,
             is_confined: !config.filter.is_empty(),
             ..Self::default()
