@@ -163,7 +163,7 @@ impl<C> Walker<C> {
             cache: Cache::new(config),
             shelf: Shelf::default(),
             trials: Trials::new(config),
-            returns: ReturnStack::new(&config.format),
+            returns: ReturnStack::new(),
             phase: Phase::Enter,
             ip: Ip(0),
             body: 0..0,
@@ -360,8 +360,8 @@ impl<C: CodeSource> Walker<C> {
                 bind.fail(self, FlowErrorKind::ReturnNotTaken);
                 return None;
             }
-            let popped = self.returns.pop();
-            let mut ip = popped.or_else(|| self.lost_caller(bind))?;
+            let caller = self.returns.go_back::<F>().map(|(ip, _)| ip);
+            let mut ip = caller.or_else(|| self.lost_caller(bind))?;
             if bind.mode.bits() < 64 {
                 // The stack holds no more than the mode's width of what a wider caller may have pushed.
                 ip = Ip(ip.0 & 0xffff_ffff);
@@ -371,7 +371,7 @@ impl<C: CodeSource> Walker<C> {
         match bind.pending {
             Pending::Tip(Some(ip)) => {
                 bind.use_pending();
-                self.returns.pop();
+                self.returns.go_back::<F>();
                 bind.apply_at(ip);
                 Some(ip)
             }

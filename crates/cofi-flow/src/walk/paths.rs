@@ -204,7 +204,7 @@ impl<C: CodeSource> Walker<C> {
                             break;
                         }
                         visit(&Path::of_node(&self.cache, id, run.next_offset()));
-                        self.call_and_return(&node);
+                        self.call_and_return::<F>(&node);
                         run.use_tip(&tip);
                         may_begin = true;
                         id = self.cache.graph.target(tip.ip(), mode);
@@ -242,7 +242,7 @@ impl<C: CodeSource> Walker<C> {
             }
             visit(&Path::of_node(&self.cache, id, run.offset));
             run.use_bits(1);
-            match self.call_and_return(&node) {
+            match self.call_and_return::<F>(&node) {
                 Some((ip, site)) => {
                     // The stack holds no more than the mode's width of what a wider caller may have pushed.
                     let ip = match mode {
@@ -314,7 +314,7 @@ impl<C: CodeSource> Walker<C> {
             (Decision::Careful, _) | (Decision::Conditional, Pending::Tip(_)) => None,
             (Decision::Far, Pending::Tip(Some(ip))) => {
                 visit(&Path::of_node(&self.cache, id, bind.read_at));
-                self.call_and_return(&node);
+                self.call_and_return::<F>(&node);
                 bind.consumed();
                 bind.drop_pending();
                 self.ip = ip;
@@ -323,7 +323,7 @@ impl<C: CodeSource> Walker<C> {
             }
             (_, Pending::Tip(Some(ip))) => {
                 visit(&Path::of_node(&self.cache, id, bind.read_at));
-                self.call_and_return(&node);
+                self.call_and_return::<F>(&node);
                 bind.consumed();
                 bind.drop_pending();
                 self.ip = ip;
@@ -343,7 +343,7 @@ impl<C: CodeSource> Walker<C> {
                     self.returns.push_site(ip, site);
                 }
                 if node.decision == Decision::Return {
-                    self.returns.pop();
+                    self.returns.go_back::<F>();
                 }
                 let [after, target] = self.cache.graph.detail(id).ways;
                 let place = match node.decision {
@@ -386,12 +386,12 @@ impl<C: CodeSource> Walker<C> {
 
     /// Does to the stack of return addresses what the calls of a node and the return at its end do.
     #[inline]
-    fn call_and_return(&mut self, node: &Node) -> Option<(Ip, u32)> {
+    fn call_and_return<F: WalkFamily>(&mut self, node: &Node) -> Option<(Ip, u32)> {
         for (ip, site) in self.cache.graph.calls(node) {
             self.returns.push_site(ip, site);
         }
         match node.decision {
-            Decision::Return => self.returns.pop_site(),
+            Decision::Return => self.returns.go_back::<F>(),
             _ => None,
         }
     }

@@ -8,12 +8,12 @@
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{ExecMode, Ip};
 
+use crate::FlowConfig;
 use crate::code::cache::{Cache, End};
 use crate::family::IntelPt;
 use crate::reader::Reader;
 use crate::reader::intel::Flow;
 use crate::walk::retstack::ReturnStack;
-use crate::{FlowConfig, TraceFormat};
 
 /// What must agree, in units of about a bit: the chance of a coincidence halves with each.
 const ENOUGH: u32 = 24;
@@ -55,7 +55,7 @@ pub(crate) struct Trials {
 impl Trials {
     pub(crate) fn new(config: &FlowConfig) -> Self {
         Self {
-            callers: ReturnStack::new(&config.format),
+            callers: ReturnStack::new(),
             begun: None,
             spent: 0,
             cache: Cache::new(&FlowConfig {
@@ -212,7 +212,7 @@ impl<'t> Trial<'t> {
             tnt: 0,
             tnt_len: 0,
             ahead: Ahead::Nothing,
-            returns: ReturnStack::new(&TraceFormat::IntelPt),
+            returns: ReturnStack::new(),
             score: 0,
             blocks: 0,
         }
