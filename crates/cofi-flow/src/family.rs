@@ -5,7 +5,7 @@
 
 use core::fmt::Debug;
 
-use cofi_insn::CodeSource;
+use cofi_insn::{Class, CodeSource};
 use cofi_packet::{DecodeError, Ip, Tsc};
 
 use crate::bind::control::Control;
@@ -91,8 +91,31 @@ pub(crate) trait ReadFamily: Copy + Debug + 'static {
     ) -> Option<usize>;
 }
 
+/// The layer of the [code](crate::code): where runs of instructions end because there is more to ask there than their class tells.
+pub(crate) trait CodeRules: Debug {
+    /// Whether a call to the next instruction counts as any other, though it may only read the instruction pointer.
+    const NOTES_EVERY_CALL: bool = false;
+
+    /// Whether control that walks on to `ip` may leave the traced code.
+    fn is_limit(&self, ip: Ip) -> bool {
+        let _ = ip;
+        false
+    }
+
+    /// Whether an instruction of this class and direct target, with `next` behind it, may end tracing or have packets that its class does not tell.
+    fn is_special(&self, class: Class, target: Option<Ip>, next: Ip) -> bool {
+        let _ = (class, target, next);
+        false
+    }
+}
+
+/// There is nothing to ask.
+impl CodeRules for IntelPt {}
+
 /// The layer of the [`Binder`]: what packets mean together.
 pub(crate) trait BindFamily: ReadFamily {
+    /// Where runs of instructions end.
+    type Rules: CodeRules;
     /// What may wait for the walk, beside what [may in every family](Pending).
     type Pending: Copy + Debug;
     /// What may happen at an address that a packet gives.
@@ -104,6 +127,8 @@ pub(crate) trait BindFamily: ReadFamily {
     const TIP: PacketKind;
 
     fn binding(config: &FlowConfig, own: &Self::Config) -> Self::Binding;
+
+    fn rules(binding: &Self::Binding) -> &Self::Rules;
 
     /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
     fn fetch<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W);

@@ -5,6 +5,7 @@ use cofi_packet::{ExecMode, Ip};
 
 use crate::family::IntelPt;
 use crate::reader::Reader;
+use crate::rtit::Ranges;
 
 /// Whether code comes to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +62,8 @@ pub(crate) trait Control {
     }
 
     /// Whether code leads from here to an address, or to a direct branch that has it behind it, without a packet.
-    fn comes_to(&mut self, behind: Ip, mode: ExecMode) -> Coming {
-        let _ = (behind, mode);
+    fn comes_to(&mut self, behind: Ip, mode: ExecMode, ranges: &Ranges) -> Coming {
+        let _ = (behind, mode, ranges);
         Coming::Perhaps
     }
 }

@@ -75,6 +75,7 @@ pub(crate) struct Binding {
 }
 
 impl BindFamily for IntelPt {
+    type Rules = Self;
     type Pending = Own;
     type AtIp = AtIp;
     type Binding = Binding;
@@ -83,6 +84,10 @@ impl BindFamily for IntelPt {
 
     fn binding(_: &FlowConfig, (): &()) -> Binding {
         Binding::default()
+    }
+
+    fn rules(_: &Binding) -> &Self {
+        &Self
     }
 
     fn fetch<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W) {

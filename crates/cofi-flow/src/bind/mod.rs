@@ -181,6 +181,12 @@ impl<'t, F: BindFamily> Binder<'t, F> {
         F::follow_time_from(&mut self.reader, from);
     }
 
+    /// Where runs of instructions end.
+    #[inline]
+    pub(crate) fn rules(&self) -> &F::Rules {
+        F::rules(&self.own)
+    }
+
     /// Notes that the packets read so far are used.
     #[inline]
     pub(crate) fn consumed(&mut self) {

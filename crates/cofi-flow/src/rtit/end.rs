@@ -19,7 +19,11 @@ impl Binder<'_, Rtit> {
     /// A FUP.PGD, and a TraceStop, of which nobody has told the range: it may have been entered by the branch that led here (if one did) or by
     /// a direct one on the way, with this address behind it. How tracing ended is known if only one way is left.
     pub(super) fn end_unclear<W: Control>(&mut self, walk: &mut W, behind: Ip, was_taken: bool) {
-        match (walk.comes_to(behind, self.mode), was_taken, walk.at()) {
+        match (
+            walk.comes_to(behind, self.mode, &self.own.ranges),
+            was_taken,
+            walk.at(),
+        ) {
             (Coming::Never, true, Some(ip)) => self.end_tracing(walk, ip, Some(ip)),
             (Coming::Surely | Coming::Never, false, _) => {}
             _ => self.pending = Pending::Own(Own::Ends(Ends::by_pgd())),

@@ -13,6 +13,7 @@
 //!   up to a TraceStop range.
 
 mod bind;
+mod code;
 mod end;
 mod reader;
 mod resync;
@@ -22,7 +23,8 @@ use cofi_packet::Ip;
 use cofi_packet::rtit::Kind;
 
 use crate::config::RtitConfig;
-use crate::{FilterRanges, FlowConfig, PacketKind};
+use crate::{FlowConfig, PacketKind};
+pub(crate) use code::Ranges;
 use reader::Flow;
 
 /// What may wait for the walk of RTIT alone.
@@ -95,8 +97,7 @@ impl Ends {
 /// What the binder must know of RTIT.
 #[derive(Debug, Default)]
 pub(crate) struct Binding {
-    /// The TraceStop ranges.
-    stop: FilterRanges,
+    ranges: Ranges,
     /// What RTIT_TNT_BUFF held at the end: bits and their number.
     buffered: Option<(u8, u8)>,
     /// Where a near branch can leave the traced ranges.
@@ -132,7 +133,10 @@ impl Binding {
             Some((value & !(1 << len), len))
         });
         Self {
-            stop: own.stop,
+            ranges: Ranges {
+                filter: config.filter,
+                stop: own.stop,
+            },
             buffered,
             is_confined: !config.filter.is_empty(),
             ..Self::default()

@@ -380,7 +380,9 @@ impl<C: CodeSource> Walker<C> {
     fn leads_to(&mut self, bind: &mut Binder<'_, IntelPt>, stop: Ip) -> bool {
         let mut at = self.ip;
         for _ in 0..MAX_TRIED {
-            let id = self.cache.follow(NONE, 0, at, bind.mode, &mut self.code);
+            let id = self
+                .cache
+                .follow(NONE, 0, at, bind.mode, &mut self.code, bind.rules());
             if self.cache.position(id, stop).is_some() {
                 return true;
             }

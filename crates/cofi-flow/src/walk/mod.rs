@@ -5,7 +5,7 @@ pub(crate) mod paths;
 pub(crate) mod retstack;
 pub(crate) mod trial;
 
-use cofi_insn::{Class, CodeSource, Insn};
+use cofi_insn::{CodeSource, Insn};
 use cofi_packet::intel::Kind;
 use cofi_packet::{ExecMode, Ip};
 
@@ -16,6 +16,7 @@ use crate::code::index::NONE;
 use crate::code::shelf::Shelf;
 use crate::family::{IntelPt, WalkFamily};
 use crate::reader::Reader;
+use crate::rtit::Ranges;
 use crate::walk::retstack::ReturnStack;
 use crate::walk::trial::Trials;
 use crate::{CodeCache, CodeKey, Executed, Expected, FlowConfig, FlowErrorKind};
@@ -151,8 +152,8 @@ impl<C: CodeSource> Control for Walker<C> {
         self.trials.confirms(&mut self.code, reader, ip, mode)
     }
 
-    fn comes_to(&mut self, behind: Ip, mode: ExecMode) -> Coming {
-        self.look_for(behind, mode)
+    fn comes_to(&mut self, behind: Ip, mode: ExecMode, ranges: &Ranges) -> Coming {
+        self.look_for(behind, mode, ranges)
     }
 }
 
@@ -242,7 +243,7 @@ impl<C: CodeSource> Walker<C> {
         let (from, way) = self.last_edge;
         let id = self
             .cache
-            .follow(from, way, self.ip, bind.mode, &mut self.code);
+            .follow(from, way, self.ip, bind.mode, &mut self.code, bind.rules());
         self.last_edge = (id, 0);
         let block = *self.cache.block(id);
         let first = block.first as usize;
@@ -276,7 +277,7 @@ impl<C: CodeSource> Walker<C> {
     ) -> Option<Executed> {
         let block = *self.cache.block(id);
         match block.end {
-            End::Insn | End::Rtit | End::Limit => {}
+            End::Insn | End::Special | End::Limit => {}
             End::Split => {
                 self.phase = Phase::Enter;
                 return None;
@@ -329,9 +330,7 @@ impl<C: CodeSource> Walker<C> {
         block: &BasicBlock,
         insn: Executed,
     ) -> Option<Executed> {
-        // A call to the next instruction only reads the instruction pointer.
-        let is_call = block.class == Class::DirectCall;
-        if is_call && (block.target != block.next || self.cache.notes_every_call()) {
+        if block.is_direct_call::<F::Rules>() {
             self.returns.push(block.next);
         }
         self.loops.look(bind.used);

@@ -362,7 +362,9 @@ impl<C: CodeSource> Walker<C> {
         if self.cache.graph.find(self.ip, bind.mode).is_some() {
             return true;
         }
-        let run = self.cache.straight(self.ip, bind.mode, &mut self.code);
+        let run = self
+            .cache
+            .straight(self.ip, bind.mode, &mut self.code, bind.rules());
         let run = self.cache.block(run);
         run.end == End::Insn && run.class.needs_packet()
     }
@@ -400,7 +402,9 @@ impl<C: CodeSource> Walker<C> {
     #[inline(never)]
     fn resolve<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>, from: From) -> u32 {
         let emptied = self.cache.graph.emptied;
-        let id = self.cache.node_at(self.ip, bind.mode, &mut self.code);
+        let id = self
+            .cache
+            .node_at(self.ip, bind.mode, &mut self.code, bind.rules());
         if self.cache.graph.emptied == emptied {
             match from {
                 From::Nowhere => {}

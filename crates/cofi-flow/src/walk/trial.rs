@@ -307,7 +307,7 @@ impl<'t> Trial<'t> {
         {
             return Some(outcome);
         }
-        let id = cache.straight(self.ip, self.mode, code);
+        let id = cache.straight(self.ip, self.mode, code, &IntelPt);
         let block = *cache.block(id);
         self.blocks += 1 + u32::from(block.body) / 16;
         let has_bits = self.tnt_len != 0;
@@ -342,7 +342,7 @@ impl<'t> Trial<'t> {
                 return None;
             }
             End::Insn => {}
-            End::Fault | End::Limit | End::Rtit => return Some(Outcome::Refuted),
+            End::Fault | End::Limit | End::Special => return Some(Outcome::Refuted),
         }
         match block.class {
             Class::Conditional => {
@@ -354,7 +354,7 @@ impl<'t> Trial<'t> {
                 };
             }
             Class::DirectJump | Class::DirectCall => {
-                if block.class == Class::DirectCall && block.target != block.next {
+                if block.is_direct_call::<IntelPt>() {
                     self.returns.push(block.next);
                 }
                 self.ip = block.target;
