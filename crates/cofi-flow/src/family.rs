@@ -16,6 +16,7 @@ use crate::reader::clock::Stamp;
 use crate::reader::decide::Run;
 use crate::time::TimeJump;
 use crate::walk::Walker;
+use crate::walk::retstack::ReturnStack;
 use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, PacketKind};
 
 /// Intel PT, chapter 33 of the manual.
@@ -130,6 +131,9 @@ pub(crate) trait BindFamily: ReadFamily {
 
     fn rules(binding: &Self::Binding) -> &Self::Rules;
 
+    /// Code is not what it was.
+    fn code_changed(_: &mut Self::Binding) {}
+
     /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
     fn fetch<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W);
 
@@ -181,6 +185,9 @@ pub(crate) trait ResyncFamily: BindFamily {
         kind: FlowErrorKind,
         is_doubtful: bool,
     ) -> bool;
+
+    /// Control is about to be lost in doubt: these calls may still be returned from.
+    fn keep_callers(_: &mut Binder<'_, Self>, _: &ReturnStack) {}
 
     /// Control was lost while this was pending: goes on where it tells the address, if it does.
     fn recover<W: Control>(

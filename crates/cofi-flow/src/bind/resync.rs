@@ -10,6 +10,7 @@ use crate::bind::{Binder, Bound, Pending, State, Status};
 use crate::events::origin::Origin;
 use crate::family::{BindFamily, IntelPt, ResyncFamily};
 use crate::reader::intel::Flow;
+use crate::walk::retstack::ReturnStack;
 use crate::{Event, Expected, FlowErrorKind};
 
 /// What is certain where control was lost.
@@ -114,8 +115,10 @@ impl<F: ResyncFamily> Binder<'_, F> {
         self.state = State::Lost;
         walk.stop();
         self.tnt_len = 0;
-        if self.is_doubtful(kind) {
-            walk.keep_callers(self.reader.damaged);
+        if self.is_doubtful(kind)
+            && let Some(callers) = walk.callers()
+        {
+            F::keep_callers(self, callers);
         }
         walk.forget_callers();
         self.resume_at = None;
@@ -385,6 +388,10 @@ impl ResyncFamily for IntelPt {
             FlowErrorKind::Packet(_) => bind.try_behind_bad_bytes(walk),
             _ => true,
         }
+    }
+
+    fn keep_callers(bind: &mut Binder<'_, Self>, callers: &ReturnStack) {
+        bind.own.trials.keep_callers(callers, bind.reader.damaged);
     }
 
     fn recover<W: Control>(

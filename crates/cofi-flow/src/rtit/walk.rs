@@ -1,16 +1,14 @@
 //! The walk over code where RTIT's rules differ: far transfers, branches out of the traced ranges, ends without a word.
 
 use cofi_insn::{Class, CodeSource, MAX_INSN_LEN, advance, is_mov_to_cr0, prefixes};
+use cofi_packet::Ip;
 use cofi_packet::rtit::Kind;
-use cofi_packet::{ExecMode, Ip};
 
-use super::code::Ranges;
 use super::{AtIp, Ends, Own, Sign};
-use crate::bind::control::Coming;
 use crate::bind::{Binder, Pending};
 use crate::code::cache::{BasicBlock, End};
 use crate::family::{BindFamily, Rtit, WalkFamily};
-use crate::walk::{MAX_TRIED, Phase, Walker};
+use crate::walk::{Phase, Walker};
 use crate::{Executed, Expected, FlowErrorKind};
 
 impl WalkFamily for Rtit {
@@ -281,30 +279,6 @@ impl<C: CodeSource> Walker<C> {
             return None;
         }
         self.direct(bind, block, insn)
-    }
-
-    /// Whether code leads from here to an address, or to a direct branch that has it behind it, without a packet.
-    pub(crate) fn look_for(&mut self, behind: Ip, mode: ExecMode, ranges: &Ranges) -> Coming {
-        let mut at = self.ip;
-        for _ in 0..MAX_TRIED {
-            let id = self.cache.straight(at, mode, &mut self.code, ranges);
-            let block = *self.cache.block(id);
-            if self.cache.position(id, behind).is_some() {
-                return Coming::Surely;
-            }
-            at = match (block.end, block.class) {
-                (End::Split | End::Limit, _) => block.next,
-                (End::Fault, _) => return Coming::Never,
-                (_, Class::DirectJump | Class::DirectCall) if block.next == behind => {
-                    return Coming::Perhaps;
-                }
-                (_, Class::DirectJump | Class::DirectCall) => block.target,
-                (_, class) if class.is_far() && block.next == behind => return Coming::Surely,
-                (_, class) if class.needs_packet() => return Coming::Never,
-                _ => block.next,
-            };
-        }
-        Coming::Perhaps
     }
 
     fn note_call(&mut self, block: &BasicBlock) {

@@ -5,7 +5,7 @@ pub(crate) mod paths;
 pub(crate) mod retstack;
 pub(crate) mod trial;
 
-use cofi_insn::{CodeSource, Insn};
+use cofi_insn::{Class, CodeSource};
 use cofi_packet::intel::Kind;
 use cofi_packet::{ExecMode, Ip};
 
@@ -14,11 +14,8 @@ use crate::bind::{Binder, Pending};
 use crate::code::cache::{BasicBlock, Cache, End, decode_at};
 use crate::code::index::NONE;
 use crate::code::shelf::Shelf;
-use crate::family::{IntelPt, WalkFamily};
-use crate::reader::Reader;
-use crate::rtit::Ranges;
+use crate::family::{CodeRules, WalkFamily};
 use crate::walk::retstack::ReturnStack;
-use crate::walk::trial::Trials;
 use crate::{CodeCache, CodeKey, Executed, Expected, FlowConfig, FlowErrorKind};
 
 /// Where the walk is within a block.
@@ -100,7 +97,6 @@ pub(crate) struct Walker<C> {
     pub(crate) code: C,
     pub(crate) cache: Cache,
     pub(crate) shelf: Shelf,
-    pub(crate) trials: Trials,
     pub(crate) returns: ReturnStack,
     pub(crate) phase: Phase,
     /// The instruction that comes next.
@@ -116,6 +112,12 @@ pub(crate) struct Walker<C> {
 
 impl<C: CodeSource> Control for Walker<C> {
     const FOLLOWS_CODE: bool = true;
+
+    type Code = C;
+
+    fn code(&mut self) -> &mut C {
+        &mut self.code
+    }
 
     fn at(&self) -> Option<Ip> {
         Some(self.ip)
@@ -136,24 +138,40 @@ impl<C: CodeSource> Control for Walker<C> {
         self.returns.clear();
     }
 
-    fn keep_callers(&mut self, and_older: bool) {
-        self.trials.keep_callers(&self.returns, and_older);
+    fn callers(&self) -> Option<&ReturnStack> {
+        Some(&self.returns)
     }
 
     fn set_taken(&mut self, is_taken: bool) {
         self.last_edge.1 = usize::from(is_taken);
     }
 
-    fn instruction_at(&mut self, ip: Ip, mode: ExecMode) -> Option<Insn> {
-        decode_at(ip, mode, &mut self.code).ok()
-    }
-
-    fn confirms(&mut self, reader: &Reader<'_, IntelPt>, ip: Ip, mode: ExecMode) -> bool {
-        self.trials.confirms(&mut self.code, reader, ip, mode)
-    }
-
-    fn comes_to(&mut self, behind: Ip, mode: ExecMode, ranges: &Ranges) -> Coming {
-        self.look_for(behind, mode, ranges)
+    fn comes_to<R: CodeRules>(
+        &mut self,
+        stop: Ip,
+        mode: ExecMode,
+        rules: &R,
+        at_end: impl Fn(&BasicBlock) -> Option<Coming>,
+    ) -> Coming {
+        let mut at = self.ip;
+        for _ in 0..MAX_TRIED {
+            let id = self.cache.straight(at, mode, &mut self.code, rules);
+            let block = *self.cache.block(id);
+            if self.cache.position(id, stop).is_some() {
+                return Coming::Surely;
+            }
+            at = match (block.end, block.class) {
+                (End::Split | End::Limit, _) => block.next,
+                (End::Fault, _) => return Coming::Never,
+                (_, class) => match at_end(&block) {
+                    Some(coming) => return coming,
+                    None if class.needs_packet() => return Coming::Never,
+                    None if matches!(class, Class::DirectJump | Class::DirectCall) => block.target,
+                    None => block.next,
+                },
+            };
+        }
+        Coming::Perhaps
     }
 }
 
@@ -163,7 +181,6 @@ impl<C> Walker<C> {
             code,
             cache: Cache::new(config),
             shelf: Shelf::default(),
-            trials: Trials::new(config),
             returns: ReturnStack::new(),
             phase: Phase::Enter,
             ip: Ip(0),
@@ -187,18 +204,22 @@ impl<C> Walker<C> {
     }
 
     /// The code source may answer differently from here on.
-    pub(crate) fn code_changed(&mut self, config: &FlowConfig) {
+    pub(crate) fn code_changed<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) {
         self.cache.clear();
         self.shelf.clear();
-        self.cache.set_limit(config.cache_limit);
-        self.trials.code_changed();
+        self.cache.set_limit(bind.config.cache_limit);
+        F::code_changed(&mut bind.own);
         self.restart();
     }
 
     /// The code source answers as it does for `key` from here on.
-    pub(crate) fn code_changed_to(&mut self, key: CodeKey, config: &FlowConfig) {
-        if self.shelf.exchange(&mut self.cache, key, config) {
-            self.trials.code_changed();
+    pub(crate) fn code_changed_to<F: WalkFamily>(
+        &mut self,
+        bind: &mut Binder<'_, F>,
+        key: CodeKey,
+    ) {
+        if self.shelf.exchange(&mut self.cache, key, &bind.config) {
+            F::code_changed(&mut bind.own);
             self.restart();
         }
     }
@@ -430,7 +451,7 @@ impl<C: CodeSource> Walker<C> {
     fn fault<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) {
         match decode_at(self.ip, bind.mode, &mut self.code) {
             // The source has learnt of the code since: what else is cached may be wrong too.
-            Ok(_) => self.code_changed(&bind.config),
+            Ok(_) => self.code_changed(bind),
             Err(_) if bind.tnt_len == 0 && matches!(bind.pending, Pending::End) => {
                 bind.end_of_stream(self);
             }
