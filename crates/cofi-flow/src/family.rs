@@ -9,11 +9,12 @@ use cofi_insn::{Class, CodeSource};
 use cofi_packet::{DecodeError, Ip, Tsc};
 
 use crate::bind::control::Control;
-use crate::bind::{Binder, Certainty, Pending};
+use crate::bind::{Binder, Pending};
 use crate::code::cache::BasicBlock;
 use crate::reader::Reader;
 use crate::reader::clock::Stamp;
 use crate::reader::decide::Run;
+use crate::resync::Certainty;
 use crate::time::TimeJump;
 use crate::walk::Walker;
 use crate::walk::retstack::ReturnStack;

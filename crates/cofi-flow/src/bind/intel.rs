@@ -13,7 +13,7 @@ use crate::family::{BindFamily, IntelPt, ReadFamily};
 use crate::reader::Reader;
 use crate::reader::decide::{Decision, Run};
 use crate::reader::intel::{Flow, Report};
-use crate::walk::trial::Trials;
+use crate::resync::trial::Trials;
 use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, Item, PacketKind};
 
 /// What may wait for the walk of Intel PT alone.

@@ -7,20 +7,16 @@ mod awaiting_fup;
 pub(crate) mod control;
 pub(crate) mod emit;
 pub(crate) mod intel;
-pub(crate) mod loss;
-mod probation;
-mod resync;
 
 use cofi_packet::intel::TsxState;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::bind::emit::Emit;
-use crate::bind::loss::Loss;
 use crate::events::origin::BoundOrigins;
 use crate::family::BindFamily;
 use crate::reader::Reader;
+use crate::resync::loss::Loss;
 use crate::{Executed, FlowConfig, FlowErrorKind, Item};
-pub(crate) use resync::Certainty;
 
 /// What is known of control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

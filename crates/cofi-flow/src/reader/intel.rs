@@ -9,9 +9,9 @@ use cofi_packet::{Ip, Tsc};
 use super::clock::{Shown, Stamp};
 pub(crate) use super::intel_flow::{Flow, Report};
 use super::{Reader, Ticked};
-use crate::bind::loss::Run;
 use crate::events::replay::Ticks;
 use crate::family::{IntelPt, ReadFamily};
+use crate::resync::loss::Run;
 use crate::time::{TimeJump, TimeTracker};
 use crate::{Event, FlowConfig, PacketKind, Tick};
 

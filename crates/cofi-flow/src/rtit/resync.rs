@@ -4,9 +4,10 @@ use cofi_packet::Ip;
 
 use super::{AtIp, Flow, Own};
 use crate::bind::control::Control;
-use crate::bind::{Binder, Certainty, Pending, State};
+use crate::bind::{Binder, Pending, State};
 use crate::events::origin::Origin;
 use crate::family::{ResyncFamily, Rtit};
+use crate::resync::Certainty;
 use crate::{Event, Expected, FlowErrorKind};
 
 impl ResyncFamily for Rtit {

@@ -3,7 +3,6 @@
 mod intel;
 pub(crate) mod paths;
 pub(crate) mod retstack;
-pub(crate) mod trial;
 
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::intel::Kind;

@@ -1,13 +1,13 @@
-//! Places that a packet in doubt gives, and that a [trial](crate::walk::trial) confirms or does not.
+//! Places that a packet in doubt gives, and that a [trial](crate::resync::trial) confirms or does not.
 
 use cofi_packet::intel::DecodeError;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::bind::Binder;
 use crate::bind::control::Control;
-use crate::bind::loss::Run;
 use crate::family::{IntelPt, ReadFamily};
 use crate::reader::intel::Flow;
+use crate::resync::loss::Run;
 
 impl Binder<'_, IntelPt> {
     /// Whether code at `ip` surely runs in the mode that was the last. A trial does not tell: much code fits in two modes.
