@@ -3,7 +3,7 @@
 use cofi_insn::RunningChecksum;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 
-use crate::code::cache::{Cache, End};
+use crate::code::cache::Cache;
 use crate::code::graph::Node;
 use crate::code::memo;
 use crate::code::phrase::Phrase;
@@ -347,7 +347,7 @@ impl Cache {
             mode: straight.mode,
             plain: self.lens(first..first + usize::from(straight.body)),
             digests: self.digests(first..first + usize::from(straight.body)),
-            last: matches!(straight.end, End::Insn | End::Rtit).then_some(Executed {
+            last: straight.end.has_insn().then_some(Executed {
                 ip: straight.term_ip,
                 len: straight.len,
                 class: straight.class,

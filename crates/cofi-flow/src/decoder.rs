@@ -40,8 +40,8 @@ pub(crate) enum AnyBinder<'t> {
 impl<'t> AnyBinder<'t> {
     pub(crate) fn new(trace: &'t [u8], config: FlowConfig) -> Self {
         match config.format {
-            TraceFormat::IntelPt => Self::IntelPt(Binder::new(trace, config)),
-            TraceFormat::Rtit(_) => Self::Rtit(Binder::new(trace, config)),
+            TraceFormat::IntelPt => Self::IntelPt(Binder::new(trace, config, &())),
+            TraceFormat::Rtit(own) => Self::Rtit(Binder::new(trace, config, &own)),
         }
     }
 }
@@ -148,15 +148,13 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
 
     /// Forgets decoded code. To be called when the code source answers otherwise than before.
     pub fn code_changed(&mut self) {
-        self.walk
-            .code_changed(on!(&self.bind, bind => &bind.config));
+        on!(&mut self.bind, bind => self.walk.code_changed(bind));
     }
 
     /// The code source answers as it does for `key` from here on. What was decoded for other keys is kept, as far as there is room
     /// (`FlowConfig::cache_limit`), and found again when they come back.
     pub fn code_changed_to(&mut self, key: CodeKey) {
-        self.walk
-            .code_changed_to(key, on!(&self.bind, bind => &bind.config));
+        on!(&mut self.bind, bind => self.walk.code_changed_to(bind, key));
     }
 
     /// Begins with what another decoder has decoded, as far as that was told the same `FlowConfig`. Keys must mean the same code to both:

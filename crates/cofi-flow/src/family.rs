@@ -5,17 +5,19 @@
 
 use core::fmt::Debug;
 
-use cofi_insn::CodeSource;
+use cofi_insn::{Class, CodeSource};
 use cofi_packet::{DecodeError, Ip, Tsc};
 
 use crate::bind::control::Control;
-use crate::bind::{Binder, Certainty, Pending};
+use crate::bind::{Binder, Pending};
 use crate::code::cache::BasicBlock;
 use crate::reader::Reader;
 use crate::reader::clock::Stamp;
 use crate::reader::decide::Run;
+use crate::resync::Certainty;
 use crate::time::TimeJump;
 use crate::walk::Walker;
+use crate::walk::retstack::ReturnStack;
 use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, PacketKind};
 
 /// Intel PT, chapter 33 of the manual.
@@ -28,6 +30,8 @@ pub(crate) struct Rtit;
 
 /// The layer of the [`Reader`]: packets and their time.
 pub(crate) trait ReadFamily: Copy + Debug + 'static {
+    /// What must be known beside the packets, in this family alone.
+    type Config: Copy + Debug;
     /// A packet that concerns the flow.
     type Flow: Copy + Debug + Into<PacketKind>;
     /// What it takes to read packets, beside what every reader has.
@@ -38,7 +42,7 @@ pub(crate) trait ReadFamily: Copy + Debug + 'static {
     /// What forced out a TNT of fewer bits than these comes behind it, and not the timing packets before it.
     const FULL_TNT: u8;
 
-    fn reading(config: &FlowConfig) -> Self::Reading;
+    fn reading(config: &FlowConfig, own: &Self::Config) -> Self::Reading;
 
     /// The next packet that concerns the flow; `None` at the end of the stream. After an error the caller skips to the
     /// next PSB.
@@ -89,8 +93,31 @@ pub(crate) trait ReadFamily: Copy + Debug + 'static {
     ) -> Option<usize>;
 }
 
+/// The layer of the [code](crate::code): where runs of instructions end because there is more to ask there than their class tells.
+pub(crate) trait CodeRules: Debug {
+    /// Whether a call to the next instruction counts as any other, though it may only read the instruction pointer.
+    const NOTES_EVERY_CALL: bool = false;
+
+    /// Whether control that walks on to `ip` may leave the traced code.
+    fn is_limit(&self, ip: Ip) -> bool {
+        let _ = ip;
+        false
+    }
+
+    /// Whether an instruction of this class and direct target, with `next` behind it, may end tracing or have packets that its class does not tell.
+    fn is_special(&self, class: Class, target: Option<Ip>, next: Ip) -> bool {
+        let _ = (class, target, next);
+        false
+    }
+}
+
+/// There is nothing to ask.
+impl CodeRules for IntelPt {}
+
 /// The layer of the [`Binder`]: what packets mean together.
 pub(crate) trait BindFamily: ReadFamily {
+    /// Where runs of instructions end.
+    type Rules: CodeRules;
     /// What may wait for the walk, beside what [may in every family](Pending).
     type Pending: Copy + Debug;
     /// What may happen at an address that a packet gives.
@@ -101,7 +128,12 @@ pub(crate) trait BindFamily: ReadFamily {
     /// The kind of the packets that tell where an indirect branch led.
     const TIP: PacketKind;
 
-    fn binding(config: &FlowConfig) -> Self::Binding;
+    fn binding(config: &FlowConfig, own: &Self::Config) -> Self::Binding;
+
+    fn rules(binding: &Self::Binding) -> &Self::Rules;
+
+    /// Code is not what it was.
+    fn code_changed(_: &mut Self::Binding) {}
 
     /// Reads packets until something is pending, TNT bits are there, or an event is due at once.
     fn fetch<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W);
@@ -154,6 +186,9 @@ pub(crate) trait ResyncFamily: BindFamily {
         kind: FlowErrorKind,
         is_doubtful: bool,
     ) -> bool;
+
+    /// Control is about to be lost in doubt: these calls may still be returned from.
+    fn keep_callers(_: &mut Binder<'_, Self>, _: &ReturnStack) {}
 
     /// Control was lost while this was pending: goes on where it tells the address, if it does.
     fn recover<W: Control>(

@@ -88,6 +88,7 @@ mod ipc;
 mod kind;
 pub mod lines;
 mod reader;
+mod resync;
 mod rtit;
 mod time;
 mod walk;

@@ -52,12 +52,12 @@ pub(crate) struct Reader<'t, F: ReadFamily> {
 }
 
 impl<'t, F: ReadFamily> Reader<'t, F> {
-    pub(crate) fn new(bytes: &'t [u8], config: &FlowConfig) -> Self {
+    pub(crate) fn new(bytes: &'t [u8], config: &FlowConfig, own: &F::Config) -> Self {
         Self {
             bytes,
             at: 0,
             offset: 0,
-            own: F::reading(config),
+            own: F::reading(config, own),
             damaged: false,
             is_full: false,
             clock: Clock::new(),

@@ -1,17 +1,18 @@
 //! Where control is: what the binder tells whoever follows it, and asks.
 
-use cofi_insn::Insn;
+use cofi_insn::CodeSource;
 use cofi_packet::{ExecMode, Ip};
 
-use crate::family::IntelPt;
-use crate::reader::Reader;
+use crate::code::cache::BasicBlock;
+use crate::family::CodeRules;
+use crate::walk::retstack::ReturnStack;
 
 /// Whether code comes to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Coming {
     Never,
     Surely,
-    /// A direct branch before it may have ended tracing; or it is too far to see.
+    /// It may have done something else before; or it is too far to see.
     Perhaps,
 }
 
@@ -21,6 +22,11 @@ pub(crate) enum Coming {
 pub(crate) trait Control {
     /// Whether code is followed: then TNT bits and the targets of TIPs are for the walk, and else they are events.
     const FOLLOWS_CODE: bool = false;
+
+    /// The code, as far as there is any.
+    type Code: CodeSource;
+
+    fn code(&mut self) -> &mut Self::Code;
 
     /// Where control is; none if that is not followed.
     fn at(&self) -> Option<Ip> {
@@ -38,9 +44,9 @@ pub(crate) trait Control {
     /// No compressed return refers to a call before this.
     fn forget_callers(&mut self) {}
 
-    /// Control is about to be lost in doubt: calls that are known may still be returned from, those of losses before only `and_older`.
-    fn keep_callers(&mut self, and_older: bool) {
-        let _ = and_older;
+    /// The calls that compressed returns may refer to.
+    fn callers(&self) -> Option<&ReturnStack> {
+        None
     }
 
     /// Whether the branch that led here was taken.
@@ -48,21 +54,16 @@ pub(crate) trait Control {
         let _ = is_taken;
     }
 
-    /// The instruction at an address.
-    fn instruction_at(&mut self, ip: Ip, mode: ExecMode) -> Option<Insn> {
-        let _ = (ip, mode);
-        None
-    }
-
-    /// Whether a [trial](crate::walk::trial) confirms that control is at `ip`, `reader` having read the packet that says so.
-    fn confirms(&mut self, reader: &Reader<'_, IntelPt>, ip: Ip, mode: ExecMode) -> bool {
-        let _ = (reader, ip, mode);
-        false
-    }
-
-    /// Whether code leads from here to an address, or to a direct branch that has it behind it, without a packet.
-    fn comes_to(&mut self, behind: Ip, mode: ExecMode) -> Coming {
-        let _ = (behind, mode);
+    /// Whether code leads from here to an address without a packet. What the end of a block on the way, with or without a packet, says of that,
+    /// the caller may know better.
+    fn comes_to<R: CodeRules>(
+        &mut self,
+        stop: Ip,
+        mode: ExecMode,
+        rules: &R,
+        at_end: impl Fn(&BasicBlock) -> Option<Coming>,
+    ) -> Coming {
+        let _ = (stop, mode, rules, at_end);
         Coming::Perhaps
     }
 }
@@ -71,4 +72,16 @@ pub(crate) trait Control {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NoCode;
 
-impl Control for NoCode {}
+impl Control for NoCode {
+    type Code = Self;
+
+    fn code(&mut self) -> &mut Self {
+        self
+    }
+}
+
+impl CodeSource for NoCode {
+    fn read(&mut self, _: Ip, _: &mut [u8]) -> usize {
+        0
+    }
+}

@@ -7,11 +7,13 @@ use cofi_packet::intel::{Kind, Packets, TsxState};
 use crate::bind::awaiting_fup::AwaitingFup;
 use crate::bind::control::{Control, NoCode};
 use crate::bind::{Binder, Bound, Pending, State, Status};
+use crate::code::cache::decode_at;
 use crate::events::origin::Origin;
 use crate::family::{BindFamily, IntelPt, ReadFamily};
 use crate::reader::Reader;
 use crate::reader::decide::{Decision, Run};
 use crate::reader::intel::{Flow, Report};
+use crate::resync::trial::Trials;
 use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, Item, PacketKind};
 
 /// What may wait for the walk of Intel PT alone.
@@ -69,20 +71,33 @@ pub(crate) enum PsbPlus {
 }
 
 /// What the binder must know of Intel PT.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Binding {
     pub(crate) awaiting: AwaitingFup,
+    pub(crate) trials: Trials,
 }
 
 impl BindFamily for IntelPt {
+    type Rules = Self;
     type Pending = Own;
     type AtIp = AtIp;
     type Binding = Binding;
 
     const TIP: PacketKind = PacketKind::IntelPt(Kind::Tip);
 
-    fn binding(_: &FlowConfig) -> Binding {
-        Binding::default()
+    fn binding(config: &FlowConfig, (): &()) -> Binding {
+        Binding {
+            awaiting: AwaitingFup::default(),
+            trials: Trials::new(config),
+        }
+    }
+
+    fn rules(_: &Binding) -> &Self {
+        &Self
+    }
+
+    fn code_changed(binding: &mut Binding) {
+        binding.trials.code_changed();
     }
 
     fn fetch<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W) {
@@ -238,7 +253,7 @@ impl BindFamily for IntelPt {
                 bind.release_held(Some(ip));
                 bind.apply(before, Some(ip));
                 if bind.config.errata.skd022
-                    && let Some(insn) = walk.instruction_at(ip, bind.mode)
+                    && let Ok(insn) = decode_at(ip, bind.mode, walk.code())
                     && insn.class == Class::VmEntry
                 {
                     let (len, class, mode) = (insn.len, insn.class, bind.mode);
@@ -265,7 +280,7 @@ impl BindFamily for IntelPt {
             AtIp::Ptwrite => {
                 // Each packet is one execution of the instruction here: it is due next.
                 if let Some((payload, size)) = bind.own.awaiting.ptwrite
-                    && let Some(insn) = walk.instruction_at(ip, bind.mode)
+                    && let Ok(insn) = decode_at(ip, bind.mode, walk.code())
                     && insn.class == Class::Ptwrite
                 {
                     bind.own.awaiting.ptwrite = None;

@@ -7,20 +7,16 @@ mod awaiting_fup;
 pub(crate) mod control;
 pub(crate) mod emit;
 pub(crate) mod intel;
-pub(crate) mod loss;
-mod probation;
-mod resync;
 
 use cofi_packet::intel::TsxState;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::bind::emit::Emit;
-use crate::bind::loss::Loss;
 use crate::events::origin::BoundOrigins;
 use crate::family::BindFamily;
 use crate::reader::Reader;
+use crate::resync::loss::Loss;
 use crate::{Executed, FlowConfig, FlowErrorKind, Item};
-pub(crate) use resync::Certainty;
 
 /// What is known of control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,9 +139,9 @@ pub(crate) struct Binder<'t, F: BindFamily> {
 }
 
 impl<'t, F: BindFamily> Binder<'t, F> {
-    pub(crate) fn new(trace: &'t [u8], config: FlowConfig) -> Self {
+    pub(crate) fn new(trace: &'t [u8], config: FlowConfig, own: &F::Config) -> Self {
         Self {
-            reader: Reader::new(trace, &config),
+            reader: Reader::new(trace, &config, own),
             state: State::Start,
             mode: config.initial_mode,
             tnt: 0,
@@ -160,7 +156,7 @@ impl<'t, F: BindFamily> Binder<'t, F> {
             loss: Loss::default(),
             emit: Emit::default(),
             resume_at: None,
-            own: F::binding(&config),
+            own: F::binding(&config, own),
             read_at: 0,
             offset: 0,
             used: 0,
@@ -179,6 +175,12 @@ impl<'t, F: BindFamily> Binder<'t, F> {
     /// The time is followed from `from` on, which lies before where reading begins.
     pub(crate) fn follow_time_from(&mut self, from: usize) {
         F::follow_time_from(&mut self.reader, from);
+    }
+
+    /// Where runs of instructions end.
+    #[inline]
+    pub(crate) fn rules(&self) -> &F::Rules {
+        F::rules(&self.own)
     }
 
     /// Notes that the packets read so far are used.

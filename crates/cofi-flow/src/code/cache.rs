@@ -6,9 +6,10 @@ use alloc::vec::Vec;
 use cofi_insn::{Class, CodeSource, InsnError, LinearDecoder, MAX_INSN_LEN, advance, decode};
 use cofi_packet::{ExecMode, Ip};
 
+use crate::FlowConfig;
 use crate::code::graph::{self, Graph};
 use crate::code::index::{Index, NONE};
-use crate::{FilterRanges, FlowConfig, TraceFormat};
+use crate::family::CodeRules;
 
 /// How many plain instructions a straight run holds at most.
 const MAX_BODY: usize = 512;
@@ -22,10 +23,17 @@ pub(crate) enum End {
     Split,
     /// With bytes that are no instruction.
     Fault,
-    /// With an instruction for which RTIT has rules of its own.
-    Rtit,
-    /// Of RTIT: where control walks out of the traced ranges.
+    /// With an instruction for which the family of packets has [rules](CodeRules::is_special) of its own.
+    Special,
+    /// Where control [may leave](CodeRules::is_limit) the traced code.
     Limit,
+}
+
+impl End {
+    /// Whether the run ends with an instruction that is not of class [`Class::Other`].
+    pub(crate) const fn has_insn(self) -> bool {
+        matches!(self, End::Insn | End::Special)
+    }
 }
 
 /// A run of plain instructions and the one that ends it.
@@ -53,6 +61,14 @@ pub(crate) struct BasicBlock {
     pub(crate) mode: ExecMode,
     /// The blocks that came next the last time: after falling through, after branching.
     links: [u32; 2],
+}
+
+impl BasicBlock {
+    /// Whether it ends with a direct call, and not one that only reads the instruction pointer.
+    #[inline(always)]
+    pub(crate) fn is_direct_call<R: CodeRules>(&self) -> bool {
+        self.class == Class::DirectCall && (self.target != self.next || R::NOTES_EVERY_CALL)
+    }
 }
 
 /// How often the younger part of a full cache is emptied before all of it is: code that ran long ago may not run again.
@@ -90,8 +106,6 @@ pub(crate) struct Cache {
     pub(crate) built: u64,
     /// The most instructions of a node.
     pub(crate) longest: u32,
-    /// Of RTIT: the ranges that branches may leave, and those of TraceStop.
-    rtit: Option<[FilterRanges; 2]>,
 }
 
 impl Cache {
@@ -107,44 +121,7 @@ impl Cache {
             rounds: 0,
             built: 0,
             longest: config.max_packetless_run,
-            rtit: match &config.format {
-                TraceFormat::IntelPt => None,
-                TraceFormat::Rtit(rtit) => Some([config.filter, rtit.stop]),
-            },
         }
-    }
-
-    /// Whether a call to the next instruction counts as any other.
-    pub(crate) fn notes_every_call(&self) -> bool {
-        self.rtit.is_some()
-    }
-
-    /// Whether control that walks on to `ip` leaves the traced ranges.
-    fn is_limit(&self, ip: Ip) -> bool {
-        self.rtit
-            .as_ref()
-            .is_some_and(|[filter, _]| filter.ends_before(ip))
-    }
-
-    /// How a straight run ends with an instruction of this class and direct target, with `next` behind it.
-    fn end(&self, class: Class, target: Option<Ip>, next: Ip) -> End {
-        let Some([filter, stop]) = &self.rtit else {
-            return End::Insn;
-        };
-        let may_end_at = |ip| !filter.contains(ip) || !stop.is_empty() && stop.contains(ip);
-        let has_rules = self.is_limit(next)
-            || match class {
-                Class::Conditional | Class::DirectJump | Class::DirectCall => {
-                    target.is_some_and(may_end_at)
-                }
-                Class::Return | Class::IndirectJump | Class::IndirectCall => {
-                    !filter.is_empty() || !stop.is_empty()
-                }
-                // (INTO may have been no transfer, and been interrupted behind: what a FUP tells of it is told behind it.)
-                Class::MovCr3 => true,
-                class => class.is_far(),
-            };
-        if has_rules { End::Rtit } else { End::Insn }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -213,10 +190,16 @@ impl Cache {
     }
 
     /// The straight run at `ip`.
-    pub(crate) fn straight(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
+    pub(crate) fn straight(
+        &mut self,
+        ip: Ip,
+        mode: ExecMode,
+        code: &mut impl CodeSource,
+        rules: &impl CodeRules,
+    ) -> u32 {
         match self.find(ip, mode) {
             Some(id) => id,
-            None => self.build(ip, mode, code),
+            None => self.build(ip, mode, code, rules),
         }
     }
 
@@ -266,6 +249,7 @@ impl Cache {
         ip: Ip,
         mode: ExecMode,
         code: &mut impl CodeSource,
+        rules: &impl CodeRules,
     ) -> u32 {
         if let Some(previous) = self.blocks.get(from as usize) {
             let link = previous.links[way];
@@ -276,7 +260,7 @@ impl Cache {
                 return link;
             }
         }
-        self.look_up(from, way, ip, mode, code)
+        self.look_up(from, way, ip, mode, code, rules)
     }
 
     #[inline(never)]
@@ -287,9 +271,10 @@ impl Cache {
         ip: Ip,
         mode: ExecMode,
         code: &mut impl CodeSource,
+        rules: &impl CodeRules,
     ) -> u32 {
         self.shrink();
-        let id = self.straight(ip, mode, code);
+        let id = self.straight(ip, mode, code, rules);
         // `shrink` may have emptied the cache: then the link lands in an unrelated block, where it is a wrong hint.
         if let Some(previous) = self.blocks.get_mut(from as usize) {
             previous.links[way] = id;
@@ -297,7 +282,13 @@ impl Cache {
         id
     }
 
-    fn build(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
+    fn build(
+        &mut self,
+        ip: Ip,
+        mode: ExecMode,
+        code: &mut impl CodeSource,
+        rules: &impl CodeRules,
+    ) -> u32 {
         let first = self.lens.len();
         let mut at = ip;
         let mut block = BasicBlock {
@@ -328,7 +319,7 @@ impl Cache {
                         self.lens.push(insn.len);
                         self.digests.push(insn.digest);
                         let before = core::mem::replace(&mut at, decoder.ip());
-                        if self.is_limit(at) {
+                        if rules.is_limit(at) {
                             block.end = End::Limit;
                             break 'run;
                         }
@@ -338,7 +329,8 @@ impl Cache {
                         }
                     }
                     Ok(insn) => {
-                        block.end = self.end(insn.class, insn.target, decoder.ip());
+                        let is_special = rules.is_special(insn.class, insn.target, decoder.ip());
+                        block.end = if is_special { End::Special } else { End::Insn };
                         block.len = insn.len;
                         block.class = insn.class;
                         block.digest = insn.digest;
@@ -359,7 +351,7 @@ impl Cache {
         }
         block.body = (self.lens.len() - first) as u16;
         block.term_ip = at;
-        if !matches!(block.end, End::Insn | End::Rtit) {
+        if !block.end.has_insn() {
             block.next = at;
         }
         self.built += 1;

@@ -5,6 +5,7 @@ use cofi_packet::{ExecMode, Ip};
 
 use crate::code::cache::{Cache, End};
 use crate::code::graph::Decision;
+use crate::family::CodeRules;
 
 /// How many straight runs and instructions a node is made of at most.
 const MAX_PARTS: usize = 64;
@@ -19,29 +20,41 @@ impl Cache {
 
     /// The node that begins at `ip`.
     #[inline(never)]
-    pub(crate) fn node_at(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
+    pub(crate) fn node_at<R: CodeRules>(
+        &mut self,
+        ip: Ip,
+        mode: ExecMode,
+        code: &mut impl CodeSource,
+        rules: &R,
+    ) -> u32 {
         match self.graph.find(ip, mode) {
             Some(id) => id,
             None => {
                 self.shrink();
-                self.build_node(ip, mode, code)
+                self.build_node(ip, mode, code, rules)
             }
         }
     }
 
-    fn build_node(&mut self, ip: Ip, mode: ExecMode, code: &mut impl CodeSource) -> u32 {
+    fn build_node<R: CodeRules>(
+        &mut self,
+        ip: Ip,
+        mode: ExecMode,
+        code: &mut impl CodeSource,
+        rules: &R,
+    ) -> u32 {
         self.built += 1;
         let mut node = self.graph.begin(ip, mode);
         let mut at = ip;
         while self.graph.parts_of(&node) < MAX_PARTS && node.insns < MAX_INSNS {
-            let id = self.straight(at, mode, code);
+            let id = self.straight(at, mode, code, rules);
             let run = *self.block(id);
             self.graph.add_part(id);
-            node.insns += run.body + u16::from(matches!(run.end, End::Insn | End::Rtit));
+            node.insns += run.body + u16::from(run.end.has_insn());
             node.checksum = node.checksum.then(self.run(id, 0).checksum());
             let (decision, goes_on_at) = match (run.end, run.class) {
                 (End::Split, _) => (Decision::Careful, Some(run.next)),
-                (End::Fault | End::Rtit | End::Limit, _) => (Decision::Careful, None),
+                (End::Fault | End::Special | End::Limit, _) => (Decision::Careful, None),
                 (End::Insn, Class::DirectJump) => (Decision::Careful, Some(run.target)),
                 (End::Insn, Class::DirectCall) => (Decision::Careful, Some(run.target)),
                 (End::Insn, Class::Conditional) => (Decision::Conditional, None),
@@ -54,12 +67,7 @@ impl Cache {
                 // Packets may bind to these, but then no TNT bit and no TIP comes first.
                 (End::Insn, _) => (Decision::Careful, Some(run.next)),
             };
-            // A call to the next instruction only reads the instruction pointer.
-            let calls = match run.class {
-                Class::DirectCall => run.target != run.next || self.notes_every_call(),
-                Class::IndirectCall => true,
-                _ => false,
-            };
+            let calls = run.is_direct_call::<R>() || run.class == Class::IndirectCall;
             if run.end == End::Insn && calls {
                 self.graph.add_call(run.next, mode);
             }

@@ -9,9 +9,9 @@ use cofi_packet::{Ip, Tsc};
 use super::clock::{Shown, Stamp};
 pub(crate) use super::intel_flow::{Flow, Report};
 use super::{Reader, Ticked};
-use crate::bind::loss::Run;
 use crate::events::replay::Ticks;
 use crate::family::{IntelPt, ReadFamily};
+use crate::resync::loss::Run;
 use crate::time::{TimeJump, TimeTracker};
 use crate::{Event, FlowConfig, PacketKind, Tick};
 
@@ -38,13 +38,14 @@ pub(crate) struct Reading {
 }
 
 impl ReadFamily for IntelPt {
+    type Config = ();
     type Flow = Flow;
     type Reading = Reading;
     type Replay = (TimeTracker, Block);
 
     const FULL_TNT: u8 = 0;
 
-    fn reading(config: &FlowConfig) -> Reading {
+    fn reading(config: &FlowConfig, (): &()) -> Reading {
         Reading {
             last_ip: LastIp::new(),
             doubt: false,

@@ -14,7 +14,7 @@ fn kinds(bytes: &[u8], errata: &Errata) -> Vec<Option<Kind>> {
         errata: *errata,
         ..FlowConfig::default()
     };
-    let mut reader = Reader::<IntelPt>::new(bytes, &config);
+    let mut reader = Reader::<IntelPt>::new(bytes, &config, &());
     core::iter::from_fn(|| reader.next())
         .take(8)
         .map(|next| next.ok().map(|flow| flow.kind()))
@@ -67,7 +67,7 @@ fn workarounds_of_spoilt_packets_change_no_time() {
             max_nonturbo_ratio: 0x20,
             ..FlowConfig::default()
         };
-        let mut reader = Reader::<IntelPt>::new(&bytes, &config);
+        let mut reader = Reader::<IntelPt>::new(&bytes, &config, &());
         core::iter::from_fn(move || {
             reader.next()?.ok()?;
             let now = IntelPt::now(&mut reader);
@@ -117,7 +117,7 @@ fn what_was_skipped_tells_no_time() {
         &cofi_packet::intel::PSB,
     ]
     .concat();
-    let mut reader = Reader::<IntelPt>::new(&bytes, &FlowConfig::default());
+    let mut reader = Reader::<IntelPt>::new(&bytes, &FlowConfig::default(), &());
     assert!(matches!(reader.next(), Some(Err(_))));
     assert!(reader.skip_to_psb());
     assert_eq!(reader.next(), Some(Ok(Flow::Psb)));

@@ -3,13 +3,14 @@
 use cofi_packet::rtit::Kind;
 use cofi_packet::{DecodeError, Ip};
 
+use super::code::Ranges;
 use super::reader::Since;
 use super::{AtIp, Binding, Ends, Flow, Own, Sign};
 use crate::bind::control::{Control, NoCode};
 use crate::bind::{Binder, Pending, State};
 use crate::family::{BindFamily, Rtit};
 use crate::reader::Reader;
-use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind};
+use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind, RtitConfig};
 
 /// What stands behind a TraceStop.
 enum Behind {
@@ -22,14 +23,19 @@ enum Behind {
 }
 
 impl BindFamily for Rtit {
+    type Rules = Ranges;
     type Pending = Own;
     type AtIp = AtIp;
     type Binding = Binding;
 
     const TIP: PacketKind = PacketKind::Rtit(Kind::Tip);
 
-    fn binding(config: &FlowConfig) -> Binding {
-        Binding::new(config)
+    fn binding(config: &FlowConfig, own: &RtitConfig) -> Binding {
+        Binding::new(config, own)
+    }
+
+    fn rules(binding: &Binding) -> &Ranges {
+        &binding.ranges
     }
 
     fn fetch<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W) {
@@ -78,7 +84,7 @@ impl BindFamily for Rtit {
                 }
                 let what = AtIp::Pgd { to, stops };
                 bind.pending = Pending::At { ip, what };
-                let is_unclear = stops && bind.own.stop.is_empty();
+                let is_unclear = stops && bind.own.ranges.stop.is_empty();
                 // (Where control has left the traced ranges, that is why.)
                 if is_unclear && walk.at().is_some_and(|ip| bind.config.filter.contains(ip)) {
                     bind.end_unclear(walk, ip, was_taken);
@@ -338,7 +344,7 @@ impl<'t> Binder<'t, Rtit> {
     /// Erratum E2: whether the FUP.PGD just read may be one too many, tracing having been switched off before without a word, and on in
     /// code that is not traced.
     pub(super) fn is_end_in_doubt(&self) -> bool {
-        let is_used = self.own.is_confined || !self.own.stop.is_empty();
+        let is_used = self.own.is_confined || !self.own.ranges.stop.is_empty();
         self.config.errata.rtit_e2
             && is_used
             && !self.own.is_leaving
@@ -392,7 +398,7 @@ impl<'t> Binder<'t, Rtit> {
             bits,
             len,
             sign: Sign::TraceStop,
-            exact: !self.own.stop.is_empty()
+            exact: !self.own.ranges.stop.is_empty()
                 && match self.reader.own.since {
                     Since::Traced => true,
                     // With results, it is no TraceStop that was held back.

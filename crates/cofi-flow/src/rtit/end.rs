@@ -1,5 +1,6 @@
 //! How tracing ends of which RTIT's packets do not tell where, or not at all.
 
+use cofi_insn::Class;
 use cofi_packet::Ip;
 use cofi_packet::rtit::Kind;
 
@@ -19,7 +20,15 @@ impl Binder<'_, Rtit> {
     /// A FUP.PGD, and a TraceStop, of which nobody has told the range: it may have been entered by the branch that led here (if one did) or by
     /// a direct one on the way, with this address behind it. How tracing ended is known if only one way is left.
     pub(super) fn end_unclear<W: Control>(&mut self, walk: &mut W, behind: Ip, was_taken: bool) {
-        match (walk.comes_to(behind, self.mode), was_taken, walk.at()) {
+        let coming = walk.comes_to(behind, self.mode, self.rules(), |block| {
+            let may_end = block.next == behind;
+            match block.class {
+                Class::DirectJump | Class::DirectCall if may_end => Some(Coming::Perhaps),
+                class if class.is_far() && may_end => Some(Coming::Surely),
+                _ => None,
+            }
+        });
+        match (coming, was_taken, walk.at()) {
             (Coming::Never, true, Some(ip)) => self.end_tracing(walk, ip, Some(ip)),
             (Coming::Surely | Coming::Never, false, _) => {}
             _ => self.pending = Pending::Own(Own::Ends(Ends::by_pgd())),

@@ -13,6 +13,7 @@
 //!   up to a TraceStop range.
 
 mod bind;
+mod code;
 mod end;
 mod reader;
 mod resync;
@@ -22,7 +23,8 @@ use cofi_packet::Ip;
 use cofi_packet::rtit::Kind;
 
 use crate::config::RtitConfig;
-use crate::{FilterRanges, FlowConfig, PacketKind, TraceFormat};
+use crate::{FlowConfig, PacketKind};
+pub(crate) use code::Ranges;
 use reader::Flow;
 
 /// What may wait for the walk of RTIT alone.
@@ -95,8 +97,7 @@ impl Ends {
 /// What the binder must know of RTIT.
 #[derive(Debug, Default)]
 pub(crate) struct Binding {
-    /// The TraceStop ranges.
-    stop: FilterRanges,
+    ranges: Ranges,
     /// What RTIT_TNT_BUFF held at the end: bits and their number.
     buffered: Option<(u8, u8)>,
     /// Where a near branch can leave the traced ranges.
@@ -126,16 +127,16 @@ pub(crate) struct Binding {
 }
 
 impl Binding {
-    fn new(config: &FlowConfig) -> Self {
-        let TraceFormat::Rtit(RtitConfig { stop, tnt_buff, .. }) = config.format else {
-            return Self::default();
-        };
-        let buffered = tnt_buff.map(|value| value & 0x7f).and_then(|value| {
+    fn new(config: &FlowConfig, own: &RtitConfig) -> Self {
+        let buffered = own.tnt_buff.map(|value| value & 0x7f).and_then(|value| {
             let len = value.checked_ilog2()? as u8;
             Some((value & !(1 << len), len))
         });
         Self {
-            stop,
+            ranges: Ranges {
+                filter: config.filter,
+                stop: own.stop,
+            },
             buffered,
             is_confined: !config.filter.is_empty(),
             ..Self::default()

@@ -8,7 +8,7 @@ use crate::family::{ReadFamily, Rtit};
 use crate::reader::clock::Stamp;
 use crate::reader::{Reader, Ticked};
 use crate::time::{RtitTime, TimeJump};
-use crate::{Event, FlowConfig, PacketKind, RtitConfig, Tick, TraceFormat};
+use crate::{Event, FlowConfig, PacketKind, RtitConfig, Tick};
 
 /// Erratum E8 spoils no more packets than these behind a PSB.
 const SPOILT: u32 = 21;
@@ -198,6 +198,7 @@ fn short_tnt(byte: u8) -> Option<(u64, u8)> {
 }
 
 impl ReadFamily for Rtit {
+    type Config = RtitConfig;
     type Flow = Flow;
     type Reading = Reading;
     type Replay = RtitTime;
@@ -205,13 +206,9 @@ impl ReadFamily for Rtit {
     /// MTC and STS force no results out: those before them may stand behind them (4.2.2).
     const FULL_TNT: u8 = 6;
 
-    fn reading(config: &FlowConfig) -> Reading {
-        let mode = match config.format {
-            TraceFormat::Rtit(RtitConfig { cycles, .. }) => cycles,
-            TraceFormat::IntelPt => Mode::default(),
-        };
+    fn reading(config: &FlowConfig, own: &RtitConfig) -> Reading {
         Reading {
-            mode,
+            mode: own.cycles,
             last_lip: LastLip::new(),
             fresh: None,
             time: RtitTime::new(config),

@@ -4,9 +4,10 @@ use cofi_packet::Ip;
 
 use super::{AtIp, Flow, Own};
 use crate::bind::control::Control;
-use crate::bind::{Binder, Certainty, Pending, State};
+use crate::bind::{Binder, Pending, State};
 use crate::events::origin::Origin;
 use crate::family::{ResyncFamily, Rtit};
+use crate::resync::Certainty;
 use crate::{Event, Expected, FlowErrorKind};
 
 impl ResyncFamily for Rtit {
@@ -80,7 +81,7 @@ impl ResyncFamily for Rtit {
             // Where it leads out of the traced ranges, or into one that stops tracing, a FUP.PGD follows.
             Flow::Tip(Some(ip))
                 if bind.config.filter.contains(ip)
-                    && !(bind.own.stop.contains_any(ip) && bind.is_stopped_by_pgd()) =>
+                    && !(bind.own.ranges.stop.contains_any(ip) && bind.is_stopped_by_pgd()) =>
             {
                 bind.turn_on(walk, ip);
             }

@@ -1,33 +1,15 @@
 //! The walk over code where RTIT's rules differ: far transfers, branches out of the traced ranges, ends without a word.
 
 use cofi_insn::{Class, CodeSource, MAX_INSN_LEN, advance, is_mov_to_cr0, prefixes};
+use cofi_packet::Ip;
 use cofi_packet::rtit::Kind;
-use cofi_packet::{ExecMode, Ip};
 
 use super::{AtIp, Ends, Own, Sign};
-use crate::bind::control::Coming;
 use crate::bind::{Binder, Pending};
 use crate::code::cache::{BasicBlock, End};
 use crate::family::{BindFamily, Rtit, WalkFamily};
-use crate::walk::{MAX_TRIED, Phase, Walker};
-use crate::{Executed, Expected, FilterRanges, FlowErrorKind};
-
-impl FilterRanges {
-    /// The first addresses.
-    fn bases(&self) -> impl Iterator<Item = Ip> {
-        self.iter().map(|(first, _)| first)
-    }
-
-    /// Whether an address is in one of the ranges, none being no range.
-    pub(super) fn contains_any(&self, ip: Ip) -> bool {
-        !self.is_empty() && self.contains(ip)
-    }
-
-    /// Whether control that goes on at `ip` leaves a range.
-    pub(crate) fn ends_before(&self, ip: Ip) -> bool {
-        !self.contains(ip) && self.iter().any(|(_, last)| last.0.wrapping_add(1) == ip.0)
-    }
-}
+use crate::walk::{Phase, Walker};
+use crate::{Executed, Expected, FlowErrorKind};
 
 impl WalkFamily for Rtit {
     const HAS_STACK: bool = false;
@@ -281,7 +263,9 @@ impl<C: CodeSource> Walker<C> {
                 self.note_call(block);
                 return self.disable(bind, insn, block.next, Some(target));
             }
-            Pending::Own(Own::Ends(ends)) if ends.exact && bind.own.stop.contains(block.target) => {
+            Pending::Own(Own::Ends(ends))
+                if ends.exact && bind.own.ranges.stop.contains(block.target) =>
+            {
                 self.note_call(block);
                 bind.emit_insn(insn);
                 self.ip = block.target;
@@ -295,30 +279,6 @@ impl<C: CodeSource> Walker<C> {
             return None;
         }
         self.direct(bind, block, insn)
-    }
-
-    /// Whether code leads from here to an address, or to a direct branch that has it behind it, without a packet.
-    pub(crate) fn look_for(&mut self, behind: Ip, mode: ExecMode) -> Coming {
-        let mut at = self.ip;
-        for _ in 0..MAX_TRIED {
-            let id = self.cache.straight(at, mode, &mut self.code);
-            let block = *self.cache.block(id);
-            if self.cache.position(id, behind).is_some() {
-                return Coming::Surely;
-            }
-            at = match (block.end, block.class) {
-                (End::Split | End::Limit, _) => block.next,
-                (End::Fault, _) => return Coming::Never,
-                (_, Class::DirectJump | Class::DirectCall) if block.next == behind => {
-                    return Coming::Perhaps;
-                }
-                (_, Class::DirectJump | Class::DirectCall) => block.target,
-                (_, class) if class.is_far() && block.next == behind => return Coming::Surely,
-                (_, class) if class.needs_packet() => return Coming::Never,
-                _ => block.next,
-            };
-        }
-        Coming::Perhaps
     }
 
     fn note_call(&mut self, block: &BasicBlock) {
@@ -338,7 +298,7 @@ impl<C: CodeSource> Walker<C> {
             self.leave_range(bind, block, insn, to);
             return None;
         }
-        if bind.own.stop.contains_any(to) {
+        if bind.own.ranges.stop.contains_any(to) {
             self.enter_stop(bind, block, insn, to);
             return None;
         }
@@ -406,7 +366,7 @@ impl<C: CodeSource> Walker<C> {
             Pending::Own(Own::Ends(ends))
                 if ends.sign == Sign::TraceStop
                     && ends.len == 0
-                    && bind.own.stop.contains(self.ip) =>
+                    && bind.own.ranges.stop.contains(self.ip) =>
             {
                 return bind.stopped(self);
             }
@@ -430,7 +390,9 @@ impl<C: CodeSource> Walker<C> {
         if bind.own.knows_paging && !bind.own.switches_paging() {
             return None;
         }
-        let id = self.cache.straight(self.ip, bind.mode, &mut self.code);
+        let id = self
+            .cache
+            .straight(self.ip, bind.mode, &mut self.code, bind.rules());
         let block = *self.cache.block(id);
         let mut at = block.ip;
         for index in 0..usize::from(block.body) {
@@ -453,14 +415,16 @@ impl<C: CodeSource> Walker<C> {
 
     /// Tracing ends in the code here, or the trace does. The next address at which it may, if the walk can go on; `None` if it cannot.
     fn walk_to_end(&mut self, bind: &mut Binder<'_, Rtit>, ends: Ends) -> Option<Option<Ip>> {
-        let stop = &bind.own.stop;
+        let stop = &bind.own.ranges.stop;
         if ends.exact && ends.len == 0 {
             let is_entered = self.last_edge.1 == 1 && stop.contains(self.ip);
             if is_entered || stop.bases().any(|base| base == self.ip) {
                 bind.stopped(self);
                 return None;
             }
-            let id = self.cache.straight(self.ip, bind.mode, &mut self.code);
+            let id = self
+                .cache
+                .straight(self.ip, bind.mode, &mut self.code, bind.rules());
             let bases = stop.bases();
             let first = bases
                 .filter_map(|base| Some((self.cache.position(id, base)?, base)))

@@ -4,11 +4,11 @@ use cofi_insn::{Class, CodeSource};
 use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, TsxState};
 
-use super::{MAX_TRIED, Phase, Walker};
+use super::{Phase, Walker};
+use crate::bind::control::{Coming, Control};
 use crate::bind::intel::{AtIp, Own};
 use crate::bind::{Binder, Bound, Pending};
-use crate::code::cache::{BasicBlock, End};
-use crate::code::index::NONE;
+use crate::code::cache::BasicBlock;
 use crate::family::{BindFamily, IntelPt, WalkFamily};
 use crate::reader::intel::Flow;
 use crate::{Event, Executed, Expected, FlowErrorKind};
@@ -193,7 +193,7 @@ impl WalkFamily for IntelPt {
             ip,
             what: AtIp::Branch { .. } | AtIp::Disable { .. },
         } = bind.pending
-            && !walk.leads_to(bind, ip)
+            && walk.comes_to(ip, bind.mode, bind.rules(), |_| None) != Coming::Surely
         {
             walk.ip = ip;
         }
@@ -204,7 +204,8 @@ impl WalkFamily for IntelPt {
             return None;
         }
         let bits = (bind.tnt, bind.tnt_len);
-        walk.trials
+        bind.own
+            .trials
             .caller(&mut walk.code, &bind.reader, bind.mode, bits)
     }
 }
@@ -374,24 +375,5 @@ impl<C: CodeSource> Walker<C> {
             Pending::Pgd(None) if bind.tnt_len == 0 => self.disable(bind, insn, block.next, None),
             _ => self.go(insn, block.next, 0),
         }
-    }
-
-    /// Whether code leads from here to `stop` without a packet.
-    fn leads_to(&mut self, bind: &mut Binder<'_, IntelPt>, stop: Ip) -> bool {
-        let mut at = self.ip;
-        for _ in 0..MAX_TRIED {
-            let id = self.cache.follow(NONE, 0, at, bind.mode, &mut self.code);
-            if self.cache.position(id, stop).is_some() {
-                return true;
-            }
-            let block = self.cache.block(id);
-            at = match (block.end, block.class) {
-                (End::Split, _) => block.next,
-                (End::Insn, Class::DirectJump | Class::DirectCall) => block.target,
-                (End::Insn, class) if !class.needs_packet() => block.next,
-                _ => return false,
-            };
-        }
-        false
     }
 }

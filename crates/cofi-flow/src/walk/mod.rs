@@ -3,9 +3,8 @@
 mod intel;
 pub(crate) mod paths;
 pub(crate) mod retstack;
-pub(crate) mod trial;
 
-use cofi_insn::{Class, CodeSource, Insn};
+use cofi_insn::{Class, CodeSource};
 use cofi_packet::intel::Kind;
 use cofi_packet::{ExecMode, Ip};
 
@@ -14,10 +13,8 @@ use crate::bind::{Binder, Pending};
 use crate::code::cache::{BasicBlock, Cache, End, decode_at};
 use crate::code::index::NONE;
 use crate::code::shelf::Shelf;
-use crate::family::{IntelPt, WalkFamily};
-use crate::reader::Reader;
+use crate::family::{CodeRules, WalkFamily};
 use crate::walk::retstack::ReturnStack;
-use crate::walk::trial::Trials;
 use crate::{CodeCache, CodeKey, Executed, Expected, FlowConfig, FlowErrorKind};
 
 /// Where the walk is within a block.
@@ -99,7 +96,6 @@ pub(crate) struct Walker<C> {
     pub(crate) code: C,
     pub(crate) cache: Cache,
     pub(crate) shelf: Shelf,
-    pub(crate) trials: Trials,
     pub(crate) returns: ReturnStack,
     pub(crate) phase: Phase,
     /// The instruction that comes next.
@@ -115,6 +111,12 @@ pub(crate) struct Walker<C> {
 
 impl<C: CodeSource> Control for Walker<C> {
     const FOLLOWS_CODE: bool = true;
+
+    type Code = C;
+
+    fn code(&mut self) -> &mut C {
+        &mut self.code
+    }
 
     fn at(&self) -> Option<Ip> {
         Some(self.ip)
@@ -135,24 +137,40 @@ impl<C: CodeSource> Control for Walker<C> {
         self.returns.clear();
     }
 
-    fn keep_callers(&mut self, and_older: bool) {
-        self.trials.keep_callers(&self.returns, and_older);
+    fn callers(&self) -> Option<&ReturnStack> {
+        Some(&self.returns)
     }
 
     fn set_taken(&mut self, is_taken: bool) {
         self.last_edge.1 = usize::from(is_taken);
     }
 
-    fn instruction_at(&mut self, ip: Ip, mode: ExecMode) -> Option<Insn> {
-        decode_at(ip, mode, &mut self.code).ok()
-    }
-
-    fn confirms(&mut self, reader: &Reader<'_, IntelPt>, ip: Ip, mode: ExecMode) -> bool {
-        self.trials.confirms(&mut self.code, reader, ip, mode)
-    }
-
-    fn comes_to(&mut self, behind: Ip, mode: ExecMode) -> Coming {
-        self.look_for(behind, mode)
+    fn comes_to<R: CodeRules>(
+        &mut self,
+        stop: Ip,
+        mode: ExecMode,
+        rules: &R,
+        at_end: impl Fn(&BasicBlock) -> Option<Coming>,
+    ) -> Coming {
+        let mut at = self.ip;
+        for _ in 0..MAX_TRIED {
+            let id = self.cache.straight(at, mode, &mut self.code, rules);
+            let block = *self.cache.block(id);
+            if self.cache.position(id, stop).is_some() {
+                return Coming::Surely;
+            }
+            at = match (block.end, block.class) {
+                (End::Split | End::Limit, _) => block.next,
+                (End::Fault, _) => return Coming::Never,
+                (_, class) => match at_end(&block) {
+                    Some(coming) => return coming,
+                    None if class.needs_packet() => return Coming::Never,
+                    None if matches!(class, Class::DirectJump | Class::DirectCall) => block.target,
+                    None => block.next,
+                },
+            };
+        }
+        Coming::Perhaps
     }
 }
 
@@ -162,8 +180,7 @@ impl<C> Walker<C> {
             code,
             cache: Cache::new(config),
             shelf: Shelf::default(),
-            trials: Trials::new(config),
-            returns: ReturnStack::new(&config.format),
+            returns: ReturnStack::new(),
             phase: Phase::Enter,
             ip: Ip(0),
             body: 0..0,
@@ -186,18 +203,22 @@ impl<C> Walker<C> {
     }
 
     /// The code source may answer differently from here on.
-    pub(crate) fn code_changed(&mut self, config: &FlowConfig) {
+    pub(crate) fn code_changed<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) {
         self.cache.clear();
         self.shelf.clear();
-        self.cache.set_limit(config.cache_limit);
-        self.trials.code_changed();
+        self.cache.set_limit(bind.config.cache_limit);
+        F::code_changed(&mut bind.own);
         self.restart();
     }
 
     /// The code source answers as it does for `key` from here on.
-    pub(crate) fn code_changed_to(&mut self, key: CodeKey, config: &FlowConfig) {
-        if self.shelf.exchange(&mut self.cache, key, config) {
-            self.trials.code_changed();
+    pub(crate) fn code_changed_to<F: WalkFamily>(
+        &mut self,
+        bind: &mut Binder<'_, F>,
+        key: CodeKey,
+    ) {
+        if self.shelf.exchange(&mut self.cache, key, &bind.config) {
+            F::code_changed(&mut bind.own);
             self.restart();
         }
     }
@@ -242,7 +263,7 @@ impl<C: CodeSource> Walker<C> {
         let (from, way) = self.last_edge;
         let id = self
             .cache
-            .follow(from, way, self.ip, bind.mode, &mut self.code);
+            .follow(from, way, self.ip, bind.mode, &mut self.code, bind.rules());
         self.last_edge = (id, 0);
         let block = *self.cache.block(id);
         let first = block.first as usize;
@@ -276,7 +297,7 @@ impl<C: CodeSource> Walker<C> {
     ) -> Option<Executed> {
         let block = *self.cache.block(id);
         match block.end {
-            End::Insn | End::Rtit | End::Limit => {}
+            End::Insn | End::Special | End::Limit => {}
             End::Split => {
                 self.phase = Phase::Enter;
                 return None;
@@ -329,9 +350,7 @@ impl<C: CodeSource> Walker<C> {
         block: &BasicBlock,
         insn: Executed,
     ) -> Option<Executed> {
-        // A call to the next instruction only reads the instruction pointer.
-        let is_call = block.class == Class::DirectCall;
-        if is_call && (block.target != block.next || self.cache.notes_every_call()) {
+        if block.is_direct_call::<F::Rules>() {
             self.returns.push(block.next);
         }
         self.loops.look(bind.used);
@@ -360,8 +379,8 @@ impl<C: CodeSource> Walker<C> {
                 bind.fail(self, FlowErrorKind::ReturnNotTaken);
                 return None;
             }
-            let popped = self.returns.pop();
-            let mut ip = popped.or_else(|| self.lost_caller(bind))?;
+            let caller = self.returns.go_back::<F>().map(|(ip, _)| ip);
+            let mut ip = caller.or_else(|| self.lost_caller(bind))?;
             if bind.mode.bits() < 64 {
                 // The stack holds no more than the mode's width of what a wider caller may have pushed.
                 ip = Ip(ip.0 & 0xffff_ffff);
@@ -371,7 +390,7 @@ impl<C: CodeSource> Walker<C> {
         match bind.pending {
             Pending::Tip(Some(ip)) => {
                 bind.use_pending();
-                self.returns.pop();
+                self.returns.go_back::<F>();
                 bind.apply_at(ip);
                 Some(ip)
             }
@@ -431,7 +450,7 @@ impl<C: CodeSource> Walker<C> {
     fn fault<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) {
         match decode_at(self.ip, bind.mode, &mut self.code) {
             // The source has learnt of the code since: what else is cached may be wrong too.
-            Ok(_) => self.code_changed(&bind.config),
+            Ok(_) => self.code_changed(bind),
             Err(_) if bind.tnt_len == 0 && matches!(bind.pending, Pending::End) => {
                 bind.end_of_stream(self);
             }

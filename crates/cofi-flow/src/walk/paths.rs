@@ -240,7 +240,7 @@ impl<C: CodeSource> Walker<C> {
                             break;
                         }
                         shown.path(&Path::of_node(&self.cache, id, run.next_offset()));
-                        self.call_and_return(&node);
+                        self.call_and_return::<F>(&node);
                         run.use_tip(&tip);
                         may_begin = true;
                         id = self.cache.graph.target(tip.ip(), mode);
@@ -317,7 +317,7 @@ impl<C: CodeSource> Walker<C> {
                     shown.path(&Path::of_node(&self.cache, id, run.offset));
                     (tnt, tnt_len) = (tnt << 1, tnt_len - 1);
                     let node = *node;
-                    let Some((ip, site)) = self.call_and_return(&node) else {
+                    let Some((ip, site)) = self.call_and_return::<F>(&node) else {
                         unreachable!("there is one");
                     };
                     // The stack holds no more than the mode's width of what a wider caller may have pushed.
@@ -381,7 +381,7 @@ impl<C: CodeSource> Walker<C> {
             (Decision::Careful, _) | (Decision::Conditional, Pending::Tip(_)) => None,
             (Decision::Far, Pending::Tip(Some(ip))) => {
                 shown.path(&Path::of_node(&self.cache, id, bind.read_at));
-                self.call_and_return(&node);
+                self.call_and_return::<F>(&node);
                 bind.consumed();
                 bind.drop_pending();
                 self.ip = ip;
@@ -390,7 +390,7 @@ impl<C: CodeSource> Walker<C> {
             }
             (_, Pending::Tip(Some(ip))) => {
                 shown.path(&Path::of_node(&self.cache, id, bind.read_at));
-                self.call_and_return(&node);
+                self.call_and_return::<F>(&node);
                 bind.consumed();
                 bind.drop_pending();
                 self.ip = ip;
@@ -410,7 +410,7 @@ impl<C: CodeSource> Walker<C> {
                     self.returns.push_site(ip, site);
                 }
                 if node.decision == Decision::Return {
-                    self.returns.pop();
+                    self.returns.go_back::<F>();
                 }
                 let [after, target] = self.cache.graph.detail(id).ways;
                 let place = match node.decision {
@@ -429,7 +429,9 @@ impl<C: CodeSource> Walker<C> {
         if self.cache.graph.find(self.ip, bind.mode).is_some() {
             return true;
         }
-        let run = self.cache.straight(self.ip, bind.mode, &mut self.code);
+        let run = self
+            .cache
+            .straight(self.ip, bind.mode, &mut self.code, bind.rules());
         let run = self.cache.block(run);
         run.end == End::Insn && run.class.needs_packet()
     }
@@ -453,12 +455,12 @@ impl<C: CodeSource> Walker<C> {
 
     /// Does to the stack of return addresses what the calls of a node and the return at its end do.
     #[inline]
-    fn call_and_return(&mut self, node: &Node) -> Option<(Ip, u32)> {
+    fn call_and_return<F: WalkFamily>(&mut self, node: &Node) -> Option<(Ip, u32)> {
         for (ip, site) in self.cache.graph.calls(node) {
             self.returns.push_site(ip, site);
         }
         match node.decision {
-            Decision::Return => self.returns.pop_site(),
+            Decision::Return => self.returns.go_back::<F>(),
             _ => None,
         }
     }
@@ -467,7 +469,9 @@ impl<C: CodeSource> Walker<C> {
     #[inline(never)]
     fn resolve<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>, from: From) -> u32 {
         let emptied = self.cache.graph.emptied;
-        let id = self.cache.node_at(self.ip, bind.mode, &mut self.code);
+        let id = self
+            .cache
+            .node_at(self.ip, bind.mode, &mut self.code, bind.rules());
         if self.cache.graph.emptied == emptied {
             match from {
                 From::Nowhere => {}

@@ -2,8 +2,8 @@
 
 use cofi_packet::Ip;
 
-use crate::TraceFormat;
 use crate::code::index::NONE;
+use crate::family::WalkFamily;
 
 const DEPTH: usize = 64;
 
@@ -14,20 +14,14 @@ pub(crate) struct ReturnStack {
     /// Where the next address goes.
     top: usize,
     len: usize,
-    /// Zero; of RTIT, one: returns do not use up the address that they go back to, which is always the youngest.
-    kept: usize,
 }
 
 impl ReturnStack {
-    pub(crate) const fn new(format: &TraceFormat) -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
             slots: [(Ip(0), NONE); DEPTH],
             top: 0,
             len: 0,
-            kept: match format {
-                TraceFormat::IntelPt => 0,
-                TraceFormat::Rtit(_) => 1,
-            },
         }
     }
 
@@ -49,13 +43,20 @@ impl ReturnStack {
     }
 
     #[inline]
-    pub(crate) fn pop_site(&mut self) -> Option<(Ip, u32)> {
+    fn pop_site(&mut self) -> Option<(Ip, u32)> {
         self.len = self.len.checked_sub(1)?;
         self.top = (self.top + DEPTH - 1) % DEPTH;
-        let slot = self.slots[self.top % DEPTH];
-        self.len += self.kept;
-        self.top = (self.top + self.kept) % DEPTH;
-        Some(slot)
+        Some(self.slots[self.top % DEPTH])
+    }
+
+    /// A return goes back to the youngest address, and uses it up if this family has a stack.
+    #[inline]
+    pub(crate) fn go_back<F: WalkFamily>(&mut self) -> Option<(Ip, u32)> {
+        if F::HAS_STACK {
+            self.pop_site()
+        } else {
+            self.peek(0)
+        }
     }
 
     /// Whether so many more addresses push none out.
@@ -108,10 +109,11 @@ impl ReturnStack {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::Rtit;
 
     #[test]
     fn keeps_the_youngest_64() {
-        let mut stack = ReturnStack::new(&TraceFormat::IntelPt);
+        let mut stack = ReturnStack::new();
         assert_eq!(stack.pop(), None);
         for ip in 0..100 {
             stack.push(Ip(ip));
@@ -127,13 +129,15 @@ mod tests {
 
     #[test]
     fn rtit_keeps_the_last_one() {
-        let mut last = ReturnStack::new(&TraceFormat::Rtit(Default::default()));
-        assert_eq!(last.pop(), None);
+        let mut last = ReturnStack::new();
+        assert_eq!(last.go_back::<Rtit>(), None);
         for ip in 0..100 {
             last.push(Ip(ip));
-            assert_eq!((last.pop(), last.pop()), (Some(Ip(ip)), Some(Ip(ip))));
+            for _ in 0..2 {
+                assert_eq!(last.go_back::<Rtit>(), Some((Ip(ip), NONE)));
+            }
         }
         last.clear();
-        assert_eq!(last.pop(), None);
+        assert_eq!(last.go_back::<Rtit>(), None);
     }
 }

@@ -8,12 +8,12 @@
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{ExecMode, Ip};
 
+use crate::FlowConfig;
 use crate::code::cache::{Cache, End};
 use crate::family::IntelPt;
 use crate::reader::Reader;
 use crate::reader::intel::Flow;
 use crate::walk::retstack::ReturnStack;
-use crate::{FlowConfig, TraceFormat};
 
 /// What must agree, in units of about a bit: the chance of a coincidence halves with each.
 const ENOUGH: u32 = 24;
@@ -55,7 +55,7 @@ pub(crate) struct Trials {
 impl Trials {
     pub(crate) fn new(config: &FlowConfig) -> Self {
         Self {
-            callers: ReturnStack::new(&config.format),
+            callers: ReturnStack::new(),
             begun: None,
             spent: 0,
             cache: Cache::new(&FlowConfig {
@@ -212,7 +212,7 @@ impl<'t> Trial<'t> {
             tnt: 0,
             tnt_len: 0,
             ahead: Ahead::Nothing,
-            returns: ReturnStack::new(&TraceFormat::IntelPt),
+            returns: ReturnStack::new(),
             score: 0,
             blocks: 0,
         }
@@ -307,7 +307,7 @@ impl<'t> Trial<'t> {
         {
             return Some(outcome);
         }
-        let id = cache.straight(self.ip, self.mode, code);
+        let id = cache.straight(self.ip, self.mode, code, &IntelPt);
         let block = *cache.block(id);
         self.blocks += 1 + u32::from(block.body) / 16;
         let has_bits = self.tnt_len != 0;
@@ -342,7 +342,7 @@ impl<'t> Trial<'t> {
                 return None;
             }
             End::Insn => {}
-            End::Fault | End::Limit | End::Rtit => return Some(Outcome::Refuted),
+            End::Fault | End::Limit | End::Special => return Some(Outcome::Refuted),
         }
         match block.class {
             Class::Conditional => {
@@ -354,7 +354,7 @@ impl<'t> Trial<'t> {
                 };
             }
             Class::DirectJump | Class::DirectCall => {
-                if block.class == Class::DirectCall && block.target != block.next {
+                if block.is_direct_call::<IntelPt>() {
                     self.returns.push(block.next);
                 }
                 self.ip = block.target;
@@ -405,6 +405,7 @@ mod tests {
     use alloc::vec::Vec;
 
     use super::*;
+    use crate::decoder::AnyBinder;
     use crate::{FlowConfig, FlowDecoder};
 
     /// Code everywhere that never needs a packet: each trial goes on until it may not.
@@ -414,6 +415,13 @@ mod tests {
         fn read(&mut self, _: Ip, bytes: &mut [u8]) -> usize {
             bytes.fill(0x90);
             bytes.len()
+        }
+    }
+
+    fn trials<'d, C>(decoder: &'d FlowDecoder<'_, C>) -> &'d Trials {
+        match &decoder.bind {
+            AnyBinder::IntelPt(bind) => &bind.own.trials,
+            AnyBinder::Rtit(_) => panic!("trials are Intel PT's"),
         }
     }
 
@@ -435,7 +443,7 @@ mod tests {
             .by_ref()
             .filter(|item| matches!(item, crate::Item::Error(_)));
         assert_eq!(errors.count(), 1);
-        let spent = decoder.walk.trials.spent;
+        let spent = trials(&decoder).spent;
         let share = BLOCKS + BLOCKS_A_BYTE * trace.len() as u64;
         // The last one may go a block too far, and asking costs one.
         let most = share + MAX_BODY_BLOCKS + tries as u64;
@@ -465,11 +473,11 @@ mod tests {
         let (mut most, mut errors) = (0, 0);
         for _ in 0..3 {
             errors += usize::from(decoder.by_ref().next().is_some());
-            most = most.max(decoder.walk.trials.cache.bytes());
+            most = most.max(trials(&decoder).cache.bytes());
         }
         decoder.by_ref().for_each(drop);
-        most = most.max(decoder.walk.trials.cache.bytes());
-        assert!(errors > 0 && decoder.walk.trials.spent > 10_000);
+        most = most.max(trials(&decoder).cache.bytes());
+        assert!(errors > 0 && trials(&decoder).spent > 10_000);
         // One trial may go beyond it, until the next makes room.
         let trial = MAX_BLOCKS as usize * 600;
         assert!(most < (1 << 20) / SHARE + trial, "{most} bytes");

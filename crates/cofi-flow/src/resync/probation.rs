@@ -1,13 +1,13 @@
-//! Places that a packet in doubt gives, and that a [trial](crate::walk::trial) confirms or does not.
+//! Places that a packet in doubt gives, and that a [trial](crate::resync::trial) confirms or does not.
 
 use cofi_packet::intel::DecodeError;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::bind::Binder;
 use crate::bind::control::Control;
-use crate::bind::loss::Run;
 use crate::family::{IntelPt, ReadFamily};
 use crate::reader::intel::Flow;
+use crate::resync::loss::Run;
 
 impl Binder<'_, IntelPt> {
     /// Whether code at `ip` surely runs in the mode that was the last. A trial does not tell: much code fits in two modes.
@@ -27,7 +27,11 @@ impl Binder<'_, IntelPt> {
         let Some(ip) = self.reader.own.likely.filter(|ip| self.is_mode_sure(*ip)) else {
             return false;
         };
-        if !walk.confirms(&self.reader, ip, self.mode) {
+        if !self
+            .own
+            .trials
+            .confirms(walk.code(), &self.reader, ip, self.mode)
+        {
             return false;
         }
         self.reader.own.doubt = false;
@@ -100,7 +104,11 @@ impl Binder<'_, IntelPt> {
                 let Some(ip) = reader.own.likely.filter(|ip| self.is_mode_sure(*ip)) else {
                     continue;
                 };
-                if walk.confirms(&reader, ip, self.mode) {
+                if self
+                    .own
+                    .trials
+                    .confirms(walk.code(), &reader, ip, self.mode)
+                {
                     reader.own.doubt = false;
                     // Timing packets among them may be none, either: none of those is used, and it is not known how many there were.
                     IntelPt::show_all(&mut self.reader);

@@ -1,209 +1,17 @@
-//! What the decoder does while the place of control is not known or tracing is off.
+//! Where control is in a trace of Intel PT, while tracing is off or control is lost.
 
 use cofi_packet::intel::{DecodeError, Kind, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
 use crate::bind::control::Control;
 use crate::bind::intel::{AtIp, Own, PsbPlus};
-use crate::bind::loss::Run;
 use crate::bind::{Binder, Bound, Pending, State, Status};
-use crate::events::origin::Origin;
 use crate::family::{BindFamily, IntelPt, ResyncFamily};
 use crate::reader::intel::Flow;
+use crate::resync::Certainty;
+use crate::resync::loss::Run;
+use crate::walk::retstack::ReturnStack;
 use crate::{Event, Expected, FlowErrorKind};
-
-/// What is certain where control was lost.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Certainty {
-    /// The packets are in no doubt.
-    pub(crate) is_sure: bool,
-    /// None of those before was in doubt.
-    pub(crate) is_first: bool,
-    /// No TNT bits were left.
-    pub(crate) no_bits_left: bool,
-}
-
-impl<F: ResyncFamily> Binder<'_, F> {
-    /// Tracing is on, from `ip`.
-    pub(crate) fn turn_on<W: Control>(&mut self, walk: &mut W, ip: Ip) {
-        self.consumed();
-        self.found(walk, Some(ip));
-        self.state = State::On;
-        walk.go_to(ip, false);
-        self.pending = Pending::None;
-        let resumed = self.resume_at.take() == Some(ip);
-        self.push(Event::Enabled { ip, resumed });
-        let bound = core::mem::take(&mut self.bound);
-        self.apply(bound, Some(ip));
-    }
-
-    /// Tracing is off.
-    pub(crate) fn turn_off<W: Control>(&mut self, walk: &mut W, resume_at: Option<Ip>) {
-        self.state = State::Off;
-        walk.stop();
-        self.pending = Pending::None;
-        self.bound = Bound::default();
-        self.resume_at = resume_at;
-    }
-
-    /// Where control is, or that tracing is off, is known again, if it was not.
-    pub(crate) fn found<W: Control>(&mut self, walk: &mut W, ip: Option<Ip>) {
-        if let Some(from) = self.loss.at.take() {
-            // Calls and returns may have run meanwhile.
-            walk.forget_callers();
-            let lost = self.read_at.saturating_sub(from) as u64;
-            self.push(Event::Resync { ip, lost });
-        }
-    }
-
-    /// Tracing turns out to be off.
-    pub(crate) fn found_off<W: Control>(&mut self, walk: &mut W, ip: Option<Ip>) {
-        self.consumed();
-        self.found(walk, None);
-        let bound = core::mem::take(&mut self.bound);
-        self.turn_off(walk, None);
-        self.push(Event::Disabled { ip });
-        self.apply(Bound { tsx: None, ..bound }, ip);
-    }
-
-    /// Whether the packets may be wrong; from then on until the next PSB any error may come of that.
-    fn is_doubtful(&self, kind: FlowErrorKind) -> bool {
-        self.reader.damaged || kind.casts_doubt()
-    }
-
-    /// An instruction took tracing with it: control goes to `ip`, or else to `next` or where nobody knows.
-    pub(crate) fn end_tracing<W: Control>(&mut self, walk: &mut W, next: Ip, ip: Option<Ip>) {
-        self.use_pending();
-        let bound = core::mem::take(&mut self.bound);
-        self.turn_off(walk, Some(ip.unwrap_or(next)));
-        self.push(Event::Disabled { ip });
-        self.apply(Bound { tsx: None, ..bound }, ip);
-    }
-
-    /// The stream ends while tracing is on: no packet shows that anything behind the last one ran.
-    pub(crate) fn end_of_stream<W: Control>(&mut self, walk: &mut W) {
-        if W::FOLLOWS_CODE {
-            // No packet tells of this, and none is lost.
-            self.read_at = self.reader.len();
-            self.error(walk, walk.at(), FlowErrorKind::UnknownEnd);
-        }
-        self.state = State::Done;
-    }
-
-    pub(crate) fn error<W: Control>(&mut self, walk: &mut W, ip: Option<Ip>, kind: FlowErrorKind) {
-        self.push_error(ip, kind);
-        self.loss.begin(self.read_at);
-        self.loss.is_mode_certain = false;
-        let is_doubtful = self.is_doubtful(kind);
-        self.reader.damaged |= is_doubtful;
-        if !F::doubt(self, walk, kind, is_doubtful) && !self.reader.skip_to_psb() {
-            self.state = State::Done;
-        }
-    }
-
-    /// Control is lost at `ip`: reports it and goes on where what is pending tells the address, if it does.
-    ///
-    /// An error that casts doubt on the packets leaves nothing certain but what later ones tell without reference to earlier ones; the one
-    /// that brought the contradiction to light may be the one that is wrong. A PSB+ is taken at its word all the same.
-    pub(crate) fn fail<W: Control>(&mut self, walk: &mut W, kind: FlowErrorKind) {
-        let certainty = Certainty {
-            is_sure: !self.is_doubtful(kind) || !W::FOLLOWS_CODE && self.reader.is_full,
-            is_first: !self.reader.damaged,
-            no_bits_left: self.tnt_len == 0,
-        };
-        self.state = State::Lost;
-        walk.stop();
-        self.tnt_len = 0;
-        if self.is_doubtful(kind) {
-            walk.keep_callers(self.reader.damaged);
-        }
-        walk.forget_callers();
-        self.resume_at = None;
-        // Without code nobody knows how far control has got.
-        self.error(walk, walk.at(), kind);
-        self.loss.was_on = certainty.is_sure;
-        let pending = core::mem::replace(&mut self.pending, Pending::None);
-        F::recover(self, walk, pending, certainty);
-    }
-
-    pub(crate) fn start<W: Control>(&mut self, walk: &mut W) {
-        let whole = self.reader.is_at_start();
-        if self.reader.skip_to_psb() {
-            self.state = State::Lost;
-            return;
-        }
-        self.state = State::Done;
-        if whole && !self.reader.only_padding() {
-            self.error(walk, None, FlowErrorKind::NoPsb);
-        }
-    }
-
-    pub(crate) fn lose<W: Control>(&mut self, walk: &mut W, kind: FlowErrorKind) {
-        self.state = State::Lost;
-        walk.forget_callers();
-        self.error(walk, None, kind);
-    }
-
-    pub(crate) fn after_overflow<W: Control>(
-        &mut self,
-        walk: &mut W,
-        ip: Option<Ip>,
-        status: Option<Status>,
-        first: Origin,
-    ) {
-        self.consumed();
-        self.found(walk, ip);
-        let gives = self.emit.last.unwrap_or(Kind::Fup.into());
-        self.push_from(Event::Overflow { ip }, first.at(ip, gives));
-        let bound = core::mem::take(&mut self.bound);
-        let tsx = bound
-            .tsx
-            .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
-        let mode = bound.mode;
-        match ip {
-            Some(_) if self.loss.is_mode_doubtful && status.is_none() => {
-                self.state = State::Lost;
-                self.loss.run = Run::Unknown;
-                self.loss.was_on = false;
-            }
-            Some(ip) => {
-                self.apply(
-                    Bound {
-                        tsx,
-                        mode,
-                        ..Bound::default()
-                    },
-                    Some(ip),
-                );
-                self.state = State::On;
-                walk.go_to(ip, false);
-                self.pending = Pending::None;
-                self.resume_at = None;
-            }
-            None => {
-                self.turn_off(walk, None);
-                self.bound = Bound {
-                    tsx,
-                    mode,
-                    ..Bound::default()
-                };
-            }
-        }
-        if let Some(status) = status {
-            self.apply_status(status);
-        }
-    }
-
-    /// Reads on while control is not being followed.
-    pub(crate) fn go_on<W: Control>(&mut self, walk: &mut W) {
-        match self.state {
-            State::On | State::Done => {}
-            State::Off => F::while_off(self, walk),
-            State::Lost => F::while_lost(self, walk),
-            State::Start => self.start(walk),
-        }
-    }
-}
 
 impl ResyncFamily for IntelPt {
     fn while_off<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W) {
@@ -385,6 +193,10 @@ impl ResyncFamily for IntelPt {
             FlowErrorKind::Packet(_) => bind.try_behind_bad_bytes(walk),
             _ => true,
         }
+    }
+
+    fn keep_callers(bind: &mut Binder<'_, Self>, callers: &ReturnStack) {
+        bind.own.trials.keep_callers(callers, bind.reader.damaged);
     }
 
     fn recover<W: Control>(
@@ -632,121 +444,5 @@ impl Binder<'_, IntelPt> {
             Ok(_) => self.release_held(Some(ip)),
             Err(kind) => self.error(walk, None, kind),
         }
-    }
-
-    /// After an OVF: where tracing goes on (33.3.8).
-    pub(crate) fn overflow<W: Control>(&mut self, walk: &mut W) {
-        self.tnt_len = 0;
-        self.loss.is_mode_certain = false;
-        walk.forget_callers();
-        // While tracing is off a MODE packet tells the state that holds when it goes on, and waits for no packet that may be lost (33.2.9.2).
-        let off = self.state == State::Off;
-        self.bound = Bound {
-            tsx: self.bound.tsx.filter(|_| off),
-            mode: self.bound.mode.filter(|_| off),
-            ..Bound::default()
-        };
-        self.release_held(None);
-        let mut status = None;
-        let mut first = self.emit.now;
-        loop {
-            let flow = match self.next_flow() {
-                Ok(Some(flow)) => flow,
-                Ok(None) => {
-                    self.note_used();
-                    self.push_from(Event::Overflow { ip: None }, first);
-                    self.state = State::Done;
-                    return;
-                }
-                Err(error) => {
-                    self.push_from(Event::Overflow { ip: None }, first);
-                    self.lose(walk, error.into());
-                    return;
-                }
-            };
-            // Each OVF has lost something of its own.
-            let mut is_another = flow == Flow::Ovf;
-            match flow {
-                Flow::Ovf => {}
-                Flow::Psb if self.at_end() => {
-                    self.push_from(Event::Overflow { ip: None }, first);
-                    self.state = State::Done;
-                    return;
-                }
-                Flow::Psb => match self.read_psb_plus() {
-                    PsbPlus::Complete(found) if found.ip.is_some() => {
-                        self.after_overflow(walk, found.ip, Some(found.over(status)), first);
-                        return;
-                    }
-                    PsbPlus::Complete(found) => status = Some(found.over(status)),
-                    PsbPlus::Overflow => is_another = true,
-                    PsbPlus::End => {}
-                    PsbPlus::Bad(kind) => {
-                        self.push_from(Event::Overflow { ip: None }, first);
-                        self.lose(walk, kind);
-                        return;
-                    }
-                },
-                flow => return self.end_overflow(walk, flow, status, first),
-            }
-            if is_another {
-                self.note_used();
-                self.push_from(Event::Overflow { ip: None }, first);
-                first = self.emit.now;
-            }
-        }
-    }
-
-    /// The first packet behind OVFs and PSB+s without an address says where tracing goes on, or does not.
-    fn end_overflow<W: Control>(
-        &mut self,
-        walk: &mut W,
-        flow: Flow,
-        status: Option<Status>,
-        first: Origin,
-    ) {
-        let errata = self.config.errata;
-        match flow {
-            Flow::Fup(Some(ip)) => {
-                let off = errata.apl12 && self.pge_is_next_over_psbs();
-                self.after_overflow(walk, Some(ip).filter(|_| !off), status, first);
-            }
-            Flow::Pgd(_) if errata.apl11 => self.after_overflow(walk, None, status, first),
-            Flow::Fup(None) if self.reader.own.doubt => {
-                self.lose_behind_overflow(first, Run::Unknown);
-            }
-            Flow::Tnt { .. } | Flow::Tip(_) | Flow::Pgd(_) | Flow::Fup(None) | Flow::PsbEnd => {
-                if errata.skd010 {
-                    // The bits of branches behind the overflow stand behind the OVF.
-                    let run = match flow {
-                        Flow::Tip(_) => Run::Clear,
-                        _ => Run::Unknown,
-                    };
-                    self.lose_behind_overflow(first, run);
-                } else {
-                    self.push_from(Event::Overflow { ip: None }, first);
-                    self.lose(walk, FlowErrorKind::unexpected(flow, Expected::FupOrTipPge));
-                }
-                self.reader.put_back(flow);
-            }
-            _ => {
-                self.reader.put_back(flow);
-                if errata.skd010 && status.is_none() && self.is_on_behind_overflow() {
-                    self.lose_behind_overflow(first, Run::Unknown);
-                    // A MODE.TSX comes with a FUP only while PacketEn is set (33.4.2.8).
-                    self.loss.was_on = matches!(flow, Flow::ModeTsx(_)) && self.is_fup_behind(flow);
-                } else {
-                    self.after_overflow(walk, None, status, first);
-                }
-            }
-        }
-    }
-
-    /// Where tracing goes on behind the overflow is not told.
-    fn lose_behind_overflow(&mut self, first: Origin, run: Run) {
-        self.push_from(Event::Overflow { ip: None }, first);
-        self.state = State::Lost;
-        self.loss.run = run;
-        self.loss.was_on = false;
     }
 }
