@@ -3,7 +3,7 @@
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{ExecMode, Ip};
 
-use super::{Phase, Walker};
+use super::{MAX_TRIED, Phase, Walker};
 use crate::bind::State;
 use crate::bind::{Binder, Pending};
 use crate::block::{Block, Path, Visitor};
@@ -174,8 +174,8 @@ impl<C: CodeSource> Walker<C> {
             }
             if id == NONE
                 && bind.tnt_len == 0
-                && matches!(bind.pending, Pending::Pgd(_))
-                && !self.may_look_ahead(bind)
+                && let Pending::Pgd(end) = bind.pending
+                && !self.may_look_ahead(bind, end)
             {
                 break;
             }
@@ -424,16 +424,29 @@ impl<C: CodeSource> Walker<C> {
         }
     }
 
-    /// Whether the node here can be put together without looking at code behind a direct branch, at which tracing may have ended.
-    fn may_look_ahead<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> bool {
+    /// Whether the node here can be put together without looking at code behind a direct branch at which tracing may have ended, `end` being
+    /// the address that its end gave.
+    fn may_look_ahead<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>, end: Option<Ip>) -> bool {
         if self.cache.graph.find(self.ip, bind.mode).is_some() {
             return true;
         }
-        let run = self
-            .cache
-            .straight(self.ip, bind.mode, &mut self.code, bind.rules());
-        let run = self.cache.block(run);
-        run.end == End::Insn && run.class.needs_packet()
+        let mut at = self.ip;
+        for _ in 0..MAX_TRIED {
+            let run = self
+                .cache
+                .straight(at, bind.mode, &mut self.code, bind.rules());
+            let run = self.cache.block(run);
+            match (run.end, run.class) {
+                (End::Insn, Class::DirectJump | Class::DirectCall)
+                    if end.is_some_and(|end| end != run.target) =>
+                {
+                    at = run.target;
+                }
+                (End::Insn, class) => return class.needs_packet(),
+                _ => return false,
+            }
+        }
+        false
     }
 
     /// Whether tracing may have ended at a direct branch of a node, rather than at its end.
