@@ -17,6 +17,9 @@ mod code;
 mod end;
 mod reader;
 mod resync;
+mod time;
+#[cfg(test)]
+mod time_tests;
 mod walk;
 
 use cofi_packet::Ip;
@@ -24,8 +27,9 @@ use cofi_packet::rtit::Kind;
 
 use crate::config::RtitConfig;
 use crate::{FlowConfig, PacketKind};
-pub(crate) use code::Ranges;
+use code::Ranges;
 use reader::Flow;
+pub use time::RtitTime;
 
 /// What may wait for the walk of RTIT alone.
 #[derive(Clone, Copy, Debug)]
