@@ -120,7 +120,9 @@ pub(crate) struct Binding {
     looked: (usize, bool),
     /// Up to here an overflow stands behind each TraceStop.
     overflow_at: usize,
-    /// Paging is off, as the last PIP has told.
+    /// CR3, as the last PIP has told.
+    cr3: Option<u64>,
+    /// Paging is off, as it has told, too.
     is_unpaged: bool,
     /// All code has been traced since then: only a MOV to CR0 that is seen can have changed it.
     knows_paging: bool,
