@@ -132,6 +132,19 @@ pub(crate) trait BindFamily: ReadFamily {
 
     fn rules(binding: &Self::Binding) -> &Self::Rules;
 
+    /// Whether state waits for the next packet that tells an address.
+    #[inline]
+    fn has_bound(_: &Binder<'_, Self>) -> bool {
+        false
+    }
+
+    /// Control has got to an address that a packet gave: what was bound to it takes effect.
+    #[inline]
+    fn apply_at(_: &mut Binder<'_, Self>, _: Ip) {}
+
+    /// Tracing is off, and control is at `ip` if packets tell: what still holds of that takes effect.
+    fn apply_off(_: &mut Binder<'_, Self>, _: Option<Ip>) {}
+
     /// Code is not what it was.
     fn code_changed(_: &mut Self::Binding) {}
 

@@ -103,4 +103,5 @@ pub use event::{ControlEvent, Event, Executed, Item, Part, Run, Tick};
 pub use events::{EventDecoder, LocatedEvent, PacketKinds};
 pub use ipc::{Ipc, Stretch};
 pub use kind::PacketKind;
-pub use time::{RtitTime, Time, TimeJump, TimeTracker, VmxTsc};
+pub use rtit::RtitTime;
+pub use time::{Time, TimeJump, TimeTracker, VmxTsc};

@@ -165,7 +165,7 @@ impl<'b> LinearDecoder<'b> {
     /// # Errors
     ///
     /// As [`decode`]. Nothing can be decoded after an error.
-    #[inline]
+    #[inline(always)]
     pub fn decode_next(&mut self) -> Result<Insn, InsnError> {
         let insn = decode(self.rest, self.ip, self.mode)?;
         self.rest = self.rest.get(usize::from(insn.len)..).unwrap_or_default();

@@ -2,17 +2,20 @@
 
 use cofi_insn::Class;
 use cofi_packet::Ip;
-use cofi_packet::intel::{Kind, Packets, TsxState};
+use cofi_packet::intel::{DecodeError, Kind, Packets, TsxState};
 
 use crate::bind::awaiting_fup::AwaitingFup;
 use crate::bind::control::{Control, NoCode};
-use crate::bind::{Binder, Bound, Pending, State, Status};
+use crate::bind::state::{Bound, Status};
+use crate::bind::{Binder, Pending, State};
 use crate::code::cache::decode_at;
-use crate::events::origin::Origin;
+use crate::events::origin::{BoundOrigins, Origin};
+use crate::events::replay::Replay;
 use crate::family::{BindFamily, IntelPt, ReadFamily};
 use crate::reader::Reader;
 use crate::reader::decide::{Decision, Run};
 use crate::reader::intel::{Flow, Report};
+use crate::resync::loss::Loss;
 use crate::resync::trial::Trials;
 use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, Item, PacketKind};
 
@@ -73,7 +76,13 @@ pub(crate) enum PsbPlus {
 /// What the binder must know of Intel PT.
 #[derive(Debug)]
 pub(crate) struct Binding {
+    /// State that binds to the next address packet, and the packets that told of it.
+    pub(crate) bound: Bound,
+    pub(crate) origins: BoundOrigins,
+    /// State as last reported.
+    pub(crate) known: Bound,
     pub(crate) awaiting: AwaitingFup,
+    pub(crate) loss: Loss,
     pub(crate) trials: Trials,
 }
 
@@ -87,7 +96,14 @@ impl BindFamily for IntelPt {
 
     fn binding(config: &FlowConfig, (): &()) -> Binding {
         Binding {
+            bound: Bound::default(),
+            origins: BoundOrigins::default(),
+            known: Bound {
+                tsx: Some(TsxState::NotInTx),
+                ..Bound::default()
+            },
             awaiting: AwaitingFup::default(),
+            loss: Loss::default(),
             trials: Trials::new(config),
         }
     }
@@ -98,6 +114,27 @@ impl BindFamily for IntelPt {
 
     fn code_changed(binding: &mut Binding) {
         binding.trials.code_changed();
+    }
+
+    #[inline]
+    fn has_bound(bind: &Binder<'_, Self>) -> bool {
+        !bind.own.bound.is_empty()
+    }
+
+    /// The branch's kind does not matter: a MODE.Exec binds to the next TIP (33.4.2.8). Left over, it would claim the next FUP.
+    #[inline]
+    fn apply_at(bind: &mut Binder<'_, Self>, ip: Ip) {
+        if Self::has_bound(bind) {
+            let bound = core::mem::take(&mut bind.own.bound);
+            bind.apply(bound, Some(ip));
+        }
+    }
+
+    fn apply_off(bind: &mut Binder<'_, Self>, ip: Option<Ip>) {
+        if Self::has_bound(bind) {
+            let bound = core::mem::take(&mut bind.own.bound);
+            bind.apply(Bound { tsx: None, ..bound }, ip);
+        }
     }
 
     fn fetch<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W) {
@@ -141,7 +178,7 @@ impl BindFamily for IntelPt {
                 Flow::Tip(ip) => bind.pending = Pending::Tip(ip),
                 Flow::Pgd(ip) => bind.pending = Pending::Pgd(ip),
                 Flow::Pge(ip) => bind.pending = Pending::Own(Own::Pge(ip)),
-                Flow::Pip { cr3, nr } if bind.bound.mode.is_none() => {
+                Flow::Pip { cr3, nr } if bind.own.bound.mode.is_none() => {
                     bind.pending = Pending::Own(Own::Paging { cr3, nr });
                 }
                 Flow::Pip { .. } | Flow::ModeExec { .. } | Flow::ModeTsx(_) => {
@@ -214,7 +251,7 @@ impl BindFamily for IntelPt {
         (run.tnt, run.tnt_len, run.offset) = (bind.tnt, bind.tnt_len, bind.offset);
         // No event waits for a FUP, and no state for a TIP.
         run.reads_on = !bind.holds()
-            && bind.bound.is_empty()
+            && bind.own.bound.is_empty()
             && matches!(bind.pending, Pending::None)
             && bind.reader.is_plain();
         run
@@ -233,7 +270,7 @@ impl BindFamily for IntelPt {
     fn arrive<W: Control>(bind: &mut Binder<'_, Self>, walk: &mut W, ip: Ip, what: AtIp) {
         bind.consumed();
         bind.pending = Pending::None;
-        let bound = core::mem::take(&mut bind.bound);
+        let bound = core::mem::take(&mut bind.own.bound);
         let (before, after) = (
             Bound {
                 tsx: bound.tsx,
@@ -295,7 +332,7 @@ impl BindFamily for IntelPt {
             AtIp::Status(status) if status.last => bind.state = State::Done,
             AtIp::Status(status) => {
                 walk.forget_callers();
-                bind.bound = bound;
+                bind.own.bound = bound;
                 bind.apply_status(status);
             }
         }
@@ -306,12 +343,12 @@ impl BindFamily for IntelPt {
             Own::Paging { cr3, nr } => {
                 bind.consumed();
                 bind.push(Event::Paging { cr3, nr });
-                bind.known.paging = Some((cr3, nr));
+                bind.own.known.paging = Some((cr3, nr));
             }
             Own::Vmcs(base) => {
                 bind.consumed();
                 bind.push(Event::Vmcs { base });
-                bind.known.vmcs = Some(base);
+                bind.own.known.vmcs = Some(base);
             }
             Own::Ptwrite { payload, size } => {
                 bind.consumed();
@@ -372,14 +409,51 @@ impl BindFamily for IntelPt {
 }
 
 impl Binder<'_, IntelPt> {
+    /// The next packet that matters to the flow, its place and time noted. What belongs to no instruction is due at once.
+    pub(crate) fn next_flow(&mut self) -> Result<Option<Flow>, DecodeError> {
+        loop {
+            // MNT packets are kept no longer than ticks, either.
+            if self.make_room() == 0 && self.emit.keeps_origins && self.emit.last_replay().is_none()
+            {
+                self.emit.push_replay(Replay::new(&mut self.reader));
+            }
+            let next = self.reader.next();
+            self.note_read(&next);
+            match next {
+                Some(Ok(Flow::Mnt(payload))) => {
+                    let end = self.reader.at;
+                    match self.emit.last_replay() {
+                        Some(replay) => replay.end = end,
+                        None => self.push(Event::Maintenance { payload }),
+                    }
+                }
+                Some(Err(error @ DecodeError::InBlock { .. })) => {
+                    self.release_block();
+                    return Err(error);
+                }
+                next => return next.transpose(),
+            }
+        }
+    }
+
+    /// The processor wakes: where it went to sleep (33.4.2.25).
+    pub(crate) fn wake(&mut self, event: Event) {
+        let ip = self.own.awaiting.asleep_at.take();
+        let origin = Origin {
+            ip,
+            ..self.emit.now
+        };
+        self.push_from(event, origin);
+    }
+
     /// New page tables belong to a transfer whose TIP or TIP.PGD follows.
     pub(crate) fn bind_paging(&mut self, cr3: u64, nr: bool) {
-        self.bound.paging = Some((cr3, nr));
+        self.own.bound.paging = Some((cr3, nr));
     }
 
     /// A new VMCS pointer does.
     pub(crate) fn bind_vmcs(&mut self, base: u64) {
-        self.bound.vmcs = Some(base);
+        self.own.bound.vmcs = Some(base);
     }
 
     /// After a FUP: what it belongs to.
@@ -389,8 +463,10 @@ impl Binder<'_, IntelPt> {
             return;
         };
         self.bind_tsx(ip);
-        let aborts = self.bound.tsx == Some(TsxState::Aborted);
-        if (self.own.awaiting.claimed || self.bound.mode.is_some() || self.bound.tsx.is_some())
+        let aborts = self.own.bound.tsx == Some(TsxState::Aborted);
+        if (self.own.awaiting.claimed
+            || self.own.bound.mode.is_some()
+            || self.own.bound.tsx.is_some())
             && !aborts
         {
             let what = if self.own.awaiting.ptwrite.is_some() {
@@ -435,7 +511,7 @@ impl Binder<'_, IntelPt> {
                 }
                 Flow::Pgd(ip) => return Ok(AtIp::Disable { ip }),
                 // It belongs to the MODE.Exec before it, which tells of RFLAGS.IF while tracing is off.
-                Flow::Fup(_) if self.bound.mode.is_some() => {
+                Flow::Fup(_) if self.own.bound.mode.is_some() => {
                     return Ok(AtIp::Disable { ip: None });
                 }
                 // INIT parks the processor without a word; tracing goes on when it wakes (table 33-55, 23 and 24).

@@ -7,15 +7,13 @@ mod awaiting_fup;
 pub(crate) mod control;
 pub(crate) mod emit;
 pub(crate) mod intel;
+pub(crate) mod state;
 
-use cofi_packet::intel::TsxState;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::bind::emit::Emit;
-use crate::events::origin::BoundOrigins;
 use crate::family::BindFamily;
 use crate::reader::Reader;
-use crate::resync::loss::Loss;
 use crate::{Executed, FlowConfig, FlowErrorKind, Item};
 
 /// What is known of control.
@@ -60,50 +58,6 @@ impl<F: BindFamily> Pending<F> {
     }
 }
 
-/// The state that a PSB+ reports.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Status {
-    /// Whether this is where decoding is to end.
-    pub(crate) last: bool,
-    pub(crate) ip: Option<Ip>,
-    pub(crate) state: Bound,
-}
-
-impl Status {
-    /// What is known after this and, as far as this says nothing, an older one.
-    pub(crate) fn over(mut self, older: Option<Self>) -> Self {
-        if let Some(Self { state, .. }) = older {
-            self.state.mode = self.state.mode.or(state.mode);
-            self.state.tsx = self.state.tsx.or(state.tsx);
-            self.state.paging = self.state.paging.or(state.paging);
-            self.state.vmcs = self.state.vmcs.or(state.vmcs);
-        }
-        self
-    }
-}
-
-/// State that binds to the next address packet.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Bound {
-    pub(crate) mode: Option<(ExecMode, bool)>,
-    pub(crate) tsx: Option<TsxState>,
-    pub(crate) paging: Option<(u64, bool)>,
-    pub(crate) vmcs: Option<u64>,
-}
-
-impl Bound {
-    /// Whether no state packet was read.
-    #[inline]
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.mode.is_none() && self.tsx.is_none() && self.paging.is_none() && self.vmcs.is_none()
-    }
-
-    /// Whether a packet is bound that may come right before a TIP.
-    pub(crate) const fn is_any(&self) -> bool {
-        self.mode.is_some() || self.paging.is_some() || self.vmcs.is_some()
-    }
-}
-
 /// Binds packets to what they mean together (33.4.1): TNT bits, a target, an event at its place, the end of tracing, a loss.
 ///
 /// It knows whether tracing is on, and where it goes on; where control is in between, only who [follows](control::Control) it does.
@@ -117,12 +71,8 @@ pub(crate) struct Binder<'t, F: BindFamily> {
     pub(crate) tnt: u64,
     pub(crate) tnt_len: u8,
     pub(crate) pending: Pending<F>,
-    /// State that binds to the next address packet, and the packets that told of it.
-    pub(crate) bound: Bound,
-    pub(crate) origins: BoundOrigins,
-    /// State as last reported.
-    pub(crate) known: Bound,
-    pub(crate) loss: Loss,
+    /// Where control was lost, until it is found again.
+    pub(crate) lost_at: Option<usize>,
     pub(crate) emit: Emit<F>,
     /// Where control was when tracing went off.
     pub(crate) resume_at: Option<Ip>,
@@ -147,13 +97,7 @@ impl<'t, F: BindFamily> Binder<'t, F> {
             tnt: 0,
             tnt_len: 0,
             pending: Pending::None,
-            bound: Bound::default(),
-            origins: BoundOrigins::default(),
-            known: Bound {
-                tsx: Some(TsxState::NotInTx),
-                ..Bound::default()
-            },
-            loss: Loss::default(),
+            lost_at: None,
             emit: Emit::default(),
             resume_at: None,
             own: F::binding(&config, own),
@@ -252,6 +196,12 @@ impl<'t, F: BindFamily> Binder<'t, F> {
         self.tnt_len -= 1;
         self.used += 1;
         taken
+    }
+
+    /// Control has got to an address that a packet gave: what was bound to it takes effect.
+    #[inline]
+    pub(crate) fn apply_at(&mut self, ip: Ip) {
+        F::apply_at(self, ip);
     }
 
     /// Whether the PSB just read is where decoding is to end.

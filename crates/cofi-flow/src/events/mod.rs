@@ -8,7 +8,7 @@ mod replay_tests;
 use cofi_packet::{Ip, StreamOffset, Tsc};
 
 use crate::bind::control::NoCode;
-use crate::bind::{Binder, Bound, Pending, State};
+use crate::bind::{Binder, Pending, State};
 use crate::decoder::{AnyBinder, on};
 use crate::family::ResyncFamily;
 use crate::{Event, FlowConfig, FlowError, FlowErrorKind, Item};
@@ -137,15 +137,11 @@ impl<F: ResyncFamily> Binder<'_, F> {
             Pending::Tip(Some(ip)) => {
                 self.consumed();
                 self.push(Event::Target { ip });
-                let bound = core::mem::take(&mut self.bound);
-                self.apply(bound, Some(ip));
+                self.apply_at(ip);
             }
             Pending::Pgd(ip) => {
                 self.consumed();
-                let bound = core::mem::take(&mut self.bound);
-                self.turn_off(&mut NoCode, ip);
-                self.push(Event::Disabled { ip });
-                self.apply(Bound { tsx: None, ..bound }, ip);
+                self.disabled(&mut NoCode, ip, ip);
             }
             Pending::At { ip, what } => F::arrive(self, &mut NoCode, ip, what),
             Pending::Bad(kind) => self.fail(&mut NoCode, kind),

@@ -5,7 +5,8 @@ use cofi_packet::{ExecMode, Ip};
 
 use crate::bind::control::Control;
 use crate::bind::intel::{AtIp, Own, PsbPlus};
-use crate::bind::{Binder, Bound, Pending, State, Status};
+use crate::bind::state::{Bound, Status};
+use crate::bind::{Binder, Pending, State};
 use crate::family::{BindFamily, IntelPt, ResyncFamily};
 use crate::reader::intel::Flow;
 use crate::resync::Certainty;
@@ -33,10 +34,10 @@ impl ResyncFamily for IntelPt {
             return;
         }
         bind.release_held(None);
-        if let (Flow::Fup(place), Some(mode)) = (flow, bind.bound.mode) {
+        if let (Flow::Fup(place), Some(mode)) = (flow, bind.own.bound.mode) {
             // Without BranchEn, a MODE.Exec that tells of RFLAGS.IF has a FUP of its own (33.4.2.8).
-            bind.bound.mode = None;
-            let origin = bind.origins.mode.at(place, Kind::Fup);
+            bind.own.bound.mode = None;
+            let origin = bind.own.origins.mode.at(place, Kind::Fup);
             bind.set_mode(mode, origin);
             bind.note_used();
             return;
@@ -44,7 +45,7 @@ impl ResyncFamily for IntelPt {
         match flow {
             Flow::Pge(Some(ip)) if !bind.is_mode_told(walk, ip) => {
                 bind.state = State::Lost;
-                bind.loss.at.get_or_insert(bind.read_at);
+                bind.lost_at.get_or_insert(bind.read_at);
             }
             Flow::Pge(Some(ip)) => {
                 // No return is compressed across this, but processors and decoders differ in whether they forget.
@@ -53,7 +54,7 @@ impl ResyncFamily for IntelPt {
             Flow::ModeExec { .. } => return bind.bind(flow),
             Flow::ModeTsx(state) => {
                 bind.bind(flow);
-                bind.bound.tsx = Some(state).filter(|_| bind.known.tsx != Some(state));
+                bind.own.bound.tsx = Some(state).filter(|_| bind.own.known.tsx != Some(state));
                 return;
             }
             Flow::Pip { .. } | Flow::Vmcs(_) => bind.apply_alone(flow),
@@ -73,9 +74,10 @@ impl ResyncFamily for IntelPt {
                     PsbPlus::Complete(mut status) => {
                         walk.forget_callers();
                         // It tells the present state; what was to hold from the next TIP.PGE on is older.
-                        bind.bound.tsx = bind.bound.tsx.filter(|_| status.state.tsx.is_none());
+                        bind.own.bound.tsx =
+                            bind.own.bound.tsx.filter(|_| status.state.tsx.is_none());
                         // The next TIP.PGE may come without a MODE.Exec if this is its mode.
-                        bind.loss.is_mode_certain &= status.state.mode.is_none();
+                        bind.own.loss.is_mode_certain &= status.state.mode.is_none();
                         status.state.mode = None;
                         bind.apply_status(status);
                         bind.resume_at = resume_at;
@@ -88,7 +90,7 @@ impl ResyncFamily for IntelPt {
             // The address is in doubt.
             Flow::Pge(None) if bind.reader.own.doubt => {
                 bind.state = State::Lost;
-                bind.loss.at.get_or_insert(bind.read_at);
+                bind.lost_at.get_or_insert(bind.read_at);
                 bind.turn_on_if_likely(walk);
             }
             Flow::Pge(None) => bind.lose(walk, FlowErrorKind::suppressed(Kind::TipPge)),
@@ -124,7 +126,7 @@ impl ResyncFamily for IntelPt {
         }
         bind.release_held(None);
         if !matches!(flow, Flow::Tip(_)) {
-            bind.loss.run = bind.reader.run();
+            bind.own.loss.run = bind.reader.run();
         }
         match flow {
             Flow::Psb if bind.at_end() => bind.state = State::Done,
@@ -148,8 +150,7 @@ impl ResyncFamily for IntelPt {
                 bind.found(walk, Some(ip));
                 bind.state = State::On;
                 bind.push(Event::Target { ip });
-                let bound = core::mem::take(&mut bind.bound);
-                bind.apply(bound, Some(ip));
+                bind.apply_at(ip);
             }
             Flow::Tip(Some(ip)) if bind.no_bits_wait() && bind.is_mode_told(walk, ip) => {
                 bind.turn_on(walk, ip)
@@ -159,8 +160,7 @@ impl ResyncFamily for IntelPt {
             }
             Flow::Tip(_) => {
                 // A far transfer has used up what was bound, though nobody knows where.
-                let bound = core::mem::take(&mut bind.bound);
-                bind.apply(Bound { tsx: None, ..bound }, None);
+                Self::apply_off(bind, None);
             }
             Flow::Tnt { bits, len } if !W::FOLLOWS_CODE => bind.branches(walk, bits, len),
             Flow::Ptw { .. } | Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
@@ -178,15 +178,15 @@ impl ResyncFamily for IntelPt {
         kind: FlowErrorKind,
         is_doubtful: bool,
     ) -> bool {
-        bind.loss.run = bind.reader.run();
+        bind.own.loss.forget_control(bind.reader.run());
         if is_doubtful {
             bind.reader.own.doubt = true;
             bind.reader.drop_back();
-            (bind.bound.mode, bind.bound.tsx) = (None, None);
+            (bind.own.bound.mode, bind.own.bound.tsx) = (None, None);
         }
         // Code may also be missing where another mode's width has cut the address.
-        let may_be_cut = matches!(kind, FlowErrorKind::Code(_)) && !bind.loss.has_one_mode();
-        bind.loss.is_mode_doubtful |= is_doubtful || may_be_cut;
+        let may_be_cut = matches!(kind, FlowErrorKind::Code(_)) && !bind.own.loss.has_one_mode();
+        bind.own.loss.is_mode_doubtful |= is_doubtful || may_be_cut;
         match kind {
             // A packet within a block is a good one, and comes next.
             FlowErrorKind::Packet(DecodeError::InBlock { .. }) => true,
@@ -209,9 +209,10 @@ impl ResyncFamily for IntelPt {
             no_bits_left,
         }: Certainty,
     ) {
+        bind.own.loss.was_on = is_sure;
         if is_sure && no_bits_left {
             // The bits of all TNTs so far belong to branches before this place: none waits for the TIPs behind them (33.4.2.3).
-            bind.loss.run = Run::Clear;
+            bind.own.loss.run = Run::Clear;
         }
         match pending {
             Pending::At {
@@ -244,7 +245,7 @@ impl ResyncFamily for IntelPt {
             // No bits are left; or the packets that are bound to it stand where TNT bits might.
             Pending::Tip(Some(ip))
                 if is_sure
-                    && (no_bits_left || bind.bound.is_any())
+                    && (no_bits_left || bind.own.bound.is_any())
                     && bind.is_mode_told(walk, ip) =>
             {
                 bind.turn_on(walk, ip);
@@ -271,12 +272,11 @@ impl ResyncFamily for IntelPt {
             } if is_first && bind.try_place(walk) => bind.turn_on_at_likely(walk),
             Pending::Tip(_) | Pending::At { .. } | Pending::Own(Own::Pge(_)) | Pending::Pgd(_) => {
                 // What was bound to it is over.
-                let bound = core::mem::take(&mut bind.bound);
-                bind.apply(Bound { tsx: None, ..bound }, None);
+                Self::apply_off(bind, None);
             }
             // They hold from the next address packet on, at the latest.
-            Pending::Own(Own::Paging { cr3, nr }) => bind.bound.paging = Some((cr3, nr)),
-            Pending::Own(Own::Vmcs(base)) => bind.bound.vmcs = Some(base),
+            Pending::Own(Own::Paging { cr3, nr }) => bind.own.bound.paging = Some((cr3, nr)),
+            Pending::Own(Own::Vmcs(base)) => bind.own.bound.vmcs = Some(base),
             // Where is unknown now; what is not.
             Pending::Own(Own::Ptwrite { payload, size }) => bind.push(Event::Ptwrite {
                 ip: None,
@@ -298,9 +298,9 @@ impl Binder<'_, IntelPt> {
         }
         self.consumed();
         walk.forget_callers();
-        self.bound = Bound::default();
+        self.own.bound = Bound::default();
         // Nothing needs to be known across a PSB (33.3.7), and what contradicted it stands before it.
-        self.loss.is_mode_doubtful = false;
+        self.own.loss.is_mode_doubtful = false;
         (self.reader.damaged, self.reader.own.doubt) = (false, false);
         match status.ip {
             // Tracing cannot be switched on while it is on: then the PSB+ tells what is not so yet (erratum BDM70).
@@ -313,7 +313,7 @@ impl Binder<'_, IntelPt> {
                 self.turn_off(walk, None);
                 self.apply_status(status);
                 // Until tracing goes on, the mode may change unseen.
-                self.loss.is_mode_certain = false;
+                self.own.loss.is_mode_certain = false;
             }
         }
     }
@@ -360,13 +360,13 @@ impl Binder<'_, IntelPt> {
 
     /// Applies a PIP or VMCS packet that binds to no address.
     pub(crate) fn apply_alone(&mut self, flow: Flow) {
-        let bound = self.bound;
+        let bound = self.own.bound;
         self.bind(flow);
         let (paging, vmcs) = match flow {
-            Flow::Pip { .. } => (self.bound.paging, None),
-            _ => (None, self.bound.vmcs),
+            Flow::Pip { .. } => (self.own.bound.paging, None),
+            _ => (None, self.own.bound.vmcs),
         };
-        self.bound = bound;
+        self.own.bound = bound;
         self.apply(
             Bound {
                 paging,
@@ -394,12 +394,15 @@ impl Binder<'_, IntelPt> {
     fn is_mode_told<W: Control>(&self, _: &W, ip: Ip) -> bool {
         // Only 64-bit code has such addresses.
         let is_wide = ip.0 >> 32 != 0 && self.mode == ExecMode::Bits64;
-        !W::FOLLOWS_CODE || !self.loss.is_mode_doubtful || self.bound.mode.is_some() || is_wide
+        !W::FOLLOWS_CODE
+            || !self.own.loss.is_mode_doubtful
+            || self.own.bound.mode.is_some()
+            || is_wide
     }
 
     /// Whether the TIP just read, control being lost, tells where control is, with all TNT bits before it being those of branches before it.
     fn no_bits_wait(&self) -> bool {
-        self.loss.run.ends(&self.reader)
+        self.own.loss.run.ends(&self.reader)
     }
 
     /// A FUP, control being lost: does it tell where control is?
@@ -410,19 +413,19 @@ impl Binder<'_, IntelPt> {
     /// was lost since but the way.
     fn fup_while_lost<W: Control>(&mut self, walk: &mut W, ip: Ip) {
         self.bind_tsx(ip);
-        let aborts = self.bound.tsx == Some(TsxState::Aborted);
+        let aborts = self.own.bound.tsx == Some(TsxState::Aborted);
         if self.own.awaiting.claimed && !aborts {
             self.release_held(Some(ip));
-            if self.loss.was_on && self.is_mode_told(walk, ip) {
+            if self.own.loss.was_on && self.is_mode_told(walk, ip) {
                 self.turn_on(walk, ip);
             } else {
                 self.note_used();
             }
             return;
         }
-        if (self.bound.mode.is_some() || self.bound.tsx.is_some()) && !aborts {
+        if (self.own.bound.mode.is_some() || self.own.bound.tsx.is_some()) && !aborts {
             self.release_held(Some(ip));
-            if self.loss.was_on && self.is_mode_told(walk, ip) {
+            if self.own.loss.was_on && self.is_mode_told(walk, ip) {
                 self.turn_on(walk, ip);
             }
             return;

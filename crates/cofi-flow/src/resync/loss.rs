@@ -40,8 +40,6 @@ impl Run {
 /// What is remembered of losses, and of the modes that packets have told of.
 #[derive(Debug, Default)]
 pub(crate) struct Loss {
-    /// Where the flow was lost, until it is found again.
-    pub(crate) at: Option<usize>,
     /// Control was lost while tracing was on, and no packet in between is in doubt.
     pub(crate) was_on: bool,
     /// What stands before a TIP that comes next.
@@ -82,9 +80,8 @@ impl Loss {
         self.modes.count_ones() <= 1
     }
 
-    /// Where control is, is not known from the packet at `at` on; nor whether tracing is on.
-    pub(crate) fn begin(&mut self, at: usize) {
-        self.at.get_or_insert(at);
-        self.was_on = false;
+    /// Where control is, is not known from here on, nor whether tracing is on; this stands before a TIP that comes next.
+    pub(crate) fn forget_control(&mut self, run: Run) {
+        (self.run, self.was_on, self.is_mode_certain) = (run, false, false);
     }
 }

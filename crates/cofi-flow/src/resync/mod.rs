@@ -7,13 +7,11 @@ mod probation;
 pub(crate) mod trial;
 
 use cofi_packet::Ip;
-use cofi_packet::intel::Kind;
 
 use crate::bind::control::Control;
-use crate::bind::{Binder, Bound, Pending, State, Status};
+use crate::bind::{Binder, Pending, State};
 use crate::events::origin::Origin;
 use crate::family::ResyncFamily;
-use crate::resync::loss::Run;
 use crate::{Event, FlowErrorKind};
 
 /// What is certain where control was lost.
@@ -37,8 +35,7 @@ impl<F: ResyncFamily> Binder<'_, F> {
         self.pending = Pending::None;
         let resumed = self.resume_at.take() == Some(ip);
         self.push(Event::Enabled { ip, resumed });
-        let bound = core::mem::take(&mut self.bound);
-        self.apply(bound, Some(ip));
+        self.apply_at(ip);
     }
 
     /// Tracing is off.
@@ -46,13 +43,12 @@ impl<F: ResyncFamily> Binder<'_, F> {
         self.state = State::Off;
         walk.stop();
         self.pending = Pending::None;
-        self.bound = Bound::default();
         self.resume_at = resume_at;
     }
 
     /// Where control is, or that tracing is off, is known again, if it was not.
     pub(crate) fn found<W: Control>(&mut self, walk: &mut W, ip: Option<Ip>) {
-        if let Some(from) = self.loss.at.take() {
+        if let Some(from) = self.lost_at.take() {
             // Calls and returns may have run meanwhile.
             walk.forget_callers();
             let lost = self.read_at.saturating_sub(from) as u64;
@@ -64,10 +60,19 @@ impl<F: ResyncFamily> Binder<'_, F> {
     pub(crate) fn found_off<W: Control>(&mut self, walk: &mut W, ip: Option<Ip>) {
         self.consumed();
         self.found(walk, None);
-        let bound = core::mem::take(&mut self.bound);
-        self.turn_off(walk, None);
+        self.disabled(walk, None, ip);
+    }
+
+    /// Tracing went off, and control to `ip` if packets tell.
+    pub(crate) fn disabled<W: Control>(
+        &mut self,
+        walk: &mut W,
+        resume_at: Option<Ip>,
+        ip: Option<Ip>,
+    ) {
+        self.turn_off(walk, resume_at);
         self.push(Event::Disabled { ip });
-        self.apply(Bound { tsx: None, ..bound }, ip);
+        F::apply_off(self, ip);
     }
 
     /// Whether the packets may be wrong; from then on until the next PSB any error may come of that.
@@ -78,10 +83,7 @@ impl<F: ResyncFamily> Binder<'_, F> {
     /// An instruction took tracing with it: control goes to `ip`, or else to `next` or where nobody knows.
     pub(crate) fn end_tracing<W: Control>(&mut self, walk: &mut W, next: Ip, ip: Option<Ip>) {
         self.use_pending();
-        let bound = core::mem::take(&mut self.bound);
-        self.turn_off(walk, Some(ip.unwrap_or(next)));
-        self.push(Event::Disabled { ip });
-        self.apply(Bound { tsx: None, ..bound }, ip);
+        self.disabled(walk, Some(ip.unwrap_or(next)), ip);
     }
 
     /// The stream ends while tracing is on: no packet shows that anything behind the last one ran.
@@ -96,8 +98,7 @@ impl<F: ResyncFamily> Binder<'_, F> {
 
     pub(crate) fn error<W: Control>(&mut self, walk: &mut W, ip: Option<Ip>, kind: FlowErrorKind) {
         self.push_error(ip, kind);
-        self.loss.begin(self.read_at);
-        self.loss.is_mode_certain = false;
+        self.lost_at.get_or_insert(self.read_at);
         let is_doubtful = self.is_doubtful(kind);
         self.reader.damaged |= is_doubtful;
         if !F::doubt(self, walk, kind, is_doubtful) && !self.reader.skip_to_psb() {
@@ -127,7 +128,6 @@ impl<F: ResyncFamily> Binder<'_, F> {
         self.resume_at = None;
         // Without code nobody knows how far control has got.
         self.error(walk, walk.at(), kind);
-        self.loss.was_on = certainty.is_sure;
         let pending = core::mem::replace(&mut self.pending, Pending::None);
         F::recover(self, walk, pending, certainty);
     }
@@ -150,54 +150,24 @@ impl<F: ResyncFamily> Binder<'_, F> {
         self.error(walk, None, kind);
     }
 
-    pub(crate) fn after_overflow<W: Control>(
+    /// Packets were lost up to here, and tracing goes on at `ip`, if it does.
+    pub(crate) fn report_overflow<W: Control>(
         &mut self,
         walk: &mut W,
         ip: Option<Ip>,
-        status: Option<Status>,
-        first: Origin,
+        origin: Origin,
     ) {
         self.consumed();
         self.found(walk, ip);
-        let gives = self.emit.last.unwrap_or(Kind::Fup.into());
-        self.push_from(Event::Overflow { ip }, first.at(ip, gives));
-        let bound = core::mem::take(&mut self.bound);
-        let tsx = bound
-            .tsx
-            .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
-        let mode = bound.mode;
-        match ip {
-            Some(_) if self.loss.is_mode_doubtful && status.is_none() => {
-                self.state = State::Lost;
-                self.loss.run = Run::Unknown;
-                self.loss.was_on = false;
-            }
-            Some(ip) => {
-                self.apply(
-                    Bound {
-                        tsx,
-                        mode,
-                        ..Bound::default()
-                    },
-                    Some(ip),
-                );
-                self.state = State::On;
-                walk.go_to(ip, false);
-                self.pending = Pending::None;
-                self.resume_at = None;
-            }
-            None => {
-                self.turn_off(walk, None);
-                self.bound = Bound {
-                    tsx,
-                    mode,
-                    ..Bound::default()
-                };
-            }
-        }
-        if let Some(status) = status {
-            self.apply_status(status);
-        }
+        self.push_from(Event::Overflow { ip }, origin);
+    }
+
+    /// Tracing is on behind that.
+    pub(crate) fn go_on_at<W: Control>(&mut self, walk: &mut W, ip: Ip) {
+        self.state = State::On;
+        walk.go_to(ip, false);
+        self.pending = Pending::None;
+        self.resume_at = None;
     }
 
     /// Reads on while control is not being followed.

@@ -1,8 +1,13 @@
 //! Where tracing of Intel PT goes on behind an overflow.
 
+use cofi_packet::Ip;
+use cofi_packet::intel::Kind;
+
 use crate::bind::control::Control;
 use crate::bind::intel::PsbPlus;
-use crate::bind::{Binder, Bound, State, Status};
+use crate::bind::state::{Bound, Status};
+use crate::bind::{Binder, State};
+
 use crate::events::origin::Origin;
 use crate::family::IntelPt;
 use crate::reader::intel::Flow;
@@ -13,13 +18,13 @@ impl Binder<'_, IntelPt> {
     /// After an OVF: where tracing goes on (33.3.8).
     pub(crate) fn overflow<W: Control>(&mut self, walk: &mut W) {
         self.tnt_len = 0;
-        self.loss.is_mode_certain = false;
+        self.own.loss.is_mode_certain = false;
         walk.forget_callers();
         // While tracing is off a MODE packet tells the state that holds when it goes on, and waits for no packet that may be lost (33.2.9.2).
         let off = self.state == State::Off;
-        self.bound = Bound {
-            tsx: self.bound.tsx.filter(|_| off),
-            mode: self.bound.mode.filter(|_| off),
+        self.own.bound = Bound {
+            tsx: self.own.bound.tsx.filter(|_| off),
+            mode: self.own.bound.mode.filter(|_| off),
             ..Bound::default()
         };
         self.release_held(None);
@@ -110,7 +115,8 @@ impl Binder<'_, IntelPt> {
                 if errata.skd010 && status.is_none() && self.is_on_behind_overflow() {
                     self.lose_behind_overflow(first, Run::Unknown);
                     // A MODE.TSX comes with a FUP only while PacketEn is set (33.4.2.8).
-                    self.loss.was_on = matches!(flow, Flow::ModeTsx(_)) && self.is_fup_behind(flow);
+                    self.own.loss.was_on =
+                        matches!(flow, Flow::ModeTsx(_)) && self.is_fup_behind(flow);
                 } else {
                     self.after_overflow(walk, None, status, first);
                 }
@@ -118,11 +124,57 @@ impl Binder<'_, IntelPt> {
         }
     }
 
+    /// Tracing goes on at `ip`, if it does; a PSB+ may have told the state.
+    fn after_overflow<W: Control>(
+        &mut self,
+        walk: &mut W,
+        ip: Option<Ip>,
+        status: Option<Status>,
+        first: Origin,
+    ) {
+        let gives = self.emit.last.unwrap_or(Kind::Fup.into());
+        self.report_overflow(walk, ip, first.at(ip, gives));
+        let bound = core::mem::take(&mut self.own.bound);
+        let tsx = bound
+            .tsx
+            .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
+        let mode = bound.mode;
+        match ip {
+            Some(_) if self.own.loss.is_mode_doubtful && status.is_none() => {
+                self.state = State::Lost;
+                self.own.loss.run = Run::Unknown;
+                self.own.loss.was_on = false;
+            }
+            Some(ip) => {
+                self.apply(
+                    Bound {
+                        tsx,
+                        mode,
+                        ..Bound::default()
+                    },
+                    Some(ip),
+                );
+                self.go_on_at(walk, ip);
+            }
+            None => {
+                self.turn_off(walk, None);
+                self.own.bound = Bound {
+                    tsx,
+                    mode,
+                    ..Bound::default()
+                };
+            }
+        }
+        if let Some(status) = status {
+            self.apply_status(status);
+        }
+    }
+
     /// Where tracing goes on behind the overflow is not told.
     fn lose_behind_overflow(&mut self, first: Origin, run: Run) {
         self.push_from(Event::Overflow { ip: None }, first);
         self.state = State::Lost;
-        self.loss.run = run;
-        self.loss.was_on = false;
+        self.own.loss.run = run;
+        self.own.loss.was_on = false;
     }
 }

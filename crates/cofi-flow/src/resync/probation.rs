@@ -12,10 +12,14 @@ use crate::resync::loss::Run;
 impl Binder<'_, IntelPt> {
     /// Whether code at `ip` surely runs in the mode that was the last. A trial does not tell: much code fits in two modes.
     fn is_mode_sure(&self, ip: Ip) -> bool {
-        let is_same = self.bound.mode.is_none_or(|(mode, _)| mode == self.mode);
+        let is_same = self
+            .own
+            .bound
+            .mode
+            .is_none_or(|(mode, _)| mode == self.mode);
         // Only 64-bit code has such addresses.
         let is_wide = ip.0 >> 32 != 0 && self.mode == ExecMode::Bits64;
-        is_same && (is_wide || self.loss.is_one_mode_told_again())
+        is_same && (is_wide || self.own.loss.is_one_mode_told_again())
     }
 
     /// Control being lost in doubt, a packet just read gives this address, if nothing before it was wrong. Goes on there if a trial
@@ -35,7 +39,7 @@ impl Binder<'_, IntelPt> {
             return false;
         }
         self.reader.own.doubt = false;
-        self.loss.is_mode_doubtful = false;
+        self.own.loss.is_mode_doubtful = false;
         true
     }
 
@@ -116,7 +120,7 @@ impl Binder<'_, IntelPt> {
                     self.reader = reader;
                     self.read_at = self.reader.offset();
                     self.release_held(None);
-                    self.loss.is_mode_doubtful = false;
+                    self.own.loss.is_mode_doubtful = false;
                     self.turn_on(walk, ip);
                     return true;
                 }

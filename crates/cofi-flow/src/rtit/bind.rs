@@ -444,7 +444,7 @@ impl<'t> Binder<'t, Rtit> {
         }
         // While CR3En is set there are no PIPs.
         self.own.knows_paging = self.state == State::On && !self.config.cr3_filter;
-        self.known.paging = Some((cr3, false));
+        self.own.cr3 = Some(cr3);
         self.push(Event::Paging { cr3, nr: false });
     }
 }

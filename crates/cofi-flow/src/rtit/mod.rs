@@ -17,6 +17,9 @@ mod code;
 mod end;
 mod reader;
 mod resync;
+mod time;
+#[cfg(test)]
+mod time_tests;
 mod walk;
 
 use cofi_packet::Ip;
@@ -24,8 +27,9 @@ use cofi_packet::rtit::Kind;
 
 use crate::config::RtitConfig;
 use crate::{FlowConfig, PacketKind};
-pub(crate) use code::Ranges;
+use code::Ranges;
 use reader::Flow;
+pub use time::RtitTime;
 
 /// What may wait for the walk of RTIT alone.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +120,9 @@ pub(crate) struct Binding {
     looked: (usize, bool),
     /// Up to here an overflow stands behind each TraceStop.
     overflow_at: usize,
-    /// Paging is off, as the last PIP has told.
+    /// CR3, as the last PIP has told.
+    cr3: Option<u64>,
+    /// Paging is off, as it has told, too.
     is_unpaged: bool,
     /// All code has been traced since then: only a MOV to CR0 that is seen can have changed it.
     knows_paging: bool,

@@ -3,11 +3,12 @@
 use cofi_packet::rtit::{Kind, LastLip, LipBytes, LipPayload, Mode, Packet, decode, sync_forward};
 use cofi_packet::{DecodeError, Ip, Tsc};
 
+use super::RtitTime;
 use crate::events::replay::Ticks;
 use crate::family::{ReadFamily, Rtit};
 use crate::reader::clock::Stamp;
 use crate::reader::{Reader, Ticked};
-use crate::time::{RtitTime, TimeJump};
+use crate::time::TimeJump;
 use crate::{Event, FlowConfig, PacketKind, RtitConfig, Tick};
 
 /// Erratum E8 spoils no more packets than these behind a PSB.

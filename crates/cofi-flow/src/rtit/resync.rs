@@ -26,7 +26,7 @@ impl ResyncFamily for Rtit {
             // The address is not known.
             Flow::Pge(None) => {
                 bind.state = State::Lost;
-                bind.loss.at.get_or_insert(bind.read_at);
+                bind.lost_at.get_or_insert(bind.read_at);
             }
             // Erratum E2: there is one too many.
             Flow::Pgd(_) if bind.config.errata.rtit_e2 => {}
@@ -205,7 +205,6 @@ impl Binder<'_, Rtit> {
         self.own.knows_paging = false;
         walk.forget_callers();
         self.pending = Pending::None;
-        self.bound = Default::default();
         let first = Origin {
             ip,
             ..self.emit.now
@@ -216,7 +215,12 @@ impl Binder<'_, Rtit> {
                     || self
                         .is_traced_behind_overflow()
                         .unwrap_or_else(|| self.config.filter.contains(ip));
-                self.after_overflow(walk, Some(ip).filter(|_| on), None, first);
+                let ip = Some(ip).filter(|_| on);
+                self.report_overflow(walk, ip, first);
+                match ip {
+                    Some(ip) => self.go_on_at(walk, ip),
+                    None => self.turn_off(walk, None),
+                }
             }
             // It is never compressed against another: so it is damaged.
             None => self.lose(

@@ -73,7 +73,7 @@ impl WalkFamily for Rtit {
             }
             Class::MovCr3 => match bind.pending {
                 Pending::Own(Own::Pip(cr3)) if bind.tnt_len == 0 => {
-                    let is_changed = bind.known.paging.is_some_and(|(known, _)| known != cr3);
+                    let is_changed = bind.own.cr3.is_some_and(|known| known != cr3);
                     // A PIP before may have been of this one.
                     let is_late = bind.own.doubt_since == Some(bind.offset);
                     if bind.config.cr3_filter || !is_changed || is_late {

@@ -3,10 +3,7 @@
 mod crystal;
 mod guest;
 mod on;
-mod rate;
-mod rtit;
-#[cfg(test)]
-mod rtit_tests;
+pub(crate) mod rate;
 #[cfg(test)]
 mod tests;
 
@@ -20,7 +17,6 @@ use crystal::{Clock, Crystal};
 use guest::Guest;
 use on::On;
 use rate::{Moment, Rate};
-pub use rtit::RtitTime;
 
 /// An estimate of the time stamp counter, and between which values it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,11 +70,11 @@ impl core::fmt::Display for TimeJump {
 
 /// Between which values a time is, and the best guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Span {
-    low: u64,
-    guess: u64,
+pub(crate) struct Span {
+    pub(crate) low: u64,
+    pub(crate) guess: u64,
     /// `u64::MAX` if unknown.
-    high: u64,
+    pub(crate) high: u64,
 }
 
 /// The number with these low 56 bits that is nearest to `place`.

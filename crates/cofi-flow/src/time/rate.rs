@@ -9,10 +9,10 @@ const KEPT: usize = 4;
 
 /// Bounds of a number of TSC ticks, and the best guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ticks {
-    pub(super) least: u64,
-    pub(super) likely: u64,
-    pub(super) most: u64,
+pub(crate) struct Ticks {
+    pub(crate) least: u64,
+    pub(crate) likely: u64,
+    pub(crate) most: u64,
 }
 
 /// Bounds of a rate.
@@ -31,14 +31,14 @@ struct Measure {
 
 /// A moment at which a CYC packet was made: between which times, and after how many cycles in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Moment {
-    pub(super) cycles: u64,
-    pub(super) low: u64,
-    pub(super) high: u64,
+pub(crate) struct Moment {
+    pub(crate) cycles: u64,
+    pub(crate) low: u64,
+    pub(crate) high: u64,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Rate {
+pub(crate) struct Rate {
     max_nonturbo: u8,
     /// The core:bus ratio; zero as long as no CBR packet told it.
     cbr: u8,
@@ -57,7 +57,7 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    pub(super) const fn new(max_nonturbo: u8) -> Self {
+    pub(crate) const fn new(max_nonturbo: u8) -> Self {
         let nothing = Measure {
             cbr: 0,
             bounds: Bounds { low: 0, high: 0 },
@@ -75,7 +75,7 @@ impl Rate {
     }
 
     /// A CBR packet.
-    pub(super) fn ratio(&mut self, ratio: u8) {
+    pub(crate) fn ratio(&mut self, ratio: u8) {
         if self.is_stale {
             self.is_stale = false;
             self.is_unknown = true;
@@ -93,7 +93,7 @@ impl Rate {
     }
 
     /// Packets were lost, perhaps a CBR among them.
-    pub(super) fn lost(&mut self) {
+    pub(crate) fn lost(&mut self) {
         self.origin = None;
         self.is_stale = self.cbr != 0;
         if self.cbr == 0 {
@@ -103,19 +103,19 @@ impl Rate {
     }
 
     /// Cycles count from here on, so what the ratio was before does not matter.
-    pub(super) fn counts_anew(&mut self) {
+    pub(crate) fn counts_anew(&mut self) {
         self.since_cyc = (self.cbr, self.cbr);
         self.is_unknown = false;
     }
 
     /// Cycles were not counted for a while.
-    pub(super) fn interrupted(&mut self) {
+    pub(crate) fn interrupted(&mut self) {
         self.origin = None;
     }
 
     /// How many ticks so many cycles took, with one of them cut at either end; `None` if that is not known. They are the cycles of a CYC packet
     /// if it `ends` here.
-    pub(super) fn ticks(&mut self, cycles: u64) -> Option<Ticks> {
+    pub(crate) fn ticks(&mut self, cycles: u64) -> Option<Ticks> {
         let (slow, fast) = core::mem::replace(&mut self.since_cyc, (self.cbr, self.cbr));
         if core::mem::take(&mut self.is_unknown) || self.is_stale {
             return None;
@@ -198,7 +198,7 @@ impl Rate {
     }
 
     /// At `moment`, of which nothing but anchors of time say when it was, a CYC packet had been made.
-    pub(super) fn measure(&mut self, moment: Moment) {
+    pub(crate) fn measure(&mut self, moment: Moment) {
         if self.is_stale || self.is_unknown || moment.high == u64::MAX {
             return;
         }

@@ -7,7 +7,8 @@ use cofi_packet::intel::{Kind, TsxState};
 use super::{Phase, Walker};
 use crate::bind::control::{Coming, Control};
 use crate::bind::intel::{AtIp, Own};
-use crate::bind::{Binder, Bound, Pending};
+use crate::bind::state::Bound;
+use crate::bind::{Binder, Pending};
 use crate::code::cache::BasicBlock;
 use crate::family::{BindFamily, IntelPt, WalkFamily};
 use crate::reader::intel::Flow;
@@ -186,7 +187,7 @@ impl WalkFamily for IntelPt {
     /// Erratum BDM64: if an aborted transaction cannot be where the last branch led, it is where the abort says.
     #[inline]
     fn heed_errata<C: CodeSource>(walk: &mut Walker<C>, bind: &mut Binder<'_, Self>) {
-        if !bind.config.errata.bdm64 || bind.bound.tsx != Some(TsxState::Aborted) {
+        if !bind.config.errata.bdm64 || bind.own.bound.tsx != Some(TsxState::Aborted) {
             return;
         }
         if let Pending::At {

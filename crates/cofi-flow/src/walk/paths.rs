@@ -394,7 +394,7 @@ impl<C: CodeSource> Walker<C> {
                 bind.consumed();
                 bind.drop_pending();
                 self.ip = ip;
-                if bind.bound.is_empty() {
+                if !F::has_bound(bind) {
                     return Some((self.cache.graph.target(ip, bind.mode), From::Target));
                 }
                 // The mode may be another.

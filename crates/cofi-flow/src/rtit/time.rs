@@ -3,9 +3,9 @@
 use cofi_packet::Tsc;
 use cofi_packet::rtit::{Kind, Packet};
 
-use super::rate::{Moment, Rate};
-use super::{Span, TimeJump};
 use crate::FlowConfig;
+use crate::time::rate::{Moment, Rate, Ticks};
+use crate::time::{Span, TimeJump};
 
 /// An STS packet holds so many bits of the hardware TSC.
 const STS_BITS: u32 = 40;
@@ -59,7 +59,7 @@ enum Worth {
     Nothing,
 }
 
-/// Follows the hardware TSC through the packets of RTIT, as [`TimeTracker`](super::TimeTracker) does with those of Intel PT.
+/// Follows the hardware TSC through the packets of RTIT, as [`TimeTracker`](crate::TimeTracker) does with those of Intel PT.
 ///
 /// STS packets alone tell the time as such, so there is none before the first. 40 bits are in the packet; the others count how often they went
 /// round. An STS that tells of a time up to 2^32 ticks before what was certain says that the counter was set back.
@@ -396,7 +396,7 @@ impl RtitTime {
     }
 
     /// How long so many cycles took.
-    fn ticks(&mut self, cycles: u64) -> Option<super::rate::Ticks> {
+    fn ticks(&mut self, cycles: u64) -> Option<Ticks> {
         let (actual, effective) = self.ratios;
         if actual != effective {
             // The clock is modulated: any rate between the two.

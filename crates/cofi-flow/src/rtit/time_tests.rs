@@ -2,11 +2,10 @@
 
 use alloc::vec::Vec;
 
-use cofi_packet::Uint;
 use cofi_packet::rtit::{CycleCount, FullTnt, LipBytes, LipPayload, Packet};
+use cofi_packet::{Tsc, Uint};
 
-use super::*;
-use crate::Errata;
+use crate::{Errata, FlowConfig, RtitTime, TimeJump};
 
 const RATIO: u8 = 20;
 
