@@ -59,6 +59,11 @@ fn many_signals() {
 }
 
 #[test]
+fn signals_before_popf() {
+    signals("popfs");
+}
+
+#[test]
 fn job_control() {
     signals("stopped");
 }

@@ -4,6 +4,7 @@ use super::cursor::Stepped;
 use super::engine::{Engine, unless_gone};
 use super::maps::{self, Action};
 use super::mask;
+use super::special::Special;
 use super::sys::TRAP_FLAG;
 use super::sys::{self, EVENT_STOP, RESUME_FLAG, Regs, Resume};
 use super::syscall::{Effect, Table, effect, sharing, was_refused_to_trace};
@@ -319,11 +320,16 @@ impl Engine<'_> {
 
     /// A signal is about to be delivered to the program. `fault`: an instruction raised it.
     fn signaled(&mut self, tid: Pid, signal: c_int, fault: bool, regs: &Regs) -> io::Result<()> {
+        let mut clean = *regs;
+        let mut took_step_back = false;
         if let Some(mut cursor) = self.cursor(tid) {
-            cursor.signaled(regs, fault)?;
+            took_step_back = take_step_back(tid, cursor.thread, &mut clean)?;
+            cursor.signaled(&clean, fault)?;
         }
+        let regs = &clean;
         self.report_signal(tid, signal, regs)?;
         if let Some(mut cursor) = self.cursor(tid) {
+            cursor.thread.forget_step |= took_step_back;
             if let At::Kernel(table) = cursor.thread.at {
                 hide_in_r11(tid, cursor.thread, table, regs)?;
             }
@@ -482,6 +488,7 @@ impl Engine<'_> {
         self.in_system_call(tid, &regs)?;
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.breakpoints.clear(tid)?;
+            take_step_back(tid, thread, &mut regs)?;
             if let At::Kernel(table) = thread.at {
                 hide_in_r11(tid, thread, table, &regs)?;
             }
@@ -497,6 +504,27 @@ impl Engine<'_> {
         self.end_thread(tid);
         Ok(())
     }
+}
+
+/// Clears the trap flag of a step that has not been done. Whether it was still there.
+///
+/// Before POPF and IRET the kernel takes the flag of our step for the program's own, and leaves it set if a signal comes first. Behind the handler
+/// the program would get a SIGTRAP.
+fn take_step_back(tid: Pid, thread: &Thread, regs: &mut Regs) -> io::Result<bool> {
+    let At::User(next) = thread.at else {
+        return Ok(false);
+    };
+    let loads_flags = || {
+        next.code
+            .is_some_and(|code| code.special == Special::LoadsFlags)
+    };
+    let shows = regs.eflags & TRAP_FLAG != 0 && !thread.own_trap;
+    if !shows || next.ip != regs.rip || !loads_flags() {
+        return Ok(false);
+    }
+    regs.eflags &= !TRAP_FLAG;
+    sys::set_flags(tid as i32, regs.eflags)?;
+    Ok(true)
 }
 
 /// SYSCALL leaves the flags in R11, and so the trap flag of our step.

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
@@ -225,6 +226,32 @@ static int masks(void) {
     result |= WEXITSTATUS(status) == 33 ? 16 : 0;
     return result;
 }
+static volatile int popping;
+static void notes_tf(int sig, siginfo_t *info, void *context) {
+    (void)sig, (void)info;
+    if (((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] & 0x100) code = 1;
+    count++;
+}
+static void *raises_meanwhile(void *arg) {
+    while (popping) {
+        int before = count;
+        pthread_kill((pthread_t)arg, SIGUSR1);
+        while (popping && count == before) sched_yield();
+    }
+    return NULL;
+}
+static int popfs(void) {
+    /* Signals at and between instructions that load the flags: no SIGTRAP, and no trap flag in the flags that handlers see. */
+    on(SIGUSR1, notes_tf, 0);
+    popping = 1;
+    pthread_t thread;
+    pthread_create(&thread, NULL, raises_meanwhile, (void *)pthread_self());
+    while (count < 100)
+        __asm__ volatile("lea -256(%%rsp), %%rsp; pushfq; popfq; pushfq; popfq; pushfq; popfq; pushfq; popfq; lea 256(%%rsp), %%rsp" ::: "memory", "cc");
+    popping = 0;
+    pthread_join(thread, NULL);
+    return code;
+}
 static int many(void) {
     on(SIGUSR1, counts, SA_RESTART);
     on(SIGCHLD, counts, 0);
@@ -271,7 +298,7 @@ int main(int argc, char **argv) {
         int (*run)(void);
     } table[] = {{"faults", faults},   {"traps", traps},     {"int1", int1}, {"own-steps", own_steps}, {"own-steps-over-call", own_steps_over_call},
                  {"restarts", restarts}, {"nested", nested}, {"blocked-trap", blocked_trap}, {"masks", masks},
-                 {"many", many},       {"stopped", stopped}, {"skipping", skipping}};
+                 {"many", many}, {"popfs", popfs},       {"stopped", stopped}, {"skipping", skipping}};
     const char *name = argc > 1 ? argv[1] : "";
     for (unsigned i = 0; i < sizeof table / sizeof *table; i++)
         if (!strcmp(table[i].name, name)) return table[i].run();
