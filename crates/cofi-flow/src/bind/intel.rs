@@ -189,32 +189,11 @@ impl BindFamily for IntelPt {
                 Flow::Ptw { payload, size, .. } => {
                     bind.pending = Pending::Own(Own::Ptwrite { payload, size });
                 }
-                Flow::TraceStop => bind.push(Event::Stop),
-                Flow::Ovf => bind.pending = Pending::Own(Own::Overflow),
-                Flow::Psb => {
-                    bind.pending = match bind.read_psb_plus() {
-                        PsbPlus::Complete(status) => match status.ip {
-                            Some(ip) => Pending::At {
-                                ip,
-                                what: AtIp::Status(status),
-                            },
-                            None => Pending::Own(Own::Status(status)),
-                        },
-                        PsbPlus::Overflow => Pending::Own(Own::Overflow),
-                        PsbPlus::End => Pending::End,
-                        PsbPlus::Bad(kind) => Pending::Bad(kind),
-                    };
+                Flow::TraceStop | Flow::ExStop { .. } | Flow::Pwrx { .. } => {
+                    bind.tell_unbound(flow);
                 }
-                Flow::ExStop { .. } => bind.push(Event::ExStop { ip: None }),
-                Flow::Pwrx {
-                    last,
-                    deepest,
-                    wake,
-                } => bind.wake(Event::Pwrx {
-                    last,
-                    deepest,
-                    wake,
-                }),
+                Flow::Ovf => bind.pending = Pending::Own(Own::Overflow),
+                Flow::Psb => bind.pending = bind.fetch_psb_plus(),
                 // `hold` and the test above have taken these.
                 Flow::PsbEnd | Flow::Report(_) | Flow::Mnt(_) | Flow::Fup(_) => {
                     bind.pending =
@@ -454,6 +433,22 @@ impl Binder<'_, IntelPt> {
     /// A new VMCS pointer does.
     pub(crate) fn bind_vmcs(&mut self, base: u64) {
         self.own.bound.vmcs = Some(base);
+    }
+
+    /// After a PSB: where its PSB+ says that control is.
+    fn fetch_psb_plus(&mut self) -> Pending<IntelPt> {
+        match self.read_psb_plus() {
+            PsbPlus::Complete(status) => match status.ip {
+                Some(ip) => Pending::At {
+                    ip,
+                    what: AtIp::Status(status),
+                },
+                None => Pending::Own(Own::Status(status)),
+            },
+            PsbPlus::Overflow => Pending::Own(Own::Overflow),
+            PsbPlus::End => Pending::End,
+            PsbPlus::Bad(kind) => Pending::Bad(kind),
+        }
     }
 
     /// After a FUP: what it belongs to.

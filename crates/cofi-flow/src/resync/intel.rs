@@ -19,27 +19,7 @@ impl ResyncFamily for IntelPt {
         let Some(flow) = bind.next_while_away(walk) else {
             return;
         };
-        if let Some(kind) = bind.wrong_event(flow) {
-            bind.release_held(None);
-            bind.lose(walk, kind);
-            bind.hold(flow);
-            return;
-        }
-        if bind.hold(flow) {
-            return;
-        }
-        if let (Flow::Fup(place), true) = (flow, bind.own.awaiting.claimed) {
-            bind.consumed();
-            bind.release_held(place);
-            return;
-        }
-        bind.release_held(None);
-        if let (Flow::Fup(place), Some(mode)) = (flow, bind.own.bound.mode) {
-            // Without BranchEn, a MODE.Exec that tells of RFLAGS.IF has a FUP of its own (33.4.2.8).
-            bind.own.bound.mode = None;
-            let origin = bind.own.origins.mode.at(place, Kind::Fup);
-            bind.set_mode(mode, origin);
-            bind.note_used();
+        if bind.is_event_while_off(walk, flow) {
             return;
         }
         match flow {
@@ -63,30 +43,7 @@ impl ResyncFamily for IntelPt {
             }
             Flow::Ovf => bind.overflow(walk),
             Flow::Psb if bind.at_end() => bind.state = State::Done,
-            Flow::Psb => {
-                let resume_at = bind.resume_at;
-                match bind.read_psb_plus() {
-                    PsbPlus::Complete(status)
-                        if status.ip.is_some() && !bind.config.errata.bdm70 =>
-                    {
-                        bind.synchronise(walk, status);
-                    }
-                    PsbPlus::Complete(mut status) => {
-                        walk.forget_callers();
-                        // It tells the present state; what was to hold from the next TIP.PGE on is older.
-                        bind.own.bound.tsx =
-                            bind.own.bound.tsx.filter(|_| status.state.tsx.is_none());
-                        // The next TIP.PGE may come without a MODE.Exec if this is its mode.
-                        bind.own.loss.is_mode_certain &= status.state.mode.is_none();
-                        status.state.mode = None;
-                        bind.apply_status(status);
-                        bind.resume_at = resume_at;
-                    }
-                    PsbPlus::Overflow => bind.overflow(walk),
-                    PsbPlus::End => bind.state = State::Done,
-                    PsbPlus::Bad(kind) => bind.lose(walk, kind),
-                }
-            }
+            Flow::Psb => bind.psb_while_off(walk),
             // The address is in doubt.
             Flow::Pge(None) if bind.reader.own.doubt => {
                 bind.state = State::Lost;
@@ -203,45 +160,21 @@ impl ResyncFamily for IntelPt {
         bind: &mut Binder<'_, Self>,
         walk: &mut W,
         pending: Pending<Self>,
-        Certainty {
+        certainty: Certainty,
+    ) {
+        let Certainty {
             is_sure,
             is_first,
             no_bits_left,
-        }: Certainty,
-    ) {
+        } = certainty;
         bind.own.loss.was_on = is_sure;
         if is_sure && no_bits_left {
             // The bits of all TNTs so far belong to branches before this place: none waits for the TIPs behind them (33.4.2.3).
             bind.own.loss.run = Run::Clear;
         }
         match pending {
-            Pending::At {
-                what: AtIp::Status(status),
-                ..
-            }
-            | Pending::Own(Own::Status(status)) => bind.synchronise(walk, status),
-            Pending::At {
-                what: AtIp::Branch { to },
-                ..
-            } if is_sure && bind.is_mode_told(walk, to) => {
-                bind.release_held(None);
-                bind.turn_on(walk, to);
-            }
-            Pending::At {
-                what: AtIp::Disable { ip },
-                ..
-            } if is_sure => {
-                bind.release_held(None);
-                bind.found_off(walk, ip);
-            }
-            // Tracing was on when control was lost, and so it is here.
-            Pending::At {
-                ip,
-                what: AtIp::Events | AtIp::Ptwrite,
-            } if is_sure && bind.is_mode_told(walk, ip) => {
-                bind.release_held(Some(ip));
-                bind.turn_on(walk, ip);
-            }
+            Pending::At { ip, what } => bind.recover_at(walk, ip, what, certainty),
+            Pending::Own(Own::Status(status)) => bind.synchronise(walk, status),
             // No bits are left; or the packets that are bound to it stand where TNT bits might.
             Pending::Tip(Some(ip))
                 if is_sure
@@ -266,11 +199,7 @@ impl ResyncFamily for IntelPt {
             {
                 bind.turn_on_at_likely(walk);
             }
-            Pending::At {
-                what: AtIp::Branch { .. },
-                ..
-            } if is_first && bind.try_place(walk) => bind.turn_on_at_likely(walk),
-            Pending::Tip(_) | Pending::At { .. } | Pending::Own(Own::Pge(_)) | Pending::Pgd(_) => {
+            Pending::Tip(_) | Pending::Own(Own::Pge(_)) | Pending::Pgd(_) => {
                 // What was bound to it is over.
                 Self::apply_off(bind, None);
             }
@@ -290,6 +219,85 @@ impl ResyncFamily for IntelPt {
 }
 
 impl Binder<'_, IntelPt> {
+    /// Takes a packet, tracing being off, that tells an event or the address of one; `false` for others, and what waited for a FUP then waits in
+    /// vain.
+    fn is_event_while_off<W: Control>(&mut self, walk: &mut W, flow: Flow) -> bool {
+        if let Some(kind) = self.wrong_event(flow) {
+            self.release_held(None);
+            self.lose(walk, kind);
+            self.hold(flow);
+            return true;
+        }
+        if self.hold(flow) {
+            return true;
+        }
+        if let (Flow::Fup(place), true) = (flow, self.own.awaiting.claimed) {
+            self.consumed();
+            self.release_held(place);
+            return true;
+        }
+        self.release_held(None);
+        if let (Flow::Fup(place), Some(mode)) = (flow, self.own.bound.mode) {
+            // Without BranchEn, a MODE.Exec that tells of RFLAGS.IF has a FUP of its own (33.4.2.8).
+            self.own.bound.mode = None;
+            let origin = self.own.origins.mode.at(place, Kind::Fup);
+            self.set_mode(mode, origin);
+            self.note_used();
+            return true;
+        }
+        false
+    }
+
+    /// A PSB+, tracing being off: it may tell that it is on.
+    fn psb_while_off<W: Control>(&mut self, walk: &mut W) {
+        let resume_at = self.resume_at;
+        match self.read_psb_plus() {
+            PsbPlus::Complete(status) if status.ip.is_some() && !self.config.errata.bdm70 => {
+                self.synchronise(walk, status);
+            }
+            PsbPlus::Complete(mut status) => {
+                walk.forget_callers();
+                // It tells the present state; what was to hold from the next TIP.PGE on is older.
+                self.own.bound.tsx = self.own.bound.tsx.filter(|_| status.state.tsx.is_none());
+                // The next TIP.PGE may come without a MODE.Exec if this is its mode.
+                self.own.loss.is_mode_certain &= status.state.mode.is_none();
+                status.state.mode = None;
+                self.apply_status(status);
+                self.resume_at = resume_at;
+            }
+            PsbPlus::Overflow => self.overflow(walk),
+            PsbPlus::End => self.state = State::Done,
+            PsbPlus::Bad(kind) => self.lose(walk, kind),
+        }
+    }
+
+    /// Control was lost before it came to `ip`, where this was to happen.
+    fn recover_at<W: Control>(&mut self, walk: &mut W, ip: Ip, what: AtIp, certainty: Certainty) {
+        let Certainty {
+            is_sure, is_first, ..
+        } = certainty;
+        match what {
+            AtIp::Status(status) => self.synchronise(walk, status),
+            AtIp::Branch { to } if is_sure && self.is_mode_told(walk, to) => {
+                self.release_held(None);
+                self.turn_on(walk, to);
+            }
+            AtIp::Disable { ip } if is_sure => {
+                self.release_held(None);
+                self.found_off(walk, ip);
+            }
+            // Tracing was on when control was lost, and so it is here.
+            AtIp::Events | AtIp::Ptwrite if is_sure && self.is_mode_told(walk, ip) => {
+                self.release_held(Some(ip));
+                self.turn_on(walk, ip);
+            }
+            // It may be right, and packets before it wrong.
+            AtIp::Branch { .. } if is_first && self.try_place(walk) => self.turn_on_at_likely(walk),
+            // What was bound to it is over.
+            _ => IntelPt::apply_off(self, None),
+        }
+    }
+
     /// Takes up the place that a PSB+ tells, nothing being known before.
     fn synchronise<W: Control>(&mut self, walk: &mut W, status: Status) {
         if status.last {
@@ -336,7 +344,7 @@ impl Binder<'_, IntelPt> {
     }
 
     /// Tells what a packet says by itself that binds to no address, or whose address is not known.
-    fn tell_unbound(&mut self, flow: Flow) {
+    pub(crate) fn tell_unbound(&mut self, flow: Flow) {
         match flow {
             Flow::Ptw { payload, size, .. } => self.push(Event::Ptwrite {
                 ip: None,

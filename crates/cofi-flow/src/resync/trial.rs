@@ -9,7 +9,7 @@ use cofi_insn::{Class, CodeSource};
 use cofi_packet::{ExecMode, Ip};
 
 use crate::FlowConfig;
-use crate::code::cache::{Cache, End};
+use crate::code::cache::{BasicBlock, Cache, End};
 use crate::family::IntelPt;
 use crate::reader::Reader;
 use crate::reader::intel::Flow;
@@ -315,35 +315,44 @@ impl<'t> Trial<'t> {
             && let Ahead::Async(stop, _) | Ahead::Status(stop, _) = self.ahead
             && cache.position(id, stop).is_some()
         {
-            return match self.ahead {
-                Ahead::Status(_, told) => {
-                    self.agree(STATUS);
-                    let is_same = told.is_none_or(|told| told == self.mode);
-                    Some(if is_same && self.score >= ENOUGH {
-                        Outcome::Confirmed
-                    } else {
-                        Outcome::Open
-                    })
-                }
-                Ahead::Async(_, Some(to)) => {
-                    self.agree(REACHED);
-                    (self.ip, self.ahead) = (to, Ahead::Nothing);
-                    None
-                }
-                _ => match self.resumes(stop) {
-                    Outcome::Confirmed => None,
-                    outcome => Some(outcome),
-                },
-            };
+            return self.arrive(stop);
         }
         match block.end {
             End::Split => {
                 self.ip = block.next;
-                return None;
+                None
             }
-            End::Insn => {}
-            End::Fault | End::Limit | End::Special => return Some(Outcome::Refuted),
+            End::Insn => self.finish(&block, has_bits),
+            End::Fault | End::Limit | End::Special => Some(Outcome::Refuted),
         }
+    }
+
+    /// Code leads to the address that a packet gives.
+    fn arrive(&mut self, stop: Ip) -> Option<Outcome> {
+        match self.ahead {
+            Ahead::Status(_, told) => {
+                self.agree(STATUS);
+                let is_same = told.is_none_or(|told| told == self.mode);
+                Some(if is_same && self.score >= ENOUGH {
+                    Outcome::Confirmed
+                } else {
+                    Outcome::Open
+                })
+            }
+            Ahead::Async(_, Some(to)) => {
+                self.agree(REACHED);
+                (self.ip, self.ahead) = (to, Ahead::Nothing);
+                None
+            }
+            _ => match self.resumes(stop) {
+                Outcome::Confirmed => None,
+                outcome => Some(outcome),
+            },
+        }
+    }
+
+    /// The instruction at the end of a block.
+    fn finish(&mut self, block: &BasicBlock, has_bits: bool) -> Option<Outcome> {
         match block.class {
             Class::Conditional => {
                 self.ip = match (self.bit(), self.ahead) {
