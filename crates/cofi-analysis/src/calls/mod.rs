@@ -28,6 +28,7 @@ mod stack;
 mod switch;
 mod thread;
 mod tracer;
+mod tracks;
 
 use cofi_image::ImageView;
 use cofi_packet::{Ip, StreamOffset, Tsc};
@@ -205,7 +206,13 @@ pub trait CallVisitor {
         let _ = (task, names);
     }
 
-    /// Instructions run. Those calls were told before that are known to have begun by then.
+    /// Whether [`ran`](Self::ran) is to be called. It takes time to look at each block: without that, calls are known from several at a time.
+    #[inline(always)]
+    fn wants_blocks(&self) -> bool {
+        false
+    }
+
+    /// Instructions run, if that is [wanted](Self::wants_blocks). Those calls were told before that are known to have begun by then.
     #[inline(always)]
     fn ran(&mut self, block: &RanBlock<'_>) {
         let _ = block;
