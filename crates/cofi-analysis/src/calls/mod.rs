@@ -15,6 +15,7 @@
 //!
 //! [`CallsInOrder`] puts finished calls back in the order in which they began.
 
+mod by_task;
 mod clock;
 mod ends;
 mod in_order;
@@ -36,6 +37,7 @@ use cofi_session::Task;
 
 use crate::gap::GapCause;
 
+pub use by_task::ByTask;
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
 pub use names::CallNames;
 pub use ran::RanBlock;
