@@ -41,8 +41,8 @@ mod tests;
 
 pub use block_index::BlockIndex;
 pub use calls::{
-    Call, CallEnd, CallKind, CallMoment, CallNames, CallPart, CallParts, CallTracer, CallVisitor,
-    CallsInOrder, FinishedCall, FunctionId, Left, OpenCall, RanBlock,
+    ByTask, Call, CallEnd, CallKind, CallMoment, CallNames, CallPart, CallParts, CallTracer,
+    CallVisitor, CallsInOrder, FinishedCall, FunctionId, Left, OpenCall, RanBlock,
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};

@@ -6,6 +6,7 @@
 
 mod formats;
 mod frames;
+mod open;
 mod timeline;
 mod tree;
 

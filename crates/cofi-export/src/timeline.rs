@@ -1,15 +1,13 @@
 //! The calls of a thread as one timeline.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::io;
 
 use cofi_analysis::{
-    Call, CallEnd, CallMoment, CallNames, CallVisitor, CallsInOrder, FinishedCall, Left,
+    ByTask, Call, CallEnd, CallMoment, CallNames, CallVisitor, CallsInOrder, FinishedCall, Left,
 };
 use cofi_session::{Session, StreamKey, Task};
-use rustc_hash::FxHashMap;
 
+use crate::open::{Ends, Open, OpenCalls, Stacks};
 use crate::{FrameId, Frames, Weight};
 
 /// A thread, whose calls come next.
@@ -68,7 +66,7 @@ pub struct CallExporter<'a, 's> {
     /// The threads that are wanted; all if there is none.
     tids: Vec<u32>,
     frames: Frames,
-    waiting: FxHashMap<Task, CallsInOrder>,
+    waiting: ByTask<CallsInOrder>,
     cpu: Option<u32>,
     calls: u64,
     failed: Option<io::Error>,
@@ -89,7 +87,7 @@ impl<'a, 's> CallExporter<'a, 's> {
             exporter,
             tids: tids.to_vec(),
             frames: Frames::default(),
-            waiting: FxHashMap::default(),
+            waiting: ByTask::default(),
             cpu: None,
             calls: 0,
             failed: None,
@@ -126,7 +124,7 @@ impl<'a, 's> CallExporter<'a, 's> {
     }
 
     fn show(&mut self, task: Task, names: &CallNames) -> io::Result<()> {
-        let Some(mut order) = self.waiting.remove(&task) else {
+        let Some(mut order) = self.waiting.remove(task) else {
             return Ok(());
         };
         let track = self.track(task);
@@ -139,9 +137,19 @@ impl<'a, 's> CallExporter<'a, 's> {
             ..
         } = self;
         let mut part: Option<Part<'_, '_>> = None;
+        // The functions of sites.
+        let mut sites: Vec<Option<FrameId>> = Vec::new();
         order.drain(|finished| {
             *calls += 1;
-            let frame = frames.number(&finished.call, names);
+            let site = finished.site as usize;
+            if sites.len() <= site {
+                sites.resize(site + 1, None);
+            }
+            let frame = match sites.get(site) {
+                Some(Some(frame)) => *frame,
+                _ => frames.number(&finished.call, names),
+            };
+            sites[site] = Some(frame);
             let part = match &mut part {
                 Some(part) => part,
                 none => {
@@ -168,12 +176,12 @@ impl std::fmt::Debug for CallExporter<'_, '_> {
 impl CallVisitor for CallExporter<'_, '_> {
     fn enter(&mut self, call: &Call, _: &CallNames) {
         if self.tids.is_empty() || self.tids.contains(&call.task.tid) {
-            self.waiting.entry(call.task).or_default().enter(call);
+            self.waiting.get_or_default(call.task).enter(call);
         }
     }
 
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
-        if let Some(order) = self.waiting.get_mut(&call.task) {
+        if let Some(order) = self.waiting.get_mut(call.task) {
             order.leave(call, end);
         }
     }
@@ -219,25 +227,13 @@ impl<'a, 's> Clock<'a, 's> {
     }
 }
 
-/// A call that is open.
-#[derive(Clone, Copy)]
-struct Open {
-    frame: FrameId,
-    stack: u32,
-    depth: i32,
-    /// The call around it, on this stack or the one that switched to it.
-    parent: Option<i64>,
-    end: CallEnd,
-}
-
 /// A part of a timeline. Of coroutines, that stack is shown which ran last.
 struct Part<'a, 's> {
     clock: Clock<'a, 's>,
-    open: FxHashMap<i64, Open>,
-    /// The open calls of each stack, the innermost last.
-    stacks: FxHashMap<u32, Vec<i64>>,
-    /// When open calls end, and which: the innermost of those that end at once comes first. Calls that end with the part are not here.
-    ends: BinaryHeap<Reverse<(u64, Reverse<i64>)>>,
+    open: OpenCalls,
+    stacks: Stacks,
+    /// When open calls end. Those that end with the part are not here.
+    ends: Ends,
     /// What the exporter was shown and is still open: calls and their functions.
     shown: Vec<(i64, FrameId)>,
 }
@@ -246,9 +242,9 @@ impl<'a, 's> Part<'a, 's> {
     fn new(clock: Clock<'a, 's>) -> Self {
         Self {
             clock,
-            open: FxHashMap::default(),
-            stacks: FxHashMap::default(),
-            ends: BinaryHeap::new(),
+            open: OpenCalls::default(),
+            stacks: Stacks::default(),
+            ends: Ends::default(),
             shown: Vec::new(),
         }
     }
@@ -262,8 +258,8 @@ impl<'a, 's> Part<'a, 's> {
         frames: &Frames,
     ) -> io::Result<()> {
         let FinishedCall { call, end, .. } = finished;
-        while let Some(Reverse((insns, Reverse(number)))) = self.ends.peek().copied() {
-            let is_over = match self.open.get(&number) {
+        while let Some((insns, number)) = self.ends.peek() {
+            let is_over = match self.open.get(number) {
                 None => true,
                 // One that begins and ends where the call around it ends lies in it.
                 Some(open) => {
@@ -281,37 +277,38 @@ impl<'a, 's> Part<'a, 's> {
         while let Some(number) = self.innermost(call.stack)
             && self
                 .open
-                .get(&number)
+                .get(number)
                 .is_none_or(|open| open.depth >= call.depth)
         {
             self.close(number, exporter, frames)?;
         }
-        let around = call.parent.filter(|parent| self.open.contains_key(parent));
+        let around = call
+            .parent
+            .filter(|parent| self.open.get(*parent).is_some());
         let parent = self.innermost(call.stack).or(around);
         self.show(parent, exporter, frames)?;
         let at = self.clock.reach(&call.begin);
         exporter.enter(frame, at, Some(finished), frames)?;
         self.shown.push((call.number, frame));
-        self.stacks.entry(call.stack).or_default().push(call.number);
-        self.open.insert(
+        self.stacks.of(call.stack).push(call.number);
+        self.open.push(
             call.number,
             Open {
                 frame,
                 stack: call.stack,
                 depth: call.depth,
                 parent,
-                end: *end,
+                end: end.end,
             },
         );
         if !matches!(end.left, Left::End | Left::Gap) {
-            self.ends
-                .push(Reverse((end.end.insns, Reverse(call.number))));
+            self.ends.push(end.end.insns, call.number);
         }
         Ok(())
     }
 
-    fn innermost(&self, stack: u32) -> Option<i64> {
-        self.stacks.get(&stack)?.last().copied()
+    fn innermost(&mut self, stack: u32) -> Option<i64> {
+        self.stacks.of(stack).last().copied()
     }
 
     /// A call is left, and those of its stack within it.
@@ -321,22 +318,18 @@ impl<'a, 's> Part<'a, 's> {
         exporter: &mut dyn Exporter,
         frames: &Frames,
     ) -> io::Result<()> {
-        let Some(open) = self.open.get(&number).copied() else {
+        let Some(open) = self.open.get(number).copied() else {
             return Ok(());
         };
         // Its stack runs again, if another one did.
         self.show(Some(number), exporter, frames)?;
-        let at = self.clock.reach(&open.end.end);
+        let at = self.clock.reach(&open.end);
         if let Some((_, frame)) = self.shown.pop() {
             exporter.leave(frame, at)?;
         }
-        self.open.remove(&number);
-        if let Some(stack) = self.stacks.get_mut(&open.stack) {
-            while stack.pop().is_some_and(|inner| inner != number) {}
-            if stack.is_empty() {
-                self.stacks.remove(&open.stack);
-            }
-        }
+        self.open.remove(number);
+        let stack = self.stacks.of(open.stack);
+        while stack.pop().is_some_and(|inner| inner != number) {}
         Ok(())
     }
 
@@ -353,7 +346,7 @@ impl<'a, 's> Part<'a, 's> {
         let mut chain = Vec::new();
         let mut next = number;
         while let Some(number) = next
-            && let Some(open) = self.open.get(&number)
+            && let Some(open) = self.open.get(number)
         {
             chain.push((number, open.frame));
             next = open.parent;
@@ -375,10 +368,10 @@ impl<'a, 's> Part<'a, 's> {
 
     /// No more calls come: those that are open end now.
     fn end(mut self, exporter: &mut dyn Exporter, frames: &Frames) -> io::Result<()> {
-        while let Some(Reverse((_, Reverse(number)))) = self.ends.pop() {
+        while let Some((_, number)) = self.ends.pop() {
             self.close(number, exporter, frames)?;
         }
-        let last = self.open.values().map(|open| open.end.end);
+        let last = self.open.iter().map(|open| open.end);
         if let Some(last) = last.max_by_key(|end| end.insns) {
             self.clock.reach(&last);
         }

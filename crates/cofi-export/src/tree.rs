@@ -24,6 +24,8 @@ pub(crate) struct Node {
     /// What it weighs without what it calls.
     pub(crate) own: u64,
     pub(crate) calls: u64,
+    /// The stack that was entered from here last.
+    recent: usize,
 }
 
 /// Stacks are told apart by so many levels. What is deeper is taken to be called from there, so that a recursion's stacks take room by their
@@ -102,6 +104,12 @@ impl StackTree {
     }
 
     fn step(&mut self, parent: usize, step: Step) -> usize {
+        if let Some(around) = self.nodes.get(parent)
+            && let Some(recent) = self.nodes.get(around.recent)
+            && recent.step == step
+        {
+            return around.recent;
+        }
         let next = self.nodes.len();
         let number = *self.numbers.entry((parent, step)).or_insert(next);
         if number == next {
@@ -110,7 +118,11 @@ impl StackTree {
                 parent,
                 own: 0,
                 calls: 0,
+                recent: NONE,
             });
+        }
+        if let Some(around) = self.nodes.get_mut(parent) {
+            around.recent = number;
         }
         number
     }

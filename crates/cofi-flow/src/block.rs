@@ -310,6 +310,25 @@ impl<'d> Path<'d> {
         }
     }
 
+    /// The mode in which the first block ran. It changes with events only, and these come between paths.
+    #[inline]
+    #[must_use]
+    pub fn mode(&self) -> ExecMode {
+        let of_node = |cache: &Cache, id: Option<u32>| {
+            id.map_or(ExecMode::Bits64, |id| cache.graph.detail(id).mode)
+        };
+        match &self.blocks {
+            Blocks::One(block) => block.mode(),
+            Blocks::Path { cache, path, .. } => {
+                of_node(cache, cache.graph.memo.nodes(path).first().copied())
+            }
+            Blocks::Phrase { cache, phrase, .. } => {
+                let first = cache.graph.phrases.nodes(phrase).first();
+                of_node(cache, first.map(|(id, _)| *id))
+            }
+        }
+    }
+
     /// Calls `visit` for each block.
     #[inline(always)]
     pub fn for_each(&self, mut visit: impl FnMut(&Block<'d>)) {

@@ -133,21 +133,48 @@ impl Contents {
     pub(crate) fn all(&self) -> io::Result<Arc<[u8]>> {
         match self {
             Self::Whole(bytes) => Ok(bytes.clone()),
+            // As much as there is of them, without a second copy.
+            Self::Pieces(pieces) if matches!(pieces.table, Table::Dense(_)) => {
+                pieces.copy(0, pieces.len)
+            }
             Self::Pieces(pieces) => {
                 let mut bytes = Vec::new();
                 At::new(&pieces.file)
                     .take(pieces.len)
                     .read_to_end(&mut bytes)?;
-                if pieces.is_stale() {
-                    return Err(io::Error::other("it changed while it was read"));
-                }
                 Ok(bytes.into())
             }
+        }
+    }
+
+    /// Bytes that are wanted once, as a whole: they are not kept. None if not all of them are there.
+    pub(crate) fn copy(&self, offset: u64, len: u64) -> Option<Arc<[u8]>> {
+        match self {
+            Self::Whole(bytes) => {
+                let start = usize::try_from(offset).ok()?;
+                let end = start.checked_add(usize::try_from(len).ok()?)?;
+                Some(bytes.get(start..end)?.into())
+            }
+            Self::Pieces(pieces) => pieces.copy(offset, len).ok(),
         }
     }
 }
 
 impl Pieces {
+    fn copy(&self, offset: u64, len: u64) -> io::Result<Arc<[u8]>> {
+        let end = offset.checked_add(len).filter(|end| *end <= self.len);
+        let len = end.and_then(|_| usize::try_from(len).ok());
+        let len = len.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, len).collect();
+        if let Some(bytes) = Arc::get_mut(&mut bytes) {
+            self.file.read_exact_at(bytes, offset)?;
+        }
+        if self.is_stale() {
+            return Err(io::Error::other("it changed while it was read"));
+        }
+        Ok(bytes)
+    }
+
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> usize {
         let mut done = 0;
         while done < buf.len() {

@@ -160,6 +160,20 @@ impl CodeFile {
         debug.all().ok()
     }
 
+    /// What `read` finds in the file, or else in its file of debugging information.
+    pub(crate) fn find_with_debug<T>(&self, read: impl Fn(&Contents) -> Option<T>) -> Option<T> {
+        let opened = self.opened().ok();
+        let own = opened.and_then(|opened| read(&opened.contents));
+        own.or_else(|| {
+            if let Some(packed) = &self.packed_debug {
+                return read(&Contents::Whole(packed.clone()?));
+            }
+            let opened = opened?;
+            let (_, debug) = debug::find(&opened.at, &opened.contents, &self.places)?;
+            read(&debug)
+        })
+    }
+
     /// The name the mapping had, which is not always where the bytes were found.
     pub fn path(&self) -> &Path {
         &self.path

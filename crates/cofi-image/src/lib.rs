@@ -51,6 +51,7 @@ mod line_table;
 mod lines;
 mod perf_map;
 mod places;
+mod sections;
 mod space;
 mod spec;
 mod store;

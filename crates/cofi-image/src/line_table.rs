@@ -16,14 +16,20 @@ use crate::lines::{Reader, dwarf_of};
 pub struct LineRow {
     /// Its first address, in the file's own terms.
     pub start: u64,
-    /// The address behind it.
-    pub end: u64,
+    /// How many bytes it has.
+    pub len: u32,
     /// Which of [`LineTable::files`].
     pub file: u32,
     /// The line, from 1 on; 0 where the compiler did not tell one.
     pub line: u32,
-    /// A statement begins here, as far as the compiler knows.
-    pub is_stmt: bool,
+}
+
+impl LineRow {
+    /// The address behind it.
+    #[must_use]
+    pub const fn end(&self) -> u64 {
+        self.start.saturating_add(self.len as u64)
+    }
 }
 
 /// A function as the source has it.
@@ -93,7 +99,13 @@ impl LineTable {
     pub fn at(&self, address: u64) -> Option<&LineRow> {
         let next = self.rows.partition_point(|row| row.start <= address);
         let row = self.rows.get(next.checked_sub(1)?)?;
-        (address < row.end).then_some(row)
+        (address < row.end()).then_some(row)
+    }
+
+    /// The source files, the rows and the functions, for whoever makes something else of them: a large program has millions of rows.
+    #[must_use]
+    pub fn into_parts(self) -> (Vec<String>, Vec<LineRow>, Vec<SourceFunction>) {
+        (self.files, self.rows, self.functions)
     }
 }
 
@@ -145,12 +157,11 @@ impl<F: Fn(u64) -> bool> TableReader<F> {
         while let Ok(Some((header, row))) = rows.next_row() {
             let address = row.address();
             if let Some(before) = open.take() {
-                let row = LineRow {
-                    end: address,
-                    ..before
-                };
-                if row.start < row.end && (self.is_code)(row.start) {
-                    self.table.rows.push(row);
+                // No statement has 4 GiB of code.
+                let len = address.saturating_sub(before.start);
+                let len = u32::try_from(len).unwrap_or(u32::MAX);
+                if len > 0 && (self.is_code)(before.start) {
+                    self.table.rows.push(LineRow { len, ..before });
                 }
             }
             if row.end_sequence() {
@@ -169,10 +180,9 @@ impl<F: Fn(u64) -> bool> TableReader<F> {
             let line = row.line().map_or(0, |line| line.get());
             open = Some(LineRow {
                 start: address,
-                end: address,
+                len: 0,
                 file,
                 line: u32::try_from(line).unwrap_or(0),
-                is_stmt: row.is_stmt(),
             });
         }
         let files = Rc::new(files);
@@ -332,7 +342,7 @@ mod tests {
             lines.dedup();
             assert_eq!(lines, [2, 3, 4, 6, 7, 8, 9, 10], "{version}");
             for row in rows {
-                assert!(row.start < row.end);
+                assert!(row.start < row.end());
                 assert_eq!(table.at(row.start).map(|found| found.line), Some(row.line));
             }
             let functions = table.functions().iter();

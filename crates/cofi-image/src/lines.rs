@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use addr2line::Context;
 use gimli::{Dwarf, EndianArcSlice, RunTimeEndian, SectionId};
-use object::{Object, ObjectSection};
 
+use crate::contents::Contents;
 use crate::file::CodeFile;
+use crate::sections::Sections;
 use crate::space::Place;
 use crate::symbols::demangle;
 
@@ -44,9 +45,6 @@ pub struct SourceLines {
 /// How DWARF is read.
 pub(crate) type Reader = EndianArcSlice<RunTimeEndian>;
 type Lines = Context<Reader>;
-
-/// A section is not uncompressed to more than so many times its size: what compresses better than anything can is a trap.
-const MOST: u64 = 1100;
 
 impl std::fmt::Debug for SourceLines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -117,43 +115,36 @@ fn source_line(found: addr2line::Location<'_>) -> Option<SourceLine> {
 }
 
 fn lines_of(file: &CodeFile) -> Option<Lines> {
-    let own = file.bytes().ok().and_then(|bytes| parse(&bytes));
-    own.or_else(|| parse(&file.debug_bytes()?))
-}
-
-/// The line tables of an ELF file that has some.
-fn parse(bytes: &[u8]) -> Option<Lines> {
-    Context::from_dwarf(dwarf(bytes)?).ok()
+    file.find_with_debug(|contents| Context::from_dwarf(dwarf(contents)?).ok())
 }
 
 /// The debugging information that has the lines of a file: its own, or that of its file of debugging information.
 pub(crate) fn dwarf_of(file: &CodeFile) -> Option<Dwarf<Reader>> {
-    let own = file.bytes().ok().and_then(|bytes| dwarf(&bytes));
-    own.or_else(|| dwarf(&file.debug_bytes()?))
+    file.find_with_debug(dwarf)
 }
 
-/// The debugging information of an ELF file that has line tables.
-fn dwarf(bytes: &[u8]) -> Option<Dwarf<Reader>> {
-    let file = object::File::parse(bytes).ok()?;
-    file.section_by_name(".debug_line")?;
-    let endian = if file.is_little_endian() {
+/// The debugging information of an ELF file that has line tables, without what tells of variables and macros.
+fn dwarf(contents: &Contents) -> Option<Dwarf<Reader>> {
+    let sections = Sections::of(contents)?;
+    if !sections.has(".debug_line") {
+        return None;
+    }
+    let endian = if sections.is_little_endian {
         RunTimeEndian::Little
     } else {
         RunTimeEndian::Big
     };
     let load = |id: SectionId| {
-        let bytes = section(&file, id.name()).unwrap_or_default();
-        Ok::<_, gimli::Error>(EndianArcSlice::new(bytes, endian))
+        let bytes = match id {
+            SectionId::DebugLoc
+            | SectionId::DebugLocLists
+            | SectionId::DebugMacinfo
+            | SectionId::DebugMacro => None,
+            _ => sections.read(id.name(), contents),
+        };
+        Ok::<_, gimli::Error>(EndianArcSlice::new(bytes.unwrap_or_default(), endian))
     };
     Dwarf::load(load).ok()
-}
-
-fn section(file: &object::File<'_>, name: &str) -> Option<Arc<[u8]>> {
-    let data = file.section_by_name(name)?.compressed_data().ok()?;
-    if data.uncompressed_size > MOST.saturating_mul(data.data.len() as u64) {
-        return None;
-    }
-    Some(data.decompress().ok()?.into())
 }
 
 #[cfg(test)]
@@ -255,6 +246,6 @@ mod tests {
     fn what_is_no_program_has_no_lines() {
         let file = CodeFile::from_bytes("bytes", vec![0x7f; 64]);
         assert!(lines_of(&file).is_none());
-        assert!(parse(b"\x7fELF\x02\x01\x01").is_none());
+        assert!(dwarf(&Contents::Whole(b"\x7fELF\x02\x01\x01"[..].into())).is_none());
     }
 }

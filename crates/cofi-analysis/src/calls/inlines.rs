@@ -121,7 +121,7 @@ impl Thread {
             if let Some(span) = spans.next_if(|span| span.insns < next) {
                 self.total += u64::from(span.insns - done);
                 done = span.insns;
-                self.inline(span, inlines, around);
+                self.inline(span.ip, span.chain, inlines, around);
             } else if let Some(hop) = hops.next() {
                 self.total += u64::from(hop.insns - done);
                 done = hop.insns;
@@ -135,7 +135,8 @@ impl Thread {
     /// These inlined functions are what runs of the innermost call.
     pub(super) fn inline<V: CallVisitor>(
         &mut self,
-        span: &Span,
+        ip: Ip,
+        chain: Chain,
         inlines: &Inlines,
         around: &mut Around<'_, '_, V>,
     ) {
@@ -144,11 +145,11 @@ impl Thread {
             return;
         };
         let now = self.stack.inlined().map_or(0, |inline| inline.chain);
-        if now == span.chain {
+        if now == chain {
             return;
         }
         self.tell_stub(around);
-        let common = inlines.common(now, span.chain);
+        let common = inlines.common(now, chain);
         self.count();
         while self
             .stack
@@ -157,7 +158,7 @@ impl Thread {
         {
             self.leave_inline(Left::Return, around);
         }
-        let mut chain = span.chain;
+        let mut chain = chain;
         let mut new = Vec::new();
         while chain != common
             && let Some(link) = inlines.link(chain)
@@ -167,10 +168,10 @@ impl Thread {
         }
         for (chain, function) in new.into_iter().rev() {
             let begin = around.moment(self.total);
-            let from = (CallKind::Inline, Some(span.ip));
+            let from = (CallKind::Inline, Some(ip));
             let call = Call {
                 function,
-                ..self.call_of(from, span.ip, self.depth() + 1, begin)
+                ..self.call_of(from, ip, self.depth() + 1, begin)
             };
             let inline = InlineFrame {
                 call: Call {

@@ -15,6 +15,7 @@
 //!
 //! [`CallsInOrder`] puts finished calls back in the order in which they began.
 
+mod by_task;
 mod clock;
 mod ends;
 mod in_order;
@@ -28,6 +29,7 @@ mod stack;
 mod switch;
 mod thread;
 mod tracer;
+mod tracks;
 
 use cofi_image::ImageView;
 use cofi_packet::{Ip, StreamOffset, Tsc};
@@ -35,6 +37,7 @@ use cofi_session::Task;
 
 use crate::gap::GapCause;
 
+pub use by_task::ByTask;
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
 pub use names::CallNames;
 pub use ran::RanBlock;
@@ -205,7 +208,13 @@ pub trait CallVisitor {
         let _ = (task, names);
     }
 
-    /// Instructions run. Those calls were told before that are known to have begun by then.
+    /// Whether [`ran`](Self::ran) is to be called. It takes time to look at each block: without that, calls are known from several at a time.
+    #[inline(always)]
+    fn wants_blocks(&self) -> bool {
+        false
+    }
+
+    /// Instructions run, if that is [wanted](Self::wants_blocks). Those calls were told before that are known to have begun by then.
     #[inline(always)]
     fn ran(&mut self, block: &RanBlock<'_>) {
         let _ = block;

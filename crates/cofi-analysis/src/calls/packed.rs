@@ -207,11 +207,23 @@ fn get_more(bytes: &mut &[u8], mut number: u64) -> io::Result<u64> {
     }
 }
 
+/// The time of a moment; 0 if it is not known.
+#[inline]
+fn tsc_of(moment: &CallMoment) -> u64 {
+    moment.tsc.map_or(0, |tsc| tsc.0)
+}
+
 /// What of a moment is written, against another one that most often comes before it.
 #[inline]
-fn put_moment(bytes: &mut Vec<u8>, has_cycles: bool, moment: &CallMoment, base: &CallMoment) {
-    let tsc = |moment: &CallMoment| moment.tsc.map_or(0, |tsc| tsc.0);
-    put(bytes, tsc(moment).wrapping_sub(tsc(base)));
+fn put_moment(
+    bytes: &mut Vec<u8>,
+    (is_later, has_cycles): (bool, bool),
+    moment: &CallMoment,
+    base: &CallMoment,
+) {
+    if is_later {
+        put(bytes, tsc_of(moment).wrapping_sub(tsc_of(base)));
+    }
     put(bytes, moment.insns.wrapping_sub(base.insns));
     if has_cycles {
         put(bytes, moment.cycles.wrapping_sub(base.cycles));
@@ -221,18 +233,20 @@ fn put_moment(bytes: &mut Vec<u8>, has_cycles: bool, moment: &CallMoment, base: 
 #[inline]
 fn get_moment(
     bytes: &mut &[u8],
-    (has_tsc, has_cycles): (bool, bool),
+    (has_tsc, is_later, has_cycles): (bool, bool, bool),
     base: &CallMoment,
 ) -> io::Result<CallMoment> {
-    let before = base.tsc.map_or(0, |tsc| tsc.0);
-    let tsc = Tsc(before.wrapping_add(get(bytes)?));
+    let tsc = match is_later {
+        true => tsc_of(base).wrapping_add(get(bytes)?),
+        false => tsc_of(base),
+    };
     let insns = base.insns.wrapping_add(get(bytes)?);
     let cycles = match has_cycles {
         true => base.cycles.wrapping_add(get(bytes)?),
         false => base.cycles,
     };
     Ok(CallMoment {
-        tsc: has_tsc.then_some(tsc),
+        tsc: has_tsc.then_some(Tsc(tsc)),
         cycles,
         insns,
     })
@@ -253,8 +267,12 @@ const IS_WITHIN: u16 = 1 << 6;
 const IS_BESIDE: u16 = 1 << 7;
 /// All ran in it that ran until it was left.
 const IS_WHOLE: u16 = 1 << 8;
+/// It begins at another time than the call before.
+const IS_LATER: u16 = 1 << 9;
+/// It ends at another time than it begins.
+const TAKES_TIME: u16 = 1 << 10;
 /// How it was left stands above the flags.
-const FLAGS: u32 = 9;
+const FLAGS: u32 = 11;
 
 impl Packed {
     #[cfg(test)]
@@ -333,7 +351,11 @@ impl Packed {
         let is_within = call.parent == Some(last.number);
         let is_beside = !is_within && call.parent == last.parent;
         let flag = |holds: bool, flag: u16| if holds { flag } else { 0 };
+        let is_later = tsc_of(&call.begin) != tsc_of(&last.begin);
+        let takes_time = end.is_some_and(|end| tsc_of(&end.end) != tsc_of(&call.begin));
         let mut flags = flag(call.begin.tsc.is_some(), HAS_TSC)
+            | flag(is_later, IS_LATER)
+            | flag(takes_time, TAKES_TIME)
             | flag(has_cycles, HAS_CYCLES)
             | flag(is_next, IS_NEXT)
             | flag(is_within, IS_WITHIN)
@@ -365,9 +387,9 @@ impl Packed {
             let parent = |parent: i64| 1 + (call.number.wrapping_sub(parent) as u64);
             put(bytes, call.parent.map_or(0, parent));
         }
-        put_moment(bytes, has_cycles, &call.begin, &last.begin);
+        put_moment(bytes, (is_later, has_cycles), &call.begin, &last.begin);
         if let Some(end) = end {
-            put_moment(bytes, has_cycles, &end.end, &call.begin);
+            put_moment(bytes, (takes_time, has_cycles), &end.end, &call.begin);
             if flags & IS_WHOLE == 0 {
                 put(bytes, end.insns);
             }
@@ -494,11 +516,13 @@ fn take_one(
         call.parent = above.map(|above| call.number.wrapping_sub(above as i64));
     }
     let has_cycles = has(HAS_CYCLES);
-    call.begin = get_moment(bytes, (has(HAS_TSC), has_cycles), &call.begin)?;
+    let begins = (has(HAS_TSC), has(IS_LATER), has_cycles);
+    call.begin = get_moment(bytes, begins, &call.begin)?;
     if !has(IS_LEFT) {
         return Ok(false);
     }
-    end.end = get_moment(bytes, (has(ENDS_WITH_TSC), has_cycles), &call.begin)?;
+    let ends = (has(ENDS_WITH_TSC), has(TAKES_TIME), has_cycles);
+    end.end = get_moment(bytes, ends, &call.begin)?;
     end.insns = match has(IS_WHOLE) {
         true => end.end.insns.wrapping_sub(call.begin.insns),
         false => get(bytes)?,

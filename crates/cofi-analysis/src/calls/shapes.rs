@@ -46,6 +46,20 @@ pub(crate) struct Shape {
     pub(crate) end: Option<Transfer>,
 }
 
+impl Shape {
+    /// Whether control stays where it is if this runs behind an instruction: a conditional branch within a function.
+    #[inline]
+    pub(crate) fn goes_on_from(&self, by: &Transfer) -> bool {
+        by.class == Class::Conditional && by.source == self.first.function
+    }
+
+    /// The instruction that runs last, or, if the block's end tells nothing, its first.
+    #[inline]
+    pub(crate) fn last_ip(&self) -> Ip {
+        self.end.map_or(self.ip, |end| end.from)
+    }
+}
+
 /// A straight run: its first address, how many instructions it has, and the last of them if it is of another class than [`Class::Other`].
 pub(crate) type PlainRun = (Ip, usize, Option<Executed>);
 

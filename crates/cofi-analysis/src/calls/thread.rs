@@ -11,6 +11,7 @@ use super::names::{CallNames, Location};
 use super::shapes::{Hop, Shape, Transfer};
 use super::stack::{Frame, Stack};
 use super::switch::Undecided;
+use super::tracks::{Step, StepKind, Track};
 use super::{Call, CallEnd, CallKind, CallMoment, CallVisitor, FunctionId, Left, OpenCall};
 
 /// So many calls may be open on a stack: code may push calls that never return. Of more than that, the outer half is forgotten.
@@ -146,8 +147,7 @@ impl Thread {
     ) {
         match self.coming {
             Coming::Straight => {}
-            Coming::By(by)
-                if by.class == Class::Conditional && by.source == shape.first.function => {}
+            Coming::By(by) if shape.goes_on_from(&by) => {}
             coming => self.arrive(coming, shape.ip, shape.first, around),
         }
         let mut done = 0;
@@ -165,7 +165,40 @@ impl Thread {
         }
         self.total += u64::from(shape.insns - done);
         self.coming = shape.end.map_or(Coming::Straight, Coming::By);
-        self.last_ip = Some(shape.end.map_or(shape.ip, |end| end.from));
+        self.last_ip = Some(shape.last_ip());
+    }
+
+    /// The blocks of a path have run, of which the last packet is at `offset`. `around` has the packet before.
+    pub(crate) fn path<V: CallVisitor>(
+        &mut self,
+        (track, steps): (&Track, &[Step]),
+        offset: StreamOffset,
+        inlines: &Inlines,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        match self.coming {
+            Coming::Straight => {}
+            Coming::By(by) if track.goes_on_from(&by) => {}
+            coming => self.arrive(coming, track.ip, track.at, around),
+        }
+        let (total, before) = (self.total, around.offset);
+        let after = |insns: u32| total + u64::from(insns);
+        for step in steps {
+            around.offset = step.offset(offset, before);
+            if step.has_hops && self.undecided.is_some() {
+                self.total = after(step.begin);
+                self.decide(around);
+            }
+            self.total = after(step.insns);
+            match &step.kind {
+                StepKind::Arrive(by, to, at) => self.arrive(Coming::By(*by), *to, *at, around),
+                StepKind::Hop(hop) => self.hop(hop, around),
+                StepKind::Inline(ip, chain) => self.inline(*ip, *chain, inlines, around),
+            }
+        }
+        self.total = after(track.insns);
+        self.coming = track.end.map_or(Coming::Straight, Coming::By);
+        self.last_ip = Some(track.last_ip);
     }
 
     /// Control follows a direct branch within a block.

@@ -13,6 +13,7 @@ use super::names::CallNames;
 use super::ran::{Content, RanBlock};
 use super::shapes::Shapes;
 use super::thread::{Around, Coming, Thread};
+use super::tracks::Tracks;
 use super::{CallVisitor, Left, OpenCall};
 use crate::block_index::BlockIndex;
 use crate::gap::GapCause;
@@ -73,6 +74,7 @@ struct Code<'s> {
     /// How often the index was emptied.
     generation: u64,
     shapes: Shapes,
+    tracks: Tracks,
     inlines: Inlines,
     /// Inlined functions are wanted.
     with_inlined: bool,
@@ -90,6 +92,7 @@ impl<'s> Code<'s> {
             self.index.clear();
             self.generation += 1;
             self.shapes.clear();
+            self.tracks.clear();
             self.eras.clear();
         }
         let view = flow.view();
@@ -196,6 +199,7 @@ impl<'s> CallTracer<'s> {
             now,
             index,
             shapes,
+            tracks,
             generation,
             inlines,
             with_inlined,
@@ -204,38 +208,63 @@ impl<'s> CallTracer<'s> {
         let Some((era, view)) = now else {
             return false;
         };
+        let wants_blocks = visitor.wants_blocks();
         let mut code_number = None;
-        let item = flow.blocks(|block| {
-            let (ip, len) = (block.ip(), block.len());
+        let item = flow.paths(|path| {
             // The mode changes with an event only.
-            let code = *code_number.get_or_insert_with(|| era_of(*era, block.mode()));
-            let number = index.number(code, ip, len as u32, || {
-                let runs = block.runs();
-                let runs = runs.map(|run| (run.ip(), run.len(), run.last()));
-                let ips = block.iter().map(|insn| insn.ip);
-                let inlines = with_inlined.then_some(&mut *inlines);
-                shapes.push(names, view, inlines, runs, ips)
-            });
-            let Some((shape, hops)) = shapes.get(number) else {
+            let code = *code_number.get_or_insert_with(|| era_of(*era, path.mode()));
+            let (path_number, last) = (path.number(), path.offset());
+            if let Some(path_number) = path_number
+                && !wants_blocks
+                && let Some(known) = tracks.get(code, path_number)
+            {
+                let mut around = Around {
+                    visitor: &mut *visitor,
+                    clock,
+                    names,
+                    pads,
+                    view: Some(view),
+                    offset: *offset,
+                };
+                thread.path(known, last, inlines, &mut around);
+                *offset = known.0.offset(last);
                 return;
-            };
-            visitor.ran(&RanBlock {
-                number,
-                generation: *generation,
-                view,
-                content: Content::Block(block),
+            }
+            tracks.begin(last);
+            path.for_each(|block| {
+                let (ip, len) = (block.ip(), block.len());
+                let number = index.number(code, ip, len as u32, || {
+                    let runs = block.runs();
+                    let runs = runs.map(|run| (run.ip(), run.len(), run.last()));
+                    let ips = block.iter().map(|insn| insn.ip);
+                    let inlines = with_inlined.then_some(&mut *inlines);
+                    shapes.push(names, view, inlines, runs, ips)
+                });
+                let Some((shape, hops)) = shapes.get(number) else {
+                    return;
+                };
+                visitor.ran(&RanBlock {
+                    number,
+                    generation: *generation,
+                    view,
+                    content: Content::Block(block),
+                });
+                let mut around = Around {
+                    visitor: &mut *visitor,
+                    clock,
+                    names,
+                    pads,
+                    view: Some(view),
+                    offset: *offset,
+                };
+                let spans = with_inlined.then(|| (shapes.spans(shape), &*inlines));
+                thread.block(shape, hops, spans, &mut around);
+                *offset = block.offset();
+                if !wants_blocks {
+                    tracks.note(shape, hops, shapes.spans(shape), *offset);
+                }
             });
-            let mut around = Around {
-                visitor: &mut *visitor,
-                clock,
-                names,
-                pads,
-                view: Some(view),
-                offset: *offset,
-            };
-            let spans = with_inlined.then(|| (shapes.spans(shape), &*inlines));
-            thread.block(shape, hops, spans, &mut around);
-            *offset = block.offset();
+            tracks.end(code, path_number.filter(|_| !wants_blocks));
         });
         if item.is_some() && self.code.index.len() >= Code::MOST {
             self.code.now = None;

@@ -54,7 +54,7 @@ pub struct SourceCover {
     /// Whether there is debugging information.
     pub has_lines: bool,
     /// By address: which line code is of.
-    rows: Vec<(LineRow, Option<LineOf>)>,
+    rows: Vec<Row>,
 }
 
 impl SourceCover {
@@ -62,15 +62,15 @@ impl SourceCover {
     #[must_use]
     pub fn of(code: &FileCode) -> Self {
         let mut cover = Self::default();
-        let table = LineTable::of(code.file());
-        if let Some(table) = &table {
+        let mut declared = Vec::new();
+        if let Some(table) = LineTable::of(code.file()) {
             cover.has_lines = true;
-            cover.files = table.files().to_vec();
-            let places = Places::of(code, table);
+            let (files, rows, functions) = table.into_parts();
+            let places = Places::of(code, rows_of(rows, &functions));
             cover.lines = places.lines(code);
-            cover.rows = places.rows;
+            (cover.files, cover.rows, declared) = (files, places.rows, functions);
         }
-        cover.functions = functions(code, table.as_ref());
+        cover.functions = functions(code, &declared);
         cover
     }
 
@@ -95,17 +95,17 @@ impl SourceCover {
 #[derive(Debug, Default)]
 pub struct SourceLines {
     files: Vec<String>,
-    rows: Vec<(LineRow, Option<LineOf>)>,
+    rows: Vec<Row>,
 }
 
 impl SourceLines {
     /// Those of a file; none if there is no debugging information.
     #[must_use]
     pub fn of(file: &CodeFile) -> Option<Self> {
-        let table = LineTable::of(file)?;
+        let (files, rows, functions) = LineTable::of(file)?.into_parts();
         Some(Self {
-            files: table.files().to_vec(),
-            rows: rows_of(&table),
+            files,
+            rows: rows_of(rows, &functions),
         })
     }
 
@@ -117,15 +117,15 @@ impl SourceLines {
     }
 }
 
-fn line_at(rows: &[(LineRow, Option<LineOf>)], address: u64) -> Option<SourcePlace> {
-    let next = rows.partition_point(|(row, _)| row.start <= address);
-    let (row, line) = rows.get(next.checked_sub(1)?)?;
-    let (_, place) = (*line)?;
-    (address < row.end).then_some(place)
+fn line_at(rows: &[Row], address: u64) -> Option<SourcePlace> {
+    let next = rows.partition_point(|row| row.start <= address);
+    let row = rows.get(next.checked_sub(1)?)?;
+    let (_, place) = row.line()?;
+    (address < row.end()).then_some(place)
 }
 
 /// The functions of a file, by offset.
-fn functions(code: &FileCode, table: Option<&LineTable>) -> Vec<FunctionCover> {
+fn functions(code: &FileCode, declared: &[SourceFunction]) -> Vec<FunctionCover> {
     let file = code.file();
     let mut starts: BTreeMap<u64, String> = BTreeMap::new();
     file.for_each_function(|name, offset| {
@@ -133,9 +133,8 @@ fn functions(code: &FileCode, table: Option<&LineTable>) -> Vec<FunctionCover> {
     });
     let declared = |start: u64| -> Option<&SourceFunction> {
         let address = file.address_of_offset(start)?;
-        let functions = table?.functions();
-        let index = functions.binary_search_by_key(&address, |function| function.start);
-        functions.get(index.ok()?)
+        let index = declared.binary_search_by_key(&address, |function| function.start);
+        declared.get(index.ok()?)
     };
     let offsets: Vec<u64> = starts.keys().copied().collect();
     let ends = offsets.iter().skip(1).copied().chain([u64::MAX]);
@@ -158,60 +157,87 @@ fn functions(code: &FileCode, table: Option<&LineTable>) -> Vec<FunctionCover> {
     list
 }
 
-/// Of which line, in which function, code is. A line that is in several functions (a template, a function that was inlined) is counted in each.
-type LineOf = (u64, SourcePlace);
+/// Of which line, in which function, code is: functions by number, from 1 on. A line that is in several functions (a template, a function that was
+/// inlined) is counted in each.
+type LineOf = (u32, SourcePlace);
+
+/// A row of a line table, as its line is counted. As large as a [`LineRow`], so that one list is made of the other in its place.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    start: u64,
+    len: u32,
+    function: u32,
+    /// If the line is 0, it has none.
+    place: SourcePlace,
+}
+
+impl Row {
+    const fn end(&self) -> u64 {
+        self.start.saturating_add(self.len as u64)
+    }
+
+    /// Its line, if it has one.
+    fn line(&self) -> Option<LineOf> {
+        (self.place.1 != 0).then_some((self.function, self.place))
+    }
+}
 
 /// Each row of a line table, with its line, if it has one.
-fn rows_of(table: &LineTable) -> Vec<(LineRow, Option<LineOf>)> {
-    let mut rows: Vec<(LineRow, Option<LineOf>)> = Vec::with_capacity(table.rows().len());
-    let mut functions = table.functions().iter().peekable();
+fn rows_of(rows: Vec<LineRow>, functions: &[SourceFunction]) -> Vec<Row> {
+    let mut functions = (1..).zip(functions).peekable();
     // The function whose rows come, and the line of its first row.
-    let mut current: Option<(&SourceFunction, SourcePlace, bool)> = None;
-    for row in table.rows() {
-        while let Some(function) = functions.next_if(|next| next.start <= row.start) {
-            current = Some((function, (row.file, row.line), function.start == row.start));
+    let mut current: Option<(u32, &SourceFunction, SourcePlace, bool)> = None;
+    let placed = rows.into_iter().map(|row| {
+        while let Some((number, function)) = functions.next_if(|(_, next)| next.start <= row.start)
+        {
+            let begins = function.start == row.start;
+            current = Some((number, function, (row.file, row.line), begins));
         }
         let mut place = (row.file, row.line);
-        let mut group = 0;
-        if let Some((function, first, begins)) = &mut current {
-            group = function.start;
+        let mut of = 0;
+        if let Some((number, function, first, begins)) = &mut current {
+            of = *number;
             // Functions are declared where their name is: there the compilers that count themselves count calls.
             *begins &= place == *first;
-            if *begins && let Some(declared) = function.declared.filter(|at| at.0 == place.0) {
+            let declared = function.declared.filter(|at| at.0 == place.0);
+            if let Some(declared) = declared.filter(|_| *begins && row.line != 0) {
                 place = declared;
             }
         }
-        let line = (row.line != 0).then_some((group, place));
-        rows.push((*row, line));
-    }
-    rows
+        Row {
+            start: row.start,
+            len: row.len,
+            function: of,
+            place,
+        }
+    });
+    placed.collect()
 }
 
 /// The lines of a file's code.
 struct Places {
-    /// Each row, by address, with its line, if it has one.
-    rows: Vec<(LineRow, Option<LineOf>)>,
+    /// Each row, by address.
+    rows: Vec<Row>,
     /// The instructions that ran, with theirs.
     insns: Vec<Option<LineOf>>,
 }
 
 impl Places {
-    fn of(code: &FileCode, table: &LineTable) -> Self {
-        let rows = rows_of(table);
+    fn of(code: &FileCode, rows: Vec<Row>) -> Self {
         let mut at = 0;
         let insns = code.insns().iter().map(|insn| {
             let address = code.file().address_of_offset(insn.offset)?;
             // Instructions come by offset, which is by address but for the odd file.
-            if rows.get(at).is_some_and(|(row, _)| row.start > address) {
+            if rows.get(at).is_some_and(|row| row.start > address) {
                 at = 0;
             }
             at += rows
                 .get(at..)?
                 .iter()
-                .take_while(|(row, _)| row.end <= address)
+                .take_while(|row| row.end() <= address)
                 .count();
-            let (row, line) = rows.get(at)?;
-            (row.start <= address).then_some(*line)?
+            let row = rows.get(at)?;
+            (row.start <= address).then(|| row.line())?
         });
         let insns = insns.collect();
         Self { rows, insns }
@@ -220,9 +246,9 @@ impl Places {
     /// How often control came to each line, and what ran of it.
     fn lines(&self, code: &FileCode) -> BTreeMap<SourcePlace, LineCount> {
         let mut lines: BTreeMap<SourcePlace, LineCount> = BTreeMap::new();
-        for (_, line) in &self.rows {
-            if let Some((_, place)) = line {
-                lines.entry(*place).or_default();
+        for row in &self.rows {
+            if let Some((_, place)) = row.line() {
+                lines.entry(place).or_default();
             }
         }
         for (insn, line) in code.insns().iter().zip(&self.insns) {
@@ -250,11 +276,12 @@ impl Places {
         let mut bytes = Vec::new();
         // Damaged tables may have any number of rows for the same code.
         let mut budget = file.size().map_or(0, |size| size.saturating_mul(2));
-        for (row, line) in &self.rows {
-            let (Some((_, place)), Some(start)) = (line, file.offset_of_address(row.start)) else {
+        for row in &self.rows {
+            let start = file.offset_of_address(row.start);
+            let (Some((_, place)), Some(start)) = (row.line(), start) else {
                 continue;
             };
-            let size = row.end.saturating_sub(row.start);
+            let size = u64::from(row.len);
             if size > budget {
                 continue;
             }
@@ -270,7 +297,7 @@ impl Places {
                 };
                 if insn.class == Class::Conditional {
                     let never = InsnCount::never(offset, insn.len, mode, insn.class);
-                    found.push((code.at(offset).copied().unwrap_or(never), *place));
+                    found.push((code.at(offset).copied().unwrap_or(never), place));
                 }
             }
         }
@@ -343,7 +370,7 @@ impl Places {
         let starts: FxHashSet<u64> = self
             .rows
             .iter()
-            .filter_map(|(row, _)| code.file().offset_of_address(row.start))
+            .filter_map(|row| code.file().offset_of_address(row.start))
             .collect();
         let mut blocks: Vec<Block> = Vec::new();
         for (insn, line) in code.insns().iter().zip(&self.insns) {

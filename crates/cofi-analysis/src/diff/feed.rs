@@ -204,6 +204,10 @@ impl CallVisitor for Feed {
         }
     }
 
+    fn wants_blocks(&self) -> bool {
+        true
+    }
+
     #[inline]
     fn ran(&mut self, block: &RanBlock<'_>) {
         // A block goes with what is known of how control came to it, which is told after this.

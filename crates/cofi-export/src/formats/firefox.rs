@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use cofi_analysis::FinishedCall;
 use cofi_session::Task;
 use fxprof_processed_profile::{
-    CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, ProcessHandle, Profile,
+    CategoryHandle, CpuDelta, Frame, FrameFlags, FrameHandle, FrameInfo, ProcessHandle, Profile,
     ReferenceTimestamp, SamplingInterval, StackHandle, ThreadHandle, Timestamp, WeightType,
 };
 
@@ -26,6 +26,8 @@ pub(super) struct Firefox<W> {
     threads: HashMap<Task, ThreadHandle>,
     thread: Option<ThreadHandle>,
     stack: Vec<StackHandle>,
+    /// The functions of the thread, by number.
+    frames: Vec<Option<FrameHandle>>,
     last: u64,
     samples: u64,
 }
@@ -43,6 +45,7 @@ impl<W: Write> Firefox<W> {
             threads: HashMap::new(),
             thread: None,
             stack: Vec::new(),
+            frames: Vec::new(),
             last: 0,
             samples: 0,
         }
@@ -99,6 +102,7 @@ impl<W: Write> Exporter for Firefox<W> {
         });
         self.thread = Some(thread);
         self.stack.clear();
+        self.frames.clear();
         self.last = at;
         Ok(())
     }
@@ -114,13 +118,19 @@ impl<W: Write> Exporter for Firefox<W> {
         let Some(thread) = self.thread else {
             return Ok(());
         };
-        let name = self.profile.intern_string(frames.name(frame));
-        let info = FrameInfo {
-            frame: Frame::Label(name),
-            category_pair: CategoryHandle::OTHER.into(),
-            flags: FrameFlags::empty(),
-        };
-        let frame = self.profile.intern_frame(thread, info);
+        let number = frame.0 as usize;
+        if self.frames.len() <= number {
+            self.frames.resize(number + 1, None);
+        }
+        let frame = *self.frames[number].get_or_insert_with(|| {
+            let name = self.profile.intern_string(frames.name(frame));
+            let info = FrameInfo {
+                frame: Frame::Label(name),
+                category_pair: CategoryHandle::OTHER.into(),
+                flags: FrameFlags::empty(),
+            };
+            self.profile.intern_frame(thread, info)
+        });
         let around = self.stack.last().copied();
         self.stack
             .push(self.profile.intern_stack(thread, around, frame));

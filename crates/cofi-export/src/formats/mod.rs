@@ -10,6 +10,7 @@ mod pprof;
 mod speedscope;
 mod svg;
 mod table;
+mod text;
 
 use std::io::Write;
 use std::str::FromStr;

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use cofi_analysis::FinishedCall;
 use serde_json::json;
 
-use super::{CREATOR, quoted};
+use super::{CREATOR, quoted, text};
 use crate::{Exporter, FrameId, Frames, Track, Weight};
 
 /// Writes a profile for each thread. A thread between whose parts others come has several.
@@ -17,6 +17,8 @@ pub(super) struct Speedscope<W> {
     begin: u64,
     is_first_profile: bool,
     is_first_event: bool,
+    /// The event that is being made.
+    event: Vec<u8>,
 }
 
 impl<W: Write> Speedscope<W> {
@@ -28,6 +30,7 @@ impl<W: Write> Speedscope<W> {
             begin: 0,
             is_first_profile: true,
             is_first_event: true,
+            event: Vec::new(),
         }
     }
 
@@ -57,16 +60,20 @@ impl<W: Write> Speedscope<W> {
         )
     }
 
-    fn event(&mut self, kind: char, frame: FrameId, at: u64) -> io::Result<()> {
-        let comma = match std::mem::take(&mut self.is_first_event) {
-            true => "",
-            false => ",",
-        };
-        writeln!(
-            self.out,
-            "{comma}{{\"type\":\"{kind}\",\"frame\":{},\"at\":{at}}}",
-            frame.0
-        )
+    fn event(&mut self, kind: u8, frame: FrameId, at: u64) -> io::Result<()> {
+        let event = &mut self.event;
+        event.clear();
+        if !std::mem::take(&mut self.is_first_event) {
+            event.push(b',');
+        }
+        event.extend_from_slice(b"{\"type\":\"");
+        event.push(kind);
+        event.extend_from_slice(b"\",\"frame\":");
+        text::decimal(event, frame.0.into());
+        event.extend_from_slice(b",\"at\":");
+        text::decimal(event, at);
+        event.extend_from_slice(b"}\n");
+        self.out.write_all(event)
     }
 }
 
@@ -102,11 +109,11 @@ impl<W: Write> Exporter for Speedscope<W> {
         _: Option<&FinishedCall>,
         _: &Frames,
     ) -> io::Result<()> {
-        self.event('O', frame, at)
+        self.event(b'O', frame, at)
     }
 
     fn leave(&mut self, frame: FrameId, at: u64) -> io::Result<()> {
-        self.event('C', frame, at)
+        self.event(b'C', frame, at)
     }
 
     fn end_part(&mut self, at: u64) -> io::Result<()> {

@@ -1,11 +1,12 @@
 //! A table of calls: comma-separated values.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use cofi_analysis::{FinishedCall, Left};
 use cofi_packet::Tsc;
-use cofi_session::Task;
 
+use super::text;
 use crate::{Exporter, FrameId, Frames, Track};
 
 /// What converts the time stamp counter.
@@ -30,33 +31,55 @@ const COLUMNS: [&str; 14] = [
 
 /// Writes a row a call, in the order in which they began.
 pub(super) struct Table<'a, W: Write> {
-    out: csv::Writer<W>,
+    out: W,
     time: Time<'a>,
-    task: Task,
+    /// The first fields of all rows of a thread.
+    task: Vec<u8>,
     has_head: bool,
+    /// The name and the file of each function, quoted as they need to be.
+    names: Vec<Vec<u8>>,
+    /// The row that is being made.
+    row: Vec<u8>,
 }
 
 impl<'a, W: Write> Table<'a, W> {
     pub(super) fn new(time: Time<'a>, out: W) -> Self {
         Self {
-            out: csv::Writer::from_writer(out),
+            out,
             time,
-            task: Task { pid: 0, tid: 0 },
+            task: Vec::new(),
             has_head: false,
+            names: Vec::new(),
+            row: Vec::new(),
         }
+    }
+
+    /// Appends the name and the file of a function to the row.
+    fn name(&mut self, frame: FrameId, frames: &Frames) -> io::Result<()> {
+        let number = frame.0 as usize;
+        if self.names.get(number).is_none_or(Vec::is_empty) {
+            if self.names.len() <= number {
+                self.names.resize(number + 1, Vec::new());
+            }
+            let file = frames.get(frame).and_then(|frame| frame.file.as_ref());
+            let file = file.map_or_else(Cow::default, |file| file.to_string_lossy());
+            self.names[number] = fields(&[frames.name(frame), &file])?;
+        }
+        self.row.extend_from_slice(&self.names[number]);
+        Ok(())
     }
 
     fn head(&mut self) -> io::Result<()> {
         match std::mem::replace(&mut self.has_head, true) {
             true => Ok(()),
-            false => self.out.write_record(COLUMNS).map_err(as_output),
+            false => writeln!(self.out, "{}", COLUMNS.join(",")),
         }
     }
 }
 
 impl<W: Write> Exporter for Table<'_, W> {
     fn begin_part(&mut self, track: &Track, _: u64) -> io::Result<()> {
-        self.task = track.task;
+        self.task = format!("{},{},", track.task.pid, track.task.tid).into();
         self.head()
     }
 
@@ -70,33 +93,38 @@ impl<W: Write> Exporter for Table<'_, W> {
         let Some(FinishedCall { call, end, .. }) = call else {
             return Ok(());
         };
-        let time = |tsc: Option<Tsc>| {
-            let time = tsc.and_then(|tsc| (self.time)(tsc));
-            time.map(|time| time.to_string()).unwrap_or_default()
-        };
+        self.row.clear();
+        self.row.extend_from_slice(&self.task);
+        text::signed(&mut self.row, call.depth);
+        self.row.push(b',');
+        self.name(frame, frames)?;
+        let Self { row, time, .. } = self;
+        row.push(b',');
+        text::hex(row, call.ip.0);
+        row.push(b',');
+        row.extend_from_slice(call.kind.name().as_bytes());
+        row.push(b',');
+        if let Some(from) = call.from {
+            text::hex(row, from.0);
+        }
         // Of what was still open nobody knows the end.
         let is_over = !matches!(end.left, Left::End | Left::Gap);
-        let file = frames.get(frame).and_then(|frame| frame.file.as_ref());
-        let file = file.map(|file| file.to_string_lossy().into_owned());
-        let row = [
-            self.task.pid.to_string(),
-            self.task.tid.to_string(),
-            call.depth.to_string(),
-            frames.name(frame).to_owned(),
-            file.unwrap_or_default(),
-            format!("{:#x}", call.ip.0),
-            call.kind.name().to_owned(),
-            call.from
-                .map(|from| format!("{:#x}", from.0))
-                .unwrap_or_default(),
-            time(call.begin.tsc),
-            time(end.end.tsc.filter(|_| is_over)),
-            end.insns.to_string(),
-            end.self_insns.to_string(),
-            end.left.name().to_owned(),
-            call.stack.to_string(),
-        ];
-        self.out.write_record(row).map_err(as_output)
+        for tsc in [call.begin.tsc, end.end.tsc.filter(|_| is_over)] {
+            row.push(b',');
+            if let Some(time) = tsc.and_then(&*time) {
+                text::decimal(row, time);
+            }
+        }
+        for insns in [end.insns, end.self_insns] {
+            row.push(b',');
+            text::decimal(row, insns);
+        }
+        row.push(b',');
+        row.extend_from_slice(end.left.name().as_bytes());
+        row.push(b',');
+        text::decimal(row, call.stack.into());
+        row.push(b'\n');
+        self.out.write_all(row)
     }
 
     fn leave(&mut self, _: FrameId, _: u64) -> io::Result<()> {
@@ -113,10 +141,12 @@ impl<W: Write> Exporter for Table<'_, W> {
     }
 }
 
-/// What is wrong with the output, told as such.
-fn as_output(error: csv::Error) -> io::Error {
-    match error.into_kind() {
-        csv::ErrorKind::Io(error) => error,
-        kind => io::Error::other(format!("{kind:?}")),
-    }
+/// Some fields of a row, each quoted if it needs to be.
+fn fields(list: &[&str]) -> io::Result<Vec<u8>> {
+    let mut row = csv::Writer::from_writer(Vec::new());
+    row.write_record(list).map_err(io::Error::other)?;
+    let mut text = row.into_inner().map_err(io::Error::other)?;
+    // The end of a row.
+    text.pop();
+    Ok(text)
 }

@@ -10,7 +10,7 @@ use crate::json::Line;
 use crate::output::Stdout;
 use crate::select::Window;
 use anyhow::Result;
-use cofi_analysis::{Call, CallEnd, CallNames, CallVisitor, CallsInOrder, FunctionId};
+use cofi_analysis::{ByTask, Call, CallEnd, CallNames, CallVisitor, CallsInOrder, FunctionId};
 use cofi_session::{Session, Stream, StreamKey, Task};
 use rustc_hash::FxHashMap;
 use std::io::{self, Write};
@@ -21,7 +21,8 @@ pub(super) struct Collect<'a, 's> {
     args: &'a CallsArgs,
     session: &'a Session<'s>,
     key: StreamKey,
-    threads: Threads,
+    /// The threads whose calls wait.
+    threads: ByTask<Waiting>,
     function: Option<Matches>,
     callers: Option<Stacks>,
     /// How many calls are of the function that was asked for.
@@ -33,39 +34,6 @@ pub(super) struct Collect<'a, 's> {
     heading: Option<Task>,
     has_headings: bool,
     failed: Option<io::Error>,
-}
-
-/// The threads whose calls wait.
-#[derive(Debug, Default)]
-struct Threads {
-    /// The one that ran last.
-    now: Option<(Task, Waiting)>,
-    others: FxHashMap<Task, Waiting>,
-}
-
-impl Threads {
-    /// What waits of a thread, if there is any.
-    #[inline]
-    fn get(&mut self, task: Task) -> Option<&mut Waiting> {
-        if self.now.as_ref().is_none_or(|(now, _)| *now != task) {
-            let next = self.others.remove(&task)?;
-            self.put(task, next);
-        }
-        self.now.as_mut().map(|(_, waiting)| waiting)
-    }
-
-    fn put(&mut self, task: Task, waiting: Waiting) {
-        if let Some((task, waiting)) = self.now.replace((task, waiting)) {
-            self.others.insert(task, waiting);
-        }
-    }
-
-    fn take(&mut self, task: Task) -> Option<Waiting> {
-        match self.now.take_if(|(now, _)| *now == task) {
-            Some((_, waiting)) => Some(waiting),
-            None => self.others.remove(&task),
-        }
-    }
 }
 
 /// The calls of a thread that wait.
@@ -142,7 +110,7 @@ impl<'a, 's> Collect<'a, 's> {
             args,
             session,
             key: stream.key(),
-            threads: Threads::default(),
+            threads: ByTask::default(),
             function: args.function.as_deref().map(Matches::new),
             callers,
             matches: 0,
@@ -165,7 +133,7 @@ impl<'a, 's> Collect<'a, 's> {
 
     /// Prints the calls of a thread, all of which were left.
     fn print(&mut self, task: Task, names: &CallNames) -> io::Result<()> {
-        let Some(mut waiting) = self.threads.take(task) else {
+        let Some(mut waiting) = self.threads.remove(task) else {
             return Ok(());
         };
         self.turn.wait();
@@ -250,12 +218,7 @@ impl CallVisitor for Collect<'_, '_> {
         if !is_wanted(&self.args.range, call.task) {
             return;
         }
-        if self.threads.get(call.task).is_none() {
-            self.threads.put(call.task, Waiting::default());
-        }
-        let Some(waiting) = self.threads.get(call.task) else {
-            return;
-        };
+        let waiting = self.threads.get_or_default(call.task);
         let most = self
             .args
             .depth
@@ -286,7 +249,7 @@ impl CallVisitor for Collect<'_, '_> {
         if let Some(callers) = &mut self.callers {
             callers.open.remove(&(call.task, call.number));
         }
-        let Some(waiting) = self.threads.get(call.task) else {
+        let Some(waiting) = self.threads.get_mut(call.task) else {
             return;
         };
         if self.function.is_some() && waiting.inside.remove(&call.number).is_none() {

@@ -18,8 +18,39 @@ pub(crate) struct JsonCalls<'a, 's> {
     tail: Vec<u8>,
 }
 
-/// What is the same of all calls of a site, by the site's number.
-pub(crate) type Sites = Vec<Box<[u8]>>;
+/// What lines have in common.
+#[derive(Debug, Default)]
+pub(crate) struct Sites {
+    /// What is the same of all calls of a site, by the site's number.
+    list: Vec<Box<[u8]>>,
+    /// Time passes at packets: many calls begin and end at the same moment. The last one, and the members that tell it, up to the next key.
+    moment: Option<(Tsc, Vec<u8>)>,
+}
+
+impl Sites {
+    /// The members that all calls of the site of `finished` have.
+    #[inline]
+    fn of(&mut self, finished: &FinishedCall, make: impl FnOnce() -> Box<[u8]>) -> &[u8] {
+        let site = finished.site as usize;
+        if self.list.get(site).is_none_or(|known| known.is_empty()) {
+            if self.list.len() <= site {
+                self.list.resize(site + 1, Box::default());
+            }
+            if let Some(new) = self.list.get_mut(site) {
+                *new = make();
+            }
+        }
+        self.list.get(site).map_or(&[], |site| &**site)
+    }
+}
+
+/// A number, or null.
+fn number(out: &mut Vec<u8>, number: Option<u64>) {
+    match number {
+        Some(number) => digits::decimal(out, number),
+        None => out.extend_from_slice(b"null"),
+    }
+}
 
 /// Whether a call is deep enough within others, or too short, to be left out.
 pub(super) fn is_hidden(args: &CallsArgs, session: &Session<'_>, call: &FinishedCall) -> bool {
@@ -93,36 +124,23 @@ impl<'a, 's> JsonCalls<'a, 's> {
 
     /// Appends the members that tell of a call.
     pub(crate) fn members(&self, finished: &FinishedCall, sites: &mut Sites, out: &mut Vec<u8>) {
-        let FinishedCall { call, end, site } = finished;
-        let site = *site as usize;
-        if sites.get(site).is_none_or(|known| known.is_empty()) {
-            if sites.len() <= site {
-                sites.resize(site + 1, Box::default());
-            }
-            if let Some(new) = sites.get_mut(site) {
-                *new = self.site(finished);
-            }
-        }
-        out.extend_from_slice(sites.get(site).map_or(&[], |site| &**site));
-        let number = |out: &mut Vec<u8>, number: Option<u64>| match number {
-            Some(number) => digits::decimal(out, number),
-            None => out.extend_from_slice(b"null"),
-        };
-        let conversion = self.session.time_conversion();
-        let time = |tsc: Option<Tsc>| Some(conversion?.time_of(tsc?)?.0);
-        let begin = time(call.begin.tsc);
-        // Of what was still open nobody knows the end.
-        let over = match end.left {
-            Left::End | Left::Gap => None,
-            _ if end.end.tsc == call.begin.tsc => begin,
-            _ => time(end.end.tsc),
-        };
+        let FinishedCall { call, end, .. } = finished;
+        out.extend_from_slice(sites.of(finished, || self.site(finished)));
         digits::decimal(out, u64::try_from(call.depth).unwrap_or(0));
-        out.extend_from_slice(b",\"begin\":");
-        number(out, begin);
-        out.extend_from_slice(b",\"end\":");
-        number(out, over);
-        out.extend_from_slice(b",\"insns\":");
+        // Of what was still open nobody knows the end.
+        let is_open = matches!(end.left, Left::End | Left::Gap);
+        match call.begin.tsc {
+            Some(tsc) if end.end.tsc == Some(tsc) && !is_open => match &mut sites.moment {
+                Some((known, text)) if *known == tsc => out.extend_from_slice(text),
+                moment => {
+                    let text = moment.insert((tsc, Vec::new()));
+                    text.1.clear();
+                    self.times(call.begin.tsc, call.begin.tsc, &mut text.1);
+                    out.extend_from_slice(&text.1);
+                }
+            },
+            begin => self.times(begin, end.end.tsc.filter(|_| !is_open), out),
+        }
         digits::decimal(out, end.insns);
         out.extend_from_slice(b",\"self_insns\":");
         digits::decimal(out, end.self_insns);
@@ -141,6 +159,17 @@ impl<'a, 's> JsonCalls<'a, 's> {
             out.extend_from_slice(b",\"stack\":");
             digits::decimal(out, call.stack.into());
         }
+    }
+
+    /// Appends when a call began and ended, and the key of what comes next.
+    fn times(&self, begin: Option<Tsc>, end: Option<Tsc>, out: &mut Vec<u8>) {
+        let conversion = self.session.time_conversion();
+        let time = |tsc: Option<Tsc>| Some(conversion?.time_of(tsc?)?.0);
+        out.extend_from_slice(b",\"begin\":");
+        number(out, time(begin));
+        out.extend_from_slice(b",\"end\":");
+        number(out, time(end));
+        out.extend_from_slice(b",\"insns\":");
     }
 
     /// The members that all calls of a site have, and the key of the next.

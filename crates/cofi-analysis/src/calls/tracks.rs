@@ -1,0 +1,236 @@
+//! What paths do to the stack, worked out once for each.
+//!
+//! Most blocks along a path do nothing to it: a conditional branch leads on within its function. So who comes along a path again has to
+//! look at calls, returns and the like alone.
+
+use cofi_flow::PathNumber;
+use cofi_insn::Class;
+use cofi_packet::{Ip, StreamOffset};
+use rustc_hash::FxHashMap;
+
+use super::inlines::{Chain, Span};
+use super::names::Location;
+use super::shapes::{Hop, Shape, Transfer};
+
+/// A path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Track {
+    /// Its first instruction.
+    pub(crate) ip: Ip,
+    pub(crate) at: Location,
+    pub(crate) insns: u32,
+    /// How its last block ends; none if something else happened before that.
+    pub(crate) end: Option<Transfer>,
+    /// The instruction that ran last, or that the last block began with.
+    pub(crate) last_ip: Ip,
+    /// How far before the path's last packet the one begins that led behind the last block.
+    behind: u32,
+    /// Its steps, in [`Tracks`].
+    first: u32,
+    after: u32,
+}
+
+/// What happens along a path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) kind: StepKind,
+    /// How many of the path's instructions have run by then.
+    pub(crate) insns: u32,
+    /// How many had when the block began.
+    pub(crate) begin: u32,
+    /// How far before the path's last packet the one begins that led to the block; none if that stands before the path.
+    behind: Option<u32>,
+    /// The block has hops.
+    pub(crate) has_hops: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StepKind {
+    /// Control comes from one block to another.
+    Arrive(Transfer, Ip, Location),
+    /// It goes elsewhere within a block.
+    Hop(Hop),
+    /// Other inlined functions run.
+    Inline(Ip, Chain),
+}
+
+/// The paths that are known.
+#[derive(Debug, Default)]
+pub(crate) struct Tracks {
+    list: Vec<Track>,
+    steps: Vec<Step>,
+    /// The generation and the code of `slots`.
+    owner: (usize, u32),
+    slots: Slots,
+    others: FxHashMap<(usize, u32), Slots>,
+    /// How many slots all of them have.
+    len: usize,
+    /// The path that is being added: where its steps begin, what is known of its blocks so far, and where its last packet is.
+    begin: usize,
+    open: Option<Track>,
+    last: StreamOffset,
+    /// The inlined functions that run there, if nothing happened since they were noted.
+    chain: Option<Chain>,
+}
+
+/// Where the paths of a generation and code are.
+///
+/// Who runs a few paths of great numbers would take room for all numbers below. So there is room only as paths are gone along block by block.
+#[derive(Debug, Default)]
+struct Slots {
+    /// By the [index](PathNumber::index) of a path: where it is in the list, or `u32::MAX`.
+    numbers: Vec<u32>,
+    room: usize,
+}
+
+impl Step {
+    /// The packet that led to the block.
+    pub(crate) fn offset(&self, path: StreamOffset, before: StreamOffset) -> StreamOffset {
+        self.behind.map_or(before, |behind| back(path, behind))
+    }
+}
+
+impl Track {
+    /// Whether control stays where it is if this runs behind an instruction: a conditional branch within a function.
+    #[inline]
+    pub(crate) fn goes_on_from(&self, by: &Transfer) -> bool {
+        by.class == Class::Conditional && by.source == self.at.function
+    }
+
+    /// The packet that led behind the last block.
+    pub(crate) fn offset(&self, path: StreamOffset) -> StreamOffset {
+        back(path, self.behind)
+    }
+}
+
+fn back(path: StreamOffset, behind: u32) -> StreamOffset {
+    StreamOffset(path.0.saturating_sub(behind.into()))
+}
+
+impl Tracks {
+    /// So many steps, and so many slots, are remembered.
+    const STEPS: usize = 1 << 18;
+    const SLOTS: usize = 1 << 22;
+    /// For each path that is gone along block by block, there is room for so many more slots.
+    const ROOM: usize = 64;
+
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// A path that was [added](Self::end).
+    #[inline]
+    pub(crate) fn get(&mut self, code: u32, path: PathNumber) -> Option<(&Track, &[Step])> {
+        if self.owner != (path.generation(), code) {
+            self.change_owner((path.generation(), code));
+        }
+        let number = *self.slots.numbers.get(path.index())?;
+        let track = self.list.get(number as usize)?;
+        let steps = self.steps.get(track.first as usize..track.after as usize)?;
+        Some((track, steps))
+    }
+
+    #[cold]
+    fn change_owner(&mut self, owner: (usize, u32)) {
+        let slots = std::mem::take(&mut self.slots);
+        self.others.insert(self.owner, slots);
+        self.slots = self.others.remove(&owner).unwrap_or_default();
+        self.owner = owner;
+    }
+
+    /// A path begins that is not known. Its last packet is at `offset`. Its blocks are to be [noted](Self::note) and it is to be [added](Self::end).
+    pub(crate) fn begin(&mut self, offset: StreamOffset) {
+        if self.steps.len() >= Self::STEPS || self.len >= Self::SLOTS {
+            self.clear();
+        }
+        self.begin = self.steps.len();
+        self.open = None;
+        self.last = offset;
+        self.chain = None;
+    }
+
+    /// The next block of the path, and where the packet begins that decided where it led.
+    pub(crate) fn note(
+        &mut self,
+        shape: &Shape,
+        hops: &[Hop],
+        spans: &[Span],
+        offset: StreamOffset,
+    ) {
+        let Self {
+            steps, open, chain, ..
+        } = self;
+        let track = open.get_or_insert(Track {
+            ip: shape.ip,
+            at: shape.first,
+            insns: 0,
+            end: None,
+            last_ip: shape.ip,
+            behind: 0,
+            first: self.begin as u32,
+            after: 0,
+        });
+        let begin = track.insns;
+        let behind = (begin > 0).then_some(track.behind);
+        let mut push = |kind, insns: u32, has_hops| {
+            steps.push(Step {
+                kind,
+                insns: begin + insns,
+                begin,
+                behind,
+                has_hops,
+            });
+        };
+        if let Some(by) = track.end
+            && !shape.goes_on_from(&by)
+        {
+            push(StepKind::Arrive(by, shape.ip, shape.first), 0, false);
+            *chain = None;
+        }
+        let has_hops = !hops.is_empty();
+        let (mut hops, mut spans) = (hops.iter().peekable(), spans.iter().peekable());
+        loop {
+            let next = hops.peek().map_or(u32::MAX, |hop| hop.insns);
+            // A branch is the last instruction before its target.
+            if let Some(span) = spans.next_if(|span| span.insns < next) {
+                if chain.replace(span.chain) != Some(span.chain) {
+                    push(StepKind::Inline(span.ip, span.chain), span.insns, has_hops);
+                }
+            } else if let Some(hop) = hops.next() {
+                push(StepKind::Hop(*hop), hop.insns, has_hops);
+                *chain = None;
+            } else {
+                break;
+            }
+        }
+        track.insns += shape.insns;
+        track.end = shape.end;
+        track.last_ip = shape.last_ip();
+        track.behind = self.last.0.saturating_sub(offset.0) as u32;
+    }
+
+    /// All blocks of the path were noted. If it has a number, it is known from now on.
+    pub(crate) fn end(&mut self, code: u32, path: Option<PathNumber>) {
+        let (Some(path), Some(mut track)) = (path, self.open.take()) else {
+            self.steps.truncate(self.begin);
+            return;
+        };
+        let owner = (path.generation(), code);
+        if self.owner != owner {
+            self.change_owner(owner);
+        }
+        self.slots.room += Self::ROOM;
+        if path.index() >= self.slots.room {
+            self.steps.truncate(self.begin);
+            return;
+        }
+        let numbers = &mut self.slots.numbers;
+        if numbers.len() <= path.index() {
+            self.len += path.index() + 1 - numbers.len();
+            numbers.resize(path.index() + 1, u32::MAX);
+        }
+        track.after = self.steps.len() as u32;
+        numbers[path.index()] = self.list.len() as u32;
+        self.list.push(track);
+    }
+}
