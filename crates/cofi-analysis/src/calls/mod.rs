@@ -17,6 +17,7 @@
 
 mod clock;
 mod ends;
+mod goroutines;
 mod in_order;
 mod inlines;
 mod names;
@@ -28,6 +29,7 @@ mod stack;
 mod switch;
 mod thread;
 mod tracer;
+mod undecided;
 
 use cofi_image::ImageView;
 use cofi_packet::{Ip, StreamOffset, Tsc};
