@@ -319,9 +319,7 @@ impl<'d> Path<'d> {
         };
         match &self.blocks {
             Blocks::One(block) => block.mode(),
-            Blocks::Path { cache, path, .. } => {
-                of_node(cache, cache.graph.memo.nodes(path).first().copied())
-            }
+            Blocks::Path { cache, path, .. } => of_node(cache, path.nodes().first().copied()),
             Blocks::Phrase { cache, phrase, .. } => {
                 let first = cache.graph.phrases.nodes(phrase).first();
                 of_node(cache, first.map(|(id, _)| *id))

@@ -167,7 +167,7 @@ impl Thread {
             chain = link.outer;
         }
         for (chain, function) in new.into_iter().rev() {
-            let begin = around.moment(self.total);
+            let begin = self.now(around);
             let from = (CallKind::Inline, Some(ip));
             let call = Call {
                 function,
@@ -220,7 +220,7 @@ impl Thread {
         around: &mut Around<'_, '_, V>,
     ) {
         let end = CallEnd {
-            end: self.moment.unwrap_or_else(|| around.moment(self.total)),
+            end: self.now(around),
             insns: self.stack.own(self.total).wrapping_sub(inline.begin),
             self_insns: inline.self_insns,
             left,

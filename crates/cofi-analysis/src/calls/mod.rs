@@ -18,6 +18,7 @@
 mod by_task;
 mod clock;
 mod ends;
+mod goroutines;
 mod in_order;
 mod inlines;
 mod names;
@@ -30,6 +31,7 @@ mod switch;
 mod thread;
 mod tracer;
 mod tracks;
+mod undecided;
 
 use cofi_image::ImageView;
 use cofi_packet::{Ip, StreamOffset, Tsc};

@@ -28,6 +28,22 @@ struct Traits {
     saves_jump: bool,
     starts_program: bool,
     throws: bool,
+    go: Option<GoRole>,
+}
+
+/// What a function of Go's runtime does to stacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GoRole {
+    /// It leaves a goroutine's stack for that of the scheduler; a jump of the scheduler comes back to its caller.
+    Parks,
+    /// Its indirect jump goes on with a goroutine.
+    Resumes,
+    /// What runs on the scheduler's stack when a goroutine is over.
+    Ends,
+    /// The same when a panic was recovered from.
+    Recovers,
+    /// What the first function of a goroutine returns to.
+    Exit,
 }
 
 /// Where in which function an instruction stands.
@@ -104,6 +120,11 @@ impl CallNames {
         self.traits(function).throws
     }
 
+    /// What it does to stacks, if it is of Go's runtime.
+    pub(crate) fn go_role(&self, function: FunctionId) -> Option<GoRole> {
+        self.traits(function).go
+    }
+
     fn traits(&self, function: FunctionId) -> Traits {
         let traits = self.traits.get(function.0 as usize);
         traits.copied().unwrap_or_default()
@@ -172,6 +193,7 @@ impl CallNames {
                 saves_jump: name.is_some_and(saves_jump),
                 starts_program: name == Some("_start"),
                 throws: name.is_some_and(throws),
+                go: name.and_then(go_role),
             });
         }
         (FunctionId(number as u32), is_first)
@@ -200,6 +222,18 @@ fn whole_of(place: &Place, name: &str, cold: u64, at: Ip) -> Option<Ip> {
 fn throws(name: &str) -> bool {
     let name = name.split('@').next().unwrap_or(name);
     matches!(name, "_Unwind_Resume" | "__cxa_throw" | "__cxa_rethrow")
+}
+
+fn go_role(name: &str) -> Option<GoRole> {
+    // Functions with the older of Go's two calling conventions have it in their names.
+    match name.strip_suffix(".abi0").unwrap_or(name) {
+        "runtime.mcall" | "runtime.morestack" => Some(GoRole::Parks),
+        "runtime.gogo" => Some(GoRole::Resumes),
+        "runtime.goexit0" => Some(GoRole::Ends),
+        "runtime.recovery" => Some(GoRole::Recovers),
+        "runtime.goexit" => Some(GoRole::Exit),
+        _ => None,
+    }
 }
 
 fn saves_jump(name: &str) -> bool {

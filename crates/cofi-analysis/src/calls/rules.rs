@@ -3,7 +3,7 @@
 use cofi_insn::Class;
 use cofi_packet::Ip;
 
-use super::names::Location;
+use super::names::{GoRole, Location};
 use super::shapes::Transfer;
 use super::stack::Frame;
 use super::thread::{Around, Thread};
@@ -66,13 +66,14 @@ impl Thread {
             return;
         }
         let depth = self.depth() + 1;
-        let begin = around.moment(self.total);
+        let begin = self.now(around);
         let mut frame = self.frame((CallKind::Call, Some(by.from)), (to, at), depth, begin);
         frame.ret = Some(by.after);
         frame.is_stub = !at.is_named;
         frame.is_inner = at.is_named && !at.is_first && at.function == by.source;
         frame.saves = around.names.saves_jump(at.function);
         frame.throws = around.names.throws(at.function);
+        frame.go = around.names.go_role(at.function);
         self.enter(frame, around);
     }
 
@@ -86,7 +87,7 @@ impl Thread {
         around: &mut Around<'_, '_, V>,
     ) {
         self.count();
-        let begin = around.moment(self.total);
+        let begin = self.now(around);
         let mut frame = self.frame((kind, Some(resume)), (to, at), self.depth() + 1, begin);
         frame.resume = Some(resume);
         frame.is_handler = kind == CallKind::Signal;
@@ -119,6 +120,9 @@ impl Thread {
         let Some(top) = self.stack.top() else {
             return;
         };
+        if is_indirect && top.go == Some(GoRole::Resumes) {
+            return self.resume_goroutine(to, at, around);
+        }
         if is_indirect && top.returns_to(to) {
             // `pop` and a jump there.
             self.leave_returning(to, around);
@@ -168,7 +172,7 @@ impl Thread {
         let Some(left) = self.leave(Left::Tail, around) else {
             return self.begin(to, at, around);
         };
-        let begin = around.moment(self.total);
+        let begin = self.now(around);
         let from = (CallKind::Tail, Some(by.from));
         let mut frame = self.frame(from, (to, at), left.call.depth, begin);
         frame.ret = left.ret;
@@ -177,6 +181,7 @@ impl Thread {
         frame.jumper = jumper;
         frame.saves = left.saves || around.names.saves_jump(at.function);
         frame.throws = left.throws || around.names.throws(at.function);
+        frame.go = around.names.go_role(at.function).or(left.go);
         frame.is_stub = !at.is_named;
         self.enter(frame, around);
     }
@@ -291,7 +296,7 @@ impl Thread {
         if top.is_handler {
             // A handler returns to what goes back to where the signal came.
             self.leave(Left::Return, around);
-            let begin = around.moment(self.total);
+            let begin = self.now(around);
             let kind = (CallKind::Tail, Some(by.from));
             let mut frame = self.frame(kind, (to, at), top.call.depth, begin);
             frame.resume = top.resume;
@@ -305,9 +310,10 @@ impl Thread {
             return;
         }
         let is_outermost = self.stack.frames.len() == 1;
-        if is_outermost && self.stack.is_coroutine && at.is_first {
+        let is_exit = || around.names.go_role(at.function) == Some(GoRole::Exit);
+        if is_outermost && self.stack.is_coroutine && (at.is_first || is_exit()) {
             self.leave(Left::Return, around);
-            let begin = around.moment(self.total);
+            let begin = self.now(around);
             let kind = (CallKind::Tail, Some(by.from));
             let frame = self.frame(kind, (to, at), top.call.depth, begin);
             self.enter(frame, around);
@@ -399,7 +405,21 @@ impl Thread {
                 if top.resume.is_some() {
                     // `rt_sigreturn`. The handler may have changed where it goes.
                     self.leave(Left::Return, around);
-                    if top.resume != Some(to) {
+                    if top.resume == Some(to) {
+                        return;
+                    }
+                    if let Some(resume) = top.resume
+                        && at.is_named
+                        && at.is_first
+                        && self.function() != Some(at.function)
+                    {
+                        // The handler has a function called there, as Go's does to take the processor from a goroutine.
+                        self.interrupt(CallKind::Signal, resume, to, at, around);
+                        if let Some(called) = self.stack.frames.last_mut() {
+                            (called.ret, called.resume) = (Some(resume), None);
+                            called.is_handler = false;
+                        }
+                    } else {
                         self.relocate(to, at, around);
                     }
                 } else if by.class == Class::Syscall

@@ -3,6 +3,7 @@
 use cofi_packet::Ip;
 
 use super::inlines::InlineFrame;
+use super::names::GoRole;
 use super::{Call, FunctionId};
 
 /// An open call.
@@ -23,6 +24,8 @@ pub(crate) struct Frame {
     pub(crate) is_handler: bool,
     /// It is a call of `setjmp`, or what that has jumped to.
     pub(crate) saves: bool,
+    /// What Go's runtime does in it, or did in what has jumped to it.
+    pub(crate) go: Option<GoRole>,
     /// The function whose indirect jump began it.
     pub(crate) jumper: Option<FunctionId>,
     /// It is within a function, as a subroutine of that.

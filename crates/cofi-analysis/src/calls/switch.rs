@@ -1,34 +1,15 @@
 //! Several stacks of one thread: coroutines, and what is not known better.
 
-use cofi_insn::Class;
 use cofi_packet::Ip;
 
 use super::names::Location;
 use super::shapes::Transfer;
 use super::stack::Stack;
-use super::thread::{Around, Coming, Thread};
-use super::{CallKind, CallMoment, CallVisitor, Left};
+use super::thread::{Around, Thread};
+use super::{CallKind, CallVisitor, Left};
 
 /// So many stacks are kept that were switched away from.
 const STACKS: usize = 1 << 10;
-
-/// Several stacks may be the one that was switched to: they wait for a return to the same address. The returns that follow tell, as long as
-/// nothing else comes.
-#[derive(Debug)]
-pub(super) struct Undecided {
-    /// Where in the list of others the stacks are, the one that waits for longest first.
-    pub(super) candidates: Vec<usize>,
-    /// When control came back, and when it has returned since.
-    pub(super) returns: Vec<(Ip, CallMoment)>,
-}
-
-/// Whether an instruction of this class stays within its function if it leads there.
-const fn is_near_jump(class: Class) -> bool {
-    matches!(
-        class,
-        Class::Conditional | Class::DirectJump | Class::IndirectJump
-    )
-}
 
 impl Thread {
     /// Control is on a stack of which nothing is known.
@@ -40,7 +21,7 @@ impl Thread {
     ) {
         let depth = self.depth() + 1;
         self.suspend(around);
-        let begin = around.moment(self.total);
+        let begin = self.now(around);
         self.assume(to, at, depth, begin, around);
     }
 
@@ -57,7 +38,7 @@ impl Thread {
         let parent = self.stack.innermost();
         self.suspend(around);
         self.stack.is_coroutine = true;
-        let begin = around.moment(self.total);
+        let begin = self.now(around);
         let mut frame = self.frame((CallKind::Call, Some(by.from)), (to, at), depth, begin);
         frame.call.parent = parent;
         self.enter(frame, around);
@@ -119,82 +100,10 @@ impl Thread {
         if candidates.is_empty() {
             return false;
         }
-        let moment = around.moment(self.total);
         // What is switched away from comes last in the list.
         self.suspend(around);
-        self.undecided = Some(Undecided {
-            returns: vec![(to, moment)],
-            candidates,
-        });
-        if self
-            .undecided
-            .as_ref()
-            .is_some_and(|undecided| undecided.candidates.len() == 1)
-        {
-            self.decide(around);
-        }
+        self.choose(candidates, to, around);
         true
-    }
-
-    /// Whether a return tells more of which stack was switched to. It has been taken account of, if so.
-    pub(super) fn narrow<V: CallVisitor>(
-        &mut self,
-        coming: Coming,
-        to: Ip,
-        at: Location,
-        around: &mut Around<'_, '_, V>,
-    ) -> bool {
-        let Some(undecided) = &mut self.undecided else {
-            return false;
-        };
-        match coming {
-            Coming::Straight => return true,
-            Coming::By(by) if by.class == Class::Return => {}
-            // Branches within a function tell nothing.
-            Coming::By(by) if by.source == at.function && is_near_jump(by.class) => return true,
-            _ => return false,
-        }
-        let depth = undecided.returns.len() + 1;
-        let others = &self.others;
-        let fits = |index: &usize| {
-            let frames = others.get(*index).map(|stack| stack.frames.as_slice());
-            let frame =
-                frames.and_then(|frames| frames.len().checked_sub(depth).map(|at| frames[at]));
-            frame.is_some_and(|frame| frame.returns_to(to))
-        };
-        let fitting: Vec<usize> = undecided.candidates.iter().copied().filter(fits).collect();
-        if fitting.is_empty() {
-            return false;
-        }
-        let is_decided = fitting.len() == 1;
-        undecided.candidates = fitting;
-        undecided.returns.push((to, around.moment(self.total)));
-        if is_decided {
-            self.decide(around);
-        }
-        true
-    }
-
-    /// Goes on with one of the stacks that may have been switched to: the one that waits for longest.
-    pub(super) fn decide<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
-        let Some(undecided) = self.undecided.take() else {
-            return;
-        };
-        let (Some(index), Some((_, switched))) =
-            (undecided.candidates.first(), undecided.returns.first())
-        else {
-            return;
-        };
-        let total = std::mem::replace(&mut self.total, switched.insns);
-        self.stack = self.others.remove(*index);
-        self.resume_clock();
-        for (to, moment) in undecided.returns {
-            self.total = moment.insns;
-            self.moment = Some(moment);
-            self.leave_returning(to, around);
-        }
-        self.moment = None;
-        self.total = total;
     }
 
     /// What began at `index` by a jump was a coroutine: it goes on a stack of its own, and what the jump seemed to end goes on here.

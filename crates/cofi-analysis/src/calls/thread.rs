@@ -10,8 +10,8 @@ use super::inlines::{InlineFrame, Inlines, Span};
 use super::names::{CallNames, Location};
 use super::shapes::{Hop, Shape, Transfer};
 use super::stack::{Frame, Stack};
-use super::switch::Undecided;
 use super::tracks::{Step, StepKind, Track};
+use super::undecided::Undecided;
 use super::{Call, CallEnd, CallKind, CallMoment, CallVisitor, FunctionId, Left, OpenCall};
 
 /// So many calls may be open on a stack: code may push calls that never return. Of more than that, the outer half is forgotten.
@@ -151,9 +151,6 @@ impl Thread {
             coming => self.arrive(coming, shape.ip, shape.first, around),
         }
         let mut done = 0;
-        if !hops.is_empty() {
-            self.decide(around);
-        }
         if let Some((spans, inlines)) = inlined {
             done = self.inlined_and_hops(spans, hops, inlines, around);
         } else {
@@ -204,6 +201,12 @@ impl Thread {
     /// Control follows a direct branch within a block.
     #[inline]
     pub(super) fn hop<V: CallVisitor>(&mut self, hop: &Hop, around: &mut Around<'_, '_, V>) {
+        if self.undecided.is_some() {
+            if self.narrow_by_hop(hop, around) {
+                return;
+            }
+            self.decide(around);
+        }
         match hop.transfer.class {
             Class::DirectCall => self.call(hop.transfer, hop.to, hop.target, around),
             _ => self.jump(hop.transfer, hop.to, hop.target, around),
@@ -283,6 +286,11 @@ impl Thread {
         }
     }
 
+    /// When it is, or was, if what happens now is told later than it was.
+    pub(super) fn now<V>(&self, around: &mut Around<'_, '_, V>) -> CallMoment {
+        self.moment.unwrap_or_else(|| around.moment(self.total))
+    }
+
     /// The function of the innermost call.
     pub(super) fn function(&self) -> Option<FunctionId> {
         self.stack.top().map(|frame| frame.call.function)
@@ -308,7 +316,7 @@ impl Thread {
         at: Location,
         around: &mut Around<'_, '_, V>,
     ) {
-        self.begin = around.moment(self.total);
+        self.begin = self.now(around);
         self.counted = self.total;
         self.stack.is_first = true;
         self.assume(to, at, 0, self.begin, around);
@@ -350,6 +358,7 @@ impl Thread {
             saves: false,
             throws: false,
             is_handler: false,
+            go: None,
             jumper: None,
             is_inner: false,
             is_stub: false,
@@ -438,7 +447,7 @@ impl Thread {
         around: &mut Around<'_, '_, V>,
     ) {
         let end = CallEnd {
-            end: self.moment.unwrap_or_else(|| around.moment(self.total)),
+            end: self.now(around),
             insns: self.stack.own(self.total).wrapping_sub(frame.begin),
             self_insns: frame.self_insns,
             left,
@@ -517,7 +526,7 @@ impl Thread {
     ) {
         if !self.stack.is_first {
             // Calls that lie within others have told already where they are.
-            let begin = around.moment(self.total);
+            let begin = self.now(around);
             return self.assume(to, at, depth + 1, begin, around);
         }
         let ip = at.start.unwrap_or(to);
