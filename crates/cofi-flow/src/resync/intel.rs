@@ -328,19 +328,11 @@ impl Binder<'_, IntelPt> {
 
     /// The next packet while tracing is off or control is lost; errors and the end are dealt with.
     fn next_while_away<W: Control>(&mut self, walk: &mut W) -> Option<Flow> {
-        match self.next_flow() {
-            Ok(Some(flow)) => Some(flow),
-            Ok(None) => {
-                self.release_held(None);
-                self.state = State::Done;
-                None
-            }
-            Err(error) => {
-                self.state = State::Lost;
-                self.error(walk, None, error.into());
-                None
-            }
+        let next = self.next_flow();
+        if matches!(next, Ok(None)) {
+            self.release_held(None);
         }
+        self.take_while_away(walk, next)
     }
 
     /// Tells what a packet says by itself that binds to no address, or whose address is not known.
@@ -367,22 +359,11 @@ impl Binder<'_, IntelPt> {
     }
 
     /// Applies a PIP or VMCS packet that binds to no address.
-    pub(crate) fn apply_alone(&mut self, flow: Flow) {
-        let bound = self.own.bound;
+    fn apply_alone(&mut self, flow: Flow) {
+        let waiting = core::mem::take(&mut self.own.bound);
         self.bind(flow);
-        let (paging, vmcs) = match flow {
-            Flow::Pip { .. } => (self.own.bound.paging, None),
-            _ => (None, self.own.bound.vmcs),
-        };
-        self.own.bound = bound;
-        self.apply(
-            Bound {
-                paging,
-                vmcs,
-                ..Bound::default()
-            },
-            None,
-        );
+        let told = core::mem::replace(&mut self.own.bound, waiting);
+        self.apply(told, None);
     }
 
     /// Takes up the place that the packet just read gives, if a trial confirms it.

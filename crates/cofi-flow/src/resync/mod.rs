@@ -6,7 +6,7 @@ mod overflow;
 mod probation;
 pub(crate) mod trial;
 
-use cofi_packet::Ip;
+use cofi_packet::{DecodeError, Ip};
 
 use crate::bind::control::Control;
 use crate::bind::{Binder, Pending, State};
@@ -168,6 +168,23 @@ impl<F: ResyncFamily> Binder<'_, F> {
         walk.go_to(ip, false);
         self.pending = Pending::None;
         self.resume_at = None;
+    }
+
+    /// Takes what comes next while tracing is off or control is lost: errors and the end are dealt with.
+    pub(crate) fn take_while_away<W: Control>(
+        &mut self,
+        walk: &mut W,
+        next: Result<Option<F::Flow>, DecodeError>,
+    ) -> Option<F::Flow> {
+        match next {
+            Ok(Some(flow)) => return Some(flow),
+            Ok(None) => self.state = State::Done,
+            Err(error) => {
+                self.state = State::Lost;
+                self.error(walk, None, error.into());
+            }
+        }
+        None
     }
 
     /// Reads on while control is not being followed.

@@ -134,11 +134,12 @@ impl Binder<'_, IntelPt> {
     ) {
         let gives = self.emit.last.unwrap_or(Kind::Fup.into());
         self.report_overflow(walk, ip, first.at(ip, gives));
-        let bound = core::mem::take(&mut self.own.bound);
-        let tsx = bound
-            .tsx
-            .filter(|_| status.is_none_or(|status| status.state.tsx.is_none()));
-        let mode = bound.mode;
+        let Bound { mode, tsx, .. } = core::mem::take(&mut self.own.bound);
+        let kept = Bound {
+            mode,
+            tsx: tsx.filter(|_| status.is_none_or(|status| status.state.tsx.is_none())),
+            ..Bound::default()
+        };
         match ip {
             Some(_) if self.own.loss.is_mode_doubtful && status.is_none() => {
                 self.state = State::Lost;
@@ -146,23 +147,12 @@ impl Binder<'_, IntelPt> {
                 self.own.loss.was_on = false;
             }
             Some(ip) => {
-                self.apply(
-                    Bound {
-                        tsx,
-                        mode,
-                        ..Bound::default()
-                    },
-                    Some(ip),
-                );
+                self.apply(kept, Some(ip));
                 self.go_on_at(walk, ip);
             }
             None => {
                 self.turn_off(walk, None);
-                self.own.bound = Bound {
-                    tsx,
-                    mode,
-                    ..Bound::default()
-                };
+                self.own.bound = kept;
             }
         }
         if let Some(status) = status {

@@ -173,29 +173,16 @@ impl Binder<'_, Rtit> {
             self.state = State::Done;
             return None;
         }
-        match self.next_flow() {
-            Ok(Some(flow)) => {
-                // A decoder that begins at the PSB tells the rest.
-                let is_theirs = match flow {
-                    Flow::Tip(_) | Flow::Pge(_) | Flow::Ovf(_) => self.own.is_last,
-                    _ => false,
-                };
-                if is_theirs || self.is_cut::<W>() {
-                    self.state = State::Done;
-                    return None;
-                }
-                Some(flow)
-            }
-            Ok(None) => {
-                self.state = State::Done;
-                None
-            }
-            Err(error) => {
-                self.state = State::Lost;
-                self.error(walk, None, error.into());
-                None
-            }
+        let next = self.next_flow();
+        let flow = self.take_while_away(walk, next)?;
+        // A decoder that begins at the PSB tells the rest.
+        let is_theirs =
+            self.own.is_last && matches!(flow, Flow::Tip(_) | Flow::Pge(_) | Flow::Ovf(_));
+        if is_theirs || self.is_cut::<W>() {
+            self.state = State::Done;
+            return None;
         }
+        Some(flow)
     }
 
     /// A FUP.BuffOvf: packets were lost. TriggerEn and ContextEn are set then, FilterEn need not be (4.2.5): it follows the ranges, but not
