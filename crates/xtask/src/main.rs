@@ -70,6 +70,9 @@ usage: cargo xtask CHORE
   bench unit
           measure how many operations a second the trace unit does; with valgrind, in how many instructions
           [--rounds N] [--operations N] [--instructions]
+  bench costs
+          measure processor time and memory of each command beside `cofi blocks`; --write puts the tables into docs/costs.md
+          [--rounds N] [--millions N] [--of RECORDING]... [--only WORDS]... [--write] [--cofi PATH]
   bench insn
           measure what an instruction costs to decode, by tables and by the disassembler
           [--rounds N] [FILE]...";
