@@ -140,12 +140,14 @@ fn a_fault_in_an_inlined_function() {
     command.args(["record", "--engine", "ptrace", "-o"]);
     run(command.arg(&data).arg("--").arg(program));
     let ran = run(&mut json("last", &["--inline".as_ref()], &data));
-    let main: Value = serde_json::from_str(ran.text().lines().next().expect("a thread"))
-        .expect("an object");
+    let main: Value =
+        serde_json::from_str(ran.text().lines().next().expect("a thread")).expect("an object");
     let stack = names(&main["stack"], "at");
     assert_eq!(stack[..2], ["reads (inlined)", "twice (inlined)"]);
     assert!(stack[2].starts_with("handles"), "{stack:?}");
-    let lines: Vec<_> = (0..3).map(|at| main["stack"][at]["line"].as_u64()).collect();
+    let lines: Vec<_> = (0..3)
+        .map(|at| main["stack"][at]["line"].as_u64())
+        .collect();
     assert_eq!(lines, [Some(2), Some(3), Some(6)]);
     assert_eq!(main["stack"][0]["kind"], "inline");
     // Without the option there is none of them, and the line is that of the fault.
