@@ -2,7 +2,8 @@
 
 mod machine;
 
-use std::sync::OnceLock;
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cofi_flow::Item;
 use cofi_session::{Session, SessionOptions, Task};
@@ -38,65 +39,75 @@ fn switches(machine: &mut Machine, five: Task, six: Task) {
     }
 }
 
-/// Files of each mode.
-fn files() -> &'static [Vec<u8>] {
-    static FILES: OnceLock<(Vec<Vec<u8>>, Vec<Machine>)> = OnceLock::new();
-    let (files, _) = FILES.get_or_init(|| {
-        let (mut files, mut machines) = (Vec::new(), Vec::new());
-        let plain = Settings::default();
-        for settings in [
-            plain,
-            Settings {
-                per_cpu: true,
-                sched_switch: 3,
-                ..plain
-            },
-            Settings {
-                snapshot: true,
-                ..plain
-            },
-            Settings {
-                aux_samples: true,
-                per_cpu: true,
-                ..plain
-            },
-            Settings {
-                flags: 1 << 19,
-                ..plain
-            },
-            Settings {
-                flags: 1 << 19,
-                mark: u32::from_le_bytes(*b"cofi"),
-                ..plain
-            },
-        ] {
-            let mut machine = Machine::new(settings);
-            let (five, six) = (machine.process(5, 1), machine.process(6, 2));
-            let whose = if settings.per_cpu {
-                (NONE, CPU)
-            } else {
-                (5, NONE)
-            };
-            if settings.aux_samples {
-                machine.aux_sample(five, CPU, 4000, &packets(1, 4));
-                machine.aux_sample(six, CPU, 6000, &packets(2, 6));
-            } else {
-                switches(&mut machine, five, six);
-                machine.aux((five, CPU), (0, 100), 1, 1500);
-                machine.auxtrace(whose, 0, 1, &packets(1, 4));
-                machine.auxtrace(whose, 300, 1, &packets(3, 6));
-            }
-            let file = machine.finish();
-            let mut parts = Parts::of(&file);
-            files.push(parts.pipe());
-            parts.compress(50, |bytes| raw_frame(bytes, 64));
-            files.push(parts.file());
-            files.push(file);
-            machines.push(machine);
-        }
-        (files, machines)
-    });
+/// Files of each mode, and what made them, whose folders go with the last test.
+type Files = (Vec<Vec<u8>>, Vec<Machine>);
+
+/// Made once for the tests that run beside each other.
+fn files() -> Arc<Files> {
+    static FILES: Mutex<Weak<Files>> = Mutex::new(Weak::new());
+    // Each test has a thread of its own.
+    thread_local!(static HELD: RefCell<Option<Arc<Files>>> = const { RefCell::new(None) });
+    let mut shared = FILES.lock().unwrap_or_else(PoisonError::into_inner);
+    let files = shared.upgrade().unwrap_or_else(|| Arc::new(make_files()));
+    *shared = Arc::downgrade(&files);
+    HELD.set(Some(Arc::clone(&files)));
     files
+}
+
+fn make_files() -> Files {
+    let (mut files, mut machines) = (Vec::new(), Vec::new());
+    let plain = Settings::default();
+    for settings in [
+        plain,
+        Settings {
+            per_cpu: true,
+            sched_switch: 3,
+            ..plain
+        },
+        Settings {
+            snapshot: true,
+            ..plain
+        },
+        Settings {
+            aux_samples: true,
+            per_cpu: true,
+            ..plain
+        },
+        Settings {
+            flags: 1 << 19,
+            ..plain
+        },
+        Settings {
+            flags: 1 << 19,
+            mark: u32::from_le_bytes(*b"cofi"),
+            ..plain
+        },
+    ] {
+        let mut machine = Machine::new(settings);
+        let (five, six) = (machine.process(5, 1), machine.process(6, 2));
+        let whose = if settings.per_cpu {
+            (NONE, CPU)
+        } else {
+            (5, NONE)
+        };
+        if settings.aux_samples {
+            machine.aux_sample(five, CPU, 4000, &packets(1, 4));
+            machine.aux_sample(six, CPU, 6000, &packets(2, 6));
+        } else {
+            switches(&mut machine, five, six);
+            machine.aux((five, CPU), (0, 100), 1, 1500);
+            machine.auxtrace(whose, 0, 1, &packets(1, 4));
+            machine.auxtrace(whose, 300, 1, &packets(3, 6));
+        }
+        let file = machine.finish();
+        let mut parts = Parts::of(&file);
+        files.push(parts.pipe());
+        parts.compress(50, |bytes| raw_frame(bytes, 64));
+        files.push(parts.file());
+        files.push(file);
+        machines.push(machine);
+    }
+    (files, machines)
 }
 
 /// Reads a file to its end, every stream of it in all the ways there are.
@@ -139,7 +150,7 @@ fn read(bytes: &[u8]) -> Result<(), TestCaseError> {
 
 #[test]
 fn undamaged_files_have_instructions() {
-    for (number, file) in files().iter().enumerate() {
+    for (number, file) in files().0.iter().enumerate() {
         let session = Session::new(file, &SessionOptions::default()).unwrap();
         assert!(!session.streams().is_empty(), "{number}");
         let streams = session.streams().iter();
@@ -183,7 +194,7 @@ proptest! {
         file in any::<prop::sample::Index>(),
         damages in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0_u8..4), 1..6),
     ) {
-        let mut bytes = file.get(files()).clone();
+        let mut bytes = file.get(&files().0).clone();
         for (at, value, how) in damages {
             let at = at.index(bytes.len());
             match how {
@@ -204,7 +215,8 @@ proptest! {
 
     #[test]
     fn files_cut_off(file in any::<prop::sample::Index>(), at: prop::sample::Index) {
-        let bytes = file.get(files());
+        let files = files();
+        let bytes = file.get(&files.0);
         read(&bytes[..at.index(bytes.len())])?;
     }
 }

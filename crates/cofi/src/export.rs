@@ -32,6 +32,9 @@ fn lines(args: &ExportArgs) -> Result<Ended> {
     if args.weight.is_some() {
         bail!("--weight: counts of lines have no weight");
     }
+    if args.inline {
+        bail!("--inline: counts of lines have those of inlined functions already");
+    }
     let mut counter = Counter::default();
     let mut output: Option<Box<dyn Write>> = None;
     let has_errors = for_each(&args.flow, &[], &args.range(), |session, window| {

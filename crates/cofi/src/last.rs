@@ -17,7 +17,7 @@ use cofi_analysis::{
     Call, CallEnd, CallKind, CallMoment, CallNames, CallVisitor, FinishedCall, Left,
 };
 use cofi_flow::{Executed, FlowError, FlowErrorKind, Item};
-use cofi_image::{ImageView, Place, SourceLine, SourceLines};
+use cofi_image::{ImageView, InlinedFunction, Place, SourceLine, SourceLines};
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Stream};
@@ -59,6 +59,7 @@ pub(crate) fn run(args: &LastArgs) -> Result<Ended> {
             recent: &recent,
             why: Why::of(stream, &tail, window.is_all()),
             tail: &tail,
+            inline: args.inline,
         };
         match args.json {
             true => last.json(&mut out)?,
@@ -324,9 +325,26 @@ impl<'s> Why<'s> {
 /// Where a call is.
 struct Frame {
     at: Option<Ip>,
-    call: Call,
+    kind: CallKind,
     name: String,
     source: Option<SourceLine>,
+}
+
+fn inlined_name(name: &str) -> String {
+    format!("{name} (inlined)")
+}
+
+/// The inlined functions at a place, innermost first.
+fn inlined_at(place: &Place, sources: &mut SourceLines) -> Vec<Frame> {
+    let mut source = sources.at(place);
+    let inlined = sources.inlined(place).into_iter().rev();
+    let frame = |inlined: InlinedFunction| Frame {
+        at: None,
+        kind: CallKind::Inline,
+        name: inlined_name(&inlined.name),
+        source: std::mem::replace(&mut source, inlined.called_at),
+    };
+    inlined.map(frame).collect()
 }
 
 /// A place that no symbol names: the file's own address of it, and the file's name.
@@ -344,6 +362,8 @@ struct Last<'a, 's> {
     recent: &'a Recent,
     tail: &'a Tail,
     why: Why<'a>,
+    /// Inlined functions are wanted.
+    inline: bool,
 }
 
 impl Last<'_, '_> {
@@ -362,7 +382,21 @@ impl Last<'_, '_> {
         // How many of the inlined functions at the place were shown.
         let mut inner = 0;
         let mut frames = Vec::new();
+        let fault = match self.why {
+            Why::Signal(Signal { ip: Some(ip), .. }) if self.inline => view.place(*ip),
+            _ => None,
+        };
+        if let Some(place) = &fault {
+            frames = inlined_at(place, &mut sources);
+            frames.iter_mut().for_each(|frame| frame.at = at);
+            inner = frames.len();
+        }
         for open in self.traced.open.iter().rev() {
+            let is_inlined = open.call.kind == CallKind::Inline;
+            if is_innermost && is_inlined && fault.is_some() {
+                // What is known of it is where the last instruction ran, which need not be where the fault was.
+                continue;
+            }
             // Where a call returns to may be another line, and even another function, if it never does: the call instruction ends before it.
             let back = u64::from(!is_innermost);
             let place = at.and_then(|at| view.place(Ip(at.0.wrapping_sub(back))));
@@ -375,13 +409,12 @@ impl Last<'_, '_> {
                     inlined.nth_back(inner - 1).and_then(|it| it.called_at)
                 }
             };
-            let is_inlined = open.call.kind == CallKind::Inline;
             let known = self.traced.names.describe(open.call.function);
             frames.push(Frame {
                 at,
-                call: open.call,
+                kind: open.call.kind,
                 name: match place.as_ref().and_then(Place::symbol) {
-                    _ if is_inlined => format!("{known} (inlined)"),
+                    _ if is_inlined => inlined_name(known),
                     Some(symbol) if symbol.offset + back > 0 => {
                         format!("{}+{:#x}", symbol.demangled(), symbol.offset + back)
                     }
@@ -518,7 +551,7 @@ impl Last<'_, '_> {
         line.list("stack", &stack, |line, frame| {
             line.text("at", &frame.name)
                 .hex_or_null("ip", frame.at.map(|at| at.0))
-                .text("kind", frame.call.kind.name());
+                .text("kind", frame.kind.name());
             if let Some(source) = &frame.source {
                 line.text("source", &source.file);
                 if let Some(number) = source.line {

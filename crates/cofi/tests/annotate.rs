@@ -92,3 +92,39 @@ fn source_and_instructions() {
     assert_eq!((ran.code(), ran.text().as_str()), (2, ""));
     assert!(ran.stderr.contains("near to it: collatz"), "{}", ran.stderr);
 }
+
+/// The part of a function that hardly ever runs stands before it in the file, and is shown behind it.
+#[test]
+fn a_cold_part_comes_last() {
+    const COLD: &str = "
+        __attribute__((cold, noipa)) void fails(int n) { (void)n; }
+        __attribute__((noipa)) int works(int n) {
+            if (n == 5) { fails(n); fails(n + 1); return -n; }
+            return n * 3;
+        }
+        int main(void) {
+            int sum = 0;
+            for (int i = 0; i < 10; i++) sum += works(i);
+            return sum == 0;
+        }
+    ";
+    let scratch = Scratch::new();
+    let source = scratch.write("cold.cpp", COLD);
+    let Some(program) = scratch.compile(&source, &["-g", "-O2"]) else {
+        return;
+    };
+    let data = scratch.path("data");
+    run(record(&data, None).arg("--").arg(&program));
+    let ran = run(cofi().args(["annotate", "--json", "works"]).arg(&data));
+    assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
+    let text = ran.text();
+    let objects = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let names: Vec<String> = objects
+        .filter_map(|object: Value| Some(object["function"].as_str()?.to_owned()))
+        .collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert_eq!(names[0], "works(int)");
+    assert!(names[1].contains(".cold"), "{names:?}");
+}

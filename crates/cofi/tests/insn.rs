@@ -4,10 +4,11 @@ mod common;
 
 use common::{Ran, STATIC, Scratch, cofi, json, record, run};
 use serde_json::Value;
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A recording with many PSBs, and all that `--json --time` tells of it.
 struct Recorded {
@@ -17,27 +18,33 @@ struct Recorded {
     timed: Vec<Value>,
 }
 
-/// Recorded once; nothing where programs cannot be built.
-fn recorded() -> Option<&'static Recorded> {
-    static RECORDED: OnceLock<Option<Recorded>> = OnceLock::new();
-    RECORDED
-        .get_or_init(|| {
-            let scratch = Scratch::new();
-            let program = scratch.program("static.c", STATIC)?;
-            let data = scratch.path("data");
-            let ran = run(record(&data, Some("cyc,psb_period=0"))
-                .arg("--")
-                .arg(&program));
-            assert!(ran.stderr.contains("verified"), "{}", ran.stderr);
-            let timed = items(&["--time"], &data);
-            Some(Recorded {
-                _scratch: scratch,
-                data,
-                program,
-                timed,
-            })
-        })
-        .as_ref()
+/// Recorded once for the tests that run beside each other; nothing where programs cannot be built. The last of them removes it.
+fn recorded() -> Option<Arc<Recorded>> {
+    static RECORDED: Mutex<Weak<Recorded>> = Mutex::new(Weak::new());
+    // Each test has a thread of its own.
+    thread_local!(static HELD: RefCell<Option<Arc<Recorded>>> = const { RefCell::new(None) });
+    let mut shared = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(recorded) = shared.upgrade() {
+        HELD.set(Some(Arc::clone(&recorded)));
+        return Some(recorded);
+    }
+    let scratch = Scratch::new();
+    let program = scratch.program("static.c", STATIC)?;
+    let data = scratch.path("data");
+    let ran = run(record(&data, Some("cyc,psb_period=0"))
+        .arg("--")
+        .arg(&program));
+    assert!(ran.stderr.contains("verified"), "{}", ran.stderr);
+    let timed = items(&["--time"], &data);
+    let recorded = Arc::new(Recorded {
+        _scratch: scratch,
+        data,
+        program,
+        timed,
+    });
+    *shared = Arc::downgrade(&recorded);
+    HELD.set(Some(Arc::clone(&recorded)));
+    Some(recorded)
 }
 
 fn lines(ran: &Ran) -> Vec<Value> {

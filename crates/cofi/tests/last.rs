@@ -118,6 +118,43 @@ fn by_itself() {
     assert_eq!(main["signal"], Value::Null);
 }
 
+/// The innermost inlined function is that of the instruction that faulted, and not that of the one that ran last.
+#[test]
+fn a_fault_in_an_inlined_function() {
+    const FAULTS: &str = "
+        static inline __attribute__((always_inline)) int reads(volatile int *from) { return *from; }
+        static inline __attribute__((always_inline)) int twice(volatile int *from) { return 2 * reads(from); }
+        __attribute__((noinline)) int handles(volatile int *from, int *to) {
+            *to = 3;
+            return twice(from);
+        }
+        int main(void) { int x; return handles((int *)0x10, &x); }
+    ";
+    let scratch = Scratch::new();
+    let source = scratch.write("faults.c", FAULTS);
+    let Some(program) = scratch.compile(&source, &["-O1", "-g"]) else {
+        return;
+    };
+    let data = scratch.path("data");
+    let mut command = cofi();
+    command.args(["record", "--engine", "ptrace", "-o"]);
+    run(command.arg(&data).arg("--").arg(program));
+    let ran = run(&mut json("last", &["--inline".as_ref()], &data));
+    let main: Value =
+        serde_json::from_str(ran.text().lines().next().expect("a thread")).expect("an object");
+    let stack = names(&main["stack"], "at");
+    assert_eq!(stack[..2], ["reads (inlined)", "twice (inlined)"]);
+    assert!(stack[2].starts_with("handles"), "{stack:?}");
+    let lines: Vec<_> = (0..3)
+        .map(|at| main["stack"][at]["line"].as_u64())
+        .collect();
+    assert_eq!(lines, [Some(2), Some(3), Some(6)]);
+    assert_eq!(main["stack"][0]["kind"], "inline");
+    // Without the option there is none of them, and the line is that of the fault.
+    let plain = &threads(&data)[0];
+    assert!(names(&plain["stack"], "at")[0].starts_with("handles"));
+}
+
 /// A recursion is told once, and what no symbol names by where it stands in its file.
 #[test]
 fn a_deep_stack_without_names() {

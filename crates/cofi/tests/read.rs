@@ -5,12 +5,13 @@ mod common;
 use common::{ASM, Ran, STATIC, Scratch, addresses, cofi, json, record, run};
 use proptest::prelude::*;
 use serde_json::Value;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 const PSB: [u8; 16] = [
     2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82,
@@ -25,31 +26,37 @@ struct Recorded {
     executed: Vec<u64>,
 }
 
-/// Recorded once; nothing where programs cannot be built.
-fn recorded() -> Option<&'static Recorded> {
-    static RECORDED: OnceLock<Option<Recorded>> = OnceLock::new();
-    RECORDED
-        .get_or_init(|| {
-            let scratch = Scratch::new();
-            let program = scratch.program("branches.S", ASM)?;
-            let (data, raw) = (scratch.path("data"), scratch.path("raw"));
-            let ran = run(record(&data, None)
-                .arg("--raw-output")
-                .arg(&raw)
-                .arg("--")
-                .arg(&program));
-            assert_eq!(ran.code(), 42, "{}", ran.stderr);
-            let flow = run(&mut json("insn", &[], &data));
-            assert_eq!(flow.code(), 0, "{}", flow.stderr);
-            Some(Recorded {
-                data: std::fs::read(&data).expect("the recording"),
-                raw: std::fs::read(&raw).expect("the packets"),
-                executed: addresses(&flow.stdout),
-                scratch,
-                program,
-            })
-        })
-        .as_ref()
+/// Recorded once for the tests that run beside each other; nothing where programs cannot be built. The last of them removes it.
+fn recorded() -> Option<Arc<Recorded>> {
+    static RECORDED: Mutex<Weak<Recorded>> = Mutex::new(Weak::new());
+    // Each test has a thread of its own.
+    thread_local!(static HELD: RefCell<Option<Arc<Recorded>>> = const { RefCell::new(None) });
+    let mut shared = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(recorded) = shared.upgrade() {
+        HELD.set(Some(Arc::clone(&recorded)));
+        return Some(recorded);
+    }
+    let scratch = Scratch::new();
+    let program = scratch.program("branches.S", ASM)?;
+    let (data, raw) = (scratch.path("data"), scratch.path("raw"));
+    let ran = run(record(&data, None)
+        .arg("--raw-output")
+        .arg(&raw)
+        .arg("--")
+        .arg(&program));
+    assert_eq!(ran.code(), 42, "{}", ran.stderr);
+    let flow = run(&mut json("insn", &[], &data));
+    assert_eq!(flow.code(), 0, "{}", flow.stderr);
+    let recorded = Arc::new(Recorded {
+        data: std::fs::read(&data).expect("the recording"),
+        raw: std::fs::read(&raw).expect("the packets"),
+        executed: addresses(&flow.stdout),
+        scratch,
+        program,
+    });
+    *shared = Arc::downgrade(&recorded);
+    HELD.set(Some(Arc::clone(&recorded)));
+    Some(recorded)
 }
 
 impl Recorded {

@@ -101,6 +101,16 @@ fn other_bytes_of_the_program_break_a_seal() {
             errors[0]
         );
     }
+    // Those that show something else say why they end so.
+    for command in ["calls", "last", "top"] {
+        let ran = run(cofi().args([command, "--json"]).arg(&data));
+        assert_eq!(ran.code(), 1, "{command}");
+        assert!(
+            ran.stderr.contains("1 error in the flow") && ran.stderr.contains("seal"),
+            "{command}: {}",
+            ran.stderr
+        );
+    }
     let report = run(cofi().arg("report").arg(&data));
     assert_eq!(report.code(), 1, "{}", report.text());
     assert!(report.text().contains("seal"), "{}", report.text());

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use cofi_flow::{Event, Executed, FlowErrorKind, Item, Part};
+use cofi_flow::{Event, Executed, FlowError, FlowErrorKind, Item, Part};
 use cofi_image::{ImageView, LandingPads, Version};
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
@@ -59,7 +59,8 @@ pub struct CallTracer<'s> {
     task: Task,
     thread: Thread,
     offset: StreamOffset,
-    errors: bool,
+    /// The first error in the flow, and how many there were.
+    errors: Option<(FlowError, u64)>,
     /// Room for the lengths of a run's instructions.
     lens: Vec<u8>,
 }
@@ -135,7 +136,7 @@ impl<'s> CallTracer<'s> {
             task: stream.task(),
             thread: Thread::new(stream.task()),
             offset: start,
-            errors: false,
+            errors: None,
             lens: Vec::new(),
         }
     }
@@ -156,6 +157,12 @@ impl<'s> CallTracer<'s> {
     /// Whether there were errors in the flow.
     #[must_use]
     pub const fn has_errors(&self) -> bool {
+        self.errors.is_some()
+    }
+
+    /// The first error in the flow, and how many there were.
+    #[must_use]
+    pub const fn errors(&self) -> Option<(FlowError, u64)> {
         self.errors
     }
 
@@ -388,7 +395,7 @@ impl<'s> CallTracer<'s> {
         }
         match item {
             Item::Insn(_) => {}
-            Item::Error(error) => self.error(&error.kind, visitor),
+            Item::Error(error) => self.error(error, visitor),
             Item::Event(event) => self.event(event, flow, visitor),
         }
     }
@@ -414,10 +421,10 @@ impl<'s> CallTracer<'s> {
         self.thread.arrive(coming, ip, at, &mut around);
     }
 
-    fn error(&mut self, kind: &FlowErrorKind, visitor: &mut impl CallVisitor) {
-        self.errors = true;
-        visitor.lost(GapCause::Error(*kind), self.offset);
-        match kind {
+    fn error(&mut self, error: &FlowError, visitor: &mut impl CallVisitor) {
+        self.errors.get_or_insert((*error, 0)).1 += 1;
+        visitor.lost(GapCause::Error(error.kind), self.offset);
+        match error.kind {
             // The flow was not lost.
             FlowErrorKind::Seal { .. } => {}
             FlowErrorKind::UnknownEnd => self.thread.coming = Coming::Ending,

@@ -47,7 +47,11 @@ pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
         }
         let cover = SourceCover::of(code);
         let functions = cover.functions.iter();
-        for function in functions.filter(|function| is_named(&function.name, wanted)) {
+        let functions = functions.filter(|function| is_named(&function.name, wanted));
+        let mut functions: Vec<&FunctionCover> = functions.collect();
+        // A linker puts the cold parts of functions before them.
+        functions.sort_by_key(|function| function.name.contains(".cold"));
+        for function in functions {
             let listing = Listing::of(code, &cover, function);
             if args.json {
                 json(&listing, &mut out)?;

@@ -7,12 +7,13 @@ pub(crate) mod text;
 mod turns;
 
 use crate::args::{CallsArgs, Range};
+use crate::digits::counted;
 use crate::output::{Stdout, stdout, tell};
 use crate::point::{Place, is_called, near};
 use crate::progress::Printing;
 use crate::select::{Found, Window};
 use crate::sync::Sync;
-use crate::{Ended, args, input};
+use crate::{Ended, args, input, item};
 use anyhow::{Result, bail};
 use callers::Callers;
 use cofi_analysis::{CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, Gate, OpenCall};
@@ -225,10 +226,23 @@ pub(crate) struct Traced {
 }
 
 impl Traced {
-    fn of(mut tracer: CallTracer<'_>, found: Found, visitor: &mut impl CallVisitor) -> Self {
+    fn of(
+        mut tracer: CallTracer<'_>,
+        stream: &Stream<'_>,
+        found: Found,
+        visitor: &mut impl CallVisitor,
+    ) -> Self {
         let open = tracer.open_calls().collect();
         let forgotten = tracer.forgotten_calls();
         tracer.finish(visitor);
+        if let Some((first, count)) = tracer.errors() {
+            let title = input::title(stream);
+            let errors = counted(count, "error");
+            let wrong = item::wrong(&first);
+            tell(format_args!(
+                "{title}: {errors} in the flow, the first {wrong}; `cofi check` lists what is missing"
+            ));
+        }
         Self {
             errors: tracer.has_errors(),
             found,
@@ -262,7 +276,7 @@ pub(crate) fn trace<'s>(
         while tracer.follow(&mut flow, visitor) {
             reached(flow.offset());
         }
-        return Ok(Traced::of(tracer, Found::default(), visitor));
+        return Ok(Traced::of(tracer, stream, Found::default(), visitor));
     }
     let sync = Sync::of(session, stream.bytes(), true);
     let start = window.start(session, sync);
@@ -302,7 +316,7 @@ pub(crate) fn trace<'s>(
         }
         reached(flow.offset());
     }
-    Ok(Traced::of(tracer, found, visitor))
+    Ok(Traced::of(tracer, stream, found, visitor))
 }
 
 /// Whether the calls of a thread are wanted.
