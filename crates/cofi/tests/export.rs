@@ -5,6 +5,7 @@ mod common;
 use common::{Ran, Scratch, cofi, json, repository, run};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,9 +14,13 @@ type Weights = BTreeMap<String, u64>;
 
 /// A recording of one of the programs of `cofi calls`.
 fn recorded(scratch: &Scratch, source: &str) -> Option<PathBuf> {
-    let path = repository().join("crates/cofi/tests/calls").join(source);
     let flags = ["-O1", "-g", "-pthread", "-finstrument-functions"];
-    let program = scratch.compile(&path, &flags)?;
+    recorded_with(scratch, source, &flags)
+}
+
+fn recorded_with(scratch: &Scratch, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    let path = repository().join("crates/cofi/tests/calls").join(source);
+    let program = scratch.compile(&path, flags)?;
     let data = scratch.path("data");
     let mut command = cofi();
     command.env("CALLS_LOG", scratch.path("log"));
@@ -53,7 +58,12 @@ fn add(weights: &mut Weights, name: &str, weight: u64) {
 
 /// The instructions of functions, as `cofi calls` has them.
 fn called(data: &Path) -> Weights {
-    let ran = run(&mut json("calls", &[], data));
+    called_with(data, &[])
+}
+
+fn called_with(data: &Path, more: &[&str]) -> Weights {
+    let more: Vec<&OsStr> = more.iter().map(OsStr::new).collect();
+    let ran = run(&mut json("calls", &more, data));
     assert_eq!((ran.code(), ran.stderr.as_str()), (0, ""));
     let mut weights = Weights::new();
     for line in ran.text().lines() {
@@ -354,7 +364,17 @@ fn csv(ran: &Ran) -> Weights {
 
 /// What every format says functions weigh.
 fn all(data: &Path, weight: &str, scratch: &Scratch) -> Vec<(&'static str, Weights)> {
-    let export = |format| export(data, format, &["--weight", weight]);
+    all_with(data, weight, &[], scratch)
+}
+
+fn all_with(
+    data: &Path,
+    weight: &str,
+    more: &[&str],
+    scratch: &Scratch,
+) -> Vec<(&'static str, Weights)> {
+    let more = [&["--weight", weight], more].concat();
+    let export = |format| export(data, format, &more);
     let unit = if weight == "time" {
         "nanoseconds"
     } else {
@@ -437,6 +457,29 @@ fn coroutines() {
             ),
         }
     }
+}
+
+/// With `--inline` every format has inlined functions as `cofi calls --inline` has them. What counts lines has none, and says so.
+#[test]
+fn inlined_functions() {
+    let scratch = Scratch::new();
+    let flags = ["-O2", "-g", "-fno-stack-protector"];
+    let Some(data) = recorded_with(&scratch, "inlined.c", &flags) else {
+        return;
+    };
+    let (wanted, plain) = (called_with(&data, &["--inline"]), called(&data));
+    let sum = |weights: &Weights| weights.values().sum::<u64>();
+    assert!(wanted.len() > plain.len(), "{wanted:?}");
+    assert_eq!(sum(&wanted), sum(&plain));
+    for (format, weights) in all_with(&data, "insns", &["--inline"], &scratch) {
+        assert_eq!(weights, wanted, "{format}");
+    }
+    assert_eq!(csv(&export(&data, "csv", &["--inline"])), wanted, "csv");
+    let mut command = cofi();
+    let arguments = ["export", "--to", "lcov", "--inline", "-o", "-"];
+    let ran = run(command.args(arguments).arg(&data));
+    assert_eq!((ran.code(), ran.text().as_str()), (2, ""));
+    assert!(ran.stderr.contains("--inline"), "{}", ran.stderr);
 }
 
 /// The picture is XML with a title for each function, and says what widths are.
