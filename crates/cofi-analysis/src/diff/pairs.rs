@@ -1,6 +1,6 @@
 //! Which thread of one recording is which of another.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use cofi_session::{Stream, StreamKey};
 
@@ -51,16 +51,22 @@ pub fn match_threads<'s, 't>(
     a: &[&'s Stream<'t>],
     b: &[&'s Stream<'t>],
 ) -> Vec<ThreadPair<'s, 't>> {
-    let mut others = named(b);
+    let mut others: Vec<Option<&'s Stream<'t>>> = Vec::new();
+    // Names are unique but for streams that have none: of these the first comes first.
+    let mut places: HashMap<Name, VecDeque<usize>> = HashMap::new();
+    for (name, stream) in named(b) {
+        places.entry(name).or_default().push_back(others.len());
+        others.push(Some(stream));
+    }
     let mut pairs: Vec<ThreadPair<'s, 't>> = Vec::new();
     for (name, stream) in named(a) {
-        let index = others.iter().position(|(other, _)| *other == name);
+        let place = places.get_mut(&name).and_then(VecDeque::pop_front);
         pairs.push(ThreadPair {
             a: Some(stream),
-            b: index.map(|index| others.remove(index).1),
+            b: place.and_then(|place| others[place].take()),
         });
     }
-    let alone = others.into_iter().map(|(_, stream)| ThreadPair {
+    let alone = others.into_iter().flatten().map(|stream| ThreadPair {
         a: None,
         b: Some(stream),
     });
