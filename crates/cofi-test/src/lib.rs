@@ -97,7 +97,7 @@ pub fn compile(source: &Path, program: &Path, flags: &[&str]) -> bool {
             return false;
         }
     };
-    if let Err(reason) = takes(flags, program) {
+    if let Err(reason) = takes(source, flags, program) {
         skip(format_args!("cc does not take {flags:?} here: {reason}"));
         return false;
     }
@@ -115,13 +115,14 @@ fn compiler(
     cc.stdin(Stdio::null()).output()
 }
 
-/// Whether the smallest program can be compiled with these flags; if not, the compiler's first error.
-fn takes(flags: &[&str], beside: &Path) -> Result<(), String> {
+/// Whether the smallest program in the language of `like` can be compiled with these flags; if not, the compiler's first error.
+fn takes(like: &Path, flags: &[&str], beside: &Path) -> Result<(), String> {
     let (name, text) = if flags.contains(&"-nostdlib") {
         ("S", ".globl _start\n_start: nop\n")
     } else {
+        let is_cpp = like.extension().is_some_and(|name| name == "cpp");
         (
-            "c",
+            if is_cpp { "cpp" } else { "c" },
             "#include <stdio.h>\nint main(void) { return puts(\"\"); }\n",
         )
     };
