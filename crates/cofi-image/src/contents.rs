@@ -165,6 +165,9 @@ impl Pieces {
         let end = offset.checked_add(len).filter(|end| *end <= self.len);
         let len = end.and_then(|_| usize::try_from(len).ok());
         let len = len.ok_or(io::ErrorKind::UnexpectedEof)?;
+        // A sparse file may be larger than any memory: that is an error, and no end of the program.
+        let room = Vec::<u8>::new().try_reserve_exact(len);
+        room.map_err(|_| io::ErrorKind::OutOfMemory)?;
         let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, len).collect();
         if let Some(bytes) = Arc::get_mut(&mut bytes) {
             self.file.read_exact_at(bytes, offset)?;

@@ -236,8 +236,9 @@ mod tests {
         };
         let right = "int main(void) { return 0; }\n";
         assert!(compiles(right, &["-O1"]).expect("it compiles"));
-        assert!(takes(&["-O1"], &program).is_ok());
-        let reason = takes(&["-fno-such-flag"], &program).expect_err("no such flag");
+        assert!(takes(Path::new("a.c"), &["-O1"], &program).is_ok());
+        let reason =
+            takes(Path::new("a.c"), &["-fno-such-flag"], &program).expect_err("no such flag");
         assert!(reason.contains("-fno-such-flag"), "{reason}");
         compiles("int main(void) { return x; }\n", &["-O1"]).expect_err("a wrong source");
         std::fs::remove_dir_all(&folder).expect("the folder");

@@ -182,10 +182,6 @@ impl Thread {
         let after = |insns: u32| total + u64::from(insns);
         for step in steps {
             around.offset = step.offset(offset, before);
-            if step.has_hops && self.undecided.is_some() {
-                self.total = after(step.begin);
-                self.decide(around);
-            }
             self.total = after(step.insns);
             match &step.kind {
                 StepKind::Arrive(by, to, at) => self.arrive(Coming::By(*by), *to, *at, around),

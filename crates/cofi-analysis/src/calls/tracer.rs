@@ -171,6 +171,20 @@ impl<'s> CallTracer<'s> {
         self.thread.open()
     }
 
+    /// Nothing more will come that could tell on which of several stacks control is: it is taken to be on the one that waited for longest, so that
+    /// [`open_calls`](Self::open_calls) has its calls.
+    pub fn decide(&mut self, visitor: &mut impl CallVisitor) {
+        let mut around = Around {
+            visitor,
+            clock: &mut self.clock,
+            names: &self.names,
+            pads: &mut self.pads,
+            view: self.code.now.as_ref().map(|(_, view)| view),
+            offset: self.offset,
+        };
+        self.thread.decide(&mut around);
+    }
+
     /// How many calls around these were taken to be left because there were so many.
     #[must_use]
     pub const fn forgotten_calls(&self) -> u64 {
@@ -250,12 +264,14 @@ impl<'s> CallTracer<'s> {
                 let Some((shape, hops)) = shapes.get(number) else {
                     return;
                 };
-                visitor.ran(&RanBlock {
-                    number,
-                    generation: *generation,
-                    view,
-                    content: Content::Block(block),
-                });
+                if wants_blocks {
+                    visitor.ran(&RanBlock {
+                        number,
+                        generation: *generation,
+                        view,
+                        content: Content::Block(block),
+                    });
+                }
                 let mut around = Around {
                     visitor: &mut *visitor,
                     clock,

@@ -36,12 +36,8 @@ pub(crate) struct Step {
     pub(crate) kind: StepKind,
     /// How many of the path's instructions have run by then.
     pub(crate) insns: u32,
-    /// How many had when the block began.
-    pub(crate) begin: u32,
     /// How far before the path's last packet the one begins that led to the block; none if that stands before the path.
     behind: Option<u32>,
-    /// The block has hops.
-    pub(crate) has_hops: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +104,7 @@ fn back(path: StreamOffset, behind: u32) -> StreamOffset {
 }
 
 impl Tracks {
-    /// So many steps, and so many slots, are remembered.
+    /// So many steps, as many paths, and so many slots, are remembered.
     const STEPS: usize = 1 << 18;
     const SLOTS: usize = 1 << 22;
     /// For each path that is gone along block by block, there is room for so many more slots.
@@ -140,7 +136,8 @@ impl Tracks {
 
     /// A path begins that is not known. Its last packet is at `offset`. Its blocks are to be [noted](Self::note) and it is to be [added](Self::end).
     pub(crate) fn begin(&mut self, offset: StreamOffset) {
-        if self.steps.len() >= Self::STEPS || self.len >= Self::SLOTS {
+        let is_full = self.steps.len().max(self.list.len()) >= Self::STEPS;
+        if is_full || self.len >= Self::SLOTS {
             self.clear();
         }
         self.begin = self.steps.len();
@@ -172,32 +169,29 @@ impl Tracks {
         });
         let begin = track.insns;
         let behind = (begin > 0).then_some(track.behind);
-        let mut push = |kind, insns: u32, has_hops| {
+        let mut push = |kind, insns: u32| {
             steps.push(Step {
                 kind,
                 insns: begin + insns,
-                begin,
                 behind,
-                has_hops,
             });
         };
         if let Some(by) = track.end
             && !shape.goes_on_from(&by)
         {
-            push(StepKind::Arrive(by, shape.ip, shape.first), 0, false);
+            push(StepKind::Arrive(by, shape.ip, shape.first), 0);
             *chain = None;
         }
-        let has_hops = !hops.is_empty();
         let (mut hops, mut spans) = (hops.iter().peekable(), spans.iter().peekable());
         loop {
             let next = hops.peek().map_or(u32::MAX, |hop| hop.insns);
             // A branch is the last instruction before its target.
             if let Some(span) = spans.next_if(|span| span.insns < next) {
                 if chain.replace(span.chain) != Some(span.chain) {
-                    push(StepKind::Inline(span.ip, span.chain), span.insns, has_hops);
+                    push(StepKind::Inline(span.ip, span.chain), span.insns);
                 }
             } else if let Some(hop) = hops.next() {
-                push(StepKind::Hop(*hop), hop.insns, has_hops);
+                push(StepKind::Hop(*hop), hop.insns);
                 *chain = None;
             } else {
                 break;

@@ -232,6 +232,7 @@ impl Traced {
         found: Found,
         visitor: &mut impl CallVisitor,
     ) -> Self {
+        tracer.decide(visitor);
         let open = tracer.open_calls().collect();
         let forgotten = tracer.forgotten_calls();
         tracer.finish(visitor);
