@@ -214,6 +214,8 @@ impl Matches {
 /// What came of following a stream.
 #[derive(Debug)]
 pub(crate) struct Traced {
+    /// What to say of errors in the flow, if there were any.
+    wrong: Option<String>,
     pub(crate) errors: bool,
     pub(crate) found: Found,
     pub(crate) names: CallNames,
@@ -236,15 +238,16 @@ impl Traced {
         let open = tracer.open_calls().collect();
         let forgotten = tracer.forgotten_calls();
         tracer.finish(visitor);
-        if let Some((first, count)) = tracer.errors() {
+        let wrong = tracer.errors().map(|(first, count)| {
             let title = input::title(stream);
             let errors = counted(count, "error");
             let wrong = item::wrong(&first);
-            tell(format_args!(
+            format!(
                 "{title}: {errors} in the flow, the first {wrong}; `cofi check` lists what is missing"
-            ));
-        }
+            )
+        });
         Self {
+            wrong,
             errors: tracer.has_errors(),
             found,
             open,
@@ -255,8 +258,24 @@ impl Traced {
     }
 }
 
-/// Follows the wanted part of a stream, and shows its calls to a visitor, those of inlined functions if they are wanted. `reached` hears how far it is.
+/// As [`follow`] does, and says on standard error what was wrong with the flow.
 pub(crate) fn trace<'s>(
+    session: &'s Session<'_>,
+    stream: &'s Stream<'_>,
+    window: &Window,
+    inlined: bool,
+    visitor: &mut impl CallVisitor,
+    reached: impl Fn(StreamOffset),
+) -> Result<Traced> {
+    let traced = follow(session, stream, window, inlined, visitor, reached)?;
+    if let Some(wrong) = &traced.wrong {
+        tell(format_args!("{wrong}"));
+    }
+    Ok(traced)
+}
+
+/// Follows the wanted part of a stream, and shows its calls to a visitor, those of inlined functions if they are wanted. `reached` hears how far it is.
+pub(crate) fn follow<'s>(
     session: &'s Session<'_>,
     stream: &'s Stream<'_>,
     window: &Window,

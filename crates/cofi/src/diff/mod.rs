@@ -201,10 +201,10 @@ fn compare_pair<'s>(
         &options,
         |feed| {
             let reached = |at| progress.reached(at);
-            calls::trace(a.session, x, &a.window, false, feed, reached).map(|traced| traced.found)
+            calls::follow(a.session, x, &a.window, false, feed, reached).map(|traced| traced.found)
         },
         |feed| {
-            calls::trace(b.session, y, &b.window, false, feed, |_| {}).map(|traced| traced.found)
+            calls::follow(b.session, y, &b.window, false, feed, |_| {}).map(|traced| traced.found)
         },
     );
     one?;
