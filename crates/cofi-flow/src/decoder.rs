@@ -10,6 +10,16 @@ use crate::time::{Time, TimeJump};
 use crate::walk::{Phase, Walker};
 use crate::{CodeCache, CodeKey, Executed, FlowConfig, Item, Part, Run, TraceFormat};
 
+/// The least that the walk goes on by.
+enum Step {
+    /// Anything that stands alone.
+    Item(Item),
+    /// Plain instructions are due.
+    Plain,
+    /// What ends this block is.
+    End(u32),
+}
+
 /// A [`Part`] whose instructions are still in the cache.
 pub(crate) enum Piece {
     /// Anything that stands alone.
@@ -171,10 +181,21 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             .take_code_cache(on!(&self.bind, bind => &bind.config))
     }
 
-    /// The next item that is not one of a block's plain instructions: apart, so that the way to those stays short.
+    /// The next item where no plain instruction is due: apart, so that the way to those stays short.
     #[inline(never)]
     fn advance(&mut self) -> Option<Item> {
-        on!(&mut self.bind, bind => self.walk.advance(bind))
+        loop {
+            match on!(&mut self.bind, bind => self.walk.step(bind))? {
+                Step::Item(item) => return Some(item),
+                Step::Plain => return self.walk.next_plain(),
+                Step::End(block) => {
+                    let insn = on!(&mut self.bind, bind => self.walk.finish(bind, block));
+                    if let Some(insn) = insn {
+                        return Some(Item::Insn(insn));
+                    }
+                }
+            }
+        }
     }
 
     /// Where the last packet begins that was used.
@@ -215,41 +236,47 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
 }
 
 impl<C: CodeSource> Walker<C> {
-    /// What comes next, in pieces as large as they come.
+    /// Goes on until something is due.
+    #[inline]
+    fn step<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> Option<Step> {
+        loop {
+            if !self.body.is_empty() {
+                return Some(Step::Plain);
+            }
+            if let Some(item) = bind.emit.items.pop_front() {
+                return Some(Step::Item(item));
+            }
+            match (bind.state, self.phase) {
+                (State::On, Phase::Enter) => self.enter(bind),
+                (State::On, Phase::End(block)) => return Some(Step::End(block)),
+                (State::Done, _) => return None,
+                _ => bind.go_on(self),
+            }
+        }
+    }
+
+    /// What comes next, in pieces as large as they come: the plain instructions of a block with what ends it.
     pub(crate) fn next_piece<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> Option<Piece> {
         loop {
-            if self.body.is_empty() {
-                if let Some(item) = bind.emit.items.pop_front() {
-                    return Some(Piece::Item(item));
-                }
-                if bind.state != State::On {
-                    bind.go_on(self);
-                    if bind.state == State::Done && bind.emit.items.is_empty() {
-                        return None;
-                    }
-                    continue;
-                }
-                if self.phase == Phase::Enter {
-                    self.enter(bind);
-                }
-            }
-            let (ip, mode) = (self.ip, bind.mode);
-            let plain = core::mem::replace(&mut self.body, 0..0);
-            if !plain.is_empty() {
-                self.ip = self
-                    .cache
-                    .lens(plain.clone())
-                    .iter()
-                    .fold(ip, |ip, len| advance(ip, *len, mode));
-            }
-            let before = bind.offset;
-            let last = match self.phase {
-                Phase::End(block)
-                    if bind.state == State::On
-                        && bind.emit.items.is_empty()
+            let (plain, block) = match self.step(bind)? {
+                Step::Item(item) => return Some(Piece::Item(item)),
+                Step::Plain => {
+                    let plain = core::mem::replace(&mut self.body, 0..0);
+                    match self.phase {
                         // Where code is missing it is asked for again, which may empty the cache.
-                        && (plain.is_empty() || self.cache.block(block).end != End::Fault) =>
-                {
+                        Phase::End(block) if self.cache.block(block).end != End::Fault => {
+                            (plain, Some(block))
+                        }
+                        _ => (plain, None),
+                    }
+                }
+                Step::End(block) => (0..0, Some(block)),
+            };
+            let (ip, mode, before) = (self.ip, bind.mode, bind.offset);
+            let lens = self.cache.lens(plain.clone()).iter();
+            self.ip = lens.fold(ip, |ip, len| advance(ip, *len, mode));
+            let last = match block {
+                Some(block) if bind.state == State::On && bind.emit.items.is_empty() => {
                     self.finish(bind, block)
                 }
                 _ => None,
@@ -263,33 +290,6 @@ impl<C: CodeSource> Walker<C> {
                     // What the last instruction would have needed may have been read in vain.
                     offset: if last.is_some() { bind.offset } else { before },
                 });
-            }
-        }
-    }
-
-    /// The next item that is not one of a block's plain instructions.
-    #[inline]
-    fn advance<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> Option<Item> {
-        loop {
-            if let Some(item) = bind.emit.items.pop_front() {
-                return Some(item);
-            }
-            match bind.state {
-                State::On => match self.phase {
-                    Phase::Enter => {
-                        self.enter(bind);
-                        if !self.body.is_empty() {
-                            return self.next_plain();
-                        }
-                    }
-                    Phase::End(block) => {
-                        if let Some(insn) = self.finish(bind, block) {
-                            return Some(Item::Insn(insn));
-                        }
-                    }
-                },
-                State::Done => return None,
-                _ => bind.go_on(self),
             }
         }
     }
