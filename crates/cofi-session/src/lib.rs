@@ -39,7 +39,6 @@
 //! last name is looked for in the folder beside the trace: [`SessionOptions::beside`]. The code of an earlier trace, FILE.old,
 //! is in `FILE.code.old`.
 
-mod attribution;
 mod aux;
 mod bpf;
 mod bytes;
@@ -55,6 +54,7 @@ mod overlap;
 mod parts;
 mod perf;
 mod recording;
+mod sched;
 mod seals;
 mod session;
 mod signal;

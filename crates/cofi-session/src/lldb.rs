@@ -14,12 +14,12 @@ use cofi_perf::{File, SampleType, TimeConv};
 use serde_json::Value;
 
 use crate::SessionOptions;
-use crate::attribution::Attribution;
 use crate::bytes::{FileBytes, OpenFile};
 use crate::clock::Clock;
 use crate::code::Part;
 use crate::error::{Diagnostic, SessionError};
 use crate::perf::Contents;
+use crate::sched::Sched;
 use crate::stream::{Piece, StreamKey};
 use crate::timeline::{Entry, Task, What};
 
@@ -320,7 +320,7 @@ fn read_cpu(
         bytes.as_ref().as_ref(),
         SampleType::TID.with(SampleType::TIME),
     );
-    let mut runs = Attribution::of_cpu(id);
+    let mut runs = Sched::of_cpu(id);
     let mut entries = Vec::new();
     for record in records.records() {
         match record {

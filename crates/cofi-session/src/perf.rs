@@ -10,13 +10,13 @@ use cofi_perf::{
     Attr, Body, CpuMode, Feature, File, PerfTime, Record, Remark, RtitInfo, Seal, TraceInfo,
 };
 
-use crate::attribution::Attribution;
 use crate::aux::Streams;
 use crate::clock::Clock;
 use crate::code::Known;
 use crate::error::Diagnostic;
 use crate::lldb::Module;
 use crate::recording::{Recording, Said};
+use crate::sched::Sched;
 use crate::signal::Signal;
 use crate::stream::{RawStream, StreamKey};
 use crate::timeline::{Entry, Task, What};
@@ -106,7 +106,7 @@ pub(crate) fn read<'f, 't>(file: &'f File<'t>, flow: FlowConfig) -> Contents<'f,
         info: None,
         is_machine: false,
         streams: Streams::default(),
-        runs: Attribution::new(file),
+        runs: Sched::new(file),
         guest_maps: 0,
         said: Said::default(),
         contents,
@@ -127,7 +127,7 @@ struct Reading<'f, 't> {
     /// The trace is of a machine, as this project's recorder makes it.
     is_machine: bool,
     streams: Streams<'t>,
-    runs: Attribution,
+    runs: Sched,
     /// How many mappings of guests' code there were.
     guest_maps: u64,
     said: Said,

@@ -1,10 +1,10 @@
 //! The code of a process as it runs: decoded once where it cannot change, compared each time where it can.
 
+use super::branch_target::{BranchTarget, branch_target};
 use super::maps::{self, Mappings};
 use super::plan::Source;
 use super::special::{Special, special};
 use super::sys;
-use super::way::{Way, way};
 use crate::{MappingKind, Observer, Pid, SavedCode};
 use cofi_insn::{Class, Insn, InsnError, MAX_INSN_LEN, decode};
 use cofi_packet::{ExecMode, Ip};
@@ -22,7 +22,7 @@ const PAGE: u64 = 0x1000;
 pub(super) struct Code {
     pub(super) insn: Insn,
     pub(super) special: Special,
-    pub(super) way: Way,
+    pub(super) branch: BranchTarget,
     /// The bytes come from a file and cannot change.
     pub(super) stable: bool,
     bytes: [u8; MAX_INSN_LEN],
@@ -64,7 +64,7 @@ const EMPTY: Slot = Slot {
             digest: 0,
         },
         special: Special::None,
-        way: Way::Step,
+        branch: BranchTarget::Step,
         stable: false,
         bytes: [0; MAX_INSN_LEN],
     },
@@ -411,7 +411,7 @@ fn read(tid: Pid, ip: u64, mode: ExecMode) -> Option<Code> {
     Some(Code {
         insn,
         special,
-        way: way(text, ip, &insn, special, mode),
+        branch: branch_target(text, ip, &insn, special, mode),
         stable: false,
         bytes,
     })

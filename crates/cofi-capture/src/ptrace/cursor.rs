@@ -1,12 +1,12 @@
 //! One thread's place in its flow: tells the observer, stop by stop, how it got there.
 
+use super::branch_target;
 use super::code::{Code, CodeSpace, Steady};
 use super::plan::{Found, Source};
 use super::special::Special;
 use super::sys::{self, RESUME_FLAG, Regs, TRAP_FLAG};
 use super::syscall::Table;
 use super::thread::{At, Next, Thread, VSYSCALL, is_restart, mode};
-use super::way;
 use crate::{Entry, Missing, Observer, Pid};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip};
@@ -124,7 +124,7 @@ impl Cursor<'_> {
         *runs = false;
         let places = breakpoints.count();
         let special = *own_trap || next.restarts || next.returns_to.is_some();
-        if places == 0 || special || !way::is_flat(regs) {
+        if places == 0 || special || !branch_target::is_flat(regs) {
             return;
         }
         let (tid, alone) = (self.tid, self.alone);
@@ -146,7 +146,7 @@ impl Cursor<'_> {
             let whole = own && sys::read_memory(tid as i32, at, &mut bytes[..size]) == size;
             whole.then(|| u64::from_le_bytes(bytes))
         };
-        if let Some(to) = way::leads_to(code.way, &code.insn, after, regs, read) {
+        if let Some(to) = branch_target::leads_to(code.branch, &code.insn, after, regs, read) {
             plan.make(next.ip, &code, to, *mode, places, &mut source);
         }
     }

@@ -5,10 +5,10 @@ use super::code::CodeSpace;
 use super::cursor::Cursor;
 use super::launch::{self, EngineError, Options, Outcome, Stops, Target};
 use super::maps;
+use super::probe_breakpoints;
 use super::sys::{self, Dispositions, EVENT_STOP, Resume, Status};
 use super::syscall::Sharing;
 use super::thread::{At, Thread};
-use super::trial;
 use crate::{Missing, Notice, Observer, Pid, ProcessCause, missing};
 use libc::c_int;
 use rustc_hash::FxHashMap;
@@ -70,7 +70,7 @@ pub fn run_by(
         stopping: false,
         released: BTreeSet::new(),
         breakpoints: match stops {
-            Stops::Branches if trial::breakpoints_work() => Breakpoints::default(),
+            Stops::Branches if probe_breakpoints::breakpoints_work() => Breakpoints::default(),
             _ => Breakpoints::none(),
         },
     };
@@ -122,7 +122,7 @@ pub fn run_by(
 #[derive(Debug, Default)]
 pub(super) struct Process {
     pub(super) space: CodeSpace,
-    /// The program ignores SIGTRAP; the kernel must not, see [`super::mask`].
+    /// The program ignores SIGTRAP; the kernel must not, see [`super::sigtrap`].
     pub(super) ignores_trap: bool,
     /// Another process can write its memory.
     pub(super) shares_memory: bool,

@@ -4,22 +4,22 @@
 //! what such a stop cannot tell for sure is stepped.
 
 mod block;
+mod branch_target;
 mod breakpoints;
 mod code;
 mod cursor;
 mod engine;
 pub(crate) mod launch;
 pub(crate) mod maps;
-mod mask;
 mod mend;
 mod plan;
+mod probe_breakpoints;
+mod sigtrap;
 mod special;
 mod stop;
 pub(crate) mod sys;
 mod syscall;
 mod thread;
-mod trial;
-mod way;
 
 pub use block::{BlockStep, block_step};
 pub use engine::{run, run_by};
@@ -27,4 +27,4 @@ pub(crate) use maps::{is_shared as is_shared_mapping, parse as parse_mapping};
 pub use mend::take_breakpoints_away;
 
 pub use launch::{Command, EngineError, Options, Outcome, Stops, Target};
-pub use trial::{BreakpointStop, breakpoint_stop, possible_stops};
+pub use probe_breakpoints::{BreakpointStop, breakpoint_stop, possible_stops};

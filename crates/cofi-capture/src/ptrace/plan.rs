@@ -4,8 +4,8 @@
 //! each way through it ends at an address of its own. So where the thread stops tells all that it ran, be it at one
 //! of the ends or, for a signal or a fault, between.
 
+use super::branch_target::BranchTarget;
 use super::code::Code;
-use super::way::Way;
 use crate::Step;
 use cofi_packet::{ExecMode, Ip};
 
@@ -256,10 +256,10 @@ impl<S: Source> Maker<'_, S> {
             let (code, to) = match code {
                 Some(code) if !full => {
                     let after = code.insn.next_ip(Ip(ip), self.mode).0;
-                    match (code.way, code.insn.target) {
-                        (Way::Straight, _) => (code, after),
-                        (Way::Direct, Some(target)) => (code, target.0),
-                        (Way::Flags(_) | Way::Counter(..), Some(_)) => {
+                    match (code.branch, code.insn.target) {
+                        (BranchTarget::Straight, _) => (code, after),
+                        (BranchTarget::Direct, Some(target)) => (code, target.0),
+                        (BranchTarget::Flags(_) | BranchTarget::Counter(..), Some(_)) => {
                             end.likely = likely;
                             self.plan.ends.push(end);
                             return true;

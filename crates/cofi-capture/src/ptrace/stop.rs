@@ -3,7 +3,7 @@
 use super::cursor::Stepped;
 use super::engine::{Engine, unless_gone};
 use super::maps::{self, Action};
-use super::mask;
+use super::sigtrap;
 use super::special::Special;
 use super::sys::TRAP_FLAG;
 use super::sys::{self, EVENT_STOP, RESUME_FLAG, Regs, Resume};
@@ -103,7 +103,7 @@ impl Engine<'_> {
     /// The first stop of a thread, or of a new program.
     fn begin(&mut self, tid: Pid, regs: &Regs) -> io::Result<()> {
         if let Some(mut cursor) = self.cursor(tid) {
-            mask::take_over(tid, cursor.thread)?;
+            sigtrap::take_over(tid, cursor.thread)?;
             hide_in_r11(tid, cursor.thread, Table::Native, regs)?;
             cursor.prepare(regs);
         }
@@ -143,7 +143,7 @@ impl Engine<'_> {
             {
                 cursor.interrupted_at(next.ip);
                 cursor.prepare(regs);
-                mask::handler_entered(tid, cursor.thread, regs)?;
+                sigtrap::handler_entered(tid, cursor.thread, regs)?;
             }
             // It may stay here for long, or may have gone astray. If it was at a breakpoint, its trap comes next.
             At::User(_) if cursor.thread.runs && !sys::trap_is_pending(tid as i32)? => {
@@ -175,14 +175,14 @@ impl Engine<'_> {
                         cursor.interrupted_at(next.ip);
                     }
                     cursor.prepare(&regs);
-                    mask::handler_entered(tid, cursor.thread, &regs)?;
+                    sigtrap::handler_entered(tid, cursor.thread, &regs)?;
                 }
                 self.go_on(tid, 0)
             }
             code if code <= 0 => {
                 let ignores = self.ignores_trap(tid);
                 let goes = match self.threads.get_mut(&tid) {
-                    Some(thread) => mask::lets_through(thread, ignores, &info),
+                    Some(thread) => sigtrap::lets_through(thread, ignores, &info),
                     None => true,
                 };
                 let signal = if goes { libc::SIGTRAP } else { 0 };
@@ -293,9 +293,9 @@ impl Engine<'_> {
                 changed = process.space.refresh(pid, tid, self.observer);
             }
             Effect::Name => self.observer.comm(pid, tid, &maps::comm(tid)),
-            Effect::Mask => mask::mask_set(tid, thread, &regs, table)?,
-            Effect::Action => mask::action_set(tid, &mut process.ignores_trap, &regs, table)?,
-            Effect::SignalReturn => mask::handler_returned(tid, thread)?,
+            Effect::Mask => sigtrap::mask_set(tid, thread, &regs, table)?,
+            Effect::Action => sigtrap::action_set(tid, &mut process.ignores_trap, &regs, table)?,
+            Effect::SignalReturn => sigtrap::handler_returned(tid, thread)?,
         }
         let held = thread.held_trap.is_some() && !thread.blocks_trap;
         if changed {
@@ -492,7 +492,7 @@ impl Engine<'_> {
             if let At::Kernel(table) = thread.at {
                 hide_in_r11(tid, thread, table, &regs)?;
             }
-            mask::give_back(tid, thread)?;
+            sigtrap::give_back(tid, thread)?;
             if thread.held_trap.take().is_some() {
                 sys::send(thread.pid as i32, tid as i32, libc::SIGTRAP);
             }

@@ -49,7 +49,7 @@ pub(super) struct Thread {
     pub(super) forget_step: bool,
     /// It has been let run freely for that reason.
     pub(super) forgetting: bool,
-    /// The program blocks SIGTRAP in this thread; the kernel must not, see [`super::mask`].
+    /// The program blocks SIGTRAP in this thread; the kernel must not, see [`super::sigtrap`].
     pub(super) blocks_trap: bool,
     /// A SIGTRAP for the program that waits until it is not blocked.
     pub(super) held_trap: Option<Box<SigInfo>>,

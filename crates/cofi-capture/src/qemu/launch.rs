@@ -1,7 +1,7 @@
 //! Finding QEMU, and what it takes to run a program under it.
 
-use super::place::{self, Place};
 use super::program::{self, Unfit};
+use super::runtime_dir::{self, RuntimeDir};
 use crate::child;
 use crate::ptrace::Command;
 use nix::sys::resource::{Resource, getrlimit};
@@ -83,9 +83,9 @@ pub struct Qemu {
     /// The version of its plugin interface that is used.
     version: u32,
     /// Holds the processes' shared memory, until it is dropped.
-    memory: Place,
+    memory: RuntimeDir,
     /// Holds the plugin, if it cannot be loaded from where the memory is.
-    library: Option<Place>,
+    library: Option<RuntimeDir>,
 }
 
 impl Qemu {
@@ -100,7 +100,7 @@ impl Qemu {
         {
             return Err(QemuError::AddressSpace { limit });
         }
-        let (memory, library) = place::make(&place::parents()).map_err(|none| {
+        let (memory, library) = runtime_dir::make(&runtime_dir::parents()).map_err(|none| {
             let (looked, source) = (none.looked, none.source);
             QemuError::NoRoom { looked, source }
         })?;

@@ -1,7 +1,7 @@
 //! Finding QEMU's system emulation, and what it takes to run a machine.
 
 use super::super::launch::{PLUGINS, put_escaped};
-use super::super::place::{self, Place};
+use super::super::runtime_dir::{self, RuntimeDir};
 use crate::child;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -93,9 +93,9 @@ pub struct MachineQemu {
     version: u32,
     plugin: PathBuf,
     /// Holds the shared memory, until it is dropped.
-    memory: Place,
+    memory: RuntimeDir,
     /// Holds the plugin, if it cannot be loaded from where the memory is.
-    _library: Option<Place>,
+    _library: Option<RuntimeDir>,
 }
 
 impl MachineQemu {
@@ -105,7 +105,7 @@ impl MachineQemu {
     /// [`MachineError`], whose text says what to install.
     pub fn find() -> Result<Self, MachineError> {
         let path = child::find_program(OsStr::new(QEMU)).ok_or(MachineError::Missing)?;
-        let (memory, library) = place::make(&place::parents()).map_err(|none| {
+        let (memory, library) = runtime_dir::make(&runtime_dir::parents()).map_err(|none| {
             let (looked, source) = (none.looked, none.source);
             MachineError::NoRoom { looked, source }
         })?;

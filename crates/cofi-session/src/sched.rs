@@ -66,7 +66,7 @@ fn before(record: &Record<'_>) -> Option<(u32, u32)> {
 
 /// What is known so far.
 #[derive(Debug, Default)]
-pub(crate) struct Attribution {
+pub(crate) struct Sched {
     sched_switch: Option<SchedSwitch>,
     /// The ids of the events of that tracepoint.
     sched_ids: HashSet<u64>,
@@ -84,7 +84,7 @@ pub(crate) struct Attribution {
     pids: HashMap<u32, u32>,
 }
 
-impl Attribution {
+impl Sched {
     pub(crate) fn new(file: &File<'_>) -> Self {
         const TRACEPOINT: u32 = 2;
         let tracepoints = file.attrs().iter().filter(|attr| attr.kind == TRACEPOINT);

@@ -19,13 +19,13 @@ const LEAST: u64 = 2 << 20;
 
 /// A folder of our own, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct RuntimeDir {
     folder: TempDir,
     /// Locked: we live.
     _alive: File,
 }
 
-impl Place {
+impl RuntimeDir {
     fn new(parent: &Path) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
         // Whatever our mask is.
@@ -105,7 +105,7 @@ pub(super) struct NoPlace {
 }
 
 /// Makes a folder for shared memory, and one for a library if they cannot be one.
-pub(super) fn make(parents: &[Parent]) -> Result<(Place, Option<Place>), NoPlace> {
+pub(super) fn make(parents: &[Parent]) -> Result<(RuntimeDir, Option<RuntimeDir>), NoPlace> {
     for parent in parents {
         remove_leftovers(&parent.path);
     }
@@ -119,10 +119,10 @@ pub(super) fn make(parents: &[Parent]) -> Result<(Place, Option<Place>), NoPlace
     Ok((memory, Some(library)))
 }
 
-fn first<'p>(all: &[Parent], order: &[&'p Parent]) -> Result<(Place, &'p Parent), NoPlace> {
+fn first<'p>(all: &[Parent], order: &[&'p Parent]) -> Result<(RuntimeDir, &'p Parent), NoPlace> {
     let mut source = io::ErrorKind::StorageFull.into();
     for parent in order {
-        match Place::new(&parent.path) {
+        match RuntimeDir::new(&parent.path) {
             Ok(place) => return Ok((place, parent)),
             Err(error) => source = error,
         }
@@ -223,12 +223,12 @@ mod tests {
     #[test]
     fn folders_are_for_their_owner_alone_and_leftovers_are_removed() {
         let tmp = tempfile::tempdir().unwrap();
-        let alive = Place::new(tmp.path()).unwrap();
+        let alive = RuntimeDir::new(tmp.path()).unwrap();
         let mode = fs::metadata(alive.path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o700);
         // Killed: the lock is gone, the folder is there.
-        let killed = Place::new(tmp.path()).unwrap();
-        let Place { folder, _alive } = killed;
+        let killed = RuntimeDir::new(tmp.path()).unwrap();
+        let RuntimeDir { folder, _alive } = killed;
         drop(_alive);
         let left = folder.keep();
         let others = tmp.path().join("cofi-other");

@@ -19,7 +19,7 @@ const OVERFLOW: u64 = 1 << 11;
 
 /// How an instruction leads on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum BranchTarget {
     /// To the next instruction, if it does not fault.
     Straight,
     /// To its target.
@@ -66,21 +66,27 @@ struct Prefixes {
 }
 
 /// Finds out how the instruction `bytes`, which stands at `ip`, leads on.
-pub(super) fn way(bytes: &[u8], ip: u64, insn: &Insn, special: Special, mode: ExecMode) -> Way {
+pub(super) fn branch_target(
+    bytes: &[u8],
+    ip: u64,
+    insn: &Insn,
+    special: Special,
+    mode: ExecMode,
+) -> BranchTarget {
     match (insn.class, special) {
-        (Class::Other, Special::None | Special::PushFlags) => return Way::Straight,
+        (Class::Other, Special::None | Special::PushFlags) => return BranchTarget::Straight,
         (Class::Conditional | Class::DirectJump | Class::DirectCall, _) => {}
         (Class::IndirectJump | Class::IndirectCall | Class::Return, _) => {}
-        _ => return Way::Step,
+        _ => return BranchTarget::Step,
     }
     let (prefixes, rest) = prefixes(bytes, mode);
     if prefixes.operand {
-        return Way::Step;
+        return BranchTarget::Step;
     }
     match (insn.class, rest) {
-        (Class::DirectJump | Class::DirectCall, [0xe8 | 0xe9 | 0xeb, ..]) => Way::Direct,
+        (Class::DirectJump | Class::DirectCall, [0xe8 | 0xe9 | 0xeb, ..]) => BranchTarget::Direct,
         (Class::Conditional, [opcode @ 0x70..=0x7f, ..] | [0x0f, opcode @ 0x80..=0x8f, ..]) => {
-            Way::Flags(opcode & 15)
+            BranchTarget::Flags(opcode & 15)
         }
         (Class::Conditional, [opcode @ 0xe0..=0xe3, ..]) => {
             let width = match (mode, prefixes.address) {
@@ -88,20 +94,21 @@ pub(super) fn way(bytes: &[u8], ip: u64, insn: &Insn, special: Special, mode: Ex
                 (ExecMode::Bits64, true) | (ExecMode::Bits32, false) => 32,
                 _ => 16,
             };
-            Way::Counter(opcode & 3, width)
+            BranchTarget::Counter(opcode & 3, width)
         }
-        (Class::Return, [0xc2 | 0xc3, ..]) => Way::Return,
+        (Class::Return, [0xc2 | 0xc3, ..]) => BranchTarget::Return,
         (Class::IndirectJump | Class::IndirectCall, [0xff, modrm, tail @ ..]) => {
             if *modrm >= 0xc0 {
-                Way::Register(modrm & 7 | (prefixes.rex & 1) << 3)
+                BranchTarget::Register(modrm & 7 | (prefixes.rex & 1) << 3)
             } else if mode == ExecMode::Bits64 && !prefixes.address {
                 let after = ip.wrapping_add(u64::from(insn.len));
-                operand(*modrm, tail, prefixes, after).map_or(Way::Step, Way::Memory)
+                operand(*modrm, tail, prefixes, after)
+                    .map_or(BranchTarget::Step, BranchTarget::Memory)
             } else {
-                Way::Step
+                BranchTarget::Step
             }
         }
-        _ => Way::Step,
+        _ => BranchTarget::Step,
     }
 }
 
@@ -227,7 +234,7 @@ fn loops(kind: u8, width: u32, regs: &Regs) -> bool {
 /// Where an instruction that is about to run leads, if it does not fault; `after` is the address behind it. `read` reads
 /// a word of so many bytes from memory.
 pub(super) fn leads_to(
-    way: Way,
+    branch: BranchTarget,
     insn: &Insn,
     after: u64,
     regs: &Regs,
@@ -235,18 +242,18 @@ pub(super) fn leads_to(
 ) -> Option<u64> {
     let target = insn.target.map(|ip| ip.0);
     let wide = regs.cs == USER64_CS;
-    match way {
-        Way::Straight => Some(after),
-        Way::Direct => target,
-        Way::Flags(condition) if !holds(condition, regs.eflags) => Some(after),
-        Way::Counter(kind, width) if !loops(kind, width, regs) => Some(after),
-        Way::Flags(_) | Way::Counter(..) => target,
-        Way::Register(number) if wide => Some(register(regs, number)),
-        Way::Register(number) => Some(register(regs, number) & 0xffff_ffff),
-        Way::Memory(operand) => read(operand.address(regs), 8),
-        Way::Return if wide => read(regs.rsp, 8),
-        Way::Return => read(regs.rsp & 0xffff_ffff, 4),
-        Way::Step => None,
+    match branch {
+        BranchTarget::Straight => Some(after),
+        BranchTarget::Direct => target,
+        BranchTarget::Flags(condition) if !holds(condition, regs.eflags) => Some(after),
+        BranchTarget::Counter(kind, width) if !loops(kind, width, regs) => Some(after),
+        BranchTarget::Flags(_) | BranchTarget::Counter(..) => target,
+        BranchTarget::Register(number) if wide => Some(register(regs, number)),
+        BranchTarget::Register(number) => Some(register(regs, number) & 0xffff_ffff),
+        BranchTarget::Memory(operand) => read(operand.address(regs), 8),
+        BranchTarget::Return if wide => read(regs.rsp, 8),
+        BranchTarget::Return => read(regs.rsp & 0xffff_ffff, 4),
+        BranchTarget::Step => None,
     }
 }
 
@@ -259,16 +266,19 @@ mod tests {
 
     const IP: u64 = 0x40_0000;
 
-    fn way_of(bytes: &[u8], mode: ExecMode) -> (Way, Insn) {
+    fn target_of(bytes: &[u8], mode: ExecMode) -> (BranchTarget, Insn) {
         let insn = cofi_insn::decode(bytes, Ip(IP), mode).expect("an instruction");
-        (way(bytes, IP, &insn, special(bytes, mode), mode), insn)
+        (
+            branch_target(bytes, IP, &insn, special(bytes, mode), mode),
+            insn,
+        )
     }
 
     fn goes(bytes: &[u8], mode: ExecMode, regs: &Regs) -> Option<u64> {
-        let (way, insn) = way_of(bytes, mode);
+        let (branch, insn) = target_of(bytes, mode);
         let after = insn.next_ip(Ip(IP), mode).0;
         // Memory holds its own addresses.
-        leads_to(way, &insn, after, regs, |at, _| Some(at))
+        leads_to(branch, &insn, after, regs, |at, _| Some(at))
     }
 
     fn wide() -> Regs {
@@ -305,7 +315,8 @@ mod tests {
 
     #[test]
     fn what_is_left_to_a_step() {
-        let step = |bytes: &[u8]| assert_eq!(way_of(bytes, ExecMode::Bits64).0, Way::Step);
+        let step =
+            |bytes: &[u8]| assert_eq!(target_of(bytes, ExecMode::Bits64).0, BranchTarget::Step);
         step(&[0x0f, 0x05]); // syscall
         step(&[0xcc]);
         step(&[0x9d]); // popf
@@ -317,8 +328,8 @@ mod tests {
         step(&[0x66, 0xe9, 0, 0, 0, 0]);
         step(&[0xc7, 0xf8, 0, 0, 0, 0]); // xbegin
         assert_eq!(
-            way_of(&[0xff, 0x21], ExecMode::Bits32).0,
-            Way::Step,
+            target_of(&[0xff, 0x21], ExecMode::Bits32).0,
+            BranchTarget::Step,
             "segments of 32-bit code"
         );
     }
