@@ -9,7 +9,7 @@ use cofi_perf::{AuxFlags, Body, File, Record, Remark, Seal, TraceInfo};
 use crate::error::Diagnostic;
 use crate::perf::Contents;
 use crate::stream::{Piece, RawStream, StreamKey};
-use crate::timeline::{Entry, Task, What};
+use crate::timeline::{Entry, SidebandChange, Task};
 
 const NONE: u32 = u32::MAX;
 
@@ -150,7 +150,7 @@ impl<'t> Streams<'t> {
         }
         contents.entries.push(Entry {
             time: record.id.time,
-            what: What::Mark { stream, end },
+            what: SidebandChange::Mark { stream, end },
         });
     }
 

@@ -12,7 +12,7 @@ use cofi_packet::Tsc;
 use cofi_perf::{Feature, File, PerfTime, TimeConv};
 
 use crate::bpf;
-use crate::timeline::{Entry, KERNEL, What, path_of};
+use crate::timeline::{Entry, KERNEL, SidebandChange, path_of};
 
 /// Where code comes from that the paths of a trace do not lead to.
 #[derive(Clone, Debug, Default)]
@@ -115,7 +115,7 @@ impl<'t> Known<'t> {
         files: &mut FileStore,
     ) -> Result<Option<KernelCode>, ImageError> {
         let maps = entries.iter().filter_map(|entry| match entry.what {
-            What::Map {
+            SidebandChange::Map {
                 pid: KERNEL,
                 offset,
                 path,
@@ -165,7 +165,7 @@ impl<'t> Known<'t> {
         let mut known = HashSet::new();
         let mut found: Vec<(Option<u32>, Arc<CodeFile>)> = Vec::new();
         for entry in entries.iter() {
-            if let What::Map { pid, path, .. } = entry.what
+            if let SidebandChange::Map { pid, path, .. } = entry.what
                 && pid != KERNEL
                 && is_jitdump(path_of(path))
             {
@@ -198,7 +198,7 @@ impl<'t> Known<'t> {
                     (true, None) => None,
                     (false, _) => Some(PerfTime(code.time)),
                 };
-                let what = What::Generated {
+                let what = SidebandChange::Generated {
                     pid: pid.unwrap_or(dump.pid),
                     dump: number,
                     code,
@@ -219,7 +219,7 @@ pub(crate) fn kernel_ranges(entries: &[Entry<'_>]) -> Vec<(u64, u64)> {
     let mut told: Vec<(u64, u64)> = entries
         .iter()
         .filter_map(|entry| match entry.what {
-            What::Map {
+            SidebandChange::Map {
                 pid: KERNEL,
                 start,
                 len,
@@ -267,7 +267,7 @@ impl Before {
     pub(crate) fn of(entries: &[Entry<'_>]) -> Self {
         let mut this = Self::default();
         for entry in entries {
-            if let What::Poke { address, old, .. } = entry.what {
+            if let SidebandChange::Poke { address, old, .. } = entry.what {
                 for (at, byte) in (address..).zip(old) {
                     this.0.entry(at).or_insert(*byte);
                 }

@@ -10,7 +10,7 @@ use cofi_perf::TimeConv;
 
 use crate::perf::Contents;
 use crate::tests::{ONE, contents, encode};
-use crate::timeline::{KERNEL, What};
+use crate::timeline::{KERNEL, SidebandChange};
 use crate::{Diagnostic, Session, SessionError, SessionOptions};
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -115,8 +115,8 @@ fn elf(address: u64, bytes: &[u8], symbols: &[(&str, u64)]) -> Vec<u8> {
     out
 }
 
-fn kernel(len: u64, name: &'static str) -> (Option<u64>, What<'static>) {
-    let what = What::Map {
+fn kernel(len: u64, name: &'static str) -> (Option<u64>, SidebandChange<'static>) {
+    let what = SidebandChange::Map {
         pid: KERNEL,
         start: TEXT,
         len,
@@ -189,7 +189,7 @@ fn modules_are_not_read_from_files_that_were_not_linked() {
     let module = folder.path().join("some.ko");
     std::fs::write(&module, code(2)).unwrap();
     let bytes = visits(&[(1, TEXT)]);
-    let what = What::Map {
+    let what = SidebandChange::Map {
         pid: KERNEL,
         start: TEXT,
         len: 0x1000,
@@ -223,7 +223,7 @@ fn code_that_the_kernel_changes_is_read_as_it_was_at_the_time() {
         (900, TEXT + 0x2000),
     ]);
     let new = code(6);
-    let poke = |time, address, old, new| (Some(time), What::Poke { address, old, new });
+    let poke = |time, address, old, new| (Some(time), SidebandChange::Poke { address, old, new });
     let traced = contents(
         vec![(ONE, &bytes)],
         [
@@ -235,7 +235,7 @@ fn code_that_the_kernel_changes_is_read_as_it_was_at_the_time() {
             poke(300, TEXT + 0x2000, &[][..], &new),
             (
                 Some(301),
-                What::KernelSymbol {
+                SidebandChange::KernelSymbol {
                     address: TEXT + 0x2000,
                     len: new.len() as u32,
                     is_program: false,
@@ -263,7 +263,7 @@ fn code_that_the_kernel_changes_is_read_as_it_was_at_the_time() {
 fn programs_that_are_loaded_and_unloaded_have_their_code_and_names() {
     let address = TEXT + 0x3f00_0000;
     let symbol = |time, gone| {
-        let what = What::KernelSymbol {
+        let what = SidebandChange::KernelSymbol {
             address,
             len: 4,
             is_program: true,
@@ -345,7 +345,7 @@ fn generated_code_is_that_of_its_time() {
         let path = folder.path().join("jit-1.dump");
         std::fs::write(&path, jitdump(tsc, &half)).unwrap();
         let marker = |path: &'static Path| {
-            let what = What::Map {
+            let what = SidebandChange::Map {
                 pid: 1,
                 start: 0x10_0000,
                 len: 0x1000,
@@ -356,7 +356,7 @@ fn generated_code_is_that_of_its_time() {
             (Some(1), what)
         };
         let leaked: &'static Path = Box::leak(path.clone().into_boxed_path());
-        let with_clock = |entries: Vec<(Option<u64>, What<'static>)>| {
+        let with_clock = |entries: Vec<(Option<u64>, SidebandChange<'static>)>| {
             let mut traced = contents(vec![(ONE, bytes.as_slice())], entries);
             traced.code.clock = Some(TimeConv {
                 shift: 1,
@@ -452,7 +452,7 @@ fn guests_have_the_code_of_their_page_tables_and_vmcs() {
     let expected = [0, 1, 1, 2, 4, 3, 2, 0].map(Some);
     assert_eq!(counts(&session), expected);
     // The same beside a sideband, which is right again when no guest runs.
-    let map = What::Map {
+    let map = SidebandChange::Map {
         pid: 1,
         start: 0x7000,
         len: 0x1000,
@@ -475,7 +475,7 @@ fn generated_code_goes_by_the_names_of_its_process() {
     std::fs::write(inside("tmp/perf-1.map"), "7000 4 made\n7000 4 made again\n").unwrap();
     std::fs::write(inside("memory"), code(2)).unwrap();
     std::fs::write(inside("program"), elf(0x8000, &code(1), &[])).unwrap();
-    let map = |start, path: &'static [u8], offset| What::Map {
+    let map = |start, path: &'static [u8], offset| SidebandChange::Map {
         pid: 1,
         start,
         len: 0x100,

@@ -287,7 +287,7 @@ impl<'s> ThreadFlow<'s> {
         if let Some(item) = self.context.take_behind() {
             return part_of(item);
         }
-        self.settle();
+        self.sync_code();
         if self.in_guest {
             return self.next_of_guest().and_then(part_of);
         }
@@ -315,7 +315,7 @@ impl<'s> ThreadFlow<'s> {
         if let Some(item) = self.context.take_behind() {
             return Some(item);
         }
-        self.settle();
+        self.sync_code();
         if self.in_guest {
             return self.next_of_guest();
         }
@@ -358,14 +358,14 @@ impl<'s> ThreadFlow<'s> {
 
     /// Which thread the last item was about. Of a processor's stream, what is known of that at this place of it.
     pub fn task(&mut self) -> Task {
-        self.settle();
+        self.sync_code();
         self.context.cursor.task()
     }
 
     /// The code that is in place now. Its [`ImageView::space`] and [`ImageView::version`] together tell whether two
     /// addresses mean the same code.
     pub fn view(&mut self) -> &ImageView<'s> {
-        self.settle();
+        self.sync_code();
         self.decoder.code_mut()
     }
 
@@ -376,7 +376,7 @@ impl<'s> ThreadFlow<'s> {
 
     /// Reads code as it is now, as much of `buf` as there is at `ip`.
     pub fn read_code(&mut self, ip: Ip, buf: &mut [u8]) -> usize {
-        self.settle();
+        self.sync_code();
         self.decoder.code_mut().read(ip, buf)
     }
 
@@ -419,7 +419,7 @@ impl<'s> ThreadFlow<'s> {
     }
 
     /// Puts the code in place that stood when the last event happened.
-    fn settle(&mut self) {
+    fn sync_code(&mut self) {
         if !std::mem::take(&mut self.context.unsettled) {
             return;
         }
@@ -508,7 +508,7 @@ impl Iterator for ThreadFlow<'_> {
         if let Some(item) = self.context.take_behind() {
             return Some(item);
         }
-        self.settle();
+        self.sync_code();
         if self.in_guest {
             return self.next_of_guest();
         }

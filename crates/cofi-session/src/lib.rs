@@ -39,6 +39,7 @@
 //! last name is looked for in the folder beside the trace: [`SessionOptions::beside`]. The code of an earlier trace, FILE.old,
 //! is in `FILE.code.old`.
 
+mod apply_sideband;
 mod aux;
 mod bpf;
 mod bytes;
@@ -59,7 +60,6 @@ mod seals;
 mod session;
 mod signal;
 mod stream;
-mod take;
 #[cfg(test)]
 mod tests;
 mod timeline;

@@ -21,7 +21,7 @@ use crate::error::{Diagnostic, SessionError};
 use crate::perf::Contents;
 use crate::sched::Sched;
 use crate::stream::{Piece, StreamKey};
-use crate::timeline::{Entry, Task, What};
+use crate::timeline::{Entry, SidebandChange, Task};
 
 /// Where Linux is loaded if the bundle does not say: at its link address.
 const KERNEL_BASE: u64 = 0xffff_ffff_8100_0000;
@@ -271,7 +271,7 @@ fn read_process(
     let pid = process.need("pid")?.small()?;
     for thread in process.list("threads")? {
         let tid = thread.need("tid")?.small()?;
-        let what = What::Task(Task { pid, tid });
+        let what = SidebandChange::Task(Task { pid, tid });
         contents.entries.push(Entry { time: None, what });
         if let Some(trace) = thread.get("iptTrace") {
             let packets = vec![Piece::new(0, folder.read(trace.text()?)?)];
@@ -335,9 +335,9 @@ fn read_cpu(
     contents
         .entries
         .extend(entries.into_iter().filter_map(|entry| match entry.what {
-            What::Run { stream, task } => Some(Entry {
+            SidebandChange::Run { stream, task } => Some(Entry {
                 time: entry.time,
-                what: What::Run { stream, task },
+                what: SidebandChange::Run { stream, task },
             }),
             _ => None,
         }));

@@ -19,7 +19,7 @@ use crate::recording::{Recording, Said};
 use crate::sched::Sched;
 use crate::signal::Signal;
 use crate::stream::{RawStream, StreamKey};
-use crate::timeline::{Entry, Task, What};
+use crate::timeline::{Entry, SidebandChange, Task};
 
 /// What a trace file holds.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ impl<'f, 't> Reading<'f, 't> {
         self.contents.diagnostics.push(diagnostic);
     }
 
-    fn push(&mut self, time: Option<PerfTime>, what: What<'f>) {
+    fn push(&mut self, time: Option<PerfTime>, what: SidebandChange<'f>) {
         self.contents.entries.push(Entry { time, what });
     }
 
@@ -231,7 +231,7 @@ impl<'f, 't> Reading<'f, 't> {
                 {
                     return;
                 }
-                What::Map {
+                SidebandChange::Map {
                     pid,
                     start,
                     len,
@@ -240,14 +240,14 @@ impl<'f, 't> Reading<'f, 't> {
                     build_id,
                 }
             }
-            Body::TextPoke { address, old, new } => What::Poke { address, old, new },
+            Body::TextPoke { address, old, new } => SidebandChange::Poke { address, old, new },
             Body::Ksymbol {
                 address,
                 len,
                 kind,
                 gone,
                 name,
-            } => What::KernelSymbol {
+            } => SidebandChange::KernelSymbol {
                 address,
                 len,
                 is_program: kind == 1,
@@ -265,18 +265,18 @@ impl<'f, 't> Reading<'f, 't> {
                 name,
             } => {
                 self.contents.first_process.get_or_insert(pid);
-                self.push(time, What::Task(Task { pid, tid }));
+                self.push(time, SidebandChange::Task(Task { pid, tid }));
                 if exec {
-                    self.push(time, What::Exec { pid });
+                    self.push(time, SidebandChange::Exec { pid });
                 }
-                What::Name { tid, name }
+                SidebandChange::Name { tid, name }
             }
             Body::Fork {
                 pid,
                 tid,
                 apart: true,
                 ..
-            } => What::Task(Task { pid, tid }),
+            } => SidebandChange::Task(Task { pid, tid }),
             Body::Fork {
                 pid,
                 ppid,
@@ -284,9 +284,9 @@ impl<'f, 't> Reading<'f, 't> {
                 ptid,
                 ..
             } => {
-                self.push(time, What::Task(Task { pid, tid }));
-                self.push(time, What::InheritedName { tid, creator: ptid });
-                What::Fork { pid, parent: ppid }
+                self.push(time, SidebandChange::Task(Task { pid, tid }));
+                self.push(time, SidebandChange::InheritedName { tid, creator: ptid });
+                SidebandChange::Fork { pid, parent: ppid }
             }
             _ => return,
         };

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use cofi_perf::{Body, Feature, File, PerfTime, Record, TraceInfo};
 
 use crate::stream::StreamKey;
-use crate::timeline::{Entry, Task, What};
+use crate::timeline::{Entry, SidebandChange, Task};
 
 /// The tracepoint sched:sched_switch: who comes in stands in its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl Sched {
         let run = |task: (u32, u32)| {
             // No thread has this number: the one that left has ended.
             let (pid, tid) = Some(task).filter(|(_, tid)| *tid != u32::MAX)?;
-            Some(What::Run {
+            Some(SidebandChange::Run {
                 stream: StreamKey::Cpu(cpu?),
                 task: Task { pid, tid },
             })
@@ -167,7 +167,7 @@ impl Sched {
                 None
             }
             // Of a machine it says which address space a processor uses.
-            Body::ItraceStart { pid, tid } if is_machine => Some(What::Run {
+            Body::ItraceStart { pid, tid } if is_machine => Some(SidebandChange::Run {
                 stream: StreamKey::Thread(tid),
                 task: Task { pid, tid },
             }),
@@ -176,7 +176,7 @@ impl Sched {
                 let per_cpu = info.is_some_and(|info| info.per_cpu);
                 let task = Task { pid, tid };
                 let runs = per_cpu.then(|| run((pid, tid))).flatten();
-                runs.or(Some(What::Task(task)))
+                runs.or(Some(SidebandChange::Task(task)))
             }
             Body::Switch { out: false, .. } => id.task.and_then(run),
             Body::Switch { other, .. } => other.and_then(run),
@@ -221,7 +221,7 @@ fn restrict(
         }
     }
     entries.retain(|entry| match entry.what {
-        What::Run {
+        SidebandChange::Run {
             stream: StreamKey::Cpu(cpu),
             task,
         } => !only_thread.contains_key(&cpu) || traced.contains(&task.tid),
@@ -229,13 +229,13 @@ fn restrict(
     });
     // Before its first record there, it is the thread that is named.
     let tasks = entries.iter().filter_map(|entry| match entry.what {
-        What::Task(task) | What::Run { task, .. } => Some((task.tid, task.pid)),
+        SidebandChange::Task(task) | SidebandChange::Run { task, .. } => Some((task.tid, task.pid)),
         _ => None,
     });
     let pids: HashMap<u32, u32> = tasks.collect();
     for (cpu, tid) in only_thread {
         let pid = pids.get(tid).copied().unwrap_or(*tid);
-        let what = What::Run {
+        let what = SidebandChange::Run {
             stream: StreamKey::Cpu(*cpu),
             task: Task { pid, tid: *tid },
         };
@@ -252,7 +252,7 @@ mod tests {
         let time = |at| Some(PerfTime(at));
         let run = |at, cpu, tid| Entry {
             time: time(at),
-            what: What::Run {
+            what: SidebandChange::Run {
                 stream: StreamKey::Cpu(cpu),
                 task: Task { pid: 5, tid },
             },
@@ -269,7 +269,7 @@ mod tests {
         let left: Vec<_> = entries
             .iter()
             .map(|entry| match entry.what {
-                What::Run {
+                SidebandChange::Run {
                     stream: StreamKey::Cpu(cpu),
                     task,
                 } => (entry.time.map(|time| time.0), cpu, task.pid, task.tid),

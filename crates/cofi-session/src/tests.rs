@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::clock::Clock;
 use crate::perf::Contents;
 use crate::stream::Piece;
-use crate::timeline::{Entry, What};
+use crate::timeline::{Entry, SidebandChange};
 use crate::{Diagnostic, Session, SessionOptions, StreamKey, Task};
 
 /// What the files of code hold: so many plain instructions, then a system call.
@@ -37,8 +37,8 @@ impl Code {
     }
 
     /// Maps the file with `plain` instructions at 0x1000.
-    fn map(&self, pid: u32, plain: usize) -> What<'_> {
-        What::Map {
+    fn map(&self, pid: u32, plain: usize) -> SidebandChange<'_> {
+        SidebandChange::Map {
             pid,
             start: 0x1000,
             len: 0x1000,
@@ -112,7 +112,7 @@ fn decoded(session: &Session<'_>, stream: usize) -> Vec<usize> {
 
 pub(crate) fn contents<'t>(
     streams: Vec<(StreamKey, &'t [u8])>,
-    entries: impl IntoIterator<Item = (Option<u64>, What<'t>)>,
+    entries: impl IntoIterator<Item = (Option<u64>, SidebandChange<'t>)>,
 ) -> Contents<'t, 't> {
     Contents {
         streams: streams
@@ -152,7 +152,7 @@ fn marks_tell_the_packet_at_which_code_was_replaced() {
     let mark = |visit: usize| {
         (
             None,
-            What::Mark {
+            SidebandChange::Mark {
                 stream: ONE,
                 end: ends[visit],
             },
@@ -189,7 +189,7 @@ fn marks_of_the_same_time_are_as_good_as_none() {
             (Some(0), code.map(1, 1)),
             (
                 Some(400),
-                What::Mark {
+                SidebandChange::Mark {
                     stream: ONE,
                     end: ends[0],
                 },
@@ -197,7 +197,7 @@ fn marks_of_the_same_time_are_as_good_as_none() {
             (Some(400), code.map(1, 2)),
             (
                 Some(500),
-                What::Mark {
+                SidebandChange::Mark {
                     stream: ONE,
                     end: ends[1],
                 },
@@ -237,7 +237,7 @@ fn the_next_mark_bounds_what_the_time_cannot_tell() {
             (Some(80), code.map(1, 2)),
             (
                 Some(90),
-                What::Mark {
+                SidebandChange::Mark {
                     stream: ONE,
                     end: ends[1],
                 },
@@ -266,18 +266,18 @@ fn every_thread_of_a_process_has_its_own_place_for_a_change() {
     let session = join(contents(
         vec![(ONE, &first), (TWO, &second)],
         [
-            (None, What::Task(Task { pid: 1, tid: 2 })),
+            (None, SidebandChange::Task(Task { pid: 1, tid: 2 })),
             (None, code.map(1, 1)),
             (
                 None,
-                What::Mark {
+                SidebandChange::Mark {
                     stream: ONE,
                     end: ends[0],
                 },
             ),
             (
                 None,
-                What::Mark {
+                SidebandChange::Mark {
                     stream: TWO,
                     end: ends[2],
                 },
@@ -300,16 +300,16 @@ fn forks_copy_and_programs_replace() {
         [
             (
                 None,
-                What::Name {
+                SidebandChange::Name {
                     tid: 1,
                     name: b"parent",
                 },
             ),
             (None, code.map(1, 1)),
-            (None, What::Fork { pid: 2, parent: 1 }),
+            (None, SidebandChange::Fork { pid: 2, parent: 1 }),
             (
                 None,
-                What::Mark {
+                SidebandChange::Mark {
                     stream: ONE,
                     end: ends[0],
                 },
@@ -317,15 +317,15 @@ fn forks_copy_and_programs_replace() {
             (None, code.map(1, 4)),
             (
                 None,
-                What::Mark {
+                SidebandChange::Mark {
                     stream: TWO,
                     end: ends[1],
                 },
             ),
-            (None, What::Exec { pid: 2 }),
+            (None, SidebandChange::Exec { pid: 2 }),
             (
                 None,
-                What::Name {
+                SidebandChange::Name {
                     tid: 2,
                     name: b"child",
                 },
@@ -353,12 +353,12 @@ fn after_exec_the_old_code_is_gone() {
             (None, code.map(1, 1)),
             (
                 None,
-                What::Mark {
+                SidebandChange::Mark {
                     stream: ONE,
                     end: ends[0],
                 },
             ),
-            (None, What::Exec { pid: 1 }),
+            (None, SidebandChange::Exec { pid: 1 }),
         ],
     ));
     assert_eq!(decoded(&session, 0), [1, 99]);
@@ -371,7 +371,7 @@ fn a_processor_runs_one_thread_after_the_other() {
     let run = |at, pid| {
         (
             Some(at),
-            What::Run {
+            SidebandChange::Run {
                 stream: StreamKey::Cpu(3),
                 task: Task { pid, tid: pid + 10 },
             },
@@ -416,7 +416,7 @@ fn pieces_make_one_stream() {
             (None, code.map(1, 1)),
             (
                 None,
-                What::Mark {
+                SidebandChange::Mark {
                     stream: ONE,
                     end: ends[3],
                 },
@@ -449,7 +449,7 @@ fn missing_bytes_are_told_and_marks_still_fit() {
             (None, code.map(1, 1)),
             (
                 None,
-                What::Mark {
+                SidebandChange::Mark {
                     stream: ONE,
                     end: later + ends[1],
                 },
@@ -505,7 +505,7 @@ fn moved_traces_find_their_code() {
     std::fs::create_dir(&folder).unwrap();
     std::fs::copy(&code.paths[2], folder.join("00001-1-1000.code")).unwrap();
     let (bytes, _) = visits(&[None]);
-    let map = |path| What::Map {
+    let map = |path| SidebandChange::Map {
         pid: 1,
         start: 0x1000,
         len: 0x1000,
@@ -571,7 +571,7 @@ proptest! {
         for step in &steps {
             let marks = (0..3).filter_map(|process| {
                 let end = streams[process].1.get(seen[process].len().checked_sub(1)?)?;
-                Some((None, What::Mark { stream: key(process), end: *end }))
+                Some((None, SidebandChange::Mark { stream: key(process), end: *end }))
             });
             match *step {
                 Step::Visit(process) => seen[process].push(mapped[process].unwrap_or(99)),
@@ -582,12 +582,12 @@ proptest! {
                 }
                 Step::Exec(process) => {
                     entries.extend(marks);
-                    entries.push((None, What::Exec { pid: process as u32 + 1 }));
+                    entries.push((None, SidebandChange::Exec { pid: process as u32 + 1 }));
                     mapped[process] = None;
                 }
                 Step::Fork(child, parent) => {
                     entries.extend(marks);
-                    entries.push((None, What::Fork { pid: child as u32 + 1, parent: parent as u32 + 1 }));
+                    entries.push((None, SidebandChange::Fork { pid: child as u32 + 1, parent: parent as u32 + 1 }));
                     mapped[child] = mapped[parent];
                 }
             }

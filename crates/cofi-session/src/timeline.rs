@@ -23,9 +23,9 @@ use cofi_image::{
 use cofi_packet::StreamOffset;
 use cofi_perf::PerfTime;
 
+use crate::apply_sideband::Applier;
 use crate::code::{Before, Known};
 use crate::stream::StreamKey;
-use crate::take::Taker;
 
 /// A thread of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,11 +40,11 @@ pub struct Task {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry<'t> {
     pub(crate) time: Option<PerfTime>,
-    pub(crate) what: What<'t>,
+    pub(crate) what: SidebandChange<'t>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum What<'t> {
+pub(crate) enum SidebandChange<'t> {
     /// A file was mapped.
     Map {
         pid: u32,
@@ -179,7 +179,7 @@ impl Timeline {
                 changes: Vec::new(),
             });
         }
-        let mut taker = Taker {
+        let mut applier = Applier {
             timeline: &mut timeline,
             base,
             files,
@@ -187,7 +187,7 @@ impl Timeline {
             before: Before::of(&entries),
         };
         for (number, entry) in (1..).zip(&entries) {
-            taker.take(entry, Version(number));
+            applier.apply(entry, Version(number));
         }
         if !sources.is_guest {
             timeline.name_generated(files);

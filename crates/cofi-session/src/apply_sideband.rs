@@ -6,7 +6,7 @@ use cofi_image::{AddressSpace, CodeFile, FileStore, Version};
 use cofi_perf::PerfTime;
 
 use crate::code::{Before, is_kernel_only};
-use crate::timeline::{Change, Entry, KERNEL, Mark, Sources, Timeline, What, path_of};
+use crate::timeline::{Change, Entry, KERNEL, Mark, SidebandChange, Sources, Timeline, path_of};
 
 /// Longer code for probes than this is not looked at.
 const OUT_OF_LINE_LIMIT: u32 = 1 << 20;
@@ -17,7 +17,7 @@ const POKED: &str = "[kernel.text_poke]";
 type When = (Version, Option<PerfTime>);
 
 /// Takes entries into a timeline.
-pub(crate) struct Taker<'a, 't> {
+pub(crate) struct Applier<'a, 't> {
     pub(crate) timeline: &'a mut Timeline,
     /// What every process has mapped from the beginning.
     pub(crate) base: &'a AddressSpace,
@@ -26,8 +26,8 @@ pub(crate) struct Taker<'a, 't> {
     pub(crate) before: Before,
 }
 
-impl Taker<'_, '_> {
-    pub(crate) fn take(&mut self, entry: &Entry<'_>, version: Version) {
+impl Applier<'_, '_> {
+    pub(crate) fn apply(&mut self, entry: &Entry<'_>, version: Version) {
         let time = entry.time;
         let when = (version, time);
         let exact = |exact| Change {
@@ -37,7 +37,7 @@ impl Taker<'_, '_> {
         };
         let base = self.base;
         match entry.what {
-            What::Map {
+            SidebandChange::Map {
                 pid: KERNEL,
                 start,
                 len,
@@ -45,7 +45,7 @@ impl Taker<'_, '_> {
                 path,
                 build_id,
             } => self.map_kernel((start, len, offset), path, build_id, when),
-            What::Map {
+            SidebandChange::Map {
                 pid,
                 start,
                 len,
@@ -57,7 +57,7 @@ impl Taker<'_, '_> {
                 let file = self.files.file_of(path_of(path), id);
                 self.map(pid, (start, len, offset), &file, when);
             }
-            What::Generated { pid, dump, code } => {
+            SidebandChange::Generated { pid, dump, code } => {
                 let Some(file) = self.sources.dumps.get(dump) else {
                     return;
                 };
@@ -68,14 +68,14 @@ impl Taker<'_, '_> {
                 }
                 self.map(pid, (code.address, code.len, code.offset), file, when);
             }
-            What::Poke { address, old, new } => {
+            SidebandChange::Poke { address, old, new } => {
                 if new.len() < old.len() {
                     self.unmap_shared(address, old.len() as u64, when);
                 }
                 let file = CodeFile::from_bytes(POKED, new.to_vec());
                 self.map_shared((address, new.len() as u64, 0), &file, when);
             }
-            What::KernelSymbol {
+            SidebandChange::KernelSymbol {
                 address,
                 len,
                 is_program,
@@ -88,7 +88,7 @@ impl Taker<'_, '_> {
                 let file = self.kernel_function(address, len, is_program, name);
                 self.map_shared((address, len.into(), 0), &file, when);
             }
-            What::Exec { pid } => {
+            SidebandChange::Exec { pid } => {
                 let timeline = &mut *self.timeline;
                 let index = timeline.space_index(pid, base);
                 let space = &mut timeline.spaces[index];
@@ -96,7 +96,7 @@ impl Taker<'_, '_> {
                 space.image.inherit(base, version);
                 space.changes.push(exact(overlaps));
             }
-            What::Fork { pid, parent } if pid != parent => {
+            SidebandChange::Fork { pid, parent } if pid != parent => {
                 let timeline = &mut *self.timeline;
                 let (parent, child) = (
                     timeline.space_index(parent, base),
@@ -109,15 +109,15 @@ impl Taker<'_, '_> {
                     child.changes.push(exact(used));
                 }
             }
-            What::Fork { .. } => {}
-            What::Task(task) => {
+            SidebandChange::Fork { .. } => {}
+            SidebandChange::Task(task) => {
                 self.timeline.pids.insert(task.tid, task.pid);
             }
-            What::Name { tid, name } => {
+            SidebandChange::Name { tid, name } => {
                 let name = String::from_utf8_lossy(name).into_owned();
                 self.timeline.names.insert(tid, name);
             }
-            What::InheritedName { tid, creator } => {
+            SidebandChange::InheritedName { tid, creator } => {
                 let names = &mut self.timeline.names;
                 // perf tells of threads that were there before it began in any order, and without a time.
                 if tid != creator
@@ -127,12 +127,12 @@ impl Taker<'_, '_> {
                     names.insert(tid, name);
                 }
             }
-            What::Mark { stream, end } => {
+            SidebandChange::Mark { stream, end } => {
                 let marks = self.timeline.marks.entry(stream).or_default();
                 let end = marks.last().map_or(end, |last| last.end.max(end));
                 marks.push(Mark { version, time, end });
             }
-            What::Run { stream, task } => {
+            SidebandChange::Run { stream, task } => {
                 self.timeline.pids.insert(task.tid, task.pid);
                 let runs = self.timeline.runs.entry(stream).or_default();
                 runs.push((exact(true), task));
