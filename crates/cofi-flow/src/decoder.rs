@@ -1,40 +1,15 @@
-//! The decoder's state, and how its parts take turns.
+//! The decoder: the layers together, and the ways to ask them, which are shells over the walk.
 
-use cofi_insn::{Class, CodeSource, advance};
-use cofi_packet::{ExecMode, Ip, StreamOffset};
+use cofi_insn::CodeSource;
+use cofi_packet::{ExecMode, StreamOffset};
 
-use crate::bind::{Binder, State};
-use crate::code::cache::End;
-use crate::family::{IntelPt, Rtit, WalkFamily};
+use crate::bind::Binder;
+use crate::family::{IntelPt, Rtit};
 use crate::time::{Time, TimeJump};
-use crate::walk::{Phase, Walker};
-use crate::{CodeCache, CodeKey, Executed, FlowConfig, Item, Part, Run, TraceFormat};
-
-/// The least that the walk goes on by.
-enum Step {
-    /// Anything that stands alone.
-    Item(Item),
-    /// Plain instructions are due.
-    Plain,
-    /// What ends this block is.
-    End(u32),
-}
-
-/// A [`Part`] whose instructions are still in the cache.
-pub(crate) enum Piece {
-    /// Anything that stands alone.
-    Item(Item),
-    /// Instructions that ran one after the other.
-    Run {
-        ip: Ip,
-        mode: ExecMode,
-        /// Where in the cache the lengths of the plain ones are.
-        plain: core::ops::Range<usize>,
-        last: Option<Executed>,
-        /// Where the packet used last begins.
-        offset: usize,
-    },
-}
+use crate::walk::Walker;
+use crate::walk::paths::{Called, Visited};
+use crate::walk::step::{Piece, Step};
+use crate::{Block, CodeCache, CodeKey, FlowConfig, Item, Part, Path, Run, TraceFormat, Visitor};
 
 /// The binder of a stream of either family.
 #[derive(Debug)]
@@ -233,81 +208,33 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
             },
         )
     }
-}
 
-impl<C: CodeSource> Walker<C> {
-    /// Goes on until something is due.
-    #[inline]
-    fn step<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> Option<Step> {
-        loop {
-            if !self.body.is_empty() {
-                return Some(Step::Plain);
-            }
-            if let Some(item) = bind.emit.items.pop_front() {
-                return Some(Step::Item(item));
-            }
-            match (bind.state, self.phase) {
-                (State::On, Phase::Enter) => self.enter(bind),
-                (State::On, Phase::End(block)) => return Some(Step::End(block)),
-                (State::Done, _) => return None,
-                _ => bind.go_on(self),
-            }
-        }
+    /// Calls `visit` for each block that ran, up to the next event or error, which is returned; `None` at the end of the stream.
+    ///
+    /// This is the fastest way through a flow, and may be mixed with the others. An [`Item::Insn`] is never returned.
+    pub fn blocks(&mut self, mut visit: impl FnMut(&Block<'_>)) -> Option<Item> {
+        self.paths(|path| path.for_each(&mut visit))
     }
 
-    /// What comes next, in pieces as large as they come: the plain instructions of a block with what ends it.
-    pub(crate) fn next_piece<F: WalkFamily>(&mut self, bind: &mut Binder<'_, F>) -> Option<Piece> {
-        loop {
-            let (plain, block) = match self.step(bind)? {
-                Step::Item(item) => return Some(Piece::Item(item)),
-                Step::Plain => {
-                    let plain = core::mem::replace(&mut self.body, 0..0);
-                    match self.phase {
-                        // Where code is missing it is asked for again, which may empty the cache.
-                        Phase::End(block) if self.cache.block(block).end != End::Fault => {
-                            (plain, Some(block))
-                        }
-                        _ => (plain, None),
-                    }
-                }
-                Step::End(block) => (0..0, Some(block)),
-            };
-            let (ip, mode, before) = (self.ip, bind.mode, bind.offset);
-            let lens = self.cache.lens(plain.clone()).iter();
-            self.ip = lens.fold(ip, |ip, len| advance(ip, *len, mode));
-            let last = match block {
-                Some(block) if bind.state == State::On && bind.emit.items.is_empty() => {
-                    self.finish(bind, block)
-                }
-                _ => None,
-            };
-            if last.is_some() || !plain.is_empty() {
-                return Some(Piece::Run {
-                    ip,
-                    mode,
-                    plain,
-                    last,
-                    // What the last instruction would have needed may have been read in vain.
-                    offset: if last.is_some() { bind.offset } else { before },
-                });
-            }
-        }
+    /// The same, by as many blocks at a time as are known to belong together: for those who count, this is faster still.
+    pub fn paths(&mut self, visit: impl FnMut(&Path<'_>)) -> Option<Item> {
+        let mut shown = Called(visit);
+        on!(&mut self.bind, bind => self.walk.paths(bind, &mut shown))
     }
 
-    /// The next of a block's plain instructions.
-    #[inline]
-    fn next_plain(&mut self) -> Option<Item> {
-        let index = self.body.next()?;
-        let (len, digest) = (self.cache.len_at(index), self.cache.digest_at(index));
-        let ip = self.ip;
-        self.ip = advance(ip, len, self.mode);
-        Some(Item::Insn(Executed {
-            ip,
-            len,
-            class: Class::Other,
-            mode: self.mode,
-            digest,
-        }))
+    /// Goes through the whole flow, block by block.
+    pub fn visit(&mut self, visitor: &mut impl Visitor) {
+        loop {
+            let mut shown = Visited(&mut *visitor);
+            let Some(item) = on!(&mut self.bind, bind => self.walk.paths(bind, &mut shown)) else {
+                break;
+            };
+            match item {
+                Item::Insn(insn) => visitor.instruction(&insn),
+                Item::Event(event) => visitor.event(&event, self.offset()),
+                Item::Error(error) => visitor.error(&error),
+            }
+        }
     }
 }
 

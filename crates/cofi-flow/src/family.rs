@@ -11,13 +11,13 @@ use cofi_packet::{DecodeError, Ip, Tsc};
 use crate::bind::control::Control;
 use crate::bind::{Binder, Pending};
 use crate::code::cache::BasicBlock;
+use crate::code::retstack::ReturnStack;
 use crate::reader::Reader;
 use crate::reader::clock::Stamp;
 use crate::reader::decide::Run;
 use crate::resync::Certainty;
 use crate::time::TimeJump;
 use crate::walk::Walker;
-use crate::walk::retstack::ReturnStack;
 use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, PacketKind};
 
 /// Intel PT, chapter 33 of the manual.

@@ -4,8 +4,8 @@ use cofi_insn::CodeSource;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::code::cache::BasicBlock;
+use crate::code::retstack::ReturnStack;
 use crate::family::CodeRules;
-use crate::walk::retstack::ReturnStack;
 
 /// Whether code comes to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

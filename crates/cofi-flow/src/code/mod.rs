@@ -8,4 +8,5 @@ mod graph_build;
 pub(crate) mod index;
 pub(crate) mod memo;
 pub(crate) mod phrase;
+pub(crate) mod retstack;
 pub(crate) mod shelf;

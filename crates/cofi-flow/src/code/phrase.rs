@@ -16,7 +16,7 @@ use cofi_packet::{ExecMode, Ip};
 use crate::FlowConfig;
 use crate::code::graph::{Decision, Graph};
 use crate::code::index::NONE;
-use crate::walk::retstack::ReturnStack;
+use crate::code::retstack::ReturnStack;
 
 /// So many bytes of packets are looked up at once.
 pub(crate) const WINDOW: usize = 8;

@@ -7,11 +7,11 @@ use crate::bind::control::Control;
 use crate::bind::intel::{AtIp, Own, PsbPlus};
 use crate::bind::state::{Bound, Status};
 use crate::bind::{Binder, Pending, State};
+use crate::code::retstack::ReturnStack;
 use crate::family::{BindFamily, IntelPt, ResyncFamily};
 use crate::reader::intel::Flow;
 use crate::resync::Certainty;
 use crate::resync::loss::Run;
-use crate::walk::retstack::ReturnStack;
 use crate::{Event, Expected, FlowErrorKind};
 
 impl ResyncFamily for IntelPt {

@@ -10,10 +10,10 @@ use cofi_packet::{ExecMode, Ip};
 
 use crate::FlowConfig;
 use crate::code::cache::{BasicBlock, Cache, End};
+use crate::code::retstack::ReturnStack;
 use crate::family::IntelPt;
 use crate::reader::Reader;
 use crate::reader::intel::Flow;
-use crate::walk::retstack::ReturnStack;
 
 /// What must agree, in units of about a bit: the chance of a coincidence halves with each.
 const ENOUGH: u32 = 24;

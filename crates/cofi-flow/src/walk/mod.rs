@@ -2,7 +2,7 @@
 
 mod intel;
 pub(crate) mod paths;
-pub(crate) mod retstack;
+pub(crate) mod step;
 
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::intel::Kind;
@@ -12,9 +12,9 @@ use crate::bind::control::{Coming, Control};
 use crate::bind::{Binder, Pending};
 use crate::code::cache::{BasicBlock, Cache, End, decode_at};
 use crate::code::index::NONE;
+use crate::code::retstack::ReturnStack;
 use crate::code::shelf::Shelf;
 use crate::family::{CodeRules, WalkFamily};
-use crate::walk::retstack::ReturnStack;
 use crate::{CodeCache, CodeKey, Executed, Expected, FlowConfig, FlowErrorKind};
 
 /// Where the walk is within a block.

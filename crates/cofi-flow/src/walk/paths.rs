@@ -3,6 +3,7 @@
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{ExecMode, Ip};
 
+use super::step::Piece;
 use super::{MAX_TRIED, Phase, Walker};
 use crate::bind::State;
 use crate::bind::{Binder, Pending};
@@ -11,7 +12,6 @@ use crate::code::cache::End;
 use crate::code::graph::{Decision, Node};
 use crate::code::index::NONE;
 use crate::code::phrase::Key;
-use crate::decoder::{FlowDecoder, Piece, on};
 use crate::family::WalkFamily;
 use crate::reader::decide::{Decision as Next, Run as Packets};
 use crate::{Item, Run};
@@ -20,12 +20,12 @@ use crate::{Item, Run};
 const LEAST_BITS: u8 = 3;
 
 /// Who is shown what ran. (A closure may not be inlined; what is done at each block by a visitor has to be.)
-trait Shown {
+pub(crate) trait Shown {
     fn path(&mut self, path: &Path<'_>);
 }
 
 /// By a function.
-struct Called<F>(F);
+pub(crate) struct Called<F>(pub(crate) F);
 
 impl<F: FnMut(&Path<'_>)> Shown for Called<F> {
     #[inline]
@@ -35,7 +35,7 @@ impl<F: FnMut(&Path<'_>)> Shown for Called<F> {
 }
 
 /// By a visitor.
-struct Visited<'v, V>(&'v mut V);
+pub(crate) struct Visited<'v, V>(pub(crate) &'v mut V);
 
 impl<V: Visitor> Shown for Visited<'_, V> {
     #[inline(always)]
@@ -66,38 +66,8 @@ enum From {
     Site(u32),
 }
 
-impl<C: CodeSource> FlowDecoder<'_, C> {
-    /// Calls `visit` for each block that ran, up to the next event or error, which is returned; `None` at the end of the stream.
-    ///
-    /// This is the fastest way through a flow, and may be mixed with the others. An [`Item::Insn`] is never returned.
-    pub fn blocks(&mut self, mut visit: impl FnMut(&Block<'_>)) -> Option<Item> {
-        self.paths(|path| path.for_each(&mut visit))
-    }
-
-    /// The same, by as many blocks at a time as are known to belong together: for those who count, this is faster still.
-    pub fn paths(&mut self, visit: impl FnMut(&Path<'_>)) -> Option<Item> {
-        let mut shown = Called(visit);
-        on!(&mut self.bind, bind => self.walk.paths(bind, &mut shown))
-    }
-
-    /// Goes through the whole flow, block by block.
-    pub fn visit(&mut self, visitor: &mut impl Visitor) {
-        loop {
-            let mut shown = Visited(&mut *visitor);
-            let Some(item) = on!(&mut self.bind, bind => self.walk.paths(bind, &mut shown)) else {
-                break;
-            };
-            match item {
-                Item::Insn(insn) => visitor.instruction(&insn),
-                Item::Event(event) => visitor.event(&event, self.offset()),
-                Item::Error(error) => visitor.error(&error),
-            }
-        }
-    }
-}
-
 impl<C: CodeSource> Walker<C> {
-    fn paths<F: WalkFamily>(
+    pub(crate) fn paths<F: WalkFamily>(
         &mut self,
         bind: &mut Binder<'_, F>,
         shown: &mut impl Shown,
