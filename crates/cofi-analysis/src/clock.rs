@@ -14,6 +14,8 @@ enum Reader<'s> {
     Pt {
         packets: intel::Packets<'s>,
         tracker: TimeTracker,
+        /// What was taken since the last packet that may tell something.
+        quiet: Quiet,
     },
     Rtit {
         bytes: &'s [u8],
@@ -21,6 +23,38 @@ enum Reader<'s> {
         tracker: RtitTime,
     },
 }
+
+/// Of which of the packets that tell no time one was taken: another one tells nothing more, as long as no others come between.
+#[derive(Clone, Copy, Debug, Default)]
+struct Quiet {
+    /// A CYC that stands before a TNT was made for it.
+    tnt: bool,
+    /// A TIP tells that tracing is on.
+    tip: bool,
+}
+
+impl Quiet {
+    /// Whether one more of this kind tells nothing.
+    const fn holds(self, kind: intel::Kind) -> bool {
+        match kind {
+            intel::Kind::Tnt8 => self.tnt,
+            intel::Kind::Tip => self.tip,
+            _ => false,
+        }
+    }
+
+    /// One of this kind was taken.
+    fn note(&mut self, kind: intel::Kind) {
+        match kind {
+            intel::Kind::Tnt8 => self.tnt = true,
+            intel::Kind::Tip => self.tip = true,
+            _ => *self = Self::default(),
+        }
+    }
+}
+
+/// So many bytes at most are read ahead of what was asked for.
+const AHEAD: u64 = 1 << 12;
 
 /// What was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +75,7 @@ impl<'s> TimedPackets<'s> {
             TraceFormat::IntelPt => Reader::Pt {
                 packets: intel::Packets::starting_at(bytes, start),
                 tracker: TimeTracker::new(config),
+                quiet: Quiet::default(),
             },
             TraceFormat::Rtit(rtit) => Reader::Rtit {
                 bytes,
@@ -51,7 +86,7 @@ impl<'s> TimedPackets<'s> {
     }
 
     /// Where the next packet begins.
-    fn offset(&self) -> StreamOffset {
+    pub(crate) fn offset(&self) -> StreamOffset {
         match &self.0 {
             Reader::Pt { packets, .. } => packets.offset(),
             Reader::Rtit { packets, .. } => packets.offset(),
@@ -60,10 +95,15 @@ impl<'s> TimedPackets<'s> {
 
     fn take(&mut self) -> Taken {
         match &mut self.0 {
-            Reader::Pt { packets, tracker } => match packets.next() {
+            Reader::Pt {
+                packets,
+                tracker,
+                quiet,
+            } => match packets.next() {
                 Some(Ok(located)) => {
                     let packet = located.packet();
                     tracker.take(&packet);
+                    quiet.note(located.raw.kind());
                     let is_overflow = packet == intel::Packet::Ovf;
                     Taken::Packet { is_overflow }
                 }
@@ -87,29 +127,41 @@ impl<'s> TimedPackets<'s> {
         }
     }
 
-    /// Takes the packets that begin at `offset` or before. Bytes that form none are skipped.
+    /// Takes the packets that begin at `offset` or before, and those behind them that tell nothing more. Bytes that form none are skipped.
     pub(crate) fn take_through(&mut self, offset: StreamOffset) {
-        if let Reader::Pt { packets, tracker } = &mut self.0 {
-            // Most packets are TNTs, of which the first behind another packet matters: a CYC that stands before it was made for it.
-            let mut is_behind_tnt = false;
-            while packets.offset() <= offset {
-                match packets.next() {
-                    Some(Ok(located)) => {
-                        let is_tnt = located.raw.kind() == intel::Kind::Tnt8;
-                        if !(is_tnt && is_behind_tnt) {
-                            tracker.take(&located.packet());
-                        }
-                        is_behind_tnt = is_tnt;
-                    }
-                    Some(Err(_)) => {}
-                    None => return,
+        let Reader::Pt {
+            packets,
+            tracker,
+            quiet,
+        } = &mut self.0
+        else {
+            while self.offset() <= offset {
+                if self.take() == Taken::End {
+                    return;
                 }
             }
             return;
+        };
+        while packets.offset() <= offset {
+            match packets.next() {
+                Some(Ok(located)) => {
+                    let kind = located.raw.kind();
+                    if !quiet.holds(kind) {
+                        tracker.take(&located.packet());
+                        quiet.note(kind);
+                    }
+                }
+                Some(Err(_)) => {}
+                None => return,
+            }
         }
-        while self.offset() <= offset {
-            if self.take() == Taken::End {
-                return;
+        // Most packets are such, and most questions are of the next one.
+        let most = StreamOffset(offset.0.saturating_add(AHEAD));
+        while packets.offset() <= most {
+            let mut next = packets.clone();
+            match next.next() {
+                Some(Ok(located)) if quiet.holds(located.raw.kind()) => *packets = next,
+                _ => return,
             }
         }
     }
@@ -285,6 +337,54 @@ pub(crate) fn each_jump(
 mod tests {
     use super::*;
     use cofi_packet::intel::PSB;
+
+    /// What is left out tells nothing: the time at each place is that of all packets up to it, wherever was asked before.
+    #[test]
+    fn the_time_is_that_of_all_packets() {
+        // TNTs, TIPs without an address, CYCs, MTCs, TSCs and an OVF, in many orders.
+        let packets: [&[u8]; 8] = [
+            &[0x06],
+            &[0x0d],
+            &[0x0d],
+            &[0x04],
+            &[0x2b],
+            &[0x59, 0x11],
+            &[0x19, 1, 2, 3, 4, 5, 6, 7],
+            &[0x02, 0xf3],
+        ];
+        let mut bytes = PSB.to_vec();
+        bytes.extend([0x19, 0, 0, 0, 1, 0, 0, 0, 0x02, 0x23]);
+        let mut seed = 1_u64;
+        for _ in 0..4000 {
+            seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            // Mostly those that tell nothing.
+            let which = (seed >> 58) as usize;
+            bytes.extend(packets[if which < 8 { which } else { which % 4 }]);
+        }
+        let config = FlowConfig::default();
+        let start = StreamOffset(0);
+        let mut all = TimedPackets::new(&bytes, start, &config);
+        let mut step = 1;
+        let mut some = TimedPackets::new(&bytes, start, &config);
+        let mut is_told = false;
+        loop {
+            let at = all.offset();
+            if all.take() == Taken::End {
+                break;
+            }
+            step = step * 5 % 17;
+            if step < 6 {
+                some.take_through(at);
+                assert_eq!(
+                    (some.now(), some.cycles()),
+                    (all.now(), all.cycles()),
+                    "{at:?}"
+                );
+                is_told |= some.cycles() > 0;
+            }
+        }
+        assert!(is_told);
+    }
 
     /// Whatever was asked before, the answer is that of a search of its own.
     #[test]

@@ -5,6 +5,7 @@ use std::io;
 use cofi_analysis::{
     ByTask, Call, CallEnd, CallMoment, CallNames, CallVisitor, CallsInOrder, FinishedCall, Left,
 };
+use cofi_packet::Tsc;
 use cofi_session::{Session, StreamKey, Task};
 
 use crate::open::{Ends, Open, OpenCalls, Stacks};
@@ -50,6 +51,11 @@ pub trait Exporter {
     /// # Errors
     /// As writing fails.
     fn end_part(&mut self, at: u64) -> io::Result<()>;
+
+    /// Whether functions are to be left, too, as they nest. If not, `enter` is all that is called, once for each call, and moments are 0.
+    fn is_nested(&self) -> bool {
+        true
+    }
 
     /// All is there.
     ///
@@ -137,6 +143,7 @@ impl<'a, 's> CallExporter<'a, 's> {
             ..
         } = self;
         let mut part: Option<Part<'_, '_>> = None;
+        let is_nested = exporter.is_nested();
         // The functions of sites.
         let mut sites: Vec<Option<FrameId>> = Vec::new();
         order.drain(|finished| {
@@ -158,7 +165,10 @@ impl<'a, 's> CallExporter<'a, 's> {
                     none.insert(Part::new(clock))
                 }
             };
-            part.call(frame, finished, &mut **exporter, frames)
+            match is_nested {
+                true => part.call(frame, finished, &mut **exporter, frames),
+                false => exporter.enter(frame, 0, Some(finished), frames),
+            }
         })?;
         part.map_or(Ok(()), |part| part.end(&mut **exporter, frames))
     }
@@ -198,6 +208,8 @@ struct Clock<'a, 's> {
     session: &'a Session<'s>,
     weight: Weight,
     last: u64,
+    /// What was converted last: time passes at packets, and many calls begin and end at the same moment.
+    known: Option<(Tsc, Option<u64>)>,
 }
 
 impl<'a, 's> Clock<'a, 's> {
@@ -207,6 +219,7 @@ impl<'a, 's> Clock<'a, 's> {
             session,
             weight,
             last: 0,
+            known: None,
         };
         let begin = clock.place(&first.call.begin);
         let place = begin.or_else(|| clock.place(&first.end.end));
@@ -214,11 +227,20 @@ impl<'a, 's> Clock<'a, 's> {
         clock
     }
 
-    fn place(&self, moment: &CallMoment) -> Option<u64> {
-        match self.weight {
-            Weight::Instructions => Some(moment.insns),
-            Weight::Time => Some(self.session.time_conversion()?.time_of(moment.tsc?)?.0),
+    fn place(&mut self, moment: &CallMoment) -> Option<u64> {
+        if self.weight == Weight::Instructions {
+            return Some(moment.insns);
         }
+        let tsc = moment.tsc?;
+        if let Some((known, time)) = self.known
+            && known == tsc
+        {
+            return time;
+        }
+        let conversion = self.session.time_conversion();
+        let time = conversion.and_then(|conversion| Some(conversion.time_of(tsc)?.0));
+        self.known = Some((tsc, time));
+        time
     }
 
     fn reach(&mut self, moment: &CallMoment) -> u64 {

@@ -15,6 +15,8 @@ use std::time::SystemTime;
 
 use object::{ReadCache, ReadRef};
 
+use crate::tables::Tables;
+
 /// How much is read at a time.
 const PIECE: usize = 64 << 10;
 
@@ -22,7 +24,7 @@ const PIECE: usize = 64 << 10;
 /// terabytes long) are looked up.
 const DENSE_LIMIT: u64 = 4 << 30;
 
-/// Up to this size a file is read as a whole to look through its symbols.
+/// Up to this size there is room in memory for all of a file that is looked through for its symbols.
 const WHOLE_LIMIT: u64 = 256 << 20;
 
 /// Something read from a file's bytes, however they are held.
@@ -114,16 +116,14 @@ impl Contents {
         }
     }
 
-    /// Reads what stands all over the file: its tables.
+    /// Reads what stands in the tables of symbols, many pieces of it.
     pub(crate) fn parse<T: FromFile>(&self) -> T {
         match self {
             Self::Pieces(pieces) if pieces.len <= WHOLE_LIMIT => {
-                let mut bytes = Vec::new();
-                // What cannot be read is missing, as behind the end of a file that was cut off.
-                let _ = At::new(&pieces.file)
-                    .take(pieces.len)
-                    .read_to_end(&mut bytes);
-                T::parse(bytes.as_slice())
+                let tables = self
+                    .parse_head::<Option<Tables>>()
+                    .and_then(|tables| pieces.tables(&tables));
+                T::parse(tables.unwrap_or_else(|| pieces.whole()).as_slice())
             }
             _ => self.parse_head(),
         }
@@ -161,6 +161,25 @@ impl Contents {
 }
 
 impl Pieces {
+    /// The file with its tables, and zeros elsewhere, which take no memory: pages that nobody has written to. None if not all of them are there.
+    fn tables(&self, tables: &Tables) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(self.len).ok()?];
+        for (start, len) in &tables.0 {
+            let from = usize::try_from(*start).ok()?;
+            let to = from.checked_add(usize::try_from(*len).ok()?)?;
+            let part = bytes.get_mut(from..to)?;
+            self.file.read_exact_at(part, *start).ok()?;
+        }
+        Some(bytes)
+    }
+
+    /// All bytes. What cannot be read is missing, as behind the end of a file that was cut off.
+    fn whole(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let _ = At::new(&self.file).take(self.len).read_to_end(&mut bytes);
+        bytes
+    }
+
     fn copy(&self, offset: u64, len: u64) -> io::Result<Arc<[u8]>> {
         let end = offset.checked_add(len).filter(|end| *end <= self.len);
         let len = end.and_then(|_| usize::try_from(len).ok());

@@ -56,6 +56,7 @@ mod space;
 mod spec;
 mod store;
 mod symbols;
+mod tables;
 mod tree;
 mod vdso;
 

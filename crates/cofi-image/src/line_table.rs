@@ -1,15 +1,17 @@
 //! All lines and functions of a file that its debugging information knows, whether they ran or not.
 
 use gimli::{
-    AttributeValue, DW_AT_abstract_origin, DW_AT_decl_file, DW_AT_decl_line, DW_AT_high_pc,
-    DW_AT_low_pc, DW_AT_specification, DW_TAG_subprogram, DebuggingInformationEntry, Dwarf,
-    Reader as _, Unit, UnitRef,
+    AttributeValue, DW_AT_abstract_origin, DW_AT_comp_dir, DW_AT_decl_file, DW_AT_decl_line,
+    DW_AT_high_pc, DW_AT_low_pc, DW_AT_specification, DW_TAG_subprogram, DebuggingInformationEntry,
+    Dwarf, EndianArcSlice, Reader as _, RunTimeEndian, SectionId, Unit, UnitRef,
 };
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use crate::contents::Contents;
 use crate::file::CodeFile;
-use crate::lines::{Reader, dwarf_of};
+use crate::lines::{Reader, dwarf_with, endian_of};
+use crate::sections::{Parts, Sections};
 
 /// Code that was compiled from one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,17 +57,38 @@ impl LineTable {
     /// That of a file, from itself or its file of debugging information; none if neither has line tables.
     #[must_use]
     pub fn of(file: &CodeFile) -> Option<Self> {
+        let is_code = |address: u64| {
+            let segments = file.segments();
+            segments.iter().any(|segment| {
+                let inside = address.checked_sub(segment.address);
+                segment.executable && inside.is_some_and(|inside| inside < segment.len)
+            })
+        };
+        file.find_with_debug(|contents| Self::read(contents, is_code))
+    }
+
+    fn read(contents: &Contents, is_code: impl Fn(u64) -> bool) -> Option<Self> {
+        let sections = Sections::of(contents)?;
+        let is_small = |id| {
+            use SectionId::{DebugAbbrev, DebugAddr, DebugLine, DebugLineStr, DebugStrOffsets};
+            let small = [
+                DebugAbbrev,
+                DebugAddr,
+                DebugLine,
+                DebugLineStr,
+                DebugStrOffsets,
+            ];
+            small.contains(&id)
+        };
         let mut reader = TableReader {
-            dwarf: dwarf_of(file)?,
-            is_code: |address: u64| {
-                let segments = file.segments();
-                segments.iter().any(|segment| {
-                    let inside = address.checked_sub(segment.address);
-                    segment.executable && inside.is_some_and(|inside| inside < segment.len)
-                })
-            },
+            dwarf: dwarf_with(&sections, contents, is_small)?,
+            endian: endian_of(&sections),
+            units: Parts::of(&sections, ".debug_info", contents),
+            strings: Parts::of(&sections, ".debug_str", contents),
+            is_code,
             numbers: HashMap::new(),
             programs: HashMap::new(),
+            folder: None,
             table: Self::default(),
         };
         reader.read();
@@ -112,27 +135,82 @@ impl LineTable {
 /// No path is longer.
 const LONGEST: usize = 4096;
 
-/// Reads the line table of each compilation unit.
-struct TableReader<F> {
+/// Reads the line table of each compilation unit, one unit after the other: of what tells of them nothing is kept.
+struct TableReader<'c, F> {
+    /// Without what is largest: the units, of which the one at hand is there, and the texts.
     dwarf: Dwarf<Reader>,
+    endian: RunTimeEndian,
+    units: Parts<'c>,
+    strings: Parts<'c>,
     /// What the linker left out is said to be where no code is.
     is_code: F,
     numbers: HashMap<String, u32>,
     /// The files of each program that was run: many units may name one.
     programs: HashMap<usize, Rc<HashMap<u64, u32>>>,
+    /// The folder in which the compiler ran for the unit at hand.
+    folder: Option<String>,
     table: LineTable,
 }
 
-impl<F: Fn(u64) -> bool> TableReader<F> {
+impl<F: Fn(u64) -> bool> TableReader<'_, F> {
     fn read(&mut self) {
-        let mut headers = self.dwarf.units();
-        while let Ok(Some(header)) = headers.next() {
+        let mut at = 0;
+        while let Some(len) = self.unit_len(at)
+            && let Some(bytes) = self.units.read(at, len)
+        {
+            at += len;
+            self.dwarf.debug_info = EndianArcSlice::new(bytes, self.endian).into();
+            let Ok(Some(header)) = self.dwarf.units().next() else {
+                break;
+            };
             if let Ok(unit) = self.dwarf.unit(header) {
+                self.folder = self.folder_of(&unit);
                 let files = self.rows(&unit).unwrap_or_default();
                 // What could be read before an error counts.
                 let _ = self.functions(&unit, &files);
             }
         }
+    }
+
+    /// How many bytes the unit has that begins at `at`, which its first four tell, or the eight behind these.
+    fn unit_len(&self, at: u64) -> Option<u64> {
+        let rest = self.units.len().checked_sub(at)?;
+        let bytes = self.units.read(at, rest.min(12))?;
+        let mut head = EndianArcSlice::new(bytes, self.endian);
+        let (len, format) = head.read_initial_length().ok()?;
+        u64::from(format.initial_length_size()).checked_add(len as u64)
+    }
+
+    /// A text that debugging information refers to.
+    fn text(&self, unit: &Unit<Reader>, value: AttributeValue<Reader>) -> Option<String> {
+        let offset = match value {
+            AttributeValue::DebugStrRef(offset) => offset,
+            AttributeValue::DebugStrOffsetsIndex(index) => {
+                let (format, base) = (unit.encoding().format, unit.str_offsets_base);
+                let offsets = &self.dwarf.debug_str_offsets;
+                offsets.get_str_offset(format, base, index).ok()?
+            }
+            value => {
+                let text = self.dwarf.attr_string(unit, value).ok()?;
+                return Some(text.to_string_lossy().ok()?.into_owned());
+            }
+        };
+        let at = offset.0 as u64;
+        let rest = self.strings.len().checked_sub(at)?;
+        // Hardly any is longer than a path can be.
+        for len in [rest.min(LONGEST as u64), rest] {
+            let bytes = self.strings.read(at, len)?;
+            if let Some(end) = bytes.iter().position(|byte| *byte == 0) {
+                return Some(String::from_utf8_lossy(bytes.get(..end)?).into_owned());
+            }
+        }
+        None
+    }
+
+    fn folder_of(&self, unit: &Unit<Reader>) -> Option<String> {
+        let mut entries = unit.entries();
+        let root = entries.next_dfs().ok()??;
+        self.text(unit, root.attr_value(DW_AT_comp_dir)?)
     }
 
     fn file(&mut self, name: String) -> u32 {
@@ -197,21 +275,14 @@ impl<F: Fn(u64) -> bool> TableReader<F> {
         header: &gimli::LineProgramHeader<Reader>,
         file: &gimli::FileEntry<Reader>,
     ) -> Option<String> {
-        let text = |value| {
-            let text = self.dwarf.attr_string(unit, value).ok()?;
-            Some(text.to_string_lossy().ok()?.into_owned())
-        };
-        let mut path = match &unit.comp_dir {
-            Some(folder) => folder.to_string_lossy().ok()?.into_owned(),
-            None => String::new(),
-        };
+        let mut path = self.folder.clone().unwrap_or_default();
         // Folder 0 is the one where the compiler ran.
         if file.directory_index() != 0
             && let Some(folder) = file.directory(header)
         {
-            join(&mut path, &text(folder)?);
+            join(&mut path, &self.text(unit, folder)?);
         }
-        join(&mut path, &text(file.path_name())?);
+        join(&mut path, &self.text(unit, file.path_name())?);
         // Any number of files may share one long name.
         (path.len() <= LONGEST).then_some(path)
     }

@@ -118,29 +118,36 @@ fn lines_of(file: &CodeFile) -> Option<Lines> {
     file.find_with_debug(|contents| Context::from_dwarf(dwarf(contents)?).ok())
 }
 
-/// The debugging information that has the lines of a file: its own, or that of its file of debugging information.
-pub(crate) fn dwarf_of(file: &CodeFile) -> Option<Dwarf<Reader>> {
-    file.find_with_debug(dwarf)
-}
-
 /// The debugging information of an ELF file that has line tables, without what tells of variables and macros.
 fn dwarf(contents: &Contents) -> Option<Dwarf<Reader>> {
+    use SectionId::{DebugLoc, DebugLocLists, DebugMacinfo, DebugMacro};
     let sections = Sections::of(contents)?;
+    let is_wanted = |id| !matches!(id, DebugLoc | DebugLocLists | DebugMacinfo | DebugMacro);
+    dwarf_with(&sections, contents, is_wanted)
+}
+
+/// How the numbers of a file are written.
+pub(crate) const fn endian_of(sections: &Sections) -> RunTimeEndian {
+    match sections.is_little_endian {
+        true => RunTimeEndian::Little,
+        false => RunTimeEndian::Big,
+    }
+}
+
+/// Those sections of the debugging information that are wanted; none if there are no line tables.
+pub(crate) fn dwarf_with(
+    sections: &Sections,
+    contents: &Contents,
+    is_wanted: impl Fn(SectionId) -> bool,
+) -> Option<Dwarf<Reader>> {
     if !sections.has(".debug_line") {
         return None;
     }
-    let endian = if sections.is_little_endian {
-        RunTimeEndian::Little
-    } else {
-        RunTimeEndian::Big
-    };
+    let endian = endian_of(sections);
     let load = |id: SectionId| {
-        let bytes = match id {
-            SectionId::DebugLoc
-            | SectionId::DebugLocLists
-            | SectionId::DebugMacinfo
-            | SectionId::DebugMacro => None,
-            _ => sections.read(id.name(), contents),
+        let bytes = match is_wanted(id) {
+            true => sections.read(id.name(), contents),
+            false => None,
         };
         Ok::<_, gimli::Error>(EndianArcSlice::new(bytes.unwrap_or_default(), endian))
     };

@@ -70,6 +70,52 @@ impl Sections {
     }
 }
 
+/// A section of which parts are read when they are wanted. One that is compressed is held as a whole.
+#[derive(Debug)]
+pub(crate) struct Parts<'c> {
+    contents: &'c Contents,
+    start: u64,
+    len: u64,
+    whole: Option<Arc<[u8]>>,
+}
+
+impl<'c> Parts<'c> {
+    /// Those of a section; empty if there is none.
+    pub(crate) fn of(sections: &Sections, name: &str, contents: &'c Contents) -> Self {
+        let place = sections.place(name);
+        let plain = place.filter(|place| place.format == CompressionFormat::None);
+        let whole = match plain {
+            Some(_) => None,
+            None => sections.read(name, contents),
+        };
+        let (start, len) = match (plain, &whole) {
+            (Some(place), _) => (place.offset, place.compressed_size),
+            (None, Some(bytes)) => (0, bytes.len() as u64),
+            (None, None) => (0, 0),
+        };
+        Self {
+            contents,
+            start,
+            len,
+            whole,
+        }
+    }
+
+    /// How many bytes it has.
+    pub(crate) const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Some of its bytes; none if not all of them are there.
+    pub(crate) fn read(&self, offset: u64, len: u64) -> Option<Arc<[u8]>> {
+        let end = offset.checked_add(len).filter(|end| *end <= self.len)?;
+        match &self.whole {
+            Some(bytes) => Some(bytes.get(offset as usize..end as usize)?.into()),
+            None => self.contents.copy(self.start.checked_add(offset)?, len),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,7 +140,13 @@ mod tests {
                 let sections = Sections::of(contents).expect("ELF");
                 assert!(sections.has(".debug_line") && !sections.has(".debug_nothing"));
                 assert!(sections.read(".debug_nothing", contents).is_none());
-                read.push(sections.read(".debug_line", contents).expect("lines"));
+                let lines = sections.read(".debug_line", contents).expect("lines");
+                let parts = Parts::of(&sections, ".debug_line", contents);
+                assert_eq!(parts.len(), lines.len() as u64);
+                assert_eq!(parts.read(3, 9).as_deref(), lines.get(3..12));
+                assert!(parts.read(parts.len() - 3, 4).is_none());
+                assert_eq!(Parts::of(&sections, ".debug_nothing", contents).len(), 0);
+                read.push(lines);
             }
         }
         assert!(read.windows(2).all(|pair| pair[0] == pair[1]));

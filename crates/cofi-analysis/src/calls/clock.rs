@@ -36,8 +36,9 @@ impl<'s> StreamClock<'s> {
 
     #[inline(never)]
     fn go_to(&mut self, offset: StreamOffset) {
-        self.at = StreamOffset(offset.0.saturating_add(1));
         self.packets.take_through(offset);
+        // Up to there the answer is the same.
+        self.at = StreamOffset(offset.0.saturating_add(1)).max(self.packets.offset());
         self.now = (self.packets.now(), self.packets.cycles());
     }
 }

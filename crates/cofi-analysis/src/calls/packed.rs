@@ -16,7 +16,7 @@ use super::{Call, CallEnd, CallKind, CallMoment, FinishedCall, FunctionId, Left}
 const PART: usize = 1 << 12;
 
 /// So many bytes of whole parts wait in memory.
-const MEMORY: usize = 32 << 20;
+const MEMORY: usize = 8 << 20;
 
 /// So many kinds of calls have a number.
 const MOST_HEADS: usize = 1 << 16;

@@ -18,9 +18,14 @@ pub(super) struct Chrome<W> {
     names: Vec<Vec<u8>>,
     /// How one begins that leaves it.
     end: Vec<u8>,
-    /// The event that is being made.
-    event: Vec<u8>,
+    /// Events that are not written yet.
+    events: Vec<u8>,
+    /// Many events have the same time: the last one, as it is written.
+    at: (Option<u64>, Vec<u8>),
 }
+
+/// So many bytes of events are written at once.
+const FULL: usize = 1 << 16;
 
 impl<W: Write> Chrome<W> {
     pub(super) fn new(weight: Weight, out: W) -> Self {
@@ -31,23 +36,45 @@ impl<W: Write> Chrome<W> {
             is_first: true,
             names: Vec::new(),
             end: Vec::new(),
-            event: Vec::new(),
+            events: Vec::new(),
+            at: (None, Vec::new()),
         }
     }
 
     /// What comes before an event.
-    fn next(&mut self) -> io::Result<()> {
-        match std::mem::take(&mut self.is_first) {
-            true => self.out.write_all(b"{\"traceEvents\":[\n"),
-            false => self.out.write_all(b",\n"),
-        }
+    fn next(&mut self) {
+        let text: &[u8] = match std::mem::take(&mut self.is_first) {
+            true => b"{\"traceEvents\":[\n",
+            false => b",\n",
+        };
+        self.events.extend_from_slice(text);
     }
 
     fn at(&mut self, at: u64) {
-        match self.weight {
-            Weight::Instructions => text::decimal(&mut self.event, at),
-            Weight::Time => text::microseconds(&mut self.event, at),
+        let (known, text) = &mut self.at;
+        if known.replace(at) != Some(at) {
+            text.clear();
+            match self.weight {
+                Weight::Instructions => text::decimal(text, at),
+                Weight::Time => text::microseconds(text, at),
+            }
         }
+        self.events.extend_from_slice(text);
+    }
+
+    /// Ends an event, and writes those that there are if they are many.
+    fn end_event(&mut self) -> io::Result<()> {
+        self.events.push(b'}');
+        if self.events.len() >= FULL {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.write_all(&self.events)?;
+        self.events.clear();
+        Ok(())
     }
 
     /// Begins an event that enters a function.
@@ -61,7 +88,7 @@ impl<W: Write> Chrome<W> {
             let text = format!("{{\"ph\":\"B\",\"name\":{name},{},\"ts\":", self.of);
             self.names[number] = text.into();
         }
-        self.event.extend_from_slice(&self.names[number]);
+        self.events.extend_from_slice(&self.names[number]);
     }
 }
 
@@ -70,9 +97,9 @@ impl<W: Write> Exporter for Chrome<W> {
         self.of = format!("\"pid\":{},\"tid\":{}", track.task.pid, track.task.tid);
         self.names.clear();
         self.end = format!("{{\"ph\":\"E\",{},\"ts\":", self.of).into();
-        self.next()?;
+        self.next();
         write!(
-            self.out,
+            self.events,
             "{{\"ph\":\"M\",\"name\":\"thread_name\",{},\"args\":{{\"name\":{}}}}}",
             self.of,
             quoted(&track.name)
@@ -86,11 +113,10 @@ impl<W: Write> Exporter for Chrome<W> {
         call: Option<&FinishedCall>,
         frames: &Frames,
     ) -> io::Result<()> {
-        self.next()?;
-        self.event.clear();
+        self.next();
         self.name(frame, frames);
         self.at(at);
-        let event = &mut self.event;
+        let event = &mut self.events;
         if let Some(FinishedCall { call, end, .. }) = call {
             event.extend_from_slice(b",\"args\":{\"kind\":\"");
             event.extend_from_slice(call.kind.name().as_bytes());
@@ -102,17 +128,14 @@ impl<W: Write> Exporter for Chrome<W> {
             event.extend_from_slice(end.left.name().as_bytes());
             event.extend_from_slice(b"\"}");
         }
-        event.push(b'}');
-        self.out.write_all(event)
+        self.end_event()
     }
 
     fn leave(&mut self, _: FrameId, at: u64) -> io::Result<()> {
-        self.next()?;
-        self.event.clear();
-        self.event.extend_from_slice(&self.end);
+        self.next();
+        self.events.extend_from_slice(&self.end);
         self.at(at);
-        self.event.push(b'}');
-        self.out.write_all(&self.event)
+        self.end_event()
     }
 
     fn end_part(&mut self, _: u64) -> io::Result<()> {
@@ -121,8 +144,9 @@ impl<W: Write> Exporter for Chrome<W> {
 
     fn finish(&mut self, _: &Frames) -> io::Result<()> {
         if std::mem::take(&mut self.is_first) {
-            self.out.write_all(b"{\"traceEvents\":[")?;
+            self.events.extend_from_slice(b"{\"traceEvents\":[");
         }
+        self.flush()?;
         writeln!(
             self.out,
             "\n],\"displayTimeUnit\":\"ns\",\"otherData\":{{\"creator\":{},\"unit\":{}}}}}",

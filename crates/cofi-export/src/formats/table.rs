@@ -36,11 +36,16 @@ pub(super) struct Table<'a, W: Write> {
     /// The first fields of all rows of a thread.
     task: Vec<u8>,
     has_head: bool,
-    /// The name and the file of each function, quoted as they need to be.
-    names: Vec<Vec<u8>>,
-    /// The row that is being made.
-    row: Vec<u8>,
+    /// What is the same of all calls of a site, by the site's number: the fields behind the depth.
+    sites: Vec<Box<[u8]>>,
+    /// Time passes at packets: many calls begin and end at the same moment. The last one, and its field.
+    moment: (Option<Tsc>, Vec<u8>),
+    /// Rows that are not written yet.
+    rows: Vec<u8>,
 }
+
+/// So many bytes of rows are written at once.
+const FULL: usize = 1 << 16;
 
 impl<'a, W: Write> Table<'a, W> {
     pub(super) fn new(time: Time<'a>, out: W) -> Self {
@@ -49,23 +54,50 @@ impl<'a, W: Write> Table<'a, W> {
             time,
             task: Vec::new(),
             has_head: false,
-            names: Vec::new(),
-            row: Vec::new(),
+            sites: Vec::new(),
+            moment: (None, Vec::new()),
+            rows: Vec::new(),
         }
     }
 
-    /// Appends the name and the file of a function to the row.
-    fn name(&mut self, frame: FrameId, frames: &Frames) -> io::Result<()> {
-        let number = frame.0 as usize;
-        if self.names.get(number).is_none_or(Vec::is_empty) {
-            if self.names.len() <= number {
-                self.names.resize(number + 1, Vec::new());
-            }
-            let file = frames.get(frame).and_then(|frame| frame.file.as_ref());
-            let file = file.map_or_else(Cow::default, |file| file.to_string_lossy());
-            self.names[number] = fields(&[frames.name(frame), &file])?;
+    /// The fields of the calls of a site.
+    fn site(finished: &FinishedCall, frame: FrameId, frames: &Frames) -> io::Result<Box<[u8]>> {
+        let call = &finished.call;
+        let file = frames.get(frame).and_then(|frame| frame.file.as_ref());
+        let file = file.map_or_else(Cow::default, |file| file.to_string_lossy());
+        let mut text = vec![b','];
+        text.extend(fields(&[frames.name(frame), &file])?);
+        text.push(b',');
+        text::hex(&mut text, call.ip.0);
+        text.push(b',');
+        text.extend_from_slice(call.kind.name().as_bytes());
+        text.push(b',');
+        if let Some(from) = call.from {
+            text::hex(&mut text, from.0);
         }
-        self.row.extend_from_slice(&self.names[number]);
+        Ok(text.into())
+    }
+
+    /// Appends the field of a moment to the row.
+    fn time(&mut self, tsc: Option<Tsc>) {
+        self.rows.push(b',');
+        let Some(tsc) = tsc else { return };
+        let (known, text) = &mut self.moment;
+        if known.replace(tsc) != Some(tsc) {
+            text.clear();
+            if let Some(time) = (self.time)(tsc) {
+                text::decimal(text, time);
+            }
+        }
+        self.rows.extend_from_slice(text);
+    }
+
+    /// Writes the rows that there are, if they are so many bytes.
+    fn flush(&mut self, most: usize) -> io::Result<()> {
+        if self.rows.len() >= most {
+            self.out.write_all(&self.rows)?;
+            self.rows.clear();
+        }
         Ok(())
     }
 
@@ -80,6 +112,7 @@ impl<'a, W: Write> Table<'a, W> {
 impl<W: Write> Exporter for Table<'_, W> {
     fn begin_part(&mut self, track: &Track, _: u64) -> io::Result<()> {
         self.task = format!("{},{},", track.task.pid, track.task.tid).into();
+        self.sites.clear();
         self.head()
     }
 
@@ -90,41 +123,35 @@ impl<W: Write> Exporter for Table<'_, W> {
         call: Option<&FinishedCall>,
         frames: &Frames,
     ) -> io::Result<()> {
-        let Some(FinishedCall { call, end, .. }) = call else {
+        let Some(finished) = call else {
             return Ok(());
         };
-        self.row.clear();
-        self.row.extend_from_slice(&self.task);
-        text::signed(&mut self.row, call.depth);
-        self.row.push(b',');
-        self.name(frame, frames)?;
-        let Self { row, time, .. } = self;
-        row.push(b',');
-        text::hex(row, call.ip.0);
-        row.push(b',');
-        row.extend_from_slice(call.kind.name().as_bytes());
-        row.push(b',');
-        if let Some(from) = call.from {
-            text::hex(row, from.0);
+        let FinishedCall { call, end, .. } = finished;
+        let site = finished.site as usize;
+        if self.sites.get(site).is_none_or(|known| known.is_empty()) {
+            if self.sites.len() <= site {
+                self.sites.resize(site + 1, Box::default());
+            }
+            self.sites[site] = Self::site(finished, frame, frames)?;
         }
+        self.rows.extend_from_slice(&self.task);
+        text::signed(&mut self.rows, call.depth);
+        self.rows.extend_from_slice(&self.sites[site]);
         // Of what was still open nobody knows the end.
         let is_over = !matches!(end.left, Left::End | Left::Gap);
-        for tsc in [call.begin.tsc, end.end.tsc.filter(|_| is_over)] {
-            row.push(b',');
-            if let Some(time) = tsc.and_then(&*time) {
-                text::decimal(row, time);
-            }
-        }
+        self.time(call.begin.tsc);
+        self.time(end.end.tsc.filter(|_| is_over));
+        let rows = &mut self.rows;
         for insns in [end.insns, end.self_insns] {
-            row.push(b',');
-            text::decimal(row, insns);
+            rows.push(b',');
+            text::decimal(rows, insns);
         }
-        row.push(b',');
-        row.extend_from_slice(end.left.name().as_bytes());
-        row.push(b',');
-        text::decimal(row, call.stack.into());
-        row.push(b'\n');
-        self.out.write_all(row)
+        rows.push(b',');
+        rows.extend_from_slice(end.left.name().as_bytes());
+        rows.push(b',');
+        text::decimal(rows, call.stack.into());
+        rows.push(b'\n');
+        self.flush(FULL)
     }
 
     fn leave(&mut self, _: FrameId, _: u64) -> io::Result<()> {
@@ -135,8 +162,13 @@ impl<W: Write> Exporter for Table<'_, W> {
         Ok(())
     }
 
+    fn is_nested(&self) -> bool {
+        false
+    }
+
     fn finish(&mut self, _: &Frames) -> io::Result<()> {
         self.head()?;
+        self.flush(0)?;
         self.out.flush()
     }
 }
