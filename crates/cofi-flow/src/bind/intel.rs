@@ -220,7 +220,13 @@ impl BindFamily for IntelPt {
                 bind.await_tip(tip.ip());
                 true
             }
-            Decision::Other => false,
+            Decision::Pgd(tip) => {
+                bind.reader.read_tip(&tip);
+                bind.read_at = bind.reader.offset();
+                bind.pending = Pending::Pgd(tip.told());
+                true
+            }
+            Decision::Pge(_) | Decision::Other => false,
         }
     }
 
@@ -228,9 +234,10 @@ impl BindFamily for IntelPt {
     fn begin_run<'t>(bind: &Binder<'t, Self>) -> Run<'t> {
         let mut run = bind.reader.begin_run();
         (run.tnt, run.tnt_len, run.offset) = (bind.tnt, bind.tnt_len, bind.offset);
-        // No event waits for a FUP, and no state for a TIP.
+        // No event waits for a FUP, and no state for a TIP; in which mode tracing goes on is in no doubt.
         run.reads_on = !bind.holds()
             && bind.own.bound.is_empty()
+            && !bind.own.loss.is_mode_doubtful
             && matches!(bind.pending, Pending::None)
             && bind.reader.is_plain();
         run

@@ -11,7 +11,7 @@ use super::intel::{Flow, short_tnt};
 use crate::code::phrase::{Phrase, WINDOW};
 use crate::family::IntelPt;
 
-/// A TIP that tells an address.
+/// A TIP, TIP.PGD or TIP.PGE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tip {
     /// The last IP behind it.
@@ -22,10 +22,16 @@ pub(crate) struct Tip {
 }
 
 impl Tip {
-    /// The address.
+    /// The last IP behind it, which is its address if it tells one.
     #[inline]
     pub(crate) const fn ip(&self) -> Ip {
         self.last_ip.get()
+    }
+
+    /// The address, if it tells one.
+    #[inline]
+    pub(crate) fn told(&self) -> Option<Ip> {
+        (self.ip_bytes != IpBytes::Suppressed).then(|| self.ip())
     }
 }
 
@@ -34,12 +40,18 @@ impl Tip {
 pub(crate) enum Decision {
     /// TNT bits, which are in the register.
     Tnt,
+    /// A TIP that tells an address.
     Tip(Tip),
+    /// Tracing ends.
+    Pgd(Tip),
+    /// Tracing goes on, at an address that is told.
+    Pge(Tip),
     /// Something else, which is still to be read.
     Other,
 }
 
-/// Packets that are used one after the other, none of which is anything but a TNT, a TIP that tells an address, a timing packet or padding.
+/// Packets that are used one after the other, none of which is anything but a TNT, a TIP that tells an address, the end of tracing and where
+/// it goes on, a timing packet or padding.
 ///
 /// It is what a [`Reader`] and its user must know of them, in one place and as little as can be: the fastest walk is one loop over this.
 #[derive(Debug)]
@@ -53,8 +65,8 @@ pub(crate) struct Run<'t> {
     pub(crate) tnt: u64,
     pub(crate) tnt_len: u8,
     last_ip: LastIp,
-    /// How the last TIP told its address; suppressed if there was none.
-    told: IpBytes,
+    /// How the last TIP told its address, if there was one.
+    told: Option<IpBytes>,
     time: RunTime,
     /// Here stands something else.
     other: usize,
@@ -74,7 +86,7 @@ impl Run<'_> {
             tnt,
             tnt_len,
             last_ip: LastIp::new(),
-            told: IpBytes::Suppressed,
+            told: None,
             time: RunTime::default(),
             other: usize::MAX,
             reads_on: false,
@@ -85,9 +97,20 @@ impl Run<'_> {
     /// Reads the packet that comes next, over padding and timing packets; a TNT is used then. What is no TNT is left where it is.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Decision {
+        self.read(true)
+    }
+
+    /// The same while tracing is off: there are no TNTs then.
+    #[inline(always)]
+    pub(crate) fn next_while_off(&mut self) -> Decision {
+        self.read(false)
+    }
+
+    #[inline(always)]
+    fn read(&mut self, is_on: bool) -> Decision {
         let bytes = self.bytes;
         while let Some(&first) = bytes.get(self.at) {
-            if let Some(Flow::Tnt { bits, len }) = short_tnt(first) {
+            if is_on && let Some(Flow::Tnt { bits, len }) = short_tnt(first) {
                 self.use_tnt(bits, len, 1);
                 return Decision::Tnt;
             }
@@ -119,8 +142,14 @@ impl Run<'_> {
                 continue;
             }
             return match raw.packet() {
-                Packet::Tip { ip } => self.tip(ip, raw.len()),
-                Packet::Tnt64 { bits } => {
+                Packet::Tip { ip } if ip.ip_bytes() != IpBytes::Suppressed => {
+                    Decision::Tip(self.tip(ip, raw.len()))
+                }
+                Packet::TipPgd { ip } => Decision::Pgd(self.tip(ip, raw.len())),
+                Packet::TipPge { ip } if ip.ip_bytes() != IpBytes::Suppressed => {
+                    Decision::Pge(self.tip(ip, raw.len()))
+                }
+                Packet::Tnt64 { bits } if is_on => {
                     self.use_tnt(bits.bits(), bits.len() as u8, raw.len());
                     Decision::Tnt
                 }
@@ -146,15 +175,13 @@ impl Run<'_> {
     }
 
     #[inline]
-    fn tip(&mut self, ip: IpPayload, len: usize) -> Decision {
+    fn tip(&self, ip: IpPayload, len: usize) -> Tip {
         let mut last_ip = self.last_ip;
-        match last_ip.apply(ip) {
-            Some(_) => Decision::Tip(Tip {
-                last_ip,
-                ip_bytes: ip.ip_bytes(),
-                len,
-            }),
-            None => self.stop(),
+        last_ip.apply(ip);
+        Tip {
+            last_ip,
+            ip_bytes: ip.ip_bytes(),
+            len,
         }
     }
 
@@ -163,7 +190,7 @@ impl Run<'_> {
     pub(crate) fn use_tip(&mut self, tip: &Tip) {
         self.offset = self.at;
         self.at += tip.len;
-        (self.last_ip, self.told) = (tip.last_ip, tip.ip_bytes);
+        (self.last_ip, self.told) = (tip.last_ip, Some(tip.ip_bytes));
         self.used += 1;
         self.time.use_tip(self.at);
     }
@@ -190,7 +217,7 @@ impl Run<'_> {
         self.offset = self.at + usize::from(phrase.last);
         self.at += usize::from(phrase.size);
         if phrase.tip != IpBytes::Suppressed {
-            (self.last_ip, self.told) = (phrase.last_ip, phrase.tip);
+            (self.last_ip, self.told) = (phrase.last_ip, Some(phrase.tip));
         }
         self.used += 1;
         self.time.use_phrase(phrase.has_tnt);
@@ -217,7 +244,7 @@ impl<'t> Reader<'t, IntelPt> {
             tnt: 0,
             tnt_len: 0,
             last_ip: self.own.last_ip,
-            told: IpBytes::Suppressed,
+            told: None,
             time: self.begin_time(),
             other: self.own.other,
             reads_on: true,
@@ -231,12 +258,12 @@ impl<'t> Reader<'t, IntelPt> {
         self.at == self.own.other
     }
 
-    /// Reads a TIP to which a run has come.
+    /// Reads a TIP or TIP.PGD to which a run has come.
     pub(crate) fn read_tip(&mut self, tip: &Tip) {
         self.offset = self.at;
         self.at += tip.len;
         self.own.last_ip = tip.last_ip;
-        self.note_address(Some(tip.ip()), tip.ip_bytes);
+        self.note_address(tip.told(), tip.ip_bytes);
     }
 
     /// Goes on behind a run.
@@ -246,9 +273,10 @@ impl<'t> Reader<'t, IntelPt> {
             self.offset = run.offset;
         }
         (self.at, self.own.other) = (run.at, run.other);
-        if run.told != IpBytes::Suppressed {
+        if let Some(ip_bytes) = run.told {
+            let is_told = ip_bytes != IpBytes::Suppressed;
             self.own.last_ip = run.last_ip;
-            self.note_address(Some(run.last_ip.get()), run.told);
+            self.note_address(is_told.then(|| run.last_ip.get()), ip_bytes);
         }
         self.end_time(&run.time);
     }

@@ -1,12 +1,11 @@
 //! The walk along the graph of decisions: where nothing but TNT bits and TIP packets decides.
 
 use cofi_insn::{Class, CodeSource};
-use cofi_packet::{ExecMode, Ip};
+use cofi_packet::{ExecMode, Ip, StreamOffset};
 
 use super::step::Piece;
 use super::{MAX_TRIED, Phase, Walker};
-use crate::bind::State;
-use crate::bind::{Binder, Pending};
+use crate::bind::{Binder, Pending, State};
 use crate::block::{Block, Path, Visitor};
 use crate::code::cache::End;
 use crate::code::graph::{Decision, Node};
@@ -14,7 +13,7 @@ use crate::code::index::NONE;
 use crate::code::phrase::Key;
 use crate::family::WalkFamily;
 use crate::reader::decide::{Decision as Next, Run as Packets};
-use crate::{Item, Run};
+use crate::{Event, Item, Run};
 
 /// Fewer bits are not worth looking a path up.
 const LEAST_BITS: u8 = 3;
@@ -22,6 +21,9 @@ const LEAST_BITS: u8 = 3;
 /// Who is shown what ran. (A closure may not be inlined; what is done at each block by a visitor has to be.)
 pub(crate) trait Shown {
     fn path(&mut self, path: &Path<'_>);
+
+    /// `false` if this is no place for events: then it is due.
+    fn event(&mut self, event: &Event, offset: usize) -> bool;
 }
 
 /// By a function.
@@ -32,6 +34,11 @@ impl<F: FnMut(&Path<'_>)> Shown for Called<F> {
     fn path(&mut self, path: &Path<'_>) {
         (self.0)(path);
     }
+
+    #[inline]
+    fn event(&mut self, _: &Event, _: usize) -> bool {
+        false
+    }
 }
 
 /// By a visitor.
@@ -41,6 +48,12 @@ impl<V: Visitor> Shown for Visited<'_, V> {
     #[inline(always)]
     fn path(&mut self, path: &Path<'_>) {
         self.0.path(path);
+    }
+
+    #[inline]
+    fn event(&mut self, event: &Event, offset: usize) -> bool {
+        self.0.event(event, StreamOffset(offset as u64));
+        true
     }
 }
 
@@ -139,7 +152,7 @@ impl<C: CodeSource> Walker<C> {
                 self.ip = self.cache.graph.node(id).ip;
             }
             // Code is looked at only when it is certain to run: an event that comes first may change it.
-            if !bind.emit.items.is_empty() || !self.has_decision(bind) {
+            if bind.state != State::On || !bind.emit.items.is_empty() || !self.has_decision(bind) {
                 break;
             }
             if id == NONE
@@ -203,7 +216,41 @@ impl<C: CodeSource> Walker<C> {
                 }
                 match run.next() {
                     Next::Tnt => {}
-                    Next::Other => break,
+                    Next::Pge(_) | Next::Other => break,
+                    Next::Pgd(tip) => {
+                        let node = *self.cache.graph.node(id);
+                        let told = tip.told();
+                        if node.decision == Decision::Careful
+                            || node.decision == Decision::Conditional && told.is_none()
+                            || self.leaves_before(id, told)
+                        {
+                            break;
+                        }
+                        shown.path(&Path::of_node(&self.cache, id, run.next_offset()));
+                        let [after, _] = self.call_and_leave::<F>(id, &node);
+                        run.use_tip(&tip);
+                        let resume_at = told.unwrap_or(after);
+                        let disabled = Event::Disabled { ip: told };
+                        let is_taken = shown.event(&disabled, run.offset);
+                        if is_taken && let Next::Pge(tip) = run.next_while_off() {
+                            let ip = tip.ip();
+                            run.use_tip(&tip);
+                            let resumed = resume_at == ip;
+                            shown.event(&Event::Enabled { ip, resumed }, run.offset);
+                            may_begin = true;
+                            id = self.cache.graph.target(ip, mode);
+                            if id == NONE {
+                                (self.ip, from) = (ip, From::Target);
+                            }
+                            continue;
+                        }
+                        F::end_run(bind, &run);
+                        bind.turn_off(self, Some(resume_at));
+                        if !is_taken {
+                            bind.push(disabled);
+                        }
+                        return (NONE, From::Nowhere);
+                    }
                     Next::Tip(tip) => {
                         let node = *self.cache.graph.node(id);
                         if !matches!(node.decision, Decision::Return | Decision::Indirect) {
@@ -373,16 +420,7 @@ impl<C: CodeSource> Walker<C> {
             }
             (_, Pending::Pgd(ip)) if !self.leaves_before(id, ip) => {
                 shown.path(&Path::of_node(&self.cache, id, bind.read_at));
-                // No return is compressed that goes back across the end of tracing, to behind the call at the end of the node.
-                let calls = self.cache.graph.calls(&node);
-                let count = calls.size_hint().0 - usize::from(self.calls_at_end(id));
-                for (ip, site) in calls.take(count) {
-                    self.returns.push_site(ip, site);
-                }
-                if node.decision == Decision::Return {
-                    self.returns.go_back::<F>();
-                }
-                let [after, target] = self.cache.graph.detail(id).ways;
+                let [after, target] = self.call_and_leave::<F>(id, &node);
                 let place = match node.decision {
                     Decision::Conditional => ip.or_else(|| F::left_ranges(bind, after, target)),
                     _ => ip,
@@ -446,6 +484,21 @@ impl<C: CodeSource> Walker<C> {
             Decision::Return => self.returns.go_back::<F>(),
             _ => None,
         }
+    }
+
+    /// The same where tracing ends with the node; the addresses behind it.
+    #[inline]
+    fn call_and_leave<F: WalkFamily>(&mut self, id: u32, node: &Node) -> [Ip; 2] {
+        // No return is compressed that goes back across the end of tracing, to behind the call at the end of the node.
+        let calls = self.cache.graph.calls(node);
+        let count = calls.size_hint().0 - usize::from(self.calls_at_end(id));
+        for (ip, site) in calls.take(count) {
+            self.returns.push_site(ip, site);
+        }
+        if node.decision == Decision::Return {
+            self.returns.go_back::<F>();
+        }
+        self.cache.graph.detail(id).ways
     }
 
     /// The node where control is, which is noted where it will be looked for the next time.
