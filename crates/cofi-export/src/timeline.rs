@@ -64,6 +64,14 @@ pub trait Exporter {
     fn finish(&mut self, frames: &Frames) -> io::Result<()>;
 }
 
+/// The calls of a thread, up to the end of the part.
+#[derive(Debug, Default)]
+struct Waiting {
+    order: CallsInOrder,
+    /// The first time that is known among them. Those that began before the first packet of time have none.
+    first: Option<Tsc>,
+}
+
 /// Shows the calls of a recording to an [`Exporter`].
 pub struct CallExporter<'a, 's> {
     session: &'a Session<'s>,
@@ -72,7 +80,7 @@ pub struct CallExporter<'a, 's> {
     /// The threads that are wanted; all if there is none.
     tids: Vec<u32>,
     frames: Frames,
-    waiting: ByTask<CallsInOrder>,
+    waiting: ByTask<Waiting>,
     cpu: Option<u32>,
     calls: u64,
     failed: Option<io::Error>,
@@ -130,7 +138,7 @@ impl<'a, 's> CallExporter<'a, 's> {
     }
 
     fn show(&mut self, task: Task, names: &CallNames) -> io::Result<()> {
-        let Some(mut order) = self.waiting.remove(task) else {
+        let Some(Waiting { mut order, first }) = self.waiting.remove(task) else {
             return Ok(());
         };
         let track = self.track(task);
@@ -160,7 +168,7 @@ impl<'a, 's> CallExporter<'a, 's> {
             let part = match &mut part {
                 Some(part) => part,
                 none => {
-                    let clock = Clock::new(session, *weight, finished);
+                    let clock = Clock::new(session, *weight, &finished.call.begin, first);
                     exporter.begin_part(&track, clock.last)?;
                     none.insert(Part::new(clock))
                 }
@@ -186,13 +194,16 @@ impl std::fmt::Debug for CallExporter<'_, '_> {
 impl CallVisitor for CallExporter<'_, '_> {
     fn enter(&mut self, call: &Call, _: &CallNames) {
         if self.tids.is_empty() || self.tids.contains(&call.task.tid) {
-            self.waiting.get_or_default(call.task).enter(call);
+            let waiting = self.waiting.get_or_default(call.task);
+            waiting.first = waiting.first.or(call.begin.tsc);
+            waiting.order.enter(call);
         }
     }
 
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
-        if let Some(order) = self.waiting.get_mut(call.task) {
-            order.leave(call, end);
+        if let Some(waiting) = self.waiting.get_mut(call.task) {
+            waiting.first = waiting.first.or(end.end.tsc);
+            waiting.order.leave(call, end);
         }
     }
 
@@ -213,17 +224,25 @@ struct Clock<'a, 's> {
 }
 
 impl<'a, 's> Clock<'a, 's> {
-    /// One that begins where the first call does, or, if that is not known, where it ends.
-    fn new(session: &'a Session<'s>, weight: Weight, first: &FinishedCall) -> Self {
+    /// One that begins where the first call does, or, if that is not known, at the first time that is. (Not where that call ends: what it has
+    /// called lies before that.)
+    fn new(
+        session: &'a Session<'s>,
+        weight: Weight,
+        begin: &CallMoment,
+        first: Option<Tsc>,
+    ) -> Self {
         let mut clock = Self {
             session,
             weight,
             last: 0,
             known: None,
         };
-        let begin = clock.place(&first.call.begin);
-        let place = begin.or_else(|| clock.place(&first.end.end));
-        clock.last = place.unwrap_or(0);
+        let known = CallMoment {
+            tsc: begin.tsc.or(first),
+            ..*begin
+        };
+        clock.last = clock.place(&known).unwrap_or(0);
         clock
     }
 

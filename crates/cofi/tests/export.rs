@@ -416,6 +416,84 @@ fn agrees(source: &str) {
     assert_eq!(folded(&export(&data, "folded", &[])), wanted);
 }
 
+/// Recursion whose trace has several PSBs.
+const LONG: &str = r#"
+__attribute__((noinline)) static int fib(int n) { return n < 2 ? n : fib(n - 1) + fib(n - 2); }
+int main(void) { return fib(19) == 1; }
+"#;
+
+/// Where the first calls have no time, because the first packets of time come later, a timeline begins at the first time that is known.
+#[test]
+fn first_calls_without_a_time() {
+    let scratch = Scratch::new();
+    let source = scratch.write("long.c", LONG);
+    let Some(program) = scratch.compile(&source, &["-O1"]) else {
+        return;
+    };
+    let data = scratch.path("data");
+    let mut command = cofi();
+    command.args(["record", "--engine", "ptrace", "--config"]);
+    command.args(["tsc,mtc,psb_period=0", "-o"]).arg(&data);
+    assert_eq!(run(command.arg("--").arg(program)).code(), 0);
+    let mut bytes = std::fs::read(&data).expect("the recording");
+    let psb = [0x02, 0x82].repeat(8);
+    let start = bytes.windows(16).position(|part| part == psb);
+    let start = start.expect("a PSB") as u64;
+    let dump = run(&mut json("dump", &[], &data)).text();
+    let packets = dump.lines().map(|line| line.parse().expect("JSON"));
+    let packets: Vec<Value> = packets.collect();
+    let first = |packet: &Value| packet["packet"] == "psb" && packet["offset"] != 0;
+    let before = packets.iter().take_while(|packet| !first(packet));
+    let mut taken = 0;
+    for packet in before.filter(|packet| packet["packet"] == "tsc") {
+        // Padding takes the place of the TSC packets up to the second PSB.
+        let at = (start + number(&packet["offset"])) as usize;
+        assert_eq!(bytes[at], 0x19, "a TSC packet");
+        bytes[at..at + 8].fill(0);
+        taken += 1;
+    }
+    assert!(taken > 0);
+    std::fs::write(&data, bytes).expect("writing");
+    // (Its seal is broken, so each command says so, and ends with 1.)
+    let calls = run(&mut json("calls", &[], &data)).text();
+    let calls: Vec<Value> = calls
+        .lines()
+        .map(|line| line.parse().expect("JSON"))
+        .collect();
+    assert!(calls[0]["begin"].is_null(), "{}", calls[0]);
+    let times = |key: &'static str| calls.iter().filter_map(move |call| call[key].as_u64());
+    let begin = times("begin").chain(times("end")).min();
+    let begin = begin.expect("calls with a time");
+    let exported = |format: &str| {
+        let mut command = cofi();
+        command.args(["export", "--weight", "time", "-o", "-", "--to", format]);
+        run(command.arg(&data))
+    };
+    let chrome_file = parsed(&exported("chrome"));
+    let mut at = chrome_file["traceEvents"]
+        .as_array()
+        .expect("events")
+        .iter()
+        .filter_map(|event| event["ts"].as_f64())
+        .map(|at| (at * 1000.0).round() as u64);
+    let (shown, last) = (at.next().expect("an event"), at.next_back());
+    let last = last.expect("several events");
+    assert_eq!(shown, begin);
+    assert!(last > begin, "{last}");
+    let all = [
+        ("folded", folded(&exported("folded"))),
+        ("speedscope", speedscope(&exported("speedscope"))),
+        ("chrome", chrome(&exported("chrome"))),
+        ("firefox", firefox(&exported("firefox"))),
+        ("perfetto", perfetto(&exported("perfetto"))),
+        ("pprof", pprof(&exported("pprof"), "nanoseconds")),
+    ];
+    for (format, weights) in &all {
+        assert_eq!(weights.values().sum::<u64>(), last - begin, "{format}");
+        assert!(weights["fib"] > 0, "{format}");
+    }
+}
+
 #[test]
 fn recursion() {
     agrees("recursion.c");
