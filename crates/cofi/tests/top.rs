@@ -340,3 +340,50 @@ fn functions_without_names() {
         );
     }
 }
+
+/// Two coroutines in one function at the same time: neither calls the other, so what ran in each counts.
+const TURNS: &str = r#"
+#include <ucontext.h>
+static ucontext_t contexts[2], back;
+static char stacks[2][1 << 16];
+__attribute__((noipa)) static void leaf(void) {}
+__attribute__((noipa)) static void works(int me) {
+    for (int i = 0; i < 5; i++) { leaf(); swapcontext(&contexts[me], &back); }
+    swapcontext(&contexts[me], &back);
+}
+static void one(void) { works(0); }
+static void two(void) { works(1); }
+int main(void) {
+    void (*functions[])(void) = {one, two};
+    for (int i = 0; i < 2; i++) {
+        getcontext(&contexts[i]);
+        contexts[i].uc_stack.ss_sp = stacks[i];
+        contexts[i].uc_stack.ss_size = sizeof stacks[i];
+        contexts[i].uc_link = &back;
+        makecontext(&contexts[i], functions[i], 0);
+    }
+    for (int i = 0; i < 12; i++) swapcontext(&back, &contexts[i & 1]);
+    return 0;
+}
+"#;
+
+#[test]
+fn coroutines_do_not_call_each_other() {
+    let scratch = Scratch::new();
+    let source = scratch.write("turns.c", TURNS);
+    let Some(program) = scratch.compile(&source, &[STATIC, &["-O1"]].concat()) else {
+        return;
+    };
+    let data = scratch.path("data");
+    let mut command = cofi();
+    command.args(["record", "--engine", "ptrace", "-o"]);
+    run(command.arg(&data).arg("--").arg(program));
+    let calls = objects("calls", &["--function", "works"], &data);
+    let of_works = calls.iter().filter(|call| call["call"] == "works");
+    let insns: Vec<u64> = of_works.map(|call| number(call, "insns")).collect();
+    assert_eq!(insns.len(), 2, "{calls:?}");
+    let counts = top(&[], &data);
+    let (own, with_callees, times) = counts["\"works\""];
+    assert_eq!((with_callees, times), (insns.iter().sum(), 2));
+    assert!(own < with_callees, "{own} {with_callees}");
+}

@@ -88,8 +88,8 @@ struct Counts<'a, 's> {
     args: &'a TopArgs,
     session: &'a Session<'s>,
     functions: FxHashMap<Key, Count>,
-    /// How often a function is open in a thread.
-    open: FxHashMap<(Task, Key), u64>,
+    /// How often a function is open on a stack of a thread. What ran on other stacks meanwhile did not run in it.
+    open: FxHashMap<(Task, u32, Key), u64>,
 }
 
 impl<'a, 's> Counts<'a, 's> {
@@ -107,7 +107,7 @@ impl CallVisitor for Counts<'_, '_> {
     fn enter(&mut self, call: &Call, names: &CallNames) {
         if is_wanted(&self.args.counting.range, call.task) {
             let key = (call.function, names.entry(call));
-            *self.open.entry((call.task, key)).or_default() += 1;
+            *self.open.entry((call.task, call.stack, key)).or_default() += 1;
         }
     }
 
@@ -117,7 +117,7 @@ impl CallVisitor for Counts<'_, '_> {
         }
         // (A call that was open before the trace may never have been seen to begin.)
         let key = (call.function, names.entry(call));
-        let open = self.open.entry((call.task, key)).or_default();
+        let open = self.open.entry((call.task, call.stack, key)).or_default();
         *open = open.saturating_sub(1);
         let is_outermost = *open == 0;
         let count = self.functions.entry(key).or_default();
@@ -137,7 +137,7 @@ impl CallVisitor for Counts<'_, '_> {
     }
 
     fn all_left(&mut self, task: Task, _: &CallNames) {
-        self.open.retain(|(of, _), _| *of != task);
+        self.open.retain(|(of, ..), _| *of != task);
     }
 }
 
