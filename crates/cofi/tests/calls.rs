@@ -557,7 +557,12 @@ __attribute__((noipa)) static int twice(int x) {
     asm volatile("sub $128, %%rsp\n call 1f\n jmp 2f\n ret\n 1: call 3f\n ret\n 3: add $2, %0\n ret\n 2: add $128, %%rsp" : "+r"(x));
     return x;
 }
-int main(int c, char **v) { (void)v; return fills(c) + twice(c) != 2 * c + 3; }
+/* As a machine's recorder saw it: a byte that never ran is 0. */
+__attribute__((noipa)) static int fills_unseen(int x) {
+    asm volatile("sub $128, %%rsp\n call 1f\n .byte 0\n 1: call 2f\n .byte 0\n 2: add $144, %%rsp" : "+r"(x) : : "memory");
+    return x;
+}
+int main(int c, char **v) { (void)v; return fills(c) + twice(c) + fills_unseen(0) != 2 * c + 3; }
 "#;
 
 #[test]
@@ -576,9 +581,58 @@ fn calls_past_an_int3() {
         (all.clone().filter(is_plain).count(), all.count())
     };
     assert_eq!(of("fills"), (1, 1));
+    assert_eq!(of("fills_unseen"), (1, 1));
     // The subroutine within it, and what that calls past its own RET.
     assert_eq!(of("twice"), (3, 3));
     assert_eq!(of("main"), (1, 1));
+}
+
+/// Indirect calls and jumps, and returns, as a kernel has them for processors that must not speculate there.
+const THUNKS: &str = r#"
+asm(".globl __x86_indirect_thunk_rax\n.type __x86_indirect_thunk_rax, @function\n__x86_indirect_thunk_rax:\n"
+    "call 1f\nint3\n1: mov %rax, (%rsp)\nret\n.size __x86_indirect_thunk_rax, . - __x86_indirect_thunk_rax\n"
+    ".globl __x86_indirect_thunk_rcx\n.type __x86_indirect_thunk_rcx, @function\n__x86_indirect_thunk_rcx:\n"
+    "call 1f\n2: pause\nlfence\njmp 2b\n1: mov %rcx, (%rsp)\njmp __x86_return_thunk\n.size __x86_indirect_thunk_rcx, . - __x86_indirect_thunk_rcx\n"
+    ".globl __x86_return_thunk\n.type __x86_return_thunk, @function\n__x86_return_thunk:\nret\nint3\n"
+    ".size __x86_return_thunk, . - __x86_return_thunk\n"
+    ".type leaf, @function\nleaf: lea 1(%rdi), %eax\nret\n.size leaf, . - leaf\n"
+    ".type returns, @function\nreturns: call leaf\nadd $1, %eax\njmp __x86_return_thunk\n.size returns, . - returns\n"
+    ".type calls, @function\ncalls: lea leaf(%rip), %rax\ncall __x86_indirect_thunk_rax\nlea returns(%rip), %rcx\nmov %eax, %edi\n"
+    "call __x86_indirect_thunk_rcx\nmov %eax, %edi\nlea returns(%rip), %rax\njmp __x86_indirect_thunk_rax\n.size calls, . - calls\n");
+extern int calls(int);
+int main(int c, char **v) { (void)v; return calls(c) != c + 5; }
+"#;
+
+/// Who is called through a thunk is called from where that was, and a return through one is a return.
+#[test]
+fn calls_through_thunks() {
+    let scratch = Scratch::new();
+    let source = scratch.write("thunks.c", THUNKS);
+    let Some(program) = scratch.compile(&source, &["-O1", "-no-pie"]) else {
+        return;
+    };
+    let (data, _) = record(&scratch, &program, "ptrace");
+    let part = calls(&data, &["--function", "main"]);
+    let text = |call: &Value, key: &str| call[key].as_str().unwrap_or("?").to_owned();
+    let seen: Vec<String> = part
+        .iter()
+        .map(|call| {
+            let [name, kind, left] = ["call", "kind", "left"].map(|key| text(call, key));
+            format!("{} {name} {kind} {left}", call["depth"])
+        })
+        .collect();
+    let depth = part[0]["depth"].as_u64().expect("a depth");
+    let wanted = [
+        (0, "main call return"),
+        (1, "calls call tail"),
+        (2, "leaf call return"),
+        (2, "returns call return"),
+        (3, "leaf call return"),
+        (1, "returns tail return"),
+        (2, "leaf call return"),
+    ];
+    let wanted = wanted.map(|(inner, words)| format!("{} {words}", depth + inner));
+    assert_eq!(seen, wanted);
 }
 
 /// Code that a program makes as it runs, and names in perf's list.

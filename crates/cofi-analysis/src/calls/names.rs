@@ -29,6 +29,16 @@ struct Traits {
     starts_program: bool,
     throws: bool,
     go: Option<GoRole>,
+    thunk: Option<Thunk>,
+}
+
+/// What stands in the kernel for an instruction of which the processor must not speculate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Thunk {
+    /// For an indirect call or jump.
+    Indirect,
+    /// For a return.
+    Return,
 }
 
 /// What a function of Go's runtime does to stacks.
@@ -125,6 +135,11 @@ impl CallNames {
         self.traits(function).go
     }
 
+    /// For what it stands, if it is one of the kernel's thunks.
+    pub(crate) fn thunk(&self, function: FunctionId) -> Option<Thunk> {
+        self.traits(function).thunk
+    }
+
     fn traits(&self, function: FunctionId) -> Traits {
         let traits = self.traits.get(function.0 as usize);
         traits.copied().unwrap_or_default()
@@ -194,6 +209,7 @@ impl CallNames {
                 starts_program: name == Some("_start"),
                 throws: name.is_some_and(throws),
                 go: name.and_then(go_role),
+                thunk: name.and_then(thunk),
             });
         }
         (FunctionId(number as u32), is_first)
@@ -232,6 +248,16 @@ fn go_role(name: &str) -> Option<GoRole> {
         "runtime.goexit0" => Some(GoRole::Ends),
         "runtime.recovery" => Some(GoRole::Recovers),
         "runtime.goexit" => Some(GoRole::Exit),
+        _ => None,
+    }
+}
+
+fn thunk(name: &str) -> Option<Thunk> {
+    match name.strip_prefix("__x86_") {
+        Some("return_thunk") => Some(Thunk::Return),
+        Some(name) if name.starts_with("indirect_") && name.contains("thunk") => {
+            Some(Thunk::Indirect)
+        }
         _ => None,
     }
 }

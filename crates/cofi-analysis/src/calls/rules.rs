@@ -3,7 +3,7 @@
 use cofi_insn::Class;
 use cofi_packet::Ip;
 
-use super::names::{GoRole, Location};
+use super::names::{GoRole, Location, Thunk};
 use super::shapes::Transfer;
 use super::stack::Frame;
 use super::thread::{Around, Thread};
@@ -17,6 +17,12 @@ const STUB: u64 = 8;
 
 /// The instruction of one byte.
 const INT3: u8 = 0xcc;
+
+/// From such a call to the return that jumps by it: the address is put in its place, and perhaps a jump leads to the return.
+const REPLACES: u64 = 4;
+
+/// A byte of code that never ran, in what a machine's recorder saw of it.
+const NEVER_RAN: u8 = 0;
 
 impl Thread {
     pub(super) fn follow<V: CallVisitor>(
@@ -52,16 +58,19 @@ impl Thread {
     ) {
         self.credit = (self.credit + 8).min(1 << 24);
         self.count();
-        // A kernel fills the processor's stack of return addresses by calls past an INT3, which nothing returns to.
-        let is_filling = to.0 == by.after.0.wrapping_add(1)
-            && at.is_named
-            && !at.is_first
-            && at.function == by.source
-            && around.byte_at(by.after) == Some(INT3);
+        let is_within = at.is_named && !at.is_first && at.function == by.source;
+        // A kernel fills the processor's stack of return addresses by calls past an INT3, which nothing returns to. In its thunks what stands
+        // between is longer, in older ones.
+        let is_past_int3 = to.0 == by.after.0.wrapping_add(1)
+            && is_within
+            && matches!(around.byte_at(by.after), Some(INT3 | NEVER_RAN));
+        let is_filling =
+            is_past_int3 || is_within && around.names.thunk(at.function) == Some(Thunk::Indirect);
         if to == by.after || is_filling {
             // It reads the instruction pointer.
             if let Some(top) = self.stack.frames.last_mut() {
                 top.ghost = Some(by.after);
+                top.filled_at = is_filling.then_some(self.total);
             }
             return;
         }
@@ -69,8 +78,8 @@ impl Thread {
         let begin = self.now(around);
         let mut frame = self.frame((CallKind::Call, Some(by.from)), (to, at), depth, begin);
         frame.ret = Some(by.after);
-        frame.is_stub = !at.is_named;
-        frame.is_inner = at.is_named && !at.is_first && at.function == by.source;
+        frame.is_stub = Self::is_stub(at, around);
+        frame.is_inner = is_within;
         frame.saves = around.names.saves_jump(at.function);
         frame.throws = around.names.throws(at.function);
         frame.go = around.names.go_role(at.function);
@@ -106,6 +115,10 @@ impl Thread {
             return self.begin(to, at, around);
         };
         let is_indirect = matches!(by.class, Class::IndirectJump | Class::FarJump);
+        if at.is_first && around.names.thunk(at.function) == Some(Thunk::Return) {
+            // The function returns by it.
+            return;
+        }
         if top.is_stub {
             let ran = top.self_insns + (self.total - self.counted);
             if ran > STUB {
@@ -155,7 +168,7 @@ impl Thread {
         top.call.ip = to;
         top.saves |= around.names.saves_jump(at.function);
         top.throws |= around.names.throws(at.function);
-        if at.is_named {
+        if at.is_named && around.names.thunk(at.function).is_none() {
             self.tell_stub(around);
         }
     }
@@ -182,8 +195,13 @@ impl Thread {
         frame.saves = left.saves || around.names.saves_jump(at.function);
         frame.throws = left.throws || around.names.throws(at.function);
         frame.go = around.names.go_role(at.function).or(left.go);
-        frame.is_stub = !at.is_named;
+        frame.is_stub = Self::is_stub(at, around);
         self.enter(frame, around);
+    }
+
+    /// Whether a call of this may be one of what it jumps to.
+    fn is_stub<V>(at: Location, around: &Around<'_, '_, V>) -> bool {
+        !at.is_named || around.names.thunk(at.function) == Some(Thunk::Indirect)
     }
 
     /// An indirect jump into the midst of another function.
@@ -303,9 +321,18 @@ impl Thread {
             self.enter(frame, around);
             return;
         }
-        if at.is_first && at.is_named && top.is_inner {
+        let is_replaced = top
+            .filled_at
+            .is_some_and(|at| self.total.wrapping_sub(at) <= REPLACES);
+        if is_replaced && top.is_stub {
+            self.leave_stub(to, at, around);
+            return;
+        }
+        if at.is_first && at.is_named && (top.is_inner || is_replaced) {
             // The address that was called from was replaced by a function's: a jump.
-            self.leave(Left::Tail, around);
+            if top.is_inner {
+                self.leave(Left::Tail, around);
+            }
             self.tail(by, to, at, None, around);
             return;
         }

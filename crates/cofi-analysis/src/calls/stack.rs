@@ -16,6 +16,9 @@ pub(crate) struct Frame {
     pub(crate) resume: Option<Ip>,
     /// The address to which a call to the next instruction would return.
     pub(crate) ghost: Option<Ip>,
+    /// That call was one past an INT3, or in a thunk, when the thread had run so many instructions. The address that it pushed may be replaced by a
+    /// function's soon, as in the kernel's indirect calls.
+    pub(crate) filled_at: Option<u64>,
     /// Where the last call of `setjmp` in it returned to.
     pub(crate) saved: Option<Ip>,
     /// It ends in an exception: what stands behind the call is not where it returns to, but may be where that lands.

@@ -350,6 +350,7 @@ impl Thread {
             ret: None,
             resume: None,
             ghost: None,
+            filled_at: None,
             saved: None,
             saves: false,
             throws: false,

@@ -4,16 +4,20 @@
 //! QEMU's own log of what it executed. A Linux kernel boots to its shell on one processor and on two; its trace must decode
 //! without a gap, and with the kernel's names.
 
+mod calls;
 mod log;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 
+use self::calls::Calls;
 use super::build;
 
 /// What the part is asked to do.
@@ -74,6 +78,12 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
             println!("{name:<24} FAILED: {error:#}");
         }
     };
+    if std::env::var_os("ONLYCALLS").is_some() {
+        for processors in [2, 1] {
+            judge("its calls", exam.linux_calls(processors));
+        }
+        return Ok(true);
+    }
     let image = exam.boot_sector(root)?;
     judge("boot, against QEMU's log", exam.boot_against_log(&image));
     for privilege in ["all", "os", "user"] {
@@ -86,7 +96,12 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
         let initrd = exam.initrd(busybox)?;
         for processors in [1, 2] {
             let name = format!("Linux, {processors} processor(s)");
-            judge(&name, exam.linux(kernel, &initrd, processors));
+            let booted = exam.linux(kernel, &initrd, processors);
+            let is_there = booted.is_ok();
+            judge(&name, booted);
+            if is_there {
+                judge("  its calls", exam.linux_calls(processors));
+            }
         }
     } else {
         println!("no Linux: that takes --kernel and --busybox");
@@ -319,6 +334,124 @@ impl Exam {
             begun.elapsed().as_secs_f64(),
             sum.join("; ")
         ))
+    }
+}
+
+/// Parts of the boot of which the calls are looked at: before the kernel knows which processor this is, when its indirect calls and its
+/// returns go through thunks; and up to the end, when programs run.
+const PARTS: [&[&str]; 2] = [
+    &["--from", "sym:setup_arch", "--to", "sym:trap_init"],
+    &["--from", "time:-12ms"],
+];
+
+impl Exam {
+    /// What must hold of the calls of a kernel that has booted.
+    fn linux_calls(&self, processors: u32) -> Result<String> {
+        let begun = Instant::now();
+        let mut words = Vec::new();
+        let mut entries = BTreeMap::new();
+        for part in PARTS {
+            let calls = self
+                .calls_of(part, processors)
+                .with_context(|| part.join(" "))?;
+            words.push(format!(
+                "{} instructions in {} functions on {} stacks",
+                calls.insns,
+                calls.functions.len(),
+                calls.stacks
+            ));
+            for (name, count) in calls.entries {
+                *entries.entry(name).or_insert(0) += count;
+            }
+        }
+        for name in [
+            "entry_SYSCALL_64",
+            "irq_entries_start",
+            "asm_sysvec_apic_timer_interrupt",
+            "asm_exc_page_fault",
+        ] {
+            ensure!(entries.contains_key(name), "no {name}: {entries:?}");
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        let count: u64 = entries.values().sum();
+        Ok(format!(
+            "{}; {count} entries of the kernel; {seconds:.0} s",
+            words.join(", ")
+        ))
+    }
+
+    /// The calls of a part, which agree with what `cofi report` and `cofi top` have of it.
+    fn calls_of(&self, part: &[&str], processors: u32) -> Result<Calls> {
+        let name = format!("linux{processors}.data");
+        let names = format!("{name}.kallsyms");
+        let command = |word: &str| {
+            let mut command = Command::new(&self.cofi);
+            command.args([word, "--json", "--kallsyms", &names]);
+            command.args(part).arg(&name).current_dir(&self.folder);
+            command
+        };
+        let mut child = command("calls")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("running cofi calls")?;
+        let out = child.stdout.take().context("no output of cofi calls")?;
+        let calls = Calls::read(BufReader::new(out));
+        let output = child.wait_with_output()?;
+        let calls = calls?;
+        self.may_end(&output)?;
+        calls.all_left()?;
+        // Signals and programs that are executed: few among thousands of entries.
+        ensure!(calls.led_away < 20, "{} entries led away", calls.led_away);
+        // A task has a stack of its own, and each program and thread of the kernel is one.
+        ensure!(calls.stacks < 300, "{} stacks", calls.stacks);
+        let sum = |word: &str, kind: &str, key: &str| -> Result<u64> {
+            let output = command(word).output()?;
+            self.may_end(&output)?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            let objects = text.lines().map(serde_json::from_str::<Value>);
+            objects.into_iter().try_fold(0, |sum, object| {
+                let object = object.with_context(|| format!("{word} prints no JSON"))?;
+                let number = object[key].as_u64().filter(|_| !object[kind].is_null());
+                Ok(sum + number.unwrap_or(0))
+            })
+        };
+        let counted = sum("report", "thread", "instructions")?;
+        ensure!(
+            calls.insns == counted,
+            "{} instructions in calls, of {counted}",
+            calls.insns
+        );
+        let output = command("top").output()?;
+        self.may_end(&output)?;
+        let top = String::from_utf8_lossy(&output.stdout);
+        let mut functions: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+        for line in top.lines() {
+            let object: Value = serde_json::from_str(line).context("cofi top prints no JSON")?;
+            let number = |key: &str| object[key].as_u64().unwrap_or(0);
+            let (own, with_callees) = (number("self_insns"), number("insns"));
+            ensure!(own <= with_callees, "more of itself than in all: {line}");
+            let function = functions
+                .entry(object["function"].as_str().unwrap_or_default().to_owned())
+                .or_default();
+            *function = (function.0 + number("calls"), function.1 + own);
+        }
+        ensure!(functions == calls.functions, "cofi top has other counts");
+        Ok(calls)
+    }
+
+    /// A command has read a recording whose machine ended while its processors ran, perhaps.
+    fn may_end(&self, output: &Output) -> Result<()> {
+        let words = String::from_utf8_lossy(&output.stderr);
+        let complaint = words
+            .lines()
+            .find(|line| !line.contains("ran when the machine ended"));
+        ensure!(
+            complaint.is_none(),
+            "it ended with {}: {words}",
+            output.status
+        );
+        Ok(())
     }
 }
 
