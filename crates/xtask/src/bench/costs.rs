@@ -1,6 +1,6 @@
 //! `cargo xtask bench costs`: processor time and memory of each command that asks something of a trace, beside `cofi blocks --json -j1`.
 //!
-//! Every command runs in a process of its own, all of them by turns; what counts is the least of the rounds, as the machine may be busy. Output goes to
+//! A command that reads two recordings is set beside two runs of that. Every command runs in a process of its own, all of them by turns; what counts is the least of the rounds, as the machine may be busy. Output goes to
 //! /dev/null. GNU time tells the processor time and the largest memory.
 
 use std::fmt::Write as _;
@@ -157,6 +157,14 @@ impl Cost {
         megabytes: f64::INFINITY,
     };
 
+    /// What this is for so many recordings.
+    fn times(self, recordings: f64) -> Self {
+        Self {
+            seconds: self.seconds * recordings,
+            megabytes: self.megabytes * recordings,
+        }
+    }
+
     /// The less of both.
     fn least(self, other: Self) -> Self {
         Self {
@@ -308,6 +316,14 @@ impl Bench {
     }
 }
 
+/// How many recordings a command reads: what reads two is set beside two runs of what others are measured by.
+fn recordings_of(command: &str) -> f64 {
+    let files = command
+        .split(' ')
+        .filter(|word| ["FILE", "OTHER"].contains(word));
+    files.count().max(1) as f64
+}
+
 /// A row of the table.
 fn row(command: &str, cost: Cost, base: Cost) -> String {
     let ratio = |value: f64, base: f64| {
@@ -364,7 +380,11 @@ pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
             load()
         );
         for (command, cost) in commands.iter().zip(&costs) {
-            writeln!(table, "{}", row(command, *cost, costs[0]))?;
+            writeln!(
+                table,
+                "{}",
+                row(command, *cost, costs[0].times(recordings_of(command)))
+            )?;
         }
         print!("{table}");
         text += &table;
@@ -406,6 +426,22 @@ mod tests {
             row("last FILE", cost, base),
             "| `last FILE` | 5.00 | **2.50** | 100 | 2.00 |"
         );
+    }
+
+    #[test]
+    fn what_reads_two_recordings_is_set_beside_two() {
+        let counts = [
+            BASE,
+            "last FILE",
+            "diff FILE FILE",
+            "diff --by functions FILE OTHER",
+        ];
+        assert_eq!(counts.map(recordings_of), [1.0, 1.0, 2.0, 2.0]);
+        let base = Cost {
+            seconds: 1.5,
+            megabytes: 40.0,
+        };
+        assert_eq!(base.times(2.0).seconds, 3.0);
     }
 
     #[test]
