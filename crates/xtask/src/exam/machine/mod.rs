@@ -345,7 +345,11 @@ impl Exam {
         let mut words = Vec::new();
         let mut entries = BTreeMap::new();
         // (Early, a second processor does not run yet.)
-        let parts = if processors == 1 { &PARTS[..] } else { &PARTS[1..] };
+        let parts = if processors == 1 {
+            &PARTS[..]
+        } else {
+            &PARTS[1..]
+        };
         for part in parts {
             let calls = self
                 .calls_of(part, processors)
@@ -396,7 +400,9 @@ impl Exam {
         let output = child.wait_with_output()?;
         let calls = calls?;
         self.may_end(&output)?;
-        calls.all_left()?;
+        // A task that goes on upon another processor leaves its calls behind on this one, where they look like a stack that waits: a few may
+        // be taken for another's.
+        calls.all_left(if processors == 1 { 0 } else { 20 })?;
         // Signals and programs that are executed: few among thousands of entries.
         ensure!(calls.led_away < 20, "{} entries led away", calls.led_away);
         // A task has a stack of its own, and each program and thread of the kernel is one.
