@@ -195,6 +195,14 @@ impl Memo {
         Found::New
     }
 
+    /// The path that is known from a node by these first bits.
+    #[inline]
+    pub(crate) fn known(&self, node: u32, bits: u32) -> Option<u32> {
+        let (number, rest) = self.slot(Self::key(node, bits));
+        let slot = self.slots.get(number)?;
+        (slot.rest == rest && slot.path < EMPTY).then_some(slot.path)
+    }
+
     #[inline]
     pub(crate) fn path(&self, number: u32) -> &Path {
         &self.paths[number as usize]

@@ -115,7 +115,7 @@ impl Run<'_> {
                 return Decision::Tnt;
             }
             if first == 0 {
-                self.at += 1;
+                self.pass_padding();
                 continue;
             }
             if let Some(bytes) = bytes.get(self.at..self.at + 3)
@@ -157,6 +157,37 @@ impl Run<'_> {
             };
         }
         self.stop()
+    }
+
+    /// The bits of the short TNT that comes next, as [`Memo::first_bits`](crate::code::memo::Memo::first_bits) has them, if there are at least
+    /// three and nothing comes before it; it is not used yet.
+    #[inline(always)]
+    pub(crate) fn short_tnt(&self) -> Option<u32> {
+        let first = *self.bytes.get(self.at)?;
+        (first & 1 == 0 && first >= 1 << 4).then(|| u32::from(first >> 1))
+    }
+
+    /// A short TNT is used, which comes next: so many bits of it are left.
+    #[inline(always)]
+    pub(crate) fn use_short_tnt(&mut self, bits: u32, left: u8) {
+        self.offset = self.at;
+        self.at += 1;
+        (self.tnt, self.tnt_len) = (u64::from(bits) << 1 << (63 - left), left);
+        self.used += 1;
+        self.time.use_tnt(self.at);
+    }
+
+    /// Passes over padding, which begins here.
+    #[inline]
+    fn pass_padding(&mut self) {
+        self.at += match self
+            .bytes
+            .get(self.at..)
+            .and_then(|rest| rest.first_chunk())
+        {
+            Some(eight) => u64::from_le_bytes(*eight).trailing_zeros() as usize / 8,
+            None => 1,
+        };
     }
 
     #[cold]
@@ -203,9 +234,13 @@ impl Run<'_> {
 
     /// The packets that come next, if they may be a phrase, and the last IP before them: no timing packet has come since the packet used last.
     #[inline]
-    pub(crate) fn window(&self) -> Option<([u8; WINDOW], LastIp)> {
+    pub(crate) fn window(&mut self) -> Option<([u8; WINDOW], LastIp)> {
         if !self.time.is_used() {
             return None;
+        }
+        // How much of it is here is a matter of chance, and would make many windows of one.
+        while self.bytes.get(self.at) == Some(&0) {
+            self.pass_padding();
         }
         let window = self.bytes.get(self.at..)?.first_chunk()?;
         Some((*window, self.last_ip))

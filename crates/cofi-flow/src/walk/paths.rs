@@ -223,7 +223,7 @@ impl<C: CodeSource> Walker<C> {
     }
 
     /// Goes on as long as TNT bits and the TIPs of near branches lead to nodes that are known, by phrases and paths where these are. Returns the
-    /// node that comes next or, if it is not known yet, where to note it.
+    /// node that comes next or, if that is not known yet and no packet is there that decides about it, where to note it.
     fn walk_run<F: WalkFamily>(
         &mut self,
         bind: &mut Binder<'_, F>,
@@ -235,18 +235,20 @@ impl<C: CodeSource> Walker<C> {
         // Behind a TIP, and where the walk begins.
         let mut may_begin = true;
         let mut from = From::Nowhere;
-        while id != NONE {
+        loop {
             if run.tnt_len == 0 {
                 if !run.reads_on {
                     break;
                 }
-                if may_begin && self.cache.graph.phrases.are_wanted() {
+                if may_begin && id != NONE && self.cache.graph.phrases.are_wanted() {
                     id = self.walk_phrases(&mut run, id, shown);
                     may_begin = false;
                 }
                 match run.next() {
                     Next::Tnt => {}
                     Next::Pge(_) | Next::Other => break,
+                    // Tracing may have ended before the end of the node.
+                    Next::Pgd(_) if id == NONE => break,
                     Next::Pgd(tip) => {
                         let node = *self.cache.graph.node(id);
                         let told = tip.told();
@@ -282,6 +284,9 @@ impl<C: CodeSource> Walker<C> {
                         return (NONE, From::Nowhere);
                     }
                     Next::Tip(tip) => {
+                        if id == NONE {
+                            id = self.resolve(bind, from);
+                        }
                         let node = *self.cache.graph.node(id);
                         if !matches!(node.decision, Decision::Return | Decision::Indirect) {
                             break;
@@ -298,9 +303,16 @@ impl<C: CodeSource> Walker<C> {
                     }
                 }
             }
+            if id == NONE {
+                id = self.resolve(bind, from);
+            }
             let stop;
             (id, stop) = self.walk_bits::<F>(&mut run, id, mode, shown);
             match stop {
+                // Where TNTs come one behind the other.
+                Stop::Used if run.short_tnt().is_some() && self.cache.graph.memo.is_warm() => {
+                    id = self.walk_tnts(&mut run, id, shown);
+                }
                 Stop::Used => {}
                 Stop::Other => break,
                 Stop::Unknown(where_from) => (id, from) = (NONE, where_from),
@@ -385,6 +397,30 @@ impl<C: CodeSource> Walker<C> {
         self.cache.graph.memo.walked(walked);
         (run.tnt, run.tnt_len) = (tnt, tnt_len);
         (id, stop)
+    }
+
+    /// Goes on as long as short TNTs come whose bits are a path that is known; the node behind them. Bits may be left.
+    ///
+    /// It does what [`Self::walk_bits`] does with such bits, without taking them apart.
+    #[inline(never)]
+    fn walk_tnts(&mut self, run: &mut Packets<'_>, mut id: u32, shown: &mut impl Shown) -> u32 {
+        while run.tnt_len == 0
+            && let Some(bits) = run.short_tnt()
+            && let Some(number) = self.cache.graph.memo.known(id, bits)
+        {
+            let path = self.cache.graph.memo.path(number);
+            if !self.returns.has_room(path.deepest) {
+                break;
+            }
+            let left = bits.ilog2() as u8 - path.bits;
+            run.use_short_tnt(bits, left);
+            shown.path(&Path::of_path(&self.cache, number, run.offset));
+            for (ip, site) in self.cache.graph.memo.open_calls(path) {
+                self.returns.push_site(*ip, *site);
+            }
+            id = path.end;
+        }
+        id
     }
 
     /// Goes on as long as packets come that came before from here, by phrases; the node behind them.
