@@ -3,8 +3,8 @@
 #![no_main]
 
 #[allow(dead_code)]
-#[path = "../../crates/cofi/src/packed.rs"]
-mod packed;
+#[path = "../../crates/cofi/src/archive_reader.rs"]
+mod archive_reader;
 
 /// What the command line says of bare RTIT packets: here, whatever the manifest has.
 mod rtit {
@@ -30,7 +30,7 @@ use std::os::unix::ffi::OsStringExt;
 
 use cofi_session::{Session, SessionOptions};
 use libfuzzer_sys::fuzz_target;
-use packed::Packed;
+use archive_reader::Packed;
 
 /// Instructions that may pass without a packet.
 const RUN: u32 = 64;

@@ -3,10 +3,10 @@
 //! The file is a plain tar, so that other tools can look into it. Its first member, `cofi-archive.json`, tells what the
 //! others are: nothing depends on their names. It has no times and no owners: the same trace gives the same file.
 
+use crate::archive_reader::{File, MANIFEST, Manifest};
 use crate::args::{ArchiveArgs, FlowInput};
 use crate::digits::counted;
 use crate::output::tell;
-use crate::packed::{File, MANIFEST, Manifest};
 use crate::{Ended, input, progress};
 use anyhow::{Context, Result, bail};
 use cofi_session::Session;

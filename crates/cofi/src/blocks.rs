@@ -15,7 +15,7 @@ use crate::point::Moment;
 use crate::progress::Printing;
 use crate::select::{self, Found, Lines, Window};
 use crate::table::{shortened, width_of};
-use crate::who::Who;
+use crate::thread_tag::ThreadTag;
 use crate::{digits, input};
 use anyhow::Result;
 use cofi_analysis::{FlowState, ended_with_segment};
@@ -162,7 +162,7 @@ fn name_width(is_timed: bool) -> usize {
 struct Blocks<'s> {
     session: &'s Session<'s>,
     stream: &'s Stream<'s>,
-    who: Who<'s>,
+    who: ThreadTag<'s>,
     /// How long names may be.
     name_width: usize,
     json: bool,
@@ -211,7 +211,7 @@ impl<'s> Blocks<'s> {
             session,
             stream,
             signals: stream.signals_from(start),
-            who: Who::new(stream, &window.tids),
+            who: ThreadTag::new(stream, &window.tids),
             name_width: name_width(args.time),
             json: args.json,
             time: args.time,

@@ -7,9 +7,9 @@ use crate::coverage::sources::Sources;
 use crate::coverage::{NO_LINES, lcov};
 use crate::output::{self, tell};
 use crate::progress::Printing;
+use crate::psb_index::PsbIndex;
 use crate::recordings::for_each;
 use crate::select::{Found, Window};
-use crate::sync::Sync;
 use crate::{Ended, input};
 use anyhow::{Context, Result, bail};
 use cofi_analysis::{Call, CallEnd, CallNames, CallTracer, CallVisitor};
@@ -143,7 +143,7 @@ fn has_time(session: &Session<'_>, window: &Window) -> bool {
 fn first_has_time(session: &Session<'_>, stream: &Stream<'_>, window: &Window) -> bool {
     let start = match window.is_all() {
         true => 0,
-        false => window.start(session, Sync::of(session, stream.bytes(), true)),
+        false => window.start(session, PsbIndex::of(session, stream.bytes(), true)),
     };
     let mut flow = session.decode_from(stream, StreamOffset(start as u64));
     let mut tracer = CallTracer::starting_at(session, stream, StreamOffset(start as u64));

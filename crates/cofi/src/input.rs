@@ -1,10 +1,10 @@
 //! Opening a trace: recognised by content, as the contract says.
 
+use crate::archive_reader::{Manifest, Packed};
 use crate::args::{FlowInput, Format, Input, Names};
 use crate::json::Line;
 use crate::map::{self, Bytes};
 use crate::output::tell;
-use crate::packed::{Manifest, Packed};
 use crate::rtit::{self, RtitArgs};
 use anyhow::{Context, Result, bail};
 use cofi_flow::Cpu;

@@ -11,7 +11,7 @@ use crate::output::stdout;
 use crate::progress::Printing;
 use crate::select::{self, Found, Lines, Window};
 use crate::table::width_of;
-use crate::who::Who;
+use crate::thread_tag::ThreadTag;
 use crate::{input, item};
 use anyhow::Result;
 use cofi_analysis::{FlowState, ended_with_segment};
@@ -72,7 +72,7 @@ fn write<const JSON: bool>(
         stream,
         signals: stream.signals_from(start),
         waiting: None,
-        who: Who::new(stream, &window.tids),
+        who: ThreadTag::new(stream, &window.tids),
         show: args.show,
         names,
         notes: Notes::default(),
@@ -181,7 +181,7 @@ struct Insns<'s, const JSON: bool> {
     signals: Signals<'s>,
     /// What came behind a signal that was shown last.
     waiting: Option<Item>,
-    who: Who<'s>,
+    who: ThreadTag<'s>,
     show: Show,
     names: NameWidth,
     notes: Notes,

@@ -8,9 +8,9 @@ use crate::digits::counted;
 use crate::json::Line;
 use crate::output::{Stdout, stdout};
 use crate::progress::Printing;
+use crate::psb_index::PsbIndex;
 use crate::recursion::{self, Row};
 use crate::select::{Found, Window};
-use crate::sync::Sync;
 use crate::{Ended, check, input, item};
 use anyhow::Result;
 use cofi_analysis::{
@@ -164,7 +164,7 @@ const NEAR: usize = 16;
 
 impl Tail {
     fn of(session: &Session<'_>, stream: &Stream<'_>, lines: usize) -> Self {
-        let sync = Sync::of(session, stream.bytes(), false);
+        let sync = PsbIndex::of(session, stream.bytes(), false);
         let (mut start, mut steps) = (sync.before(stream.len()), 1_u64);
         let mut sources = SourceLines::new();
         loop {

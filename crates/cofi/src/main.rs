@@ -2,6 +2,7 @@
 
 mod annotate;
 mod archive;
+mod archive_reader;
 mod args;
 mod asm;
 mod block_text;
@@ -27,9 +28,9 @@ mod map;
 mod notes;
 mod ordered;
 mod output;
-mod packed;
 mod point;
 mod progress;
+mod psb_index;
 mod record;
 mod recordings;
 mod recursion;
@@ -39,13 +40,12 @@ mod select;
 mod signals;
 mod source_text;
 mod supervise;
-mod sync;
 mod table;
+mod thread_tag;
 mod top;
 mod trace;
 mod unit;
 mod verify;
-mod who;
 
 use anyhow::Error;
 use clap::Parser;

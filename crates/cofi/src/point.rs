@@ -1,7 +1,7 @@
 //! Places in a trace as a person names them, and what they mean in a given one.
 
 use crate::notes::Now;
-use crate::sync::Sync;
+use crate::psb_index::PsbIndex;
 use anyhow::{Result, bail};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_perf::PerfTime;
@@ -246,7 +246,7 @@ impl Place {
 
     /// Where decoding may begin so that nothing from this place on is missed: a PSB before it, and not one right at it, as what
     /// is told when decoding begins is not all of the flow.
-    pub(crate) fn psb_before(&self, session: &Session<'_>, sync: Sync<'_>) -> usize {
+    pub(crate) fn psb_before(&self, session: &Session<'_>, sync: PsbIndex<'_>) -> usize {
         match self.at {
             At::Offset(offset) => sync.before(usize::try_from(offset).unwrap_or(usize::MAX)),
             At::Tsc(tsc) => sync.by_time(tsc),
@@ -280,7 +280,7 @@ fn tsc_of(session: &Session<'_>, time: PerfTime) -> Option<Tsc> {
 fn end_of(session: &Session<'_>) -> Option<PerfTime> {
     let end_of = |stream| {
         let stream: &cofi_session::Stream<'_> = stream;
-        let sync = Sync::of(session, stream.bytes(), true);
+        let sync = PsbIndex::of(session, stream.bytes(), true);
         let mut start = stream.len();
         // Not every PSB+ is followed by a time.
         while start > 0 {

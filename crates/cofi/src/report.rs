@@ -6,8 +6,8 @@ use crate::digits::{counted, grouped};
 use crate::json::Line;
 use crate::output::stdout;
 use crate::point::Place;
+use crate::psb_index::PsbIndex;
 use crate::select::{Found, Window};
-use crate::sync::Sync;
 use crate::table::{Column, fitted, lines, table, width_of};
 use crate::{check, input, progress};
 use anyhow::Result;
@@ -115,7 +115,7 @@ pub(crate) fn tally_part(
     let streams = window.streams(session);
     let bar = progress::decoding(streams.iter().map(|s| s.len() as u64).sum());
     for stream in streams {
-        let sync = Sync::of(session, stream.bytes(), true);
+        let sync = PsbIndex::of(session, stream.bytes(), true);
         let start = StreamOffset(window.start(session, sync) as u64);
         let mut here = Found {
             begin: window.from.is_none(),

@@ -4,7 +4,7 @@ use crate::args::{Range, Select};
 use crate::input;
 use crate::output::tell;
 use crate::point::{Moment, Place, Point};
-use crate::sync::Sync;
+use crate::psb_index::PsbIndex;
 use anyhow::{Result, bail};
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Stream, ThreadFlow};
@@ -136,7 +136,7 @@ impl Window {
     }
 
     /// Where decoding of a stream begins.
-    pub(crate) fn start(&self, session: &Session<'_>, sync: Sync<'_>) -> usize {
+    pub(crate) fn start(&self, session: &Session<'_>, sync: PsbIndex<'_>) -> usize {
         let from = self.around.as_ref().or(self.from.as_ref());
         from.map_or(0, |place| place.psb_before(session, sync))
     }
@@ -232,7 +232,7 @@ pub(crate) fn write<L: Lines>(
     out: &mut impl Write,
 ) -> Result<(Found, L)> {
     let is_timed = window.asks_time() || begin(StreamOffset(0)).has_time();
-    let sync = Sync::of(session, stream.bytes(), is_timed);
+    let sync = PsbIndex::of(session, stream.bytes(), is_timed);
     let mut start = window.start(session, sync);
     let mut lines = begin(StreamOffset(start as u64));
     let Some(place) = &window.around else {

@@ -11,8 +11,8 @@ use crate::digits::counted;
 use crate::output::{Stdout, stdout, tell};
 use crate::point::{Place, is_called, near};
 use crate::progress::Printing;
+use crate::psb_index::PsbIndex;
 use crate::select::{Found, Window};
-use crate::sync::Sync;
 use crate::{Ended, args, input, item};
 use anyhow::{Result, bail};
 use callers::Callers;
@@ -298,7 +298,7 @@ pub(crate) fn follow<'s>(
         }
         return Ok(Traced::of(tracer, stream, Found::default(), visitor));
     }
-    let sync = Sync::of(session, stream.bytes(), true);
+    let sync = PsbIndex::of(session, stream.bytes(), true);
     let start = window.start(session, sync);
     let mut flow = session.decode_from(stream, StreamOffset(start as u64));
     let mut tracer = tracer(start);

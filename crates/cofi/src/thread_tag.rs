@@ -6,7 +6,7 @@ use cofi_session::{Session, Stream, StreamKey, ThreadFlow};
 use std::io::Write;
 
 /// The thread that a stream is about, as the flow goes by.
-pub(crate) struct Who<'s> {
+pub(crate) struct ThreadTag<'s> {
     key: StreamKey,
     /// The threads that are wanted; none means all.
     wanted: &'s [u32],
@@ -14,7 +14,7 @@ pub(crate) struct Who<'s> {
     running: Option<u32>,
 }
 
-impl<'s> Who<'s> {
+impl<'s> ThreadTag<'s> {
     pub(crate) fn new(stream: &Stream<'_>, wanted: &'s [u32]) -> Self {
         Self {
             key: stream.key(),

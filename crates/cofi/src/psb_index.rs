@@ -8,13 +8,13 @@ use cofi_session::Session;
 
 /// The PSBs of a stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sync<'a> {
+pub(crate) struct PsbIndex<'a> {
     bytes: &'a [u8],
     format: TraceFormat,
     timed: bool,
 }
 
-impl<'a> Sync<'a> {
+impl<'a> PsbIndex<'a> {
     /// With `timed`, of those from which the time is known.
     pub(crate) fn of(session: &Session<'_>, bytes: &'a [u8], timed: bool) -> Self {
         Self {
