@@ -197,14 +197,11 @@ impl<F: Fn(u64) -> bool> TableReader<'_, F> {
         };
         let at = offset.0 as u64;
         let rest = self.strings.len().checked_sub(at)?;
-        // Hardly any is longer than a path can be.
-        for len in [rest.min(LONGEST as u64), rest] {
-            let bytes = self.strings.read(at, len)?;
-            if let Some(end) = bytes.iter().position(|byte| *byte == 0) {
-                return Some(String::from_utf8_lossy(bytes.get(..end)?).into_owned());
-            }
-        }
-        None
+        // Of one that is longer than a path can be, as much is enough as tells so.
+        let bytes = self.strings.read(at, rest.min(LONGEST as u64 + 1))?;
+        let is_too_long = (bytes.len() > LONGEST).then_some(bytes.len());
+        let end = bytes.iter().position(|byte| *byte == 0).or(is_too_long)?;
+        Some(String::from_utf8_lossy(bytes.get(..end)?).into_owned())
     }
 
     fn folder_of(&self, unit: &Unit<Reader>) -> Option<String> {
