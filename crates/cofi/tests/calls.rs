@@ -69,22 +69,25 @@ fn reconstructed(calls: &[Value], known: &HashSet<u64>) -> HashMap<u64, Vec<Seen
     threads
 }
 
-/// What adds up in any list of calls.
+/// What adds up in any list of calls, on each stack.
 fn adds_up(calls: &[Value]) {
-    let mut open: HashMap<u64, Vec<usize>> = HashMap::new();
+    let mut open: HashMap<(u64, u64), Vec<(u64, usize)>> = HashMap::new();
     let mut within: Vec<u64> = vec![0; calls.len()];
     let number = |call: &Value, key: &str| call[key].as_u64().unwrap_or_else(|| panic!("{call}"));
     for (index, call) in calls.iter().enumerate() {
-        let open = open.entry(number(call, "tid")).or_default();
-        let depth = number(call, "depth") as usize;
-        open.truncate(depth);
-        assert_eq!(open.len(), depth, "{call} lies in nothing");
-        if let Some(parent) = open.last() {
+        let stack = call["stack"].as_u64().unwrap_or(0);
+        let open = open.entry((number(call, "tid"), stack)).or_default();
+        let depth = number(call, "depth");
+        while open.pop_if(|(other, _)| *other >= depth).is_some() {}
+        if let Some((around, parent)) = open.last() {
+            assert_eq!(around + 1, depth, "{call} lies in nothing");
             within[*parent] += number(call, "insns");
             let begins = |call: &Value| number(call, "begin");
             assert!(begins(&calls[*parent]) <= begins(call), "{call}");
+        } else if stack == 0 {
+            assert_eq!(depth, 0, "{call} lies in nothing");
         }
-        open.push(index);
+        open.push((depth, index));
         if let Some(end) = call["end"].as_u64() {
             assert!(end >= number(call, "begin"), "{call}");
         } else {
@@ -131,7 +134,7 @@ fn name_of(calls: &[Value], ip: u64) -> String {
 }
 
 /// What the program logged, call by call, is what is reconstructed: as compiled in two ways, and by both engines.
-fn agrees(source: &str, adds: bool) {
+fn agrees(source: &str) {
     let scratch = Scratch::new();
     for optimize in ["-O0", "-O2"] {
         let Some(program) = program(&scratch, source, optimize) else {
@@ -145,9 +148,7 @@ fn agrees(source: &str, adds: bool) {
             let wanted = logged(&log);
             let known: HashSet<u64> = wanted.values().flatten().map(|seen| seen.0).collect();
             let calls = calls(&data, &[]);
-            if adds {
-                adds_up(&calls);
-            }
+            adds_up(&calls);
             let got = reconstructed(&calls, &known);
             assert_eq!(
                 got.len(),
@@ -175,37 +176,37 @@ fn agrees(source: &str, adds: bool) {
 
 #[test]
 fn recursion_and_callbacks() {
-    agrees("recursion.c", true);
+    agrees("recursion.c");
 }
 
 #[test]
 fn longjmp_out_of_calls_and_handlers() {
-    agrees("jumps.c", true);
+    agrees("jumps.c");
 }
 
 #[test]
 fn handlers_of_signals() {
-    agrees("handlers.c", true);
+    agrees("handlers.c");
 }
 
 #[test]
 fn coroutines() {
-    agrees("coroutines.c", false);
+    agrees("coroutines.c");
 }
 
 #[test]
 fn threads() {
-    agrees("threads.c", true);
+    agrees("threads.c");
 }
 
 #[test]
 fn returns_to_elsewhere() {
-    agrees("odd.c", false);
+    agrees("odd.c");
 }
 
 #[test]
 fn exceptions() {
-    agrees("exceptions.cpp", true);
+    agrees("exceptions.cpp");
 }
 
 /// The name that a source has for a function: without what it lies in, its arguments and those of a template.
@@ -779,6 +780,24 @@ fn nothing_is_assumed_of_a_whole_recording() {
             let expected: Vec<u64> = (0..depths.len() as u64).collect();
             assert_eq!(depths, expected, "{source}");
         }
+    }
+}
+
+/// A function that was open before the part begins, and of which that is known after the thread was on another stack only: what ran there did
+/// not run in it.
+#[test]
+fn a_part_that_begins_before_another_stack() {
+    let scratch = Scratch::new();
+    let Some(program) = program(&scratch, "coroutines.c", "-O0") else {
+        return;
+    };
+    let (data, _) = record(&scratch, &program, "ptrace");
+    for part in ["sym:next_of_generator", "sym:resume"] {
+        let all = calls(&data, &["--from", part]);
+        let main = all.iter().find(|call| call["call"] == "main");
+        assert_eq!(main.expect("main")["kind"], "assumed");
+        assert!(all.iter().any(|call| call["stack"] != 0), "{part}");
+        adds_up(&all);
     }
 }
 

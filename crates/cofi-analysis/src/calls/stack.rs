@@ -4,7 +4,7 @@ use cofi_packet::Ip;
 
 use super::inlines::InlineFrame;
 use super::names::GoRole;
-use super::{Call, FunctionId};
+use super::{Call, CallMoment, FunctionId};
 
 /// An open call.
 #[derive(Clone, Copy, Debug)]
@@ -53,8 +53,8 @@ pub(crate) struct Stack {
     pub(crate) since: u64,
     /// Its number, as calls have it.
     pub(crate) number: u32,
-    /// The thread began on it, or goes on behind a gap.
-    pub(crate) is_first: bool,
+    /// When the thread began on it, or went on behind a gap, and how many instructions had run on it by then.
+    pub(crate) first: Option<(CallMoment, u64)>,
     /// It began as a coroutine: the outermost function was called by nobody.
     pub(crate) is_coroutine: bool,
     /// How many of its outermost calls were taken to be left because there were so many.

@@ -127,7 +127,7 @@ impl Thread {
             elsewhere: self.stack.elsewhere,
             since: self.total,
             number,
-            is_first: false,
+            first: None,
             is_coroutine: true,
             forgotten: 0,
         });

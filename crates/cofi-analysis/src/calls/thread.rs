@@ -92,8 +92,6 @@ pub(crate) struct Thread {
     pub(super) total: u64,
     /// Those up to which the innermost call has them.
     pub(super) counted: u64,
-    /// When it began, or the last gap ended.
-    pub(super) begin: CallMoment,
     /// When it is, of what is told later than it was.
     pub(super) moment: Option<CallMoment>,
     pub(super) next: i64,
@@ -123,7 +121,6 @@ impl Thread {
             struck_at: None,
             total: 0,
             counted: 0,
-            begin: CallMoment::default(),
             moment: None,
             next: 0,
             stacks: 1,
@@ -312,10 +309,10 @@ impl Thread {
         at: Location,
         around: &mut Around<'_, '_, V>,
     ) {
-        self.begin = self.now(around);
+        let begin = self.now(around);
         self.counted = self.total;
-        self.stack.is_first = true;
-        self.assume(to, at, 0, self.begin, around);
+        self.stack.first = Some((begin, self.stack.own(begin.insns)));
+        self.assume(to, at, 0, begin, around);
     }
 
     /// Control is in a function that nothing is known to have called. One that stands at its beginning has begun.
@@ -521,13 +518,15 @@ impl Thread {
         depth: i32,
         around: &mut Around<'_, '_, V>,
     ) {
-        if !self.stack.is_first {
+        let Some((begin, own)) = self.stack.first else {
             // Calls that lie within others have told already where they are.
             let begin = self.now(around);
             return self.assume(to, at, depth + 1, begin, around);
-        }
+        };
         let ip = at.start.unwrap_or(to);
-        let mut frame = self.frame((CallKind::Assumed, None), (ip, at), depth, self.begin);
+        let mut frame = self.frame((CallKind::Assumed, None), (ip, at), depth, begin);
+        // What has run on other stacks since then has not run in it.
+        frame.begin = own;
         self.outer -= 1;
         frame.call.number = self.outer;
         around.enter(&frame.call);
