@@ -1,11 +1,14 @@
-//! Any bytes as a stream of packets, PT or RTIT: items tile them, are the same in chunks, and are written again as the same
+//! Any bytes as a stream of packets, PT or RTIT: items tile them, are the same for a visitor and in chunks, and are written again as the same
 //! bytes, by the encoder and by way of text.
 #![no_main]
 
 use arbitrary::Arbitrary;
 use cofi_packet::intel::{Block, IntelPt, ItemSize};
 use cofi_packet::rtit::{Mode, Rtit};
-use cofi_packet::{Assembler, Chunks, Encoder, Format, Item, Listing, Packets, extent};
+use cofi_packet::{
+    Assembler, Chunks, Encoder, Format, Item, Listing, Located, PacketVisitor, Packets, StreamError,
+    extent,
+};
 use libfuzzer_sys::fuzz_target;
 use std::convert::Infallible;
 
@@ -35,6 +38,19 @@ fuzz_target!(|input: Input<'_>| {
         Context::CycleAccurate => check::<Rtit>(Mode::CycleAccurate, &input),
     }
 });
+
+/// Keeps what it is shown.
+struct Seen<F: Format>(Vec<Item<F>>);
+
+impl<F: Format> PacketVisitor<F> for Seen<F> {
+    fn packet(&mut self, packet: Located<F>) {
+        self.0.push(Ok(packet));
+    }
+
+    fn error(&mut self, error: &StreamError<F>) {
+        self.0.push(Err(*error));
+    }
+}
 
 fn check<F: Format>(context: F::Context, input: &Input<'_>) {
     let items: Vec<Item<F>> = Packets::<F>::new(input.bytes).in_context(context).collect();
@@ -108,4 +124,8 @@ fn check<F: Format>(context: F::Context, input: &Input<'_>) {
     }
     chunked.extend(chunks.finish());
     assert_eq!(chunked, items, "chunks give other items than the whole");
+
+    let mut seen = Seen(Vec::new());
+    Packets::new(input.bytes).in_context(context).visit(&mut seen);
+    assert_eq!(seen.0, items, "a visitor is shown other items");
 }

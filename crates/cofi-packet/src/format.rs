@@ -2,7 +2,7 @@
 
 use crate::table::{PacketKind, Raw};
 use crate::text::{Operands, TextError};
-use crate::{DecodeError, Ip, Value};
+use crate::{DecodeError, Ip, PacketVisitor, Value};
 use core::fmt::{Debug, Display};
 
 pub(crate) mod sealed {
@@ -41,6 +41,17 @@ pub trait Format: sealed::Sealed + Copy + Eq + Debug + 'static {
     /// Decodes the packet at the start of `bytes` if that is quickly done and leaves the context as it is.
     #[doc(hidden)]
     fn decode_short(context: Self::Context, bytes: &[u8]) -> Option<Raw<Self::Kind>>;
+    /// Shows a visitor the packets from `at` on that [`Self::decode_short`] decodes, up to the first that it does not; where that stands.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn visit_short(
+        _context: Self::Context,
+        _bytes: &[u8],
+        at: usize,
+        _visitor: &mut impl PacketVisitor<Self>,
+    ) -> usize {
+        at
+    }
     /// Whether `have` bytes, where the input goes on behind them, leave open if this is the packet at their start.
     #[doc(hidden)]
     fn is_open(_raw: &Raw<Self::Kind>, _have: usize) -> bool {

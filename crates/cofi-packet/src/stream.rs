@@ -118,6 +118,52 @@ impl<'a, F: Format> Packets<'a, F> {
     pub const fn context(&self) -> F::Context {
         self.context
     }
+
+    /// Shows a visitor all items, which are those of the iterator. It takes about half the time.
+    ///
+    /// ```
+    /// use cofi_packet::PacketVisitor;
+    /// use cofi_packet::intel::{IntelPt, Kind, Located, Packets, StreamError};
+    ///
+    /// #[derive(Default)]
+    /// struct Tips(u64);
+    ///
+    /// impl PacketVisitor<IntelPt> for Tips {
+    ///     #[inline(always)]
+    ///     fn packet(&mut self, packet: Located) {
+    ///         self.0 += u64::from(packet.raw.kind() == Kind::Tip);
+    ///     }
+    ///
+    ///     fn error(&mut self, error: &StreamError) {
+    ///         eprintln!("{error}");
+    ///     }
+    /// }
+    ///
+    /// let mut tips = Tips::default();
+    /// Packets::new(&[0x2d, 0x34, 0x12, 0x04, 0x2d, 0x78, 0x56]).visit(&mut tips);
+    /// assert_eq!(tips.0, 2);
+    /// ```
+    #[inline]
+    pub fn visit(mut self, visitor: &mut impl PacketVisitor<F>) {
+        loop {
+            self.at = F::visit_short(self.context, self.bytes, self.at, visitor);
+            match self.next() {
+                Some(Ok(packet)) => visitor.packet(packet),
+                Some(Err(error)) => visitor.error(&error),
+                None => return,
+            }
+        }
+    }
+}
+
+/// What to do with each packet of a stream: see [`Packets::visit`].
+pub trait PacketVisitor<F: Format> {
+    /// A packet. It is called from a place for each of the kinds that are most frequent, where the compiler knows the kind: give it
+    /// `#[inline(always)]`, and what it does not do with a kind costs nothing.
+    fn packet(&mut self, packet: Located<F>);
+
+    /// Bytes that form no packet, or a packet where it may not stand.
+    fn error(&mut self, error: &StreamError<F>);
 }
 
 /// The item at `at`, whatever it be. Told and returned by value, so that a loop over [`Packets`] keeps them in registers.

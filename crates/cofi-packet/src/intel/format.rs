@@ -2,13 +2,13 @@
 
 use super::ip::parse_ip_bytes;
 use super::psb::decisive;
-use super::table::{decode_short, may_be_cut};
+use super::table::{decode_short, may_be_cut, visit_short};
 use super::{Block, IpBytes, IpPayload, Kind, LastIp, PSB, Packet, Payload};
 use super::{decode_in, find_psb, sync_backward};
 use crate::format::{Format, Misfit, sealed};
 use crate::table::Raw;
 use crate::text::{Operands, TextError, TextErrorKind, parse_number};
-use crate::{DecodeError, Ip, Value};
+use crate::{DecodeError, Ip, PacketVisitor, Value};
 
 /// Intel PT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +109,18 @@ impl Format for IntelPt {
         match block {
             Block::Outside => decode_short(bytes),
             Block::Inside(_) => None,
+        }
+    }
+    #[inline(always)]
+    fn visit_short(
+        block: Block,
+        bytes: &[u8],
+        at: usize,
+        visitor: &mut impl PacketVisitor<Self>,
+    ) -> usize {
+        match block {
+            Block::Outside => visit_short(bytes, at, visitor),
+            Block::Inside(_) => at,
         }
     }
     fn is_open(raw: &Raw<Kind>, have: usize) -> bool {

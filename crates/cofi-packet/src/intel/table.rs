@@ -5,14 +5,14 @@
 use super::payload::{Icnt as TrigCount, Ptw as PtwPayload};
 use super::psb::{may_hold_psb, psb_inside};
 use super::{
-    Block, BlockType, CState, CfeType, Cr3, EvdType, IpPayload, ItemSize, ModeLeaf, Payload,
-    TsxState, VmcsBase, WakeReason,
+    Block, BlockType, CState, CfeType, Cr3, EvdType, IntelPt, IpPayload, ItemSize, ModeLeaf,
+    Payload, TsxState, VmcsBase, WakeReason,
 };
 use crate::field::Codec;
 use crate::table::{NONE, Raw, first_table, packets, second_table};
 use crate::text::{Operands, TextError};
-use crate::word::load;
-use crate::{DecodeError, ExecMode, Hex64, Tnt, Uint, Value};
+use crate::word::{MAX_PACKET, load};
+use crate::{DecodeError, ExecMode, Hex64, Located, PacketVisitor, StreamOffset, Tnt, Uint, Value};
 
 /// How the size of a packet's fixed part follows from its bytes.
 #[derive(Clone, Copy)]
@@ -509,4 +509,65 @@ pub fn decode_short(bytes: &[u8]) -> Option<Raw<Kind>> {
     let last = bytes[usize::from(len).wrapping_sub(1) & 15];
     let may_hold = len > 15 || begins_psb(last, bytes[usize::from(len & 15)]);
     (len != 0 && !may_hold).then(|| Raw::new(kind, word, usize::from(len)))
+}
+
+/// Shows a visitor the packets from `at` on that [`decode_short`] decodes, up to the first that it does not; where that stands. Each kind has
+/// an arm of its own, in which it is known when this is compiled.
+#[inline]
+pub(super) fn visit_short(
+    bytes: &[u8],
+    at: usize,
+    visitor: &mut impl PacketVisitor<IntelPt>,
+) -> usize {
+    let mut rest = bytes.get(at..).unwrap_or_default();
+    while let Some(chunk) = rest.first_chunk::<MAX_PACKET>() {
+        let first = chunk[0];
+        let offset = StreamOffset((bytes.len() - rest.len()) as u64);
+        macro_rules! show {
+            ($kind:expr, $word:expr, $len:expr) => {{
+                let raw = Raw::new($kind, $word, $len);
+                visitor.packet(Located { offset, raw });
+            }};
+        }
+        if first == 0 {
+            show!(Kind::Pad, 0, 1);
+            rest = &rest[1..];
+            continue;
+        }
+        if is_pad_or_tnt(first) {
+            show!(Kind::Tnt8, u128::from(first), 1);
+            rest = &rest[1..];
+            continue;
+        }
+        if is_long_cyc(first) {
+            let Some(len) = short_cyc([first, chunk[1], chunk[2]]) else {
+                break;
+            };
+            show!(
+                Kind::Cyc,
+                u128::from(u16::from_le_bytes([first, chunk[1]])),
+                len
+            );
+            rest = &rest[len & 15..];
+            continue;
+        }
+        let Short { kind, len } = SHORT[usize::from(first)];
+        let len = usize::from(len & 15);
+        if len == 0 || begins_psb(chunk[len - 1], chunk[len]) {
+            break;
+        }
+        let word = load(chunk);
+        match kind {
+            Kind::Tip => show!(Kind::Tip, word, len),
+            Kind::TipPge => show!(Kind::TipPge, word, len),
+            Kind::TipPgd => show!(Kind::TipPgd, word, len),
+            Kind::Fup => show!(Kind::Fup, word, len),
+            Kind::Tsc => show!(Kind::Tsc, word, len),
+            Kind::Mtc => show!(Kind::Mtc, word, len),
+            Kind::Cyc => show!(Kind::Cyc, word, len),
+            _ => break,
+        }
+        rest = &rest[len..];
+    }
+    bytes.len() - rest.len()
 }

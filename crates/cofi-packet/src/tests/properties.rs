@@ -5,7 +5,8 @@ use crate::intel::{Block, IntelPt, ItemSize};
 use crate::rtit::{Mode, Rtit};
 use crate::table::PacketKind;
 use crate::{
-    Assembler, Buffer, Chunks, Encoder, Format, Item, Listing, Packets, Raw, TextErrorKind, extent,
+    Assembler, Buffer, Chunks, Encoder, Format, Item, Listing, Located, PacketVisitor, Packets,
+    Raw, StreamError, TextErrorKind, extent,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -92,13 +93,29 @@ fn streams_round_trip<F: Format>(
     Ok(())
 }
 
-/// Items tile any input, are the same in chunks cut anywhere, and what was read is written again.
+/// Keeps what it is shown.
+struct Seen<F: Format>(Vec<Item<F>>);
+
+impl<F: Format> PacketVisitor<F> for Seen<F> {
+    fn packet(&mut self, packet: Located<F>) {
+        self.0.push(Ok(packet));
+    }
+
+    fn error(&mut self, error: &StreamError<F>) {
+        self.0.push(Err(*error));
+    }
+}
+
+/// Items tile any input, are the same for a visitor and in chunks cut anywhere, and what was read is written again.
 fn any_bytes_are_tiled<F: Format>(
     context: F::Context,
     bytes: &[u8],
     cuts: &[usize],
 ) -> Result<(), TestCaseError> {
     let items: Vec<Item<F>> = Packets::<F>::new(bytes).in_context(context).collect();
+    let mut seen = Seen(Vec::new());
+    Packets::new(bytes).in_context(context).visit(&mut seen);
+    prop_assert_eq!(&seen.0, &items);
     let mut at = 0;
     for item in &items {
         let (offset, size) = extent(item);
