@@ -115,13 +115,25 @@ impl<'d> Block<'d> {
     }
 
     /// Calls `visit` for each instruction: the fastest way to them.
-    #[inline]
+    #[inline(always)]
     pub fn for_each(&self, mut visit: impl FnMut(Executed)) {
+        if let Content::Node { cache, node, id } = &self.content
+            && let Some(insns) = cache.graph.flat.of(*id, node.insns)
+        {
+            insns.iter().copied().for_each(visit);
+        } else {
+            self.for_each_part(&mut visit);
+        }
+    }
+
+    /// The same, where they are not there as they are handed out.
+    #[inline(never)]
+    fn for_each_part(&self, visit: &mut impl FnMut(Executed)) {
         match &self.content {
             Content::Node { cache, id, .. } => {
                 for id in cache.graph.parts(*id) {
                     // (Instructions have no place in the stream.)
-                    cache.run(*id, 0).for_each(&mut visit);
+                    cache.run(*id, 0).for_each(&mut *visit);
                 }
             }
             Content::Piece(run) => run.for_each(visit),
@@ -388,7 +400,7 @@ pub trait Visitor {
     }
 
     /// A block has run. Unless given, this visits its instructions.
-    #[inline]
+    #[inline(always)]
     fn block(&mut self, block: &Block<'_>) {
         block.for_each(|insn| self.instruction(&insn));
     }

@@ -56,7 +56,8 @@ pub struct FlowConfig {
     /// How much memory the cache of decoded code may use, in bytes, roughly.
     pub cache_limit: usize,
     /// How many branches are walked for each stretch of code between two of them before paths through the code are kept, by which more than one
-    /// branch at a time is walked. That pays only for code that runs often; with zero, paths are kept at once.
+    /// branch at a time is walked; and how often the instructions of such a stretch are asked for before they are kept as they are handed out. That
+    /// pays only for code that runs often; with zero, both are done at once.
     pub warm_after: u32,
 }
 

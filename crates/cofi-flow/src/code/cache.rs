@@ -205,7 +205,12 @@ impl Cache {
 
     /// Makes room if there is too much.
     pub(crate) fn shrink(&mut self) {
-        let used = self.bytes();
+        let mut used = self.bytes();
+        if used > self.limit {
+            // What can be had again without decoding makes room first.
+            used -= self.graph.flat.bytes();
+            self.graph.flat.clear();
+        }
         if used > self.limit {
             match self.stays {
                 Some(mark) if self.rounds < ROUNDS => {
@@ -225,6 +230,11 @@ impl Cache {
                 graph: self.graph.mark(),
             });
         }
+    }
+
+    /// Whether so many bytes more may be used.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        self.bytes().saturating_add(bytes) <= self.limit
     }
 
     /// How much memory it uses with what is remembered of ways through it, which has a share of its own while the cache is in use.

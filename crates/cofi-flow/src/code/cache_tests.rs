@@ -7,7 +7,7 @@ use cofi_insn::Segment;
 use cofi_packet::Ip;
 use cofi_packet::intel::{IpPayload, PSB, Packet, U48};
 
-use crate::{FlowConfig, FlowDecoder};
+use crate::{Executed, FlowConfig, FlowDecoder, Item, Visitor};
 
 const BASE: u64 = 0x1000;
 /// nop; nop; jne, to behind it.
@@ -106,4 +106,68 @@ fn code_that_no_longer_runs_makes_room() {
         built < once * 12,
         "{built} were put together, {once} are needed"
     );
+}
+
+/// All instructions, in order, for a visitor.
+#[derive(Default)]
+struct Ran(Vec<Executed>);
+
+impl Visitor for Ran {
+    fn instruction(&mut self, insn: &Executed) {
+        self.0.push(*insn);
+    }
+}
+
+/// Instructions that are asked for again and again are kept as they are handed out, and are the same; however often the cache makes room for
+/// other code, and however much code comes later.
+#[test]
+fn instructions_are_the_same_as_they_are_handed_out() {
+    let blocks = 36;
+    let code = [code(blocks), code(blocks)].concat();
+    let mut bytes = trace(blocks * 70);
+    // TIP.PGD without an address, TIP.PGE to the second half.
+    let second = (BASE + (blocks * BLOCK.len() + 5) as u64).to_le_bytes();
+    bytes.extend([0x01, 0x71]);
+    bytes.extend(&second[..6]);
+    bytes.extend(vec![0x80; blocks * 70 / 6]);
+    let source = Segment {
+        base: Ip(BASE),
+        bytes: &code,
+    };
+    let mut one_by_one = Vec::new();
+    for item in FlowDecoder::new(&bytes, source, FlowConfig::default()) {
+        if let Item::Insn(insn) = item {
+            one_by_one.push(insn);
+        }
+    }
+    assert!(one_by_one.len() > blocks * 3 * 70 * 2, "both halves");
+    let all = [Ip(BASE), Ip(BASE + (blocks * BLOCK.len() + 5) as u64)];
+    assert!(
+        all.iter()
+            .all(|ip| one_by_one.iter().any(|insn| insn.ip == *ip))
+    );
+    let decode = |cache_limit, warm_after| {
+        let config = FlowConfig {
+            cache_limit,
+            warm_after,
+            ..FlowConfig::default()
+        };
+        let mut decoder = FlowDecoder::new(&bytes, source, config);
+        let mut ran = Ran::default();
+        decoder.visit(&mut ran);
+        assert!(ran.0 == one_by_one, "cache of {cache_limit}");
+        let cache = &decoder.walk.cache;
+        (cache.graph.flat.bytes(), cache.bytes())
+    };
+    for warm_after in [0, 32] {
+        let (flat, all) = decode(usize::MAX, warm_after);
+        assert!(flat >= blocks * 3 * size_of::<Executed>(), "{flat}");
+        // Room for the code, and not for its instructions as well.
+        let (none, code) = decode(all - flat / 2, warm_after);
+        assert_eq!((none, code), (0, all - flat));
+        // Room for one half, or for less.
+        for limit in [code * 3 / 4, code / 3, code / 10] {
+            decode(limit, warm_after);
+        }
+    }
 }

@@ -12,6 +12,7 @@ use cofi_insn::Checksum;
 use cofi_packet::{ExecMode, Ip};
 
 use crate::FlowConfig;
+use crate::code::flat::Flat;
 use crate::code::index::{Index, NONE};
 use crate::code::memo::{Found, Memo};
 use crate::code::phrase::Phrases;
@@ -111,6 +112,7 @@ pub(crate) struct Graph {
     index: Index,
     /// Nodes by a part of their address, for each mode: targets of TIPs are looked for here first.
     targets: [Vec<u32>; 3],
+    pub(crate) flat: Flat,
     pub(crate) memo: Memo,
     pub(crate) phrases: Phrases,
     /// Counts how often nodes were forgotten, which is when a number no longer means the same node.
@@ -129,6 +131,7 @@ impl Graph {
             sites: Vec::new(),
             index: Index::default(),
             targets: Default::default(),
+            flat: Flat::new(config),
             memo: Memo::new(config),
             phrases: Phrases::new(config),
             emptied: 0,
@@ -144,6 +147,7 @@ impl Graph {
         self.sites.clear();
         self.index.clear();
         self.targets = Default::default();
+        self.flat.clear();
         self.memo.clear();
         self.phrases.clear();
         self.emptied += 1;
@@ -164,6 +168,7 @@ impl Graph {
         self.memo.clear();
         self.phrases.clear();
         self.targets = Default::default();
+        self.flat.truncate(mark.nodes);
         self.nodes.truncate(mark.nodes);
         self.details.truncate(mark.nodes);
         self.checksums.truncate(mark.nodes);
@@ -202,6 +207,7 @@ impl Graph {
         self.nodes.len() * (size_of::<Node>() + size_of::<Detail>() + size_of::<Checksum>())
             + self.parts.len() * size_of::<u32>()
             + self.sites.len() * size_of::<Site>()
+            + self.flat.bytes()
             + self.index.bytes()
             + self.targets.iter().map(Vec::len).sum::<usize>() * size_of::<u32>()
     }

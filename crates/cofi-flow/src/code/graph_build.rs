@@ -3,6 +3,7 @@
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{ExecMode, Ip};
 
+use crate::Executed;
 use crate::code::cache::{Cache, End};
 use crate::code::graph::Decision;
 use crate::family::CodeRules;
@@ -34,6 +35,36 @@ impl Cache {
                 self.build_node(ip, mode, code, rules)
             }
         }
+    }
+
+    /// Adds the instructions of nodes as they are handed out, if they are asked for so often.
+    #[inline]
+    pub(crate) fn flatten(&mut self) {
+        if let Some(first) = self.graph.flat.lacks(self.graph.count()) {
+            self.flatten_from(first);
+        }
+    }
+
+    #[inline(never)]
+    fn flatten_from(&mut self, first: u32) {
+        let nodes = first..self.graph.count() as u32;
+        let insns = nodes
+            .clone()
+            .map(|id| usize::from(self.graph.node(id).insns));
+        let insns = insns.sum();
+        if !self.has_room(insns * size_of::<Executed>()) {
+            self.graph.flat.clear();
+            return;
+        }
+        let mut flat = core::mem::take(&mut self.graph.flat);
+        flat.reserve(nodes.len(), insns);
+        for id in nodes {
+            flat.begin_node();
+            for part in self.graph.parts(id) {
+                self.run(*part, 0).for_each(|insn| flat.push(insn));
+            }
+        }
+        self.graph.flat = flat;
     }
 
     fn build_node<R: CodeRules>(

@@ -3,6 +3,7 @@
 pub(crate) mod cache;
 #[cfg(test)]
 mod cache_tests;
+pub(crate) mod flat;
 pub(crate) mod graph;
 mod graph_build;
 pub(crate) mod index;

@@ -172,6 +172,7 @@ impl<C: CodeSource> Walker<C> {
                 break;
             }
             if !bind.pending.is_decision() {
+                self.cache.flatten();
                 let before = (bind.tnt_len, bind.used);
                 (id, from) = self.walk_run(bind, id, shown);
                 walked |= (bind.tnt_len, bind.used) != before;
