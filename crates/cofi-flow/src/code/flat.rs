@@ -4,7 +4,7 @@
 //! memory. So nothing is here until instructions have been asked for oftener than there are nodes.
 
 use alloc::vec::Vec;
-use core::cell::Cell;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::{Executed, FlowConfig};
 
@@ -13,16 +13,16 @@ pub(crate) struct Flat {
     insns: Vec<Executed>,
     /// Of each node, as far as they are here: where its own begin.
     first: Vec<u32>,
-    /// How often the instructions of a node were asked for that are not here.
-    asked: Cell<u64>,
+    /// How often the instructions of a node were asked for that are not here. (Whoever asks has the code shared.)
+    asked: AtomicUsize,
     /// How often that is for each node, on the average, before the instructions of most are taken to be worth their memory.
-    warm_after: u64,
+    warm_after: usize,
 }
 
 impl Flat {
     pub(crate) fn new(config: &FlowConfig) -> Self {
         Self {
-            warm_after: config.warm_after.into(),
+            warm_after: config.warm_after as usize,
             ..Self::default()
         }
     }
@@ -35,7 +35,9 @@ impl Flat {
             rest.get(..usize::from(count))
         });
         if insns.is_none() {
-            self.asked.set(self.asked.get() + 1);
+            // If two ask at the same time, one may go uncounted.
+            let asked = self.asked.load(Ordering::Relaxed);
+            self.asked.store(asked + 1, Ordering::Relaxed);
         }
         insns
     }
@@ -43,8 +45,8 @@ impl Flat {
     /// From which node on their instructions are to be added, of so many; none if they are not worth it.
     #[inline]
     pub(crate) fn lacks(&self, nodes: usize) -> Option<u32> {
-        let here = self.first.len();
-        let is_worth_it = here != 0 || self.asked.get() > self.warm_after * nodes as u64;
+        let (here, asked) = (self.first.len(), self.asked.load(Ordering::Relaxed));
+        let is_worth_it = here != 0 || asked > self.warm_after.saturating_mul(nodes);
         (here < nodes && is_worth_it).then_some(here as u32)
     }
 
@@ -74,7 +76,7 @@ impl Flat {
     /// Forgets all, until they have been asked for as often again.
     pub(crate) fn clear(&mut self) {
         self.truncate(0);
-        self.asked.set(0);
+        *self.asked.get_mut() = 0;
     }
 
     /// How much memory it uses.
