@@ -1,7 +1,7 @@
 //! The instructions of nodes as they are handed out, one behind the other, for who asks for them again and again.
 //!
 //! Most users ask for blocks, and look at the instructions of a block once: for them lengths and digests are enough, which take a third of the
-//! memory. So nothing is here until instructions have been asked for oftener than there are nodes.
+//! memory. So nothing is here until instructions have been asked for many times as often as there are nodes.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -37,7 +37,7 @@ impl Flat {
         if insns.is_none() {
             // If two ask at the same time, one may go uncounted.
             let asked = self.asked.load(Ordering::Relaxed);
-            self.asked.store(asked + 1, Ordering::Relaxed);
+            self.asked.store(asked.wrapping_add(1), Ordering::Relaxed);
         }
         insns
     }
