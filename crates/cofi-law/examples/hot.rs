@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use cofi_flow::{Block, EventDecoder, Executed, FlowConfig, FlowDecoder, FlowError, Item, Visitor};
 use cofi_insn::{CodeSource, LinearDecoder};
 use cofi_law::{Config, Execution, Program, run};
-use cofi_packet::intel::{Encoder, Packets};
-use cofi_packet::{Buffer, Ip};
+use cofi_packet::intel::{Encoder, IntelPt, Located, Packets, StreamError};
+use cofi_packet::{Buffer, Ip, PacketVisitor};
 use cofi_unit::Ctl;
 
 /// How many instructions a walk has at most.
@@ -23,10 +23,15 @@ struct Scenario {
     ctl: fn(Ctl) -> Ctl,
 }
 
-const SCENARIOS: [Scenario; 10] = [
+const SCENARIOS: [Scenario; 12] = [
     Scenario {
         name: "packets",
         work: packets,
+        ctl: |ctl| ctl,
+    },
+    Scenario {
+        name: "packets-visited",
+        work: packets_visited,
         ctl: |ctl| ctl,
     },
     Scenario {
@@ -70,6 +75,11 @@ const SCENARIOS: [Scenario; 10] = [
         ctl: |ctl| ctl,
     },
     Scenario {
+        name: "instructions-again",
+        work: instructions_again,
+        ctl: |ctl| ctl,
+    },
+    Scenario {
         name: "insn",
         work: insns,
         ctl: |ctl| ctl,
@@ -95,6 +105,26 @@ fn fold(sum: u64, value: u64) -> u64 {
 fn packets(execution: &Execution, _: &FlowConfig) -> u64 {
     let good = Packets::new(&execution.trace).filter_map(Result::ok);
     good.fold(0, |sum, it| fold(sum, it.packet().kind() as u64))
+}
+
+#[derive(Default)]
+struct Kinds(u64);
+
+impl PacketVisitor<IntelPt> for Kinds {
+    #[inline(always)]
+    fn packet(&mut self, packet: Located) {
+        self.0 = fold(self.0, packet.packet().kind() as u64);
+    }
+
+    fn error(&mut self, error: &StreamError) {
+        unreachable!("what the unit writes is decoded: {error}");
+    }
+}
+
+fn packets_visited(execution: &Execution, _: &FlowConfig) -> u64 {
+    let mut kinds = Kinds::default();
+    Packets::new(&execution.trace).visit(&mut kinds);
+    kinds.0
 }
 
 fn encode(execution: &Execution, _: &FlowConfig) -> u64 {
@@ -173,6 +203,10 @@ fn items(execution: &Execution, config: &FlowConfig) -> u64 {
 
 fn instructions(execution: &Execution, config: &FlowConfig) -> u64 {
     flow(&execution.trace, execution, config, false)
+}
+
+fn instructions_again(execution: &Execution, config: &FlowConfig) -> u64 {
+    flow(&execution.trace.repeat(6), execution, config, false)
 }
 
 /// Decodes the programs from end to end.
