@@ -597,7 +597,7 @@ pub(crate) struct CallsArgs {
     /// Only the calls of this function, each with what it calls. Arguments (of C++) may be left out.
     #[arg(long, value_name = "NAME", conflicts_with = "callers")]
     pub(crate) function: Option<String>,
-    /// Who called this function: each way that led to it, and how often. With --json, each call of it with its callers.
+    /// Who called this function: each way that led to it, and how often; a function that recurs on the way stands there once. With --json, each call of it with its callers.
     #[arg(long, value_name = "NAME")]
     pub(crate) callers: Option<String>,
     /// So many levels: of the tree, of what a function calls, or of callers.

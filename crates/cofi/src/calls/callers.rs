@@ -1,5 +1,8 @@
 //! Who called a function: its callers, their callers, and so on, each way once.
+//!
+//! Calls are counted by their ways in which recursions are folded ([`Ways`]). The rows are made of them at the end.
 
+use super::ways::{WayId, Ways};
 use super::{Matches, is_wanted, nanoseconds};
 use crate::args::{CallsArgs, Range};
 use crate::check::duration;
@@ -14,7 +17,7 @@ use cofi_session::{Session, Stream, Task};
 use rustc_hash::FxHashMap;
 use std::io::Write;
 
-/// So many levels of callers are told apart: recursion has any number.
+/// So many levels of callers are told apart.
 const LEVELS: usize = 64;
 
 /// Counts calls of a function by the ways that led to it.
@@ -23,9 +26,10 @@ pub(super) struct Callers<'a> {
     levels: usize,
     wanted: Matches,
     open: FxHashMap<(Task, i64), Open>,
-    /// The tree of callers; the first is the function itself.
-    nodes: Vec<Node>,
-    numbers: FxHashMap<(usize, Step), usize>,
+    ways: Ways<FunctionId>,
+    /// What was counted, by the caller, in the order in which each first occurred.
+    counted: Vec<Counted>,
+    numbers: FxHashMap<Caller, usize>,
     names: FxHashMap<FunctionId, String>,
 }
 
@@ -36,21 +40,48 @@ struct Open {
     from: Option<Ip>,
     kind: CallKind,
     parent: Option<i64>,
-    /// Where it is counted, if it is of the function.
-    node: Option<usize>,
+    /// Whether it is of the function.
+    is_it: bool,
+    /// The way to it, once somebody asked.
+    way: Option<WayId>,
 }
 
-/// A caller: the function, and where in it. None of a call that nothing is known to have called.
+/// A caller: the way to it, and where in it. None of a call that nothing is known to have called.
+type Caller = Option<(WayId, Ip)>;
+
+/// A caller in a row: the function, and where in it.
 type Step = Option<(FunctionId, Ip)>;
+
+/// What calls come to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    calls: u64,
+    insns: u64,
+    ticks: u64,
+}
+
+/// What the calls by a caller come to.
+#[derive(Debug)]
+struct Counted {
+    caller: Caller,
+    kind: CallKind,
+    sum: Sum,
+}
+
+/// The rows as a tree: the first is the function itself.
+#[derive(Debug)]
+struct Tree {
+    nodes: Vec<Node>,
+    numbers: FxHashMap<(usize, Step), usize>,
+}
 
 #[derive(Debug)]
 struct Node {
     step: Step,
     kind: CallKind,
     children: Vec<usize>,
-    calls: u64,
-    insns: u64,
-    ticks: u64,
+    sum: Sum,
+    is_recursive: bool,
     is_cut: bool,
 }
 
@@ -62,7 +93,8 @@ impl<'a> Callers<'a> {
             levels: levels.min(LEVELS),
             wanted: Matches::new(args.callers.as_deref().unwrap_or_default()),
             open: FxHashMap::default(),
-            nodes: vec![Node::new(None, CallKind::Call)],
+            ways: Ways::new(),
+            counted: Vec::new(),
             numbers: FxHashMap::default(),
             names: FxHashMap::default(),
         }
@@ -70,19 +102,84 @@ impl<'a> Callers<'a> {
 
     /// How many calls there were.
     pub(super) fn matches(&self) -> u64 {
-        self.nodes.first().map_or(0, |node| node.calls)
+        self.counted.iter().map(|counted| counted.sum.calls).sum()
     }
 
-    fn child(&mut self, of: usize, step: Step, kind: CallKind) -> usize {
-        let next = self.nodes.len();
-        let number = *self.numbers.entry((of, step)).or_insert(next);
-        if number == next {
-            self.nodes.push(Node::new(step, kind));
-            if let Some(node) = self.nodes.get_mut(of) {
-                node.children.push(next);
+    /// Who called this open call.
+    fn caller(&mut self, task: Task, call: &Open) -> Caller {
+        let parent = call.parent.zip(call.from);
+        let (parent, from) =
+            parent.filter(|(parent, _)| self.open.contains_key(&(task, *parent)))?;
+        // The calls around it whose ways nobody asked for yet, from the innermost on.
+        let mut around = Vec::new();
+        let mut outer = Some((parent, from));
+        let mut caller = None;
+        while let Some((number, from)) = outer {
+            let Some(open) = self.open.get(&(task, number)) else {
+                break;
+            };
+            if let Some(way) = open.way {
+                caller = Some((way, from));
+                break;
+            }
+            around.push((number, from));
+            outer = open.parent.zip(open.from);
+        }
+        for (number, from) in around.into_iter().rev() {
+            if let Some(open) = self.open.get_mut(&(task, number)) {
+                let way = self.ways.called(caller, open.function);
+                open.way = Some(way);
+                caller = Some((way, from));
             }
         }
-        number
+        caller
+    }
+
+    /// Keeps the names of the functions in a way, which are known only while calls are traced.
+    fn learn_names(&mut self, mut caller: Caller, names: &CallNames) {
+        for _ in 0..self.levels {
+            let Some(way) = caller.and_then(|(way, _)| self.ways.get(way)) else {
+                break;
+            };
+            let name = || names.describe(way.function).to_owned();
+            self.names.entry(way.function).or_insert_with(name);
+            caller = way.caller;
+        }
+    }
+
+    /// The rows of what was counted.
+    fn tree(&self) -> Tree {
+        let mut tree = Tree {
+            nodes: vec![Node::new(None, CallKind::Call)],
+            numbers: FxHashMap::default(),
+        };
+        for counted in &self.counted {
+            let (mut at, mut caller) = (0, counted.caller);
+            tree.add(at, counted.sum);
+            for level in 0.. {
+                if level >= self.levels {
+                    if let Some(node) = tree.nodes.get_mut(at) {
+                        node.is_cut = true;
+                    }
+                    break;
+                }
+                let way = caller.and_then(|(way, from)| Some((self.ways.get(way)?, from)));
+                if way.is_none() && level > 0 {
+                    break;
+                }
+                let step = way.map(|(way, from)| (way.function, from));
+                at = tree.child(at, step, counted.kind);
+                tree.add(at, counted.sum);
+                let Some((way, _)) = way else {
+                    break;
+                };
+                if let Some(node) = tree.nodes.get_mut(at) {
+                    node.is_recursive |= way.is_recursive;
+                }
+                caller = way.caller;
+            }
+        }
+        tree
     }
 
     /// Prints what was counted of a stream.
@@ -101,13 +198,14 @@ impl<'a> Callers<'a> {
             "calls", "instructions", "time"
         );
         writeln!(out, "{heads}")?;
+        let tree = self.tree();
         let mut rows: Vec<(usize, usize)> = vec![(0, 0)];
         while let Some((number, depth)) = rows.pop() {
-            let Some(node) = self.nodes.get(number) else {
+            let Some(node) = tree.nodes.get(number) else {
                 continue;
             };
             let mut children = node.children.clone();
-            children.sort_by_key(|child| self.nodes.get(*child).map(|node| node.calls));
+            children.sort_by_key(|child| tree.nodes.get(*child).map(|node| node.sum.calls));
             rows.extend(children.into_iter().map(|child| (child, depth + 1)));
             if number == 0 {
                 continue;
@@ -128,14 +226,19 @@ impl<'a> Callers<'a> {
                     let at = |tsc| nanoseconds(session, Some(cofi_packet::Tsc(tsc)));
                     Some(at(ticks)?.saturating_sub(at(0)?))
                 };
-                lasted(node.ticks).map_or_else(String::new, duration)
+                lasted(node.sum.ticks).map_or_else(String::new, duration)
             });
+            let recursive = if node.is_recursive {
+                " (recursive)"
+            } else {
+                ""
+            };
             let more = if node.is_cut { " …" } else { "" };
             writeln!(
                 out,
-                "{:>10}{:>14}{:>11}  {:indent$}{what}{more}",
-                grouped(node.calls),
-                grouped(node.insns),
+                "{:>10}{:>14}{:>11}  {:indent$}{what}{recursive}{more}",
+                grouped(node.sum.calls),
+                grouped(node.sum.insns),
                 time.unwrap_or_default(),
                 "",
                 indent = 2 * (depth - 1).min(40),
@@ -145,15 +248,42 @@ impl<'a> Callers<'a> {
     }
 }
 
+impl Tree {
+    fn child(&mut self, of: usize, step: Step, kind: CallKind) -> usize {
+        let next = self.nodes.len();
+        let number = *self.numbers.entry((of, step)).or_insert(next);
+        if number == next {
+            self.nodes.push(Node::new(step, kind));
+            if let Some(node) = self.nodes.get_mut(of) {
+                node.children.push(next);
+            }
+        }
+        number
+    }
+
+    fn add(&mut self, number: usize, sum: Sum) {
+        if let Some(node) = self.nodes.get_mut(number) {
+            node.sum.add(sum);
+        }
+    }
+}
+
+impl Sum {
+    fn add(&mut self, other: Self) {
+        self.calls += other.calls;
+        self.insns += other.insns;
+        self.ticks += other.ticks;
+    }
+}
+
 impl Node {
-    const fn new(step: Step, kind: CallKind) -> Self {
+    fn new(step: Step, kind: CallKind) -> Self {
         Self {
             step,
             kind,
             children: Vec::new(),
-            calls: 0,
-            insns: 0,
-            ticks: 0,
+            sum: Sum::default(),
+            is_recursive: false,
             is_cut: false,
         }
     }
@@ -172,7 +302,8 @@ impl CallVisitor for Callers<'_> {
                 from: call.from,
                 kind: call.kind,
                 parent: call.parent,
-                node: is_it.then_some(0),
+                is_it,
+                way: None,
             },
         );
     }
@@ -181,45 +312,28 @@ impl CallVisitor for Callers<'_> {
         let Some(open) = self.open.remove(&(call.task, call.number)) else {
             return;
         };
-        if open.node.is_none() {
+        if !open.is_it {
             return;
         }
         let ticks = call.begin.tsc.zip(end.end.tsc);
         let ticks = ticks.map_or(0, |(begin, end)| end.0.saturating_sub(begin.0));
-        let add = |this: &mut Self, number: usize| {
-            if let Some(node) = this.nodes.get_mut(number) {
-                node.calls += 1;
-                node.insns += end.insns;
-                node.ticks += ticks;
-            }
-        };
-        add(self, 0);
-        let (mut at, mut here) = (0, open);
-        for level in 0.. {
-            if level >= self.levels {
-                if let Some(node) = self.nodes.get_mut(at) {
-                    node.is_cut = true;
-                }
-                break;
-            }
-            let around = here.parent.map(|parent| (call.task, parent));
-            let around = around.and_then(|around| self.open.get(&around).copied());
-            let step = around
-                .zip(here.from)
-                .map(|(around, from)| (around.function, from));
-            if let Some((function, _)) = step {
-                let name = || names.describe(function).to_owned();
-                self.names.entry(function).or_insert_with(name);
-            }
-            if step.is_none() && level > 0 {
-                break;
-            }
-            at = self.child(at, step, here.kind);
-            add(self, at);
-            match around {
-                Some(around) if step.is_some() => here = around,
-                _ => break,
-            }
+        let caller = self.caller(call.task, &open);
+        let next = self.counted.len();
+        let number = *self.numbers.entry(caller).or_insert(next);
+        if number == next {
+            self.learn_names(caller, names);
+            self.counted.push(Counted {
+                caller,
+                kind: open.kind,
+                sum: Sum::default(),
+            });
+        }
+        if let Some(counted) = self.counted.get_mut(number) {
+            counted.sum.add(Sum {
+                calls: 1,
+                insns: end.insns,
+                ticks,
+            });
         }
     }
 }

@@ -5,6 +5,7 @@ mod collect;
 pub(crate) mod json;
 pub(crate) mod text;
 mod turns;
+mod ways;
 
 use crate::args::{CallsArgs, Range};
 use crate::digits::counted;
