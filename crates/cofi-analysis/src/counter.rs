@@ -159,7 +159,7 @@ impl<'s> StreamCounter<'s> {
     pub(crate) fn new(session: &'s Session<'s>) -> Self {
         Self {
             session,
-            functions: Functions::default(),
+            functions: Functions::with_stubs(),
             places: HashMap::new(),
             owners: Vec::new(),
             views: FxHashMap::default(),

@@ -48,9 +48,19 @@ pub(crate) struct Functions {
     list: Vec<(FunctionKey, FunctionCount)>,
     /// The file looked at last, since code stays in one for long.
     last: Option<(Arc<CodeFile>, Option<u64>, usize)>,
+    /// Stubs of the procedure linkage table are functions, too. Who reconstructs calls must not take them for any.
+    with_stubs: bool,
 }
 
 impl Functions {
+    /// As [`default`](Self::default), with a function for each stub of the procedure linkage table.
+    pub(crate) fn with_stubs() -> Self {
+        Self {
+            with_stubs: true,
+            ..Self::default()
+        }
+    }
+
     /// The functions in which the instructions of a run lie.
     pub(crate) fn parts(
         &mut self,
@@ -73,7 +83,10 @@ impl Functions {
 
     /// The function there, and whether this is its first instruction.
     pub(crate) fn function(&mut self, place: Option<&Place>) -> (usize, bool) {
-        let symbol = place.and_then(Place::symbol);
+        let symbol = place.and_then(match self.with_stubs {
+            true => Place::symbol_or_stub,
+            false => Place::symbol,
+        });
         let start = symbol.map(|symbol| symbol.start);
         let first = symbol.is_some_and(|symbol| symbol.offset == 0);
         if let (Some(place), Some((file, address, function))) = (place, &self.last)

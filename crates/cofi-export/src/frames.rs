@@ -55,6 +55,15 @@ impl Frames {
         })
     }
 
+    /// Functions by themselves, numbered in their order.
+    #[cfg(test)]
+    pub(crate) fn of(list: Vec<Frame>) -> Self {
+        Self {
+            list,
+            ..Self::default()
+        }
+    }
+
     /// A function.
     #[must_use]
     pub fn get(&self, frame: FrameId) -> Option<&Frame> {

@@ -11,6 +11,7 @@ use crate::debug;
 use crate::elf::{Layout, Segment};
 use crate::error::ImageError;
 use crate::places::{Candidate, Places, VDSO, without_deleted};
+use crate::stubs::Stubs;
 use crate::symbols::{Symbol, Symbols};
 use crate::vdso;
 
@@ -28,6 +29,7 @@ pub struct CodeFile {
     /// How it is laid out, or why it is not ELF.
     layout: OnceLock<Result<Layout, &'static str>>,
     symbols: OnceLock<Symbols>,
+    stubs: OnceLock<Stubs>,
     is_kernel: bool,
     /// There are no files but those packed with the trace.
     is_sealed: bool,
@@ -69,6 +71,7 @@ impl CodeFile {
             later: OnceLock::new(),
             layout: OnceLock::new(),
             symbols: OnceLock::new(),
+            stubs: OnceLock::new(),
             is_kernel: false,
             is_sealed: false,
             packed_debug: None,
@@ -284,6 +287,17 @@ impl CodeFile {
             None => offset,
         };
         self.symbols().at(address)
+    }
+
+    /// The stub of the procedure linkage table that holds the byte at `offset`, named after the function to which it leads, as `puts@plt`. No
+    /// function has that name: [`symbol_at`](Self::symbol_at) knows nothing of it.
+    pub fn stub_at(&self, offset: u64) -> Option<Symbol<'_>> {
+        let address = self.layout()?.address_of_offset(offset)?;
+        let read = || match self.opened() {
+            Ok(opened) => opened.contents.parse_head(),
+            Err(_) => Stubs::default(),
+        };
+        self.stubs.get_or_init(read).at(address)
     }
 
     /// Every function: its name as the symbol table spells it, and the file's byte where its code begins.

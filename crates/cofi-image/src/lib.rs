@@ -55,6 +55,7 @@ mod sections;
 mod space;
 mod spec;
 mod store;
+mod stubs;
 mod symbols;
 mod tables;
 mod tree;

@@ -427,6 +427,11 @@ impl Place {
         }
     }
 
+    /// The function there, or the stub of the procedure linkage table (`puts@plt`), which is none and has no symbol: for who shows names.
+    pub fn symbol_or_stub(&self) -> Option<Symbol<'_>> {
+        self.symbol().or_else(|| self.file.stub_at(self.offset))
+    }
+
     /// What the code belongs to: `[kernel]` or `[MODULE]` where the kernel's own list names the function, else the file.
     pub fn owner(&self) -> &Path {
         self.in_kernel()
@@ -441,7 +446,7 @@ impl Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(symbol) = self.symbol() {
+        if let Some(symbol) = self.symbol_or_stub() {
             f.write_str(&symbol.demangled())?;
             if symbol.offset != 0 {
                 write!(f, "+{:#x}", symbol.offset)?;

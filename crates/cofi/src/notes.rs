@@ -132,7 +132,7 @@ pub(crate) fn members(
     if show.symbols
         && let Some(place) = code.place(insn.ip)
     {
-        if let Some(symbol) = place.symbol() {
+        if let Some(symbol) = place.symbol_or_stub() {
             line.text("symbol", &symbol.demangled())
                 .number("symbol_offset", symbol.offset);
         }

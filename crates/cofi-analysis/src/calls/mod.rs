@@ -57,8 +57,8 @@ fn temporary_file() -> std::io::Result<std::fs::File> {
     })
 }
 
-/// A function of [`CallNames`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A function of [`CallNames`]; by default the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionId(pub(crate) u32);
 
 /// How a call began.

@@ -12,6 +12,9 @@ mod svg;
 mod table;
 mod text;
 
+#[cfg(test)]
+mod tests;
+
 use std::io::Write;
 use std::str::FromStr;
 

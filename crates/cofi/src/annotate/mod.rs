@@ -186,7 +186,8 @@ impl<'a> Listing<'a> {
         };
         let to = target.filter(|target| !inside(*target) || decoded.class == Class::DirectCall);
         let to = to.and_then(|target| {
-            let symbol = file.symbol_at(file.offset_of_address(target)?)?;
+            let offset = file.offset_of_address(target)?;
+            let symbol = file.symbol_at(offset).or_else(|| file.stub_at(offset))?;
             let name = symbol.demangled();
             Some(match symbol.offset {
                 0 => name,

@@ -66,7 +66,7 @@ impl Told {
         let mut bytes = [0; MAX_INSN_LEN];
         let len = file.read_at(offset, &mut bytes);
         let bytes = bytes.get(..len).unwrap_or_default();
-        let symbol = file.symbol_at(offset);
+        let symbol = file.symbol_at(offset).or_else(|| file.stub_at(offset));
         let line = address.and_then(|address| lines?.at(address));
         Self {
             address,
