@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cofi_flow::{
-    Block, Errata, Event, Executed, FlowConfig, FlowDecoder, FlowError, Part, Run, Visitor,
+    Errata, Event, Executed, FlowConfig, FlowDecoder, FlowError, Part, Path, Run, Visitor,
 };
 use cofi_insn::{Class, CodeSource, advance};
 use cofi_packet::{Ip, StreamOffset};
@@ -115,10 +115,16 @@ impl Count for Instructions {
 struct Blocks(Instructions);
 
 impl Visitor for Blocks {
-    #[inline]
-    fn block(&mut self, block: &Block<'_>) {
-        self.0.count += block.len() as u64;
-        self.0.sum = self.0.sum.wrapping_add(block.ip().0);
+    #[inline(always)]
+    fn path(&mut self, path: &Path<'_>) {
+        // (Sums in registers: one in memory has to be there before the next block can be added to it.)
+        let (mut count, mut sum) = (0, 0_u64);
+        path.for_each(|block| {
+            count += block.len() as u64;
+            sum = sum.wrapping_add(block.ip().0);
+        });
+        self.0.count += count;
+        self.0.sum = self.0.sum.wrapping_add(sum);
     }
 
     fn error(&mut self, error: &FlowError) {
