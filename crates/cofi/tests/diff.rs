@@ -520,7 +520,11 @@ fn wrong_usage() {
     // One recording alone is compared with the one before it.
     let ran = run(cofi().arg("diff").arg(&a));
     assert_eq!(ran.code(), 2, "{}", ran.text());
-    assert!(ran.stderr.contains("a.old"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("a.old") && ran.stderr.contains("name a second recording"),
+        "{}",
+        ran.stderr
+    );
     record(&scratch, "a", "ptrace", &program, &["12"]);
     let ran = run(cofi().arg("diff").arg(&a));
     assert_eq!(ran.code(), 0, "{}", ran.text());

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 
 /// Runs the command.
 pub(crate) fn run(args: &DiffArgs) -> Result<Ended> {
-    let paths = paths(args);
+    let paths = paths(args)?;
     let bytes = [input::map(&paths[0])?, input::map(&paths[1])?];
     let sessions = [
         open(args, &paths[0], &bytes[0])?,
@@ -88,16 +88,21 @@ pub(crate) fn run(args: &DiffArgs) -> Result<Ended> {
 }
 
 /// The two recordings. If one is named, the other is what it replaced.
-fn paths(args: &DiffArgs) -> [PathBuf; 2] {
+fn paths(args: &DiffArgs) -> Result<[PathBuf; 2]> {
     let first = args.flow.input.file.clone();
-    match &args.other {
-        Some(second) => [first, second.clone()],
-        None => {
-            let mut old = first.clone().into_os_string();
-            old.push(".old");
-            [old.into(), first]
-        }
+    if let Some(second) = &args.other {
+        return Ok([first, second.clone()]);
     }
+    let mut old = first.clone().into_os_string();
+    old.push(".old");
+    let old = PathBuf::from(old);
+    if !old.exists() {
+        bail!(
+            "there is no {}, which `cofi record` keeps of the recording that it replaces: name a second recording",
+            old.display()
+        );
+    }
+    Ok([old, first])
 }
 
 fn open<'a>(args: &DiffArgs, path: &Path, bytes: &'a Bytes) -> Result<Session<'a>> {
