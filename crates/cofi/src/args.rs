@@ -59,6 +59,8 @@ pub(crate) enum Command {
     /// The software trace unit by itself.
     #[command(subcommand)]
     Unit(UnitCommand),
+    /// Run a virtual machine whose guest has Intel PT: QEMU, whose processors get the software trace unit.
+    Machine(MachineArgs),
     /// What this machine offers for recording, and what to install or change for the rest.
     Doctor(DoctorArgs),
 }
@@ -464,6 +466,25 @@ pub(crate) struct UnitRunArgs {
     /// The scenario, a TOML file (docs/scenarios.md); `-` is standard input.
     #[arg(value_name = "SCENARIO.toml")]
     pub(crate) scenario: PathBuf,
+}
+
+/// Arguments of `cofi machine`.
+#[derive(Args, Debug)]
+#[command(after_help = "docs/machines.md: from nothing to `perf record -e intel_pt//` in a guest.")]
+pub(crate) struct MachineArgs {
+    /// QEMU 11.1 or later: the program qemu-system-x86_64, or a folder with the files of a Debian that has it. If not given, the one on PATH, or the
+    /// folder ~/.local/share/cofi/qemu.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) qemu: Option<PathBuf>,
+    /// The generation of the guest's processors, as far as Intel PT goes, as `cofi unit generations` names them.
+    #[arg(long, value_name = "NAME", default_value = "skylake")]
+    pub(crate) processor: String,
+    /// Say at the end how much each processor traced.
+    #[arg(long)]
+    pub(crate) verbose: bool,
+    /// The arguments of qemu-system-x86_64.
+    #[arg(value_name = "QEMU-ARGS", last = true, required = true)]
+    pub(crate) arguments: Vec<OsString>,
 }
 
 /// Arguments of `cofi doctor`.

@@ -24,6 +24,7 @@ mod item;
 mod json;
 mod last;
 mod lines;
+mod machine;
 mod map;
 mod notes;
 mod ordered;
@@ -99,6 +100,7 @@ fn main() -> ExitCode {
         args::Command::Unit(args::UnitCommand::Run(args)) => unit::run(&args),
         args::Command::Unit(args::UnitCommand::Generations(args)) => unit::generations(&args),
         args::Command::Unit(args::UnitCommand::Cpuid(args)) => unit::cpuid(&args),
+        args::Command::Machine(args) => machine::run(args),
         args::Command::Doctor(args) => doctor::run(&args),
     };
     match result {

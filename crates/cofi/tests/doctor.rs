@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-const THINGS: [&str; 11] = [
+const THINGS: [&str; 12] = [
     "processor",
     "virtualisation",
     "intel_pt",
@@ -21,6 +21,7 @@ const THINGS: [&str; 11] = [
     "breakpoints",
     "qemu_user",
     "qemu_system",
+    "machine",
     "perf",
 ];
 
@@ -180,6 +181,11 @@ fn versions_are_told() {
     let found = doctor(&mut cofi_with(&scratch.path("")));
     assert_eq!(found["perf"]["version"], "6.7.g8");
     assert_eq!(found["qemu_system"]["version"], "10.0.2 (Debian 1)");
+    // It is too old to be a machine with Intel PT.
+    let machine = &found["machine"];
+    assert_eq!(machine["status"], "missing");
+    let says = machine["says"].as_str().expect("a sentence");
+    assert!(says.contains("is version 10.0.2"), "{says}");
     let qemu = &found["qemu_user"];
     assert_eq!(
         (&qemu["version"], &qemu["status"]),

@@ -29,6 +29,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("cofi-qemu-plugin", &[]),
     (
+        "cofi-machine-plugin",
+        &["cofi-packet", "cofi-insn", "cofi-unit"],
+    ),
+    ("cofi-machine", &[]),
+    (
         "cofi-capture",
         &[
             "cofi-packet",
@@ -63,6 +68,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cofi-perf",
             "cofi-session",
             "cofi-capture",
+            "cofi-machine",
             "cofi-analysis",
             "cofi-export",
         ],

@@ -87,6 +87,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Ended> {
         kernel::breakpoints(),
         tools::qemu_user(),
         tools::qemu_system(),
+        tools::machine(),
         tools::perf(),
     ];
     let mut out = output::stdout();

@@ -1,6 +1,7 @@
 //! Other programs: QEMU and perf.
 
 use super::{Finding, Status, plain};
+use crate::machine::said_by;
 use cofi_capture::child::{ask, find_program};
 use cofi_capture::qemu::machine::{MachineError, MachineQemu};
 use cofi_capture::qemu::{Qemu, QemuError};
@@ -164,6 +165,29 @@ pub(super) fn qemu_system() -> Finding {
     let hint = "for --engine qemu-system, which records whole machines: install qemu-system-x86 (Debian 12: 10.0 from \
                 bookworm-backports; its own 7.2 cannot tell enough)";
     emulator("qemu_system", "qemu-system-x86_64", hint, found)
+}
+
+/// The QEMU of `cofi machine`.
+pub(super) fn machine() -> Finding {
+    let (key, name) = ("machine", "cofi machine");
+    match cofi_machine::Qemu::find(None, &|command| said_by(command, PATIENCE)) {
+        Ok(qemu) => {
+            let (shown, version) = (path_text(qemu.path()), plain(qemu.version()));
+            let says = format!("{shown}, version {version}, takes Cofi's plugin");
+            Finding::new(key, name, Status::Ok, says)
+                .fact("path", shown)
+                .fact("version", version)
+        }
+        Err(error) => Finding::new(key, name, Status::Missing, plain(&error.to_string()))
+            .hint(
+                "for virtual machines that have Intel PT: unpack the QEMU of Debian 13's backports: mkdir -p ~/.local/share/cofi/qemu; \
+                 mmdebstrap --variant=extract --include=qemu-system-x86 --aptopt='APT::Default-Release \"trixie-backports\"' trixie - \
+                 'deb http://deb.debian.org/debian trixie main' 'deb http://deb.debian.org/debian trixie-backports main' | \
+                 tar -x -C ~/.local/share/cofi/qemu --exclude './dev/*'",
+            )
+            .fact("path", None::<String>)
+            .fact("version", None::<String>),
+    }
 }
 
 pub(super) fn qemu_user() -> Finding {

@@ -1,0 +1,223 @@
+//! Code that QEMU has translated.
+
+use cofi_insn::{Class, decode};
+use cofi_packet::{ExecMode, Ip};
+use cofi_unit::{At, Branch, Retired};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// An instruction that the plugin has a part in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Special {
+    Cpuid,
+    Rdmsr,
+    Wrmsr,
+    Rdtsc,
+    Rdpmc,
+}
+
+impl Special {
+    /// Of an instruction with exactly these bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
+        // Prefixes that change nothing about these.
+        let opcode = bytes
+            .iter()
+            .position(|byte| {
+                !matches!(
+                    byte,
+                    0x66 | 0x67 | 0x40
+                        ..=0x4f | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0xf2 | 0xf3
+                )
+            })
+            .and_then(|at| bytes.get(at..))?;
+        match opcode {
+            [0x0f, 0xa2] => Some(Self::Cpuid),
+            [0x0f, 0x32] => Some(Self::Rdmsr),
+            [0x0f, 0x30] => Some(Self::Wrmsr),
+            [0x0f, 0x31] | [0x0f, 0x01, 0xf9] => Some(Self::Rdtsc),
+            [0x0f, 0x33] => Some(Self::Rdpmc),
+            _ => None,
+        }
+    }
+}
+
+/// An instruction of a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    /// So far from the block's beginning.
+    at: u16,
+    len: u8,
+    pub(crate) class: Class,
+    pub(crate) repeats: bool,
+    pub(crate) is_iret: bool,
+    /// It may change RFLAGS.IF.
+    pub(crate) flags: Option<Flags>,
+    /// Where a direct branch leads, so far from the block's beginning.
+    target: u64,
+}
+
+/// An instruction that changes RFLAGS.IF and is no branch. (QEMU ends a block with it, but for CLI.)
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Flags {
+    Cli,
+    Sti,
+    Popf,
+}
+
+impl Flags {
+    /// Of an instruction with exactly these bytes.
+    fn of(bytes: &[u8]) -> Option<Self> {
+        match *bytes {
+            [0xfa] => Some(Self::Cli),
+            [0xfb] => Some(Self::Sti),
+            [.., 0x9d] if bytes.len() <= 2 => Some(Self::Popf),
+            _ => None,
+        }
+    }
+}
+
+/// What a block does, once it is known how its code is read.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    pub(crate) mode: ExecMode,
+    steps: Box<[Step]>,
+    /// Conditional branches and others.
+    pub(crate) branches: u32,
+}
+
+/// A block of code.
+#[derive(Debug)]
+pub(crate) struct Code {
+    bytes: Box<[u8]>,
+    /// The length of each instruction.
+    lens: Box<[u8]>,
+    steps: OnceLock<Steps>,
+}
+
+/// Code by its address at translation, its bytes, and the lengths of its instructions, which the mode decides.
+type Known = HashMap<(u64, Box<[u8]>, Box<[u8]>), &'static Code>;
+
+/// All code: what is translated anew, because the cache was full, is known.
+static ALL: Mutex<Option<Known>> = Mutex::new(None);
+
+impl Code {
+    /// The code of these bytes, whose instructions have these lengths. It lives for ever.
+    pub(crate) fn of(address: u64, bytes: Vec<u8>, lens: Vec<u8>) -> &'static Self {
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let (bytes, lens) = (bytes.into_boxed_slice(), lens.into_boxed_slice());
+        match all.get_or_insert_default().entry((address, bytes, lens)) {
+            Entry::Occupied(known) => known.get(),
+            Entry::Vacant(place) => {
+                let (_, bytes, lens) = place.key().clone();
+                place.insert(Box::leak(Box::new(Self {
+                    bytes,
+                    lens,
+                    steps: OnceLock::new(),
+                })))
+            }
+        }
+    }
+
+    /// What it does. QEMU translates code for one mode, so the first that asks tells it for all.
+    #[inline]
+    pub(crate) fn steps(&self, mode: ExecMode) -> &Steps {
+        self.steps.get_or_init(|| self.decode(mode))
+    }
+
+    fn decode(&self, mode: ExecMode) -> Steps {
+        // Any address will do: targets are kept as distances. It is one that wraps in no mode.
+        const BASE: u64 = 0x10_0000;
+        let (mut steps, mut at, mut branches) = (Vec::new(), 0, 0);
+        for len in &self.lens {
+            let bytes = &self.bytes[at..at + usize::from(*len)];
+            let insn = decode(bytes, Ip(BASE + at as u64), mode).ok();
+            let class = insn.map_or(Class::Other, |insn| insn.class);
+            branches += u32::from(class.is_branch());
+            let target = insn.and_then(|insn| insn.target);
+            steps.push(Step {
+                at: at as u16,
+                len: *len,
+                class,
+                repeats: insn.is_some_and(|insn| insn.repeats),
+                flags: Flags::of(bytes),
+                is_iret: class == Class::FarReturn && bytes.contains(&0xcf),
+                target: target.map_or(0, |target| target.0.wrapping_sub(BASE)),
+            });
+            at += usize::from(*len);
+        }
+        Steps {
+            mode,
+            steps: steps.into_boxed_slice(),
+            branches,
+        }
+    }
+}
+
+impl Steps {
+    #[inline]
+    pub(crate) fn all(&self) -> &[Step] {
+        &self.steps
+    }
+
+    #[inline]
+    fn address(&self, start: u64, distance: u64) -> u64 {
+        let address = start.wrapping_add(distance);
+        if self.mode == ExecMode::Bits64 {
+            address
+        } else {
+            address & 0xffff_ffff
+        }
+    }
+
+    /// The address of an instruction of the block at `start`.
+    #[inline]
+    pub(crate) fn ip(&self, start: u64, step: &Step) -> u64 {
+        self.address(start, step.at.into())
+    }
+
+    /// The address behind it.
+    #[inline]
+    pub(crate) fn after(&self, start: u64, step: &Step) -> u64 {
+        self.address(start, u64::from(step.at) + u64::from(step.len))
+    }
+
+    /// Where it stands.
+    #[inline]
+    pub(crate) fn at(&self, start: u64, step: &Step) -> At {
+        At {
+            ip: Ip(self.ip(start, step)),
+            next: Ip(self.after(start, step)),
+        }
+    }
+
+    /// Whether control can be at `next` after it without an interrupt.
+    pub(crate) fn may_follow(&self, start: u64, step: &Step, next: u64) -> bool {
+        let after = self.after(start, step);
+        let target = self.address(start, step.target);
+        match step.class {
+            Class::Conditional => next == after || next == target,
+            Class::DirectJump | Class::DirectCall => next == target,
+            Class::Into => true,
+            class if class.needs_packet() => true,
+            _ => next == after || step.repeats && next == self.ip(start, step),
+        }
+    }
+
+    /// It retired, and `next` came after it.
+    #[inline]
+    pub(crate) fn retired(&self, start: u64, step: &Step, next: u64) -> Retired {
+        let at = self.at(start, step);
+        let to = Ip(next);
+        let branch = match step.class {
+            Class::Conditional => Branch::Conditional((to != at.next).then_some(to)),
+            Class::DirectJump => Branch::DirectJump(to),
+            Class::DirectCall => Branch::DirectCall(to),
+            Class::IndirectJump => Branch::IndirectJump(to),
+            Class::IndirectCall => Branch::IndirectCall(to),
+            Class::Return => Branch::Return(to),
+            _ => Branch::None,
+        };
+        Retired { at, branch }
+    }
+}

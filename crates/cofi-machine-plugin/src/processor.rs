@@ -1,0 +1,623 @@
+//! One processor: what it runs is told to its trace unit, and what it asks of the unit's registers is answered.
+
+use crate::bus::Bus;
+use crate::code::{Code, Flags, Special, Step, Steps};
+use crate::counters::Counters;
+use crate::cpuid;
+use crate::frame::{Selectors, before_interrupt};
+use crate::msr::{self, Owner};
+use crate::options::Options;
+use crate::qemu::Qemu;
+use crate::state::{Register, State};
+use crate::vectors::{PAGE_FAULT, Vectors};
+use cofi_insn::Class;
+use cofi_packet::Ip;
+use cofi_packet::intel::{CState, WakeReason};
+use cofi_unit::{At, Context, CpuidLeaf, Destination, Event, Sleep, Unit};
+
+/// The block that runs.
+#[derive(Clone, Copy, Debug)]
+struct Here {
+    code: &'static Code,
+    /// The linear address of its first instruction.
+    start: u64,
+    /// So many of its instructions are told.
+    told: usize,
+    cpl: u8,
+}
+
+/// What is to be put right when the instruction that runs now is done.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Cpuid(u32, u32),
+    /// This is in EDX:EAX.
+    Pair(u64),
+    /// It faults in place of another: this is what RCX held.
+    Fault(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct After {
+    /// The instruction.
+    ip: u64,
+    what: What,
+}
+
+/// What went on, to be told at the end.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Totals {
+    pub(crate) instructions: u64,
+    pub(crate) pmis: u64,
+    pub(crate) faults: u64,
+    /// How often control went where nothing explains.
+    pub(crate) unexplained: u64,
+}
+
+/// One processor.
+#[derive(Debug)]
+pub(crate) struct Processor {
+    unit: Unit,
+    pub(crate) bus: Bus,
+    counters: Counters,
+    vectors: Vectors,
+    selectors: Selectors,
+    here: Option<Here>,
+    after: Option<After>,
+    is_asleep: bool,
+    /// Where its state is, once it has run.
+    state: Option<State>,
+    pub(crate) totals: Totals,
+}
+
+impl Processor {
+    pub(crate) fn new(qemu: Qemu, options: &Options) -> Self {
+        Self {
+            unit: Unit::new(options.caps, Context::default()),
+            bus: Bus::new(qemu),
+            counters: Counters::default(),
+            vectors: Vectors::default(),
+            selectors: Selectors::default(),
+            here: None,
+            after: None,
+            is_asleep: false,
+            state: None,
+            totals: Totals::default(),
+        }
+    }
+
+    /// Whether TraceEn is set.
+    #[inline]
+    pub(crate) fn is_traced(&self) -> bool {
+        self.unit.in_use()
+    }
+
+    /// Its state, as its last callback had it.
+    pub(crate) fn state(&self) -> Option<State> {
+        self.state
+    }
+
+    /// A block begins. `has_mark` tells whether the last instruction of the one before has begun.
+    #[inline]
+    pub(crate) fn enter(
+        &mut self,
+        options: &Options,
+        state: State,
+        code: &'static Code,
+        has_mark: bool,
+    ) {
+        self.state = Some(state);
+        if self.after.is_some() {
+            self.put_right(options, state);
+        }
+        let start = state.linear();
+        if self.unit.in_use() {
+            self.bus.tick();
+            self.selectors.note(state);
+            self.go_on(start, state.context(), has_mark);
+        }
+        let cpl = state.cpl();
+        self.here = Some(Here {
+            code,
+            start,
+            told: 0,
+            cpl,
+        });
+        if self.counters.are_on() {
+            self.count(state, code, cpl);
+        }
+        if self.bus.has_pmi {
+            self.bus.has_pmi = false;
+            self.bus.flush();
+            self.counters.topa_pmi();
+        }
+        if self.counters.take_pmi() {
+            self.totals.pmis += 1;
+            self.bus.deliver_pmi();
+        }
+    }
+
+    #[inline]
+    fn count(&mut self, state: State, code: &Code, cpl: u8) {
+        let steps = code.steps(state.mode());
+        if self
+            .counters
+            .ran(cpl, steps.all().len() as u64, steps.branches.into())
+        {
+            self.settle();
+        }
+    }
+
+    fn settle(&mut self) {
+        self.bus.tick();
+        self.counters.settle(self.bus.tsc());
+    }
+
+    /// Tells instructions of the block that ran, up to that of this index, before which `next` comes.
+    fn tell(&mut self, here: &Here, steps: &Steps, end: usize, next: u64) {
+        let all = steps.all();
+        for index in here.told..end {
+            let step = &all[index];
+            let next = match all.get(index + 1) {
+                Some(_) if index + 1 < end => steps.after(here.start, step),
+                _ => next,
+            };
+            let interrupt_flag = match step.flags {
+                Some(Flags::Cli) => Some(false),
+                Some(Flags::Sti) => Some(true),
+                // What it popped is not known here.
+                Some(Flags::Popf) | None => None,
+            };
+            self.retire(here, steps, step, next, interrupt_flag);
+        }
+    }
+
+    /// Tells one instruction, behind which RFLAGS.IF is as it was or this.
+    #[inline]
+    fn retire(
+        &mut self,
+        here: &Here,
+        steps: &Steps,
+        step: &Step,
+        next: u64,
+        interrupt_flag: Option<bool>,
+    ) {
+        self.totals.instructions += 1;
+        if let Some(interrupt_flag) = interrupt_flag
+            && self.unit.capabilities().event_trace
+            && self.unit.context().interrupt_flag != interrupt_flag
+        {
+            let at = steps.at(here.start, step);
+            let event = Event::Flags { at, interrupt_flag };
+            return self.unit.event(&mut self.bus, event);
+        }
+        let retired = steps.retired(here.start, step, next);
+        self.unit.retire(&mut self.bus, retired);
+    }
+
+    /// Control is at `next`, and no interrupt led there.
+    #[inline]
+    fn go_on(&mut self, next: u64, context: Context, has_mark: bool) {
+        let Some(here) = self.here.take() else {
+            return;
+        };
+        let steps = here.code.steps(self.unit.context().mode);
+        let Some(last_index) = steps.all().len().checked_sub(1) else {
+            return self.leap(next, context);
+        };
+        let last = &steps.all()[last_index];
+        if has_mark && steps.may_follow(here.start, last, next) {
+            // A repeated string instruction enters its block anew for its rounds.
+            if last.repeats && next == steps.ip(here.start, last) {
+                return self.tell(&here, steps, last_index, next);
+            }
+            return self.end(&here, steps, last_index, (next, context));
+        }
+        // QEMU stops in the middle of a block to run one instruction alone: one that writes to this code, for example.
+        let place = steps
+            .all()
+            .iter()
+            .position(|step| steps.ip(here.start, step) == next);
+        match place {
+            Some(place) if place >= here.told => self.tell(&here, steps, place, next),
+            _ => self.leap(next, context),
+        }
+    }
+
+    /// The last instruction of a block ran, and control went to `next`.
+    #[inline]
+    fn end(&mut self, here: &Here, steps: &Steps, last: usize, (next, context): (u64, Context)) {
+        if here.told > last {
+            return;
+        }
+        let step = &steps.all()[last];
+        let ip = steps.ip(here.start, step);
+        self.tell(here, steps, last, ip);
+        let at = steps.at(here.start, step);
+        let to = Destination {
+            ip: Ip(next),
+            context,
+        };
+        let event = match step.class {
+            Class::FarReturn if step.is_iret => Event::Iret { at, to },
+            Class::FarCall | Class::FarJump | Class::FarReturn | Class::Syscall => {
+                Event::FarBranch { at, to }
+            }
+            Class::SoftwareInterrupt => return self.interrupt(ip, to),
+            Class::Into if Ip(next) != at.next => return self.interrupt(ip, to),
+            Class::MovCr3 => Event::MovCr3 {
+                at,
+                cr3: context.cr3,
+            },
+            _ => {
+                let flag = step.flags.map(|_| context.interrupt_flag);
+                return self.retire(here, steps, step, next, flag);
+            }
+        };
+        self.unit.event(&mut self.bus, event);
+        self.totals.instructions += 1;
+    }
+
+    fn interrupt(&mut self, from: u64, to: Destination) {
+        // Only Event Trace tells it.
+        let vector = match self.state {
+            Some(state) if self.unit.capabilities().event_trace => {
+                self.vectors.of(self.bus.qemu(), state, to.ip.0)
+            }
+            _ => 0,
+        };
+        let page_fault = self
+            .state
+            .filter(|_| vector == PAGE_FAULT)
+            .map(|state| state.cr2());
+        let event = Event::Interrupt {
+            from: Ip(from),
+            vector,
+            page_fault,
+            to,
+        };
+        self.unit.event(&mut self.bus, event);
+    }
+
+    /// Control went where nothing explains: the trace tells it as an interrupt, from where it was known last.
+    #[cold]
+    fn leap(&mut self, next: u64, context: Context) {
+        self.totals.unexplained += 1;
+        let from = self.here.map_or(next, |here| here.start);
+        let to = Destination {
+            ip: Ip(next),
+            context,
+        };
+        self.interrupt(from, to);
+    }
+
+    /// An interrupt or exception led from one address to another.
+    pub(crate) fn interrupted(&mut self, options: &Options, from: u64, to: u64, has_mark: bool) {
+        let Some(state) = self.state else { return };
+        if let Some(after) = self.after {
+            match after.what {
+                What::Fault(rcx) => {
+                    state.set(Register::Rcx, rcx);
+                    self.after = None;
+                    self.totals.faults += 1;
+                }
+                // It did not run: a page was not there, or it is forbidden.
+                _ if from == after.ip => self.after = None,
+                _ => self.put_right(options, state),
+            }
+        }
+        let here = self.here.take();
+        if let Some(here) = here
+            && self.counters.are_on()
+        {
+            self.take_back(&here, from);
+        }
+        if !self.unit.in_use() {
+            return;
+        }
+        self.bus.tick();
+        let mut from = from;
+        if let Some(here) = here {
+            from = self.leave(&here, from, has_mark);
+        }
+        let to = Destination {
+            ip: Ip(to),
+            context: state.context(),
+        };
+        self.interrupt(from, to);
+    }
+
+    /// The block ran up to an interrupt before `from`; where the trace says that it was.
+    fn leave(&mut self, here: &Here, from: u64, has_mark: bool) -> u64 {
+        let context = *self.unit.context();
+        let steps = here.code.steps(context.mode);
+        let all = steps.all();
+        let Some(last_index) = all.len().checked_sub(1) else {
+            // A block without an instruction: #UD.
+            return from;
+        };
+        let last = &all[last_index];
+        let last_ip = steps.ip(here.start, last);
+        let place = all
+            .iter()
+            .position(|step| steps.ip(here.start, step) == from);
+        // A direct branch cannot fault: it has led to itself.
+        let is_direct = matches!(
+            last.class,
+            Class::Conditional | Class::DirectJump | Class::DirectCall
+        );
+        let has_ended = has_mark && (from != last_ip || is_direct);
+        match place {
+            Some(place) if !has_ended => self.tell(here, steps, place, from),
+            _ if has_mark && last.class == Class::SoftwareInterrupt => {
+                self.tell(here, steps, last_index, last_ip);
+                return last_ip;
+            }
+            _ if has_mark && steps.may_follow(here.start, last, from) => {
+                let context = self.before_interrupt(from);
+                self.end(here, steps, last_index, (from, context));
+            }
+            _ => self.totals.unexplained += 1,
+        }
+        from
+    }
+
+    /// What held before an interrupt at `from`, behind an instruction that may have changed it.
+    fn before_interrupt(&mut self, from: u64) -> Context {
+        let known = *self.unit.context();
+        let Some(state) = self.state else {
+            return known;
+        };
+        let found = before_interrupt(self.bus.qemu(), state, &self.selectors, from);
+        found.unwrap_or(Context {
+            cr3: state.cr3(),
+            ..known
+        })
+    }
+
+    fn take_back(&mut self, here: &Here, from: u64) {
+        let Some(state) = self.state else { return };
+        // (The handler's mode may be another; then nothing is known of the block here.)
+        let steps = here.code.steps(state.mode());
+        let place = steps
+            .all()
+            .iter()
+            .position(|step| steps.ip(here.start, step) == from);
+        if let Some(place) = place {
+            let rest = &steps.all()[place..];
+            let branches = rest.iter().filter(|step| step.class.is_branch()).count();
+            self.counters
+                .take_back(here.cpl, rest.len() as u64, branches as u64);
+        }
+    }
+
+    /// The instruction before is done: what it returned is put right.
+    #[cold]
+    pub(crate) fn put_right(&mut self, options: &Options, state: State) {
+        let Some(after) = self.after.take() else {
+            return;
+        };
+        match after.what {
+            What::Cpuid(leaf, subleaf) => {
+                let words = CpuidLeaf {
+                    eax: state.get(Register::Rax) as u32,
+                    ebx: state.get(Register::Rbx) as u32,
+                    ecx: state.get(Register::Rcx) as u32,
+                    edx: state.get(Register::Rdx) as u32,
+                };
+                let words = cpuid::answer(&options.caps, options.signature, (leaf, subleaf), words);
+                state.set(Register::Rax, words.eax.into());
+                state.set(Register::Rbx, words.ebx.into());
+                state.set(Register::Rcx, words.ecx.into());
+                state.set(Register::Rdx, words.edx.into());
+            }
+            What::Pair(value) => state.set_pair(value),
+            What::Fault(rcx) => {
+                // QEMU let it pass. It is as if nothing had been written.
+                state.set(Register::Rcx, rcx);
+                self.totals.unexplained += 1;
+            }
+        }
+    }
+
+    /// An instruction in which the plugin has a part is about to run.
+    /// If it is done already, where to go on is returned: an offset into the code segment.
+    pub(crate) fn before(
+        &mut self,
+        options: &Options,
+        state: State,
+        what: Special,
+        index: usize,
+    ) -> Option<u64> {
+        let here = self.here?;
+        let steps = here.code.steps(state.mode());
+        let step = steps.all().get(index)?;
+        let at = steps.at(here.start, step);
+        let rcx = state.get(Register::Rcx);
+        let mut after = |what| {
+            self.after = Some(After { ip: at.ip.0, what });
+        };
+        match what {
+            Special::Cpuid => after(What::Cpuid(state.get(Register::Rax) as u32, rcx as u32)),
+            Special::Rdtsc => {
+                self.bus.tick();
+                self.after = Some(After {
+                    ip: at.ip.0,
+                    what: What::Pair(self.bus.tsc()),
+                });
+            }
+            Special::Rdpmc => return self.rdpmc(state, at, index),
+            // Others may not, and QEMU sees to that.
+            Special::Rdmsr | Special::Wrmsr if state.cpl() != 0 => {}
+            Special::Rdmsr => self.rdmsr(options, state, at, index),
+            Special::Wrmsr => self.wrmsr(state, at, index),
+        }
+        None
+    }
+
+    /// RDPMC, which QEMU does not have: it is done here, unless it is to fault.
+    fn rdpmc(&mut self, state: State, at: At, index: usize) -> Option<u64> {
+        self.settle();
+        let value = self
+            .counters
+            .read_by_number(state.get(Register::Rcx) as u32)?;
+        if state.cpl() != 0 && !state.lets_users_read_counters() {
+            return None;
+        }
+        self.tell_before(at, index);
+        if let Some(here) = self.here.take()
+            && self.unit.in_use()
+        {
+            let steps = here.code.steps(self.unit.context().mode);
+            self.tell(
+                &Here {
+                    told: index,
+                    ..here
+                },
+                steps,
+                index + 1,
+                at.next.0,
+            );
+        }
+        state.set_pair(value);
+        Some(at.next.0.wrapping_sub(state.code_base()))
+    }
+
+    /// Tells what ran of the block before the instruction of this index.
+    fn tell_before(&mut self, at: At, index: usize) {
+        let Some(here) = self.here else { return };
+        if !self.unit.in_use() {
+            return;
+        }
+        self.bus.tick();
+        let steps = here.code.steps(self.unit.context().mode);
+        self.tell(&here, steps, index, at.ip.0);
+        self.here = Some(Here {
+            told: index,
+            ..here
+        });
+    }
+
+    fn rdmsr(&mut self, options: &Options, state: State, at: At, index: usize) {
+        let address = state.get(Register::Rcx) as u32;
+        let value = match Owner::of(address) {
+            Owner::Unit => {
+                self.tell_before(at, index);
+                self.bus.flush();
+                self.unit.rdmsr(address).ok()
+            }
+            Owner::Clock => {
+                self.bus.tick();
+                Some(self.bus.tsc())
+            }
+            Owner::Platform => {
+                let crystal = options.caps.crystal;
+                let ratio = crystal.numerator / crystal.denominator.max(1) / 4;
+                Some(u64::from(ratio.clamp(1, 0xff)) << 8)
+            }
+            Owner::Other => {
+                self.settle();
+                match self.counters.read(address) {
+                    Some(value) => Some(value),
+                    None => return,
+                }
+            }
+        };
+        match value {
+            Some(value) => {
+                self.after = Some(After {
+                    ip: at.ip.0,
+                    what: What::Pair(value),
+                });
+            }
+            None => self.fault(state, at),
+        }
+    }
+
+    fn wrmsr(&mut self, state: State, at: At, index: usize) {
+        let address = state.get(Register::Rcx) as u32;
+        if Owner::of(address) != Owner::Unit {
+            self.settle();
+            self.counters.write(address, state.pair());
+            return;
+        }
+        self.tell_before(at, index);
+        self.bus.tick();
+        if !self.unit.in_use() {
+            // Nobody told it meanwhile.
+            let to = Destination {
+                ip: at.ip,
+                context: state.context(),
+            };
+            self.unit.event(&mut self.bus, Event::FarBranch { at, to });
+        }
+        let written = self.unit.wrmsr(&mut self.bus, at, address, state.pair());
+        self.bus.flush();
+        match written {
+            // It is told.
+            Ok(()) => {
+                if let Some(here) = &mut self.here {
+                    here.told = index + 1;
+                }
+            }
+            Err(_) => self.fault(state, at),
+        }
+    }
+
+    /// Has the access to a register fault.
+    fn fault(&mut self, state: State, at: At) {
+        let rcx = state.get(Register::Rcx);
+        state.set(Register::Rcx, msr::FAULTING.into());
+        self.after = Some(After {
+            ip: at.ip.0,
+            what: What::Fault(rcx),
+        });
+    }
+
+    /// It waits for an interrupt.
+    pub(crate) fn idle(&mut self, has_mark: bool) {
+        let Some(state) = self.state else { return };
+        self.settle();
+        if !self.unit.in_use() {
+            return;
+        }
+        self.bus.tick();
+        let Some(here) = self.here else { return };
+        let context = *self.unit.context();
+        let steps = here.code.steps(context.mode);
+        let Some(last) = steps.all().last() else {
+            return;
+        };
+        let (ip, after) = (steps.ip(here.start, last), steps.after(here.start, last));
+        self.go_on(after, state.context(), has_mark);
+        self.here = None;
+        self.unit.event(
+            &mut self.bus,
+            Event::Sleep(Sleep {
+                ip: Ip(ip),
+                mwait: None,
+                hardware: false,
+                state: CState::C1,
+                sub_state: 0,
+            }),
+        );
+        self.is_asleep = true;
+        self.bus.flush();
+    }
+
+    /// It waits no longer.
+    pub(crate) fn resume(&mut self) {
+        self.bus.tick();
+        self.counters.slept(self.bus.tsc());
+        if !core::mem::take(&mut self.is_asleep) || !self.unit.in_use() {
+            return;
+        }
+        self.unit.event(
+            &mut self.bus,
+            Event::Wake {
+                last: CState::C1,
+                deepest: CState::C1,
+                reason: WakeReason::INTERRUPT,
+            },
+        );
+    }
+}

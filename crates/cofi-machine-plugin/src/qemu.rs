@@ -1,0 +1,321 @@
+//! QEMU's interface for plugins, version 7, as its documentation describes it: functions found by name when the plugin is installed.
+#![allow(
+    unsafe_code,
+    reason = "QEMU's interface is one of C; each use has its justification"
+)]
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ptr::NonNull;
+
+/// The version of the interface that the plugin is for: what QEMU looks at before it calls us.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals, reason = "the name is QEMU's")]
+static qemu_plugin_version: c_int = 7;
+
+/// The plugin's number, given by QEMU.
+pub(crate) type Id = u64;
+/// A block under translation.
+pub(crate) type Tb = *mut c_void;
+/// An instruction of one.
+type Insn = *mut c_void;
+/// Called when code runs, by generated code, or when something happens to a processor.
+pub(crate) type Callback = unsafe extern "C" fn(c_uint, *mut c_void);
+pub(crate) type TranslateCallback = extern "C" fn(Tb, *mut c_void);
+pub(crate) type DiscontinuityCallback = extern "C" fn(c_uint, c_int, u64, u64, *mut c_void);
+pub(crate) type VcpuCallback = extern "C" fn(c_uint, *mut c_void);
+pub(crate) type ExitCallback = extern "C" fn(*mut c_void);
+
+/// The callback reads and writes registers.
+const READS_AND_WRITES: c_uint = 2;
+/// And it may go on elsewhere.
+const GOES_ELSEWHERE: c_uint = 3;
+/// `QEMU_PLUGIN_DISCON_INTERRUPT`, which covers exceptions, and knows exactly where they came from.
+const DISCONTINUITY_INTERRUPT: c_int = 1;
+const DISCONTINUITY_EXCEPTION: c_int = 2;
+/// `QEMU_PLUGIN_INLINE_STORE_U64`.
+const INLINE_STORE: c_uint = 1;
+
+fn lookup(name: &'static CStr) -> Result<NonNull<c_void>, &'static str> {
+    // SAFETY: the name is terminated.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    NonNull::new(found).ok_or(name.to_str().unwrap_or("a function"))
+}
+
+macro_rules! functions {
+    ($( $(#[$doc:meta])* $symbol:literal $name:ident: fn($($arg:ty),*) $(-> $ret:ty)?; )*) => {
+        /// The functions.
+        #[derive(Clone, Copy, Debug)]
+        struct Functions {
+            $( $(#[$doc])* $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?, )*
+        }
+
+        impl Functions {
+            fn find() -> Result<Self, &'static str> {
+                $( let $name = lookup($symbol)?; )*
+                Ok(Self { $(
+                    // SAFETY: the function of this name has this type, says the documentation.
+                    $name: unsafe {
+                        core::mem::transmute::<
+                            NonNull<c_void>,
+                            unsafe extern "C" fn($($arg),*) $(-> $ret)?,
+                        >($name)
+                    },
+                )* })
+            }
+        }
+    };
+}
+
+functions! {
+    c"qemu_plugin_register_vcpu_tb_trans_cb" on_translation: fn(Id, TranslateCallback, *mut c_void);
+    c"qemu_plugin_register_vcpu_tb_exec_cb" on_block: fn(Tb, Callback, c_uint, *mut c_void);
+    c"qemu_plugin_register_vcpu_insn_exec_cb" on_insn: fn(Insn, Callback, c_uint, *mut c_void);
+    c"qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu" inline: fn(Insn, c_uint, Entry, u64);
+    c"qemu_plugin_register_vcpu_discon_cb" on_discontinuity: fn(Id, c_int, DiscontinuityCallback, *mut c_void);
+    c"qemu_plugin_register_vcpu_init_cb" on_init: fn(Id, VcpuCallback, *mut c_void);
+    c"qemu_plugin_register_vcpu_idle_cb" on_idle: fn(Id, VcpuCallback, *mut c_void);
+    c"qemu_plugin_register_vcpu_resume_cb" on_resume: fn(Id, VcpuCallback, *mut c_void);
+    c"qemu_plugin_register_atexit_cb" on_exit: fn(Id, ExitCallback, *mut c_void);
+    c"qemu_plugin_tb_n_insns" len: fn(Tb) -> usize;
+    c"qemu_plugin_tb_vaddr" address: fn(Tb) -> u64;
+    c"qemu_plugin_tb_get_insn" insn: fn(Tb, usize) -> Insn;
+    c"qemu_plugin_insn_data" insn_data: fn(Insn, *mut u8, usize) -> usize;
+    c"qemu_plugin_insn_size" insn_size: fn(Insn) -> usize;
+    c"qemu_plugin_scoreboard_new" scoreboard_new: fn(usize) -> *mut c_void;
+    c"qemu_plugin_scoreboard_find" scoreboard_find: fn(*mut c_void, c_uint) -> *mut u64;
+    c"qemu_plugin_get_registers" registers: fn() -> *mut Array;
+    c"qemu_plugin_read_register" read_register: fn(*mut c_void, *mut Bytes) -> bool;
+    /// (It returns if it fails.)
+    c"qemu_plugin_set_pc" set_pc: fn(u64);
+    c"qemu_plugin_read_memory_vaddr" read_linear: fn(u64, *mut Bytes, usize) -> bool;
+    c"qemu_plugin_read_memory_hwaddr" read_physical: fn(u64, *mut Bytes, usize) -> c_int;
+    c"qemu_plugin_write_memory_hwaddr" write_physical: fn(u64, *mut Bytes) -> c_int;
+    c"g_byte_array_new" bytes_new: fn() -> *mut Bytes;
+    c"g_byte_array_free" bytes_free: fn(*mut Bytes, c_int) -> *mut u8;
+    c"g_array_free" array_free: fn(*mut Array, c_int) -> *mut c_void;
+    c"g_array_get_element_size" element_size: fn(*mut Array) -> c_uint;
+}
+
+/// A pointer and a place, as QEMU wants a 64-bit number of each processor named.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    score: *mut c_void,
+    offset: usize,
+}
+
+/// An array of GLib's of bytes.
+#[repr(C)]
+struct Bytes {
+    data: *mut u8,
+    len: c_uint,
+}
+
+/// An array of GLib's of something larger.
+#[repr(C)]
+struct Array {
+    data: *const u8,
+    len: c_uint,
+}
+
+/// How a register's description begins.
+#[repr(C)]
+struct Descriptor {
+    handle: *mut c_void,
+    name: *const c_char,
+}
+
+/// QEMU, as the plugin sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Qemu {
+    functions: Functions,
+    /// A number of each processor.
+    marks: Entry,
+}
+
+// SAFETY: the pointers are QEMU's functions and its scoreboard, valid as long as the plugin, and any thread may call them.
+unsafe impl Send for Qemu {}
+// SAFETY: as above.
+unsafe impl Sync for Qemu {}
+
+impl Qemu {
+    /// Looks everything up.
+    ///
+    /// # Errors
+    /// The name of the first function that is not there.
+    pub(crate) fn find() -> Result<Self, &'static str> {
+        let functions = Functions::find()?;
+        // SAFETY: the plugin is being installed.
+        let score = unsafe { (functions.scoreboard_new)(8) };
+        let marks = Entry { score, offset: 0 };
+        Ok(Self { functions, marks })
+    }
+
+    pub(crate) fn on_translation(&self, id: Id, callback: TranslateCallback) {
+        // SAFETY: `id` is what QEMU gave us; the callback lives as long as the plugin.
+        unsafe { (self.functions.on_translation)(id, callback, core::ptr::null_mut()) }
+    }
+
+    pub(crate) fn on_discontinuity(&self, id: Id, callback: DiscontinuityCallback) {
+        let types = DISCONTINUITY_INTERRUPT | DISCONTINUITY_EXCEPTION;
+        // SAFETY: as above.
+        unsafe { (self.functions.on_discontinuity)(id, types, callback, core::ptr::null_mut()) }
+    }
+
+    pub(crate) fn on_init(&self, id: Id, callback: VcpuCallback) {
+        // SAFETY: as above.
+        unsafe { (self.functions.on_init)(id, callback, core::ptr::null_mut()) }
+    }
+
+    pub(crate) fn on_idle_and_resume(&self, id: Id, idle: VcpuCallback, resume: VcpuCallback) {
+        // SAFETY: as above.
+        unsafe {
+            (self.functions.on_idle)(id, idle, core::ptr::null_mut());
+            (self.functions.on_resume)(id, resume, core::ptr::null_mut());
+        }
+    }
+
+    pub(crate) fn on_exit(&self, id: Id, callback: ExitCallback) {
+        // SAFETY: as above.
+        unsafe { (self.functions.on_exit)(id, callback, core::ptr::null_mut()) }
+    }
+
+    /// Whether a discontinuity is one that tells exactly where it came from.
+    pub(crate) fn is_exact(kind: c_int) -> bool {
+        kind == DISCONTINUITY_INTERRUPT
+    }
+
+    /// Has `callback` called with `data` whenever the block runs. Only during its translation.
+    pub(crate) fn on_block(&self, tb: Tb, callback: Callback, data: usize) {
+        let data = core::ptr::with_exposed_provenance_mut(data);
+        // SAFETY: `tb` is the block under translation; the callback lives as long as the plugin, as what `data` is the address of.
+        unsafe { (self.functions.on_block)(tb, callback, READS_AND_WRITES, data) }
+    }
+
+    /// Has `callback` called with `data` before the block's `index`th instruction. Only during its translation.
+    /// What it does may end with [`Self::go_to`].
+    pub(crate) fn on_insn(&self, tb: Tb, index: usize, callback: Callback, data: usize) {
+        let data = core::ptr::with_exposed_provenance_mut(data);
+        // SAFETY: as above, and the index is below the number of instructions.
+        unsafe {
+            let insn = (self.functions.insn)(tb, index);
+            (self.functions.on_insn)(insn, callback, GOES_ELSEWHERE, data);
+        }
+    }
+
+    /// Leaves the callback that this is called in, and goes on at an address: an offset into the code segment.
+    ///
+    /// # Safety
+    /// The caller is a callback of [`Self::on_insn`], and it and what it has called hold nothing that is to be dropped.
+    pub(crate) unsafe fn go_to(&self, ip: u64) {
+        // SAFETY: as the caller says: QEMU jumps over the frames.
+        unsafe { (self.functions.set_pc)(ip) }
+    }
+
+    /// Has the processor's mark set whenever it comes to the block's `index`th instruction. Only during its translation.
+    pub(crate) fn mark_at(&self, tb: Tb, index: usize) {
+        // SAFETY: the index is below the number of instructions; the entry is QEMU's.
+        unsafe {
+            let insn = (self.functions.insn)(tb, index);
+            (self.functions.inline)(insn, INLINE_STORE, self.marks, 1);
+        }
+    }
+
+    /// Takes the mark of a processor, whose thread this must be: whether it was set since it was taken last.
+    pub(crate) fn take_mark(&self, vcpu: c_uint) -> bool {
+        // SAFETY: the processor is there, and its thread alone uses the number, which stays where it is meanwhile.
+        unsafe { (self.functions.scoreboard_find)(self.marks.score, vcpu).replace(0) != 0 }
+    }
+
+    /// The address at which a block is translated.
+    pub(crate) fn address(&self, tb: Tb) -> u64 {
+        // SAFETY: `tb` is the block under translation.
+        unsafe { (self.functions.address)(tb) }
+    }
+
+    /// How many instructions the block under translation has.
+    pub(crate) fn len(&self, tb: Tb) -> usize {
+        // SAFETY: as above.
+        unsafe { (self.functions.len)(tb) }
+    }
+
+    /// Appends the code of the block's `index`th instruction.
+    pub(crate) fn append_code(&self, tb: Tb, index: usize, code: &mut Vec<u8>) {
+        // SAFETY: the index is below the number of instructions. It stores at most `size` bytes, for which there is room.
+        unsafe {
+            let insn = (self.functions.insn)(tb, index);
+            let size = (self.functions.insn_size)(insn);
+            let begin = code.len();
+            code.resize(begin + size, 0);
+            (self.functions.insn_data)(insn, code[begin..].as_mut_ptr(), size);
+        }
+    }
+
+    /// The running processor's registers of these names, as far as QEMU has them.
+    pub(crate) fn registers<const N: usize>(&self, names: [&str; N]) -> [Option<u64>; N] {
+        let mut values = [None; N];
+        // SAFETY: called by a processor's thread, in a callback. QEMU's list holds `len` descriptors, of which each begins
+        // as ours does; names are terminated; the arrays are ours, and are freed.
+        unsafe {
+            let list = (self.functions.registers)();
+            let size = (self.functions.element_size)(list) as usize;
+            for index in 0..(*list).len as usize {
+                let register = (*list).data.add(index * size).cast::<Descriptor>().read();
+                let name = CStr::from_ptr(register.name).to_bytes();
+                let Some(place) = names.iter().position(|known| known.as_bytes() == name) else {
+                    continue;
+                };
+                let array = (self.functions.bytes_new)();
+                if (self.functions.read_register)(register.handle, array) {
+                    let bytes = core::slice::from_raw_parts((*array).data, (*array).len as usize);
+                    let mut value = [0; 8];
+                    let len = bytes.len().min(8);
+                    value[..len].copy_from_slice(&bytes[..len]);
+                    values[place] = Some(u64::from_le_bytes(value));
+                }
+                (self.functions.bytes_free)(array, 1);
+            }
+            (self.functions.array_free)(list, 1);
+        }
+        values
+    }
+
+    /// Reads memory by linear addresses, as the running processor sees it; `false` if there is none.
+    pub(crate) fn read_linear(&self, address: u64, into: &mut [u8]) -> bool {
+        self.read(into, |array, len| {
+            // SAFETY: called by a processor's thread, in a callback; the array is GLib's.
+            unsafe { (self.functions.read_linear)(address, array, len) }
+        })
+    }
+
+    /// Reads memory by physical addresses, of devices too; `false` if there is none.
+    pub(crate) fn read_physical(&self, address: u64, into: &mut [u8]) -> bool {
+        self.read(into, |array, len| {
+            // SAFETY: as above.
+            unsafe { (self.functions.read_physical)(address, array, len) == 0 }
+        })
+    }
+
+    fn read(&self, into: &mut [u8], read: impl FnOnce(*mut Bytes, usize) -> bool) -> bool {
+        // SAFETY: the array is ours, and is freed; it holds as many bytes as it says.
+        unsafe {
+            let array = (self.functions.bytes_new)();
+            let is_read = read(array, into.len()) && (*array).len as usize >= into.len();
+            if is_read {
+                into.copy_from_slice(core::slice::from_raw_parts((*array).data, into.len()));
+            }
+            (self.functions.bytes_free)(array, 1);
+            is_read
+        }
+    }
+
+    /// Writes to memory by physical addresses, to devices too; `false` if there is none.
+    pub(crate) fn write_physical(&self, address: u64, bytes: &[u8]) -> bool {
+        let mut array = Bytes {
+            data: bytes.as_ptr().cast_mut(),
+            len: bytes.len() as c_uint,
+        };
+        // SAFETY: called by a processor's thread, in a callback. QEMU reads as many bytes as the array says, and does no more with it.
+        unsafe { (self.functions.write_physical)(address, &raw mut array) == 0 }
+    }
+}

@@ -1,0 +1,110 @@
+//! QEMU's arguments: what is added so that the guest has the processors that the plugin completes.
+
+use crate::MachineError;
+use std::ffi::{OsStr, OsString};
+
+/// The processor, where none is named.
+const MODEL: &str = "max";
+/// What is said of any. The plugin answers CPUID up to leaf 15H as Intel's processors do. There is no x2APIC, by one of whose
+/// registers the plugin has accesses fault, no nested virtualization, and no XSAVES, of which the plugin sees nothing.
+const PROPERTIES: &str =
+    "vendor=GenuineIntel,family=6,level=21,-x2apic,-svm,-vmx,-xsaves,-tsc-deadline";
+
+/// The arguments with a processor that the plugin completes.
+pub(crate) fn with_processor(given: &[OsString]) -> Result<Vec<OsString>, MachineError> {
+    let (mut arguments, mut has_processor) = (Vec::new(), false);
+    let mut given = given.iter();
+    while let Some(argument) = given.next() {
+        if accelerates(argument, given.clone().next()) {
+            return Err(MachineError::Accelerated {
+                argument: argument.clone(),
+            });
+        }
+        arguments.push(argument.clone());
+        if argument == "-cpu" || argument == "--cpu" {
+            let mut model = given.next().ok_or(MachineError::NoProcessor)?.clone();
+            model.push(",");
+            model.push(PROPERTIES);
+            arguments.push(model);
+            has_processor = true;
+        }
+    }
+    if !has_processor {
+        arguments.extend(["-cpu".into(), format!("{MODEL},{PROPERTIES}").into()]);
+    }
+    Ok(arguments)
+}
+
+/// Whether an argument lets something else than QEMU's own translation run the machine.
+fn accelerates(argument: &OsStr, next: Option<&OsString>) -> bool {
+    let Some(argument) = argument.to_str() else {
+        return false;
+    };
+    let next = next.and_then(|next| next.to_str()).unwrap_or_default();
+    let is_other = |name: &str| !name.is_empty() && name != "tcg";
+    match argument.trim_start_matches('-') {
+        "enable-kvm" => argument.starts_with('-'),
+        "accel" => {
+            let name = next.split(',').next().unwrap_or_default();
+            is_other(name.strip_prefix("accel=").unwrap_or(name))
+        }
+        "machine" | "M" => next
+            .split(',')
+            .filter_map(|word| word.strip_prefix("accel="))
+            // (Several may be named, in the order of preference.)
+            .any(|names| names.split(':').any(is_other)),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn a_processor_is_named_once() {
+        let ours = format!("-m 512 -cpu max,{PROPERTIES}");
+        assert_eq!(with_processor(&words("-m 512")).unwrap(), words(&ours));
+        let theirs = format!("-cpu Skylake-Client,-avx2,{PROPERTIES} -m 512");
+        assert_eq!(
+            with_processor(&words("-cpu Skylake-Client,-avx2 -m 512")).unwrap(),
+            words(&theirs)
+        );
+        assert!(matches!(
+            with_processor(&words("-m 512 -cpu")),
+            Err(MachineError::NoProcessor)
+        ));
+    }
+
+    #[test]
+    fn what_runs_beside_the_plugin_is_refused() {
+        for line in [
+            "-enable-kvm",
+            "--enable-kvm",
+            "-accel kvm",
+            "-accel accel=kvm,thread=multi",
+            "-machine q35,accel=kvm:tcg",
+            "-M accel=hvf",
+        ] {
+            assert!(
+                matches!(
+                    with_processor(&words(line)),
+                    Err(MachineError::Accelerated { .. })
+                ),
+                "{line}"
+            );
+        }
+        for line in [
+            "-accel tcg,thread=multi",
+            "-machine q35,accel=tcg",
+            "-append -enable",
+            "-kernel accel",
+        ] {
+            assert!(with_processor(&words(line)).is_ok(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Starts QEMU as a machine whose guest has Intel Processor Trace.
+//!
+//! QEMU is the unmodified one of a distribution; what makes the difference is a plugin (`cofi-machine-plugin`), which this crate
+//! carries with it. [`Qemu::find`] looks for a QEMU that takes it, [`Machine`] is what is to be run, and [`Machine::exec`] becomes that QEMU.
+
+mod arguments;
+mod find;
+
+pub use find::{Ask, Qemu, QemuError};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// The plugin.
+const PLUGIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/plugin.so"));
+
+/// Why a machine cannot be run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MachineError {
+    /// The plugin sees nothing of machines that the processor itself runs.
+    #[error(
+        "{argument:?} lets the processor itself run the machine, and it has no trace unit of Cofi's: leave it out"
+    )]
+    Accelerated {
+        /// The argument.
+        argument: OsString,
+    },
+    /// `-cpu` without a word behind it.
+    #[error("\"-cpu\" must be followed by a processor")]
+    NoProcessor,
+    /// There is no memory for the plugin.
+    #[error("cannot put the plugin into memory")]
+    Plugin(#[source] io::Error),
+    /// QEMU does not start.
+    #[error("cannot run {}", path.display())]
+    Launch {
+        /// The program.
+        path: std::path::PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A machine with Intel PT.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// The generation of the processors' trace units, as `cofi unit generations` names them.
+    pub processor: String,
+    /// QEMU says at the end what was traced.
+    pub says: bool,
+    /// QEMU's own arguments.
+    pub arguments: Vec<OsString>,
+}
+
+impl Machine {
+    /// The command that is the machine, and the plugin, which must stay open until it runs.
+    ///
+    /// # Errors
+    /// [`MachineError`] where the arguments are not for such a machine, or there is no memory for the plugin.
+    pub fn command(&self, qemu: &Qemu) -> Result<(Command, File), MachineError> {
+        let arguments = arguments::with_processor(&self.arguments)?;
+        let plugin = in_memory(PLUGIN).map_err(MachineError::Plugin)?;
+        let mut command = qemu.command();
+        let says = if self.says { "on" } else { "off" };
+        command
+            .arg("-plugin")
+            .arg(format!(
+                "/proc/self/fd/{},processor={},says={says}",
+                plugin.as_raw_fd(),
+                self.processor
+            ))
+            .args(arguments);
+        Ok((command, plugin))
+    }
+
+    /// Becomes QEMU. It returns only if that fails.
+    #[must_use]
+    pub fn exec(&self, qemu: &Qemu) -> MachineError {
+        match self.command(qemu) {
+            Ok((mut command, _plugin)) => MachineError::Launch {
+                path: qemu.path().to_owned(),
+                source: command.exec(),
+            },
+            Err(error) => error,
+        }
+    }
+}
+
+/// A file that is in memory only, and open in programs that are executed.
+fn in_memory(bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd_create(c"cofi-machine-plugin", MFdFlags::empty())?);
+    file.write_all(bytes)?;
+    Ok(file)
+}

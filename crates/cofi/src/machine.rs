@@ -1,0 +1,40 @@
+//! `cofi machine`: a virtual machine whose guest has Intel PT.
+
+use crate::Ended;
+use crate::args::MachineArgs;
+use anyhow::{Context, Result};
+use cofi_capture::child::ask;
+use cofi_machine::{Machine, Qemu};
+use cofi_unit::Generation;
+use std::process::Command;
+use std::time::Duration;
+
+/// How long QEMU may take to say its version.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a program says, or why it says nothing.
+pub(crate) fn said_by(command: &mut Command, patience: Duration) -> Result<String, String> {
+    let answer = ask(command, patience).map_err(|error| error.to_string())?;
+    if answer.status.success() {
+        return Ok(answer.stdout);
+    }
+    let words = answer.stderr.lines().next().unwrap_or("it says nothing");
+    Err(format!("{}: {words}", answer.status))
+}
+
+/// Becomes QEMU: its terminal, its signals and its exit status are the machine's.
+pub(crate) fn run(args: MachineArgs) -> Result<Ended> {
+    let generation: Generation = args.processor.parse().with_context(|| {
+        format!(
+            "--processor {}: `cofi unit generations` lists them",
+            args.processor
+        )
+    })?;
+    let qemu = Qemu::find(args.qemu.as_deref(), &|command| said_by(command, PATIENCE))?;
+    let machine = Machine {
+        processor: generation.name().into(),
+        says: args.verbose,
+        arguments: args.arguments,
+    };
+    Err(machine.exec(&qemu).into())
+}
