@@ -296,44 +296,51 @@ impl Side {
         while let Some(mark) = self.front_mark.peek(&self.marks)
             && mark.at <= at
         {
-            match mark.what {
-                What::Enter {
+            if mark.what == What::Gap {
+                return;
+            }
+            self.apply(&mark);
+        }
+    }
+
+    /// Takes account of the next mark.
+    fn apply(&mut self, mark: &Mark) {
+        match mark.what {
+            What::Enter {
+                function,
+                depth,
+                kind,
+                tsc,
+            } => {
+                while self.open.last().is_some_and(|open| open.depth >= depth) {
+                    self.open.pop();
+                }
+                let open = Open {
                     function,
                     depth,
                     kind,
-                    tsc,
-                } => {
-                    while self.open.last().is_some_and(|open| open.depth >= depth) {
-                        self.open.pop();
-                    }
-                    let open = Open {
-                        function,
-                        depth,
-                        kind,
-                    };
-                    self.open.push(open);
-                    self.depth = depth;
-                    self.tsc = tsc.or(self.tsc);
-                    let is_known =
-                        |known: &Open| (known.function, known.depth) == (function, depth);
-                    if let Some(entered) = &mut self.entered
-                        && entered.len() < ENTERED
-                        && !entered.iter().any(is_known)
-                    {
-                        entered.push(open);
-                    }
+                };
+                self.open.push(open);
+                self.depth = depth;
+                self.tsc = tsc.or(self.tsc);
+                let is_known = |known: &Open| (known.function, known.depth) == (function, depth);
+                if let Some(entered) = &mut self.entered
+                    && entered.len() < ENTERED
+                    && !entered.iter().any(is_known)
+                {
+                    entered.push(open);
                 }
-                What::Leave { depth } => {
-                    while self.open.last().is_some_and(|open| open.depth >= depth) {
-                        self.open.pop();
-                    }
-                    self.depth = depth - 1;
-                }
-                What::Reset => self.open.clear(),
-                What::Gap => return,
             }
-            self.marks.pass(&mut self.front_mark);
+            What::Leave { depth } => {
+                while self.open.last().is_some_and(|open| open.depth >= depth) {
+                    self.open.pop();
+                }
+                self.depth = depth - 1;
+            }
+            What::Reset => self.open.clear(),
+            What::Gap => {}
         }
+        self.marks.pass(&mut self.front_mark);
     }
 
     /// From now on, calls that begin are listed.
@@ -406,6 +413,24 @@ impl Side {
         }
     }
 
+    /// Takes account of what happened, of what is at hand, as long as the innermost call is within one of this depth, and up to the next gap. Where the
+    /// next mark is. Where each of them is does not matter to who goes past all of it, so paths need not be cut there.
+    fn settle_deeper(&mut self, depth: i32) -> u64 {
+        while let Some(mark) = self.front_mark.peek(&self.marks) {
+            let goes_out = match mark.what {
+                What::Enter { depth: at, .. } => at <= depth,
+                What::Leave { depth: at } => at - 1 <= depth,
+                What::Reset => false,
+                What::Gap => true,
+            };
+            if goes_out {
+                return mark.at;
+            }
+            self.apply(&mark);
+        }
+        u64::MAX
+    }
+
     /// Goes on until a call of this depth, or one around it, is the innermost; `false` if none ever is.
     pub(super) fn skip_out(&mut self, depth: i32, tokens: &mut Tokens<'_>) -> (bool, Vec<Missing>) {
         let mut missing = Vec::new();
@@ -421,7 +446,7 @@ impl Side {
                 return (false, missing);
             }
             // What was taken now may tell of something that happened here.
-            let next = self.next_mark();
+            let next = self.settle_deeper(depth);
             if next > self.at {
                 self.skip_within(next);
             }
