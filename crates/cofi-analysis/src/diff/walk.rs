@@ -91,50 +91,81 @@ impl Walk {
             }
             return;
         };
-        let next = self.mark.peek(&side.marks);
-        let room = next.map_or(u64::MAX, |mark| mark.at - self.at);
         self.lowest = self.lowest.min(self.depth);
         if self.with_calls && self.depth > self.lowest {
             // What was called stands between.
             self.last = INVISIBLE;
-            if let Some(path) = side.queue.path(&self.cursor, &side.known)
-                && self.cursor.is_at_path()
-                && u64::from(path.insns) <= room
-            {
-                // As much as to look at its blocks.
-                self.cost += u64::from(path.blocks).saturating_sub(1);
-                self.at += u64::from(path.insns);
-                side.queue.skip_path(&mut self.cursor);
-                return;
-            }
+            self.go_past_calls(side);
+            return;
         }
+        let next = self.mark.peek(&side.marks);
+        let room = next.map_or(u64::MAX, |mark| mark.at - self.at);
         let within = self.cursor.within();
         let rest = u64::from(side.known.len_of(block) - within);
         let far = rest.min(room) as u32;
-        if !self.with_calls || self.depth <= self.lowest {
-            let level = match self.with_calls {
-                true => i64::from(self.depth) - i64::from(self.base),
-                false => 0,
-            };
-            let local = side.known.local(block);
-            let content = local.map_or(&[][..], |local| tokens.content(local.content));
-            let range = within as usize..(within + far) as usize;
-            for (index, token) in content.get(range).into_iter().flatten().enumerate() {
-                if *token == INVISIBLE || is_step(*token) && *token == self.last {
-                    continue;
-                }
-                self.last = *token;
-                if self.symbols.len() == self.symbols.capacity() {
-                    // Many may come: not twice the room.
-                    self.symbols.reserve_exact(self.symbols.len() / 4 + 64);
-                }
-                self.symbols.push(Symbol {
-                    key: (level as u64) << 32 | u64::from(*token),
-                    at: self.at + index as u64,
-                });
+        let level = match self.with_calls {
+            true => i64::from(self.depth) - i64::from(self.base),
+            false => 0,
+        };
+        let local = side.known.local(block);
+        let content = local.map_or(&[][..], |local| tokens.content(local.content));
+        let range = within as usize..(within + far) as usize;
+        for (index, token) in content.get(range).into_iter().flatten().enumerate() {
+            if *token == INVISIBLE || is_step(*token) && *token == self.last {
+                continue;
             }
+            self.last = *token;
+            if self.symbols.len() == self.symbols.capacity() {
+                // Many may come: not twice the room.
+                self.symbols.reserve_exact(self.symbols.len() / 4 + 64);
+            }
+            self.symbols.push(Symbol {
+                key: (level as u64) << 32 | u64::from(*token),
+                at: self.at + index as u64,
+            });
         }
         self.at += u64::from(far);
         side.queue.advance(&mut self.cursor, far, &side.known);
+    }
+
+    /// Goes on to where the innermost call is one that is looked at again, or to a gap, or as far as what is at hand goes. Where calls within begin and
+    /// end does not matter, so paths need not be cut there.
+    fn go_past_calls(&mut self, side: &Side) {
+        let mut to = u64::MAX;
+        while let Some(mark) = self.mark.peek(&side.marks) {
+            let depth = match mark.what {
+                What::Enter { depth, .. } => Some(depth),
+                What::Leave { depth } => Some(depth - 1),
+                What::Reset => Some(self.depth),
+                What::Gap => None,
+            };
+            match depth.filter(|depth| *depth > self.lowest) {
+                Some(depth) => self.depth = depth,
+                None => {
+                    to = mark.at;
+                    break;
+                }
+            }
+            self.mark.pass();
+        }
+        while self.at < to
+            && let Some(path) = side.queue.path(&self.cursor, &side.known)
+        {
+            if self.cursor.is_at_path() && self.at + u64::from(path.insns) <= to {
+                self.at += u64::from(path.insns);
+                self.cost += u64::from(path.blocks);
+                side.queue.skip_path(&mut self.cursor);
+                continue;
+            }
+            let Some(block) = side.queue.block(&self.cursor, &side.known) else {
+                return;
+            };
+            let rest = u64::from(side.known.len_of(block) - self.cursor.within());
+            let far = rest.min(to - self.at);
+            self.at += far;
+            self.cost += 1;
+            side.queue
+                .advance(&mut self.cursor, far as u32, &side.known);
+        }
     }
 }
