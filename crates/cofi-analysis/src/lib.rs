@@ -42,7 +42,7 @@ mod tests;
 pub use block_index::BlockIndex;
 pub use calls::{
     ByTask, Call, CallEnd, CallKind, CallMoment, CallNames, CallPart, CallParts, CallTracer,
-    CallVisitor, CallsInOrder, FinishedCall, FunctionId, Left, OpenCall, RanBlock,
+    CallVisitor, CallsInOrder, FinishedCall, FunctionId, Left, OpenCall, RanBlock, RanPath,
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};

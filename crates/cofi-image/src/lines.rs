@@ -1,6 +1,7 @@
 //! Which line of which source file an instruction was compiled from.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use addr2line::Context;
@@ -39,7 +40,7 @@ pub struct InlinedFunction {
 #[derive(Default)]
 pub struct SourceLines {
     /// By where the [`CodeFile`] is in memory, which is kept so long.
-    files: HashMap<*const CodeFile, (Arc<CodeFile>, Option<Lines>)>,
+    files: HashMap<*const CodeFile, (Arc<CodeFile>, Option<Rc<Lines>>)>,
 }
 
 /// How DWARF is read.
@@ -98,12 +99,24 @@ impl SourceLines {
 
     /// The lines of the file of a place, and the address that the place has there.
     fn of(&mut self, place: &Place) -> Option<(&Lines, u64)> {
-        let (_, lines) = self
-            .files
-            .entry(Arc::as_ptr(&place.file))
-            .or_insert_with(|| (place.file.clone(), lines_of(&place.file)));
+        let key = Arc::as_ptr(&place.file);
+        if !self.files.contains_key(&key) {
+            let known = self.of_same_build(&place.file);
+            let lines = known.or_else(|| lines_of(&place.file).map(Rc::new));
+            self.files.insert(key, (place.file.clone(), lines));
+        }
+        let (_, lines) = self.files.get(&key)?;
         let address = place.file.address_of_offset(place.offset)?;
-        Some((lines.as_ref()?, address))
+        Some((lines.as_deref()?, address))
+    }
+
+    /// The lines of a file that is the same one in another recording: what is read of a large program takes more memory than all else.
+    fn of_same_build(&self, file: &CodeFile) -> Option<Rc<Lines>> {
+        let id_of = |file: &CodeFile| file.build_id().or_else(|| file.own_build_id());
+        let id = id_of(file)?;
+        let is_same = |other: &CodeFile| other.path() == file.path() && id_of(other) == Some(id);
+        let mut others = self.files.values().filter(|(other, _)| is_same(other));
+        others.find_map(|(_, lines)| lines.clone())
     }
 }
 
@@ -254,5 +267,30 @@ mod tests {
         let file = CodeFile::from_bytes("bytes", vec![0x7f; 64]);
         assert!(lines_of(&file).is_none());
         assert!(dwarf(&Contents::Whole(b"\x7fELF\x02\x01\x01"[..].into())).is_none());
+    }
+
+    /// Two recordings of a program each have a file for it; its debugging information is read once.
+    #[test]
+    fn the_same_build_is_read_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("lines.c");
+        std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+        let program = folder.path().join("lines");
+        if !cofi_test::compile(&source, &program, &["-g", "-Wl,--build-id"]) {
+            return;
+        }
+        let mut lines = SourceLines::new();
+        for _ in 0..2 {
+            let file = FileStore::new().file(&program);
+            let mut space = AddressSpace::new();
+            space.map(0, file.size().unwrap(), &file, 0, Version(0));
+            let place = ImageView::new(&space, Version(0)).place(Ip(0)).unwrap();
+            lines.of(&place);
+        }
+        let all: Vec<_> = lines.files.values().map(|(_, lines)| lines).collect();
+        let [Some(one), Some(other)] = all[..] else {
+            panic!("two files with lines");
+        };
+        assert!(Rc::ptr_eq(one, other));
     }
 }

@@ -42,7 +42,7 @@ use crate::gap::GapCause;
 pub use by_task::ByTask;
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
 pub use names::CallNames;
-pub use ran::RanBlock;
+pub use ran::{RanBlock, RanPath};
 pub use tracer::CallTracer;
 
 /// A file without a name, for what waits in such numbers that memory is not to hold it.
@@ -220,6 +220,20 @@ pub trait CallVisitor {
     #[inline(always)]
     fn ran(&mut self, block: &RanBlock<'_>) {
         let _ = block;
+    }
+
+    /// Where blocks are [wanted](Self::wants_blocks): the blocks that [`ran`](Self::ran) since this was called last follow each other often. They have this number from now
+    /// on, among those of the generation; or none.
+    #[inline(always)]
+    fn path_ended(&mut self, number: Option<usize>, generation: u64) {
+        let _ = (number, generation);
+    }
+
+    /// The blocks run of which [`path_ended`](Self::path_ended) has told the number. Whoever does not know them says so with `false`: they are then told one by one.
+    #[inline(always)]
+    fn ran_path(&mut self, path: &RanPath) -> bool {
+        let _ = path;
+        false
     }
 
     /// A part of the flow is missing: what ran is not known, nor which calls are open. They are left after this.

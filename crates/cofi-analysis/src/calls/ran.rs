@@ -14,6 +14,35 @@ pub struct RanBlock<'a> {
     pub(super) content: Content<'a>,
 }
 
+/// Blocks that ran one after the other, and did so before.
+#[derive(Clone, Copy, Debug)]
+pub struct RanPath {
+    pub(super) number: usize,
+    pub(super) generation: u64,
+    pub(super) len: usize,
+}
+
+impl RanPath {
+    /// The number that [`CallVisitor::path_ended`](super::CallVisitor::path_ended) told behind the blocks.
+    #[must_use]
+    pub const fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Numbers begin anew with each generation.
+    #[must_use]
+    pub const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// How many instructions there are.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "something ran")]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+}
+
 #[derive(Debug)]
 pub(super) enum Content<'a> {
     Block(&'a Block<'a>),

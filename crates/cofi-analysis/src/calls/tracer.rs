@@ -10,7 +10,7 @@ use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
 use super::clock::StreamClock;
 use super::inlines::Inlines;
 use super::names::CallNames;
-use super::ran::{Content, RanBlock};
+use super::ran::{Content, RanBlock, RanPath};
 use super::shapes::Shapes;
 use super::thread::{Around, Coming, Thread};
 use super::tracks::Tracks;
@@ -235,9 +235,16 @@ impl<'s> CallTracer<'s> {
             // The mode changes with an event only.
             let code = *code_number.get_or_insert_with(|| era_of(*era, path.mode()));
             let (path_number, last) = (path.number(), path.offset());
-            if let Some(path_number) = path_number
-                && !wants_blocks
-                && let Some(known) = tracks.get(code, path_number)
+            let paths = tracks.generation();
+            let known = path_number.and_then(|number| tracks.get(code, number));
+            let is_known = known.is_some();
+            if let Some((number, known)) = known
+                && (!wants_blocks
+                    || visitor.ran_path(&RanPath {
+                        number,
+                        generation: paths,
+                        len: known.0.insns as usize,
+                    }))
             {
                 let mut around = Around {
                     visitor: &mut *visitor,
@@ -251,7 +258,9 @@ impl<'s> CallTracer<'s> {
                 *offset = known.0.offset(last);
                 return;
             }
-            tracks.begin(last);
+            if !is_known {
+                tracks.begin(last);
+            }
             path.for_each(|block| {
                 let (ip, len) = (block.ip(), block.len());
                 let number = index.number(code, ip, len as u32, || {
@@ -283,11 +292,17 @@ impl<'s> CallTracer<'s> {
                 let spans = with_inlined.then(|| (shapes.spans(shape), &*inlines));
                 thread.block(shape, hops, spans, &mut around);
                 *offset = block.offset();
-                if !wants_blocks {
+                if !is_known {
                     tracks.note(shape, hops, shapes.spans(shape), *offset);
                 }
             });
-            tracks.end(code, path_number.filter(|_| !wants_blocks));
+            let number = match is_known {
+                true => None,
+                false => tracks.end(code, path_number),
+            };
+            if wants_blocks {
+                visitor.path_ended(number, tracks.generation());
+            }
         });
         if item.is_some() && self.code.index.len() >= Code::MOST {
             self.code.now = None;
@@ -366,6 +381,7 @@ impl<'s> CallTracer<'s> {
             now,
             index,
             shapes,
+            tracks,
             generation,
             inlines,
             with_inlined,
@@ -389,6 +405,7 @@ impl<'s> CallTracer<'s> {
             view,
             content: Content::Run(ip, mode, lens),
         });
+        visitor.path_ended(None, tracks.generation());
         let mut around = Around {
             visitor,
             clock: &mut self.clock,

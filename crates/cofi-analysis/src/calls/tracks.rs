@@ -30,6 +30,9 @@ pub(crate) struct Track {
     after: u32,
 }
 
+/// A path that is known, and its steps.
+pub(crate) type Known<'t> = (&'t Track, &'t [Step]);
+
 /// What happens along a path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
@@ -67,6 +70,8 @@ pub(crate) struct Tracks {
     last: StreamOffset,
     /// The inlined functions that run there, if nothing happened since they were noted.
     chain: Option<Chain>,
+    /// How often all of this was forgotten.
+    generation: u64,
 }
 
 /// Where the paths of a generation and code are.
@@ -111,19 +116,27 @@ impl Tracks {
     const ROOM: usize = 64;
 
     pub(crate) fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self {
+            generation: self.generation + 1,
+            ..Self::default()
+        };
     }
 
-    /// A path that was [added](Self::end).
+    /// Numbers that [`end`](Self::end) gives begin anew with each generation.
+    pub(crate) const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// A path that was [added](Self::end), and its number.
     #[inline]
-    pub(crate) fn get(&mut self, code: u32, path: PathNumber) -> Option<(&Track, &[Step])> {
+    pub(crate) fn get(&mut self, code: u32, path: PathNumber) -> Option<(usize, Known<'_>)> {
         if self.owner != (path.generation(), code) {
             self.change_owner((path.generation(), code));
         }
         let number = *self.slots.numbers.get(path.index())?;
         let track = self.list.get(number as usize)?;
         let steps = self.steps.get(track.first as usize..track.after as usize)?;
-        Some((track, steps))
+        Some((number as usize, (track, steps)))
     }
 
     #[cold]
@@ -203,11 +216,11 @@ impl Tracks {
         track.behind = self.last.0.saturating_sub(offset.0) as u32;
     }
 
-    /// All blocks of the path were noted. If it has a number, it is known from now on.
-    pub(crate) fn end(&mut self, code: u32, path: Option<PathNumber>) {
+    /// All blocks of the path were noted. If it has a number, it is known from now on: by the number that is returned.
+    pub(crate) fn end(&mut self, code: u32, path: Option<PathNumber>) -> Option<usize> {
         let (Some(path), Some(mut track)) = (path, self.open.take()) else {
             self.steps.truncate(self.begin);
-            return;
+            return None;
         };
         let owner = (path.generation(), code);
         if self.owner != owner {
@@ -216,7 +229,7 @@ impl Tracks {
         self.slots.room += Self::ROOM;
         if path.index() >= self.slots.room {
             self.steps.truncate(self.begin);
-            return;
+            return None;
         }
         let numbers = &mut self.slots.numbers;
         if numbers.len() <= path.index() {
@@ -224,7 +237,9 @@ impl Tracks {
             numbers.resize(path.index() + 1, u32::MAX);
         }
         track.after = self.steps.len() as u32;
-        numbers[path.index()] = self.list.len() as u32;
+        let number = self.list.len();
+        numbers[path.index()] = number as u32;
         self.list.push(track);
+        Some(number)
     }
 }

@@ -5,9 +5,10 @@ use std::sync::mpsc::Receiver;
 use cofi_image::Place;
 use rustc_hash::FxHashMap;
 
-use super::feed::{Batch, FunctionName};
-use super::side::{Missing, Next, Side, Walk};
+use super::feed::{Batch, FunctionName, Missing};
+use super::side::{Next, Side};
 use super::tokens::Tokens;
+use super::walk::Walk;
 use super::{DiffOptions, Level, Parting, PartingCause, Spot, ThreadDiff, Turn};
 use crate::calls::CallKind;
 
@@ -115,7 +116,7 @@ impl<'m> Differ<'m> {
             let missing = side.take_gaps();
             has_gap |= !missing.is_empty();
             side.settle();
-            side.entered.clear();
+            side.list_entered();
             turn.before = side.at;
             turn.tsc = side.tsc;
             if is_wanted {
@@ -139,11 +140,9 @@ impl<'m> Differ<'m> {
         for (side, (turn, gone)) in self.sides.iter_mut().zip(turns.iter_mut().zip(gone)) {
             turn.skipped = side.at - gone;
             // What these called in turn says less.
-            let outermost = side.entered.iter().map(|open| open.depth).min();
-            let outermost = side
-                .entered
-                .iter()
-                .filter(|open| Some(open.depth) == outermost);
+            let entered = side.take_entered();
+            let outermost = entered.iter().map(|open| open.depth).min();
+            let outermost = entered.iter().filter(|open| Some(open.depth) == outermost);
             turn.entered = outermost.map(|open| side.frame(open)).collect();
         }
         let cause = match self.cause(next, has_gap, &turns) {

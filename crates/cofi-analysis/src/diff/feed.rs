@@ -3,26 +3,52 @@
 use std::sync::mpsc::SyncSender;
 
 use cofi_image::Place;
-use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc};
+use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::Task;
 use rustc_hash::FxHashSet;
 
-use crate::calls::{Call, CallEnd, CallKind, CallNames, CallVisitor, RanBlock};
+use super::marks::{Mark, MarkWriter, Marks, What};
+use crate::calls::{Call, CallEnd, CallNames, CallVisitor, RanBlock, RanPath};
 use crate::gap::GapCause;
 
 /// So many blocks, or marks, are sent at a time.
 const BATCH: usize = 1 << 13;
+
+/// The paths that are told as such have no more blocks than this, all together: others are told block by block.
+const PATHS: usize = 1 << 20;
+
+/// Paths of more blocks are told block by block, too.
+const LONGEST: usize = 1 << 10;
 
 /// A part of a flow.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     /// Blocks that were not known before, numbered on from those of the batch before.
     pub(super) defined: Vec<BlockAt>,
-    /// The blocks that ran.
-    pub(super) ran: Vec<u32>,
-    pub(super) marks: Vec<Mark>,
+    /// Paths that were not known before, numbered likewise: their blocks.
+    pub(super) paths: Vec<Box<[u32]>>,
+    /// The paths that ran.
+    pub(super) ran: Box<[u32]>,
+    pub(super) marks: Marks,
+    /// What is missing at the marks that tell of gaps.
+    pub(super) gaps: Vec<GapAt>,
     /// Functions that were not known before.
     pub(super) functions: Vec<(u32, FunctionName)>,
+}
+
+/// A place where a part of the flow is missing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GapAt {
+    /// After so many instructions.
+    pub(super) at: u64,
+    pub(super) missing: Missing,
+}
+
+/// What is missing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Missing {
+    pub(super) cause: GapCause,
+    pub(super) offset: StreamOffset,
 }
 
 /// A function.
@@ -51,31 +77,33 @@ pub(super) struct RunAt {
     pub(super) first: u32,
 }
 
-/// Something that happened between instructions.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Mark {
-    /// After so many instructions.
-    pub(super) at: u64,
-    pub(super) what: What,
+/// No number yet.
+const NONE: u32 = u32::MAX;
+
+/// Numbers of one kind by those of another, which begin anew with each generation.
+#[derive(Debug, Default)]
+struct Numbers {
+    generation: u64,
+    list: Vec<u32>,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) enum What {
-    Enter {
-        function: u32,
-        depth: i32,
-        kind: CallKind,
-        tsc: Option<Tsc>,
-    },
-    Leave {
-        depth: i32,
-    },
-    /// All calls were left.
-    Reset,
-    Gap {
-        cause: GapCause,
-        offset: StreamOffset,
-    },
+impl Numbers {
+    #[inline]
+    fn get(&self, generation: u64, number: usize) -> Option<u32> {
+        let known = self.list.get(number).copied();
+        known.filter(|known| self.generation == generation && *known != NONE)
+    }
+
+    fn set(&mut self, generation: u64, number: usize, value: u32) {
+        if self.generation != generation {
+            self.generation = generation;
+            self.list.clear();
+        }
+        if self.list.len() <= number {
+            self.list.resize(number + 1, NONE);
+        }
+        self.list[number] = value;
+    }
 }
 
 /// Takes the flow of one recording's stream to [`compare`](super::compare). To be given to a [`CallTracer`](crate::CallTracer).
@@ -83,14 +111,25 @@ pub(super) enum What {
 pub struct Feed {
     sender: Option<SyncSender<Batch>>,
     batch: Batch,
-    /// By the numbers of the tracer: those of the blocks that were sent.
-    known: Vec<u32>,
-    generation: u64,
+    /// The paths and marks of the batch, and how many blocks ran.
+    ran: Vec<u32>,
+    ran_blocks: usize,
+    marks: MarkWriter,
+    /// By the numbers of the tracer: those of the blocks that were sent, and of the paths.
+    known: Numbers,
+    known_paths: Numbers,
+    /// The paths of one block each, by that.
+    singles: Vec<u32>,
+    /// How many blocks and paths were sent, and how many blocks all of these paths have.
     blocks: u32,
+    paths: u32,
+    path_blocks: usize,
+    /// By number, how many blocks a path has.
+    path_lens: Vec<u16>,
+    /// The blocks that ran since a path ended.
+    open: Vec<u32>,
     functions: FxHashSet<u32>,
     insns: u64,
-    /// Where the last mark is.
-    last: u64,
     /// The stream is that of one thread.
     has_calls: bool,
 }
@@ -100,19 +139,31 @@ impl Feed {
         Self {
             sender: Some(sender),
             batch: Batch::default(),
-            known: Vec::new(),
-            generation: 0,
+            ran: Vec::new(),
+            ran_blocks: 0,
+            marks: MarkWriter::default(),
+            known: Numbers::default(),
+            known_paths: Numbers::default(),
+            singles: Vec::new(),
             blocks: 0,
+            paths: 0,
+            path_blocks: 0,
+            path_lens: Vec::new(),
+            open: Vec::new(),
             functions: FxHashSet::default(),
             insns: 0,
-            last: 0,
             has_calls,
         }
     }
 
     /// Nobody may listen any more: then nothing is sent.
     fn send(&mut self) {
-        let batch = std::mem::take(&mut self.batch);
+        let mut batch = std::mem::take(&mut self.batch);
+        // They may wait for long: no room beyond what they take.
+        batch.ran = self.ran.as_slice().into();
+        batch.marks = self.marks.take();
+        self.ran.clear();
+        self.ran_blocks = 0;
         if let Some(sender) = &self.sender
             && sender.send(batch).is_err()
         {
@@ -124,16 +175,43 @@ impl Feed {
         self.send();
     }
 
+    /// Blocks go with what is known of how control came to them, which is told after them: so what was told is sent before others come.
+    #[inline]
+    fn begin(&mut self) {
+        if self.ran_blocks >= BATCH || self.marks.count() >= BATCH {
+            self.send();
+        }
+    }
+
     fn mark(&mut self, at: u64, what: What) {
-        self.last = self.last.max(at.min(self.insns));
-        self.batch.marks.push(Mark {
-            at: self.last,
-            what,
-        });
+        let at = self.marks.at().max(at.min(self.insns));
+        self.marks.push(Mark { at, what });
+    }
+
+    /// The number of a path of these blocks that was not known.
+    fn define_path(&mut self, blocks: &[u32]) -> u32 {
+        let number = self.paths;
+        self.paths += 1;
+        self.path_blocks += blocks.len();
+        self.path_lens.push(blocks.len() as u16);
+        self.batch.paths.push(blocks.into());
+        number
+    }
+
+    /// The path that is nothing but a block.
+    fn single(&mut self, block: u32) -> u32 {
+        let index = block as usize;
+        if self.singles.len() <= index {
+            self.singles.resize(index + 1, NONE);
+        }
+        if self.singles[index] == NONE {
+            self.singles[index] = self.define_path(&[block]);
+        }
+        self.singles[index]
     }
 
     #[cold]
-    fn define(&mut self, block: &RanBlock<'_>) {
+    fn define(&mut self, block: &RanBlock<'_>) -> u32 {
         let mut at = BlockAt::default();
         let mut next: Option<(Ip, Place)> = None;
         block.for_each(|ip, len, mode| {
@@ -160,12 +238,11 @@ impl Feed {
                 (next, place.forward(u64::from(len)))
             });
         });
-        if self.known.len() <= block.number() {
-            self.known.resize(block.number() + 1, u32::MAX);
-        }
-        self.known[block.number()] = self.blocks;
+        let number = self.blocks;
+        self.known.set(block.generation(), block.number(), number);
         self.blocks += 1;
         self.batch.defined.push(at);
+        number
     }
 }
 
@@ -210,24 +287,60 @@ impl CallVisitor for Feed {
 
     #[inline]
     fn ran(&mut self, block: &RanBlock<'_>) {
-        // A block goes with what is known of how control came to it, which is told after this.
-        if self.batch.ran.len() >= BATCH || self.batch.marks.len() >= BATCH {
-            self.send();
+        if self.open.is_empty() {
+            self.begin();
         }
-        if self.generation != block.generation() {
-            self.generation = block.generation();
-            self.known.clear();
-        }
-        let number = self.known.get(block.number()).copied();
-        if number.is_none_or(|number| number == u32::MAX) {
-            self.define(block);
-        }
-        let number = self.known.get(block.number()).copied();
-        self.batch.ran.push(number.unwrap_or(0));
+        let known = self.known.get(block.generation(), block.number());
+        let number = known.unwrap_or_else(|| self.define(block));
+        self.open.push(number);
         self.insns += block.len() as u64;
     }
 
+    fn path_ended(&mut self, number: Option<usize>, generation: u64) {
+        let blocks = std::mem::take(&mut self.open);
+        self.ran_blocks += blocks.len();
+        let is_wanted = (2..=LONGEST).contains(&blocks.len()) && self.path_blocks < PATHS;
+        let path = match (number, blocks.as_slice()) {
+            (_, [block]) => Some(self.single(*block)),
+            (Some(_), blocks) if is_wanted => Some(self.define_path(blocks)),
+            _ => None,
+        };
+        match path {
+            Some(path) => {
+                if let Some(number) = number {
+                    self.known_paths.set(generation, number, path);
+                }
+                self.ran.push(path);
+            }
+            None => {
+                for block in &blocks {
+                    let path = self.single(*block);
+                    self.ran.push(path);
+                }
+            }
+        }
+        self.open = blocks;
+        self.open.clear();
+    }
+
+    #[inline]
+    fn ran_path(&mut self, path: &RanPath) -> bool {
+        let Some(number) = self.known_paths.get(path.generation(), path.number()) else {
+            return false;
+        };
+        self.begin();
+        self.ran.push(number);
+        let len = self.path_lens.get(number as usize);
+        self.ran_blocks += len.map_or(1, |len| usize::from(*len));
+        self.insns += path.len() as u64;
+        true
+    }
+
     fn lost(&mut self, cause: GapCause, offset: StreamOffset) {
-        self.mark(self.insns, What::Gap { cause, offset });
+        self.mark(self.insns, What::Gap);
+        self.batch.gaps.push(GapAt {
+            at: self.marks.at(),
+            missing: Missing { cause, offset },
+        });
     }
 }

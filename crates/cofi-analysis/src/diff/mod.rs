@@ -12,11 +12,14 @@
 mod align;
 mod feed;
 mod files;
+mod marks;
 mod pairs;
+mod paths;
 mod side;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod walk;
 
 use std::panic::resume_unwind;
 use std::path::PathBuf;

@@ -4,14 +4,14 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::Receiver;
 
 use cofi_image::Place;
-use cofi_packet::{Ip, StreamOffset, Tsc};
-use rustc_hash::FxHashMap;
+use cofi_packet::{Ip, Tsc};
 
-use super::feed::{Batch, BlockAt, FunctionName, Mark, What};
+use super::feed::{Batch, FunctionName, GapAt, Missing};
+use super::marks::{Mark, MarkCursor, MarkQueue, What};
+use super::paths::{Cursor, Known, PathAt, PathQueue};
 use super::tokens::{INVISIBLE, Tokens, is_step};
 use super::{Frame, Spot};
 use crate::calls::CallKind;
-use crate::gap::GapCause;
 
 /// So many blocks may wait for the other side, and so many marks.
 const BLOCKS: usize = 1 << 22;
@@ -20,26 +20,12 @@ const MARKS: usize = 1 << 20;
 /// So many calls are remembered of those that began.
 const ENTERED: usize = 64;
 
-/// A block, as it stands in memory.
-#[derive(Debug)]
-struct Local {
-    content: u32,
-    at: BlockAt,
-}
-
 /// An open call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Open {
     pub(super) function: u32,
     pub(super) depth: i32,
     pub(super) kind: CallKind,
-}
-
-/// A place where a part of the flow is missing.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Missing {
-    pub(super) cause: GapCause,
-    pub(super) offset: StreamOffset,
 }
 
 /// What comes next.
@@ -55,21 +41,19 @@ pub(super) struct Side {
     which: usize,
     receiver: Receiver<Batch>,
     is_done: bool,
-    /// The blocks that come next, by their numbers in `locals`.
-    blocks: VecDeque<u32>,
-    /// How many instructions of the first are past.
-    within: u32,
+    /// The paths that come next.
+    pub(super) queue: PathQueue,
+    /// How much of the first is past.
+    pub(super) front: Cursor,
+    pub(super) known: Known,
     /// How many instructions are past.
     pub(super) at: u64,
     /// How many of them are not compared, where the sides were equal.
     pub(super) left_out: u64,
-    marks: VecDeque<Mark>,
+    pub(super) marks: MarkQueue,
+    pub(super) front_mark: MarkCursor,
     /// Where flow is missing.
-    gaps: VecDeque<u64>,
-    locals: Vec<Local>,
-    known: FxHashMap<(u32, Ip), u32>,
-    /// By the feed's numbers.
-    numbers: Vec<u32>,
+    gaps: VecDeque<GapAt>,
     functions: HashMap<u32, FunctionName>,
     /// The open calls, outermost first.
     pub(super) open: Vec<Open>,
@@ -83,8 +67,8 @@ pub(super) struct Side {
     /// both.
     together: u64,
     pub(super) tsc: Option<Tsc>,
-    /// Calls that began since this was emptied last, those of one function at one depth once.
-    pub(super) entered: Vec<Open>,
+    /// Calls that began since they are listed, those of one function at one depth once; nothing where they are not.
+    entered: Option<Vec<Open>>,
 }
 
 impl Side {
@@ -93,15 +77,14 @@ impl Side {
             which,
             receiver,
             is_done: false,
-            blocks: VecDeque::new(),
-            within: 0,
+            queue: PathQueue::default(),
+            front: Cursor::default(),
+            known: Known::default(),
             at: 0,
             left_out: 0,
-            marks: VecDeque::new(),
+            marks: MarkQueue::default(),
+            front_mark: MarkCursor::default(),
             gaps: VecDeque::new(),
-            locals: Vec::new(),
-            known: FxHashMap::default(),
-            numbers: Vec::new(),
             functions: HashMap::new(),
             open: Vec::new(),
             depth: -1,
@@ -109,12 +92,12 @@ impl Side {
             before: None,
             together: 0,
             tsc: None,
-            entered: Vec::new(),
+            entered: None,
         }
     }
 
     /// Takes the next batch; `false` at the end.
-    fn pull(&mut self, tokens: &mut Tokens<'_>) -> bool {
+    pub(super) fn pull(&mut self, tokens: &mut Tokens<'_>) -> bool {
         if self.is_done {
             return false;
         }
@@ -128,37 +111,27 @@ impl Side {
             return false;
         };
         for block in batch.defined {
-            let content = tokens.define(self.which, &block);
-            let first = block.runs.first().map_or(Ip(0), |run| run.ip);
-            let next = self.locals.len() as u32;
-            let number = *self.known.entry((content, first)).or_insert(next);
-            if number == next {
-                self.locals.push(Local { content, at: block });
-            }
-            self.numbers.push(number);
+            self.known.add_block(self.which, block, tokens);
+        }
+        for path in &batch.paths {
+            self.known.add_path(path, tokens);
         }
         self.functions.extend(batch.functions);
-        for mark in &batch.marks {
-            if matches!(mark.what, What::Gap { .. }) {
-                self.gaps.push_back(mark.at);
-            }
-        }
-        self.marks.extend(batch.marks);
-        let numbers = &self.numbers;
-        let local = |number: &u32| numbers.get(*number as usize).copied().unwrap_or(0);
-        self.blocks.extend(batch.ran.iter().map(local));
+        self.gaps.extend(batch.gaps);
+        self.marks.push(batch.marks);
+        self.queue.push(batch.ran, &self.known);
         true
     }
 
     /// Whether more may be taken before something was gone past.
-    fn may_pull(&self) -> bool {
-        self.blocks.len() < BLOCKS && self.marks.len() < MARKS
+    pub(super) fn may_pull(&self) -> bool {
+        self.queue.blocks() < BLOCKS && self.marks.len() < MARKS
     }
 
     /// Has the next block at hand; `false` at the end.
     #[inline]
     pub(super) fn fill(&mut self, tokens: &mut Tokens<'_>) -> bool {
-        while self.blocks.is_empty() {
+        while self.queue.is_empty() {
             if !self.pull(tokens) {
                 return false;
             }
@@ -166,42 +139,80 @@ impl Side {
         true
     }
 
-    fn len_of(&self, local: u32) -> u32 {
-        let local = self.locals.get(local as usize);
-        local.map_or(1, |local| local.at.lens.len() as u32)
+    /// The path that comes next, if nothing of it is past.
+    #[inline]
+    fn whole_path(&self) -> Option<&PathAt> {
+        match self.front.is_at_path() {
+            true => self.queue.path(&self.front, &self.known),
+            false => None,
+        }
     }
 
     /// What the next block is made of, and its length, if nothing of it is past.
     #[inline]
-    fn whole(&self) -> Option<(u32, u32)> {
-        if self.within != 0 {
+    fn whole_block(&self) -> Option<(u32, u32)> {
+        if !self.front.is_at_block() {
             return None;
         }
-        let local = self.locals.get(*self.blocks.front()? as usize)?;
+        let local = self.known.local(self.front_block()?)?;
         Some((local.content, local.at.lens.len() as u32))
+    }
+
+    /// The block that comes next, or the rest of it.
+    #[inline]
+    pub(super) fn front_block(&self) -> Option<u32> {
+        self.queue.block(&self.front, &self.known)
+    }
+
+    /// Goes past a whole path, which is equal on both sides, or skipped.
+    #[inline]
+    fn pass_path(&mut self, path: &PathAt) {
+        self.at += u64::from(path.insns);
+        self.before = Some((path.last_block, path.last_len.saturating_sub(1)));
+        self.queue.pass_path(&mut self.front, &self.known);
     }
 
     /// Goes past blocks that are the same on both sides; whether there were any.
     pub(super) fn pass_equal(a: &mut Self, b: &mut Self, tokens: &Tokens<'_>) -> bool {
-        let [end_a, end_b] = [&*a, &*b].map(|side| side.gaps.front().copied().unwrap_or(u64::MAX));
+        let [end_a, end_b] =
+            [&*a, &*b].map(|side| side.gaps.front().map_or(u64::MAX, |gap| gap.at));
         // What goes on from the instruction before may begin a block.
         if a.last != b.last {
             return false;
         }
         let mut last = None;
-        while let (Some((x, len)), Some((y, _))) = (a.whole(), b.whole()) {
-            let len = u64::from(len);
-            if x != y || a.at + len > end_a || b.at + len > end_b {
-                break;
+        loop {
+            if let (Some(x), Some(y)) = (a.whole_path(), b.whole_path())
+                && x.content == y.content
+                && a.at + u64::from(x.insns) <= end_a
+                && b.at + u64::from(x.insns) <= end_b
+            {
+                let (x, y) = (*x, *y);
+                let left_out = u64::from(tokens.path_left_out(x.content));
+                last = Some(x.last_content);
+                for (side, path) in [(&mut *a, x), (&mut *b, y)] {
+                    side.left_out += left_out;
+                    side.pass_path(&path);
+                    side.together = side.at;
+                }
+                continue;
             }
-            let left_out = u64::from(tokens.left_out(x));
-            for side in [&mut *a, &mut *b] {
-                side.at += len;
-                side.left_out += left_out;
-                side.before = side.blocks.pop_front().map(|block| (block, len as u32 - 1));
-                side.together = side.at;
+            // The packets of the two may cut what is the same into other paths.
+            if let (Some((x, len)), Some((y, _))) = (a.whole_block(), b.whole_block())
+                && x == y
+                && a.at + u64::from(len) <= end_a
+                && b.at + u64::from(len) <= end_b
+            {
+                let left_out = u64::from(tokens.left_out(x));
+                for side in [&mut *a, &mut *b] {
+                    side.left_out += left_out;
+                    side.pass_in_block(len);
+                    side.together = side.at;
+                }
+                last = Some(x);
+                continue;
             }
-            last = Some(x);
+            break;
         }
         let Some(content) = last else {
             return false;
@@ -213,10 +224,22 @@ impl Side {
         true
     }
 
+    /// Goes past so many instructions of the next block, up to its end at most.
+    #[inline]
+    fn pass_in_block(&mut self, insns: u32) {
+        let Some(block) = self.front_block() else {
+            return;
+        };
+        self.at += u64::from(insns);
+        self.before = Some((block, (self.front.within() + insns).saturating_sub(1)));
+        self.queue
+            .pass_in_block(&mut self.front, insns, &self.known);
+    }
+
     /// The next instruction that is compared; those before it that are not are gone past.
     pub(super) fn peek(&mut self, tokens: &mut Tokens<'_>) -> Next {
         loop {
-            if self.gaps.front().is_some_and(|at| *at <= self.at) {
+            if self.gaps.front().is_some_and(|gap| gap.at <= self.at) {
                 return Next::Gap;
             }
             if !self.fill(tokens) {
@@ -226,7 +249,7 @@ impl Side {
                     None => Next::End,
                 };
             }
-            if self.gaps.front().is_some_and(|at| *at <= self.at) {
+            if self.gaps.front().is_some_and(|gap| gap.at <= self.at) {
                 return Next::Gap;
             }
             let token = self.token(tokens);
@@ -234,38 +257,26 @@ impl Side {
                 return Next::Token(token);
             }
             self.left_out += u64::from(token == INVISIBLE);
-            self.step();
+            // The last instruction that was the same stays what it is.
+            let before = self.before;
+            self.pass_in_block(1);
+            self.before = before;
         }
     }
 
     fn token(&self, tokens: &Tokens<'_>) -> u32 {
-        let local = self.blocks.front();
-        let local = local.and_then(|local| self.locals.get(*local as usize));
+        let local = self.front_block().and_then(|block| self.known.local(block));
         let content = local.map_or(&[][..], |local| tokens.content(local.content));
         content
-            .get(self.within as usize)
+            .get(self.front.within() as usize)
             .copied()
             .unwrap_or(INVISIBLE)
-    }
-
-    /// Goes past the next instruction.
-    fn step(&mut self) {
-        let Some(block) = self.blocks.front().copied() else {
-            return;
-        };
-        self.within += 1;
-        self.at += 1;
-        if self.within >= self.len_of(block) {
-            self.within = 0;
-            self.blocks.pop_front();
-        }
     }
 
     /// Goes past the next instruction, of this token.
     pub(super) fn take(&mut self, token: u32) {
         self.last = token;
-        self.before = self.blocks.front().map(|block| (*block, self.within));
-        self.step();
+        self.pass_in_block(1);
         self.together = self.at;
     }
 
@@ -282,68 +293,90 @@ impl Side {
 
     /// Takes account of the calls that began and ended up to a number of instructions, and up to the next gap.
     fn settle_to(&mut self, at: u64) {
-        while let Some(mark) = self.marks.front()
+        while let Some(mark) = self.front_mark.peek(&self.marks)
             && mark.at <= at
         {
-            match mark.what {
-                What::Enter {
+            if mark.what == What::Gap {
+                return;
+            }
+            self.apply(&mark);
+        }
+    }
+
+    /// Takes account of the next mark.
+    fn apply(&mut self, mark: &Mark) {
+        match mark.what {
+            What::Enter {
+                function,
+                depth,
+                kind,
+                tsc,
+            } => {
+                while self.open.last().is_some_and(|open| open.depth >= depth) {
+                    self.open.pop();
+                }
+                let open = Open {
                     function,
                     depth,
                     kind,
-                    tsc,
-                } => {
-                    while self.open.last().is_some_and(|open| open.depth >= depth) {
-                        self.open.pop();
-                    }
-                    let open = Open {
-                        function,
-                        depth,
-                        kind,
-                    };
-                    self.open.push(open);
-                    self.depth = depth;
-                    self.tsc = tsc.or(self.tsc);
-                    let is_known =
-                        |known: &Open| (known.function, known.depth) == (function, depth);
-                    if self.entered.len() < ENTERED && !self.entered.iter().any(is_known) {
-                        self.entered.push(open);
-                    }
+                };
+                self.open.push(open);
+                self.depth = depth;
+                self.tsc = tsc.or(self.tsc);
+                let is_known = |known: &Open| (known.function, known.depth) == (function, depth);
+                if let Some(entered) = &mut self.entered
+                    && entered.len() < ENTERED
+                    && !entered.iter().any(is_known)
+                {
+                    entered.push(open);
                 }
-                What::Leave { depth } => {
-                    while self.open.last().is_some_and(|open| open.depth >= depth) {
-                        self.open.pop();
-                    }
-                    self.depth = depth - 1;
-                }
-                What::Reset => self.open.clear(),
-                What::Gap { .. } => return,
             }
-            self.marks.pop_front();
+            What::Leave { depth } => {
+                while self.open.last().is_some_and(|open| open.depth >= depth) {
+                    self.open.pop();
+                }
+                self.depth = depth - 1;
+            }
+            What::Reset => self.open.clear(),
+            What::Gap => {}
         }
+        self.marks.pass(&mut self.front_mark);
+    }
+
+    /// From now on, calls that begin are listed.
+    pub(super) fn list_entered(&mut self) {
+        self.entered = Some(Vec::new());
+    }
+
+    /// The calls that began since then; from now on they are not listed.
+    pub(super) fn take_entered(&mut self) -> Vec<Open> {
+        self.entered.take().unwrap_or_default()
     }
 
     /// The gaps here, which are gone past.
     pub(super) fn take_gaps(&mut self) -> Vec<Missing> {
         let mut list = Vec::new();
-        if self.gaps.front().is_none_or(|at| *at > self.at) {
+        if self.gaps.front().is_none_or(|gap| gap.at > self.at) {
             return list;
         }
         self.settle_to(self.at);
         while let Some(Mark {
             at,
-            what: What::Gap { cause, offset },
-        }) = self.marks.front()
-            && *at <= self.at
+            what: What::Gap,
+        }) = self.front_mark.peek(&self.marks)
+            && at <= self.at
         {
-            list.push(Missing {
-                cause: *cause,
-                offset: *offset,
-            });
-            self.marks.pop_front();
-            self.gaps.pop_front();
+            list.extend(self.gaps.pop_front().map(|gap| gap.missing));
+            self.marks.pass(&mut self.front_mark);
             self.settle_to(self.at);
         }
         list
+    }
+
+    /// The next place where something happened, of what is at hand.
+    fn next_mark(&mut self) -> u64 {
+        let mark = self.front_mark.peek(&self.marks);
+        mark.map_or(u64::MAX, |mark| mark.at)
     }
 
     /// Goes on up to the instruction of this number; gaps on the way are given.
@@ -352,24 +385,50 @@ impl Side {
         while self.at < at && self.fill(tokens) {
             self.settle_to(self.at);
             missing.extend(self.take_gaps());
-            let Some(block) = self.blocks.front().copied() else {
-                break;
-            };
-            let rest = self.len_of(block) - self.within;
-            let next = self.marks.front().map_or(u64::MAX, |mark| mark.at).min(at);
-            let far = u64::from(rest).min(next.saturating_sub(self.at).max(1)) as u32;
-            self.at += u64::from(far);
-            self.before = Some((block, self.within + far - 1));
-            self.within += far;
-            if far == rest {
-                self.within = 0;
-                self.blocks.pop_front();
-            }
+            let next = self.next_mark().min(at);
+            self.skip_within(next);
         }
         self.together = self.at;
         self.settle();
         self.begin_anew();
         missing
+    }
+
+    /// Goes on to an instruction, or as far as what is at hand goes, by one at least.
+    fn skip_within(&mut self, to: u64) {
+        let start = self.at;
+        while self.at < to || self.at == start {
+            if let Some(path) = self.whole_path().copied()
+                && self.at + u64::from(path.insns) <= to
+            {
+                self.pass_path(&path);
+                continue;
+            }
+            let Some(block) = self.front_block() else {
+                return;
+            };
+            let rest = u64::from(self.known.len_of(block) - self.front.within());
+            let far = rest.min(to.saturating_sub(self.at).max(1));
+            self.pass_in_block(far as u32);
+        }
+    }
+
+    /// Takes account of what happened, of what is at hand, as long as the innermost call is within one of this depth, and up to the next gap. Where the
+    /// next mark is. Where each of them is does not matter to who goes past all of it, so paths need not be cut there.
+    fn settle_deeper(&mut self, depth: i32) -> u64 {
+        while let Some(mark) = self.front_mark.peek(&self.marks) {
+            let goes_out = match mark.what {
+                What::Enter { depth: at, .. } => at <= depth,
+                What::Leave { depth: at } => at - 1 <= depth,
+                What::Reset => false,
+                What::Gap => true,
+            };
+            if goes_out {
+                return mark.at;
+            }
+            self.apply(&mark);
+        }
+        u64::MAX
     }
 
     /// Goes on until a call of this depth, or one around it, is the innermost; `false` if none ever is.
@@ -378,6 +437,7 @@ impl Side {
         loop {
             self.settle_to(self.at);
             missing.extend(self.take_gaps());
+            self.together = self.at;
             if self.depth <= depth {
                 self.begin_anew();
                 return (true, missing);
@@ -385,10 +445,11 @@ impl Side {
             if !self.fill(tokens) {
                 return (false, missing);
             }
-            let next = self.marks.front().map_or(u64::MAX, |mark| mark.at);
-            let rest = self.blocks.front().map_or(1, |block| self.len_of(*block)) - self.within;
-            let to = (self.at + u64::from(rest)).min(next.max(self.at + 1));
-            missing.extend(self.skip_to(to, tokens));
+            // What was taken now may tell of something that happened here.
+            let next = self.settle_deeper(depth);
+            if next > self.at {
+                self.skip_within(next);
+            }
         }
     }
 
@@ -415,7 +476,7 @@ impl Side {
     }
 
     fn spot(&self, block: u32, index: u32) -> Option<Spot> {
-        let at = &self.locals.get(block as usize)?.at;
+        let at = &self.known.local(block)?.at;
         let next = at.runs.partition_point(|run| run.first <= index);
         let run = at.runs.get(next.checked_sub(1)?)?;
         let before = at.lens.get(run.first as usize..index as usize)?;
@@ -438,150 +499,18 @@ impl Side {
     /// The instructions that come next, up to a gap.
     pub(super) fn coming(&mut self, most: usize, tokens: &mut Tokens<'_>) -> Vec<Spot> {
         let mut list = Vec::new();
-        let (mut index, mut within, mut at) = (0, self.within, self.at);
-        let mut gap = self.gaps.front().copied();
-        while list.len() < most && gap.is_none_or(|gap| at < gap) {
-            let Some(block) = self.blocks.get(index).copied() else {
+        let (mut cursor, mut at) = (self.front, self.at);
+        while list.len() < most && self.gaps.front().is_none_or(|gap| at < gap.at) {
+            let Some(block) = self.queue.block(&cursor, &self.known) else {
                 if self.may_pull() && self.pull(tokens) {
-                    gap = self.gaps.front().copied();
                     continue;
                 }
                 break;
             };
-            list.extend(self.spot(block, within));
-            within += 1;
+            list.extend(self.spot(block, cursor.within()));
+            self.queue.advance(&mut cursor, 1, &self.known);
             at += 1;
-            if within >= self.len_of(block) {
-                (index, within) = (index + 1, 0);
-            }
         }
         list
-    }
-}
-
-/// A step that was found ahead.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Symbol {
-    /// The same for the same instruction in the same one of the calls that were open where the walk began.
-    pub(super) key: u64,
-    pub(super) at: u64,
-}
-
-/// Looks ahead on one side, and lists what runs in the calls that were open at the beginning, without what these call.
-#[derive(Debug)]
-pub(super) struct Walk {
-    /// Which of the side's blocks comes, and how much of it is past.
-    block: usize,
-    within: u32,
-    at: u64,
-    mark: usize,
-    base: i32,
-    depth: i32,
-    /// The outermost call that control was in.
-    lowest: i32,
-    last: u32,
-    /// Calls are looked at.
-    with_calls: bool,
-    pub(super) symbols: Vec<Symbol>,
-    is_over: bool,
-    /// It is over because the flow is.
-    pub(super) is_at_end: bool,
-    /// What it has cost.
-    pub(super) cost: u64,
-}
-
-impl Walk {
-    /// From where the side is. `base` is the depth there, unless all calls are to be treated alike.
-    pub(super) fn new(side: &Side, with_calls: bool) -> Self {
-        Self {
-            block: 0,
-            within: side.within,
-            at: side.at,
-            mark: 0,
-            base: side.depth,
-            depth: side.depth,
-            lowest: side.depth,
-            last: INVISIBLE,
-            with_calls,
-            symbols: Vec::new(),
-            is_over: false,
-            is_at_end: false,
-            cost: 0,
-        }
-    }
-
-    /// The symbol of this number, if it is not too far ahead.
-    pub(super) fn get(
-        &mut self,
-        index: usize,
-        side: &mut Side,
-        tokens: &mut Tokens<'_>,
-    ) -> Option<Symbol> {
-        while self.symbols.len() <= index && !self.is_over {
-            self.extend(side, tokens);
-        }
-        self.symbols.get(index).copied()
-    }
-
-    fn extend(&mut self, side: &mut Side, tokens: &mut Tokens<'_>) {
-        self.cost += 1;
-        while let Some(mark) = side.marks.get(self.mark)
-            && mark.at <= self.at
-        {
-            match mark.what {
-                What::Enter { depth, .. } => self.depth = depth,
-                What::Leave { depth } => self.depth = depth - 1,
-                What::Reset => {}
-                What::Gap { .. } => {
-                    self.is_over = true;
-                    return;
-                }
-            }
-            self.mark += 1;
-        }
-        let Some(block) = side.blocks.get(self.block).copied() else {
-            // What is settled as more comes are marks that this has taken account of.
-            let before = side.marks.len();
-            side.settle();
-            self.mark -= (before - side.marks.len()).min(self.mark);
-            let may_pull = side.may_pull();
-            if !may_pull || !side.pull(tokens) {
-                self.is_over = true;
-                self.is_at_end = may_pull;
-            }
-            return;
-        };
-        let len = side.len_of(block);
-        let next = side.marks.get(self.mark).map_or(u64::MAX, |mark| mark.at);
-        let rest = u64::from(len - self.within);
-        let far = rest.min(next - self.at) as u32;
-        self.lowest = self.lowest.min(self.depth);
-        if !self.with_calls || self.depth <= self.lowest {
-            let level = match self.with_calls {
-                true => i64::from(self.depth) - i64::from(self.base),
-                false => 0,
-            };
-            let local = side.locals.get(block as usize);
-            let content = local.map_or(&[][..], |local| tokens.content(local.content));
-            let range = self.within as usize..(self.within + far) as usize;
-            for (index, token) in content.get(range).into_iter().flatten().enumerate() {
-                if *token == INVISIBLE || is_step(*token) && *token == self.last {
-                    continue;
-                }
-                self.last = *token;
-                self.symbols.push(Symbol {
-                    key: (level as u64) << 32 | u64::from(*token),
-                    at: self.at + index as u64,
-                });
-            }
-        } else {
-            // What was called stands between.
-            self.last = INVISIBLE;
-        }
-        self.at += u64::from(far);
-        self.within += far;
-        if self.within >= len {
-            (self.block, self.within) = (self.block + 1, 0);
-        }
     }
 }

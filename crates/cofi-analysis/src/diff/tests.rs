@@ -8,7 +8,8 @@ use cofi_packet::{ExecMode, Ip, StreamOffset};
 use proptest::prelude::*;
 
 use super::align::Differ;
-use super::feed::{Batch, BlockAt, FunctionName, Mark, RunAt, What};
+use super::feed::{Batch, BlockAt, FunctionName, GapAt, Missing, RunAt};
+use super::marks::{Mark, MarkWriter, What};
 use super::tokens::Tokens;
 use super::{DiffOptions, FileMatches, Level, PartingCause, ThreadDiff};
 use crate::calls::CallKind;
@@ -39,11 +40,57 @@ fn hidden(at: u64) -> Place {
 /// From here on instructions are of a file that is not compared.
 const HIDDEN: u64 = 1 << 40;
 
-/// The flow in batches, of blocks of at most so many instructions.
-fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
-    let (mut list, mut at, mut depth) = (Vec::new(), 0, -1);
+/// A flow that is being put into batches.
+#[derive(Default)]
+struct Batches {
+    list: Vec<Batch>,
+    next: Batch,
+    ran: Vec<u32>,
+    marks: MarkWriter,
+    blocks: u32,
+    paths: u32,
+    /// The blocks of the path that is open.
+    open: Vec<u32>,
+}
+
+impl Batches {
+    fn block(&mut self, first: u64, len: u64) {
+        self.open.push(self.blocks);
+        self.blocks += 1;
+        self.next.defined.push(BlockAt {
+            runs: vec![RunAt {
+                ip: Ip(first),
+                mode: ExecMode::Bits64,
+                place: (first >= HIDDEN).then(|| hidden(first)),
+                first: 0,
+            }],
+            lens: vec![1; len as usize],
+        });
+    }
+
+    fn end_path(&mut self) {
+        if !self.open.is_empty() {
+            let path = std::mem::take(&mut self.open);
+            self.next.paths.push(path.into());
+            self.ran.push(self.paths);
+            self.paths += 1;
+        }
+    }
+
+    fn send(&mut self) {
+        self.end_path();
+        let mut batch = std::mem::take(&mut self.next);
+        batch.ran = std::mem::take(&mut self.ran).into();
+        batch.marks = self.marks.take();
+        self.list.push(batch);
+    }
+}
+
+/// The flow in batches, of blocks of at most so many instructions, and paths of at most so many blocks.
+fn batches(pieces: &[Piece], (most, path): (u64, usize)) -> Vec<Batch> {
+    let (mut batches, mut at, mut depth) = (Batches::default(), 0, -1);
+    let mut has_run = false;
     for piece in pieces {
-        let mut batch = Batch::default();
         let enter = |function, depth, kind| What::Enter {
             function,
             depth,
@@ -52,29 +99,20 @@ fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
         };
         let what = match piece {
             Run(range) => {
+                // What is told of an instruction comes no later than the one behind it.
+                if std::mem::replace(&mut has_run, true) && path == 1 {
+                    batches.send();
+                }
                 let mut first = range.start;
                 while first < range.end {
                     let len = most.min(range.end - first);
-                    batch.ran.push(
-                        (list
-                            .iter()
-                            .map(|batch: &Batch| batch.defined.len())
-                            .sum::<usize>()
-                            + batch.defined.len()) as u32,
-                    );
-                    batch.defined.push(BlockAt {
-                        runs: vec![RunAt {
-                            ip: Ip(first),
-                            mode: ExecMode::Bits64,
-                            place: (first >= HIDDEN).then(|| hidden(first)),
-                            first: 0,
-                        }],
-                        lens: vec![1; len as usize],
-                    });
+                    batches.block(first, len);
+                    if batches.open.len() >= path {
+                        batches.end_path();
+                    }
                     first += len;
                     at += len;
                 }
-                list.push(batch);
                 continue;
             }
             Call(function) => {
@@ -89,10 +127,18 @@ fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
                 depth -= 1;
                 What::Leave { depth: depth + 1 }
             }
-            Gap => What::Gap {
-                cause: GapCause::Error(FlowErrorKind::UnknownEnd),
-                offset: StreamOffset(at),
-            },
+            Gap => {
+                // Paths do not go on over it.
+                batches.end_path();
+                batches.next.gaps.push(GapAt {
+                    at,
+                    missing: Missing {
+                        cause: GapCause::Error(FlowErrorKind::UnknownEnd),
+                        offset: StreamOffset(at),
+                    },
+                });
+                What::Gap
+            }
         };
         if let What::Enter { function, .. } = what {
             let name = FunctionName {
@@ -104,19 +150,12 @@ fn batches(pieces: &[Piece], most: u64) -> Vec<Batch> {
                 is_named: true,
                 file: (function >= 98).then(|| "/lib/libc.so.6".into()),
             };
-            batch.functions.push((function, name));
+            batches.next.functions.push((function, name));
         }
-        batch.marks.push(Mark { at, what });
-        // What is told of an instruction comes no later than the one behind it.
-        match list.last_mut() {
-            Some(last) => {
-                last.marks.extend(batch.marks);
-                last.functions.extend(batch.functions);
-            }
-            None => list.push(batch),
-        }
+        batches.marks.push(Mark { at, what });
     }
-    list
+    batches.send();
+    batches.list
 }
 
 fn diff_of(a: &[Piece], b: &[Piece], cuts: [u64; 2], strict: bool) -> ThreadDiff {
@@ -130,15 +169,17 @@ fn diff_of(a: &[Piece], b: &[Piece], cuts: [u64; 2], strict: bool) -> ThreadDiff
 
 fn diff_with(a: &[Piece], b: &[Piece], cuts: [u64; 2], options: &DiffOptions) -> ThreadDiff {
     let mut files = FileMatches::new(&[], &[], Level::Instructions, Some("no path"));
-    let receive = |pieces: &[Piece], most| {
-        let batches = batches(pieces, most);
+    // The two are cut into paths of different lengths.
+    let receive = |pieces: &[Piece], most: u64, path| {
+        let batches = batches(pieces, (most, path));
         let (send, receive) = sync_channel(batches.len());
         for batch in batches {
             send.send(batch).expect("room for all");
         }
         receive
     };
-    let receivers = [receive(a, cuts[0]), receive(b, cuts[1])];
+    let paths = [cuts[0] as usize % 3, cuts[1] as usize % 4].map(|blocks| blocks + 1);
+    let receivers = [receive(a, cuts[0], paths[0]), receive(b, cuts[1], paths[1])];
     Differ::new(receivers, Tokens::new(&mut files), options).run()
 }
 

@@ -56,6 +56,9 @@ pub(super) struct Tokens<'m> {
     /// How many instructions of each are not compared.
     left_out: Vec<u32>,
     known: FxHashMap<Content, u32>,
+    /// Paths, by the contents of their blocks, and how many instructions of each are not compared.
+    paths: FxHashMap<Box<[u32]>, u32>,
+    path_left_out: Vec<u32>,
     /// By where the file is in memory, which is kept so long.
     roles: [HashMap<usize, (Arc<CodeFile>, Role)>; 2],
     /// The names of generated code.
@@ -72,6 +75,8 @@ impl<'m> Tokens<'m> {
             contents: Vec::new(),
             left_out: Vec::new(),
             known: FxHashMap::default(),
+            paths: FxHashMap::default(),
+            path_left_out: Vec::new(),
             roles: [HashMap::new(), HashMap::new()],
             names: HashMap::new(),
             by_bytes: 0,
@@ -119,6 +124,23 @@ impl<'m> Tokens<'m> {
     /// How many instructions of a content are not compared.
     pub(super) fn left_out(&self, content: u32) -> u32 {
         self.left_out.get(content as usize).copied().unwrap_or(0)
+    }
+
+    /// The number of a path of blocks with these contents.
+    pub(super) fn define_path(&mut self, contents: Vec<u32>) -> u32 {
+        let next = self.path_left_out.len() as u32;
+        let left_out = contents.iter().map(|content| self.left_out(*content)).sum();
+        let number = *self.paths.entry(contents.into()).or_insert(next);
+        if number == next {
+            self.path_left_out.push(left_out);
+        }
+        number
+    }
+
+    /// How many instructions of a path are not compared.
+    #[inline]
+    pub(super) fn path_left_out(&self, path: u32) -> u32 {
+        self.path_left_out.get(path as usize).copied().unwrap_or(0)
     }
 
     fn number(&mut self, key: Key) -> u32 {
