@@ -497,7 +497,7 @@ mod tests {
         ) {
             let candidates: Vec<_> = (0u32..).zip(&list).map(|(i, &(start, size))| candidate(start, size, 0, i)).collect();
             let code = [(0, 1000)];
-            let ranges = flatten(candidates.clone(), &code);
+            let (ranges, _) = flatten(candidates.clone(), &code);
             for pair in ranges.windows(2) {
                 prop_assert!(pair[0].end <= pair[1].start);
             }

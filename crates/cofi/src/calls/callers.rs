@@ -7,9 +7,9 @@ use super::{Matches, is_wanted, nanoseconds};
 use crate::args::{CallsArgs, Range};
 use crate::check::duration;
 use crate::digits::grouped;
+use crate::function_names::Wanted;
 use crate::input;
 use crate::output::Stdout;
-use crate::select::Window;
 use anyhow::Result;
 use cofi_analysis::{Call, CallEnd, CallKind, CallNames, CallVisitor, FunctionId};
 use cofi_packet::Ip;
@@ -86,12 +86,12 @@ struct Node {
 }
 
 impl<'a> Callers<'a> {
-    pub(super) fn new(args: &'a CallsArgs, _: &Window) -> Self {
+    pub(super) fn new(args: &'a CallsArgs, wanted: &Wanted) -> Self {
         let levels = args.depth.map_or(LEVELS, |depth| depth as usize);
         Self {
             range: &args.range,
             levels: levels.min(LEVELS),
-            wanted: Matches::new(args.callers.as_deref().unwrap_or_default()),
+            wanted: Matches::new(wanted),
             open: FxHashMap::default(),
             ways: Ways::new(),
             counted: Vec::new(),

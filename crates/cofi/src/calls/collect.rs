@@ -5,6 +5,7 @@ use super::text::{Tree, TreeStyle};
 use super::turns::{Turn, write_parts};
 use super::{Matches, is_wanted};
 use crate::args::{CallsArgs, threads};
+use crate::function_names::Wanted;
 use crate::input;
 use crate::json::Line;
 use crate::output::Stdout;
@@ -93,14 +94,16 @@ impl Stacks {
 impl<'a, 's> Collect<'a, 's> {
     pub(super) fn new(
         args: &'a CallsArgs,
+        wanted: Option<&Wanted>,
         window: &Window,
         session: &'a Session<'s>,
         stream: &Stream<'_>,
         (out, turn): (&'a Mutex<Stdout>, &'a Turn<'a>),
     ) -> Self {
         let has_headings = window.streams(session).len() > 1 || stream.key().cpu().is_some();
-        let callers = args.callers.as_deref().map(|name| Stacks {
-            wanted: Matches::new(name),
+        let callers = wanted.filter(|_| args.callers.is_some());
+        let callers = callers.map(|wanted| Stacks {
+            wanted: Matches::new(wanted),
             open: FxHashMap::default(),
             nodes: Vec::new(),
             numbers: FxHashMap::default(),
@@ -111,7 +114,7 @@ impl<'a, 's> Collect<'a, 's> {
             session,
             key: stream.key(),
             threads: ByTask::default(),
-            function: args.function.as_deref().map(Matches::new),
+            function: wanted.filter(|_| args.function.is_some()).map(Matches::new),
             callers,
             matches: 0,
             out,
