@@ -143,6 +143,7 @@ fn any_name_of_a_function_may_be_asked_for() {
         at_stub.stderr
     );
     let called = ask(&["calls", "--function", "labs@plt"]);
+    assert_eq!(called.text(), "", "no head without a call");
     assert!(
         called.stderr.contains("ask for labs\n"),
         "{}",

@@ -183,27 +183,40 @@ impl<'a, 's> Collect<'a, 's> {
         names: &CallNames,
         out: &mut Stdout,
     ) -> io::Result<()> {
-        let Self { args, session, .. } = self;
-        let mut tree = Tree::new(session, names, &self.style);
+        let Self {
+            args,
+            session,
+            style,
+            heading,
+            has_headings,
+            ..
+        } = self;
+        let is_part = args.function.is_some();
+        let mut tree = Tree::new(session, names, style);
         let mut root: Option<i32> = None;
-        if self.has_headings && self.heading != Some(task) {
-            let comm = session.comm_of(task.tid).map(input::called);
-            let begin = if self.heading.is_some() { "\n" } else { "" };
-            writeln!(
-                out,
-                "{begin}thread {}{}",
-                task.tid,
-                comm.unwrap_or_default()
-            )?;
-            self.heading = Some(task);
+        let mut begin = |tree: &Tree<'_, '_>, out: &mut Stdout| {
+            if *has_headings && *heading != Some(task) {
+                let comm = session.comm_of(task.tid).map(input::called);
+                let begin = if heading.is_some() { "\n" } else { "" };
+                let comm = comm.unwrap_or_default();
+                writeln!(out, "{begin}thread {}{comm}", task.tid)?;
+                *heading = Some(task);
+            }
+            tree.head(out)
+        };
+        // A thread that never called the function is not shown.
+        if !is_part {
+            begin(&tree, out)?;
         }
-        tree.head(out)?;
         order.drain(|finished| {
             if is_hidden(args, session, finished) {
                 return Ok(());
             }
             let mut finished = *finished;
-            if self.function.is_some() {
+            if is_part {
+                if root.is_none() {
+                    begin(&tree, out)?;
+                }
                 // The function itself is the root of its tree.
                 let depth = finished.call.depth;
                 let base = root.map_or(depth, |root| depth.min(root));
