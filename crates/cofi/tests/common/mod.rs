@@ -216,3 +216,19 @@ pub(crate) fn is_root() -> bool {
     }
     is_root
 }
+
+/// Runs a command on a terminal of so many columns; nothing where there is no `script`.
+pub(crate) fn on_terminal(columns: &str, command: &str) -> Option<String> {
+    let ran = Command::new("script")
+        .args(["-qec", command, "/dev/null"])
+        .env("COLUMNS", columns)
+        .env("TERM", "dumb")
+        .output();
+    match ran {
+        Ok(output) => Some(String::from_utf8_lossy(&output.stdout).replace('\r', "")),
+        Err(error) => {
+            eprintln!("skipped: no `script`: {error}");
+            None
+        }
+    }
+}
