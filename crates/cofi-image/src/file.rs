@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -293,24 +294,70 @@ impl CodeFile {
     /// function has that name: [`symbol_at`](Self::symbol_at) knows nothing of it.
     pub fn stub_at(&self, offset: u64) -> Option<Symbol<'_>> {
         let address = self.layout()?.address_of_offset(offset)?;
-        let read = || match self.opened() {
+        self.stubs().at(address)
+    }
+
+    fn stubs(&self) -> &Stubs {
+        self.stubs.get_or_init(|| match self.opened() {
             Ok(opened) => opened.contents.parse_head(),
             Err(_) => Stubs::default(),
-        };
-        self.stubs.get_or_init(read).at(address)
+        })
     }
 
     /// Every function: its name as the symbol table spells it, and the file's byte where its code begins.
     pub fn for_each_function(&self, mut visit: impl FnMut(&str, u64)) {
-        let layout = self.layout();
-        self.symbols().for_each(|name, start| match layout {
-            Some(layout) => {
-                if let Some(offset) = layout.offset_of_address(start) {
-                    visit(name, offset);
-                }
+        self.symbols().for_each(|name, start| {
+            if let Some(offset) = self.offset_of_symbol(start) {
+                visit(name, offset);
             }
-            None => visit(name, start),
         });
+    }
+
+    /// As [`for_each_function`](Self::for_each_function), with all bytes of the file from where the code begins to where it ends. Another function
+    /// may lie among them.
+    pub fn for_each_function_range(&self, mut visit: impl FnMut(&str, Range<u64>)) {
+        self.symbols().for_each_range(|name, range| {
+            if let Some(range) = self.offsets_of(range) {
+                visit(name, range);
+            }
+        });
+    }
+
+    /// Every name of a function that [`symbol_at`](Self::symbol_at) does not tell, as another one of it is better known: that name, the one that it
+    /// tells, and the file's byte where the code begins.
+    pub fn for_each_other_name(&self, mut visit: impl FnMut(&str, &str, u64)) {
+        self.symbols().for_each_other(|other, name, start| {
+            if let Some(offset) = self.offset_of_symbol(start) {
+                visit(other, name, offset);
+            }
+        });
+    }
+
+    /// Every stub of the procedure linkage table: its name ([`stub_at`](Self::stub_at)) and its bytes in the file.
+    pub fn for_each_stub(&self, mut visit: impl FnMut(&str, Range<u64>)) {
+        if self.layout().is_none() {
+            return;
+        }
+        self.stubs().for_each(|name, range| {
+            if let Some(range) = self.offsets_of(range) {
+                visit(name, range);
+            }
+        });
+    }
+
+    /// Where in the file symbols with an address are.
+    fn offset_of_symbol(&self, address: u64) -> Option<u64> {
+        match self.layout() {
+            Some(layout) => layout.offset_of_address(address),
+            // What is no ELF file has symbols only if they were given, by offset.
+            None => Some(address),
+        }
+    }
+
+    fn offsets_of(&self, addresses: Range<u64>) -> Option<Range<u64>> {
+        let start = self.offset_of_symbol(addresses.start)?;
+        let len = addresses.end.saturating_sub(addresses.start);
+        Some(start..start.saturating_add(len))
     }
 
     /// The file of debugging information that gives the symbols, if it is another one.

@@ -130,27 +130,52 @@ impl AddressSpace {
     /// Every function that was mapped at any time: its name as its list spells it, and the address of its first instruction. One
     /// that was mapped several times comes as often.
     pub fn for_each_function(&self, mut visit: impl FnMut(&str, Ip)) {
-        let mut of_region = |region: &Region| {
+        self.for_each_region(|region| {
             region.file.for_each_function(|name, offset| {
-                let inside = offset.checked_sub(region.offset);
-                let ip = inside.and_then(|inside| region.start.checked_add(inside));
-                if let Some(ip) = ip.filter(|ip| *ip <= region.last) {
-                    visit(name, Ip(ip));
+                if let Some(ip) = region.ip_of(offset) {
+                    visit(name, ip);
                 }
             });
-        };
-        for (_, change) in &self.log {
-            match change {
-                Change::Put(region) => of_region(region),
-                Change::Clear { .. } => {}
-                Change::Replace(tree) => tree.for_each(&mut of_region),
-            }
-        }
+        });
         if let Some(names) = &self.generated {
             names.for_each_function(|name, start| visit(name, Ip(start)));
         }
         if let Some(names) = &self.kernel {
             names.for_each_function(|name, start| visit(name, Ip(start)));
+        }
+    }
+
+    /// Every name of a function that is not shown, as [`CodeFile::for_each_other_name`] knows them, with the one that is, and the address of the
+    /// first instruction.
+    pub fn for_each_other_name(&self, mut visit: impl FnMut(&str, &str, Ip)) {
+        self.for_each_region(|region| {
+            region.file.for_each_other_name(|other, name, offset| {
+                if let Some(ip) = region.ip_of(offset) {
+                    visit(other, name, ip);
+                }
+            });
+        });
+    }
+
+    /// Every stub of a procedure linkage table that was mapped at any time: its name and the address of its first instruction.
+    pub fn for_each_stub(&self, mut visit: impl FnMut(&str, Ip)) {
+        self.for_each_region(|region| {
+            region.file.for_each_stub(|name, range| {
+                if let Some(ip) = region.ip_of(range.start) {
+                    visit(name, ip);
+                }
+            });
+        });
+    }
+
+    /// Every piece of a file that was mapped at any time, as often as it was.
+    fn for_each_region(&self, mut visit: impl FnMut(&Region)) {
+        for (_, change) in &self.log {
+            match change {
+                Change::Put(region) => visit(region),
+                Change::Clear { .. } => {}
+                Change::Replace(tree) => tree.for_each(&mut visit),
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //! relocation.
 
 use std::collections::HashMap;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use object::elf::{FileHeader32, FileHeader64};
 use object::read::elf::{ElfFile, FileHeader, SectionHeader};
@@ -33,6 +33,11 @@ pub(crate) struct Stubs(Symbols);
 impl Stubs {
     pub(crate) fn at(&self, address: u64) -> Option<Symbol<'_>> {
         self.0.at(address)
+    }
+
+    /// Every stub: its name and its addresses.
+    pub(crate) fn for_each(&self, visit: impl FnMut(&str, Range<u64>)) {
+        self.0.for_each_range(visit);
     }
 
     fn of_class<'data, E, R>(data: R) -> Option<Self>

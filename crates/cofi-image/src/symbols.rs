@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops;
 
 use object::elf::{FileHeader32, FileHeader64, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE};
 use object::read::elf::{ElfFile, FileHeader, Sym, SymbolTable};
@@ -73,8 +74,13 @@ impl fmt::Write for Bounded {
 pub(crate) struct Symbols {
     /// By `start`.
     ranges: Vec<Range>,
+    /// Names that give way to better ones of the same address, by address.
+    others: Vec<(u64, NamePlace)>,
     names: String,
 }
+
+/// Where a name stands in [`Symbols::names`].
+type NamePlace = (u32, u32);
 
 #[derive(Clone, Copy, Debug)]
 struct Range {
@@ -82,8 +88,7 @@ struct Range {
     end: u64,
     /// Start of the function, which the range may be a later part of.
     function: u64,
-    /// Where its name stands in `names`.
-    name: (u32, u32),
+    name: NamePlace,
 }
 
 /// A function as the symbol table tells it.
@@ -94,7 +99,7 @@ struct Candidate {
     size: u64,
     /// The higher one names a range that several symbols claim.
     rank: u8,
-    name: (u32, u32),
+    name: NamePlace,
 }
 
 impl Symbols {
@@ -119,23 +124,53 @@ impl Symbols {
             });
         }
         Self {
-            ranges: flatten(candidates, &[]),
+            ranges: flatten(candidates, &[]).0,
+            // What else was called so before is none of its names.
+            others: Vec::new(),
             names,
         }
     }
 
     /// Every function: its name and its first address.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(&str, u64)) {
-        for range in self
+        self.for_each_range(|name, range| visit(name, range.start));
+    }
+
+    /// Every function: its name and its addresses, up to the end of its last part.
+    pub(crate) fn for_each_range(&self, mut visit: impl FnMut(&str, ops::Range<u64>)) {
+        let later = self
             .ranges
             .iter()
-            .filter(|range| range.start == range.function)
-        {
-            let (from, to) = range.name;
-            if let Some(name) = self.names.get(from as usize..to as usize) {
-                visit(name, range.start);
+            .filter(|range| range.start != range.function);
+        // Parts come by address: the last one of a function is kept.
+        let ends: HashMap<u64, u64> = later.map(|part| (part.function, part.end)).collect();
+        let first = |range: &&Range| range.start == range.function;
+        for range in self.ranges.iter().filter(first) {
+            if let Some(name) = self.name(range.name) {
+                let end = ends.get(&range.function).copied().unwrap_or(range.end);
+                visit(name, range.start..end);
             }
         }
+    }
+
+    /// Every other name of a function: it, the function's name, its first address.
+    pub(crate) fn for_each_other(&self, mut visit: impl FnMut(&str, &str, u64)) {
+        for (start, other) in &self.others {
+            let index = self
+                .ranges
+                .binary_search_by_key(start, |range| range.start)
+                .ok();
+            let range = index.and_then(|index| self.ranges.get(index));
+            let range = range.filter(|range| range.function == *start);
+            let names = range.and_then(|range| self.name(*other).zip(self.name(range.name)));
+            if let Some((other, name)) = names {
+                visit(other, name, *start);
+            }
+        }
+    }
+
+    fn name(&self, (from, to): NamePlace) -> Option<&str> {
+        self.names.get(from as usize..to as usize)
     }
 
     /// Whether there are none.
@@ -149,9 +184,8 @@ impl Symbols {
             .partition_point(|range| range.start <= address)
             .checked_sub(1)?;
         let range = self.ranges.get(index).filter(|range| address < range.end)?;
-        let (from, to) = range.name;
         Some(Symbol {
-            name: self.names.get(from as usize..to as usize)?,
+            name: self.name(range.name)?,
             start: range.function,
             offset: address - range.function,
         })
@@ -178,8 +212,10 @@ impl Symbols {
         if collector.candidates.is_empty() {
             collector.collect(file.endian(), file.elf_dynamic_symbol_table());
         }
+        let (ranges, others) = flatten(collector.candidates, &collector.code);
         Symbols {
-            ranges: flatten(collector.candidates, &collector.code),
+            ranges,
+            others,
             names: collector.names,
         }
     }
@@ -227,7 +263,7 @@ struct Collector {
     candidates: Vec<Candidate>,
     names: String,
     /// Where names of the string table stand in `names`.
-    known: HashMap<u32, (u32, u32)>,
+    known: HashMap<u32, NamePlace>,
     limit: usize,
 }
 
@@ -269,7 +305,7 @@ impl Collector {
     }
 
     /// With how many underscores a name begins, up to 15.
-    fn underscores(&self, (from, to): (u32, u32)) -> u8 {
+    fn underscores(&self, (from, to): NamePlace) -> u8 {
         let name = self.names.get(from as usize..to as usize);
         let name = name.unwrap_or_default().bytes();
         name.take(15).take_while(|byte| *byte == b'_').count() as u8
@@ -280,7 +316,7 @@ impl Collector {
         endian: Endianness,
         table: &SymbolTable<'data, E, R>,
         symbol: &E::Sym,
-    ) -> Option<(u32, u32)>
+    ) -> Option<NamePlace>
     where
         E: FileHeader<Endian = Endianness>,
         R: ReadRef<'data>,
@@ -316,11 +352,22 @@ fn code_end(code: &[(u64, u64)], address: u64) -> Option<u64> {
 }
 
 /// Gives every address to one symbol. A symbol inside another one keeps its own range; one without a size reaches
-/// to the next symbol, and is dropped inside one that has a size: it is a label there.
-fn flatten(mut candidates: Vec<Candidate>, code: &[(u64, u64)]) -> Vec<Range> {
+/// to the next symbol, and is dropped inside one that has a size: it is a label there. The other names of what starts at one address come beside.
+fn flatten(
+    mut candidates: Vec<Candidate>,
+    code: &[(u64, u64)],
+) -> (Vec<Range>, Vec<(u64, NamePlace)>) {
     // The best name first among those that start together.
     candidates.sort_by(|a, b| (a.start, b.rank, a.name).cmp(&(b.start, a.rank, b.name)));
-    candidates.dedup_by_key(|candidate| candidate.start);
+    let mut others = Vec::new();
+    candidates.dedup_by(|next, kept| {
+        let is_other = next.start == kept.start;
+        if is_other && next.name != kept.name {
+            others.push((next.start, next.name));
+        }
+        is_other
+    });
+    others.shrink_to_fit();
 
     let mut sweep = Sweep::default();
     for (index, candidate) in candidates.iter().enumerate() {
@@ -344,7 +391,7 @@ fn flatten(mut candidates: Vec<Candidate>, code: &[(u64, u64)]) -> Vec<Range> {
         });
     }
     sweep.advance(u64::MAX);
-    sweep.done
+    (sweep.done, others)
 }
 
 /// Goes up the addresses with the symbols that cover the current one, the innermost last.
@@ -396,7 +443,7 @@ mod tests {
 
     fn flat(candidates: &[Candidate]) -> Vec<(u64, u64, u32)> {
         let code = [(0, 1000)];
-        let ranges = flatten(candidates.to_vec(), &code);
+        let (ranges, _) = flatten(candidates.to_vec(), &code);
         ranges
             .iter()
             .map(|range| (range.start, range.end, range.name.0))
@@ -450,7 +497,7 @@ mod tests {
         ) {
             let candidates: Vec<_> = (0u32..).zip(&list).map(|(i, &(start, size))| candidate(start, size, 0, i)).collect();
             let code = [(0, 1000)];
-            let ranges = flatten(candidates.clone(), &code);
+            let (ranges, _) = flatten(candidates.clone(), &code);
             for pair in ranges.windows(2) {
                 prop_assert!(pair[0].end <= pair[1].start);
             }

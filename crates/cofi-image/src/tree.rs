@@ -8,6 +8,8 @@
 
 use std::sync::Arc;
 
+use cofi_packet::Ip;
+
 use crate::file::CodeFile;
 
 /// Where the kernel's half of the address space begins.
@@ -32,6 +34,12 @@ impl Region {
     /// The file offset of `address`; `None` where the offset would not fit.
     pub(crate) fn offset_of(&self, address: u64) -> Option<u64> {
         self.offset.checked_add(address.checked_sub(self.start)?)
+    }
+
+    /// Where the byte at `offset` of the file is, if it is here.
+    pub(crate) fn ip_of(&self, offset: u64) -> Option<Ip> {
+        let ip = self.start.checked_add(offset.checked_sub(self.offset)?)?;
+        (ip <= self.last).then_some(Ip(ip))
     }
 
     /// The part in the half of the address space that `address` is in.

@@ -346,4 +346,50 @@ fn a_name_without_underscores_comes_first() {
             .any(|name| name.ends_with("_inner") || name == "_other"),
         "{names:?}"
     );
+    let mut others = Vec::new();
+    file.for_each_other_name(|other, name, offset| {
+        assert_eq!(file.symbol_at(offset).map(|symbol| symbol.name), Some(name));
+        if name == "known" {
+            others.push(other.to_owned());
+        }
+    });
+    others.sort_unstable();
+    assert_eq!(others, ["__inner", "_other"]);
+}
+
+/// A function ends where its symbol does, or the last part of it, and stubs are listed with theirs.
+#[test]
+fn functions_and_stubs_have_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("a.c"), folder.path().join("a"));
+    let text_of = "
+        #include <stdio.h>
+        asm(\".globl outer\\n.type outer, @function\\nouter: .skip 4, 0x90\\n\"
+            \".type inner, @function\\ninner: .skip 3, 0x90\\n.size inner, 3\\n.skip 5, 0x90\\n.size outer, 12\\n.skip 20, 0x90\");
+        int main(void) { return puts(\"\"); }
+    ";
+    std::fs::write(&source, text_of).unwrap();
+    if !tool("cc", &["-O0", "-o", text(&program), text(&source)]) {
+        return;
+    }
+    let file = FileStore::with_places(Places::default()).file_of(&program, None);
+    let mut lens = Vec::new();
+    file.for_each_function_range(|name, range| {
+        if matches!(name, "outer" | "inner") {
+            assert_eq!(
+                file.symbol_at(range.start).map(|symbol| symbol.name),
+                Some(name)
+            );
+            lens.push((name.to_owned(), range.end - range.start));
+        }
+    });
+    assert_eq!(lens, [("outer".into(), 12), ("inner".into(), 3)]);
+    let mut stubs = Vec::new();
+    file.for_each_stub(|name, range| {
+        for offset in range {
+            assert_eq!(file.stub_at(offset).map(|stub| stub.name), Some(name));
+        }
+        stubs.push(name.to_owned());
+    });
+    assert!(stubs.iter().any(|name| name == "puts@plt"), "{stubs:?}");
 }

@@ -610,10 +610,29 @@ impl<'t> Session<'t> {
     /// Every function of code that was mapped in any process at any time: its name as the list of symbols spells it, and the address
     /// of its first instruction. One that was mapped several times comes as often. All files of code are read for that.
     pub fn for_each_function(&self, mut visit: impl FnMut(&str, Ip)) {
-        let spaces = self.timeline.spaces.iter().chain([&self.timeline.kernel]);
-        for space in spaces {
-            space.image.for_each_function(&mut visit);
+        for image in self.images() {
+            image.for_each_function(&mut visit);
         }
+    }
+
+    /// Every other name of such a function, which is not shown as it has a better known one: it, the one that is shown, and the address of the
+    /// first instruction.
+    pub fn for_each_other_name(&self, mut visit: impl FnMut(&str, &str, Ip)) {
+        for image in self.images() {
+            image.for_each_other_name(&mut visit);
+        }
+    }
+
+    /// Every stub of a procedure linkage table (`puts@plt`) in such code: its name and the address of its first instruction.
+    pub fn for_each_stub(&self, mut visit: impl FnMut(&str, Ip)) {
+        for image in self.images() {
+            image.for_each_stub(&mut visit);
+        }
+    }
+
+    fn images(&self) -> impl Iterator<Item = &AddressSpace> {
+        let spaces = self.timeline.spaces.iter().chain([&self.timeline.kernel]);
+        spaces.map(|space| &space.image)
     }
 
     /// The code of a process (of 0 for bare packets) as it was last.

@@ -1,5 +1,6 @@
 //! Places in a trace as a person names them, and what they mean in a given one.
 
+use crate::function_names::{Wanted, is_named, of_stub};
 use crate::notes::Now;
 use crate::psb_index::PsbIndex;
 use anyhow::{Result, bail};
@@ -128,7 +129,7 @@ enum At {
     Ip(Ip),
     /// The first instructions of functions of that name.
     Function {
-        name: String,
+        wanted: Wanted,
         entries: Vec<Ip>,
     },
 }
@@ -177,7 +178,7 @@ impl Place {
             Point::Ip(ip) => At::Ip(*ip),
             Point::Function(name) => At::Function {
                 entries: entries(name, session)?,
-                name: name.clone(),
+                wanted: Wanted::of(name, session),
             },
         };
         Ok(Self {
@@ -213,12 +214,12 @@ impl Place {
                 None => flow.perf_time().is_some_and(|now| now >= *time),
             },
             At::Ip(ip) => holds(*ip),
-            At::Function { name, entries } => entries.iter().any(|ip| {
+            At::Function { wanted, entries } => entries.iter().any(|ip| {
                 // Other code may stand there at another time, or in another process.
                 holds(*ip)
                     && flow.place(*ip).is_some_and(|place| {
-                        place.symbol().is_some_and(|symbol| {
-                            symbol.offset == 0 && is_called(symbol.name, name)
+                        place.symbol_or_stub().is_some_and(|symbol| {
+                            symbol.offset == 0 && wanted.is(&symbol.demangled())
                         })
                     })
             }),
@@ -300,19 +301,26 @@ fn end_of(session: &Session<'_>) -> Option<PerfTime> {
     session.streams().iter().filter_map(end_of).max()
 }
 
-/// Whether a symbol is what a person means.
-pub(crate) fn is_called(symbol: &str, name: &str) -> bool {
-    symbol == name || symbol.starts_with('_') && cofi_image::demangle(symbol) == name
-}
-
 /// Where functions of a name begin.
 fn entries(name: &str, session: &Session<'_>) -> Result<Vec<Ip>> {
     let mut entries = Vec::new();
     session.for_each_function(|symbol, ip| {
-        if is_called(symbol, name) {
+        if is_named(&cofi_image::demangle(symbol), name) {
             entries.push(ip);
         }
     });
+    session.for_each_other_name(|other, _, ip| {
+        if is_named(&cofi_image::demangle(other), name) {
+            entries.push(ip);
+        }
+    });
+    if of_stub(name).is_some() {
+        session.for_each_stub(|stub, ip| {
+            if stub == name {
+                entries.push(ip);
+            }
+        });
+    }
     if !entries.is_empty() {
         entries.sort_unstable();
         entries.dedup();
@@ -335,8 +343,14 @@ const NEAR: usize = 5;
 pub(crate) fn near(name: &str, session: &Session<'_>) -> Vec<String> {
     let wanted = name.to_lowercase();
     let mut found: Vec<(usize, String)> = Vec::new();
-    session.for_each_function(|symbol, _| {
-        let spelt = cofi_image::demangle(symbol);
+    let mut look_at = |symbol: &str| {
+        let mut spelt = cofi_image::demangle(symbol);
+        // A version is nothing that a person has to give.
+        if of_stub(&spelt).is_none()
+            && let Some(at) = spelt.find('@').filter(|at| *at > 0)
+        {
+            spelt.truncate(at);
+        }
         let known = spelt.to_lowercase();
         let far = if known.contains(&wanted) {
             // What begins or ends so is nearer than what only holds it.
@@ -353,7 +367,12 @@ pub(crate) fn near(name: &str, session: &Session<'_>) -> Vec<String> {
         found.push((far, spelt));
         found.sort();
         found.truncate(NEAR);
-    });
+    };
+    session.for_each_function(|symbol, _| look_at(symbol));
+    session.for_each_other_name(|other, _, _| look_at(other));
+    if of_stub(name).is_some() {
+        session.for_each_stub(|stub, _| look_at(stub));
+    }
     found.into_iter().map(|(_, name)| name).collect()
 }
 

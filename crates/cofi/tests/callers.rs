@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Scratch, cofi, json, record, repository, run};
+use common::{Scratch, cofi, json, on_terminal, record, repository, run};
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -89,4 +89,37 @@ fn a_recursion_is_one_caller() {
         let recursive: HashSet<String> = recursive.iter().copied().map(str::to_owned).collect();
         assert_eq!(marked, recursive, "{function}");
     }
+}
+
+/// Names that are longer than the terminal is wide are shortened in the middle.
+#[test]
+fn callers_fit_the_terminal() {
+    let scratch = Scratch::new();
+    let name = format!("calls_{}_leaf", "in_many_words_".repeat(8));
+    let text = format!(
+        "__attribute__((noipa)) int leaf(int n) {{ return n; }}\n\
+         __attribute__((noipa)) int {name}(int n) {{ return leaf(n) + 1; }}\n\
+         int main(int n, char **v) {{ return {name}(n) == 7; }}\n"
+    );
+    let source = scratch.write("long.c", text);
+    let Some(program) = scratch.compile(&source, &["-O1"]) else {
+        return;
+    };
+    let data = scratch.path("data");
+    let ran = run(record(&data, None).arg("--").arg(program));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let command = format!(
+        "{} calls --callers leaf --depth 2 {}",
+        env!("CARGO_BIN_EXE_cofi"),
+        data.display()
+    );
+    let Some(shown) = on_terminal("80", &command) else {
+        return;
+    };
+    assert!(shown.contains("_leaf+0x"), "{shown}");
+    for line in shown.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    let plain = run(cofi().args(["calls", "--callers", "leaf"]).arg(&data)).text();
+    assert!(plain.contains(&name), "{plain}");
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Scratch, cofi, run};
+use common::{Scratch, cofi, on_terminal, run};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -542,22 +542,6 @@ fn a_cause_is_said_once() {
     );
     let begin: String = cause.chars().take(20).collect();
     assert_eq!(ran.stderr.matches(&begin).count(), 1, "{}", ran.stderr);
-}
-
-/// Runs a command on a terminal of so many columns; nothing where there is no `script`.
-fn on_terminal(columns: &str, command: &str) -> Option<String> {
-    let ran = Command::new("script")
-        .args(["-qec", command, "/dev/null"])
-        .env("COLUMNS", columns)
-        .env("TERM", "dumb")
-        .output();
-    match ran {
-        Ok(output) => Some(String::from_utf8_lossy(&output.stdout).replace('\r', "")),
-        Err(error) => {
-            eprintln!("skipped: no `script`: {error}");
-            None
-        }
-    }
 }
 
 /// What a terminal shows of a line.

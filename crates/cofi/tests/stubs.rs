@@ -93,3 +93,67 @@ fn stubs_are_named_where_instructions_are_and_are_no_calls() {
     let names = calls.iter().filter_map(|call| call["call"].as_str());
     assert_eq!(names.filter(|name| name.ends_with("@plt")).count(), 0);
 }
+
+/// A function that is shown by another name than the one that the source calls.
+const ALIASED: &str = r#"
+#include <stdlib.h>
+__attribute__((noipa)) int _shown(int n) { return labs(n) + 1; }
+extern int asked(int n) __attribute__((weak, alias("_shown")));
+int main(int count, char **names) { return asked(count) + asked(-count) == 7; }
+"#;
+
+#[test]
+fn any_name_of_a_function_may_be_asked_for() {
+    let scratch = Scratch::new();
+    let source = scratch.write("program.c", ALIASED);
+    let flags = ["-O1", "-fno-builtin", "-Wl,-z,now"];
+    let Some(program) = scratch.compile(&source, &flags) else {
+        return;
+    };
+    let data = scratch.path("data");
+    let recorded = run(cofi()
+        .args(["record", "--engine", "ptrace", "-o"])
+        .arg(&data)
+        .arg("--")
+        .arg(&program));
+    assert_eq!(recorded.code(), 0, "{}", recorded.stderr);
+    let ask = |arguments: &[&str]| run(cofi().args(arguments).arg(&data));
+
+    for option in ["--function", "--callers"] {
+        let by_other = ask(&["calls", "--json", option, "asked"]);
+        let by_shown = ask(&["calls", "--json", option, "_shown"]);
+        assert_eq!(by_other.text(), by_shown.text(), "{option}");
+        assert_eq!(by_other.text().matches("\"call\":\"_shown\"").count(), 2);
+        assert_eq!(by_shown.stderr, "");
+        let told = "cofi: asked is another name of what is shown as _shown\n";
+        assert_eq!(by_other.stderr, told);
+    }
+    let from = |name: &str| ask(&["insn", "--from", &format!("sym:{name}")]);
+    assert!(from("asked").text().contains("_shown"));
+    assert_eq!(from("asked").text(), from("_shown").text());
+    let annotated = ask(&["annotate", "asked"]).text();
+    assert!(annotated.starts_with("_shown "), "{annotated}");
+
+    // A stub is a place, and no call.
+    let at_stub = from("labs@plt");
+    let first = at_stub.text().lines().next().map(str::to_owned);
+    assert!(
+        first.is_some_and(|line| line.contains(" labs@plt ")),
+        "{}",
+        at_stub.stderr
+    );
+    let called = ask(&["calls", "--function", "labs@plt"]);
+    assert_eq!(called.text(), "", "no head without a call");
+    assert!(
+        called.stderr.contains("ask for labs\n"),
+        "{}",
+        called.stderr
+    );
+    let annotated = ask(&["annotate", "labs@plt"]);
+    assert_eq!(annotated.code(), 2);
+    assert!(
+        annotated.stderr.contains("is a stub"),
+        "{}",
+        annotated.stderr
+    );
+}

@@ -341,6 +341,85 @@ fn functions_without_names() {
     }
 }
 
+/// What no symbol names is not of the function before it.
+#[test]
+fn lines_of_a_library_without_all_its_symbols() {
+    let scratch = Scratch::new();
+    let library = "__attribute__((noipa)) int first(void) { return 1; }\n\
+        __attribute__((noipa)) static int hidden(int n) { int s = 0; while (n--) s += n; return s; }\n\
+        __attribute__((noipa)) int last(int n) { return hidden(n) + first(); }\n";
+    let source = scratch.write("library.c", library);
+    let built = scratch.path("libpart.so");
+    let main = "int last(int); int main(int n, char **v) { return last(n * 200) == 7; }\n";
+    let main = scratch.write("main.c", main);
+    if !["cc", "strip"].into_iter().all(cofi_test::has_program) {
+        return;
+    }
+    let cc = |arguments: &[&OsStr]| {
+        Command::new("cc")
+            .args(arguments)
+            .status()
+            .unwrap()
+            .success()
+    };
+    let word = OsStr::new;
+    let as_library = ["-O1", "-shared", "-fPIC", "-fno-toplevel-reorder", "-o"].map(word);
+    assert!(cc(&[
+        &as_library[..],
+        &[built.as_os_str(), source.as_os_str()]
+    ]
+    .concat()));
+    assert!(
+        Command::new("strip")
+            .arg(&built)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let program = scratch.path("main");
+    let run_path = format!("-Wl,-rpath,{}", scratch.path("").display());
+    let files = [
+        program.as_os_str(),
+        main.as_os_str(),
+        built.as_os_str(),
+        word(&run_path),
+    ];
+    assert!(cc(&[&["-o"].map(word)[..], &files].concat()));
+    let data = scratch.path("data");
+    let recorded = run(cofi()
+        .args(["record", "--engine", "ptrace", "-o"])
+        .arg(&data)
+        .arg("--")
+        .arg(program));
+    assert_eq!(recorded.code(), 0, "{}", recorded.stderr);
+
+    let of_library = |row: &Value| row["file"].as_str().unwrap().ends_with("libpart.so");
+    let mut lines = objects("top", &["--of", "lines"], &data);
+    lines.retain(of_library);
+    // As the instructions have it, one by one.
+    let mut wanted: BTreeMap<Option<String>, u64> = BTreeMap::new();
+    for row in objects("top", &["--of", "instructions"], &data) {
+        if of_library(&row) {
+            let name = row["function"].as_str().map(str::to_owned);
+            *wanted.entry(name).or_default() += number(&row, "count");
+        }
+    }
+    let of_line = |row: &Value| {
+        let name = row["function"].as_str().map(str::to_owned);
+        (name, number(row, "self_insns"))
+    };
+    assert_eq!(
+        lines.iter().map(of_line).collect::<BTreeMap<_, _>>(),
+        wanted
+    );
+    assert!(wanted[&None] > 600, "{wanted:?}");
+    assert!(wanted[&Some("first".into())] < 10, "{wanted:?}");
+    assert!(wanted.contains_key(&Some("first@plt".into())), "{wanted:?}");
+    let listed = run(cofi().args(["annotate", "--json", "first"]).arg(&data));
+    let insns = listed.text().matches("\"address\"").count();
+    assert!((1..10).contains(&insns), "{}", listed.text());
+}
+
 /// Two coroutines in one function at the same time: neither calls the other, so what ran in each counts.
 const TURNS: &str = r#"
 #include <ucontext.h>

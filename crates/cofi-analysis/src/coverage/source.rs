@@ -127,9 +127,10 @@ fn line_at(rows: &[Row], address: u64) -> Option<SourcePlace> {
 /// The functions of a file, by offset.
 fn functions(code: &FileCode, declared: &[SourceFunction]) -> Vec<FunctionCover> {
     let file = code.file();
-    let mut starts: BTreeMap<u64, String> = BTreeMap::new();
-    file.for_each_function(|name, offset| {
-        starts.entry(offset).or_insert_with(|| demangle(name));
+    let mut starts: BTreeMap<u64, (String, u64)> = BTreeMap::new();
+    file.for_each_function_range(|name, range| {
+        let named = || (demangle(name), range.end);
+        starts.entry(range.start).or_insert_with(named);
     });
     let declared = |start: u64| -> Option<&SourceFunction> {
         let address = file.address_of_offset(start)?;
@@ -139,12 +140,14 @@ fn functions(code: &FileCode, declared: &[SourceFunction]) -> Vec<FunctionCover>
     let offsets: Vec<u64> = starts.keys().copied().collect();
     let ends = offsets.iter().skip(1).copied().chain([u64::MAX]);
     let mut list = Vec::new();
-    for ((start, name), next) in starts.into_iter().zip(ends) {
+    for ((start, (name, last)), next) in starts.into_iter().zip(ends) {
         let source = declared(start);
         let place = source.and_then(|source| source.declared);
         let len = source.map(|source| source.end.saturating_sub(source.start));
         let len = len.filter(|len| *len > 0);
-        let end = len.map_or(next, |len| start.saturating_add(len).min(next));
+        // What follows without a symbol, as most of a stripped library does, is not the function's.
+        let last = len.map_or(last, |len| start.saturating_add(len).min(last));
+        let end = last.min(next);
         list.push(FunctionCover {
             name,
             declared: place,

@@ -4,8 +4,8 @@ mod text;
 
 use crate::Ended;
 use crate::args::AnnotateArgs;
-use crate::calls::is_named;
 use crate::coverage::counting::Counted;
+use crate::function_names::{is_named, of_stub};
 use crate::json::Line;
 use crate::output::{is_coloured, stdout, tell};
 use crate::source_text::SourceText;
@@ -31,8 +31,15 @@ pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
     let mut shown = 0;
     let mut texts = SourceText::default();
     for code in &counted.files {
+        // Where functions begin that have the name, though another one is shown.
+        let mut others: Vec<u64> = Vec::new();
+        code.file().for_each_other_name(|other, _, offset| {
+            if is_named(&cofi_image::demangle(other), wanted) {
+                others.push(offset);
+            }
+        });
         let is_there = {
-            let mut any = false;
+            let mut any = !others.is_empty();
             code.file().for_each_function(|name, _| {
                 let name = cofi_image::demangle(name);
                 any |= is_named(&name, wanted);
@@ -47,7 +54,9 @@ pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
         }
         let cover = SourceCover::of(code);
         let functions = cover.functions.iter();
-        let functions = functions.filter(|function| is_named(&function.name, wanted));
+        let functions = functions.filter(|function| {
+            is_named(&function.name, wanted) || others.contains(&function.start)
+        });
         let mut functions: Vec<&FunctionCover> = functions.collect();
         // A linker puts the cold parts of functions before them.
         functions.sort_by_key(|function| function.name.contains(".cold"));
@@ -76,6 +85,11 @@ pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
     }
     out.flush()?;
     if shown == 0 {
+        if let Some(function) = of_stub(wanted) {
+            bail!(
+                "{wanted} is a stub, of which `cofi top --of instructions` lists what ran; it leads to {function}"
+            );
+        }
         near.sort_by_key(String::len);
         near.truncate(NEAR);
         match near.is_empty() {
@@ -244,17 +258,4 @@ fn json(listing: &Listing<'_>, out: &mut impl Write) -> Result<()> {
         out.write_all(line.end())?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_named;
-
-    #[test]
-    fn arguments_may_be_left_out() {
-        assert!(is_named("main", "main"));
-        assert!(is_named("a::b(int)", "a::b"));
-        assert!(!is_named("a::bc(int)", "a::b"));
-        assert!(!is_named("mainly", "main"));
-    }
 }

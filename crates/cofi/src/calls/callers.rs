@@ -7,15 +7,20 @@ use super::{Matches, is_wanted, nanoseconds};
 use crate::args::{CallsArgs, Range};
 use crate::check::duration;
 use crate::digits::grouped;
+use crate::function_names::Wanted;
 use crate::input;
 use crate::output::Stdout;
-use crate::select::Window;
+use crate::table::{shortened, width_of};
 use anyhow::Result;
 use cofi_analysis::{Call, CallEnd, CallKind, CallNames, CallVisitor, FunctionId};
 use cofi_packet::Ip;
 use cofi_session::{Session, Stream, Task};
+use console::Term;
 use rustc_hash::FxHashMap;
 use std::io::Write;
+
+/// The columns before the caller.
+const BEFORE: usize = 37;
 
 /// So many levels of callers are told apart.
 const LEVELS: usize = 64;
@@ -86,12 +91,12 @@ struct Node {
 }
 
 impl<'a> Callers<'a> {
-    pub(super) fn new(args: &'a CallsArgs, _: &Window) -> Self {
+    pub(super) fn new(args: &'a CallsArgs, wanted: &Wanted) -> Self {
         let levels = args.depth.map_or(LEVELS, |depth| depth as usize);
         Self {
             range: &args.range,
             levels: levels.min(LEVELS),
-            wanted: Matches::new(args.callers.as_deref().unwrap_or_default()),
+            wanted: Matches::new(wanted),
             open: FxHashMap::default(),
             ways: Ways::new(),
             counted: Vec::new(),
@@ -199,6 +204,7 @@ impl<'a> Callers<'a> {
         );
         writeln!(out, "{heads}")?;
         let tree = self.tree();
+        let width = width_of(&Term::stdout());
         let mut rows: Vec<(usize, usize)> = vec![(0, 0)];
         while let Some((number, depth)) = rows.pop() {
             let Some(node) = tree.nodes.get(number) else {
@@ -234,6 +240,10 @@ impl<'a> Callers<'a> {
                 ""
             };
             let more = if node.is_cut { " …" } else { "" };
+            let indent = 2 * (depth - 1).min(40);
+            let others = BEFORE + indent + recursive.len() + more.chars().count();
+            let room = width.map_or(usize::MAX, |width| width.saturating_sub(others).max(12));
+            let what = shortened(&what, room);
             writeln!(
                 out,
                 "{:>10}{:>14}{:>11}  {:indent$}{what}{recursive}{more}",
@@ -241,7 +251,6 @@ impl<'a> Callers<'a> {
                 grouped(node.sum.insns),
                 time.unwrap_or_default(),
                 "",
-                indent = 2 * (depth - 1).min(40),
             )?;
         }
         Ok(())

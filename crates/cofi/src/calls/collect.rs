@@ -5,6 +5,7 @@ use super::text::{Tree, TreeStyle};
 use super::turns::{Turn, write_parts};
 use super::{Matches, is_wanted};
 use crate::args::{CallsArgs, threads};
+use crate::function_names::Wanted;
 use crate::input;
 use crate::json::Line;
 use crate::output::Stdout;
@@ -93,14 +94,16 @@ impl Stacks {
 impl<'a, 's> Collect<'a, 's> {
     pub(super) fn new(
         args: &'a CallsArgs,
+        wanted: Option<&Wanted>,
         window: &Window,
         session: &'a Session<'s>,
         stream: &Stream<'_>,
         (out, turn): (&'a Mutex<Stdout>, &'a Turn<'a>),
     ) -> Self {
         let has_headings = window.streams(session).len() > 1 || stream.key().cpu().is_some();
-        let callers = args.callers.as_deref().map(|name| Stacks {
-            wanted: Matches::new(name),
+        let callers = wanted.filter(|_| args.callers.is_some());
+        let callers = callers.map(|wanted| Stacks {
+            wanted: Matches::new(wanted),
             open: FxHashMap::default(),
             nodes: Vec::new(),
             numbers: FxHashMap::default(),
@@ -111,7 +114,7 @@ impl<'a, 's> Collect<'a, 's> {
             session,
             key: stream.key(),
             threads: ByTask::default(),
-            function: args.function.as_deref().map(Matches::new),
+            function: wanted.filter(|_| args.function.is_some()).map(Matches::new),
             callers,
             matches: 0,
             out,
@@ -180,27 +183,40 @@ impl<'a, 's> Collect<'a, 's> {
         names: &CallNames,
         out: &mut Stdout,
     ) -> io::Result<()> {
-        let Self { args, session, .. } = self;
-        let mut tree = Tree::new(session, names, &self.style);
+        let Self {
+            args,
+            session,
+            style,
+            heading,
+            has_headings,
+            ..
+        } = self;
+        let is_part = args.function.is_some();
+        let mut tree = Tree::new(session, names, style);
         let mut root: Option<i32> = None;
-        if self.has_headings && self.heading != Some(task) {
-            let comm = session.comm_of(task.tid).map(input::called);
-            let begin = if self.heading.is_some() { "\n" } else { "" };
-            writeln!(
-                out,
-                "{begin}thread {}{}",
-                task.tid,
-                comm.unwrap_or_default()
-            )?;
-            self.heading = Some(task);
+        let mut begin = |tree: &Tree<'_, '_>, out: &mut Stdout| {
+            if *has_headings && *heading != Some(task) {
+                let comm = session.comm_of(task.tid).map(input::called);
+                let begin = if heading.is_some() { "\n" } else { "" };
+                let comm = comm.unwrap_or_default();
+                writeln!(out, "{begin}thread {}{comm}", task.tid)?;
+                *heading = Some(task);
+            }
+            tree.head(out)
+        };
+        // A thread that never called the function is not shown.
+        if !is_part {
+            begin(&tree, out)?;
         }
-        tree.head(out)?;
         order.drain(|finished| {
             if is_hidden(args, session, finished) {
                 return Ok(());
             }
             let mut finished = *finished;
-            if self.function.is_some() {
+            if is_part {
+                if root.is_none() {
+                    begin(&tree, out)?;
+                }
                 // The function itself is the root of its tree.
                 let depth = finished.call.depth;
                 let base = root.map_or(depth, |root| depth.min(root));

@@ -9,8 +9,9 @@ mod ways;
 
 use crate::args::{CallsArgs, Range};
 use crate::digits::counted;
+use crate::function_names::{Wanted, is_named, of_stub};
 use crate::output::{Stdout, stdout, tell};
-use crate::point::{Place, is_called, near};
+use crate::point::{Place, near};
 use crate::progress::Printing;
 use crate::psb_index::PsbIndex;
 use crate::select::{Found, Window};
@@ -42,8 +43,11 @@ pub(crate) fn run(args: &CallsArgs) -> Result<Ended> {
     let mut found = Found::default();
     let mut matches = 0;
     let out = Mutex::new(stdout());
+    let name = args.function.as_ref().or(args.callers.as_ref());
+    let wanted = name.map(|name| Wanted::of(name, &session));
     let work = Work {
         args,
+        wanted: wanted.as_ref(),
         session: &session,
         window: &window,
         progress: Printing::of(window.streams(&session)),
@@ -60,10 +64,10 @@ pub(crate) fn run(args: &CallsArgs) -> Result<Ended> {
     if !window.is_all() {
         window.report_missed(found);
     }
-    if let Some(name) = args.function.as_ref().or(args.callers.as_ref())
-        && matches == 0
-    {
-        never(name, &session);
+    match &wanted {
+        Some(wanted) if matches == 0 => never(wanted.name(), &session),
+        Some(wanted) => wanted.tell_other_names(),
+        None => {}
     }
     errors |= input::report_code(&session);
     Ok(if errors {
@@ -76,6 +80,8 @@ pub(crate) fn run(args: &CallsArgs) -> Result<Ended> {
 /// What the streams are shown with.
 struct Work<'a, 's> {
     args: &'a CallsArgs,
+    /// The function that is asked for, or for whose callers.
+    wanted: Option<&'a Wanted>,
     session: &'s Session<'s>,
     window: &'a Window,
     progress: Printing,
@@ -126,6 +132,7 @@ impl<'s> Work<'_, 's> {
     fn stream(&self, stream: &'s Stream<'s>, turn: &Turn<'_>) -> Result<Shown> {
         let Self {
             args,
+            wanted,
             session,
             window,
             out,
@@ -138,15 +145,15 @@ impl<'s> Work<'_, 's> {
         };
         let reached = |offset: StreamOffset| advance(offset.0);
         let (traced, matches);
-        if args.callers.is_some() && !args.json {
-            let mut callers = Callers::new(args, window);
+        if let Some(wanted) = wanted.filter(|_| args.callers.is_some() && !args.json) {
+            let mut callers = Callers::new(args, wanted);
             traced = trace(session, stream, window, args.inline, &mut callers, reached)?;
             matches = callers.matches();
             turn.wait();
             let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
             callers.print(session, stream, &mut out)?;
         } else {
-            let mut collect = Collect::new(args, window, session, stream, (out, turn));
+            let mut collect = Collect::new(args, wanted, window, session, stream, (out, turn));
             traced = trace(session, stream, window, args.inline, &mut collect, reached)?;
             matches = collect.finish()?;
         }
@@ -161,6 +168,12 @@ impl<'s> Work<'_, 's> {
 
 /// Says of a function that nothing called it.
 fn never(name: &str, session: &Session<'_>) {
+    if let Some(function) = of_stub(name) {
+        tell(format_args!(
+            "{name} is a stub, and no call of its own: what it leads to is called where the stub was; ask for {function}"
+        ));
+        return;
+    }
     let near = near(name, session);
     let is_known = near.iter().any(|near| is_named(near, name));
     match (is_known, near.is_empty()) {
@@ -175,40 +188,31 @@ fn never(name: &str, session: &Session<'_>) {
     }
 }
 
-/// Whether a person may mean a function of this name, demangled: arguments may be left out.
-pub(crate) fn is_named(function: &str, name: &str) -> bool {
-    is_called(function, name)
-        || function
-            .strip_prefix(name)
-            .is_some_and(|rest| rest.starts_with('('))
-}
-
 /// Which functions have a name that is looked for.
 #[derive(Debug)]
 pub(crate) struct Matches {
-    name: String,
+    wanted: Wanted,
     known: FxHashMap<FunctionId, bool>,
 }
 
 impl Matches {
-    pub(crate) fn new(name: &str) -> Self {
+    pub(crate) fn new(wanted: &Wanted) -> Self {
         Self {
-            name: name.to_owned(),
+            wanted: wanted.clone(),
             known: FxHashMap::default(),
         }
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        self.wanted.name()
     }
 
     pub(crate) fn is(&mut self, function: FunctionId, names: &CallNames) -> bool {
-        let wanted = &self.name;
-        *self.known.entry(function).or_insert_with(|| {
-            names
-                .name(function)
-                .is_some_and(|name| is_named(name, wanted))
-        })
+        let wanted = &self.wanted;
+        *self
+            .known
+            .entry(function)
+            .or_insert_with(|| names.name(function).is_some_and(|name| wanted.is(name)))
     }
 }
 

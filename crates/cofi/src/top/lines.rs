@@ -12,7 +12,8 @@ use crate::report::file_name;
 use crate::source_text::SourceText;
 use crate::table::{Column, fitted, width_of};
 use anyhow::Result;
-use cofi_analysis::{SourceCover, SourcePlace};
+use cofi_analysis::{FileCode, SourceCover, SourcePlace};
+use cofi_image::Symbol;
 use console::Term;
 use std::collections::HashMap;
 use std::io::Write;
@@ -97,6 +98,12 @@ pub(super) fn run(args: &TopArgs) -> Result<Ended> {
     })
 }
 
+/// The function, or the stub, that holds an offset of a file.
+fn symbol_at(code: &FileCode, offset: u64) -> Option<Symbol<'_>> {
+    let file = code.file();
+    file.symbol_at(offset).or_else(|| file.stub_at(offset))
+}
+
 /// All lines of which something ran.
 fn rows(counted: &Counted) -> HashMap<Place, Row> {
     let mut rows: HashMap<Place, Row> = HashMap::new();
@@ -112,16 +119,13 @@ fn rows(counted: &Counted) -> HashMap<Place, Row> {
         for insn in code.insns() {
             let address = code.file().address_of_offset(insn.offset);
             let line = address.and_then(|address| cover.line_at(address));
-            let function = cover.function_at(insn.offset);
-            *parts
-                .entry((line, function.map(|function| function.start)))
-                .or_default() += insn.times;
+            let function = symbol_at(code, insn.offset).map(|symbol| insn.offset - symbol.offset);
+            *parts.entry((line, function)).or_default() += insn.times;
         }
         let mut parts: Vec<_> = parts.into_iter().collect();
         parts.sort_unstable();
         for ((line, function), insns) in parts {
-            let function = function.and_then(|start| cover.function_at(start));
-            let name = || function.map(|function| function.name.clone());
+            let name = || Some(symbol_at(code, function?)?.demangled());
             let source = line.and_then(|(file, _)| sources.get(file as usize));
             let place = match (line, source) {
                 (Some((_, line)), Some(source)) => Place::Line(source.clone(), line),
@@ -131,7 +135,8 @@ fn rows(counted: &Counted) -> HashMap<Place, Row> {
             row.self_insns += insns;
             row.functions += 1;
             if line.is_none() {
-                row.times += function.map_or(0, |function| function.calls);
+                let first = function.and_then(|start| code.at(start));
+                row.times += first.map_or(0, |insn| insn.times);
             }
             if insns > row.most {
                 row.most = insns;
@@ -201,7 +206,10 @@ fn text(rows: &[(Place, Row)], number: usize, all: u64, out: &mut Stdout) -> Res
             true => grouped(row.times),
             false => String::new(),
         });
-        let function = || format!("in {}", row.function.as_deref().unwrap_or("?"));
+        let function = || match &row.function {
+            Some(name) => format!("in {name}"),
+            None => "(code without a symbol)".into(),
+        };
         let (at, text) = match place {
             Place::Line(source, line) => {
                 let text = texts.line(source, *line);

@@ -3,11 +3,14 @@
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use signal_hook::flag::register_conditional_default;
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Once};
 use tempfile::TempDir;
 
 /// Longer than any run takes, even on a busy machine.
@@ -43,6 +46,7 @@ impl Ran {
 /// The command under test, with those variables that it or its programs need. Cargo has some 40 more for a test: a C library goes through each of
 /// them as a program starts, for each of its own settings, and of 53,000 recorded instructions of a short program 42,000 would be that.
 pub(crate) fn cofi() -> Command {
+    hand_on_no_ignored_signals();
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofi"));
     let needed = |name: &OsStr| {
         let name = name.as_encoded_bytes();
@@ -56,6 +60,26 @@ pub(crate) fn cofi() -> Command {
     command.env_clear();
     command.envs(std::env::vars_os().filter(|(name, _)| needed(name)));
     command
+}
+
+/// Has the command start with the usual effect of the signals that tests send, whatever started the tests: a shell has SIGINT ignored by what it
+/// runs in the background, `nohup` SIGHUP, and what is ignored stays so in each program that is started. What is caught does not, so these are
+/// caught here, and do what they do by themselves.
+fn hand_on_no_ignored_signals() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status =
+            std::fs::read_to_string("/proc/self/status").expect("the state of this process");
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = u64::from_str_radix(ignored.expect("ignored signals").trim(), 16);
+        let ignored = ignored.expect("a number");
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            if ignored & 1 << (signal as i32 - 1) != 0 {
+                let always = Arc::new(AtomicBool::new(true));
+                register_conditional_default(signal as i32, always).expect("a handler");
+            }
+        }
+    });
 }
 
 /// Waits for `child`, and kills it when it takes too long.
@@ -191,4 +215,20 @@ pub(crate) fn is_root() -> bool {
         cofi_test::skip("for root only");
     }
     is_root
+}
+
+/// Runs a command on a terminal of so many columns; nothing where there is no `script`.
+pub(crate) fn on_terminal(columns: &str, command: &str) -> Option<String> {
+    let ran = Command::new("script")
+        .args(["-qec", command, "/dev/null"])
+        .env("COLUMNS", columns)
+        .env("TERM", "dumb")
+        .output();
+    match ran {
+        Ok(output) => Some(String::from_utf8_lossy(&output.stdout).replace('\r', "")),
+        Err(error) => {
+            eprintln!("skipped: no `script`: {error}");
+            None
+        }
+    }
 }
