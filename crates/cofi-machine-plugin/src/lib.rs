@@ -23,6 +23,7 @@ mod code;
 mod counters;
 mod cpuid;
 mod frame;
+mod list;
 mod msr;
 mod options;
 mod plugin;

@@ -1,6 +1,7 @@
 //! What the command line says to the plugin: `key=value` each.
 
 use cofi_unit::{Capabilities, Generation, Signature};
+use std::path::PathBuf;
 
 /// The options.
 #[derive(Clone, Debug)]
@@ -9,6 +10,8 @@ pub(crate) struct Options {
     pub(crate) signature: Signature,
     /// Say at the end how much was traced.
     pub(crate) says: bool,
+    /// The folder for lists of what ran.
+    pub(crate) list: Option<PathBuf>,
 }
 
 /// QEMU's emulated processors have physical addresses of so many bits.
@@ -22,6 +25,7 @@ impl Options {
     pub(crate) fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Self, String> {
         let mut generation = Generation::Skylake;
         let mut says = false;
+        let mut list = None;
         for word in words {
             match word.split_once('=') {
                 Some(("processor", name)) => {
@@ -31,6 +35,7 @@ impl Options {
                 }
                 Some(("says", "on")) => says = true,
                 Some(("says", "off")) => says = false,
+                Some(("list", folder)) => list = Some(PathBuf::from(folder)),
                 _ => return Err(format!("{word}: no such option")),
             }
         }
@@ -44,6 +49,7 @@ impl Options {
             caps,
             signature: generation.signature(),
             says,
+            list,
         })
     }
 }

@@ -5,6 +5,7 @@
 )]
 
 use crate::code::{Code, Special};
+use crate::list::List;
 use crate::options::Options;
 use crate::processor::{Processor, Totals};
 use crate::qemu::{Id, Qemu, Tb};
@@ -93,7 +94,16 @@ extern "C" fn on_init(vcpu: c_uint, _: *mut c_void) {
         eprintln!("cofi: processor {vcpu} is not traced: {PROCESSORS} can be");
         return;
     };
-    let processor = Processor::new(plugin.qemu, &plugin.options);
+    let mut processor = Processor::new(plugin.qemu, &plugin.options);
+    if let Some(folder) = &plugin.options.list {
+        match List::create(folder, vcpu) {
+            Ok(list) => processor.list = Some(list),
+            Err(error) => eprintln!(
+                "cofi: there is no list of what processor {vcpu} runs: {}: {error}",
+                folder.display()
+            ),
+        }
+    }
     // SAFETY: its thread runs nothing yet.
     unsafe { *own.0.get() = Some(Box::new(processor)) };
 }
@@ -231,6 +241,11 @@ extern "C" fn on_resume(vcpu: c_uint, _: *mut c_void) {
 
 /// QEMU ends.
 extern "C" fn on_exit(_: *mut c_void) {
+    for vcpu in 0..PROCESSORS {
+        if let Some(list) = own(vcpu as c_uint).and_then(|own| own.list.as_mut()) {
+            list.flush();
+        }
+    }
     if !PLUGIN.get().is_some_and(|plugin| plugin.options.says) {
         return;
     }
@@ -241,11 +256,16 @@ extern "C" fn on_exit(_: *mut c_void) {
                 pmis,
                 faults,
                 unexplained,
+                strange,
             } = own.totals;
+            let strange = match strange {
+                Some((from, to)) => format!(" (first from the block at {from:#x} to {to:#x})"),
+                None => String::new(),
+            };
             let (stored, lost) = (own.bus.stored, own.bus.lost);
             eprintln!(
                 "cofi: processor {vcpu}: {instructions} instructions traced, {stored} bytes stored, {lost} lost, {pmis} PMIs, \
-                 {faults} #GP of trace registers, {unexplained} unexplained"
+                 {faults} #GP of trace registers, {unexplained} unexplained{strange}"
             );
         }
     }

@@ -5,6 +5,7 @@ use crate::code::{Code, Flags, Special, Step, Steps};
 use crate::counters::Counters;
 use crate::cpuid;
 use crate::frame::{Selectors, before_interrupt};
+use crate::list::List;
 use crate::msr::{self, Owner};
 use crate::options::Options;
 use crate::qemu::Qemu;
@@ -49,8 +50,16 @@ pub(crate) struct Totals {
     pub(crate) instructions: u64,
     pub(crate) pmis: u64,
     pub(crate) faults: u64,
-    /// How often control went where nothing explains.
+    /// How often control went where nothing explains, and the first time: from the block at this address to that one.
     pub(crate) unexplained: u64,
+    pub(crate) strange: Option<(u64, u64)>,
+}
+
+impl Totals {
+    fn is_unexplained(&mut self, from: u64, to: u64) {
+        self.unexplained += 1;
+        self.strange.get_or_insert((from, to));
+    }
 }
 
 /// One processor.
@@ -67,6 +76,8 @@ pub(crate) struct Processor {
     /// Where its state is, once it has run.
     state: Option<State>,
     pub(crate) totals: Totals,
+    /// Where is told what ran while PacketEn was 1.
+    pub(crate) list: Option<List>,
 }
 
 impl Processor {
@@ -82,6 +93,7 @@ impl Processor {
             is_asleep: false,
             state: None,
             totals: Totals::default(),
+            list: None,
         }
     }
 
@@ -181,7 +193,7 @@ impl Processor {
         next: u64,
         interrupt_flag: Option<bool>,
     ) {
-        self.totals.instructions += 1;
+        self.ran(steps.ip(here.start, step));
         if let Some(interrupt_flag) = interrupt_flag
             && self.unit.capabilities().event_trace
             && self.unit.context().interrupt_flag != interrupt_flag
@@ -253,8 +265,19 @@ impl Processor {
                 return self.retire(here, steps, step, next, flag);
             }
         };
+        self.ran(ip);
         self.unit.event(&mut self.bus, event);
+    }
+
+    /// An instruction ran, of which the unit is told now.
+    #[inline]
+    fn ran(&mut self, ip: u64) {
         self.totals.instructions += 1;
+        if let Some(list) = &mut self.list
+            && self.unit.packet_en()
+        {
+            list.ran(ip);
+        }
     }
 
     fn interrupt(&mut self, from: u64, to: Destination) {
@@ -281,8 +304,8 @@ impl Processor {
     /// Control went where nothing explains: the trace tells it as an interrupt, from where it was known last.
     #[cold]
     fn leap(&mut self, next: u64, context: Context) {
-        self.totals.unexplained += 1;
         let from = self.here.map_or(next, |here| here.start);
+        self.totals.is_unexplained(from, next);
         let to = Destination {
             ip: Ip(next),
             context,
@@ -340,11 +363,11 @@ impl Processor {
         let place = all
             .iter()
             .position(|step| steps.ip(here.start, step) == from);
-        // A direct branch cannot fault: it has led to itself.
+        // A direct branch that may lead to itself has done so; another one is a call that could not store its return address.
         let is_direct = matches!(
             last.class,
             Class::Conditional | Class::DirectJump | Class::DirectCall
-        );
+        ) && steps.may_follow(here.start, last, last_ip);
         let has_ended = has_mark && (from != last_ip || is_direct);
         match place {
             Some(place) if !has_ended => self.tell(here, steps, place, from),
@@ -356,7 +379,7 @@ impl Processor {
                 let context = self.before_interrupt(from);
                 self.end(here, steps, last_index, (from, context));
             }
-            _ => self.totals.unexplained += 1,
+            _ => self.totals.is_unexplained(here.start, from),
         }
         from
     }
@@ -414,7 +437,7 @@ impl Processor {
             What::Fault(rcx) => {
                 // QEMU let it pass. It is as if nothing had been written.
                 state.set(Register::Rcx, rcx);
-                self.totals.unexplained += 1;
+                self.totals.is_unexplained(after.ip, after.ip);
             }
         }
     }
@@ -550,11 +573,19 @@ impl Processor {
             };
             self.unit.event(&mut self.bus, Event::FarBranch { at, to });
         }
+        let was_traced = self.unit.packet_en();
         let written = self.unit.wrmsr(&mut self.bus, at, address, state.pair());
         self.bus.flush();
         match written {
             // It is told.
             Ok(()) => {
+                // One that clears TraceEn is none of the trace's: the packets end before it.
+                if was_traced
+                    && self.unit.packet_en()
+                    && let Some(list) = &mut self.list
+                {
+                    list.ran(at.ip.0);
+                }
                 if let Some(here) = &mut self.here {
                     here.told = index + 1;
                 }

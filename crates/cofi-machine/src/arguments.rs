@@ -2,6 +2,7 @@
 
 use crate::MachineError;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 /// The processor, where none is named.
 const MODEL: &str = "max";
@@ -35,6 +36,12 @@ pub(crate) fn with_processor(given: &[OsString]) -> Result<Vec<OsString>, Machin
     Ok(arguments)
 }
 
+/// A value as it stands in QEMU's options, which commas end.
+pub(crate) fn value(plain: &OsStr) -> OsString {
+    let bytes = plain.as_bytes().split(|byte| *byte == b',');
+    OsString::from_vec(bytes.collect::<Vec<_>>().join(&b",,"[..]))
+}
+
 /// Whether an argument lets something else than QEMU's own translation run the machine.
 fn accelerates(argument: &OsStr, next: Option<&OsString>) -> bool {
     let Some(argument) = argument.to_str() else {
@@ -63,6 +70,12 @@ mod tests {
 
     fn words(line: &str) -> Vec<OsString> {
         line.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn commas_are_doubled() {
+        assert_eq!(value(OsStr::new("/a,b/,")), "/a,,b/,,");
+        assert_eq!(value(OsStr::new("")), "");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 /// The plugin.
@@ -41,7 +42,7 @@ pub enum MachineError {
     #[error("cannot run {}", path.display())]
     Launch {
         /// The program.
-        path: std::path::PathBuf,
+        path: PathBuf,
         /// Why.
         source: io::Error,
     },
@@ -54,6 +55,9 @@ pub struct Machine {
     pub processor: String,
     /// QEMU says at the end what was traced.
     pub says: bool,
+    /// A folder in which each processor's list of the instructions is written that ran while PacketEn was 1: `cpuN.ips`, with eight bytes for the
+    /// address of each.
+    pub list: Option<PathBuf>,
     /// QEMU's own arguments.
     pub arguments: Vec<OsString>,
 }
@@ -68,14 +72,16 @@ impl Machine {
         let plugin = in_memory(PLUGIN).map_err(MachineError::Plugin)?;
         let mut command = qemu.command();
         let says = if self.says { "on" } else { "off" };
-        command
-            .arg("-plugin")
-            .arg(format!(
-                "/proc/self/fd/{},processor={},says={says}",
-                plugin.as_raw_fd(),
-                self.processor
-            ))
-            .args(arguments);
+        let mut words = OsString::from(format!(
+            "/proc/self/fd/{},processor={},says={says}",
+            plugin.as_raw_fd(),
+            self.processor
+        ));
+        if let Some(folder) = &self.list {
+            words.push(",list=");
+            words.push(arguments::value(folder.as_os_str()));
+        }
+        command.arg("-plugin").arg(words).args(arguments);
         Ok((command, plugin))
     }
 

@@ -482,6 +482,10 @@ pub(crate) struct MachineArgs {
     /// Say at the end how much each processor traced.
     #[arg(long)]
     pub(crate) verbose: bool,
+    /// A folder for lists of the instructions that ran while PacketEn was 1: cpuN.ips, with eight bytes for the address of each, little-endian. A decoder
+    /// should find just these.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) list: Option<PathBuf>,
     /// The arguments of qemu-system-x86_64.
     #[arg(value_name = "QEMU-ARGS", last = true, required = true)]
     pub(crate) arguments: Vec<OsString>,

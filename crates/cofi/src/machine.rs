@@ -31,9 +31,13 @@ pub(crate) fn run(args: MachineArgs) -> Result<Ended> {
         )
     })?;
     let qemu = Qemu::find(args.qemu.as_deref(), &|command| said_by(command, PATIENCE))?;
+    if let Some(folder) = &args.list {
+        std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    }
     let machine = Machine {
         processor: generation.name().into(),
         says: args.verbose,
+        list: args.list,
         arguments: args.arguments,
     };
     Err(machine.exec(&qemu).into())

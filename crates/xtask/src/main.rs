@@ -52,6 +52,9 @@ usage: cargo xtask CHORE
   exam machine
           record whole machines, and compare a boot with QEMU's own log of it
           [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]
+  exam guest
+          run machines that have Intel PT: their registers against the manual, and what perf records in them against what they ran
+          [--qemu PATH] [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]
   fuzz    run the fuzz targets one after the other, with libFuzzer
           [TARGET]... [--seconds N]
   fuzz seeds

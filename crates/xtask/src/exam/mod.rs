@@ -10,6 +10,7 @@ mod endings;
 mod exports;
 pub(crate) mod flows;
 mod generated;
+mod guest;
 mod insn;
 mod jit;
 mod large;
@@ -130,6 +131,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "large") {
         return large::run(root, rest);
+    }
+    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "guest") {
+        return guest::run(root, &guest::options(rest)?);
     }
     if let Some((_, rest)) = arguments
         .split_first()

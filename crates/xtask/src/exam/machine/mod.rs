@@ -458,7 +458,7 @@ impl Exam {
 }
 
 /// The address of a line of `cofi insn --json`, if it is of an instruction.
-fn address(line: &str) -> Result<Option<u64>> {
+pub(super) fn address(line: &str) -> Result<Option<u64>> {
     let item: serde_json::Value =
         serde_json::from_str(line).with_context(|| format!("{line:?} is no JSON"))?;
     if item.get("error").is_some() {

@@ -1,0 +1,345 @@
+//! Linux with Intel PT: its perf records and decodes, and Cofi decodes what it recorded.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use super::super::build::tool;
+use super::super::machine::archive;
+use super::Exam;
+
+/// A recording that is made in the guest.
+struct Wanted {
+    name: &'static str,
+    /// What perf is given before `-o`.
+    perf: &'static str,
+    /// What the kernel ran is in it.
+    kernel: bool,
+    /// It begins with what the buffer held: what ran before is not in it.
+    is_end: bool,
+}
+
+const RECORDINGS: &[Wanted] = &[
+    wanted("user", "-e intel_pt//u", false, false),
+    wanted("cyc", "-e intel_pt/cyc,noretcomp/u", false, false),
+    wanted("notime", "-e intel_pt/mtc=0,tsc=0/u", false, false),
+    wanted("nobranch", "-e intel_pt/branch=0/u", false, false),
+    wanted("filter", "-e intel_pt//u --filter FILTER", false, false),
+    wanted("snapshot", "-Se -m,8 -e intel_pt//u", false, true),
+    wanted("kernel", "--kcore -e intel_pt//", true, false),
+    wanted("all", "--kcore -a -e intel_pt//", true, false),
+    wanted(
+        "all-cyc",
+        "--kcore -a -e intel_pt/cyc,noretcomp/",
+        true,
+        false,
+    ),
+    wanted("all-kernel", "--kcore -a -e intel_pt//k", true, false),
+];
+
+const fn wanted(name: &'static str, perf: &'static str, kernel: bool, is_end: bool) -> Wanted {
+    Wanted {
+        name,
+        perf,
+        kernel,
+        is_end,
+    }
+}
+
+/// By so many instructions a recording is found in the list of what ran.
+const HEAD: usize = 2000;
+/// So many rounds of the work a recording.
+const ROUNDS: u32 = 20;
+
+/// A machine that has run.
+pub(super) struct Linux {
+    processors: u32,
+    seconds: f64,
+    /// A line of what the machine said at its end that is not as it should be.
+    complaint: Option<String>,
+    /// What it said on its console.
+    said: String,
+    /// Of each processor, what the machine says that it ran while it was traced.
+    lists: Vec<Vec<u64>>,
+    /// How much of each list has been found in recordings.
+    found: Vec<usize>,
+    /// The last recording is not as it should be: where the next begins is not known.
+    is_lost: bool,
+    folder: PathBuf,
+}
+
+impl Exam {
+    /// Files for the guest: a shell, perf with its libraries, the work.
+    pub(super) fn initrd(&self, busybox: &Path) -> Result<PathBuf> {
+        let work = self.path("work");
+        tool(
+            Command::new("gcc")
+                .args(["-O1", "-g", "-static", "-o"])
+                .arg(&work)
+                .arg(self.root.join("exam/guest/work.c")),
+        )?;
+        let perf = which("perf").context("there is no perf on PATH")?;
+        let mut members: Vec<(String, PathBuf)> = vec![
+            ("bin/busybox".into(), busybox.to_owned()),
+            ("bin/work".into(), work),
+            ("bin/perf".into(), perf.clone()),
+        ];
+        for line in String::from_utf8_lossy(&tool(Command::new("ldd").arg(&perf))?).lines() {
+            if let Some(path) = line.split_whitespace().find(|word| word.starts_with('/')) {
+                members.push((path.trim_start_matches('/').into(), path.into()));
+            }
+        }
+        let folders: BTreeSet<String> = members
+            .iter()
+            .flat_map(|(name, _)| {
+                Path::new(name)
+                    .ancestors()
+                    .skip(1)
+                    .map(|folder| folder.to_string_lossy().into_owned())
+            })
+            .filter(|folder| !folder.is_empty())
+            .chain(["proc", "dev", "sys", "tmp", "root"].map(String::from))
+            .collect();
+        let mut folders: Vec<&str> = folders.iter().map(String::as_str).collect();
+        folders.sort_by_key(|folder| folder.len());
+        let mut files = vec![("init", self.script().into_bytes())];
+        for (name, path) in &members {
+            let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+            // For those who decode outside.
+            let copy = self.path("root").join(name);
+            fs::create_dir_all(copy.parent().context("no folder")?)?;
+            fs::write(&copy, &bytes)?;
+            files.push((name, bytes));
+        }
+        let path = self.path("initrd");
+        fs::write(&path, archive(&folders, &files))?;
+        Ok(path)
+    }
+
+    /// What the guest does: each recording, perf's count of errors in it, and everything to the disk.
+    fn script(&self) -> String {
+        let mut script = String::from(
+            "#!/bin/busybox sh\n\
+             /bin/busybox --install -s /bin\n\
+             export PATH=/bin HOME=/root\n\
+             mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp\n\
+             echo 0 > /proc/sys/kernel/kptr_restrict; echo 0 > /proc/sys/kernel/nmi_watchdog; echo -1 > /proc/sys/kernel/perf_event_paranoid\n\
+             cd /tmp\n",
+        );
+        for wanted in RECORDINGS {
+            let (name, perf) = (wanted.name, wanted.perf);
+            // (Words of the filter that stand in quotes for the shell.)
+            let perf = perf.replace("FILTER", "'filter fibonacci @ /bin/work'");
+            script += &format!(
+                "echo \"BEGIN {name} $(cut -d' ' -f1 /proc/uptime)\"\n\
+                 taskset 1 perf record -q -B {perf} -o {name}.data /bin/work {ROUNDS} 2>&1\n"
+            );
+        }
+        for wanted in RECORDINGS {
+            let name = wanted.name;
+            script += &format!(
+                "echo \"ERRORS {name} $(perf script -i {name}.data --itrace=e 2>/dev/null | grep -c 'instruction trace error')\"\n"
+            );
+        }
+        script += "echo \"DONE $(cut -d' ' -f1 /proc/uptime)\"\ntar -c *.data > /dev/nvme0n1; sync\npoweroff -f\n";
+        script
+    }
+
+    /// Boots it, and waits for its end.
+    pub(super) fn boot(&self, kernel: &Path, initrd: &Path, processors: u32) -> Result<Linux> {
+        let name = format!("linux{processors}");
+        let folder = self.path(&name);
+        fs::create_dir_all(&folder)?;
+        let disk = folder.join("disk.img");
+        fs::File::create(&disk)?.set_len(256 << 20)?;
+        let console = folder.join("console");
+        let begun = Instant::now();
+        let output = self
+            .machine(&["--verbose", "--list", &name])
+            .args(["-m", "1G", "-smp", &processors.to_string(), "-serial"])
+            .arg(format!("file:{}", console.display()))
+            .arg("-drive")
+            .arg(format!(
+                "file={},if=none,id=disk,format=raw",
+                disk.display()
+            ))
+            .args(["-device", "nvme,drive=disk,serial=1", "-initrd"])
+            .arg(initrd)
+            .arg("-kernel")
+            .arg(kernel.canonicalize()?)
+            .args(["-append", "console=ttyS0 quiet"])
+            .output()
+            .context("running cofi machine")?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let said = fs::read_to_string(&console).context("reading what the guest said")?;
+        let words = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success() && said.contains("DONE"),
+            "the machine ended with {}: {words}\n{said}",
+            output.status
+        );
+        let is_good = |line: &str| line.contains(" 0 lost,") && line.ends_with(" 0 unexplained");
+        let complaint = words.lines().find(|line| !is_good(line)).map(str::to_owned);
+        tool(
+            Command::new("tar")
+                .arg("-xf")
+                .arg(&disk)
+                .current_dir(&folder),
+        )?;
+        let lists: Vec<Vec<u64>> = (0..processors)
+            .map(|number| {
+                let bytes = fs::read(folder.join(format!("cpu{number}.ips")))?;
+                let words = bytes.chunks_exact(8);
+                Ok(words
+                    .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
+                    .collect())
+            })
+            .collect::<Result<_>>()?;
+        Ok(Linux {
+            processors,
+            seconds,
+            said,
+            complaint,
+            found: vec![0; lists.len()],
+            is_lost: false,
+            lists,
+            folder,
+        })
+    }
+}
+
+impl Linux {
+    /// What there is to say of each recording, in their order.
+    pub(super) fn recordings(mut self, exam: &Exam) -> Vec<(String, Result<String>)> {
+        let whole = match self.complaint.take() {
+            Some(line) => Err(anyhow!("it says: {line}")),
+            None => Ok(format!(
+                "{} recordings in {:.0} s; instructions traced: {:?}",
+                RECORDINGS.len(),
+                self.seconds,
+                self.lists.iter().map(Vec::len).collect::<Vec<_>>()
+            )),
+        };
+        let mut all = vec![("Linux".to_owned(), whole)];
+        for wanted in RECORDINGS {
+            let result = self.recording(exam, wanted);
+            self.is_lost = result.is_err();
+            all.push((wanted.name.to_owned(), result));
+        }
+        all
+    }
+
+    fn recording(&mut self, exam: &Exam, wanted: &Wanted) -> Result<String> {
+        let errors = self
+            .said
+            .lines()
+            .find_map(|line| {
+                line.trim()
+                    .strip_prefix(&format!("ERRORS {} ", wanted.name))
+            })
+            .context("perf told of no errors, and of none that there were none")?;
+        ensure!(errors == "0", "perf finds {errors} errors");
+        if wanted.name == "nobranch" {
+            // There are no branches to follow: perf's word it is.
+            return Ok("perf: 0 errors".into());
+        }
+        let mut counts = Vec::new();
+        for number in 0..self.processors {
+            let insns = self.decoded(exam, wanted, number)?;
+            let (list, found) = (
+                &self.lists[number as usize],
+                &mut self.found[number as usize],
+            );
+            let rest = &list[*found..];
+            // What came before has been overwritten, or belongs to a recording that is not as it should be.
+            let head = match wanted.is_end {
+                true => &insns[..],
+                false => &insns[..insns.len().min(HEAD)],
+            };
+            let at = match wanted.is_end || self.is_lost {
+                true => rest
+                    .windows(head.len().max(1))
+                    .position(|window| window == head || head.is_empty())
+                    .with_context(|| {
+                        format!("processor {number} ran no such instructions: {head:x?}")
+                    })?,
+                false => 0,
+            };
+            let begin = *found + at;
+            let same = insns
+                .iter()
+                .zip(&list[begin..])
+                .take_while(|(decoded, ran)| decoded == ran)
+                .count();
+            ensure!(
+                same == insns.len(),
+                "processor {number}: instruction {same} of {} is {:x?} and was {:x?}, after {:x?}",
+                insns.len(),
+                insns.get(same),
+                list.get(begin + same),
+                &insns[same.saturating_sub(3)..same]
+            );
+            *found = begin + same;
+            counts.push(insns.len());
+        }
+        ensure!(
+            counts.iter().any(|count| *count > 1000),
+            "of so few instructions: {counts:?}"
+        );
+        Ok(format!(
+            "perf: 0 errors; {counts:?} instructions as the machine ran them"
+        ))
+    }
+
+    /// The addresses that Cofi decodes of a processor's stream.
+    fn decoded(&self, exam: &Exam, wanted: &Wanted, number: u32) -> Result<Vec<u64>> {
+        let mut command = Command::new(&exam.cofi);
+        command
+            .args(["insn", "--json", "--symfs"])
+            .arg(exam.path("root"));
+        command.args(["--cpu-stream", &number.to_string()]);
+        let mut child = command
+            .arg(format!("{}.data", wanted.name))
+            .current_dir(&self.folder)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("running cofi insn")?;
+        let out = child.stdout.take().context("no output of cofi insn")?;
+        let mut insns = Vec::new();
+        for line in BufReader::new(out).lines() {
+            if let Some(ip) = super::super::machine::address(&line?)? {
+                insns.push(ip);
+            }
+        }
+        let output = child.wait_with_output()?;
+        let words = String::from_utf8_lossy(&output.stderr);
+        // Nothing ran there.
+        if words.contains("no such stream") {
+            return Ok(Vec::new());
+        }
+        ensure!(
+            output.status.success(),
+            "cofi insn ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        ensure!(
+            wanted.kernel || insns.iter().all(|ip| ip >> 63 == 0),
+            "there is code of the kernel in it"
+        );
+        Ok(insns)
+    }
+}
+
+fn which(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|program| program.is_file())
+}

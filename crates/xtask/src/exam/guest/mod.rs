@@ -1,0 +1,133 @@
+//! `cargo xtask exam guest`: machines that have Intel PT, as `cofi machine` runs them.
+//!
+//! A program on bare metal walks the trace registers, and what each access does is compared with a table written from the manual. Linux
+//! boots with one processor and with two, and the perf in it records with Intel PT: perf decodes without an error; and
+//! of what leaves the machine, Cofi's decoder finds just the instructions that ran, which the machine lists itself.
+
+mod linux;
+mod rules;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use super::build;
+
+/// What the part is asked to do.
+#[derive(Debug, Default)]
+pub(super) struct Options {
+    qemu: Option<PathBuf>,
+    kernel: Option<PathBuf>,
+    busybox: Option<PathBuf>,
+    cofi: Option<PathBuf>,
+    keep: Option<PathBuf>,
+}
+
+pub(super) fn options(arguments: &[String]) -> Result<Options> {
+    let mut options = Options::default();
+    for pair in arguments.chunks(2) {
+        let [word, value] = pair else {
+            bail!("{} wants a value", pair.concat());
+        };
+        let place = match word.as_str() {
+            "--qemu" => &mut options.qemu,
+            "--kernel" => &mut options.kernel,
+            "--busybox" => &mut options.busybox,
+            "--cofi" => &mut options.cofi,
+            "--keep" => &mut options.keep,
+            _ => bail!("{word} {value}: there is no such thing"),
+        };
+        *place = Some(PathBuf::from(value));
+    }
+    Ok(options)
+}
+
+/// Runs the part and returns whether everything held.
+pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
+    let started = Instant::now();
+    let cofi = match &options.cofi {
+        Some(path) => path.canonicalize()?,
+        None => build::cofi(root)?,
+    };
+    let folder = options
+        .keep
+        .clone()
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("cofi-guest-{}", std::process::id())));
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    let exam = Exam {
+        cofi,
+        root: root.to_owned(),
+        folder: folder.canonicalize()?,
+        qemu: options.qemu.clone().map(fs::canonicalize).transpose()?,
+    };
+    let mut bad = 0;
+    let mut judge = |name: &str, result: Result<String>| match result {
+        Ok(words) => println!("{name:<34} {words}"),
+        Err(error) => {
+            bad += 1;
+            println!("{name:<34} FAILED: {error:#}");
+        }
+    };
+    judge("trace registers, from bare metal", exam.rules());
+    if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
+        let initrd = exam.initrd(busybox)?;
+        for processors in [1, 2] {
+            match exam.boot(kernel, &initrd, processors) {
+                Ok(linux) => {
+                    for (name, result) in linux.recordings(&exam) {
+                        judge(&format!("{processors} processor(s), {name}"), result);
+                    }
+                }
+                Err(error) => judge(&format!("{processors} processor(s)"), Err(error)),
+            }
+        }
+    } else {
+        println!("no Linux: that takes --kernel and --busybox");
+    }
+    if options.keep.is_none() {
+        // What cannot be removed lies in the folder for temporary files anyway.
+        let _ = fs::remove_dir_all(&folder);
+    }
+    println!(
+        "exam of guests: {bad} failed, {:.0} s",
+        started.elapsed().as_secs_f64()
+    );
+    Ok(bad == 0)
+}
+
+/// What all parts need.
+#[derive(Debug)]
+struct Exam {
+    cofi: PathBuf,
+    root: PathBuf,
+    folder: PathBuf,
+    qemu: Option<PathBuf>,
+}
+
+impl Exam {
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// `cofi machine` with these options of its own; `--` and QEMU's arguments are to follow.
+    fn machine(&self, options: &[&str]) -> std::process::Command {
+        // What hangs ends some time.
+        let mut command = std::process::Command::new("timeout");
+        command
+            .args(["--kill-after=5", "900"])
+            .arg(&self.cofi)
+            .arg("machine");
+        if let Some(qemu) = &self.qemu {
+            command.arg("--qemu").arg(qemu);
+        }
+        command
+            .args(options)
+            .arg("--")
+            .args(super::machine::BARE)
+            .current_dir(&self.folder)
+            .stdin(std::process::Stdio::null());
+        command
+    }
+}
