@@ -84,6 +84,8 @@ pub(crate) struct Steps {
     steps: Box<[Step]>,
     /// Conditional branches and others.
     pub(crate) branches: u32,
+    /// There are instructions in it that may change RFLAGS.IF.
+    pub(crate) has_flags: bool,
 }
 
 /// A block of code.
@@ -148,6 +150,7 @@ impl Code {
         }
         Steps {
             mode,
+            has_flags: steps.iter().any(|step: &Step| step.flags.is_some()),
             steps: steps.into_boxed_slice(),
             branches,
         }

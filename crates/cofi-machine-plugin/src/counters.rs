@@ -275,6 +275,12 @@ impl Counters {
         self.has_pmi = true;
     }
 
+    /// Whether an interrupt is asked for.
+    #[inline]
+    pub(crate) fn has_pmi(&self) -> bool {
+        self.has_pmi
+    }
+
     /// Whether an interrupt is asked for since this was asked last.
     #[inline]
     pub(crate) fn take_pmi(&mut self) -> bool {

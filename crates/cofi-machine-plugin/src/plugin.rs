@@ -106,6 +106,8 @@ extern "C" fn on_init(vcpu: c_uint, _: *mut c_void) {
     }
     // SAFETY: its thread runs nothing yet.
     unsafe { *own.0.get() = Some(Box::new(processor)) };
+    // Until the first block has told where its state is.
+    plugin.qemu.call_for_blocks(vcpu, true);
 }
 
 /// QEMU translates a block.
@@ -124,7 +126,13 @@ extern "C" fn on_translation(tb: Tb, _: *mut c_void) {
         }
     }
     let code = Code::of(qemu.address(tb), bytes, lens);
-    qemu.on_block(tb, on_block, (&raw const *code).expose_provenance());
+    let data = (&raw const *code).expose_provenance();
+    // What the plugin has a part in, it must find in its place.
+    if parts.is_empty() {
+        qemu.on_block_if_called(tb, on_block, data);
+    } else {
+        qemu.on_block(tb, on_block, data);
+    }
     for part in parts {
         let behind = part.index + 1;
         let part: &'static Part = Box::leak(Box::new(part));
@@ -174,6 +182,15 @@ extern "C" fn block_begins(vcpu: c_uint, code: *mut c_void, at: *mut u8) {
     }
     let has_mark = own.is_traced() && plugin.qemu.take_mark(vcpu);
     own.enter(&plugin.options, state, code, has_mark);
+    ask_for_calls(plugin, own, vcpu);
+}
+
+/// Whether this processor's next blocks are to be told, if that has changed.
+#[inline]
+fn ask_for_calls(plugin: &Plugin, own: &mut Processor, vcpu: c_uint) {
+    if let Some(call) = own.changed_need() {
+        plugin.qemu.call_for_blocks(vcpu, call);
+    }
 }
 
 #[cold]
@@ -201,6 +218,7 @@ extern "C" fn part_begins(vcpu: c_uint, part: *mut c_void, at: *mut u8) {
         // Nobody took it meanwhile. (If this instruction is the last, it is set behind this.)
         plugin.qemu.take_mark(vcpu);
     }
+    ask_for_calls(plugin, own, vcpu);
     if let Some(ip) = goes_to {
         // SAFETY: this is such a callback, and nothing here is to be dropped.
         unsafe { plugin.qemu.go_to(ip) }
@@ -213,6 +231,7 @@ extern "C" fn part_has_ended(vcpu: c_uint, _: *mut c_void, at: *mut u8) {
     };
     // SAFETY: as above.
     own.put_right(&plugin.options, unsafe { State::new(at) });
+    ask_for_calls(plugin, own, vcpu);
 }
 
 /// Control was taken away from where it was.
@@ -223,6 +242,7 @@ extern "C" fn on_discontinuity(vcpu: c_uint, kind: c_int, from: u64, to: u64, _:
     if Qemu::is_exact(kind) {
         let has_mark = plugin.qemu.take_mark(vcpu);
         own.interrupted(&plugin.options, from, to, has_mark);
+        ask_for_calls(plugin, own, vcpu);
     }
 }
 

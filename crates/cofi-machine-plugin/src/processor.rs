@@ -16,6 +16,9 @@ use cofi_packet::Ip;
 use cofi_packet::intel::{CState, WakeReason};
 use cofi_unit::{At, Context, CpuidLeaf, Destination, Event, Sleep, Unit};
 
+/// ADDR0_CFG to ADDR3_CFG of IA32_RTIT_CTL.
+const ADDRESS_RANGES: u64 = 0xffff << 32;
+
 /// The block that runs.
 #[derive(Clone, Copy, Debug)]
 struct Here {
@@ -73,6 +76,10 @@ pub(crate) struct Processor {
     here: Option<Here>,
     after: Option<After>,
     is_asleep: bool,
+    /// The unit is not in use, or no range of addresses is configured in it: then nothing but time can come of instructions that are no branches.
+    is_unfiltered: bool,
+    /// Blocks are told.
+    is_called: bool,
     /// Where its state is, once it has run.
     state: Option<State>,
     pub(crate) totals: Totals,
@@ -91,6 +98,8 @@ impl Processor {
             here: None,
             after: None,
             is_asleep: false,
+            is_unfiltered: true,
+            is_called: true,
             state: None,
             totals: Totals::default(),
             list: None,
@@ -101,6 +110,20 @@ impl Processor {
     #[inline]
     pub(crate) fn is_traced(&self) -> bool {
         self.unit.in_use()
+    }
+
+    /// Whether blocks must be told from now on, if that is not as it was.
+    #[inline]
+    pub(crate) fn changed_need(&mut self) -> Option<bool> {
+        let need = self.unit.in_use()
+            || self.counters.are_on()
+            || self.after.is_some()
+            || self.bus.has_pmi
+            || self.counters.has_pmi();
+        (need != self.is_called).then(|| {
+            self.is_called = need;
+            need
+        })
     }
 
     /// Its state, as its last callback had it.
@@ -167,6 +190,14 @@ impl Processor {
     /// Tells instructions of the block that ran, up to that of this index, before which `next` comes.
     fn tell(&mut self, here: &Here, steps: &Steps, end: usize, next: u64) {
         let all = steps.all();
+        if self.is_unfiltered && !steps.has_flags && here.told < end {
+            // The clock stands still within a block, and only the last instruction can be a branch.
+            let last = end - 1;
+            for step in &all[here.told..last] {
+                self.ran(steps.ip(here.start, step));
+            }
+            return self.retire(here, steps, &all[last], next, None);
+        }
         for index in here.told..end {
             let step = &all[index];
             let next = match all.get(index + 1) {
@@ -579,6 +610,8 @@ impl Processor {
         match written {
             // It is told.
             Ok(()) => {
+                let ctl = self.unit.rdmsr(cofi_unit::msr::IA32_RTIT_CTL).unwrap_or(!0);
+                self.is_unfiltered = ctl & ADDRESS_RANGES == 0;
                 // One that clears TraceEn is none of the trace's: the packets end before it.
                 if was_traced
                     && self.unit.packet_en()

@@ -32,6 +32,8 @@ const GOES_ELSEWHERE: c_uint = 3;
 /// `QEMU_PLUGIN_DISCON_INTERRUPT`, which covers exceptions, and knows exactly where they came from.
 const DISCONTINUITY_INTERRUPT: c_int = 1;
 const DISCONTINUITY_EXCEPTION: c_int = 2;
+/// `QEMU_PLUGIN_COND_NE`.
+const NOT_EQUAL: c_uint = 3;
 /// `QEMU_PLUGIN_INLINE_STORE_U64`.
 const INLINE_STORE: c_uint = 1;
 
@@ -69,6 +71,7 @@ macro_rules! functions {
 functions! {
     c"qemu_plugin_register_vcpu_tb_trans_cb" on_translation: fn(Id, TranslateCallback, *mut c_void);
     c"qemu_plugin_register_vcpu_tb_exec_cb" on_block: fn(Tb, Callback, c_uint, *mut c_void);
+    c"qemu_plugin_register_vcpu_tb_exec_cond_cb" on_block_if: fn(Tb, Callback, c_uint, c_uint, Entry, u64, *mut c_void);
     c"qemu_plugin_register_vcpu_insn_exec_cb" on_insn: fn(Insn, Callback, c_uint, *mut c_void);
     c"qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu" inline: fn(Insn, c_uint, Entry, u64);
     c"qemu_plugin_register_vcpu_discon_cb" on_discontinuity: fn(Id, c_int, DiscontinuityCallback, *mut c_void);
@@ -129,8 +132,9 @@ struct Descriptor {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Qemu {
     functions: Functions,
-    /// A number of each processor.
+    /// Two numbers of each processor: whether it has come to the last instruction of its block, and whether it cannot do without being called.
     marks: Entry,
+    calls: Entry,
 }
 
 // SAFETY: the pointers are QEMU's functions and its scoreboard, valid as long as the plugin, and any thread may call them.
@@ -146,9 +150,14 @@ impl Qemu {
     pub(crate) fn find() -> Result<Self, &'static str> {
         let functions = Functions::find()?;
         // SAFETY: the plugin is being installed.
-        let score = unsafe { (functions.scoreboard_new)(8) };
+        let score = unsafe { (functions.scoreboard_new)(16) };
         let marks = Entry { score, offset: 0 };
-        Ok(Self { functions, marks })
+        let calls = Entry { score, offset: 8 };
+        Ok(Self {
+            functions,
+            marks,
+            calls,
+        })
     }
 
     pub(crate) fn on_translation(&self, id: Id, callback: TranslateCallback) {
@@ -190,6 +199,33 @@ impl Qemu {
         let data = core::ptr::with_exposed_provenance_mut(data);
         // SAFETY: `tb` is the block under translation; the callback lives as long as the plugin, as what `data` is the address of.
         unsafe { (self.functions.on_block)(tb, callback, READS_AND_WRITES, data) }
+    }
+
+    /// As [`Self::on_block`], but only if the processor [is to be called](Self::call_for_blocks) at that time.
+    pub(crate) fn on_block_if_called(&self, tb: Tb, callback: Callback, data: usize) {
+        let data = core::ptr::with_exposed_provenance_mut(data);
+        // SAFETY: as above; the entry is QEMU's.
+        unsafe {
+            (self.functions.on_block_if)(
+                tb,
+                callback,
+                READS_AND_WRITES,
+                NOT_EQUAL,
+                self.calls,
+                0,
+                data,
+            );
+        }
+    }
+
+    /// Whether callbacks of [`Self::on_block_if_called`] are to be called on a processor, whose thread this must be (or it does not run yet).
+    pub(crate) fn call_for_blocks(&self, vcpu: c_uint, call: bool) {
+        // SAFETY: the processor is there, and its thread alone uses its numbers, of which there are two.
+        unsafe {
+            (self.functions.scoreboard_find)(self.marks.score, vcpu)
+                .add(1)
+                .write(call.into());
+        }
     }
 
     /// Has `callback` called with `data` before the block's `index`th instruction. Only during its translation.
