@@ -15,6 +15,17 @@ static unsigned fibonacci(unsigned n)
     return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2);
 }
 
+/* Each form of operand, if the program's second argument asks for it: not every processor has the instruction. */
+static void tell(unsigned long round)
+{
+    unsigned long values[2] = {0x1122334455660000 + round, 0x7788};
+    unsigned long *at = values;
+    asm volatile("ptwrite %0" : : "r"((unsigned)round));
+    asm volatile("ptwrite %q0" : : "r"(values[0]));
+    asm volatile("ptwriteq (%0)" : : "r"(at), "m"(values));
+    asm volatile("ptwritel 8(%0,%1,8)" : : "r"(at), "r"(0UL), "m"(values));
+}
+
 int main(int count, char **words)
 {
     int rounds = count > 1 ? atoi(words[1]) : 1;
@@ -29,6 +40,8 @@ int main(int count, char **words)
         memset(page, round, 8192);
         sum += page[4097];
         munmap(page, 8192);
+        if (count > 2)
+            tell(round);
     }
     printf("%u\n", sum);
     return 0;

@@ -15,6 +15,7 @@ pub(crate) enum Special {
     Wrmsr,
     Rdtsc,
     Rdpmc,
+    Ptwrite,
 }
 
 impl Special {
@@ -37,6 +38,10 @@ impl Special {
             [0x0f, 0x30] => Some(Self::Wrmsr),
             [0x0f, 0x31] | [0x0f, 0x01, 0xf9] => Some(Self::Rdtsc),
             [0x0f, 0x33] => Some(Self::Rdpmc),
+            // (Of its length QEMU knows nothing.)
+            [0x0f, 0xae, form, ..] if form >> 3 & 7 == 4 && bytes.contains(&0xf3) => {
+                Some(Self::Ptwrite)
+            }
             _ => None,
         }
     }

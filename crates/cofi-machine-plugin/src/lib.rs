@@ -25,6 +25,7 @@ mod cpuid;
 mod frame;
 mod list;
 mod msr;
+mod operand;
 mod options;
 mod plugin;
 mod processor;

@@ -235,15 +235,13 @@ extern "C" fn part_has_ended(vcpu: c_uint, _: *mut c_void, at: *mut u8) {
 }
 
 /// Control was taken away from where it was.
-extern "C" fn on_discontinuity(vcpu: c_uint, kind: c_int, from: u64, to: u64, _: *mut c_void) {
+extern "C" fn on_discontinuity(vcpu: c_uint, _: c_int, from: u64, to: u64, _: *mut c_void) {
     let (Some(plugin), Some(own)) = (PLUGIN.get(), own(vcpu)) else {
         return;
     };
-    if Qemu::is_exact(kind) {
-        let has_mark = plugin.qemu.take_mark(vcpu);
-        own.interrupted(&plugin.options, from, to, has_mark);
-        ask_for_calls(plugin, own, vcpu);
-    }
+    let has_mark = plugin.qemu.take_mark(vcpu);
+    own.interrupted(&plugin.options, from, to, has_mark);
+    ask_for_calls(plugin, own, vcpu);
 }
 
 extern "C" fn on_idle(vcpu: c_uint, _: *mut c_void) {

@@ -7,15 +7,21 @@ use crate::cpuid;
 use crate::frame::{Selectors, before_interrupt};
 use crate::list::List;
 use crate::msr::{self, Owner};
+use crate::operand::{self, Place};
 use crate::options::Options;
 use crate::qemu::Qemu;
 use crate::state::{Register, State};
 use crate::vectors::{PAGE_FAULT, Vectors};
 use cofi_insn::Class;
 use cofi_packet::Ip;
-use cofi_packet::intel::{CState, WakeReason};
-use cofi_unit::{At, Context, CpuidLeaf, Destination, Event, Sleep, Unit};
+use cofi_packet::intel::{CState, Payload, WakeReason};
+use cofi_unit::{At, Context, CpuidLeaf, Destination, Event, Ptwrite, Sleep, Unit};
 
+/// The length of the longest instruction, and of a page.
+const LONGEST: usize = 15;
+const PAGE: u64 = 4096;
+/// The clock is read once for so many blocks.
+const BLOCKS_OF_TICK: u32 = 16;
 /// ADDR0_CFG to ADDR3_CFG of IA32_RTIT_CTL.
 const ADDRESS_RANGES: u64 = 0xffff << 32;
 
@@ -78,6 +84,8 @@ pub(crate) struct Processor {
     is_asleep: bool,
     /// The unit is not in use, or no range of addresses is configured in it: then nothing but time can come of instructions that are no branches.
     is_unfiltered: bool,
+    /// So many blocks have run while it was in use.
+    blocks_of_tick: u32,
     /// Blocks are told.
     is_called: bool,
     /// Where its state is, once it has run.
@@ -99,6 +107,7 @@ impl Processor {
             after: None,
             is_asleep: false,
             is_unfiltered: true,
+            blocks_of_tick: 0,
             is_called: true,
             state: None,
             totals: Totals::default(),
@@ -145,8 +154,17 @@ impl Processor {
             self.put_right(options, state);
         }
         let start = state.linear();
+        if self.unit.in_use() && state.is_reset() {
+            // The registers keep what they hold, but for TraceEn.
+            self.unit.reset(true, state.context());
+            self.here = None;
+        }
         if self.unit.in_use() {
-            self.bus.tick();
+            // Reading the clock costs as much as the unit: it is read for several blocks, and whenever anything else happens.
+            self.blocks_of_tick = self.blocks_of_tick.wrapping_add(1);
+            if self.blocks_of_tick.is_multiple_of(BLOCKS_OF_TICK) {
+                self.bus.tick();
+            }
             self.selectors.note(state);
             self.go_on(start, state.context(), has_mark);
         }
@@ -500,6 +518,7 @@ impl Processor {
                 });
             }
             Special::Rdpmc => return self.rdpmc(state, at, index),
+            Special::Ptwrite => return self.ptwrite(options, state, at.ip, index),
             // Others may not, and QEMU sees to that.
             Special::Rdmsr | Special::Wrmsr if state.cpl() != 0 => {}
             Special::Rdmsr => self.rdmsr(options, state, at, index),
@@ -534,6 +553,48 @@ impl Processor {
         }
         state.set_pair(value);
         Some(at.next.0.wrapping_sub(state.code_base()))
+    }
+
+    /// PTWRITE, which QEMU does not have: it is done here, if the processors have it and the operand can be read.
+    fn ptwrite(&mut self, options: &Options, state: State, ip: Ip, index: usize) -> Option<u64> {
+        if !options.caps.ptwrite {
+            return None;
+        }
+        let offset = ip.0.wrapping_sub(state.code_base());
+        let mut code = [0; LONGEST];
+        // It may be the last thing before a page that is not there.
+        let in_page = (PAGE - ip.0 % PAGE) as usize;
+        let len = [LONGEST, LONGEST.min(in_page)]
+            .into_iter()
+            .find(|len| self.bus.qemu().read_linear(ip.0, &mut code[..*len]))?;
+        let found = operand::ptwrite(&code[..len], offset, state.mode(), &state)?;
+        let mut bytes = [0; 8];
+        match found.place {
+            Place::Register(number) => bytes = state.general(number).to_le_bytes(),
+            Place::Memory(address) => {
+                let len = if found.is_wide { 8 } else { 4 };
+                if !self.bus.qemu().read_linear(address, &mut bytes[..len]) {
+                    return None;
+                }
+            }
+        }
+        let value = u64::from_le_bytes(bytes);
+        let at = At {
+            ip,
+            next: Ip(ip.0.wrapping_add(found.len.into())),
+        };
+        self.tell_before(at, index);
+        self.here = None;
+        if self.unit.in_use() {
+            self.ran(ip.0);
+            let operand = match found.is_wide {
+                true => Payload::Eight(value),
+                false => Payload::Four(value as u32),
+            };
+            // It has been asked whether there is PTWRITE.
+            let _ = self.unit.ptwrite(&mut self.bus, Ptwrite { at, operand });
+        }
+        Some(offset.wrapping_add(found.len.into()))
     }
 
     /// Tells what ran of the block before the instruction of this index.

@@ -29,9 +29,8 @@ pub(crate) type ExitCallback = extern "C" fn(*mut c_void);
 const READS_AND_WRITES: c_uint = 2;
 /// And it may go on elsewhere.
 const GOES_ELSEWHERE: c_uint = 3;
-/// `QEMU_PLUGIN_DISCON_INTERRUPT`, which covers exceptions, and knows exactly where they came from.
+/// `QEMU_PLUGIN_DISCON_INTERRUPT`: exceptions are told as such, too, and these alone tell exactly where they came from.
 const DISCONTINUITY_INTERRUPT: c_int = 1;
-const DISCONTINUITY_EXCEPTION: c_int = 2;
 /// `QEMU_PLUGIN_COND_NE`.
 const NOT_EQUAL: c_uint = 3;
 /// `QEMU_PLUGIN_INLINE_STORE_U64`.
@@ -166,9 +165,15 @@ impl Qemu {
     }
 
     pub(crate) fn on_discontinuity(&self, id: Id, callback: DiscontinuityCallback) {
-        let types = DISCONTINUITY_INTERRUPT | DISCONTINUITY_EXCEPTION;
         // SAFETY: as above.
-        unsafe { (self.functions.on_discontinuity)(id, types, callback, core::ptr::null_mut()) }
+        unsafe {
+            (self.functions.on_discontinuity)(
+                id,
+                DISCONTINUITY_INTERRUPT,
+                callback,
+                core::ptr::null_mut(),
+            );
+        }
     }
 
     pub(crate) fn on_init(&self, id: Id, callback: VcpuCallback) {
@@ -187,11 +192,6 @@ impl Qemu {
     pub(crate) fn on_exit(&self, id: Id, callback: ExitCallback) {
         // SAFETY: as above.
         unsafe { (self.functions.on_exit)(id, callback, core::ptr::null_mut()) }
-    }
-
-    /// Whether a discontinuity is one that tells exactly where it came from.
-    pub(crate) fn is_exact(kind: c_int) -> bool {
-        kind == DISCONTINUITY_INTERRUPT
     }
 
     /// Has `callback` called with `data` whenever the block runs. Only during its translation.

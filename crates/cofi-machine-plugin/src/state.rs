@@ -17,7 +17,9 @@ const EIP: usize = 32 * 8;
 const EFLAGS: usize = EIP + 8;
 /// QEMU's digest of what decides how code is read.
 const HFLAGS: usize = EIP + 48;
-const CS: usize = EIP + 80;
+const SEGMENTS: usize = EIP + 56;
+const SEGMENT: usize = 24;
+const CS: usize = SEGMENTS + SEGMENT;
 const SS: usize = EIP + 104;
 const IDT: usize = EIP + 272;
 const CR0: usize = EIP + 296;
@@ -46,6 +48,17 @@ const PAGING: u64 = 1 << 31;
 const PAE: u64 = 1 << 5;
 /// CR4.PCE.
 const COUNTERS_FOR_USERS: u64 = 1 << 8;
+
+/// A segment, by its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Segment {
+    Es = 0,
+    Cs = 1,
+    Ss = 2,
+    Ds = 3,
+    Fs = 4,
+    Gs = 5,
+}
 
 /// A general register, by its number in instructions.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +96,23 @@ impl State {
     #[inline]
     pub(crate) fn get(self, register: Register) -> u64 {
         self.u64(register as usize * 8)
+    }
+
+    /// A general register, by its number (0 to 15).
+    pub(crate) fn general(self, number: u8) -> u64 {
+        self.u64(usize::from(number & 15) * 8)
+    }
+
+    /// The linear address at which a segment begins.
+    pub(crate) fn segment_base(self, segment: Segment) -> u64 {
+        self.u64(SEGMENTS + SEGMENT * segment as usize + BASE)
+    }
+
+    /// Whether the processor is where a reset puts it, about to run its first instruction.
+    pub(crate) fn is_reset(self) -> bool {
+        self.u64(EIP) == 0xfff0
+            && self.u64(CS + BASE) == 0xffff_0000
+            && self.u64(CR0) & PROTECTED == 0
     }
 
     /// Sets a general register.

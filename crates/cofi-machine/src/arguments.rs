@@ -21,6 +21,14 @@ pub(crate) fn with_processor(given: &[OsString]) -> Result<Vec<OsString>, Machin
                 argument: argument.clone(),
             });
         }
+        if ["-loadvm", "--loadvm", "-incoming", "--incoming"]
+            .iter()
+            .any(|word| argument == word)
+        {
+            return Err(MachineError::Saved {
+                argument: argument.clone(),
+            });
+        }
         arguments.push(argument.clone());
         if argument == "-cpu" || argument == "--cpu" {
             let mut model = given.next().ok_or(MachineError::NoProcessor)?.clone();
@@ -111,6 +119,10 @@ mod tests {
                 "{line}"
             );
         }
+        assert!(matches!(
+            with_processor(&words("-m 512 -loadvm first")),
+            Err(MachineError::Saved { .. })
+        ));
         for line in [
             "-accel tcg,thread=multi",
             "-machine q35,accel=tcg",

@@ -32,6 +32,14 @@ pub enum MachineError {
         /// The argument.
         argument: OsString,
     },
+    /// A saved machine has no state of trace units.
+    #[error(
+        "{argument:?} goes on with a machine that was saved, and what its trace units held was not: start it anew"
+    )]
+    Saved {
+        /// The argument.
+        argument: OsString,
+    },
     /// `-cpu` without a word behind it.
     #[error("\"-cpu\" must be followed by a processor")]
     NoProcessor,

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::Value;
 
 use super::super::build::tool;
 use super::super::machine::archive;
@@ -18,6 +19,8 @@ struct Wanted {
     name: &'static str,
     /// What perf is given before `-o`.
     perf: &'static str,
+    /// What the work is given.
+    work: &'static str,
     /// What the kernel ran is in it.
     kernel: bool,
     /// It begins with what the buffer held: what ran before is not in it.
@@ -42,10 +45,26 @@ const RECORDINGS: &[Wanted] = &[
     wanted("all-kernel", "--kcore -a -e intel_pt//k", true, false),
 ];
 
+/// Those of processors that have more ([`MOST`]).
+const OF_MORE: &[Wanted] = &[
+    Wanted {
+        work: "20 tell",
+        ..wanted("ptw", "-e intel_pt/ptw,fup_on_ptw/u", false, false)
+    },
+    wanted("notnt", "-e intel_pt/notnt/u", false, false),
+    wanted("events", "-a --kcore -e intel_pt/event/", true, false),
+    wanted("power", "-a --kcore -e intel_pt/pwr_evt/", true, false),
+];
+/// The processor of the machine with one, and that of the machine with two.
+const PROCESSORS: [&str; 2] = ["skylake", MOST];
+/// A generation that has PTWRITE, power events, Event Trace and DisTNT.
+const MOST: &str = "gracemont";
+
 const fn wanted(name: &'static str, perf: &'static str, kernel: bool, is_end: bool) -> Wanted {
     Wanted {
         name,
         perf,
+        work: "20",
         kernel,
         is_end,
     }
@@ -53,12 +72,11 @@ const fn wanted(name: &'static str, perf: &'static str, kernel: bool, is_end: bo
 
 /// By so many instructions a recording is found in the list of what ran.
 const HEAD: usize = 2000;
-/// So many rounds of the work a recording.
-const ROUNDS: u32 = 20;
 
 /// A machine that has run.
 pub(super) struct Linux {
     processors: u32,
+    processor: &'static str,
     seconds: f64,
     /// A line of what the machine said at its end that is not as it should be.
     complaint: Option<String>,
@@ -131,19 +149,26 @@ impl Exam {
              echo 0 > /proc/sys/kernel/kptr_restrict; echo 0 > /proc/sys/kernel/nmi_watchdog; echo -1 > /proc/sys/kernel/perf_event_paranoid\n\
              cd /tmp\n",
         );
-        for wanted in RECORDINGS {
-            let (name, perf) = (wanted.name, wanted.perf);
+        script += "case $(cat /sys/bus/event_source/devices/intel_pt/caps/event_trace) in 1) more=yes;; *) more=no;; esac\n";
+        for wanted in RECORDINGS.iter().chain(OF_MORE) {
+            let (name, perf, work) = (wanted.name, wanted.perf, wanted.work);
+            let is_of_more = OF_MORE.iter().any(|other| other.name == name);
+            let is_for = if is_of_more {
+                "[ $more = yes ]"
+            } else {
+                "true"
+            };
             // (Words of the filter that stand in quotes for the shell.)
             let perf = perf.replace("FILTER", "'filter fibonacci @ /bin/work'");
             script += &format!(
-                "echo \"BEGIN {name} $(cut -d' ' -f1 /proc/uptime)\"\n\
-                 taskset 1 perf record -q -B {perf} -o {name}.data /bin/work {ROUNDS} 2>&1\n"
+                "if {is_for}; then echo \"BEGIN {name} $(cut -d' ' -f1 /proc/uptime)\"\n\
+                 taskset 1 perf record -q -B {perf} -o {name}.data /bin/work {work} 2>&1; fi\n"
             );
         }
-        for wanted in RECORDINGS {
+        for wanted in RECORDINGS.iter().chain(OF_MORE) {
             let name = wanted.name;
             script += &format!(
-                "echo \"ERRORS {name} $(perf script -i {name}.data --itrace=e 2>/dev/null | grep -c 'instruction trace error')\"\n"
+                "[ ! -e {name}.data ] || echo \"ERRORS {name} $(perf script -i {name}.data --itrace=e 2>/dev/null | grep -c 'instruction trace error')\"\n"
             );
         }
         script += "echo \"DONE $(cut -d' ' -f1 /proc/uptime)\"\ntar -c *.data > /dev/nvme0n1; sync\npoweroff -f\n";
@@ -153,6 +178,7 @@ impl Exam {
     /// Boots it, and waits for its end.
     pub(super) fn boot(&self, kernel: &Path, initrd: &Path, processors: u32) -> Result<Linux> {
         let name = format!("linux{processors}");
+        let processor = PROCESSORS[usize::from(processors > 1)];
         let folder = self.path(&name);
         fs::create_dir_all(&folder)?;
         let disk = folder.join("disk.img");
@@ -160,7 +186,7 @@ impl Exam {
         let console = folder.join("console");
         let begun = Instant::now();
         let output = self
-            .machine(&["--verbose", "--list", &name])
+            .machine(&["--verbose", "--list", &name, "--processor", processor])
             .args(["-m", "1G", "-smp", &processors.to_string(), "-serial"])
             .arg(format!("file:{}", console.display()))
             .arg("-drive")
@@ -202,6 +228,7 @@ impl Exam {
             .collect::<Result<_>>()?;
         Ok(Linux {
             processors,
+            processor,
             seconds,
             said,
             complaint,
@@ -219,16 +246,18 @@ impl Linux {
         let whole = match self.complaint.take() {
             Some(line) => Err(anyhow!("it says: {line}")),
             None => Ok(format!(
-                "{} recordings in {:.0} s; instructions traced: {:?}",
-                RECORDINGS.len(),
+                "{}, all recordings in {:.0} s; instructions traced: {:?}",
+                self.processor,
                 self.seconds,
                 self.lists.iter().map(Vec::len).collect::<Vec<_>>()
             )),
         };
         let mut all = vec![("Linux".to_owned(), whole)];
-        for wanted in RECORDINGS {
+        let more = if self.processor == MOST { OF_MORE } else { &[] };
+        for wanted in RECORDINGS.iter().chain(more) {
             let result = self.recording(exam, wanted);
-            self.is_lost = result.is_err();
+            // (What ran without TNTs is in the list, and not in the recording.)
+            self.is_lost = result.is_err() || wanted.name == "notnt";
             all.push((wanted.name.to_owned(), result));
         }
         all
@@ -244,8 +273,8 @@ impl Linux {
             })
             .context("perf told of no errors, and of none that there were none")?;
         ensure!(errors == "0", "perf finds {errors} errors");
-        if wanted.name == "nobranch" {
-            // There are no branches to follow: perf's word it is.
+        if ["nobranch", "notnt"].contains(&wanted.name) {
+            // Not all branches are in it, so nobody can follow the code: perf's word it is.
             return Ok("perf: 0 errors".into());
         }
         let mut counts = Vec::new();
@@ -291,9 +320,65 @@ impl Linux {
             counts.iter().any(|count| *count > 1000),
             "of so few instructions: {counts:?}"
         );
+        let told = self.told(exam, wanted)?;
         Ok(format!(
-            "perf: 0 errors; {counts:?} instructions as the machine ran them"
+            "perf: 0 errors; {counts:?} instructions as the machine ran them{told}"
         ))
+    }
+
+    /// What the recordings of [`OF_MORE`] tell besides, in words.
+    fn told(&self, exam: &Exam, wanted: &Wanted) -> Result<String> {
+        if !["ptw", "events", "power"].contains(&wanted.name) {
+            return Ok(String::new());
+        }
+        let text = tool(
+            Command::new(&exam.cofi)
+                .args(["events", "--json", "--symfs"])
+                .arg(exam.path("root"))
+                .arg(format!("{}.data", wanted.name))
+                .current_dir(&self.folder),
+        )?;
+        let events: Vec<Value> = String::from_utf8_lossy(&text)
+            .lines()
+            .map(serde_json::from_str)
+            .collect::<Result<_, _>>()
+            .context("cofi events prints no JSON")?;
+        let of = |kind: &'static str| events.iter().filter(move |event| event["event"] == kind);
+        match wanted.name {
+            "ptw" => {
+                // What exam/guest/work.c writes.
+                let written = (0..20).flat_map(|round: u64| {
+                    let wide = 0x1122_3344_5566_0000 + round;
+                    [round, wide, wide, 0x7788].map(|value| format!("{value:#x}"))
+                });
+                let read = of("ptwrite").map(|event| event["payload"].as_str().unwrap_or_default());
+                ensure!(
+                    read.eq(written),
+                    "the values of PTWRITE are not those that were written"
+                );
+                Ok("; each value of PTWRITE".into())
+            }
+            "events" => {
+                let faults = of("interrupt")
+                    .filter(|event| event["vector"] == 14)
+                    .count();
+                let (all, returns) = (of("interrupt").count(), of("iret").count());
+                ensure!(
+                    faults > 0 && all > faults && returns > 0,
+                    "{faults} page faults of {all} interrupts, {returns} IRETs"
+                );
+                Ok(format!("; {all} interrupts, {faults} of them page faults"))
+            }
+            _ => {
+                let (entries, exits) = (of("pwre").count(), of("pwrx").count());
+                // A processor may sleep when the recording begins or ends.
+                ensure!(
+                    entries > 0 && entries.abs_diff(exits) <= 2,
+                    "it went to sleep {entries} times, and woke {exits} times"
+                );
+                Ok(format!("; {entries} times asleep"))
+            }
+        }
     }
 
     /// The addresses that Cofi decodes of a processor's stream.
