@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static int by_value(const void *a, const void *b)
@@ -29,6 +30,9 @@ static void tell(unsigned long round)
 int main(int count, char **words)
 {
     int rounds = count > 1 ? atoi(words[1]) : 1;
+    /* With more words: the work twice, once in a child. */
+    if (count > 3 && fork() == 0)
+        rounds /= 2;
     unsigned sum = 0;
     for (int round = 0; round < rounds; round++) {
         int numbers[200];
@@ -40,9 +44,11 @@ int main(int count, char **words)
         memset(page, round, 8192);
         sum += page[4097];
         munmap(page, 8192);
-        if (count > 2)
+        if (count == 3)
             tell(round);
     }
+    if (count > 3)
+        wait(NULL);
     printf("%u\n", sum);
     return 0;
 }

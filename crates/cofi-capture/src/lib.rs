@@ -5,6 +5,7 @@
 //! each thread and writes a perf.data file.
 
 pub mod child;
+pub mod hardware;
 mod machine;
 mod missing;
 mod notice;

@@ -86,4 +86,6 @@ pub use reader::{
 };
 pub use remark::{Missing, Remark, Seal, Signal};
 pub use time::{PerfTime, TimeConv};
-pub use writer::{Mark, Mmap2, Options, Subject, Task, Writer};
+pub use writer::{
+    KernelEvent, KernelTrace, KernelWriter, Mark, Mmap2, Options, Subject, Task, Writer,
+};

@@ -6,6 +6,7 @@ use crate::engine::{self, Chosen};
 use crate::signals::Watch;
 use crate::{output, supervise};
 use anyhow::{Context, Result, bail};
+use cofi_capture::hardware;
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
 use cofi_capture::qemu::machine::{self, MachineQemu};
 use cofi_capture::qemu::{self, Qemu, Unfit, Unknown};
@@ -36,9 +37,7 @@ fn config(options: &RecordOptions) -> Result<TraceConfig> {
 fn check_engine(engine: Engine, config: &TraceConfig) -> Result<()> {
     match (engine, config) {
         (Engine::Auto | Engine::Ptrace | Engine::Qemu | Engine::QemuSystem, _) => Ok(()),
-        (Engine::Hardware, TraceConfig::Pt(_)) => {
-            bail!("--engine hardware is not in this version yet; use ptrace")
-        }
+        (Engine::Hardware, TraceConfig::Pt(_)) => Ok(()),
         (Engine::Hardware, TraceConfig::Rtit(_)) => {
             bail!("--engine hardware: Linux has no driver for RTIT; use ptrace or qemu")
         }
@@ -97,6 +96,11 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         bail!("--verify compares the flow of control, which branch=0 leaves out of the trace");
     }
     let wants_lists = options.verify || options.truth.is_some();
+    if options.engine == Engine::Hardware && wants_lists {
+        bail!(
+            "--engine hardware: nobody lists what the hardware runs, to be compared with its trace"
+        );
+    }
     let lists = if wants_lists {
         let folder =
             tempfile::tempdir().context("cannot make a folder for the list of addresses")?;
@@ -151,6 +155,9 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         }
         (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
     };
+    if options.engine == Engine::Hardware {
+        return by_hardware(options, config, command_line, &target, run_options);
+    }
     let settings = Settings {
         file: options.output.clone(),
         raw_output: options.raw_output.clone(),
@@ -212,17 +219,66 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     for error in &recorded.errors {
         output::tell(format_args!("{}", error.sentence()));
     }
-    let ended = match result? {
-        Outcome::Exited(0) | Outcome::Detached => Ended::Well,
-        Outcome::Exited(status) => Ended::Program(status as u8),
-        Outcome::Signaled(signal) => Ended::Program((128 + signal) as u8),
-    };
+    let ended = ended(result?);
     Ok(Recording {
         ended,
         recorded,
         engine: engine_in_words,
         _lists: lists,
     })
+}
+
+/// Records with the processors' own trace units.
+fn by_hardware(
+    options: &RecordOptions,
+    config: TraceConfig,
+    command_line: Vec<String>,
+    target: &Target,
+    run_options: Options<'_>,
+) -> Result<Recording> {
+    let (TraceConfig::Pt(config), Target::Launch(program)) = (config, target) else {
+        bail!("--engine hardware starts a program; to attach to one, use ptrace");
+    };
+    if options.raw_output.is_some() {
+        bail!("--engine hardware: each processor has a stream, and --raw-output is for one");
+    }
+    let settings = hardware::Settings {
+        file: &options.output,
+        config,
+        command_line,
+    };
+    let traced = hardware::run(&settings, program, run_options)?;
+    let (truncated, lost) = traced.lost;
+    if truncated > 0 {
+        let often = match truncated {
+            1 => "once".to_owned(),
+            count => format!("{count} times"),
+        };
+        output::tell(format_args!(
+            "the kernel had no room for packets {often}: the trace has gaps there"
+        ));
+    }
+    if lost > 0 {
+        output::tell(format_args!(
+            "the kernel had no room for {lost} of its records: names of threads and code may be missing"
+        ));
+    }
+    let mut recorded = Recorded::default();
+    recorded.trace_bytes = traced.trace_bytes;
+    Ok(Recording {
+        ended: ended(traced.outcome),
+        recorded,
+        engine: "hardware".into(),
+        _lists: None,
+    })
+}
+
+fn ended(outcome: Outcome) -> Ended {
+    match outcome {
+        Outcome::Exited(0) | Outcome::Detached => Ended::Well,
+        Outcome::Exited(status) => Ended::Program(status as u8),
+        Outcome::Signaled(signal) => Ended::Program((128 + signal) as u8),
+    }
 }
 
 /// What QEMU does otherwise than a processor, where it has.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// The folder `FILE.code` beside the trace FILE, made when it is first needed.
 #[derive(Debug)]
-pub(super) struct SavedFiles {
+pub(crate) struct SavedFiles {
     folder: PathBuf,
     count: u32,
     /// Where bytes of a process at an address, of this hash, were saved last.
@@ -32,7 +32,7 @@ const ENDING: &str = "code";
 
 impl SavedFiles {
     /// The folder for the trace at `file`.
-    pub(super) fn beside(file: &Path) -> io::Result<Self> {
+    pub(crate) fn beside(file: &Path) -> io::Result<Self> {
         let mut name = file.file_name().unwrap_or_default().to_os_string();
         name.push(".code");
         Ok(Self {
@@ -49,7 +49,7 @@ impl SavedFiles {
     }
 
     /// Makes way in the folder: what an earlier recording of the same name left there goes where that one's trace goes.
-    pub(super) fn begin(&self) -> io::Result<()> {
+    pub(crate) fn begin(&self) -> io::Result<()> {
         let old = with_ending(&self.folder, ".old");
         remove_codes(&old)?;
         match fs::symlink_metadata(&self.folder) {
@@ -109,7 +109,7 @@ impl SavedFiles {
 
     /// Saves bytes that stand at `start` in process `pid`; the file's absolute path. Code that comes back, as where two threads run two
     /// versions of it, is saved once.
-    pub(super) fn save(&mut self, pid: u32, start: u64, bytes: &[u8]) -> io::Result<PathBuf> {
+    pub(crate) fn save(&mut self, pid: u32, start: u64, bytes: &[u8]) -> io::Result<PathBuf> {
         let place = (pid, start, hash(bytes));
         if let Some(path) = self.saved.get(&place)
             && fs::read(path).is_ok_and(|saved| saved == bytes)

@@ -9,6 +9,8 @@ mod sink;
 pub(crate) mod thread;
 mod truth;
 
+pub(crate) use code::SavedFiles;
+pub(crate) use output::Output;
 pub use output::write_file;
 pub use settings::{RecordError, Settings};
 pub use truth::{Truth, TruthStream};
@@ -18,7 +20,6 @@ use crate::ptrace::sys::Dispositions;
 use crate::{
     Entry, Mapping, Missing, Notice, Observer, Pid, ProcessCause, Runs, SavedCode, Signal,
 };
-use code::SavedFiles;
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
 use cofi_perf::{Mmap2, Remark, Subject, Task};
@@ -63,7 +64,7 @@ pub struct Recorder {
 }
 
 /// What was recorded.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Recorded {
     /// The engine's own lists, if they were asked for.

@@ -48,7 +48,7 @@ pub(super) fn folder_of(path: &Path) -> &Path {
 
 /// The place of a file that is written, until it is there.
 #[derive(Debug)]
-pub(super) struct Output {
+pub(crate) struct Output {
     path: PathBuf,
     /// The file until then, which is removed if this is dropped.
     temporary: Option<TempPath>,
@@ -56,7 +56,7 @@ pub(super) struct Output {
 
 impl Output {
     /// Makes a file for what is to be at `path`, which only its owner may read.
-    pub(super) fn create(path: &Path) -> io::Result<(Self, File)> {
+    pub(crate) fn create(path: &Path) -> io::Result<(Self, File)> {
         Self::open(path, false)
     }
 
@@ -109,7 +109,7 @@ impl Output {
     }
 
     /// Puts the file where it belongs. What is there becomes FILE.old.
-    pub(super) fn commit(&mut self) -> io::Result<()> {
+    pub(crate) fn commit(&mut self) -> io::Result<()> {
         let Some(temporary) = self.temporary.take() else {
             return Ok(());
         };

@@ -1,6 +1,9 @@
 //! Writes a perf.data file that stock perf decodes.
 
 mod info;
+mod kernel;
+
+pub use kernel::{KernelEvent, KernelTrace, KernelWriter};
 
 use crate::constants::{Feature, RecordKind, SampleType};
 use crate::{PerfTime, Remark, TimeConv, TraceConfig, WriteError};
@@ -175,12 +178,16 @@ impl Bytes {
     }
 }
 
-/// The file header.
-fn header(data_size: u64, features: &[u64; 4]) -> Vec<u8> {
+/// The file header: where the attributes and the data are, each with its length.
+fn header_of(attrs: (u64, u64), data: (u64, u64), features: &[u64; 4]) -> Vec<u8> {
     let mut header = Bytes(MAGIC.to_vec());
-    header.u64s(&[HEADER_SIZE, ATTR_ENTRY, ATTRS_AT, 2 * ATTR_ENTRY]);
-    header.u64s(&[DATA_AT, data_size, 0, 0]).u64s(features);
+    header.u64s(&[HEADER_SIZE, ATTR_ENTRY, attrs.0, attrs.1]);
+    header.u64s(&[data.0, data.1, 0, 0]).u64s(features);
     header.0
+}
+
+fn header(data_size: u64, features: &[u64; 4]) -> Vec<u8> {
+    header_of((ATTRS_AT, 2 * ATTR_ENTRY), (DATA_AT, data_size), features)
 }
 
 impl<W: Write + Seek> Writer<W> {

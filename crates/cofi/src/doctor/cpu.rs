@@ -214,7 +214,7 @@ fn judge(leaf: Option<Leaf14>, has_pmu: bool, is_intel: bool, is_guest: bool) ->
             let with = format!("with {list}; {ranges} address ranges");
             if has_pmu {
                 let says =
-                    format!("there, {with}; this version of Cofi does not record with it yet");
+                    format!("there, {with}; `cofi record --engine hardware` records with it");
                 make(Status::Ok, says)
             } else {
                 let hint = if is_guest {

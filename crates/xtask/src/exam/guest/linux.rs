@@ -32,6 +32,11 @@ const RECORDINGS: &[Wanted] = &[
     wanted("cyc", "-e intel_pt/cyc,noretcomp/u", false, false),
     wanted("notime", "-e intel_pt/mtc=0,tsc=0/u", false, false),
     wanted("nobranch", "-e intel_pt/branch=0/u", false, false),
+    wanted("hardware", COFI, false, false),
+    Wanted {
+        work: "20 in two processes",
+        ..wanted("hardware-cyc", "cofi --config cyc,noretcomp", false, false)
+    },
     wanted("filter", "-e intel_pt//u --filter FILTER", false, false),
     wanted("snapshot", "-Se -m,8 -e intel_pt//u", false, true),
     wanted("kernel", "--kcore -e intel_pt//", true, false),
@@ -44,6 +49,9 @@ const RECORDINGS: &[Wanted] = &[
     ),
     wanted("all-kernel", "--kcore -a -e intel_pt//k", true, false),
 ];
+
+/// Recorded by Cofi itself, with what follows as options.
+const COFI: &str = "cofi";
 
 /// Those of processors that have more ([`MOST`]).
 const OF_MORE: &[Wanted] = &[
@@ -107,11 +115,21 @@ impl Exam {
             ("bin/work".into(), work),
             ("bin/perf".into(), perf.clone()),
         ];
-        for line in String::from_utf8_lossy(&tool(Command::new("ldd").arg(&perf))?).lines() {
-            if let Some(path) = line.split_whitespace().find(|word| word.starts_with('/')) {
-                members.push((path.trim_start_matches('/').into(), path.into()));
+        // The command records there, too; its debugging information stays here.
+        let cofi = self.path("cofi");
+        tool(Command::new("strip").arg("-o").arg(&cofi).arg(&self.cofi))?;
+        let needed = tool(Command::new("ldd").args([&perf, &cofi]))?;
+        for line in String::from_utf8_lossy(&needed).lines() {
+            // (A line that ends with a colon names the program.)
+            let mut words = line.split_whitespace();
+            if let Some(path) = words.find(|word| word.starts_with('/') && !word.ends_with(':')) {
+                let member = (path.trim_start_matches('/').to_owned(), PathBuf::from(path));
+                if !members.contains(&member) {
+                    members.push(member);
+                }
             }
         }
+        members.push(("bin/cofi".into(), cofi));
         let folders: BTreeSet<String> = members
             .iter()
             .flat_map(|(name, _)| {
@@ -152,17 +170,21 @@ impl Exam {
         script += "case $(cat /sys/bus/event_source/devices/intel_pt/caps/event_trace) in 1) more=yes;; *) more=no;; esac\n";
         for wanted in RECORDINGS.iter().chain(OF_MORE) {
             let (name, perf, work) = (wanted.name, wanted.perf, wanted.work);
+            // (Words of the filter that stand in quotes for the shell.)
+            let perf = perf.replace("FILTER", "'filter fibonacci @ /bin/work'");
+            let record = match perf.strip_prefix(COFI) {
+                Some(options) => format!("cofi record --engine hardware {options}"),
+                None => format!("perf record -q -B {perf}"),
+            };
             let is_of_more = OF_MORE.iter().any(|other| other.name == name);
             let is_for = if is_of_more {
                 "[ $more = yes ]"
             } else {
                 "true"
             };
-            // (Words of the filter that stand in quotes for the shell.)
-            let perf = perf.replace("FILTER", "'filter fibonacci @ /bin/work'");
             script += &format!(
                 "if {is_for}; then echo \"BEGIN {name} $(cut -d' ' -f1 /proc/uptime)\"\n\
-                 taskset 1 perf record -q -B {perf} -o {name}.data /bin/work {work} 2>&1; fi\n"
+                 taskset 1 {record} -o {name}.data -- /bin/work {work} 2>&1; fi\n"
             );
         }
         for wanted in RECORDINGS.iter().chain(OF_MORE) {
