@@ -45,7 +45,7 @@ pub(crate) fn in_words(engine: &Chosen, stops: Stops) -> String {
     }
 }
 
-/// The engine and the reason. Hardware is none of the choices: this version cannot record with it. `suits` tells why QEMU
+/// The engine and the reason. Hardware is none of the choices yet: it must be asked for. `suits` tells why QEMU
 /// cannot run a program, `find` finds QEMU and says which, or why there is none; either is asked only if it matters.
 fn choose<Q>(
     target: &Target,
