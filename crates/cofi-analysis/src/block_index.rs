@@ -173,23 +173,23 @@ impl BlockIndex {
     /// What is counted so is told by [`times`](Self::times) and [`elsewhere`](Self::elsewhere) after [`settle`](Self::settle).
     #[inline(always)]
     pub fn path(&mut self, code: u32, path: PathNumber) -> bool {
+        self.known_path(code, path).is_some()
+    }
+
+    /// As [`path`](Self::path); also which of the paths it is that were added since all were [forgotten](Self::clear).
+    #[inline(always)]
+    pub(crate) fn known_path(&mut self, code: u32, path: PathNumber) -> Option<usize> {
         if self.owner != (path.generation(), code) {
             self.change_owner((path.generation(), code));
         }
-        let Some(entry) = self
-            .slots
-            .paths
-            .get(path.index())
-            .and_then(|slot| self.paths.get_mut(*slot as usize))
-        else {
-            return false;
-        };
+        let slot = *self.slots.paths.get(path.index())? as usize;
+        let entry = self.paths.get_mut(slot)?;
         entry.times += 1;
         if let Some(last) = self.entries.get_mut(self.last) {
             last.elsewhere += u64::from(entry.ip != last.end);
         }
         self.last = entry.last;
-        true
+        Some(slot)
     }
 
     #[cold]

@@ -195,13 +195,16 @@ impl BlockTable {
         })
     }
 
-    /// Counts the blocks of a path: each as [`count`](Self::count) does.
+    /// Counts the blocks of a path: each as [`count`](Self::count) does. If it was counted before, a number is returned, from 0 on, which it has until
+    /// the table is emptied.
     #[inline(always)]
-    pub(crate) fn count_path(&mut self, era: Era, path: &Path<'_>) {
+    pub(crate) fn count_path(&mut self, era: Era, path: &Path<'_>) -> Option<usize> {
         let number = path.number();
-        if number.is_none_or(|number| !self.index.path(era, number)) {
+        let known = number.and_then(|number| self.index.known_path(era, number));
+        if known.is_none() {
             self.count_new(era, path, number);
         }
+        known
     }
 
     #[inline(never)]

@@ -309,15 +309,18 @@ impl<'s> StretchCounter<'_, 's> {
                 });
                 of_first
             });
-            blocks.count_path(era, path);
+            let known = blocks.count_path(era, path);
             if let (Some(edges), Some(stretch)) = (&mut *edges, &mut self.count.edges) {
-                path.for_each(|block| {
-                    for run in block.runs() {
-                        let at = |ip| views.get(&place)?.place(ip);
-                        let next = goes_on(run.ip(), run.plain(), run.last(), run.mode());
-                        edges.run(era, run.ip(), next, at, stretch);
-                    }
-                });
+                let at = |ip| views.get(&place)?.place(ip);
+                let runs = |take: &mut dyn FnMut(Ip, Option<Ip>)| {
+                    path.for_each(|block| {
+                        for run in block.runs() {
+                            let next = goes_on(run.ip(), run.plain(), run.last(), run.mode());
+                            take(run.ip(), next);
+                        }
+                    });
+                };
+                edges.path(era, known, runs, at, stretch);
             }
         });
         self.count.spaces.count(instructions);
@@ -418,8 +421,13 @@ impl<'s> StretchCounter<'_, 's> {
             runs,
             parts,
             code,
+            edges,
             ..
         } = &mut *self.known;
+        // The paths lose their numbers.
+        if let (Some(edges), Some(stretch)) = (edges, &mut self.count.edges) {
+            edges.settle(stretch);
+        }
         let (mut ran, mut taken) = (Vec::new(), Vec::new());
         let mut branches = Vec::new();
         blocks.empty(

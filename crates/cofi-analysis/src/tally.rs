@@ -77,8 +77,7 @@ impl Tally {
         self.code.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Steps between blocks are counted, too, of the files that are wanted: see [`take_edges`](Self::take_edges). This looks at every block that
-    /// runs, which takes several times as long.
+    /// Steps between blocks are counted, too, of the files that are wanted: see [`take_edges`](Self::take_edges).
     #[must_use]
     pub fn with_edges(mut self, is_wanted: fn(&Path) -> bool) -> Self {
         self.edges = Some((is_wanted, EdgeMap::default()));

@@ -1,5 +1,6 @@
 //! Steps from block to block, in the map that AFL keeps of them.
 
+use std::ops::Range;
 use std::path::Path;
 
 use cofi_image::Place;
@@ -52,8 +53,12 @@ impl EdgeMap {
     }
 
     fn step(&mut self, before: u16, block: u16) {
+        self.steps(before, block, 1);
+    }
+
+    fn steps(&mut self, before: u16, block: u16, times: u64) {
         if let Some(count) = self.counts.get_mut(usize::from(block ^ before >> 1)) {
-            *count += 1;
+            *count += times;
         }
     }
 }
@@ -142,6 +147,29 @@ impl EdgeStretch {
         self.has_block = true;
     }
 
+    /// All blocks of a path ran that is known, as far as [`run`](Self::run) need not look at each: the steps between them are not counted here, only
+    /// how often they were made. `false`, and nothing, if it does need to.
+    #[inline]
+    fn path(&mut self, path: &mut PathSteps) -> bool {
+        let goes_on = self.goes_on_at.is_some_and(|at| at == path.ip);
+        if goes_on || !self.has_begun {
+            return false;
+        }
+        if let Some((first, last)) = path.ends {
+            // What is said of the first blocks of a stretch, only they can tell.
+            if !self.has_block || self.last_is_first {
+                return false;
+            }
+            if let Some(before) = self.last {
+                self.map.step(before, first);
+            }
+            self.last = Some(last);
+            path.times += 1;
+        }
+        self.goes_on_at = path.goes_on_at;
+        true
+    }
+
     /// Puts the next stretch of the stream behind this one.
     pub(crate) fn join(&mut self, next: &Self) {
         if !next.has_begun {
@@ -183,11 +211,29 @@ impl EdgeStretch {
     }
 }
 
+/// What runs along a path, if its first block is one that begins there.
+#[derive(Debug)]
+struct PathSteps {
+    /// Where it begins.
+    ip: Ip,
+    /// The numbers of the first and of the last block that count; all of them are in [`Edges`].
+    ends: Option<(u16, u16)>,
+    numbers: Range<usize>,
+    /// Where it goes on, if it does not end with a branch.
+    goes_on_at: Option<Ip>,
+    /// How often it ran, since the steps between its blocks were counted.
+    times: u64,
+}
+
 /// Numbers the blocks of the files that are wanted. The others do not count, as if they were not there.
 #[derive(Debug)]
 pub(crate) struct Edges {
     is_wanted: fn(&Path) -> bool,
     numbers: FxHashMap<(Era, Ip), Option<u16>>,
+    /// By the number of a path: what is known of it, if that is looked at already.
+    paths: Vec<Option<PathSteps>>,
+    /// The numbers of the blocks along the paths.
+    trail: Vec<u16>,
 }
 
 impl Edges {
@@ -198,6 +244,8 @@ impl Edges {
         Self {
             is_wanted,
             numbers: FxHashMap::default(),
+            paths: Vec::new(),
+            trail: Vec::new(),
         }
     }
 
@@ -215,16 +263,90 @@ impl Edges {
         place: impl FnOnce(Ip) -> Option<Place>,
         stretch: &mut EdgeStretch,
     ) {
+        stretch.run(ip, next, || self.number(era, ip, place));
+    }
+
+    /// The number of the block that begins at `ip`, if it counts.
+    fn number(&mut self, era: Era, ip: Ip, place: impl FnOnce(Ip) -> Option<Place>) -> Option<u16> {
         if self.numbers.len() >= Self::MOST {
             self.forget();
         }
         let is_wanted = self.is_wanted;
-        stretch.run(ip, next, || {
-            *self.numbers.entry((era, ip)).or_insert_with(|| {
-                let place = place(ip).filter(|place| is_wanted(place.file.path()))?;
-                Some(number(&place))
-            })
+        *self.numbers.entry((era, ip)).or_insert_with(|| {
+            let place = place(ip).filter(|place| is_wanted(place.file.path()))?;
+            Some(number(&place))
+        })
+    }
+
+    /// All instructions of a path ran, which `runs` gives in rows, each with what [`run`](Self::run) takes of it. If it is `known`, it has that number
+    /// among all paths until they are [settled](Self::settle).
+    #[inline]
+    pub(crate) fn path(
+        &mut self,
+        era: Era,
+        known: Option<usize>,
+        runs: impl Fn(&mut dyn FnMut(Ip, Option<Ip>)),
+        place: impl Fn(Ip) -> Option<Place>,
+        stretch: &mut EdgeStretch,
+    ) {
+        if let Some(known) = known {
+            if self.paths.get(known).is_none_or(Option::is_none) {
+                self.learn(era, known, &runs, &place);
+            }
+            if let Some(Some(path)) = self.paths.get_mut(known)
+                && stretch.path(path)
+            {
+                return;
+            }
+        }
+        runs(&mut |ip, next| self.run(era, ip, next, &place, stretch));
+    }
+
+    /// Looks at all blocks of a path.
+    #[inline(never)]
+    fn learn(
+        &mut self,
+        era: Era,
+        known: usize,
+        runs: impl Fn(&mut dyn FnMut(Ip, Option<Ip>)),
+        place: impl Fn(Ip) -> Option<Place>,
+    ) {
+        let begin = self.trail.len();
+        let (mut first, mut goes_on_at) = (None, None);
+        runs(&mut |ip, next| {
+            first.get_or_insert(ip);
+            let goes_on = goes_on_at.is_some_and(|at| at == ip);
+            goes_on_at = next;
+            if !goes_on {
+                let number = self.number(era, ip, &place);
+                self.trail.extend(number);
+            }
         });
+        let numbers = self.trail.get(begin..).unwrap_or_default();
+        let ends = numbers.first().copied().zip(numbers.last().copied());
+        if self.paths.len() <= known {
+            self.paths.resize_with(known + 1, || None);
+        }
+        self.paths[known] = first.map(|ip| PathSteps {
+            ip,
+            ends,
+            numbers: begin..self.trail.len(),
+            goes_on_at,
+            times: 0,
+        });
+    }
+
+    /// Counts the steps between the blocks of all paths that ran, and forgets the paths.
+    pub(crate) fn settle(&mut self, stretch: &mut EdgeStretch) {
+        for path in self.paths.drain(..).flatten() {
+            if path.times > 0 {
+                let numbers = self.trail.get(path.numbers).unwrap_or_default();
+                for pair in numbers.windows(2) {
+                    stretch.map.steps(pair[0], pair[1], path.times);
+                }
+            }
+        }
+        self.trail.clear();
     }
 }
 
@@ -288,6 +410,63 @@ mod tests {
             let steps = steps.finish();
             prop_assert_eq!(&whole.finish(), &steps);
             prop_assert_eq!(&joined.finish(), &steps);
+        }
+    }
+
+    proptest! {
+        /// Paths count as their blocks do, wherever a stream is cut, is missing, or goes on within a block.
+        #[test]
+        fn paths_count_as_their_blocks_do(
+            // Blocks, in rows of instructions; of which not all count.
+            paths in prop::collection::vec(prop::collection::vec((0_u16..6, 0_u16..3, 1_u16..4), 0..5), 1..6),
+            counts in prop::collection::vec(any::<bool>(), 6),
+            comings in prop::collection::vec((0_usize..6, any::<bool>(), 0_u8..20), 0..80),
+        ) {
+            let mut edges = Edges::new(|_| true);
+            let ip = |block: u16, row: u16| Ip(u64::from(block) * 16 + u64::from(row));
+            for (block, counts) in counts.iter().enumerate() {
+                for row in 0..8 {
+                    let number = block as u16 + 100 * row;
+                    edges.numbers.insert((0, ip(block as u16, row)), Some(number).filter(|_| *counts));
+                }
+            }
+            // A path may begin within a block, and end within one.
+            let runs = |path: &[(u16, u16, u16)], take: &mut dyn FnMut(Ip, Option<Ip>)| {
+                for (at, (block, first, rows)) in path.iter().enumerate() {
+                    let is_last = at + 1 == path.len();
+                    for row in *first..first + rows {
+                        let ends = row + 1 == first + rows && !(is_last && block % 2 == 0);
+                        take(ip(*block, row), Some(ip(*block, row + 1)).filter(|_| !ends));
+                    }
+                }
+            };
+            let (mut by_blocks, mut by_paths) = (EdgeStretch::default(), EdgeStretch::default());
+            let (mut joined, mut part) = (EdgeStretch::default(), EdgeStretch::default());
+            for (coming, is_known, other) in comings {
+                match other {
+                    0 => {
+                        for stretch in [&mut by_blocks, &mut by_paths, &mut part] {
+                            stretch.forget();
+                        }
+                    }
+                    1 => edges.settle(&mut by_paths),
+                    2 => joined.join(&std::mem::take(&mut part)),
+                    _ => {}
+                }
+                let Some(path) = paths.get(coming) else { continue };
+                runs(path, &mut |ip, next| {
+                    for stretch in [&mut by_blocks, &mut part] {
+                        edges.run(0, ip, next, |_| None, stretch);
+                    }
+                });
+                let known = is_known.then_some(coming);
+                edges.path(0, known, |take| runs(path, take), |_| None, &mut by_paths);
+            }
+            edges.settle(&mut by_paths);
+            joined.join(&part);
+            let by_blocks = by_blocks.finish();
+            prop_assert_eq!(&by_paths.finish(), &by_blocks);
+            prop_assert_eq!(&joined.finish(), &by_blocks);
         }
     }
 
