@@ -247,7 +247,7 @@ fn by_hardware(
         config,
         command_line,
     };
-    let traced = hardware::run(&settings, program, run_options)?;
+    let traced = hardware::run(&settings, program, run_options).context("--engine hardware")?;
     let (truncated, lost) = traced.lost;
     if truncated > 0 {
         let often = match truncated {

@@ -24,7 +24,10 @@ fn without_hardware_it_says_so_and_writes_nothing() {
     }
     assert_eq!(ran.code(), 2, "{}", ran.stderr);
     assert!(
-        ran.stderr.contains("no Intel PT that Linux can use") && ran.stderr.contains(DRIVER),
+        ran.stderr.starts_with(
+            "cofi: --engine hardware: this machine has no Intel PT that Linux can use"
+        ) && ran.stderr.lines().count() == 1
+            && ran.stderr.contains(DRIVER),
         "{}",
         ran.stderr
     );
