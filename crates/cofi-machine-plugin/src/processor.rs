@@ -13,8 +13,8 @@ use crate::qemu::Qemu;
 use crate::state::{Register, State};
 use crate::vectors::{PAGE_FAULT, Vectors};
 use cofi_insn::Class;
-use cofi_packet::Ip;
 use cofi_packet::intel::{CState, Payload, WakeReason};
+use cofi_packet::{ExecMode, Ip};
 use cofi_unit::{At, Context, CpuidLeaf, Destination, Event, Ptwrite, Sleep, Unit};
 
 /// The length of the longest instruction, and of a page.
@@ -154,9 +154,10 @@ impl Processor {
             self.put_right(options, state);
         }
         let start = state.linear();
-        if self.unit.in_use() && state.is_reset() {
-            // The registers keep what they hold, but for TraceEn.
+        if self.unit.in_use() && self.is_reset(state) {
+            // The registers of the unit keep what they hold, but for TraceEn.
             self.unit.reset(true, state.context());
+            self.counters = Counters::default();
             self.here = None;
         }
         if self.unit.in_use() {
@@ -187,6 +188,13 @@ impl Processor {
             self.totals.pmis += 1;
             self.bus.deliver_pmi();
         }
+    }
+
+    /// Whether a reset has led here, or INIT and SIPI: it is real mode, into which code of 32 or 64 bits leads by nothing else. (An SMI does, but
+    /// is told as an interrupt.)
+    #[inline]
+    fn is_reset(&self, state: State) -> bool {
+        !state.is_protected() && (state.is_reset() || self.unit.context().mode != ExecMode::Bits16)
     }
 
     #[inline]

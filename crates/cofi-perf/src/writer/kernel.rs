@@ -1,6 +1,6 @@
 //! A file of what the kernel tells itself: its records as they are, and its trace units' packets.
 
-use super::{ATTR_SIZE, Bytes, HEADER_SIZE, header_of};
+use super::{ATTR_SIZE, Bytes, HEADER_SIZE, header_of, index, sections};
 use crate::constants::{Feature, RecordKind};
 use crate::reader::INTEL_PT;
 use crate::{PtConfig, TimeConv, WriteError};
@@ -229,24 +229,9 @@ impl<W: Write + Seek> KernelWriter<W> {
                 .u64s(&event.ids);
         }
         features.insert(Feature::EVENT_DESC, described.0);
-        let mut index = Bytes::default();
-        index.u64(self.auxtraces.len() as u64);
-        for at in &self.auxtraces {
-            index.u64s(&[*at, 48]);
-        }
-        features.insert(Feature::AUXTRACE, index.0);
-        let mut bitmap = [0_u64; 4];
-        let mut table = Bytes::default();
-        let mut at = data_end + 16 * features.len() as u64;
-        for (feature, payload) in &features {
-            bitmap[feature.0 as usize / 64] |= 1 << (feature.0 % 64);
-            table.u64s(&[at, payload.len() as u64]);
-            at += payload.len() as u64;
-        }
-        self.put(&table.0)?;
-        for payload in features.values() {
-            self.put(payload)?;
-        }
+        features.insert(Feature::AUXTRACE, index(&self.auxtraces));
+        let (bitmap, sections) = sections(data_end, &features);
+        self.put(&sections)?;
         let header = self.header(data_end - self.data_at, &bitmap);
         self.out.seek(SeekFrom::Start(0))?;
         self.out.write_all(&header)?;

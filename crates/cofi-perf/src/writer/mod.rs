@@ -190,6 +190,32 @@ fn header(data_size: u64, features: &[u64; 4]) -> Vec<u8> {
     header_of((ATTRS_AT, 2 * ATTR_ENTRY), (DATA_AT, data_size), features)
 }
 
+/// Where the AUXTRACE records are, as the feature of that name tells.
+fn index(auxtraces: &[u64]) -> Vec<u8> {
+    let mut index = Bytes::default();
+    index.u64(auxtraces.len() as u64);
+    for at in auxtraces {
+        index.u64s(&[*at, 48]);
+    }
+    index.0
+}
+
+/// What stands behind the data, which ends at `at`: the table of the features and they themselves; and the header's bits of them.
+fn sections(at: u64, features: &BTreeMap<Feature, Vec<u8>>) -> ([u64; 4], Vec<u8>) {
+    let mut bitmap = [0_u64; 4];
+    let mut sections = Bytes::default();
+    let mut at = at + 16 * features.len() as u64;
+    for (feature, payload) in features {
+        bitmap[feature.0 as usize / 64] |= 1 << (feature.0 % 64);
+        sections.u64s(&[at, payload.len() as u64]);
+        at += payload.len() as u64;
+    }
+    for payload in features.values() {
+        sections.0.extend(payload);
+    }
+    (bitmap, sections.0)
+}
+
 impl<W: Write + Seek> Writer<W> {
     /// Begins a file: header, events, and the records that describe the trace.
     ///
@@ -541,11 +567,6 @@ impl<W: Write + Seek> Writer<W> {
                 .append(&mut self.attr_fields(kind, config, flags).0);
             events.u32(1).counted_text(name).u64(id);
         }
-        let mut index = Bytes::default();
-        index.u64(self.auxtraces.len() as u64);
-        for at in &self.auxtraces {
-            index.u64s(&[*at, 48]);
-        }
         let mut features: BTreeMap<Feature, Vec<u8>> = BTreeMap::new();
         for (feature, text) in &self.descriptions {
             let mut payload = Bytes::default();
@@ -557,19 +578,9 @@ impl<W: Write + Seek> Writer<W> {
             features.insert(Feature::CMDLINE, command.0);
         }
         features.insert(Feature::EVENT_DESC, events.0);
-        features.insert(Feature::AUXTRACE, index.0);
-        let mut bitmap = [0_u64; 4];
-        let mut table = Bytes::default();
-        let mut at = data_end + 16 * features.len() as u64;
-        for (feature, payload) in &features {
-            bitmap[feature.0 as usize / 64] |= 1 << (feature.0 % 64);
-            table.u64s(&[at, payload.len() as u64]);
-            at += payload.len() as u64;
-        }
-        self.put(&table.0)?;
-        for payload in features.values() {
-            self.put(payload)?;
-        }
+        features.insert(Feature::AUXTRACE, index(&self.auxtraces));
+        let (bitmap, sections) = sections(data_end, &features);
+        self.put(&sections)?;
         self.out.seek(SeekFrom::Start(0))?;
         self.out.write_all(&header(data_end - DATA_AT, &bitmap))?;
         self.out.flush()?;

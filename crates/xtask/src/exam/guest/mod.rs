@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::build;
 
@@ -41,6 +41,10 @@ pub(super) fn options(arguments: &[String]) -> Result<Options> {
         };
         *place = Some(PathBuf::from(value));
     }
+    ensure!(
+        options.kernel.is_some() == options.busybox.is_some(),
+        "a kernel is booted with a busybox: --kernel and --busybox go together"
+    );
     Ok(options)
 }
 
