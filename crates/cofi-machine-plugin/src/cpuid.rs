@@ -3,7 +3,9 @@
 use cofi_unit::{Capabilities, CpuidLeaf, Signature};
 
 /// The highest basic leaf. Behind 15H would come the processor's frequency, of which nothing is to be said.
-pub(crate) const HIGHEST: u32 = 0x15;
+const HIGHEST: u32 = 0x15;
+/// That of processors with RTIT.
+const HIGHEST_OF_RTIT: u32 = 0xb;
 /// "GenuineIntel", as EBX, EDX and ECX have it.
 const VENDOR: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
 /// Leaf 01H, ECX: VMX, x2APIC, the deadline timer.
@@ -31,7 +33,11 @@ pub(crate) fn answer(
 ) -> CpuidLeaf {
     match leaf {
         0 => {
-            words.eax = HIGHEST;
+            words.eax = if caps.supported {
+                HIGHEST
+            } else {
+                HIGHEST_OF_RTIT
+            };
             [words.ebx, words.edx, words.ecx] = VENDOR;
         }
         1 => {

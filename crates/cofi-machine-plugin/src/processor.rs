@@ -11,19 +11,18 @@ use crate::operand::{self, Place};
 use crate::options::Options;
 use crate::qemu::Qemu;
 use crate::state::{Register, State};
+use crate::unit::TraceUnit;
 use crate::vectors::{PAGE_FAULT, Vectors};
 use cofi_insn::Class;
 use cofi_packet::intel::{CState, Payload, WakeReason};
 use cofi_packet::{ExecMode, Ip};
-use cofi_unit::{At, Context, CpuidLeaf, Destination, Event, Ptwrite, Sleep, Unit};
+use cofi_unit::{At, Context, CpuidLeaf, Destination, Event, Ptwrite, Sleep};
 
 /// The length of the longest instruction, and of a page.
 const LONGEST: usize = 15;
 const PAGE: u64 = 4096;
 /// The clock is read once for so many blocks.
 const BLOCKS_OF_TICK: u32 = 16;
-/// ADDR0_CFG to ADDR3_CFG of IA32_RTIT_CTL.
-const ADDRESS_RANGES: u64 = 0xffff << 32;
 
 /// The block that runs.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +73,7 @@ impl Totals {
 /// One processor.
 #[derive(Debug)]
 pub(crate) struct Processor {
-    unit: Unit,
+    unit: TraceUnit,
     pub(crate) bus: Bus,
     counters: Counters,
     vectors: Vectors,
@@ -98,8 +97,8 @@ pub(crate) struct Processor {
 impl Processor {
     pub(crate) fn new(qemu: Qemu, options: &Options) -> Self {
         Self {
-            unit: Unit::new(options.caps, Context::default()),
-            bus: Bus::new(qemu),
+            unit: TraceUnit::new(options),
+            bus: Bus::new(qemu, options.clock),
             counters: Counters::default(),
             vectors: Vectors::default(),
             selectors: Selectors::default(),
@@ -156,7 +155,7 @@ impl Processor {
         let start = state.linear();
         if self.unit.in_use() && self.is_reset(state) {
             // The registers of the unit keep what they hold, but for TraceEn.
-            self.unit.reset(true, state.context());
+            self.unit.reset(state.context());
             self.counters = Counters::default();
             self.here = None;
         }
@@ -311,19 +310,25 @@ impl Processor {
             Class::FarCall | Class::FarJump | Class::FarReturn | Class::Syscall => {
                 Event::FarBranch { at, to }
             }
-            Class::SoftwareInterrupt => return self.interrupt(ip, to),
-            Class::Into if Ip(next) != at.next => return self.interrupt(ip, to),
+            Class::SoftwareInterrupt => return self.software_interrupt(at, to),
+            Class::Into if Ip(next) != at.next => return self.software_interrupt(at, to),
             Class::MovCr3 => Event::MovCr3 {
                 at,
                 cr3: context.cr3,
             },
+            _ if step.is_mov_cr0 && self.unit.is_rtit() => {
+                self.ran(ip);
+                let paging = self.state.is_some_and(State::has_paging);
+                let retired = steps.retired(here.start, step, next);
+                return self.unit.mov_cr0(&mut self.bus, retired, paging);
+            }
             _ => {
                 let flag = step.flags.map(|_| context.interrupt_flag);
                 return self.retire(here, steps, step, next, flag);
             }
         };
         self.ran(ip);
-        self.unit.event(&mut self.bus, event);
+        self.unit.event_of(&mut self.bus, event, step.prefixes);
     }
 
     /// An instruction ran, of which the unit is told now.
@@ -335,6 +340,22 @@ impl Processor {
         {
             list.ran(ip);
         }
+    }
+
+    /// INT n, INT3, INT1, or INTO that finds an overflow.
+    fn software_interrupt(&mut self, at: At, to: Destination) {
+        let from = self.software_interrupt_from(at);
+        self.interrupt(from, to);
+    }
+
+    /// Where a software interrupt is taken. Intel PT has it at the instruction, which is then none that ran; RTIT behind the
+    /// instruction, which is told here as one.
+    fn software_interrupt_from(&mut self, at: At) -> u64 {
+        if self.unit.is_rtit() {
+            self.ran(at.ip.0);
+            return at.next.0;
+        }
+        at.ip.0
     }
 
     fn interrupt(&mut self, from: u64, to: Destination) {
@@ -372,6 +393,7 @@ impl Processor {
 
     /// An interrupt or exception led from one address to another.
     pub(crate) fn interrupted(&mut self, options: &Options, from: u64, to: u64, has_mark: bool) {
+        self.bus.tick_after_sleep();
         let Some(state) = self.state else { return };
         if let Some(after) = self.after {
             match after.what {
@@ -394,7 +416,6 @@ impl Processor {
         if !self.unit.in_use() {
             return;
         }
-        self.bus.tick();
         let mut from = from;
         if let Some(here) = here {
             from = self.leave(&here, from, has_mark);
@@ -430,7 +451,7 @@ impl Processor {
             Some(place) if !has_ended => self.tell(here, steps, place, from),
             _ if has_mark && last.class == Class::SoftwareInterrupt => {
                 self.tell(here, steps, last_index, last_ip);
-                return last_ip;
+                return self.software_interrupt_from(steps.at(here.start, last));
             }
             _ if has_mark && steps.may_follow(here.start, last, from) => {
                 let context = self.before_interrupt(from);
@@ -599,8 +620,7 @@ impl Processor {
                 true => Payload::Eight(value),
                 false => Payload::Four(value as u32),
             };
-            // It has been asked whether there is PTWRITE.
-            let _ = self.unit.ptwrite(&mut self.bus, Ptwrite { at, operand });
+            self.unit.ptwrite(&mut self.bus, Ptwrite { at, operand });
         }
         Some(offset.wrapping_add(found.len.into()))
     }
@@ -622,7 +642,7 @@ impl Processor {
 
     fn rdmsr(&mut self, options: &Options, state: State, at: At, index: usize) {
         let address = state.get(Register::Rcx) as u32;
-        let value = match Owner::of(address) {
+        let value = match Owner::of(address, self.unit.is_rtit()) {
             Owner::Unit => {
                 self.tell_before(at, index);
                 self.bus.flush();
@@ -632,6 +652,7 @@ impl Processor {
                 self.bus.tick();
                 Some(self.bus.tsc())
             }
+            Owner::Bus => Some(msr::NO_BUS_FREQUENCY),
             Owner::Platform => {
                 let crystal = options.caps.crystal;
                 let ratio = crystal.numerator / crystal.denominator.max(1) / 4;
@@ -658,7 +679,7 @@ impl Processor {
 
     fn wrmsr(&mut self, state: State, at: At, index: usize) {
         let address = state.get(Register::Rcx) as u32;
-        if Owner::of(address) != Owner::Unit {
+        if Owner::of(address, self.unit.is_rtit()) != Owner::Unit {
             self.settle();
             self.counters.write(address, state.pair());
             return;
@@ -667,25 +688,16 @@ impl Processor {
         self.bus.tick();
         if !self.unit.in_use() {
             // Nobody told it meanwhile.
-            let to = Destination {
-                ip: at.ip,
-                context: state.context(),
-            };
-            self.unit.event(&mut self.bus, Event::FarBranch { at, to });
+            self.unit
+                .catch_up(&mut self.bus, at, state.context(), state.has_paging());
         }
-        let was_traced = self.unit.packet_en();
         let written = self.unit.wrmsr(&mut self.bus, at, address, state.pair());
         self.bus.flush();
         match written {
             // It is told.
-            Ok(()) => {
-                let ctl = self.unit.rdmsr(cofi_unit::msr::IA32_RTIT_CTL).unwrap_or(!0);
-                self.is_unfiltered = ctl & ADDRESS_RANGES == 0;
-                // One that clears TraceEn is none of the trace's: the packets end before it.
-                if was_traced
-                    && self.unit.packet_en()
-                    && let Some(list) = &mut self.list
-                {
+            Ok(is_traced) => {
+                self.is_unfiltered = self.unit.is_unfiltered();
+                if is_traced && let Some(list) = &mut self.list {
                     list.ran(at.ip.0);
                 }
                 if let Some(here) = &mut self.here {
@@ -739,7 +751,7 @@ impl Processor {
 
     /// It waits no longer.
     pub(crate) fn resume(&mut self) {
-        self.bus.tick();
+        self.bus.tick_after_sleep();
         self.counters.slept(self.bus.tsc());
         if !core::mem::take(&mut self.is_asleep) || !self.unit.in_use() {
             return;

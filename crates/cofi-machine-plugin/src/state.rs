@@ -155,6 +155,11 @@ impl State {
         self.u64(CR0) & PROTECTED != 0
     }
 
+    /// CR0.PG.
+    pub(crate) fn has_paging(self) -> bool {
+        self.u64(CR0) & PAGING != 0
+    }
+
     /// Whether it is in long mode, with 64-bit code or not.
     pub(crate) fn is_long(self) -> bool {
         self.u32(HFLAGS) & hflags::LMA != 0
