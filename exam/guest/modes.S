@@ -1,5 +1,5 @@
 /* Traces itself through all modes: protected mode of 32 and 16 bits, real mode, long mode with code of 64 and 32 bits, and back; with near
-   and far branches, interrupts and faults in each. Then it sends the packets. BASE is where segments of 16-bit code begin. */
+   and far branches, interrupts and faults in each, HLT, MWAIT, and SMIs. Then it sends the packets. BASE is where segments of 16-bit code begin. */
 #include "bare.inc"
     .set IA32_RTIT_OUTPUT_BASE, 0x560
     .set IA32_RTIT_OUTPUT_MASK_PTRS, 0x561
@@ -13,7 +13,10 @@
     .set MTC_EN, 0x200
     .set TSC_EN, 0x400
     .set DIS_RETC, 0x800
+    .set PWR_EVT_EN, 0x10
     .set EVENT_EN, 0x80000000
+    /* A write to this port is an SMI, whose handler is the firmware's. */
+    .set SMI_PORT, 0xb2
     .set BRANCH_EN, 0x2000
     .set PAGES, 0x20000
     .set PAE, 0x20
@@ -30,6 +33,9 @@
     write_msr IA32_RTIT_CTL, (CONFIGURATION|OS|USER|BRANCH_EN|TRACE_EN)
 
     call work32
+    movb $0x77, %al
+    outb %al, $SMI_PORT
+    call leaf32
     ljmp $CODE16, $(narrow - BASE)
 
     /* Protected mode, 16 bits. */
@@ -84,7 +90,20 @@ real:
 1:  cmpb $3, ticks - BASE
     jb 1b
     hlt
+    /* MWAIT, for C1 and for C2: hints 0 and 11H. */
+    movw $(ticks - BASE), %ax
+    xorw %cx, %cx
+    xorw %dx, %dx
+    monitor
+    xorl %eax, %eax
+    mwait
+    call leaf16
+    movl $0x11, %eax
+    mwait
     cli
+    movb $0x77, %al
+    outb %al, $SMI_PORT
+    call leaf16
     movb $0xff, %al
     outb %al, $0x21
     /* And back, to 32 bits. */
@@ -140,6 +159,9 @@ long_mode:
     lidt idt64_pointer
     call work64
     int $0x60
+    movb $0x77, %al
+    outb %al, $SMI_PORT
+    call leaf64
     xorl %ecx, %ecx
     divl %ecx
     movq %cr3, %rax

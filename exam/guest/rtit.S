@@ -124,6 +124,10 @@ work:
     nop
 5:  lcall $CODE32, $far
     int $0x31
+    /* An SMI, whose handler is the firmware's. */
+    movb $0x77, %al
+    outb %al, $0xb2
+    call leaf
     /* A paging change that is none, and one of CR3. */
     movl %cr0, %eax
     movl %eax, %cr0

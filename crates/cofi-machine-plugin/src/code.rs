@@ -56,6 +56,8 @@ pub(crate) struct Step {
     pub(crate) class: Class,
     pub(crate) repeats: bool,
     pub(crate) is_iret: bool,
+    /// MWAIT.
+    pub(crate) is_mwait: bool,
     /// It loads CR0.
     pub(crate) is_mov_cr0: bool,
     /// So many prefixes it has.
@@ -153,6 +155,7 @@ impl Code {
                 class,
                 repeats: insn.is_some_and(|insn| insn.repeats),
                 flags: Flags::of(bytes),
+                is_mwait: matches!(bytes[prefixes..], [0x0f, 0x01, 0xc9]),
                 is_mov_cr0: matches!(bytes[prefixes..], [0x0f, 0x22, form, ..] if form >> 3 & 7 == 0),
                 prefixes: prefixes as u8,
                 is_iret: class == Class::FarReturn && bytes.contains(&0xcf),

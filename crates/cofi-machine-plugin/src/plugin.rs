@@ -251,7 +251,8 @@ extern "C" fn on_discontinuity(vcpu: c_uint, _: c_int, from: u64, to: u64, _: *m
 
 extern "C" fn on_idle(vcpu: c_uint, _: *mut c_void) {
     if let (Some(plugin), Some(own)) = (PLUGIN.get(), own(vcpu)) {
-        let has_mark = plugin.qemu.take_mark(vcpu);
+        // (Where the machine is halted, the processor may be anywhere, and goes on from there.)
+        let has_mark = own.waits() && plugin.qemu.take_mark(vcpu);
         own.idle(has_mark);
     }
 }

@@ -1,5 +1,8 @@
 //! One processor: what it runs is told to its trace unit, and what it asks of the unit's registers is answered.
 
+mod sleep;
+mod smm;
+
 use crate::bus::Bus;
 use crate::code::{Code, Flags, Special, Step, Steps};
 use crate::counters::Counters;
@@ -14,9 +17,9 @@ use crate::state::{Register, State};
 use crate::unit::TraceUnit;
 use crate::vectors::{PAGE_FAULT, Vectors};
 use cofi_insn::Class;
-use cofi_packet::intel::{CState, Payload, WakeReason};
+use cofi_packet::intel::{CState, Payload};
 use cofi_packet::{ExecMode, Ip};
-use cofi_unit::{At, Context, CpuidLeaf, Destination, Event, Ptwrite, Sleep};
+use cofi_unit::{At, Context, CpuidLeaf, Destination, Event, Ptwrite};
 
 /// The length of the longest instruction, and of a page.
 const LONGEST: usize = 15;
@@ -80,7 +83,10 @@ pub(crate) struct Processor {
     selectors: Selectors,
     here: Option<Here>,
     after: Option<After>,
-    is_asleep: bool,
+    /// The state in which it sleeps.
+    asleep: Option<CState>,
+    /// In system management mode, to which an SMI has led that cleared TraceEn.
+    has_smi: bool,
     /// The unit is not in use, or no range of addresses is configured in it: then nothing but time can come of instructions that are no branches.
     is_unfiltered: bool,
     /// So many blocks have run while it was in use.
@@ -104,7 +110,8 @@ impl Processor {
             selectors: Selectors::default(),
             here: None,
             after: None,
-            is_asleep: false,
+            asleep: None,
+            has_smi: false,
             is_unfiltered: true,
             blocks_of_tick: 0,
             is_called: true,
@@ -126,6 +133,7 @@ impl Processor {
         let need = self.unit.in_use()
             || self.counters.are_on()
             || self.after.is_some()
+            || self.has_smi
             || self.bus.has_pmi
             || self.counters.has_pmi();
         (need != self.is_called).then(|| {
@@ -153,6 +161,11 @@ impl Processor {
             self.put_right(options, state);
         }
         let start = state.linear();
+        if self.is_behind_rsm(state) {
+            self.rsm(state, start);
+        } else if self.is_behind_smi(state) {
+            self.smi(state, start, has_mark);
+        }
         if self.unit.in_use() && self.is_reset(state) {
             // The registers of the unit keep what they hold, but for TraceEn.
             self.unit.reset(state.context());
@@ -189,8 +202,8 @@ impl Processor {
         }
     }
 
-    /// Whether a reset has led here, or INIT and SIPI: it is real mode, into which code of 32 or 64 bits leads by nothing else. (An SMI does, but
-    /// is told as an interrupt.)
+    /// Whether a reset has led here, or INIT and SIPI: it is real mode, into which code of 32 or 64 bits leads by nothing else. (An SMI does,
+    /// and has been looked for.)
     #[inline]
     fn is_reset(&self, state: State) -> bool {
         !state.is_protected() && (state.is_reset() || self.unit.context().mode != ExecMode::Bits16)
@@ -316,6 +329,10 @@ impl Processor {
                 at,
                 cr3: context.cr3,
             },
+            Class::Wait if step.is_mwait => {
+                self.retire(here, steps, step, next, None);
+                return self.has_paused(step, ip);
+            }
             _ if step.is_mov_cr0 && self.unit.is_rtit() => {
                 self.ran(ip);
                 let paging = self.state.is_some_and(State::has_paging);
@@ -393,6 +410,7 @@ impl Processor {
 
     /// An interrupt or exception led from one address to another.
     pub(crate) fn interrupted(&mut self, options: &Options, from: u64, to: u64, has_mark: bool) {
+        self.has_waited(has_mark);
         self.bus.tick_after_sleep();
         let Some(state) = self.state else { return };
         if let Some(after) = self.after {
@@ -505,7 +523,13 @@ impl Processor {
                     ecx: state.get(Register::Rcx) as u32,
                     edx: state.get(Register::Rdx) as u32,
                 };
-                let words = cpuid::answer(&options.caps, options.signature, (leaf, subleaf), words);
+                let words = cpuid::answer(
+                    &options.caps,
+                    options.signature,
+                    self.bus.qemu().has_one_processor(),
+                    (leaf, subleaf),
+                    words,
+                );
                 state.set(Register::Rax, words.eax.into());
                 state.set(Register::Rbx, words.ebx.into());
                 state.set(Register::Rcx, words.ecx.into());
@@ -716,53 +740,5 @@ impl Processor {
             ip: at.ip.0,
             what: What::Fault(rcx),
         });
-    }
-
-    /// It waits for an interrupt.
-    pub(crate) fn idle(&mut self, has_mark: bool) {
-        let Some(state) = self.state else { return };
-        self.settle();
-        if !self.unit.in_use() {
-            return;
-        }
-        self.bus.tick();
-        let Some(here) = self.here else { return };
-        let context = *self.unit.context();
-        let steps = here.code.steps(context.mode);
-        let Some(last) = steps.all().last() else {
-            return;
-        };
-        let (ip, after) = (steps.ip(here.start, last), steps.after(here.start, last));
-        self.go_on(after, state.context(), has_mark);
-        self.here = None;
-        self.unit.event(
-            &mut self.bus,
-            Event::Sleep(Sleep {
-                ip: Ip(ip),
-                mwait: None,
-                hardware: false,
-                state: CState::C1,
-                sub_state: 0,
-            }),
-        );
-        self.is_asleep = true;
-        self.bus.flush();
-    }
-
-    /// It waits no longer.
-    pub(crate) fn resume(&mut self) {
-        self.bus.tick_after_sleep();
-        self.counters.slept(self.bus.tsc());
-        if !core::mem::take(&mut self.is_asleep) || !self.unit.in_use() {
-            return;
-        }
-        self.unit.event(
-            &mut self.bus,
-            Event::Wake {
-                last: CState::C1,
-                deepest: CState::C1,
-                reason: WakeReason::INTERRUPT,
-            },
-        );
     }
 }

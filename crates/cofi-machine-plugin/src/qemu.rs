@@ -279,6 +279,15 @@ impl Qemu {
         KNOWN.fetch_max(vcpu + 1, Ordering::Relaxed);
     }
 
+    /// Whether there is no second one.
+    #[allow(
+        clippy::unused_self,
+        reason = "there is one QEMU, whose processors these are"
+    )]
+    pub(crate) fn has_one_processor(&self) -> bool {
+        KNOWN.load(Ordering::Relaxed) == 1
+    }
+
     /// How many instructions all processors have run, as far as they were to be counted: those of a block count when it begins.
     pub(crate) fn executed(&self) -> u64 {
         let of = |vcpu| {

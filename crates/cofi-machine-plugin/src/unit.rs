@@ -2,8 +2,11 @@
 
 use crate::bus::Bus;
 use crate::options::{Family, Options};
+use cofi_packet::Ip;
 use cofi_packet::intel::CState;
-use cofi_unit::{At, Capabilities, Context, Destination, Event, Fault, Ptwrite, Retired, rtit};
+use cofi_unit::{
+    At, Capabilities, Context, Ctl, Destination, Event, Fault, Ptwrite, Retired, Rsm, rtit,
+};
 
 /// Of RTIT's processors nothing is enumerated.
 static NONE: Capabilities = Capabilities::NONE;
@@ -64,8 +67,10 @@ impl Rtit {
                 rtit::Event::MovCr3 { at, cr3 }
             }
             Event::Sleep(sleep) => rtit::Event::Sleep(match sleep.state {
-                CState::C6 => rtit::SleepState::C6,
-                _ => rtit::SleepState::C1,
+                CState::C1 => rtit::SleepState::C1,
+                CState::C2 => rtit::SleepState::C2,
+                CState::C3 | CState::C4 | CState::C5 => rtit::SleepState::C4,
+                _ => rtit::SleepState::C6,
             }),
             Event::Wake { .. } => rtit::Event::Wake,
             // Nothing else happens in such a machine, or concerns RTIT.
@@ -208,6 +213,47 @@ impl TraceUnit {
                 rtit.paging = paging;
                 let at = retired.at;
                 rtit.unit.event(bus, rtit::Event::MovCr0 { at, paging });
+            }
+        }
+    }
+
+    /// SMI, outside of system management mode: nothing is traced until RSM.
+    pub(crate) fn smi(&mut self, bus: &mut Bus, from: Ip, to: Destination) {
+        match self {
+            Self::IntelPt(unit) => unit.event(bus, Event::Smi { from, to }),
+            Self::Rtit(rtit) => {
+                rtit.context = to.context;
+                rtit.unit.event(bus, rtit::Event::Smi { from });
+            }
+        }
+    }
+
+    /// RSM, at `at`, behind an SMI that came while TraceEn was set. Returns whether TraceEn is set before it, which no handler may do: a processor shuts down
+    /// then, and here tracing ends before.
+    pub(crate) fn rsm(&mut self, bus: &mut Bus, at: At, to: Destination, paging: bool) -> bool {
+        match self {
+            Self::IntelPt(unit) => {
+                let is_wrong = unit.in_use();
+                if is_wrong {
+                    let ctl = unit.rdmsr(cofi_unit::msr::IA32_RTIT_CTL).map(Ctl);
+                    let ctl = ctl.unwrap_or_default().with_trace_en(false);
+                    // Nothing forbids that.
+                    let _ = unit.wrmsr(bus, at, cofi_unit::msr::IA32_RTIT_CTL, ctl.0);
+                }
+                let rsm = Rsm {
+                    to,
+                    trace_en: true,
+                    lbr: false,
+                };
+                // TraceEn is 0, and there are no LBRs.
+                let _ = unit.rsm(bus, rsm);
+                is_wrong
+            }
+            Self::Rtit(rtit) => {
+                rtit.paging = paging;
+                let to = rtit.arrive(to);
+                rtit.unit.event(bus, rtit::Event::Rsm { to });
+                false
             }
         }
     }

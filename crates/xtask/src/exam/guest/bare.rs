@@ -192,6 +192,19 @@ impl Exam {
 /// A machine whose time is that of instructions: QEMU's arguments.
 const OF_INSTRUCTIONS: [&str; 4] = ["-icount", "shift=0,sleep=off", "-rtc", "clock=vm"];
 
+/// How many SMIs there are in `modes.S`, and what its HLT and its two MWAITs make of Power Event Trace.
+const SMIS: usize = 3;
+const WAITS: [&str; 8] = [
+    "pwre hw=0 state=C1 sub_state=0",
+    "pwrx last=C1",
+    "mwait hints=0 ",
+    "pwre hw=0 state=C1 sub_state=0",
+    "pwrx last=C1",
+    "mwait hints=17 ",
+    "pwre hw=0 state=C2 sub_state=1",
+    "pwrx last=C2",
+];
+
 /// Machines on which `modes.S` runs: options of `cofi machine`, and definitions. (Where payloads leave out the base of CS, nobody knows it: there
 /// segments begin at 0.)
 const OF_MODES: [(&[&str], [&str; 2]); 3] = [
@@ -203,7 +216,7 @@ const OF_MODES: [(&[&str], [&str; 2]); 3] = [
         &["--processor", "gracemont"],
         [
             "-DBASE=0x8000",
-            "-DCONFIGURATION=(TSC_EN|CYC_EN|MTC_EN|EVENT_EN)",
+            "-DCONFIGURATION=(TSC_EN|CYC_EN|MTC_EN|EVENT_EN|PWR_EVT_EN)",
         ],
     ),
     (
@@ -220,7 +233,7 @@ const OF_MODES: [(&[&str], [&str; 2]); 3] = [
 ];
 
 impl Exam {
-    /// Through all modes.
+    /// Through all modes, with SMIs and sleep.
     pub(super) fn modes(&self) -> Result<String> {
         let mut counts = Vec::new();
         for (options, definitions) in OF_MODES {
@@ -243,6 +256,15 @@ impl Exam {
             let packets = String::from_utf8_lossy(&packets.stdout);
             for mode in ["mode.exec 16", "mode.exec 32", "mode.exec 64"] {
                 ensure!(packets.contains(mode), "no packet tells {mode}");
+            }
+            let ends = packets.matches("tip.pgd").count();
+            ensure!(ends == SMIS + 1, "tracing ended {ends} times");
+            if definitions.iter().any(|word| word.contains("PWR_EVT_EN")) {
+                let waits: Vec<&str> = packets
+                    .lines()
+                    .filter_map(|line| WAITS.into_iter().find(|word| line.contains(word)))
+                    .collect();
+                ensure!(waits == WAITS, "the packets of waiting are {waits:?}");
             }
             counts.push(insns.len());
         }
