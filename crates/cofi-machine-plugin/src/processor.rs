@@ -19,7 +19,7 @@ use crate::vectors::{PAGE_FAULT, Vectors};
 use cofi_insn::Class;
 use cofi_packet::intel::{CState, Payload};
 use cofi_packet::{ExecMode, Ip};
-use cofi_unit::{At, Context, CpuidLeaf, Destination, Event, Ptwrite};
+use cofi_unit::{At, Capabilities, Context, CpuidLeaf, Destination, Event, Ptwrite};
 
 /// The length of the longest instruction, and of a page.
 const LONGEST: usize = 15;
@@ -100,11 +100,26 @@ pub(crate) struct Processor {
     pub(crate) list: Option<List>,
 }
 
+/// How much faster the core is than its bus of 100 MHz, which is four times as fast as the crystal.
+fn core_bus_ratio(caps: &Capabilities) -> u8 {
+    let crystal = caps.crystal;
+    let ratio = crystal.numerator / crystal.denominator.max(1) / 4;
+    u8::try_from(ratio.max(1)).unwrap_or(u8::MAX)
+}
+
 impl Processor {
     pub(crate) fn new(qemu: Qemu, options: &Options) -> Self {
+        let mut unit = TraceUnit::new(options);
+        let mut bus = Bus::new(qemu, options.clock);
+        // A ratio of none is no packet for libipt, by which gdb decodes.
+        let ratio = Event::Frequency {
+            stopped_at: None,
+            ratio: core_bus_ratio(&options.caps),
+        };
+        unit.event(&mut bus, ratio);
         Self {
-            unit: TraceUnit::new(options),
-            bus: Bus::new(qemu, options.clock),
+            unit,
+            bus,
             counters: Counters::default(),
             vectors: Vectors::default(),
             selectors: Selectors::default(),
@@ -677,11 +692,7 @@ impl Processor {
                 Some(self.bus.tsc())
             }
             Owner::Bus => Some(msr::NO_BUS_FREQUENCY),
-            Owner::Platform => {
-                let crystal = options.caps.crystal;
-                let ratio = crystal.numerator / crystal.denominator.max(1) / 4;
-                Some(u64::from(ratio.clamp(1, 0xff)) << 8)
-            }
+            Owner::Platform => Some(u64::from(core_bus_ratio(&options.caps)) << 8),
             Owner::Other => {
                 self.settle();
                 match self.counters.read(address) {

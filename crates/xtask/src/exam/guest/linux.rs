@@ -350,6 +350,9 @@ impl Linux {
 
     /// What the recordings of [`OF_MORE`] tell besides, in words.
     fn told(&self, exam: &Exam, wanted: &Wanted) -> Result<String> {
+        if wanted.name == "user" {
+            return self.ratios(exam, wanted);
+        }
         if !["ptw", "events", "power"].contains(&wanted.name) {
             return Ok(String::new());
         }
@@ -401,6 +404,26 @@ impl Linux {
                 Ok(format!("; {entries} times asleep"))
             }
         }
+    }
+
+    /// That each CBR names a ratio: libipt, by which gdb decodes, takes one of 0 for no packet.
+    fn ratios(&self, exam: &Exam, wanted: &Wanted) -> Result<String> {
+        let text = tool(
+            Command::new(&exam.cofi)
+                .args(["dump", "--filter", "cbr"])
+                .arg(format!("{}.data", wanted.name))
+                .current_dir(&self.folder),
+        )?;
+        let text = String::from_utf8_lossy(&text);
+        let ratios: BTreeSet<&str> = text
+            .lines()
+            .filter_map(|line| line.split_once("cbr ").map(|(_, ratio)| ratio.trim()))
+            .collect();
+        ensure!(
+            !ratios.is_empty() && !ratios.contains("0"),
+            "core:bus ratios: {ratios:?}"
+        );
+        Ok(format!("; core:bus ratio {ratios:?}"))
     }
 
     /// The addresses that Cofi decodes of a processor's stream.
