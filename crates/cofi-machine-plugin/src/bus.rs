@@ -1,8 +1,8 @@
 //! What a processor's trace unit asks for: the clock, the guest's memory, the interrupt controller.
 
+use crate::clock::Source;
 use crate::qemu::Qemu;
-use cofi_unit::{Client, Clock, PhysAddr};
-use std::sync::OnceLock;
+use cofi_unit::{Client, Clock, PhysAddr, rtit};
 
 /// So many bytes of packets wait at most to be stored together.
 const MOST_WAITING: usize = 1024;
@@ -16,28 +16,11 @@ const MASKED: u32 = 1 << 16;
 const ASSERTED: u32 = 1 << 14;
 const TO_SELF: u32 = 1 << 18;
 
-/// The host's time stamp counter when the machine began.
-static BEGIN: OnceLock<u64> = OnceLock::new();
-
-/// The machine's time stamp counter: the host's, from when the machine began.
-#[inline]
-pub(crate) fn tsc() -> u64 {
-    // What it reads first is where it begins.
-    let now = host_tsc();
-    now.saturating_sub(*BEGIN.get_or_init(|| now))
-}
-
-#[inline]
-#[allow(unsafe_code, reason = "an instruction that every x86-64 processor has")]
-fn host_tsc() -> u64 {
-    // SAFETY: every x86-64 processor has it, and Linux lets all programs use it.
-    unsafe { core::arch::x86_64::_rdtsc() }
-}
-
 /// The unit's surroundings.
 #[derive(Debug)]
 pub(crate) struct Bus {
     qemu: Qemu,
+    clock: Source,
     now: u64,
     /// Packets that are to be stored from this address on.
     address: u64,
@@ -50,9 +33,10 @@ pub(crate) struct Bus {
 }
 
 impl Bus {
-    pub(crate) fn new(qemu: Qemu) -> Self {
+    pub(crate) fn new(qemu: Qemu, clock: Source) -> Self {
         Self {
             qemu,
+            clock,
             now: 0,
             address: 0,
             waiting: Vec::with_capacity(MOST_WAITING),
@@ -70,7 +54,13 @@ impl Bus {
     #[inline]
     pub(crate) fn tick(&mut self) {
         // Of two processors' counters, one may be behind a little.
-        self.now = self.now.max(tsc());
+        self.now = self.now.max(self.clock.now(&self.qemu));
+    }
+
+    /// Reads the clock, after time in which nothing may have run. Not in callbacks of code.
+    pub(crate) fn tick_after_sleep(&mut self) {
+        self.clock.catch_up(&self.qemu);
+        self.tick();
     }
 
     /// The clock as it was read last.
@@ -135,5 +125,16 @@ impl Client for Bus {
 
     fn topa_pmi(&mut self) {
         self.has_pmi = true;
+    }
+}
+
+impl rtit::Client for Bus {
+    #[inline]
+    fn now(&mut self) -> Clock {
+        Client::now(self)
+    }
+
+    fn store(&mut self, address: PhysAddr, bytes: &[u8]) {
+        Client::store(self, address, bytes);
     }
 }

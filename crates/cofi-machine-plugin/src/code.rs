@@ -56,6 +56,12 @@ pub(crate) struct Step {
     pub(crate) class: Class,
     pub(crate) repeats: bool,
     pub(crate) is_iret: bool,
+    /// MWAIT.
+    pub(crate) is_mwait: bool,
+    /// It loads CR0.
+    pub(crate) is_mov_cr0: bool,
+    /// So many prefixes it has.
+    pub(crate) prefixes: u8,
     /// It may change RFLAGS.IF.
     pub(crate) flags: Option<Flags>,
     /// Where a direct branch leads, so far from the block's beginning.
@@ -142,12 +148,16 @@ impl Code {
             let class = insn.map_or(Class::Other, |insn| insn.class);
             branches += u32::from(class.is_branch());
             let target = insn.and_then(|insn| insn.target);
+            let prefixes = prefixes(bytes, mode);
             steps.push(Step {
                 at: at as u16,
                 len: *len,
                 class,
                 repeats: insn.is_some_and(|insn| insn.repeats),
                 flags: Flags::of(bytes),
+                is_mwait: matches!(bytes[prefixes..], [0x0f, 0x01, 0xc9]),
+                is_mov_cr0: matches!(bytes[prefixes..], [0x0f, 0x22, form, ..] if form >> 3 & 7 == 0),
+                prefixes: prefixes as u8,
                 is_iret: class == Class::FarReturn && bytes.contains(&0xcf),
                 target: target.map_or(0, |target| target.0.wrapping_sub(BASE)),
             });
@@ -160,6 +170,16 @@ impl Code {
             branches,
         }
     }
+}
+
+/// How many prefixes an instruction has.
+fn prefixes(bytes: &[u8], mode: ExecMode) -> usize {
+    let is_prefix = |byte: &u8| match byte {
+        0x66 | 0x67 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0xf0 | 0xf2 | 0xf3 => true,
+        0x40..=0x4f => mode == ExecMode::Bits64,
+        _ => false,
+    };
+    bytes.iter().take_while(|byte| is_prefix(byte)).count()
 }
 
 impl Steps {

@@ -3,13 +3,17 @@
 use cofi_unit::{Capabilities, CpuidLeaf, Signature};
 
 /// The highest basic leaf. Behind 15H would come the processor's frequency, of which nothing is to be said.
-pub(crate) const HIGHEST: u32 = 0x15;
+const HIGHEST: u32 = 0x15;
+/// That of processors with RTIT.
+const HIGHEST_OF_RTIT: u32 = 0xb;
 /// "GenuineIntel", as EBX, EDX and ECX have it.
 const VENDOR: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
 /// Leaf 01H, ECX: VMX, x2APIC, the deadline timer.
 const WITHOUT: u32 = 1 << 5 | 1 << 21 | 1 << 24;
 /// Leaf 01H, EDX: the local APIC. ECX: PDCM.
 const PDCM: u32 = 1 << 15;
+/// Leaf 05H: MWAIT has states (ECX), which are C1 to C4, one of each (EDX). It does not end by interrupts that are disabled: QEMU has no such thing.
+const MWAIT_STATES: [u32; 2] = [1, 0x0001_1110];
 /// Leaf 07H, EBX: Intel PT.
 const INTEL_PT: u32 = 1 << 25;
 /// Performance monitoring, version 2: counters, their width, how many kinds of events leaf 0AH can deny.
@@ -22,22 +26,29 @@ const EVENTS: u32 = 7;
 /// (of the last-level cache) are denied.
 const ABSENT_EVENTS: u32 = 1 << 3 | 1 << 4;
 
-/// What CPUID returns in place of what QEMU has returned.
+/// What CPUID returns in place of what QEMU has returned. A processor that is alone sleeps by MWAIT; others go on at once in QEMU, so nobody should
+/// think of using it.
 pub(crate) fn answer(
     caps: &Capabilities,
     signature: Signature,
+    is_alone: bool,
     (leaf, subleaf): (u32, u32),
     mut words: CpuidLeaf,
 ) -> CpuidLeaf {
     match leaf {
         0 => {
-            words.eax = HIGHEST;
+            words.eax = if caps.supported {
+                HIGHEST
+            } else {
+                HIGHEST_OF_RTIT
+            };
             [words.ebx, words.edx, words.ecx] = VENDOR;
         }
         1 => {
             words.eax = signature.0;
             words.ecx &= !(WITHOUT | PDCM);
         }
+        5 if is_alone && caps.power_event => [words.ecx, words.edx] = MWAIT_STATES,
         7 if subleaf == 0 => {
             words.ebx &= !INTEL_PT;
             words.ebx |= caps.leaf(7, 0).map_or(0, |leaf| leaf.ebx) & INTEL_PT;
@@ -72,6 +83,7 @@ mod tests {
         answer(
             &generation.capabilities(),
             generation.signature(),
+            true,
             (leaf, subleaf),
             ones,
         )
@@ -95,6 +107,20 @@ mod tests {
                 edx: 0
             }
         );
+    }
+
+    #[test]
+    fn mwait_has_states_where_they_can_be_traced() {
+        let none = CpuidLeaf::default();
+        for (generation, is_alone, states) in [
+            (Generation::Gracemont, true, MWAIT_STATES),
+            (Generation::Gracemont, false, [0; 2]),
+            (Generation::Skylake, true, [0; 2]),
+        ] {
+            let (caps, signature) = (generation.capabilities(), generation.signature());
+            let leaf = answer(&caps, signature, is_alone, (5, 0), none);
+            assert_eq!([leaf.ecx, leaf.edx], states, "{generation}");
+        }
     }
 
     #[test]

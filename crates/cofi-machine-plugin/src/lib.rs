@@ -1,8 +1,8 @@
 //! A machine with Intel Processor Trace: Cofi's trace unit as a plugin of QEMU's system emulation.
 //!
 //! QEMU runs the guest; the plugin is what its processors lack. It answers CPUID, RDMSR and WRMSR where they concern Intel PT and the
-//! performance monitoring that its driver needs (`cpuid`, `msr`), tells a [`cofi_unit::Unit`] a processor what retires
-//! (`processor`), and is memory and interrupt controller to it (`bus`). QEMU is not changed: it is asked through the interface for
+//! performance monitoring that its driver needs (`cpuid`, `msr`), tells a [`cofi_unit::Unit`] a processor, or a
+//! [`cofi_unit::rtit::Unit`] (`unit`), what retires (`processor`), and is memory and interrupt controller to it (`bus`). QEMU is not changed: it is asked through the interface for
 //! plugins, version 7 (QEMU 11.1), of which no header and no code is used (`qemu`).
 //!
 //! What a plugin can and cannot do decides how this is made:
@@ -19,6 +19,7 @@
 )]
 
 mod bus;
+mod clock;
 mod code;
 mod counters;
 mod cpuid;
@@ -31,4 +32,5 @@ mod plugin;
 mod processor;
 mod qemu;
 mod state;
+mod unit;
 mod vectors;

@@ -4,6 +4,7 @@
     reason = "callbacks of a C program, and the state of its processors; each use has its justification"
 )]
 
+use crate::clock::Source;
 use crate::code::{Code, Special};
 use crate::list::List;
 use crate::options::Options;
@@ -94,6 +95,7 @@ extern "C" fn on_init(vcpu: c_uint, _: *mut c_void) {
         eprintln!("cofi: processor {vcpu} is not traced: {PROCESSORS} can be");
         return;
     };
+    Qemu::knows(vcpu);
     let mut processor = Processor::new(plugin.qemu, &plugin.options);
     if let Some(folder) = &plugin.options.list {
         match List::create(folder, vcpu) {
@@ -112,10 +114,13 @@ extern "C" fn on_init(vcpu: c_uint, _: *mut c_void) {
 
 /// QEMU translates a block.
 extern "C" fn on_translation(tb: Tb, _: *mut c_void) {
-    let Some(Plugin { qemu, .. }) = PLUGIN.get() else {
+    let Some(Plugin { qemu, options }) = PLUGIN.get() else {
         return;
     };
     let count = qemu.len(tb);
+    if options.clock != Source::Host {
+        qemu.count(tb, count as u64);
+    }
     let (mut bytes, mut lens, mut parts) = (Vec::new(), Vec::new(), Vec::new());
     for index in 0..count {
         let before = bytes.len();
@@ -246,7 +251,8 @@ extern "C" fn on_discontinuity(vcpu: c_uint, _: c_int, from: u64, to: u64, _: *m
 
 extern "C" fn on_idle(vcpu: c_uint, _: *mut c_void) {
     if let (Some(plugin), Some(own)) = (PLUGIN.get(), own(vcpu)) {
-        let has_mark = plugin.qemu.take_mark(vcpu);
+        // (Where the machine is halted, the processor may be anywhere, and goes on from there.)
+        let has_mark = own.waits() && plugin.qemu.take_mark(vcpu);
         own.idle(has_mark);
     }
 }

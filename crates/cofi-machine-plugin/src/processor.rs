@@ -1,5 +1,8 @@
 //! One processor: what it runs is told to its trace unit, and what it asks of the unit's registers is answered.
 
+mod sleep;
+mod smm;
+
 use crate::bus::Bus;
 use crate::code::{Code, Flags, Special, Step, Steps};
 use crate::counters::Counters;
@@ -11,19 +14,18 @@ use crate::operand::{self, Place};
 use crate::options::Options;
 use crate::qemu::Qemu;
 use crate::state::{Register, State};
+use crate::unit::TraceUnit;
 use crate::vectors::{PAGE_FAULT, Vectors};
 use cofi_insn::Class;
-use cofi_packet::intel::{CState, Payload, WakeReason};
+use cofi_packet::intel::{CState, Payload};
 use cofi_packet::{ExecMode, Ip};
-use cofi_unit::{At, Capabilities, Context, CpuidLeaf, Destination, Event, Ptwrite, Sleep, Unit};
+use cofi_unit::{At, Capabilities, Context, CpuidLeaf, Destination, Event, Ptwrite};
 
 /// The length of the longest instruction, and of a page.
 const LONGEST: usize = 15;
 const PAGE: u64 = 4096;
 /// The clock is read once for so many blocks.
 const BLOCKS_OF_TICK: u32 = 16;
-/// ADDR0_CFG to ADDR3_CFG of IA32_RTIT_CTL.
-const ADDRESS_RANGES: u64 = 0xffff << 32;
 
 /// The block that runs.
 #[derive(Clone, Copy, Debug)]
@@ -74,14 +76,17 @@ impl Totals {
 /// One processor.
 #[derive(Debug)]
 pub(crate) struct Processor {
-    unit: Unit,
+    unit: TraceUnit,
     pub(crate) bus: Bus,
     counters: Counters,
     vectors: Vectors,
     selectors: Selectors,
     here: Option<Here>,
     after: Option<After>,
-    is_asleep: bool,
+    /// The state in which it sleeps.
+    asleep: Option<CState>,
+    /// In system management mode, to which an SMI has led that cleared TraceEn.
+    has_smi: bool,
     /// The unit is not in use, or no range of addresses is configured in it: then nothing but time can come of instructions that are no branches.
     is_unfiltered: bool,
     /// So many blocks have run while it was in use.
@@ -104,8 +109,8 @@ fn core_bus_ratio(caps: &Capabilities) -> u8 {
 
 impl Processor {
     pub(crate) fn new(qemu: Qemu, options: &Options) -> Self {
-        let mut unit = Unit::new(options.caps, Context::default());
-        let mut bus = Bus::new(qemu);
+        let mut unit = TraceUnit::new(options);
+        let mut bus = Bus::new(qemu, options.clock);
         // A ratio of none is no packet for libipt, by which gdb decodes.
         let ratio = Event::Frequency {
             stopped_at: None,
@@ -120,7 +125,8 @@ impl Processor {
             selectors: Selectors::default(),
             here: None,
             after: None,
-            is_asleep: false,
+            asleep: None,
+            has_smi: false,
             is_unfiltered: true,
             blocks_of_tick: 0,
             is_called: true,
@@ -142,6 +148,7 @@ impl Processor {
         let need = self.unit.in_use()
             || self.counters.are_on()
             || self.after.is_some()
+            || self.has_smi
             || self.bus.has_pmi
             || self.counters.has_pmi();
         (need != self.is_called).then(|| {
@@ -169,9 +176,14 @@ impl Processor {
             self.put_right(options, state);
         }
         let start = state.linear();
+        if self.is_behind_rsm(state) {
+            self.rsm(state, start);
+        } else if self.is_behind_smi(state) {
+            self.smi(state, start, has_mark);
+        }
         if self.unit.in_use() && self.is_reset(state) {
             // The registers of the unit keep what they hold, but for TraceEn.
-            self.unit.reset(true, state.context());
+            self.unit.reset(state.context());
             self.counters = Counters::default();
             self.here = None;
         }
@@ -205,8 +217,8 @@ impl Processor {
         }
     }
 
-    /// Whether a reset has led here, or INIT and SIPI: it is real mode, into which code of 32 or 64 bits leads by nothing else. (An SMI does, but
-    /// is told as an interrupt.)
+    /// Whether a reset has led here, or INIT and SIPI: it is real mode, into which code of 32 or 64 bits leads by nothing else. (An SMI does,
+    /// and has been looked for.)
     #[inline]
     fn is_reset(&self, state: State) -> bool {
         !state.is_protected() && (state.is_reset() || self.unit.context().mode != ExecMode::Bits16)
@@ -326,19 +338,29 @@ impl Processor {
             Class::FarCall | Class::FarJump | Class::FarReturn | Class::Syscall => {
                 Event::FarBranch { at, to }
             }
-            Class::SoftwareInterrupt => return self.interrupt(ip, to),
-            Class::Into if Ip(next) != at.next => return self.interrupt(ip, to),
+            Class::SoftwareInterrupt => return self.software_interrupt(at, to),
+            Class::Into if Ip(next) != at.next => return self.software_interrupt(at, to),
             Class::MovCr3 => Event::MovCr3 {
                 at,
                 cr3: context.cr3,
             },
+            Class::Wait if step.is_mwait => {
+                self.retire(here, steps, step, next, None);
+                return self.has_paused(step, ip);
+            }
+            _ if step.is_mov_cr0 && self.unit.is_rtit() => {
+                self.ran(ip);
+                let paging = self.state.is_some_and(State::has_paging);
+                let retired = steps.retired(here.start, step, next);
+                return self.unit.mov_cr0(&mut self.bus, retired, paging);
+            }
             _ => {
                 let flag = step.flags.map(|_| context.interrupt_flag);
                 return self.retire(here, steps, step, next, flag);
             }
         };
         self.ran(ip);
-        self.unit.event(&mut self.bus, event);
+        self.unit.event_of(&mut self.bus, event, step.prefixes);
     }
 
     /// An instruction ran, of which the unit is told now.
@@ -350,6 +372,22 @@ impl Processor {
         {
             list.ran(ip);
         }
+    }
+
+    /// INT n, INT3, INT1, or INTO that finds an overflow.
+    fn software_interrupt(&mut self, at: At, to: Destination) {
+        let from = self.software_interrupt_from(at);
+        self.interrupt(from, to);
+    }
+
+    /// Where a software interrupt is taken. Intel PT has it at the instruction, which is then none that ran; RTIT behind the
+    /// instruction, which is told here as one.
+    fn software_interrupt_from(&mut self, at: At) -> u64 {
+        if self.unit.is_rtit() {
+            self.ran(at.ip.0);
+            return at.next.0;
+        }
+        at.ip.0
     }
 
     fn interrupt(&mut self, from: u64, to: Destination) {
@@ -387,6 +425,8 @@ impl Processor {
 
     /// An interrupt or exception led from one address to another.
     pub(crate) fn interrupted(&mut self, options: &Options, from: u64, to: u64, has_mark: bool) {
+        self.has_waited(has_mark);
+        self.bus.tick_after_sleep();
         let Some(state) = self.state else { return };
         if let Some(after) = self.after {
             match after.what {
@@ -409,7 +449,6 @@ impl Processor {
         if !self.unit.in_use() {
             return;
         }
-        self.bus.tick();
         let mut from = from;
         if let Some(here) = here {
             from = self.leave(&here, from, has_mark);
@@ -445,7 +484,7 @@ impl Processor {
             Some(place) if !has_ended => self.tell(here, steps, place, from),
             _ if has_mark && last.class == Class::SoftwareInterrupt => {
                 self.tell(here, steps, last_index, last_ip);
-                return last_ip;
+                return self.software_interrupt_from(steps.at(here.start, last));
             }
             _ if has_mark && steps.may_follow(here.start, last, from) => {
                 let context = self.before_interrupt(from);
@@ -499,7 +538,13 @@ impl Processor {
                     ecx: state.get(Register::Rcx) as u32,
                     edx: state.get(Register::Rdx) as u32,
                 };
-                let words = cpuid::answer(&options.caps, options.signature, (leaf, subleaf), words);
+                let words = cpuid::answer(
+                    &options.caps,
+                    options.signature,
+                    self.bus.qemu().has_one_processor(),
+                    (leaf, subleaf),
+                    words,
+                );
                 state.set(Register::Rax, words.eax.into());
                 state.set(Register::Rbx, words.ebx.into());
                 state.set(Register::Rcx, words.ecx.into());
@@ -614,8 +659,7 @@ impl Processor {
                 true => Payload::Eight(value),
                 false => Payload::Four(value as u32),
             };
-            // It has been asked whether there is PTWRITE.
-            let _ = self.unit.ptwrite(&mut self.bus, Ptwrite { at, operand });
+            self.unit.ptwrite(&mut self.bus, Ptwrite { at, operand });
         }
         Some(offset.wrapping_add(found.len.into()))
     }
@@ -637,7 +681,7 @@ impl Processor {
 
     fn rdmsr(&mut self, options: &Options, state: State, at: At, index: usize) {
         let address = state.get(Register::Rcx) as u32;
-        let value = match Owner::of(address) {
+        let value = match Owner::of(address, self.unit.is_rtit()) {
             Owner::Unit => {
                 self.tell_before(at, index);
                 self.bus.flush();
@@ -647,6 +691,7 @@ impl Processor {
                 self.bus.tick();
                 Some(self.bus.tsc())
             }
+            Owner::Bus => Some(msr::NO_BUS_FREQUENCY),
             Owner::Platform => Some(u64::from(core_bus_ratio(&options.caps)) << 8),
             Owner::Other => {
                 self.settle();
@@ -669,7 +714,7 @@ impl Processor {
 
     fn wrmsr(&mut self, state: State, at: At, index: usize) {
         let address = state.get(Register::Rcx) as u32;
-        if Owner::of(address) != Owner::Unit {
+        if Owner::of(address, self.unit.is_rtit()) != Owner::Unit {
             self.settle();
             self.counters.write(address, state.pair());
             return;
@@ -678,25 +723,16 @@ impl Processor {
         self.bus.tick();
         if !self.unit.in_use() {
             // Nobody told it meanwhile.
-            let to = Destination {
-                ip: at.ip,
-                context: state.context(),
-            };
-            self.unit.event(&mut self.bus, Event::FarBranch { at, to });
+            self.unit
+                .catch_up(&mut self.bus, at, state.context(), state.has_paging());
         }
-        let was_traced = self.unit.packet_en();
         let written = self.unit.wrmsr(&mut self.bus, at, address, state.pair());
         self.bus.flush();
         match written {
             // It is told.
-            Ok(()) => {
-                let ctl = self.unit.rdmsr(cofi_unit::msr::IA32_RTIT_CTL).unwrap_or(!0);
-                self.is_unfiltered = ctl & ADDRESS_RANGES == 0;
-                // One that clears TraceEn is none of the trace's: the packets end before it.
-                if was_traced
-                    && self.unit.packet_en()
-                    && let Some(list) = &mut self.list
-                {
+            Ok(is_traced) => {
+                self.is_unfiltered = self.unit.is_unfiltered();
+                if is_traced && let Some(list) = &mut self.list {
                     list.ran(at.ip.0);
                 }
                 if let Some(here) = &mut self.here {
@@ -715,53 +751,5 @@ impl Processor {
             ip: at.ip.0,
             what: What::Fault(rcx),
         });
-    }
-
-    /// It waits for an interrupt.
-    pub(crate) fn idle(&mut self, has_mark: bool) {
-        let Some(state) = self.state else { return };
-        self.settle();
-        if !self.unit.in_use() {
-            return;
-        }
-        self.bus.tick();
-        let Some(here) = self.here else { return };
-        let context = *self.unit.context();
-        let steps = here.code.steps(context.mode);
-        let Some(last) = steps.all().last() else {
-            return;
-        };
-        let (ip, after) = (steps.ip(here.start, last), steps.after(here.start, last));
-        self.go_on(after, state.context(), has_mark);
-        self.here = None;
-        self.unit.event(
-            &mut self.bus,
-            Event::Sleep(Sleep {
-                ip: Ip(ip),
-                mwait: None,
-                hardware: false,
-                state: CState::C1,
-                sub_state: 0,
-            }),
-        );
-        self.is_asleep = true;
-        self.bus.flush();
-    }
-
-    /// It waits no longer.
-    pub(crate) fn resume(&mut self) {
-        self.bus.tick();
-        self.counters.slept(self.bus.tsc());
-        if !core::mem::take(&mut self.is_asleep) || !self.unit.in_use() {
-            return;
-        }
-        self.unit.event(
-            &mut self.bus,
-            Event::Wake {
-                last: CState::C1,
-                deepest: CState::C1,
-                reason: WakeReason::INTERRUPT,
-            },
-        );
     }
 }

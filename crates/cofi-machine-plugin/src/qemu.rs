@@ -6,6 +6,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The version of the interface that the plugin is for: what QEMU looks at before it calls us.
 #[unsafe(no_mangle)]
@@ -33,8 +34,13 @@ const GOES_ELSEWHERE: c_uint = 3;
 const DISCONTINUITY_INTERRUPT: c_int = 1;
 /// `QEMU_PLUGIN_COND_NE`.
 const NOT_EQUAL: c_uint = 3;
+/// `QEMU_PLUGIN_INLINE_ADD_U64`.
+const INLINE_ADD: c_uint = 0;
 /// `QEMU_PLUGIN_INLINE_STORE_U64`.
 const INLINE_STORE: c_uint = 1;
+
+/// How many processors there are.
+static KNOWN: AtomicU32 = AtomicU32::new(0);
 
 fn lookup(name: &'static CStr) -> Result<NonNull<c_void>, &'static str> {
     // SAFETY: the name is terminated.
@@ -71,6 +77,7 @@ functions! {
     c"qemu_plugin_register_vcpu_tb_trans_cb" on_translation: fn(Id, TranslateCallback, *mut c_void);
     c"qemu_plugin_register_vcpu_tb_exec_cb" on_block: fn(Tb, Callback, c_uint, *mut c_void);
     c"qemu_plugin_register_vcpu_tb_exec_cond_cb" on_block_if: fn(Tb, Callback, c_uint, c_uint, Entry, u64, *mut c_void);
+    c"qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu" inline_block: fn(Tb, c_uint, Entry, u64);
     c"qemu_plugin_register_vcpu_insn_exec_cb" on_insn: fn(Insn, Callback, c_uint, *mut c_void);
     c"qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu" inline: fn(Insn, c_uint, Entry, u64);
     c"qemu_plugin_register_vcpu_discon_cb" on_discontinuity: fn(Id, c_int, DiscontinuityCallback, *mut c_void);
@@ -131,9 +138,11 @@ struct Descriptor {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Qemu {
     functions: Functions,
-    /// Two numbers of each processor: whether it has come to the last instruction of its block, and whether it cannot do without being called.
+    /// Three numbers of each processor: whether it has come to the last instruction of its block, whether it cannot do without being called,
+    /// and how many instructions it has run.
     marks: Entry,
     calls: Entry,
+    executed: Entry,
 }
 
 // SAFETY: the pointers are QEMU's functions and its scoreboard, valid as long as the plugin, and any thread may call them.
@@ -149,13 +158,15 @@ impl Qemu {
     pub(crate) fn find() -> Result<Self, &'static str> {
         let functions = Functions::find()?;
         // SAFETY: the plugin is being installed.
-        let score = unsafe { (functions.scoreboard_new)(16) };
+        let score = unsafe { (functions.scoreboard_new)(24) };
         let marks = Entry { score, offset: 0 };
         let calls = Entry { score, offset: 8 };
+        let executed = Entry { score, offset: 16 };
         Ok(Self {
             functions,
             marks,
             calls,
+            executed,
         })
     }
 
@@ -220,7 +231,7 @@ impl Qemu {
 
     /// Whether callbacks of [`Self::on_block_if_called`] are to be called on a processor, whose thread this must be (or it does not run yet).
     pub(crate) fn call_for_blocks(&self, vcpu: c_uint, call: bool) {
-        // SAFETY: the processor is there, and its thread alone uses its numbers, of which there are two.
+        // SAFETY: the processor is there, and its thread alone uses these numbers, of which there are three.
         unsafe {
             (self.functions.scoreboard_find)(self.marks.score, vcpu)
                 .add(1)
@@ -255,6 +266,38 @@ impl Qemu {
             let insn = (self.functions.insn)(tb, index);
             (self.functions.inline)(insn, INLINE_STORE, self.marks, 1);
         }
+    }
+
+    /// Has so many instructions counted whenever the block runs. Only during its translation.
+    pub(crate) fn count(&self, tb: Tb, instructions: u64) {
+        // SAFETY: `tb` is the block under translation; the entry is QEMU's.
+        unsafe { (self.functions.inline_block)(tb, INLINE_ADD, self.executed, instructions) }
+    }
+
+    /// A processor is there, whose number is `vcpu`.
+    pub(crate) fn knows(vcpu: c_uint) {
+        KNOWN.fetch_max(vcpu + 1, Ordering::Relaxed);
+    }
+
+    /// Whether there is no second one.
+    #[allow(
+        clippy::unused_self,
+        reason = "there is one QEMU, whose processors these are"
+    )]
+    pub(crate) fn has_one_processor(&self) -> bool {
+        KNOWN.load(Ordering::Relaxed) == 1
+    }
+
+    /// How many instructions all processors have run, as far as they were to be counted: those of a block count when it begins.
+    pub(crate) fn executed(&self) -> u64 {
+        let of = |vcpu| {
+            // SAFETY: the processor is there, and has three numbers, aligned. Its thread alone adds to this one, whole.
+            unsafe {
+                let first = (self.functions.scoreboard_find)(self.executed.score, vcpu);
+                AtomicU64::from_ptr(first.add(2)).load(Ordering::Relaxed)
+            }
+        };
+        (0..KNOWN.load(Ordering::Relaxed)).map(of).sum()
     }
 
     /// Takes the mark of a processor, whose thread this must be: whether it was set since it was taken last.

@@ -38,8 +38,11 @@ mod hflags {
     pub(super) const LMA: u32 = 1 << 14;
     pub(super) const CS64: u32 = 1 << 15;
     pub(super) const VM: u32 = 1 << 17;
+    pub(super) const SMM: u32 = 1 << 19;
 }
 
+/// The offset of the SMI handler in its code segment.
+const SMI_HANDLER: u64 = 0x8000;
 /// RFLAGS.IF.
 const INTERRUPT_FLAG: u64 = 1 << 9;
 /// CR0.PE, CR0.PG and CR4.PAE.
@@ -153,6 +156,23 @@ impl State {
     /// Whether it is in protected mode, long mode with it.
     pub(crate) fn is_protected(self) -> bool {
         self.u64(CR0) & PROTECTED != 0
+    }
+
+    /// Whether it is in system management mode.
+    #[inline]
+    pub(crate) fn is_smm(self) -> bool {
+        self.u32(HFLAGS) & hflags::SMM != 0
+    }
+
+    /// Whether it is where an SMI leads, about to run the first instruction of its handler.
+    #[inline]
+    pub(crate) fn is_at_smi_handler(self) -> bool {
+        self.is_smm() && self.u64(EIP) == SMI_HANDLER
+    }
+
+    /// CR0.PG.
+    pub(crate) fn has_paging(self) -> bool {
+        self.u64(CR0) & PAGING != 0
     }
 
     /// Whether it is in long mode, with 64-bit code or not.

@@ -11,6 +11,9 @@ const MODEL: &str = "max";
 const PROPERTIES: &str =
     "vendor=GenuineIntel,family=6,level=21,-x2apic,-svm,-vmx,-xsaves,-tsc-deadline";
 
+/// What QEMU takes at most behind `-icount shift=`.
+const MOST_SHIFT: u32 = 10;
+
 /// The arguments with a processor that the plugin completes.
 pub(crate) fn with_processor(given: &[OsString]) -> Result<Vec<OsString>, MachineError> {
     let (mut arguments, mut has_processor) = (Vec::new(), false);
@@ -42,6 +45,30 @@ pub(crate) fn with_processor(given: &[OsString]) -> Result<Vec<OsString>, Machin
         arguments.extend(["-cpu".into(), format!("{MODEL},{PROPERTIES}").into()]);
     }
     Ok(arguments)
+}
+
+/// How many nanoseconds an instruction takes, as a power of two, if `-icount` has QEMU's own clock run by instructions.
+pub(crate) fn shift(given: &[OsString]) -> Result<Option<u32>, MachineError> {
+    let at = given
+        .iter()
+        .position(|word| word == "-icount" || word == "--icount");
+    let Some(value) = at.and_then(|at| given.get(at + 1)) else {
+        return Ok(None);
+    };
+    let words = value.to_str().unwrap_or_default().split(',');
+    let word = words
+        .filter_map(|word| match word.split_once('=') {
+            Some(("shift", value)) => Some(value),
+            Some(_) => None,
+            None => Some(word),
+        })
+        .next();
+    match word.map(str::parse) {
+        Some(Ok(shift @ 0..=MOST_SHIFT)) => Ok(Some(shift)),
+        _ => Err(MachineError::NoShift {
+            argument: value.clone(),
+        }),
+    }
 }
 
 /// A value as it stands in QEMU's options, which commas end.
@@ -84,6 +111,19 @@ mod tests {
     fn commas_are_doubled() {
         assert_eq!(value(OsStr::new("/a,b/,")), "/a,,b/,,");
         assert_eq!(value(OsStr::new("")), "");
+    }
+
+    #[test]
+    fn the_length_of_an_instruction_is_found() {
+        assert_eq!(shift(&words("-m 512")).unwrap(), None);
+        assert_eq!(shift(&words("-icount 3 -m 1")).unwrap(), Some(3));
+        assert_eq!(shift(&words("-icount sleep=off,shift=0")).unwrap(), Some(0));
+        for line in ["-icount auto", "-icount shift=11", "-icount sleep=off"] {
+            assert!(
+                matches!(shift(&words(line)), Err(MachineError::NoShift { .. })),
+                "{line}"
+            );
+        }
     }
 
     #[test]

@@ -43,6 +43,14 @@ pub enum MachineError {
     /// `-cpu` without a word behind it.
     #[error("\"-cpu\" must be followed by a processor")]
     NoProcessor,
+    /// The time of instructions is no constant.
+    #[error(
+        "-icount {argument:?} does not say how long an instruction takes, which the clock of instructions must know: say -icount shift=N, with N from 0 to 10"
+    )]
+    NoShift {
+        /// What follows `-icount`.
+        argument: OsString,
+    },
     /// There is no memory for the plugin.
     #[error("cannot put the plugin into memory")]
     Plugin(#[source] io::Error),
@@ -59,8 +67,12 @@ pub enum MachineError {
 /// A machine with Intel PT.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// The generation of the processors' trace units, as `cofi unit generations` names them.
+    /// The generation of the processors' trace units, as `cofi unit generations` names them; `silvermont` and `airmont` have RTIT.
     pub processor: String,
+    /// What is otherwise with them: `caps.NAME=VALUE` for a capability, `unit.NAME=VALUE` for a choice of the unit's.
+    pub settings: Vec<String>,
+    /// The time stamp counter is of instructions that ran, and not the host's.
+    pub is_virtual: bool,
     /// QEMU says at the end what was traced.
     pub says: bool,
     /// A folder in which each processor's list of the instructions is written that ran while PacketEn was 1: `cpuN.ips`, with eight bytes for the
@@ -85,6 +97,14 @@ impl Machine {
             plugin.as_raw_fd(),
             self.processor
         ));
+        if self.is_virtual {
+            let shift = arguments::shift(&self.arguments)?.unwrap_or(0);
+            words.push(format!(",clock={shift}"));
+        }
+        for setting in &self.settings {
+            words.push(",");
+            words.push(arguments::value(setting.as_ref()));
+        }
         if let Some(folder) = &self.list {
             words.push(",list=");
             words.push(arguments::value(folder.as_os_str()));

@@ -45,6 +45,7 @@ mod implementation;
 mod output;
 mod registers;
 pub mod rtit;
+mod settings;
 pub mod spec;
 mod state;
 mod unit;
@@ -58,6 +59,7 @@ pub use event::{
 };
 pub use implementation::{Implementation, InternalBuffer, IpCompression, TntForm};
 pub use registers::{Fault, TransitionError};
+pub use settings::SettingError;
 pub use spec::{
     AddressRange, Capabilities, CpuidField, CpuidLeaf, CrystalRatio, Ctl, Generation,
     Inconsistency, OutputBase, OutputMaskPtrs, Signature, Status, UnknownGeneration, msr,

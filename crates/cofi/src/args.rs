@@ -468,6 +468,15 @@ pub(crate) struct UnitRunArgs {
     pub(crate) scenario: PathBuf,
 }
 
+/// What a machine's time stamp counter counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum MachineClock {
+    /// The host's time.
+    Host,
+    /// Instructions that ran, a nanosecond each, or as long as -icount has them: with -icount, what ran twice has the same packets.
+    Virtual,
+}
+
 /// Arguments of `cofi machine`.
 #[derive(Args, Debug)]
 #[command(after_help = "docs/machines.md: from nothing to `perf record -e intel_pt//` in a guest.")]
@@ -476,9 +485,20 @@ pub(crate) struct MachineArgs {
     /// folder ~/.local/share/cofi/qemu.
     #[arg(long, value_name = "PATH")]
     pub(crate) qemu: Option<PathBuf>,
-    /// The generation of the guest's processors, as far as Intel PT goes, as `cofi unit generations` names them.
+    /// The generation of the guest's processors, as far as Intel PT goes, as `cofi unit generations` names them; or silvermont or airmont, which
+    /// have RTIT.
     #[arg(long, value_name = "NAME", default_value = "skylake")]
     pub(crate) processor: String,
+    /// Other capabilities than that generation's, such as ptwrite=1: as CPUID enumerates them, under the names of `cofi unit cpuid`.
+    #[arg(long, value_name = "NAME=VALUE,...", value_delimiter = ',')]
+    pub(crate) caps: Vec<String>,
+    /// What the manual leaves to the processor, such as tnt=long: the names of a scenario's [implementation], and buffer.size and others for
+    /// its internal buffer (docs/machines.md has all).
+    #[arg(long, value_name = "NAME=VALUE,...", value_delimiter = ',')]
+    pub(crate) unit_option: Vec<String>,
+    /// What the time stamp counter counts.
+    #[arg(long, value_enum, default_value_t = MachineClock::Host)]
+    pub(crate) clock: MachineClock,
     /// Say at the end how much each processor traced.
     #[arg(long)]
     pub(crate) verbose: bool,

@@ -81,5 +81,5 @@ pub struct Implementation {
 
 impl Implementation {
     /// So many packets at most are compressed by what was before a PSB (3.3.9).
-    pub(super) const MOST_PSB_DELAY: u8 = 4;
+    pub(crate) const MOST_PSB_DELAY: u8 = 4;
 }

@@ -188,7 +188,7 @@ macro_rules! cpuid_fields {
             }),*];
 
             /// The capabilities of this leaf as its bits.
-            fn encode(&self, leaf: u32, subleaf: u32) -> CpuidLeaf {
+            pub(crate) fn encode(&self, leaf: u32, subleaf: u32) -> CpuidLeaf {
                 let mut words = CpuidLeaf::default();
                 $(if (leaf, subleaf) == ($leaf, $subleaf) {
                     words.$register |= (self.$first$(.$rest)? as u32 & u32::MAX >> (32 - ($high - $low))) << $low;
@@ -197,7 +197,7 @@ macro_rules! cpuid_fields {
             }
 
             /// Takes over the capabilities that this leaf holds.
-            fn decode(&mut self, leaf: u32, subleaf: u32, words: CpuidLeaf) {
+            pub(crate) fn decode(&mut self, leaf: u32, subleaf: u32, words: CpuidLeaf) {
                 $(if (leaf, subleaf) == ($leaf, $subleaf) {
                     self.$first$(.$rest)? = from_bits!(words.$register >> $low & u32::MAX >> (32 - ($high - $low)), $ty);
                 })*

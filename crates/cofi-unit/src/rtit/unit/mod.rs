@@ -145,6 +145,13 @@ impl Unit {
         self.cached.packet_en
     }
 
+    /// Trace_En: as long as it is 0, nothing that an embedder could tell makes a packet.
+    #[must_use]
+    #[inline]
+    pub const fn in_use(&self) -> bool {
+        self.regs.ctl.trace_en()
+    }
+
     /// RDMSR of an RTIT register. RTIT_CNTP is that of the last moment at which the unit was told anything.
     ///
     /// # Errors

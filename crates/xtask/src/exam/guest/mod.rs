@@ -1,9 +1,11 @@
 //! `cargo xtask exam guest`: machines that have Intel PT, as `cofi machine` runs them.
 //!
-//! A program on bare metal walks the trace registers, and what each access does is compared with a table written from the manual. Linux
+//! A program on bare metal walks the trace registers, and what each access does is compared with a table written from the manual. Others trace
+//! themselves, and of what they send, Cofi's decoder finds just the instructions that the machine lists. Linux
 //! boots with one processor and with two, and the perf in it records with Intel PT: perf decodes without an error; and
 //! of what leaves the machine, Cofi's decoder finds just the instructions that ran, which the machine lists itself.
 
+mod bare;
 mod linux;
 mod rules;
 
@@ -74,7 +76,12 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
             println!("{name:<34} FAILED: {error:#}");
         }
     };
-    judge("trace registers, from bare metal", exam.rules());
+    for (name, table, options) in rules::TABLES {
+        judge(name, exam.rules(table, options));
+    }
+    judge("RTIT, from bare metal", exam.rtit());
+    judge("all modes, from bare metal", exam.modes());
+    judge("time by instructions", exam.clock());
     if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
         let initrd = exam.initrd(busybox)?;
         for processors in [1, 2] {

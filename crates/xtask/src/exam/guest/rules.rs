@@ -1,18 +1,62 @@
-//! The trace registers, access by access, against the table `exam/guest/rules.txt`.
+//! The trace registers, access by access, against tables: of a generation, and of one with other capabilities.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::super::build::tool;
 use super::Exam;
 
+/// Tables in `exam/guest`, and the machines that they are of: what each is called, and options of `cofi machine`.
+pub(super) const TABLES: &[(&str, &str, &[&str])] = &[
+    (
+        "trace registers, from bare metal",
+        "rules.txt",
+        &["--processor", "skylake"],
+    ),
+    (
+        "trace registers, other capabilities",
+        "rules-caps.txt",
+        &[
+            "--processor",
+            "skylake",
+            "--caps",
+            "ptwrite=1,power_event=1,tnt_disable=1,address_ranges=1,mtc=0,cr3_filter=0,single_range=0,cycle_thresholds=0x7f",
+        ],
+    ),
+    (
+        "RTIT's registers, from bare metal",
+        "rules-rtit.txt",
+        &["--processor", "silvermont"],
+    ),
+];
+
+/// What a row has the program do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+    /// CPUID of this sub-leaf, and its result in EAX, EBX, ECX or EDX: one of the letters a to d.
+    Cpuid(u32, char),
+}
+
+impl Access {
+    const fn letter(self) -> char {
+        match self {
+            Self::Read => 'r',
+            Self::Write => 'w',
+            Self::Cpuid(_, register) => register,
+        }
+    }
+}
+
 /// A row of the table.
 #[derive(Debug, PartialEq, Eq)]
 struct Row {
-    writes: bool,
+    access: Access,
+    /// The MSR, or the leaf.
     register: u32,
     /// What is written, or is to be read.
     value: u64,
@@ -34,21 +78,37 @@ fn row(line: &str) -> Result<Row> {
     let faults = words.last() == Some(&"-");
     let words = &words[..words.len() - usize::from(faults)];
     let hex = |word: &str| u64::from_str_radix(word, 16);
-    let writes = words.first() == Some(&"w");
-    ensure!(writes || words.first() == Some(&"r"), "neither r nor w");
-    let register = hex(words.get(1).context("no register")?)? as u32;
-    let (value, mask) = match words.get(2) {
+    let (access, words) = match words {
+        ["r", rest @ ..] => (Access::Read, rest),
+        ["w", rest @ ..] => (Access::Write, rest),
+        ["cpuid", leaf, place, rest @ ..] => {
+            let (subleaf, register) = place.split_once(".e").context("no register of CPUID")?;
+            let letter = register.chars().next().context("no register of CPUID")?;
+            ensure!(matches!(register, "ax" | "bx" | "cx" | "dx"), "no register");
+            let row = [&[*leaf][..], rest].concat();
+            return with_value(Access::Cpuid(hex(subleaf)? as u32, letter), &row, faults);
+        }
+        _ => bail!("neither r nor w nor cpuid"),
+    };
+    with_value(access, words, faults)
+}
+
+/// The row of an access with these words: register or leaf, and value.
+fn with_value(access: Access, words: &[&str], faults: bool) -> Result<Row> {
+    let hex = |word: &str| u64::from_str_radix(word, 16);
+    let register = hex(words.first().context("no register")?)? as u32;
+    let (value, mask) = match words.get(1) {
         Some(word) => match word.split_once('/') {
             Some((value, mask)) => (hex(value)?, hex(mask)?),
             None => (hex(word)?, u64::MAX),
         },
         None => {
-            ensure!(faults && !writes, "no value");
+            ensure!(faults && access == Access::Read, "no value");
             (0, 0)
         }
     };
     Ok(Row {
-        writes,
+        access,
         register,
         value,
         mask,
@@ -57,19 +117,23 @@ fn row(line: &str) -> Result<Row> {
 }
 
 impl Exam {
-    /// Runs the program, and compares.
-    pub(super) fn rules(&self) -> Result<String> {
+    /// Runs the program with a table on a machine with these options, and compares.
+    pub(super) fn rules(&self, table: &str, options: &[&str]) -> Result<String> {
         let sources = self.root.join("exam/guest");
-        let text = fs::read_to_string(sources.join("rules.txt")).context("reading rules.txt")?;
+        let text = fs::read_to_string(sources.join(table)).with_context(|| table.to_owned())?;
         let rows = rows(&text)?;
         let mut table = String::new();
         for row in &rows {
-            let kind = if row.writes { 'w' } else { 'r' };
-            // What is read where nothing should be: all ones, to be seen if it stays.
-            let value = if row.writes { row.value } else { u64::MAX };
+            let value = match row.access {
+                Access::Write => row.value,
+                // What is read where nothing should be: all ones, to be seen if it stays.
+                Access::Read => u64::MAX,
+                Access::Cpuid(subleaf, _) => subleaf.into(),
+            };
             writeln!(
                 table,
-                ".long '{kind}', {:#x}, {:#x}, {:#x}",
+                ".long '{}', {:#x}, {:#x}, {:#x}",
+                row.access.letter(),
                 row.register,
                 value & 0xffff_ffff,
                 value >> 32
@@ -91,7 +155,7 @@ impl Exam {
                 .args([&program, &object]),
         )?;
         let output = self
-            .machine(&["--processor", "skylake"])
+            .machine(options)
             .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
             .args(["-debugcon", "file:rules.out", "-kernel"])
             .arg(&program)
@@ -125,7 +189,6 @@ impl Exam {
 impl Row {
     /// Whether this is the program's line about it: kind, ECX, EDX, EAX, and how it ended.
     fn holds(&self, said: &str) -> Result<bool> {
-        let kind = if self.writes { "w" } else { "r" };
         let end = if self.faults { "-" } else { "+" };
         let (body, last) = said.split_at_checked(said.len() - 1).context("no line")?;
         let words: Vec<&str> = body.split_whitespace().collect();
@@ -135,12 +198,15 @@ impl Row {
         let hex = |word: &str| u64::from_str_radix(word, 16);
         let value = hex(high)? << 32 | hex(low)?;
         // A read that faults leaves the registers alone.
-        let is_value = match (self.writes, self.faults) {
-            (false, true) => value == u64::MAX,
-            (false, false) => value & self.mask == self.value & self.mask,
-            (true, _) => value == self.value,
+        let is_value = match (self.access, self.faults) {
+            (Access::Read, true) => value == u64::MAX,
+            (Access::Write, _) => value == self.value,
+            _ => value & self.mask == self.value & self.mask,
         };
-        Ok(told == kind && last == end && hex(register)? == u64::from(self.register) && is_value)
+        Ok(told == self.access.letter().to_string()
+            && last == end
+            && hex(register)? == u64::from(self.register)
+            && is_value)
     }
 }
 
@@ -157,6 +223,11 @@ mod tests {
         assert!(!rows[1].holds("r 00000571 00000001 00000004+").unwrap());
         assert!(rows[2].holds("r 00000584 ffffffff ffffffff-").unwrap());
         assert!(!rows[2].holds("r 00000584 00000000 ffffffff-").unwrap());
+        let rows = super::rows("cpuid 14 1.ebx 3f0000/ffff0000\n").unwrap();
+        assert_eq!(rows[0].access, Access::Cpuid(1, 'b'));
+        assert!(rows[0].holds("b 00000014 00000000 003f1234+").unwrap());
+        assert!(!rows[0].holds("b 00000014 00000000 001f1234+").unwrap());
+        assert!(super::rows("cpuid 14 1.bx 0").is_err() && super::rows("cpuid 14").is_err());
         assert!(super::rows("x 1 2").is_err() && super::rows("w 560").is_err());
     }
 }

@@ -1,11 +1,13 @@
 //! `cofi machine`: a virtual machine whose guest has Intel PT.
 
+mod processor;
+
 use crate::Ended;
-use crate::args::MachineArgs;
+use crate::args::{MachineArgs, MachineClock};
 use anyhow::{Context, Result};
 use cofi_capture::child::ask;
 use cofi_machine::{Machine, Qemu};
-use cofi_unit::Generation;
+use processor::Processor;
 use std::process::Command;
 use std::time::Duration;
 
@@ -24,18 +26,15 @@ pub(crate) fn said_by(command: &mut Command, patience: Duration) -> Result<Strin
 
 /// Becomes QEMU: its terminal, its signals and its exit status are the machine's.
 pub(crate) fn run(args: MachineArgs) -> Result<Ended> {
-    let generation: Generation = args.processor.parse().with_context(|| {
-        format!(
-            "--processor {}: `cofi unit generations` lists them",
-            args.processor
-        )
-    })?;
+    let processor = Processor::new(&args.processor, &args.caps, &args.unit_option)?;
     let qemu = Qemu::find(args.qemu.as_deref(), &|command| said_by(command, PATIENCE))?;
     if let Some(folder) = &args.list {
         std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     }
     let machine = Machine {
-        processor: generation.name().into(),
+        processor: processor.name,
+        settings: processor.settings,
+        is_virtual: args.clock == MachineClock::Virtual,
         says: args.verbose,
         list: args.list,
         arguments: args.arguments,

@@ -1,0 +1,101 @@
+//! HLT and MWAIT.
+
+use super::Processor;
+use crate::code::Step;
+use crate::state::{Register, State};
+use cofi_insn::Class;
+use cofi_packet::Ip;
+use cofi_packet::intel::{CState, WakeReason};
+use cofi_unit::{Event, Mwait, Sleep};
+
+impl Processor {
+    /// Whether the block that runs ends with an instruction that waits: if QEMU says that the processor is idle, this has begun.
+    pub(crate) fn waits(&self) -> bool {
+        let Some(here) = self.here else { return false };
+        let steps = here.code.steps(self.unit.context().mode);
+        let last = steps.all().last();
+        last.is_some_and(|step| step.class == Class::Wait)
+    }
+
+    /// It waits for an interrupt.
+    pub(crate) fn idle(&mut self, has_mark: bool) {
+        self.settle();
+        let (Some(here), Some(state)) = (self.here, self.state) else {
+            return;
+        };
+        if !self.unit.in_use() || !has_mark {
+            return;
+        }
+        self.bus.tick();
+        let steps = here.code.steps(self.unit.context().mode);
+        let Some(last) = steps.all().last() else {
+            return;
+        };
+        let (ip, after) = (steps.ip(here.start, last), steps.after(here.start, last));
+        self.tell(&here, steps, steps.all().len(), after);
+        self.here = None;
+        self.sleep(last, ip, state);
+    }
+
+    /// An instruction that waits has retired.
+    fn sleep(&mut self, step: &Step, ip: u64, state: State) {
+        // (MWAIT leaves the registers alone.)
+        let mwait = step.is_mwait.then(|| Mwait {
+            hints: state.get(Register::Rax) as u8,
+            ext: state.get(Register::Rcx) as u8 & 3,
+        });
+        let hints = mwait.map_or(0, |mwait| mwait.hints);
+        // (All ones are C0, of which nobody wakes: it is as good as C1.)
+        let c_state = match hints >> 4 {
+            0xf => CState::C1,
+            deeper => CState::new(deeper).unwrap_or(CState::C1),
+        };
+        self.asleep = Some(c_state);
+        let event = Event::Sleep(Sleep {
+            ip: Ip(ip),
+            mwait,
+            hardware: false,
+            state: c_state,
+            sub_state: hints & 0xf,
+        });
+        self.unit.event(&mut self.bus, event);
+        self.bus.flush();
+    }
+
+    /// It waits no longer.
+    pub(crate) fn resume(&mut self) {
+        self.bus.tick_after_sleep();
+        self.counters.slept(self.bus.tsc());
+        self.wake(WakeReason::INTERRUPT);
+    }
+
+    fn wake(&mut self, reason: WakeReason) {
+        let Some(c_state) = self.asleep.take() else {
+            return;
+        };
+        if self.unit.in_use() {
+            let event = Event::Wake {
+                last: c_state,
+                deepest: c_state,
+                reason,
+            };
+            self.unit.event(&mut self.bus, event);
+        }
+    }
+
+    /// An interrupt has come. If it has ended a wait of which QEMU told nothing, as where one thread runs all processors, that is told.
+    pub(super) fn has_waited(&mut self, has_mark: bool) {
+        if has_mark && self.waits() {
+            self.idle(has_mark);
+            self.resume();
+        }
+    }
+
+    /// MWAIT retired and went on at once, as QEMU has it where there are several processors: something was stored, for all that is known.
+    pub(super) fn has_paused(&mut self, step: &Step, ip: u64) {
+        if let Some(state) = self.state {
+            self.sleep(step, ip, state);
+            self.wake(WakeReason::STORE);
+        }
+    }
+}
