@@ -67,11 +67,25 @@ impl SourceCover {
             cover.has_lines = true;
             let (files, rows, functions) = table.into_parts();
             let places = Places::of(code, rows_of(rows, &functions));
-            cover.lines = places.lines(code);
+            cover.lines = places.lines(code, true);
             (cover.files, cover.rows, declared) = (files, places.rows, functions);
         }
         cover.functions = functions(code, &declared);
         cover
+    }
+
+    /// The same of the lines and functions alone in which something ran: `lines` are those of the code at least that did, as [`SourceLines::of_code`] has them.
+    /// It has neither functions nor branches that never ran.
+    #[must_use]
+    pub fn of_ran(code: &FileCode, lines: SourceLines) -> Self {
+        let places = Places::of(code, lines.rows);
+        Self {
+            files: lines.files,
+            lines: places.lines(code, false),
+            functions: Vec::new(),
+            has_lines: true,
+            rows: places.rows,
+        }
     }
 
     /// The line of the code at one of the file's own addresses.
@@ -102,11 +116,13 @@ impl SourceLines {
     /// Those of a file; none if there is no debugging information.
     #[must_use]
     pub fn of(file: &CodeFile) -> Option<Self> {
-        let (files, rows, functions) = LineTable::of(file)?.into_parts();
-        Some(Self {
-            files,
-            rows: rows_of(rows, &functions),
-        })
+        LineTable::of(file).map(Self::from)
+    }
+
+    /// Those of the code at some of a file's own addresses, which come in order: of a large program they are much less to read than all.
+    #[must_use]
+    pub fn of_code(file: &CodeFile, addresses: &[u64]) -> Option<Self> {
+        LineTable::of_code(file, addresses).map(Self::from)
     }
 
     /// The source file and the line of the code at one of the file's own addresses.
@@ -114,6 +130,16 @@ impl SourceLines {
     pub fn at(&self, address: u64) -> Option<(&str, u32)> {
         let (file, line) = line_at(&self.rows, address)?;
         Some((self.files.get(file as usize)?, line))
+    }
+}
+
+impl From<LineTable> for SourceLines {
+    fn from(table: LineTable) -> Self {
+        let (files, rows, functions) = table.into_parts();
+        Self {
+            files,
+            rows: rows_of(rows, &functions),
+        }
     }
 }
 
@@ -223,6 +249,8 @@ struct Places {
     rows: Vec<Row>,
     /// The instructions that ran, with theirs.
     insns: Vec<Option<LineOf>>,
+    /// Which of them begin a row.
+    begins: Vec<bool>,
 }
 
 impl Places {
@@ -243,16 +271,34 @@ impl Places {
             (row.start <= address).then(|| row.line())?
         });
         let insns = insns.collect();
-        Self { rows, insns }
+        let begins = code.insns().iter().map(|insn| {
+            let address = code.file().address_of_offset(insn.offset);
+            let begins = |address| rows.binary_search_by_key(&address, |row| row.start).is_ok();
+            address.is_some_and(begins)
+        });
+        let begins = begins.collect();
+        Self {
+            rows,
+            insns,
+            begins,
+        }
     }
 
-    /// How often control came to each line, and what ran of it.
-    fn lines(&self, code: &FileCode) -> BTreeMap<SourcePlace, LineCount> {
+    /// How often control came to each line, and what ran of it; with all lines and branches, also those that never ran, if they are wanted.
+    fn lines(&self, code: &FileCode, all: bool) -> BTreeMap<SourcePlace, LineCount> {
         let mut lines: BTreeMap<SourcePlace, LineCount> = BTreeMap::new();
-        for row in &self.rows {
-            if let Some((_, place)) = row.line() {
-                lines.entry(place).or_default();
-            }
+        if all {
+            let places = self.rows.iter().filter_map(Row::line);
+            let mut places: Vec<SourcePlace> = places
+                .map(|(_, place)| place)
+                .collect::<FxHashSet<_>>()
+                .into_iter()
+                .collect();
+            places.sort_unstable();
+            lines = places
+                .into_iter()
+                .map(|place| (place, LineCount::default()))
+                .collect();
         }
         for (insn, line) in code.insns().iter().zip(&self.insns) {
             if let Some((_, place)) = line {
@@ -262,9 +308,11 @@ impl Places {
         for ((_, place), count) in self.counts(code) {
             lines.entry(place).or_default().count += count;
         }
-        for branch in self.branches(code) {
-            let line = lines.entry(branch.1).or_default();
-            line.branches.push(branch.0);
+        if all {
+            for branch in self.branches(code) {
+                let line = lines.entry(branch.1).or_default();
+                line.branches.push(branch.0);
+            }
         }
         lines
     }
@@ -370,13 +418,9 @@ impl Places {
             })
             .collect();
         let targets: FxHashSet<u64> = jumps.values().map(|(target, _)| *target).collect();
-        let starts: FxHashSet<u64> = self
-            .rows
-            .iter()
-            .filter_map(|row| code.file().offset_of_address(row.start))
-            .collect();
         let mut blocks: Vec<Block> = Vec::new();
-        for (insn, line) in code.insns().iter().zip(&self.insns) {
+        let insns = code.insns().iter().zip(&self.insns).zip(&self.begins);
+        for ((insn, line), begins) in insns {
             let goes_on = blocks.last_mut().filter(|block| {
                 let last = &block.last;
                 last.end() == insn.offset
@@ -407,7 +451,7 @@ impl Places {
             block.falls = fall_through(insn);
             block.jump = jumps.get(&insn.offset).copied();
             // Code that somebody put behind a row without saying so (the counters of `--coverage`) begins no statement.
-            if let Some(line) = line.filter(|_| starts.contains(&insn.offset)) {
+            if let Some(line) = line.filter(|_| *begins) {
                 block.lines.push(line);
             }
         }
