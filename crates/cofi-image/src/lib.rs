@@ -47,6 +47,7 @@ mod jitdump;
 mod kallsyms;
 mod kernel;
 mod landing_pads;
+mod lazy;
 mod line_reader;
 mod line_table;
 mod lines;
@@ -61,6 +62,7 @@ mod stubs;
 mod symbols;
 mod tables;
 mod tree;
+mod unit_index;
 mod vdso;
 mod wanted_code;
 

@@ -85,8 +85,9 @@ impl<'c, F: Fn(u64) -> bool> TableReader<'c, F> {
     pub(crate) fn read_all(mut self) -> Table {
         let mut at = 0;
         while let Some(len) = self.unit_len(at) {
-            let is_wanted = self.wanted_units.at(at).unwrap_or(true);
-            if is_wanted && self.unit(at, len).is_none() {
+            let has_rows = self.wanted_units.at(at);
+            let is_wanted = has_rows.unwrap_or(true) || self.wanted.has_all_functions();
+            if is_wanted && self.unit(at, len, has_rows).is_none() {
                 break;
             }
             at += len;
@@ -94,22 +95,22 @@ impl<'c, F: Fn(u64) -> bool> TableReader<'c, F> {
         self.table
     }
 
-    /// Reads a unit; none if there is no unit.
-    fn unit(&mut self, at: u64, len: u64) -> Option<()> {
+    /// Reads a unit, which has rows that are wanted, if it is known whether it does. None if there is no unit.
+    fn unit(&mut self, at: u64, len: u64, has_rows: Option<bool>) -> Option<()> {
         let bytes = self.units.read(at, len)?;
         self.dwarf.debug_info = EndianArcSlice::new(bytes, self.endian).into();
         let header = self.dwarf.units().next().ok()??;
         let Ok(unit) = self.dwarf.unit(header) else {
             return Some(());
         };
-        let is_known = self.wanted_units.at(at).is_some();
-        if !is_known && !is_unit_wanted(&self.dwarf, &unit, self.wanted) {
-            return Some(());
-        }
+        let has_rows = has_rows.unwrap_or_else(|| is_unit_wanted(&self.dwarf, &unit, self.wanted));
         self.folder = self.folder_of(&unit);
         let mut rows = Vec::new();
-        let files = self.rows(&unit, &mut rows).unwrap_or_default();
-        if !self.wanted.is_in_any(&rows) {
+        let mut files = Rc::default();
+        if has_rows {
+            files = self.rows(&unit, &mut rows).unwrap_or_default();
+        }
+        if !self.wanted.has_all_functions() && !self.wanted.is_in_any(&rows) {
             return Some(());
         }
         let functions = self.functions(&unit, &files);

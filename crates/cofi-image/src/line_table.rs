@@ -59,6 +59,12 @@ impl LineTable {
         Self::of_wanted(file, WantedCode::at(addresses))
     }
 
+    /// The same, but with all functions.
+    #[must_use]
+    pub fn of_code_and_functions(file: &CodeFile, addresses: &[u64]) -> Option<Self> {
+        Self::of_wanted(file, WantedCode::at(addresses).with_all_functions())
+    }
+
     fn of_wanted(file: &CodeFile, wanted: WantedCode<'_>) -> Option<Self> {
         let is_code = |address: u64| {
             let segments = file.segments();
@@ -212,6 +218,18 @@ mod tests {
                     .collect();
                 assert_eq!(found, rows, "{name}");
                 seen += rows.len();
+                let more = LineTable::of_code_and_functions(&file, &[function.start + 1]);
+                let more = more.expect("lines");
+                assert_eq!(more.rows().len(), some.rows().len(), "{name}");
+                let places = |table: &LineTable| {
+                    let functions = table.functions().iter();
+                    let declared = functions.map(|function| {
+                        let (file, line) = function.declared.expect("a line");
+                        (function.start, table.files()[file as usize].clone(), line)
+                    });
+                    declared.collect::<Vec<_>>()
+                };
+                assert_eq!(places(&more), places(&all), "{name}");
             }
             assert_eq!(seen, all.rows().len(), "{name}");
             let none = LineTable::of_code(&file, &[]).expect("a table");

@@ -8,26 +8,46 @@ use gimli::{DebugAranges, Dwarf, Unit};
 use crate::line_table::{LineRow, SourceFunction};
 use crate::lines::Reader;
 
-/// Addresses of a file's code, in order; or none, which is all there is.
+/// What of a file's debugging information is wanted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct WantedCode<'a>(Option<&'a [u64]>);
+pub(crate) struct WantedCode<'a> {
+    /// Addresses of the file's code, in order; or none, which is all there is.
+    addresses: Option<&'a [u64]>,
+    /// All functions are wanted, and of these addresses only the rows.
+    all_functions: bool,
+}
 
 impl<'a> WantedCode<'a> {
     pub(crate) const fn all() -> Self {
-        Self(None)
+        Self {
+            addresses: None,
+            all_functions: true,
+        }
     }
 
     pub(crate) const fn at(addresses: &'a [u64]) -> Self {
-        Self(Some(addresses))
+        Self {
+            addresses: Some(addresses),
+            all_functions: false,
+        }
+    }
+
+    pub(crate) const fn with_all_functions(mut self) -> Self {
+        self.all_functions = true;
+        self
     }
 
     pub(crate) const fn is_all(self) -> bool {
-        self.0.is_none()
+        self.addresses.is_none()
+    }
+
+    pub(crate) const fn has_all_functions(self) -> bool {
+        self.all_functions
     }
 
     /// Whether any of the code there is wanted.
     fn is_in(self, range: Range<u64>) -> bool {
-        let Some(addresses) = self.0 else {
+        let Some(addresses) = self.addresses else {
             return true;
         };
         let first = addresses.partition_point(|address| *address < range.start);
@@ -53,6 +73,7 @@ impl<'a> WantedCode<'a> {
         rows.sort_by_key(|row| row.start);
         functions.sort_by_key(|function| function.start);
         functions.dedup_by_key(|function| function.start);
+        let all = self.all_functions.then(|| functions.clone());
         let mut functions = functions.into_iter().peekable();
         let (mut kept, mut holding) = (Vec::new(), Vec::new());
         let mut rest = rows.as_slice();
@@ -73,7 +94,7 @@ impl<'a> WantedCode<'a> {
                 holding.extend(function);
             }
         }
-        (kept, holding)
+        (kept, all.unwrap_or(holding))
     }
 }
 

@@ -61,30 +61,32 @@ impl SourceCover {
     /// What the debugging information and the symbols of a file make of its counts.
     #[must_use]
     pub fn of(code: &FileCode) -> Self {
-        let mut cover = Self::default();
-        let mut declared = Vec::new();
-        if let Some(table) = LineTable::of(code.file()) {
-            cover.has_lines = true;
-            let (files, rows, functions) = table.into_parts();
-            let places = Places::of(code, rows_of(rows, &functions));
-            cover.lines = places.lines(code, true);
-            (cover.files, cover.rows, declared) = (files, places.rows, functions);
+        let Some(lines) = SourceLines::of(code.file()) else {
+            return Self {
+                functions: functions(code, &[]),
+                ..Self::default()
+            };
+        };
+        let places = Places::of(code, &lines.rows);
+        Self {
+            lines: places.lines(code, Which::All),
+            functions: functions(code, &lines.functions),
+            has_lines: true,
+            files: lines.files,
+            rows: lines.rows,
         }
-        cover.functions = functions(code, &declared);
-        cover
     }
 
     /// The same of the lines and functions alone in which something ran: `lines` are those of the code at least that did, as [`SourceLines::of_code`] has them.
     /// It has neither functions nor branches that never ran.
     #[must_use]
     pub fn of_ran(code: &FileCode, lines: SourceLines) -> Self {
-        let places = Places::of(code, lines.rows);
         Self {
-            files: lines.files,
-            lines: places.lines(code, false),
+            lines: Places::of(code, &lines.rows).lines(code, Which::Ran),
             functions: Vec::new(),
             has_lines: true,
-            rows: places.rows,
+            files: lines.files,
+            rows: lines.rows,
         }
     }
 
@@ -110,6 +112,7 @@ impl SourceCover {
 pub struct SourceLines {
     files: Vec<String>,
     rows: Vec<Row>,
+    functions: Vec<SourceFunction>,
 }
 
 impl SourceLines {
@@ -123,6 +126,30 @@ impl SourceLines {
     #[must_use]
     pub fn of_code(file: &CodeFile, addresses: &[u64]) -> Option<Self> {
         LineTable::of_code(file, addresses).map(Self::from)
+    }
+
+    /// The same, but with all functions.
+    #[must_use]
+    pub fn of_code_and_functions(file: &CodeFile, addresses: &[u64]) -> Option<Self> {
+        LineTable::of_code_and_functions(file, addresses).map(Self::from)
+    }
+
+    /// The source files, as the debugging information names them.
+    #[must_use]
+    pub fn files(&self) -> &[String] {
+        &self.files
+    }
+
+    /// How often control came to each line, and what ran of it, of all that are here. Branches are left out.
+    #[must_use]
+    pub fn counts(&self, code: &FileCode) -> BTreeMap<SourcePlace, LineCount> {
+        Places::of(code, &self.rows).lines(code, Which::Lines)
+    }
+
+    /// All functions of the symbol table, by where they begin, also those that never ran.
+    #[must_use]
+    pub fn functions(&self, code: &FileCode) -> Vec<FunctionCover> {
+        functions(code, &self.functions)
     }
 
     /// The source file and the line of the code at one of the file's own addresses.
@@ -139,6 +166,7 @@ impl From<LineTable> for SourceLines {
         Self {
             files,
             rows: rows_of(rows, &functions),
+            functions,
         }
     }
 }
@@ -243,18 +271,29 @@ fn rows_of(rows: Vec<LineRow>, functions: &[SourceFunction]) -> Vec<Row> {
     placed.collect()
 }
 
+/// Of which lines counts are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    /// Of all, with all branches.
+    All,
+    /// Of all, without branches.
+    Lines,
+    /// Of those that ran, without branches.
+    Ran,
+}
+
 /// The lines of a file's code.
-struct Places {
+struct Places<'r> {
     /// Each row, by address.
-    rows: Vec<Row>,
+    rows: &'r [Row],
     /// The instructions that ran, with theirs.
     insns: Vec<Option<LineOf>>,
     /// Which of them begin a row.
     begins: Vec<bool>,
 }
 
-impl Places {
-    fn of(code: &FileCode, rows: Vec<Row>) -> Self {
+impl<'r> Places<'r> {
+    fn of(code: &FileCode, rows: &'r [Row]) -> Self {
         let mut at = 0;
         let insns = code.insns().iter().map(|insn| {
             let address = code.file().address_of_offset(insn.offset)?;
@@ -284,10 +323,10 @@ impl Places {
         }
     }
 
-    /// How often control came to each line, and what ran of it; with all lines and branches, also those that never ran, if they are wanted.
-    fn lines(&self, code: &FileCode, all: bool) -> BTreeMap<SourcePlace, LineCount> {
+    /// How often control came to each line, and what ran of it.
+    fn lines(&self, code: &FileCode, which: Which) -> BTreeMap<SourcePlace, LineCount> {
         let mut lines: BTreeMap<SourcePlace, LineCount> = BTreeMap::new();
-        if all {
+        if which != Which::Ran {
             let places = self.rows.iter().filter_map(Row::line);
             let mut places: Vec<SourcePlace> = places
                 .map(|(_, place)| place)
@@ -308,7 +347,7 @@ impl Places {
         for ((_, place), count) in self.counts(code) {
             lines.entry(place).or_default().count += count;
         }
-        if all {
+        if which == Which::All {
             for branch in self.branches(code) {
                 let line = lines.entry(branch.1).or_default();
                 line.branches.push(branch.0);
@@ -327,7 +366,7 @@ impl Places {
         let mut bytes = Vec::new();
         // Damaged tables may have any number of rows for the same code.
         let mut budget = file.size().map_or(0, |size| size.saturating_mul(2));
-        for row in &self.rows {
+        for row in self.rows {
             let start = file.offset_of_address(row.start);
             let (Some((_, place)), Some(start)) = (row.line(), start) else {
                 continue;
