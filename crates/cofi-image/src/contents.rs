@@ -39,11 +39,39 @@ pub(crate) enum Contents {
     Pieces(Pieces),
 }
 
+/// A file, as long and as old as it was when it was opened.
 #[derive(Debug)]
-pub(crate) struct Pieces {
+pub(crate) struct Opened {
     file: File,
     len: u64,
     written: Option<SystemTime>,
+    /// A kernel's memory says that it was written just now.
+    is_steady: bool,
+}
+
+impl Opened {
+    /// Reads bytes, if all of them are there and the file is still the one that was opened.
+    pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(bytes, offset)?;
+        if self.is_stale() {
+            return Err(io::Error::other("it changed while it was read"));
+        }
+        Ok(())
+    }
+
+    /// Whether the file is another than the one that was opened.
+    fn is_stale(&self) -> bool {
+        self.is_steady
+            && self.file.metadata().map_or(true, |now| {
+                now.len() != self.len || now.modified().ok() != self.written
+            })
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    opened: Arc<Opened>,
+    len: u64,
     table: Table,
     changed: OnceLock<()>,
 }
@@ -66,12 +94,24 @@ impl Contents {
             Table::Sparse(RwLock::default())
         };
         Ok(Self::Pieces(Pieces {
-            file,
+            opened: Arc::new(Opened {
+                file,
+                len,
+                written: metadata.modified().ok(),
+                is_steady: matches!(table, Table::Dense(_)),
+            }),
             len,
-            written: metadata.modified().ok(),
             table,
             changed: OnceLock::new(),
         }))
+    }
+
+    /// The file, if the bytes are not all in memory.
+    pub(crate) const fn opened(&self) -> Option<&Arc<Opened>> {
+        match self {
+            Self::Whole(_) => None,
+            Self::Pieces(pieces) => Some(&pieces.opened),
+        }
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -112,7 +152,7 @@ impl Contents {
     pub(crate) fn parse_head<T: FromFile>(&self) -> T {
         match self {
             Self::Whole(bytes) => T::parse(&bytes[..]),
-            Self::Pieces(pieces) => T::parse(&ReadCache::new(At::new(&pieces.file))),
+            Self::Pieces(pieces) => T::parse(&ReadCache::new(At::new(&pieces.opened.file))),
         }
     }
 
@@ -139,7 +179,7 @@ impl Contents {
             }
             Self::Pieces(pieces) => {
                 let mut bytes = Vec::new();
-                At::new(&pieces.file)
+                At::new(&pieces.opened.file)
                     .take(pieces.len)
                     .read_to_end(&mut bytes)?;
                 Ok(bytes.into())
@@ -168,7 +208,7 @@ impl Pieces {
             let from = usize::try_from(*start).ok()?;
             let to = from.checked_add(usize::try_from(*len).ok()?)?;
             let part = bytes.get_mut(from..to)?;
-            self.file.read_exact_at(part, *start).ok()?;
+            self.opened.file.read_exact_at(part, *start).ok()?;
         }
         Some(bytes)
     }
@@ -176,7 +216,9 @@ impl Pieces {
     /// All bytes. What cannot be read is missing, as behind the end of a file that was cut off.
     fn whole(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let _ = At::new(&self.file).take(self.len).read_to_end(&mut bytes);
+        let _ = At::new(&self.opened.file)
+            .take(self.len)
+            .read_to_end(&mut bytes);
         bytes
     }
 
@@ -189,10 +231,7 @@ impl Pieces {
         room.map_err(|_| io::ErrorKind::OutOfMemory)?;
         let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, len).collect();
         if let Some(bytes) = Arc::get_mut(&mut bytes) {
-            self.file.read_exact_at(bytes, offset)?;
-        }
-        if self.is_stale() {
-            return Err(io::Error::other("it changed while it was read"));
+            self.opened.read_exact_at(bytes, offset)?;
         }
         Ok(bytes)
     }
@@ -238,7 +277,11 @@ impl Pieces {
         let mut bytes = vec![0; len as usize];
         let mut done = 0;
         while done < bytes.len() {
-            match self.file.read_at(&mut bytes[done..], start + done as u64) {
+            match self
+                .opened
+                .file
+                .read_at(&mut bytes[done..], start + done as u64)
+            {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -246,19 +289,11 @@ impl Pieces {
             }
         }
         bytes.truncate(done);
-        if self.is_stale() {
+        if self.opened.is_stale() {
             self.changed.get_or_init(|| ());
             bytes.clear();
         }
         bytes
-    }
-
-    /// Whether the file is another than the one that was opened. A kernel's memory says that it was written just now.
-    fn is_stale(&self) -> bool {
-        matches!(self.table, Table::Dense(_))
-            && self.file.metadata().map_or(true, |now| {
-                now.len() != self.len || now.modified().ok() != self.written
-            })
     }
 }
 

@@ -1,17 +1,9 @@
 //! All lines and functions of a file that its debugging information knows, whether they ran or not.
 
-use gimli::{
-    AttributeValue, DW_AT_abstract_origin, DW_AT_comp_dir, DW_AT_decl_file, DW_AT_decl_line,
-    DW_AT_high_pc, DW_AT_low_pc, DW_AT_specification, DW_TAG_subprogram, DebuggingInformationEntry,
-    Dwarf, EndianArcSlice, Reader as _, RunTimeEndian, SectionId, Unit, UnitRef,
-};
-use std::collections::HashMap;
-use std::rc::Rc;
-
 use crate::contents::Contents;
 use crate::file::CodeFile;
-use crate::lines::{Reader, dwarf_with, endian_of};
-use crate::sections::{Parts, Sections};
+use crate::line_reader::TableReader;
+use crate::wanted_code::WantedCode;
 
 /// Code that was compiled from one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +49,23 @@ impl LineTable {
     /// That of a file, from itself or its file of debugging information; none if neither has line tables.
     #[must_use]
     pub fn of(file: &CodeFile) -> Option<Self> {
+        Self::of_wanted(file, WantedCode::all())
+    }
+
+    /// What the table of a file has about the code at some of its own addresses, which come in order: the functions that hold them, and all rows of these.
+    /// Of a large program that is much less to read, and to hold, than the whole table.
+    #[must_use]
+    pub fn of_code(file: &CodeFile, addresses: &[u64]) -> Option<Self> {
+        Self::of_wanted(file, WantedCode::at(addresses))
+    }
+
+    /// The same, but with all functions.
+    #[must_use]
+    pub fn of_code_and_functions(file: &CodeFile, addresses: &[u64]) -> Option<Self> {
+        Self::of_wanted(file, WantedCode::at(addresses).with_all_functions())
+    }
+
+    fn of_wanted(file: &CodeFile, wanted: WantedCode<'_>) -> Option<Self> {
         let is_code = |address: u64| {
             let segments = file.segments();
             segments.iter().any(|segment| {
@@ -64,39 +73,24 @@ impl LineTable {
                 segment.executable && inside.is_some_and(|inside| inside < segment.len)
             })
         };
-        file.find_with_debug(|contents| Self::read(contents, is_code))
+        file.find_with_debug(|contents| Self::read(contents, is_code, wanted))
     }
 
-    fn read(contents: &Contents, is_code: impl Fn(u64) -> bool) -> Option<Self> {
-        let sections = Sections::of(contents)?;
-        let is_small = |id| {
-            use SectionId::{DebugAbbrev, DebugAddr, DebugLine, DebugLineStr, DebugStrOffsets};
-            let small = [
-                DebugAbbrev,
-                DebugAddr,
-                DebugLine,
-                DebugLineStr,
-                DebugStrOffsets,
-            ];
-            small.contains(&id)
-        };
-        let mut reader = TableReader {
-            dwarf: dwarf_with(&sections, contents, is_small)?,
-            endian: endian_of(&sections),
-            units: Parts::of(&sections, ".debug_info", contents),
-            strings: Parts::of(&sections, ".debug_str", contents),
-            is_code,
-            numbers: HashMap::new(),
-            programs: HashMap::new(),
-            folder: None,
-            table: Self::default(),
-        };
-        reader.read();
-        let mut table = reader.table;
-        table.rows.sort_by_key(|row| row.start);
-        table.functions.sort_by_key(|function| function.start);
-        table.functions.dedup_by_key(|function| function.start);
-        Some(table)
+    fn read(
+        contents: &Contents,
+        is_code: impl Fn(u64) -> bool,
+        wanted: WantedCode<'_>,
+    ) -> Option<Self> {
+        let (files, mut rows, mut functions) =
+            TableReader::of(contents, is_code, wanted)?.read_all();
+        rows.sort_by_key(|row| row.start);
+        functions.sort_by_key(|function| function.start);
+        functions.dedup_by_key(|function| function.start);
+        Some(Self {
+            files,
+            rows,
+            functions,
+        })
     }
 
     /// The source files, as the debugging information names them.
@@ -132,260 +126,6 @@ impl LineTable {
     }
 }
 
-/// No path is longer.
-const LONGEST: usize = 4096;
-
-/// Reads the line table of each compilation unit, one unit after the other: of what tells of them nothing is kept.
-struct TableReader<'c, F> {
-    /// Without what is largest: the units, of which the one at hand is there, and the texts.
-    dwarf: Dwarf<Reader>,
-    endian: RunTimeEndian,
-    units: Parts<'c>,
-    strings: Parts<'c>,
-    /// What the linker left out is said to be where no code is.
-    is_code: F,
-    numbers: HashMap<String, u32>,
-    /// The files of each program that was run: many units may name one.
-    programs: HashMap<usize, Rc<HashMap<u64, u32>>>,
-    /// The folder in which the compiler ran for the unit at hand.
-    folder: Option<String>,
-    table: LineTable,
-}
-
-impl<F: Fn(u64) -> bool> TableReader<'_, F> {
-    fn read(&mut self) {
-        let mut at = 0;
-        while let Some(len) = self.unit_len(at)
-            && let Some(bytes) = self.units.read(at, len)
-        {
-            at += len;
-            self.dwarf.debug_info = EndianArcSlice::new(bytes, self.endian).into();
-            let Ok(Some(header)) = self.dwarf.units().next() else {
-                break;
-            };
-            if let Ok(unit) = self.dwarf.unit(header) {
-                self.folder = self.folder_of(&unit);
-                let files = self.rows(&unit).unwrap_or_default();
-                // What could be read before an error counts.
-                let _ = self.functions(&unit, &files);
-            }
-        }
-    }
-
-    /// How many bytes the unit has that begins at `at`, which its first four tell, or the eight behind these.
-    fn unit_len(&self, at: u64) -> Option<u64> {
-        let rest = self.units.len().checked_sub(at)?;
-        let bytes = self.units.read(at, rest.min(12))?;
-        let mut head = EndianArcSlice::new(bytes, self.endian);
-        let (len, format) = head.read_initial_length().ok()?;
-        u64::from(format.initial_length_size()).checked_add(len as u64)
-    }
-
-    /// A text that debugging information refers to.
-    fn text(&self, unit: &Unit<Reader>, value: AttributeValue<Reader>) -> Option<String> {
-        let offset = match value {
-            AttributeValue::DebugStrRef(offset) => offset,
-            AttributeValue::DebugStrOffsetsIndex(index) => {
-                let (format, base) = (unit.encoding().format, unit.str_offsets_base);
-                let offsets = &self.dwarf.debug_str_offsets;
-                offsets.get_str_offset(format, base, index).ok()?
-            }
-            value => {
-                let text = self.dwarf.attr_string(unit, value).ok()?;
-                return Some(text.to_string_lossy().ok()?.into_owned());
-            }
-        };
-        let at = offset.0 as u64;
-        let rest = self.strings.len().checked_sub(at)?;
-        // Of one that is longer than a path can be, as much is enough as tells so.
-        let bytes = self.strings.read(at, rest.min(LONGEST as u64 + 1))?;
-        let is_too_long = (bytes.len() > LONGEST).then_some(bytes.len());
-        let end = bytes.iter().position(|byte| *byte == 0).or(is_too_long)?;
-        Some(String::from_utf8_lossy(bytes.get(..end)?).into_owned())
-    }
-
-    fn folder_of(&self, unit: &Unit<Reader>) -> Option<String> {
-        let mut entries = unit.entries();
-        let root = entries.next_dfs().ok()??;
-        self.text(unit, root.attr_value(DW_AT_comp_dir)?)
-    }
-
-    fn file(&mut self, name: String) -> u32 {
-        let next = self.table.files.len() as u32;
-        let number = *self.numbers.entry(name.clone()).or_insert(next);
-        if number == next {
-            self.table.files.push(name);
-        }
-        number
-    }
-
-    /// Adds the rows of a unit, and gives the numbers of its files.
-    fn rows(&mut self, unit: &Unit<Reader>) -> Option<Rc<HashMap<u64, u32>>> {
-        let program = unit.line_program.clone()?;
-        let offset = program.header().offset().0;
-        if let Some(files) = self.programs.get(&offset) {
-            return Some(files.clone());
-        }
-        let mut files: HashMap<u64, u32> = HashMap::new();
-        let mut rows = program.rows();
-        let mut open: Option<LineRow> = None;
-        while let Ok(Some((header, row))) = rows.next_row() {
-            let address = row.address();
-            if let Some(before) = open.take() {
-                // No statement has 4 GiB of code.
-                let len = address.saturating_sub(before.start);
-                let len = u32::try_from(len).unwrap_or(u32::MAX);
-                if len > 0 && (self.is_code)(before.start) {
-                    self.table.rows.push(LineRow { len, ..before });
-                }
-            }
-            if row.end_sequence() {
-                continue;
-            }
-            let index = row.file_index();
-            let file = match files.get(&index) {
-                Some(file) => *file,
-                None => {
-                    let name = header.file(index).map(|file| self.path(unit, header, file));
-                    let file = self.file(name.flatten().unwrap_or_else(|| "?".into()));
-                    files.insert(index, file);
-                    file
-                }
-            };
-            let line = row.line().map_or(0, |line| line.get());
-            open = Some(LineRow {
-                start: address,
-                len: 0,
-                file,
-                line: u32::try_from(line).unwrap_or(0),
-            });
-        }
-        let files = Rc::new(files);
-        self.programs.insert(offset, files.clone());
-        Some(files)
-    }
-
-    /// The path of a source file: where the compiler ran, the folder, the name.
-    fn path(
-        &self,
-        unit: &Unit<Reader>,
-        header: &gimli::LineProgramHeader<Reader>,
-        file: &gimli::FileEntry<Reader>,
-    ) -> Option<String> {
-        let mut path = self.folder.clone().unwrap_or_default();
-        // Folder 0 is the one where the compiler ran.
-        if file.directory_index() != 0
-            && let Some(folder) = file.directory(header)
-        {
-            join(&mut path, &self.text(unit, folder)?);
-        }
-        join(&mut path, &self.text(unit, file.path_name())?);
-        // Any number of files may share one long name.
-        (path.len() <= LONGEST).then_some(path)
-    }
-
-    fn functions(
-        &mut self,
-        unit: &Unit<Reader>,
-        files: &HashMap<u64, u32>,
-    ) -> Result<(), gimli::Error> {
-        let mut found = Vec::new();
-        let unit_ref = unit.unit_ref(&self.dwarf);
-        let mut entries = unit.entries();
-        while let Some(entry) = entries.next_dfs()? {
-            if entry.tag() == DW_TAG_subprogram
-                && let Some(function) = function(unit_ref, entry)
-                && (self.is_code)(function.start)
-            {
-                found.push(function);
-            }
-        }
-        for (function, declared) in found
-            .into_iter()
-            .map(|found| (found.clone(), found.declared))
-        {
-            // (The number of a file is that of the unit until here.)
-            let declared = declared.and_then(|(file, line)| {
-                let number = files.get(&u64::from(file)).copied();
-                let number = number.or_else(|| {
-                    let header = unit.line_program.as_ref()?.header();
-                    let name = self.path(unit, header, header.file(file.into())?)?;
-                    Some(self.file(name))
-                });
-                Some((number?, line))
-            });
-            self.table.functions.push(SourceFunction {
-                declared,
-                ..function
-            });
-        }
-        Ok(())
-    }
-}
-
-/// A function that has code; its file is numbered as in its unit.
-fn function(
-    unit: UnitRef<'_, Reader>,
-    entry: &DebuggingInformationEntry<Reader>,
-) -> Option<SourceFunction> {
-    let start = unit
-        .attr_address(entry.attr_value(DW_AT_low_pc)?)
-        .ok()
-        .flatten()?;
-    let end = match entry.attr_value(DW_AT_high_pc) {
-        Some(value) => match value.udata_value() {
-            Some(len) => start.checked_add(len)?,
-            None => unit.attr_address(value).ok().flatten()?,
-        },
-        None => start,
-    };
-    let mut function = SourceFunction {
-        start,
-        end,
-        declared: None,
-    };
-    let (mut file, mut line) = (None, None);
-    let mut entry = entry.clone();
-    // An instance refers to what it is of, and that may to a declaration.
-    for _ in 0..4 {
-        file = file.or_else(|| match entry.attr_value(DW_AT_decl_file)? {
-            AttributeValue::FileIndex(file) => Some(file),
-            value => value.udata_value(),
-        });
-        line = line.or_else(|| entry.attr_value(DW_AT_decl_line)?.udata_value());
-        let of = [DW_AT_abstract_origin, DW_AT_specification];
-        let of = of
-            .into_iter()
-            .find_map(|attribute| entry.attr_value(attribute));
-        let Some(AttributeValue::UnitRef(offset)) = of else {
-            break;
-        };
-        let Ok(next) = unit.entry(offset) else { break };
-        entry = next;
-    }
-    if let (Some(file), Some(line)) = (file, line) {
-        let numbers = (u32::try_from(file), u32::try_from(line));
-        if let (Ok(file), Ok(line)) = numbers {
-            function.declared = Some((file, line));
-        }
-    }
-    Some(function)
-}
-
-/// Puts a path behind a folder.
-fn join(path: &mut String, name: &str) {
-    let name = name.strip_prefix("./").unwrap_or(name);
-    if name == "." || name.is_empty() {
-        return;
-    }
-    if name.starts_with('/') {
-        path.clear();
-    } else if !path.is_empty() && !path.ends_with('/') {
-        path.push('/');
-    }
-    path.push_str(name);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -417,6 +157,83 @@ mod tests {
             let declared = functions.filter_map(|function| function.declared);
             let declared: Vec<u32> = declared.map(|(_, line)| line).collect();
             assert_eq!(declared, [1, 5], "{version}");
+        }
+    }
+
+    /// Two source files, and as many functions: of code of one function the other's rows are not read.
+    #[test]
+    fn of_code_only_its_functions_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("one.c"), "int one(int n)\n{\n    return n + 1;\n}\n").unwrap();
+        let main = "int one(int);\nint two(int n)\n{\n    return n + 2;\n}\nint main(void)\n{\n    return one(two(3));\n}\n";
+        std::fs::write(path("main.c"), main).unwrap();
+        // With a table of the units' addresses, and without.
+        for (name, has_aranges) in [("aranges", true), ("none", false)] {
+            let other = path("one.c");
+            let flags = ["-O0", "-g", other.to_str().unwrap()];
+            if !cofi_test::compile(&path("main.c"), &path(name), &flags) {
+                return;
+            }
+            if !has_aranges {
+                let mut strip = std::process::Command::new("objcopy");
+                strip
+                    .args(["--remove-section", ".debug_aranges"])
+                    .arg(path(name));
+                if !strip.status().is_ok_and(|status| status.success()) {
+                    continue;
+                }
+            }
+            let file = FileStore::new().file(&path(name));
+            let all = LineTable::of(&file).expect("lines");
+            let mut seen = 0;
+            for function in all.functions() {
+                // Not the first address: who stands within the function needs its first row, too.
+                let some = LineTable::of_code(&file, &[function.start + 1]).expect("lines");
+                assert_eq!(some.functions().len(), 1, "{name}");
+                assert_eq!(some.functions()[0].start, function.start);
+                let rows: Vec<_> = all
+                    .rows()
+                    .iter()
+                    .filter(|row| (function.start..function.end).contains(&row.start))
+                    .map(|row| {
+                        (
+                            row.start,
+                            row.len,
+                            &all.files()[row.file as usize],
+                            row.line,
+                        )
+                    })
+                    .collect();
+                let found = some.rows().iter();
+                let found: Vec<_> = found
+                    .map(|row| {
+                        (
+                            row.start,
+                            row.len,
+                            &some.files()[row.file as usize],
+                            row.line,
+                        )
+                    })
+                    .collect();
+                assert_eq!(found, rows, "{name}");
+                seen += rows.len();
+                let more = LineTable::of_code_and_functions(&file, &[function.start + 1]);
+                let more = more.expect("lines");
+                assert_eq!(more.rows().len(), some.rows().len(), "{name}");
+                let places = |table: &LineTable| {
+                    let functions = table.functions().iter();
+                    let declared = functions.map(|function| {
+                        let (file, line) = function.declared.expect("a line");
+                        (function.start, table.files()[file as usize].clone(), line)
+                    });
+                    declared.collect::<Vec<_>>()
+                };
+                assert_eq!(places(&more), places(&all), "{name}");
+            }
+            assert_eq!(seen, all.rows().len(), "{name}");
+            let none = LineTable::of_code(&file, &[]).expect("a table");
+            assert!(none.rows().is_empty() && none.functions().is_empty());
         }
     }
 

@@ -1,17 +1,24 @@
 //! Which line of which source file an instruction was compiled from.
 
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use addr2line::Context;
-use gimli::{Dwarf, EndianArcSlice, RunTimeEndian, SectionId};
+use gimli::{
+    DW_FORM_implicit_const, DW_FORM_ref_addr, DebugAranges, DebugInfo, Dwarf, DwarfSections,
+    EndianArcSlice, Reader as _, RunTimeEndian, Section as _, SectionId,
+};
 
 use crate::contents::Contents;
 use crate::file::CodeFile;
+use crate::lazy::LazyReader;
 use crate::sections::Sections;
 use crate::space::Place;
 use crate::symbols::demangle;
+use crate::unit_index::UnitIndex;
 
 /// A place in a source file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -43,9 +50,119 @@ pub struct SourceLines {
     files: HashMap<*const CodeFile, (Arc<CodeFile>, Option<Rc<Lines>>)>,
 }
 
-/// How DWARF is read.
+/// How DWARF is read that is read from one end to the other.
 pub(crate) type Reader = EndianArcSlice<RunTimeEndian>;
-type Lines = Context<Reader>;
+
+/// Whether an entry of these abbreviations may refer to another unit.
+fn refers_to_others(mut abbreviations: LazyReader) -> gimli::Result<bool> {
+    while abbreviations.read_uleb128()? != 0 {
+        let (_tag, _children) = (abbreviations.read_uleb128()?, abbreviations.read_u8()?);
+        loop {
+            let (name, form) = (abbreviations.read_uleb128()?, abbreviations.read_uleb128()?);
+            if form == u64::from(DW_FORM_ref_addr.0) {
+                return Ok(true);
+            }
+            if form == u64::from(DW_FORM_implicit_const.0) {
+                abbreviations.read_sleb128()?;
+            }
+            if (name, form) == (0, 0) {
+                break;
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// The debugging information of a file. Of its lines only the units are read that are asked for; whoever asks for inlined functions wants names, too, which may
+/// stand in any unit.
+struct Lines {
+    /// Of the units one is there at a time.
+    sections: DwarfSections<LazyReader>,
+    units: LazyReader,
+    index: UnitIndex,
+    /// By where a unit stands: its lines.
+    read: RefCell<HashMap<usize, Option<Rc<Context<LazyReader>>>>>,
+    /// By where a unit stands: whether it [tells all](Self::tells_all).
+    apart: RefCell<HashMap<usize, bool>>,
+    whole: OnceCell<Option<Context<LazyReader>>>,
+    aranges: DebugAranges<LazyReader>,
+}
+
+impl Lines {
+    fn of(sections: &Sections, contents: &Contents) -> Option<Self> {
+        let readers = lazy_sections(sections, contents)?;
+        // Of what is read for the index little is wanted again, so nothing of that is kept.
+        let index = UnitIndex::of(anew(&readers)?.borrow(Clone::clone))?;
+        let mut lazy = anew(&readers)?;
+        let nothing = LazyReader::empty_of(endian_of(sections));
+        let units = lazy.debug_info.reader().clone();
+        // A unit that is read by itself stands elsewhere than the table of all says.
+        let aranges = std::mem::replace(&mut lazy.debug_aranges, nothing.into());
+        Some(Self {
+            aranges,
+            sections: lazy,
+            units,
+            index,
+            read: RefCell::default(),
+            apart: RefCell::default(),
+            whole: OnceCell::new(),
+        })
+    }
+
+    /// The line of the code at an address.
+    fn at(&self, address: u64) -> Option<SourceLine> {
+        for unit in self.index.at(address) {
+            if let Some(context) = self.unit(&unit)
+                && let Some(found) = context.find_location(address).ok()?
+            {
+                return source_line(found);
+            }
+        }
+        None
+    }
+
+    /// Whether all that a unit refers to stands in itself, but for texts and the like.
+    fn tells_all(&self, place: &Range<usize>) -> bool {
+        let mut known = self.apart.borrow_mut();
+        *known.entry(place.start).or_insert_with(|| {
+            let refers = || {
+                let mut bytes = self.units.clone();
+                bytes.skip(place.start)?;
+                bytes.truncate(place.len())?;
+                let units = DebugInfo::from(bytes);
+                let header = units.units().next()?.ok_or(gimli::Error::MissingUnitDie)?;
+                let mut abbreviations = self.sections.debug_abbrev.reader().clone();
+                abbreviations.skip(header.debug_abbrev_offset().0)?;
+                refers_to_others(abbreviations)
+            };
+            refers().is_ok_and(|refers| !refers)
+        })
+    }
+
+    /// A unit by itself.
+    fn unit(&self, place: &Range<usize>) -> Option<Rc<Context<LazyReader>>> {
+        let mut read = self.read.borrow_mut();
+        let known = read.entry(place.start).or_insert_with(|| {
+            let mut bytes = self.units.clone();
+            bytes.skip(place.start).ok()?;
+            bytes.truncate(place.len()).ok()?;
+            let mut dwarf = self.sections.borrow(Clone::clone);
+            dwarf.debug_info = bytes.into();
+            Context::from_dwarf(dwarf).ok().map(Rc::new)
+        });
+        known.clone()
+    }
+
+    /// All units.
+    fn whole(&self) -> Option<&Context<LazyReader>> {
+        let read = || {
+            let mut dwarf = self.sections.borrow(Clone::clone);
+            dwarf.debug_aranges = self.aranges.clone();
+            Context::from_dwarf(dwarf).ok()
+        };
+        self.whole.get_or_init(read).as_ref()
+    }
+}
 
 impl std::fmt::Debug for SourceLines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -64,7 +181,7 @@ impl SourceLines {
     /// What the instruction at `place` was compiled from, if that is known: of an inlined function, its own line.
     pub fn at(&mut self, place: &Place) -> Option<SourceLine> {
         let (lines, address) = self.of(place)?;
-        source_line(lines.find_location(address).ok()??)
+        lines.at(address)
     }
 
     /// The inlined functions of which the instruction at `place` is a part, the outermost first, as the ranges of the DWARF tell; none where
@@ -77,24 +194,18 @@ impl SourceLines {
 
     fn inlined_inside_out(&mut self, place: &Place) -> Option<Vec<InlinedFunction>> {
         let (lines, address) = self.of(place)?;
-        let mut frames = lines.find_frames(address).skip_all_loads().ok()?;
-        let mut inlined = Vec::new();
-        let mut inner = frames.next().ok()??;
-        // The last frame is that of the function itself, and each has the place at which the one before it was called.
-        while let Some(outer) = frames.next().ok()? {
-            let name = inner.function.as_ref();
-            let name = name.and_then(|name| Some(demangle(&name.raw_name().ok()?)));
-            inlined.push(InlinedFunction {
-                name: name.unwrap_or_else(|| "?".into()),
-                instance: inner.dw_die_offset.map_or(0, |offset| offset.0 as u64),
-                called_at: outer.location.and_then(source_line),
-            });
-            inner = addr2line::Frame {
-                location: None,
-                ..outer
-            };
+        let units: Vec<Range<usize>> = lines.index.at(address).collect();
+        if !units.iter().all(|unit| lines.tells_all(unit)) {
+            return inlined_at(lines.whole()?, address).ok()?;
         }
-        Some(inlined)
+        for unit in units {
+            if let Some(context) = lines.unit(&unit)
+                && let Some(inlined) = inlined_at(&context, address).ok()?
+            {
+                return Some(inlined);
+            }
+        }
+        None
     }
 
     /// The lines of the file of a place, and the address that the place has there.
@@ -120,6 +231,33 @@ impl SourceLines {
     }
 }
 
+/// The functions that are inlined at an address, the innermost first; none if nothing is known of the address.
+fn inlined_at(
+    context: &Context<LazyReader>,
+    address: u64,
+) -> gimli::Result<Option<Vec<InlinedFunction>>> {
+    let mut frames = context.find_frames(address).skip_all_loads()?;
+    let mut inlined = Vec::new();
+    let Some(mut inner) = frames.next()? else {
+        return Ok(None);
+    };
+    // The last frame is that of the function itself, and each has the place at which the one before it was called.
+    while let Some(outer) = frames.next()? {
+        let name = inner.function.as_ref();
+        let name = name.and_then(|name| Some(demangle(&name.raw_name().ok()?)));
+        inlined.push(InlinedFunction {
+            name: name.unwrap_or_else(|| "?".into()),
+            instance: inner.dw_die_offset.map_or(0, |offset| offset.0 as u64),
+            called_at: outer.location.and_then(source_line),
+        });
+        inner = addr2line::Frame {
+            location: None,
+            ..outer
+        };
+    }
+    Ok(Some(inlined))
+}
+
 fn source_line(found: addr2line::Location<'_>) -> Option<SourceLine> {
     Some(SourceLine {
         file: found.file?.to_owned(),
@@ -128,15 +266,38 @@ fn source_line(found: addr2line::Location<'_>) -> Option<SourceLine> {
 }
 
 fn lines_of(file: &CodeFile) -> Option<Lines> {
-    file.find_with_debug(|contents| Context::from_dwarf(dwarf(contents)?).ok())
+    file.find_with_debug(|contents| Lines::of(&Sections::of(contents)?, contents))
 }
 
 /// The debugging information of an ELF file that has line tables, without what tells of variables and macros.
-fn dwarf(contents: &Contents) -> Option<Dwarf<Reader>> {
+fn lazy_sections(
+    sections: &Sections,
+    contents: &Contents,
+) -> Option<impl Fn(SectionId) -> LazyReader> {
     use SectionId::{DebugLoc, DebugLocLists, DebugMacinfo, DebugMacro};
-    let sections = Sections::of(contents)?;
-    let is_wanted = |id| !matches!(id, DebugLoc | DebugLocLists | DebugMacinfo | DebugMacro);
-    dwarf_with(&sections, contents, is_wanted)
+    if !sections.has(".debug_line") {
+        return None;
+    }
+    let endian = endian_of(sections);
+    let mut readers: HashMap<SectionId, LazyReader> = HashMap::new();
+    let load = |id: SectionId| {
+        if !matches!(id, DebugLoc | DebugLocLists | DebugMacinfo | DebugMacro) {
+            let number = readers.len() as u64 + 1;
+            let reader = LazyReader::of(sections, id.name(), contents, endian, number);
+            readers.insert(id, reader);
+        }
+        Ok::<_, gimli::Error>(LazyReader::empty_of(endian))
+    };
+    DwarfSections::load(load).ok()?;
+    Some(move |id| {
+        let reader = readers.get(&id).map(LazyReader::anew);
+        reader.unwrap_or_else(|| LazyReader::empty_of(endian))
+    })
+}
+
+/// All sections, nothing of which has been read.
+fn anew(readers: &impl Fn(SectionId) -> LazyReader) -> Option<DwarfSections<LazyReader>> {
+    DwarfSections::load(|id| Ok::<_, gimli::Error>(readers(id))).ok()
 }
 
 /// How the numbers of a file are written.
@@ -262,11 +423,58 @@ mod tests {
         }
     }
 
+    /// A function of one unit is inlined in one of another, which refers to the first for its name.
+    #[test]
+    fn names_that_stand_in_other_units() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let inner = "int inner(volatile int *p)\n{ return *p * 3; }\n";
+        std::fs::write(path("inner.c"), inner).unwrap();
+        let main = "int inner(volatile int *);\nint main(void)\n{ volatile int x = 0;\n  x = 5;\n  return inner(&x); }\n";
+        std::fs::write(path("main.c"), main).unwrap();
+        let other = path("inner.c");
+        let flags = ["-g", "-O2", "-flto", other.to_str().unwrap()];
+        if !cofi_test::compile(&path("main.c"), &path("program"), &flags) {
+            return;
+        }
+        // As the linker left it, and without the table of the units' addresses.
+        for has_aranges in [true, false] {
+            if !has_aranges {
+                let mut strip = std::process::Command::new("objcopy");
+                let strip = strip.args(["--remove-section", ".debug_aranges"]);
+                let done = strip.arg(path("program")).status();
+                if !done.is_ok_and(|status| status.success()) {
+                    return;
+                }
+            }
+            let file = FileStore::new().file(&path("program"));
+            let size = file.size().unwrap();
+            let mut space = AddressSpace::new();
+            space.map(0, size, &file, 0, Version(0));
+            let view = ImageView::new(&space, Version(0));
+            let mut lines = SourceLines::new();
+            let mut seen = std::collections::BTreeSet::new();
+            for place in (0..size).filter_map(|ip| view.place(Ip(ip))) {
+                let line = lines.at(&place).and_then(|line| line.line);
+                for inlined in lines.inlined(&place) {
+                    assert_eq!(inlined.name, "inner");
+                    assert_eq!(inlined.called_at.and_then(|at| at.line), Some(5));
+                    seen.extend(line);
+                }
+            }
+            assert_eq!(Vec::from_iter(seen), [2]);
+            let known = lines.files.values().find_map(|(_, lines)| lines.clone());
+            let known = known.expect("lines");
+            let apart: Vec<bool> = known.apart.borrow().values().copied().collect();
+            assert!(apart.contains(&false), "{apart:?}");
+        }
+    }
+
     #[test]
     fn what_is_no_program_has_no_lines() {
         let file = CodeFile::from_bytes("bytes", vec![0x7f; 64]);
         assert!(lines_of(&file).is_none());
-        assert!(dwarf(&Contents::Whole(b"\x7fELF\x02\x01\x01"[..].into())).is_none());
+        assert!(Sections::of(&Contents::Whole(b"\x7fELF\x02\x01\x01"[..].into())).is_none());
     }
 
     /// Two recordings of a program each have a file for it; its debugging information is read once.

@@ -40,7 +40,7 @@ impl Sections {
         contents.parse_head()
     }
 
-    fn place(&self, name: &str) -> Option<&CompressedFileRange> {
+    pub(crate) fn place(&self, name: &str) -> Option<&CompressedFileRange> {
         let found = self.places.get(name);
         // Old compilers say by the name that a section is compressed.
         found.or_else(|| self.places.get(&format!(".z{}", name.strip_prefix('.')?)))

@@ -61,6 +61,14 @@ fn temporary_file() -> std::io::Result<std::fs::File> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionId(pub(crate) u32);
 
+impl FunctionId {
+    /// A small number, from 0 on.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// How a call began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

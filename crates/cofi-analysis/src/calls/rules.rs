@@ -182,9 +182,10 @@ impl Thread {
         jumper: Option<FunctionId>,
         around: &mut Around<'_, '_, V>,
     ) {
-        let Some(left) = self.leave(Left::Tail, around) else {
+        let Some(left) = self.stack.top().copied() else {
             return self.begin(to, at, around);
         };
+        self.leave(Left::Tail, around);
         let begin = self.now(around);
         let from = (CallKind::Tail, Some(by.from));
         let mut frame = self.frame(from, (to, at), left.call.depth, begin);
@@ -271,10 +272,9 @@ impl Thread {
         to: Ip,
         around: &mut Around<'_, '_, V>,
     ) {
-        let left = self.leave(Left::Return, around);
-        if left.is_some_and(|left| left.saves)
-            && let Some(top) = self.stack.frames.last_mut()
-        {
+        let saves = self.stack.top().is_some_and(|top| top.saves);
+        self.leave(Left::Return, around);
+        if saves && let Some(top) = self.stack.frames.last_mut() {
             top.saved = Some(to);
         }
     }

@@ -419,19 +419,18 @@ impl Thread {
         }
     }
 
-    /// Leaves the innermost call.
-    pub(super) fn leave<V: CallVisitor>(
-        &mut self,
-        left: Left,
-        around: &mut Around<'_, '_, V>,
-    ) -> Option<Frame> {
+    /// Leaves the innermost call, if there is one. (It is not given: frames are large, and calls are many.)
+    pub(super) fn leave<V: CallVisitor>(&mut self, left: Left, around: &mut Around<'_, '_, V>) {
         self.tell_stub(around);
         self.count();
-        let last = self.stack.frames.len().checked_sub(1)?;
+        let Some(last) = self.stack.frames.len().checked_sub(1) else {
+            return;
+        };
         self.leave_inlines(last, left, around);
-        let frame = self.stack.frames.pop()?;
-        self.tell_left(&frame, left, around);
-        Some(frame)
+        if let Some(frame) = self.stack.frames.last() {
+            self.tell_left(frame, left, around);
+        }
+        self.stack.frames.truncate(last);
     }
 
     pub(super) fn tell_left<V: CallVisitor>(

@@ -96,6 +96,38 @@ impl CodeCounts {
         }
     }
 
+    /// The files of which something ran, with where in their own terms the instructions stand that did, in order. Files are the same as in
+    /// [`into_files`](Self::into_files).
+    #[must_use]
+    pub fn addresses(&self) -> Vec<(FileKey, Arc<CodeFile>, Vec<u64>)> {
+        let mut found: HashMap<FileKey, usize> = HashMap::new();
+        let mut list: Vec<(FileKey, Arc<CodeFile>, Vec<u64>)> = Vec::new();
+        let numbers = self.files.iter().map(|file| {
+            let key = FileKey::of(file);
+            *found.entry(key.clone()).or_insert_with(|| {
+                list.push((key, file.clone(), Vec::new()));
+                list.len() - 1
+            })
+        });
+        let numbers: Vec<usize> = numbers.collect();
+        for ((file, offset, _), (shape, _)) in &self.runs {
+            let number = numbers.get(*file as usize);
+            let Some((_, file, addresses)) = number.and_then(|number| list.get_mut(*number)) else {
+                continue;
+            };
+            let mut offset = *offset;
+            for len in shape.lens.iter() {
+                addresses.extend(file.address_of_offset(offset));
+                offset = offset.saturating_add(u64::from(*len));
+            }
+        }
+        for (_, _, addresses) in &mut list {
+            addresses.sort_unstable();
+            addresses.dedup();
+        }
+        list
+    }
+
     /// What ran of each file, the one with the most instructions first. Files of several recordings are the same if their build ids are; those
     /// without one, if their paths are.
     #[must_use]

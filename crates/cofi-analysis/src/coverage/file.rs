@@ -157,6 +157,15 @@ impl FileCode {
         &self.insns
     }
 
+    /// Where in the file's own terms they stand, in order.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<u64> {
+        let at = |insn: &InsnCount| self.file.address_of_offset(insn.offset);
+        let mut addresses: Vec<u64> = self.insns.iter().filter_map(at).collect();
+        addresses.sort_unstable();
+        addresses
+    }
+
     /// How many instructions ran, each as often as it did.
     #[must_use]
     pub const fn total(&self) -> u64 {

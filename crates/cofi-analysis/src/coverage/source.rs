@@ -61,17 +61,33 @@ impl SourceCover {
     /// What the debugging information and the symbols of a file make of its counts.
     #[must_use]
     pub fn of(code: &FileCode) -> Self {
-        let mut cover = Self::default();
-        let mut declared = Vec::new();
-        if let Some(table) = LineTable::of(code.file()) {
-            cover.has_lines = true;
-            let (files, rows, functions) = table.into_parts();
-            let places = Places::of(code, rows_of(rows, &functions));
-            cover.lines = places.lines(code);
-            (cover.files, cover.rows, declared) = (files, places.rows, functions);
+        let Some(lines) = SourceLines::of(code.file()) else {
+            return Self {
+                functions: functions(code, &[]),
+                ..Self::default()
+            };
+        };
+        let places = Places::of(code, &lines.rows);
+        Self {
+            lines: places.lines(code, Which::All),
+            functions: functions(code, &lines.functions),
+            has_lines: true,
+            files: lines.files,
+            rows: lines.rows,
         }
-        cover.functions = functions(code, &declared);
-        cover
+    }
+
+    /// The same of the lines and functions alone in which something ran: `lines` are those of the code at least that did, as [`SourceLines::of_code`] has them.
+    /// It has neither functions nor branches that never ran.
+    #[must_use]
+    pub fn of_ran(code: &FileCode, lines: SourceLines) -> Self {
+        Self {
+            lines: Places::of(code, &lines.rows).lines(code, Which::Ran),
+            functions: Vec::new(),
+            has_lines: true,
+            files: lines.files,
+            rows: lines.rows,
+        }
     }
 
     /// The line of the code at one of the file's own addresses.
@@ -96,17 +112,44 @@ impl SourceCover {
 pub struct SourceLines {
     files: Vec<String>,
     rows: Vec<Row>,
+    functions: Vec<SourceFunction>,
 }
 
 impl SourceLines {
     /// Those of a file; none if there is no debugging information.
     #[must_use]
     pub fn of(file: &CodeFile) -> Option<Self> {
-        let (files, rows, functions) = LineTable::of(file)?.into_parts();
-        Some(Self {
-            files,
-            rows: rows_of(rows, &functions),
-        })
+        LineTable::of(file).map(Self::from)
+    }
+
+    /// Those of the code at some of a file's own addresses, which come in order: of a large program they are much less to read than all.
+    #[must_use]
+    pub fn of_code(file: &CodeFile, addresses: &[u64]) -> Option<Self> {
+        LineTable::of_code(file, addresses).map(Self::from)
+    }
+
+    /// The same, but with all functions.
+    #[must_use]
+    pub fn of_code_and_functions(file: &CodeFile, addresses: &[u64]) -> Option<Self> {
+        LineTable::of_code_and_functions(file, addresses).map(Self::from)
+    }
+
+    /// The source files, as the debugging information names them.
+    #[must_use]
+    pub fn files(&self) -> &[String] {
+        &self.files
+    }
+
+    /// How often control came to each line, and what ran of it, of all that are here. Branches are left out.
+    #[must_use]
+    pub fn counts(&self, code: &FileCode) -> BTreeMap<SourcePlace, LineCount> {
+        Places::of(code, &self.rows).lines(code, Which::Lines)
+    }
+
+    /// All functions of the symbol table, by where they begin, also those that never ran.
+    #[must_use]
+    pub fn functions(&self, code: &FileCode) -> Vec<FunctionCover> {
+        functions(code, &self.functions)
     }
 
     /// The source file and the line of the code at one of the file's own addresses.
@@ -114,6 +157,17 @@ impl SourceLines {
     pub fn at(&self, address: u64) -> Option<(&str, u32)> {
         let (file, line) = line_at(&self.rows, address)?;
         Some((self.files.get(file as usize)?, line))
+    }
+}
+
+impl From<LineTable> for SourceLines {
+    fn from(table: LineTable) -> Self {
+        let (files, rows, functions) = table.into_parts();
+        Self {
+            files,
+            rows: rows_of(rows, &functions),
+            functions,
+        }
     }
 }
 
@@ -217,16 +271,29 @@ fn rows_of(rows: Vec<LineRow>, functions: &[SourceFunction]) -> Vec<Row> {
     placed.collect()
 }
 
-/// The lines of a file's code.
-struct Places {
-    /// Each row, by address.
-    rows: Vec<Row>,
-    /// The instructions that ran, with theirs.
-    insns: Vec<Option<LineOf>>,
+/// Of which lines counts are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    /// Of all, with all branches.
+    All,
+    /// Of all, without branches.
+    Lines,
+    /// Of those that ran, without branches.
+    Ran,
 }
 
-impl Places {
-    fn of(code: &FileCode, rows: Vec<Row>) -> Self {
+/// The lines of a file's code.
+struct Places<'r> {
+    /// Each row, by address.
+    rows: &'r [Row],
+    /// The instructions that ran, with theirs.
+    insns: Vec<Option<LineOf>>,
+    /// Which of them begin a row.
+    begins: Vec<bool>,
+}
+
+impl<'r> Places<'r> {
+    fn of(code: &FileCode, rows: &'r [Row]) -> Self {
         let mut at = 0;
         let insns = code.insns().iter().map(|insn| {
             let address = code.file().address_of_offset(insn.offset)?;
@@ -243,16 +310,34 @@ impl Places {
             (row.start <= address).then(|| row.line())?
         });
         let insns = insns.collect();
-        Self { rows, insns }
+        let begins = code.insns().iter().map(|insn| {
+            let address = code.file().address_of_offset(insn.offset);
+            let begins = |address| rows.binary_search_by_key(&address, |row| row.start).is_ok();
+            address.is_some_and(begins)
+        });
+        let begins = begins.collect();
+        Self {
+            rows,
+            insns,
+            begins,
+        }
     }
 
     /// How often control came to each line, and what ran of it.
-    fn lines(&self, code: &FileCode) -> BTreeMap<SourcePlace, LineCount> {
+    fn lines(&self, code: &FileCode, which: Which) -> BTreeMap<SourcePlace, LineCount> {
         let mut lines: BTreeMap<SourcePlace, LineCount> = BTreeMap::new();
-        for row in &self.rows {
-            if let Some((_, place)) = row.line() {
-                lines.entry(place).or_default();
-            }
+        if which != Which::Ran {
+            let places = self.rows.iter().filter_map(Row::line);
+            let mut places: Vec<SourcePlace> = places
+                .map(|(_, place)| place)
+                .collect::<FxHashSet<_>>()
+                .into_iter()
+                .collect();
+            places.sort_unstable();
+            lines = places
+                .into_iter()
+                .map(|place| (place, LineCount::default()))
+                .collect();
         }
         for (insn, line) in code.insns().iter().zip(&self.insns) {
             if let Some((_, place)) = line {
@@ -262,9 +347,11 @@ impl Places {
         for ((_, place), count) in self.counts(code) {
             lines.entry(place).or_default().count += count;
         }
-        for branch in self.branches(code) {
-            let line = lines.entry(branch.1).or_default();
-            line.branches.push(branch.0);
+        if which == Which::All {
+            for branch in self.branches(code) {
+                let line = lines.entry(branch.1).or_default();
+                line.branches.push(branch.0);
+            }
         }
         lines
     }
@@ -279,7 +366,7 @@ impl Places {
         let mut bytes = Vec::new();
         // Damaged tables may have any number of rows for the same code.
         let mut budget = file.size().map_or(0, |size| size.saturating_mul(2));
-        for row in &self.rows {
+        for row in self.rows {
             let start = file.offset_of_address(row.start);
             let (Some((_, place)), Some(start)) = (row.line(), start) else {
                 continue;
@@ -370,13 +457,9 @@ impl Places {
             })
             .collect();
         let targets: FxHashSet<u64> = jumps.values().map(|(target, _)| *target).collect();
-        let starts: FxHashSet<u64> = self
-            .rows
-            .iter()
-            .filter_map(|row| code.file().offset_of_address(row.start))
-            .collect();
         let mut blocks: Vec<Block> = Vec::new();
-        for (insn, line) in code.insns().iter().zip(&self.insns) {
+        let insns = code.insns().iter().zip(&self.insns).zip(&self.begins);
+        for ((insn, line), begins) in insns {
             let goes_on = blocks.last_mut().filter(|block| {
                 let last = &block.last;
                 last.end() == insn.offset
@@ -407,7 +490,7 @@ impl Places {
             block.falls = fall_through(insn);
             block.jump = jumps.get(&insn.offset).copied();
             // Code that somebody put behind a row without saying so (the counters of `--coverage`) begins no statement.
-            if let Some(line) = line.filter(|_| starts.contains(&insn.offset)) {
+            if let Some(line) = line.filter(|_| *begins) {
                 block.lines.push(line);
             }
         }

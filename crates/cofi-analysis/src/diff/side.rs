@@ -385,6 +385,8 @@ impl Side {
         while self.at < at && self.fill(tokens) {
             self.settle_to(self.at);
             missing.extend(self.take_gaps());
+            // Where each mark is does not matter to who goes past all of it, so paths need not be cut there.
+            self.settle_to(at - 1);
             let next = self.next_mark().min(at);
             self.skip_within(next);
         }

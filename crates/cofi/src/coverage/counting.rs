@@ -49,6 +49,11 @@ impl Counter {
         visited
     }
 
+    /// How often which instruction ran so far.
+    pub(crate) const fn code(&self) -> &CodeCounts {
+        &self.code
+    }
+
     /// What was counted in all of them.
     pub(crate) fn finish(self, has_errors: bool) -> Counted {
         Counted {

@@ -3,7 +3,7 @@
 use super::Side;
 use crate::coverage::sources::is_of_system;
 use cofi_analysis::diff::FileMatches;
-use cofi_analysis::{FileCode, SourceCover};
+use cofi_analysis::{FileCode, FileKey, SourceLines};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -73,11 +73,21 @@ impl Differences {
         });
         // Lines are counted in the function in which they stand.
         let mut lines: BTreeMap<LineName, LineCounts> = BTreeMap::new();
-        for (index, side) in sides.iter().enumerate() {
-            for code in side.files.iter().filter(|code| !is_of_system(code.path())) {
-                if is_wanted(Some(code.path())) {
-                    add_lines(index, &number(index, Some(code.path())), code, &mut lines);
-                }
+        let is_read = |code: &&FileCode| !is_of_system(code.path()) && is_wanted(Some(code.path()));
+        let [a, b] = sides;
+        // (Files without build ids may have changed between the recordings.)
+        let is_same = |one: &FileCode, other: &FileCode| {
+            one.key() == other.key() && matches!(one.key(), FileKey::BuildId(_))
+        };
+        for one in a.files.iter().filter(is_read) {
+            let mut others = b.files.iter().filter(is_read);
+            let other = others.find(|other| is_same(one, other));
+            add_lines(&number, [Some(one), other], &mut lines);
+        }
+        for other in b.files.iter().filter(is_read) {
+            let mut ones = a.files.iter().filter(is_read);
+            if !ones.any(|one| is_same(one, other)) {
+                add_lines(&number, [None, Some(other)], &mut lines);
             }
         }
         for ((file, function, ..), line) in lines {
@@ -113,17 +123,32 @@ impl Differences {
 /// may have been made in another folder.
 type LineName = (FileName, String, usize, i64);
 
+/// Adds the lines of a file that ran in one of the recordings, or in both.
 fn add_lines(
-    side: usize,
-    file: &FileName,
-    code: &FileCode,
+    number: &impl Fn(usize, Option<&Path>) -> FileName,
+    codes: [Option<&FileCode>; 2],
     lines: &mut BTreeMap<LineName, LineCounts>,
 ) {
-    let cover = SourceCover::of(code);
+    let Some(code) = codes.into_iter().flatten().next() else {
+        return;
+    };
+    let source = match codes {
+        // What ran in neither does not differ. Of another build the lines are wanted to which they correspond.
+        [Some(one), Some(other)] => {
+            let mut addresses = [one.addresses(), other.addresses()].concat();
+            addresses.sort_unstable();
+            SourceLines::of_code_and_functions(code.file(), &addresses)
+        }
+        _ => SourceLines::of(code.file()),
+    };
+    let Some(source) = source else {
+        return;
+    };
+    let all = source.functions(code);
     // The functions of each source file, by the line where they are declared.
     let mut declared: HashMap<u32, BTreeMap<u32, (&str, usize)>> = HashMap::new();
     let mut names: HashMap<&str, usize> = HashMap::new();
-    for function in &cover.functions {
+    for function in &all {
         let which = names.entry(&function.name).or_default();
         *which += 1;
         if let Some((source, line)) = function.declared {
@@ -131,22 +156,28 @@ fn add_lines(
             lines.insert(line, (&function.name, *which));
         }
     }
-    for ((source, line), count) in &cover.lines {
-        let functions = declared.get(source);
-        let function = functions.and_then(|functions| functions.range(..=*line).next_back());
-        let (Some((first, (name, which))), Some(path)) =
-            (function, cover.files.get(*source as usize))
-        else {
+    for (side, code) in codes.into_iter().enumerate() {
+        let Some(code) = code else {
             continue;
         };
-        let from_first = i64::from(*line) - i64::from(*first);
-        let key = (file.clone(), (*name).to_owned(), *which, from_first);
-        let counts = lines.entry(key).or_insert_with(|| LineCounts {
-            file: path.clone(),
-            lines: [None, None],
-            counts: [0, 0],
-        });
-        counts.lines[side] = Some(*line);
-        counts.counts[side] += count.count;
+        let file = number(side, Some(code.path()));
+        for ((index, line), count) in source.counts(code) {
+            let functions = declared.get(&index);
+            let function = functions.and_then(|functions| functions.range(..=line).next_back());
+            let (Some((first, (name, which))), Some(path)) =
+                (function, source.files().get(index as usize))
+            else {
+                continue;
+            };
+            let from_first = i64::from(line) - i64::from(*first);
+            let key = (file.clone(), (*name).to_owned(), *which, from_first);
+            let counts = lines.entry(key).or_insert_with(|| LineCounts {
+                file: path.clone(),
+                lines: [None, None],
+                counts: [0, 0],
+            });
+            counts.lines[side] = Some(line);
+            counts.counts[side] += count.count;
+        }
     }
 }

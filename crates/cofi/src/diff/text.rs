@@ -53,7 +53,7 @@ pub(super) fn print(outcome: &Outcome<'_, '_>, args: &DiffArgs, out: &mut Stdout
     let look = Look::of(args);
     files(outcome, out)?;
     match outcome.is_same() {
-        Some(true) | None => same(outcome, args, out)?,
+        Some(true) | None => same(outcome, args, &look, out)?,
         Some(false) => differences(outcome, args, &look, out)?,
     }
     Ok(())
@@ -102,7 +102,7 @@ fn files(outcome: &Outcome<'_, '_>, out: &mut Stdout) -> Result<()> {
 }
 
 /// No difference was found.
-fn same(outcome: &Outcome<'_, '_>, args: &DiffArgs, out: &mut Stdout) -> Result<()> {
+fn same(outcome: &Outcome<'_, '_>, args: &DiffArgs, look: &Look, out: &mut Stdout) -> Result<()> {
     let [a, b] = outcome.equal();
     let threads = counted(outcome.threads.len() as u64, "thread");
     let insns = match a == b {
@@ -124,7 +124,7 @@ fn same(outcome: &Outcome<'_, '_>, args: &DiffArgs, out: &mut Stdout) -> Result<
             "Only code of files with \"{only}\" in their paths was compared."
         )?;
     }
-    aside(outcome, out)?;
+    aside(outcome, look, out)?;
     gaps(outcome, out)?;
     if outcome.is_same().is_none() {
         writeln!(
@@ -143,7 +143,7 @@ fn same(outcome: &Outcome<'_, '_>, args: &DiffArgs, out: &mut Stdout) -> Result<
 }
 
 /// What was set aside, and what else is to be known of the comparison.
-fn aside(outcome: &Outcome<'_, '_>, out: &mut Stdout) -> Result<()> {
+fn aside(outcome: &Outcome<'_, '_>, look: &Look, out: &mut Stdout) -> Result<()> {
     let (mut count, mut insns, mut by_bytes) = (0, [0, 0], 0);
     let mut left_out = [0, 0];
     for (_, diff) in outcome.diffs() {
@@ -157,21 +157,21 @@ fn aside(outcome: &Outcome<'_, '_>, out: &mut Stdout) -> Result<()> {
         }
     }
     if left_out.iter().any(|count| *count > 0) {
-        writeln!(
-            out,
-            "Not compared: {} of A and {} of B, in code that was left out, or that has\nneither a function nor a line to go by.",
+        let text = format!(
+            "Not compared: {} of A and {} of B, in code that was left out, or that has neither a function nor a line to go by.",
             counted(left_out[0], "instruction"),
             grouped(left_out[1]),
-        )?;
+        );
+        write_words(text.split(' '), "", look, out)?;
     }
     if count > 0 {
-        writeln!(
-            out,
-            "Set aside: {} through string functions, which go by where data lies and\nhow much it is ({} of A, {} of B). With --strict they are differences.",
+        let text = format!(
+            "Set aside: {} through string functions, which go by where data lies and how much it is ({} of A, {} of B). With --strict they are differences.",
             counted(count, "other way"),
             counted(insns[0], "instruction"),
             grouped(insns[1]),
-        )?;
+        );
+        write_words(text.split(' '), "", look, out)?;
     }
     if by_bytes > 0 {
         writeln!(
@@ -234,7 +234,7 @@ fn differences(
     }
     threads(outcome, look, out)?;
     functions(&outcome.counts.functions, look, out)?;
-    aside(outcome, out)?;
+    aside(outcome, look, out)?;
     gaps(outcome, out)
 }
 
@@ -296,11 +296,17 @@ fn part(
     let equal = counted(parting.index, "equal instruction");
     let head = format!("{number}. After {equal}");
     // Which thread it is matters where there are others.
-    let who = match is_only {
-        true => String::new(),
-        false => format!(" of {} and {}", title[0], title[1]),
+    let head = match is_only {
+        true => vec![format!("{head}:")],
+        false => vec![
+            head,
+            format!("of {}", title[0]),
+            format!("and {}:", title[1]),
+        ],
     };
-    writeln!(out, "{}", look.bold.apply_to(format!("{head}{who}:")))?;
+    for line in lines_of_words(&head, "   ", look) {
+        writeln!(out, "{}", look.bold.apply_to(line))?;
+    }
     let [a, b] = &parting.turns;
     let names =
         |turn: &Turn| -> Vec<String> { turn.frames.iter().map(|f| f.name.clone()).collect() };
@@ -338,23 +344,23 @@ fn part(
     }
     match (&parting.together, parting.cause) {
         (Some([a, _]), _) => {
-            let source = reader
-                .source(a)
-                .map(|source| format!(" ({})", spots::short(&source)));
-            let place = format!(
-                "  Together again at {}{},",
+            let mut place = vec![
+                "  Together again at".to_owned(),
                 spots::unversioned(&spots::place(a)),
-                source.unwrap_or_default()
-            );
+            ];
+            if let Some(source) = reader.source(a) {
+                place.push(format!("({})", spots::short(&source)));
+            }
+            if let Some(last) = place.last_mut() {
+                last.push(',');
+            }
             let skipped = parting.turns.each_ref().map(|turn| turn.skipped);
-            let after = format!(
+            place.push(format!(
                 "after {} and {}.",
                 counted(skipped[0], "instruction"),
                 grouped(skipped[1])
-            );
-            let is_long = place.chars().count() + after.len() >= look.width.min(80);
-            let between = if is_long { "\n    " } else { " " };
-            writeln!(out, "{place}{between}{after}")?;
+            ));
+            write_words(&place, "    ", look, out)?;
         }
         (None, PartingCause::End(_)) => {}
         (None, _) => writeln!(
@@ -375,7 +381,6 @@ fn stack(head: &str, frames: &[Frame], look: &Look, out: &mut Stdout) -> Result<
     if frames.is_empty() {
         return Ok(());
     }
-    let mut line = format!("{head} ");
     let mut names: Vec<String> = frames
         .iter()
         .take(MOST)
@@ -390,20 +395,48 @@ fn stack(head: &str, frames: &[Frame], look: &Look, out: &mut Stdout) -> Result<
     if frames.len() > MOST {
         names.push("…".into());
     }
-    let width = look.width.min(80);
-    for (index, name) in names.iter().enumerate() {
-        let word = match index {
-            0 => name.clone(),
+    let words = names
+        .into_iter()
+        .enumerate()
+        .map(|(index, name)| match index {
+            0 => format!("{head} {name}"),
             _ => format!("← {name}"),
-        };
-        if line.chars().count() + word.chars().count() + 1 > width && line.trim() != "" {
-            writeln!(out, "{}", line.trim_end())?;
-            line = "     ".into();
-        }
-        line += &word;
-        line.push(' ');
+        });
+    write_words(words, "     ", look, out)
+}
+
+/// Words on as many lines as it takes, of which the second and those behind it are indented.
+fn write_words<W: AsRef<str>>(
+    words: impl IntoIterator<Item = W>,
+    indent: &str,
+    look: &Look,
+    out: &mut Stdout,
+) -> Result<()> {
+    for line in lines_of_words(words, indent, look) {
+        writeln!(out, "{line}")?;
     }
-    Ok(writeln!(out, "{}", line.trim_end())?)
+    Ok(())
+}
+
+fn lines_of_words<W: AsRef<str>>(
+    words: impl IntoIterator<Item = W>,
+    indent: &str,
+    look: &Look,
+) -> Vec<String> {
+    let width = look.width.min(80);
+    let mut lines: Vec<String> = Vec::new();
+    for word in words {
+        let word = word.as_ref();
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() < width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            Some(_) => lines.push(format!("{indent}{word}")),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// What one side does next.

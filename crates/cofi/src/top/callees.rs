@@ -1,5 +1,6 @@
 //! What ran in the calls that lines, or instructions, have made.
 
+use super::open_calls::{ByStack, Open, OpenCalls};
 use crate::args::{Range, TopArgs, TopOrder};
 use crate::calls::{is_wanted, trace};
 use crate::coverage::counting::{Counted, Counter};
@@ -8,14 +9,14 @@ use crate::recordings::{Visited, for_each};
 use crate::select::Window;
 use anyhow::Result;
 use cofi_analysis::{
-    Call, CallEnd, CallKind, CallNames, CallVisitor, FileKey, FunctionId, SourceLines,
+    ByTask, Call, CallEnd, CallKind, CallNames, CallVisitor, CodeCounts, FileKey, SourceLines,
 };
-use cofi_image::{CodeFile, ImageView};
+use cofi_image::ImageView;
 use cofi_packet::Ip;
 use cofi_session::{Session, Task};
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::hash_map::Entry;
 
 /// What makes calls.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,6 +38,9 @@ pub(super) struct Callees {
     pub(super) is_entered: bool,
 }
 
+/// The lines of the code of each file that ran, and how many addresses that has.
+pub(super) type Lines = HashMap<FileKey, (usize, Option<SourceLines>)>;
+
 /// Counts by where calls came from.
 #[derive(Debug)]
 struct Counts<'a> {
@@ -44,19 +48,16 @@ struct Counts<'a> {
     by_line: bool,
     list: Vec<Callees>,
     numbers: HashMap<Caller, usize>,
-    /// By where a file is in memory, where it is kept.
-    lines: FxHashMap<usize, (Arc<CodeFile>, Option<SourceLines>)>,
+    /// Empty if no lines are wanted.
+    lines: Lines,
     /// Of the instructions seen, as long as the code in place is the same.
     known: FxHashMap<Ip, Option<usize>>,
     code: [u64; 4],
-    /// From where the open calls came.
-    open: FxHashMap<(Task, i64), usize>,
+    open: ByTask<OpenCalls>,
     /// How many calls from there are open on a stack.
-    around: FxHashMap<(Task, u32, usize), u64>,
-    /// The functions of open calls.
-    functions: FxHashMap<(Task, i64), FunctionId>,
+    around: ByStack<u64>,
     /// From where calls of a function are open on a stack.
-    waiting: FxHashMap<(Task, u32, FunctionId), Vec<usize>>,
+    waiting: ByStack<Vec<usize>>,
 }
 
 impl<'a> Counts<'a> {
@@ -66,13 +67,28 @@ impl<'a> Counts<'a> {
             by_line,
             list: Vec::new(),
             numbers: HashMap::new(),
-            lines: FxHashMap::default(),
+            lines: Lines::default(),
             known: FxHashMap::default(),
             code: [0; 4],
-            open: FxHashMap::default(),
-            around: FxHashMap::default(),
-            functions: FxHashMap::default(),
-            waiting: FxHashMap::default(),
+            open: ByTask::default(),
+            around: ByStack::default(),
+            waiting: ByStack::default(),
+        }
+    }
+
+    /// Reads the lines of what has run, where more has than when they were read.
+    fn read_lines(&mut self, code: &CodeCounts) {
+        for (key, file, addresses) in code.addresses() {
+            let read = || (addresses.len(), SourceLines::of_code(&file, &addresses));
+            match self.lines.entry(key) {
+                Entry::Occupied(known) if known.get().0 == addresses.len() => {}
+                Entry::Occupied(mut known) => {
+                    known.insert(read());
+                }
+                Entry::Vacant(new) => {
+                    new.insert(read());
+                }
+            }
         }
     }
 
@@ -81,10 +97,9 @@ impl<'a> Counts<'a> {
         let mut progress = Printing::of(window.streams(session));
         for stream in window.streams(session) {
             self.known.clear();
-            self.open.clear();
-            self.around.clear();
-            self.functions.clear();
-            self.waiting.clear();
+            self.open = ByTask::default();
+            self.around = ByStack::default();
+            self.waiting = ByStack::default();
             let traced = trace(session, stream, window, false, self, |at| {
                 progress.reached(at)
             })?;
@@ -108,10 +123,7 @@ impl<'a> Counts<'a> {
             if !self.by_line {
                 return Some(Caller::Insn(FileKey::of(&place.file), place.offset));
             }
-            let (_, lines) = self
-                .lines
-                .entry(Arc::as_ptr(&place.file).addr())
-                .or_insert_with(|| (place.file.clone(), SourceLines::of(&place.file)));
+            let (_, lines) = self.lines.get(&FileKey::of(&place.file))?;
             let address = place.file.address_of_offset(place.offset)?;
             let (file, line) = lines.as_ref()?.at(address)?;
             Some(Caller::Line(file.to_owned(), line))
@@ -127,6 +139,18 @@ impl<'a> Counts<'a> {
         self.known.insert(ip, number);
         number
     }
+
+    /// A call is not open any more. From where it came, if no other from there is open on its stack.
+    fn close(&mut self, task: Task, open: &Open) -> Option<usize> {
+        let (stack, number) = ((task, open.stack), open.from?);
+        if let Some(caller) = open.caller {
+            let waiting = self.waiting.get(stack, caller.index());
+            waiting.retain(|other| *other != number);
+        }
+        let around = self.around.get(stack, number);
+        *around = around.saturating_sub(1);
+        (*around == 0).then_some(number)
+    }
 }
 
 impl CallVisitor for Counts<'_> {
@@ -136,83 +160,70 @@ impl CallVisitor for Counts<'_> {
         if !is_wanted(self.range, call.task) {
             return;
         }
-        self.functions
-            .insert((call.task, call.number), call.function);
-        let again = self.waiting.get(&(call.task, call.stack, call.function));
-        for number in again.into_iter().flatten() {
-            if let Some(callees) = self.list.get_mut(*number) {
-                callees.is_entered = true;
+        let stack = (call.task, call.stack);
+        // What is entered again once need not be looked for a second time.
+        for number in self.waiting.get(stack, call.function.index()).drain(..) {
+            self.list[number].is_entered = true;
+        }
+        let mut from = None;
+        if call.kind == CallKind::Call {
+            from = code
+                .zip(call.from)
+                .and_then(|(code, from)| self.number(code, from));
+        }
+        let open = self.open.get_or_default(call.task);
+        let mut caller = None;
+        if let Some(number) = from {
+            let callees = &mut self.list[number];
+            let around = self.around.get(stack, number);
+            callees.nested += u64::from(*around > 0);
+            *around += 1;
+            if *around == 1 && !callees.is_entered {
+                let parent = call.parent.and_then(|parent| open.get(parent));
+                caller = parent.map(|parent| parent.function);
+            }
+            if let Some(caller) = caller {
+                self.waiting.get(stack, caller.index()).push(number);
             }
         }
-        if call.kind != CallKind::Call {
-            return;
-        }
-        let number = code
-            .zip(call.from)
-            .and_then(|(code, from)| self.number(code, from));
-        let Some(number) = number else {
-            return;
-        };
-        self.open.insert((call.task, call.number), number);
-        let around = (call.task, call.stack, number);
-        let around = self.around.entry(around).or_default();
-        if *around > 0
-            && let Some(callees) = self.list.get_mut(number)
-        {
-            callees.nested += 1;
-        }
-        *around += 1;
-        if *around == 1
-            && let Some(caller) = call
-                .parent
-                .and_then(|parent| self.functions.get(&(call.task, parent)))
-        {
-            let waiting = self.waiting.entry((call.task, call.stack, *caller));
-            waiting.or_default().push(number);
-        }
+        open.insert(
+            call.number,
+            Open {
+                function: call.function,
+                stack: call.stack,
+                from,
+                caller,
+            },
+        );
     }
 
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
-        self.functions.remove(&(call.task, call.number));
-        let Some(number) = self.open.remove(&(call.task, call.number)) else {
-            return;
-        };
-        let around = (call.task, call.stack, number);
-        let around = self.around.entry(around).or_default();
-        *around = around.saturating_sub(1);
-        if *around > 0 {
-            return;
-        }
-        if let Some(callees) = self.list.get_mut(number) {
-            callees.insns += end.insns;
-        }
-        let caller = call
-            .parent
-            .and_then(|parent| self.functions.get(&(call.task, parent)));
-        if let Some(caller) = caller {
-            let key = (call.task, call.stack, *caller);
-            if let Some(waiting) = self.waiting.get_mut(&key) {
-                waiting.retain(|other| *other != number);
-                if waiting.is_empty() {
-                    self.waiting.remove(&key);
-                }
-            }
+        let open = self.open.get_mut(call.task);
+        if let Some(open) = open.and_then(|open| open.remove(call.number))
+            && let Some(number) = self.close(call.task, &open)
+        {
+            self.list[number].insns += end.insns;
         }
     }
 
     fn all_left(&mut self, task: Task, _: &CallNames) {
-        self.open.retain(|(of, _), _| *of != task);
-        self.around.retain(|(of, _, _), _| *of != task);
-        self.functions.retain(|(of, _), _| *of != task);
-        self.waiting.retain(|(of, _, _), _| *of != task);
+        // Of those nobody was told that they were left.
+        let open = self.open.get_mut(task).map(OpenCalls::take_all);
+        for open in open.into_iter().flatten() {
+            self.close(task, &open);
+        }
     }
 }
 
+/// What was counted of instructions and, if rows are sorted by that, what ran in the calls from each instruction or line, with the lines.
+pub(super) struct Ran {
+    pub(super) counted: Counted,
+    pub(super) callees: Option<HashMap<Caller, Callees>>,
+    pub(super) lines: Lines,
+}
+
 /// Counts how often each instruction ran and, if rows are sorted by that, what ran in the calls from each instruction or line.
-pub(super) fn count(
-    args: &TopArgs,
-    by_line: bool,
-) -> Result<(Counted, Option<HashMap<Caller, Callees>>)> {
+pub(super) fn count(args: &TopArgs, by_line: bool) -> Result<Ran> {
     let (counting, mut counter) = (&args.counting, Counter::default());
     let wants = args.by == TopOrder::Total;
     let mut counts = wants.then(|| Counts::new(&counting.range, by_line));
@@ -223,14 +234,32 @@ pub(super) fn count(
         |session, window| {
             let mut visited = counter.add(session, window, counting.parallel, None);
             if let Some(counts) = &mut counts {
+                if by_line {
+                    counts.read_lines(counter.code());
+                }
                 visited.has_errors |= counts.add(session, window)?.has_errors;
             }
             Ok(visited)
         },
     )?;
-    let callees = counts.map(|Counts { list, numbers, .. }| {
-        let of = |(caller, number): (Caller, usize)| Some((caller, *list.get(number)?));
-        numbers.into_iter().filter_map(of).collect()
-    });
-    Ok((counter.finish(has_errors), callees))
+    let counted = counter.finish(has_errors);
+    let Some(Counts {
+        list,
+        numbers,
+        lines,
+        ..
+    }) = counts
+    else {
+        return Ok(Ran {
+            counted,
+            callees: None,
+            lines: Lines::default(),
+        });
+    };
+    let of = |(caller, number): (Caller, usize)| Some((caller, *list.get(number)?));
+    Ok(Ran {
+        counted,
+        callees: Some(numbers.into_iter().filter_map(of).collect()),
+        lines,
+    })
 }

@@ -1,6 +1,6 @@
 //! The instructions, or conditional branches, that ran most often.
 
-use super::callees::{Callees, Caller, count};
+use super::callees::{Callees, Caller, Ran, count};
 use super::{MOST, share};
 use crate::Ended;
 use crate::args::{TopArgs, TopOf, TopOrder};
@@ -86,7 +86,9 @@ pub(super) fn run(args: &TopArgs) -> Result<Ended> {
     if of_branches && args.by == TopOrder::Total {
         bail!("a conditional branch calls nothing: sort branches by self");
     }
-    let (counted, callees) = count(args, false)?;
+    let Ran {
+        counted, callees, ..
+    } = count(args, false)?;
     let mut rows = Vec::new();
     for code in &counted.files {
         let wanted = code
@@ -107,14 +109,18 @@ pub(super) fn run(args: &TopArgs) -> Result<Ended> {
         keys.then_with(|| a.place().cmp(&b.place()))
     });
     let mut out = stdout();
-    let mut lines = Lines::default();
+    let all = rows.len();
+    let shown = args.number.unwrap_or(match args.json {
+        true => usize::MAX,
+        false => MOST,
+    });
+    rows.truncate(shown);
+    let lines = Lines::of(&rows);
     if args.json {
-        for row in rows.iter().take(args.number.unwrap_or(usize::MAX)) {
+        for row in &rows {
             json(row, &lines.tell(row), of_branches, &mut out)?;
         }
     } else {
-        let all = rows.len();
-        rows.truncate(args.number.unwrap_or(MOST));
         let told: Vec<Told> = rows.iter().map(|row| lines.tell(row)).collect();
         match of_branches {
             true => branches(&rows, &told, &mut out)?,
@@ -133,17 +139,27 @@ pub(super) fn run(args: &TopArgs) -> Result<Ended> {
     })
 }
 
-/// The lines of each file, read when one of its instructions is shown.
-#[derive(Default)]
+/// The lines of what is shown of each file.
 struct Lines<'a>(HashMap<&'a Path, Option<SourceLines>>);
 
 impl<'a> Lines<'a> {
-    fn tell(&mut self, row: &Row<'a>) -> Told {
-        let lines = self
-            .0
-            .entry(row.code.path())
-            .or_insert_with(|| SourceLines::of(row.code.file()));
-        Told::of(row, lines.as_ref())
+    fn of(rows: &[Row<'a>]) -> Self {
+        let mut files: HashMap<&Path, (&FileCode, Vec<u64>)> = HashMap::new();
+        for row in rows {
+            let file = files.entry(row.code.path());
+            let (code, addresses) = file.or_insert_with(|| (row.code, Vec::new()));
+            addresses.extend(code.file().address_of_offset(row.count.offset));
+        }
+        let read = |(path, (code, mut addresses)): (&'a Path, (&FileCode, Vec<u64>))| {
+            addresses.sort_unstable();
+            (path, SourceLines::of_code(code.file(), &addresses))
+        };
+        Self(files.into_iter().map(read).collect())
+    }
+
+    fn tell(&self, row: &Row<'a>) -> Told {
+        let lines = self.0.get(row.code.path());
+        Told::of(row, lines.and_then(Option::as_ref))
     }
 }
 

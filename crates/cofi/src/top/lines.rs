@@ -1,6 +1,6 @@
 //! The lines in which most ran.
 
-use super::callees::{Callees, Caller, count};
+use super::callees::{Callees, Caller, Lines, Ran, count};
 use super::{MOST, share};
 use crate::Ended;
 use crate::args::{TopArgs, TopOrder};
@@ -12,7 +12,7 @@ use crate::report::file_name;
 use crate::source_text::SourceText;
 use crate::table::{Column, fitted, width_of};
 use anyhow::Result;
-use cofi_analysis::{FileCode, SourceCover, SourcePlace};
+use cofi_analysis::{FileCode, SourceCover, SourceLines, SourcePlace};
 use cofi_image::Symbol;
 use console::Term;
 use std::collections::HashMap;
@@ -68,8 +68,12 @@ impl Row {
 
 /// Runs the command.
 pub(super) fn run(args: &TopArgs) -> Result<Ended> {
-    let (counted, callees) = count(args, true)?;
-    let mut rows: Vec<(Place, Row)> = rows(&counted).into_iter().collect();
+    let Ran {
+        counted,
+        callees,
+        mut lines,
+    } = count(args, true)?;
+    let mut rows: Vec<(Place, Row)> = rows(&counted, &mut lines).into_iter().collect();
     for (place, row) in &mut rows {
         row.callees = callees.as_ref().map(|callees| match place {
             Place::Line(source, line) => {
@@ -104,11 +108,17 @@ fn symbol_at(code: &FileCode, offset: u64) -> Option<Symbol<'_>> {
     file.symbol_at(offset).or_else(|| file.stub_at(offset))
 }
 
-/// All lines of which something ran.
-fn rows(counted: &Counted) -> HashMap<Place, Row> {
+/// All lines of which something ran. The lines are used up of files that have been read.
+fn rows(counted: &Counted, lines: &mut Lines) -> HashMap<Place, Row> {
     let mut rows: HashMap<Place, Row> = HashMap::new();
     for code in &counted.files {
-        let cover = SourceCover::of(code);
+        let read = lines.remove(code.key());
+        let read = read.map_or_else(
+            || SourceLines::of_code(code.file(), &code.addresses()),
+            |(_, read)| read,
+        );
+        let cover = read.map(|read| SourceCover::of_ran(code, read));
+        let cover = cover.unwrap_or_default();
         let sources: Vec<Rc<str>> = cover
             .files
             .iter()

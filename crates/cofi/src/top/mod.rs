@@ -4,6 +4,7 @@ mod callees;
 mod code;
 mod functions;
 mod lines;
+mod open_calls;
 
 use crate::Ended;
 use crate::args::{TopArgs, TopOf};
