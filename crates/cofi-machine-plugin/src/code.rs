@@ -93,8 +93,6 @@ impl Flags {
 pub(crate) struct Steps {
     pub(crate) mode: ExecMode,
     steps: Box<[Step]>,
-    /// Conditional branches and others.
-    pub(crate) branches: u32,
     /// There are instructions in it that may change RFLAGS.IF.
     pub(crate) has_flags: bool,
     near_end: Option<NearEnd>,
@@ -165,6 +163,10 @@ pub(crate) struct Code {
     bytes: Box<[u8]>,
     /// The length of each instruction.
     lens: Box<[u8]>,
+    /// Its last instruction is a branch.
+    pub(crate) ends_with_branch: bool,
+    /// Its last instruction may change the privilege, or waits.
+    pub(crate) ends_far: bool,
     steps: OnceLock<Steps>,
 }
 
@@ -183,9 +185,22 @@ impl Code {
             Entry::Occupied(known) => known.get(),
             Entry::Vacant(place) => {
                 let (_, bytes, lens) = place.key().clone();
+                let last = usize::from(lens.last().copied().unwrap_or(0));
+                let class = class_in_any_mode(&bytes[bytes.len() - last..]);
                 place.insert(Box::leak(Box::new(Self {
                     bytes,
                     lens,
+                    ends_with_branch: class.is_branch(),
+                    ends_far: matches!(
+                        class,
+                        Class::FarCall
+                            | Class::FarJump
+                            | Class::FarReturn
+                            | Class::Syscall
+                            | Class::SoftwareInterrupt
+                            | Class::Into
+                            | Class::Wait
+                    ),
                     steps: OnceLock::new(),
                 })))
             }
@@ -216,12 +231,11 @@ impl Code {
     fn decode(&self, mode: ExecMode) -> Steps {
         // Any address will do: targets are kept as distances. It is one that wraps in no mode.
         const BASE: u64 = 0x10_0000;
-        let (mut steps, mut at, mut branches) = (Vec::new(), 0, 0);
+        let (mut steps, mut at) = (Vec::new(), 0);
         for len in &self.lens {
             let bytes = &self.bytes[at..at + usize::from(*len)];
             let insn = decode(bytes, Ip(BASE + at as u64), mode).ok();
             let class = insn.map_or(Class::Other, |insn| insn.class);
-            branches += u32::from(class.is_branch());
             let target = insn.and_then(|insn| insn.target);
             let prefixes = prefixes(bytes, mode);
             steps.push(Step {
@@ -243,9 +257,17 @@ impl Code {
             has_flags: steps.iter().any(|step: &Step| step.flags.is_some()),
             near_end: NearEnd::of(&steps, mode),
             steps: steps.into_boxed_slice(),
-            branches,
         }
     }
+}
+
+/// What an instruction of exactly these bytes is: the mode is not known, but there is one only in which it has this length.
+fn class_in_any_mode(bytes: &[u8]) -> Class {
+    [ExecMode::Bits64, ExecMode::Bits32, ExecMode::Bits16]
+        .into_iter()
+        .filter_map(|mode| decode(bytes, Ip(0x10_0000), mode).ok())
+        .find(|insn| usize::from(insn.len) == bytes.len())
+        .map_or(Class::Other, |insn| insn.class)
 }
 
 /// How many prefixes an instruction has.

@@ -57,7 +57,8 @@ struct Amount {
     branches: u64,
 }
 
-/// So many instructions run at most between two looks at the clock, where cycles are counted.
+/// Where cycles are counted, the clock is looked at after so many instructions, or after an eighth of as many as there are cycles to an
+/// overflow: an emulated instruction takes some of them.
 const LOOK_AT_CLOCK: u64 = 1000;
 
 /// The registers of one processor.
@@ -152,7 +153,7 @@ impl Counters {
             self.are_on = true;
             let left = WIDTH + 1 - self.values[counter];
             self.budget = self.budget.min(match what {
-                What::Cycles => left.min(LOOK_AT_CLOCK),
+                What::Cycles => (left / 8).max(left.min(LOOK_AT_CLOCK)),
                 // There is a branch for each instruction at most.
                 What::Instructions | What::Branches => left,
                 What::Nothing => u64::MAX,
@@ -195,7 +196,13 @@ impl Counters {
         self.are_on
     }
 
-    /// Notes that a block runs. Returns whether the counters have to be [looked at](Self::settle).
+    /// So many instructions may run until the counters have to be [looked at](Self::settle).
+    #[inline]
+    pub(crate) fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// Notes that so much ran. Returns whether the counters have to be [looked at](Self::settle).
     #[inline]
     pub(crate) fn ran(&mut self, cpl: u8, instructions: u64, branches: u64) -> bool {
         let pending = &mut self.pending[usize::from(cpl != 3)];

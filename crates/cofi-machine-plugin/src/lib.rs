@@ -21,6 +21,7 @@
 mod bus;
 mod clock;
 mod code;
+mod count;
 mod counters;
 mod cpuid;
 mod frame;

@@ -6,6 +6,7 @@
 
 use crate::clock::Source;
 use crate::code::{Code, Special};
+use crate::count::{self, CALL};
 use crate::list::List;
 use crate::options::Options;
 use crate::processor::{Processor, Totals};
@@ -109,7 +110,7 @@ extern "C" fn on_init(vcpu: c_uint, _: *mut c_void) {
     // SAFETY: its thread runs nothing yet.
     unsafe { *own.0.get() = Some(Box::new(processor)) };
     // Until the first block has told where its state is.
-    plugin.qemu.call_for_blocks(vcpu, true);
+    plugin.qemu.set_count(vcpu, CALL);
 }
 
 /// QEMU translates a block.
@@ -132,12 +133,16 @@ extern "C" fn on_translation(tb: Tb, _: *mut c_void) {
     }
     let code = Code::of(qemu.address(tb), bytes, lens);
     let data = (&raw const *code).expose_provenance();
-    // What the plugin has a part in, it must find in its place.
-    if parts.is_empty() {
+    // What the plugin has a part in, it must find in its place; and where privilege may change, other counters count.
+    if parts.is_empty() && !code.ends_far {
         qemu.on_block_if_called(tb, on_block, data);
     } else {
         qemu.on_block(tb, on_block, data);
     }
+    qemu.add(
+        tb,
+        count::of_block(count as u64, code.ends_with_branch.into()),
+    );
     for part in parts {
         let behind = part.index + 1;
         let part: &'static Part = Box::leak(Box::new(part));
@@ -185,16 +190,17 @@ extern "C" fn block_begins(vcpu: c_uint, code: *mut c_void, at: *mut u8) {
     if own.state().is_none() && !is_known(plugin, state) {
         return;
     }
-    let has_mark = own.is_traced() && plugin.qemu.take_mark(vcpu);
+    let (has_mark, count) = plugin.qemu.take_mark(vcpu);
+    own.advance(count);
     own.enter(&plugin.options, state, code, has_mark);
     ask_for_calls(plugin, own, vcpu);
 }
 
-/// Whether this processor's next blocks are to be told, if that has changed.
+/// Which of this processor's next blocks are to be told, if that has changed.
 #[inline]
 fn ask_for_calls(plugin: &Plugin, own: &mut Processor, vcpu: c_uint) {
-    if let Some(call) = own.changed_need() {
-        plugin.qemu.call_for_blocks(vcpu, call);
+    if let Some(count) = own.new_count() {
+        plugin.qemu.set_count(vcpu, count);
     }
 }
 
@@ -218,6 +224,7 @@ extern "C" fn part_begins(vcpu: c_uint, part: *mut c_void, at: *mut u8) {
     // SAFETY: as above.
     let state = unsafe { State::new(at) };
     let was_traced = own.is_traced();
+    own.advance(plugin.qemu.count_of(vcpu));
     let goes_to = own.before(&plugin.options, state, part.what, part.index);
     if own.is_traced() && !was_traced {
         // Nobody took it meanwhile. (If this instruction is the last, it is set behind this.)
@@ -235,7 +242,9 @@ extern "C" fn part_has_ended(vcpu: c_uint, _: *mut c_void, at: *mut u8) {
         return;
     };
     // SAFETY: as above.
-    own.put_right(&plugin.options, unsafe { State::new(at) });
+    let state = unsafe { State::new(at) };
+    own.advance(plugin.qemu.count_of(vcpu));
+    own.put_right(&plugin.options, state);
     ask_for_calls(plugin, own, vcpu);
 }
 
@@ -244,7 +253,8 @@ extern "C" fn on_discontinuity(vcpu: c_uint, _: c_int, from: u64, to: u64, _: *m
     let (Some(plugin), Some(own)) = (PLUGIN.get(), own(vcpu)) else {
         return;
     };
-    let has_mark = plugin.qemu.take_mark(vcpu);
+    let (has_mark, count) = plugin.qemu.take_mark(vcpu);
+    own.advance(count);
     own.interrupted(&plugin.options, from, to, has_mark);
     ask_for_calls(plugin, own, vcpu);
 }
@@ -252,8 +262,10 @@ extern "C" fn on_discontinuity(vcpu: c_uint, _: c_int, from: u64, to: u64, _: *m
 extern "C" fn on_idle(vcpu: c_uint, _: *mut c_void) {
     if let (Some(plugin), Some(own)) = (PLUGIN.get(), own(vcpu)) {
         // (Where the machine is halted, the processor may be anywhere, and goes on from there.)
-        let has_mark = own.waits() && plugin.qemu.take_mark(vcpu);
+        own.advance(plugin.qemu.count_of(vcpu));
+        let has_mark = own.waits() && plugin.qemu.take_mark(vcpu).0;
         own.idle(has_mark);
+        ask_for_calls(plugin, own, vcpu);
     }
 }
 

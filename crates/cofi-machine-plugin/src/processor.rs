@@ -6,6 +6,7 @@ mod smm;
 
 use crate::bus::Bus;
 use crate::code::{Code, Flags, NearEnd, Special, Step, Steps};
+use crate::count::{Count, Need};
 use crate::counters::Counters;
 use crate::cpuid;
 use crate::frame::{Selectors, before_interrupt};
@@ -95,8 +96,9 @@ pub(crate) struct Processor {
     is_unfiltered: bool,
     /// So many blocks have run while it was in use.
     blocks_of_tick: u32,
-    /// Blocks are told.
-    is_called: bool,
+    /// What its blocks add up to, and at which privilege those ran that have not been added to the counters yet.
+    count: Count,
+    counted_cpl: u8,
     /// Where its state is, once it has run.
     state: Option<State>,
     pub(crate) totals: Totals,
@@ -135,7 +137,8 @@ impl Processor {
             has_smi: false,
             is_unfiltered: true,
             blocks_of_tick: 0,
-            is_called: true,
+            count: Count::FIRST,
+            counted_cpl: 0,
             state: None,
             totals: Totals::default(),
             list: None,
@@ -148,19 +151,36 @@ impl Processor {
         self.unit.in_use()
     }
 
-    /// Whether blocks must be told from now on, if that is not as it was.
+    /// Its blocks add up to this now.
     #[inline]
-    pub(crate) fn changed_need(&mut self) -> Option<bool> {
-        let need = self.unit.in_use()
-            || self.counters.are_on()
+    pub(crate) fn advance(&mut self, count: u64) {
+        let (instructions, branches) = self.count.advance(count);
+        if self.counters.are_on() && self.counters.ran(self.counted_cpl, instructions, branches) {
+            self.settle();
+        }
+        if let Some(state) = self.state {
+            self.counted_cpl = state.cpl();
+        }
+    }
+
+    /// What the count is to be from now on, so that those blocks are told which must be, if it is not so already.
+    #[inline]
+    pub(crate) fn new_count(&mut self) -> Option<u64> {
+        let needs_each = self.unit.in_use()
             || self.after.is_some()
             || self.has_smi
             || self.bus.has_pmi
             || self.counters.has_pmi();
-        (need != self.is_called).then(|| {
-            self.is_called = need;
-            need
-        })
+        // The privilege of what comes behind a far transfer is not known before.
+        let is_behind_far = || self.here.is_some_and(|here| here.code.ends_far);
+        let need = if needs_each || self.counters.are_on() && is_behind_far() {
+            Need::Each
+        } else if self.counters.are_on() {
+            Need::After(self.counters.budget())
+        } else {
+            Need::Nothing
+        };
+        self.count.set(need)
     }
 
     /// Its state, as its last callback had it.
@@ -224,9 +244,6 @@ impl Processor {
             cpl,
         });
         (self.manner, self.near_end) = (state.manner(), code.near_end());
-        if self.counters.are_on() {
-            self.count(state, code, cpl);
-        }
         self.signal_pmi();
     }
 
@@ -250,17 +267,7 @@ impl Processor {
         !state.is_protected() && (state.is_reset() || self.unit.context().mode != ExecMode::Bits16)
     }
 
-    #[inline]
-    fn count(&mut self, state: State, code: &Code, cpl: u8) {
-        let steps = code.steps(state.mode());
-        if self
-            .counters
-            .ran(cpl, steps.all().len() as u64, steps.branches.into())
-        {
-            self.settle();
-        }
-    }
-
+    #[cold]
     fn settle(&mut self) {
         self.bus.tick();
         self.counters.settle(self.bus.tsc());
@@ -469,6 +476,7 @@ impl Processor {
         let here = self.here.take();
         if let Some(here) = here
             && self.counters.are_on()
+            && self.count.tells_each()
         {
             self.take_back(&here, from);
         }

@@ -4,6 +4,7 @@
     reason = "QEMU's interface is one of C; each use has its justification"
 )]
 
+use crate::count::CALL;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -32,8 +33,8 @@ const READS_AND_WRITES: c_uint = 2;
 const GOES_ELSEWHERE: c_uint = 3;
 /// `QEMU_PLUGIN_DISCON_INTERRUPT`: exceptions are told as such, too, and these alone tell exactly where they came from.
 const DISCONTINUITY_INTERRUPT: c_int = 1;
-/// `QEMU_PLUGIN_COND_NE`.
-const NOT_EQUAL: c_uint = 3;
+/// `QEMU_PLUGIN_COND_GE`.
+const NOT_BELOW: c_uint = 7;
 /// `QEMU_PLUGIN_INLINE_ADD_U64`.
 const INLINE_ADD: c_uint = 0;
 /// `QEMU_PLUGIN_INLINE_STORE_U64`.
@@ -138,10 +139,10 @@ struct Descriptor {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Qemu {
     functions: Functions,
-    /// Three numbers of each processor: whether it has come to the last instruction of its block, whether it cannot do without being called,
+    /// Three numbers of each processor: whether it has come to the last instruction of its block, what its blocks add up to ([`crate::count`]),
     /// and how many instructions it has run.
     marks: Entry,
-    calls: Entry,
+    counts: Entry,
     executed: Entry,
 }
 
@@ -160,12 +161,12 @@ impl Qemu {
         // SAFETY: the plugin is being installed.
         let score = unsafe { (functions.scoreboard_new)(24) };
         let marks = Entry { score, offset: 0 };
-        let calls = Entry { score, offset: 8 };
+        let counts = Entry { score, offset: 8 };
         let executed = Entry { score, offset: 16 };
         Ok(Self {
             functions,
             marks,
-            calls,
+            counts,
             executed,
         })
     }
@@ -212,7 +213,8 @@ impl Qemu {
         unsafe { (self.functions.on_block)(tb, callback, READS_AND_WRITES, data) }
     }
 
-    /// As [`Self::on_block`], but only if the processor [is to be called](Self::call_for_blocks) at that time.
+    /// As [`Self::on_block`], but only if the processor's count is [`CALL`] or more before the block.
+    /// What the block adds to it comes after that.
     pub(crate) fn on_block_if_called(&self, tb: Tb, callback: Callback, data: usize) {
         let data = core::ptr::with_exposed_provenance_mut(data);
         // SAFETY: as above; the entry is QEMU's.
@@ -221,21 +223,27 @@ impl Qemu {
                 tb,
                 callback,
                 READS_AND_WRITES,
-                NOT_EQUAL,
-                self.calls,
-                0,
+                NOT_BELOW,
+                self.counts,
+                CALL,
                 data,
             );
         }
     }
 
-    /// Whether callbacks of [`Self::on_block_if_called`] are to be called on a processor, whose thread this must be (or it does not run yet).
-    pub(crate) fn call_for_blocks(&self, vcpu: c_uint, call: bool) {
+    /// Has this added to the count of the processor that runs the block. Only during its translation.
+    pub(crate) fn add(&self, tb: Tb, more: u64) {
+        // SAFETY: `tb` is the block under translation; the entry is QEMU's.
+        unsafe { (self.functions.inline_block)(tb, INLINE_ADD, self.counts, more) }
+    }
+
+    /// Sets the count of a processor, whose thread this must be (or it does not run yet).
+    pub(crate) fn set_count(&self, vcpu: c_uint, count: u64) {
         // SAFETY: the processor is there, and its thread alone uses these numbers, of which there are three.
         unsafe {
             (self.functions.scoreboard_find)(self.marks.score, vcpu)
                 .add(1)
-                .write(call.into());
+                .write(count);
         }
     }
 
@@ -300,10 +308,24 @@ impl Qemu {
         (0..KNOWN.load(Ordering::Relaxed)).map(of).sum()
     }
 
-    /// Takes the mark of a processor, whose thread this must be: whether it was set since it was taken last.
-    pub(crate) fn take_mark(&self, vcpu: c_uint) -> bool {
-        // SAFETY: the processor is there, and its thread alone uses the number, which stays where it is meanwhile.
-        unsafe { (self.functions.scoreboard_find)(self.marks.score, vcpu).replace(0) != 0 }
+    /// Takes the mark of a processor, whose thread this must be: whether it was set since it was taken last; and its count.
+    #[inline]
+    pub(crate) fn take_mark(&self, vcpu: c_uint) -> (bool, u64) {
+        // SAFETY: the processor is there, and its thread alone uses these numbers, which stay where they are meanwhile.
+        unsafe {
+            let first = (self.functions.scoreboard_find)(self.marks.score, vcpu);
+            (first.replace(0) != 0, first.add(1).read())
+        }
+    }
+
+    /// The count of a processor, whose thread this must be.
+    pub(crate) fn count_of(&self, vcpu: c_uint) -> u64 {
+        // SAFETY: as above.
+        unsafe {
+            (self.functions.scoreboard_find)(self.marks.score, vcpu)
+                .add(1)
+                .read()
+        }
     }
 
     /// The address at which a block is translated.

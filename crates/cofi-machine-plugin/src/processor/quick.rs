@@ -27,8 +27,7 @@ impl Processor {
             || ticks.is_multiple_of(BLOCKS_OF_TICK)
             || !self.is_unfiltered
             || self.has_smi
-            || self.after.is_some()
-            || self.counters.are_on();
+            || self.after.is_some();
         if is_other {
             return false;
         }
