@@ -44,7 +44,10 @@ fn main() {
         .arg("--target-dir")
         .arg(&folder)
         .args(["--config", "profile.release.strip=true"])
-        .args(["--config", "profile.release.panic='abort'"]);
+        .args(["--config", "profile.release.panic='abort'"])
+        // A block of the guest's code is a call from the one crate to the other, and back.
+        .args(["--config", "profile.release.lto='fat'"])
+        .args(["--config", "profile.release.codegen-units=1"]);
     // What this build is compiled with (coverage, sanitizers) is not for a library that QEMU loads.
     for name in [
         "RUSTC_WRAPPER",

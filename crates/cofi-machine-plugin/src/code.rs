@@ -114,6 +114,66 @@ pub(crate) struct Steps {
     pub(crate) branches: u32,
     /// There are instructions in it that may change RFLAGS.IF.
     pub(crate) has_flags: bool,
+    near_end: Option<NearEnd>,
+}
+
+/// How a block of 64-bit code ends that does nothing but near branches, and where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NearEnd {
+    class: Class,
+    /// The last instruction, so far from the block's beginning; what follows it, and where it leads.
+    at: u16,
+    next: u16,
+    target: u64,
+    /// So many instructions there are.
+    pub(crate) count: u32,
+}
+
+impl NearEnd {
+    fn of(steps: &[Step], mode: ExecMode) -> Option<Self> {
+        let last = steps.last()?;
+        let is_near = match last.class {
+            Class::Other => last.detail == Detail::Nothing && !last.repeats,
+            Class::Conditional
+            | Class::DirectJump
+            | Class::DirectCall
+            | Class::IndirectJump
+            | Class::IndirectCall
+            | Class::Return => true,
+            _ => false,
+        };
+        let has_flags = steps.iter().any(|step| step.flags.is_some());
+        (is_near && !has_flags && mode == ExecMode::Bits64).then_some(Self {
+            class: last.class,
+            at: last.at,
+            next: last.at + u16::from(last.len),
+            target: last.target,
+            count: steps.len() as u32,
+        })
+    }
+
+    /// The last instruction of the block at `start` retired, and `next` came after it; `None` if it does not lead there.
+    #[inline]
+    pub(crate) fn retired(&self, start: u64, next: u64) -> Option<Retired> {
+        let at = At {
+            ip: Ip(start.wrapping_add(self.at.into())),
+            next: Ip(start.wrapping_add(self.next.into())),
+        };
+        let to = Ip(next);
+        let target = Ip(start.wrapping_add(self.target));
+        let branch = match self.class {
+            Class::Conditional if to == at.next => Branch::Conditional(None),
+            Class::Conditional if to == target => Branch::Conditional(Some(to)),
+            Class::DirectJump if to == target => Branch::DirectJump(to),
+            Class::DirectCall if to == target => Branch::DirectCall(to),
+            Class::IndirectJump => Branch::IndirectJump(to),
+            Class::IndirectCall => Branch::IndirectCall(to),
+            Class::Return => Branch::Return(to),
+            Class::Other if to == at.next => Branch::None,
+            _ => return None,
+        };
+        Some(Retired { at, branch })
+    }
 }
 
 /// A block of code.
@@ -155,6 +215,21 @@ impl Code {
         self.steps.get_or_init(|| self.decode(mode))
     }
 
+    /// How it ends, if it is known what it does, and that is nothing but near branches in 64-bit code.
+    #[inline]
+    pub(crate) fn near_end(&self) -> Option<NearEnd> {
+        self.steps.get()?.near_end
+    }
+
+    /// Calls `each` with the address of each instruction, if it is known what it does.
+    pub(crate) fn for_each(&self, start: u64, mut each: impl FnMut(u64)) {
+        if let Some(steps) = self.steps.get() {
+            for step in steps.all() {
+                each(steps.ip(start, step));
+            }
+        }
+    }
+
     fn decode(&self, mode: ExecMode) -> Steps {
         // Any address will do: targets are kept as distances. It is one that wraps in no mode.
         const BASE: u64 = 0x10_0000;
@@ -181,6 +256,7 @@ impl Code {
         Steps {
             mode,
             has_flags: steps.iter().any(|step: &Step| step.flags.is_some()),
+            near_end: NearEnd::of(&steps, mode),
             steps: steps.into_boxed_slice(),
             branches,
         }
@@ -262,5 +338,57 @@ impl Steps {
             _ => Branch::None,
         };
         Retired { at, branch }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks of one NOP and one of these, by how each stands to the short way.
+    const ENDS: [(&[u8], bool); 16] = [
+        (&[0x90], true),
+        (&[0x74, 0x05], true),
+        // To what follows it.
+        (&[0x74, 0x00], true),
+        (&[0xeb, 0xf0], true),
+        (&[0xe8, 1, 0, 0, 0], true),
+        (&[0xff, 0xe0], true),
+        (&[0xff, 0xd0], true),
+        (&[0xc3], true),
+        (&[0xf3, 0xa4], false),
+        (&[0xfa], false),
+        (&[0x48, 0xcf], false),
+        (&[0x0f, 0x05], false),
+        (&[0x0f, 0x22, 0xd8], false),
+        (&[0x0f, 0x22, 0xc0], false),
+        (&[0x0f, 0x01, 0xc9], false),
+        (&[0xcc], false),
+    ];
+
+    #[test]
+    fn the_short_way_tells_what_the_long_way_does() {
+        const START: u64 = 0xffff_8000_0000_1000;
+        for (bytes, is_near) in ENDS {
+            let lens = vec![1, bytes.len() as u8];
+            let code = Code::of(START, [&[0x90], bytes].concat(), lens);
+            assert!(code.near_end().is_none(), "the mode is not known");
+            let steps = code.steps(ExecMode::Bits64);
+            let end = code.near_end();
+            assert_eq!(end.is_some(), is_near, "{bytes:02x?}");
+            let Some(end) = end else { continue };
+            assert_eq!(end.count, 2);
+            let last = &steps.all()[1];
+            for next in (START - 0x40..START + 0x40).chain([0, 0x1234]) {
+                let wanted = steps
+                    .may_follow(START, last, next)
+                    .then(|| steps.retired(START, last, next));
+                assert_eq!(end.retired(START, next), wanted, "{bytes:02x?}, {next:#x}");
+            }
+        }
+        // Of narrower code IPs wrap.
+        let code = Code::of(0x20, vec![0x90], vec![1]);
+        code.steps(ExecMode::Bits32);
+        assert!(code.near_end().is_none());
     }
 }

@@ -1,10 +1,11 @@
 //! One processor: what it runs is told to its trace unit, and what it asks of the unit's registers is answered.
 
+mod quick;
 mod sleep;
 mod smm;
 
 use crate::bus::Bus;
-use crate::code::{Code, Detail, Flags, Special, Step, Steps};
+use crate::code::{Code, Detail, Flags, NearEnd, Special, Step, Steps};
 use crate::counters::Counters;
 use crate::cpuid;
 use crate::frame::{Selectors, before_interrupt};
@@ -13,7 +14,7 @@ use crate::msr::{self, Owner};
 use crate::operand::{self, Place};
 use crate::options::Options;
 use crate::qemu::Qemu;
-use crate::state::{Register, State};
+use crate::state::{Manner, Register, State};
 use crate::unit::TraceUnit;
 use crate::vectors::{PAGE_FAULT, Vectors};
 use cofi_insn::Class;
@@ -82,6 +83,9 @@ pub(crate) struct Processor {
     vectors: Vectors,
     selectors: Selectors,
     here: Option<Here>,
+    /// How the block that runs is run, and how it ends, if that is known and simple.
+    manner: Manner,
+    near_end: Option<NearEnd>,
     after: Option<After>,
     /// The state in which it sleeps.
     asleep: Option<CState>,
@@ -124,6 +128,8 @@ impl Processor {
             vectors: Vectors::default(),
             selectors: Selectors::default(),
             here: None,
+            manner: Manner::default(),
+            near_end: None,
             after: None,
             asleep: None,
             has_smi: false,
@@ -172,6 +178,20 @@ impl Processor {
         has_mark: bool,
     ) {
         self.state = Some(state);
+        if !self.goes_on(state, code, has_mark) {
+            self.enter_anyhow(options, state, code, has_mark);
+        }
+    }
+
+    /// As [`Self::enter`], whatever has happened.
+    #[inline(never)]
+    fn enter_anyhow(
+        &mut self,
+        options: &Options,
+        state: State,
+        code: &'static Code,
+        has_mark: bool,
+    ) {
         if self.after.is_some() {
             self.put_right(options, state);
         }
@@ -198,9 +218,15 @@ impl Processor {
             told: 0,
             cpl,
         });
+        (self.manner, self.near_end) = (state.manner(), code.near_end());
         if self.counters.are_on() {
             self.count(state, code, cpl);
         }
+        self.signal_pmi();
+    }
+
+    /// Interrupts that are asked for.
+    fn signal_pmi(&mut self) {
         if self.bus.has_pmi {
             self.bus.has_pmi = false;
             self.bus.flush();

@@ -63,6 +63,21 @@ pub(crate) enum Segment {
     Gs = 5,
 }
 
+/// In which mode and at which privilege a block runs.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Manner(u32);
+
+impl Manner {
+    const BITS: u32 =
+        hflags::CPL | hflags::CS32 | hflags::LMA | hflags::CS64 | hflags::VM | hflags::SMM;
+
+    /// Whether it is 64-bit code.
+    #[inline]
+    pub(crate) const fn is_64_bit(self) -> bool {
+        self.0 & hflags::CS64 != 0
+    }
+}
+
 /// A general register, by its number in instructions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Register {
@@ -189,6 +204,17 @@ impl State {
         } else {
             self.u64(CS + BASE).wrapping_add(ip) & 0xffff_ffff
         }
+    }
+
+    /// As [`Self::linear`], of 64-bit code.
+    #[inline]
+    pub(crate) fn linear_64(self) -> u64 {
+        self.u64(EIP)
+    }
+
+    #[inline]
+    pub(crate) fn manner(self) -> Manner {
+        Manner(self.u32(HFLAGS) & Manner::BITS)
     }
 
     #[inline]

@@ -325,6 +325,20 @@ impl Unit {
                 self.tnt.push(1, target.is_some().into());
             }
             Branch::None | Branch::DirectJump(_) if is_plain && self.is_quiet(client) => {}
+            Branch::DirectCall(target) if is_plain && self.is_quiet(client) => {
+                if target != insn.at.next {
+                    self.call(insn.at.next);
+                }
+            }
+            Branch::Return(target)
+                if is_plain
+                    && self.has_room_for_result()
+                    && self.is_expected_return(target)
+                    && self.is_quiet(client) =>
+            {
+                self.returns.pop();
+                self.tnt.push(1, 1);
+            }
             _ => self.retire_whole(client, insn),
         }
     }
@@ -414,8 +428,16 @@ impl Unit {
     /// A near RET retired to `target`: whether it may be compressed (33.4.2.2).
     #[inline]
     fn pop_return(&mut self, target: Ip) -> bool {
+        let is_expected = self.is_expected_return(target);
+        self.returns.pop();
+        is_expected
+    }
+
+    /// Whether a near RET to `target` may be compressed.
+    #[inline]
+    fn is_expected_return(&self, target: Ip) -> bool {
         let target = self.payload_ip(target);
-        let matches = match self.returns.pop() {
+        let matches = match self.returns.expected() {
             Some(expected) if expected == target => true,
             // Narrower code pops less than a wider caller may have pushed.
             Some(Ip(expected)) => {
