@@ -43,7 +43,7 @@ pub enum MachineError {
     /// `-cpu` without a word behind it.
     #[error("\"-cpu\" must be followed by a processor")]
     NoProcessor,
-    /// Registers of the guest would not stay what they are.
+    /// QEMU names its plugins the processor for which a block was translated then, and not the one that runs it.
     #[error(
         "one thread of QEMU's (-icount, thread=single) cannot run several processors with Cofi's trace units: leave -smp out, or have a thread for each"
     )]
