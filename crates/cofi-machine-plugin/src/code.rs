@@ -55,17 +55,34 @@ pub(crate) struct Step {
     len: u8,
     pub(crate) class: Class,
     pub(crate) repeats: bool,
-    pub(crate) is_iret: bool,
-    /// MWAIT.
-    pub(crate) is_mwait: bool,
-    /// It loads CR0.
-    pub(crate) is_mov_cr0: bool,
+    pub(crate) detail: Detail,
     /// So many prefixes it has.
     pub(crate) prefixes: u8,
     /// It may change RFLAGS.IF.
     pub(crate) flags: Option<Flags>,
     /// Where a direct branch leads, so far from the block's beginning.
     target: u64,
+}
+
+/// What tells an instruction from others of its class.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Detail {
+    Nothing,
+    Iret,
+    Mwait,
+    MovCr0,
+}
+
+impl Detail {
+    /// Of an instruction of this class with these bytes behind its prefixes.
+    fn of(bytes: &[u8], class: Class) -> Self {
+        match *bytes {
+            [0xcf] if class == Class::FarReturn => Self::Iret,
+            [0x0f, 0x01, 0xc9] => Self::Mwait,
+            [0x0f, 0x22, form, ..] if form >> 3 & 7 == 0 => Self::MovCr0,
+            _ => Self::Nothing,
+        }
+    }
 }
 
 /// An instruction that changes RFLAGS.IF and is no branch. (QEMU ends a block with it, but for CLI.)
@@ -114,7 +131,7 @@ impl NearEnd {
     fn of(steps: &[Step], mode: ExecMode) -> Option<Self> {
         let last = steps.last()?;
         let is_near = match last.class {
-            Class::Other => !(last.is_mwait || last.is_mov_cr0 || last.repeats),
+            Class::Other => last.detail == Detail::Nothing && !last.repeats,
             Class::Conditional
             | Class::DirectJump
             | Class::DirectCall
@@ -244,10 +261,8 @@ impl Code {
                 class,
                 repeats: insn.is_some_and(|insn| insn.repeats),
                 flags: Flags::of(bytes),
-                is_mwait: matches!(bytes[prefixes..], [0x0f, 0x01, 0xc9]),
-                is_mov_cr0: matches!(bytes[prefixes..], [0x0f, 0x22, form, ..] if form >> 3 & 7 == 0),
+                detail: Detail::of(&bytes[prefixes..], class),
                 prefixes: prefixes as u8,
-                is_iret: class == Class::FarReturn && bytes.contains(&0xcf),
                 target: target.map_or(0, |target| target.0.wrapping_sub(BASE)),
             });
             at += usize::from(*len);

@@ -5,7 +5,7 @@ mod sleep;
 mod smm;
 
 use crate::bus::Bus;
-use crate::code::{Code, Flags, NearEnd, Special, Step, Steps};
+use crate::code::{Code, Detail, Flags, NearEnd, Special, Step, Steps};
 use crate::count::{Count, Need};
 use crate::counters::Counters;
 use crate::cpuid;
@@ -216,16 +216,11 @@ impl Processor {
             self.put_right(options, state);
         }
         let start = state.linear();
-        if self.is_behind_rsm(state) {
+        if self.has_smi && !state.is_smm() {
             self.rsm(state, start);
-        } else if self.is_behind_smi(state) {
-            self.smi(state, start, has_mark);
         }
-        if self.unit.in_use() && self.is_reset(state) {
-            // The registers of the unit keep what they hold, but for TraceEn.
-            self.unit.reset(state.context());
-            self.counters = Counters::default();
-            self.here = None;
+        if self.unit.in_use() && !state.is_protected() {
+            self.enter_real_mode(state, start, has_mark);
         }
         if self.unit.in_use() {
             // Reading the clock costs as much as the unit: it is read for several blocks, and whenever anything else happens.
@@ -260,11 +255,17 @@ impl Processor {
         }
     }
 
-    /// Whether a reset has led here, or INIT and SIPI: it is real mode, into which code of 32 or 64 bits leads by nothing else. (An SMI does,
-    /// and has been looked for.)
-    #[inline]
-    fn is_reset(&self, state: State) -> bool {
-        !state.is_protected() && (state.is_reset() || self.unit.context().mode != ExecMode::Bits16)
+    /// A block begins in real mode, where an SMI may have led, or a reset, or INIT and SIPI: into which code of 32 or 64 bits leads by nothing else.
+    #[cold]
+    fn enter_real_mode(&mut self, state: State, start: u64, has_mark: bool) {
+        if state.is_at_smi_handler() && !self.has_smi {
+            self.smi(state, start, has_mark);
+        } else if state.is_reset() || self.unit.context().mode != ExecMode::Bits16 {
+            // The registers of the unit keep what they hold, but for TraceEn.
+            self.unit.reset(state.context());
+            self.counters = Counters::default();
+            self.here = None;
+        }
     }
 
     #[cold]
@@ -367,7 +368,7 @@ impl Processor {
             context,
         };
         let event = match step.class {
-            Class::FarReturn if step.is_iret => Event::Iret { at, to },
+            Class::FarReturn if step.detail == Detail::Iret => Event::Iret { at, to },
             Class::FarCall | Class::FarJump | Class::FarReturn | Class::Syscall => {
                 Event::FarBranch { at, to }
             }
@@ -377,11 +378,11 @@ impl Processor {
                 at,
                 cr3: context.cr3,
             },
-            Class::Wait if step.is_mwait => {
+            Class::Wait if step.detail == Detail::Mwait => {
                 self.retire(here, steps, step, next, None);
                 return self.has_paused(step, ip);
             }
-            _ if step.is_mov_cr0 && self.unit.is_rtit() => {
+            _ if step.detail == Detail::MovCr0 && self.unit.is_rtit() => {
                 self.ran(ip);
                 let paging = self.state.is_some_and(State::has_paging);
                 let retired = steps.retired(here.start, step, next);

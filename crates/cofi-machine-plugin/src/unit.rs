@@ -44,6 +44,12 @@ impl Rtit {
         }
     }
 
+    /// (Apart, so that Intel PT's stands alone where each block comes by.)
+    #[inline(never)]
+    fn retire(&mut self, bus: &mut Bus, retired: Retired) {
+        self.unit.retire(bus, retired);
+    }
+
     const fn arrive(&mut self, to: Destination) -> rtit::Destination {
         self.context = to.context;
         rtit::Destination {
@@ -188,7 +194,7 @@ impl TraceUnit {
     pub(crate) fn retire(&mut self, bus: &mut Bus, retired: Retired) {
         match self {
             Self::IntelPt(unit) => unit.retire(bus, retired),
-            Self::Rtit(rtit) => rtit.unit.retire(bus, retired),
+            Self::Rtit(rtit) => rtit.retire(bus, retired),
         }
     }
 

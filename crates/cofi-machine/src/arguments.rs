@@ -47,6 +47,29 @@ pub(crate) fn with_processor(given: &[OsString]) -> Result<Vec<OsString>, Machin
     Ok(arguments)
 }
 
+/// Whether several processors are to be run by one thread, as `-icount` and `thread=single` have it.
+pub(crate) fn share_a_thread(given: &[OsString]) -> bool {
+    let mut words = given.iter().map(|word| word.to_str().unwrap_or_default());
+    let (mut has_one_thread, mut has_several) = (false, false);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().unwrap_or_default();
+        match word.trim_start_matches('-') {
+            "icount" if word.starts_with('-') => has_one_thread = true,
+            "accel" if word.starts_with('-') => {
+                has_one_thread |= value().split(',').any(|word| word == "thread=single");
+            }
+            // Anything but a number of one: cores, threads or sockets may make several.
+            "smp" if word.starts_with('-') => {
+                has_several = value()
+                    .split(',')
+                    .any(|word| !matches!(word.rsplit('=').next(), Some("1")));
+            }
+            _ => {}
+        }
+    }
+    has_one_thread && has_several
+}
+
 /// How many nanoseconds an instruction takes, as a power of two, if `-icount` has QEMU's own clock run by instructions.
 pub(crate) fn shift(given: &[OsString]) -> Result<Option<u32>, MachineError> {
     let at = given
@@ -123,6 +146,26 @@ mod tests {
                 matches!(shift(&words(line)), Err(MachineError::NoShift { .. })),
                 "{line}"
             );
+        }
+    }
+
+    #[test]
+    fn several_processors_in_one_thread_are_found() {
+        for line in [
+            "-smp 2 -icount shift=0",
+            "-icount 3 -smp cpus=4",
+            "-accel tcg,thread=single -smp 1,cores=2",
+        ] {
+            assert!(share_a_thread(&words(line)), "{line}");
+        }
+        for line in [
+            "-smp 2",
+            "-icount 3",
+            "-icount 3 -smp 1",
+            "-smp cpus=1 -accel tcg,thread=single",
+            "-smp 2 -accel tcg,thread=multi",
+        ] {
+            assert!(!share_a_thread(&words(line)), "{line}");
         }
     }
 

@@ -43,6 +43,11 @@ pub enum MachineError {
     /// `-cpu` without a word behind it.
     #[error("\"-cpu\" must be followed by a processor")]
     NoProcessor,
+    /// QEMU names its plugins the processor for which a block was translated then, and not the one that runs it.
+    #[error(
+        "one thread of QEMU's (-icount, thread=single) cannot run several processors with Cofi's trace units: leave -smp out, or have a thread for each"
+    )]
+    OneThread,
     /// The time of instructions is no constant.
     #[error(
         "-icount {argument:?} does not say how long an instruction takes, which the clock of instructions must know: say -icount shift=N, with N from 0 to 10"
@@ -89,6 +94,9 @@ impl Machine {
     /// [`MachineError`] where the arguments are not for such a machine, or there is no memory for the plugin.
     pub fn command(&self, qemu: &Qemu) -> Result<(Command, File), MachineError> {
         let arguments = arguments::with_processor(&self.arguments)?;
+        if arguments::share_a_thread(&arguments) {
+            return Err(MachineError::OneThread);
+        }
         let plugin = in_memory(PLUGIN).map_err(MachineError::Plugin)?;
         let mut command = qemu.command();
         let says = if self.says { "on" } else { "off" };

@@ -1,7 +1,7 @@
 //! HLT and MWAIT.
 
 use super::Processor;
-use crate::code::Step;
+use crate::code::{Detail, Step};
 use crate::state::{Register, State};
 use cofi_insn::Class;
 use cofi_packet::Ip;
@@ -40,7 +40,7 @@ impl Processor {
     /// An instruction that waits has retired.
     fn sleep(&mut self, step: &Step, ip: u64, state: State) {
         // (MWAIT leaves the registers alone.)
-        let mwait = step.is_mwait.then(|| Mwait {
+        let mwait = (step.detail == Detail::Mwait).then(|| Mwait {
             hints: state.get(Register::Rax) as u8,
             ext: state.get(Register::Rcx) as u8 & 3,
         });

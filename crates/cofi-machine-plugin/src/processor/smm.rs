@@ -10,13 +10,7 @@ const SAVED_RIP: u64 = 0x7f78;
 const SAVED_CS_BASE: u64 = 0x7e18;
 
 impl Processor {
-    /// Whether an SMI has led here while TraceEn was set: QEMU does not tell it as an interrupt.
-    #[inline]
-    pub(super) fn is_behind_smi(&self, state: State) -> bool {
-        self.unit.in_use() && state.is_at_smi_handler() && !self.has_smi
-    }
-
-    /// An SMI has led to `next`: TraceEn is cleared, and remembered.
+    /// An SMI has led to `next` while TraceEn was set, which is cleared, and remembered. (QEMU does not tell it as an interrupt.)
     #[cold]
     pub(super) fn smi(&mut self, state: State, next: u64, has_mark: bool) {
         self.has_smi = true;
@@ -46,13 +40,7 @@ impl Processor {
         self.bus.flush();
     }
 
-    /// Whether RSM has led here, of which an SMI that cleared TraceEn is to be undone.
-    #[inline]
-    pub(super) fn is_behind_rsm(&self, state: State) -> bool {
-        self.has_smi && !state.is_smm()
-    }
-
-    /// RSM has led to `next`: TraceEn is as it was.
+    /// RSM has led to `next`, behind an SMI that cleared TraceEn: it is as it was.
     #[cold]
     pub(super) fn rsm(&mut self, state: State, next: u64) {
         self.has_smi = false;
