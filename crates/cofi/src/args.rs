@@ -100,7 +100,7 @@ pub(crate) enum Format {
 /// What runs and traces the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Engine {
-    /// One that runs here; what was chosen, and why, is said on standard error.
+    /// Hardware where there is some that may be used, else what runs here; what was chosen, and why, is said on standard error.
     Auto,
     /// Intel PT hardware through perf_event_open.
     Hardware,

@@ -136,7 +136,7 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     let mut why = None;
     let engine = match (options.engine, &target) {
         (Engine::Auto, _) => {
-            let (chosen, words) = engine::auto(&target);
+            let (chosen, words) = engine::auto(&target, &config, beyond_hardware(options));
             why = Some(words);
             chosen
         }
@@ -153,9 +153,14 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         (Engine::QemuSystem, Target::Attach(_)) => {
             bail!("--engine qemu-system starts a machine; to attach to a process, use ptrace")
         }
-        (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
+        (Engine::Ptrace, _) => Chosen::Ptrace,
+        (Engine::Hardware, _) => Chosen::Hardware,
     };
-    if options.engine == Engine::Hardware {
+    if matches!(engine, Chosen::Hardware) {
+        if let Some(why) = why {
+            output::tell(format_args!("{why}"));
+        }
+        before(&engine);
         return by_hardware(options, config, command_line, &target, run_options);
     }
     let settings = Settings {
@@ -226,6 +231,19 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         engine: engine_in_words,
         _lists: lists,
     })
+}
+
+/// What is asked for that only the engines with a trace unit in software do.
+fn beyond_hardware(options: &RecordOptions) -> Option<&'static str> {
+    let wanted = [
+        (options.verify, "--verify"),
+        (options.truth.is_some(), "--truth"),
+        (options.raw_output.is_some(), "--raw-output"),
+        (options.step, "--step"),
+        (options.pid.is_some(), "--pid"),
+    ];
+    let mut wanted = wanted.into_iter();
+    wanted.find_map(|(is_wanted, option)| is_wanted.then_some(option))
 }
 
 /// Records with the processors' own trace units.

@@ -125,10 +125,15 @@ pub struct Settings<'s> {
     pub command_line: Vec<String>,
 }
 
-/// Whether there is hardware that Linux can use.
-#[must_use]
-pub fn is_there() -> bool {
-    Pmu::find().is_ok()
+/// Whether Linux lets this process record its own with such packets. [`HardwareError::Absent`] where there is no such hardware.
+///
+/// # Errors
+/// [`HardwareError`].
+pub fn probe(config: PtConfig) -> Result<(), HardwareError> {
+    let pmu = Pmu::find()?;
+    let config = pmu.config(config)?;
+    let cpu = pmu::online()?.first().copied().unwrap_or_default();
+    Event::of_packets(pmu.kind, config, std::process::id(), cpu).map(drop)
 }
 
 /// Records a program and what it starts.
