@@ -4,7 +4,7 @@ use cofi_capture::hardware::{self, HardwareError};
 use cofi_capture::ptrace::{self, Command, Stops, Target};
 use cofi_capture::qemu::machine::MachineQemu;
 use cofi_capture::qemu::{Qemu, QemuError};
-use cofi_perf::TraceConfig;
+use cofi_perf::{PtConfig, TraceConfig};
 
 /// An engine that records, with what it needs.
 #[derive(Debug)]
@@ -80,8 +80,19 @@ fn choose<Q>(
     }
 }
 
+/// Whether there is hardware, used or not.
+pub(crate) fn has_hardware() -> bool {
+    !matches!(
+        hardware::probe(PtConfig::default()),
+        Err(HardwareError::Absent { .. })
+    )
+}
+
 /// Whether the hardware records. Why not is worth words only where it is there.
-fn hardware(config: &TraceConfig, beyond: Option<&str>) -> Result<String, Option<String>> {
+pub(crate) fn hardware(
+    config: &TraceConfig,
+    beyond: Option<&str>,
+) -> Result<String, Option<String>> {
     let pt = match config {
         TraceConfig::Pt(config) => *config,
         TraceConfig::Rtit(_) => return Err(None),
