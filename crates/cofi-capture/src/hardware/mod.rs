@@ -37,6 +37,8 @@ use vdso::Vdso;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// The same while a snapshot may be asked for.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_millis(5);
+/// The buffer by which it is tried whether anything can be recorded.
+const PROBE: u64 = 1 << 16;
 
 /// Why the hardware does not record.
 #[derive(Debug, thiserror::Error)]
@@ -206,12 +208,10 @@ pub fn probe(config: PtConfig) -> Result<(), HardwareError> {
     let owner = Owner::Thread(std::process::id());
     let attr = Attr::of_packets((pmu.kind, config), levels, owner, 0);
     let opened = Event::open(&attr, owner, cpu);
-    opened.map(drop).map_err(subject::refused(
-        "Intel PT",
-        cpu,
-        Subject::Process(0),
-        levels,
-    ))
+    let refused = subject::refused("Intel PT", cpu, Subject::Process(0), levels);
+    let buffers = Buffers::new(Some(PROBE), false);
+    let ring = Ring::new(cpu, vec![opened.map_err(refused)?], Vec::new(), buffers)?;
+    ring.time().map(drop).ok_or(HardwareError::NoClock)
 }
 
 /// Records. `notice` hears of what is not as it might be.
