@@ -64,6 +64,7 @@ fn its_options_are_for_no_other_engine() {
         &["--snapshot", "1M"],
         &["--buffer", "1M"],
         &["--filter", "filter main @ /bin/true"],
+        &["--sample", "4K"],
     ] {
         for engine in ["ptrace", "qemu", "qemu-system"] {
             let ran = run(cofi()
@@ -81,6 +82,7 @@ fn its_options_are_for_no_other_engine() {
         &["--cpu", "1-0"],
         &["--snapshot", "0"],
         &["--snapshot", "1M", "--buffer", "1M"],
+        &["--snapshot", "1M", "--sample", "4K"],
         &["--filter", "start main @ /bin/true"],
         &["--filter", "filter no_such_function @ /bin/true"],
     ] {

@@ -1,7 +1,8 @@
 //! Events: what `perf_event_open` is asked for.
 #![allow(unsafe_code, reason = "system calls that libc has no functions for")]
 
-use super::{HardwareError, Levels};
+use super::{HardwareError, Levels, Samples};
+use cofi_perf::IdPlace;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -28,10 +29,18 @@ mod flag {
 }
 
 const SIZE: u32 = 128;
-/// Where aux_watermark is.
+/// Where sample_period, sample_type, aux_watermark and aux_sample_size are.
+const PERIOD: usize = 16;
+const TYPE: usize = 24;
 const WATERMARK: usize = 104;
+const SAMPLE_SIZE: usize = 112;
 /// IP, TID, TIME, CPU, IDENTIFIER.
 const SAMPLE_TYPE: u64 = 0x1_0087;
+/// PERF_SAMPLE_AUX.
+const SAMPLE_AUX: u64 = 1 << 20;
+/// PERF_TYPE_HARDWARE and PERF_COUNT_HW_CPU_CYCLES.
+const HARDWARE: u32 = 0;
+const CYCLES: u64 = 0;
 /// PERF_FORMAT_ID.
 const READ_ID: u64 = 4;
 /// PERF_TYPE_SOFTWARE and PERF_COUNT_SW_DUMMY.
@@ -66,6 +75,20 @@ impl Owner {
         }
     }
 
+    /// What the file says of where an event of its is.
+    pub(super) const fn place(self, id: u64, index: u32, cpu: u32) -> IdPlace {
+        let tid = match self {
+            Self::Program(tid) | Self::Thread(tid) => Some(tid),
+            Self::Processor => None,
+        };
+        IdPlace {
+            id,
+            index,
+            cpu,
+            tid,
+        }
+    }
+
     const fn flags(self) -> u64 {
         match self {
             Self::Program(_) => flag::INHERIT | flag::DISABLED | flag::ENABLE_ON_EXEC,
@@ -90,7 +113,7 @@ impl Extras {
     pub(super) fn of_kernel() -> Self {
         let knows = |flags| {
             let attr = Attr::new(SOFTWARE, DUMMY, flags | flag::DISABLED | NOT_KERNEL);
-            open(&attr, 0, -1).is_ok()
+            open(&attr, 0, -1, -1).is_ok()
         };
         Self {
             build_ids: knows(flag::MMAP2 | flag::BUILD_ID),
@@ -107,6 +130,15 @@ impl Extras {
         let poke = if self.text_poke { flag::TEXT_POKE } else { 0 };
         let symbol = flag::KSYMBOL | flag::BPF_EVENT;
         poke | if self.ksymbol { symbol } else { 0 }
+    }
+}
+
+/// What is not traced.
+const fn excluded(levels: Levels) -> u64 {
+    match (levels.os, levels.user) {
+        (true, true) => flag::EXCLUDE_HV,
+        (true, false) => flag::EXCLUDE_HV | flag::EXCLUDE_USER,
+        (false, _) => NOT_KERNEL,
     }
 }
 
@@ -135,14 +167,19 @@ impl Attr {
         owner: Owner,
         watermark: u32,
     ) -> Self {
-        let levels = match (levels.os, levels.user) {
-            (true, true) => flag::EXCLUDE_HV,
-            (true, false) => flag::EXCLUDE_HV | flag::EXCLUDE_USER,
-            (false, _) => NOT_KERNEL,
-        };
-        let flags = owner.flags() | flag::DISABLED | flag::SAMPLE_ID_ALL | levels;
+        let flags = owner.flags() | flag::DISABLED | flag::SAMPLE_ID_ALL | excluded(levels);
         let mut attr = Self::new(kind, config, flags);
         attr.0[WATERMARK..][..4].copy_from_slice(&watermark.to_le_bytes());
+        attr
+    }
+
+    /// The event whose samples end with the last packets: every so many cycles. It runs while the trace unit's event does, whose group it is in.
+    pub(super) fn of_samples(samples: Samples, levels: Levels, owner: Owner) -> Self {
+        let flags = owner.flags() & flag::INHERIT | flag::SAMPLE_ID_ALL | excluded(levels);
+        let mut attr = Self::new(HARDWARE, CYCLES, flags);
+        attr.0[PERIOD..][..8].copy_from_slice(&samples.period.to_le_bytes());
+        attr.0[TYPE..][..8].copy_from_slice(&(SAMPLE_TYPE | SAMPLE_AUX).to_le_bytes());
+        attr.0[SAMPLE_SIZE..][..4].copy_from_slice(&samples.size.to_le_bytes());
         attr
     }
 
@@ -173,7 +210,12 @@ impl Attr {
     }
 }
 
-fn open(attr: &Attr, pid: libc::pid_t, cpu: libc::c_int) -> io::Result<OwnedFd> {
+fn open(
+    attr: &Attr,
+    pid: libc::pid_t,
+    cpu: libc::c_int,
+    group: libc::c_int,
+) -> io::Result<OwnedFd> {
     // SAFETY: the attribute has as many bytes as it says, and the kernel only reads them.
     let fd = unsafe {
         libc::syscall(
@@ -181,7 +223,7 @@ fn open(attr: &Attr, pid: libc::pid_t, cpu: libc::c_int) -> io::Result<OwnedFd> 
             attr.0.as_ptr(),
             pid,
             cpu,
-            -1,
+            group,
             CLOSE_ON_EXEC,
         )
     };
@@ -201,8 +243,15 @@ pub(super) struct Event {
 
 impl Event {
     pub(super) fn open(attr: &Attr, owner: Owner, cpu: u32) -> io::Result<Self> {
-        let fd = open(attr, owner.pid(), cpu as libc::c_int)?;
+        let fd = open(attr, owner.pid(), cpu as libc::c_int, -1)?;
         Ok(Self { fd, cpu })
+    }
+
+    /// One that runs while this does.
+    pub(super) fn open_member(&self, attr: &Attr, owner: Owner) -> io::Result<Self> {
+        let (cpu, group) = (self.cpu as libc::c_int, self.fd.as_raw_fd());
+        let fd = open(attr, owner.pid(), cpu, group)?;
+        Ok(Self { fd, cpu: self.cpu })
     }
 
     fn control(&self, request: libc::c_ulong, argument: libc::c_ulong) -> io::Result<()> {

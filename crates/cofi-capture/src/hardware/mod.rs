@@ -172,6 +172,31 @@ pub enum Subject<'p> {
     Processors(Option<&'p Command>),
 }
 
+/// Which packets are kept.
+#[derive(Clone, Copy, Debug)]
+pub enum Keep<'s> {
+    /// All.
+    All,
+    /// The buffers are overwritten, and saved when this is set, and at the end.
+    Snapshots(&'s AtomicBool),
+    /// The buffers are overwritten, and samples end with the last packets.
+    Samples(Samples),
+}
+
+/// Samples that end with packets.
+#[derive(Clone, Copy, Debug)]
+pub struct Samples {
+    /// So many bytes of packets each, at most [`Samples::MOST`].
+    pub size: u32,
+    /// One for so many cycles.
+    pub period: u64,
+}
+
+impl Samples {
+    /// What a record, of which a sample is one, has room for.
+    pub const MOST: u32 = 0xf000;
+}
+
 /// What is to be recorded.
 #[derive(Debug)]
 pub struct Settings<'s> {
@@ -187,8 +212,8 @@ pub struct Settings<'s> {
     pub cpus: Option<Vec<u32>>,
     /// Bytes of each buffer for packets; as many as are allowed, up to 4 MiB, if it is not said.
     pub buffer: Option<u64>,
-    /// The buffers are overwritten, and saved when this is set, and at the end.
-    pub snapshot: Option<&'s AtomicBool>,
+    /// Which packets are kept.
+    pub keep: Keep<'s>,
     /// Address filters, in the kernel's form.
     pub filter: Option<String>,
 }
@@ -209,7 +234,7 @@ pub fn probe(config: PtConfig) -> Result<(), HardwareError> {
     let attr = Attr::of_packets((pmu.kind, config), levels, owner, 0);
     let opened = Event::open(&attr, owner, cpu);
     let refused = subject::refused("Intel PT", cpu, Subject::Process(0), levels);
-    let buffers = Buffers::new(Some(PROBE), false);
+    let buffers = Buffers::new(Some(PROBE), false, false);
     let ring = Ring::new(cpu, vec![opened.map_err(refused)?], Vec::new(), buffers)?;
     ring.time().map(drop).ok_or(HardwareError::NoClock)
 }
@@ -252,7 +277,12 @@ pub fn run(
         }
         None => None,
     };
-    let mut buffers = Buffers::new(settings.buffer, settings.snapshot.is_some());
+    let overwrite = !matches!(settings.keep, Keep::All);
+    let samples = match settings.keep {
+        Keep::Samples(samples) => Some(samples),
+        _ => None,
+    };
+    let mut buffers = Buffers::new(settings.buffer, overwrite, samples.is_some());
     let (events, rings) = loop {
         let mut events = Events::open(
             (pmu.kind, config),
@@ -260,6 +290,7 @@ pub fn run(
             settings.levels,
             (&cpus, &online),
             buffers.watermark(),
+            samples,
         )?;
         match (events.rings(buffers), buffers.smaller()) {
             (Ok(rings), _) => break (events, rings),
@@ -283,11 +314,12 @@ pub fn run(
         max_nonturbo_ratio: pmu.max_nonturbo_ratio,
         event_trace: pmu.has_event_trace,
         whole_processors: matches!(subject, Subject::Processors(_)),
-        snapshots: settings.snapshot.is_some(),
+        snapshots: matches!(settings.keep, Keep::Snapshots(_)),
         filter: settings.filter.clone().unwrap_or_default(),
     };
     let words = settings.command_line.clone();
     let mut writer = KernelWriter::new(BufWriter::new(file), events.described(), trace, words)?;
+    writer.id_index(events.places())?;
     describe(&mut writer);
     let mut kernel = None;
     if settings.levels.os {
@@ -329,7 +361,7 @@ pub fn run(
         sum: Told::default(),
         snapshots: 0,
     };
-    let outcome = recording.follow(subject, child, settings.snapshot, options)?;
+    let outcome = recording.follow(subject, child, settings.keep, options)?;
     recording.writer.finish()?;
     Ok(Traced {
         outcome,
@@ -398,21 +430,21 @@ impl Recording {
         &mut self,
         subject: Subject<'_>,
         mut child: Option<Child>,
-        snapshot: Option<&AtomicBool>,
+        keep: Keep<'_>,
         options: RunOptions<'_>,
     ) -> Result<Outcome, HardwareError> {
         let begun = Instant::now();
-        let patience = match snapshot {
-            Some(_) => SNAPSHOT_PATIENCE,
-            None => PATIENCE,
+        let patience = match keep {
+            Keep::Snapshots(_) => SNAPSHOT_PATIENCE,
+            Keep::All | Keep::Samples(_) => PATIENCE,
         };
         let outcome = loop {
             ring::wait(&self.rings, patience);
             // What ran before the program's end is in the buffers when it is known to have ended.
             let ended = child.as_mut().and_then(|child| child.try_wait().ok()?);
             let is_gone = matches!(subject, Subject::Process(pid) if !existing::is_alive(pid));
-            match snapshot {
-                Some(wanted) => {
+            match keep {
+                Keep::Snapshots(wanted) => {
                     let is_wanted = wanted.swap(false, Ordering::SeqCst);
                     if is_wanted {
                         self.rings.iter().for_each(Ring::pause);
@@ -422,7 +454,8 @@ impl Recording {
                         self.rings.iter().for_each(Ring::enable);
                     }
                 }
-                None => self.take(None)?,
+                Keep::Samples(_) => self.take(Some(false))?,
+                Keep::All => self.take(None)?,
             }
             if let Some(status) = ended {
                 break match (status.code(), status.signal()) {
@@ -436,7 +469,11 @@ impl Recording {
             }
         };
         self.rings.iter().for_each(Ring::disable);
-        self.take(snapshot.map(|_| true))?;
+        self.take(match keep {
+            Keep::All => None,
+            Keep::Snapshots(_) => Some(true),
+            Keep::Samples(_) => Some(false),
+        })?;
         Ok(outcome)
     }
 

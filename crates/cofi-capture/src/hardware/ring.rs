@@ -20,6 +20,8 @@ const PAGE: usize = 4096;
 const MOST: usize = 1 << 24;
 /// Pages for records, beside the first one, which is the kernel's words about the buffers.
 const RECORDS: usize = 128;
+/// The same where samples are among them, or less.
+const SAMPLES: usize = 1024;
 /// Pages for packets if nothing is said, of which less is taken where so much is not allowed.
 const USUAL: usize = 1024;
 const LEAST: usize = 16;
@@ -51,6 +53,8 @@ const TRUNCATED: u64 = 1;
 pub(super) struct Buffers {
     /// So many pages each: a power of two.
     pages: usize,
+    /// So many pages for records.
+    records: usize,
     /// They are overwritten, and saved at snapshots.
     overwrite: bool,
     /// Smaller ones are taken where these are not allowed.
@@ -59,13 +63,14 @@ pub(super) struct Buffers {
 
 impl Buffers {
     /// Of so many bytes, or as many as are allowed.
-    pub(super) fn new(bytes: Option<u64>, overwrite: bool) -> Self {
+    pub(super) fn new(bytes: Option<u64>, overwrite: bool, has_samples: bool) -> Self {
         let pages = |bytes: u64| {
             let pages = usize::try_from(bytes.div_ceil(PAGE as u64)).unwrap_or(MOST);
             pages.clamp(1, MOST).next_power_of_two()
         };
         Self {
             pages: bytes.map_or(USUAL, pages),
+            records: if has_samples { SAMPLES } else { RECORDS },
             overwrite,
             is_wish: bytes.is_none(),
         }
@@ -73,6 +78,10 @@ impl Buffers {
 
     /// Smaller ones, if these were but a wish.
     pub(super) fn smaller(self) -> Option<Self> {
+        if self.records > RECORDS {
+            let records = self.records / 2;
+            return Some(Self { records, ..self });
+        }
         let pages = self.pages / 2;
         (self.is_wish && pages >= LEAST).then_some(Self { pages, ..self })
     }
@@ -189,8 +198,8 @@ impl Ring {
             return Err(none(io::ErrorKind::NotFound.into()));
         };
         let both = libc::PROT_READ | libc::PROT_WRITE;
-        let first = Mapping::new(owner, (1 + RECORDS) * PAGE, 0, both).map_err(none)?;
-        let begin = (1 + RECORDS) * PAGE;
+        let begin = (1 + buffers.records) * PAGE;
+        let first = Mapping::new(owner, begin, 0, both).map_err(none)?;
         let aux = match packets.is_empty() {
             true => None,
             false => Some(Self::aux(owner, &first, begin, buffers).map_err(none)?),
@@ -281,7 +290,7 @@ impl Ring {
         let head = self.first.number(place::DATA_HEAD).load(Ordering::Acquire);
         let has_records = head != tail;
         if has_records {
-            let pieces = self.first.pieces((PAGE, RECORDS * PAGE), tail, head);
+            let pieces = self.first.pieces((PAGE, self.first.len - PAGE), tail, head);
             let records = pieces.concat();
             let truncated = sum.truncated;
             note(&records, sum);
@@ -413,13 +422,26 @@ mod tests {
 
     #[test]
     fn buffers_have_powers_of_two_of_pages() {
-        let asked = Buffers::new(Some(100_000), false);
+        let asked = Buffers::new(Some(100_000), false, false);
         assert_eq!((asked.size(), asked.watermark()), (128 << 10, 32 << 10));
         assert!(asked.smaller().is_none());
-        assert_eq!(Buffers::new(Some(1), true).size(), PAGE);
-        assert_eq!(Buffers::new(Some(1), true).watermark(), 0);
-        assert_eq!(Buffers::new(Some(u64::MAX), false).size(), MOST * PAGE);
-        let mut wish = Buffers::new(None, false);
+        assert_eq!(Buffers::new(Some(1), true, false).size(), PAGE);
+        assert_eq!(Buffers::new(Some(1), true, false).watermark(), 0);
+        assert_eq!(
+            Buffers::new(Some(u64::MAX), false, false).size(),
+            MOST * PAGE
+        );
+        // With samples, room for them is a wish.
+        let mut samples = Buffers::new(Some(1), true, true);
+        while let Some(smaller) = samples.smaller() {
+            assert_eq!(
+                (smaller.size(), smaller.records),
+                (PAGE, samples.records / 2)
+            );
+            samples = smaller;
+        }
+        assert_eq!(samples.records, RECORDS);
+        let mut wish = Buffers::new(None, false, false);
         assert_eq!(wish.size(), 4 << 20);
         while let Some(smaller) = wish.smaller() {
             assert_eq!(smaller.size(), wish.size() / 2);

@@ -2,8 +2,8 @@
 
 use super::event::{Attr, Event, Extras, Owner};
 use super::ring::{Buffers, Ring};
-use super::{HardwareError, Levels, Subject, existing};
-use cofi_perf::KernelEvent;
+use super::{HardwareError, Levels, Samples, Subject, existing};
+use cofi_perf::{IdPlace, KernelEvent};
 use std::collections::BTreeSet;
 use std::io;
 
@@ -12,15 +12,20 @@ use std::io;
 pub(super) struct Events {
     /// Of each processor: those of packets, if it is recorded, and those of records.
     cpus: Vec<(u32, Vec<Event>, Vec<Event>)>,
-    /// What the kernel was asked for: packets, records, changes of the kernel's code.
+    /// What the kernel was asked for: packets, records, changes of the kernel's code, samples.
     kinds: Vec<KernelEvent>,
     has_changes: bool,
+    /// The event of samples, if there are to be any.
+    samples: Option<Attr>,
+    /// Where its events are.
+    places: Vec<IdPlace>,
 }
 
 /// Places in `Events::kinds`.
 const PACKETS: usize = 0;
 const RECORDS: usize = 1;
 const CHANGES: usize = 2;
+const SAMPLES: usize = 3;
 
 impl Events {
     /// Opens them. `trace` is the PMU and its configuration; the process is that of the program, which waits.
@@ -30,6 +35,7 @@ impl Events {
         levels: Levels,
         (cpus, online): (&[u32], &[u32]),
         watermark: u32,
+        samples: Option<Samples>,
     ) -> Result<Self, HardwareError> {
         let extras = Extras::of_kernel();
         let owner = match subject {
@@ -44,6 +50,8 @@ impl Events {
             (true, false) => "k",
             (false, _) => "u",
         };
+        let changes = Attr::of_changes(extras);
+        let samples = samples.map(|samples| Attr::of_samples(samples, levels, owner));
         let kind = |attr: &Attr, name: String| KernelEvent {
             attr: attr.0.clone(),
             ids: Vec::new(),
@@ -57,8 +65,15 @@ impl Events {
             kinds: vec![
                 kind(&packets, format!("intel_pt//{suffix}")),
                 kind(&records, "dummy:u".into()),
+                kind(&changes, "dummy:u".into()),
+                kind(
+                    samples.as_ref().unwrap_or(&packets),
+                    format!("cycles:{suffix}"),
+                ),
             ],
             has_changes: extras.has_changes(),
+            samples,
+            places: Vec::new(),
         };
         match subject {
             Subject::Process(pid) => {
@@ -79,8 +94,6 @@ impl Events {
         }
         // Those of processors tell of it themselves.
         if levels.os && owner != Owner::Processor {
-            let changes = Attr::of_changes(extras);
-            this.kinds.push(kind(&changes, "dummy:u".into()));
             this.has_changes &= this.of_changes(&changes)?;
         }
         Ok(this)
@@ -94,10 +107,17 @@ impl Events {
         subject: Subject<'_>,
         levels: Levels,
     ) -> Result<(), HardwareError> {
-        for (cpu, of_packets, of_records) in &mut self.cpus {
+        for (index, (cpu, of_packets, of_records)) in (0..).zip(&mut self.cpus) {
             let refused = |what| refused(what, *cpu, subject, levels);
             let event = Event::open(packets, owner, *cpu).map_err(refused("Intel PT"))?;
             self.kinds[PACKETS].ids.push(event.id()?);
+            if let Some(attr) = &self.samples {
+                let member = event.open_member(attr, owner).map_err(refused("samples"))?;
+                let id = member.id()?;
+                self.kinds[SAMPLES].ids.push(id);
+                self.places.push(owner.place(id, index, *cpu));
+                of_records.push(member);
+            }
             of_packets.push(event);
             let opened = Event::open(records, owner, *cpu);
             let event = opened.map_err(refused("a program's mappings"))?;
@@ -125,23 +145,34 @@ impl Events {
             }
             for tid in new {
                 let owner = Owner::Thread(tid);
-                for (cpu, of_packets, of_records) in &mut self.cpus {
+                for (index, (cpu, of_packets, of_records)) in (0..).zip(&mut self.cpus) {
                     let has_ended = |error: &io::Error| error.raw_os_error() == Some(libc::ESRCH);
                     // In this order: a thread that is created in between may have two events of records, but never none.
                     let record = match Event::open(records, owner, *cpu) {
                         Err(error) if has_ended(&error) => continue,
                         opened => opened.map_err(refused("a process", *cpu, subject, levels))?,
                     };
-                    let packet = match Event::open(packets, owner, *cpu) {
+                    let pair = Event::open(packets, owner, *cpu).and_then(|packet| {
+                        let attr = self.samples.as_ref();
+                        let member = attr.map(|attr| packet.open_member(attr, owner));
+                        Ok((packet, member.transpose()?))
+                    });
+                    let (packet, member) = match pair {
                         Err(error) if has_ended(&error) => continue,
                         // It has inherited its creator's.
                         Err(error) if !is_first && error.raw_os_error() == Some(libc::EBUSY) => {
                             continue;
                         }
-                        opened => opened.map_err(refused("Intel PT", *cpu, subject, levels))?,
+                        pair => pair.map_err(refused("Intel PT", *cpu, subject, levels))?,
                     };
                     self.kinds[RECORDS].ids.push(record.id()?);
                     self.kinds[PACKETS].ids.push(packet.id()?);
+                    if let Some(member) = member {
+                        let id = member.id()?;
+                        self.kinds[SAMPLES].ids.push(id);
+                        self.places.push(owner.place(id, index, *cpu));
+                        of_records.push(member);
+                    }
                     of_records.push(record);
                     of_packets.push(packet);
                 }
@@ -176,6 +207,11 @@ impl Events {
     /// Whether changes of the kernel's code are told of.
     pub(super) const fn tells_of_changes(&self) -> bool {
         self.has_changes
+    }
+
+    /// Where the events of samples are.
+    pub(super) fn places(&self) -> &[IdPlace] {
+        &self.places
     }
 
     /// As the file describes them.
@@ -218,6 +254,9 @@ pub(super) fn refused(
         let hint = match source.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => forbidden,
             Some(libc::EBUSY) => " (somebody else records with it)",
+            Some(libc::ENOENT | libc::EOPNOTSUPP) if what == "samples" => {
+                " (the processor, or the machine that it is part of, has no counter of cycles that interrupts)"
+            }
             Some(libc::EMFILE | libc::ENFILE) => {
                 " (each thread takes two files a processor: ulimit -n limits them)"
             }

@@ -41,6 +41,19 @@ pub struct KernelTrace {
     pub filter: String,
 }
 
+/// Whose an event is, and where.
+#[derive(Clone, Copy, Debug)]
+pub struct IdPlace {
+    /// The kernel's number of the event.
+    pub id: u64,
+    /// The number of the stream.
+    pub index: u32,
+    /// The processor.
+    pub cpu: u32,
+    /// The thread, if it is of one.
+    pub tid: Option<u32>,
+}
+
 /// Writes the file as records come.
 #[derive(Debug)]
 pub struct KernelWriter<W> {
@@ -198,6 +211,24 @@ impl<W: Write + Seek> KernelWriter<W> {
         self.known(RecordKind::MMAP2, misc, &body)
     }
 
+    /// Of events whose samples hold packets, where the kernel's number of each belongs: by it perf gives the packets to their stream.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn id_index(&mut self, places: &[IdPlace]) -> Result<(), WriteError> {
+        // As many as a record has room for.
+        for places in places.chunks(2000) {
+            let mut body = Bytes::default();
+            body.u64(places.len() as u64);
+            for place in places {
+                let tid = place.tid.map_or(u64::MAX, u64::from);
+                body.u64s(&[place.id, place.index.into(), place.cpu.into(), tid]);
+            }
+            self.record(RecordKind::ID_INDEX, &body.0)?;
+        }
+        Ok(())
+    }
+
     /// Packets of a processor from this offset of its stream on; `reference` is a TSC value at about that time, not 0.
     ///
     /// # Errors
@@ -341,6 +372,13 @@ mod tests {
             prot: 5,
             path: b"/bin/true",
         };
+        let place = IdPlace {
+            id: 12,
+            index: 1,
+            cpu: 3,
+            tid: None,
+        };
+        writer.id_index(&[place; 2001]).unwrap();
         writer.known_comm(task, b"worker").unwrap();
         writer.known_mmap2(task, &map).unwrap();
         writer
@@ -375,6 +413,10 @@ mod tests {
                 Body::Comm { tid, name, .. } => {
                     seen.push(format!("{tid} {}", String::from_utf8_lossy(name)));
                 }
+                Body::IdIndex(index) => {
+                    let last = index.last().unwrap();
+                    seen.push(format!("{} ids, {} on {}", index.len(), last.id, last.cpu));
+                }
                 Body::Mmap { start, path, .. } => {
                     seen.push(format!("{start:#x} {}", String::from_utf8_lossy(path)));
                 }
@@ -383,6 +425,8 @@ mod tests {
         }
         let all = [
             "start",
+            "2000 ids, 12 on 3",
+            "1 ids, 12 on 3",
             "8 worker",
             "0x1000 /bin/true",
             "1 64 [1, 2, 3, 4, 5, 0, 0, 0]",

@@ -7,7 +7,7 @@ use crate::output;
 use crate::record::{Recording, ended};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use cofi_capture::hardware::{self, Levels, Settings, Subject, Traced};
+use cofi_capture::hardware::{self, Keep, Levels, Samples, Settings, Subject, Traced};
 use cofi_capture::ptrace::{Options, Target};
 use cofi_capture::record::Recorded;
 use cofi_perf::TraceConfig;
@@ -15,6 +15,9 @@ use std::sync::atomic::AtomicBool;
 
 /// What `--help` puts above these options.
 const HEADING: &str = "With --engine hardware";
+
+/// Parts of a trace in which a PSB every 16 KiB is too rare.
+const SMALL: u64 = 256 << 10;
 
 /// Options that no other engine has.
 #[derive(Args, Clone, Default, Debug)]
@@ -32,6 +35,10 @@ pub(crate) struct HardwareArgs {
     /// `cofi record` gets SIGUSR2.
     #[arg(long, help_heading = HEADING, value_name = "SIZE", value_parser = size, conflicts_with = "buffer")]
     pub(crate) snapshot: Option<u64>,
+    /// Keep only the last packets before each of many moments: every PERIOD cycles (1000000 if left out) a sample that ends with SIZE of packets,
+    /// 60K at most.
+    #[arg(long, help_heading = HEADING, value_name = "SIZE[:PERIOD]", value_parser = samples, conflicts_with_all = ["buffer", "snapshot"])]
+    pub(crate) sample: Option<Sampling>,
     /// Trace only these ranges of code, or up to one, as perf has it: `filter FUNCTION @ FILE`, `tracestop ADDRESS/LENGTH @ FILE`, several with
     /// commas; without a file, of the kernel. ADDRESS is an offset in the file.
     #[arg(long, help_heading = HEADING, value_name = "FILTERS")]
@@ -80,6 +87,29 @@ fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is no size, such as 64M"))
 }
 
+/// Samples that end with packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Sampling {
+    size: u32,
+    period: u64,
+}
+
+/// Reads "4K:100000".
+fn samples(text: &str) -> Result<Sampling, String> {
+    const PERIOD: u64 = 1_000_000;
+    let (bytes, period) = match text.split_once(':') {
+        Some((bytes, period)) => (bytes, period.parse().ok().filter(|period| *period > 0)),
+        None => (text, Some(PERIOD)),
+    };
+    let period =
+        period.ok_or_else(|| format!("{text:?}: behind the colon is no number of cycles"))?;
+    let most = u64::from(Samples::MOST);
+    let bytes = size(bytes)?.next_multiple_of(8);
+    let size = u32::try_from(bytes).ok().filter(|_| bytes <= most);
+    let size = size.ok_or_else(|| format!("a sample has room for {most} bytes of packets"))?;
+    Ok(Sampling { size, period })
+}
+
 impl HardwareArgs {
     /// The option among them that was given first, if one was.
     pub(crate) fn given(&self) -> Option<&'static str> {
@@ -89,6 +119,7 @@ impl HardwareArgs {
             (self.snapshot.is_some(), "--snapshot"),
             (self.buffer.is_some(), "--buffer"),
             (self.filter.is_some(), "--filter"),
+            (self.sample.is_some(), "--sample"),
         ];
         let mut given = given.into_iter();
         given.find_map(|(is_given, option)| is_given.then_some(option))
@@ -109,13 +140,24 @@ pub(crate) fn record(
     snapshot: &AtomicBool,
     run_options: Options<'_>,
 ) -> Result<Recording> {
-    let TraceConfig::Pt(config) = config else {
+    let TraceConfig::Pt(mut config) = config else {
         bail!("--engine hardware: Linux has no driver for RTIT; use ptrace or qemu");
     };
     if options.raw_output.is_some() {
         bail!("--engine hardware: each processor has a stream, and --raw-output is for one");
     }
     let args = &options.hardware;
+    // Nothing of a part without a PSB can be decoded: where parts are small, there are to be many.
+    let part = args
+        .snapshot
+        .or(args.sample.map(|sample| sample.size.into()));
+    let is_said = options
+        .config
+        .iter()
+        .any(|list| list.contains("psb_period"));
+    if part.is_some_and(|part| part < SMALL) && !is_said {
+        config.psb_period = 0;
+    }
     let subject = match target {
         Some(Target::Launch(program)) if args.is_of_processors() => {
             Subject::Processors(Some(program))
@@ -134,14 +176,22 @@ pub(crate) fn record(
             user: privilege != Privilege::Os,
         },
         cpus: args.cpus.clone().map(|cpus| cpus.0),
-        buffer: args.snapshot.or(args.buffer),
-        snapshot: args.snapshot.map(|_| snapshot),
+        // A sample's packets are in the buffer, with as many again before them.
+        buffer: match args.sample {
+            Some(samples) => Some(u64::from(samples.size) * 2),
+            None => args.snapshot.or(args.buffer),
+        },
+        keep: match (args.snapshot, args.sample) {
+            (Some(_), _) => Keep::Snapshots(snapshot),
+            (None, Some(Sampling { size, period })) => Keep::Samples(Samples { size, period }),
+            (None, None) => Keep::All,
+        },
         filter: args.filter.as_deref().map(filter::resolve).transpose()?,
     };
     let mut notice = |problem: &hardware::KernelProblem| output::tell(format_args!("{problem}"));
     let traced =
         hardware::run(&settings, subject, run_options, &mut notice).context("--engine hardware")?;
-    tell(&traced, args.snapshot.is_some());
+    tell(&traced, matches!(settings.keep, Keep::All));
     let mut recorded = Recorded::default();
     recorded.trace_bytes = traced.trace_bytes;
     Ok(Recording {
@@ -153,10 +203,10 @@ pub(crate) fn record(
 }
 
 /// What is missing, and what helps.
-fn tell(traced: &Traced, is_snapshot: bool) {
+fn tell(traced: &Traced, keeps_all: bool) {
     let (truncated, lost) = traced.lost;
-    // What a snapshot does not hold was not to be kept.
-    if truncated > 0 && !is_snapshot {
+    // What a snapshot or a sample does not hold was not to be kept.
+    if truncated > 0 && keeps_all {
         let often = match truncated {
             1 => "once".to_owned(),
             count => format!("{count} times"),
@@ -170,7 +220,7 @@ fn tell(traced: &Traced, is_snapshot: bool) {
     }
     if lost > 0 {
         output::tell(format_args!(
-            "the kernel had no room for {lost} of its records: names of threads and code may be missing"
+            "the kernel had no room for {lost} of its records: names of threads, code or samples may be missing"
         ));
     }
     if traced.snapshots > 1 {
@@ -187,6 +237,16 @@ mod tests {
         assert_eq!(list("5,0-2,1"), Ok(Cpus(vec![0, 1, 2, 5])));
         for bad in ["", "x", "3-1", "0-99999999", "-1", "1,"] {
             assert!(list(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_of_samples() {
+        let of = |size, period| Ok(Sampling { size, period });
+        assert_eq!(samples("4K"), of(4096, 1_000_000));
+        assert_eq!(samples("100:5"), of(104, 5));
+        for bad in ["64K", "4K:", "4K:0", "4K:x", ":5"] {
+            assert!(samples(bad).is_err(), "{bad}");
         }
     }
 
