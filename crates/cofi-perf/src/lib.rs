@@ -87,5 +87,5 @@ pub use reader::{
 pub use remark::{Missing, Remark, Seal, Signal};
 pub use time::{PerfTime, TimeConv};
 pub use writer::{
-    KernelEvent, KernelTrace, KernelWriter, Mark, Mmap2, Options, Subject, Task, Writer,
+    IdPlace, KernelEvent, KernelTrace, KernelWriter, Mark, Mmap2, Options, Subject, Task, Writer,
 };

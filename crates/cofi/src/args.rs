@@ -2,6 +2,7 @@
 
 use crate::code::CodeArgs;
 use crate::diff::DiffArgs;
+use crate::hardware::HardwareArgs;
 use crate::output::Color;
 use crate::point::{Point, Span};
 use crate::rtit::RtitArgs;
@@ -100,7 +101,7 @@ pub(crate) enum Format {
 /// What runs and traces the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Engine {
-    /// One that runs here; what was chosen, and why, is said on standard error.
+    /// Hardware where there is some that may be used, else what runs here; what was chosen, and why, is said on standard error.
     Auto,
     /// Intel PT hardware through perf_event_open.
     Hardware,
@@ -138,9 +139,10 @@ pub(crate) struct RecordOptions {
     /// mtc_range, sts, noretcomp, less_pkts, psb_period.
     #[arg(long, value_name = "KEY[=VALUE],…")]
     pub(crate) config: Vec<String>,
-    /// With --engine qemu-system: at which privilege levels the machine is traced.
-    #[arg(long, value_name = "LEVELS", default_value = "all")]
-    pub(crate) privilege: Privilege,
+    /// At which privilege levels is traced: with --engine qemu-system all, if not given; with hardware user. The other engines
+    /// trace user space only.
+    #[arg(long, value_name = "LEVELS")]
+    pub(crate) privilege: Option<Privilege>,
     /// Also write the bare packets of the first traced thread.
     #[arg(long, value_name = "FILE")]
     pub(crate) raw_output: Option<PathBuf>,
@@ -163,9 +165,11 @@ pub(crate) struct RecordOptions {
     #[arg(
         trailing_var_arg = true,
         value_names = ["PROGRAM", "ARG"],
-        required_unless_present = "pid"
+        required_unless_present_any = ["pid", "system_wide", "cpus"]
     )]
     pub(crate) program: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) hardware: HardwareArgs,
 }
 
 fn seconds(text: &str) -> Result<std::time::Duration, String> {

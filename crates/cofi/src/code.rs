@@ -22,7 +22,7 @@ pub(crate) struct CodeArgs {
     #[arg(long, help_heading = HEADING)]
     pub(crate) ignore_build_ids: bool,
     /// The traced kernel's memory: a copy by `perf record --kcore` or `perf buildid-cache --kcore` (the folder with kcore and
-    /// kallsyms, or the file kcore), or /proc/kcore. Found by itself in a perf.data that is a folder, in perf's cache, and on
+    /// kallsyms, or the file kcore), or /proc/kcore. Found by itself in a perf.data that is a folder, where `cofi record` puts it (FILE.code), in perf's cache, and on
     /// this machine while the same kernel runs.
     #[arg(long, help_heading = HEADING, value_name = "PATH", conflicts_with = "vmlinux")]
     pub(crate) kcore: Option<PathBuf>,
@@ -44,8 +44,13 @@ impl CodeArgs {
             places.build_ids = Some(folder.clone());
         }
         places.ignore_build_ids = self.ignore_build_ids;
-        let beside = file.join("kcore_dir");
-        let beside = (self.vmlinux.is_none() && beside.is_dir()).then_some(beside);
+        // In perf's folder, or in the one that `cofi record` makes beside the file.
+        let mut saved = file.as_os_str().to_owned();
+        saved.push(".code/kcore_dir");
+        let saved = [file.join("kcore_dir"), saved.into()];
+        let beside = saved
+            .into_iter()
+            .find(|folder| self.vmlinux.is_none() && folder.is_dir());
         CodeOptions {
             places,
             kcore: self.kcore.clone().or(beside),

@@ -1,8 +1,10 @@
 //! `--engine auto`: which engine records, and why.
 
+use cofi_capture::hardware::{self, HardwareError};
 use cofi_capture::ptrace::{self, Command, Stops, Target};
 use cofi_capture::qemu::machine::MachineQemu;
 use cofi_capture::qemu::{Qemu, QemuError};
+use cofi_perf::{PtConfig, TraceConfig};
 
 /// An engine that records, with what it needs.
 #[derive(Debug)]
@@ -13,6 +15,8 @@ pub(crate) enum Chosen<Q = Qemu> {
     Qemu(Q),
     /// QEMU's system emulation.
     Machine(MachineQemu),
+    /// The processors' own trace units.
+    Hardware,
 }
 
 impl<Q> Chosen<Q> {
@@ -22,13 +26,18 @@ impl<Q> Chosen<Q> {
             Self::Ptrace => "ptrace",
             Self::Qemu(_) => "qemu",
             Self::Machine(_) => "qemu-system",
+            Self::Hardware => "hardware",
         }
     }
 }
 
-/// Chooses; what was chosen and why, in words.
-pub(crate) fn auto(target: &Target) -> (Chosen, String) {
-    let (chosen, why) = choose(target, suits, find);
+/// Chooses; what was chosen and why, in words. `beyond` is what is asked for that hardware cannot do, if anything is.
+pub(crate) fn auto(
+    target: &Target,
+    config: &TraceConfig,
+    beyond: Option<&str>,
+) -> (Chosen, String) {
+    let (chosen, why) = choose(target, || hardware(config, beyond), suits, find);
     let words = format!("recording with {} ({why})", chosen.name());
     (chosen, words)
 }
@@ -42,23 +51,59 @@ pub(crate) fn in_words(engine: &Chosen, stops: Stops) -> String {
         },
         Chosen::Qemu(qemu) => format!("qemu, {}", qemu.path().display()),
         Chosen::Machine(_) => "qemu-system".into(),
+        Chosen::Hardware => "hardware".into(),
     }
 }
 
-/// The engine and the reason. Hardware is none of the choices yet: it must be asked for. `suits` tells why QEMU
-/// cannot run a program, `find` finds QEMU and says which, or why there is none; either is asked only if it matters.
+/// The engine and the reason. `hardware` tells why it does not record, in words if it is there; `suits` tells why QEMU
+/// cannot run a program, `find` finds QEMU and says which, or why there is none; each is asked only if it matters.
 fn choose<Q>(
     target: &Target,
+    hardware: impl FnOnce() -> Result<String, Option<String>>,
     suits: impl FnOnce(&Command) -> Result<(), String>,
     find: impl FnOnce() -> Result<(Q, String), String>,
 ) -> (Chosen<Q>, String) {
-    let program = match target {
-        Target::Attach(_) => return (Chosen::Ptrace, "the process runs already".into()),
-        Target::Launch(program) => program,
+    let unused = match hardware() {
+        Ok(which) => return (Chosen::Hardware, which),
+        Err(unused) => unused,
     };
-    match suits(program).and_then(|()| find()) {
-        Ok((qemu, which)) => (Chosen::Qemu(qemu), which),
-        Err(why) => (Chosen::Ptrace, why),
+    let (chosen, why) = match target {
+        Target::Attach(_) => (Chosen::Ptrace, "the process runs already".into()),
+        Target::Launch(program) => match suits(program).and_then(|()| find()) {
+            Ok((qemu, which)) => (Chosen::Qemu(qemu), which),
+            Err(why) => (Chosen::Ptrace, why),
+        },
+    };
+    match unused {
+        Some(unused) => (chosen, format!("{why}; not with hardware: {unused}")),
+        None => (chosen, why),
+    }
+}
+
+/// Whether there is hardware, used or not.
+pub(crate) fn has_hardware() -> bool {
+    !matches!(
+        hardware::probe(PtConfig::default()),
+        Err(HardwareError::Absent { .. })
+    )
+}
+
+/// Whether the hardware records. Why not is worth words only where it is there.
+pub(crate) fn hardware(
+    config: &TraceConfig,
+    beyond: Option<&str>,
+) -> Result<String, Option<String>> {
+    let pt = match config {
+        TraceConfig::Pt(config) => *config,
+        TraceConfig::Rtit(_) => return Err(None),
+    };
+    match hardware::probe(pt) {
+        Err(HardwareError::Absent { .. }) => Err(None),
+        Err(error) => Err(Some(error.to_string())),
+        Ok(()) => match beyond {
+            Some(option) => Err(Some(format!("it has no {option}"))),
+            None => Ok("the processors' Intel PT".into()),
+        },
     }
 }
 
@@ -109,21 +154,37 @@ mod tests {
         Ok((7, "QEMU seven".into()))
     }
 
+    fn absent() -> Result<String, Option<String>> {
+        Err(None)
+    }
+
     fn never<T>() -> Result<T, String> {
         panic!("asked without need")
     }
 
     #[test]
     fn qemu_is_chosen_where_it_can_run_the_program() {
-        let (chosen, why) = choose(&launch("x"), |_| Ok(()), there);
+        let (chosen, why) = choose(&launch("x"), absent, |_| Ok(()), there);
         assert!(matches!(chosen, Chosen::Qemu(7)));
         assert_eq!(why, "QEMU seven");
     }
 
     #[test]
+    fn hardware_comes_first_and_where_it_cannot_the_reason_is_said() {
+        let which = || Ok("its Intel PT".into());
+        let (chosen, why) = choose::<u8>(&launch("x"), which, |_| never(), never);
+        assert!(matches!(chosen, Chosen::Hardware));
+        assert_eq!(why, "its Intel PT");
+        let forbidden = || Err(Some("it is forbidden".into()));
+        let (chosen, why) = choose(&launch("x"), forbidden, |_| Ok(()), there);
+        assert!(matches!(chosen, Chosen::Qemu(7)));
+        assert_eq!(why, "QEMU seven; not with hardware: it is forbidden");
+    }
+
+    #[test]
     fn a_running_process_is_for_ptrace() {
         let target = Target::Attach(1);
-        let (chosen, why) = choose::<u8>(&target, |_| never(), never);
+        let (chosen, why) = choose::<u8>(&target, absent, |_| never(), never);
         assert!(matches!(chosen, Chosen::Ptrace));
         assert!(why.contains("runs already"), "{why}");
     }
@@ -135,7 +196,7 @@ mod tests {
             looked.set(true);
             there()
         };
-        let (chosen, why) = choose(&launch("x"), |_| Err("unfit".into()), look);
+        let (chosen, why) = choose(&launch("x"), absent, |_| Err("unfit".into()), look);
         assert!(matches!(chosen, Chosen::Ptrace));
         assert_eq!(why, "unfit");
         assert!(!looked.get());
@@ -144,7 +205,7 @@ mod tests {
     #[test]
     fn without_qemu_it_is_ptrace() {
         let none = || Err("none here".into());
-        let (chosen, why) = choose::<u8>(&launch("x"), |_| Ok(()), none);
+        let (chosen, why) = choose::<u8>(&launch("x"), absent, |_| Ok(()), none);
         assert!(matches!(chosen, Chosen::Ptrace));
         assert_eq!(why, "none here");
     }

@@ -19,6 +19,7 @@ mod engine;
 mod events;
 mod export;
 mod function_names;
+mod hardware;
 mod input;
 mod insn;
 mod item;

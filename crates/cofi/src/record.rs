@@ -3,10 +3,9 @@
 use crate::Ended;
 use crate::args::{Engine, Privilege, RecordOptions};
 use crate::engine::{self, Chosen};
-use crate::signals::Watch;
-use crate::{output, supervise};
+use crate::signals::{Signalled, Watch};
+use crate::{hardware, output, supervise};
 use anyhow::{Context, Result, bail};
-use cofi_capture::hardware;
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
 use cofi_capture::qemu::machine::{self, MachineQemu};
 use cofi_capture::qemu::{self, Qemu, Unfit, Unknown};
@@ -26,7 +25,7 @@ pub(crate) struct Recording {
     /// The engine that ran the program, in words.
     pub(crate) engine: String,
     /// Holds the engine's lists, until it is dropped.
-    _lists: Option<tempfile::TempDir>,
+    pub(crate) _lists: Option<tempfile::TempDir>,
 }
 
 fn config(options: &RecordOptions) -> Result<TraceConfig> {
@@ -47,9 +46,12 @@ fn check_engine(engine: Engine, config: &TraceConfig) -> Result<()> {
 /// Whose trace it is, as the options say it.
 fn subject(options: &RecordOptions, config: &TraceConfig) -> Result<Subject> {
     if options.engine != Engine::QemuSystem {
-        if options.privilege != Privilege::All {
+        let is_wide = options
+            .privilege
+            .is_some_and(|levels| levels != Privilege::User);
+        if is_wide && !matches!(options.engine, Engine::Hardware | Engine::Auto) {
             bail!(
-                "--privilege is for --engine qemu-system: of programs, only user space is traced"
+                "--privilege os and all are for --engine qemu-system and hardware: the others trace user space only"
             );
         }
         return Ok(Subject::Processes);
@@ -67,18 +69,34 @@ fn subject(options: &RecordOptions, config: &TraceConfig) -> Result<Subject> {
         bail!("a machine's trace needs the time where tracing begins, which less_pkts leaves out");
     }
     Ok(Subject::Guest {
-        os: options.privilege != Privilege::User,
-        user: options.privilege != Privilege::Os,
+        os: options.privilege != Some(Privilege::User),
+        user: options.privilege != Some(Privilege::Os),
     })
 }
 
 /// Records, and compares if that is asked for.
 pub(crate) fn run(options: &RecordOptions) -> Result<Ended> {
-    if let Some(pid) = options.pid.filter(|_| !supervise::is_tracer()) {
+    if let Some(pid) = needs_supervisor(options) {
         return supervise::run(pid);
     }
     let recording = record(options, |_| ())?;
     finish(options, &recording)
+}
+
+/// The process that is to be attached to by a tracer of its own, where that must not vanish: one that sets breakpoints.
+pub(crate) fn needs_supervisor(options: &RecordOptions) -> Option<u32> {
+    let by_ptrace = || match options.engine {
+        Engine::Hardware => false,
+        Engine::Auto => {
+            options.hardware.given().is_none()
+                && config(options).map_or(true, |config| {
+                    engine::hardware(&config, beyond_hardware(options)).is_err()
+                })
+        }
+        _ => true,
+    };
+    let pid = options.pid.filter(|_| !supervise::is_tracer());
+    pid.filter(|_| by_ptrace())
 }
 
 /// Records a program. `before` hears of the engine before that begins.
@@ -92,6 +110,11 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     }
     let config = config(options)?;
     check_engine(options.engine, &config)?;
+    if let Some(option) = options.hardware.given()
+        && !matches!(options.engine, Engine::Auto | Engine::Hardware)
+    {
+        bail!("{option} is for --engine hardware");
+    }
     if options.verify && matches!(config, TraceConfig::Pt(config) if !config.branch) {
         bail!("--verify compares the flow of control, which branch=0 leaves out of the trace");
     }
@@ -117,14 +140,18 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     );
     let subject = subject(options, &config)?;
     let target = match (options.pid, options.program.split_first()) {
-        (Some(pid), _) => Target::Attach(pid),
-        (None, Some((program, args))) => Target::Launch(Command {
+        (Some(pid), _) => Some(Target::Attach(pid)),
+        (None, Some((program, args))) => Some(Target::Launch(Command {
             program: program.clone(),
             args: args.to_vec(),
-        }),
+        })),
+        (None, None) if options.hardware.is_of_processors() => None,
         (None, None) => bail!("no program to run"),
     };
-    let watch = Watch::begin(options.pid.is_some())?;
+    let watch = Watch::begin(Signalled {
+        is_attached: !matches!(target, Some(Target::Launch(_))),
+        has_snapshots: options.hardware.snapshot.is_some(),
+    })?;
     if supervise::is_tracer() {
         watch.stop_with_input()?;
     }
@@ -135,29 +162,47 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     };
     let mut why = None;
     let engine = match (options.engine, &target) {
-        (Engine::Auto, _) => {
-            let (chosen, words) = engine::auto(&target);
+        (Engine::Hardware, _) => Chosen::Hardware,
+        (Engine::Auto, _) if only_hardware(options).is_some() => {
+            let option = only_hardware(options).unwrap_or_default();
+            // Where there is none, that is all there is to say.
+            why = engine::has_hardware().then(|| format!("recording with hardware (for {option})"));
+            Chosen::Hardware
+        }
+        (_, None) => bail!("no program to run"),
+        (Engine::Auto, Some(target)) => {
+            let (chosen, words) = engine::auto(target, &config, beyond_hardware(options));
             why = Some(words);
             chosen
         }
-        (Engine::Qemu, Target::Launch(command)) => {
+        (Engine::Qemu, Some(Target::Launch(command))) => {
             if let Err(unfit @ Unfit::OtherMachine) = Qemu::suits(command) {
                 bail!("{unfit}: use --engine ptrace");
             }
             Chosen::Qemu(Qemu::find()?)
         }
-        (Engine::Qemu, Target::Attach(_)) => {
+        (Engine::Qemu, Some(Target::Attach(_))) => {
             bail!("--engine qemu starts a program; to attach to one, use ptrace")
         }
-        (Engine::QemuSystem, Target::Launch(_)) => Chosen::Machine(MachineQemu::find()?),
-        (Engine::QemuSystem, Target::Attach(_)) => {
+        (Engine::QemuSystem, Some(Target::Launch(_))) => Chosen::Machine(MachineQemu::find()?),
+        (Engine::QemuSystem, Some(Target::Attach(_))) => {
             bail!("--engine qemu-system starts a machine; to attach to a process, use ptrace")
         }
-        (Engine::Ptrace | Engine::Hardware, _) => Chosen::Ptrace,
+        (Engine::Ptrace, _) => Chosen::Ptrace,
     };
-    if options.engine == Engine::Hardware {
-        return by_hardware(options, config, command_line, &target, run_options);
-    }
+    let target = match (&engine, target) {
+        (Chosen::Hardware, target) => {
+            if let Some(why) = why {
+                output::tell(format_args!("{why}"));
+            }
+            before(&engine);
+            let target = target.as_ref();
+            let snapshot = watch.snapshot();
+            return hardware::record(options, config, command_line, target, snapshot, run_options);
+        }
+        (_, Some(target)) => target,
+        (_, None) => bail!("no program to run"),
+    };
     let settings = Settings {
         file: options.output.clone(),
         raw_output: options.raw_output.clone(),
@@ -228,52 +273,30 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     })
 }
 
-/// Records with the processors' own trace units.
-fn by_hardware(
-    options: &RecordOptions,
-    config: TraceConfig,
-    command_line: Vec<String>,
-    target: &Target,
-    run_options: Options<'_>,
-) -> Result<Recording> {
-    let (TraceConfig::Pt(config), Target::Launch(program)) = (config, target) else {
-        bail!("--engine hardware starts a program; to attach to one, use ptrace");
-    };
-    if options.raw_output.is_some() {
-        bail!("--engine hardware: each processor has a stream, and --raw-output is for one");
-    }
-    let settings = hardware::Settings {
-        file: &options.output,
-        config,
-        command_line,
-    };
-    let traced = hardware::run(&settings, program, run_options).context("--engine hardware")?;
-    let (truncated, lost) = traced.lost;
-    if truncated > 0 {
-        let often = match truncated {
-            1 => "once".to_owned(),
-            count => format!("{count} times"),
-        };
-        output::tell(format_args!(
-            "the kernel had no room for packets {often}: the trace has gaps there"
-        ));
-    }
-    if lost > 0 {
-        output::tell(format_args!(
-            "the kernel had no room for {lost} of its records: names of threads and code may be missing"
-        ));
-    }
-    let mut recorded = Recorded::default();
-    recorded.trace_bytes = traced.trace_bytes;
-    Ok(Recording {
-        ended: ended(traced.outcome),
-        recorded,
-        engine: "hardware".into(),
-        _lists: None,
-    })
+/// What is asked for that only the engines with a trace unit in software do.
+fn beyond_hardware(options: &RecordOptions) -> Option<&'static str> {
+    let wanted = [
+        (options.verify, "--verify"),
+        (options.truth.is_some(), "--truth"),
+        (options.raw_output.is_some(), "--raw-output"),
+        (options.step, "--step"),
+    ];
+    let mut wanted = wanted.into_iter();
+    wanted.find_map(|(is_wanted, option)| is_wanted.then_some(option))
 }
 
-fn ended(outcome: Outcome) -> Ended {
+/// What is asked for that only hardware does.
+fn only_hardware(options: &RecordOptions) -> Option<&'static str> {
+    let is_wide = options
+        .privilege
+        .is_some_and(|levels| levels != Privilege::User);
+    options
+        .hardware
+        .given()
+        .or(is_wide.then_some("--privilege"))
+}
+
+pub(crate) fn ended(outcome: Outcome) -> Ended {
     match outcome {
         Outcome::Exited(0) | Outcome::Detached => Ended::Well,
         Outcome::Exited(status) => Ended::Program(status as u8),

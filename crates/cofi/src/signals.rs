@@ -5,7 +5,7 @@ use crate::{output, progress};
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::{emulate_default_handler, exit};
 use std::sync::Arc;
@@ -19,8 +19,19 @@ struct State {
     stop: AtomicBool,
     /// The first process of the program that was started, while it runs.
     leader: AtomicU32,
+    /// What was recorded last is to be saved.
+    snapshot: AtomicBool,
     /// The recording is over: signals do what they do by themselves.
     over: AtomicBool,
+}
+
+/// What signals may ask of a recording.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Signalled {
+    /// Nobody was started to whom they could be handed on: they stop it, Ctrl-C too.
+    pub(crate) is_attached: bool,
+    /// SIGUSR2 asks for a snapshot.
+    pub(crate) has_snapshots: bool,
 }
 
 /// Takes the signals until it is dropped.
@@ -30,7 +41,11 @@ pub(crate) struct Watch(Arc<State>);
 impl Watch {
     /// SIGTERM and SIGHUP are handed on to the program; a second one stops the recording, and the program runs on. To a
     /// process that was there before nothing is handed on, and Ctrl-C stops as well.
-    pub(crate) fn begin(is_attached: bool) -> Result<Self> {
+    pub(crate) fn begin(signalled: Signalled) -> Result<Self> {
+        let Signalled {
+            is_attached,
+            has_snapshots,
+        } = signalled;
         let state = Arc::new(State::default());
         let mut wanted = vec![SIGTERM];
         // `nohup cofi record` is to go on.
@@ -40,11 +55,18 @@ impl Watch {
         if is_attached {
             wanted.push(SIGINT);
         }
+        if has_snapshots {
+            wanted.push(SIGUSR2);
+        }
         let mut signals = Signals::new(wanted).context("cannot wait for signals")?;
         let known = Arc::clone(&state);
         let wait = move || {
             let mut is_first = !is_attached;
             for signal in signals.forever() {
+                if signal == SIGUSR2 {
+                    known.snapshot.store(true, Ordering::SeqCst);
+                    continue;
+                }
                 if known.over.load(Ordering::SeqCst) {
                     let _ = emulate_default_handler(signal);
                 }
@@ -77,6 +99,11 @@ impl Watch {
     /// Set when the recording is to stop.
     pub(crate) fn stop(&self) -> &AtomicBool {
         &self.0.stop
+    }
+
+    /// Set when a snapshot is to be taken.
+    pub(crate) fn snapshot(&self) -> &AtomicBool {
+        &self.0.snapshot
     }
 
     /// Where the engine says which process the signals are for.

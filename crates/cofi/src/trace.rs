@@ -20,7 +20,7 @@ const FUNCTIONS: usize = 10;
 /// Runs the command. The report goes to standard error, as standard output is the program's.
 pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
     let options = &args.options;
-    if let Some(pid) = options.pid.filter(|_| !supervise::is_tracer()) {
+    if let Some(pid) = record::needs_supervisor(options) {
         return supervise::run(pid);
     }
     let recording = record::record(options, |engine| {

@@ -1,7 +1,9 @@
 //! Events: what `perf_event_open` is asked for.
 #![allow(unsafe_code, reason = "system calls that libc has no functions for")]
 
-use super::HardwareError;
+use super::{HardwareError, Levels, Samples};
+use cofi_perf::IdPlace;
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -9,6 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 mod flag {
     pub(super) const DISABLED: u64 = 1;
     pub(super) const INHERIT: u64 = 1 << 1;
+    pub(super) const EXCLUDE_USER: u64 = 1 << 4;
     pub(super) const EXCLUDE_KERNEL: u64 = 1 << 5;
     pub(super) const EXCLUDE_HV: u64 = 1 << 6;
     pub(super) const MMAP: u64 = 1 << 8;
@@ -19,28 +22,127 @@ mod flag {
     pub(super) const MMAP2: u64 = 1 << 23;
     pub(super) const COMM_EXEC: u64 = 1 << 24;
     pub(super) const CONTEXT_SWITCH: u64 = 1 << 26;
+    pub(super) const KSYMBOL: u64 = 1 << 29;
+    pub(super) const BPF_EVENT: u64 = 1 << 30;
+    pub(super) const TEXT_POKE: u64 = 1 << 33;
+    pub(super) const BUILD_ID: u64 = 1 << 34;
 }
 
 const SIZE: u32 = 128;
+/// Where sample_period, sample_type, aux_watermark and aux_sample_size are.
+const PERIOD: usize = 16;
+const TYPE: usize = 24;
+const WATERMARK: usize = 104;
+const SAMPLE_SIZE: usize = 112;
 /// IP, TID, TIME, CPU, IDENTIFIER.
 const SAMPLE_TYPE: u64 = 0x1_0087;
+/// PERF_SAMPLE_AUX.
+const SAMPLE_AUX: u64 = 1 << 20;
+/// PERF_TYPE_HARDWARE and PERF_COUNT_HW_CPU_CYCLES.
+const HARDWARE: u32 = 0;
+const CYCLES: u64 = 0;
 /// PERF_FORMAT_ID.
 const READ_ID: u64 = 4;
 /// PERF_TYPE_SOFTWARE and PERF_COUNT_SW_DUMMY.
 const SOFTWARE: u32 = 1;
 const DUMMY: u64 = 9;
-const ALWAYS: u64 = flag::DISABLED
-    | flag::INHERIT
-    | flag::EXCLUDE_KERNEL
-    | flag::EXCLUDE_HV
-    | flag::ENABLE_ON_EXEC
-    | flag::SAMPLE_ID_ALL;
 /// PERF_FLAG_FD_CLOEXEC.
 const CLOSE_ON_EXEC: libc::c_ulong = 8;
-/// PERF_EVENT_IOC_DISABLE, _SET_OUTPUT and _ID.
+/// PERF_EVENT_IOC_ENABLE, _DISABLE, _SET_OUTPUT, _SET_FILTER and _ID.
+const ENABLE: libc::c_ulong = 0x2400;
 const DISABLE: libc::c_ulong = 0x2401;
 const SET_OUTPUT: libc::c_ulong = 0x2405;
+const SET_FILTER: libc::c_ulong = 0x4008_2406;
 const ID: libc::c_ulong = 0x8008_2407;
+
+/// Whose an event is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Owner {
+    /// A process and what it starts, from when it executes a program.
+    Program(u32),
+    /// A thread that runs already, and what it starts.
+    Thread(u32),
+    /// The processor, whoever it runs.
+    Processor,
+}
+
+impl Owner {
+    /// The number by which the kernel knows it.
+    const fn pid(self) -> libc::pid_t {
+        match self {
+            Self::Program(pid) | Self::Thread(pid) => pid as libc::pid_t,
+            Self::Processor => -1,
+        }
+    }
+
+    /// What the file says of where an event of its is.
+    pub(super) const fn place(self, id: u64, index: u32, cpu: u32) -> IdPlace {
+        let tid = match self {
+            Self::Program(tid) | Self::Thread(tid) => Some(tid),
+            Self::Processor => None,
+        };
+        IdPlace {
+            id,
+            index,
+            cpu,
+            tid,
+        }
+    }
+
+    const fn flags(self) -> u64 {
+        match self {
+            Self::Program(_) => flag::INHERIT | flag::DISABLED | flag::ENABLE_ON_EXEC,
+            Self::Thread(_) => flag::INHERIT,
+            Self::Processor => 0,
+        }
+    }
+}
+
+/// What the kernel can tell beside mappings, names and switches; older ones know less.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Extras {
+    /// Build ids of what is mapped: Linux 5.12.
+    build_ids: bool,
+    /// Changes of the kernel's code (5.8), and of its symbols and BPF programs (5.1).
+    text_poke: bool,
+    ksymbol: bool,
+}
+
+impl Extras {
+    /// What this kernel knows.
+    pub(super) fn of_kernel() -> Self {
+        let knows = |flags| {
+            let attr = Attr::new(SOFTWARE, DUMMY, flags | flag::DISABLED | NOT_KERNEL);
+            open(&attr, 0, -1, -1).is_ok()
+        };
+        Self {
+            build_ids: knows(flag::MMAP2 | flag::BUILD_ID),
+            text_poke: knows(flag::TEXT_POKE),
+            ksymbol: knows(flag::KSYMBOL | flag::BPF_EVENT),
+        }
+    }
+
+    pub(super) const fn has_changes(self) -> bool {
+        self.text_poke && self.ksymbol
+    }
+
+    const fn changes(self) -> u64 {
+        let poke = if self.text_poke { flag::TEXT_POKE } else { 0 };
+        let symbol = flag::KSYMBOL | flag::BPF_EVENT;
+        poke | if self.ksymbol { symbol } else { 0 }
+    }
+}
+
+/// What is not traced.
+const fn excluded(levels: Levels) -> u64 {
+    match (levels.os, levels.user) {
+        (true, true) => flag::EXCLUDE_HV,
+        (true, false) => flag::EXCLUDE_HV | flag::EXCLUDE_USER,
+        (false, _) => NOT_KERNEL,
+    }
+}
+
+const NOT_KERNEL: u64 = flag::EXCLUDE_KERNEL | flag::EXCLUDE_HV;
 
 /// A `perf_event_attr`.
 #[derive(Clone, Debug)]
@@ -57,26 +159,82 @@ impl Attr {
         attr.resize(SIZE as usize, 0);
         Self(attr)
     }
+
+    /// The trace unit's event. It waits: for the program's execution, or to be enabled.
+    pub(super) fn of_packets(
+        (kind, config): (u32, u64),
+        levels: Levels,
+        owner: Owner,
+        watermark: u32,
+    ) -> Self {
+        let flags = owner.flags() | flag::DISABLED | flag::SAMPLE_ID_ALL | excluded(levels);
+        let mut attr = Self::new(kind, config, flags);
+        attr.0[WATERMARK..][..4].copy_from_slice(&watermark.to_le_bytes());
+        attr
+    }
+
+    /// The event whose samples end with the last packets: every so many cycles. It runs while the trace unit's event does, whose group it is in.
+    pub(super) fn of_samples(samples: Samples, levels: Levels, owner: Owner) -> Self {
+        let flags = owner.flags() & flag::INHERIT | flag::SAMPLE_ID_ALL | excluded(levels);
+        let mut attr = Self::new(HARDWARE, CYCLES, flags);
+        attr.0[PERIOD..][..8].copy_from_slice(&samples.period.to_le_bytes());
+        attr.0[TYPE..][..8].copy_from_slice(&(SAMPLE_TYPE | SAMPLE_AUX).to_le_bytes());
+        attr.0[SAMPLE_SIZE..][..4].copy_from_slice(&samples.size.to_le_bytes());
+        attr
+    }
+
+    /// The event that tells of programs, mappings, threads and switches. Of the kernel's code a processor's event tells, too.
+    pub(super) fn of_records(levels: Levels, owner: Owner, extras: Extras) -> Self {
+        let told = flag::MMAP
+            | flag::COMM
+            | flag::TASK
+            | flag::MMAP2
+            | flag::COMM_EXEC
+            | flag::CONTEXT_SWITCH;
+        let build_ids = match extras.build_ids {
+            true => flag::BUILD_ID,
+            false => 0,
+        };
+        let changes = match owner {
+            Owner::Processor if levels.os => extras.changes(),
+            _ => 0,
+        };
+        let flags = owner.flags() | flag::SAMPLE_ID_ALL | NOT_KERNEL | told | build_ids | changes;
+        Self::new(SOFTWARE, DUMMY, flags)
+    }
+
+    /// An event of a processor that tells of nothing but changes of the kernel's code: whoever changes it need not be traced.
+    pub(super) fn of_changes(extras: Extras) -> Self {
+        let flags = flag::SAMPLE_ID_ALL | NOT_KERNEL | extras.changes();
+        Self::new(SOFTWARE, DUMMY, flags)
+    }
 }
 
-/// The trace unit's event.
-pub(super) fn of_packets(kind: u32, config: u64) -> Attr {
-    Attr::new(kind, config, ALWAYS)
+fn open(
+    attr: &Attr,
+    pid: libc::pid_t,
+    cpu: libc::c_int,
+    group: libc::c_int,
+) -> io::Result<OwnedFd> {
+    // SAFETY: the attribute has as many bytes as it says, and the kernel only reads them.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            attr.0.as_ptr(),
+            pid,
+            cpu,
+            group,
+            CLOSE_ON_EXEC,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just opened it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// The event that tells of programs, mappings, threads and switches.
-pub(super) fn of_records() -> Attr {
-    let flags = ALWAYS
-        | flag::MMAP
-        | flag::COMM
-        | flag::TASK
-        | flag::MMAP2
-        | flag::COMM_EXEC
-        | flag::CONTEXT_SWITCH;
-    Attr::new(SOFTWARE, DUMMY, flags)
-}
-
-/// An event of a process and what it starts, on one processor.
+/// An event, on one processor.
 #[derive(Debug)]
 pub(super) struct Event {
     fd: OwnedFd,
@@ -84,54 +242,21 @@ pub(super) struct Event {
 }
 
 impl Event {
-    pub(super) fn of_packets(
-        kind: u32,
-        config: u64,
-        pid: u32,
-        cpu: u32,
-    ) -> Result<Self, HardwareError> {
-        Self::open(&of_packets(kind, config), pid, cpu, "Intel PT")
-    }
-
-    pub(super) fn of_records(pid: u32, cpu: u32) -> Result<Self, HardwareError> {
-        Self::open(&of_records(), pid, cpu, "a program's mappings")
-    }
-
-    fn open(attr: &Attr, pid: u32, cpu: u32, what: &'static str) -> Result<Self, HardwareError> {
-        // SAFETY: the attribute has as many bytes as it says, and the kernel only reads them.
-        let fd = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                attr.0.as_ptr(),
-                pid as libc::pid_t,
-                cpu as libc::c_int,
-                -1,
-                CLOSE_ON_EXEC,
-            )
-        };
-        if fd < 0 {
-            let source = io::Error::last_os_error();
-            let hint = match source.raw_os_error() {
-                Some(libc::EACCES | libc::EPERM) => {
-                    " (/proc/sys/kernel/perf_event_paranoid: more than 2 forbids it to users)"
-                }
-                Some(libc::EBUSY) => " (somebody else records with it)",
-                _ => "",
-            };
-            return Err(HardwareError::Refused {
-                what,
-                cpu,
-                hint,
-                source,
-            });
-        }
-        // SAFETY: the kernel has just opened it for us.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    pub(super) fn open(attr: &Attr, owner: Owner, cpu: u32) -> io::Result<Self> {
+        let fd = open(attr, owner.pid(), cpu as libc::c_int, -1)?;
         Ok(Self { fd, cpu })
     }
 
+    /// One that runs while this does.
+    pub(super) fn open_member(&self, attr: &Attr, owner: Owner) -> io::Result<Self> {
+        let (cpu, group) = (self.cpu as libc::c_int, self.fd.as_raw_fd());
+        let fd = open(attr, owner.pid(), cpu, group)?;
+        Ok(Self { fd, cpu: self.cpu })
+    }
+
     fn control(&self, request: libc::c_ulong, argument: libc::c_ulong) -> io::Result<()> {
-        // SAFETY: requests of this event with an argument as each takes it: none, a descriptor, or where eight bytes can be written.
+        // SAFETY: requests of this event with an argument as each takes it: none, a descriptor, a text that ends with NUL, or where eight bytes
+        // can be written.
         let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), request, argument) };
         if result < 0 {
             Err(io::Error::last_os_error())
@@ -153,13 +278,27 @@ impl Event {
         Ok(id)
     }
 
-    /// Has its records put into another event's buffer.
+    /// Has its records, or packets, put into another event's buffer.
     pub(super) fn writes_to(&self, other: &Self) -> io::Result<()> {
         self.control(SET_OUTPUT, other.fd.as_raw_fd() as libc::c_ulong)
     }
 
-    pub(super) fn disable(&self) {
+    /// Has only what these address filters say traced.
+    pub(super) fn filter(&self, filter: &str) -> io::Result<()> {
+        let filter = CString::new(filter)?;
+        self.control(
+            SET_FILTER,
+            filter.as_ptr().expose_provenance() as libc::c_ulong,
+        )
+    }
+
+    pub(super) fn enable(&self) {
         // Where it does not work, the event has ended.
+        let _ = self.control(ENABLE, 0);
+    }
+
+    pub(super) fn disable(&self) {
+        // The same.
         let _ = self.control(DISABLE, 0);
     }
 }

@@ -13,8 +13,8 @@ use std::thread::{self, JoinHandle};
 #[derive(Debug)]
 pub(super) struct Waiting {
     pid: u32,
-    go: File,
-    thread: JoinHandle<io::Result<Child>>,
+    go: Option<File>,
+    thread: Option<JoinHandle<io::Result<Child>>>,
 }
 
 /// Makes a child, which waits.
@@ -63,8 +63,8 @@ pub(super) fn prepare(program: &Command) -> io::Result<Waiting> {
     match told.read_exact(&mut pid) {
         Ok(()) => Ok(Waiting {
             pid: u32::from_ne_bytes(pid),
-            go,
-            thread,
+            go: Some(go),
+            thread: Some(thread),
         }),
         // There is no child: spawning says why.
         Err(error) => match thread.join() {
@@ -81,9 +81,64 @@ impl Waiting {
 
     /// Lets it go on: when this returns, the program has been executed.
     pub(super) fn start(mut self) -> io::Result<Child> {
-        self.go.write_all(&[1])?;
-        self.thread
-            .join()
-            .unwrap_or_else(|_| Err(io::Error::other("the thread that starts it has ended")))
+        if let Some(go) = &mut self.go {
+            go.write_all(&[1])?;
+        }
+        let thread = self.thread.take().map(JoinHandle::join);
+        let ended = || io::Error::other("the thread that starts it has ended");
+        thread.and_then(Result::ok).unwrap_or_else(|| Err(ended()))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // A child that is not to go on ends, and tells its parent so, who must be there to hear it.
+        drop(self.go.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    fn shell(words: &str) -> Command {
+        Command {
+            program: "/bin/sh".into(),
+            args: vec!["-c".into(), words.into()],
+        }
+    }
+
+    #[test]
+    fn it_waits_until_it_is_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = folder.path().join("there");
+        let words = format!("echo > {}; exit 7", there.display());
+        let waiting = prepare(&shell(&words)).unwrap();
+        let pid = waiting.pid();
+        assert!(!there.exists());
+        let mut child = waiting.start().unwrap();
+        assert_eq!(child.id(), pid);
+        let status = child.wait().unwrap();
+        assert_eq!((status.code(), status.signal()), (Some(7), None));
+        assert!(there.exists());
+    }
+
+    #[test]
+    fn one_that_is_not_started_is_gone() {
+        let waiting = prepare(&shell("true")).unwrap();
+        let folder = std::path::PathBuf::from(format!("/proc/{}", waiting.pid()));
+        assert!(folder.exists());
+        drop(waiting);
+        assert!(!folder.exists());
+        let error = prepare(&Command {
+            program: "/no/such/program".into(),
+            args: Vec::new(),
+        });
+        let error = error.unwrap().start().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -1,32 +1,44 @@
 //! The hardware's own trace units, through Linux's `perf_event_open`.
 //!
-//! A program and all that it starts are traced in user space, on whichever processor they run: an event a processor, which children
-//! inherit, with a buffer for the kernel's records and one for packets. What the kernel tells goes into the file as it is; so
+//! A program and all that it starts, a process that runs already, or processors with all that they run: an event a processor (and a
+//! thread), with a buffer for the kernel's records and one for packets. What the kernel tells goes into the file as it is; so
 //! perf reads it as one of its own.
 
 mod event;
+mod existing;
+mod kernel;
 mod launch;
 mod pmu;
 mod ring;
+mod subject;
 mod vdso;
+
+pub use kernel::KernelProblem;
 
 use crate::ptrace::sys::Dispositions;
 use crate::ptrace::{Command, Options as RunOptions, Outcome};
-use crate::record::Output;
-use cofi_perf::{Feature, KernelEvent, KernelTrace, KernelWriter, PtConfig, WriteError};
-use event::Event;
+use crate::record::{Output, folder_of};
+use cofi_perf::{Feature, KernelTrace, KernelWriter, PtConfig, WriteError};
+use event::{Attr, Event, Owner};
+use kernel::Kernel;
 use pmu::Pmu;
-use ring::{Ring, Told};
+use ring::{Buffers, Ring, Told};
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use subject::Events;
 use vdso::Vdso;
 
 /// How long it is slept at most while nothing is to be read.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// The same while a snapshot may be asked for.
+const SNAPSHOT_PATIENCE: Duration = Duration::from_millis(5);
+/// The buffer by which it is tried whether anything can be recorded.
+const PROBE: u64 = 1 << 16;
 
 /// Why the hardware does not record.
 #[derive(Debug, thiserror::Error)]
@@ -72,9 +84,31 @@ pub enum HardwareError {
         /// Why.
         source: io::Error,
     },
+    /// There is no such processor.
+    #[error("there is no processor {cpu} here, or it is offline")]
+    NoProcessor {
+        /// Its number.
+        cpu: u32,
+    },
+    /// There is no such process.
+    #[error("there is no process {pid}")]
+    NoProcess {
+        /// Its number.
+        pid: u32,
+    },
+    /// The kernel does not take the address filters.
+    #[error("the kernel does not take the filter {filter:?}{hint}")]
+    Filter {
+        /// As the kernel was given it.
+        filter: String,
+        /// What helps, in words that follow.
+        hint: &'static str,
+        /// Why.
+        source: io::Error,
+    },
     /// There is no memory for the buffers.
     #[error(
-        "there is no buffer for processor {cpu}: /proc/sys/kernel/perf_event_mlock_kb limits them"
+        "there is no buffer for processor {cpu}: /proc/sys/kernel/perf_event_mlock_kb limits those of users, and --buffer their size"
     )]
     NoBuffer {
         /// Where.
@@ -104,7 +138,7 @@ pub enum HardwareError {
 }
 
 /// What was recorded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Traced {
     /// How the program ended.
     pub outcome: Outcome,
@@ -112,6 +146,55 @@ pub struct Traced {
     pub trace_bytes: u64,
     /// How often the kernel had no room for packets, and for its own records: there the file has gaps, and says so.
     pub lost: (u64, u64),
+    /// The size of each buffer for packets.
+    pub buffer: usize,
+    /// Snapshots that were taken; that at the end is one.
+    pub snapshots: u64,
+}
+
+/// The privilege levels that are traced: at least one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Levels {
+    /// What runs at level 0.
+    pub os: bool,
+    /// What runs at the others.
+    pub user: bool,
+}
+
+/// Who is recorded.
+#[derive(Clone, Copy, Debug)]
+pub enum Subject<'p> {
+    /// A program, and what it starts.
+    Program(&'p Command),
+    /// A process that runs already, and what it starts from now on.
+    Process(u32),
+    /// Processors, with all that they run: until this program ends, if there is one.
+    Processors(Option<&'p Command>),
+}
+
+/// Which packets are kept.
+#[derive(Clone, Copy, Debug)]
+pub enum Keep<'s> {
+    /// All.
+    All,
+    /// The buffers are overwritten, and saved when this is set, and at the end.
+    Snapshots(&'s AtomicBool),
+    /// The buffers are overwritten, and samples end with the last packets.
+    Samples(Samples),
+}
+
+/// Samples that end with packets.
+#[derive(Clone, Copy, Debug)]
+pub struct Samples {
+    /// So many bytes of packets each, at most [`Samples::MOST`].
+    pub size: u32,
+    /// One for so many cycles.
+    pub period: u64,
+}
+
+impl Samples {
+    /// What a record, of which a sample is one, has room for.
+    pub const MOST: u32 = 0xf000;
 }
 
 /// What is to be recorded.
@@ -123,132 +206,293 @@ pub struct Settings<'s> {
     pub config: PtConfig,
     /// As it stands in the file.
     pub command_line: Vec<String>,
+    /// At which privilege levels.
+    pub levels: Levels,
+    /// On which processors; all if it is not said.
+    pub cpus: Option<Vec<u32>>,
+    /// Bytes of each buffer for packets; as many as are allowed, up to 4 MiB, if it is not said.
+    pub buffer: Option<u64>,
+    /// Which packets are kept.
+    pub keep: Keep<'s>,
+    /// Address filters, in the kernel's form.
+    pub filter: Option<String>,
 }
 
-/// Whether there is hardware that Linux can use.
-#[must_use]
-pub fn is_there() -> bool {
-    Pmu::find().is_ok()
-}
-
-/// Records a program and what it starts.
+/// Whether Linux lets this process record its own with such packets. [`HardwareError::Absent`] where there is no such hardware.
 ///
 /// # Errors
-/// [`HardwareError`]. If the program has not been started, whatever stood at the file's place still does.
+/// [`HardwareError`].
+pub fn probe(config: PtConfig) -> Result<(), HardwareError> {
+    let pmu = Pmu::find()?;
+    let config = pmu.config(config)?;
+    let cpu = pmu::online()?.first().copied().unwrap_or_default();
+    let levels = Levels {
+        os: false,
+        user: true,
+    };
+    let owner = Owner::Thread(std::process::id());
+    let attr = Attr::of_packets((pmu.kind, config), levels, owner, 0);
+    let opened = Event::open(&attr, owner, cpu);
+    let refused = subject::refused("Intel PT", cpu, Subject::Process(0), levels);
+    let buffers = Buffers::new(Some(PROBE), false, false);
+    let ring = Ring::new(cpu, vec![opened.map_err(refused)?], Vec::new(), buffers)?;
+    ring.time().map(drop).ok_or(HardwareError::NoClock)
+}
+
+/// Records. `notice` hears of what is not as it might be.
+///
+/// # Errors
+/// [`HardwareError`]. If nothing has been started, whatever stood at the file's place still does.
 pub fn run(
     settings: &Settings<'_>,
-    program: &Command,
+    subject: Subject<'_>,
     options: RunOptions<'_>,
+    notice: &mut dyn FnMut(&KernelProblem),
 ) -> Result<Traced, HardwareError> {
     let pmu = Pmu::find()?;
     let config = pmu.config(settings.config)?;
+    let online = pmu::online()?;
+    let cpus = processors(settings.cpus.as_deref(), &online)?;
+    let program = match subject {
+        Subject::Program(program) => Some(program),
+        Subject::Processors(program) => program,
+        Subject::Process(_) => None,
+    };
     // The program decides what comes of Ctrl-C; the recording goes on as long as it.
     let mut dispositions = Dispositions::default();
-    dispositions.catching(libc::SIGINT);
-    dispositions.catching(libc::SIGQUIT);
-    let cpus = pmu::online()?;
+    if program.is_some() {
+        dispositions.catching(libc::SIGINT);
+        dispositions.catching(libc::SIGQUIT);
+    }
     let created = |source| HardwareError::Create {
         path: settings.file.to_owned(),
         source,
     };
     let (mut output, file) = Output::create(settings.file).map_err(created)?;
     let mut vdso = Vdso::beside(settings.file).map_err(created)?;
-    let waiting = launch::prepare(program).map_err(|source| launch_error(program, source))?;
-    let mut rings = Vec::new();
-    let (mut traced, mut told) = (Vec::new(), Vec::new());
-    for &cpu in &cpus {
-        let packets = Event::of_packets(pmu.kind, config, waiting.pid(), cpu)?;
-        let records = Event::of_records(waiting.pid(), cpu)?;
-        traced.push(packets.id()?);
-        told.push(records.id()?);
-        rings.push(Ring::new(cpu, packets, records)?);
+    let waiting = match program {
+        Some(program) => {
+            let waiting = launch::prepare(program).map_err(unstarted(program))?;
+            Some((program, waiting))
+        }
+        None => None,
+    };
+    let overwrite = !matches!(settings.keep, Keep::All);
+    let samples = match settings.keep {
+        Keep::Samples(samples) => Some(samples),
+        _ => None,
+    };
+    let mut buffers = Buffers::new(settings.buffer, overwrite, samples.is_some());
+    let (events, rings) = loop {
+        let mut events = Events::open(
+            (pmu.kind, config),
+            (subject, waiting.as_ref().map(|(_, waiting)| waiting.pid())),
+            settings.levels,
+            (&cpus, &online),
+            buffers.watermark(),
+            samples,
+        )?;
+        match (events.rings(buffers), buffers.smaller()) {
+            (Ok(rings), _) => break (events, rings),
+            (Err(HardwareError::NoBuffer { .. }), Some(smaller)) => buffers = smaller,
+            (Err(error), _) => return Err(error),
+        }
+    };
+    if let Some(filter) = &settings.filter {
+        for ring in &rings {
+            ring.filter(filter).map_err(unfiltered(filter, subject))?;
+        }
     }
     let time = rings
         .first()
         .and_then(Ring::time)
         .ok_or(HardwareError::NoClock)?;
-    let events = vec![
-        KernelEvent {
-            attr: event::of_packets(pmu.kind, config).0,
-            ids: traced,
-            name: "intel_pt//u".into(),
-        },
-        KernelEvent {
-            attr: event::of_records().0,
-            ids: told,
-            name: "dummy:u".into(),
-        },
-    ];
     let trace = KernelTrace {
         pmu_type: pmu.kind,
         time,
         tsc_ctc_ratio: pmu.tsc_ctc_ratio,
         max_nonturbo_ratio: pmu.max_nonturbo_ratio,
         event_trace: pmu.has_event_trace,
+        whole_processors: matches!(subject, Subject::Processors(_)),
+        snapshots: matches!(settings.keep, Keep::Snapshots(_)),
+        filter: settings.filter.clone().unwrap_or_default(),
     };
     let words = settings.command_line.clone();
-    let mut writer = KernelWriter::new(BufWriter::new(file), events, trace, words)?;
+    let mut writer = KernelWriter::new(BufWriter::new(file), events.described(), trace, words)?;
+    writer.id_index(events.places())?;
     describe(&mut writer);
-    let mut child = waiting
-        .start()
-        .map_err(|source| launch_error(program, source))?;
+    let mut kernel = None;
+    if settings.levels.os {
+        match Kernel::find(folder_of(settings.file)) {
+            Ok((found, problem)) => {
+                problem.iter().for_each(&mut *notice);
+                found.describe(&mut writer)?;
+                kernel = Some(found);
+            }
+            Err(problem) => notice(&problem),
+        }
+        if !events.tells_of_changes() {
+            notice(&KernelProblem::NoChanges);
+        }
+    }
+    for pid in existing(subject) {
+        existing::describe(&mut writer, pid, &mut vdso)?;
+    }
+    if !matches!(subject, Subject::Program(_)) {
+        rings.iter().for_each(Ring::enable);
+    }
+    let child = match waiting {
+        Some((program, waiting)) => Some(waiting.start().map_err(unstarted(program))?),
+        None => None,
+    };
     output.commit().map_err(created)?;
     vdso.begin().map_err(created)?;
-    if let Some(leader) = options.leader {
+    if let Some(kernel) = kernel.as_mut().filter(|kernel| kernel.has_copy()) {
+        let kept = vdso.kernel_folder().and_then(|folder| kernel.keep(&folder));
+        kept.map_err(created)?;
+    }
+    if let (Some(leader), Some(child)) = (options.leader, &child) {
         leader.store(child.id(), Ordering::SeqCst);
     }
-    let begun = Instant::now();
-    let mut sum = Told::default();
-    let outcome = loop {
-        ring::wait(&rings, PATIENCE);
-        // What ran before the program's end is in the buffers when it is known to have ended.
-        let ended = child.try_wait().ok().flatten();
-        drain(&mut rings, &mut writer, &mut vdso, &mut sum)?;
-        if let Some(status) = ended {
-            break match (status.code(), status.signal()) {
-                (Some(code), _) => Outcome::Exited(code),
-                (None, signal) => Outcome::Signaled(signal.unwrap_or_default()),
-            };
-        }
-        let is_over = options.duration.is_some_and(|long| begun.elapsed() >= long);
-        if is_over || options.stop.load(Ordering::SeqCst) {
-            break Outcome::Detached;
-        }
+    let mut recording = Recording {
+        rings,
+        writer,
+        vdso,
+        sum: Told::default(),
+        snapshots: 0,
     };
-    for ring in &rings {
-        ring.disable();
-    }
-    drain(&mut rings, &mut writer, &mut vdso, &mut sum)?;
-    writer.finish()?;
+    let outcome = recording.follow(subject, child, settings.keep, options)?;
+    recording.writer.finish()?;
     Ok(Traced {
         outcome,
-        trace_bytes: sum.bytes,
-        lost: (sum.truncated, sum.lost),
+        trace_bytes: recording.sum.bytes,
+        lost: (recording.sum.truncated, recording.sum.lost),
+        buffer: buffers.size(),
+        snapshots: recording.snapshots,
     })
 }
 
-fn launch_error(program: &Command, source: io::Error) -> HardwareError {
-    HardwareError::Launch {
-        program: (&program.program).into(),
+/// The processors to be recorded.
+fn processors(wanted: Option<&[u32]>, online: &[u32]) -> Result<Vec<u32>, HardwareError> {
+    let wanted = wanted.unwrap_or(online);
+    match wanted.iter().find(|cpu| !online.contains(cpu)) {
+        Some(cpu) => Err(HardwareError::NoProcessor { cpu: *cpu }),
+        None => Ok(wanted.to_vec()),
+    }
+}
+
+/// The processes that were there before, and are recorded.
+fn existing(subject: Subject<'_>) -> Vec<u32> {
+    match subject {
+        Subject::Program(_) => Vec::new(),
+        Subject::Process(pid) => vec![pid],
+        Subject::Processors(_) => existing::processes(),
+    }
+}
+
+fn unstarted(program: &Command) -> impl FnOnce(io::Error) -> HardwareError {
+    let program = PathBuf::from(&program.program);
+    |source| HardwareError::Launch { program, source }
+}
+
+/// What the kernel's refusal of a filter means.
+fn unfiltered(filter: &str, subject: Subject<'_>) -> impl FnOnce(io::Error) -> HardwareError {
+    let filter = filter.to_owned();
+    let hint = match subject {
+        Subject::Processors(_) => {
+            ": of whole processors, only addresses of the kernel are filtered, with --privilege os or all"
+        }
+        _ => {
+            ": the processors may have fewer ranges (nr_addr_filters in /sys/bus/event_source/devices/intel_pt), or the file is \
+             none that can be mapped"
+        }
+    };
+    move |source| HardwareError::Filter {
+        filter,
+        hint,
         source,
     }
 }
 
-/// Takes what is in the buffers.
-fn drain(
-    rings: &mut [Ring],
-    writer: &mut KernelWriter<BufWriter<File>>,
-    vdso: &mut Vdso,
-    sum: &mut Told,
-) -> Result<(), WriteError> {
-    let mut any = false;
-    for (index, ring) in rings.iter_mut().enumerate() {
-        any |= ring.drain(index as u32, writer, vdso, sum)?;
+/// A recording under way.
+#[derive(Debug)]
+struct Recording {
+    rings: Vec<Ring>,
+    writer: KernelWriter<BufWriter<File>>,
+    vdso: Vdso,
+    sum: Told,
+    snapshots: u64,
+}
+
+impl Recording {
+    /// Takes what comes until the end.
+    fn follow(
+        &mut self,
+        subject: Subject<'_>,
+        mut child: Option<Child>,
+        keep: Keep<'_>,
+        options: RunOptions<'_>,
+    ) -> Result<Outcome, HardwareError> {
+        let begun = Instant::now();
+        let patience = match keep {
+            Keep::Snapshots(_) => SNAPSHOT_PATIENCE,
+            Keep::All | Keep::Samples(_) => PATIENCE,
+        };
+        let outcome = loop {
+            ring::wait(&self.rings, patience);
+            // What ran before the program's end is in the buffers when it is known to have ended.
+            let ended = child.as_mut().and_then(|child| child.try_wait().ok()?);
+            let is_gone = matches!(subject, Subject::Process(pid) if !existing::is_alive(pid));
+            match keep {
+                Keep::Snapshots(wanted) => {
+                    let is_wanted = wanted.swap(false, Ordering::SeqCst);
+                    if is_wanted {
+                        self.rings.iter().for_each(Ring::pause);
+                    }
+                    self.take(Some(is_wanted))?;
+                    if is_wanted {
+                        self.rings.iter().for_each(Ring::enable);
+                    }
+                }
+                Keep::Samples(_) => self.take(Some(false))?,
+                Keep::All => self.take(None)?,
+            }
+            if let Some(status) = ended {
+                break match (status.code(), status.signal()) {
+                    (Some(code), _) => Outcome::Exited(code),
+                    (None, signal) => Outcome::Signaled(signal.unwrap_or_default()),
+                };
+            }
+            let is_over = options.duration.is_some_and(|long| begun.elapsed() >= long);
+            if is_over || is_gone || options.stop.load(Ordering::SeqCst) {
+                break Outcome::Detached;
+            }
+        };
+        self.rings.iter().for_each(Ring::disable);
+        self.take(match keep {
+            Keep::All => None,
+            Keep::Snapshots(_) => Some(true),
+            Keep::Samples(_) => Some(false),
+        })?;
+        Ok(outcome)
     }
-    if any {
-        writer.finished_round()?;
+
+    /// Takes what is in the buffers. Of those that are overwritten, `snapshot` says whether packets are to be taken.
+    fn take(&mut self, snapshot: Option<bool>) -> Result<(), WriteError> {
+        let (writer, vdso, sum) = (&mut self.writer, &mut self.vdso, &mut self.sum);
+        let mut any = false;
+        for (index, ring) in (0..).zip(&mut self.rings) {
+            any |= match snapshot {
+                None => ring.drain(index, writer, vdso, sum)?,
+                Some(with_packets) => ring.snapshot(index, with_packets, writer, vdso, sum)?,
+            };
+        }
+        self.snapshots += u64::from(snapshot == Some(true));
+        if any {
+            writer.finished_round()?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Tells what decoders and people want to know of the machine.

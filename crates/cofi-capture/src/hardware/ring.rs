@@ -16,11 +16,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const PAGE: usize = 4096;
+/// No buffer has more pages: 64 GiB.
+const MOST: usize = 1 << 24;
 /// Pages for records, beside the first one, which is the kernel's words about the buffers.
 const RECORDS: usize = 128;
-/// Pages for packets, of which less is taken where so much is not allowed.
-const MOST_PACKETS: usize = 1024;
-const LEAST_PACKETS: usize = 16;
+/// The same where samples are among them, or less.
+const SAMPLES: usize = 1024;
+/// Pages for packets if nothing is said, of which less is taken where so much is not allowed.
+const USUAL: usize = 1024;
+const LEAST: usize = 16;
 /// Places in the first page.
 mod place {
     pub(super) const CAPABILITIES: usize = 40;
@@ -36,10 +40,63 @@ mod place {
 }
 /// cap_user_time_zero.
 const HAS_TIME: u64 = 1 << 4;
+/// A buffer that is full has its event switched off, by the kernel, at about the time at which its record says so: so it is switched on again
+/// this often, each time that packets have been taken.
+const RESTARTS: u32 = 3;
 /// Kinds of records, and the flags of AUX: TRUNCATED.
 const LOST: u32 = 2;
 const AUX: u32 = 11;
 const TRUNCATED: u64 = 1;
+
+/// The buffers for packets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffers {
+    /// So many pages each: a power of two.
+    pages: usize,
+    /// So many pages for records.
+    records: usize,
+    /// They are overwritten, and saved at snapshots.
+    overwrite: bool,
+    /// Smaller ones are taken where these are not allowed.
+    is_wish: bool,
+}
+
+impl Buffers {
+    /// Of so many bytes, or as many as are allowed.
+    pub(super) fn new(bytes: Option<u64>, overwrite: bool, has_samples: bool) -> Self {
+        let pages = |bytes: u64| {
+            let pages = usize::try_from(bytes.div_ceil(PAGE as u64)).unwrap_or(MOST);
+            pages.clamp(1, MOST).next_power_of_two()
+        };
+        Self {
+            pages: bytes.map_or(USUAL, pages),
+            records: if has_samples { SAMPLES } else { RECORDS },
+            overwrite,
+            is_wish: bytes.is_none(),
+        }
+    }
+
+    /// Smaller ones, if these were but a wish.
+    pub(super) fn smaller(self) -> Option<Self> {
+        if self.records > RECORDS {
+            let records = self.records / 2;
+            return Some(Self { records, ..self });
+        }
+        let pages = self.pages / 2;
+        (self.is_wish && pages >= LEAST).then_some(Self { pages, ..self })
+    }
+
+    /// After so many bytes of packets the kernel wakes who reads them, as perf has it; never where they are overwritten.
+    pub(super) fn watermark(self) -> u32 {
+        let quarter = u32::try_from(self.pages * PAGE / 4).unwrap_or(u32::MAX);
+        if self.overwrite { 0 } else { quarter }
+    }
+
+    /// The size of each.
+    pub(super) const fn size(self) -> usize {
+        self.pages * PAGE
+    }
+}
 
 /// What was read.
 #[derive(Clone, Copy, Default, Debug)]
@@ -60,13 +117,13 @@ struct Mapping {
 }
 
 impl Mapping {
-    fn new(event: &Event, len: usize, offset: usize) -> io::Result<Self> {
+    fn new(event: &Event, len: usize, offset: usize, rights: libc::c_int) -> io::Result<Self> {
         // SAFETY: a new mapping, which nothing else knows.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 len,
-                libc::PROT_READ | libc::PROT_WRITE,
+                rights,
                 libc::MAP_SHARED,
                 event.as_raw_fd(),
                 offset as libc::off_t,
@@ -116,41 +173,89 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub(super) struct Ring {
     cpu: u32,
-    packets: Event,
-    records: Event,
+    /// The first of them, or of the records if there is none, has the buffers.
+    packets: Vec<Event>,
+    records: Vec<Event>,
     first: Mapping,
-    aux: Mapping,
+    /// For packets, if there are to be any.
+    aux: Option<Mapping>,
+    /// So often it is still to be made sure that packets are made: the kernel has stopped it.
+    restarts: u32,
+    /// Packets so far that snapshots have taken.
+    saved: u64,
 }
 
 impl Ring {
-    pub(super) fn new(cpu: u32, packets: Event, records: Event) -> Result<Self, HardwareError> {
+    /// Of one event or more.
+    pub(super) fn new(
+        cpu: u32,
+        packets: Vec<Event>,
+        records: Vec<Event>,
+        buffers: Buffers,
+    ) -> Result<Self, HardwareError> {
         let none = |source| HardwareError::NoBuffer { cpu, source };
-        let first = Mapping::new(&packets, (1 + RECORDS) * PAGE, 0).map_err(none)?;
-        let begin = (1 + RECORDS) * PAGE;
-        // (A power of two is wanted, and so is its place a multiple of nothing but pages.)
-        let mut pages = MOST_PACKETS;
-        let aux = loop {
-            let size = pages * PAGE;
-            first
-                .number(place::AUX_OFFSET)
-                .store(begin as u64, Ordering::Relaxed);
-            first
-                .number(place::AUX_SIZE)
-                .store(size as u64, Ordering::Relaxed);
-            match Mapping::new(&packets, size, begin) {
-                Ok(aux) => break aux,
-                Err(error) if pages <= LEAST_PACKETS => return Err(none(error)),
-                Err(_) => pages /= 2,
-            }
+        let Some(owner) = packets.first().or(records.first()) else {
+            return Err(none(io::ErrorKind::NotFound.into()));
         };
-        records.writes_to(&packets).map_err(none)?;
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        let begin = (1 + buffers.records) * PAGE;
+        let first = Mapping::new(owner, begin, 0, both).map_err(none)?;
+        let aux = match packets.is_empty() {
+            true => None,
+            false => Some(Self::aux(owner, &first, begin, buffers).map_err(none)?),
+        };
+        for event in packets.iter().chain(&records) {
+            if event.as_raw_fd() != owner.as_raw_fd() {
+                event.writes_to(owner).map_err(none)?;
+            }
+        }
         Ok(Self {
             cpu,
             packets,
             records,
             first,
             aux,
+            restarts: 0,
+            saved: 0,
         })
+    }
+
+    /// The buffer for packets, which begins where the other ends.
+    fn aux(owner: &Event, first: &Mapping, begin: usize, buffers: Buffers) -> io::Result<Mapping> {
+        // By who may not write to it the kernel knows a buffer that is to be overwritten.
+        let rights = if buffers.overwrite {
+            libc::PROT_READ
+        } else {
+            libc::PROT_READ | libc::PROT_WRITE
+        };
+        let size = buffers.size();
+        for (at, number) in [(place::AUX_OFFSET, begin), (place::AUX_SIZE, size)] {
+            first.number(at).store(number as u64, Ordering::Relaxed);
+        }
+        Mapping::new(owner, size, begin, rights)
+    }
+
+    /// Has only what these address filters say traced.
+    pub(super) fn filter(&self, filter: &str) -> io::Result<()> {
+        self.packets
+            .iter()
+            .try_for_each(|event| event.filter(filter))
+    }
+
+    /// Has packets made, where they are not as soon as a program is executed.
+    pub(super) fn enable(&self) {
+        self.packets.iter().for_each(Event::enable);
+    }
+
+    /// Has no packets made for a while.
+    pub(super) fn pause(&self) {
+        self.packets.iter().for_each(Event::disable);
+    }
+
+    /// The file by which it is waited for.
+    fn owner(&self) -> i32 {
+        let owner = self.packets.first().or(self.records.first());
+        owner.map_or(-1, AsRawFd::as_raw_fd)
     }
 
     /// How the TSC becomes perf's time, if the kernel says.
@@ -170,8 +275,34 @@ impl Ring {
 
     /// Nothing more is to be recorded.
     pub(super) fn disable(&self) {
-        self.packets.disable();
-        self.records.disable();
+        self.pause();
+        self.records.iter().for_each(Event::disable);
+    }
+
+    /// Writes the kernel's records; whether there were any.
+    fn drain_records<W: Write + Seek>(
+        &mut self,
+        writer: &mut KernelWriter<W>,
+        vdso: &mut Vdso,
+        sum: &mut Told,
+    ) -> Result<bool, WriteError> {
+        let tail = self.first.number(place::DATA_TAIL).load(Ordering::Relaxed);
+        let head = self.first.number(place::DATA_HEAD).load(Ordering::Acquire);
+        let has_records = head != tail;
+        if has_records {
+            let pieces = self.first.pieces((PAGE, self.first.len - PAGE), tail, head);
+            let records = pieces.concat();
+            let truncated = sum.truncated;
+            note(&records, sum);
+            if sum.truncated != truncated {
+                self.restarts = RESTARTS;
+            }
+            writer.records(&vdso.named(&records))?;
+            self.first
+                .number(place::DATA_TAIL)
+                .store(head, Ordering::Release);
+        }
+        Ok(has_records)
     }
 
     /// Writes what is in the buffers; whether anything was.
@@ -182,29 +313,56 @@ impl Ring {
         vdso: &mut Vdso,
         sum: &mut Told,
     ) -> Result<bool, WriteError> {
-        let tail = self.first.number(place::DATA_TAIL).load(Ordering::Relaxed);
-        let head = self.first.number(place::DATA_HEAD).load(Ordering::Acquire);
-        let has_records = head != tail;
-        if has_records {
-            let pieces = self.first.pieces((PAGE, RECORDS * PAGE), tail, head);
-            let records = pieces.concat();
-            note(&records, sum);
-            writer.records(&vdso.named(&records))?;
-            self.first
-                .number(place::DATA_TAIL)
-                .store(head, Ordering::Release);
-        }
+        let has_records = self.drain_records(writer, vdso, sum)?;
+        let Some(aux) = &self.aux else {
+            return Ok(has_records);
+        };
         let tail = self.first.number(place::AUX_TAIL).load(Ordering::Relaxed);
         let head = self.first.number(place::AUX_HEAD).load(Ordering::Acquire);
         if head != tail {
-            let pieces = self.aux.pieces((0, self.aux.len), tail, head);
+            let pieces = aux.pieces((0, aux.len), tail, head);
             writer.auxtrace(index, self.cpu, StreamOffset(tail), now(), pieces)?;
             sum.bytes += head - tail;
             self.first
                 .number(place::AUX_TAIL)
                 .store(head, Ordering::Release);
         }
+        if self.restarts > 0 {
+            self.restarts -= 1;
+            self.enable();
+        }
         Ok(has_records || head != tail)
+    }
+
+    /// Of a buffer that is overwritten, writes the kernel's records and, if it is asked for, the packets, while none are made.
+    pub(super) fn snapshot<W: Write + Seek>(
+        &mut self,
+        index: u32,
+        with_packets: bool,
+        writer: &mut KernelWriter<W>,
+        vdso: &mut Vdso,
+        sum: &mut Told,
+    ) -> Result<bool, WriteError> {
+        let has_records = self.drain_records(writer, vdso, sum)?;
+        let Some(aux) = self.aux.as_ref().filter(|_| with_packets) else {
+            return Ok(has_records);
+        };
+        let head = self.first.number(place::AUX_HEAD).load(Ordering::Acquire);
+        let size = aux.len as u64;
+        let [newest, _] = aux.pieces((0, aux.len), 0, head % size);
+        let [oldest, _] = aux.pieces((0, aux.len), head % size, size);
+        // The kernel gives pages of zeros, and does not say whether it has come round.
+        let pieces = match oldest.iter().any(|byte| *byte != 0) {
+            true => [oldest, newest],
+            false => [newest, &[]],
+        };
+        let len = (pieces[0].len() + pieces[1].len()) as u64;
+        if len != 0 {
+            writer.auxtrace(index, self.cpu, StreamOffset(self.saved), now(), pieces)?;
+            self.saved += len.next_multiple_of(8);
+            sum.bytes += len;
+        }
+        Ok(has_records || len != 0)
     }
 }
 
@@ -239,7 +397,7 @@ pub(super) fn wait(rings: &[Ring], patience: Duration) {
     let mut waits: Vec<libc::pollfd> = rings
         .iter()
         .map(|ring| libc::pollfd {
-            fd: ring.packets.as_raw_fd(),
+            fd: ring.owner(),
             events: libc::POLLIN,
             revents: 0,
         })
@@ -261,6 +419,36 @@ pub(super) fn wait(rings: &[Ring], patience: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buffers_have_powers_of_two_of_pages() {
+        let asked = Buffers::new(Some(100_000), false, false);
+        assert_eq!((asked.size(), asked.watermark()), (128 << 10, 32 << 10));
+        assert!(asked.smaller().is_none());
+        assert_eq!(Buffers::new(Some(1), true, false).size(), PAGE);
+        assert_eq!(Buffers::new(Some(1), true, false).watermark(), 0);
+        assert_eq!(
+            Buffers::new(Some(u64::MAX), false, false).size(),
+            MOST * PAGE
+        );
+        // With samples, room for them is a wish.
+        let mut samples = Buffers::new(Some(1), true, true);
+        while let Some(smaller) = samples.smaller() {
+            assert_eq!(
+                (smaller.size(), smaller.records),
+                (PAGE, samples.records / 2)
+            );
+            samples = smaller;
+        }
+        assert_eq!(samples.records, RECORDS);
+        let mut wish = Buffers::new(None, false, false);
+        assert_eq!(wish.size(), 4 << 20);
+        while let Some(smaller) = wish.smaller() {
+            assert_eq!(smaller.size(), wish.size() / 2);
+            wish = smaller;
+        }
+        assert_eq!(wish.size(), LEAST * PAGE);
+    }
 
     #[test]
     fn what_is_missing_is_counted() {

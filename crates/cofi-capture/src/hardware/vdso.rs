@@ -23,7 +23,22 @@ pub(super) struct Vdso {
     files: SavedFiles,
     /// Its bytes, if they can be had.
     bytes: Option<Vec<u8>>,
+    state: State,
 }
+
+/// What has become of its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Nobody has asked for it.
+    Unused,
+    /// Records name it, but the recording has not begun yet.
+    Promised,
+    /// It is there.
+    Saved,
+}
+
+/// The file's name, without ending.
+const FILE: &str = "vdso";
 
 impl Vdso {
     /// For a trace at this place.
@@ -31,12 +46,42 @@ impl Vdso {
         Ok(Self {
             files: SavedFiles::beside(file)?,
             bytes: own().ok(),
+            state: State::Unused,
         })
     }
 
-    /// Makes way for what is saved.
-    pub(super) fn begin(&self) -> io::Result<()> {
-        self.files.begin()
+    /// Makes way for what is saved, and saves what has been named.
+    pub(super) fn begin(&mut self) -> io::Result<()> {
+        self.files.begin()?;
+        if self.state == State::Promised {
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self) -> io::Result<()> {
+        if self.state != State::Saved
+            && let Some(bytes) = &self.bytes
+        {
+            self.files.save_as(FILE, bytes)?;
+            self.state = State::Saved;
+        }
+        Ok(())
+    }
+
+    /// The folder for the kernel's code.
+    pub(super) fn kernel_folder(&self) -> io::Result<PathBuf> {
+        self.files.kernel_folder()
+    }
+
+    /// Before the recording begins: the file that will hold what a process has mapped under this name, if that is the vDSO.
+    pub(super) fn promised(&mut self, name: &[u8], start: u64, len: u64) -> Option<PathBuf> {
+        let bytes = self.bytes.as_ref()?;
+        let is_ours = name == b"[vdso]" && start >> 32 != 0 && len == bytes.len() as u64;
+        is_ours.then(|| {
+            self.state = State::Promised;
+            self.files.place_of(FILE)
+        })
     }
 
     /// The records, of which those that map the vDSO name the file that holds it. Where it cannot be saved they stay as they are.
@@ -47,13 +92,10 @@ impl Vdso {
             is_there |= self.is_vdso(record);
             rest = behind;
         }
-        let path = match &self.bytes {
-            Some(bytes) if is_there => self.files.save(0, 0, bytes).ok(),
-            _ => None,
-        };
-        let Some(path) = path else {
+        if !is_there || self.save().is_err() {
             return Cow::Borrowed(records);
-        };
+        }
+        let path = self.files.place_of(FILE);
         let mut all = Vec::with_capacity(records.len() + 4096);
         let mut rest = records;
         while let Some((record, behind)) = split(rest) {
@@ -165,6 +207,13 @@ mod tests {
         assert!(second.ends_with(&[9; TRAILER]));
         let name = second[NAME_AT..].split(|byte| *byte == 0).next().unwrap();
         let path = Path::new(std::ffi::OsStr::from_bytes(name));
+        assert_eq!(fs::read(path).unwrap(), bytes);
+        // One that is named before there is a folder is there when the recording has begun.
+        let mut vdso = Vdso::beside(&folder.path().join("second")).unwrap();
+        assert_eq!(vdso.promised(b"/bin/true", 1 << 40, len), None);
+        let path = vdso.promised(b"[vdso]", 1 << 40, len).unwrap();
+        assert!(!path.exists());
+        vdso.begin().unwrap();
         assert_eq!(fs::read(path).unwrap(), bytes);
     }
 }

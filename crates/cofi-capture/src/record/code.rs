@@ -29,6 +29,8 @@ struct Pages {
 }
 
 const ENDING: &str = "code";
+/// A folder with the kernel's memory and its own lists, as perf names and fills it.
+const KERNEL: &str = "kcore_dir";
 
 impl SavedFiles {
     /// The folder for the trace at `file`.
@@ -73,6 +75,25 @@ impl SavedFiles {
             let _ = fs::remove_dir(folder);
         }
         Ok(())
+    }
+
+    /// Where a file of this name is to be.
+    pub(crate) fn place_of(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.{ENDING}"))
+    }
+
+    /// Saves bytes there.
+    pub(crate) fn save_as(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        private_folder(&self.folder)?;
+        private_file(&self.place_of(name))?.write_all(bytes)
+    }
+
+    /// Makes the folder for the kernel's code.
+    pub(crate) fn kernel_folder(&self) -> io::Result<PathBuf> {
+        private_folder(&self.folder)?;
+        let folder = self.folder.join(KERNEL);
+        private_folder(&folder)?;
+        Ok(folder)
     }
 
     /// Saves a page of a machine's memory; the file's absolute path, and where in it the page is.
@@ -128,7 +149,12 @@ impl SavedFiles {
 }
 
 fn is_code(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending == ENDING)
+    path.extension().is_some_and(|ending| ending == ENDING) || is_kernel(path)
+}
+
+fn is_kernel(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == KERNEL)
+        && fs::symlink_metadata(path).is_ok_and(|data| data.is_dir())
 }
 
 /// Removes what a recorder saved in a folder.
@@ -137,7 +163,9 @@ fn remove_codes(folder: &Path) -> io::Result<()> {
     if is_folder {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
-            if is_code(&path) {
+            if is_kernel(&path) {
+                fs::remove_dir_all(path)?;
+            } else if is_code(&path) {
                 fs::remove_file(path)?;
             }
         }
@@ -152,6 +180,23 @@ fn hash(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_makes_way_with_the_rest() {
+        let folder = tempfile::tempdir().unwrap();
+        let saved = SavedFiles::beside(&folder.path().join("data")).unwrap();
+        for text in ["first", "second", "third"] {
+            saved.begin().unwrap();
+            let kernel = saved.kernel_folder().unwrap();
+            private_file(&kernel.join("kcore"))
+                .unwrap()
+                .write_all(text.as_bytes())
+                .unwrap();
+        }
+        let read = |path: &str| fs::read_to_string(folder.path().join(path)).unwrap();
+        assert_eq!(read("data.code/kcore_dir/kcore"), "third");
+        assert_eq!(read("data.code.old/kcore_dir/kcore"), "second");
+    }
 
     #[test]
     fn code_that_comes_back_is_saved_once() {

@@ -10,8 +10,8 @@ pub(crate) mod thread;
 mod truth;
 
 pub(crate) use code::SavedFiles;
-pub(crate) use output::Output;
 pub use output::write_file;
+pub(crate) use output::{Output, folder_of, private_file};
 pub use settings::{RecordError, Settings};
 pub use truth::{Truth, TruthStream};
 

@@ -39,7 +39,7 @@ pub(super) fn with_ending(path: &Path, ending: &str) -> PathBuf {
 }
 
 /// The folder in which a file is.
-pub(super) fn folder_of(path: &Path) -> &Path {
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
@@ -166,7 +166,7 @@ pub(super) fn private_folder(path: &Path) -> io::Result<()> {
 }
 
 /// Makes a file that only its owner may read. There must be none.
-pub(super) fn private_file(path: &Path) -> io::Result<File> {
+pub(crate) fn private_file(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)

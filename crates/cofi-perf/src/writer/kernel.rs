@@ -1,6 +1,7 @@
 //! A file of what the kernel tells itself: its records as they are, and its trace units' packets.
 
-use super::{ATTR_SIZE, Bytes, HEADER_SIZE, header_of, index, sections};
+use super::records;
+use super::{ATTR_SIZE, Bytes, HEADER_SIZE, Mmap2, Task, header_of, index, sections};
 use crate::constants::{Feature, RecordKind};
 use crate::reader::INTEL_PT;
 use crate::{PtConfig, TimeConv, WriteError};
@@ -19,8 +20,8 @@ pub struct KernelEvent {
     pub name: String,
 }
 
-/// What AUXTRACE_INFO says of Intel PT on this machine.
-#[derive(Clone, Copy, Debug)]
+/// What AUXTRACE_INFO says of Intel PT on this machine, and of the recording.
+#[derive(Clone, Debug, Default)]
 pub struct KernelTrace {
     /// The PMU's number.
     pub pmu_type: u32,
@@ -32,6 +33,25 @@ pub struct KernelTrace {
     pub max_nonturbo_ratio: u32,
     /// The processor has Event Trace.
     pub event_trace: bool,
+    /// Whole processors are recorded, with all that they run; else tasks.
+    pub whole_processors: bool,
+    /// The buffers are overwritten, and saved at snapshots.
+    pub snapshots: bool,
+    /// Address filters, as the kernel was given them.
+    pub filter: String,
+}
+
+/// Whose an event is, and where.
+#[derive(Clone, Copy, Debug)]
+pub struct IdPlace {
+    /// The kernel's number of the event.
+    pub id: u64,
+    /// The number of the stream.
+    pub index: u32,
+    /// The processor.
+    pub cpu: u32,
+    /// The thread, if it is of one.
+    pub tid: Option<u32>,
 }
 
 /// Writes the file as records come.
@@ -94,8 +114,8 @@ impl<W: Write + Seek> KernelWriter<W> {
             1, // cap_user_time_zero
             PtConfig::TSC_BIT,
             PtConfig::NORETCOMP_BIT,
-            2, // have_sched_switch: context_switch records
-            0, // snapshot_mode
+            if trace.whole_processors { 3 } else { 2 }, // have_sched_switch: SWITCH_CPU_WIDE or SWITCH records
+            trace.snapshots.into(),
             1, // per_cpu_mmaps
             PtConfig::MTC_BIT,
             PtConfig::MTC_FREQ_BITS,
@@ -103,9 +123,13 @@ impl<W: Write + Seek> KernelWriter<W> {
             d.into(),
             PtConfig::CYC_BIT,
             trace.max_nonturbo_ratio.into(),
-            0, // filter_len
-            trace.event_trace.into(),
         ]);
+        let mut filter = Bytes::default();
+        if !trace.filter.is_empty() {
+            filter.text(trace.filter.as_bytes(), 8);
+        }
+        info.u64(filter.0.len() as u64).0.extend(&filter.0);
+        info.u64(trace.event_trace.into());
         this.record(RecordKind::AUXTRACE_INFO, &info.0)?;
         let conv = Bytes::default().u64s(&[shift, mult, zero]).0.clone();
         this.record(RecordKind::TIME_CONV, &conv)?;
@@ -152,6 +176,57 @@ impl<W: Write + Seek> KernelWriter<W> {
     /// When the output fails.
     pub fn records(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.put(bytes)
+    }
+
+    /// A record of what was there before the events were, made as the kernel makes its own: it has no time, and no event.
+    fn known(&mut self, kind: RecordKind, misc: u16, body: &Bytes) -> Result<(), WriteError> {
+        let size = body.0.len() + Self::TRAILER + 8;
+        let stated = u16::try_from(size).map_err(|_| WriteError::RecordTooLong { kind, size })?;
+        let mut record = Vec::with_capacity(size);
+        record.extend(kind.0.to_le_bytes());
+        record.extend(misc.to_le_bytes());
+        record.extend(stated.to_le_bytes());
+        record.extend(&body.0);
+        record.resize(size, 0);
+        self.put(&record)
+    }
+
+    /// TID, TIME, CPU and IDENTIFIER, which the events ask for.
+    const TRAILER: usize = 32;
+
+    /// A thread that was there has a name.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn known_comm(&mut self, task: Task, name: &[u8]) -> Result<(), WriteError> {
+        self.known(RecordKind::COMM, 0, &records::comm(task, name))
+    }
+
+    /// Code that was mapped: of a process's or, if that is `u32::MAX`, of the kernel's.
+    ///
+    /// # Errors
+    /// When the path is not one that perf takes, or the output fails.
+    pub fn known_mmap2(&mut self, task: Task, map: &Mmap2<'_>) -> Result<(), WriteError> {
+        let (misc, body) = records::mmap2(task, map)?;
+        self.known(RecordKind::MMAP2, misc, &body)
+    }
+
+    /// Of events whose samples hold packets, where the kernel's number of each belongs: by it perf gives the packets to their stream.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn id_index(&mut self, places: &[IdPlace]) -> Result<(), WriteError> {
+        // As many as a record has room for.
+        for places in places.chunks(2000) {
+            let mut body = Bytes::default();
+            body.u64(places.len() as u64);
+            for place in places {
+                let tid = place.tid.map_or(u64::MAX, u64::from);
+                body.u64s(&[place.id, place.index.into(), place.cpu.into(), tid]);
+            }
+            self.record(RecordKind::ID_INDEX, &body.0)?;
+        }
+        Ok(())
     }
 
     /// Packets of a processor from this offset of its stream on; `reference` is a TSC value at about that time, not 0.
@@ -275,7 +350,10 @@ mod tests {
             tsc_ctc_ratio: (184, 2),
             max_nonturbo_ratio: 24,
             event_trace: true,
+            filter: "filter 0x10/0x20@/bin/true".into(),
+            ..KernelTrace::default()
         };
+        let time = trace.time;
         let events = vec![event(&[11, 12], "intel_pt//u"), event(&[13, 14], "dummy:u")];
         let words = vec!["cofi".into(), "record".into()];
         let mut writer = KernelWriter::new(Cursor::new(Vec::new()), events, trace, words).unwrap();
@@ -284,6 +362,25 @@ mod tests {
         start.u32(12).u32(48 << 16).u32(7).u32(7);
         start.u32(7).u32(7).u64(900).u32(1).u32(0).u64(12);
         writer.records(&start.0).unwrap();
+        let task = Task { pid: 7, tid: 8 };
+        let map = Mmap2 {
+            start: 0x1000,
+            len: 0x2000,
+            pgoff: 0,
+            device: (8, 1),
+            inode: 5,
+            prot: 5,
+            path: b"/bin/true",
+        };
+        let place = IdPlace {
+            id: 12,
+            index: 1,
+            cpu: 3,
+            tid: None,
+        };
+        writer.id_index(&[place; 2001]).unwrap();
+        writer.known_comm(task, b"worker").unwrap();
+        writer.known_mmap2(task, &map).unwrap();
         writer
             .auxtrace(1, 1, StreamOffset(0x40), 5, [&[1, 2, 3], &[4, 5]])
             .unwrap();
@@ -303,8 +400,8 @@ mod tests {
         for record in file.records() {
             match record.unwrap().body {
                 Body::AuxtraceInfo(info) => {
-                    assert_eq!(info.time, Some(trace.time));
-                    assert!(!info.by_cofi);
+                    assert_eq!(info.time, Some(time));
+                    assert!(!info.by_cofi && !info.snapshot_mode);
                 }
                 Body::ItraceStart { .. } => seen.push("start".into()),
                 Body::Auxtrace {
@@ -313,9 +410,27 @@ mod tests {
                     payload,
                     ..
                 } => seen.push(format!("{cpu} {offset} {payload:?}")),
+                Body::Comm { tid, name, .. } => {
+                    seen.push(format!("{tid} {}", String::from_utf8_lossy(name)));
+                }
+                Body::IdIndex(index) => {
+                    let last = index.last().unwrap();
+                    seen.push(format!("{} ids, {} on {}", index.len(), last.id, last.cpu));
+                }
+                Body::Mmap { start, path, .. } => {
+                    seen.push(format!("{start:#x} {}", String::from_utf8_lossy(path)));
+                }
                 _ => {}
             }
         }
-        assert_eq!(seen, ["start", "1 64 [1, 2, 3, 4, 5, 0, 0, 0]"]);
+        let all = [
+            "start",
+            "2000 ids, 12 on 3",
+            "1 ids, 12 on 3",
+            "8 worker",
+            "0x1000 /bin/true",
+            "1 64 [1, 2, 3, 4, 5, 0, 0, 0]",
+        ];
+        assert_eq!(seen, all);
     }
 }

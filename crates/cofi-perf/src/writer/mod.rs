@@ -2,8 +2,9 @@
 
 mod info;
 mod kernel;
+mod records;
 
-pub use kernel::{KernelEvent, KernelTrace, KernelWriter};
+pub use kernel::{IdPlace, KernelEvent, KernelTrace, KernelWriter};
 
 use crate::constants::{Feature, RecordKind, SampleType};
 use crate::{PerfTime, Remark, TimeConv, TraceConfig, WriteError};
@@ -376,17 +377,8 @@ impl<W: Write + Seek> Writer<W> {
         exec: bool,
         time: PerfTime,
     ) -> Result<(), WriteError> {
-        let name = &name[..name.len().min(15)];
-        let mut body = Bytes::default();
-        body.u32(task.pid).u32(task.tid).text(name, 8);
-        self.kernel(
-            RecordKind::COMM,
-            u16::from(exec) << 13,
-            &mut body,
-            task,
-            time,
-            DUMMY_ID,
-        )
+        let (misc, mut body) = (u16::from(exec) << 13, records::comm(task, name));
+        self.kernel(RecordKind::COMM, misc, &mut body, task, time, DUMMY_ID)
     }
 
     /// Code has been mapped.
@@ -394,23 +386,7 @@ impl<W: Write + Seek> Writer<W> {
     /// # Errors
     /// When the path is not one that perf takes, or the output fails.
     pub fn mmap2(&mut self, task: Task, map: &Mmap2<'_>, time: PerfTime) -> Result<(), WriteError> {
-        if map.path.len() > 4095 || map.path.contains(&0) {
-            return Err(WriteError::Path {
-                len: map.path.len(),
-            });
-        }
-        let mut body = Bytes::default();
-        body.u32(task.pid)
-            .u32(task.tid)
-            .u64s(&[map.start, map.len, map.pgoff])
-            .u32(map.device.0)
-            .u32(map.device.1)
-            .u64s(&[map.inode, 0])
-            .u32(map.prot)
-            .u32(2) // MAP_PRIVATE
-            .text(map.path, 8);
-        // PERF_RECORD_MISC_KERNEL or _USER.
-        let misc = if task.pid == u32::MAX { 1 } else { 2 };
+        let (misc, mut body) = records::mmap2(task, map)?;
         self.kernel(RecordKind::MMAP2, misc, &mut body, task, time, DUMMY_ID)
     }
 
@@ -421,12 +397,7 @@ impl<W: Write + Seek> Writer<W> {
         parent: Task,
         time: PerfTime,
     ) -> Result<(), WriteError> {
-        let mut body = Bytes::default();
-        body.u32(task.pid)
-            .u32(parent.pid)
-            .u32(task.tid)
-            .u32(parent.tid)
-            .u64(time.0);
+        let mut body = records::fork(task, parent, time);
         self.kernel(kind, 0, &mut body, task, time, DUMMY_ID)
     }
 

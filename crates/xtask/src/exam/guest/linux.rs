@@ -37,6 +37,13 @@ const RECORDINGS: &[Wanted] = &[
         work: "20 in two processes",
         ..wanted("hardware-cyc", "cofi --config cyc,noretcomp", false, false)
     },
+    wanted("hardware-all", "cofi --privilege all", true, false),
+    wanted("hardware-os", "cofi --privilege os", true, false),
+    wanted("hardware-wide", "cofi -a --privilege all", true, false),
+    wanted("hardware-snapshot", "cofi --snapshot 32K", false, true),
+    // (Options of Cofi that follow a program: it runs already.)
+    wanted("hardware-attached", "cofi --duration 0.1 -p", false, false),
+    wanted("hardware-filter", "cofi --filter FILTER", false, false),
     wanted("filter", "-e intel_pt//u --filter FILTER", false, false),
     wanted("snapshot", "-Se -m,8 -e intel_pt//u", false, true),
     wanted("kernel", "--kcore -e intel_pt//", true, false),
@@ -182,18 +189,26 @@ impl Exam {
             } else {
                 "true"
             };
+            let command = match record.strip_suffix(" -p") {
+                // More work than there is time for.
+                Some(record) => format!(
+                    "taskset 1 /bin/work 200000 & {record} -p $! -o {name}.data 2>&1; kill $!; wait"
+                ),
+                None => format!("taskset 1 {record} -o {name}.data -- /bin/work {work} 2>&1"),
+            };
             script += &format!(
-                "if {is_for}; then echo \"BEGIN {name} $(cut -d' ' -f1 /proc/uptime)\"\n\
-                 taskset 1 {record} -o {name}.data -- /bin/work {work} 2>&1; fi\n"
+                "if {is_for}; then echo \"BEGIN {name} $(cut -d' ' -f1 /proc/uptime)\"\n{command}; fi\n"
             );
         }
         for wanted in RECORDINGS.iter().chain(OF_MORE) {
             let name = wanted.name;
+            // The kernel's code that Cofi saved is found by perf where it is told of the list of symbols beside it.
             script += &format!(
-                "[ ! -e {name}.data ] || echo \"ERRORS {name} $(perf script -i {name}.data --itrace=e 2>/dev/null | grep -c 'instruction trace error')\"\n"
+                "list={name}.data.code/kcore_dir/kallsyms; [ ! -e $list ] && list= || list=\"--kallsyms $list\"\n\
+                 [ ! -e {name}.data ] || echo \"ERRORS {name} $(perf script -i {name}.data $list --itrace=e 2>/dev/null | grep -c 'instruction trace error')\"\n"
             );
         }
-        script += "echo \"DONE $(cut -d' ' -f1 /proc/uptime)\"\ntar -c *.data > /dev/nvme0n1; sync\npoweroff -f\n";
+        script += "echo \"DONE $(cut -d' ' -f1 /proc/uptime)\"\ntar -c *.data *.data.code > /dev/nvme0n1; sync\npoweroff -f\n";
         script
     }
 
@@ -204,7 +219,7 @@ impl Exam {
         let folder = self.path(&name);
         fs::create_dir_all(&folder)?;
         let disk = folder.join("disk.img");
-        fs::File::create(&disk)?.set_len(256 << 20)?;
+        fs::File::create(&disk)?.set_len(512 << 20)?;
         let console = folder.join("console");
         let begun = Instant::now();
         let output = self
