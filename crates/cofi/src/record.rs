@@ -1,7 +1,7 @@
 //! `cofi record`: run a program, or attach to one, and write its trace.
 
 use crate::Ended;
-use crate::args::{Engine, Privilege, RecordOptions};
+use crate::args::{Engine, FlightOptions, Privilege, RecordArgs, RecordOptions};
 use crate::engine::{self, Chosen};
 use crate::signals::Watch;
 use crate::{output, supervise};
@@ -10,7 +10,7 @@ use cofi_capture::hardware;
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
 use cofi_capture::qemu::machine::{self, MachineQemu};
 use cofi_capture::qemu::{self, Qemu, Unfit, Unknown};
-use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
+use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream, Window};
 use cofi_capture::{Missing, Observer};
 use cofi_perf::{Subject, TraceConfig};
 use std::io::{BufWriter, Write};
@@ -72,17 +72,48 @@ fn subject(options: &RecordOptions, config: &TraceConfig) -> Result<Subject> {
     })
 }
 
+/// Whether the engine and the configuration allow for what `flight` asks.
+fn check_flight(engine: Engine, flight: &FlightOptions, config: &TraceConfig) -> Result<()> {
+    let Some(name) = flight.names().into_iter().next() else {
+        return Ok(());
+    };
+    match engine {
+        Engine::Auto | Engine::Ptrace | Engine::Qemu => {}
+        Engine::Hardware => bail!("{name} is for the software engines, ptrace and qemu"),
+        Engine::QemuSystem => {
+            bail!("{name} is for programs, which the engines ptrace and qemu run")
+        }
+    }
+    if flight.last.is_none() {
+        return Ok(());
+    }
+    match config {
+        TraceConfig::Rtit(_) => bail!(
+            "--last is for Intel PT: a PSB of RTIT does not say where control is, so nobody could prove what the last packets tell"
+        ),
+        TraceConfig::Pt(_) if config.is_timeless() => bail!(
+            "--last needs the time (tsc=1): by it, records of code and names find their places among the packets that are kept"
+        ),
+        TraceConfig::Pt(_) => Ok(()),
+    }
+}
+
 /// Records, and compares if that is asked for.
-pub(crate) fn run(options: &RecordOptions) -> Result<Ended> {
+pub(crate) fn run(args: &RecordArgs) -> Result<Ended> {
+    let options = &args.options;
     if let Some(pid) = options.pid.filter(|_| !supervise::is_tracer()) {
         return supervise::run(pid);
     }
-    let recording = record(options, |_| ())?;
+    let recording = record(options, &args.flight, |_| ())?;
     finish(options, &recording)
 }
 
 /// Records a program. `before` hears of the engine before that begins.
-pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> Result<Recording> {
+pub(crate) fn record(
+    options: &RecordOptions,
+    flight: &FlightOptions,
+    before: impl FnOnce(&Chosen),
+) -> Result<Recording> {
     for path in [Some(&options.output), options.raw_output.as_ref()] {
         if path.is_some_and(|path| path == Path::new("-")) {
             bail!(
@@ -92,6 +123,7 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     }
     let config = config(options)?;
     check_engine(options.engine, &config)?;
+    check_flight(options.engine, flight, &config)?;
     if options.verify && matches!(config, TraceConfig::Pt(config) if !config.branch) {
         bail!("--verify compares the flow of control, which branch=0 leaves out of the trace");
     }
@@ -166,6 +198,11 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         subject,
         engine: engine.name().into(),
         patience: Settings::PATIENCE,
+        last: flight.last,
+        window: (flight.start_at.is_some() || flight.stop_at.is_some()).then(|| Window {
+            start: flight.start_at.clone(),
+            stop: flight.stop_at.clone(),
+        }),
     };
     let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
     let mut recorder = Recorder::create(settings, truth)?;
@@ -220,6 +257,9 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         output::tell(format_args!("{}", error.sentence()));
     }
     let ended = ended(result?);
+    if let Some(unknown) = recorded.unknown.first() {
+        bail!("{unknown}");
+    }
     Ok(Recording {
         ended,
         recorded,

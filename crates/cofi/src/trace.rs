@@ -1,6 +1,6 @@
 //! `cofi trace`: record a program, then show what it did.
 
-use crate::args::{FlowInput, Parallel, TraceArgs};
+use crate::args::{FlightOptions, FlowInput, Parallel, TraceArgs};
 use crate::engine::Chosen;
 use crate::notes::NameWidth;
 use crate::report::{Report, Reported};
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
     if let Some(pid) = options.pid.filter(|_| !supervise::is_tracer()) {
         return supervise::run(pid);
     }
-    let recording = record::record(options, |engine| {
+    let recording = record::record(options, &FlightOptions::default(), |engine| {
         if matches!(engine, Chosen::Ptrace) {
             output::tell(format_args!(
                 "single-stepping the program; expect about 85,000 instructions a second"
