@@ -2,12 +2,11 @@
 
 use crate::code::CodeArgs;
 use crate::diff::DiffArgs;
-use crate::function_names;
+use crate::flight::FlightOptions;
 use crate::output::Color;
 use crate::point::{Point, Span};
 use crate::rtit::RtitArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use cofi_capture::record::Gate;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -184,64 +183,6 @@ pub(crate) struct RecordArgs {
     pub(crate) flight: FlightOptions,
     #[command(flatten)]
     pub(crate) options: RecordOptions,
-}
-
-/// Which part of what runs is kept: a flight recorder's.
-#[derive(Args, Clone, Default, Debug)]
-pub(crate) struct FlightOptions {
-    /// Keep only so many of the last bytes of packets of each thread (64K, 4M, …), in memory, and write them when the recording ends:
-    /// a flight recorder. With ptrace and qemu.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub(crate) last: Option<u64>,
-    /// Begin to trace a process when a thread of it comes to this: `sym:NAME`, the first instruction of a function, or an address, 0x….
-    /// With ptrace and qemu.
-    #[arg(long, value_name = "PLACE", value_parser = gate)]
-    pub(crate) start_at: Option<Gate>,
-    /// Cease to trace it when a thread comes to this; it may begin again.
-    #[arg(long, value_name = "PLACE", value_parser = gate)]
-    pub(crate) stop_at: Option<Gate>,
-}
-
-impl FlightOptions {
-    /// The options that are there, by name.
-    pub(crate) fn names(&self) -> Vec<&'static str> {
-        let all = [
-            ("--last", self.last.is_some()),
-            ("--start-at", self.start_at.is_some()),
-            ("--stop-at", self.stop_at.is_some()),
-        ];
-        let there = all.into_iter().filter(|(_, is_there)| *is_there);
-        there.map(|(name, _)| name).collect()
-    }
-}
-
-/// `sym:NAME`, `0x401000` or `ip:0x401000`.
-fn gate(text: &str) -> Result<Gate, String> {
-    let wrong = || format!("{text:?} is none of sym:NAME, 0xADDRESS");
-    if let Some(name) = text.strip_prefix("sym:").filter(|name| !name.is_empty()) {
-        let name = name.to_owned();
-        let is = function_names::symbol_is;
-        return Ok(Gate::Function { name, is });
-    }
-    let digits = text.strip_prefix("ip:").unwrap_or(text);
-    let digits = digits.strip_prefix("0x").ok_or_else(wrong)?;
-    let address = u64::from_str_radix(digits, 16).map_err(|_| wrong())?;
-    Ok(Gate::Address(address))
-}
-
-/// A number of bytes: `4096`, `64K`, `4M`, `1G`.
-fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
-        Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number = digits.parse::<u64>().ok();
-    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
-    bytes
-        .filter(|bytes| *bytes > 0)
-        .ok_or_else(|| format!("{text:?} is no number of bytes: 4096, 64K, 4M, 1G"))
 }
 
 /// Arguments of `cofi trace`.

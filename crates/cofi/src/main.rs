@@ -18,6 +18,7 @@ mod dump;
 mod engine;
 mod events;
 mod export;
+mod flight;
 mod function_names;
 mod input;
 mod insn;

@@ -1,8 +1,9 @@
 //! `cofi record`: run a program, or attach to one, and write its trace.
 
 use crate::Ended;
-use crate::args::{Engine, FlightOptions, Privilege, RecordArgs, RecordOptions};
+use crate::args::{Engine, Privilege, RecordArgs, RecordOptions};
 use crate::engine::{self, Chosen};
+use crate::flight::FlightOptions;
 use crate::signals::Watch;
 use crate::{output, supervise};
 use anyhow::{Context, Result, bail};
@@ -10,7 +11,7 @@ use cofi_capture::hardware;
 use cofi_capture::ptrace::{self, Command, Options, Outcome, Stops, Target};
 use cofi_capture::qemu::machine::{self, MachineQemu};
 use cofi_capture::qemu::{self, Qemu, Unfit, Unknown};
-use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream, Window};
+use cofi_capture::record::{Recorded, Recorder, Settings, Truth, TruthStream};
 use cofi_capture::{Missing, Observer};
 use cofi_perf::{Subject, TraceConfig};
 use std::io::{BufWriter, Write};
@@ -72,32 +73,6 @@ fn subject(options: &RecordOptions, config: &TraceConfig) -> Result<Subject> {
     })
 }
 
-/// Whether the engine and the configuration allow for what `flight` asks.
-fn check_flight(engine: Engine, flight: &FlightOptions, config: &TraceConfig) -> Result<()> {
-    let Some(name) = flight.names().into_iter().next() else {
-        return Ok(());
-    };
-    match engine {
-        Engine::Auto | Engine::Ptrace | Engine::Qemu => {}
-        Engine::Hardware => bail!("{name} is for the software engines, ptrace and qemu"),
-        Engine::QemuSystem => {
-            bail!("{name} is for programs, which the engines ptrace and qemu run")
-        }
-    }
-    if flight.last.is_none() {
-        return Ok(());
-    }
-    match config {
-        TraceConfig::Rtit(_) => bail!(
-            "--last is for Intel PT: a PSB of RTIT does not say where control is, so nobody could prove what the last packets tell"
-        ),
-        TraceConfig::Pt(_) if config.is_timeless() => bail!(
-            "--last needs the time (tsc=1): by it, records of code and names find their places among the packets that are kept"
-        ),
-        TraceConfig::Pt(_) => Ok(()),
-    }
-}
-
 /// Records, and compares if that is asked for.
 pub(crate) fn run(args: &RecordArgs) -> Result<Ended> {
     let options = &args.options;
@@ -123,7 +98,7 @@ pub(crate) fn record(
     }
     let config = config(options)?;
     check_engine(options.engine, &config)?;
-    check_flight(options.engine, flight, &config)?;
+    flight.check(options.engine, &config)?;
     if options.verify && matches!(config, TraceConfig::Pt(config) if !config.branch) {
         bail!("--verify compares the flow of control, which branch=0 leaves out of the trace");
     }
@@ -199,10 +174,7 @@ pub(crate) fn record(
         engine: engine.name().into(),
         patience: Settings::PATIENCE,
         last: flight.last,
-        window: (flight.start_at.is_some() || flight.stop_at.is_some()).then(|| Window {
-            start: flight.start_at.clone(),
-            stop: flight.stop_at.clone(),
-        }),
+        window: flight.window(),
     };
     let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
     let mut recorder = Recorder::create(settings, truth)?;

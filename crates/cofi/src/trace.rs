@@ -1,7 +1,8 @@
 //! `cofi trace`: record a program, then show what it did.
 
-use crate::args::{FlightOptions, FlowInput, Parallel, TraceArgs};
+use crate::args::{FlowInput, Parallel, TraceArgs};
 use crate::engine::Chosen;
+use crate::flight::FlightOptions;
 use crate::notes::NameWidth;
 use crate::report::{Report, Reported};
 use crate::table::width_of;
