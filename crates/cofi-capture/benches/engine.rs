@@ -106,6 +106,8 @@ fn recorded(stops: Stops) -> u64 {
         subject: cofi_perf::Subject::Processes,
         engine: "ptrace".into(),
         patience: Settings::PATIENCE,
+        last: None,
+        window: None,
     };
     let mut recorder = Recorder::create(settings, None).expect("a file");
     engine(stops, &mut recorder);

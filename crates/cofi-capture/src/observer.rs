@@ -142,6 +142,12 @@ pub trait Observer {
             }
         }
     }
+    /// Addresses in `pid` at which the instruction is to be told by a call of its own, and not by [`Self::ran`]. They change when something
+    /// is mapped.
+    fn watched(&self, pid: Pid) -> &[u64] {
+        let _ = pid;
+        &[]
+    }
     /// A far branch retired, and control went to `next` in user space, which runs in `mode`.
     fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip, mode: ExecMode);
     /// A thread entered the kernel.

@@ -18,6 +18,7 @@ mod kind {
     pub(super) const MISSING: u32 = 3;
     pub(super) const SIGNAL: u32 = 4;
     pub(super) const FINISHED: u32 = 5;
+    pub(super) const OMITTED: u32 = 6;
 }
 
 /// A remark of the recorder's.
@@ -38,6 +39,8 @@ pub enum Remark<'a> {
     },
     /// Something ran, or may have run, that the file does not hold.
     Missing(Missing<'a>),
+    /// Something ran that the file does not hold because whoever recorded it did not want it.
+    Omitted(Missing<'a>),
     /// A signal interrupted a thread, or ended it.
     Signal(Signal),
     /// The recording came to its end: what is missing has been said.
@@ -73,6 +76,16 @@ pub struct Missing<'a> {
     pub count: u64,
     /// What is missing and why: one sentence (UTF-8).
     pub text: &'a [u8],
+}
+
+impl Missing<'_> {
+    fn write<'b>(&self, kind: u32, bytes: &'b mut Bytes) -> &'b mut Bytes {
+        bytes
+            .u32(kind)
+            .u32(self.tid.unwrap_or(u32::MAX))
+            .u64(self.count)
+            .text(short(self.text), 1)
+    }
 }
 
 /// One sentence, without a full stop.
@@ -147,13 +160,17 @@ impl<'a> Remark<'a> {
                 }
                 Self::Seals { index, seals }
             }
-            kind::MISSING => {
+            kind @ (kind::MISSING | kind::OMITTED) => {
                 let tid = c.u32()?;
-                Self::Missing(Missing {
+                let what = Missing {
                     tid: (tid != u32::MAX).then_some(tid),
                     count: c.u64()?,
                     text: c.text(),
-                })
+                };
+                match kind {
+                    kind::MISSING => Self::Missing(what),
+                    _ => Self::Omitted(what),
+                }
             }
             kind::SIGNAL => {
                 let (pid, tid, index, signal) = (c.u32()?, c.u32()?, c.u32()?, c.u32()?);
@@ -192,11 +209,8 @@ impl<'a> Remark<'a> {
                 }
                 &mut bytes
             }
-            Self::Missing(missing) => bytes
-                .u32(kind::MISSING)
-                .u32(missing.tid.unwrap_or(u32::MAX))
-                .u64(missing.count)
-                .text(short(missing.text), 1),
+            Self::Missing(what) => what.write(kind::MISSING, &mut bytes),
+            Self::Omitted(what) => what.write(kind::OMITTED, &mut bytes),
             Self::Signal(signal) => {
                 let bit = |is: bool, bit: u32| if is { bit } else { 0 };
                 let has = bit(signal.ip.is_some(), has::IP)
@@ -286,6 +300,11 @@ mod tests {
                 count: 1,
                 text: b"",
             }),
+            Remark::Omitted(Missing {
+                tid: Some(6),
+                count: 1,
+                text: b"what ran first",
+            }),
             Remark::Signal(signal),
             Remark::Signal(Signal {
                 ip: None,
@@ -314,7 +333,8 @@ mod tests {
                     (None, _) => {}
                     // A text may be shorter than it was, and padding is none of the fields.
                     (Some(Remark::Began { .. }), Remark::Began { .. }) => {}
-                    (Some(Remark::Missing(found)), Remark::Missing(whole)) => {
+                    (Some(Remark::Missing(found)), Remark::Missing(whole))
+                    | (Some(Remark::Omitted(found)), Remark::Omitted(whole)) => {
                         assert!(whole.text.starts_with(found.text));
                     }
                     (Some(found), whole) => assert_eq!(&found, whole),

@@ -13,6 +13,8 @@ pub struct Recording {
     pub engine: String,
     /// What the recorder knew to be missing, each once.
     pub missing: Vec<Missing>,
+    /// What the recorder was asked not to keep, each once.
+    pub omitted: Vec<Missing>,
     /// The recorder came to its end: it has said all that is missing.
     pub is_finished: bool,
 }
@@ -52,6 +54,11 @@ impl Recording {
         self.is_finished && self.missing.is_empty()
     }
 
+    /// All that was not wanted, in one sentence each.
+    pub fn omissions(&self) -> impl Iterator<Item = String> {
+        self.omitted.iter().map(ToString::to_string)
+    }
+
     /// All that is missing, in one sentence each.
     pub fn sentences(&self) -> impl Iterator<Item = String> {
         let unfinished = (!self.is_finished).then(|| UNFINISHED.to_owned());
@@ -60,36 +67,48 @@ impl Recording {
     }
 }
 
+/// Sentences, in the order in which they were said first.
+#[derive(Debug, Default)]
+struct List {
+    all: Vec<Missing>,
+    /// Where each is.
+    known: BTreeMap<(Option<u32>, String), usize>,
+}
+
+impl List {
+    fn take(&mut self, said: &cofi_perf::Missing<'_>) {
+        let (tid, text) = (said.tid, String::from_utf8_lossy(said.text).into_owned());
+        let at = *self.known.entry((tid, text.clone())).or_insert_with(|| {
+            self.all.push(Missing {
+                tid,
+                text,
+                count: 0,
+            });
+            self.all.len() - 1
+        });
+        if let Some(known) = self.all.get_mut(at) {
+            known.count = known.count.saturating_add(said.count.max(1));
+        }
+    }
+}
+
 /// What has been read of it so far.
 #[derive(Debug, Default)]
 pub(crate) struct Said {
     engine: Option<String>,
-    /// In the order in which they were said first.
-    missing: Vec<Missing>,
-    /// Where each is.
-    known: BTreeMap<(Option<u32>, String), usize>,
+    missing: List,
+    omitted: List,
     is_finished: bool,
 }
 
 impl Said {
     pub(crate) fn take(&mut self, remark: &Remark<'_>) {
-        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
         match remark {
-            Remark::Began { engine } => self.engine = Some(text(engine)),
-            Remark::Missing(missing) => {
-                let (tid, text) = (missing.tid, text(missing.text));
-                let at = *self.known.entry((tid, text.clone())).or_insert_with(|| {
-                    self.missing.push(Missing {
-                        tid,
-                        text,
-                        count: 0,
-                    });
-                    self.missing.len() - 1
-                });
-                if let Some(known) = self.missing.get_mut(at) {
-                    known.count = known.count.saturating_add(missing.count.max(1));
-                }
+            Remark::Began { engine } => {
+                self.engine = Some(String::from_utf8_lossy(engine).into_owned());
             }
+            Remark::Missing(missing) => self.missing.take(missing),
+            Remark::Omitted(omitted) => self.omitted.take(omitted),
             Remark::Finished => self.is_finished = true,
             _ => {}
         }
@@ -97,12 +116,13 @@ impl Said {
 
     /// What the file says; `None` if a recorder that says such things has not written it.
     pub(crate) fn finish(self) -> Option<Recording> {
-        if self.engine.is_none() && self.missing.is_empty() && !self.is_finished {
+        if self.engine.is_none() && self.missing.all.is_empty() && !self.is_finished {
             return None;
         }
         Some(Recording {
             engine: self.engine.unwrap_or_default(),
-            missing: self.missing,
+            missing: self.missing.all,
+            omitted: self.omitted.all,
             is_finished: self.is_finished,
         })
     }

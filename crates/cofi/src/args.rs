@@ -2,6 +2,7 @@
 
 use crate::code::CodeArgs;
 use crate::diff::DiffArgs;
+use crate::flight::FlightOptions;
 use crate::hardware::HardwareArgs;
 use crate::output::Color;
 use crate::point::{Point, Span};
@@ -182,6 +183,8 @@ fn seconds(text: &str) -> Result<std::time::Duration, String> {
 /// Arguments of `cofi record`.
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
+    #[command(flatten)]
+    pub(crate) flight: FlightOptions,
     #[command(flatten)]
     pub(crate) options: RecordOptions,
 }

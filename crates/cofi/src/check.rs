@@ -163,6 +163,7 @@ fn json(
         let is_finished = session.recording().is_none_or(|said| said.is_finished);
         line.flag("finished", is_finished);
         line.texts("missing", input::missing(session));
+        line.texts("not_kept", input::omissions(session));
         line.number("diagnostics", session.diagnostics().len() as u64)
             .number("code_problems", problems.len() as u64);
     });
@@ -292,6 +293,11 @@ pub(crate) fn no_gaps(session: &Session<'_>, proof: &Proof) -> String {
     if !proof.is_complete() {
         let unsealed = counted(proof.unsealed, "byte");
         format!("No gaps found. {seals} verified;\nno seal covers {unsealed} of trace.")
+    } else if session.diagnostics().is_empty() && input::omissions(session).next().is_some() {
+        format!(
+            "No gaps: every instruction of what was kept is accounted for.\n\
+             {seals} of the recorder {prove} it."
+        )
     } else if session.diagnostics().is_empty() {
         format!(
             "No gaps: every instruction of the trace is accounted for.\n\
@@ -337,7 +343,12 @@ fn text(
     for missing in input::missing(session) {
         writeln!(out, "Missing: {missing}")?;
     }
-    if !session.diagnostics().is_empty() || !problems.is_empty() || !is_whole {
+    let mut is_partial = false;
+    for omitted in input::omissions(session) {
+        writeln!(out, "Not kept, as asked: {omitted}")?;
+        is_partial = true;
+    }
+    if is_partial || !session.diagnostics().is_empty() || !problems.is_empty() || !is_whole {
         writeln!(out)?;
     }
     let total = Total::of(checks);

@@ -53,6 +53,14 @@ pub(crate) fn is_named(function: &str, name: &str) -> bool {
     })
 }
 
+/// Whether a person may mean a function by its symbol, as a file has it.
+pub(crate) fn symbol_is(symbol: &str, name: &str) -> bool {
+    // To demangle all symbols of a large program takes a second: those with another last word need not be.
+    let word = name.rsplit("::").next().unwrap_or(name);
+    let word = word.split(['(', '<', '@']).next().unwrap_or(word);
+    symbol.contains(word) && is_named(&cofi_image::demangle(symbol), name)
+}
+
 /// The function to which a stub of a procedure linkage table leads, by the stub's name.
 pub(crate) fn of_stub(name: &str) -> Option<&str> {
     name.strip_suffix("@plt")

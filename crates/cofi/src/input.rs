@@ -289,7 +289,7 @@ pub(crate) fn require_trace(path: &Path, session: &Session<'_>) -> Result<()> {
         return Ok(());
     }
     let path = path.display();
-    match missing(session).next() {
+    match missing(session).chain(omissions(session)).next() {
         Some(missing) => bail!("{path} holds no trace: {missing}"),
         None => bail!("{path} holds no trace"),
     }
@@ -306,6 +306,14 @@ pub(crate) fn missing<'s>(session: &'s Session<'_>) -> impl Iterator<Item = Stri
         .recording()
         .into_iter()
         .flat_map(Recording::sentences)
+}
+
+/// What its recorder was asked not to keep, in one sentence each.
+pub(crate) fn omissions<'s>(session: &'s Session<'_>) -> impl Iterator<Item = String> + 's {
+    session
+        .recording()
+        .into_iter()
+        .flat_map(Recording::omissions)
 }
 
 /// Tells on standard error what is wrong with a trace as a whole; whether anything is.

@@ -18,6 +18,7 @@ mod dump;
 mod engine;
 mod events;
 mod export;
+mod flight;
 mod function_names;
 mod hardware;
 mod input;
@@ -84,7 +85,7 @@ fn main() -> ExitCode {
         args::Command::Dump(args) => dump::run(&args),
         args::Command::Archive(args) => archive::run(&args),
         args::Command::Asm(args) => asm::run(&args),
-        args::Command::Record(args) => record::run(&args.options),
+        args::Command::Record(args) => record::run(&args),
         args::Command::Insn(args) => insn::run(&args),
         args::Command::Events(args) => events::run(&args),
         args::Command::Blocks(args) => blocks::run(&args),

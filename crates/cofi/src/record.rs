@@ -1,8 +1,9 @@
 //! `cofi record`: run a program, or attach to one, and write its trace.
 
 use crate::Ended;
-use crate::args::{Engine, Privilege, RecordOptions};
+use crate::args::{Engine, Privilege, RecordArgs, RecordOptions};
 use crate::engine::{self, Chosen};
+use crate::flight::FlightOptions;
 use crate::signals::{Signalled, Watch};
 use crate::{hardware, output, supervise};
 use anyhow::{Context, Result, bail};
@@ -75,22 +76,23 @@ fn subject(options: &RecordOptions, config: &TraceConfig) -> Result<Subject> {
 }
 
 /// Records, and compares if that is asked for.
-pub(crate) fn run(options: &RecordOptions) -> Result<Ended> {
-    if let Some(pid) = needs_supervisor(options) {
+pub(crate) fn run(args: &RecordArgs) -> Result<Ended> {
+    let options = &args.options;
+    if let Some(pid) = needs_supervisor(options, &args.flight) {
         return supervise::run(pid);
     }
-    let recording = record(options, |_| ())?;
+    let recording = record(options, &args.flight, |_| ())?;
     finish(options, &recording)
 }
 
 /// The process that is to be attached to by a tracer of its own, where that must not vanish: one that sets breakpoints.
-pub(crate) fn needs_supervisor(options: &RecordOptions) -> Option<u32> {
+pub(crate) fn needs_supervisor(options: &RecordOptions, flight: &FlightOptions) -> Option<u32> {
     let by_ptrace = || match options.engine {
         Engine::Hardware => false,
         Engine::Auto => {
             options.hardware.given().is_none()
                 && config(options).map_or(true, |config| {
-                    engine::hardware(&config, beyond_hardware(options)).is_err()
+                    engine::hardware(&config, beyond_hardware(options, flight)).is_err()
                 })
         }
         _ => true,
@@ -100,7 +102,11 @@ pub(crate) fn needs_supervisor(options: &RecordOptions) -> Option<u32> {
 }
 
 /// Records a program. `before` hears of the engine before that begins.
-pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> Result<Recording> {
+pub(crate) fn record(
+    options: &RecordOptions,
+    flight: &FlightOptions,
+    before: impl FnOnce(&Chosen),
+) -> Result<Recording> {
     for path in [Some(&options.output), options.raw_output.as_ref()] {
         if path.is_some_and(|path| path == Path::new("-")) {
             bail!(
@@ -115,6 +121,7 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
     {
         bail!("{option} is for --engine hardware");
     }
+    flight.check(options.engine, &config)?;
     if options.verify && matches!(config, TraceConfig::Pt(config) if !config.branch) {
         bail!("--verify compares the flow of control, which branch=0 leaves out of the trace");
     }
@@ -165,13 +172,16 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         (Engine::Hardware, _) => Chosen::Hardware,
         (Engine::Auto, _) if only_hardware(options).is_some() => {
             let option = only_hardware(options).unwrap_or_default();
+            if let Some(other) = flight.first() {
+                bail!("{option} is for hardware, and {other} for the software engines");
+            }
             // Where there is none, that is all there is to say.
             why = engine::has_hardware().then(|| format!("recording with hardware (for {option})"));
             Chosen::Hardware
         }
         (_, None) => bail!("no program to run"),
         (Engine::Auto, Some(target)) => {
-            let (chosen, words) = engine::auto(target, &config, beyond_hardware(options));
+            let (chosen, words) = engine::auto(target, &config, beyond_hardware(options, flight));
             why = Some(words);
             chosen
         }
@@ -211,6 +221,8 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         subject,
         engine: engine.name().into(),
         patience: Settings::PATIENCE,
+        last: flight.last,
+        window: flight.window(),
     };
     let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
     let mut recorder = Recorder::create(settings, truth)?;
@@ -265,6 +277,9 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
         output::tell(format_args!("{}", error.sentence()));
     }
     let ended = ended(result?);
+    if let Some(unknown) = recorded.unknown.first() {
+        bail!("{unknown}");
+    }
     Ok(Recording {
         ended,
         recorded,
@@ -274,7 +289,7 @@ pub(crate) fn record(options: &RecordOptions, before: impl FnOnce(&Chosen)) -> R
 }
 
 /// What is asked for that only the engines with a trace unit in software do.
-fn beyond_hardware(options: &RecordOptions) -> Option<&'static str> {
+fn beyond_hardware(options: &RecordOptions, flight: &FlightOptions) -> Option<&'static str> {
     let wanted = [
         (options.verify, "--verify"),
         (options.truth.is_some(), "--truth"),
@@ -282,7 +297,9 @@ fn beyond_hardware(options: &RecordOptions) -> Option<&'static str> {
         (options.step, "--step"),
     ];
     let mut wanted = wanted.into_iter();
-    wanted.find_map(|(is_wanted, option)| is_wanted.then_some(option))
+    wanted
+        .find_map(|(is_wanted, option)| is_wanted.then_some(option))
+        .or_else(|| flight.first())
 }
 
 /// What is asked for that only hardware does.

@@ -528,6 +528,9 @@ fn gaps(
     for missing in input::missing(session) {
         writeln!(out, "Missing: {missing}")?;
     }
+    for omitted in input::omissions(session) {
+        writeln!(out, "Not kept, as asked: {omitted}")?;
+    }
     if summary.gaps() == 0 && (losses > 0 || !input::is_whole(session)) {
         return Ok(());
     }

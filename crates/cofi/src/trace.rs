@@ -2,6 +2,7 @@
 
 use crate::args::{FlowInput, Parallel, TraceArgs};
 use crate::engine::Chosen;
+use crate::flight::FlightOptions;
 use crate::notes::NameWidth;
 use crate::report::{Report, Reported};
 use crate::table::width_of;
@@ -20,10 +21,10 @@ const FUNCTIONS: usize = 10;
 /// Runs the command. The report goes to standard error, as standard output is the program's.
 pub(crate) fn run(args: &TraceArgs) -> Result<Ended> {
     let options = &args.options;
-    if let Some(pid) = record::needs_supervisor(options) {
+    if let Some(pid) = record::needs_supervisor(options, &FlightOptions::default()) {
         return supervise::run(pid);
     }
-    let recording = record::record(options, |engine| {
+    let recording = record::record(options, &FlightOptions::default(), |engine| {
         if matches!(engine, Chosen::Ptrace) {
             output::tell(format_args!(
                 "single-stepping the program; expect about 85,000 instructions a second"

@@ -69,6 +69,8 @@ pub(super) struct Blocks {
     /// What is mapped, for the next block. By first addresses.
     mapped: BTreeMap<u64, Rc<Mapping>>,
     told: Told,
+    /// Addresses of which the observer wants to be told by themselves: blocks with them are no part of runs.
+    watched: Vec<u64>,
 }
 
 impl Blocks {
@@ -202,7 +204,8 @@ impl Blocks {
     }
 
     fn set_told(&mut self, number: u32, is_told: bool) {
-        self.list.set_fresh(number, is_told);
+        self.list
+            .set_fresh(number, is_told && !self.is_watched(number));
         let Some(origin) = self.origins.get_mut(number as usize) else {
             return;
         };
@@ -211,6 +214,19 @@ impl Blocks {
             let key = (version.start, origin.version);
             self.told_blocks.entry(key).or_default().push(number);
         }
+    }
+
+    /// Whether the observer waits for an instruction of a block. It is asked when the block is told of, and not when it runs.
+    fn is_watched(&self, number: u32) -> bool {
+        if self.watched.is_empty() {
+            return false;
+        }
+        let origin = self.origins.get(number as usize);
+        let version = origin.and_then(|origin| self.versions.get(origin.version as usize));
+        version.is_some_and(|version| {
+            let addresses = version.start..version.start + version.len as u64;
+            self.watched.iter().any(|ip| addresses.contains(ip))
+        })
     }
 
     /// A thread has run this block, or a part of it: sees to it that the observer knows its code before it is told of that.
@@ -237,6 +253,10 @@ impl Blocks {
             let bytes = code;
             observer.code(pid, pid, SavedCode { start, bytes });
             changed.push(start..start + code.len() as u64);
+        }
+        if !changed.is_empty() {
+            self.watched.clear();
+            self.watched.extend_from_slice(observer.watched(pid));
         }
         for range in changed {
             self.doubt(range);

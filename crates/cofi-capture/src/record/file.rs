@@ -3,7 +3,7 @@
 use super::output::Output;
 use super::settings::{CORE_BUS_RATIO, RecordError, Settings};
 use super::sink::Sink;
-use super::thread::{Chunk, Thread, VirtualClock};
+use super::thread::{Chunk, Growth, Ring, Thread, VirtualClock};
 use super::write_error;
 use crate::Signal;
 use cofi_packet::{StreamOffset, Tsc};
@@ -231,7 +231,18 @@ impl TraceFile {
         };
         let mode = AuxFlags::of_mode(thread.told_mode());
         let flags = flags | mode.0;
-        self.write(|writer| writer.aux(thread.task(), offset, size, flags, time(clock.tsc())))
+        let (task, time) = (thread.task(), time(clock.tsc()));
+        if let Some(ring) = thread.ring_mut() {
+            ring.grew(Growth {
+                task,
+                offset,
+                size,
+                flags,
+                time,
+            });
+            return Ok(());
+        }
+        self.write(|writer| writer.aux(task, offset, size, flags, time))
     }
 
     /// Writes what has gathered of a stream: up to its last PSB, or all.
@@ -265,6 +276,32 @@ impl TraceFile {
         })?;
         if index == 0 {
             self.write_raw(&chunk.bytes);
+        }
+        Ok(())
+    }
+
+    /// Writes what is kept of a stream. What could not be written stays in the ring.
+    pub(super) fn write_ring(
+        &mut self,
+        (index, tid): (u32, u32),
+        ring: &mut Ring,
+    ) -> Result<(), RecordError> {
+        while let Some(chunk) = ring.first() {
+            self.write_chunk((index, tid), chunk)?;
+            self.bytes += chunk.bytes.len() as u64;
+            ring.first_written();
+        }
+        // Readers put records in order by their times, which are those at which the stream had got so far.
+        while let Some(&growth) = ring.first_growth() {
+            let Growth {
+                task,
+                offset,
+                size,
+                flags,
+                time,
+            } = growth;
+            self.write(|writer| writer.aux(task, offset, size, flags, time))?;
+            ring.growth_written();
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod code;
 mod file;
+mod gates;
 mod machine;
 mod output;
 mod settings;
@@ -24,12 +25,14 @@ use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
 use cofi_perf::{Mmap2, Remark, Subject, Task};
 use file::TraceFile;
+use gates::Gates;
+pub use gates::{Gate, Window};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Instant;
-use thread::{Thread, Threads, VirtualClock};
+use thread::{Ring, Thread, Threads, VirtualClock};
 
 /// So many bytes of a stream wait for the next PSB before they are written.
 const CHUNK: usize = 1 << 20;
@@ -43,9 +46,11 @@ pub struct Recorder {
     clock: VirtualClock,
     threads: Threads,
     streams: u32,
-    /// Streams of threads that are gone, by number of the thread: index and length. A thread with the same number (after
+    /// Streams of threads that are gone, by number of the thread. A thread with the same number (after
     /// execve, or reused) goes on with the stream.
-    ended: BTreeMap<Pid, (u32, u64)>,
+    ended: BTreeMap<Pid, Ended>,
+    /// Where tracing begins and ends, if somebody asks for that.
+    gates: Option<Gates>,
     /// Of a machine's processors: the address space that a record has told of last.
     told_space: BTreeMap<Pid, Pid>,
     instructions: u64,
@@ -63,6 +68,17 @@ pub struct Recorder {
     _dispositions: Dispositions,
 }
 
+/// What is left of a thread that is gone.
+#[derive(Debug)]
+struct Ended {
+    /// Number of its stream.
+    index: u32,
+    /// How long that is.
+    len: u64,
+    /// Its last packets, if these wait.
+    ring: Option<Ring>,
+}
+
 /// What was recorded.
 #[derive(Debug, Default)]
 #[non_exhaustive]
@@ -77,6 +93,8 @@ pub struct Recorded {
     pub trace_bytes: u64,
     /// What is known to be missing, as the file says it.
     pub missing: Vec<Missing>,
+    /// Functions at which tracing was to begin or end, and that no file has: a sentence each.
+    pub unknown: Vec<String>,
     /// Why the file is not complete, or the bare packets are not, if so.
     pub errors: Vec<RecordError>,
 }
@@ -93,7 +111,9 @@ impl Recorder {
         dispositions.catching(libc::SIGXFSZ);
         let file = TraceFile::create(&settings)?;
         let saved = SavedFiles::beside(&settings.file).map_err(write_error(&settings.file))?;
+        let gates = settings.window.clone().map(Gates::new);
         Ok(Self {
+            gates,
             settings,
             file,
             saved,
@@ -144,6 +164,11 @@ impl Recorder {
             self.end_thread(tid);
         }
         self.begin();
+        self.write_rings();
+        let gates = self.gates.take();
+        if let Some(omitted) = gates.as_ref().and_then(Gates::omitted) {
+            self.leaves_out(&omitted);
+        }
         let mut errors = Vec::new();
         let mut trace_bytes = 0;
         let finished = self.file.finish();
@@ -173,6 +198,7 @@ impl Recorder {
                 .into_iter()
                 .map(|((tid, text), count)| Missing { tid, text, count })
                 .collect(),
+            unknown: gates.map_or_else(Vec::new, |gates| gates.unknown()),
             errors,
         })
     }
@@ -192,6 +218,12 @@ impl Recorder {
         let mut threads = self.threads.take();
         for thread in &mut threads {
             thread.stop(self.clock);
+        }
+        if self.settings.last.is_some() {
+            for thread in threads {
+                self.hold(thread);
+            }
+            threads = Vec::new();
         }
         // Whoever has little leaves its share to the others.
         threads.sort_by_key(Thread::waiting);
@@ -228,7 +260,8 @@ impl Recorder {
     fn flush(&mut self) {
         let before = self.clock;
         let mut result = Ok(());
-        if self.threads.all().any(Thread::is_dirty) {
+        // Those of a flight recorder wait for the end.
+        if self.settings.last.is_none() && self.threads.all().any(Thread::is_dirty) {
             self.clock.pause();
             let clock = self.clock;
             for thread in self.threads.all_mut().filter(|thread| thread.is_dirty()) {
@@ -296,13 +329,63 @@ impl Recorder {
         thread.stop(self.clock);
         let result = self.file.announce(&mut thread, self.clock);
         self.keep(result);
-        let result = self.file.write_stream(&mut thread, true);
+        if self.settings.last.is_none() {
+            let result = self.file.write_stream(&mut thread, true);
+            self.keep(result);
+        }
+        self.hold(thread);
+    }
+
+    /// A thread is gone, whose stream another one with the same number may go on with.
+    fn hold(&mut self, mut thread: Thread) {
+        let ring = thread.take_ring();
+        let (index, len) = (thread.index, thread.stream_len());
+        self.ended.insert(thread.tid, Ended { index, len, ring });
+    }
+
+    /// Writes the last packets of each thread, which have waited for this.
+    fn write_rings(&mut self) {
+        let ended = std::mem::take(&mut self.ended).into_iter();
+        let mut rings: Vec<(u32, Pid, Ring)> = ended
+            .filter_map(|(tid, ended)| Some((ended.index, tid, ended.ring?)))
+            .collect();
+        rings.sort_by_key(|(index, ..)| *index);
+        let mut left = rings.len() as u64;
+        for (index, tid, ring) in &mut rings {
+            let dropped = ring.dropped();
+            if self.error.is_none() {
+                let result = self.file.write_ring((*index, *tid), ring);
+                self.keep(result);
+            }
+            if self.error.is_some() {
+                // With the room that was kept for it.
+                let room = self.file.begin_last_words() / left;
+                let mut lost = ring.shrink(room);
+                if self.file.write_ring((*index, *tid), ring).is_err() {
+                    lost += ring.shrink(0);
+                }
+                if lost > 0 {
+                    let text = format!("{lost} bytes of its last packets found no room");
+                    self.misses(Missing::of(*tid, text));
+                }
+            }
+            left -= 1;
+            if dropped > 0 {
+                let text = format!("the first {dropped} bytes of its packets (--last)");
+                self.leaves_out(&Missing::of(*tid, text));
+            }
+        }
+    }
+
+    /// Says in the file that something was not wanted.
+    fn leaves_out(&mut self, omitted: &Missing) {
+        let result = self.file.remark(&Remark::Omitted(omitted.remark()));
         self.keep(result);
-        self.ended.insert(tid, (thread.index, thread.stream_len()));
     }
 
     fn after_step(&mut self, tid: Pid) {
-        if let Some(thread) = self.threads.get_mut(tid)
+        if self.settings.last.is_none()
+            && let Some(thread) = self.threads.get_mut(tid)
             && thread.waiting() >= CHUNK
         {
             let result = self
@@ -313,13 +396,37 @@ impl Recorder {
         }
     }
 
+    /// The instruction at `ip` is about to run: tracing may begin there, or end.
+    #[inline]
+    fn come_to(&mut self, tid: Pid, ip: Ip) {
+        if self.gates.is_some() {
+            self.pass_gate(tid, ip);
+        }
+    }
+
+    fn pass_gate(&mut self, tid: Pid, ip: Ip) {
+        let (Some(gates), Some(thread)) = (&mut self.gates, self.threads.get_mut(tid)) else {
+            return;
+        };
+        let pid = thread.pid;
+        let Some(on) = gates.turn(pid, ip.0) else {
+            return;
+        };
+        let before = self.clock;
+        self.clock.pause();
+        let clock = if on { self.clock } else { before };
+        for thread in self.threads.all_mut().filter(|thread| thread.pid == pid) {
+            thread.switch(clock, on);
+        }
+    }
+
     fn truth(&mut self, tid: Pid, ip: Ip) {
         let is_machine = self.settings.subject != Subject::Processes;
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
         // Of a machine, what runs at a level that is not traced comes here too.
-        if is_machine && !thread.is_traced() {
+        if is_machine && !thread.is_traced() || thread.is_off() {
             return;
         }
         self.instructions += 1;
@@ -339,6 +446,9 @@ impl Observer for Recorder {
 
     fn process(&mut self, pid: Pid, parent: Option<Pid>, cause: ProcessCause, comm: &str) {
         self.begin();
+        if let Some(gates) = &mut self.gates {
+            gates.process(pid, parent, cause);
+        }
         let task = Task { pid, tid: pid };
         let comm = comm.to_owned();
         self.mark(pid, |file, clock| match (cause, parent) {
@@ -372,11 +482,19 @@ impl Observer for Recorder {
             return;
         }
         let next = self.streams;
-        let (index, offset) = self.ended.remove(&tid).unwrap_or((next, 0));
+        let Ended { index, len, ring } = self.ended.remove(&tid).unwrap_or_else(|| Ended {
+            index: next,
+            len: 0,
+            ring: self.settings.last.map(Ring::new),
+        });
         self.streams += u32::from(index == next);
-        let ids = (pid, tid, index, offset);
+        let ids = (pid, tid, index, len);
         let thread = Thread::start(ids, self.settings.setup(), self.clock);
-        if let Some(thread) = self.keep(thread.map_err(RecordError::from)) {
+        if let Some(mut thread) = self.keep(thread.map_err(RecordError::from)) {
+            thread.keep_last(ring);
+            if self.gates.as_ref().is_some_and(|gates| !gates.is_on(pid)) {
+                thread.begin_off(self.clock);
+            }
             self.threads.insert(thread);
         }
         if let Some(truth) = &mut self.truth {
@@ -401,6 +519,9 @@ impl Observer for Recorder {
     }
 
     fn mapped(&mut self, pid: Pid, tid: Pid, mappings: &[Mapping]) {
+        if let Some(gates) = &mut self.gates {
+            gates.mapped(pid, mappings);
+        }
         let task = Task { pid, tid };
         self.mark(pid, |file, clock| {
             for map in mappings {
@@ -446,7 +567,12 @@ impl Observer for Recorder {
         }
     }
 
+    fn watched(&self, pid: Pid) -> &[u64] {
+        self.gates.as_ref().map_or(&[], |gates| gates.watched(pid))
+    }
+
     fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip) {
+        self.come_to(tid, ip);
         self.clock.tick();
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
@@ -460,6 +586,9 @@ impl Observer for Recorder {
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
+        if thread.is_off() {
+            return thread.pass(&mut self.clock, runs);
+        }
         let before = self.clock;
         let mut told = runs.clone();
         thread.ran(&mut self.clock, runs);
@@ -482,6 +611,7 @@ impl Observer for Recorder {
     }
 
     fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip, mode: ExecMode) {
+        self.come_to(tid, ip);
         self.clock.tick();
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
@@ -493,6 +623,9 @@ impl Observer for Recorder {
     }
 
     fn enter_kernel(&mut self, tid: Pid, entry: Entry) {
+        if let Entry::Instruction { ip, .. } | Entry::SoftwareInterrupt { ip, .. } = entry {
+            self.come_to(tid, ip);
+        }
         let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };

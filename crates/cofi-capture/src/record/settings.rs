@@ -1,5 +1,6 @@
 //! What to record, and what can go wrong.
 
+use super::gates::Window;
 use super::thread::Setup;
 use cofi_perf::{Subject, TraceConfig, WriteError};
 use cofi_unit::{Capabilities, Ctl, Fault, rtit};
@@ -24,6 +25,10 @@ pub struct Settings {
     pub engine: String,
     /// How long what was recorded may wait to be written: if the recorder is killed, no more is lost.
     pub patience: Duration,
+    /// Of each thread only so many of the last bytes of packets are kept, and written when the recording ends.
+    pub last: Option<u64>,
+    /// What of each process is traced, if not all.
+    pub window: Option<Window>,
 }
 
 /// Why a recording cannot begin or go on.

@@ -3,6 +3,7 @@
 mod buffer;
 mod machine;
 mod pt;
+mod ring;
 mod rtit;
 mod seals;
 mod unit;
@@ -13,6 +14,7 @@ use cofi_insn::{Checksum, Class, Insn};
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc, intel, rtit as rtit_packets};
 use cofi_perf::{Seal, Task};
 use cofi_unit::{At, Branch, Fault, Retired};
+pub(crate) use ring::{Growth, Ring};
 pub(crate) use unit::Setup;
 use unit::TraceUnit;
 
@@ -88,6 +90,8 @@ pub(crate) struct Thread {
     time_owed: bool,
     /// The clock when all was taken last.
     flushed: u64,
+    /// Tracing has been switched off: TraceEn stays clear.
+    is_off: bool,
 }
 
 /// What leads from one context to another.
@@ -205,6 +209,7 @@ impl Thread {
             told_mode: state.mode,
             time_owed,
             flushed: 0,
+            is_off: false,
         })
     }
 
@@ -364,7 +369,51 @@ impl Thread {
         self.set_tracing(false);
     }
 
+    /// Tracing is not to begin yet. Of Intel PT nothing is sent until it does, with a PSB.
+    pub(crate) fn begin_off(&mut self, clock: VirtualClock) {
+        self.switch(clock, false);
+        if matches!(self.unit, TraceUnit::Pt(_)) {
+            self.buffer.bytes.clear();
+            self.buffer.cut = None;
+        }
+    }
+
+    /// Switches tracing on or off, wherever the thread is.
+    pub(crate) fn switch(&mut self, clock: VirtualClock, on: bool) {
+        self.buffer.clock = clock.0;
+        if !on {
+            self.set_tracing(false);
+            self.is_off = true;
+        } else if std::mem::take(&mut self.is_off) {
+            // Nobody knows what happened meanwhile: a PSB comes first.
+            self.unit.forget(&mut self.buffer);
+            self.set_tracing(true);
+        }
+    }
+
+    /// Whether tracing has been switched off.
+    pub(crate) const fn is_off(&self) -> bool {
+        self.is_off
+    }
+
+    /// These blocks ran while tracing was off.
+    pub(crate) fn pass(&mut self, clock: &mut VirtualClock, runs: &mut Runs<'_>) {
+        loop {
+            runs.take_direct(|instructions, _, _, _| {
+                clock.ticks(instructions);
+                true
+            });
+            let Some(run) = runs.next() else { break };
+            clock.ticks(run.instructions());
+        }
+        self.buffer.clock = clock.0;
+        self.ip = Some(runs.ip());
+    }
+
     fn set_tracing(&mut self, on: bool) {
+        if self.is_off {
+            return;
+        }
         self.unit.set_tracing(&mut self.buffer, on, self.ip);
     }
 
@@ -375,6 +424,22 @@ impl Thread {
         let size = end.checked_sub(self.announced).filter(|size| *size > 0)?;
         let from = core::mem::replace(&mut self.announced, end);
         Some((StreamOffset(from), size))
+    }
+
+    /// Keeps only the last packets, in this ring.
+    pub(crate) fn keep_last(&mut self, ring: Option<Ring>) {
+        self.buffer.ring = ring;
+    }
+
+    /// Where the last packets are kept, if only these are.
+    pub(crate) const fn ring_mut(&mut self) -> Option<&mut Ring> {
+        self.buffer.ring.as_mut()
+    }
+
+    /// The stream ends here, or goes on with another thread: the ring, with all that has gathered.
+    pub(crate) fn take_ring(&mut self) -> Option<Ring> {
+        self.buffer.hold();
+        self.buffer.ring.take()
     }
 
     /// Where the stream ends.

@@ -1,7 +1,9 @@
 //! What a trace unit has sent, until it is written to the file.
 
+use super::Chunk;
+use super::ring::Ring;
 use super::seals::Seals;
-use cofi_packet::{intel, rtit};
+use cofi_packet::{StreamOffset, Tsc, intel, rtit};
 use cofi_unit::{Client, Clock, PhysAddr, rtit as unit};
 
 /// Packet bytes that have not been written to the file yet.
@@ -17,6 +19,8 @@ pub(super) struct Buffer {
     pub(super) cut: Option<(usize, u64)>,
     /// What ran.
     pub(super) seals: Seals,
+    /// Where packets wait for the end of the recording, if only the last are kept.
+    pub(super) ring: Option<Ring>,
 }
 
 impl Buffer {
@@ -29,7 +33,27 @@ impl Buffer {
             start_tsc: 0,
             cut: None,
             seals: Seals::new(start),
+            ring: None,
         }
+    }
+
+    /// Hands everything on to the ring, if there is one. A PSB follows, or the stream ends here. A stretch ends too, so that a seal
+    /// begins with each piece: those of the pieces that are kept cover all of them.
+    #[cold]
+    pub(super) fn hold(&mut self) {
+        let Some(ring) = &mut self.ring else { return };
+        if self.bytes.is_empty() {
+            return;
+        }
+        let end = self.start + self.bytes.len() as u64;
+        self.seals.close(end);
+        ring.push(Chunk {
+            offset: StreamOffset(self.start),
+            tsc: Tsc(self.start_tsc),
+            bytes: core::mem::take(&mut self.bytes),
+            seals: self.seals.take(),
+        });
+        (self.start, self.start_tsc, self.cut) = (end, self.clock, None);
     }
 }
 
@@ -48,6 +72,11 @@ impl Client for Buffer {
         } else if bytes == intel::PSB {
             self.cut = Some((self.bytes.len(), self.clock));
             self.seals.place(self.start + self.bytes.len() as u64);
+            if let Some(ring) = &self.ring
+                && self.bytes.len() >= ring.chunk
+            {
+                self.hold();
+            }
         }
         match *bytes {
             // Most packets have one of these sizes: a call of `memcpy` takes longer than the copy.

@@ -139,6 +139,8 @@ mod tests {
             },
             engine: "ptrace".into(),
             patience: Settings::PATIENCE,
+            last: None,
+            window: None,
         };
         let mut thread = Thread::start_processor(
             (1, 1, 0, 0),

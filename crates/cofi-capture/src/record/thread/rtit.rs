@@ -183,6 +183,8 @@ mod tests {
             subject: Subject::Processes,
             engine: "ptrace".into(),
             patience: Settings::PATIENCE,
+            last: None,
+            window: None,
         };
         let setup: Setup = settings.setup();
         Thread::start((1, 1, 0, 0), setup, VirtualClock::new()).expect("the unit takes it")
