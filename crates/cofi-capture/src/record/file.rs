@@ -280,6 +280,12 @@ impl TraceFile {
         Ok(())
     }
 
+    /// Whether there is room for so many bytes more, as far as that is known.
+    pub(super) fn has_room(&mut self, bytes: u64) -> bool {
+        let writer = self.writer.as_mut();
+        writer.is_none_or(|writer| writer.get_mut().has_room(bytes))
+    }
+
     /// Writes what is kept of a stream. What could not be written stays in the ring.
     pub(super) fn write_ring(
         &mut self,

@@ -350,9 +350,25 @@ impl Recorder {
             .filter_map(|(tid, ended)| Some((ended.index, tid, ended.ring?)))
             .collect();
         rings.sort_by_key(|(index, ..)| *index);
+        // The last packets are worth more than those before them: where there is no room for all, the oldest of each thread go.
+        let dropped: Vec<u64> = rings.iter().map(|(.., ring)| ring.dropped()).collect();
+        let mut lost = vec![0; rings.len()];
+        while !self
+            .file
+            .has_room(rings.iter().map(|(.., ring)| ring.size_in_file()).sum())
+        {
+            let mut any = false;
+            for ((.., ring), lost) in rings.iter_mut().zip(&mut lost) {
+                let dropped = ring.shrink(ring.held() / 8 * 7);
+                *lost += dropped;
+                any |= dropped > 0;
+            }
+            if !any {
+                break;
+            }
+        }
         let mut left = rings.len() as u64;
-        for (index, tid, ring) in &mut rings {
-            let dropped = ring.dropped();
+        for (((index, tid, ring), dropped), mut lost) in rings.iter_mut().zip(dropped).zip(lost) {
             if self.error.is_none() {
                 let result = self.file.write_ring((*index, *tid), ring);
                 self.keep(result);
@@ -360,14 +376,14 @@ impl Recorder {
             if self.error.is_some() {
                 // With the room that was kept for it.
                 let room = self.file.begin_last_words() / left;
-                let mut lost = ring.shrink(room);
+                lost += ring.shrink(room);
                 if self.file.write_ring((*index, *tid), ring).is_err() {
                     lost += ring.shrink(0);
                 }
-                if lost > 0 {
-                    let text = format!("{lost} bytes of its last packets found no room");
-                    self.misses(Missing::of(*tid, text));
-                }
+            }
+            if lost > 0 {
+                let text = format!("{lost} bytes of the packets that were kept found no room");
+                self.misses(Missing::of(*tid, text));
             }
             left -= 1;
             if dropped > 0 {

@@ -69,6 +69,12 @@ impl Sink {
         Some(room.saturating_sub(self.position()))
     }
 
+    /// Whether there is room for so many bytes more, as far as that is known.
+    pub(super) fn has_room(&mut self, bytes: u64) -> bool {
+        let end = self.position().saturating_add(bytes);
+        self.make_room(end).is_ok()
+    }
+
     fn position(&self) -> u64 {
         self.at + self.gathered.len() as u64
     }

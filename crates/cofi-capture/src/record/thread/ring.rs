@@ -97,6 +97,17 @@ impl Ring {
         before - self.held
     }
 
+    /// How many bytes of packets are held.
+    pub(crate) const fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// How many bytes of a file they take at most, with the records about them.
+    pub(crate) fn size_in_file(&self) -> u64 {
+        let records = self.chunks.len() + self.growths.len();
+        self.held + 256 * (1 + records as u64)
+    }
+
     /// The stream has got so far.
     pub(crate) fn grew(&mut self, growth: Growth) {
         self.growths.extend(growth.from(self.start));
