@@ -230,26 +230,24 @@ fn put_moment(
     }
 }
 
-#[inline]
+/// Reads a moment over another one.
+#[inline(always)]
 fn get_moment(
     bytes: &mut &[u8],
     (has_tsc, is_later, has_cycles): (bool, bool, bool),
-    base: &CallMoment,
-) -> io::Result<CallMoment> {
+    moment: &mut CallMoment,
+) -> io::Result<()> {
+    let tsc = tsc_of(moment);
     let tsc = match is_later {
-        true => tsc_of(base).wrapping_add(get(bytes)?),
-        false => tsc_of(base),
+        true => tsc.wrapping_add(get(bytes)?),
+        false => tsc,
     };
-    let insns = base.insns.wrapping_add(get(bytes)?);
-    let cycles = match has_cycles {
-        true => base.cycles.wrapping_add(get(bytes)?),
-        false => base.cycles,
-    };
-    Ok(CallMoment {
-        tsc: has_tsc.then_some(Tsc(tsc)),
-        cycles,
-        insns,
-    })
+    moment.tsc = has_tsc.then_some(Tsc(tsc));
+    moment.insns = moment.insns.wrapping_add(get(bytes)?);
+    if has_cycles {
+        moment.cycles = moment.cycles.wrapping_add(get(bytes)?);
+    }
+    Ok(())
 }
 
 const HAS_TSC: u16 = 1;
@@ -517,12 +515,15 @@ fn take_one(
     }
     let has_cycles = has(HAS_CYCLES);
     let begins = (has(HAS_TSC), has(IS_LATER), has_cycles);
-    call.begin = get_moment(bytes, begins, &call.begin)?;
+    get_moment(bytes, begins, &mut call.begin)?;
     if !has(IS_LEFT) {
         return Ok(false);
     }
     let ends = (has(ENDS_WITH_TSC), has(TAKES_TIME), has_cycles);
-    end.end = get_moment(bytes, ends, &call.begin)?;
+    // (Field by field: a copy of the whole would wait for what was just written.)
+    end.end.tsc = call.begin.tsc;
+    (end.end.insns, end.end.cycles) = (call.begin.insns, call.begin.cycles);
+    get_moment(bytes, ends, &mut end.end)?;
     end.insns = match has(IS_WHOLE) {
         true => end.end.insns.wrapping_sub(call.begin.insns),
         false => get(bytes)?,

@@ -90,6 +90,16 @@ impl SourceCover {
         }
     }
 
+    /// The same with all functions, but of the lines only those in which something ran: `lines` are those of the code at least that did, as
+    /// [`SourceLines::of_code_and_functions`] has them. It has no branches.
+    #[must_use]
+    pub fn of_ran_and_functions(code: &FileCode, lines: SourceLines) -> Self {
+        Self {
+            functions: functions(code, &lines.functions),
+            ..Self::of_ran(code, lines)
+        }
+    }
+
     /// The line of the code at one of the file's own addresses.
     #[must_use]
     pub fn line_at(&self, address: u64) -> Option<SourcePlace> {

@@ -250,13 +250,13 @@ impl Default for MarkCursor {
 }
 
 impl MarkCursor {
-    /// The next mark, if there is one by now.
+    /// The next mark, if there is one by now. (Not a copy: one of what was just written piece by piece waits for these writes.)
     #[inline]
-    pub(super) fn peek(&mut self, queue: &MarkQueue) -> Option<Mark> {
+    pub(super) fn peek(&mut self, queue: &MarkQueue) -> Option<&Mark> {
         if self.next.is_none() {
             self.read(queue);
         }
-        self.next
+        self.next.as_ref()
     }
 
     /// The next mark is past.
@@ -269,7 +269,8 @@ impl MarkCursor {
         let Some(part) = queue.part(self.part) else {
             return;
         };
-        let mut bytes = part.bytes.iter().skip(self.byte).copied();
+        let bytes = part.bytes.get(self.byte..).unwrap_or_default();
+        let mut bytes = bytes.iter().copied();
         let left = bytes.len();
         let mut next = || bytes.next().unwrap_or(0);
         let first = next();
@@ -373,14 +374,14 @@ mod tests {
                 }
                 queue.push(writer.take());
                 for mark in part {
-                    prop_assert_eq!(ahead.peek(&queue), Some(*mark));
+                    prop_assert_eq!(ahead.peek(&queue), Some(mark));
                     ahead.pass();
                 }
                 prop_assert_eq!(ahead.peek(&queue), None);
             }
             for (index, mark) in list.iter().enumerate() {
                 prop_assert_eq!(queue.len(), list.len() - index);
-                prop_assert_eq!(front.peek(&queue), Some(*mark));
+                prop_assert_eq!(front.peek(&queue), Some(mark));
                 queue.pass(&mut front);
             }
             prop_assert_eq!((queue.len(), front.peek(&queue)), (0, None));

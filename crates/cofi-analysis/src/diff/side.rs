@@ -252,25 +252,48 @@ impl Side {
             if self.gaps.front().is_some_and(|gap| gap.at <= self.at) {
                 return Next::Gap;
             }
-            let token = self.token(tokens);
-            if token != INVISIBLE && !(is_step(token) && token == self.last) {
+            // Up to the next gap, or the end of the block.
+            let room = self
+                .gaps
+                .front()
+                .map_or(u64::MAX, |gap| gap.at.saturating_sub(self.at));
+            let rest = self.rest_of_block(tokens);
+            let (mut passed, mut invisible) = (0, 0);
+            let mut found = None;
+            for token in rest.iter().copied() {
+                if u64::from(passed) >= room {
+                    break;
+                }
+                if token != INVISIBLE && !(is_step(token) && token == self.last) {
+                    found = Some(token);
+                    break;
+                }
+                invisible += u64::from(token == INVISIBLE);
+                passed += 1;
+            }
+            if rest.is_empty() {
+                (passed, invisible) = (1, 1);
+            }
+            self.left_out += invisible;
+            if passed > 0 {
+                // The last instruction that was the same stays what it is.
+                let before = self.before;
+                self.pass_in_block(passed);
+                self.before = before;
+            }
+            if let Some(token) = found {
                 return Next::Token(token);
             }
-            self.left_out += u64::from(token == INVISIBLE);
-            // The last instruction that was the same stays what it is.
-            let before = self.before;
-            self.pass_in_block(1);
-            self.before = before;
         }
     }
 
-    fn token(&self, tokens: &Tokens<'_>) -> u32 {
+    /// The instructions of the next block that are not past.
+    fn rest_of_block<'t>(&self, tokens: &'t Tokens<'_>) -> &'t [u32] {
         let local = self.front_block().and_then(|block| self.known.local(block));
         let content = local.map_or(&[][..], |local| tokens.content(local.content));
         content
-            .get(self.front.within() as usize)
-            .copied()
-            .unwrap_or(INVISIBLE)
+            .get(self.front.within() as usize..)
+            .unwrap_or_default()
     }
 
     /// Goes past the next instruction, of this token.
@@ -296,50 +319,58 @@ impl Side {
         while let Some(mark) = self.front_mark.peek(&self.marks)
             && mark.at <= at
         {
-            if mark.what == What::Gap {
-                return;
-            }
-            self.apply(&mark);
-        }
-    }
-
-    /// Takes account of the next mark.
-    fn apply(&mut self, mark: &Mark) {
-        match mark.what {
-            What::Enter {
-                function,
-                depth,
-                kind,
-                tsc,
-            } => {
-                while self.open.last().is_some_and(|open| open.depth >= depth) {
-                    self.open.pop();
-                }
-                let open = Open {
+            match mark.what {
+                What::Enter {
                     function,
                     depth,
                     kind,
-                };
-                self.open.push(open);
-                self.depth = depth;
-                self.tsc = tsc.or(self.tsc);
-                let is_known = |known: &Open| (known.function, known.depth) == (function, depth);
-                if let Some(entered) = &mut self.entered
-                    && entered.len() < ENTERED
-                    && !entered.iter().any(is_known)
-                {
-                    entered.push(open);
+                    tsc,
+                } => {
+                    let open = Open {
+                        function,
+                        depth,
+                        kind,
+                    };
+                    self.enter(open, tsc);
                 }
+                What::Leave { depth } => self.leave(depth),
+                What::Reset => self.reset(),
+                What::Gap => return,
             }
-            What::Leave { depth } => {
-                while self.open.last().is_some_and(|open| open.depth >= depth) {
-                    self.open.pop();
-                }
-                self.depth = depth - 1;
-            }
-            What::Reset => self.open.clear(),
-            What::Gap => {}
         }
+    }
+
+    /// The next mark is that of a call.
+    fn enter(&mut self, open: Open, tsc: Option<Tsc>) {
+        let (function, depth) = (open.function, open.depth);
+        while self.open.last().is_some_and(|open| open.depth >= depth) {
+            self.open.pop();
+        }
+        self.open.push(open);
+        self.depth = depth;
+        self.tsc = tsc.or(self.tsc);
+        let is_known = |known: &Open| (known.function, known.depth) == (function, depth);
+        if let Some(entered) = &mut self.entered
+            && entered.len() < ENTERED
+            && !entered.iter().any(is_known)
+        {
+            entered.push(open);
+        }
+        self.marks.pass(&mut self.front_mark);
+    }
+
+    /// The next mark says that a call was left.
+    fn leave(&mut self, depth: i32) {
+        while self.open.last().is_some_and(|open| open.depth >= depth) {
+            self.open.pop();
+        }
+        self.depth = depth - 1;
+        self.marks.pass(&mut self.front_mark);
+    }
+
+    /// The next mark says that all calls were left.
+    fn reset(&mut self) {
+        self.open.clear();
         self.marks.pass(&mut self.front_mark);
     }
 
@@ -364,7 +395,7 @@ impl Side {
             at,
             what: What::Gap,
         }) = self.front_mark.peek(&self.marks)
-            && at <= self.at
+            && *at <= self.at
         {
             list.extend(self.gaps.pop_front().map(|gap| gap.missing));
             self.marks.pass(&mut self.front_mark);
@@ -419,16 +450,24 @@ impl Side {
     /// next mark is. Where each of them is does not matter to who goes past all of it, so paths need not be cut there.
     fn settle_deeper(&mut self, depth: i32) -> u64 {
         while let Some(mark) = self.front_mark.peek(&self.marks) {
-            let goes_out = match mark.what {
-                What::Enter { depth: at, .. } => at <= depth,
-                What::Leave { depth: at } => at - 1 <= depth,
-                What::Reset => false,
-                What::Gap => true,
-            };
-            if goes_out {
-                return mark.at;
+            match mark.what {
+                What::Enter {
+                    function,
+                    depth: at,
+                    kind,
+                    tsc,
+                } if at > depth => {
+                    let open = Open {
+                        function,
+                        depth: at,
+                        kind,
+                    };
+                    self.enter(open, tsc);
+                }
+                What::Leave { depth: at } if at - 1 > depth => self.leave(at),
+                What::Reset => self.reset(),
+                _ => return mark.at,
             }
-            self.apply(&mark);
         }
         u64::MAX
     }

@@ -98,8 +98,8 @@ impl Walk {
             self.go_past_calls(side);
             return;
         }
-        let next = self.mark.peek(&side.marks);
-        let room = next.map_or(u64::MAX, |mark| mark.at - self.at);
+        let next = self.mark.peek(&side.marks).map(|mark| mark.at);
+        let room = next.map_or(u64::MAX, |at| at - self.at);
         let within = self.cursor.within();
         let rest = u64::from(side.known.len_of(block) - within);
         let far = rest.min(room) as u32;

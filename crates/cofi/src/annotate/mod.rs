@@ -11,7 +11,7 @@ use crate::output::{is_coloured, stdout, tell};
 use crate::source_text::SourceText;
 use crate::table::width_of;
 use anyhow::{Result, bail};
-use cofi_analysis::{FileCode, FunctionCover, InsnCount, SourceCover};
+use cofi_analysis::{FileCode, FunctionCover, InsnCount, SourceCover, SourceLines};
 use cofi_insn::{Class, MAX_INSN_LEN, decode};
 use cofi_packet::{ExecMode, Ip};
 use console::Term;
@@ -38,21 +38,20 @@ pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
                 others.push(offset);
             }
         });
-        let is_there = {
-            let mut any = !others.is_empty();
-            code.file().for_each_function(|name, _| {
-                let name = cofi_image::demangle(name);
-                any |= is_named(&name, wanted);
-                if name.contains(wanted.as_str()) && !near.contains(&name) {
-                    near.push(name);
-                }
-            });
-            any
-        };
-        if !is_there {
+        let mut starts = others.clone();
+        code.file().for_each_function(|name, offset| {
+            let name = cofi_image::demangle(name);
+            if is_named(&name, wanted) {
+                starts.push(offset);
+            }
+            if name.contains(wanted.as_str()) && !near.contains(&name) {
+                near.push(name);
+            }
+        });
+        if starts.is_empty() {
             continue;
         }
-        let cover = SourceCover::of(code);
+        let cover = cover_of(code, &starts);
         let functions = cover.functions.iter();
         let functions = functions.filter(|function| {
             is_named(&function.name, wanted) || others.contains(&function.start)
@@ -216,6 +215,32 @@ impl<'a> Listing<'a> {
             target,
             to,
         })
+    }
+}
+
+/// What of a file ran, with all lines of the functions that begin at these offsets: of a large program that is much less to read than all lines.
+fn cover_of(code: &FileCode, starts: &[u64]) -> SourceCover {
+    /// Of larger functions all is read.
+    const MOST: u64 = 1 << 18;
+    let file = code.file();
+    // How often a line ran is counted wherever it stands.
+    let mut addresses = code.addresses();
+    let mut size: u64 = 0;
+    file.for_each_function_range(|_, range| {
+        if starts.contains(&range.start) {
+            size = size.saturating_add(range.end.saturating_sub(range.start));
+            if size <= MOST {
+                addresses.extend(range.filter_map(|offset| file.address_of_offset(offset)));
+            }
+        }
+    });
+    if size > MOST {
+        return SourceCover::of(code);
+    }
+    addresses.sort_unstable();
+    match SourceLines::of_code_and_functions(file, &addresses) {
+        Some(lines) => SourceCover::of_ran_and_functions(code, lines),
+        None => SourceCover::of(code),
     }
 }
 
