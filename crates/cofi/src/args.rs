@@ -499,7 +499,7 @@ pub(crate) struct MachineArgs {
     /// Other capabilities than that generation's, such as ptwrite=1: as CPUID enumerates them, under the names of `cofi unit cpuid`.
     #[arg(long, value_name = "NAME=VALUE,...", value_delimiter = ',')]
     pub(crate) caps: Vec<String>,
-    /// What the manual leaves to the processor, such as tnt=long: the names of a scenario's [implementation], and buffer.size and others for
+    /// What the manual leaves to the processor, such as tnt=long: the names of a scenario's section `implementation`, and buffer.size and others for
     /// its internal buffer (docs/machines.md has all).
     #[arg(long, value_name = "NAME=VALUE,...", value_delimiter = ',')]
     pub(crate) unit_option: Vec<String>,
