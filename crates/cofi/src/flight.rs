@@ -2,6 +2,7 @@
 
 use crate::args::Engine;
 use crate::function_names;
+use crate::size;
 use anyhow::{Result, bail};
 use clap::Args;
 use cofi_capture::record::{Gate, Window};
@@ -12,7 +13,7 @@ use cofi_perf::TraceConfig;
 pub(crate) struct FlightOptions {
     /// Keep only so many of the last bytes of packets of each thread (64K, 4M, …), in memory, and write them when the recording ends:
     /// a flight recorder. With ptrace and qemu.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = size::bytes)]
     pub(crate) last: Option<u64>,
     /// Begin to trace a process when a thread of it comes to this: `sym:NAME`, the first instruction of a function, or an address, 0x….
     /// With ptrace and qemu.
@@ -85,34 +86,12 @@ fn gate(text: &str) -> Result<Gate, String> {
     Ok(Gate::Address(address))
 }
 
-/// A number of bytes: `4096`, `64K`, `4M`, `1G`.
-fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
-        Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number = digits.parse::<u64>().ok();
-    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
-    bytes
-        .filter(|bytes| *bytes > 0)
-        .ok_or_else(|| format!("{text:?} is no number of bytes: 4096, 64K, 4M, 1G"))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Gate, gate, size};
+    use super::{Gate, gate};
 
     #[test]
-    fn sizes_and_places_as_they_are_written() {
-        assert_eq!(size("4096"), Ok(4096));
-        assert_eq!(size("64K"), Ok(64 << 10));
-        assert_eq!(size("4m"), Ok(4 << 20));
-        assert_eq!(size("1G"), Ok(1 << 30));
-        for wrong in ["", "K", "0", "0K", "-1", "1T", "17179869184G"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
+    fn places_as_they_are_written() {
         assert!(matches!(gate("0x401000"), Ok(Gate::Address(0x40_1000))));
         assert!(matches!(gate("ip:0x10"), Ok(Gate::Address(0x10))));
         let function = gate("sym:a::b(int)");

@@ -42,6 +42,7 @@ mod report;
 mod rtit;
 mod select;
 mod signals;
+mod size;
 mod source_text;
 mod supervise;
 mod table;

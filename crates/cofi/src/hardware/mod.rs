@@ -5,6 +5,7 @@ mod filter;
 use crate::args::{Privilege, RecordOptions};
 use crate::output;
 use crate::record::{Recording, ended};
+use crate::size;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use cofi_capture::hardware::{self, Keep, Levels, Samples, Settings, Subject, Traced};
@@ -29,11 +30,11 @@ pub(crate) struct HardwareArgs {
     #[arg(long = "cpu", help_heading = HEADING, value_name = "LIST", value_parser = list, conflicts_with = "pid")]
     pub(crate) cpus: Option<Cpus>,
     /// The size of each processor's buffer for packets: 64M, for example. It becomes a power of two of pages; 4M if left out.
-    #[arg(long, help_heading = HEADING, value_name = "SIZE", value_parser = size)]
+    #[arg(long, help_heading = HEADING, value_name = "SIZE", value_parser = size::bytes)]
     pub(crate) buffer: Option<u64>,
     /// Keep only the last packets, of this size for each processor, and save them at the program's end, at Ctrl-C, and whenever
     /// `cofi record` gets SIGUSR2.
-    #[arg(long, help_heading = HEADING, value_name = "SIZE", value_parser = size, conflicts_with = "buffer")]
+    #[arg(long, help_heading = HEADING, value_name = "SIZE", value_parser = size::bytes, conflicts_with = "buffer")]
     pub(crate) snapshot: Option<u64>,
     /// Keep only the last packets before each of many moments: every PERIOD cycles (1000000 if left out) a sample that ends with SIZE of packets,
     /// 60K at most.
@@ -72,21 +73,6 @@ fn list(text: &str) -> Result<Cpus, String> {
     Ok(Cpus(all))
 }
 
-/// Reads "512K", "64M", "1G", or bytes.
-fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 10),
-        Some((at, 'm' | 'M')) => (&text[..at], 20),
-        Some((at, 'g' | 'G')) => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    let bytes = digits.parse::<u64>().ok();
-    let bytes = bytes.and_then(|number| number.checked_mul(1 << shift));
-    bytes
-        .filter(|bytes| *bytes > 0)
-        .ok_or_else(|| format!("{text:?} is no size, such as 64M"))
-}
-
 /// Samples that end with packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sampling {
@@ -104,7 +90,7 @@ fn samples(text: &str) -> Result<Sampling, String> {
     let period =
         period.ok_or_else(|| format!("{text:?}: behind the colon is no number of cycles"))?;
     let most = u64::from(Samples::MOST);
-    let bytes = size(bytes)?.next_multiple_of(8);
+    let bytes = size::bytes(bytes)?.next_multiple_of(8);
     let size = u32::try_from(bytes).ok().filter(|_| bytes <= most);
     let size = size.ok_or_else(|| format!("a sample has room for {most} bytes of packets"))?;
     Ok(Sampling { size, period })
@@ -247,17 +233,6 @@ mod tests {
         assert_eq!(samples("100:5"), of(104, 5));
         for bad in ["64K", "4K:", "4K:0", "4K:x", ":5"] {
             assert!(samples(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(size("4096"), Ok(4096));
-        assert_eq!(size("512K"), Ok(512 << 10));
-        assert_eq!(size("64m"), Ok(64 << 20));
-        assert_eq!(size("1G"), Ok(1 << 30));
-        for bad in ["", "0", "M", "1T", "-1", "99999999999999G", "é"] {
-            assert!(size(bad).is_err(), "{bad}");
         }
     }
 }
