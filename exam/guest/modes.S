@@ -198,19 +198,8 @@ compatible:
 
     /* Branches of 32-bit code. */
 work32:
-    movl $100, %ecx
-1:  testl $3, %ecx
-    jz 2f
-    call leaf32
-2:  movl $leaf32, %eax
-    testl $1, %ecx
-    jz 3f
-    call *%eax
-3:  loop 1b
-    movl $4f, %eax
-    jmp *%eax
-    nop
-4:  ljmp $CODE32, $5f
+    branches 100, leaf32
+    ljmp $CODE32, $5f
     nop
 5:  lcall $CODE32, $far32
     int $0x60

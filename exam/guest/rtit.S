@@ -108,19 +108,8 @@ done:
 
 /* Branches of every kind. */
 work:
-    movl $1000, %ecx
-1:  testl $3, %ecx
-    jz 2f
-    call leaf
-2:  movl $leaf, %eax
-    testl $1, %ecx
-    jz 3f
-    call *%eax
-3:  loop 1b
-    movl $4f, %eax
-    jmp *%eax
-    nop
-4:  ljmp $CODE32, $5f
+    branches 1000, leaf
+    ljmp $CODE32, $5f
     nop
 5:  lcall $CODE32, $far
     int $0x31
