@@ -12,7 +12,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let bytes = number.and_then(|number| number.checked_mul(1 << shift));
     bytes
         .filter(|bytes| *bytes > 0)
-        .ok_or_else(|| format!("{text:?} is no size, such as 64K or 4M"))
+        .ok_or_else(|| format!("{text:?} is no number of bytes: 4096, 64K, 4M, 1G"))
 }
 
 #[cfg(test)]
