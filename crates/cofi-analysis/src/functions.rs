@@ -11,16 +11,19 @@ use cofi_packet::{ExecMode, Ip};
 use crate::summary::{FileCount, FunctionCount};
 
 /// A function, as told from others.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum FunctionKey {
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) enum FunctionKey {
     /// What it belongs to, and its first address there.
-    At(Option<PathBuf>, Option<u64>),
+    At(
+        #[serde(with = "crate::path_bytes::optional")] Option<PathBuf>,
+        Option<u64>,
+    ),
     /// Of code that a process generated, wherever its pieces are: what it belongs to, and its name.
-    Generated(PathBuf, String),
+    Generated(#[serde(with = "crate::path_bytes")] PathBuf, String),
     /// Code that a process generated and did not name: the process, and where.
     Unnamed(u32, u64),
     /// A function where it was inlined in code that belongs to this: its name.
-    Inlined(PathBuf, String),
+    Inlined(#[serde(with = "crate::path_bytes")] PathBuf, String),
 }
 
 /// What generated code belongs to, as [`FunctionCount::file`] has it.
@@ -123,6 +126,21 @@ impl Functions {
     pub(crate) fn inlined(&mut self, place: &Place, name: &str) -> usize {
         let key = FunctionKey::Inlined(place.owner().to_owned(), name.to_owned());
         self.number(key, || name.to_owned())
+    }
+
+    /// All of them, by their numbers.
+    pub(crate) fn list(&self) -> &[(FunctionKey, FunctionCount)] {
+        &self.list
+    }
+
+    /// The same functions with the same numbers.
+    pub(crate) fn of_list(list: Vec<(FunctionKey, FunctionCount)>) -> Self {
+        let keys = list.iter().map(|(key, _)| key.clone());
+        Self {
+            numbers: keys.zip(0..).collect(),
+            list,
+            ..Self::default()
+        }
     }
 
     /// The function of a number.

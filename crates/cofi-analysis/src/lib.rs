@@ -31,17 +31,19 @@ mod functions;
 mod gap;
 mod joined;
 mod parallel;
+mod path_bytes;
 mod proof;
 mod segments;
 mod stretch;
 mod summary;
+mod survey;
 mod tally;
 #[cfg(test)]
 mod tests;
 
 pub use block_index::BlockIndex;
 pub use calls::{
-    ByTask, Call, CallEnd, CallKind, CallMoment, CallNames, CallPart, CallParts, CallTracer,
+    ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment, CallNames, CallPart, CallParts, CallStates, CallTracer,
     CallVisitor, CallsInOrder, FinishedCall, FunctionId, Left, OpenCall, RanBlock, RanPath,
 };
 pub use check::{CheckOptions, StreamCheck, check};
@@ -54,5 +56,6 @@ pub use flow_state::FlowState;
 pub use gap::{Gap, GapCause, Resumed};
 pub use proof::Proof;
 pub use segments::{SegmentStart, ended_with_segment, segments};
+pub use survey::{Chunk, survey};
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 pub use tally::{Gate, Tally};

@@ -58,13 +58,14 @@ impl ThreadSummary {
 }
 
 /// A function's own instructions.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct FunctionCount {
     /// Its name; code outside of any function goes by the name of its file.
     pub name: String,
     /// The file its code is in, `[generated]` for code that the process made and the recorder saved, or `[kernel]` or `[MODULE]` where the kernel's own list names it; none for code that is in
     /// no mapping.
+    #[serde(with = "crate::path_bytes::optional")]
     pub file: Option<PathBuf>,
     /// Its first address in the file's own terms; none for code outside of any function, and for generated code, which may have
     /// several pieces.

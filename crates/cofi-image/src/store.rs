@@ -165,6 +165,11 @@ impl FileStore {
         self.order.iter().filter(|file| file.found_at().is_some())
     }
 
+    /// All files that were named so far, needed or not.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<CodeFile>> {
+        self.order.iter()
+    }
+
     fn open_at(
         &mut self,
         path: &Path,

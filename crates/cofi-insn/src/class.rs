@@ -4,6 +4,7 @@ use iced_x86::{Code, FlowControl, Instruction, Register};
 
 /// How an instruction takes part in the flow of control, in the terms of the trace manual (33.2.1, table 33-1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Class {
     /// Goes on with the next instruction and concerns no packet.

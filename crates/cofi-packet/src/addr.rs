@@ -7,6 +7,7 @@ use core::fmt;
 /// Deliberately without arithmetic operators: an address moves only by [`Ip::wrapping_add`] (an instruction's length)
 /// or by taking a target.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Ip(pub u64);
 
 impl Ip {
@@ -19,10 +20,12 @@ impl Ip {
 
 /// Offset of a byte in one packet stream, counted from the stream's start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct StreamOffset(pub u64);
 
 /// A time stamp counter value, in TSC ticks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Tsc(pub u64);
 
 macro_rules! formats {
@@ -52,6 +55,7 @@ formats! {
 
 /// The width in which the processor decodes instructions: CS.D and (CS.L & IA32_EFER.LMA) of Table 33-26.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum ExecMode {
     /// CS.D = 0 and CS.L & LMA = 0.
     Bits16,

@@ -471,6 +471,12 @@ impl<'t> Session<'t> {
         others.filter(move |file| !kernel.is_some_and(|kernel| Arc::ptr_eq(kernel, file)))
     }
 
+    /// All files of code that the trace names, with the kernel's, whether or not decoding needed them so far.
+    pub fn code_files(&self) -> impl Iterator<Item = &Arc<CodeFile>> {
+        let kernel = self.kernel.as_ref().map(|(kernel, _)| kernel.file());
+        self.files.all().chain(kernel)
+    }
+
     /// The files, beside the one that was opened, of which the trace consists.
     #[must_use]
     pub fn parts(&self) -> &[PathBuf] {

@@ -33,8 +33,40 @@ pub(crate) struct Inlines {
     numbers: FxHashMap<(Chain, FunctionId, u64), Chain>,
 }
 
+/// [`Inlines`], as they are kept.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub(super) struct SavedChains {
+    list: Vec<Link>,
+    numbers: Vec<((Chain, FunctionId, u64), Chain)>,
+}
+
+impl SavedChains {
+    /// Whether each chain lies within one before it, and all functions are among so many.
+    pub(super) fn is_sound(&self, functions: usize) -> bool {
+        let is_sound = |(index, link): (usize, &Link)| {
+            let outer = link.outer as usize;
+            let depth = outer.checked_sub(1).map_or(Some(0), |outer| Some(self.list.get(outer)?.depth));
+            outer <= index
+                && depth.is_some_and(|depth| link.depth == depth + 1)
+                && link.function.index() < functions
+        };
+        let has = |chain: Chain| chain as usize <= self.list.len();
+        let named = self.numbers.iter();
+        self.list.iter().enumerate().all(is_sound)
+            && named.clone().all(|((outer, of, _), chain)| {
+                has(*outer) && has(*chain) && of.index() < functions
+            })
+    }
+
+    /// How many chains there are.
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+}
+
 /// The innermost of a chain.
 #[derive(Clone, Copy, Debug)]
+#[derive(serde::Serialize, serde::Deserialize)]
 struct Link {
     /// The chain around it.
     outer: Chain,
@@ -66,6 +98,23 @@ impl Inlines {
         chain
     }
 
+    /// The chains, as they are kept.
+    pub(super) fn saved(&self) -> SavedChains {
+        SavedChains {
+            list: self.list.clone(),
+            numbers: self.numbers.iter().map(|(key, chain)| (*key, *chain)).collect(),
+        }
+    }
+
+    /// What [`saved`](Self::saved) gave.
+    pub(super) fn of_saved(saved: SavedChains) -> Self {
+        Self {
+            lines: SourceLines::new(),
+            list: saved.list,
+            numbers: saved.numbers.into_iter().collect(),
+        }
+    }
+
     fn link(&self, chain: Chain) -> Option<Link> {
         self.list.get((chain as usize).checked_sub(1)?).copied()
     }
@@ -92,13 +141,16 @@ impl Inlines {
 
 /// An open call of a function that was inlined.
 #[derive(Clone, Copy, Debug)]
+#[derive(serde::Serialize, serde::Deserialize)]
 pub(crate) struct InlineFrame {
     pub(crate) call: Call,
-    chain: Chain,
+    pub(super) chain: Chain,
     /// Which frame of the stack it lies in.
     pub(crate) owner: usize,
     /// The instructions of its stack when it began.
     begin: u64,
+    /// Those of the stream.
+    pub(crate) at: u64,
     pub(crate) self_insns: u64,
 }
 
@@ -182,6 +234,7 @@ impl Thread {
                 chain,
                 owner,
                 begin: self.stack.own(self.total),
+                at: self.total.wrapping_add(self.of_others),
                 self_insns: 0,
             };
             around.visitor.enter(&inline.call, around.names);

@@ -25,6 +25,7 @@ mod names;
 mod packed;
 mod ran;
 mod rules;
+mod saved;
 mod shapes;
 mod stack;
 mod switch;
@@ -43,6 +44,7 @@ pub use by_task::ByTask;
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
 pub use names::CallNames;
 pub use ran::{RanBlock, RanPath};
+pub use saved::{CallDictionary, CallStates};
 pub use tracer::CallTracer;
 
 /// A file without a name, for what waits in such numbers that memory is not to hold it.
@@ -59,6 +61,7 @@ fn temporary_file() -> std::io::Result<std::fs::File> {
 
 /// A function of [`CallNames`]; by default the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(serde::Serialize, serde::Deserialize)]
 pub struct FunctionId(pub(crate) u32);
 
 impl FunctionId {
@@ -71,6 +74,7 @@ impl FunctionId {
 
 /// How a call began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum CallKind {
     /// By a call instruction.
@@ -142,6 +146,7 @@ impl Left {
 
 /// A place in the flow of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(serde::Serialize, serde::Deserialize)]
 pub struct CallMoment {
     /// The estimated time, if timing packets tell one: see [`ThreadFlow::time`](cofi_session::ThreadFlow::time).
     pub tsc: Option<Tsc>,
@@ -153,6 +158,7 @@ pub struct CallMoment {
 
 /// A call that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(serde::Serialize, serde::Deserialize)]
 pub struct Call {
     /// The thread.
     pub task: Task,
@@ -184,6 +190,8 @@ pub struct OpenCall {
     pub call: Call,
     /// Where control goes on when it returns, if that is known.
     pub returns_to: Option<Ip>,
+    /// How many instructions of the stream, whichever thread's, ran before it began.
+    pub at: u64,
 }
 
 /// How a call ended.

@@ -8,7 +8,8 @@ use cofi_packet::Ip;
 use rustc_hash::FxHashMap;
 
 use super::{Call, FunctionId};
-use crate::functions::Functions;
+use crate::functions::{FunctionKey, Functions};
+use crate::summary::FunctionCount;
 
 /// The functions seen so far.
 #[derive(Debug, Default)]
@@ -22,8 +23,34 @@ pub struct CallNames {
     moved: FxHashMap<FunctionId, u64>,
 }
 
+/// [`CallNames`], as they are kept.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub(super) struct SavedNames {
+    functions: Vec<(FunctionKey, FunctionCount)>,
+    traits: Vec<Traits>,
+    cold: Vec<(FunctionId, Option<FunctionId>)>,
+    moved: Vec<(FunctionId, u64)>,
+}
+
+impl SavedNames {
+    /// Whether all numbers in it are of functions, as many as there are traits.
+    pub(super) fn is_sound(&self) -> bool {
+        let count = self.functions.len();
+        let known = |of: &FunctionId| of.index() < count;
+        self.traits.len() == count
+            && self.cold.iter().all(|(cold, whole)| known(cold) && whole.iter().all(known))
+            && self.moved.iter().all(|(of, _)| known(of))
+    }
+
+    /// How many functions there are.
+    pub(super) fn len(&self) -> usize {
+        self.functions.len()
+    }
+}
+
 /// What the reconstruction has to know of a function by its name.
 #[derive(Clone, Copy, Debug, Default)]
+#[derive(serde::Serialize, serde::Deserialize)]
 struct Traits {
     saves_jump: bool,
     starts_program: bool,
@@ -34,6 +61,7 @@ struct Traits {
 
 /// What stands in the kernel for an instruction of which the processor must not speculate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(serde::Serialize, serde::Deserialize)]
 pub(crate) enum Thunk {
     /// For an indirect call or jump.
     Indirect,
@@ -43,6 +71,7 @@ pub(crate) enum Thunk {
 
 /// What a function of Go's runtime does to stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(serde::Serialize, serde::Deserialize)]
 pub(crate) enum GoRole {
     /// It leaves a goroutine's stack for that of the scheduler; a jump of the scheduler comes back to its caller.
     Parks,
@@ -58,6 +87,7 @@ pub(crate) enum GoRole {
 
 /// Where in which function an instruction stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(serde::Serialize, serde::Deserialize)]
 pub(crate) struct Location {
     pub(crate) function: FunctionId,
     /// It is the function's first instruction.
@@ -69,6 +99,44 @@ pub(crate) struct Location {
 }
 
 impl CallNames {
+    /// How many functions there are: their numbers are those below.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.traits.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.traits.is_empty()
+    }
+
+    /// The function of a number below [`len`](Self::len).
+    #[must_use]
+    pub fn id(&self, index: usize) -> Option<FunctionId> {
+        (index < self.len()).then_some(FunctionId(index as u32))
+    }
+
+    /// All that is known.
+    pub(super) fn saved(&self) -> SavedNames {
+        SavedNames {
+            functions: self.functions.list().to_vec(),
+            traits: self.traits.clone(),
+            cold: self.cold.iter().map(|(cold, whole)| (*cold, *whole)).collect(),
+            moved: self.moved.iter().map(|(of, by)| (*of, *by)).collect(),
+        }
+    }
+
+    /// What [`saved`](Self::saved) gave.
+    pub(super) fn of_saved(saved: SavedNames) -> Self {
+        Self {
+            functions: Functions::of_list(saved.functions),
+            traits: saved.traits,
+            cold: saved.cold.into_iter().collect(),
+            moved: saved.moved.into_iter().collect(),
+        }
+    }
+
     /// The function's name, demangled; none if nothing names it.
     #[must_use]
     pub fn name(&self, function: FunctionId) -> Option<&str> {
@@ -80,6 +148,12 @@ impl CallNames {
     #[must_use]
     pub fn file(&self, function: FunctionId) -> Option<&Path> {
         self.functions.get(function.0 as usize)?.file.as_deref()
+    }
+
+    /// Its first address in its file's own terms: see [`FunctionCount::address`](crate::FunctionCount::address).
+    #[must_use]
+    pub fn address(&self, function: FunctionId) -> Option<u64> {
+        self.functions.get(function.0 as usize)?.address
     }
 
     /// The function's name, or else what its code belongs to.

@@ -8,6 +8,7 @@ use super::{Call, CallMoment, FunctionId};
 
 /// An open call.
 #[derive(Clone, Copy, Debug)]
+#[derive(serde::Serialize, serde::Deserialize)]
 pub(crate) struct Frame {
     pub(crate) call: Call,
     /// Where it returns to, if a call or what follows from one told.
@@ -37,6 +38,8 @@ pub(crate) struct Frame {
     pub(crate) is_stub: bool,
     /// The instructions of its stack when it began.
     pub(crate) begin: u64,
+    /// Those of the stream.
+    pub(crate) at: u64,
     /// Those that ran in it and in nothing that it called.
     pub(crate) self_insns: u64,
 }

@@ -19,6 +19,7 @@ const DEEPEST: usize = 1 << 18;
 
 /// How control came to where the next block begins.
 #[derive(Clone, Copy, Debug)]
+#[derive(serde::Serialize, serde::Deserialize)]
 pub(crate) enum Coming {
     /// The thread begins, or goes on behind a gap.
     Anew,
@@ -90,6 +91,8 @@ pub(crate) struct Thread {
     pub(crate) struck_at: Option<(Coming, Ip)>,
     /// The instructions so far.
     pub(super) total: u64,
+    /// The instructions of other threads that ran in the same stream by now.
+    pub(super) of_others: u64,
     /// Those up to which the innermost call has them.
     pub(super) counted: u64,
     /// When it is, of what is told later than it was.
@@ -106,7 +109,7 @@ pub(crate) struct Thread {
     pub(super) handlers: u64,
     /// Other threads have run on the processor meanwhile, and this one perhaps elsewhere.
     pub(crate) was_away: bool,
-    last_ip: Option<Ip>,
+    pub(super) last_ip: Option<Ip>,
 }
 
 impl Thread {
@@ -120,6 +123,7 @@ impl Thread {
             off_at: None,
             struck_at: None,
             total: 0,
+            of_others: 0,
             counted: 0,
             moment: None,
             next: 0,
@@ -221,19 +225,31 @@ impl Thread {
 
     /// The open calls of the stack in use, outermost first.
     pub(crate) fn open(&self) -> impl Iterator<Item = OpenCall> {
+        Self::open_of(&self.stack)
+    }
+
+    /// The same of all stacks, those in use last.
+    pub(crate) fn all_open(&self) -> impl Iterator<Item = OpenCall> {
+        let stacks = self.others.iter().chain([&self.stack]);
+        stacks.flat_map(Self::open_of)
+    }
+
+    fn open_of(stack: &Stack) -> impl Iterator<Item = OpenCall> {
         let Stack {
             frames, inlines, ..
-        } = &self.stack;
+        } = stack;
         let mut inlines = inlines.iter().peekable();
         let with_inlined = move |(index, frame): (usize, &Frame)| {
             let mut calls = vec![OpenCall {
                 call: frame.call,
                 returns_to: frame.ret.or(frame.resume),
+                at: frame.at,
             }];
             while let Some(inline) = inlines.next_if(|inline| inline.owner == index) {
                 calls.push(OpenCall {
                     call: inline.call,
                     returns_to: None,
+                    at: inline.at,
                 });
             }
             calls
@@ -357,6 +373,7 @@ impl Thread {
             is_inner: false,
             is_stub: false,
             begin: self.stack.own(begin.insns),
+            at: begin.insns.wrapping_add(self.of_others),
             self_insns: 0,
         }
     }

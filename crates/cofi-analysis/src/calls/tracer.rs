@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use cofi_flow::{Event, Executed, FlowError, FlowErrorKind, Item, Part};
+use cofi_flow::{Event, Executed, FlowConfig, FlowError, FlowErrorKind, Item, Part};
 use cofi_image::{ImageView, LandingPads, Version};
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
@@ -11,6 +11,7 @@ use super::clock::StreamClock;
 use super::inlines::Inlines;
 use super::names::CallNames;
 use super::ran::{Content, RanBlock, RanPath};
+use super::saved::CallDictionary;
 use super::shapes::Shapes;
 use super::thread::{Around, Coming, Thread};
 use super::tracks::Tracks;
@@ -48,17 +49,23 @@ use crate::tally::Gate;
 pub struct CallTracer<'s> {
     names: CallNames,
     code: Code<'s>,
+    stream: &'s Stream<'s>,
+    config: FlowConfig,
     clock: StreamClock<'s>,
     pads: LandingPads,
     signals: Signals<'s>,
     /// The recorder tells of signals.
     tells_signals: bool,
-    is_processor: bool,
+    pub(super) is_processor: bool,
     /// The streams of a processor are about several threads.
-    threads: HashMap<Task, Thread>,
-    task: Task,
-    thread: Thread,
-    offset: StreamOffset,
+    pub(super) threads: HashMap<Task, Thread>,
+    pub(super) task: Task,
+    pub(super) thread: Thread,
+    pub(super) offset: StreamOffset,
+    /// How many instructions ran, of all threads.
+    pub(super) instructions: u64,
+    /// The flow begins at a PSB, and what stands before was taken: what the PSB+ tells of tracing is nothing new.
+    is_continued: bool,
     /// The first error in the flow, and how many there were.
     errors: Option<(FlowError, u64)>,
     /// Room for the lengths of a run's instructions.
@@ -112,7 +119,7 @@ const fn era_of(era: u32, mode: ExecMode) -> u32 {
 impl<'s> CallTracer<'s> {
     /// Nothing seen yet of a stream.
     #[must_use]
-    pub fn new(session: &'s Session<'_>, stream: &'s Stream<'_>) -> Self {
+    pub fn new(session: &'s Session<'_>, stream: &'s Stream<'s>) -> Self {
         Self::starting_at(session, stream, StreamOffset(0))
     }
 
@@ -120,13 +127,15 @@ impl<'s> CallTracer<'s> {
     #[must_use]
     pub fn starting_at(
         session: &'s Session<'_>,
-        stream: &'s Stream<'_>,
+        stream: &'s Stream<'s>,
         start: StreamOffset,
     ) -> Self {
         let config = session.flow_config();
         Self {
             names: CallNames::default(),
             code: Code::default(),
+            stream,
+            config,
             clock: StreamClock::new(stream.bytes(), start, &config),
             pads: LandingPads::new(),
             signals: stream.signals_from(start),
@@ -136,6 +145,8 @@ impl<'s> CallTracer<'s> {
             task: stream.task(),
             thread: Thread::new(stream.task()),
             offset: start,
+            instructions: 0,
+            is_continued: false,
             errors: None,
             lens: Vec::new(),
         }
@@ -154,6 +165,52 @@ impl<'s> CallTracer<'s> {
         &self.names
     }
 
+    /// How many instructions ran so far, of all threads of the stream.
+    #[must_use]
+    pub const fn instructions(&self) -> u64 {
+        self.instructions
+    }
+
+    /// The thread that runs, and how many instructions of it ran so far: moments of its calls count those.
+    #[must_use]
+    pub const fn running(&self) -> (Task, u64) {
+        (self.task, self.thread.total)
+    }
+
+    /// All that numbers of functions mean, for a tracer of the same stream that goes on from one of the [states](super::CallStates) of this one.
+    #[must_use]
+    pub fn dictionary(&self) -> CallDictionary {
+        CallDictionary::of(&self.names, &self.code.inlines)
+    }
+
+    /// As if it had seen the functions of a dictionary.
+    #[must_use]
+    pub fn with_dictionary(mut self, dictionary: CallDictionary) -> Self {
+        (self.names, self.code.inlines) = dictionary.open();
+        self
+    }
+
+    /// The next flow is of the part of the stream that comes next, and begins at a PSB behind which tracing is on, as it is now.
+    pub fn go_on(&mut self) {
+        self.code.now = None;
+        self.is_continued = true;
+    }
+
+    /// What comes next stands behind the packet at `offset`, and so many instructions ran before it.
+    pub(super) fn stand_at(&mut self, offset: StreamOffset, instructions: u64) {
+        (self.offset, self.instructions) = (offset, instructions);
+        self.errors = None;
+        self.code.now = None;
+        self.is_continued = false;
+    }
+
+    /// The next flow begins at this PSB.
+    pub fn begin_at(&mut self, psb: StreamOffset) {
+        self.clock = StreamClock::new(self.stream.bytes(), psb, &self.config);
+        self.signals = self.stream.signals_from(psb);
+        self.go_on();
+    }
+
     /// Whether there were errors in the flow.
     #[must_use]
     pub const fn has_errors(&self) -> bool {
@@ -169,6 +226,12 @@ impl<'s> CallTracer<'s> {
     /// The calls that are open on the stack in use, outermost first.
     pub fn open_calls(&self) -> impl Iterator<Item = OpenCall> {
         self.thread.open()
+    }
+
+    /// The calls that are open on all stacks of all threads, those of a stack outermost first.
+    pub fn all_open_calls(&self) -> impl Iterator<Item = OpenCall> {
+        let all = self.threads.values().chain([&self.thread]);
+        all.flat_map(Thread::all_open)
     }
 
     /// Nothing more will come that could tell on which of several stacks control is: it is taken to be on the one that waited for longest, so that
@@ -207,6 +270,7 @@ impl<'s> CallTracer<'s> {
     pub fn follow(&mut self, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) -> bool {
         self.code.settle(flow);
         self.arrive(visitor);
+        let before = self.thread.total;
         let Self {
             names,
             code,
@@ -304,6 +368,10 @@ impl<'s> CallTracer<'s> {
                 visitor.path_ended(number, tracks.generation());
             }
         });
+        let ran = self.thread.total - before;
+        self.instructions += ran;
+        // Behind the PSB+ it is another event that says so.
+        self.is_continued &= ran == 0;
         if item.is_some() && self.code.index.len() >= Code::MOST {
             self.code.now = None;
         }
@@ -415,7 +483,10 @@ impl<'s> CallTracer<'s> {
             offset: self.offset,
         };
         let spans = with_inlined.then(|| (shapes.spans(shape), &*inlines));
+        let before = self.thread.total;
         self.thread.block(shape, hops, spans, &mut around);
+        self.instructions += self.thread.total - before;
+        self.is_continued = false;
         self.offset = offset;
     }
 
@@ -468,6 +539,7 @@ impl<'s> CallTracer<'s> {
     fn event(&mut self, event: &Event, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) {
         let last = self.thread.last();
         match *event {
+            Event::Enabled { .. } if self.is_continued => self.is_continued = false,
             Event::Overflow { .. } => {
                 visitor.lost(GapCause::Overflow, self.offset);
                 self.leave_all(Left::Gap, visitor);
@@ -545,6 +617,7 @@ impl<'s> CallTracer<'s> {
         let next = self.threads.remove(&task);
         let mut next = next.unwrap_or_else(|| Thread::new(task));
         next.was_away = true;
+        next.of_others = self.instructions - next.total;
         let before = std::mem::replace(&mut self.thread, next);
         self.threads.insert(self.task, before);
         self.task = task;

@@ -1,0 +1,341 @@
+//! What the index keeps of calls, gathered as they begin and are left.
+
+use cofi_analysis::{Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor};
+use cofi_packet::Tsc;
+use cofi_session::Task;
+
+use crate::calls::{KeptCall, KeptCalls, NO_TIME, kind_number, left_number};
+use crate::clock::Timeline;
+use crate::row::{Bins, FunctionNumber, Knot, NO_FUNCTION};
+use crate::stacks::Stacks;
+use crate::sums::{ChunkSums, FunctionSum};
+
+/// An open call.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    function: FunctionNumber,
+    begin: u64,
+    begin_time: u64,
+}
+
+/// What is counted of a function in the chunk at hand.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    own: u64,
+    total: u64,
+    calls: u64,
+    /// How many calls of it are open, and since when, of those that count.
+    open: u32,
+    since: u64,
+    is_noted: bool,
+    /// Its code was inlined wherever it ran.
+    is_inlined: bool,
+}
+
+/// Gathers what the index keeps of a stream's calls.
+pub(crate) struct Collector {
+    timeline: Timeline,
+    pub(crate) kept: KeptCalls,
+    pub(crate) bins: Bins,
+    pub(crate) knots: Vec<Knot>,
+    pub(crate) calls: u64,
+    open: Stacks<Open>,
+    functions: Vec<Counted>,
+    /// Those of which something is counted.
+    noted: Vec<FunctionNumber>,
+    /// What a moment's instructions are more than those of the stream.
+    ahead: u64,
+    /// The place up to which what ran was counted.
+    at: u64,
+    /// The bin at hand, and what ran in it by function.
+    bin: u64,
+    in_bin: Vec<(FunctionNumber, u64)>,
+    /// The least distance of knots.
+    between_knots: u64,
+}
+
+impl Collector {
+    /// So many knots are kept.
+    const KNOTS: usize = 1 << 17;
+    /// Time that passes while next to nothing runs is told by two knots.
+    const PAUSE: u64 = 20_000;
+
+    pub(crate) fn new(task: Task, timeline: Timeline) -> Self {
+        Self {
+            timeline,
+            kept: KeptCalls::new(),
+            bins: Bins {
+                shift: 8,
+                list: Vec::new(),
+            },
+            knots: Vec::new(),
+            calls: 0,
+            open: Stacks::of(task),
+            functions: Vec::new(),
+            noted: Vec::new(),
+            ahead: 0,
+            at: 0,
+            bin: 0,
+            in_bin: Vec::new(),
+            between_knots: 1 << 8,
+        }
+    }
+
+    /// Before each piece of the flow: which thread runs, and how its instructions and those of the stream go together.
+    pub(crate) fn follow(&mut self, tracer: &CallTracer<'_>) {
+        let (task, insns) = tracer.running();
+        self.ahead = insns.wrapping_sub(tracer.instructions());
+        if task == self.open.task() {
+            return;
+        }
+        self.count_to(tracer.instructions());
+        for open in self.open.iter() {
+            close(&mut self.functions, open.function, self.at);
+        }
+        self.open.switch_to(task);
+        let again: Vec<FunctionNumber> = self.open.iter().map(|open| open.function).collect();
+        let at = self.at;
+        for function in again {
+            self.counted(function).reopen(at);
+        }
+    }
+
+    fn place(&self, moment: &CallMoment) -> u64 {
+        moment.insns.wrapping_sub(self.ahead)
+    }
+
+    fn counted(&mut self, function: FunctionNumber) -> &mut Counted {
+        let index = function as usize;
+        if index >= self.functions.len() {
+            self.functions.resize(index + 1, Counted::default());
+        }
+        let counted = &mut self.functions[index];
+        if !counted.is_noted {
+            counted.is_noted = true;
+            self.noted.push(function);
+        }
+        counted
+    }
+
+    /// What ran up to a place ran in the innermost call.
+    #[inline]
+    fn count_to(&mut self, at: u64) {
+        if at <= self.at {
+            return;
+        }
+        let function = self.open.last().map_or(NO_FUNCTION, |open| open.function);
+        if function != NO_FUNCTION {
+            let ran = at - self.at;
+            self.counted(function).own += ran;
+        }
+        let end = (self.bin + 1) << self.bins.shift;
+        if at < end {
+            self.fill(function, at - self.at);
+        } else {
+            self.fill_bins(function, at);
+        }
+        self.at = at;
+    }
+
+    #[inline]
+    fn fill(&mut self, function: FunctionNumber, ran: u64) {
+        match self.in_bin.iter_mut().find(|(known, _)| *known == function) {
+            Some((_, sum)) => *sum += ran,
+            None => self.in_bin.push((function, ran)),
+        }
+    }
+
+    #[cold]
+    fn fill_bins(&mut self, function: FunctionNumber, at: u64) {
+        let mut from = self.at;
+        loop {
+            let end = (self.bin + 1) << self.bins.shift;
+            if at < end {
+                self.fill(function, at - from);
+                return;
+            }
+            self.fill(function, end - from);
+            from = end;
+            self.end_bin();
+        }
+    }
+
+    fn end_bin(&mut self) {
+        let most = self.in_bin.iter().max_by_key(|(_, sum)| *sum).copied();
+        let (function, sum) = most.unwrap_or((NO_FUNCTION, 0));
+        self.in_bin.clear();
+        self.bins.list.push((function, u32::try_from(sum).unwrap_or(u32::MAX)));
+        self.bin += 1;
+        if self.bins.list.len() >= Bins::MOST {
+            self.bins.halve();
+            self.bin = self.bins.list.len() as u64;
+        }
+    }
+
+    /// Notes the time at a place.
+    #[inline]
+    fn note(&mut self, at: u64, tsc: Option<Tsc>) -> u64 {
+        let Some(time) = self.timeline.at(tsc) else {
+            return NO_TIME;
+        };
+        if let Some(last) = self.knots.last() {
+            let (ran, passed) = (at.saturating_sub(last.at), time.saturating_sub(last.time));
+            if ran < self.between_knots && (passed < Self::PAUSE || passed < ran * 16) {
+                return time;
+            }
+        }
+        self.add_knot(at, time);
+        time
+    }
+
+    #[cold]
+    fn add_knot(&mut self, at: u64, time: u64) {
+        let last = self.knots.last().copied();
+        let (at, time) = match last {
+            Some(last) => (at.max(last.at), time.max(last.time)),
+            None => (at, time),
+        };
+        if last != Some(Knot { at, time }) {
+            self.knots.push(Knot { at, time });
+        }
+        if self.knots.len() >= Self::KNOTS {
+            self.between_knots *= 2;
+            let mut kept: Option<Knot> = None;
+            let between = self.between_knots;
+            self.knots.retain(|knot| {
+                let is_far = kept.is_none_or(|kept| {
+                    knot.at - kept.at >= between || knot.time - kept.time >= 50 * Self::PAUSE
+                });
+                if is_far {
+                    kept = Some(*knot);
+                }
+                is_far
+            });
+            // Wherever time passes so unevenly that this is not enough, every other one goes.
+            if self.knots.len() >= Self::KNOTS / 2 {
+                let mut number = 0;
+                self.knots.retain(|_| {
+                    number += 1;
+                    number % 2 == 1
+                });
+            }
+        }
+    }
+
+    /// The chunk ends here, of which this is the time: what is counted of it by function.
+    pub(crate) fn end_chunk(&mut self, at: u64, time: Option<u64>) -> ChunkSums {
+        self.count_to(at);
+        if let Some(time) = time {
+            let time = self.timeline.reach(time);
+            self.add_knot(at, time);
+        }
+        let mut sums = Vec::with_capacity(self.noted.len());
+        let noted = std::mem::take(&mut self.noted);
+        for function in noted {
+            let Some(counted) = self.functions.get_mut(function as usize) else {
+                continue;
+            };
+            if counted.open > 0 {
+                counted.total += at.saturating_sub(counted.since);
+                counted.since = at;
+            }
+            sums.push(FunctionSum {
+                function,
+                own: counted.own,
+                total: counted.total,
+                calls: counted.calls,
+            });
+            (counted.own, counted.total, counted.calls) = (0, 0, 0);
+            counted.is_noted = counted.open > 0;
+            if counted.is_noted {
+                self.noted.push(function);
+            }
+        }
+        sums.sort_unstable_by_key(|sum| sum.function);
+        ChunkSums(sums)
+    }
+
+    /// Whether calls of a function are parts of others.
+    pub(crate) fn is_inlined(&self, function: usize) -> bool {
+        let counted = self.functions.get(function);
+        counted.is_some_and(|counted| counted.is_inlined)
+    }
+
+    /// The stream ends.
+    pub(crate) fn finish(&mut self) {
+        if !self.in_bin.is_empty() {
+            self.end_bin();
+        }
+        self.kept.finish();
+    }
+}
+
+impl Counted {
+    fn reopen(&mut self, at: u64) {
+        if self.open == 0 {
+            self.since = at;
+        }
+        self.open += 1;
+    }
+}
+
+fn close(functions: &mut [Counted], function: FunctionNumber, at: u64) {
+    if let Some(counted) = functions.get_mut(function as usize)
+        && counted.open > 0
+    {
+        counted.open -= 1;
+        if counted.open == 0 {
+            counted.total += at.saturating_sub(counted.since);
+        }
+    }
+}
+
+impl CallVisitor for Collector {
+    fn enter(&mut self, call: &Call, _: &CallNames) {
+        let at = self.place(&call.begin);
+        self.count_to(at);
+        let begin_time = self.note(at, call.begin.tsc);
+        let function = call.function.index() as FunctionNumber;
+        let is_inlined = call.kind == CallKind::Inline;
+        self.calls += u64::from(!is_inlined);
+        let since = self.at.max(at);
+        let counted = self.counted(function);
+        counted.calls += 1;
+        counted.is_inlined |= is_inlined;
+        counted.reopen(since);
+        let open = Open {
+            function,
+            begin: at,
+            begin_time,
+        };
+        self.open.push(call, open);
+    }
+
+    fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
+        let at = self.place(&end.end);
+        self.count_to(at);
+        let end_time = self.note(at, end.end.tsc);
+        let function = call.function.index() as FunctionNumber;
+        let Some(open) = self.open.remove(call) else {
+            return;
+        };
+        let (begin, begin_time) = (open.begin, open.begin_time);
+        close(&mut self.functions, function, self.at.max(at));
+        let over = at.max(begin);
+        if over - begin >= self.kept.shortest {
+            self.kept.push(KeptCall {
+                begin,
+                end: over,
+                begin_time,
+                end_time,
+                insns: end.insns,
+                function,
+                depth: call.depth,
+                tid: call.task.tid,
+                stack: call.stack,
+                kind: kind_number(call.kind),
+                left: left_number(Some(end.left)),
+            });
+        }
+    }
+}

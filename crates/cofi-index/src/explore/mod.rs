@@ -1,0 +1,72 @@
+//! Questions about places of a recording.
+
+mod flame;
+mod tree;
+mod walk;
+
+use std::sync::Arc;
+
+use cofi_analysis::CallTracer;
+use cofi_session::{Session, Stream};
+
+use crate::index::Index;
+
+pub use flame::{Flame, FunctionTable, Merged, MergedNode, Neighbours};
+
+/// Places of a row, from one up to another.
+pub type Places = std::ops::Range<u64>;
+
+/// Answers questions about a recording, one at a time. What it has worked out of the code stays at hand for the next.
+#[derive(Debug)]
+pub struct Explorer<'s> {
+    session: &'s Session<'s>,
+    index: Arc<Index>,
+    /// Tracers of the rows asked about last, the latest last.
+    tracers: Vec<(usize, CallTracer<'s>)>,
+}
+
+impl<'s> Explorer<'s> {
+    /// So many rows' tracers are at hand.
+    const TRACERS: usize = 4;
+
+    /// Answers with an index of this session.
+    #[must_use]
+    pub const fn new(session: &'s Session<'s>, index: Arc<Index>) -> Self {
+        Self {
+            session,
+            index,
+            tracers: Vec::new(),
+        }
+    }
+
+    /// The index.
+    #[must_use]
+    pub const fn index(&self) -> &Arc<Index> {
+        &self.index
+    }
+
+    fn stream(&self, row: usize) -> Option<&'s Stream<'s>> {
+        self.session.streams().get(row)
+    }
+
+    /// A tracer of a row that knows its functions.
+    fn tracer(&mut self, row: usize) -> Option<CallTracer<'s>> {
+        if let Some(known) = self.tracers.iter().position(|(of, _)| *of == row) {
+            return Some(self.tracers.remove(known).1);
+        }
+        let stream = self.stream(row)?;
+        let dictionary = self.index.dictionaries.get(row)?.clone();
+        let tracer = CallTracer::new(self.session, stream).with_dictionary(dictionary);
+        Some(match self.index.with_inlined {
+            true => tracer.with_inlined(),
+            false => tracer,
+        })
+    }
+
+    fn keep(&mut self, row: usize, tracer: CallTracer<'s>) {
+        if self.tracers.len() >= Self::TRACERS {
+            self.tracers.remove(0);
+        }
+        self.tracers.push((row, tracer));
+    }
+}

@@ -1,0 +1,78 @@
+//! Decoding a part of a row.
+
+use cofi_analysis::{CallTracer, CallVisitor, OpenCall};
+use cofi_packet::StreamOffset;
+use cofi_session::ThreadFlow;
+
+use super::{Explorer, Places};
+
+/// What takes a part of a row as it is decoded.
+pub(super) trait Walker: CallVisitor {
+    /// Decoding begins at a place where these calls are open, the outer ones first.
+    fn begin(&mut self, at: u64, open: &mut dyn Iterator<Item = OpenCall>);
+
+    /// Before each piece of the flow: how many more instructions moments count than the row has places, and what comes next. Whether to go on.
+    fn piece(&mut self, ahead: u64, tracer: &CallTracer<'_>, flow: &mut ThreadFlow<'_>) -> bool;
+}
+
+impl<'s> Explorer<'s> {
+    /// Decodes from the last place at or before a range from which that is possible until a walker has enough, or the row ends. The place where
+    /// decoding ended; none if there is no such row.
+    pub(super) fn walk(
+        &mut self,
+        row: usize,
+        range: &Places,
+        walker: &mut impl Walker,
+    ) -> Option<u64> {
+        let stream = self.stream(row)?;
+        let mut tracer = self.tracer(row)?;
+        let index = self.index.clone();
+        let (known, states) = (index.rows.get(row)?, index.states.get(row)?);
+        let mut number = known.chunk_at(range.start);
+        // Where it is not known which calls are open, one begins before.
+        let state = loop {
+            match known.chunks.get(number)?.state {
+                Some(state) => break state as usize,
+                None => number = number.checked_sub(1)?,
+            }
+        };
+        if !states.restore(state, &mut tracer) {
+            return None;
+        }
+        let mut is_first = true;
+        let end = loop {
+            let bytes = known.bytes_of(number);
+            let bytes = StreamOffset(bytes.start)..StreamOffset(bytes.end);
+            match (is_first, number) {
+                (true, 0) => {}
+                (true, _) => tracer.begin_at(bytes.start),
+                (false, _) => tracer.go_on(),
+            }
+            if is_first {
+                let at = tracer.instructions();
+                walker.begin(at, &mut tracer.all_open_calls());
+            }
+            is_first = false;
+            let mut flow = self.session.decode_within(stream, bytes);
+            let goes_on = loop {
+                let ahead = tracer.running().1.wrapping_sub(tracer.instructions());
+                if !walker.piece(ahead, &tracer, &mut flow) {
+                    break false;
+                }
+                if !tracer.follow(&mut flow, walker) {
+                    break true;
+                }
+            };
+            number += 1;
+            let is_over = number >= known.chunks.len();
+            if is_over && goes_on {
+                tracer.finish(walker);
+            }
+            if is_over || !goes_on || tracer.instructions() >= range.end {
+                break tracer.instructions();
+            }
+        };
+        self.keep(row, tracer);
+        Some(end)
+    }
+}

@@ -1,0 +1,153 @@
+//! The index in a file of its own.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use cofi_session::Session;
+
+use crate::index::Index;
+
+/// The first bytes of such a file. The number is that of what follows: any change of it is another format.
+const MAGIC: &[u8; 16] = b"cofi index v\0\0\0\x01";
+
+/// What an index belongs to: that of another trace is not taken for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Of a trace, whose file has these bytes. Its beginning and its end are looked at, its packets at many places, and which code it is decoded
+    /// with: files that were built anew are other code.
+    #[must_use]
+    pub fn of(session: &Session<'_>, bytes: &[u8]) -> Self {
+        let mut crcs = [(); 6].map(|()| crc32fast::Hasher::new());
+        let [ends, middle, streams, code, config, version] = &mut crcs;
+        let edge = bytes.len().min(1 << 16);
+        ends.update(&bytes[..edge]);
+        ends.update(&bytes[bytes.len() - edge..]);
+        for piece in bytes.chunks(1 << 16) {
+            middle.update(&piece[..piece.len().min(64)]);
+        }
+        for stream in session.streams() {
+            streams.update(format!("{:?} {}", stream.key(), stream.len()).as_bytes());
+            for piece in stream.bytes().chunks(1 << 14) {
+                streams.update(&piece[..piece.len().min(64)]);
+            }
+        }
+        for file in session.code_files() {
+            code.update(format!("{:?}", file.path()).as_bytes());
+            let known = std::fs::metadata(file.path());
+            let known = known.map(|known| (known.len(), known.modified().ok()));
+            code.update(format!("{:?}", known.ok()).as_bytes());
+        }
+        config.update(format!("{:?}", session.flow_config()).as_bytes());
+        version.update(env!("CARGO_PKG_VERSION").as_bytes());
+        let mut print = [0; 32];
+        print[..8].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+        let crcs = crcs.map(crc32fast::Hasher::finalize);
+        for (to, crc) in print[8..].chunks_exact_mut(4).zip(crcs) {
+            to.copy_from_slice(&crc.to_le_bytes());
+        }
+        Self(print)
+    }
+}
+
+/// Why an index could not be read or kept.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// There is none, or it cannot be read or written.
+    #[error("{path}: {error}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// It is no index, or one of another version of Cofi.
+    #[error("{path}: not an index of this version of Cofi", path = path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is the index of another trace, or the trace is decoded with other code now.
+    #[error("{path}: the index of another trace, or of one with other code", path = path.display())]
+    Other {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is damaged.
+    #[error("{path}: a damaged index", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl Index {
+    /// Where the index of a recording is kept: beside it.
+    #[must_use]
+    pub fn path_beside(recording: &Path) -> PathBuf {
+        let mut name = recording.as_os_str().to_owned();
+        name.push(".index");
+        name.into()
+    }
+
+    /// Reads an index.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, if it is of another version, of another trace, or damaged.
+    pub fn load(path: &Path, print: &Fingerprint) -> Result<Self, IndexError> {
+        let io = |error| IndexError::Io {
+            path: path.into(),
+            error,
+        };
+        let path = path.to_owned();
+        let bytes = std::fs::read(&path).map_err(io)?;
+        let Some(rest) = bytes.strip_prefix(MAGIC) else {
+            return Err(IndexError::Version { path });
+        };
+        let Some(rest) = rest.strip_prefix(&print.0) else {
+            return Err(IndexError::Other { path });
+        };
+        let Some((crc, body)) = rest.split_first_chunk::<4>() else {
+            return Err(IndexError::Damaged { path });
+        };
+        if crc32fast::hash(body) != u32::from_le_bytes(*crc) {
+            return Err(IndexError::Damaged { path });
+        }
+        let index = postcard::from_bytes::<Self>(body).ok();
+        let Some(mut index) = index.filter(Self::is_sound) else {
+            return Err(IndexError::Damaged { path });
+        };
+        index.prepare();
+        Ok(index)
+    }
+
+    /// Keeps it in a file, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn save(&self, path: &Path, print: &Fingerprint) -> Result<(), IndexError> {
+        let io = |error| IndexError::Io {
+            path: path.into(),
+            error,
+        };
+        let folder = match path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        let body = postcard::to_stdvec(self).map_err(|error| io(io::Error::other(error)))?;
+        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+        let mut write = || {
+            file.write_all(MAGIC)?;
+            file.write_all(&print.0)?;
+            file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
+            file.write_all(&body)
+        };
+        write().map_err(io)?;
+        file.persist(path).map_err(|failed| io(failed.error))?;
+        Ok(())
+    }
+}
