@@ -54,7 +54,7 @@ impl<T> Stacks<T> {
     }
 
     /// What is kept of all calls of the thread that runs, the outer ones first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
         self.open.iter().map(|(_, kept)| kept)
     }
 

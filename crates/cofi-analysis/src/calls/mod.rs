@@ -34,7 +34,9 @@ mod tracer;
 mod tracks;
 mod undecided;
 
+use cofi_flow::Event;
 use cofi_image::ImageView;
+use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::Task;
 
@@ -250,6 +252,11 @@ pub trait CallVisitor {
     fn ran_path(&mut self, path: &RanPath) -> bool {
         let _ = path;
         false
+    }
+
+    /// Something happened between two instructions: when, which packet told last, and which instruction came before if it leads elsewhere.
+    fn event(&mut self, event: &Event, at: &CallMoment, offset: StreamOffset, by: Option<Class>) {
+        let _ = (event, at, offset, by);
     }
 
     /// A part of the flow is missing: what ran is not known, nor which calls are open. They are left after this.

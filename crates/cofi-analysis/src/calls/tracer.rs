@@ -15,7 +15,7 @@ use super::saved::CallDictionary;
 use super::shapes::Shapes;
 use super::thread::{Around, Coming, Thread};
 use super::tracks::Tracks;
-use super::{CallVisitor, Left, OpenCall};
+use super::{CallMoment, CallVisitor, Left, OpenCall};
 use crate::block_index::BlockIndex;
 use crate::gap::GapCause;
 use crate::tally::Gate;
@@ -500,7 +500,16 @@ impl<'s> CallTracer<'s> {
         match item {
             Item::Insn(_) => {}
             Item::Error(error) => self.error(error, visitor),
-            Item::Event(event) => self.event(event, flow, visitor),
+            Item::Event(event) => {
+                let (tsc, cycles) = self.clock.at(self.offset);
+                let insns = self.thread.total;
+                let moment = CallMoment { tsc, cycles, insns };
+                let by = self.thread.last().map(|last| last.class);
+                if !(self.is_continued && matches!(event, Event::Enabled { .. })) {
+                    visitor.event(event, &moment, self.offset, by);
+                }
+                self.event(event, flow, visitor);
+            }
         }
     }
 

@@ -1,28 +1,52 @@
 //! Questions about places of a recording.
 
+mod code;
+mod events;
+mod find;
 mod flame;
+mod place;
+mod pool;
+mod step;
 mod tree;
 mod walk;
+mod window;
 
 use std::sync::Arc;
 
 use cofi_analysis::CallTracer;
+use cofi_image::{CodeFile, LineTable, SourceLines};
 use cofi_session::{Session, Stream};
 
 use crate::index::Index;
 
+pub use code::{Code, CodeInsn};
+pub use events::{EventInfo, EventKind, Events};
+pub use find::{Hit, Target};
 pub use flame::{Flame, FunctionTable, Merged, MergedNode, Neighbours};
+pub use place::{InsnInfo, PlaceInfo, StackFrame};
+pub use pool::ExplorerPool;
+pub use step::Step;
 
 /// Places of a row, from one up to another.
 pub type Places = std::ops::Range<u64>;
 
 /// Answers questions about a recording, one at a time. What it has worked out of the code stays at hand for the next.
-#[derive(Debug)]
+///
+/// It stays on one thread: see [`ExplorerPool`].
 pub struct Explorer<'s> {
     session: &'s Session<'s>,
     index: Arc<Index>,
     /// Tracers of the rows asked about last, the latest last.
     tracers: Vec<(usize, CallTracer<'s>)>,
+    lines: SourceLines,
+    /// The files of code that ran and have lines, once they were looked for.
+    tables: Option<Vec<Arc<(Arc<CodeFile>, LineTable)>>>,
+}
+
+impl std::fmt::Debug for Explorer<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Explorer").finish_non_exhaustive()
+    }
 }
 
 impl<'s> Explorer<'s> {
@@ -31,11 +55,13 @@ impl<'s> Explorer<'s> {
 
     /// Answers with an index of this session.
     #[must_use]
-    pub const fn new(session: &'s Session<'s>, index: Arc<Index>) -> Self {
+    pub fn new(session: &'s Session<'s>, index: Arc<Index>) -> Self {
         Self {
             session,
             index,
             tracers: Vec::new(),
+            lines: SourceLines::new(),
+            tables: None,
         }
     }
 
