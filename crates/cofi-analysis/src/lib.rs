@@ -43,8 +43,9 @@ mod tests;
 
 pub use block_index::BlockIndex;
 pub use calls::{
-    ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment, CallNames, CallPart, CallParts, CallStates, CallTracer,
-    CallVisitor, CallsInOrder, FinishedCall, FunctionId, Left, OpenCall, RanBlock, RanPath,
+    ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment, CallNames, CallPart, CallParts,
+    CallStates, CallTracer, CallVisitor, CallsInOrder, FinishedCall, FunctionId, Left, OpenCall,
+    RanBlock, RanPath,
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};
@@ -56,6 +57,6 @@ pub use flow_state::FlowState;
 pub use gap::{Gap, GapCause, Resumed};
 pub use proof::Proof;
 pub use segments::{SegmentStart, ended_with_segment, segments};
-pub use survey::{Chunk, survey};
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
+pub use survey::{Chunk, survey};
 pub use tally::{Gate, Tally};

@@ -71,12 +71,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let begun = Instant::now();
         let table = explorer.functions(&[(number, 1000..range.end.saturating_sub(1000))]);
-        println!("row {number}: {} functions in {:?}", table.rows.len(), begun.elapsed());
+        println!(
+            "row {number}: {} functions in {:?}",
+            table.rows.len(),
+            begun.elapsed()
+        );
         let begun = Instant::now();
         let merged = explorer.merged(&[(number, range.clone())]);
-        println!("row {number}: {} nodes in {:?}", merged.nodes.len(), begun.elapsed());
+        println!(
+            "row {number}: {} nodes in {:?}",
+            merged.nodes.len(),
+            begun.elapsed()
+        );
         for sum in table.rows.iter().take(5) {
-            println!("    {sum:?} {}", index.functions()[sum.function as usize].name);
+            println!(
+                "    {sum:?} {}",
+                index.functions()[sum.function as usize].name
+            );
         }
     }
     Ok(())

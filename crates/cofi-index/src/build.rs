@@ -26,6 +26,8 @@ pub struct IndexOptions {
     pub threads: NonZeroUsize,
     /// Calls of inlined functions are wanted, where DWARF tells of them.
     pub inlined: bool,
+    /// What can be decoded apart has about so many bytes of packets, or more in large recordings.
+    pub chunk: NonZeroUsize,
 }
 
 impl Default for IndexOptions {
@@ -35,6 +37,7 @@ impl Default for IndexOptions {
         Self {
             threads: threads.unwrap_or(NonZeroUsize::MIN),
             inlined: true,
+            chunk: NonZeroUsize::new(CHUNK).unwrap_or(NonZeroUsize::MIN),
         }
     }
 }
@@ -51,7 +54,7 @@ pub struct Partial {
     pub rows: Vec<Row>,
 }
 
-/// About so many chunks there are at most; but none is smaller than [`CHUNK`].
+/// About so many chunks there are at most.
 const CHUNKS: usize = 1 << 14;
 /// A chunk has about so many bytes.
 const CHUNK: usize = 1 << 16;
@@ -77,7 +80,7 @@ pub(crate) fn build(
 ) -> Option<Index> {
     let streams: Vec<&Stream<'_>> = session.streams().iter().collect();
     let bytes: usize = streams.iter().map(|stream| stream.len()).sum();
-    let size = CHUNK.max(bytes / CHUNKS);
+    let size = options.chunk.get().max(bytes / CHUNKS);
     let mut check = CheckOptions::default();
     check.threads = options.threads;
     check.segment = NonZeroUsize::new(size).unwrap_or(check.segment);
@@ -85,7 +88,10 @@ pub(crate) fn build(
     let all_bytes = 2 * bytes as u64;
     let timeline = Timeline::new(session);
     let rows: Vec<Row> = streams.iter().map(|stream| begin(stream)).collect();
-    let mut surveys: Vec<Survey> = rows.into_iter().map(|row| Survey::new(row, timeline)).collect();
+    let mut surveys: Vec<Survey> = rows
+        .into_iter()
+        .map(|row| Survey::new(row, timeline))
+        .collect();
     let mut published = Instant::now();
     let progress = |bytes| {
         done.fetch_add(bytes, Ordering::Relaxed);
@@ -205,7 +211,8 @@ fn follow_all(
         for _ in 0..options.threads.get().min(count) {
             scope.spawn(|| {
                 while let number = next.fetch_add(1, Ordering::Relaxed)
-                    && let (Some(stream), Some(row)) = (session.streams().get(number), rows.get(number))
+                    && let (Some(stream), Some(row)) =
+                        (session.streams().get(number), rows.get(number))
                 {
                     // A panic elsewhere ends the scope with a panic anyway.
                     let row = row.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -279,6 +286,8 @@ fn follow<'s>(
     (row.bins, row.kept, row.sums) = (collector.bins, collector.kept, sums);
     if !collector.knots.is_empty() {
         row.knots = collector.knots;
+        row.begin = row.knots.first().map(|knot| knot.time);
+        row.end = row.knots.last().map(|knot| knot.time);
     }
     Some(Built {
         row,
@@ -297,7 +306,9 @@ fn functions(names: &CallNames, collector: &Collector) -> Vec<FunctionInfo> {
     let all = ids(names);
     all.map(|id| FunctionInfo {
         name: names.describe(id).to_owned(),
-        file: names.file(id).map(|file| file.to_string_lossy().into_owned()),
+        file: names
+            .file(id)
+            .map(|file| file.to_string_lossy().into_owned()),
         is_named: names.name(id).is_some(),
         is_inlined: collector.is_inlined(id.index()),
         ..FunctionInfo::default()

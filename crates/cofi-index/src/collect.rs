@@ -164,7 +164,9 @@ impl Collector {
         let most = self.in_bin.iter().max_by_key(|(_, sum)| *sum).copied();
         let (function, sum) = most.unwrap_or((NO_FUNCTION, 0));
         self.in_bin.clear();
-        self.bins.list.push((function, u32::try_from(sum).unwrap_or(u32::MAX)));
+        self.bins
+            .list
+            .push((function, u32::try_from(sum).unwrap_or(u32::MAX)));
         self.bin += 1;
         if self.bins.list.len() >= Bins::MOST {
             self.bins.halve();

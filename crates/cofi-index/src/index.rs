@@ -116,8 +116,16 @@ impl Index {
     pub(crate) fn is_sound(&self) -> bool {
         let count = self.rows.len();
         let functions = self.functions.len();
-        let lens = [self.numbers.len(), self.dictionaries.len(), self.states.len()];
-        let parts = self.dictionaries.iter().zip(&self.states).zip(&self.numbers);
+        let lens = [
+            self.numbers.len(),
+            self.dictionaries.len(),
+            self.states.len(),
+        ];
+        let parts = self
+            .dictionaries
+            .iter()
+            .zip(&self.states)
+            .zip(&self.numbers);
         lens == [count; 3]
             && self
                 .rows

@@ -21,8 +21,8 @@ mod sums;
 pub use build::{IndexOptions, Partial};
 pub use calls::FlameCall;
 pub use explore::{
-    Code, CodeInsn, EventInfo, EventKind, Events, Explorer, ExplorerPool, Flame, FunctionTable, Hit,
-    InsnInfo, Merged, MergedNode, Neighbours, PlaceInfo, Places, StackFrame, Step, Target,
+    Code, CodeInsn, EventInfo, EventKind, Events, Explorer, ExplorerPool, Flame, FunctionTable,
+    Hit, InsnInfo, Merged, MergedNode, Neighbours, PlaceInfo, Places, StackFrame, Step, Target,
 };
 pub use index::{FunctionInfo, Index};
 pub use row::{Axis, FunctionNumber, GapSpan, Row, StripBin};

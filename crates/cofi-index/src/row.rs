@@ -133,8 +133,9 @@ impl Row {
                 let next = self.knots.partition_point(|knot| knot.time < value);
                 let before = next.checked_sub(1).and_then(|n| self.knots.get(n));
                 match (before, self.knots.get(next)) {
+                    (_, None) => self.insns,
+                    (_, Some(last)) if last.time == value && self.end == Some(value) => self.insns,
                     (None, Some(_)) => 0,
-                    (None, None) | (Some(_), None) => self.insns,
                     (Some(a), Some(b)) => between(value, (a.time, b.time), (a.at, b.at)),
                 }
             }
@@ -198,9 +199,17 @@ impl Row {
         let mut from = self.at(axis, range.start.max(own.start));
         for index in 0..count {
             let (start, end) = (edge(index), edge(index + 1));
-            let to = if end <= own.start { from } else { self.at(axis, end) };
+            let to = if end <= own.start {
+                from
+            } else {
+                self.at(axis, end)
+            };
             let is_within = start < own.end.max(own.start + 1) && (end > own.start || start == end);
-            let insns = if is_within { to.saturating_sub(from) } else { 0 };
+            let insns = if is_within {
+                to.saturating_sub(from)
+            } else {
+                0
+            };
             bins.push(StripBin {
                 insns,
                 function: (insns > 0).then(|| self.bins.most(from..to)).flatten(),
@@ -250,14 +259,20 @@ impl Row {
     /// The bytes of a chunk.
     pub(crate) fn bytes_of(&self, chunk: usize) -> Range<u64> {
         let start = self.chunks.get(chunk).map_or(0, |chunk| chunk.offset);
-        let end = self.chunks.get(chunk + 1).map_or(u64::MAX, |next| next.offset);
+        let end = self
+            .chunks
+            .get(chunk + 1)
+            .map_or(u64::MAX, |next| next.offset);
         start..end
     }
 
     /// The places of a chunk.
     pub(crate) fn places_of(&self, chunk: usize) -> Range<u64> {
         let start = self.chunks.get(chunk).map_or(self.insns, |chunk| chunk.at);
-        let end = self.chunks.get(chunk + 1).map_or(self.insns, |next| next.at);
+        let end = self
+            .chunks
+            .get(chunk + 1)
+            .map_or(self.insns, |next| next.at);
         start..end
     }
 
@@ -308,7 +323,9 @@ impl Bins {
     fn most(&self, range: Range<u64>) -> Option<FunctionNumber> {
         let first = (range.start >> self.shift) as usize;
         let last = (range.end.saturating_sub(1) >> self.shift) as usize;
-        let bins = self.list.get(first..=last.min(self.list.len().checked_sub(1)?))?;
+        let bins = self
+            .list
+            .get(first..=last.min(self.list.len().checked_sub(1)?))?;
         let found = match bins {
             [one] => one.0,
             bins => {

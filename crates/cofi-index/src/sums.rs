@@ -30,7 +30,11 @@ impl ChunkSums {
 
     pub(crate) fn is_sound(&self, functions: usize) -> bool {
         let is_sorted = self.0.is_sorted_by(|a, b| a.function < b.function);
-        is_sorted && self.0.last().is_none_or(|last| (last.function as usize) < functions)
+        is_sorted
+            && self
+                .0
+                .last()
+                .is_none_or(|last| (last.function as usize) < functions)
     }
 }
 

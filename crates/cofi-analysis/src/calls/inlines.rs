@@ -45,7 +45,9 @@ impl SavedChains {
     pub(super) fn is_sound(&self, functions: usize) -> bool {
         let is_sound = |(index, link): (usize, &Link)| {
             let outer = link.outer as usize;
-            let depth = outer.checked_sub(1).map_or(Some(0), |outer| Some(self.list.get(outer)?.depth));
+            let depth = outer
+                .checked_sub(1)
+                .map_or(Some(0), |outer| Some(self.list.get(outer)?.depth));
             outer <= index
                 && depth.is_some_and(|depth| link.depth == depth + 1)
                 && link.function.index() < functions
@@ -53,9 +55,9 @@ impl SavedChains {
         let has = |chain: Chain| chain as usize <= self.list.len();
         let named = self.numbers.iter();
         self.list.iter().enumerate().all(is_sound)
-            && named.clone().all(|((outer, of, _), chain)| {
-                has(*outer) && has(*chain) && of.index() < functions
-            })
+            && named
+                .clone()
+                .all(|((outer, of, _), chain)| has(*outer) && has(*chain) && of.index() < functions)
     }
 
     /// How many chains there are.
@@ -65,8 +67,7 @@ impl SavedChains {
 }
 
 /// The innermost of a chain.
-#[derive(Clone, Copy, Debug)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 struct Link {
     /// The chain around it.
     outer: Chain,
@@ -102,7 +103,11 @@ impl Inlines {
     pub(super) fn saved(&self) -> SavedChains {
         SavedChains {
             list: self.list.clone(),
-            numbers: self.numbers.iter().map(|(key, chain)| (*key, *chain)).collect(),
+            numbers: self
+                .numbers
+                .iter()
+                .map(|(key, chain)| (*key, *chain))
+                .collect(),
         }
     }
 
@@ -140,8 +145,7 @@ impl Inlines {
 }
 
 /// An open call of a function that was inlined.
-#[derive(Clone, Copy, Debug)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct InlineFrame {
     pub(crate) call: Call,
     pub(super) chain: Chain,

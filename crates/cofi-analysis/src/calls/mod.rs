@@ -62,8 +62,19 @@ fn temporary_file() -> std::io::Result<std::fs::File> {
 }
 
 /// A function of [`CallNames`]; by default the first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct FunctionId(pub(crate) u32);
 
 impl FunctionId {
@@ -75,8 +86,7 @@ impl FunctionId {
 }
 
 /// How a call began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum CallKind {
     /// By a call instruction.
@@ -147,8 +157,7 @@ impl Left {
 }
 
 /// A place in the flow of a thread.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CallMoment {
     /// The estimated time, if timing packets tell one: see [`ThreadFlow::time`](cofi_session::ThreadFlow::time).
     pub tsc: Option<Tsc>,
@@ -159,8 +168,7 @@ pub struct CallMoment {
 }
 
 /// A call that has begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Call {
     /// The thread.
     pub task: Task,

@@ -38,7 +38,10 @@ impl SavedNames {
         let count = self.functions.len();
         let known = |of: &FunctionId| of.index() < count;
         self.traits.len() == count
-            && self.cold.iter().all(|(cold, whole)| known(cold) && whole.iter().all(known))
+            && self
+                .cold
+                .iter()
+                .all(|(cold, whole)| known(cold) && whole.iter().all(known))
             && self.moved.iter().all(|(of, _)| known(of))
     }
 
@@ -49,8 +52,7 @@ impl SavedNames {
 }
 
 /// What the reconstruction has to know of a function by its name.
-#[derive(Clone, Copy, Debug, Default)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
 struct Traits {
     saves_jump: bool,
     starts_program: bool,
@@ -60,8 +62,7 @@ struct Traits {
 }
 
 /// What stands in the kernel for an instruction of which the processor must not speculate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Thunk {
     /// For an indirect call or jump.
     Indirect,
@@ -70,8 +71,7 @@ pub(crate) enum Thunk {
 }
 
 /// What a function of Go's runtime does to stacks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum GoRole {
     /// It leaves a goroutine's stack for that of the scheduler; a jump of the scheduler comes back to its caller.
     Parks,
@@ -86,8 +86,7 @@ pub(crate) enum GoRole {
 }
 
 /// Where in which function an instruction stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Location {
     pub(crate) function: FunctionId,
     /// It is the function's first instruction.
@@ -122,7 +121,11 @@ impl CallNames {
         SavedNames {
             functions: self.functions.list().to_vec(),
             traits: self.traits.clone(),
-            cold: self.cold.iter().map(|(cold, whole)| (*cold, *whole)).collect(),
+            cold: self
+                .cold
+                .iter()
+                .map(|(cold, whole)| (*cold, *whole))
+                .collect(),
             moved: self.moved.iter().map(|(of, by)| (*of, *by)).collect(),
         }
     }

@@ -192,7 +192,9 @@ impl CallStates {
             stacks.push(self.keep_stack(stack, is_in_use, last));
         }
         let kept: Vec<u32> = stacks.iter().map(|last| last.kept as u32).collect();
-        let (stack, others) = kept.split_last().map_or((0, &[][..]), |(last, all)| (*last, all));
+        let (stack, others) = kept
+            .split_last()
+            .map_or((0, &[][..]), |(last, all)| (*last, all));
         self.threads.push(SavedThread {
             task: thread.task,
             stack,
@@ -221,16 +223,13 @@ impl CallStates {
         self.last.insert(thread.task, last);
     }
 
-    fn keep_stack(
-        &mut self,
-        stack: &Stack,
-        is_in_use: bool,
-        last: Option<LastStack>,
-    ) -> LastStack {
+    fn keep_stack(&mut self, stack: &Stack, is_in_use: bool, last: Option<LastStack>) -> LastStack {
         let mut frames = match last {
             // Nothing happens to a stack that is switched away from.
             Some(last)
-                if !is_in_use && last.since == stack.since && last.frames.len() == stack.frames.len() =>
+                if !is_in_use
+                    && last.since == stack.since
+                    && last.frames.len() == stack.frames.len() =>
             {
                 return last;
             }
@@ -240,7 +239,9 @@ impl CallStates {
         // A call that is open at both places began as it did: so the calls around it are the same ones.
         let is_same = |depth: usize| {
             let now = stack.frames.get(depth);
-            let then = frames.get(depth).and_then(|kept: &usize| self.frames.get(*kept));
+            let then = frames
+                .get(depth)
+                .and_then(|kept: &usize| self.frames.get(*kept));
             now.zip(then).is_some_and(|(now, then)| {
                 let (now, then) = (&now.call, &then.frame.call);
                 (now.number, now.function, now.begin.insns)
@@ -297,7 +298,10 @@ impl CallStates {
         };
         let mut seen = HashSet::new();
         let mut threads = HashMap::new();
-        let by_then = self.threads.get(..state.threads as usize).unwrap_or_default();
+        let by_then = self
+            .threads
+            .get(..state.threads as usize)
+            .unwrap_or_default();
         for saved in by_then.iter().rev() {
             if !seen.insert(saved.task) {
                 continue;

@@ -12,8 +12,7 @@ use super::inlines::{Inlines, Span};
 use super::names::{CallNames, Location};
 
 /// An instruction that leads elsewhere.
-#[derive(Clone, Copy, Debug)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Transfer {
     pub(crate) class: Class,
     pub(crate) from: Ip,

@@ -7,8 +7,7 @@ use super::names::GoRole;
 use super::{Call, CallMoment, FunctionId};
 
 /// An open call.
-#[derive(Clone, Copy, Debug)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Frame {
     pub(crate) call: Call,
     /// Where it returns to, if a call or what follows from one told.

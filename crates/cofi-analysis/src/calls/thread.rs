@@ -18,8 +18,7 @@ use super::{Call, CallEnd, CallKind, CallMoment, CallVisitor, FunctionId, Left, 
 const DEEPEST: usize = 1 << 18;
 
 /// How control came to where the next block begins.
-#[derive(Clone, Copy, Debug)]
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Coming {
     /// The thread begins, or goes on behind a gap.
     Anew,

@@ -204,11 +204,12 @@ impl<'s> CallTracer<'s> {
         self.is_continued = false;
     }
 
-    /// The next flow begins at this PSB.
-    pub fn begin_at(&mut self, psb: StreamOffset) {
-        self.clock = StreamClock::new(self.stream.bytes(), psb, &self.config);
-        self.signals = self.stream.signals_from(psb);
-        self.go_on();
+    /// The next flow begins here: with the stream, or at a PSB behind which tracing is on.
+    pub fn begin_at(&mut self, start: StreamOffset) {
+        self.clock = StreamClock::new(self.stream.bytes(), start, &self.config);
+        self.signals = self.stream.signals_from(start);
+        self.code.now = None;
+        self.is_continued = start != StreamOffset(0);
     }
 
     /// Whether there were errors in the flow.

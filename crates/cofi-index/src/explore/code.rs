@@ -65,7 +65,8 @@ impl Explorer<'_> {
         };
         let (mut left, mut is_whole, mut total) = (DECODED, true, 0);
         for (row, range) in ranges {
-            let Some((known, stream)) = index.rows.get(*row).zip(self.session.streams().get(*row)) else {
+            let Some((known, stream)) = index.rows.get(*row).zip(self.session.streams().get(*row))
+            else {
                 continue;
             };
             let end = range.end.min(known.insns);
@@ -140,7 +141,8 @@ impl Explorer<'_> {
         let mut found = Vec::new();
         let mut at = 0;
         while at < bytes.len() {
-            let Ok(insn) = cofi_insn::decode(&bytes[at..], from.wrapping_add(at as u64), mode) else {
+            let Ok(insn) = cofi_insn::decode(&bytes[at..], from.wrapping_add(at as u64), mode)
+            else {
                 return;
             };
             let len = usize::from(insn.len);
@@ -308,7 +310,10 @@ impl Counter<'_> {
                 known.insns.push((number, Outcome::Unseen));
             });
             // A conditional branch ends a block.
-            if block.last().is_none_or(|last| last.class != Class::Conditional) {
+            if block
+                .last()
+                .is_none_or(|last| last.class != Class::Conditional)
+            {
                 (branch, known.last) = (None, None);
             }
         });

@@ -96,9 +96,10 @@ pub(crate) fn describe(event: &Event, by: Option<Class>) -> Option<(EventKind, S
         }
         Event::Disabled { ip } => (Kind::Tracing, format!("tracing off{}", to(ip))),
         Event::AsyncBranch { from, to } => (Kind::Interrupt, format!("before {from}, to {to}")),
-        Event::AsyncDisabled { at, ip } => {
-            (Kind::Interrupt, format!("tracing off before {at}{}", to(ip)))
-        }
+        Event::AsyncDisabled { at, ip } => (
+            Kind::Interrupt,
+            format!("tracing off before {at}{}", to(ip)),
+        ),
         Event::Overflow { .. } => return None,
         Event::Paging { cr3, nr } => (
             Kind::State,
@@ -131,7 +132,11 @@ const fn on_off(on: bool) -> &'static str {
 
 pub(crate) fn of_signal(row: &Row, signal: &Signal) -> EventInfo {
     let at = row.at(Axis::Offset, signal.offset.0);
-    let fatal = if signal.is_fatal { ", which ended the process" } else { "" };
+    let fatal = if signal.is_fatal {
+        ", which ended the process"
+    } else {
+        ""
+    };
     let ip = signal.ip.map_or(String::new(), |ip| format!(" at {ip}"));
     EventInfo {
         at,
@@ -164,14 +169,21 @@ impl Explorer<'_> {
         let (mut list, mut is_whole) = (walker.list, !walker.is_full);
         is_whole &= decoded.end >= range.end.min(known.insns) && end.is_some();
         let behind = known.gaps.iter().filter(|gap| gap.at >= decoded.end);
-        list.extend(behind.filter(|gap| gap.at <= range.end).map(|gap| EventInfo {
-            at: gap.at,
-            offset: gap.offset,
-            time: gap.from,
-            kind: EventKind::Gap,
-            text: gap.what.clone(),
-        }));
-        let signals = stream.signals().iter().map(|signal| of_signal(known, signal));
+        list.extend(
+            behind
+                .filter(|gap| gap.at <= range.end)
+                .map(|gap| EventInfo {
+                    at: gap.at,
+                    offset: gap.offset,
+                    time: gap.from,
+                    kind: EventKind::Gap,
+                    text: gap.what.clone(),
+                }),
+        );
+        let signals = stream
+            .signals()
+            .iter()
+            .map(|signal| of_signal(known, signal));
         list.extend(signals.filter(|event| event.at >= range.start && event.at <= range.end));
         list.sort_by_key(|event| (event.at, event.offset));
         is_whole &= list.len() <= most;

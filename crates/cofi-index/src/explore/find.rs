@@ -11,7 +11,7 @@ use cofi_packet::{Ip, StreamOffset};
 use cofi_session::ThreadFlow;
 
 use super::walk::Walker;
-use super::{Explorer, Places};
+use super::{Explorer, FileLines, Places};
 use crate::row::{FunctionNumber, Row};
 
 /// What is looked for.
@@ -136,9 +136,7 @@ impl Explorer<'_> {
                 continue;
             };
             let rows = table.rows().iter();
-            let rows = rows.filter(|row| {
-                row.line == line && row.file as usize == number
-            });
+            let rows = rows.filter(|row| row.line == line && row.file as usize == number);
             let ranges: Vec<_> = rows
                 .filter_map(|row| {
                     let start = code.offset_of_address(row.start)?;
@@ -171,9 +169,10 @@ impl Explorer<'_> {
                 let (_, table) = &*code;
                 for (number, file) in table.files().iter().enumerate() {
                     let is_it = file.ends_with(name)
-                        && table.rows().iter().any(|row| {
-                            row.file as usize == number && row.line == line
-                        });
+                        && table
+                            .rows()
+                            .iter()
+                            .any(|row| row.file as usize == number && row.line == line);
                     let hit = Hit::Line {
                         file: file.clone(),
                         line,
@@ -201,13 +200,15 @@ impl Explorer<'_> {
     }
 
     /// The files of code that ran and have lines, each with them.
-    fn code_with_lines(&mut self) -> Vec<Arc<(Arc<CodeFile>, LineTable)>> {
+    fn code_with_lines(&mut self) -> Vec<Arc<FileLines>> {
         if let Some(known) = &self.tables {
             return known.clone();
         }
         let names: HashSet<_> = {
             let functions = self.index.functions.iter();
-            functions.filter_map(|function| function.file.clone()).collect()
+            functions
+                .filter_map(|function| function.file.clone())
+                .collect()
         };
         let files = self.session.code_files();
         let ran = files.filter(|file| names.contains(&*file.path().to_string_lossy()));
@@ -261,8 +262,11 @@ impl Finder<'_> {
             Wanted::Code(code) => {
                 let place = block.view().place(ip);
                 place.is_some_and(|place| {
-                    let mut files = code.iter().filter(|(file, _)| Arc::ptr_eq(file, &place.file));
-                    files.any(|(_, ranges)| ranges.iter().any(|range| range.contains(&place.offset)))
+                    let mut files = code
+                        .iter()
+                        .filter(|(file, _)| Arc::ptr_eq(file, &place.file));
+                    files
+                        .any(|(_, ranges)| ranges.iter().any(|range| range.contains(&place.offset)))
                 })
             }
         }

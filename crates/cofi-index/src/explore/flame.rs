@@ -148,7 +148,11 @@ impl Explorer<'_> {
     pub fn merged(&mut self, ranges: &[(usize, Places)]) -> Merged {
         let index = self.index.clone();
         let len = |(row, range): &(usize, Places)| {
-            let end = index.rows.get(*row).map_or(0, |row| row.insns).min(range.end);
+            let end = index
+                .rows
+                .get(*row)
+                .map_or(0, |row| row.insns)
+                .min(range.end);
             end.saturating_sub(range.start)
         };
         let is_decoded = ranges.iter().map(len).sum::<u64>() <= DECODED;

@@ -30,6 +30,9 @@ pub use step::Step;
 /// Places of a row, from one up to another.
 pub type Places = std::ops::Range<u64>;
 
+/// A file of code, and its lines.
+type FileLines = (Arc<CodeFile>, LineTable);
+
 /// Answers questions about a recording, one at a time. What it has worked out of the code stays at hand for the next.
 ///
 /// It stays on one thread: see [`ExplorerPool`].
@@ -40,7 +43,7 @@ pub struct Explorer<'s> {
     tracers: Vec<(usize, CallTracer<'s>)>,
     lines: SourceLines,
     /// The files of code that ran and have lines, once they were looked for.
-    tables: Option<Vec<Arc<(Arc<CodeFile>, LineTable)>>>,
+    tables: Option<Vec<Arc<FileLines>>>,
 }
 
 impl std::fmt::Debug for Explorer<'_> {

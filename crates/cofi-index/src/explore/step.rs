@@ -70,9 +70,10 @@ impl Explorer<'_> {
         let mut from = at + 1;
         while from < known.insns {
             let place = self.place(row, from)?;
-            let deeper = place.stack.iter().rev().find(|frame| {
-                frame.depth > depth && frame.kind != cofi_analysis::CallKind::Inline
-            });
+            let deeper =
+                place.stack.iter().rev().find(|frame| {
+                    frame.depth > depth && frame.kind != cofi_analysis::CallKind::Inline
+                });
             let Some(deeper) = deeper else {
                 return Some(from);
             };
@@ -136,9 +137,11 @@ impl Explorer<'_> {
             }
             let ran = *window.get(next)?;
             if over && ran.frame_depth > here.depth {
-                next = match window.insns.iter().find(|other| {
-                    other.at > next && other.frame_depth <= here.depth
-                }) {
+                next = match window
+                    .insns
+                    .iter()
+                    .find(|other| other.at > next && other.frame_depth <= here.depth)
+                {
                     Some(found) => found.at,
                     None => self.no_deeper(row, next, here.depth)?,
                 };
@@ -177,7 +180,8 @@ impl Explorer<'_> {
                 let outer = place.stack.iter().rev().find(|frame| {
                     frame.depth > here.depth && frame.kind != cofi_analysis::CallKind::Inline
                 })?;
-                let Some(before) = outer.begin.checked_sub(1).filter(|before| *before < next) else {
+                let Some(before) = outer.begin.checked_sub(1).filter(|before| *before < next)
+                else {
                     break;
                 };
                 next = before;

@@ -77,7 +77,8 @@ impl Tree {
     /// Adds the longest calls of a range of places of a row, in which so many instructions ran.
     pub(super) fn add_longest(&mut self, kept: &KeptCalls, range: &Places, all: u64) {
         // The open calls, with their ends, depths and nodes, and the instructions of each that are of no call within it.
-        let mut threads: FxHashMap<(u32, u32), Vec<(u64, i32, u32)>> = FxHashMap::default();
+        type Open = Vec<(u64, i32, u32)>;
+        let mut threads: FxHashMap<(u32, u32), Open> = FxHashMap::default();
         let mut outer = 0;
         for call in kept.each_within(range) {
             let len = call.end.min(range.end) - call.begin.max(range.start);

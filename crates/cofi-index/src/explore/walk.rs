@@ -43,14 +43,12 @@ impl<'s> Explorer<'s> {
         let end = loop {
             let bytes = known.bytes_of(number);
             let bytes = StreamOffset(bytes.start)..StreamOffset(bytes.end);
-            match (is_first, number) {
-                (true, 0) => {}
-                (true, _) => tracer.begin_at(bytes.start),
-                (false, _) => tracer.go_on(),
-            }
             if is_first {
+                tracer.begin_at(bytes.start);
                 let at = tracer.instructions();
                 walker.begin(at, &mut tracer.all_open_calls());
+            } else {
+                tracer.go_on();
             }
             is_first = false;
             let mut flow = self.session.decode_within(stream, bytes);

@@ -1,0 +1,505 @@
+//! The index of a recording answers what a reading of all of it tells.
+
+mod common;
+
+use common::{STATIC, Scratch, cofi, has_qemu, run};
+
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use cofi_analysis::{Call, CallEnd, CallKind, CallNames, CallTracer, CallVisitor, RanBlock};
+use cofi_index::{
+    Axis, Explorer, Fingerprint, FunctionSum, Hit, Index, IndexError, IndexOptions, Step, Target,
+};
+use cofi_packet::Ip;
+use cofi_session::{Session, SessionOptions};
+
+/// Calls of all kinds: nested, recursive, through pointers, inlined, out of a signal's handler, left by `longjmp`; in two threads.
+const CALLS: &str = r#"
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdlib.h>
+static volatile unsigned sum;
+static jmp_buf back;
+static inline __attribute__((always_inline)) unsigned mix(unsigned x) { return x * 2654435761u >> 7; }
+__attribute__((noinline)) static unsigned leaf(unsigned x) { return mix(x) ^ mix(x + 1); }
+__attribute__((noinline)) static unsigned tree(unsigned depth, unsigned x) {
+    if (depth == 0) return leaf(x);
+    unsigned left = tree(depth - 1, 2 * x);
+    return left + tree(depth - 1, 2 * x + 1) + mix(x);
+}
+static int order(const void *a, const void *b) {
+    unsigned x = *(const unsigned *)a, y = *(const unsigned *)b;
+    return (x > y) - (x < y);
+}
+__attribute__((noinline)) static void jumps(int n) {
+    sum += leaf(n);
+    if (n == 0) longjmp(back, 1);
+    jumps(n - 1);
+    sum += n;
+}
+static void handle(int number) { sum += tree(3, number); }
+static void *works(void *argument) {
+    (void)argument;
+    for (int i = 0; i < 6; i++) sum += tree(6, i);
+    return 0;
+}
+int main(void) {
+    pthread_t thread;
+    pthread_create(&thread, 0, works, 0);
+    signal(SIGUSR1, handle);
+    unsigned list[200];
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < 200; i++) list[i] = leaf(i * 31 + round);
+        qsort(list, 200, sizeof *list, order);
+        if (!setjmp(back)) jumps(20);
+        sum += tree(7, round);
+        raise(SIGUSR1);
+    }
+    pthread_join(thread, 0);
+    return 0;
+}
+"#;
+
+fn recording(scratch: &Scratch) -> Option<PathBuf> {
+    if !has_qemu() {
+        return None;
+    }
+    let source = scratch.write("calls.c", CALLS);
+    let program = scratch.compile(&source, &[STATIC, &["-O2", "-g", "-pthread"]].concat())?;
+    let data = scratch.path("data");
+    let mut command = cofi();
+    command.args([
+        "record",
+        "--engine",
+        "qemu",
+        "--config",
+        "psb_period=0",
+        "-o",
+    ]);
+    let ran = run(command.arg(&data).arg("--").arg(&program));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    Some(data)
+}
+
+/// A call, by the name of its function.
+type Shown = (u64, i32, u64, String, CallKind);
+
+/// What a reading of a whole stream tells.
+#[derive(Default)]
+struct Whole {
+    calls: Vec<Shown>,
+    open: HashMap<i64, u64>,
+    insns: Vec<Ip>,
+}
+
+impl CallVisitor for Whole {
+    fn enter(&mut self, call: &Call, _: &CallNames) {
+        self.open.insert(call.number, call.begin.insns);
+    }
+    fn leave(&mut self, call: &Call, end: &CallEnd, names: &CallNames) {
+        let begin = self.open.remove(&call.number).expect("it began");
+        let name = names.describe(call.function).to_owned();
+        let end = end.end.insns;
+        self.calls.push((begin, call.depth, end, name, call.kind));
+    }
+    fn wants_blocks(&self) -> bool {
+        true
+    }
+    fn ran(&mut self, block: &RanBlock<'_>) {
+        block.for_each(|ip, _, _| self.insns.push(ip));
+    }
+}
+
+fn whole(session: &Session<'_>, row: usize) -> Whole {
+    let stream = &session.streams()[row];
+    let mut whole = Whole::default();
+    let mut flow = session.decode(stream);
+    let mut tracer = CallTracer::new(session, stream).with_inlined();
+    while tracer.follow(&mut flow, &mut whole) {}
+    tracer.finish(&mut whole);
+    whole
+        .calls
+        .sort_by(|a, b| (a.0, a.1, b.2).cmp(&(b.0, b.1, a.2)));
+    whole
+}
+
+fn index(session: &Session<'_>, chunk: usize) -> Index {
+    let mut options = IndexOptions::default();
+    options.chunk = NonZeroUsize::new(chunk).expect("a size");
+    Index::build(session, &options, &AtomicBool::new(false), &|_| {}).expect("an index")
+}
+
+fn with_session(data: &Path, test: impl FnOnce(&Session<'_>, &[u8])) {
+    let bytes = std::fs::read(data).expect("the recording");
+    let session = Session::new(&bytes, &SessionOptions::beside(data)).expect("a session");
+    test(&session, &bytes);
+}
+
+/// Ranges of all lengths, spread over so many places.
+fn ranges(insns: u64) -> impl Iterator<Item = std::ops::Range<u64>> {
+    let mut seed = 7_u64;
+    let mut next = move |most: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) % most.max(1)
+    };
+    (0..40).map(move |number| {
+        let len = 1 << (number % 14);
+        let start = next(insns);
+        start..(start + next(len) + 1).min(insns)
+    })
+}
+
+/// What the calls of a range did by function, by a reading of the whole.
+fn sums(whole: &Whole, range: &std::ops::Range<u64>) -> BTreeMap<String, (u64, u64, u64)> {
+    let mut sums = BTreeMap::<String, (u64, u64, u64)>::new();
+    let mut own = vec![None; (range.end - range.start) as usize];
+    let mut within = BTreeMap::<&str, Vec<bool>>::new();
+    // The outer calls come first.
+    for (begin, _, end, name, _) in &whole.calls {
+        let (from, to) = ((*begin).max(range.start), (*end).min(range.end));
+        if range.contains(begin) {
+            sums.entry(name.clone()).or_default().2 += 1;
+        }
+        for at in from..to {
+            own[(at - range.start) as usize] = Some(name.as_str());
+            let all = within.entry(name).or_insert_with(|| vec![false; own.len()]);
+            all[(at - range.start) as usize] = true;
+        }
+    }
+    for name in own.into_iter().flatten() {
+        sums.entry(name.to_owned()).or_default().0 += 1;
+    }
+    for (name, all) in within {
+        let total = all.into_iter().filter(|is_in| *is_in).count() as u64;
+        sums.entry(name.to_owned()).or_default().1 += total;
+    }
+    sums
+}
+
+#[test]
+fn calls_functions_and_instructions_are_those_of_the_whole() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = Arc::new(index(session, 1));
+        assert_eq!(index.rows().len(), 2);
+        let mut explorer = Explorer::new(session, index.clone());
+        for (number, row) in index.rows().iter().enumerate() {
+            let whole = whole(session, number);
+            assert_eq!(row.insns, whole.insns.len() as u64);
+            let calls = whole.calls.iter();
+            let real = calls.filter(|(.., kind)| *kind != CallKind::Inline).count();
+            assert_eq!(row.calls, real as u64);
+            let name = |function: u32| index.functions()[function as usize].name.clone();
+            for range in ranges(row.insns) {
+                let flame = explorer.flame(number, &range, 0);
+                assert!(flame.is_whole && flame.shortest == 0);
+                let mut found: Vec<Shown> = flame
+                    .calls
+                    .iter()
+                    .map(|call| {
+                        let end = call.end.min(range.end);
+                        (call.begin, call.depth, end, name(call.function), call.kind)
+                    })
+                    .collect();
+                let calls = whole.calls.iter().cloned();
+                let mut wanted: Vec<Shown> = calls
+                    .filter(|(begin, _, end, ..)| *begin < range.end && *end > range.start)
+                    .map(|(begin, depth, end, name, kind)| {
+                        (begin, depth, end.min(range.end), name, kind)
+                    })
+                    .collect();
+                // What was open before the trace, and was not known then.
+                for list in [&mut found, &mut wanted] {
+                    list.retain(|(.., kind)| *kind != CallKind::Assumed);
+                    list.sort_by(|a, b| (a.0, a.1, a.2, &a.3).cmp(&(b.0, b.1, b.2, &b.3)));
+                }
+                assert_eq!(found, wanted, "row {number}, {range:?}");
+
+                let table = explorer.functions(&[(number, range.clone())]);
+                assert_eq!(table.instructions, range.end - range.start);
+                let of = |sum: &FunctionSum| (name(sum.function), (sum.own, sum.total, sum.calls));
+                let mut found = BTreeMap::<String, (u64, u64, u64)>::new();
+                for (name, (own, total, calls)) in table.rows.iter().map(of) {
+                    let sum = found.entry(name).or_default();
+                    *sum = (sum.0 + own, sum.1 + total, sum.2 + calls);
+                }
+                assert_eq!(found, sums(&whole, &range), "row {number}, {range:?}");
+
+                let list = explorer.instructions(number, &range);
+                let found: Vec<Ip> = list.iter().map(|insn| insn.ip).collect();
+                let (from, to) = (range.start as usize, range.end as usize);
+                assert_eq!(found, whole.insns[from..to]);
+                assert!(list.iter().all(|insn| !insn.text.is_empty()));
+
+                let merged = explorer.merged(&[(number, range.clone())]);
+                assert_eq!(merged.nodes[0].total, range.end - range.start);
+            }
+        }
+    });
+}
+
+#[test]
+fn the_stack_of_a_place_is_that_of_the_whole() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = Arc::new(index(session, 1));
+        let mut explorer = Explorer::new(session, index.clone());
+        let whole = whole(session, 0);
+        let name = |function: u32| index.functions()[function as usize].name.clone();
+        for range in ranges(index.rows()[0].insns) {
+            let at = range.start;
+            let place = explorer.place(0, at).expect("a place");
+            assert_eq!(place.ip, whole.insns[at as usize]);
+            let (from, to) = place.time.expect("a time");
+            assert!(from <= to);
+            let stack = place.stack.iter().rev();
+            let found: Vec<_> = stack
+                .filter(|frame| frame.kind != CallKind::Assumed)
+                .map(|frame| (frame.begin, name(frame.function.expect("a function"))))
+                .collect();
+            let open = whole.calls.iter().filter(|(begin, _, end, _, kind)| {
+                *begin <= at && *end > at && *kind != CallKind::Assumed
+            });
+            let mut open: Vec<_> = open.collect();
+            open.sort_by_key(|(_, depth, ..)| *depth);
+            let wanted: Vec<_> = open
+                .into_iter()
+                .map(|(begin, _, _, name, _)| (*begin, name.clone()))
+                .collect();
+            assert_eq!(found, wanted, "{at}");
+        }
+    });
+}
+
+#[test]
+fn steps_lead_where_they_say() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = Arc::new(index(session, 1));
+        let mut explorer = Explorer::new(session, index.clone());
+        let insns = index.rows()[0].insns;
+        let real = |explorer: &mut Explorer<'_>, at| {
+            let place = explorer.place(0, at).expect("a place");
+            let frames = place.stack.into_iter();
+            frames
+                .filter(|frame| frame.kind != CallKind::Inline)
+                .map(|frame| (frame.begin, frame.depth))
+                .collect::<Vec<_>>()
+        };
+        let mut seen = [0; 4];
+        for range in ranges(insns).step_by(2) {
+            let at = range.start.clamp(1, insns - 2);
+            let stack = real(&mut explorer, at);
+            let (begin, depth) = stack[0];
+            let next = explorer.step(0, at, Step::Insn, true);
+            assert_eq!(next, Some(at + 1));
+            assert_eq!(explorer.step(0, at + 1, Step::Insn, false), Some(at));
+            if begin > 0 && depth > 0 {
+                assert_eq!(explorer.step(0, at, Step::Out, false), Some(begin - 1));
+                let out = explorer.step(0, at, Step::Out, true).expect("a way out");
+                assert!(real(&mut explorer, out)[0].1 < depth);
+                // Up to there, it was never so shallow.
+                let between = real(&mut explorer, out - 1)[0].1;
+                assert!(between >= depth, "{at} to {out}: {between} < {depth}");
+                seen[0] += 1;
+            }
+            for (step, forward) in [(Step::Over, true), (Step::Over, false)] {
+                let Some(to) = explorer.step(0, at, step, forward) else {
+                    continue;
+                };
+                assert!(if forward { to > at } else { to < at });
+                assert!(real(&mut explorer, to)[0].1 <= depth);
+                seen[1] += 1;
+            }
+            if let Some(to) = explorer.step(0, at, Step::Call, true) {
+                let stack = real(&mut explorer, to);
+                assert_eq!(stack[0].0, to, "{at}");
+                seen[2] += 1;
+            }
+            if let Some(to) = explorer.step(0, at, Step::Call, false) {
+                assert!(to < at);
+                assert_eq!(real(&mut explorer, to)[0].0, to, "{at}");
+                seen[3] += 1;
+            }
+        }
+        assert!(seen.iter().all(|count| *count > 5), "{seen:?}");
+    });
+}
+
+#[test]
+fn what_is_looked_for_is_found() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = Arc::new(index(session, 1));
+        let mut explorer = Explorer::new(session, index.clone());
+        let whole = whole(session, 0);
+        let Some(Hit::Function(tree)) = explorer.search("tree", 10).first().cloned() else {
+            panic!("tree is not found");
+        };
+        assert_eq!(index.functions()[tree as usize].name, "tree");
+        let calls = whole
+            .calls
+            .iter()
+            .filter(|(_, _, _, name, _)| name == "tree");
+        let mut begins: Vec<u64> = calls.map(|(begin, ..)| *begin).collect();
+        begins.sort_unstable();
+        let never = || false;
+        let (ip, target) = (whole.insns[begins[5] as usize], Target::Function(tree));
+        let runs = whole
+            .insns
+            .iter()
+            .zip(0_u64..)
+            .filter(|(other, _)| **other == ip);
+        let runs: Vec<u64> = runs.map(|(_, at)| at).collect();
+        for range in ranges(index.rows()[0].insns) {
+            let at = range.start;
+            for (target, all) in [(&target, &begins), (&Target::Ip(ip), &runs)] {
+                let next = explorer.find(0, at, target, true, &never);
+                assert_eq!(next, all.iter().copied().find(|begin| *begin > at));
+                let before = explorer.find(0, at, target, false, &never);
+                assert_eq!(before, all.iter().copied().rfind(|begin| *begin < at));
+            }
+        }
+        // A line, from where it begins to run.
+        let line = CALLS
+            .lines()
+            .position(|line| line.contains("jumps(n - 1);"));
+        let text = format!("calls.c:{}", 1 + line.expect("the line"));
+        let hits = explorer.search(&text, 10);
+        let Some(Hit::Line { file, line }) = hits.first().cloned() else {
+            panic!("{text}: {hits:?}");
+        };
+        let target = Target::Line { file, line };
+        let (mut at, mut count) = (0, 0);
+        while let Some(next) = explorer.find(0, at, &target, true, &never) {
+            let source = explorer.place(0, next).and_then(|place| place.source);
+            assert_eq!(source.and_then(|source| source.line), Some(line));
+            (at, count) = (next, count + 1);
+        }
+        assert!(count >= 4 * 20, "{count}");
+        // The code of a function, as often as it ran.
+        let code = explorer.code(tree, &[(0, 0..u64::MAX)]);
+        assert!(code.is_whole);
+        let mut wanted = HashMap::<Ip, u64>::new();
+        for ip in &whole.insns {
+            *wanted.entry(*ip).or_default() += 1;
+        }
+        assert!(code.insns.len() > 10);
+        for insn in &code.insns {
+            assert_eq!(insn.count, wanted.get(&insn.ip).copied().unwrap_or(0));
+            if let Some((taken, not)) = insn.outcomes {
+                assert_eq!(taken + not, insn.count);
+            }
+        }
+        // And of parts.
+        let parts: Vec<_> = (0..7)
+            .map(|part| index.rows()[0].insns * part / 6)
+            .collect();
+        let mut sums = HashMap::<Ip, u64>::new();
+        for pair in parts.windows(2) {
+            for insn in explorer.code(tree, &[(0, pair[0]..pair[1])]).insns {
+                *sums.entry(insn.ip).or_default() += insn.count;
+            }
+        }
+        for insn in &code.insns {
+            assert_eq!(sums.get(&insn.ip).copied().unwrap_or(0), insn.count);
+        }
+    });
+}
+
+#[test]
+fn axes_go_together() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = index(session, 1);
+        for row in index.rows() {
+            for axis in [Axis::Time, Axis::Instructions, Axis::Offset] {
+                let range = row.range(axis).expect("a range");
+                let mut last = 0;
+                for part in 0..=100 {
+                    let at = row.at(axis, range.start + (range.end - range.start) * part / 100);
+                    assert!(at >= last && at <= row.insns);
+                    last = at;
+                    let value = row.value(axis, at).expect("a value");
+                    assert!(value <= range.end, "{axis:?} {at}: {value} of {range:?}");
+                }
+                let strip = row.strip(axis, &range, 333);
+                let sum: u64 = strip.iter().map(|bin| bin.insns).sum();
+                let off = row.insns.abs_diff(sum);
+                assert!(off <= row.insns / 50, "{axis:?}: {sum} of {}", row.insns);
+                assert!(strip.iter().all(|bin| !bin.has_gap));
+                let named = strip.iter().filter(|bin| bin.function.is_some()).count();
+                assert!(named > 20, "{axis:?}: {named}");
+            }
+        }
+    });
+}
+
+#[test]
+fn it_is_kept_and_not_taken_for_another() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, bytes| {
+        let built = index(session, 1 << 12);
+        let print = Fingerprint::of(session, bytes);
+        let path = Index::path_beside(&data);
+        built.save(&path, &print).expect("it is written");
+        let read = Arc::new(Index::load(&path, &print).expect("it is read"));
+        assert_eq!(format!("{:?}", read.rows()), format!("{:?}", built.rows()));
+        assert_eq!(read.functions(), built.functions());
+        // What is asked of it has the same answer, code and names anew.
+        let insns = built.rows()[0].insns;
+        let (mut one, mut other) = (
+            Explorer::new(session, Arc::new(built)),
+            Explorer::new(session, read),
+        );
+        for range in ranges(insns) {
+            let answers = [&mut one, &mut other].map(|explorer| {
+                let flame = explorer.flame(0, &range, 0);
+                let place = explorer.place(0, range.start);
+                format!("{flame:?} {place:?}")
+            });
+            assert_eq!(answers[0], answers[1]);
+        }
+        // Another trace, another version, damage anywhere.
+        let mut other = bytes.to_vec();
+        let last = other.len() - 1;
+        other[last] ^= 1;
+        let other = Fingerprint::of(session, &other);
+        assert!(matches!(
+            Index::load(&path, &other),
+            Err(IndexError::Other { .. })
+        ));
+        let kept = std::fs::read(&path).expect("the index");
+        for at in (0..kept.len()).step_by(kept.len() / 97) {
+            let mut spoilt = kept.clone();
+            spoilt[at] ^= 0x10;
+            std::fs::write(&path, &spoilt).expect("it is written");
+            assert!(Index::load(&path, &print).is_err(), "byte {at}");
+            std::fs::write(&path, &kept[..at]).expect("it is written");
+            assert!(Index::load(&path, &print).is_err(), "{at} bytes");
+        }
+    });
+}
