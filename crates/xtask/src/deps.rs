@@ -58,6 +58,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["cofi-packet", "cofi-session", "cofi-analysis"],
     ),
     (
+        "cofi-index",
+        &[
+            "cofi-packet",
+            "cofi-insn",
+            "cofi-flow",
+            "cofi-image",
+            "cofi-perf",
+            "cofi-session",
+            "cofi-analysis",
+        ],
+    ),
+    (
         "cofi",
         &[
             "cofi-packet",
@@ -71,6 +83,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cofi-machine",
             "cofi-analysis",
             "cofi-export",
+            "cofi-index",
         ],
     ),
     (
