@@ -2,9 +2,11 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use cofi_session::Session;
 
+use crate::build::{IndexOptions, Partial};
 use crate::index::Index;
 
 /// The first bytes of such a file. The number is that of what follows: any change of it is another format.
@@ -83,7 +85,43 @@ pub enum IndexError {
     },
 }
 
+/// Where an index came from.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Origin {
+    /// It was read from the file.
+    Kept,
+    /// It was built, and kept.
+    Built,
+    /// It was built, and cannot be kept.
+    NotKept(IndexError),
+}
+
 impl Index {
+    /// The index that is kept in a file, if it fits; else builds it, and keeps it there. None if `cancel` is set meanwhile. Without a file, it is built.
+    pub fn at_hand(
+        session: &Session<'_>,
+        bytes: &[u8],
+        path: Option<&Path>,
+        options: &IndexOptions,
+        cancel: &AtomicBool,
+        publish: &(dyn Fn(Partial) + Sync),
+    ) -> Option<(Self, Origin)> {
+        let kept = path.map(|path| (path, Fingerprint::of(session, bytes)));
+        if let Some((path, print)) = &kept
+            && let Ok(index) = Self::load(path, print)
+            && index.with_inlined() == options.inlined
+        {
+            return Some((index, Origin::Kept));
+        }
+        let index = Self::build(session, options, cancel, publish)?;
+        let origin = match kept.map(|(path, print)| index.save(path, &print)) {
+            None | Some(Ok(())) => Origin::Built,
+            Some(Err(error)) => Origin::NotKept(error),
+        };
+        Some((index, origin))
+    }
+
     /// Where the index of a recording is kept: beside it.
     #[must_use]
     pub fn path_beside(recording: &Path) -> PathBuf {

@@ -1,5 +1,6 @@
 //! The command line, as clap reads it.
 
+use crate::serve::ServeArgs;
 use crate::code::CodeArgs;
 use crate::diff::DiffArgs;
 use crate::flight::FlightOptions;
@@ -46,6 +47,8 @@ pub(crate) enum Command {
     Coverage(CoverageArgs),
     /// A function, its source and its instructions side by side, with how often each ran and where each branch went.
     Annotate(AnnotateArgs),
+    /// Show a recording on a page, from the whole run to one instruction.
+    Serve(ServeArgs),
     /// Where two recordings of a program part, what each did there, and what ran oftener in one of them.
     Diff(DiffArgs),
     /// Where a trace has gaps, and what is lost in each.

@@ -41,6 +41,7 @@ mod recursion;
 mod report;
 mod rtit;
 mod select;
+mod serve;
 mod signals;
 mod size;
 mod source_text;
@@ -96,6 +97,7 @@ fn main() -> ExitCode {
         args::Command::Top(args) => top::run(&args),
         args::Command::Coverage(args) => coverage::run(&args),
         args::Command::Annotate(args) => annotate::run(&args),
+        args::Command::Serve(args) => serve::run(&args),
         args::Command::Diff(args) => diff::run(&args),
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),

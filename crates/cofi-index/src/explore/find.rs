@@ -199,6 +199,13 @@ impl Explorer<'_> {
         hits
     }
 
+    /// Whether code that ran was made of a source file, by the name that the debugging information has for it.
+    pub fn has_source(&mut self, name: &str) -> bool {
+        let tables = self.code_with_lines();
+        let mut files = tables.iter().flat_map(|code| code.1.files());
+        files.any(|file| file == name)
+    }
+
     /// The files of code that ran and have lines, each with them.
     fn code_with_lines(&mut self) -> Vec<Arc<FileLines>> {
         if let Some(known) = &self.tables {

@@ -1,9 +1,11 @@
 //! Questions about places of a recording.
 
 mod code;
+mod disassemble;
 mod events;
 mod find;
 mod flame;
+mod packets;
 mod place;
 mod pool;
 mod step;
@@ -20,9 +22,11 @@ use cofi_session::{Session, Stream};
 use crate::index::Index;
 
 pub use code::{Code, CodeInsn};
+pub use disassemble::CodeLine;
 pub use events::{EventInfo, EventKind, Events};
 pub use find::{Hit, Target};
 pub use flame::{Flame, FunctionTable, Merged, MergedNode, Neighbours};
+pub use packets::PacketInfo;
 pub use place::{InsnInfo, PlaceInfo, StackFrame};
 pub use pool::ExplorerPool;
 pub use step::Step;
