@@ -18,12 +18,13 @@ mod stacks;
 mod store;
 mod sums;
 
-pub use cofi_image::SourceLine;
 pub use build::{IndexOptions, Partial};
 pub use calls::FlameCall;
+pub use cofi_image::SourceLine;
 pub use explore::{
-    Code, CodeInsn, CodeLine, EventInfo, EventKind, Events, Explorer, ExplorerPool, Flame, FunctionTable,
-    Hit, InsnInfo, Merged, MergedNode, Neighbours, PacketInfo, PlaceInfo, Places, StackFrame, Step, Target,
+    Code, CodeInsn, CodeLine, EventInfo, EventKind, Events, Explorer, ExplorerPool, Flame,
+    FunctionTable, Hit, InsnInfo, Merged, MergedNode, Neighbours, PacketInfo, PlaceInfo, Places,
+    StackFrame, Step, Target,
 };
 pub use index::{FunctionInfo, Index};
 pub use row::{Axis, FunctionNumber, GapSpan, Row, StripBin};

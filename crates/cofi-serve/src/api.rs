@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cofi_analysis::CallKind;
 use cofi_index::{
@@ -25,8 +26,13 @@ const BINS: u64 = 8192;
 /// A list is not longer.
 const LISTED: usize = 5000;
 
-/// Answers a question about recordings.
-pub(crate) fn answer(recordings: &[Arc<Recording>], name: &str, query: &str) -> Answer {
+/// Answers a question about recordings. Long ones end early once `cancel` is set: nobody waits for the answer.
+pub(crate) fn answer(
+    recordings: &[Arc<Recording>],
+    name: &str,
+    query: &str,
+    cancel: &Arc<AtomicBool>,
+) -> Answer {
     let query = Query::parse(query);
     if name == "state" {
         return Ok(json!({"recordings": recordings.iter().map(|r| state(r)).collect::<Vec<_>>()}));
@@ -55,6 +61,7 @@ pub(crate) fn answer(recordings: &[Arc<Recording>], name: &str, query: &str) -> 
     let asked = Asked {
         query,
         ready: ready.clone(),
+        cancel: cancel.clone(),
     };
     if name == "functions" {
         return Ok(functions(&ready.index));
@@ -76,7 +83,10 @@ pub(crate) fn answer(recordings: &[Arc<Recording>], name: &str, query: &str) -> 
         "search" => Asked::search,
         _ => return Err(ApiError::Unknown(format!("there is no question {name:?}"))),
     };
-    let answer = ready.pool.ask(move |explorer| question(&asked, explorer));
+    let answer = ready.pool.ask(move |explorer| match asked.is_gone() {
+        true => Err(ApiError::NotReady("nobody waits for the answer".to_owned())),
+        false => question(&asked, explorer),
+    });
     answer.unwrap_or_else(|| Err(ApiError::NotReady("nobody answers any more".to_owned())))
 }
 
@@ -101,7 +111,11 @@ fn state(recording: &Recording) -> Value {
         State::Failed(error) => json!({"name": name, "state": "failed", "error": error}),
         State::Building(partial) => {
             let start = start_of(&partial.rows);
-            let rows: Vec<_> = partial.rows.iter().map(|row| row_json(row, start)).collect();
+            let rows: Vec<_> = partial
+                .rows
+                .iter()
+                .map(|row| row_json(row, start))
+                .collect();
             let all = partial.all_bytes.max(1) as f64;
             json!({
                 "name": name,
@@ -114,7 +128,11 @@ fn state(recording: &Recording) -> Value {
         State::Ready(ready) => {
             let index = &ready.index;
             let start = start_of(index.rows());
-            let rows: Vec<_> = index.rows().iter().map(|row| row_json(row, start)).collect();
+            let rows: Vec<_> = index
+                .rows()
+                .iter()
+                .map(|row| row_json(row, start))
+                .collect();
             json!({
                 "name": name,
                 "state": "ready",
@@ -181,7 +199,9 @@ fn rows(query: &Query, count: usize) -> Result<Vec<usize>, ApiError> {
 fn range(query: &Query, axis: Axis, start: u64) -> Result<Range<u64>, ApiError> {
     let ahead = if axis == Axis::Time { start } else { 0 };
     let from = query.number_or("from", 0)?.saturating_add(ahead);
-    let to = query.number_or("to", u64::MAX - ahead)?.saturating_add(ahead);
+    let to = query
+        .number_or("to", u64::MAX - ahead)?
+        .saturating_add(ahead);
     Ok(from..to.max(from))
 }
 
@@ -213,6 +233,7 @@ fn strip(recording: &Recording, query: &Query) -> Answer {
 struct Asked {
     query: Query,
     ready: Arc<Ready>,
+    cancel: Arc<AtomicBool>,
 }
 
 fn sums(list: &[FunctionSum]) -> Value {
@@ -223,7 +244,11 @@ fn sums(list: &[FunctionSum]) -> Value {
 
 /// The number of a function, or -1.
 fn function(number: u32) -> i64 {
-    if number == u32::MAX { -1 } else { i64::from(number) }
+    if number == u32::MAX {
+        -1
+    } else {
+        i64::from(number)
+    }
 }
 
 fn source_json(source: Option<&cofi_index::SourceLine>) -> Value {
@@ -241,6 +266,10 @@ const fn kind_name(kind: CallKind) -> &'static str {
 impl Asked {
     fn index(&self) -> &Index {
         &self.ready.index
+    }
+
+    fn is_gone(&self) -> bool {
+        self.cancel.load(Ordering::Relaxed)
     }
 
     fn start(&self) -> u64 {
@@ -362,7 +391,8 @@ impl Asked {
     }
 
     fn code(&self, explorer: &mut Explorer<'_>) -> Answer {
-        let code = explorer.code(self.function()?, &self.ranges()?);
+        let is_gone = || self.is_gone();
+        let code = explorer.code(self.function()?, &self.ranges()?, &is_gone);
         let insns = code.insns.iter().map(|insn| {
             json!([
                 insn.ip.to_string(),
@@ -394,7 +424,9 @@ impl Asked {
         let (number, row) = self.row()?;
         let at = self.query.number("at")?;
         let Some(place) = explorer.place(number, at) else {
-            return Err(ApiError::Unknown(format!("{at} instructions did not run there")));
+            return Err(ApiError::Unknown(format!(
+                "{at} instructions did not run there"
+            )));
         };
         let stack = place.stack.iter().map(|frame| {
             json!({
@@ -488,9 +520,8 @@ impl Asked {
         let behind = self.query.index("behind", 40)?.min(500);
         let list = explorer.packets(number, offset, before, behind);
         let list = list.iter();
-        let list = list.map(|packet| {
-            json!([packet.offset, packet.len, packet.text, packet.is_error])
-        });
+        let list =
+            list.map(|packet| json!([packet.offset, packet.len, packet.text, packet.is_error]));
         Ok(json!({"packets": list.collect::<Vec<_>>()}))
     }
 
@@ -542,8 +573,8 @@ impl Asked {
         let (number, row) = self.row()?;
         let at = self.query.number("at")?;
         let (target, forward) = (self.target()?, self.is_forward()?);
-        let never = || false;
-        let here = explorer.find(number, at, &target, forward, &never);
+        let is_gone = || self.is_gone();
+        let here = explorer.find(number, at, &target, forward, &is_gone);
         if self.query.get("rows") != Some("all") {
             return Ok(json!({"row": number, "at": here}));
         }
@@ -556,7 +587,7 @@ impl Asked {
             let Some(from) = now.map(|now| row.at(Axis::Time, now)) else {
                 continue;
             };
-            let Some(found) = explorer.find(other, from, &target, forward, &never) else {
+            let Some(found) = explorer.find(other, from, &target, forward, &is_gone) else {
                 continue;
             };
             let found = (row.value(Axis::Time, found), other, found);
@@ -592,7 +623,15 @@ fn places(row: &Row, axis: Axis, range: &Range<u64>) -> Places {
     if axis == Axis::Time && (range.end <= own.start || range.start > own.end) {
         return 0..0;
     }
-    let from = if range.start <= own.start { 0 } else { row.at(axis, range.start) };
-    let to = if range.end >= own.end { row.insns } else { row.at(axis, range.end) };
+    let from = if range.start <= own.start {
+        0
+    } else {
+        row.at(axis, range.start)
+    };
+    let to = if range.end >= own.end {
+        row.insns
+    } else {
+        row.at(axis, range.end)
+    };
     from..to.max(from)
 }

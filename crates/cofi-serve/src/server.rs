@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::body::Body;
@@ -62,9 +63,14 @@ pub fn serve(recordings: Vec<Arc<Recording>>, port: u16) -> io::Result<Server> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(io::Error::other)?;
     let token: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let listener =
-        runtime.block_on(TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))))?;
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    let listener = runtime.block_on(TcpListener::bind(SocketAddr::from((
+        Ipv4Addr::LOCALHOST,
+        port,
+    ))))?;
     let port = listener.local_addr()?.port();
     let address = format!("http://127.0.0.1:{port}/{token}/");
     let shared = Arc::new(Shared {
@@ -102,7 +108,8 @@ impl Server {
 /// Whether whoever asks has the right name of this server, and is no other site.
 fn is_own(headers: &HeaderMap, port: u16) -> bool {
     let names = [format!("127.0.0.1:{port}"), format!("localhost:{port}")];
-    let is_name = |value: &HeaderValue| names.iter().any(|name| value.as_bytes() == name.as_bytes());
+    let is_name =
+        |value: &HeaderValue| names.iter().any(|name| value.as_bytes() == name.as_bytes());
     let is_origin = |value: &HeaderValue| {
         let name = value.as_bytes().strip_prefix(b"http://");
         name.is_some_and(|found| names.iter().any(|name| found == name.as_bytes()))
@@ -118,10 +125,22 @@ fn is_same(one: &str, other: &str) -> bool {
     one.len() == other.len() && pairs.fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
+/// Whoever asked is gone once this is dropped.
+struct Gone(Arc<AtomicBool>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response<Body> {
     let (method, uri) = (request.method(), request.uri());
     if !is_own(request.headers(), shared.port) {
-        return plain(StatusCode::FORBIDDEN, "this name of the server is not known\n");
+        return plain(
+            StatusCode::FORBIDDEN,
+            "this name of the server is not known\n",
+        );
     }
     let path = uri.path().strip_prefix('/').unwrap_or_default();
     let Some((token, rest)) = path.split_once('/') else {
@@ -140,8 +159,10 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     if let Some(name) = rest.strip_prefix("api/") {
         let (name, query) = (name.to_owned(), query.to_owned());
         let asked = shared.clone();
+        let gone = Gone(Arc::default());
+        let cancel = gone.0.clone();
         // Decoding takes its time, on threads that may wait.
-        let work = move || api::answer(&asked.recordings, &name, &query);
+        let work = move || api::answer(&asked.recordings, &name, &query, &cancel);
         let (status, text) = match tokio::task::spawn_blocking(work).await {
             Ok(Ok(value)) => (StatusCode::OK, value.to_string()),
             Ok(Err(error)) => (error.status(), error.to_json().to_string()),

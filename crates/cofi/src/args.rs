@@ -1,6 +1,5 @@
 //! The command line, as clap reads it.
 
-use crate::serve::ServeArgs;
 use crate::code::CodeArgs;
 use crate::diff::DiffArgs;
 use crate::flight::FlightOptions;
@@ -8,6 +7,7 @@ use crate::hardware::HardwareArgs;
 use crate::output::Color;
 use crate::point::{Point, Span};
 use crate::rtit::RtitArgs;
+use crate::serve::ServeArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -60,7 +60,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
         .with_context(|| format!("cannot listen at port {}", args.port))?;
     println!("{}", server.address());
     if !args.no_open && open::that_detached(server.address()).is_err() {
-        tell(format_args!("no browser could be opened: open the address above"));
+        tell(format_args!(
+            "no browser could be opened: open the address above"
+        ));
     }
     server.run().context("the server broke")?;
     Ok(Ended::Well)

@@ -395,7 +395,7 @@ fn what_is_looked_for_is_found() {
         }
         assert!(count >= 4 * 20, "{count}");
         // The code of a function, as often as it ran.
-        let code = explorer.code(tree, &[(0, 0..u64::MAX)]);
+        let code = explorer.code(tree, &[(0, 0..u64::MAX)], &never);
         assert!(code.is_whole);
         let mut wanted = HashMap::<Ip, u64>::new();
         for ip in &whole.insns {
@@ -414,7 +414,7 @@ fn what_is_looked_for_is_found() {
             .collect();
         let mut sums = HashMap::<Ip, u64>::new();
         for pair in parts.windows(2) {
-            for insn in explorer.code(tree, &[(0, pair[0]..pair[1])]).insns {
+            for insn in explorer.code(tree, &[(0, pair[0]..pair[1])], &never).insns {
                 *sums.entry(insn.ip).or_default() += insn.count;
             }
         }

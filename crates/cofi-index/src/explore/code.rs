@@ -48,8 +48,13 @@ pub struct CodeInsn {
 
 impl Explorer<'_> {
     /// The code of a function, wherever it stands in the symbols, as it ran in ranges of rows; of an inlined function, the code of it wherever it was
-    /// inlined. Of ranges longer than is decoded at once, their beginnings are counted.
-    pub fn code(&mut self, function: FunctionNumber, ranges: &[(usize, Places)]) -> Code {
+    /// inlined. Of ranges longer than is decoded at once, or where `cancel` says so, their beginnings are counted.
+    pub fn code(
+        &mut self,
+        function: FunctionNumber,
+        ranges: &[(usize, Places)],
+        cancel: &dyn Fn() -> bool,
+    ) -> Code {
         let index = self.index.clone();
         let Some(info) = index.functions.get(function as usize) else {
             return Code::default();
@@ -83,7 +88,7 @@ impl Explorer<'_> {
                     total += len;
                     continue;
                 }
-                if len > left {
+                if len > left || cancel() {
                     is_whole = false;
                     break;
                 }

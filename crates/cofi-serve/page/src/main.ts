@@ -149,6 +149,7 @@ function openTab(name: string): void {
     button.setAttribute("aria-selected", String(isIt));
     button.tabIndex = isIt ? 0 : -1;
   }
+  details.scrollTop = 0;
   details.setAttribute("aria-labelledby", `tab-${name}`);
   remember(false);
   void redraw();
