@@ -9,7 +9,8 @@ const ROW = 24;
 const LEVEL = 17;
 
 interface Range { from: number; to: number }
-interface StripData extends Range { bins: number; rows: Map<number, Strip> }
+/** Bins of a range, asked for a view. */
+interface StripData extends Range { view: Range; bins: number; rows: Map<number, Strip> }
 interface FlameData extends Range { row: number; calls: Call[]; shortest: number; whole: boolean }
 interface EventData extends Range { row: number; events: Event[]; whole: boolean }
 
@@ -151,8 +152,11 @@ export class Pane {
     this.host.changed(this, isJump);
   }
 
-  zoom(factor: number, centre = 0.5): void {
+  /** Around a part of the view; without one, around the cursor if it is in view. */
+  zoom(factor: number, part?: number): void {
     const { from, to } = this.view;
+    const cursor = this.cursor();
+    const centre = part ?? (cursor !== null && cursor >= from && cursor <= to ? (cursor - from) / (to - from) : 0.5);
     const at = from + (to - from) * centre;
     const len = (to - from) * factor;
     this.show({ from: at - len * centre, to: at + len * (1 - centre) });
@@ -256,7 +260,7 @@ export class Pane {
     try {
       const rows = this.rows.slice(0, 200).map((_, index) => index).join(",");
       const found = await this.ask<{ rows: Strip[] }>("strip", { ...this.#range(range), bins, rows }, asked.signal);
-      this.#overview = { ...range, bins, rows: new Map(found.rows.map((strip) => [strip.row, strip])) };
+      this.#overview = { ...range, view: range, bins, rows: new Map(found.rows.map((strip) => [strip.row, strip])) };
       this.refresh();
     } catch (error) {
       if (!isAbort(error)) this.host.tell(String(error));
@@ -266,15 +270,16 @@ export class Pane {
   async #fetchStrip(): Promise<void> {
     const wanted = this.#visible();
     const { from, to } = this.view;
-    const bins = Math.min(4000, Math.ceil(this.width));
+    const range = { from: Math.max(0, Math.floor(from)), to: Math.ceil(to) };
+    // No bin is smaller than a nanosecond, an instruction or a byte.
+    const bins = Math.max(1, Math.min(4000, Math.ceil(this.width), range.to - range.from));
     const known = this.#strip;
-    if (known && known.from === from && known.to === to && known.bins === bins && wanted.every((row) => known.rows.has(row))) return;
+    if (known && known.view.from === from && known.view.to === to && known.bins === bins && wanted.every((row) => known.rows.has(row))) return;
     this.#asked.strip.abort();
     const asked = (this.#asked.strip = new AbortController());
-    const range = { from: Math.max(0, Math.floor(from)), to: Math.ceil(to) };
     try {
       const found = await this.ask<{ rows: Strip[] }>("strip", { ...this.#range(range), bins, rows: wanted.join(",") }, asked.signal);
-      this.#strip = { from, to, bins, rows: new Map(found.rows.map((strip) => [strip.row, strip])) };
+      this.#strip = { ...range, view: { from, to }, bins, rows: new Map(found.rows.map((strip) => [strip.row, strip])) };
       this.refresh();
     } catch (error) {
       if (!isAbort(error)) this.host.tell(String(error));
@@ -302,7 +307,7 @@ export class Pane {
   /** How much the chosen row ran in the view, once that is known. */
   #ran(): number | null {
     const strip = this.#strip;
-    if (!strip || strip.from !== this.view.from || strip.to !== this.view.to) return null;
+    if (!strip || strip.view.from !== this.view.from || strip.view.to !== this.view.to) return null;
     return strip.rows.get(this.row)?.insns.reduce((sum, value) => sum + value, 0) ?? null;
   }
 

@@ -226,9 +226,14 @@ async function showCode(desk: Desk, into: HTMLElement, signal: AbortSignal): Pro
     sources.set(`${pane.number} ${main}`, known);
     parts.unshift(sourceTable(desk, await known, main, found.insns));
   }
+  if (!found.insns.length) {
+    into.replaceChildren(bar, note(`It does not run in ${scope(desk)}.`));
+    return;
+  }
   const text = found.whole ? `Counts of ${scope(desk)}.` : `The range is too long to be counted whole: counts are of its beginning.`;
   into.replaceChildren(bar, note(text), el("div", { class: "split" }, ...parts));
   into.querySelector("tr.here")?.scrollIntoView({ block: "center" });
+  into.scrollLeft = 0;
 }
 
 /** So many lines of a source are shown. */
@@ -303,6 +308,7 @@ async function showInsns(desk: Desk, into: HTMLElement, signal: AbortSignal): Pr
   into.replaceChildren(el("div", { class: "split" },
     el("div", {}, el("h2", {}, "Instructions that ran"), list), el("div", {}, el("h2", {}, "Packets about there"), bytes)));
   into.querySelector("tr.here")?.scrollIntoView({ block: "center" });
+  into.scrollLeft = 0;
 }
 
 async function showEvents(desk: Desk, into: HTMLElement, signal: AbortSignal): Promise<void> {
