@@ -306,7 +306,14 @@ fn questions_have_answers_and_wrong_ones_errors() {
             .len(),
         10
     );
-    server.ask("events?axis=insns");
+    for (axis, key) in [("insns", "at"), ("offset", "offset"), ("time", "time")] {
+        let events = server.ask(&format!("events?axis={axis}"));
+        let list = events["events"].as_array().expect("a list");
+        assert!(!list.is_empty());
+        for event in list.iter().filter(|event| !event[key].is_null()) {
+            assert_eq!(event["value"], event[key], "{axis}: {event}");
+        }
+    }
     for (question, status) in [
         ("nothing", 404),
         ("place?at=99999999999", 404),
