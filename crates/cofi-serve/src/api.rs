@@ -23,6 +23,8 @@ type Answer = Result<Value, ApiError>;
 
 /// A picture is not wider.
 const BINS: u64 = 8192;
+/// Nor has a picture of many rows more bins than this in all.
+const ALL_BINS: usize = 1 << 20;
 /// A list is not longer.
 const LISTED: usize = 5000;
 
@@ -181,17 +183,20 @@ fn axis(query: &Query) -> Result<Axis, ApiError> {
     }
 }
 
-/// Which rows are meant: `all`, or numbers with commas.
+/// Which rows are meant, each once: `all`, or numbers with commas.
 fn rows(query: &Query, count: usize) -> Result<Vec<usize>, ApiError> {
     match query.get("rows").unwrap_or("all") {
         "all" => Ok((0..count).collect()),
-        list => list
-            .split(',')
-            .map(|word| {
+        list => {
+            let numbers = list.split(',').map(|word| {
                 let number = word.parse().ok().filter(|number| *number < count);
                 number.ok_or_else(|| ApiError::Wrong(format!("rows: {word:?} is none")))
-            })
-            .collect(),
+            });
+            let mut numbers = numbers.collect::<Result<Vec<_>, _>>()?;
+            numbers.sort_unstable();
+            numbers.dedup();
+            Ok(numbers)
+        }
     }
 }
 
@@ -210,7 +215,13 @@ fn strip(recording: &Recording, query: &Query) -> Answer {
         let axis = axis(query)?;
         let range = range(query, axis, start_of(all))?;
         let bins = query.number_or("bins", 1000)?.clamp(1, BINS) as usize;
-        let list = rows(query, all.len())?.into_iter().map(|number| {
+        let rows = rows(query, all.len())?;
+        if rows.len().saturating_mul(bins) > ALL_BINS {
+            return Err(ApiError::Wrong(format!(
+                "rows, bins: more than {ALL_BINS} bins in all"
+            )));
+        }
+        let list = rows.into_iter().map(|number| {
             let bins = all[number].strip(axis, &range, bins);
             let gaps = bins.iter().enumerate().filter(|(_, bin)| bin.has_gap);
             json!({
@@ -500,13 +511,21 @@ impl Asked {
 
     fn events(&self, explorer: &mut Explorer<'_>) -> Answer {
         let most = self.query.index("most", 1000)?.min(LISTED);
+        let axis = axis(&self.query)?;
         let (mut list, mut is_whole) = (Vec::new(), true);
-        for (row, range) in self.ranges()? {
-            let events = explorer.events(row, &range, most - list.len().min(most));
+        for (number, range) in self.ranges()? {
+            let events = explorer.events(number, &range, most - list.len().min(most));
             is_whole &= events.is_whole;
+            let row = &self.index().rows()[number];
             for event in &events.list {
+                let value = match axis {
+                    Axis::Time => self.time(event.time.or_else(|| row.value(axis, event.at))),
+                    Axis::Instructions => Some(event.at),
+                    Axis::Offset => Some(event.offset),
+                };
                 let mut event = self.event(event);
-                event["row"] = row.into();
+                event["row"] = number.into();
+                event["value"] = value.into();
                 list.push(event);
             }
         }

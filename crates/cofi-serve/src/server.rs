@@ -2,15 +2,22 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
-use tokio::net::TcpListener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
 
 use crate::api;
 use crate::files;
@@ -38,6 +45,19 @@ const HEADERS: [(header::HeaderName, &str); 6] = [
 
 /// A longer address means nothing.
 const LONGEST: usize = 8 << 10;
+
+/// So many connections are open at a time: others wait. A browser opens six for a page.
+const CONNECTIONS: usize = 64;
+
+/// The head of a request is no longer than this, and has no more lines.
+const HEAD: (usize, usize) = (32 << 10, 100);
+
+/// A head is there within this time, also the first: who sends nothing takes nobody's connection away.
+const HEAD_TIME: Duration = Duration::from_secs(20);
+
+/// A connection is closed after this time, once what was asked is answered, and after twice this time in any case: who does not read its answer
+/// takes nobody's connection away.
+const OPEN_TIME: Duration = Duration::from_secs(600);
 
 struct Shared {
     token: String,
@@ -98,10 +118,44 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// If the listener breaks.
+    /// If nothing more can be waited for.
     pub fn run(self) -> io::Result<()> {
-        let serving = axum::serve(self.listener, self.router);
-        self.runtime.block_on(async { serving.await })
+        self.runtime.block_on(accept(self.listener, self.router))
+    }
+}
+
+/// Takes connections, no more than [`CONNECTIONS`] at a time.
+async fn accept(listener: TcpListener, router: Router) -> io::Result<()> {
+    let free = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let place = free.clone().acquire_owned();
+        let place = place.await.map_err(io::Error::other)?;
+        let Ok((stream, _)) = listener.accept().await else {
+            // Gone before it was taken, or there are no more file descriptors at the moment.
+            sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let router = router.clone();
+        tokio::spawn(async move {
+            converse(stream, router).await;
+            drop(place);
+        });
+    }
+}
+
+/// Answers on one connection.
+async fn converse(stream: TcpStream, router: Router) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .max_buf_size(HEAD.0)
+        .max_headers(HEAD.1);
+    let service = TowerToHyperService::new(router);
+    let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+    // How a connection ends is nobody's business but the browser's.
+    if timeout(OPEN_TIME, connection.as_mut()).await.is_err() {
+        connection.as_mut().graceful_shutdown();
+        let _ = timeout(OPEN_TIME, connection).await;
     }
 }
 

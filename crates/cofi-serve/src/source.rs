@@ -1,5 +1,7 @@
 //! The text of source files.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -17,7 +19,11 @@ pub(crate) fn read(path: &str) -> Value {
         if known.len() > LONGEST || !Path::new(path).is_absolute() {
             return Err("too large, or not found by a whole path".to_owned());
         }
-        let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
+        // No more than its length: a file of /proc, which a trace may name as well, may have no end.
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(known.len()).read_to_end(&mut bytes))
+            .map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&bytes);
         Ok(text.lines().map(str::to_owned).collect::<Vec<_>>())
     })();

@@ -306,7 +306,14 @@ fn questions_have_answers_and_wrong_ones_errors() {
             .len(),
         10
     );
-    server.ask("events?axis=insns");
+    for (axis, key) in [("insns", "at"), ("offset", "offset"), ("time", "time")] {
+        let events = server.ask(&format!("events?axis={axis}"));
+        let list = events["events"].as_array().expect("a list");
+        assert!(!list.is_empty());
+        for event in list.iter().filter(|event| !event[key].is_null()) {
+            assert_eq!(event["value"], event[key], "{axis}: {event}");
+        }
+    }
     for (question, status) in [
         ("nothing", 404),
         ("place?at=99999999999", 404),
@@ -387,4 +394,52 @@ fn the_index_is_kept_beside_recordings_alone() {
     let names = server.ask("functions").to_string();
     assert!(names.contains("\"middle\""));
     assert!(!scratch.path("own.cofi.index").exists());
+}
+
+#[test]
+fn who_asks_too_much_is_refused() {
+    let Some((_, data)) = recording() else {
+        return;
+    };
+    let server = Serving::of(&[data]);
+    let host = server.host();
+    // Who connects and says nothing keeps nobody else from asking.
+    let silent = (0..50).map(|_| TcpStream::connect(("127.0.0.1", server.port)));
+    let silent: Vec<_> = silent.map(|stream| stream.expect("a connection")).collect();
+    server.ask("functions");
+    drop(silent);
+    let path = format!("/{}/api/state", server.token);
+    let long = format!("{host}X: {}\r\n", "x".repeat(100_000));
+    assert_eq!(server.with("GET", &path, &long).status, 431);
+    let many = host.clone() + &"X: x\r\n".repeat(200);
+    assert_eq!(server.with("GET", &path, &many).status, 431);
+    // One row is one row, however often it is named.
+    let strip = format!("strip?bins=8192&rows={}", vec!["0"; 1000].join(","));
+    assert_eq!(server.ask(&strip)["rows"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn sources_without_an_end_are_not_waited_for() {
+    let scratch = Scratch::new();
+    let text = "#line 1 \"/proc/kmsg\"\n\
+        __attribute__((noinline)) int one(int x) { return x * 3; }\n\
+        #line 1 \"/dev/zero\"\n\
+        __attribute__((noinline)) int two(int x) { return x * 5; }\n\
+        int main(void) { return one(0) + two(0); }\n";
+    let source = scratch.write("endless.c", text);
+    let Some(program) = scratch.compile(&source, &[STATIC, &["-g"]].concat()) else {
+        return;
+    };
+    let data = scratch.path("data");
+    let mut command = cofi();
+    command.args(["record", "--engine", "ptrace", "-o"]);
+    let ran = run(command.arg(&data).arg("--").arg(program));
+    assert_eq!(ran.code(), 0, "{}", ran.stderr);
+    let server = Serving::of(&[&data]);
+    let zero = server.ask("source?path=/dev/zero");
+    assert_eq!(zero["error"], "not a file", "{zero}");
+    // Its length is said to be nothing; who may not read it is told so.
+    let messages = server.ask("source?path=/proc/kmsg");
+    let lines = messages["lines"].as_array().map(Vec::len);
+    assert!(lines.is_none_or(|lines| lines == 0), "{messages}");
 }

@@ -1,5 +1,6 @@
 //! Explorers on threads of their own.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,7 +34,7 @@ impl ExplorerPool {
             let (waiting, index) = (waiting.clone(), index.clone());
             let thread = std::thread::Builder::new().name(format!("explorer {number}"));
             thread.spawn(move || {
-                let mut explorer = Explorer::new(session, index);
+                let mut explorer = Explorer::new(session, index.clone());
                 loop {
                     let next = {
                         // A job that panicked was not waiting.
@@ -41,7 +42,12 @@ impl ExplorerPool {
                         waiting.recv()
                     };
                     match next {
-                        Ok(job) => job(&mut explorer),
+                        Ok(job) => {
+                            // What a question has left half done is not asked again.
+                            if catch_unwind(AssertUnwindSafe(|| job(&mut explorer))).is_err() {
+                                explorer = Explorer::new(session, index.clone());
+                            }
+                        }
                         Err(_) => return,
                     }
                 }
@@ -52,7 +58,7 @@ impl ExplorerPool {
         })
     }
 
-    /// Asks, and waits for the answer; none if the explorer that was asked is no more, since it panicked.
+    /// Asks, and waits for the answer; none if the question panicked. Others are answered nevertheless.
     pub fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Explorer<'static>) -> T + Send + 'static,
@@ -68,5 +74,35 @@ impl ExplorerPool {
             .send(job)
             .ok()?;
         answered.recv().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofi_session::{SessionOptions, TraceFormat};
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_question_that_panics_ends_no_other() {
+        let mut options = SessionOptions::default();
+        options.format = Some(TraceFormat::Pt);
+        // PSB, PSBEND.
+        let trace: &'static [u8] = &[
+            2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x23,
+        ];
+        let session: &'static Session<'static> =
+            Box::leak(Box::new(Session::new(trace, &options).expect("a session")));
+        let never = AtomicBool::new(false);
+        let index = Index::build(session, &crate::IndexOptions::default(), &never, &|_| {});
+        let index = Arc::new(index.expect("an index"));
+        let pool = ExplorerPool::new(session, &index, 2).expect("threads");
+        for _ in 0..4 {
+            assert_eq!(
+                pool.ask(|_| -> u32 { panic!("a question of this test") }),
+                None
+            );
+        }
+        assert_eq!(pool.ask(|explorer| explorer.search("", 1).len()), Some(0));
     }
 }

@@ -39,7 +39,7 @@ export interface Place {
   row: number; at: number; of: number; offset: number; time: [number, number] | null; tid: number; ip: string;
   function: number | null; source: Source; stack: Frame[];
 }
-export interface Event { row?: number; at: number; offset: number; time: number | null; kind: string; text: string }
+export interface Event { row?: number; value?: number | null; at: number; offset: number; time: number | null; kind: string; text: string }
 export interface Insn { at: number; ip: string; bytes: string; text: string; function: number | null; depth: number; source: Source; events: Event[] }
 export type CodeInsn = [string, string, string, number, [number, number] | null, Source];
 export type Hit = { kind: "function"; function: number } | { kind: "ip"; ip: string } | { kind: "line"; file: string; line: number };

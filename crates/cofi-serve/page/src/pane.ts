@@ -1,6 +1,6 @@
 // A recording: its minimap, its rows and the calls of one row.
 
-import { type Axis, type Call, type FunctionRow, type Params, type Place, type Recording, type Row, type Strip, ask, isAbort } from "./api.js";
+import { type Axis, type Call, type Event, type FunctionRow, type Params, type Place, type Recording, type Row, type Strip, ask, isAbort } from "./api.js";
 import { count, el, time } from "./dom.js";
 import { CanvasPainter, type Colours, type Painter, SvgPainter, colourOf, colours } from "./paint.js";
 
@@ -9,8 +9,13 @@ const ROW = 24;
 const LEVEL = 17;
 
 interface Range { from: number; to: number }
-interface StripData extends Range { bins: number; rows: Map<number, Strip> }
+/** Bins of a range, asked for a view. */
+interface StripData extends Range { view: Range; bins: number; rows: Map<number, Strip> }
 interface FlameData extends Range { row: number; calls: Call[]; shortest: number; whole: boolean }
+interface EventData extends Range { row: number; events: Event[]; whole: boolean }
+
+/** Events are asked for where no more than this ran: they are not in the index. */
+const EVENTFUL = 4_000_000;
 
 /** What a pane tells the page. */
 export interface Host {
@@ -50,8 +55,10 @@ export class Pane {
   #overview: StripData | null = null;
   #strip: StripData | null = null;
   #calls: FlameData | null = null;
+  /** None where too much ran. */
+  #events: EventData | null = null;
   #level = 0;
-  #asked = { strip: new AbortController(), flame: new AbortController(), mini: new AbortController() };
+  #asked = { strip: new AbortController(), flame: new AbortController(), mini: new AbortController(), events: new AbortController() };
   #isWaiting = false;
 
   constructor(readonly number: number, readonly host: Host) {
@@ -145,8 +152,11 @@ export class Pane {
     this.host.changed(this, isJump);
   }
 
-  zoom(factor: number, centre = 0.5): void {
+  /** Around a part of the view; without one, around the cursor if it is in view. */
+  zoom(factor: number, part?: number): void {
     const { from, to } = this.view;
+    const cursor = this.cursor();
+    const centre = part ?? (cursor !== null && cursor >= from && cursor <= to ? (cursor - from) / (to - from) : 0.5);
     const at = from + (to - from) * centre;
     const len = (to - from) * factor;
     this.show({ from: at - len * centre, to: at + len * (1 - centre) });
@@ -220,7 +230,7 @@ export class Pane {
 
   /** Another axis or theme. */
   reset(): void {
-    this.#overview = this.#strip = this.#calls = null;
+    this.#overview = this.#strip = this.#calls = this.#events = null;
   }
 
   #visible(): number[] {
@@ -234,6 +244,7 @@ export class Pane {
     void this.#fetchMini();
     void this.#fetchStrip();
     void this.#fetchFlame();
+    void this.#fetchEvents();
   }, 25);
 
   #range(range: Range): Params {
@@ -249,7 +260,7 @@ export class Pane {
     try {
       const rows = this.rows.slice(0, 200).map((_, index) => index).join(",");
       const found = await this.ask<{ rows: Strip[] }>("strip", { ...this.#range(range), bins, rows }, asked.signal);
-      this.#overview = { ...range, bins, rows: new Map(found.rows.map((strip) => [strip.row, strip])) };
+      this.#overview = { ...range, view: range, bins, rows: new Map(found.rows.map((strip) => [strip.row, strip])) };
       this.refresh();
     } catch (error) {
       if (!isAbort(error)) this.host.tell(String(error));
@@ -259,15 +270,16 @@ export class Pane {
   async #fetchStrip(): Promise<void> {
     const wanted = this.#visible();
     const { from, to } = this.view;
-    const bins = Math.min(4000, Math.ceil(this.width));
+    const range = { from: Math.max(0, Math.floor(from)), to: Math.ceil(to) };
+    // No bin is smaller than a nanosecond, an instruction or a byte.
+    const bins = Math.max(1, Math.min(4000, Math.ceil(this.width), range.to - range.from));
     const known = this.#strip;
-    if (known && known.from === from && known.to === to && known.bins === bins && wanted.every((row) => known.rows.has(row))) return;
+    if (known && known.view.from === from && known.view.to === to && known.bins === bins && wanted.every((row) => known.rows.has(row))) return;
     this.#asked.strip.abort();
     const asked = (this.#asked.strip = new AbortController());
-    const range = { from: Math.max(0, Math.floor(from)), to: Math.ceil(to) };
     try {
       const found = await this.ask<{ rows: Strip[] }>("strip", { ...this.#range(range), bins, rows: wanted.join(",") }, asked.signal);
-      this.#strip = { from, to, bins, rows: new Map(found.rows.map((strip) => [strip.row, strip])) };
+      this.#strip = { ...range, view: { from, to }, bins, rows: new Map(found.rows.map((strip) => [strip.row, strip])) };
       this.refresh();
     } catch (error) {
       if (!isAbort(error)) this.host.tell(String(error));
@@ -286,6 +298,35 @@ export class Pane {
       const params = { ...this.#range(this.view), row, width: Math.min(4000, Math.ceil(this.width * 1.5)) };
       const found = await this.ask<{ calls: Call[]; shortest: number; whole: boolean }>("flame", params, asked.signal);
       this.#calls = { from, to, row, ...found };
+      this.refresh();
+    } catch (error) {
+      if (!isAbort(error)) this.host.tell(String(error));
+    }
+  }
+
+  /** How much the chosen row ran in the view, once that is known. */
+  #ran(): number | null {
+    const strip = this.#strip;
+    if (!strip || strip.view.from !== this.view.from || strip.view.to !== this.view.to) return null;
+    return strip.rows.get(this.row)?.insns.reduce((sum, value) => sum + value, 0) ?? null;
+  }
+
+  async #fetchEvents(): Promise<void> {
+    const ran = this.#ran();
+    if (this.recording.state !== "ready" || ran === null) return;
+    const { from, to } = this.view;
+    const known = this.#events;
+    if (known && known.row === this.row && known.from === from && known.to === to) return;
+    this.#asked.events.abort();
+    if (ran > EVENTFUL) {
+      this.#events = null;
+      return;
+    }
+    const asked = (this.#asked.events = new AbortController());
+    const row = this.row;
+    try {
+      const found = await this.ask<{ events: Event[]; whole: boolean }>("events", { ...this.#range(this.view), rows: String(row), most: 2000 }, asked.signal);
+      this.#events = { from, to, row, ...found };
       this.refresh();
     } catch (error) {
       if (!isAbort(error)) this.host.tell(String(error));
@@ -372,11 +413,26 @@ export class Pane {
           if (x >= GUTTER) p.rect(x, y, w, ROW - 2, c.gap);
         }
       }
+      if (number === this.row) this.#paintEvents(p, c, y);
       p.rect(0, y, GUTTER, ROW - 1, number === this.row ? c.panel : c.back);
       p.text(8, y + ROW / 2, this.rowName(number), number === this.row ? c.text : c.faint, GUTTER - 14);
       p.rect(0, y + ROW - 1, p.width, 1, c.line);
     }
     this.#marks(p, c);
+  }
+
+  /** A tick at the top of the row for each event; gaps are red already. */
+  #paintEvents(p: Painter, c: Colours, y: number): void {
+    const known = this.#events;
+    if (!known || known.row !== this.row) return;
+    let last = Number.NEGATIVE_INFINITY;
+    for (const { value, kind } of known.events) {
+      if (value === null || value === undefined || kind === "gap") continue;
+      const x = this.#x(value);
+      if (x < GUTTER || x > p.width || (x - last < 1 && kind !== "signal")) continue;
+      last = x;
+      p.rect(x - 0.75, y, 1.5, kind === "signal" ? ROW - 2 : 6, kind === "signal" ? c.accent : c.text);
+    }
   }
 
   #marks(p: Painter, c: Colours): void {
@@ -416,6 +472,9 @@ export class Pane {
       p.text(8, 11, this.rowName(this.row), c.text, GUTTER - 12);
       if (known.shortest > 0) p.text(8, 11 + LEVEL, `calls of ${count(known.shortest)}+ insns`, c.faint, GUTTER - 12);
       if (!known.whole) p.text(8, 11 + 2 * LEVEL, "not all are shown", c.gap, GUTTER - 12);
+      const events = this.#events;
+      const missing = !events ? ((this.#ran() ?? 0) > EVENTFUL ? "events: zoom in" : "") : events.whole ? "" : "not all events";
+      if (missing) p.text(8, 11 + 3 * LEVEL, missing, c.faint, GUTTER - 12);
     }
     this.#marks(p, c);
   }

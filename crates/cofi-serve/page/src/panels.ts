@@ -226,10 +226,18 @@ async function showCode(desk: Desk, into: HTMLElement, signal: AbortSignal): Pro
     sources.set(`${pane.number} ${main}`, known);
     parts.unshift(sourceTable(desk, await known, main, found.insns));
   }
+  if (!found.insns.length) {
+    into.replaceChildren(bar, note(`It does not run in ${scope(desk)}.`));
+    return;
+  }
   const text = found.whole ? `Counts of ${scope(desk)}.` : `The range is too long to be counted whole: counts are of its beginning.`;
   into.replaceChildren(bar, note(text), el("div", { class: "split" }, ...parts));
   into.querySelector("tr.here")?.scrollIntoView({ block: "center" });
+  into.scrollLeft = 0;
 }
+
+/** So many lines of a source are shown. */
+const SOURCE_LINES = 4000;
 
 function sourceTable(desk: Desk, text: SourceText, path: string, insns: CodeInsn[]): HTMLElement {
   const counts = new Map<number, number>();
@@ -237,14 +245,15 @@ function sourceTable(desk: Desk, text: SourceText, path: string, insns: CodeInsn
     const line = insn[5]?.[0] === path ? insn[5][1] : null;
     if (line) counts.set(line, Math.max(counts.get(line) ?? 0, insn[3]));
   }
-  const known = [...counts.keys()];
-  const [first, last] = [Math.max(1, Math.min(...known) - 3), Math.max(...known) + 3];
+  const known = [...counts.keys()].sort((a, b) => a - b);
+  const first = Math.max(1, (known[0] ?? 1) - 3);
+  const last = Math.min((known.at(-1) ?? 0) + 3, text.lines?.length ?? 0);
+  // What debugging information says of lines need not be true: there may be no end of them.
+  const all = text.lines ? Array.from({ length: Math.max(0, Math.min(last - first + 1, SOURCE_LINES)) }, (_, index) => first + index) : known.slice(0, SOURCE_LINES);
   const rows: (string | Node)[][] = [];
   const numbers: number[] = [];
-  for (let line = first; line <= last; line++) {
+  for (const line of all) {
     const content = text.lines?.[line - 1];
-    if (text.lines && content === undefined) break;
-    if (!text.lines && !counts.has(line)) continue;
     const ran = counts.get(line);
     const key = `${path}:${line}`;
     const isSet = desk.breakpoints.has(key);
@@ -299,6 +308,7 @@ async function showInsns(desk: Desk, into: HTMLElement, signal: AbortSignal): Pr
   into.replaceChildren(el("div", { class: "split" },
     el("div", {}, el("h2", {}, "Instructions that ran"), list), el("div", {}, el("h2", {}, "Packets about there"), bytes)));
   into.querySelector("tr.here")?.scrollIntoView({ block: "center" });
+  into.scrollLeft = 0;
 }
 
 async function showEvents(desk: Desk, into: HTMLElement, signal: AbortSignal): Promise<void> {
