@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cofi_analysis::{
-    Call, CallEnd, CallNames, CallTracer, CallVisitor, GapCause, OpenCall, RanBlock, RanPath,
+    Call, CallEnd, CallNames, CallTracer, CallVisitor, OpenCall, RanBlock, RanPath,
 };
-use cofi_image::{CodeFile, LineTable};
-use cofi_packet::{Ip, StreamOffset};
+use cofi_image::{CodeFile, LineRow, LineTable, Place, SourceLines};
+use cofi_packet::Ip;
 use cofi_session::ThreadFlow;
 
 use super::walk::Walker;
@@ -22,7 +22,7 @@ pub enum Target {
     Function(FunctionNumber),
     /// An instruction runs.
     Ip(Ip),
-    /// An instruction of a line of the source runs, behind one that is not of it.
+    /// A line of the source begins to run: in each function, and each place where it was inlined, the first of its instructions, as debuggers have it.
     Line {
         /// The file, as the debugging information names it.
         file: String,
@@ -50,8 +50,8 @@ pub enum Hit {
     },
 }
 
-/// Code of a line: a file, and ranges of offsets in it.
-type LineCode = Vec<(Arc<CodeFile>, Vec<std::ops::Range<u64>>)>;
+/// Code of a line: a file, and where in it stretches of the line begin.
+type LineCode = Vec<(Arc<CodeFile>, Vec<u64>)>;
 
 /// What to look for in the code.
 enum Wanted {
@@ -87,12 +87,13 @@ impl Explorer<'_> {
         if matches!(&wanted, Wanted::Code(code) if code.is_empty()) {
             return None;
         }
+        let mut lines = std::mem::take(&mut self.lines);
         let first = known.chunk_at(at);
         let mut chunks: Box<dyn Iterator<Item = usize>> = match forward {
             true => Box::new(first..known.chunks.len()),
             false => Box::new((0..=first).rev()),
         };
-        chunks.find_map(|chunk| {
+        let found = chunks.find_map(|chunk| {
             if cancel() {
                 return Some(None);
             }
@@ -115,16 +116,17 @@ impl Explorer<'_> {
                 found: None,
                 ahead: 0,
                 at: 0,
-                was_in: false,
+                lines: &mut lines,
                 blocks: HashMap::new(),
                 holding: HashSet::new(),
                 lacking: HashSet::new(),
                 is_lacking: true,
             };
-            // From before the chunk on, to know whether a line was already running.
             self.walk(row, &places, &mut walker);
             walker.found.map(Some)
-        })?
+        });
+        self.lines = lines;
+        found?
     }
 
     fn code_of_line(&mut self, file: &str, line: u32) -> LineCode {
@@ -135,16 +137,19 @@ impl Explorer<'_> {
             let Some(number) = number else {
                 continue;
             };
-            let rows = table.rows().iter();
-            let rows = rows.filter(|row| row.line == line && row.file as usize == number);
-            let ranges: Vec<_> = rows
-                .filter_map(|row| {
-                    let start = code.offset_of_address(row.start)?;
-                    Some(start..start + u64::from(row.len))
-                })
-                .collect();
-            if !ranges.is_empty() {
-                found.push((code.clone(), ranges));
+            let rows = table.rows();
+            let is_it = |row: &LineRow| row.line == line && row.file as usize == number;
+            let mut starts = Vec::new();
+            let mut end = None;
+            for row in rows.iter().filter(|row| is_it(row)) {
+                // Rows of one line that stand next to each other are one stretch.
+                if end != Some(row.start) {
+                    starts.extend(code.offset_of_address(row.start));
+                }
+                end = Some(row.end());
+            }
+            if !starts.is_empty() {
+                found.push((code.clone(), starts));
             }
         }
         found
@@ -270,8 +275,7 @@ struct Finder<'a> {
     found: Option<u64>,
     ahead: u64,
     at: u64,
-    /// The instruction before was of the line.
-    was_in: bool,
+    lines: &'a mut SourceLines,
     /// Which instructions of a block are wanted.
     blocks: HashMap<(u64, usize), Vec<u32>>,
     /// Paths that hold none.
@@ -287,22 +291,43 @@ impl Finder<'_> {
         }
     }
 
-    fn is_wanted(&self, block: &RanBlock<'_>, ip: Ip) -> bool {
-        match self.wanted {
-            Wanted::Function(_) => false,
-            Wanted::Ip(wanted) => ip == *wanted,
-            Wanted::Code(code) => {
-                let place = block.view().place(ip);
-                place.is_some_and(|place| {
-                    let mut files = code
-                        .iter()
-                        .filter(|(file, _)| Arc::ptr_eq(file, &place.file));
-                    files
-                        .any(|(_, ranges)| ranges.iter().any(|range| range.contains(&place.offset)))
-                })
+    fn is_wanted(&mut self, block: &RanBlock<'_>, ip: Ip) -> bool {
+        let code = match self.wanted {
+            Wanted::Function(_) => return false,
+            Wanted::Ip(wanted) => return ip == *wanted,
+            Wanted::Code(code) => code,
+        };
+        let Some(place) = block.view().place(ip) else {
+            return false;
+        };
+        let mut files = code
+            .iter()
+            .filter(|(file, _)| Arc::ptr_eq(file, &place.file));
+        files.any(|(_, starts)| {
+            if !starts.contains(&place.offset) {
+                return false;
             }
-        }
+            let here = instance(self.lines, &place);
+            let mut before = starts.iter().filter(|start| **start < place.offset);
+            // Of several stretches in one instance of a function, the first counts.
+            !before.any(|start| {
+                let back = place.offset - start;
+                let other = block.view().place(Ip(ip.0.wrapping_sub(back)));
+                other.is_some_and(|other| {
+                    Arc::ptr_eq(&other.file, &place.file)
+                        && other.offset == *start
+                        && instance(self.lines, &other) == here
+                })
+            })
+        })
     }
+}
+
+/// Which function a place is in, and at which place that was inlined.
+fn instance(lines: &mut SourceLines, place: &Place) -> (Option<u64>, Option<u64>) {
+    let inlined = lines.inlined(place);
+    let symbol = place.symbol().map(|symbol| symbol.start);
+    (symbol, inlined.last().map(|inlined| inlined.instance))
 }
 
 impl Walker for Finder<'_> {
@@ -345,18 +370,9 @@ impl CallVisitor for Finder<'_> {
         }
         let wanted = self.blocks.get(&key).cloned().unwrap_or_default();
         self.is_lacking &= wanted.is_empty();
-        let is_line = matches!(self.wanted, Wanted::Code(_));
-        let mut before = self.was_in.then(|| at.wrapping_sub(1));
         for number in wanted {
-            let here = at + u64::from(number);
-            // Of a line, where it begins to run is looked for.
-            let goes_on = before == Some(here.wrapping_sub(1));
-            before = Some(here);
-            if !(is_line && goes_on) {
-                self.take(here);
-            }
+            self.take(at + u64::from(number));
         }
-        self.was_in = before == Some(self.at.wrapping_sub(1));
     }
 
     fn path_ended(&mut self, number: Option<usize>, generation: u64) {
@@ -373,12 +389,7 @@ impl CallVisitor for Finder<'_> {
         let is_lacking = self.lacking.contains(&(path.generation(), path.number()));
         if is_lacking {
             self.at += path.len() as u64;
-            self.was_in = false;
         }
         is_lacking
-    }
-
-    fn lost(&mut self, _: GapCause, _: StreamOffset) {
-        self.was_in = false;
     }
 }
