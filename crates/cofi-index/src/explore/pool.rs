@@ -85,8 +85,10 @@ mod tests {
 
     #[test]
     fn a_question_that_panics_ends_no_other() {
-        let mut options = SessionOptions::default();
-        options.format = Some(TraceFormat::Pt);
+        let options = SessionOptions {
+            format: Some(TraceFormat::Pt),
+            ..SessionOptions::default()
+        };
         // PSB, PSBEND.
         let trace: &'static [u8] = &[
             2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x23,
