@@ -1,6 +1,7 @@
 //! The command line, as clap reads it.
 
 use crate::code::CodeArgs;
+use crate::dap::DapArgs;
 use crate::diff::DiffArgs;
 use crate::flight::FlightOptions;
 use crate::hardware::HardwareArgs;
@@ -49,6 +50,8 @@ pub(crate) enum Command {
     Annotate(AnnotateArgs),
     /// Show a recording on a page, from the whole run to one instruction.
     Serve(ServeArgs),
+    /// Step through a recording in an editor, forward and back: a server of the Debug Adapter Protocol on standard input and output.
+    Dap(DapArgs),
     /// Where two recordings of a program part, what each did there, and what ran oftener in one of them.
     Diff(DiffArgs),
     /// Where a trace has gaps, and what is lost in each.

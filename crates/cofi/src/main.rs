@@ -11,6 +11,7 @@ mod calls;
 mod check;
 mod code;
 mod coverage;
+mod dap;
 mod diff;
 mod digits;
 mod doctor;
@@ -97,6 +98,7 @@ fn main() -> ExitCode {
         args::Command::Top(args) => top::run(&args),
         args::Command::Coverage(args) => coverage::run(&args),
         args::Command::Annotate(args) => annotate::run(&args),
+        args::Command::Dap(args) => dap::run(&args),
         args::Command::Serve(args) => serve::run(&args),
         args::Command::Diff(args) => diff::run(&args),
         args::Command::Check(args) => check::run(&args),
@@ -122,7 +124,7 @@ fn main() -> ExitCode {
 }
 
 /// An error and its causes. Some errors say their cause themselves: it is said once.
-fn with_causes(error: &Error) -> String {
+pub(crate) fn with_causes(error: &Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1) {
         let cause = cause.to_string();

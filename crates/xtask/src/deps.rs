@@ -58,6 +58,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["cofi-packet", "cofi-session", "cofi-analysis"],
     ),
     (
+        "cofi-dap",
+        &["cofi-packet", "cofi-session", "cofi-analysis", "cofi-index"],
+    ),
+    (
+        "cofi-serve",
+        &["cofi-packet", "cofi-session", "cofi-analysis", "cofi-index"],
+    ),
+    (
         "cofi-index",
         &[
             "cofi-packet",
@@ -84,6 +92,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cofi-analysis",
             "cofi-export",
             "cofi-index",
+            "cofi-serve",
+            "cofi-dap",
         ],
     ),
     (

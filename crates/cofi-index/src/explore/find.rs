@@ -199,6 +199,31 @@ impl Explorer<'_> {
         hits
     }
 
+    /// The first line of a source file, from one on, of which there is code in the files of code that ran. The file is the one of this path, or else the only
+    /// one whose path ends so; its name is given as the debugging information has it.
+    pub fn line_at_or_behind(&mut self, path: &str, line: u32) -> Option<(String, u32)> {
+        let tables = self.code_with_lines();
+        let all = || tables.iter().flat_map(|code| code.1.files());
+        let name = match all().find(|file| *file == path) {
+            Some(name) => name.clone(),
+            None => {
+                let is_end = |file: &&String| std::path::Path::new(path).ends_with(file);
+                all().find(is_end)?.clone()
+            }
+        };
+        let mut best: Option<u32> = None;
+        for code in &tables {
+            let (_, table) = &**code;
+            let number = table.files().iter().position(|file| *file == name);
+            let rows = table.rows().iter();
+            let lines = rows.filter(|row| Some(row.file as usize) == number && row.line >= line);
+            if let Some(found) = lines.map(|row| row.line).min() {
+                best = Some(best.map_or(found, |known| known.min(found)));
+            }
+        }
+        Some((name, best?))
+    }
+
     /// Whether code that ran was made of a source file, by the name that the debugging information has for it.
     pub fn has_source(&mut self, name: &str) -> bool {
         let tables = self.code_with_lines();

@@ -22,11 +22,11 @@ export function byId<T extends HTMLElement>(id: string): T {
 }
 
 export const link = (text: string, act: () => void, label?: string): HTMLButtonElement =>
-  el("button", { class: "link", type: "button", click: act, ...(label ? { "aria-label": label } : {}) }, text);
+  el("button", { class: "link", type: "button", click: act, ...(label ? { "aria-label": `${text} ${label}` } : {}) }, text);
 
 /** A table; cells in columns marked `n` are numbers. */
 export function table(heads: [string, string][], rows: (Child | Child[])[][], mark?: (index: number) => string): HTMLTableElement {
-  const head = el("tr", {}, ...heads.map(([text, kind]) => el("th", { class: kind, scope: "col" }, text)));
+  const head = el("tr", {}, ...heads.map(([text, kind]) => (text ? el("th", { class: kind, scope: "col" }, text) : el("td"))));
   const body = el("tbody");
   rows.forEach((row, index) => {
     const line = el("tr", { class: mark?.(index) ?? "" });

@@ -391,7 +391,7 @@ function listen(): void {
       pane.show(pane.view);
     }
   });
-  byId("steps").append(...STEPS.map(([text, key, title, act]) => el("button", { type: "button", click: act, title: `${title} (${key})`, "aria-label": title }, text)));
+  byId("steps").append(...STEPS.map(([text, key, title, act]) => el("button", { type: "button", click: act, title: `${title} (${key})`, "aria-label": `${text} ${title}` }, text)));
   tabs.addEventListener("keydown", (event) => {
     const all = [...tabs.querySelectorAll<HTMLElement>("[role=tab]")];
     const now = all.findIndex((button) => button.dataset.tab === tab);

@@ -60,7 +60,7 @@ async function showPlace(desk: Desk, into: HTMLElement): Promise<void> {
       frame.kind === "call" ? "" : frame.kind,
       place(frame.source),
       frame.ip ?? "",
-      link(count(frame.begin), () => desk.goTo(desk.pane, at.row, frame.begin), `Go to where this call began, instruction ${frame.begin}`),
+      link(count(frame.begin), () => desk.goTo(desk.pane, at.row, frame.begin), "go to where this call began"),
     ]),
     (index) => (at.stack[index]?.kind === "assumed" ? "off" : ""),
   );
@@ -84,7 +84,7 @@ async function showTable(desk: Desk, into: HTMLElement, signal: AbortSignal): Pr
     ]),
   );
   const keys: Record<number, number> = { 0: 0, 1: 2, 3: 1, 5: 3 };
-  shown.querySelectorAll("th").forEach((head, column) => {
+  shown.querySelectorAll<HTMLElement>("thead tr > *").forEach((head, column) => {
     const by = keys[column];
     if (by === undefined) return;
     head.setAttribute("aria-sort", sorting.by === by ? (sorting.up ? "ascending" : "descending") : "none");
@@ -210,7 +210,7 @@ async function showCode(desk: Desk, into: HTMLElement, signal: AbortSignal): Pro
     [["ran", "n"], ["address", "mono"], ["instruction", "mono"], ["taken / not", "n"], ["line", ""]],
     found.insns.map((insn) => [
       count(insn[3]),
-      link(insn[0], () => desk.find({ what: "ip", value: insn[0] }, true), `Go to the next time ${insn[0]} runs`),
+      link(insn[0], () => desk.find({ what: "ip", value: insn[0] }, true), "go to the next time it runs"),
       insn[2],
       insn[4] ? `${count(insn[4][0])} / ${count(insn[4][1])}` : "",
       place(insn[5]),
@@ -266,8 +266,8 @@ function sourceTable(desk: Desk, text: SourceText, path: string, insns: CodeInsn
     }, isSet ? "●" : "○");
     rows.push([
       mark, ran === undefined ? "" : count(ran), String(line),
-      ran === undefined ? "" : link("◀", () => desk.find({ what: "line", value: path, line }, false), `Go to the previous time line ${line} ran`),
-      ran === undefined ? "" : link("▶", () => desk.find({ what: "line", value: path, line }, true), `Go to the next time line ${line} runs`),
+      ran === undefined ? "" : link("◀", () => desk.find({ what: "line", value: path, line }, false), `go to the previous time line ${line} ran`),
+      ran === undefined ? "" : link("▶", () => desk.find({ what: "line", value: path, line }, true), `go to the next time line ${line} runs`),
       content ?? "",
     ]);
     numbers.push(line);
@@ -297,7 +297,7 @@ async function showInsns(desk: Desk, into: HTMLElement, signal: AbortSignal): Pr
     }
     const indent = "· ".repeat(Math.max(0, Math.min(12, insn.depth - (at.stack.at(-1)?.depth ?? 0))));
     rows.push([
-      link(count(insn.at), () => desk.goTo(pane, at.row, insn.at), `Go to instruction ${insn.at}`), insn.ip, insn.text,
+      link(count(insn.at), () => desk.goTo(pane, at.row, insn.at), "go there"), insn.ip, insn.text,
       `${indent}${insn.function === null ? "" : pane.name(insn.function)}`, place(insn.source),
     ]);
     marks.push(insn.at === at.at ? "here" : "");
@@ -314,7 +314,7 @@ async function showInsns(desk: Desk, into: HTMLElement, signal: AbortSignal): Pr
 async function showEvents(desk: Desk, into: HTMLElement, signal: AbortSignal): Promise<void> {
   const found = await desk.pane.ask<{ events: Event[]; whole: boolean }>("events", { ...desk.part(), most: 1000 }, signal);
   const rows = found.events.map((event) => [
-    link(count(event.at), () => desk.goTo(desk.pane, event.row ?? desk.pane.row, event.at), `Go to instruction ${event.at}`),
+    link(count(event.at), () => desk.goTo(desk.pane, event.row ?? desk.pane.row, event.at), "go there"),
     event.time === null ? "" : time(event.time, desk.pane.recording.ticks), desk.pane.rowName(event.row ?? desk.pane.row), event.kind, event.text,
   ]);
   const shown = rows.length ? table([["instruction", "n"], ["time", "n"], ["row", ""], ["event", ""], ["", ""]], rows,
@@ -360,7 +360,7 @@ async function showParting(desk: Desk, into: HTMLElement): Promise<void> {
           const [pane, row] = [desk.panes[side], pair.rows[side]];
           if (pane && row !== null && row !== undefined) desk.goTo(pane, row, Math.max(0, turn.at - 1));
         });
-      }, "Show this place in both recordings"),
+      }, "this place in both recordings"),
       found.why,
       ...found.turns.map((turn) => `${turn.function ?? ""} after ${count(turn.at)}, ${count(turn.skipped)} apart${turn.entered.length ? `: ${turn.entered.slice(0, 4).join(", ")}` : ""}`),
     ]);
