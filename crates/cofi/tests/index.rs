@@ -263,6 +263,12 @@ fn the_stack_of_a_place_is_that_of_the_whole() {
             assert_eq!(place.ip, whole.insns[at as usize]);
             let (from, to) = place.time.expect("a time");
             assert!(from <= to);
+            // Of calls in the program's own code, it is known from which line.
+            let mut own = place.stack.iter().filter(|frame| {
+                let name = frame.function.map(name);
+                matches!(name.as_deref(), Some("tree" | "main" | "jumps" | "leaf"))
+            });
+            assert!(own.all(|frame| frame.source.is_some()), "{at}: {place:?}");
             let stack = place.stack.iter().rev();
             let found: Vec<_> = stack
                 .filter(|frame| frame.kind != CallKind::Assumed)

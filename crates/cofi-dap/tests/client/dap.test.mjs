@@ -5,7 +5,7 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
-import { after, before, test } from "node:test";
+import { after, afterEach, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 
 const { DebugClient } = createRequire(import.meta.url)("@vscode/debugadapter-testsupport");
@@ -38,6 +38,8 @@ before(() => {
   execFileSync("gcc", ["-g", "-O0", "-static", "-o", join(folder, "calls"), source]);
   execFileSync(cofi, ["record", "--engine", "ptrace", "-o", recording, "--", join(folder, "calls")], { stdio: "pipe" });
 });
+
+afterEach(() => client.stop());
 
 after(() => rmSync(folder, { recursive: true, force: true }));
 
@@ -108,7 +110,6 @@ test("steps, forward and back", async () => {
   assert.notEqual(await address(), before);
   await go("stepBack", 1, { granularity: "instruction" });
   assert.equal(await address(), before);
-  await client.stop();
 });
 
 test("breakpoints on lines, functions and instructions, forward and back", async () => {
@@ -144,7 +145,6 @@ test("breakpoints on lines, functions and instructions, forward and back", async
   assert.equal(count, 10);
   await go("restart");
   assert.equal(await top(), "main:10");
-  await client.stop();
 });
 
 test("disassembly, and what a trace does not hold", async () => {
@@ -165,7 +165,6 @@ test("disassembly, and what a trace does not hold", async () => {
   await assert.rejects(client.evaluateRequest({ expression: "sum" }), /registers and memory/);
   await assert.rejects(client.scopesRequest({ frameId: 999999999 }), /no such frame/);
   await assert.rejects(client.send("frobnicate"), /not known/);
-  await client.stop();
 });
 
 test("a recording that is not there", async () => {
@@ -175,5 +174,4 @@ test("a recording that is not there", async () => {
   const ended = client.waitForEvent("terminated");
   await assert.rejects(client.launchRequest({ recording: join(folder, "nothing") }), /cannot read .*nothing/);
   await ended;
-  await client.stop();
 });

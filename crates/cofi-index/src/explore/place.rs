@@ -89,26 +89,37 @@ impl Explorer<'_> {
         let ran = *window.get(at)?;
         let source = window.line(&ran, &mut self.lines);
         let mut ip = Some(ran.ip);
+        // Where the functions were inlined that run at the address, the innermost last.
+        let mut inlined = Vec::new();
+        let mut line = None;
+        let mut is_new = true;
         let mut stack = Vec::with_capacity(window.open.len());
         for open in window.open.iter().rev() {
             let place = match ip {
-                Some(here) if here == ran.ip && stack.is_empty() => {
+                Some(here) if here == ran.ip => {
                     window.distinct(&ran).and_then(|insn| insn.place.as_ref())
                 }
                 Some(here) => window.places.get(&here),
                 None => None,
             };
+            if let Some(place) = place.filter(|_| is_new) {
+                line = self.lines.at(place);
+                inlined = self.lines.inlined(place);
+            }
+            is_new = open.kind != CallKind::Inline;
             stack.push(StackFrame {
                 function: known(open.function),
                 kind: open.kind,
                 depth: open.depth,
                 begin: open.begin,
                 ip,
-                source: place.and_then(|place| self.lines.at(place)),
+                source: line.take(),
             });
-            // An inlined function has no call: what is around it is where it is.
-            if open.kind != CallKind::Inline {
-                ip = open.from;
+            if open.kind == CallKind::Inline {
+                // An inlined function has no call: what is around it is where it was inlined.
+                line = inlined.pop().and_then(|inlined| inlined.called_at);
+            } else {
+                (line, inlined, ip) = (None, Vec::new(), open.from);
             }
         }
         let index = self.index.clone();

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use cofi_analysis::{
-    Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, GapCause, OpenCall,
-    RanBlock,
+    Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, GapCause, Left,
+    OpenCall, RanBlock,
 };
 use cofi_flow::Event;
-use cofi_image::{Place, SourceLine, SourceLines};
+use cofi_image::{ImageView, Place, SourceLine, SourceLines};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Task, ThreadFlow};
@@ -50,7 +50,7 @@ pub(super) struct OpenAt {
     pub(super) kind: CallKind,
     pub(super) depth: i32,
     pub(super) begin: u64,
-    /// Which instruction called it.
+    /// Where the call around it is: the instruction that called it, or what it took the place of.
     pub(super) from: Option<Ip>,
 }
 
@@ -103,6 +103,7 @@ impl Explorer<'_> {
             settled: 0,
             offset: StreamOffset(0),
             is_open_noted: false,
+            replaced: None,
         };
         self.walk(row, &range, &mut walker)?;
         walker.settle(range.end);
@@ -124,9 +125,14 @@ struct Lister<'a> {
     settled: u64,
     offset: StreamOffset,
     is_open_noted: bool,
+    /// Where the call is of the function that jumps to the one that begins next.
+    replaced: Option<Ip>,
 }
 
 impl Lister<'_> {
+    /// No block has so many instructions.
+    const NEAR: u64 = 1 << 16;
+
     /// What ran up to a place ran in the innermost call.
     fn settle(&mut self, at: u64) {
         if at <= self.settled {
@@ -157,14 +163,14 @@ impl Lister<'_> {
         }
     }
 
-    fn push(&mut self, call: &Call, begin: u64) {
+    fn push(&mut self, call: &Call, begin: u64, from: Option<Ip>) {
         let function = self.numbers.get(call.function.index());
         let open = OpenAt {
             function: function.copied().unwrap_or(NO_FUNCTION),
             kind: call.kind,
             depth: call.depth,
             begin,
-            from: call.from,
+            from,
         };
         self.stacks.push(call, open);
     }
@@ -186,7 +192,12 @@ impl Walker for Lister<'_> {
         (self.at, self.settled) = (at, at);
         for open in open {
             self.stacks.switch_to(open.call.task);
-            self.push(&open.call, open.at);
+            let from = match open.call.kind {
+                // Within the call to behind which it returns.
+                CallKind::Tail => open.returns_to.map(|ip| Ip(ip.0.wrapping_sub(1))),
+                _ => open.call.from,
+            };
+            self.push(&open.call, open.at, from);
         }
     }
 
@@ -204,6 +215,18 @@ impl Walker for Lister<'_> {
 }
 
 impl CallVisitor for Lister<'_> {
+    fn enter_with_code(&mut self, call: &Call, names: &CallNames, code: Option<&ImageView<'_>>) {
+        // Calls that began longer ago are looked up where the range begins.
+        let begin = call.begin.insns.wrapping_sub(self.ahead);
+        if begin.saturating_add(Self::NEAR) >= self.window.range.start
+            && let Some((ip, code)) = call.from.zip(code)
+            && let Some(place) = code.place(ip)
+        {
+            self.window.places.insert(ip, place);
+        }
+        self.enter(call, names);
+    }
+
     fn enter(&mut self, call: &Call, _: &CallNames) {
         let begin = call.begin.insns.wrapping_sub(self.ahead);
         if self.is_over(begin) {
@@ -211,17 +234,24 @@ impl CallVisitor for Lister<'_> {
             return;
         }
         self.settle(begin);
-        self.push(call, begin);
+        let from = match call.kind {
+            CallKind::Tail => self.replaced.take(),
+            _ => call.from,
+        };
+        self.push(call, begin, from);
     }
 
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
-        let end = end.end.insns.wrapping_sub(self.ahead);
-        if self.is_over(end) {
+        let at = end.end.insns.wrapping_sub(self.ahead);
+        if self.is_over(at) {
             self.settle(self.window.range.end);
             return;
         }
-        self.settle(end);
-        self.stacks.remove(call);
+        self.settle(at);
+        let open = self.stacks.remove(call);
+        self.replaced = open
+            .filter(|_| end.left == Left::Tail)
+            .and_then(|open| open.from);
     }
 
     fn wants_blocks(&self) -> bool {
