@@ -214,8 +214,13 @@ impl Engine<'_> {
             return self.go_on(tid, 0);
         }
         match cursor.thread.at {
-            // It was stepped on to a breakpoint that an earlier plan has left.
-            At::User(next) if next.ip == regs.rip => self.go_on(tid, 0),
+            // It was stepped on to a breakpoint that an earlier plan has left. Or the resume flag did not let it pass: a
+            // hypervisor that executes an instruction in place of the processor (those of UMIP) may stop at the breakpoint
+            // whatever that flag is, again and again.
+            At::User(next) if next.ip == regs.rip => {
+                cursor.thread.breakpoints.clear(tid)?;
+                self.go_on(tid, 0)
+            }
             At::User(_) => self.stepped(tid, TRAP_TRACE, regs),
             _ => self.go_on(tid, 0),
         }
