@@ -5,8 +5,9 @@ mod common;
 use cofi_packet::intel::{BlockType, CfeType, EvdType, Kind, WakeReason};
 use cofi_packet::{PacketKind, rtit};
 use common::{Scratch, cofi, repository, run_with};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A fenced block: what stands behind the fence, and the lines.
 struct Block {
@@ -35,17 +36,36 @@ fn blocks(page: &str) -> Vec<Block> {
 
 /// Runs a command line as a shell in `folder` does, and gives what it says.
 fn shell(command: &str, folder: &Path) -> String {
+    let output = in_shell(&format!("exec 2>&1; {command}"), folder).output();
+    String::from_utf8(output.expect("a shell").stdout).expect("UTF-8")
+}
+
+fn in_shell(script: &str, folder: &Path) -> Command {
     let bin = PathBuf::from(env!("CARGO_BIN_EXE_cofi"));
     let mut path = bin.parent().expect("a folder").as_os_str().to_owned();
     path.push(":");
     path.push(std::env::var_os("PATH").unwrap_or_default());
-    let output = Command::new("sh")
-        .args(["-c", &format!("exec 2>&1; {command}")])
-        .env("PATH", path)
-        .current_dir(folder)
-        .output()
-        .expect("a shell");
-    String::from_utf8(output.stdout).expect("UTF-8")
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]);
+    shell.env("PATH", path).current_dir(folder);
+    shell
+}
+
+/// Runs a command that serves until it is interrupted, and ends it when it has said where. No browser is opened.
+fn serves(command: &str, folder: &Path) {
+    let script = format!("exec {command} --no-open");
+    let server = in_shell(&script, folder).stdout(Stdio::piped()).spawn();
+    let mut server = server.expect("a shell");
+    let mut address = String::new();
+    let out = server.stdout.take().expect("its output");
+    let read = BufReader::new(out).read_line(&mut address);
+    server.kill().expect("it runs until it is told to end");
+    server.wait().expect("it ends");
+    read.expect("UTF-8");
+    assert!(
+        address.starts_with("http://127.0.0.1:"),
+        "{command}: {address}"
+    );
 }
 
 /// Runs the commands of a `console` block, each after a `$`, and compares what they say with what follows it.
@@ -250,6 +270,11 @@ fn commands_of_the_readme() {
             if !(command.starts_with("cofi ") && is_here) {
                 continue;
             }
+            count += 1;
+            if command.starts_with("cofi serve") {
+                serves(command, &scratch.path(""));
+                continue;
+            }
             let _ = std::fs::remove_file(scratch.path("notes.txt.gz"));
             let said = shell(&format!("{command}; echo \"status $?\""), &scratch.path(""));
             let status = said
@@ -262,7 +287,6 @@ fn commands_of_the_readme() {
                 "0"
             };
             assert_eq!(status, Some(wanted), "{command}:\n{said}");
-            count += 1;
         }
     }
     assert!(count > 8, "{count} commands");
