@@ -92,6 +92,25 @@ proptest! {
     }
 }
 
+/// A VM exit clears TraceEn, and loads IA32_RTIT_STATUS and IA32_RTIT_CTL: tracing begins anew and stops in the host's first
+/// TraceStop region, so packets come though TriggerEn is 0 before and after.
+#[test]
+fn a_vm_exit_may_begin_tracing_and_stop_it() {
+    let mut machine = Machine::new(&mut Dice::Seed(6_848_585_245_816_406_127));
+    for step in [
+        4_314_478_007_151,
+        961_349_082_245_930_804,
+        5_975_790_951_907_321_445,
+    ] {
+        machine.step(&mut Dice::Seed(step));
+    }
+    let before = machine.world.stored.len();
+    assert!(machine.status().stopped());
+    machine.step(&mut Dice::Seed(2_338_220_761_655_131_117));
+    assert!(machine.status().stopped());
+    assert!(machine.world.stored.len() > before);
+}
+
 /// What version 1 of the format made of [`example`].
 const V1: &[u8] = include_bytes!("saved/v1.bin");
 

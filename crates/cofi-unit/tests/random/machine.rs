@@ -13,6 +13,8 @@ pub(crate) struct Machine {
     pub(crate) is_loud: bool,
     /// What is done may break what must hold, as the state is not one that came about by itself.
     pub(crate) is_broken: bool,
+    /// What is done next loads registers, and so may end tracing, begin it anew and stop it, all in one.
+    pub(crate) is_loading: bool,
 }
 
 impl Machine {
@@ -25,6 +27,7 @@ impl Machine {
             world,
             is_loud: std::env::var_os("COFI_LOUD").is_some(),
             is_broken: false,
+            is_loading: false,
         }
     }
 
@@ -54,6 +57,7 @@ impl Machine {
         }
         let before = self.clone();
         let result = act(&mut self.unit, &mut self.world);
+        let loads = std::mem::take(&mut self.is_loading);
         if self.is_loud {
             eprintln!(
                 "{what:x?}: {:?}, {:?}, {:?}, buffered {}",
@@ -74,10 +78,10 @@ impl Machine {
                 "{error:?}: the world has changed"
             );
         }
-        self.check(&before);
+        self.check(&before, loads);
     }
 
-    fn check(&mut self, before: &Self) {
+    fn check(&mut self, before: &Self, loads: bool) {
         let (ctl, status) = (self.ctl(), self.status());
         let (old_ctl, old) = (before.ctl(), before.status());
         let choices = *self.unit.implementation();
@@ -118,7 +122,7 @@ impl Machine {
 
         let news = self.world.stored.len() - before.world.stored.len();
         let has_stopped = (status.stopped(), status.error()) != (old.stopped(), old.error());
-        if !old.trigger_en() && !status.trigger_en() && !has_stopped {
+        if !old.trigger_en() && !status.trigger_en() && !has_stopped && !loads {
             let drains = choices.buffer.is_some() && old_ctl.trace_en();
             assert!(news == 0 || drains, "{news} bytes while TriggerEn is 0");
         }

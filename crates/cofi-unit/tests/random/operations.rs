@@ -291,7 +291,8 @@ impl Machine {
                 _ => EntryOutcome::Success,
             },
         };
-        self.world.is_cut |= !loads.is_empty() || entry.load_ctl.is_some();
+        self.is_loading = !loads.is_empty() || entry.load_ctl.is_some();
+        self.world.is_cut |= self.is_loading;
         self.act(entry, |unit, world| unit.vm_entry(world, &entry));
     }
 
@@ -312,7 +313,8 @@ impl Machine {
             }),
             abort: dice.once_in(16),
         };
-        self.world.is_cut |= !loads.is_empty();
+        self.is_loading = !loads.is_empty();
+        self.world.is_cut |= self.is_loading;
         self.act(exit, |unit, world| unit.vm_exit(world, &exit));
     }
 
