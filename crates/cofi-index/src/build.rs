@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cofi_analysis::{
@@ -51,7 +51,7 @@ pub struct Partial {
     /// The bytes of packets that there are, twice.
     pub all_bytes: u64,
     /// The rows, as far as they are known: without calls and functions.
-    pub rows: Vec<Row>,
+    pub rows: Arc<[Row]>,
 }
 
 /// About so many chunks there are at most.
@@ -92,7 +92,14 @@ pub(crate) fn build(
         .into_iter()
         .map(|row| Survey::new(row, timeline))
         .collect();
-    let mut published = Instant::now();
+    let tell = |rows| {
+        publish(Partial {
+            done_bytes: done.load(Ordering::Relaxed),
+            all_bytes,
+            rows,
+        });
+    };
+    let mut next = Instant::now() + OFTEN;
     let progress = |bytes| {
         done.fetch_add(bytes, Ordering::Relaxed);
     };
@@ -100,28 +107,25 @@ pub(crate) fn build(
         if let Some(survey) = surveys.get_mut(number) {
             survey.take(chunk);
         }
-        if published.elapsed() >= OFTEN {
-            publish(Partial {
-                done_bytes: done.load(Ordering::Relaxed),
-                all_bytes,
-                rows: surveys.iter().map(Survey::so_far).collect(),
-            });
-            published = Instant::now();
+        let begin = Instant::now();
+        if begin >= next {
+            tell(surveys.iter().map(Survey::so_far).collect());
+            // What there is to tell of many rows takes a small part of the time, whatever their number.
+            next = Instant::now() + OFTEN.max(begin.elapsed() * 16);
         }
     });
-    let rows: Vec<Row> = surveys.iter().map(Survey::so_far).collect();
-    publish(Partial {
-        done_bytes: done.load(Ordering::Relaxed),
-        all_bytes,
-        rows: rows.clone(),
-    });
-    let built = follow_all(session, options, cancel, rows, &|bytes| {
-        let before = done.fetch_add(bytes, Ordering::Relaxed);
-        publish(Partial {
-            done_bytes: before + bytes,
-            all_bytes,
-            rows: Vec::new(),
-        });
+    let rows: Arc<[Row]> = surveys.into_iter().map(|survey| survey.row).collect();
+    tell(rows.clone());
+    let told = Mutex::new(Instant::now());
+    let built = follow_all(session, options, cancel, &rows, &|bytes| {
+        progress(bytes);
+        // Who finds another telling need not tell.
+        if let Ok(mut told) = told.try_lock()
+            && told.elapsed() >= OFTEN
+        {
+            tell(rows.clone());
+            *told = Instant::now();
+        }
     })?;
     Some(put_together(session, options, built))
 }
@@ -201,11 +205,10 @@ fn follow_all(
     session: &Session<'_>,
     options: &IndexOptions,
     cancel: &AtomicBool,
-    rows: Vec<Row>,
+    rows: &[Row],
     progress: &(dyn Fn(u64) + Sync),
 ) -> Option<Vec<Built>> {
     let count = rows.len();
-    let rows: Vec<Mutex<Option<Row>>> = rows.into_iter().map(|row| Mutex::new(Some(row))).collect();
     let (next, results) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
     std::thread::scope(|scope| {
         for _ in 0..options.threads.get().min(count) {
@@ -214,13 +217,12 @@ fn follow_all(
                     && let (Some(stream), Some(row)) =
                         (session.streams().get(number), rows.get(number))
                 {
-                    // A panic elsewhere ends the scope with a panic anyway.
-                    let row = row.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    let Some(built) =
-                        row.and_then(|row| follow(session, stream, row, options, cancel, progress))
+                    let row = row.clone();
+                    let Some(built) = follow(session, stream, row, options, cancel, progress)
                     else {
                         return;
                     };
+                    // A panic elsewhere ends the scope with a panic anyway.
                     let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
                     results.insert(number, built);
                 }

@@ -43,6 +43,9 @@ pub struct Index {
 }
 
 impl Index {
+    /// So many rows can be looked at. An index may have more, at some 9 KB each.
+    pub const MOST_ROWS: usize = 1 << 16;
+
     /// Builds the index of a recording, or gives none if `cancel` is set meanwhile. What is known so far is given to `publish`, a few times a
     /// second, so that it can be shown.
     #[must_use]

@@ -177,6 +177,22 @@ impl Row {
         }
     }
 
+    /// The first place whose time is `time` or later, as [`Row::value`] tells it; behind the last one if there is none.
+    pub(crate) fn first_from(&self, time: u64) -> u64 {
+        let (mut from, mut to) = (0, self.insns);
+        while from < to {
+            let middle = from + (to - from) / 2;
+            let is_before = self
+                .value(Axis::Time, middle)
+                .is_some_and(|value| value < time);
+            match is_before {
+                true => from = middle + 1,
+                false => to = middle,
+            }
+        }
+        from
+    }
+
     /// The row's part of an axis; none of [`Axis::Time`] if no packet tells any time.
     #[must_use]
     pub fn range(&self, axis: Axis) -> Option<Range<u64>> {

@@ -563,7 +563,13 @@ impl Asked {
             "out" => Step::Out,
             other => return Err(ApiError::Wrong(format!("by: {other:?} is none"))),
         };
-        let found = explorer.step(number, at, step, self.is_forward()?);
+        let forward = self.is_forward()?;
+        if self.query.get("rows") == Some("all") {
+            let found = explorer.step_in_time(number, at, step, forward);
+            let row = found.map_or(number, |(row, _)| row);
+            return Ok(json!({"row": row, "at": found.map(|(_, at)| at)}));
+        }
+        let found = explorer.step(number, at, step, forward);
         Ok(json!({"row": number, "at": found}))
     }
 

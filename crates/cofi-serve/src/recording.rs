@@ -78,15 +78,7 @@ impl Recording {
             index,
             ..
         } = &self.opened;
-        let publish = |mut partial: Partial| {
-            // Later ones tell only how far it is.
-            if partial.rows.is_empty()
-                && let State::Building(known) = self.state()
-            {
-                partial.rows.clone_from(&known.rows);
-            }
-            self.set(State::Building(Arc::new(partial)));
-        };
+        let publish = |partial: Partial| self.set(State::Building(Arc::new(partial)));
         let path = index.as_deref();
         let never = AtomicBool::new(false);
         let built = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

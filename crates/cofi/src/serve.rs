@@ -81,6 +81,12 @@ pub(crate) fn open(flow: &FlowInput, file: &Path, index: IndexArgs) -> Result<Op
     let is_archive = !std::ptr::eq(packed.trace, &raw const **bytes);
     let session: &'static Session<'static> = Box::leak(Box::new(packed.session));
     input::require_trace(file, session)?;
+    let rows = session.streams().len();
+    if rows > Index::MOST_ROWS {
+        let most = Index::MOST_ROWS;
+        let file = file.display();
+        bail!("{file} has packets of {rows} threads or processors; at most {most} can be shown");
+    }
     input::report(session);
     let has_file = !index.no_index_file && !is_archive;
     Ok(Opened {

@@ -346,6 +346,75 @@ fn steps_lead_where_they_say() {
     });
 }
 
+/// All rows are gone through in the order of time, forward and back.
+#[test]
+fn steps_over_all_rows_follow_time() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = Arc::new(index(session, 1));
+        let mut explorer = Explorer::new(session, index.clone());
+        let when = |(row, at): (usize, u64)| (index.rows()[row].value(Axis::Time, at), row, at);
+        let mut all: Vec<(usize, u64)> = Vec::new();
+        for (number, row) in index.rows().iter().enumerate() {
+            all.extend((0..row.insns).map(|at| (number, at)));
+        }
+        all.sort_by_key(|place| when(*place));
+        assert!(all.iter().any(|(row, _)| *row == 1));
+        let switches = |pair: &&[(usize, u64)]| pair[0].0 != pair[1].0;
+        let pairs = all.windows(2).step_by(all.len() / 200);
+        for pair in pairs.chain(all.windows(2).filter(switches).take(200)) {
+            let ((row, at), other) = (pair[0], pair[1]);
+            let next = explorer.step_in_time(row, at, Step::Insn, true);
+            assert_eq!(next, Some(other));
+            let before = explorer.step_in_time(other.0, other.1, Step::Insn, false);
+            assert_eq!(before, Some((row, at)));
+        }
+        let ((row, at), (last, end)) = (all[0], all[all.len() - 1]);
+        assert_eq!(explorer.step_in_time(row, at, Step::Insn, false), None);
+        assert_eq!(explorer.step_in_time(last, end, Step::Insn, true), None);
+        // To where calls begin, and to the first and last instruction of the other row.
+        let mut changes = 0;
+        let switches = (1..all.len()).filter(|number| all[number - 1].0 != all[*number].0);
+        let switches: Vec<usize> = switches.collect();
+        let some = switches.iter().step_by(switches.len() / 20 + 1).copied();
+        for number in some.chain((0..all.len()).step_by(all.len() / 20)) {
+            let (row, at) = all[number];
+            let other = 1 - row;
+            let insns = index.rows()[other].insns;
+            for (forward, rest) in [(true, &all[number + 1..]), (false, &all[..number])] {
+                let mut rest = rest.iter().filter(|(row, _)| *row == other);
+                let there = match forward {
+                    true => rest.next(),
+                    false => rest.next_back(),
+                };
+                let there = there.and_then(|(_, there)| match (forward, *there) {
+                    (true, 0) => Some(0),
+                    (true, there) => explorer.step(other, there - 1, Step::Call, true),
+                    (false, there) if there + 1 == insns => Some(there),
+                    (false, there) => explorer.step(other, there + 1, Step::Call, false),
+                });
+                let own = explorer.step(row, at, Step::Call, forward);
+                let both = own.map(|own| (row, own)).into_iter();
+                let both = both.chain(there.map(|there| (other, there)));
+                let wanted = match forward {
+                    true => both.min_by_key(|place| when(*place)),
+                    false => both.max_by_key(|place| when(*place)),
+                };
+                let found = explorer.step_in_time(row, at, Step::Call, forward);
+                assert_eq!(found, wanted, "{row} {at} {forward}");
+                changes += u32::from(found.is_some_and(|(found, _)| found != row));
+                // Over calls, one stays in the row.
+                let over = explorer.step_in_time(row, at, Step::Over, forward);
+                assert!(over.is_none_or(|(found, _)| found == row));
+            }
+        }
+        assert!(changes > 2, "{changes}");
+    });
+}
+
 #[test]
 fn what_is_looked_for_is_found() {
     let scratch = Scratch::new();

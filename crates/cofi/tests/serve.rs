@@ -5,6 +5,7 @@ mod common;
 use common::{STATIC, Scratch, cofi, run};
 
 use serde_json::Value;
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -442,4 +443,105 @@ fn sources_without_an_end_are_not_waited_for() {
     let messages = server.ask("source?path=/proc/kmsg");
     let lines = messages["lines"].as_array().map(Vec::len);
     assert!(lines.is_none_or(|lines| lines == 0), "{messages}");
+}
+
+/// The recording with so many more threads, each of this name and with a PSB and no more.
+fn with_threads(data: &[u8], count: u32, name: &[u8]) -> Vec<u8> {
+    let word = |at: usize| u32::from_le_bytes(data[at..at + 4].try_into().expect("four bytes"));
+    let long = |at: usize| u64::from_le_bytes(data[at..at + 8].try_into().expect("eight bytes"));
+    const DATA: usize = 40;
+    const FEATURES: std::ops::Range<usize> = 72..104;
+    const COMM: u32 = 3;
+    const AUXTRACE: u32 = 71;
+    let (begin, len) = (long(DATA) as usize, long(DATA + 8) as usize);
+    let mut out = data[..begin + len].to_vec();
+    out[FEATURES].fill(0);
+    let mut records = HashMap::new();
+    let mut at = begin;
+    while at < begin + len {
+        let (kind, mut size) = (
+            word(at),
+            usize::from(data[at + 6]) | usize::from(data[at + 7]) << 8,
+        );
+        records.entry(kind).or_insert(at..at + size);
+        if kind == AUXTRACE {
+            size += long(at + 8) as usize;
+        }
+        at += size;
+    }
+    let psb = [&[0x02, 0x82].repeat(8)[..], &[0x02, 0x23], &[0; 6]].concat();
+    let (comm, trace) = (
+        &data[records[&COMM].clone()],
+        &data[records[&AUXTRACE].clone()],
+    );
+    for number in 0..count {
+        let tid = (100_000 + number).to_le_bytes();
+        // The name has 16 bytes, and what is behind it stays.
+        let known = comm[16..]
+            .iter()
+            .position(|byte| *byte == 0)
+            .expect("an end");
+        let behind = 16 + (known + 8) / 8 * 8;
+        let mut own_name = [0; 16];
+        own_name[..name.len()].copy_from_slice(name);
+        let mut comm = [&comm[..12], &tid, &own_name, &comm[behind..]].concat();
+        let size = comm.len() as u16;
+        comm[6..8].copy_from_slice(&size.to_le_bytes());
+        let mut trace = trace.to_vec();
+        trace[8..16].copy_from_slice(&(psb.len() as u64).to_le_bytes());
+        trace[32..36].copy_from_slice(&(1000 + number).to_le_bytes());
+        trace[36..40].copy_from_slice(&tid);
+        out.extend([comm, trace, psb.clone()].concat());
+    }
+    let len = (out.len() - begin) as u64;
+    out[DATA + 8..DATA + 16].copy_from_slice(&len.to_le_bytes());
+    out
+}
+
+/// Many threads, with names that are markup, are shown as text; too many are refused with a word.
+#[test]
+fn many_threads_are_shown_and_too_many_refused() {
+    let Some((scratch, data)) = recording() else {
+        return;
+    };
+    let own = std::fs::read(data).expect("the recording");
+    let many = scratch.path("many.data");
+    std::fs::write(&many, with_threads(&own, 3000, b"</script><b>")).expect("room");
+    let server = Serving::of(&[&many]);
+    let functions = server.ask("functions")["functions"]
+        .as_array()
+        .map(Vec::len);
+    assert!(functions > Some(3));
+    let state = server.ask("state");
+    let rows = state["recordings"][0]["rows"].as_array().expect("a list");
+    assert_eq!(rows.len(), 3001);
+    assert_eq!(rows[7]["comm"], "</script><b>");
+    assert!(rows[0]["insns"].as_u64() > Some(500));
+    let answer = server.get("api/state");
+    assert!(answer.head.contains("content-type: application/json"));
+    // As many bins as there may be, of each row one.
+    let strip = server.ask("strip?axis=insns&bins=300");
+    assert_eq!(strip["rows"].as_array().map(Vec::len), Some(3001));
+    assert_eq!(server.get("api/strip?axis=insns&bins=400").status, 400);
+    drop(server);
+    // A million; and in an archive, which may come from elsewhere, a few too many.
+    let archive = scratch.path("many.cofi");
+    for (count, is_archive) in [(1_000_000, false), (70_000, true)] {
+        std::fs::write(&many, with_threads(&own, count, b"</script><b>")).expect("room");
+        let mut file = &many;
+        if is_archive {
+            let mut command = cofi();
+            command.arg("archive").arg(&many).arg("-o").arg(&archive);
+            let packed = run(&mut command);
+            assert_eq!(packed.code(), 0, "{}", packed.stderr);
+            file = &archive;
+        }
+        let ran = run(cofi().args(["serve", "--no-open"]).arg(file));
+        assert_eq!(ran.code(), 2, "{}", ran.stderr);
+        let words = format!(
+            "packets of {} threads or processors; at most 65536 can be shown",
+            count + 1
+        );
+        assert!(ran.stderr.contains(&words), "{}", ran.stderr);
+    }
 }

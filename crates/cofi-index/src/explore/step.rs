@@ -2,6 +2,7 @@
 
 use super::Explorer;
 use super::window::Window;
+use crate::row::Axis;
 
 /// So many instructions are looked at one by one at a time.
 const WINDOW: u64 = 1 << 13;
@@ -52,6 +53,81 @@ impl Explorer<'_> {
             (Step::Line | Step::Over, true) => self.next_line(row, at, step == Step::Over),
             (Step::Line | Step::Over, false) => self.line_before(row, at, step == Step::Over),
         }
+    }
+
+    /// The row and the place to which a step from another leads, if all rows are gone through in the order of time; none where
+    /// nothing more is that way. Steps over calls and out of them stay in their row, and so do all where no time is known.
+    ///
+    /// Within what packets tell no time of, the instructions of each row are spread evenly. At the same time, rows follow each other in
+    /// their order.
+    pub fn step_in_time(
+        &mut self,
+        row: usize,
+        at: u64,
+        step: Step,
+        forward: bool,
+    ) -> Option<(usize, u64)> {
+        let index = self.index.clone();
+        let own = |found: Option<u64>| found.map(|found| (row, found));
+        let time = index.rows.get(row)?.value(Axis::Time, at);
+        let Some(time) = time.filter(|_| !matches!(step, Step::Over | Step::Out)) else {
+            return own(self.step(row, at, step, forward));
+        };
+        // Where each other row is then, the one that comes first at first.
+        let mut others: Vec<(u64, usize, u64)> = Vec::new();
+        for (number, other) in index.rows.iter().enumerate() {
+            if number == row || other.insns == 0 {
+                continue;
+            }
+            let behind = other.first_from(time.saturating_add(u64::from(number < row)));
+            let there = match forward {
+                true => Some(behind).filter(|behind| *behind < other.insns),
+                false => behind.checked_sub(1),
+            };
+            let when = there.and_then(|there| other.value(Axis::Time, there));
+            others.extend(when.zip(there).map(|(when, there)| (when, number, there)));
+        }
+        others.sort_unstable();
+        if !forward {
+            others.reverse();
+        }
+        let is_before = |one: (u64, usize), other: (u64, usize)| match forward {
+            true => one < other,
+            false => one > other,
+        };
+        let when = |(number, at): (usize, u64)| {
+            let time = index.rows.get(number)?.value(Axis::Time, at)?;
+            Some((time, number))
+        };
+        let mut best = own(self.step(row, at, step, forward));
+        for (bound, number, there) in others {
+            if best
+                .and_then(when)
+                .is_some_and(|best| !is_before((bound, number), best))
+            {
+                break;
+            }
+            let insns = index.rows.get(number)?.insns;
+            let found = match (step, forward) {
+                (Step::Insn, _) => Some(there),
+                // A thread's first and last instruction are a step of their own.
+                (_, true) if there == 0 => Some(0),
+                (_, true) => self.step(number, there - 1, step, true),
+                (_, false) if there + 1 == insns => Some(there),
+                (_, false) => self.step(number, there + 1, step, false),
+            };
+            let Some(found) = found.map(|found| (number, found)) else {
+                continue;
+            };
+            let is_better = match (best.and_then(when), when(found)) {
+                (Some(best), Some(found)) => is_before(found, best),
+                (best, _) => best.is_none(),
+            };
+            if is_better {
+                best = Some(found);
+            }
+        }
+        best
     }
 
     fn stand(&mut self, window: &Window, at: u64) -> Option<Stand> {

@@ -16,6 +16,8 @@ const panes: Pane[] = [];
 let active: Pane;
 let tab = "place";
 let allRows = false;
+/** Steps go through all rows in the order of time. */
+let stepsAll = false;
 let shown = new AbortController();
 let isRestoring = true;
 
@@ -122,9 +124,11 @@ async function step(by: string, forward: boolean): Promise<void> {
   try {
     const at = pane.place?.row === pane.row ? pane.place.at : null;
     if (at === null) return await pane.goTo(pane.row, 0);
-    const found = await pane.ask<{ at: number | null }>("step", { row: pane.row, at, by, dir: forward ? "next" : "previous" });
-    if (found.at === null) tell(forward ? "The row ends there." : "The row begins there.");
-    else await pane.goTo(pane.row, found.at, false);
+    const rows = stepsAll ? { rows: "all" } : {};
+    const found = await pane.ask<{ row: number; at: number | null }>("step", { row: pane.row, at, by, dir: forward ? "next" : "previous", ...rows });
+    const what = stepsAll ? "recording" : "row";
+    if (found.at === null) tell(`The ${what} ${forward ? "ends" : "begins"} there.`);
+    else await pane.goTo(found.row, found.at, false);
   } catch (error) {
     tell(String(error));
   } finally {
@@ -199,6 +203,7 @@ function state(): string {
   if (desk.fn !== null) words.set("fn", String(desk.fn));
   if (desk.text) words.set("text", desk.text);
   if (allRows) words.set("all", "1");
+  if (stepsAll) words.set("steps", "all");
   words.set("tab", tab);
   return `#${words}`;
 }
@@ -236,6 +241,7 @@ async function restore(): Promise<void> {
     desk.text = words.get("text") ?? "";
     byId<HTMLInputElement>("text").value = desk.text;
     setAll(words.get("all") === "1");
+    setStepsAll(words.get("steps") === "all");
     const wanted = words.get("tab");
     openTab(wanted && PANELS[wanted] && (wanted !== "parting" || panes.length > 1) ? wanted : panes.length > 1 ? "parting" : "place");
     const at = number("at");
@@ -253,6 +259,11 @@ function setAll(value: boolean): void {
   allRows = value;
   const box = document.getElementById("all") as HTMLInputElement | null;
   if (box) box.checked = value;
+}
+
+function setStepsAll(value: boolean): void {
+  stepsAll = value;
+  byId<HTMLInputElement>("steps-all").checked = value;
 }
 
 // Pictures.
@@ -320,6 +331,7 @@ const KEYS: [string, string, Act][] = [
   ["z", "zoom to the selection", () => desk.pane.selection && desk.pane.show(desk.pane.selection, true)],
   ["Escape", "no selection", () => { desk.pane.selection = null; desk.pane.refresh(); host.changed(desk.pane, false); }],
   ...STEPS.map(([, key, text, act]): [string, string, Act] => [key, text, act]),
+  ["t", "steps go through all rows in the order of time, or stay in theirs", () => { setStepsAll(!stepsAll); remember(false); }],
   ["f", "where what was looked for last runs next", () => lastTarget && void find(lastTarget, true)],
   ["F", "where it ran before", () => lastTarget && void find(lastTarget, false)],
   ["b", "on to the next breakpoint", () => void toBreakpoint(true)],
@@ -392,6 +404,8 @@ function listen(): void {
     }
   });
   byId("steps").append(...STEPS.map(([text, key, title, act]) => el("button", { type: "button", click: act, title: `${title} (${key})`, "aria-label": `${text} ${title}` }, text)));
+  const all = el("input", { type: "checkbox", id: "steps-all", change: () => { setStepsAll(all.checked); remember(false); } });
+  byId("steps").append(el("label", { title: "Steps go through all rows in the order of time (t); over calls and out of them, they stay in their row" }, all, " all rows"));
   tabs.addEventListener("keydown", (event) => {
     const all = [...tabs.querySelectorAll<HTMLElement>("[role=tab]")];
     const now = all.findIndex((button) => button.dataset.tab === tab);

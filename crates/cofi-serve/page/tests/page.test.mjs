@@ -248,6 +248,19 @@ test("32 threads, with names that are markup", async () => {
   await page.locator("#details").focus();
   await page.keyboard.press("i");
   await told(page, "<b onx=1>");
+  // In the order of time, the next instruction may be another thread's.
+  await page.keyboard.press("t");
+  assert.ok(await page.locator("#steps-all").isChecked());
+  const thread = async () => (await status(page)).match(/&amp; (\d+)|threads (\d+)/)?.[0];
+  const threads = new Set();
+  for (let count = 0; count < 400 && threads.size < 2; count++) {
+    threads.add(await thread());
+    const before = await status(page);
+    await page.keyboard.press("c");
+    await page.waitForFunction((text) => document.getElementById("status").textContent !== text, before);
+  }
+  assert.equal(threads.size, 2);
+  await page.keyboard.press("t");
   await page.click("#tab-functions");
   await page.locator("#all").check();
   await page.locator("#details").getByText("all rows").first().waitFor();
