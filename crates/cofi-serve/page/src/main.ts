@@ -405,7 +405,7 @@ function listen(): void {
   });
   byId("steps").append(...STEPS.map(([text, key, title, act]) => el("button", { type: "button", click: act, title: `${title} (${key})`, "aria-label": `${text} ${title}` }, text)));
   const all = el("input", { type: "checkbox", id: "steps-all", change: () => { setStepsAll(all.checked); remember(false); } });
-  byId("steps").append(el("label", { title: "Steps go through all rows in the order of time (t); over calls and out of them, they stay in their row" }, all, " all rows"));
+  byId("steps").append(el("label", { title: "Steps go through all rows in the order of time (t); over calls and out of them, they stay in their row" }, all, "all rows"));
   tabs.addEventListener("keydown", (event) => {
     const all = [...tabs.querySelectorAll<HTMLElement>("[role=tab]")];
     const now = all.findIndex((button) => button.dataset.tab === tab);

@@ -1,4 +1,5 @@
-// The page in a browser: Debian's chromium, on recordings made here. COFI names the command; else it is the release build.
+// The page in a browser: Debian's chromium, on recordings made here. COFI names the command; else it is the release build. COFI_BOOT names the
+// recording of a kernel's boot, as `cargo xtask exam machine --keep FOLDER` leaves it, with the kernel's names beside it.
 import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -47,7 +48,7 @@ async function serve(...files) {
 }
 
 /** A page that is ready, and what it complained of. */
-async function open(address, options = {}) {
+async function open(address, { timeout = 60_000, ...options } = {}) {
   const page = await browser.newPage({ viewport: { width: 1280, height: 800 }, ...options });
   const complaints = [];
   page.on("console", (message) => {
@@ -55,7 +56,7 @@ async function open(address, options = {}) {
   });
   page.on("pageerror", (error) => complaints.push(String(error)));
   await page.goto(address);
-  await page.waitForSelector("html[data-ready]");
+  await page.waitForSelector("html[data-ready]", { timeout });
   return { page, complaints };
 }
 
@@ -264,6 +265,34 @@ test("32 threads, with names that are markup", async () => {
   await page.click("#tab-functions");
   await page.locator("#all").check();
   await page.locator("#details").getByText("all rows").first().waitFor();
+  await check(opened);
+});
+
+const boot = process.env.COFI_BOOT;
+test("a kernel's boot", { skip: boot ? false : "COFI_BOOT names no recording", timeout: 600_000 }, async () => {
+  const opened = await open(await serve("--no-index-file", "--kallsyms", `${boot}.kallsyms`, boot), { timeout: 500_000 });
+  const { page } = opened;
+  assert.match(await page.textContent(".title"), /[12] rows?, [\d,]{11,} instructions, 0 gaps/);
+  await page.fill("#text", "start_kernel");
+  await page.keyboard.press("Enter");
+  const line = page.locator("#details tr", { hasText: /^start_kernel\d+ calls/ });
+  await line.getByText("next").click();
+  await told(page, "in start_kernel");
+  const start = await at(page);
+  await page.locator("#details").focus();
+  await page.keyboard.press("I");
+  await told(page, (start - 1).toLocaleString("en-US"));
+  await page.keyboard.press("i");
+  await told(page, "in start_kernel");
+  await page.keyboard.press("c");
+  await page.waitForFunction(() => !document.getElementById("status").textContent.endsWith("in start_kernel"));
+  assert.ok((await at(page)) > start);
+  await page.keyboard.press("Home");
+  await page.click("#tab-functions");
+  await page.locator("#details").getByText("start_kernel").first().waitFor();
+  for (let count = 0; count < 12; count++) await page.keyboard.press("+");
+  await page.click("#tab-insns");
+  await page.locator("#details tr.here").waitFor();
   await check(opened);
 });
 
