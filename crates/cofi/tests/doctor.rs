@@ -178,7 +178,9 @@ fn versions_are_told() {
         "[ \"$1\" = --version ] && echo qemu-x86_64 version 9.2 && exit\n\
          echo \"qemu: unknown option 'plugin'\" >&2; exit 1",
     );
-    let found = doctor(&mut cofi_with(&scratch.path("")));
+    // What else this machine has is not looked at.
+    let mut command = cofi_with(&scratch.path(""));
+    let found = doctor(command.env("XDG_DATA_HOME", scratch.path("")));
     assert_eq!(found["perf"]["version"], "6.7.g8");
     assert_eq!(found["qemu_system"]["version"], "10.0.2 (Debian 1)");
     // It is too old to be a machine with Intel PT.
