@@ -15,8 +15,9 @@ use cofi_session::{Session, Stream};
 
 use crate::clock::Timeline;
 use crate::collect::Collector;
+use crate::explore::EventKind;
 use crate::index::{FunctionInfo, Index};
-use crate::row::{Chunk, FunctionNumber, GapSpan, Knot, NO_FUNCTION, Row};
+use crate::row::{Axis, Chunk, FunctionNumber, GapSpan, Knot, NO_FUNCTION, Row};
 
 /// How an index is built.
 #[derive(Clone, Copy, Debug)]
@@ -290,6 +291,10 @@ fn follow<'s>(
         row.knots = collector.knots;
         row.begin = row.knots.first().map(|knot| knot.time);
         row.end = row.knots.last().map(|knot| knot.time);
+    }
+    for signal in stream.signals() {
+        let at = row.at(Axis::Offset, signal.offset.0);
+        row.bins.note_event(at, EventKind::Signal.bit());
     }
     Some(Built {
         row,

@@ -1,11 +1,14 @@
 //! What the index keeps of calls, gathered as they begin and are left.
 
 use cofi_analysis::{Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor};
-use cofi_packet::Tsc;
+use cofi_flow::Event;
+use cofi_insn::Class;
+use cofi_packet::{StreamOffset, Tsc};
 use cofi_session::Task;
 
 use crate::calls::{KeptCall, KeptCalls, NO_TIME, kind_number, left_number};
 use crate::clock::Timeline;
+use crate::explore::kind_of;
 use crate::row::{Bins, FunctionNumber, Knot, NO_FUNCTION};
 use crate::stacks::Stacks;
 use crate::sums::{ChunkSums, FunctionSum};
@@ -66,7 +69,7 @@ impl Collector {
             kept: KeptCalls::new(),
             bins: Bins {
                 shift: 8,
-                list: Vec::new(),
+                ..Bins::default()
             },
             knots: Vec::new(),
             calls: 0,
@@ -338,6 +341,12 @@ impl CallVisitor for Collector {
                 kind: kind_number(call.kind),
                 left: left_number(Some(end.left)),
             });
+        }
+    }
+
+    fn event(&mut self, event: &Event, at: &CallMoment, _: StreamOffset, by: Option<Class>) {
+        if let Some(kind) = kind_of(event, by) {
+            self.bins.note_event(self.place(at), kind.bit());
         }
     }
 }

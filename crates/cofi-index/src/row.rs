@@ -100,6 +100,8 @@ pub(crate) struct Bins {
     pub(crate) shift: u32,
     /// The function, and how many instructions of it ran, as far as that is known.
     pub(crate) list: Vec<(FunctionNumber, u32)>,
+    /// Which kinds of events were in each, up to the last that had any.
+    pub(crate) events: Vec<u16>,
 }
 
 /// A part of a row as a picture shows it.
@@ -112,6 +114,9 @@ pub struct StripBin {
     pub function: Option<FunctionNumber>,
     /// Trace is missing there.
     pub has_gap: bool,
+    /// The bits of the kinds of events that were there ([`EventKind::bit`](crate::EventKind::bit)), gaps apart. They are known to one of 65,536 parts
+    /// of the row, and told of where that begins.
+    pub events: u16,
 }
 
 impl Row {
@@ -230,6 +235,11 @@ impl Row {
                 insns,
                 function: (insns > 0).then(|| self.bins.most(from..to)).flatten(),
                 has_gap: false,
+                events: match insns {
+                    0 => 0,
+                    // What happened behind the last instruction, too.
+                    _ => self.bins.events(from..to + u64::from(to == self.insns)),
+                },
             });
             from = to.max(from);
         }
@@ -361,8 +371,35 @@ impl Bins {
         (found != NO_FUNCTION).then_some(found)
     }
 
+    /// The kinds of events in the bins that begin in a range of places.
+    fn events(&self, range: Range<u64>) -> u16 {
+        let begin = |place: u64| {
+            let whole = place >> self.shift;
+            let is_behind = whole << self.shift < place;
+            ((whole + u64::from(is_behind)) as usize).min(self.events.len())
+        };
+        let bins = self.events.get(begin(range.start)..begin(range.end));
+        bins.into_iter().flatten().fold(0, |all, bits| all | bits)
+    }
+
+    /// An event was at a place.
+    pub(crate) fn note_event(&mut self, at: u64, bit: u16) {
+        let bin = (at >> self.shift) as usize;
+        // The last instructions of a row are in the bin at hand, which is the last.
+        if bin <= Self::MOST {
+            if bin >= self.events.len() {
+                self.events.resize(bin + 1, 0);
+            }
+            self.events[bin] |= bit;
+        }
+    }
+
     /// Half as many, each of twice the size.
     pub(crate) fn halve(&mut self) {
+        let pairs = self.events.chunks(2);
+        self.events = pairs
+            .map(|pair| pair.iter().fold(0, |all, bits| all | bits))
+            .collect();
         let pairs = self.list.chunks(2).map(|pair| match pair {
             [(one, a), (other, b)] if one == other => (*one, a.saturating_add(*b)),
             [a, b] => *if a.1 >= b.1 { a } else { b },

@@ -224,11 +224,13 @@ fn strip(recording: &Recording, query: &Query) -> Answer {
         let list = rows.into_iter().map(|number| {
             let bins = all[number].strip(axis, &range, bins);
             let gaps = bins.iter().enumerate().filter(|(_, bin)| bin.has_gap);
+            let events = bins.iter().enumerate().filter(|(_, bin)| bin.events != 0);
             json!({
                 "row": number,
                 "insns": bins.iter().map(|bin| bin.insns).collect::<Vec<_>>(),
                 "functions": bins.iter().map(|bin| bin.function.map_or(-1, i64::from)).collect::<Vec<_>>(),
                 "gaps": gaps.map(|(index, _)| index).collect::<Vec<_>>(),
+                "events": events.map(|(index, bin)| json!([index, bin.events])).collect::<Vec<_>>(),
             })
         });
         Ok(json!({"rows": list.collect::<Vec<_>>()}))

@@ -12,7 +12,8 @@ use std::sync::atomic::AtomicBool;
 
 use cofi_analysis::{Call, CallEnd, CallKind, CallNames, CallTracer, CallVisitor, RanBlock};
 use cofi_index::{
-    Axis, Explorer, Fingerprint, FunctionSum, Hit, Index, IndexError, IndexOptions, Step, Target,
+    Axis, EventKind, Explorer, Fingerprint, FunctionSum, Hit, Index, IndexError, IndexOptions,
+    Step, Target,
 };
 use cofi_packet::Ip;
 use cofi_session::{Session, SessionOptions};
@@ -343,6 +344,40 @@ fn steps_lead_where_they_say() {
             }
         }
         assert!(seen.iter().all(|count| *count > 5), "{seen:?}");
+    });
+}
+
+/// A strip has the kinds of all events, each in the pixel where the part begins in which it was.
+#[test]
+fn strips_show_where_events_were() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = Arc::new(index(session, 1));
+        let mut explorer = Explorer::new(session, index.clone());
+        const PART: u64 = 256;
+        let mut kinds = 0;
+        for (number, row) in index.rows().iter().enumerate() {
+            let events = explorer.events(number, &(0..u64::MAX), 1 << 20);
+            assert!(events.is_whole && events.list.len() > 5);
+            for count in [1, 7, 100, 5000] {
+                let strip = row.strip(Axis::Instructions, &(0..row.insns), count);
+                let mut wanted = vec![0; count];
+                for event in &events.list {
+                    let begin = event.at / PART * PART;
+                    let edge = |pixel: usize| row.insns * pixel as u64 / count as u64;
+                    let pixel = (0..count).rfind(|pixel| edge(*pixel) <= begin);
+                    wanted[pixel.expect("a pixel")] |= event.kind.bit();
+                }
+                let found: Vec<u16> = strip.iter().map(|bin| bin.events).collect();
+                assert_eq!(found, wanted, "row {number}, {count}");
+                kinds |= found.into_iter().fold(0, |all, bits| all | bits);
+            }
+        }
+        let bits = EventKind::Syscall.bit() | EventKind::Signal.bit() | EventKind::Tracing.bit();
+        assert_eq!(kinds & bits, bits);
     });
 }
 

@@ -56,6 +56,12 @@ impl EventKind {
             Self::Other => "other",
         }
     }
+
+    /// Its bit in [`StripBin::events`](crate::StripBin::events).
+    #[must_use]
+    pub const fn bit(self) -> u16 {
+        1 << self as u16
+    }
 }
 
 /// Something that happened.
@@ -84,37 +90,48 @@ pub struct Events {
     pub is_whole: bool,
 }
 
-/// What to say of an event, behind an instruction of a class that leads elsewhere.
-pub(crate) fn describe(event: &Event, by: Option<Class>) -> Option<(EventKind, String)> {
+/// What kind of thing an event is, behind an instruction of a class that leads elsewhere; none of what is told otherwise.
+pub(crate) const fn kind_of(event: &Event, by: Option<Class>) -> Option<EventKind> {
     use EventKind as Kind;
-    let to = |ip: Option<cofi_packet::Ip>| ip.map_or(String::new(), |ip| format!(" to {ip}"));
-    Some(match *event {
-        Event::Enabled { ip, resumed: true } => (Kind::Tracing, format!("tracing goes on at {ip}")),
-        Event::Enabled { ip, .. } => (Kind::Tracing, format!("tracing on at {ip}")),
-        Event::Disabled { ip } if by == Some(Class::Syscall) => {
-            (Kind::Syscall, format!("system call{}", to(ip)))
-        }
-        Event::Disabled { ip } => (Kind::Tracing, format!("tracing off{}", to(ip))),
-        Event::AsyncBranch { from, to } => (Kind::Interrupt, format!("before {from}, to {to}")),
-        Event::AsyncDisabled { at, ip } => (
-            Kind::Interrupt,
-            format!("tracing off before {at}{}", to(ip)),
-        ),
+    Some(match event {
+        Event::Disabled { .. } if matches!(by, Some(Class::Syscall)) => Kind::Syscall,
+        Event::Enabled { .. } | Event::Disabled { .. } | Event::Stop => Kind::Tracing,
+        Event::AsyncBranch { .. } | Event::AsyncDisabled { .. } => Kind::Interrupt,
         Event::Overflow { .. } => return None,
-        Event::Paging { cr3, nr } => (
-            Kind::State,
-            format!("CR3 {cr3:#x}{}", if nr { " of a guest" } else { "" }),
-        ),
-        Event::PagingEnabled { on } => (Kind::State, format!("paging {}", on_off(on))),
-        Event::ExecMode { mode, .. } => (Kind::State, format!("{} code", bits(mode))),
-        Event::Vmcs { base } => (Kind::State, format!("VMCS {base:#x}")),
-        Event::Stop => (Kind::Tracing, "a TraceStop range was entered".to_owned()),
-        Event::Ptwrite { payload, .. } => (Kind::Ptwrite, format!("{payload:#x}")),
+        Event::Paging { .. }
+        | Event::PagingEnabled { .. }
+        | Event::ExecMode { .. }
+        | Event::Vmcs { .. } => Kind::State,
+        Event::Ptwrite { .. } => Kind::Ptwrite,
         Event::Mwait { .. } | Event::Pwre { .. } | Event::Pwrx { .. } | Event::ExStop { .. } => {
-            (Kind::Power, format!("{event:?}"))
+            Kind::Power
         }
-        _ => (Kind::Other, format!("{event:?}")),
+        _ => Kind::Other,
     })
+}
+
+/// What to say of an event, and its kind.
+pub(crate) fn describe(event: &Event, by: Option<Class>) -> Option<(EventKind, String)> {
+    let kind = kind_of(event, by)?;
+    let to = |ip: Option<cofi_packet::Ip>| ip.map_or(String::new(), |ip| format!(" to {ip}"));
+    let text = match *event {
+        Event::Enabled { ip, resumed: true } => format!("tracing goes on at {ip}"),
+        Event::Enabled { ip, .. } => format!("tracing on at {ip}"),
+        Event::Disabled { ip } if kind == EventKind::Syscall => format!("system call{}", to(ip)),
+        Event::Disabled { ip } => format!("tracing off{}", to(ip)),
+        Event::AsyncBranch { from, to } => format!("before {from}, to {to}"),
+        Event::AsyncDisabled { at, ip } => format!("tracing off before {at}{}", to(ip)),
+        Event::Paging { cr3, nr } => {
+            format!("CR3 {cr3:#x}{}", if nr { " of a guest" } else { "" })
+        }
+        Event::PagingEnabled { on } => format!("paging {}", on_off(on)),
+        Event::ExecMode { mode, .. } => format!("{} code", bits(mode)),
+        Event::Vmcs { base } => format!("VMCS {base:#x}"),
+        Event::Stop => "a TraceStop range was entered".to_owned(),
+        Event::Ptwrite { payload, .. } => format!("{payload:#x}"),
+        _ => format!("{event:?}"),
+    };
+    Some((kind, text))
 }
 
 /// The name of a mode.

@@ -23,6 +23,7 @@ use crate::index::Index;
 
 pub use code::{Code, CodeInsn};
 pub use disassemble::CodeLine;
+pub(crate) use events::kind_of;
 pub use events::{EventInfo, EventKind, Events};
 pub use find::{Hit, Target};
 pub use flame::{Flame, FunctionTable, Merged, MergedNode, Neighbours};

@@ -33,7 +33,9 @@ export type Source = [string, number | null] | null;
 export type Sum = [number, number, number, number];
 /** Begin and end on the axis, depth, function, flags (1 assumed, 2 inlined, 4 end not known), begin and end as places. */
 export type Call = [number, number, number, number, number, number, number];
-export interface Strip { row: number; insns: number[]; functions: number[]; gaps: number[] }
+/** `events`: index of a bin, and the bits of the kinds of what happened there. */
+export interface Strip { row: number; insns: number[]; functions: number[]; gaps: number[]; events: [number, number][] }
+export const SIGNAL = 1 << 2;
 export interface Frame { function: number | null; kind: string; depth: number; begin: number; ip: string | null; source: Source }
 export interface Place {
   row: number; at: number; of: number; offset: number; time: [number, number] | null; tid: number; ip: string;

@@ -1,6 +1,6 @@
 // A recording: its minimap, its rows and the calls of one row.
 
-import { type Axis, type Call, type Event, type FunctionRow, type Params, type Place, type Recording, type Row, type Strip, ask, isAbort } from "./api.js";
+import { type Axis, type Call, type Event, type FunctionRow, type Params, type Place, type Recording, type Row, SIGNAL, type Strip, ask, isAbort } from "./api.js";
 import { count, el, time } from "./dom.js";
 import { CanvasPainter, type Colours, type Painter, SvgPainter, colourOf, colours } from "./paint.js";
 
@@ -14,7 +14,7 @@ interface StripData extends Range { view: Range; bins: number; rows: Map<number,
 interface FlameData extends Range { row: number; calls: Call[]; shortest: number; whole: boolean }
 interface EventData extends Range { row: number; events: Event[]; whole: boolean }
 
-/** Events are asked for where no more than this ran: they are not in the index. */
+/** Events are asked for one by one where no more than this ran; else the index tells where about there are some. */
 const EVENTFUL = 4_000_000;
 
 /** What a pane tells the page. */
@@ -413,7 +413,15 @@ export class Pane {
           if (x >= GUTTER) p.rect(x, y, w, ROW - 2, c.gap);
         }
       }
-      if (number === this.row) this.#paintEvents(p, c, y);
+      if (number === this.row && this.#events?.row === number) this.#paintEvents(p, c, y);
+      else if (strip && data) {
+        const size = (strip.to - strip.from) / strip.bins;
+        for (const [index, kinds] of data.events) {
+          const isSignal = (kinds & SIGNAL) !== 0;
+          const x = this.#x(strip.from + index * size);
+          if (x >= GUTTER && x <= p.width) p.rect(x - 0.5, y, 1, isSignal ? ROW - 2 : 5, isSignal ? c.accent : c.faint);
+        }
+      }
       p.rect(0, y, GUTTER, ROW - 1, number === this.row ? c.panel : c.back);
       p.text(8, y + ROW / 2, this.rowName(number), number === this.row ? c.text : c.faint, GUTTER - 14);
       p.rect(0, y + ROW - 1, p.width, 1, c.line);
@@ -472,9 +480,7 @@ export class Pane {
       p.text(8, 11, this.rowName(this.row), c.text, GUTTER - 12);
       if (known.shortest > 0) p.text(8, 11 + LEVEL, `calls of ${count(known.shortest)}+ insns`, c.faint, GUTTER - 12);
       if (!known.whole) p.text(8, 11 + 2 * LEVEL, "not all are shown", c.gap, GUTTER - 12);
-      const events = this.#events;
-      const missing = !events ? ((this.#ran() ?? 0) > EVENTFUL ? "events: zoom in" : "") : events.whole ? "" : "not all events";
-      if (missing) p.text(8, 11 + 3 * LEVEL, missing, c.faint, GUTTER - 12);
+      if (this.#events && !this.#events.whole) p.text(8, 11 + 3 * LEVEL, "not all events", c.faint, GUTTER - 12);
     }
     this.#marks(p, c);
   }
