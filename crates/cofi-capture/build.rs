@@ -50,13 +50,19 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let source = folder.join("lib.rs");
     let out = variable("OUT_DIR");
-    for (version, cfg) in [(1, None), (4, Some("cofi_plugin_api_4"))] {
+    let versions = [
+        (1, None),
+        (4, Some("cofi_plugin_api_4")),
+        (7, Some("cofi_plugin_api_7")),
+    ];
+    for (version, cfg) in versions {
         build(&source, &out.join(format!("plugin_{version}.so")), cfg);
     }
-    let size = |version| {
+    let size = |version: u32| {
         fs::metadata(out.join(format!("plugin_{version}.so")))
             .map(|data| data.len())
             .unwrap_or(0)
     };
-    assert!(size(1) > 0 && size(4) > 0, "the QEMU plugin is empty");
+    let is_there = versions.iter().all(|(version, _)| size(*version) > 0);
+    assert!(is_there, "the QEMU plugin is empty");
 }

@@ -1,7 +1,7 @@
 //! The state of an emulated x86 processor, where QEMU keeps it.
 //!
-//! QEMU's generated code has its address in RBP. Its beginning is the same in QEMU 7.2 to 11.1; before anything is believed,
-//! [`State::is_as_known`] compares it with what QEMU says of its registers itself.
+//! QEMU's generated code has its address in RBP. Its beginning is that of QEMU 11.1; before anything is believed, [`State::is_as_known`]
+//! compares it with what QEMU says of its registers itself.
 #![allow(
     unsafe_code,
     reason = "memory of another program's making; each use has its justification"

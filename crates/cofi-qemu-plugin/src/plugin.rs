@@ -6,7 +6,7 @@
 
 use crate::layout::{self, BlockHead, header, record, recorder, slot};
 use crate::machine;
-use crate::qemu::{ExecCallback, Functions, Id, Info, Tb};
+use crate::qemu::{ExecCallback, Functions, Id, Info, Tb, callback};
 use crate::rings::{
     self, BLOCKS, Ring, has_recorder, map_recorder, put, put_bytes, recorder_word, take_slot, word,
     word32,
@@ -262,8 +262,9 @@ extern "C" fn on_handler_with_state(vcpu: c_uint, number: *mut c_void, state: u6
     on_block(vcpu, number);
 }
 
+callback! {
 /// QEMU translates a block.
-extern "C" fn on_translation(_id: Id, tb: Tb) {
+fn on_translation(tb: Tb) {
     let Some(Plugin { qemu, .. }) = PLUGIN.get() else {
         return;
     };
@@ -289,6 +290,7 @@ extern "C" fn on_translation(_id: Id, tb: Tb) {
         on_block
     };
     qemu.on_execution(tb, callback, number as usize);
+}
 }
 
 /// Tells the recorder of a machine's block; its number.
@@ -335,7 +337,8 @@ fn mapping_at(address: u64) -> Option<(Range<u64>, Vec<u8>)> {
     })
 }
 
-pub(crate) extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
+/// The thread of a virtual processor has ended.
+pub(crate) fn end_vcpu(vcpu: c_uint) {
     let Some(place) = SLOT_OF.get(vcpu as usize) else {
         return;
     };
@@ -349,10 +352,16 @@ pub(crate) extern "C" fn on_vcpu_exit(_id: Id, vcpu: c_uint) {
     }
 }
 
-#[rustfmt::skip]
-extern "C" fn on_system_call(
-    _id: Id, vcpu: c_uint, number: i64, signal: u64, action: u64,
-    _: u64, _: u64, _: u64, _: u64, _: u64, _: u64,
+callback! {
+fn on_vcpu_exit(vcpu: c_uint) {
+    end_vcpu(vcpu);
+}
+}
+
+callback! {
+fn on_system_call(
+    vcpu: c_uint, number: i64, signal: u64, action: u64,
+    _c: u64, _d: u64, _e: u64, _f: u64, _g: u64, _h: u64,
 ) {
     if let Some(base) = slot_of(vcpu) {
         put(base, &[record::SYSCALL, number as u32]);
@@ -364,12 +373,15 @@ extern "C" fn on_system_call(
         signals::set_action(signal, action);
     }
 }
+}
 
-extern "C" fn on_system_call_return(_id: Id, _vcpu: c_uint, number: i64, _result: i64) {
+callback! {
+fn on_system_call_return(_vcpu: c_uint, number: i64, _result: i64) {
     if call::MAPPING.contains(&number) {
         MAPPINGS_CHANGE.store(true, Ordering::Release);
         MAPPING_CALLS.fetch_sub(1, Ordering::AcqRel);
     }
+}
 }
 
 /// In a child after fork: memory of its own. It has its parent's translated blocks, and their numbers.

@@ -14,10 +14,13 @@ use core::ptr::NonNull;
 pub(crate) static qemu_plugin_version: c_int = VERSION;
 
 /// The version of this build.
+#[cfg(cofi_plugin_api_7)]
+pub(crate) const VERSION: c_int = 7;
+/// The version of this build.
 #[cfg(cofi_plugin_api_4)]
 pub(crate) const VERSION: c_int = 4;
 /// The version of this build.
-#[cfg(not(cofi_plugin_api_4))]
+#[cfg(not(any(cofi_plugin_api_4, cofi_plugin_api_7)))]
 pub(crate) const VERSION: c_int = 1;
 
 /// The plugin's number, given by QEMU.
@@ -28,15 +31,42 @@ pub(crate) type Tb = *mut c_void;
 type Insn = *mut c_void;
 /// Called before a block runs.
 pub(crate) type ExecCallback = unsafe extern "C" fn(c_uint, *mut c_void);
-pub(crate) type TranslateCallback = extern "C" fn(Id, Tb);
-pub(crate) type VcpuCallback = extern "C" fn(Id, c_uint);
-#[rustfmt::skip]
-pub(crate) type SyscallCallback = extern "C" fn(Id, c_uint, i64, u64, u64, u64, u64, u64, u64, u64, u64);
 
-pub(crate) type SyscallReturnCallback = extern "C" fn(Id, c_uint, i64, i64);
+/// A function that QEMU calls when something happens: up to version 6 with the plugin's number before the arguments, from version 7 on with a
+/// pointer of ours behind them, which is null.
+macro_rules! callback {
+    ($(#[$about:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block) => {
+        $(#[$about])*
+        #[cfg(cofi_plugin_api_7)]
+        $vis extern "C" fn $name($($arg: $type,)* _: *mut core::ffi::c_void) $body
+        $(#[$about])*
+        #[cfg(not(cofi_plugin_api_7))]
+        $vis extern "C" fn $name(_: $crate::qemu::Id, $($arg: $type),*) $body
+    };
+    ($(#[$about:meta])* $vis:vis type $name:ident = fn($($type:ty),*);) => {
+        $(#[$about])*
+        #[cfg(cofi_plugin_api_7)]
+        $vis type $name = extern "C" fn($($type,)* *mut c_void);
+        $(#[$about])*
+        #[cfg(not(cofi_plugin_api_7))]
+        $vis type $name = extern "C" fn(Id, $($type),*);
+    };
+}
+pub(crate) use callback;
 
-/// The callback neither reads nor writes registers.
-const NO_REGS: c_uint = 0;
+callback! { pub(crate) type TranslateCallback = fn(Tb); }
+callback! { pub(crate) type VcpuCallback = fn(c_uint); }
+callback! { pub(crate) type SyscallCallback = fn(c_uint, i64, u64, u64, u64, u64, u64, u64, u64, u64); }
+callback! { pub(crate) type SyscallReturnCallback = fn(c_uint, i64, i64); }
+
+/// What registering such a function takes more from version 7 on; before, QEMU does not look at it.
+const DATA: *mut c_void = core::ptr::null_mut();
+
+/// What a block's callback does with registers: nothing; from version 7 on QEMU lets only those read them that say so. Where a block begins, all are
+/// where they can be read: that costs nothing.
+const REGISTERS_USED: c_uint = if VERSION == 7 { READS } else { NOTHING };
+const NOTHING: c_uint = 0;
+const READS: c_uint = 1;
 
 macro_rules! functions {
     (
@@ -73,11 +103,11 @@ macro_rules! functions {
 functions! {
     /// QEMU's functions.
     Functions from "qemu_plugin_";
-    register_vcpu_tb_trans_cb: fn(Id, TranslateCallback);
+    register_vcpu_tb_trans_cb: fn(Id, TranslateCallback, *mut c_void);
     register_vcpu_tb_exec_cb: fn(Tb, ExecCallback, c_uint, *mut c_void);
-    register_vcpu_exit_cb: fn(Id, VcpuCallback);
-    register_vcpu_syscall_cb: fn(Id, SyscallCallback);
-    register_vcpu_syscall_ret_cb: fn(Id, SyscallReturnCallback);
+    register_vcpu_exit_cb: fn(Id, VcpuCallback, *mut c_void);
+    register_vcpu_syscall_cb: fn(Id, SyscallCallback, *mut c_void);
+    register_vcpu_syscall_ret_cb: fn(Id, SyscallReturnCallback, *mut c_void);
     tb_n_insns: fn(Tb) -> usize;
     tb_vaddr: fn(Tb) -> u64;
     tb_get_insn: fn(Tb, usize) -> Insn;
@@ -94,12 +124,11 @@ pub(crate) struct Entry {
     offset: usize,
 }
 
-/// A register, as QEMU describes it.
+/// How QEMU's description of a register begins; how long it is depends on the version.
 #[repr(C)]
 struct Descriptor {
     handle: *mut c_void,
     name: *const c_char,
-    feature: *const c_char,
 }
 
 /// An array of GLib's, of bytes or of descriptors.
@@ -109,15 +138,30 @@ struct Array<T> {
     len: c_uint,
 }
 
+/// What reading a register tells: from version 6 on whether it was read, before that the length of its value.
+#[cfg(cofi_plugin_api_7)]
+type Read = bool;
+#[cfg(not(cofi_plugin_api_7))]
+type Read = c_int;
+
+#[cfg(cofi_plugin_api_7)]
+const fn was_read(read: Read) -> bool {
+    read
+}
+#[cfg(not(cofi_plugin_api_7))]
+const fn was_read(read: Read) -> bool {
+    read > 0
+}
+
 functions! {
     /// What whole machines need, from version 4 on.
     MachineFunctions from "qemu_plugin_";
-    register_vcpu_idle_cb: fn(Id, VcpuCallback);
+    register_vcpu_idle_cb: fn(Id, VcpuCallback, *mut c_void);
     register_vcpu_insn_exec_inline_per_vcpu: fn(Insn, c_uint, Entry, u64);
     scoreboard_new: fn(usize) -> *mut c_void;
     scoreboard_find: fn(*mut c_void, c_uint) -> *mut u64;
     get_registers: fn() -> *mut Array<Descriptor>;
-    read_register: fn(*mut c_void, *mut Array<u8>) -> c_int;
+    read_register: fn(*mut c_void, *mut Array<u8>) -> Read;
     read_memory_vaddr: fn(u64, *mut Array<u8>, usize) -> bool;
 }
 
@@ -127,6 +171,7 @@ functions! {
     byte_array_new: fn() -> *mut Array<u8>;
     byte_array_free: fn(*mut Array<u8>, c_int) -> *mut u8;
     array_free: fn(*mut Array<Descriptor>, c_int) -> *mut c_void;
+    array_get_element_size: fn(*mut Array<Descriptor>) -> c_uint;
 }
 
 /// `QEMU_PLUGIN_INLINE_STORE_U64`.
@@ -161,7 +206,7 @@ impl Machine {
 
     pub(crate) fn on_idle(&self, id: Id, callback: VcpuCallback) {
         // SAFETY: `id` is what QEMU gave us; the callback lives as long as the plugin.
-        unsafe { (self.qemu.register_vcpu_idle_cb)(id, callback) }
+        unsafe { (self.qemu.register_vcpu_idle_cb)(id, callback, DATA) }
     }
 
     /// Has the processor's mark set whenever it comes to the block's `index`th instruction. Only during its translation.
@@ -202,14 +247,15 @@ impl Machine {
         // the arrays are ours, and are freed.
         unsafe {
             let list = (self.qemu.get_registers)();
-            let descriptors = core::slice::from_raw_parts((*list).data, (*list).len as usize);
-            for register in descriptors {
+            let size = (self.glib.array_get_element_size)(list) as usize;
+            for index in 0..(*list).len as usize {
+                let register = &*(*list).data.byte_add(index * size);
                 let name = CStr::from_ptr(register.name).to_bytes();
                 let Some(place) = names.iter().position(|known| known.as_bytes() == name) else {
                     continue;
                 };
                 let array = (self.glib.byte_array_new)();
-                if (self.qemu.read_register)(register.handle, array) > 0 {
+                if was_read((self.qemu.read_register)(register.handle, array)) {
                     let bytes = core::slice::from_raw_parts((*array).data, (*array).len as usize);
                     let mut value = [0; 8];
                     let len = bytes.len().min(8);
@@ -243,25 +289,25 @@ fn lookup(name: &'static str) -> Result<NonNull<c_void>, &'static str> {
 impl Functions {
     pub(crate) fn on_translation(&self, id: Id, callback: TranslateCallback) {
         // SAFETY: `id` is what QEMU gave us; the callback lives as long as the plugin.
-        unsafe { (self.register_vcpu_tb_trans_cb)(id, callback) }
+        unsafe { (self.register_vcpu_tb_trans_cb)(id, callback, DATA) }
     }
     pub(crate) fn on_vcpu_exit(&self, id: Id, callback: VcpuCallback) {
         // SAFETY: as above.
-        unsafe { (self.register_vcpu_exit_cb)(id, callback) }
+        unsafe { (self.register_vcpu_exit_cb)(id, callback, DATA) }
     }
     pub(crate) fn on_system_call(&self, id: Id, callback: SyscallCallback) {
         // SAFETY: as above.
-        unsafe { (self.register_vcpu_syscall_cb)(id, callback) }
+        unsafe { (self.register_vcpu_syscall_cb)(id, callback, DATA) }
     }
     pub(crate) fn on_system_call_return(&self, id: Id, callback: SyscallReturnCallback) {
         // SAFETY: as above.
-        unsafe { (self.register_vcpu_syscall_ret_cb)(id, callback) }
+        unsafe { (self.register_vcpu_syscall_ret_cb)(id, callback, DATA) }
     }
     /// Has `callback` called with `data` whenever the block runs. Only during its translation.
     pub(crate) fn on_execution(&self, tb: Tb, callback: ExecCallback, data: usize) {
         let data = core::ptr::without_provenance_mut(data);
         // SAFETY: `tb` is the block under translation; the callback lives as long as the plugin, and `data` is a number.
-        unsafe { (self.register_vcpu_tb_exec_cb)(tb, callback, NO_REGS, data) }
+        unsafe { (self.register_vcpu_tb_exec_cb)(tb, callback, REGISTERS_USED, data) }
     }
     pub(crate) fn address(&self, tb: Tb) -> u64 {
         // SAFETY: `tb` is the block under translation.

@@ -19,7 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LEAST_SPACE: u64 = 384 << 20;
 
 /// The plugin, built for each version of QEMU's interface.
-pub(super) const PLUGINS: [(u32, &[u8]); 2] = [
+pub(super) const PLUGINS: [(u32, &[u8]); 3] = [
+    (7, include_bytes!(concat!(env!("OUT_DIR"), "/plugin_7.so"))),
     (4, include_bytes!(concat!(env!("OUT_DIR"), "/plugin_4.so"))),
     (1, include_bytes!(concat!(env!("OUT_DIR"), "/plugin_1.so"))),
 ];
@@ -35,7 +36,7 @@ pub enum QemuError {
     Missing,
     /// It is built without plugins, or takes no version of them that Cofi has.
     #[error(
-        "{} takes none of Cofi's plugins (versions 1 and 4): install Debian 12's package qemu-user (7.2), or use --engine \
+        "{} takes none of Cofi's plugins (versions 1, 4 and 7): install Debian 12's package qemu-user (7.2), or use --engine \
          ptrace; it says: {says}",
         path.display()
     )]

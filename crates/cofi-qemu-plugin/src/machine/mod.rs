@@ -13,7 +13,7 @@ mod state;
 
 use crate::layout::{record, state as bits};
 use crate::plugin::{self, PLUGIN};
-use crate::qemu::{Id, Machine, Tb};
+use crate::qemu::{Id, Machine, Tb, callback};
 use crate::rings;
 use code::{Code, End, Recent};
 use core::cell::UnsafeCell;
@@ -62,8 +62,9 @@ pub(crate) fn install(id: Id) -> Result<(), &'static str> {
     MACHINE.set(machine).map_err(|_| "second machine")
 }
 
+callback! {
 /// QEMU translates a block.
-extern "C" fn on_translation(_id: Id, tb: Tb) {
+fn on_translation(tb: Tb) {
     let (Some(plugin), Some(machine)) = (PLUGIN.get(), MACHINE.get()) else {
         return;
     };
@@ -80,6 +81,7 @@ extern "C" fn on_translation(_id: Id, tb: Tb) {
     if code.wants_mark() && count > 0 {
         machine.mark_at(qemu, tb, count - 1);
     }
+}
 }
 
 /// A block is about to run. QEMU's generated code has the address of the processor's state in rbp; that is handed on.
@@ -257,17 +259,20 @@ impl Processor {
     }
 }
 
+callback! {
 /// A processor has been unplugged; another one may get its number.
-extern "C" fn on_vcpu_exit(id: Id, vcpu: c_uint) {
+fn on_vcpu_exit(vcpu: c_uint) {
     if let Some(own) = ALL.get(vcpu as usize) {
         // SAFETY: the processor's thread has ended, and nobody else uses this.
         unsafe { *own.0.get() = Processor::NEW };
     }
-    plugin::on_vcpu_exit(id, vcpu);
+    plugin::end_vcpu(vcpu);
+}
 }
 
+callback! {
 /// A processor waits for an interrupt.
-extern "C" fn on_idle(_id: Id, vcpu: c_uint) {
+fn on_idle(vcpu: c_uint) {
     let Some(own) = ALL.get(vcpu as usize) else {
         return;
     };
@@ -276,4 +281,5 @@ extern "C" fn on_idle(_id: Id, vcpu: c_uint) {
     if let (Some(slot), Some(_)) = (own.slot, own.before) {
         rings::put(slot, &[record::IDLE]);
     }
+}
 }

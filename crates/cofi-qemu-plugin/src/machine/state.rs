@@ -1,22 +1,28 @@
 //! Where the state of an emulated x86 processor is.
 //!
-//! QEMU's generated code has the address of that state in rbp. Its beginning is the same in QEMU 7.2 and 10.0; before anything is
-//! believed, [`State::is_as_known`] compares it with what QEMU says of its registers itself.
+//! QEMU's generated code has the address of that state in rbp. Its beginning is the same in QEMU 7.2 and 10.0; in 11.1 it has room for
+//! more registers (APX). Before anything is believed, [`State::is_as_known`] compares it with what QEMU says of its registers itself.
 
 use crate::layout::state;
 use crate::qemu::Machine;
 
-/// Offsets: sixteen registers of eight bytes, the rest as they follow.
+/// How many general registers the state has room for.
+#[cfg(cofi_plugin_api_7)]
+const REGISTERS: usize = 32;
+#[cfg(not(cofi_plugin_api_7))]
+const REGISTERS: usize = 16;
+
+/// Offsets: the registers, of eight bytes each; the rest as they follow.
 const RSP: usize = 4 * 8;
-const EIP: usize = 128;
+const EIP: usize = REGISTERS * 8;
 /// QEMU's digest of what decides how code is read.
-const HFLAGS: usize = 176;
-const CS: usize = 208;
-const SS: usize = 232;
-const LDT: usize = 328;
-const GDT: usize = 376;
-const IDT: usize = 400;
-const CR3: usize = 448;
+const HFLAGS: usize = EIP + 48;
+const CS: usize = EIP + 80;
+const SS: usize = EIP + 104;
+const LDT: usize = EIP + 200;
+const GDT: usize = EIP + 248;
+const IDT: usize = EIP + 272;
+const CR3: usize = EIP + 320;
 /// Within a segment: selector, base, limit.
 const BASE: usize = 8;
 const LIMIT: usize = 16;
