@@ -415,7 +415,13 @@ fn steps_over_all_rows_follow_time() {
         let switches = (1..all.len()).filter(|number| all[number - 1].0 != all[*number].0);
         let switches: Vec<usize> = switches.collect();
         let some = switches.iter().step_by(switches.len() / 20 + 1).copied();
-        for number in some.chain((0..all.len()).step_by(all.len() / 20)) {
+        // The second thread begins and ends while the first is there, however they are scheduled: nothing of its own is before and behind.
+        let ends = (0..all.len()).filter(|number| all[*number].0 == 1);
+        let ends = [ends.clone().min(), ends.max()].into_iter().flatten();
+        for number in ends
+            .chain(some)
+            .chain((0..all.len()).step_by(all.len() / 20))
+        {
             let (row, at) = all[number];
             let other = 1 - row;
             let insns = index.rows()[other].insns;
@@ -446,7 +452,7 @@ fn steps_over_all_rows_follow_time() {
                 assert!(over.is_none_or(|(found, _)| found == row));
             }
         }
-        assert!(changes > 2, "{changes}");
+        assert!(changes >= 2, "{changes}");
     });
 }
 
