@@ -91,8 +91,10 @@ impl Processor {
             self.place(observer, blocks, pages);
         }
         let block = self.entered.and_then(|(number, _)| blocks.get(number));
+        // A machine that is being switched off or stopped has its processors wait anywhere: where a branch led, its next block tells.
         if let (Some(block), false) = (block, self.is_complete)
             && let Some(last) = blocks.steps(block).last()
+            && matches!(last.insn.class, Class::Other | Class::Wait)
         {
             self.is_complete = true;
             let after = last.insn.next_ip(last.ip, block.mode);

@@ -343,6 +343,24 @@ fn a_halted_processor_waits_for_an_interrupt() {
     assert_eq!(bench.unexplained(), 1);
 }
 
+/// A machine that is switched off has its processors wait wherever they are.
+#[test]
+fn who_waits_behind_a_branch_tells_nothing_of_it() {
+    // call 0x1100
+    let mut bench = Bench::in_block(0x1000, KERNEL, &[0xe8, 0xfb, 0, 0, 0]);
+    assert_eq!(bench.idle(), [""; 0]);
+    assert!(!bench.processor.is_told());
+    // It runs on after all.
+    assert_eq!(bench.go(0x1100, KERNEL, &NOP), ["1000 to 1100"]);
+    let mut bench = Bench::in_block(0x1000, KERNEL, &JNE);
+    assert_eq!(bench.idle(), [""; 0]);
+    assert_eq!(
+        bench.go(0x1010, KERNEL, &NOP),
+        ["1000 to 1001", "1001 to 1010"]
+    );
+    assert_eq!(bench.unexplained(), 0);
+}
+
 #[test]
 fn a_start_up_interrupt_begins_a_page_in_real_mode() {
     // cli; hlt; then at 0x9a000
