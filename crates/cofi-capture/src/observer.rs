@@ -53,6 +53,14 @@ pub struct Mapping {
     pub kind: MappingKind,
 }
 
+impl Mapping {
+    /// Where an offset in the file is mapped, if it is.
+    pub(crate) fn address_of(&self, offset: u64) -> Option<u64> {
+        let address = offset.checked_sub(self.offset)?.checked_add(self.start)?;
+        (address < self.end).then_some(address)
+    }
+}
+
 /// Bytes of code that no file holds.
 #[derive(Clone, Copy, Debug)]
 pub struct SavedCode<'a> {

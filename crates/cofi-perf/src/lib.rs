@@ -87,5 +87,6 @@ pub use reader::{
 pub use remark::{Missing, Remark, Seal, Signal};
 pub use time::{PerfTime, TimeConv};
 pub use writer::{
-    IdPlace, KernelEvent, KernelTrace, KernelWriter, Mark, Mmap2, Options, Subject, Task, Writer,
+    IdPlace, KernelEvent, KernelTrace, KernelWriter, Mark, Mmap2, Options, StreamPlace, Subject,
+    Task, Writer,
 };

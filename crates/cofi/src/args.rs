@@ -172,7 +172,7 @@ pub(crate) struct RecordOptions {
     #[arg(
         trailing_var_arg = true,
         value_names = ["PROGRAM", "ARG"],
-        required_unless_present_any = ["pid", "system_wide", "cpus"]
+        required_unless_present_any = ["pid", "tid", "system_wide", "cpus"]
     )]
     pub(crate) program: Vec<OsString>,
     #[command(flatten)]

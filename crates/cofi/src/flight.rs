@@ -12,11 +12,11 @@ use cofi_perf::TraceConfig;
 #[derive(Args, Clone, Default, Debug)]
 pub(crate) struct FlightOptions {
     /// Keep only so many of the last bytes of packets of each thread (64K, 4M, …), in memory, and write them when the recording ends:
-    /// a flight recorder. With ptrace and qemu.
+    /// a flight recorder. With ptrace and qemu; with hardware it is --snapshot.
     #[arg(long, value_name = "SIZE", value_parser = size::bytes)]
     pub(crate) last: Option<u64>,
     /// Begin to trace a process when a thread of it comes to this: `sym:NAME`, the first instruction of a function, or an address, 0x….
-    /// With ptrace and qemu.
+    /// With ptrace and qemu; with hardware, of a thread alone (--per-thread, --tid), or with -a and --cpu of each processor, at a function of the kernel.
     #[arg(long, value_name = "PLACE", value_parser = gate)]
     pub(crate) start_at: Option<Gate>,
     /// Cease to trace it when a thread comes to this; it may begin again.
@@ -51,8 +51,7 @@ impl FlightOptions {
             return Ok(());
         };
         match engine {
-            Engine::Auto | Engine::Ptrace | Engine::Qemu => {}
-            Engine::Hardware => bail!("{name} is for the software engines, ptrace and qemu"),
+            Engine::Auto | Engine::Ptrace | Engine::Qemu | Engine::Hardware => {}
             Engine::QemuSystem => {
                 bail!("{name} is for programs, which the engines ptrace and qemu run")
             }
@@ -73,7 +72,7 @@ impl FlightOptions {
 }
 
 /// `sym:NAME`, `0x401000` or `ip:0x401000`.
-fn gate(text: &str) -> Result<Gate, String> {
+pub(crate) fn gate(text: &str) -> Result<Gate, String> {
     let wrong = || format!("{text:?} is none of sym:NAME, 0xADDRESS");
     if let Some(name) = text.strip_prefix("sym:").filter(|name| !name.is_empty()) {
         let name = name.to_owned();

@@ -146,7 +146,9 @@ pub(crate) fn record(
             .map(|word| word.to_string_lossy().into_owned()),
     );
     let subject = subject(options, &config)?;
-    let target = match (options.pid, options.program.split_first()) {
+    let of_thread = options.hardware.tid.map(cofi_capture::hardware::process_of);
+    let pid = of_thread.transpose()?.or(options.pid);
+    let target = match (pid, options.program.split_first()) {
         (Some(pid), _) => Some(Target::Attach(pid)),
         (None, Some((program, args))) => Some(Target::Launch(Command {
             program: program.clone(),
@@ -157,7 +159,7 @@ pub(crate) fn record(
     };
     let watch = Watch::begin(Signalled {
         is_attached: !matches!(target, Some(Target::Launch(_))),
-        has_snapshots: options.hardware.snapshot.is_some(),
+        has_snapshots: options.hardware.snapshot.or(flight.last).is_some(),
     })?;
     if supervise::is_tracer() {
         watch.stop_with_input()?;
@@ -172,9 +174,6 @@ pub(crate) fn record(
         (Engine::Hardware, _) => Chosen::Hardware,
         (Engine::Auto, _) if only_hardware(options).is_some() => {
             let option = only_hardware(options).unwrap_or_default();
-            if let Some(other) = flight.first() {
-                bail!("{option} is for hardware, and {other} for the software engines");
-            }
             // Where there is none, that is all there is to say.
             why = engine::has_hardware().then(|| format!("recording with hardware (for {option})"));
             Chosen::Hardware
@@ -208,7 +207,16 @@ pub(crate) fn record(
             before(&engine);
             let target = target.as_ref();
             let snapshot = watch.snapshot();
-            return hardware::record(options, config, command_line, target, snapshot, run_options);
+            let words = command_line;
+            return hardware::record(
+                options,
+                flight,
+                config,
+                words,
+                target,
+                snapshot,
+                run_options,
+            );
         }
         (_, Some(target)) => target,
         (_, None) => bail!("no program to run"),

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "system calls that libc has no functions for")]
 
 use super::{HardwareError, Levels, Samples};
-use cofi_perf::IdPlace;
+use cofi_perf::{IdPlace, StreamPlace};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -29,11 +29,16 @@ mod flag {
 }
 
 const SIZE: u32 = 128;
-/// Where sample_period, sample_type, aux_watermark and aux_sample_size are.
+/// Where sample_period, sample_type, wakeup_events, bp_type, bp_addr, bp_len, aux_watermark, aux_sample_size and aux_action are.
 const PERIOD: usize = 16;
 const TYPE: usize = 24;
+const WAKE_AFTER: usize = 48;
+const ACCESS: usize = 52;
+const ADDRESS: usize = 56;
+const LENGTH: usize = 64;
 const WATERMARK: usize = 104;
 const SAMPLE_SIZE: usize = 112;
+const ACTION: usize = 116;
 /// IP, TID, TIME, CPU, IDENTIFIER.
 const SAMPLE_TYPE: u64 = 0x1_0087;
 /// PERF_SAMPLE_AUX.
@@ -46,6 +51,13 @@ const READ_ID: u64 = 4;
 /// PERF_TYPE_SOFTWARE and PERF_COUNT_SW_DUMMY.
 const SOFTWARE: u32 = 1;
 const DUMMY: u64 = 9;
+/// PERF_TYPE_BREAKPOINT and HW_BREAKPOINT_X.
+const BREAKPOINT: u32 = 5;
+const EXECUTE: u32 = 4;
+/// Bits of aux_action (Linux 6.13): the trace unit's event begins paused; an event that happens pauses or resumes it.
+const START_PAUSED: u32 = 1;
+const PAUSE: u32 = 1 << 1;
+const RESUME: u32 = 1 << 2;
 /// PERF_FLAG_FD_CLOEXEC.
 const CLOSE_ON_EXEC: libc::c_ulong = 8;
 /// PERF_EVENT_IOC_ENABLE, _DISABLE, _SET_OUTPUT, _SET_FILTER and _ID.
@@ -62,29 +74,44 @@ pub(super) enum Owner {
     Program(u32),
     /// A thread that runs already, and what it starts.
     Thread(u32),
+    /// A thread without what it starts, wherever it runs; `from_exec`: from when it executes a program.
+    Alone { tid: u32, from_exec: bool },
     /// The processor, whoever it runs.
     Processor,
+}
+
+/// What comes of it when an instruction is about to run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Action {
+    /// Tracing goes on.
+    Resume,
+    /// It pauses.
+    Pause,
+    /// A snapshot is taken.
+    Snapshot,
 }
 
 impl Owner {
     /// The number by which the kernel knows it.
     const fn pid(self) -> libc::pid_t {
         match self {
-            Self::Program(pid) | Self::Thread(pid) => pid as libc::pid_t,
+            Self::Program(pid) | Self::Thread(pid) | Self::Alone { tid: pid, .. } => {
+                pid as libc::pid_t
+            }
             Self::Processor => -1,
         }
     }
 
     /// What the file says of where an event of its is.
-    pub(super) const fn place(self, id: u64, index: u32, cpu: u32) -> IdPlace {
+    pub(super) const fn place(self, id: u64, index: u32, place: StreamPlace) -> IdPlace {
         let tid = match self {
-            Self::Program(tid) | Self::Thread(tid) => Some(tid),
+            Self::Program(tid) | Self::Thread(tid) | Self::Alone { tid, .. } => Some(tid),
             Self::Processor => None,
         };
         IdPlace {
             id,
             index,
-            cpu,
+            cpu: place.cpu(),
             tid,
         }
     }
@@ -93,7 +120,10 @@ impl Owner {
         match self {
             Self::Program(_) => flag::INHERIT | flag::DISABLED | flag::ENABLE_ON_EXEC,
             Self::Thread(_) => flag::INHERIT,
-            Self::Processor => 0,
+            Self::Alone {
+                from_exec: true, ..
+            } => flag::DISABLED | flag::ENABLE_ON_EXEC,
+            Self::Alone { .. } | Self::Processor => 0,
         }
     }
 }
@@ -160,16 +190,45 @@ impl Attr {
         Self(attr)
     }
 
+    fn put(&mut self, at: usize, number: u32) {
+        self.0[at..][..4].copy_from_slice(&number.to_le_bytes());
+    }
+
     /// The trace unit's event. It waits: for the program's execution, or to be enabled.
     pub(super) fn of_packets(
         (kind, config): (u32, u64),
         levels: Levels,
         owner: Owner,
-        watermark: u32,
+        (watermark, is_paused): (u32, bool),
     ) -> Self {
         let flags = owner.flags() | flag::DISABLED | flag::SAMPLE_ID_ALL | excluded(levels);
         let mut attr = Self::new(kind, config, flags);
-        attr.0[WATERMARK..][..4].copy_from_slice(&watermark.to_le_bytes());
+        attr.put(WATERMARK, watermark);
+        if is_paused {
+            attr.put(ACTION, START_PAUSED);
+        }
+        attr
+    }
+
+    /// An instruction's event, which happens each time when it is about to run, while the trace unit's event runs, whose group it is in. The processors'
+    /// breakpoints tell of it, so the code is not changed.
+    pub(super) fn of_instruction(address: u64, action: Action, owner: Owner) -> Self {
+        let is_kernels = address >> 63 != 0;
+        let not = if is_kernels {
+            flag::EXCLUDE_HV
+        } else {
+            NOT_KERNEL
+        };
+        let flags = owner.flags() & flag::INHERIT | flag::SAMPLE_ID_ALL | not;
+        let mut attr = Self::new(BREAKPOINT, 0, flags);
+        attr.put(ACCESS, EXECUTE);
+        attr.0[ADDRESS..][..8].copy_from_slice(&address.to_le_bytes());
+        attr.0[LENGTH..][..8].copy_from_slice(&8_u64.to_le_bytes());
+        match action {
+            Action::Resume => attr.put(ACTION, RESUME),
+            Action::Pause => attr.put(ACTION, PAUSE),
+            Action::Snapshot => attr.put(WAKE_AFTER, 1),
+        }
         attr
     }
 
@@ -179,7 +238,7 @@ impl Attr {
         let mut attr = Self::new(HARDWARE, CYCLES, flags);
         attr.0[PERIOD..][..8].copy_from_slice(&samples.period.to_le_bytes());
         attr.0[TYPE..][..8].copy_from_slice(&(SAMPLE_TYPE | SAMPLE_AUX).to_le_bytes());
-        attr.0[SAMPLE_SIZE..][..4].copy_from_slice(&samples.size.to_le_bytes());
+        attr.put(SAMPLE_SIZE, samples.size);
         attr
     }
 
@@ -234,24 +293,32 @@ fn open(
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// An event, on one processor.
+/// An event.
 #[derive(Debug)]
 pub(super) struct Event {
     fd: OwnedFd,
-    cpu: u32,
+    owner: Owner,
+    place: StreamPlace,
 }
 
 impl Event {
-    pub(super) fn open(attr: &Attr, owner: Owner, cpu: u32) -> io::Result<Self> {
-        let fd = open(attr, owner.pid(), cpu as libc::c_int, -1)?;
-        Ok(Self { fd, cpu })
+    pub(super) fn open(attr: &Attr, owner: Owner, place: StreamPlace) -> io::Result<Self> {
+        Self::open_in(attr, owner, place, -1)
+    }
+
+    fn open_in(attr: &Attr, owner: Owner, place: StreamPlace, group: i32) -> io::Result<Self> {
+        let cpu = place.cpu().map_or(-1, |cpu| cpu as libc::c_int);
+        let fd = open(attr, owner.pid(), cpu, group)?;
+        Ok(Self { fd, owner, place })
     }
 
     /// One that runs while this does.
-    pub(super) fn open_member(&self, attr: &Attr, owner: Owner) -> io::Result<Self> {
-        let (cpu, group) = (self.cpu as libc::c_int, self.fd.as_raw_fd());
-        let fd = open(attr, owner.pid(), cpu, group)?;
-        Ok(Self { fd, cpu: self.cpu })
+    pub(super) fn open_member(&self, attr: &Attr) -> io::Result<Self> {
+        Self::open_in(attr, self.owner, self.place, self.fd.as_raw_fd())
+    }
+
+    pub(super) const fn owner(&self) -> Owner {
+        self.owner
     }
 
     fn control(&self, request: libc::c_ulong, argument: libc::c_ulong) -> io::Result<()> {
@@ -271,7 +338,7 @@ impl Event {
         self.control(ID, (&raw mut id).expose_provenance() as libc::c_ulong)
             .map_err(|source| HardwareError::Refused {
                 what: "an event",
-                cpu: self.cpu,
+                place: self.place,
                 hint: "",
                 source,
             })?;

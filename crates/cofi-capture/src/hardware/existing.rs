@@ -66,6 +66,22 @@ pub(super) fn is_alive(pid: u32) -> bool {
     })
 }
 
+/// Whether this thread of a process still runs.
+pub(super) fn is_running_thread(pid: u32, tid: u32) -> bool {
+    let path = folder_of(pid)
+        .join("task")
+        .join(tid.to_string())
+        .join("stat");
+    is_running(&fs::read(path).unwrap_or_default())
+}
+
+/// The process of a thread, if there is such a thread.
+pub(super) fn process_of(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(folder_of(tid).join("status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    line?.trim().parse().ok()
+}
+
 /// By the text of /proc/PID/stat. The name in it may hold anything.
 fn is_running(stat: &[u8]) -> bool {
     let state = stat
@@ -159,6 +175,9 @@ mod tests {
         assert!(!is_running(b"7 (a) Z 1 1"));
         assert!(!is_running(b""));
         let own = std::process::id();
+        assert!(is_running_thread(own, own) && !is_running_thread(own, 1));
+        assert_eq!(process_of(own), Some(own));
+        assert_eq!(process_of(u32::MAX), None);
         assert!(is_alive(own) && threads(own).contains(&own) && processes().contains(&own));
     }
 }

@@ -6,6 +6,7 @@
 
 mod event;
 mod existing;
+mod gates;
 mod kernel;
 mod launch;
 mod pmu;
@@ -17,9 +18,11 @@ pub use kernel::KernelProblem;
 
 use crate::ptrace::sys::Dispositions;
 use crate::ptrace::{Command, Options as RunOptions, Outcome};
-use crate::record::{Output, folder_of};
+use crate::record::{Gate, Output, Window, folder_of};
+pub use cofi_perf::StreamPlace;
 use cofi_perf::{Feature, KernelTrace, KernelWriter, PtConfig, WriteError};
 use event::{Attr, Event, Owner};
+use gates::Gates;
 use kernel::Kernel;
 use pmu::Pmu;
 use ring::{Buffers, Ring, Told};
@@ -30,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use subject::Events;
+use subject::{Events, Wanted};
 use vdso::Vdso;
 
 /// How long it is slept at most while nothing is to be read.
@@ -73,12 +76,12 @@ pub enum HardwareError {
     )]
     NoClock,
     /// The kernel refuses an event.
-    #[error("the kernel does not let {what} be recorded on processor {cpu}{hint}")]
+    #[error("the kernel does not let {what} be recorded {place}{hint}")]
     Refused {
         /// What.
         what: &'static str,
         /// Where.
-        cpu: u32,
+        place: StreamPlace,
         /// What helps, in words that follow.
         hint: &'static str,
         /// Why.
@@ -96,6 +99,45 @@ pub enum HardwareError {
         /// Its number.
         pid: u32,
     },
+    /// There is no such thread.
+    #[error("there is no thread {tid}")]
+    NoThread {
+        /// Its number.
+        tid: u32,
+    },
+    /// An instruction by which tracing would begin or end is not there.
+    #[error("{option} {gate}: {nowhere}")]
+    NoInstruction {
+        /// The option that names it.
+        option: &'static str,
+        /// As it is named.
+        gate: String,
+        /// Where it was looked for, in words.
+        nowhere: &'static str,
+    },
+    /// An instruction begins and ends it.
+    #[error("{address:#x} is named by two of --start-at, --stop-at and --snapshot-at")]
+    Ambiguous {
+        /// Its address.
+        address: u64,
+    },
+    /// Tracing begins and ends at instructions, and threads would move between streams.
+    #[error(
+        "--start-at and --stop-at pause a thread's stream, or a processor's: with --engine hardware they want --per-thread, --tid, -a or --cpu"
+    )]
+    Unpausable,
+    /// The kernel does not tell when an instruction is about to run.
+    #[error("the kernel sets no breakpoint at {address:#x} {place}{hint}")]
+    NoBreakpoint {
+        /// The instruction.
+        address: u64,
+        /// Where.
+        place: StreamPlace,
+        /// What helps, in words that follow.
+        hint: &'static str,
+        /// Why.
+        source: io::Error,
+    },
     /// The kernel does not take the address filters.
     #[error("the kernel does not take the filter {filter:?}{hint}")]
     Filter {
@@ -108,11 +150,11 @@ pub enum HardwareError {
     },
     /// There is no memory for the buffers.
     #[error(
-        "there is no buffer for processor {cpu}: /proc/sys/kernel/perf_event_mlock_kb limits those of users, and --buffer their size"
+        "there is no buffer for the packets {place}: /proc/sys/kernel/perf_event_mlock_kb limits those of users, and --buffer their size"
     )]
     NoBuffer {
         /// Where.
-        cpu: u32,
+        place: StreamPlace,
         /// Why.
         source: io::Error,
     },
@@ -168,6 +210,13 @@ pub enum Subject<'p> {
     Program(&'p Command),
     /// A process that runs already, and what it starts from now on.
     Process(u32),
+    /// A thread that runs already, without what it starts.
+    Thread {
+        /// Its process.
+        pid: u32,
+        /// Its own number.
+        tid: u32,
+    },
     /// Processors, with all that they run: until this program ends, if there is one.
     Processors(Option<&'p Command>),
 }
@@ -216,6 +265,13 @@ pub struct Settings<'s> {
     pub keep: Keep<'s>,
     /// Address filters, in the kernel's form.
     pub filter: Option<String>,
+    /// Threads alone: a program's first one, or those that a process has. Each has a stream, wherever it runs, and what it starts is not
+    /// recorded.
+    pub per_thread: bool,
+    /// Where tracing begins and ends: of threads alone and of processors.
+    pub window: Window,
+    /// Where a snapshot is taken.
+    pub snapshot_at: Option<Gate>,
 }
 
 /// Whether Linux lets this process record its own with such packets. [`HardwareError::Absent`] where there is no such hardware.
@@ -231,11 +287,12 @@ pub fn probe(config: PtConfig) -> Result<(), HardwareError> {
         user: true,
     };
     let owner = Owner::Thread(std::process::id());
-    let attr = Attr::of_packets((pmu.kind, config), levels, owner, 0);
-    let opened = Event::open(&attr, owner, cpu);
-    let refused = subject::refused("Intel PT", cpu, Subject::Process(0), levels);
+    let attr = Attr::of_packets((pmu.kind, config), levels, owner, (0, false));
+    let place = StreamPlace::Processor(cpu);
+    let opened = Event::open(&attr, owner, place);
+    let refused = subject::refused("Intel PT", place, Subject::Process(0), levels);
     let buffers = Buffers::new(Some(PROBE), false, false);
-    let ring = Ring::new(cpu, vec![opened.map_err(refused)?], Vec::new(), buffers)?;
+    let ring = Ring::new(place, vec![opened.map_err(refused)?], Vec::new(), buffers)?;
     ring.time().map(drop).ok_or(HardwareError::NoClock)
 }
 
@@ -256,8 +313,10 @@ pub fn run(
     let program = match subject {
         Subject::Program(program) => Some(program),
         Subject::Processors(program) => program,
-        Subject::Process(_) => None,
+        Subject::Process(_) | Subject::Thread { .. } => None,
     };
+    let gates = Gates::new(settings, subject)?;
+    let per_thread = settings.per_thread || matches!(subject, Subject::Thread { .. });
     // The program decides what comes of Ctrl-C; the recording goes on as long as it.
     let mut dispositions = Dispositions::default();
     if program.is_some() {
@@ -270,28 +329,28 @@ pub fn run(
     };
     let (mut output, file) = Output::create(settings.file).map_err(created)?;
     let mut vdso = Vdso::beside(settings.file).map_err(created)?;
-    let waiting = match program {
-        Some(program) => {
-            let waiting = launch::prepare(program).map_err(unstarted(program))?;
-            Some((program, waiting))
-        }
-        None => None,
-    };
+    let waiting = program.map(launch::prepare).transpose();
+    let waiting = waiting.map_err(unstarted(program))?;
     let overwrite = !matches!(settings.keep, Keep::All);
     let samples = match settings.keep {
         Keep::Samples(samples) => Some(samples),
         _ => None,
     };
     let mut buffers = Buffers::new(settings.buffer, overwrite, samples.is_some());
-    let (events, rings) = loop {
-        let mut events = Events::open(
-            (pmu.kind, config),
-            (subject, waiting.as_ref().map(|(_, waiting)| waiting.pid())),
-            settings.levels,
-            (&cpus, &online),
-            buffers.watermark(),
+    let (mut events, mut rings) = loop {
+        let mut events = Events::open(&Wanted {
+            trace: (pmu.kind, config),
+            subject,
+            waiting: waiting.as_ref().map(launch::Waiting::pid),
+            per_thread,
+            levels: settings.levels,
+            cpus: &cpus,
+            online: &online,
+            watermark: buffers.watermark(),
+            is_paused: gates.begins_paused(),
+            from_exec: !gates.begins_late(),
             samples,
-        )?;
+        })?;
         match (events.rings(buffers), buffers.smaller()) {
             (Ok(rings), _) => break (events, rings),
             (Err(HardwareError::NoBuffer { .. }), Some(smaller)) => buffers = smaller,
@@ -300,7 +359,24 @@ pub fn run(
     };
     if let Some(filter) = &settings.filter {
         for ring in &rings {
+            // (One without packets has nothing to filter.)
             ring.filter(filter).map_err(unfiltered(filter, subject))?;
+        }
+    }
+    // Where instructions of a program are waited for, it has to be there.
+    let mut started = match waiting {
+        Some(waiting) if gates.are_of_program() => {
+            let held = waiting.hold(|maps| gates.are_all_in(maps));
+            Started::Held(held.map_err(unstarted(program))?)
+        }
+        Some(waiting) => Started::Waiting(waiting),
+        None => Started::Nobody,
+    };
+    for (address, action) in gates.resolve(&started)? {
+        for ring in &mut rings {
+            let found = ring.watch(address, action);
+            let found = found.map_err(gates::unwatched(address, action, ring.place(), subject))?;
+            events.watched(found, address);
         }
     }
     let time = rings
@@ -314,6 +390,7 @@ pub fn run(
         max_nonturbo_ratio: pmu.max_nonturbo_ratio,
         event_trace: pmu.has_event_trace,
         whole_processors: matches!(subject, Subject::Processors(_)),
+        per_thread,
         snapshots: matches!(settings.keep, Keep::Snapshots(_)),
         filter: settings.filter.clone().unwrap_or_default(),
     };
@@ -338,13 +415,10 @@ pub fn run(
     for pid in existing(subject) {
         existing::describe(&mut writer, pid, &mut vdso)?;
     }
-    if !matches!(subject, Subject::Program(_)) {
+    if !matches!(subject, Subject::Program(_)) || gates.begins_late() {
         rings.iter().for_each(Ring::enable);
     }
-    let child = match waiting {
-        Some((program, waiting)) => Some(waiting.start().map_err(unstarted(program))?),
-        None => None,
-    };
+    let child = started.go().map_err(unstarted(program))?;
     output.commit().map_err(created)?;
     vdso.begin().map_err(created)?;
     if let Some(kernel) = kernel.as_mut().filter(|kernel| kernel.has_copy()) {
@@ -372,6 +446,14 @@ pub fn run(
     })
 }
 
+/// The process of a thread.
+///
+/// # Errors
+/// [`HardwareError::NoThread`] if there is none of this number.
+pub fn process_of(tid: u32) -> Result<u32, HardwareError> {
+    existing::process_of(tid).ok_or(HardwareError::NoThread { tid })
+}
+
 /// The processors to be recorded.
 fn processors(wanted: Option<&[u32]>, online: &[u32]) -> Result<Vec<u32>, HardwareError> {
     let wanted = wanted.unwrap_or(online);
@@ -385,13 +467,36 @@ fn processors(wanted: Option<&[u32]>, online: &[u32]) -> Result<Vec<u32>, Hardwa
 fn existing(subject: Subject<'_>) -> Vec<u32> {
     match subject {
         Subject::Program(_) => Vec::new(),
-        Subject::Process(pid) => vec![pid],
+        Subject::Process(pid) | Subject::Thread { pid, .. } => vec![pid],
         Subject::Processors(_) => existing::processes(),
     }
 }
 
-fn unstarted(program: &Command) -> impl FnOnce(io::Error) -> HardwareError {
-    let program = PathBuf::from(&program.program);
+/// What has become of the program that is to be recorded.
+#[derive(Debug)]
+enum Started {
+    /// There is none.
+    Nobody,
+    /// It waits to be executed.
+    Waiting(launch::Waiting),
+    /// It has been executed, and is stopped.
+    Held(launch::Held),
+}
+
+impl Started {
+    /// Lets it go.
+    fn go(&mut self) -> io::Result<Option<Child>> {
+        match std::mem::replace(self, Self::Nobody) {
+            Self::Nobody => Ok(None),
+            Self::Waiting(waiting) => waiting.start().map(Some),
+            Self::Held(held) => held.release().map(Some),
+        }
+    }
+}
+
+fn unstarted(program: Option<&Command>) -> impl FnOnce(io::Error) -> HardwareError {
+    let program = program.map(|program| PathBuf::from(&program.program));
+    let program = program.unwrap_or_default();
     |source| HardwareError::Launch { program, source }
 }
 
@@ -442,15 +547,20 @@ impl Recording {
             ring::wait(&self.rings, patience);
             // What ran before the program's end is in the buffers when it is known to have ended.
             let ended = child.as_mut().and_then(|child| child.try_wait().ok()?);
-            let is_gone = matches!(subject, Subject::Process(pid) if !existing::is_alive(pid));
+            let is_gone = match subject {
+                Subject::Process(pid) => !existing::is_alive(pid),
+                Subject::Thread { pid, tid } => !existing::is_running_thread(pid, tid),
+                Subject::Program(_) | Subject::Processors(_) => false,
+            };
             match keep {
                 Keep::Snapshots(wanted) => {
-                    let is_wanted = wanted.swap(false, Ordering::SeqCst);
-                    if is_wanted {
+                    self.take(Some(false))?;
+                    let is_called = std::mem::take(&mut self.sum.calls) > 0;
+                    if wanted.swap(false, Ordering::SeqCst) || is_called {
                         self.rings.iter().for_each(Ring::pause);
-                    }
-                    self.take(Some(is_wanted))?;
-                    if is_wanted {
+                        self.take(Some(true))?;
+                        // What was called for until then is in it.
+                        self.sum.calls = 0;
                         self.rings.iter().for_each(Ring::enable);
                     }
                 }

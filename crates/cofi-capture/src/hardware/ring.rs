@@ -5,10 +5,10 @@
 )]
 
 use super::HardwareError;
-use super::event::Event;
+use super::event::{Action, Attr, Event};
 use super::vdso::Vdso;
 use cofi_packet::StreamOffset;
-use cofi_perf::{KernelWriter, TimeConv, WriteError};
+use cofi_perf::{KernelWriter, StreamPlace, TimeConv, WriteError};
 use std::io::{self, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
@@ -43,8 +43,9 @@ const HAS_TIME: u64 = 1 << 4;
 /// A buffer that is full has its event switched off, by the kernel, at about the time at which its record says so: so it is switched on again
 /// this often, each time that packets have been taken.
 const RESTARTS: u32 = 3;
-/// Kinds of records, and the flags of AUX: TRUNCATED.
+/// Kinds of records, and of AUX' flags TRUNCATED. A sample begins with its event's number.
 const LOST: u32 = 2;
+const SAMPLE: u32 = 9;
 const AUX: u32 = 11;
 const TRUNCATED: u64 = 1;
 
@@ -107,6 +108,8 @@ pub(super) struct Told {
     pub(super) truncated: u64,
     /// So many records were lost.
     pub(super) lost: u64,
+    /// How often an instruction was about to run that asks for a snapshot.
+    pub(super) calls: u64,
 }
 
 /// Memory that the kernel has given.
@@ -169,10 +172,10 @@ impl Drop for Mapping {
     }
 }
 
-/// A processor's events and buffers.
+/// The events of a processor or a thread, and their buffers.
 #[derive(Debug)]
 pub(super) struct Ring {
-    cpu: u32,
+    place: StreamPlace,
     /// The first of them, or of the records if there is none, has the buffers.
     packets: Vec<Event>,
     records: Vec<Event>,
@@ -183,17 +186,19 @@ pub(super) struct Ring {
     restarts: u32,
     /// Packets so far that snapshots have taken.
     saved: u64,
+    /// The kernel's numbers of the events that ask for a snapshot.
+    callers: Vec<u64>,
 }
 
 impl Ring {
     /// Of one event or more.
     pub(super) fn new(
-        cpu: u32,
+        place: StreamPlace,
         packets: Vec<Event>,
         records: Vec<Event>,
         buffers: Buffers,
     ) -> Result<Self, HardwareError> {
-        let none = |source| HardwareError::NoBuffer { cpu, source };
+        let none = |source| HardwareError::NoBuffer { place, source };
         let Some(owner) = packets.first().or(records.first()) else {
             return Err(none(io::ErrorKind::NotFound.into()));
         };
@@ -210,14 +215,42 @@ impl Ring {
             }
         }
         Ok(Self {
-            cpu,
+            place,
             packets,
             records,
             first,
             aux,
             restarts: 0,
             saved: 0,
+            callers: Vec::new(),
         })
+    }
+
+    /// Has something come of it when the instruction at an address is about to run: the kernel's numbers of the events.
+    pub(super) fn watch(&mut self, address: u64, action: Action) -> io::Result<Vec<(u64, Attr)>> {
+        let mut all = Vec::new();
+        for leader in &self.packets {
+            let attr = Attr::of_instruction(address, action, leader.owner());
+            let event = match leader.open_member(&attr) {
+                // The thread has ended.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
+                opened => opened?,
+            };
+            // (All of a ring write to the buffer of the first.)
+            event.writes_to(self.packets.first().unwrap_or(leader))?;
+            let id = event.id().map_err(io::Error::other)?;
+            if action == Action::Snapshot {
+                self.callers.push(id);
+            }
+            all.push((id, attr));
+            self.records.push(event);
+        }
+        Ok(all)
+    }
+
+    /// Where it is.
+    pub(super) const fn place(&self) -> StreamPlace {
+        self.place
     }
 
     /// The buffer for packets, which begins where the other ends.
@@ -293,7 +326,7 @@ impl Ring {
             let pieces = self.first.pieces((PAGE, self.first.len - PAGE), tail, head);
             let records = pieces.concat();
             let truncated = sum.truncated;
-            note(&records, sum);
+            note(&records, &self.callers, sum);
             if sum.truncated != truncated {
                 self.restarts = RESTARTS;
             }
@@ -321,7 +354,7 @@ impl Ring {
         let head = self.first.number(place::AUX_HEAD).load(Ordering::Acquire);
         if head != tail {
             let pieces = aux.pieces((0, aux.len), tail, head);
-            writer.auxtrace(index, self.cpu, StreamOffset(tail), now(), pieces)?;
+            writer.auxtrace(index, self.place, StreamOffset(tail), now(), pieces)?;
             sum.bytes += head - tail;
             self.first
                 .number(place::AUX_TAIL)
@@ -358,7 +391,7 @@ impl Ring {
         };
         let len = (pieces[0].len() + pieces[1].len()) as u64;
         if len != 0 {
-            writer.auxtrace(index, self.cpu, StreamOffset(self.saved), now(), pieces)?;
+            writer.auxtrace(index, self.place, StreamOffset(self.saved), now(), pieces)?;
             self.saved += len.next_multiple_of(8);
             sum.bytes += len;
         }
@@ -372,8 +405,8 @@ fn now() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }.max(1)
 }
 
-/// Counts what the kernel's records say to be missing.
-fn note(mut records: &[u8], sum: &mut Told) {
+/// Counts what the kernel's records say to be missing, and who asks for a snapshot.
+fn note(mut records: &[u8], callers: &[u64], sum: &mut Told) {
     let word = |bytes: &[u8], at: usize| {
         let bytes = bytes
             .get(at..at + 8)
@@ -385,6 +418,7 @@ fn note(mut records: &[u8], sum: &mut Told) {
         let size = usize::from(u16::from_le_bytes([low, high])).max(8);
         match kind {
             LOST => sum.lost += word(records, 16),
+            SAMPLE if callers.contains(&word(records, 8)) => sum.calls += 1,
             AUX => sum.truncated += word(records, 24) & TRUNCATED,
             _ => {}
         }
@@ -465,9 +499,11 @@ mod tests {
             record(AUX, &[0, 64, TRUNCATED, 5]),
             record(AUX, &[64, 64, 0, 5]),
             record(LOST, &[1, 2, 0]),
+            record(SAMPLE, &[5, 0x1000]),
+            record(SAMPLE, &[6, 0x1000]),
         ];
         let mut sum = Told::default();
-        note(&records.concat(), &mut sum);
-        assert_eq!((sum.lost, sum.truncated), (9, 1));
+        note(&records.concat(), &[6, 7], &mut sum);
+        assert_eq!((sum.lost, sum.truncated, sum.calls), (9, 1, 1));
     }
 }

@@ -39,6 +39,39 @@ impl Gate {
         }
     }
 
+    /// In a process that has these files mapped.
+    pub(crate) fn addresses_in(&self, mappings: &[Mapping]) -> Vec<u64> {
+        let window = Window {
+            start: Some(self.clone()),
+            stop: None,
+        };
+        let mut all = self.addresses();
+        if matches!(self, Self::Address(_)) {
+            return all;
+        }
+        for map in mappings {
+            let places = Places::of(&map.path, &window).unwrap_or_default();
+            let starts = places.starts.iter();
+            all.extend(starts.filter_map(|place| map.address_of(*place)));
+        }
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Of symbols that are not a file's, the addresses of those that it names.
+    pub(crate) fn addresses_among<'s>(
+        &self,
+        symbols: impl Iterator<Item = (&'s str, u64)>,
+    ) -> Vec<u64> {
+        let mut all = self.addresses();
+        let named = symbols.filter(|(symbol, _)| self.is(symbol));
+        all.extend(named.map(|(_, address)| address));
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
     /// In a process of which no file is mapped yet.
     fn addresses(&self) -> Vec<u64> {
         match self {
@@ -149,10 +182,7 @@ impl Gates {
                     continue;
                 }
                 list.retain(|address| !(map.start..map.end).contains(address));
-                list.extend(places.iter().filter_map(|place| {
-                    let address = place.checked_sub(map.offset)?.checked_add(map.start)?;
-                    (address < map.end).then_some(address)
-                }));
+                list.extend(places.iter().filter_map(|place| map.address_of(*place)));
             }
             process.watch();
         }

@@ -7,6 +7,7 @@ use crate::reader::INTEL_PT;
 use crate::{PtConfig, TimeConv, WriteError};
 use cofi_packet::StreamOffset;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{Seek, SeekFrom, Write};
 
 /// An event, as the kernel was asked for it.
@@ -35,10 +36,48 @@ pub struct KernelTrace {
     pub event_trace: bool,
     /// Whole processors are recorded, with all that they run; else tasks.
     pub whole_processors: bool,
+    /// Each thread has a stream; else each processor.
+    pub per_thread: bool,
     /// The buffers are overwritten, and saved at snapshots.
     pub snapshots: bool,
     /// Address filters, as the kernel was given them.
     pub filter: String,
+}
+
+/// Where the packets of a stream, or an event, come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StreamPlace {
+    /// A processor, whichever threads it runs.
+    Processor(u32),
+    /// A thread, whichever processors it runs on.
+    Thread(u32),
+}
+
+impl fmt::Display for StreamPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Processor(cpu) => write!(f, "on processor {cpu}"),
+            Self::Thread(tid) => write!(f, "of thread {tid}"),
+        }
+    }
+}
+
+impl StreamPlace {
+    /// The processor, if it is one.
+    pub const fn cpu(self) -> Option<u32> {
+        match self {
+            Self::Processor(cpu) => Some(cpu),
+            Self::Thread(_) => None,
+        }
+    }
+
+    /// The thread, if it is one.
+    pub const fn tid(self) -> Option<u32> {
+        match self {
+            Self::Processor(_) => None,
+            Self::Thread(tid) => Some(tid),
+        }
+    }
 }
 
 /// Whose an event is, and where.
@@ -48,8 +87,8 @@ pub struct IdPlace {
     pub id: u64,
     /// The number of the stream.
     pub index: u32,
-    /// The processor.
-    pub cpu: u32,
+    /// The processor, if it is on one.
+    pub cpu: Option<u32>,
     /// The thread, if it is of one.
     pub tid: Option<u32>,
 }
@@ -114,9 +153,14 @@ impl<W: Write + Seek> KernelWriter<W> {
             1, // cap_user_time_zero
             PtConfig::TSC_BIT,
             PtConfig::NORETCOMP_BIT,
-            if trace.whole_processors { 3 } else { 2 }, // have_sched_switch: SWITCH_CPU_WIDE or SWITCH records
+            match (trace.whole_processors, trace.per_thread) {
+                (true, _) => 3,      // have_sched_switch: SWITCH_CPU_WIDE records
+                (false, false) => 2, // SWITCH records
+                // A thread's stream is its own: perf would ask who runs on its processor, of which there is none.
+                (false, true) => 0,
+            },
             trace.snapshots.into(),
-            1, // per_cpu_mmaps
+            (!trace.per_thread).into(), // per_cpu_mmaps
             PtConfig::MTC_BIT,
             PtConfig::MTC_FREQ_BITS,
             n.into(),
@@ -221,22 +265,23 @@ impl<W: Write + Seek> KernelWriter<W> {
             let mut body = Bytes::default();
             body.u64(places.len() as u64);
             for place in places {
-                let tid = place.tid.map_or(u64::MAX, u64::from);
-                body.u64s(&[place.id, place.index.into(), place.cpu.into(), tid]);
+                let number = |of: Option<u32>| of.map_or(u64::MAX, u64::from);
+                let (cpu, tid) = (number(place.cpu), number(place.tid));
+                body.u64s(&[place.id, place.index.into(), cpu, tid]);
             }
             self.record(RecordKind::ID_INDEX, &body.0)?;
         }
         Ok(())
     }
 
-    /// Packets of a processor from this offset of its stream on; `reference` is a TSC value at about that time, not 0.
+    /// Packets from this offset of their stream on; `reference` is a TSC value at about that time, not 0.
     ///
     /// # Errors
     /// When the output fails, or `reference` is 0.
     pub fn auxtrace(
         &mut self,
         index: u32,
-        cpu: u32,
+        place: StreamPlace,
         offset: StreamOffset,
         reference: u64,
         payload: [&[u8]; 2],
@@ -250,8 +295,8 @@ impl<W: Write + Seek> KernelWriter<W> {
         let mut body = Bytes::default();
         body.u64s(&[padded as u64, offset.0, reference])
             .u32(index)
-            .u32(u32::MAX)
-            .u32(cpu)
+            .u32(place.tid().unwrap_or(u32::MAX))
+            .u32(place.cpu().unwrap_or(u32::MAX))
             .u32(0);
         self.record(RecordKind::AUXTRACE, &body.0)?;
         self.put(payload[0])?;
@@ -375,18 +420,23 @@ mod tests {
         let place = IdPlace {
             id: 12,
             index: 1,
-            cpu: 3,
+            cpu: Some(3),
             tid: None,
         };
         writer.id_index(&[place; 2001]).unwrap();
         writer.known_comm(task, b"worker").unwrap();
         writer.known_mmap2(task, &map).unwrap();
+        let on_one = StreamPlace::Processor(1);
         writer
-            .auxtrace(1, 1, StreamOffset(0x40), 5, [&[1, 2, 3], &[4, 5]])
+            .auxtrace(1, on_one, StreamOffset(0x40), 5, [&[1, 2, 3], &[4, 5]])
+            .unwrap();
+        let of_thread = StreamPlace::Thread(9);
+        writer
+            .auxtrace(2, of_thread, StreamOffset(0), 5, [&[6; 8], &[]])
             .unwrap();
         assert!(
             writer
-                .auxtrace(1, 1, StreamOffset(0x48), 0, [&[], &[]])
+                .auxtrace(1, on_one, StreamOffset(0x48), 0, [&[], &[]])
                 .is_err()
         );
         writer.finished_round().unwrap();
@@ -401,15 +451,16 @@ mod tests {
             match record.unwrap().body {
                 Body::AuxtraceInfo(info) => {
                     assert_eq!(info.time, Some(time));
-                    assert!(!info.by_cofi && !info.snapshot_mode);
+                    assert!(!info.by_cofi && !info.snapshot_mode && info.per_cpu);
                 }
                 Body::ItraceStart { .. } => seen.push("start".into()),
                 Body::Auxtrace {
                     offset,
                     cpu,
+                    tid,
                     payload,
                     ..
-                } => seen.push(format!("{cpu} {offset} {payload:?}")),
+                } => seen.push(format!("{cpu} {tid} {offset} {payload:?}")),
                 Body::Comm { tid, name, .. } => {
                     seen.push(format!("{tid} {}", String::from_utf8_lossy(name)));
                 }
@@ -429,7 +480,8 @@ mod tests {
             "1 ids, 12 on 3",
             "8 worker",
             "0x1000 /bin/true",
-            "1 64 [1, 2, 3, 4, 5, 0, 0, 0]",
+            "1 4294967295 64 [1, 2, 3, 4, 5, 0, 0, 0]",
+            "4294967295 9 0 [6, 6, 6, 6, 6, 6, 6, 6]",
         ];
         assert_eq!(seen, all);
     }

@@ -4,7 +4,7 @@ mod info;
 mod kernel;
 mod records;
 
-pub use kernel::{IdPlace, KernelEvent, KernelTrace, KernelWriter};
+pub use kernel::{IdPlace, KernelEvent, KernelTrace, KernelWriter, StreamPlace};
 
 use crate::constants::{Feature, RecordKind, SampleType};
 use crate::{PerfTime, Remark, TimeConv, TraceConfig, WriteError};

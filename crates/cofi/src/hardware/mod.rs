@@ -3,6 +3,7 @@
 mod filter;
 
 use crate::args::{Privilege, RecordOptions};
+use crate::flight::{self, FlightOptions};
 use crate::output;
 use crate::record::{Recording, ended};
 use crate::size;
@@ -10,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use cofi_capture::hardware::{self, Keep, Levels, Samples, Settings, Subject, Traced};
 use cofi_capture::ptrace::{Options, Target};
-use cofi_capture::record::Recorded;
+use cofi_capture::record::{Gate, Recorded};
 use cofi_perf::TraceConfig;
 use std::sync::atomic::AtomicBool;
 
@@ -26,6 +27,13 @@ pub(crate) struct HardwareArgs {
     /// Record all that every processor runs, while the program does if one is named.
     #[arg(short = 'a', long, help_heading = HEADING, conflicts_with = "pid")]
     pub(crate) system_wide: bool,
+    /// Record threads alone, whichever processors they run on: a program's first one, or with -p those that the process has. What they
+    /// start is not recorded.
+    #[arg(long, help_heading = HEADING, conflicts_with_all = ["system_wide", "cpus"])]
+    pub(crate) per_thread: bool,
+    /// Record this running thread alone.
+    #[arg(long, help_heading = HEADING, value_name = "TID", conflicts_with_all = ["system_wide", "cpus", "pid", "program"])]
+    pub(crate) tid: Option<u32>,
     /// Record all that these processors run.
     #[arg(long = "cpu", help_heading = HEADING, value_name = "LIST", value_parser = list, conflicts_with = "pid")]
     pub(crate) cpus: Option<Cpus>,
@@ -36,6 +44,10 @@ pub(crate) struct HardwareArgs {
     /// `cofi record` gets SIGUSR2.
     #[arg(long, help_heading = HEADING, value_name = "SIZE", value_parser = size::bytes, conflicts_with = "buffer")]
     pub(crate) snapshot: Option<u64>,
+    /// Take a snapshot whenever this is about to run, too: `sym:NAME`, the first instruction of a function of the program or its libraries (with -a, of
+    /// the kernel), or an address, 0x….
+    #[arg(long, help_heading = HEADING, value_name = "PLACE", value_parser = flight::gate, requires = "snapshot")]
+    pub(crate) snapshot_at: Option<Gate>,
     /// Keep only the last packets before each of many moments: every PERIOD cycles (1000000 if left out) a sample that ends with SIZE of packets,
     /// 60K at most.
     #[arg(long, help_heading = HEADING, value_name = "SIZE[:PERIOD]", value_parser = samples, conflicts_with_all = ["buffer", "snapshot"])]
@@ -102,6 +114,8 @@ impl HardwareArgs {
         let given = [
             (self.system_wide, "--system-wide"),
             (self.cpus.is_some(), "--cpu"),
+            (self.per_thread, "--per-thread"),
+            (self.tid.is_some(), "--tid"),
             (self.snapshot.is_some(), "--snapshot"),
             (self.buffer.is_some(), "--buffer"),
             (self.filter.is_some(), "--filter"),
@@ -120,6 +134,7 @@ impl HardwareArgs {
 /// Records.
 pub(crate) fn record(
     options: &RecordOptions,
+    flight: &FlightOptions,
     config: TraceConfig,
     command_line: Vec<String>,
     target: Option<&Target>,
@@ -134,14 +149,25 @@ pub(crate) fn record(
     }
     let args = &options.hardware;
     // Nothing of a part without a PSB can be decoded: where parts are small, there are to be many.
-    let part = args
-        .snapshot
-        .or(args.sample.map(|sample| sample.size.into()));
+    let other = [
+        (args.snapshot.is_some(), "--snapshot"),
+        (args.sample.is_some(), "--sample"),
+        (args.buffer.is_some(), "--buffer"),
+    ];
+    let other = other.into_iter().find(|(is_given, _)| *is_given);
+    if let (Some(_), Some((_, other))) = (flight.last, other) {
+        bail!(
+            "--last and {other}: with --engine hardware, --last is a snapshot at the end, whose size it says"
+        );
+    }
+    let snapshot_size = args.snapshot.or(flight.last);
+    let part = snapshot_size.or(args.sample.map(|sample| sample.size.into()));
     let is_said = options
         .config
         .iter()
         .any(|list| list.contains("psb_period"));
-    if part.is_some_and(|part| part < SMALL) && !is_said {
+    let is_small = part.is_some_and(|part| part < SMALL) || flight.start_at.is_some();
+    if is_small && !is_said {
         config.psb_period = 0;
     }
     let subject = match target {
@@ -149,7 +175,10 @@ pub(crate) fn record(
             Subject::Processors(Some(program))
         }
         Some(Target::Launch(program)) => Subject::Program(program),
-        Some(Target::Attach(pid)) => Subject::Process(*pid),
+        Some(Target::Attach(pid)) => match args.tid {
+            Some(tid) => Subject::Thread { pid: *pid, tid },
+            None => Subject::Process(*pid),
+        },
         None => Subject::Processors(None),
     };
     let privilege = options.privilege.unwrap_or(Privilege::User);
@@ -165,14 +194,17 @@ pub(crate) fn record(
         // A sample's packets are in the buffer, with as many again before them.
         buffer: match args.sample {
             Some(samples) => Some(u64::from(samples.size) * 2),
-            None => args.snapshot.or(args.buffer),
+            None => snapshot_size.or(args.buffer),
         },
-        keep: match (args.snapshot, args.sample) {
+        keep: match (snapshot_size, args.sample) {
             (Some(_), _) => Keep::Snapshots(snapshot),
             (None, Some(Sampling { size, period })) => Keep::Samples(Samples { size, period }),
             (None, None) => Keep::All,
         },
         filter: args.filter.as_deref().map(filter::resolve).transpose()?,
+        per_thread: args.per_thread,
+        window: flight.window().unwrap_or_default(),
+        snapshot_at: args.snapshot_at.clone(),
     };
     let mut notice = |problem: &hardware::KernelProblem| output::tell(format_args!("{problem}"));
     let traced =

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::super::build::tool;
 use super::super::machine::archive;
-use super::Exam;
+use super::{Exam, gdb};
 
 /// A recording that is made in the guest.
 struct Wanted {
@@ -25,6 +25,8 @@ struct Wanted {
     kernel: bool,
     /// It begins with what the buffer held: what ran before is not in it.
     is_end: bool,
+    /// Its one stream is the program's first thread's, which runs on processor 0.
+    by_thread: bool,
 }
 
 const RECORDINGS: &[Wanted] = &[
@@ -44,6 +46,7 @@ const RECORDINGS: &[Wanted] = &[
     // (Options of Cofi that follow a program: it runs already.)
     wanted("hardware-attached", "cofi --duration 0.1 -p", false, false),
     wanted("hardware-filter", "cofi --filter FILTER", false, false),
+    of_thread("hardware-thread", "cofi --per-thread"),
     wanted("filter", "-e intel_pt//u --filter FILTER", false, false),
     wanted("snapshot", "-Se -m,8 -e intel_pt//u", false, true),
     wanted("kernel", "--kcore -e intel_pt//", true, false),
@@ -70,8 +73,83 @@ const OF_MORE: &[Wanted] = &[
     wanted("events", "-a --kcore -e intel_pt/event/", true, false),
     wanted("power", "-a --kcore -e intel_pt/pwr_evt/", true, false),
 ];
-/// The processor of the machine with one, and that of the machine with two.
-const PROCESSORS: [&str; 2] = ["skylake", MOST];
+/// What takes Linux 6.13: a trace that pauses at an instruction.
+const OF_NEWER: &[Wanted] = &[
+    wanted("user", "-e intel_pt//u", false, false),
+    wanted("kernel", "--kcore -e intel_pt//", true, false),
+    wanted("hardware-all", "cofi --privilege all", true, false),
+    of_thread("hardware-thread", "cofi --per-thread"),
+    of_thread(
+        "hardware-start",
+        "cofi --per-thread --start-at sym:fibonacci",
+    ),
+    of_thread(
+        "hardware-window",
+        "cofi --per-thread --start-at sym:fibonacci --stop-at sym:by_value",
+    ),
+    wanted(
+        "hardware-wide-window",
+        "cofi -a --privilege all --start-at sym:do_sys_openat2 --stop-at sym:do_exit",
+        true,
+        false,
+    ),
+];
+
+/// A machine to be booted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Boot {
+    /// What it is called, also in its kernel's command line: by that the script knows what to do.
+    name: &'static str,
+    processors: u32,
+    processor: &'static str,
+    /// A kernel of 6.13 or later.
+    pub(super) is_newer: bool,
+}
+
+pub(super) const BOOTS: &[Boot] = &[
+    Boot {
+        name: "linux1",
+        processors: 1,
+        processor: "skylake",
+        is_newer: false,
+    },
+    Boot {
+        name: "linux2",
+        processors: 2,
+        processor: MOST,
+        is_newer: false,
+    },
+    Boot {
+        name: NEWER,
+        processors: 2,
+        processor: MOST,
+        is_newer: true,
+    },
+];
+const NEWER: &str = "newer";
+
+impl Boot {
+    /// In words.
+    pub(super) fn title(&self) -> String {
+        let newer = if self.is_newer { ", newer kernel" } else { "" };
+        format!("{} processor(s){newer}", self.processors)
+    }
+
+    /// Whether gdb records there: it is one of those that its libipt knows.
+    pub(super) fn has_gdb(&self) -> bool {
+        self.processor != MOST
+    }
+
+    /// What is recorded there.
+    fn wanted(&self) -> impl Iterator<Item = &'static Wanted> {
+        let more = if self.processor == MOST { OF_MORE } else { &[] };
+        let (usual, more) = match self.is_newer {
+            true => (OF_NEWER, &[][..]),
+            false => (RECORDINGS, more),
+        };
+        usual.iter().chain(more)
+    }
+}
 /// A generation that has PTWRITE, power events, Event Trace and DisTNT.
 const MOST: &str = "gracemont";
 
@@ -82,6 +160,14 @@ const fn wanted(name: &'static str, perf: &'static str, kernel: bool, is_end: bo
         work: "20",
         kernel,
         is_end,
+        by_thread: false,
+    }
+}
+
+const fn of_thread(name: &'static str, perf: &'static str) -> Wanted {
+    Wanted {
+        by_thread: true,
+        ..wanted(name, perf, false, false)
     }
 }
 
@@ -90,8 +176,7 @@ const HEAD: usize = 2000;
 
 /// A machine that has run.
 pub(super) struct Linux {
-    processors: u32,
-    processor: &'static str,
+    boot: Boot,
     seconds: f64,
     /// A line of what the machine said at its end that is not as it should be.
     complaint: Option<String>,
@@ -125,7 +210,13 @@ impl Exam {
         // The command records there, too; its debugging information stays here.
         let cofi = self.path("cofi");
         tool(Command::new("strip").arg("-o").arg(&cofi).arg(&self.cofi))?;
-        let needed = tool(Command::new("ldd").args([&perf, &cofi]))?;
+        let mut programs = vec![perf, cofi.clone()];
+        if let Some(gdb) = which("gdb") {
+            members.push(("bin/gdb".into(), gdb.clone()));
+            members.extend(gdb::files()?);
+            programs.push(gdb);
+        }
+        let needed = tool(Command::new("ldd").args(&programs))?;
         for line in String::from_utf8_lossy(&needed).lines() {
             // (A line that ends with a colon names the program.)
             let mut words = line.split_whitespace();
@@ -174,20 +265,22 @@ impl Exam {
              echo 0 > /proc/sys/kernel/kptr_restrict; echo 0 > /proc/sys/kernel/nmi_watchdog; echo -1 > /proc/sys/kernel/perf_event_paranoid\n\
              cd /tmp\n",
         );
+        script += "[ \"$part\" ] || part=usual\n";
         script += "case $(cat /sys/bus/event_source/devices/intel_pt/caps/event_trace) in 1) more=yes;; *) more=no;; esac\n";
-        for wanted in RECORDINGS.iter().chain(OF_MORE) {
+        let parts = [
+            ("[ $part != newer ]", RECORDINGS),
+            ("[ $part$more = linux2yes ]", OF_MORE),
+            ("[ $part = newer ]", OF_NEWER),
+        ];
+        let all = parts.into_iter();
+        let all = all.flat_map(|(is_for, list)| list.iter().map(move |wanted| (is_for, wanted)));
+        for (is_for, wanted) in all {
             let (name, perf, work) = (wanted.name, wanted.perf, wanted.work);
             // (Words of the filter that stand in quotes for the shell.)
             let perf = perf.replace("FILTER", "'filter fibonacci @ /bin/work'");
             let record = match perf.strip_prefix(COFI) {
                 Some(options) => format!("cofi record --engine hardware {options}"),
                 None => format!("perf record -q -B {perf}"),
-            };
-            let is_of_more = OF_MORE.iter().any(|other| other.name == name);
-            let is_for = if is_of_more {
-                "[ $more = yes ]"
-            } else {
-                "true"
             };
             let command = match record.strip_suffix(" -p") {
                 // More work than there is time for.
@@ -200,30 +293,38 @@ impl Exam {
                 "if {is_for}; then echo \"BEGIN {name} $(cut -d' ' -f1 /proc/uptime)\"\n{command}; fi\n"
             );
         }
-        for wanted in RECORDINGS.iter().chain(OF_MORE) {
-            let name = wanted.name;
+        let names: BTreeSet<&str> = parts
+            .iter()
+            .flat_map(|(_, list)| list.iter().map(|wanted| wanted.name))
+            .collect();
+        for name in names {
             // The kernel's code that Cofi saved is found by perf where it is told of the list of symbols beside it.
             script += &format!(
                 "list={name}.data.code/kcore_dir/kallsyms; [ ! -e $list ] && list= || list=\"--kallsyms $list\"\n\
                  [ ! -e {name}.data ] || echo \"ERRORS {name} $(perf script -i {name}.data $list --itrace=e 2>/dev/null | grep -c 'instruction trace error')\"\n"
             );
         }
+        script += gdb::SCRIPT;
         script += "echo \"DONE $(cut -d' ' -f1 /proc/uptime)\"\ntar -c *.data *.data.code > /dev/nvme0n1; sync\npoweroff -f\n";
         script
     }
 
     /// Boots it, and waits for its end.
-    pub(super) fn boot(&self, kernel: &Path, initrd: &Path, processors: u32) -> Result<Linux> {
-        let name = format!("linux{processors}");
-        let processor = PROCESSORS[usize::from(processors > 1)];
-        let folder = self.path(&name);
+    pub(super) fn boot(&self, boot: &Boot, kernel: &Path, initrd: &Path) -> Result<Linux> {
+        let Boot {
+            name,
+            processors,
+            processor,
+            ..
+        } = *boot;
+        let folder = self.path(name);
         fs::create_dir_all(&folder)?;
         let disk = folder.join("disk.img");
         fs::File::create(&disk)?.set_len(512 << 20)?;
         let console = folder.join("console");
         let begun = Instant::now();
         let output = self
-            .machine(&["--verbose", "--list", &name, "--processor", processor])
+            .machine(&["--verbose", "--list", name, "--processor", processor])
             .args(["-m", "1G", "-smp", &processors.to_string(), "-serial"])
             .arg(format!("file:{}", console.display()))
             .arg("-drive")
@@ -236,7 +337,8 @@ impl Exam {
             .arg("-kernel")
             .arg(kernel.canonicalize()?)
             // (Where the host has much to do, Linux would distrust the clock, and nothing would have a time.)
-            .args(["-append", "console=ttyS0 quiet tsc=reliable"])
+            .arg("-append")
+            .arg(format!("console=ttyS0 quiet tsc=reliable part={name}"))
             .output()
             .context("running cofi machine")?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -265,8 +367,7 @@ impl Exam {
             })
             .collect::<Result<_>>()?;
         Ok(Linux {
-            processors,
-            processor,
+            boot: *boot,
             seconds,
             said,
             complaint,
@@ -285,18 +386,21 @@ impl Linux {
             Some(line) => Err(anyhow!("it says: {line}")),
             None => Ok(format!(
                 "{}, all recordings in {:.0} s; instructions traced: {:?}",
-                self.processor,
+                self.boot.processor,
                 self.seconds,
                 self.lists.iter().map(Vec::len).collect::<Vec<_>>()
             )),
         };
         let mut all = vec![("Linux".to_owned(), whole)];
-        let more = if self.processor == MOST { OF_MORE } else { &[] };
-        for wanted in RECORDINGS.iter().chain(more) {
+        let boot = self.boot;
+        for wanted in boot.wanted() {
             let result = self.recording(exam, wanted);
             // (What ran without TNTs is in the list, and not in the recording.)
             self.is_lost = result.is_err() || wanted.name == "notnt";
             all.push((wanted.name.to_owned(), result));
+        }
+        if self.boot.has_gdb() {
+            all.push(("gdb".to_owned(), gdb::judge(&self.said)));
         }
         all
     }
@@ -316,7 +420,7 @@ impl Linux {
             return Ok("perf: 0 errors".into());
         }
         let mut counts = Vec::new();
-        for number in 0..self.processors {
+        for number in 0..self.boot.processors {
             let insns = self.decoded(exam, wanted, number)?;
             let (list, found) = (
                 &self.lists[number as usize],
@@ -448,7 +552,13 @@ impl Linux {
         command
             .args(["insn", "--json", "--symfs"])
             .arg(exam.path("root"));
-        command.args(["--cpu-stream", &number.to_string()]);
+        match (wanted.by_thread, number) {
+            (true, 0) => {}
+            (true, _) => return Ok(Vec::new()),
+            (false, _) => {
+                command.args(["--cpu-stream", &number.to_string()]);
+            }
+        }
         let mut child = command
             .arg(format!("{}.data", wanted.name))
             .current_dir(&self.folder)
@@ -483,7 +593,7 @@ impl Linux {
     }
 }
 
-fn which(name: &str) -> Option<PathBuf> {
+pub(super) fn which(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
         .map(|folder| folder.join(name))

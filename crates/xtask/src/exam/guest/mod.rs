@@ -6,6 +6,7 @@
 //! of what leaves the machine, Cofi's decoder finds just the instructions that ran, which the machine lists itself.
 
 mod bare;
+mod gdb;
 mod linux;
 mod rules;
 
@@ -22,6 +23,7 @@ use super::build;
 pub(super) struct Options {
     qemu: Option<PathBuf>,
     kernel: Option<PathBuf>,
+    newer_kernel: Option<PathBuf>,
     busybox: Option<PathBuf>,
     cofi: Option<PathBuf>,
     keep: Option<PathBuf>,
@@ -36,6 +38,7 @@ pub(super) fn options(arguments: &[String]) -> Result<Options> {
         let place = match word.as_str() {
             "--qemu" => &mut options.qemu,
             "--kernel" => &mut options.kernel,
+            "--newer-kernel" => &mut options.newer_kernel,
             "--busybox" => &mut options.busybox,
             "--cofi" => &mut options.cofi,
             "--keep" => &mut options.keep,
@@ -84,14 +87,22 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
     judge("time by instructions", exam.clock());
     if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
         let initrd = exam.initrd(busybox)?;
-        for processors in [1, 2] {
-            match exam.boot(kernel, &initrd, processors) {
+        for boot in linux::BOOTS {
+            let kernel = match (&options.newer_kernel, boot.is_newer) {
+                (Some(newer), true) => newer,
+                (None, true) => {
+                    println!("{}: SKIPPED: that takes --newer-kernel", boot.title());
+                    continue;
+                }
+                (_, false) => kernel,
+            };
+            match exam.boot(boot, kernel, &initrd) {
                 Ok(linux) => {
                     for (name, result) in linux.recordings(&exam) {
-                        judge(&format!("{processors} processor(s), {name}"), result);
+                        judge(&format!("{}, {name}", boot.title()), result);
                     }
                 }
-                Err(error) => judge(&format!("{processors} processor(s)"), Err(error)),
+                Err(error) => judge(&boot.title(), Err(error)),
             }
         }
     } else {
