@@ -42,8 +42,19 @@ const NO_SLOT: u32 = 0;
 const UNTRACED: u32 = u32::MAX;
 /// A system call that may change mappings has ended: what was told of them does not count any more.
 static MAPPINGS_CHANGE: AtomicBool = AtomicBool::new(false);
+/// What is left out, to measure what the rest takes.
+static STAGE: AtomicU32 = AtomicU32::new(stage::ALL);
 /// How many threads are in such a call: as long as any is, nothing that is told of mappings counts for long.
 static MAPPING_CALLS: AtomicU32 = AtomicU32::new(0);
+
+/// Values of the argument `stage`.
+mod stage {
+    pub(super) const ALL: u32 = 0;
+    /// Blocks are told of where they are translated, and nothing is done when they run.
+    pub(super) const CALLED: u32 = 1;
+    /// What is told of nobody takes: it is overwritten.
+    pub(super) const TOLD: u32 = 2;
+}
 
 /// A system call's numbers on x86-64.
 mod call {
@@ -72,6 +83,8 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             Some((b"folder", path)) => folder = Some(PathBuf::from(OsStr::from_bytes(path))),
             Some((b"comm", name)) => comm = start::name(name),
             Some((b"variables", number)) => variables = start::number(number),
+            Some((b"stage", b"called")) => STAGE.store(stage::CALLED, Ordering::Relaxed),
+            Some((b"stage", b"told")) => STAGE.store(stage::TOLD, Ordering::Relaxed),
             _ => {}
         }
     }
@@ -90,6 +103,8 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     map_recorder(&folder);
     if rings::open(&folder, 0, 0).is_err() {
         turn_off();
+    } else if STAGE.load(Ordering::Relaxed) != stage::ALL {
+        word32(header::STOPPED).store(1, Ordering::Relaxed);
     }
     if PLUGIN.set(Plugin { qemu, folder }).is_err() {
         return 1;
@@ -144,6 +159,9 @@ extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
         put_number(base, number.addr() as u32);
     }
 }
+
+/// A block is about to run, and nobody wants to know.
+extern "C" fn on_block_unheard(_: c_uint, _: *mut c_void) {}
 
 /// Puts a block's number into a slot's ring.
 #[inline]
@@ -286,6 +304,8 @@ fn on_translation(tb: Tb) {
         on_first
     } else if signals::is_handler(address) {
         on_handler
+    } else if STAGE.load(Ordering::Relaxed) == stage::CALLED {
+        on_block_unheard
     } else {
         on_block
     };

@@ -73,6 +73,8 @@ usage: cargo xtask CHORE
   bench unit
           measure how many operations a second the trace unit does; with valgrind, in how many instructions
           [--rounds N] [--operations N] [--instructions]
+  bench record
+          measure what each part of recording with QEMU takes, by block that runs
   bench costs
           measure processor time and memory of each command beside `cofi blocks`; --write puts the tables into docs/costs.md
           [--rounds N] [--millions N] [--of RECORDING]... [--only WORDS]... [--write] [--cofi PATH]

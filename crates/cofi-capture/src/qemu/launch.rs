@@ -2,6 +2,7 @@
 
 use super::program::{self, Unfit};
 use super::runtime_dir::{self, RuntimeDir};
+use super::shared;
 use crate::child;
 use crate::ptrace::Command;
 use nix::sys::resource::{Resource, getrlimit};
@@ -10,6 +11,7 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 const QEMU: &str = "qemu-x86_64";
@@ -75,6 +77,15 @@ pub enum QemuError {
         /// Why.
         source: io::Error,
     },
+}
+
+/// A part of what recording does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// The plugin is called for each block that runs, and does nothing.
+    Called,
+    /// It tells of each, too.
+    Told,
 }
 
 /// A QEMU that takes the plugin.
@@ -146,6 +157,36 @@ impl Qemu {
     /// Why not.
     pub fn suits(program: &Command) -> Result<(), Unfit> {
         program::suits(program)
+    }
+
+    /// Runs a program with a part of what recording does, which nobody hears of: how many blocks ran, if they were told of. Of what it starts
+    /// nothing is known. This is to measure what the parts take.
+    ///
+    /// # Errors
+    /// When it cannot be started, or its shared memory cannot be read.
+    pub fn run_stage(&self, stage: Stage, command: &mut std::process::Command) -> io::Result<u64> {
+        let folder = self.memory.path().join("stage");
+        fs::create_dir_all(&folder)?;
+        let mut option = self.plugin_option(&folder);
+        option.push(match stage {
+            Stage::Called => ",stage=called",
+            Stage::Told => ",stage=told",
+        });
+        let mut words = vec![command.get_program().to_owned()];
+        words.extend(command.get_args().map(OsStr::to_owned));
+        let mut qemu = std::process::Command::new(&self.path);
+        qemu.arg("-plugin").arg(option).args(words);
+        qemu.stdin(Stdio::null()).stdout(Stdio::null());
+        let status = qemu.status()?;
+        let mut blocks = 0;
+        for entry in fs::read_dir(&folder)? {
+            blocks += shared::told(&fs::File::open(entry?.path())?)?;
+        }
+        fs::remove_dir_all(&folder)?;
+        match status.success() {
+            true => Ok(blocks),
+            false => Err(io::Error::other(format!("QEMU ended with {status}"))),
+        }
     }
 
     /// The plugin's file.

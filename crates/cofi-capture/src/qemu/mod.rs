@@ -17,7 +17,7 @@ mod shared;
 mod thread;
 mod told;
 
-pub use launch::{Qemu, QemuError};
+pub use launch::{Qemu, QemuError, Stage};
 pub use program::Unfit;
 
 use crate::ptrace::sys::{self, Dispositions};

@@ -36,6 +36,19 @@ impl Drop for Shared {
     }
 }
 
+/// How many records the threads of a process have put into their rings.
+pub(super) fn told(file: &File) -> io::Result<u64> {
+    let mut slots = [0; 4];
+    file.read_exact_at(&mut slots, header::SLOTS as u64)?;
+    let slots = (0..u32::from_ne_bytes(slots) as usize).map(layout::slot_at);
+    let heads = slots.map(|at| {
+        let mut head = [0; 8];
+        file.read_exact_at(&mut head, (at + slot::HEAD) as u64)?;
+        Ok(u64::from_ne_bytes(head))
+    });
+    heads.sum()
+}
+
 impl Shared {
     /// Maps a file that the plugin has made.
     pub(super) fn open(path: &Path) -> io::Result<Self> {

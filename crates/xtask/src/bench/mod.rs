@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: how fast Cofi is, and how fast the others are, in the same run; `libipt`, `packets`, `insn`, `unit` and `costs` measure one thing each, and
+//! `cargo xtask bench`: how fast Cofi is, and how fast the others are, in the same run; `libipt`, `packets`, `insn`, `unit`, `record` and `costs` measure one thing each, and
 //! `guard` counts instructions.
 
 mod costs;
@@ -9,6 +9,7 @@ mod libipt;
 mod packets;
 mod race;
 mod racers;
+mod record;
 mod recordings;
 mod unit;
 
@@ -57,6 +58,7 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         Some((word, rest)) if word == "libipt" => libipt::run(root, rest),
         Some((word, rest)) if word == "packets" => packets::run(root, rest),
         Some((word, rest)) if word == "unit" => unit::run(root, rest),
+        Some((word, rest)) if word == "record" => record::run(root, rest),
         Some((word, rest)) if word == "insn" => insn::run(root, rest),
         Some((word, rest)) if word == "costs" => costs::run(root, rest),
         Some((word, rest)) if word == "guard" => guard::run(root, rest),
