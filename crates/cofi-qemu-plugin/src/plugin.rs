@@ -4,7 +4,7 @@
     reason = "callbacks of a C program, and memory shared with another process; each use has its justification"
 )]
 
-use crate::layout::{self, BlockHead, header, record, recorder, slot};
+use crate::layout::{BlockHead, header, record, recorder, slot};
 use crate::machine;
 use crate::qemu::{ExecCallback, Functions, Id, Info, Tb, callback};
 use crate::rings::{
@@ -16,7 +16,7 @@ use crate::start;
 use crate::sys;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -32,20 +32,26 @@ pub(crate) struct Plugin {
 pub(crate) static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 /// This process has no shared memory (of its own): it runs on, but nothing is told of it.
 static OFF: AtomicBool = AtomicBool::new(false);
-/// By virtual processor, where its thread's slot is: its offset in units of [`layout::SLOT_HEADER`], or one of the following.
-static SLOT_OF: [AtomicU32; 1 << 20] = [const { AtomicU32::new(NO_SLOT) }; 1 << 20];
+/// By virtual processor, where its thread's slot lies in this process's memory, or one of the following addresses.
+static SLOT_OF: [AtomicPtr<u8>; 1 << 20] =
+    [const { AtomicPtr::new(without_slot(NO_SLOT)) }; 1 << 20];
 /// One more than the highest number of a virtual processor that has run.
 static VCPUS: AtomicU32 = AtomicU32::new(0);
 /// It has run nothing yet.
-const NO_SLOT: u32 = 0;
+const NO_SLOT: usize = 0;
 /// There was no slot left for it.
-const UNTRACED: u32 = u32::MAX;
+const UNTRACED: usize = 1;
 /// A system call that may change mappings has ended: what was told of them does not count any more.
 static MAPPINGS_CHANGE: AtomicBool = AtomicBool::new(false);
 /// What is left out, to measure what the rest takes.
 static STAGE: AtomicU32 = AtomicU32::new(stage::ALL);
 /// How many threads are in such a call: as long as any is, nothing that is told of mappings counts for long.
 static MAPPING_CALLS: AtomicU32 = AtomicU32::new(0);
+
+/// An entry of [`SLOT_OF`] that is no slot's.
+const fn without_slot(entry: usize) -> *mut u8 {
+    core::ptr::without_provenance_mut(entry)
+}
 
 /// Values of the argument `stage`.
 mod stage {
@@ -146,17 +152,33 @@ fn turn_off() {
 /// own number will not do: QEMU gives a new one the highest number yet plus one, so where threads follow each other without a
 /// pause numbers grow without end.)
 fn slot_of(vcpu: c_uint) -> Option<usize> {
-    match SLOT_OF.get(vcpu as usize)?.load(Ordering::Relaxed) {
+    let at = SLOT_OF.get(vcpu as usize)?.load(Ordering::Relaxed);
+    match at.addr() {
         NO_SLOT => begin_thread(vcpu),
         UNTRACED => None,
-        base => Some(base as usize * layout::SLOT_HEADER),
+        _ => Some(rings::slot_base(at)),
     }
 }
 
 /// A block is about to run.
 extern "C" fn on_block(vcpu: c_uint, number: *mut c_void) {
+    let number = number.addr() as u32;
+    let Some(at) = SLOT_OF.get(vcpu as usize) else {
+        return;
+    };
+    let at = at.load(Ordering::Relaxed);
+    // SAFETY: it is where a slot lies, as it is none of the other two.
+    if at.addr() <= UNTRACED || !unsafe { rings::put_quickly(at, number) } {
+        on_block_slowly(vcpu, number);
+    }
+}
+
+/// The thread has no slot (yet), or its ring is at its limit.
+#[cold]
+#[inline(never)]
+fn on_block_slowly(vcpu: c_uint, number: u32) {
     if let Some(base) = slot_of(vcpu) {
-        put_number(base, number.addr() as u32);
+        put_number(base, number);
     }
 }
 
@@ -166,15 +188,8 @@ extern "C" fn on_block_unheard(_: c_uint, _: *mut c_void) {}
 /// Puts a block's number into a slot's ring.
 #[inline]
 pub(crate) fn put_number(base: usize, number: u32) {
-    let head = word(base + slot::HEAD);
-    let at = head.load(Ordering::Relaxed);
-    if at < word(base + slot::LIMIT).load(Ordering::Relaxed) {
-        let capacity = word(base + slot::CAPACITY).load(Ordering::Relaxed);
-        let place = (at & (capacity - 1)) as usize;
-        let record = word32(base + layout::SLOT_HEADER + 4 * place);
-        record.store(number, Ordering::Relaxed);
-        head.store(at + 1, Ordering::Release);
-    } else {
+    // SAFETY: a slot of ours begins there.
+    if !unsafe { rings::put_quickly(rings::slot_memory(base), number) } {
         on_block_at_limit(base, number);
     }
 }
@@ -203,12 +218,12 @@ pub(crate) fn begin_slot(vcpu: c_uint, tid: u32) -> Option<usize> {
     VCPUS.fetch_max(vcpu.saturating_add(1), Ordering::Relaxed);
     if OFF.load(Ordering::Relaxed) {
         if let Some(place) = SLOT_OF.get(vcpu as usize) {
-            place.store(UNTRACED, Ordering::Relaxed);
+            place.store(without_slot(UNTRACED), Ordering::Relaxed);
         }
         return None;
     }
     let free = take_slot(tid);
-    let mine = free.map_or(UNTRACED, |base| (base / layout::SLOT_HEADER) as u32);
+    let mine = free.map_or(without_slot(UNTRACED), rings::slot_memory);
     if let Some(place) = SLOT_OF.get(vcpu as usize) {
         place.store(mine, Ordering::Relaxed);
     }
@@ -228,7 +243,8 @@ pub(crate) fn refuse(vcpu: c_uint) {
         return;
     }
     let place = SLOT_OF.get(vcpu as usize);
-    if place.is_some_and(|place| place.swap(UNTRACED, Ordering::Relaxed) != UNTRACED) {
+    let refused = without_slot(UNTRACED);
+    if place.is_some_and(|place| place.swap(refused, Ordering::Relaxed) != refused) {
         word32(header::UNTRACED).fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -362,10 +378,11 @@ pub(crate) fn end_vcpu(vcpu: c_uint) {
     let Some(place) = SLOT_OF.get(vcpu as usize) else {
         return;
     };
-    match place.swap(NO_SLOT, Ordering::Relaxed) {
+    let at = place.swap(without_slot(NO_SLOT), Ordering::Relaxed);
+    match at.addr() {
         NO_SLOT | UNTRACED => {}
-        base => {
-            let base = base as usize * layout::SLOT_HEADER;
+        _ => {
+            let base = rings::slot_base(at);
             put(base, &[record::EXIT]);
             word32(base + slot::THREAD).store(0, Ordering::Release);
         }
@@ -411,7 +428,7 @@ extern "C" fn on_fork() {
     // The one thread that there is begins anew, in the new memory.
     let used = VCPUS.load(Ordering::Relaxed) as usize;
     for place in SLOT_OF.iter().take(used) {
-        place.store(NO_SLOT, Ordering::Relaxed);
+        place.store(without_slot(NO_SLOT), Ordering::Relaxed);
     }
     if !has_recorder() {
         // Nobody is interested, and the folder may be gone.

@@ -172,6 +172,38 @@ pub(crate) fn word32(offset: usize) -> &'static AtomicU32 {
     }
 }
 
+/// Where a slot lies.
+pub(crate) fn slot_memory(base: usize) -> *mut u8 {
+    MEMORY.load(Ordering::Acquire).wrapping_add(base)
+}
+
+/// Where the slot that lies there begins in the shared memory.
+pub(crate) fn slot_base(at: *mut u8) -> usize {
+    at.addr() - MEMORY.load(Ordering::Acquire).addr()
+}
+
+/// Puts a record into the ring of the slot that lies at `at`, if that is not at its limit; whether it did. This is done for each block that runs.
+///
+/// # Safety
+/// One of this process's slots lies there.
+#[inline(always)]
+pub(crate) unsafe fn put_quickly(at: *mut u8, record: u32) -> bool {
+    // SAFETY: the offsets are of a slot's header, and aligned; both sides use atomic operations only.
+    let word = |offset: usize| unsafe { &*at.add(offset).cast::<AtomicU64>() };
+    let head = word(slot::HEAD);
+    let count = head.load(Ordering::Relaxed);
+    if count >= word(slot::LIMIT).load(Ordering::Relaxed) {
+        return false;
+    }
+    let capacity = word(slot::CAPACITY).load(Ordering::Relaxed);
+    let place = (count & capacity.wrapping_sub(1)) as usize;
+    // SAFETY: within the slot's ring, of which so much is reserved as its limit says.
+    let ring = unsafe { &*at.add(layout::SLOT_HEADER + 4 * place).cast::<AtomicU32>() };
+    ring.store(record, Ordering::Relaxed);
+    head.store(count + 1, Ordering::Release);
+    true
+}
+
 /// Reserves a part of the shared memory.
 fn reserve(part: Range<usize>) -> bool {
     debug_assert!(part.end <= layout::slot_at(SLOTS.load(Ordering::Relaxed)));
