@@ -54,7 +54,7 @@ usage: cargo xtask CHORE
           [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]
   exam guest
           run machines that have Intel PT: their registers against the manual, and what perf records in them against what they ran
-          [--qemu PATH] [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]
+          [--qemu PATH] [--kernel FILE [--newer-kernel FILE] --busybox FILE] [--boots linux1,linux2,newer] [--cofi PATH] [--keep FOLDER]
   fuzz    run the fuzz targets one after the other, with libFuzzer
           [TARGET]... [--seconds N]
   fuzz seeds

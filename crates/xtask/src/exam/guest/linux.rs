@@ -99,7 +99,7 @@ const OF_NEWER: &[Wanted] = &[
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Boot {
     /// What it is called, also in its kernel's command line: by that the script knows what to do.
-    name: &'static str,
+    pub(super) name: &'static str,
     processors: u32,
     processor: &'static str,
     /// A kernel of 6.13 or later.
@@ -120,13 +120,12 @@ pub(super) const BOOTS: &[Boot] = &[
         is_newer: false,
     },
     Boot {
-        name: NEWER,
+        name: "newer",
         processors: 2,
-        processor: MOST,
+        processor: "skylake",
         is_newer: true,
     },
 ];
-const NEWER: &str = "newer";
 
 impl Boot {
     /// In words.

@@ -25,6 +25,8 @@ pub(super) struct Options {
     kernel: Option<PathBuf>,
     newer_kernel: Option<PathBuf>,
     busybox: Option<PathBuf>,
+    /// The names of the machines with Linux that are booted; all if it is not said.
+    boots: Option<PathBuf>,
     cofi: Option<PathBuf>,
     keep: Option<PathBuf>,
 }
@@ -40,6 +42,7 @@ pub(super) fn options(arguments: &[String]) -> Result<Options> {
             "--kernel" => &mut options.kernel,
             "--newer-kernel" => &mut options.newer_kernel,
             "--busybox" => &mut options.busybox,
+            "--boots" => &mut options.boots,
             "--cofi" => &mut options.cofi,
             "--keep" => &mut options.keep,
             _ => bail!("{word} {value}: there is no such thing"),
@@ -87,7 +90,12 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
     judge("time by instructions", exam.clock());
     if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
         let initrd = exam.initrd(busybox)?;
-        for boot in linux::BOOTS {
+        let asked = options.boots.as_deref().map(Path::to_string_lossy);
+        let is_asked = |name: &str| {
+            let asked = asked.as_deref();
+            asked.is_none_or(|list| list.split(',').any(|word| word == name))
+        };
+        for boot in linux::BOOTS.iter().filter(|boot| is_asked(boot.name)) {
             let kernel = match (&options.newer_kernel, boot.is_newer) {
                 (Some(newer), true) => newer,
                 (None, true) => {
