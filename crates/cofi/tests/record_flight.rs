@@ -211,10 +211,6 @@ fn what_cannot_be_is_refused() {
             "--last needs the time",
         ),
         (
-            &["--last", "64K", "--engine", "hardware"],
-            "ptrace and qemu",
-        ),
-        (
             &["--last", "64K", "--engine", "qemu-system"],
             "ptrace and qemu",
         ),

@@ -191,8 +191,13 @@ pub(super) struct Linux {
 }
 
 impl Exam {
-    /// Files for the guest: a shell, perf with its libraries, the work.
+    /// Files for the guest that makes all recordings.
     pub(super) fn initrd(&self, busybox: &Path) -> Result<PathBuf> {
+        self.initrd_that_runs(busybox, &self.script())
+    }
+
+    /// Files for a guest that runs a script: a shell, perf with its libraries, the work.
+    pub(super) fn initrd_that_runs(&self, busybox: &Path, script: &str) -> Result<PathBuf> {
         let work = self.path("work");
         tool(
             Command::new("gcc")
@@ -240,7 +245,7 @@ impl Exam {
             .collect();
         let mut folders: Vec<&str> = folders.iter().map(String::as_str).collect();
         folders.sort_by_key(|folder| folder.len());
-        let mut files = vec![("init", self.script().into_bytes())];
+        let mut files = vec![("init", script.as_bytes().to_vec())];
         for (name, path) in &members {
             let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
             // For those who decode outside.

@@ -8,6 +8,7 @@
 mod bare;
 mod gdb;
 mod linux;
+mod load;
 mod rules;
 
 use std::fs;
@@ -27,6 +28,8 @@ pub(super) struct Options {
     busybox: Option<PathBuf>,
     /// The names of the machines with Linux that are booted; all if it is not said.
     boots: Option<PathBuf>,
+    /// Seconds for which a machine has much to do; it is the only one then.
+    load: Option<u64>,
     cofi: Option<PathBuf>,
     keep: Option<PathBuf>,
 }
@@ -37,6 +40,10 @@ pub(super) fn options(arguments: &[String]) -> Result<Options> {
         let [word, value] = pair else {
             bail!("{} wants a value", pair.concat());
         };
+        if word == "--load" {
+            options.load = Some(value.parse().context("--load wants seconds")?);
+            continue;
+        }
         let place = match word.as_str() {
             "--qemu" => &mut options.qemu,
             "--kernel" => &mut options.kernel,
@@ -52,6 +59,10 @@ pub(super) fn options(arguments: &[String]) -> Result<Options> {
     ensure!(
         options.kernel.is_some() == options.busybox.is_some(),
         "a kernel is booted with a busybox: --kernel and --busybox go together"
+    );
+    ensure!(
+        options.load.is_none() || options.kernel.is_some(),
+        "--load takes --kernel and --busybox, too"
     );
     Ok(options)
 }
@@ -82,39 +93,11 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
             println!("{name:<34} FAILED: {error:#}");
         }
     };
-    for (name, table, options) in rules::TABLES {
-        judge(name, exam.rules(table, options));
-    }
-    judge("RTIT, from bare metal", exam.rtit());
-    judge("all modes, from bare metal", exam.modes());
-    judge("time by instructions", exam.clock());
-    if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
-        let initrd = exam.initrd(busybox)?;
-        let asked = options.boots.as_deref().map(Path::to_string_lossy);
-        let is_asked = |name: &str| {
-            let asked = asked.as_deref();
-            asked.is_none_or(|list| list.split(',').any(|word| word == name))
-        };
-        for boot in linux::BOOTS.iter().filter(|boot| is_asked(boot.name)) {
-            let kernel = match (&options.newer_kernel, boot.is_newer) {
-                (Some(newer), true) => newer,
-                (None, true) => {
-                    println!("{}: SKIPPED: that takes --newer-kernel", boot.title());
-                    continue;
-                }
-                (_, false) => kernel,
-            };
-            match exam.boot(boot, kernel, &initrd) {
-                Ok(linux) => {
-                    for (name, result) in linux.recordings(&exam) {
-                        judge(&format!("{}, {name}", boot.title()), result);
-                    }
-                }
-                Err(error) => judge(&boot.title(), Err(error)),
-            }
+    match (options.load, &options.kernel, &options.busybox) {
+        (Some(seconds), Some(kernel), Some(busybox)) => {
+            judge("load", exam.load(seconds, kernel, busybox));
         }
-    } else {
-        println!("no Linux: that takes --kernel and --busybox");
+        _ => exam.all(options, &mut judge)?,
     }
     if options.keep.is_none() {
         // What cannot be removed lies in the folder for temporary files anyway.
@@ -137,16 +120,60 @@ struct Exam {
 }
 
 impl Exam {
+    /// The machines that take minutes.
+    fn all(&self, options: &Options, judge: &mut impl FnMut(&str, Result<String>)) -> Result<()> {
+        for (name, table, options) in rules::TABLES {
+            judge(name, self.rules(table, options));
+        }
+        judge("RTIT, from bare metal", self.rtit());
+        judge("all modes, from bare metal", self.modes());
+        judge("time by instructions", self.clock());
+        if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
+            let initrd = self.initrd(busybox)?;
+            let asked = options.boots.as_deref().map(Path::to_string_lossy);
+            let is_asked = |name: &str| {
+                let asked = asked.as_deref();
+                asked.is_none_or(|list| list.split(',').any(|word| word == name))
+            };
+            for boot in linux::BOOTS.iter().filter(|boot| is_asked(boot.name)) {
+                let kernel = match (&options.newer_kernel, boot.is_newer) {
+                    (Some(newer), true) => newer,
+                    (None, true) => {
+                        println!("{}: SKIPPED: that takes --newer-kernel", boot.title());
+                        continue;
+                    }
+                    (_, false) => kernel,
+                };
+                match self.boot(boot, kernel, &initrd) {
+                    Ok(linux) => {
+                        for (name, result) in linux.recordings(self) {
+                            judge(&format!("{}, {name}", boot.title()), result);
+                        }
+                    }
+                    Err(error) => judge(&boot.title(), Err(error)),
+                }
+            }
+        } else {
+            println!("no Linux: that takes --kernel and --busybox");
+        }
+        Ok(())
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
     /// `cofi machine` with these options of its own; `--` and QEMU's arguments are to follow.
     fn machine(&self, options: &[&str]) -> std::process::Command {
+        self.machine_within(900, options)
+    }
+
+    /// The same, if it runs for no longer than so many seconds.
+    fn machine_within(&self, seconds: u64, options: &[&str]) -> std::process::Command {
         // What hangs ends some time.
         let mut command = std::process::Command::new("timeout");
         command
-            .args(["--kill-after=5", "900"])
+            .args(["--kill-after=5", &seconds.to_string()])
             .arg(&self.cofi)
             .arg("machine");
         if let Some(qemu) = &self.qemu {
