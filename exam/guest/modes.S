@@ -100,6 +100,10 @@ real:
     call leaf16
     movl $0x11, %eax
     mwait
+    /* So often that at some HLT a PSB+ is due. */
+1:  hlt
+    cmpb $200, ticks - BASE
+    jb 1b
     cli
     movb $0x77, %al
     outb %al, $SMI_PORT

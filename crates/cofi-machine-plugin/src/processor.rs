@@ -19,9 +19,10 @@ use crate::state::{Manner, Register, State};
 use crate::unit::TraceUnit;
 use crate::vectors::{PAGE_FAULT, Vectors};
 use cofi_insn::Class;
-use cofi_packet::intel::{CState, Payload};
+use cofi_packet::intel::Payload;
 use cofi_packet::{ExecMode, Ip};
 use cofi_unit::{At, Capabilities, Context, CpuidLeaf, Destination, Event, Ptwrite};
+use sleep::Asleep;
 
 /// The length of the longest instruction, and of a page.
 const LONGEST: usize = 15;
@@ -89,7 +90,7 @@ pub(crate) struct Processor {
     near_end: Option<NearEnd>,
     after: Option<After>,
     /// The state in which it sleeps.
-    asleep: Option<CState>,
+    asleep: Option<Asleep>,
     /// In system management mode, to which an SMI has led that cleared TraceEn.
     has_smi: bool,
     /// The unit is not in use, or no range of addresses is configured in it: then nothing but time can come of instructions that are no branches.
@@ -379,8 +380,8 @@ impl Processor {
                 cr3: context.cr3,
             },
             Class::Wait if step.detail == Detail::Mwait => {
-                self.retire(here, steps, step, next, None);
-                return self.has_paused(step, ip);
+                let insn = steps.retired(here.start, step, next);
+                return self.has_paused(step, insn);
             }
             _ if step.detail == Detail::MovCr0 && self.unit.is_rtit() => {
                 self.ran(ip);

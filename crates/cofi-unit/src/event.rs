@@ -192,7 +192,8 @@ pub enum Event<'e> {
         to: Ip,
     },
     /// The processor goes to a C-state deeper than C0.1 (Table 33-57, cases 3–6). Until [`Event::Wake`] its clocks stand
-    /// still.
+    /// still. An instruction that stops execution retires after the wake, and is told then: a PSB+ that came before this event
+    /// with the next address would contradict EXSTOP, which has the address of the oldest instruction that has not completed (33.4.2.22).
     Sleep(Sleep),
     /// The processor wakes from a C-state (Table 33-57, cases 6 and 7).
     Wake {

@@ -4,9 +4,16 @@ use super::Processor;
 use crate::code::{Detail, Step};
 use crate::state::{Register, State};
 use cofi_insn::Class;
-use cofi_packet::Ip;
 use cofi_packet::intel::{CState, WakeReason};
-use cofi_unit::{Event, Mwait, Sleep};
+use cofi_unit::{Event, Mwait, Retired, Sleep};
+
+/// A processor that waits. The instruction retires when it wakes: EXSTOP has the address of the oldest instruction that has not
+/// completed (33.4.2.22), so no PSB+ that has the next one may come before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asleep {
+    state: CState,
+    insn: Retired,
+}
 
 impl Processor {
     /// Whether the block that runs ends with an instruction that waits: if QEMU says that the processor is idle, this has begun.
@@ -28,17 +35,18 @@ impl Processor {
         }
         self.bus.tick();
         let steps = here.code.steps(self.unit.context().mode);
-        let Some(last) = steps.all().last() else {
+        let Some((last, before)) = steps.all().split_last() else {
             return;
         };
-        let (ip, after) = (steps.ip(here.start, last), steps.after(here.start, last));
-        self.tell(&here, steps, steps.all().len(), after);
+        let ip = steps.ip(here.start, last);
+        self.tell(&here, steps, before.len(), ip);
         self.here = None;
-        self.sleep(last, ip, state);
+        let insn = steps.retired(here.start, last, steps.after(here.start, last));
+        self.sleep(last, insn, state);
     }
 
-    /// An instruction that waits has retired.
-    fn sleep(&mut self, step: &Step, ip: u64, state: State) {
+    /// An instruction stops execution until [`Self::wake`].
+    fn sleep(&mut self, step: &Step, insn: Retired, state: State) {
         // (MWAIT leaves the registers alone.)
         let mwait = (step.detail == Detail::Mwait).then(|| Mwait {
             hints: state.get(Register::Rax) as u8,
@@ -50,9 +58,12 @@ impl Processor {
             0xf => CState::C1,
             deeper => CState::new(deeper).unwrap_or(CState::C1),
         };
-        self.asleep = Some(c_state);
+        self.asleep = Some(Asleep {
+            state: c_state,
+            insn,
+        });
         let event = Event::Sleep(Sleep {
-            ip: Ip(ip),
+            ip: insn.at.ip,
             mwait,
             hardware: false,
             state: c_state,
@@ -70,17 +81,19 @@ impl Processor {
     }
 
     fn wake(&mut self, reason: WakeReason) {
-        let Some(c_state) = self.asleep.take() else {
+        let Some(Asleep { state, insn }) = self.asleep.take() else {
             return;
         };
         if self.unit.in_use() {
             let event = Event::Wake {
-                last: c_state,
-                deepest: c_state,
+                last: state,
+                deepest: state,
                 reason,
             };
             self.unit.event(&mut self.bus, event);
         }
+        self.ran(insn.at.ip.0);
+        self.unit.retire(&mut self.bus, insn);
     }
 
     /// An interrupt has come. If it has ended a wait of which QEMU told nothing, as where one thread runs all processors, that is told.
@@ -91,11 +104,10 @@ impl Processor {
         }
     }
 
-    /// MWAIT retired and went on at once, as QEMU has it where there are several processors: something was stored, for all that is known.
-    pub(super) fn has_paused(&mut self, step: &Step, ip: u64) {
-        if let Some(state) = self.state {
-            self.sleep(step, ip, state);
-            self.wake(WakeReason::STORE);
-        }
+    /// MWAIT went on at once, as QEMU has it where there are several processors: something was stored, for all that is known.
+    pub(super) fn has_paused(&mut self, step: &Step, insn: Retired) {
+        let Some(state) = self.state else { return };
+        self.sleep(step, insn, state);
+        self.wake(WakeReason::STORE);
     }
 }

@@ -14,10 +14,18 @@ pub(crate) fn tool(command: &mut Command) -> Result<Vec<u8>> {
         .output()
         .with_context(|| format!("running {}", command.get_program().display()))?;
     if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        // A command that prints JSON tells there of errors in what it read.
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let errors = printed.lines().filter(|line| line.contains("\"error\""));
         bail!(
-            "{} failed: {}",
+            "{} failed ({}): {}",
             command.get_program().display(),
-            String::from_utf8_lossy(&output.stderr).trim()
+            output.status,
+            std::iter::once(words.trim())
+                .chain(errors.take(3))
+                .collect::<Vec<_>>()
+                .join("\n")
         );
     }
     Ok(output.stdout)
