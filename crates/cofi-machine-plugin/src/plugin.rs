@@ -10,7 +10,7 @@ use crate::count::{self, CALL};
 use crate::list::List;
 use crate::options::Options;
 use crate::processor::{Processor, Totals};
-use crate::qemu::{Id, Qemu, Tb};
+use crate::qemu::{Id, Info, Qemu, Tb};
 use crate::state::State;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -53,11 +53,11 @@ fn own(vcpu: c_uint) -> Option<&'static mut Processor> {
 /// QEMU loads the plugin.
 ///
 /// # Safety
-/// `words` are `count` terminated strings.
+/// `words` are `count` terminated strings, and `info` is QEMU's.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn qemu_plugin_install(
     id: Id,
-    _info: *const c_void,
+    info: *const Info,
     count: c_int,
     words: *const *const c_char,
 ) -> c_int {
@@ -67,6 +67,10 @@ unsafe extern "C" fn qemu_plugin_install(
             .to_str()
             .unwrap_or("?")
     });
+    // SAFETY: as the caller says.
+    if let Some(info) = unsafe { info.as_ref() } {
+        Qemu::notes(info);
+    }
     match install(id, words) {
         Ok(()) => 0,
         Err(error) => {
@@ -96,7 +100,7 @@ extern "C" fn on_init(vcpu: c_uint, _: *mut c_void) {
         eprintln!("cofi: processor {vcpu} is not traced: {PROCESSORS} can be");
         return;
     };
-    Qemu::knows(vcpu);
+    plugin.qemu.knows(vcpu);
     let mut processor = Processor::new(plugin.qemu, &plugin.options);
     if let Some(folder) = &plugin.options.list {
         match List::create(folder, vcpu) {

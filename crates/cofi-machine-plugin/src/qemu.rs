@@ -7,7 +7,7 @@
 use crate::count::CALL;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// The version of the interface that the plugin is for: what QEMU looks at before it calls us.
 #[unsafe(no_mangle)]
@@ -42,6 +42,21 @@ const INLINE_STORE: c_uint = 1;
 
 /// How many processors there are.
 static KNOWN: AtomicU32 = AtomicU32::new(0);
+/// How many there can be at most, once that is known.
+static MOST: AtomicU32 = AtomicU32::new(u32::MAX);
+/// Where each processor has its numbers, once they move no more. QEMU moves them when a processor comes for which there is no room: when the last of those
+/// that there can be is there, none comes.
+static NUMBERS: [AtomicPtr<u64>; 256] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 256];
+
+/// What QEMU says of itself (`qemu_info_t`, of a whole machine).
+#[repr(C)]
+pub(crate) struct Info {
+    target_name: *const c_char,
+    versions: [c_int; 2],
+    is_machine: bool,
+    processors: c_int,
+    max_processors: c_int,
+}
 
 fn lookup(name: &'static CStr) -> Result<NonNull<c_void>, &'static str> {
     // SAFETY: the name is terminated.
@@ -241,9 +256,7 @@ impl Qemu {
     pub(crate) fn set_count(&self, vcpu: c_uint, count: u64) {
         // SAFETY: the processor is there, and its thread alone uses these numbers, of which there are three.
         unsafe {
-            (self.functions.scoreboard_find)(self.marks.score, vcpu)
-                .add(1)
-                .write(count);
+            self.numbers(vcpu).add(1).write(count);
         }
     }
 
@@ -282,9 +295,35 @@ impl Qemu {
         unsafe { (self.functions.inline_block)(tb, INLINE_ADD, self.executed, instructions) }
     }
 
+    /// What QEMU says of itself, before any processor is there.
+    pub(crate) fn notes(info: &Info) {
+        if let (true, Ok(most)) = (info.is_machine, u32::try_from(info.max_processors)) {
+            MOST.store(most, Ordering::Relaxed);
+        }
+    }
+
     /// A processor is there, whose number is `vcpu`.
-    pub(crate) fn knows(vcpu: c_uint) {
-        KNOWN.fetch_max(vcpu + 1, Ordering::Relaxed);
+    pub(crate) fn knows(&self, vcpu: c_uint) {
+        let known = KNOWN.fetch_max(vcpu + 1, Ordering::Relaxed).max(vcpu + 1);
+        if known == MOST.load(Ordering::Relaxed) {
+            for (vcpu, place) in (0..known).zip(&NUMBERS) {
+                // SAFETY: there is room for the last of them, so for all.
+                let at = unsafe { (self.functions.scoreboard_find)(self.marks.score, vcpu) };
+                place.store(at, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Where a processor that is there has its numbers, of which there are three.
+    #[inline]
+    fn numbers(&self, vcpu: c_uint) -> *mut u64 {
+        match NUMBERS.get(vcpu as usize) {
+            Some(place) if !place.load(Ordering::Relaxed).is_null() => {
+                place.load(Ordering::Relaxed)
+            }
+            // SAFETY: the processor is there.
+            _ => unsafe { (self.functions.scoreboard_find)(self.marks.score, vcpu) },
+        }
     }
 
     /// Whether there is no second one.
@@ -300,10 +339,7 @@ impl Qemu {
     pub(crate) fn executed(&self) -> u64 {
         let of = |vcpu| {
             // SAFETY: the processor is there, and has three numbers, aligned. Its thread alone adds to this one, whole.
-            unsafe {
-                let first = (self.functions.scoreboard_find)(self.executed.score, vcpu);
-                AtomicU64::from_ptr(first.add(2)).load(Ordering::Relaxed)
-            }
+            unsafe { AtomicU64::from_ptr(self.numbers(vcpu).add(2)).load(Ordering::Relaxed) }
         };
         (0..KNOWN.load(Ordering::Relaxed)).map(of).sum()
     }
@@ -313,7 +349,7 @@ impl Qemu {
     pub(crate) fn take_mark(&self, vcpu: c_uint) -> (bool, u64) {
         // SAFETY: the processor is there, and its thread alone uses these numbers, which stay where they are meanwhile.
         unsafe {
-            let first = (self.functions.scoreboard_find)(self.marks.score, vcpu);
+            let first = self.numbers(vcpu);
             (first.replace(0) != 0, first.add(1).read())
         }
     }
@@ -321,11 +357,7 @@ impl Qemu {
     /// The count of a processor, whose thread this must be.
     pub(crate) fn count_of(&self, vcpu: c_uint) -> u64 {
         // SAFETY: as above.
-        unsafe {
-            (self.functions.scoreboard_find)(self.marks.score, vcpu)
-                .add(1)
-                .read()
-        }
+        unsafe { self.numbers(vcpu).add(1).read() }
     }
 
     /// The address at which a block is translated.
