@@ -186,6 +186,8 @@ pub(super) struct Ring {
     restarts: u32,
     /// Packets so far that snapshots have taken.
     saved: u64,
+    /// Packets so far that have been written otherwise.
+    drained: u64,
     /// The kernel's numbers of the events that ask for a snapshot.
     callers: Vec<u64>,
 }
@@ -222,6 +224,7 @@ impl Ring {
             aux,
             restarts: 0,
             saved: 0,
+            drained: 0,
             callers: Vec::new(),
         })
     }
@@ -350,15 +353,18 @@ impl Ring {
         let Some(aux) = &self.aux else {
             return Ok(has_records);
         };
-        let tail = self.first.number(place::AUX_TAIL).load(Ordering::Relaxed);
+        let tail = self.drained;
         let head = self.first.number(place::AUX_HEAD).load(Ordering::Acquire);
         if head != tail {
             let pieces = aux.pieces((0, aux.len), tail, head);
             writer.auxtrace(index, self.place, StreamOffset(tail), now(), pieces)?;
             sum.bytes += head - tail;
+            self.drained = head;
+            // Whole pages only: where the room that is free ends within a page, and less than a page of it is left, Linux' driver has the
+            // processor stop at a page that it has filled before, which is too late (docs/hardware.md).
             self.first
                 .number(place::AUX_TAIL)
-                .store(head, Ordering::Release);
+                .store(head - head % PAGE as u64, Ordering::Release);
         }
         if self.restarts > 0 {
             self.restarts -= 1;

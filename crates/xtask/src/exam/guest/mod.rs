@@ -9,6 +9,7 @@ mod bare;
 mod gdb;
 mod linux;
 mod load;
+mod ring;
 mod rules;
 
 use std::fs;
@@ -30,6 +31,8 @@ pub(super) struct Options {
     boots: Option<PathBuf>,
     /// Seconds for which a machine has much to do; it is the only one then.
     load: Option<u64>,
+    /// The folder that was kept of such a machine: its recordings are judged once more.
+    judge: Option<PathBuf>,
     cofi: Option<PathBuf>,
     keep: Option<PathBuf>,
 }
@@ -52,6 +55,7 @@ pub(super) fn options(arguments: &[String]) -> Result<Options> {
             "--boots" => &mut options.boots,
             "--cofi" => &mut options.cofi,
             "--keep" => &mut options.keep,
+            "--judge" => &mut options.judge,
             _ => bail!("{word} {value}: there is no such thing"),
         };
         *place = Some(PathBuf::from(value));
@@ -75,8 +79,10 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
         None => build::cofi(root)?,
     };
     let folder = options
-        .keep
-        .clone()
+        .judge
+        .as_ref()
+        .or(options.keep.as_ref())
+        .cloned()
         .unwrap_or_else(|| std::env::temp_dir().join(format!("cofi-guest-{}", std::process::id())));
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let exam = Exam {
@@ -94,12 +100,13 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
         }
     };
     match (options.load, &options.kernel, &options.busybox) {
+        _ if options.judge.is_some() => judge("load", exam.judge_all()),
         (Some(seconds), Some(kernel), Some(busybox)) => {
             judge("load", exam.load(seconds, kernel, busybox));
         }
         _ => exam.all(options, &mut judge)?,
     }
-    if options.keep.is_none() {
+    if options.keep.is_none() && options.judge.is_none() {
         // What cannot be removed lies in the folder for temporary files anyway.
         let _ = fs::remove_dir_all(&folder);
     }
