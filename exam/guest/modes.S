@@ -135,8 +135,9 @@ wide:
     orl $4, PAGES
     orl $4, PAGES + 0x1000
     orl $4, PAGES + 0x2000
-    /* Vectors 0, 60H and 61H of the table for 64 bits. */
+    /* Vectors 0, 13, 60H and 61H of the table for 64 bits. */
     gate idt64, 0, division64, CODE64
+    gate idt64, 2*13, protection64, CODE64
     gate idt64, 2*0x60, interrupt64, CODE64
     gate idt64, 2*0x61, back64, CODE64, 0xee00
     /* (The stack of CPL 0 is of 64 bits there.) */
@@ -296,6 +297,11 @@ interrupt64:
 division64:
     addq $2, (%rsp)
     iretq
+protection64:
+    /* HLT has one byte; an error code lies on top. */
+    addq $8, %rsp
+    addq $1, (%rsp)
+    iretq
 
     /* Runs the code at RAX with CS being CX, until that does INT 61H. */
 as_user:
@@ -312,6 +318,8 @@ back64:
     movq kernel_stack, %rsp
     ret
 user64:
+    /* #GP: it does not wait. */
+    hlt
     movl $9, %ecx
 1:  loop 1b
     int $0x61

@@ -460,7 +460,9 @@ impl Processor {
 
     /// An interrupt or exception led from one address to another.
     pub(crate) fn interrupted(&mut self, options: &Options, from: u64, to: u64, has_mark: bool) {
-        self.has_waited(has_mark);
+        if self.is_behind(from) {
+            self.has_waited(has_mark);
+        }
         self.bus.tick_after_sleep();
         let Some(state) = self.state else { return };
         if let Some(after) = self.after {

@@ -309,21 +309,21 @@ impl Qemu {
             for (vcpu, place) in (0..known).zip(&NUMBERS) {
                 // SAFETY: there is room for the last of them, so for all.
                 let at = unsafe { (self.functions.scoreboard_find)(self.marks.score, vcpu) };
-                place.store(at, Ordering::Relaxed);
+                place.store(at, Ordering::Release);
             }
         }
     }
 
-    /// Where a processor that is there has its numbers, of which there are three.
+    /// Where a processor for which there is room has its numbers, of which there are three.
     #[inline]
     fn numbers(&self, vcpu: c_uint) -> *mut u64 {
-        match NUMBERS.get(vcpu as usize) {
-            Some(place) if !place.load(Ordering::Relaxed).is_null() => {
-                place.load(Ordering::Relaxed)
-            }
-            // SAFETY: the processor is there.
-            _ => unsafe { (self.functions.scoreboard_find)(self.marks.score, vcpu) },
+        let place = NUMBERS.get(vcpu as usize);
+        let at = place.map_or(core::ptr::null_mut(), |at| at.load(Ordering::Acquire));
+        if at.is_null() {
+            // SAFETY: there is room for it.
+            return unsafe { (self.functions.scoreboard_find)(self.marks.score, vcpu) };
         }
+        at
     }
 
     /// Whether there is no second one.
@@ -338,7 +338,7 @@ impl Qemu {
     /// How many instructions all processors have run, as far as they were to be counted: those of a block count when it begins.
     pub(crate) fn executed(&self) -> u64 {
         let of = |vcpu| {
-            // SAFETY: the processor is there, and has three numbers, aligned. Its thread alone adds to this one, whole.
+            // SAFETY: there is room for the processor, as for one behind it. It has three numbers, aligned; its thread alone adds to this one, whole.
             unsafe { AtomicU64::from_ptr(self.numbers(vcpu).add(2)).load(Ordering::Relaxed) }
         };
         (0..KNOWN.load(Ordering::Relaxed)).map(of).sum()

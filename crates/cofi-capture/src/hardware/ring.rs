@@ -67,7 +67,9 @@ impl Buffers {
     pub(super) fn new(bytes: Option<u64>, overwrite: bool, has_samples: bool) -> Self {
         let pages = |bytes: u64| {
             let pages = usize::try_from(bytes.div_ceil(PAGE as u64)).unwrap_or(MOST);
-            pages.clamp(1, MOST).next_power_of_two()
+            // Of one page that is given back as a whole nothing would be free while it is read.
+            let least = if overwrite { 1 } else { 2 };
+            pages.clamp(least, MOST).next_power_of_two()
         };
         Self {
             pages: bytes.map_or(USUAL, pages),
@@ -360,8 +362,8 @@ impl Ring {
             writer.auxtrace(index, self.place, StreamOffset(tail), now(), pieces)?;
             sum.bytes += head - tail;
             self.drained = head;
-            // Whole pages only: where the room that is free ends within a page, and less than a page of it is left, Linux' driver has the
-            // processor stop at a page that it has filled before, which is too late (docs/hardware.md).
+            // Whole pages only: where the room that is free ends within a page, and is less than an output region, Linux' driver has the
+            // processor stop at a region that it has filled before, which is too late (docs/hardware.md).
             self.first
                 .number(place::AUX_TAIL)
                 .store(head - head % PAGE as u64, Ordering::Release);

@@ -7,12 +7,12 @@ use cofi_insn::Class;
 use cofi_packet::intel::{CState, WakeReason};
 use cofi_unit::{Event, Mwait, Retired, Sleep};
 
-/// A processor that waits. The instruction retires when it wakes: EXSTOP has the address of the oldest instruction that has not
+/// A processor that waits. Of Intel PT the instruction retires when it wakes: EXSTOP has the address of the oldest instruction that has not
 /// completed (33.4.2.22), so no PSB+ that has the next one may come before it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asleep {
     state: CState,
-    insn: Retired,
+    insn: Option<Retired>,
 }
 
 impl Processor {
@@ -22,6 +22,14 @@ impl Processor {
         let steps = here.code.steps(self.unit.context().mode);
         let last = steps.all().last();
         last.is_some_and(|step| step.class == Class::Wait)
+    }
+
+    /// Whether an interrupt from here came behind the block that runs: at its last instruction it would be a fault of that.
+    pub(super) fn is_behind(&self, from: u64) -> bool {
+        let Some(here) = self.here else { return false };
+        let steps = here.code.steps(self.unit.context().mode);
+        let last = steps.all().last();
+        last.is_some_and(|last| from == steps.after(here.start, last))
     }
 
     /// It waits for an interrupt.
@@ -58,10 +66,15 @@ impl Processor {
             0xf => CState::C1,
             deeper => CState::new(deeper).unwrap_or(CState::C1),
         };
-        self.asleep = Some(Asleep {
+        let mut asleep = Asleep {
             state: c_state,
-            insn,
-        });
+            insn: Some(insn),
+        };
+        // RTIT has it the other way round: the instruction has retired, and nothing gives its address.
+        if self.unit.is_rtit() {
+            self.retires(&mut asleep);
+        }
+        self.asleep = Some(asleep);
         let event = Event::Sleep(Sleep {
             ip: insn.at.ip,
             mwait,
@@ -81,19 +94,25 @@ impl Processor {
     }
 
     fn wake(&mut self, reason: WakeReason) {
-        let Some(Asleep { state, insn }) = self.asleep.take() else {
+        let Some(mut asleep) = self.asleep.take() else {
             return;
         };
         if self.unit.in_use() {
             let event = Event::Wake {
-                last: state,
-                deepest: state,
+                last: asleep.state,
+                deepest: asleep.state,
                 reason,
             };
             self.unit.event(&mut self.bus, event);
+            self.retires(&mut asleep);
         }
-        self.ran(insn.at.ip.0);
-        self.unit.retire(&mut self.bus, insn);
+    }
+
+    fn retires(&mut self, asleep: &mut Asleep) {
+        if let Some(insn) = asleep.insn.take() {
+            self.ran(insn.at.ip.0);
+            self.unit.retire(&mut self.bus, insn);
+        }
     }
 
     /// An interrupt has come. If it has ended a wait of which QEMU told nothing, as where one thread runs all processors, that is told.

@@ -277,6 +277,23 @@ impl Exam {
         Ok(format!("{counts:?} instructions as the machine ran them"))
     }
 
+    /// A PSB+ was due at an instruction that waits: it comes when the processor wakes, before anything else.
+    fn has_psb_behind_a_wait(&self, trace: &PathBuf) -> Result<()> {
+        let packets = tool(
+            Command::new(&self.cofi)
+                .args(["dump", "--format", "pt", "--filter", "pwrx,psb,fup,tip*"])
+                .arg(trace),
+        )?;
+        let packets = String::from_utf8_lossy(&packets);
+        let kinds = packets
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(1));
+        let kinds: Vec<&str> = kinds.collect();
+        let is_there = kinds.windows(2).any(|pair| pair == ["pwrx", "psb"]);
+        ensure!(is_there, "no PSB+ was due at any of the waits");
+        Ok(())
+    }
+
     /// With a clock of instructions, two runs send the same packets.
     pub(super) fn clock(&self) -> Result<String> {
         let mut count = 0;
@@ -288,6 +305,16 @@ impl Exam {
             let options = ["--processor", processor, "--clock", "virtual"];
             let run = || -> Result<Vec<Vec<u8>>> {
                 let run = self.run_bare(&program, &options, &OF_INSTRUCTIONS)?;
+                if let (false, [trace]) = (definitions.is_empty(), &run.traces[..]) {
+                    let insns = self.decoded_bare(&program, trace, &["--format", "pt"])?;
+                    let rest = same_begin(&insns, &run.ran).context(name)?;
+                    ensure!(
+                        rest.is_empty(),
+                        "{name}: {} instructions more ran",
+                        rest.len()
+                    );
+                    self.has_psb_behind_a_wait(trace)?;
+                }
                 let traces = run.traces.iter().map(fs::read);
                 Ok(traces.collect::<Result<_, _>>()?)
             };

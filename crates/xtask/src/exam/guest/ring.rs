@@ -1,7 +1,7 @@
 //! The rings of a recording that was made with buffers which are too small.
 //!
-//! Linux' driver puts STOP on the page before the one on which the free room ends. Where less than a page is free, and that begins in one page and
-//! ends in the next, this is a page that lies behind the write pointer (`pt_buffer_reset_markers`, 6.1 and later): nothing stops, and the trace runs over bytes
+//! Linux' driver puts STOP on the output region before the one in which the free room ends. Where less than a region is free, and that begins in one and
+//! ends in the next, this is a region that lies behind the write pointer (`pt_buffer_reset_markers`, 6.1 and later): nothing stops, and the trace runs over bytes
 //! that nobody has read. The reader copies what is of the lap behind, and no record says so. It can be seen in what was copied: the
 //! same bytes are there once more, a lap further on; or a lap was missed, and the next copy begins behind it.
 
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use cofi_perf::{AuxFlags, Body, File};
+use cofi_perf::{AuxFlags, Body, File, PerfTime};
 
 /// So many bytes are not the same by chance: there are times in them.
 const SAME: usize = 64;
@@ -23,8 +23,8 @@ struct Ring {
     begins: Vec<usize>,
     /// Nobody copied what is between two of them.
     has_hole: bool,
-    /// Where the kernel says that it had to stop.
-    stops: Vec<u64>,
+    /// Where the kernel says that it had to stop, and when.
+    stops: Vec<(u64, Option<PerfTime>)>,
 }
 
 /// By processor.
@@ -63,7 +63,11 @@ impl Rings {
                     flags,
                 } if flags.contains(AuxFlags::TRUNCATED) => {
                     let cpu = record.id.cpu.map_or(u64::MAX, u64::from);
-                    rings.entry(cpu).or_default().stops.push(offset + size);
+                    rings
+                        .entry(cpu)
+                        .or_default()
+                        .stops
+                        .push((offset + size, record.id.time));
                 }
                 _ => {}
             }
@@ -78,8 +82,19 @@ impl Rings {
 
     /// Whether the kernel says that it had to stop here.
     pub(super) fn stops_at(&self, cpu: u64, offset: u64) -> bool {
-        let ring = self.0.get(&cpu);
-        ring.is_some_and(|ring| ring.stops.contains(&offset))
+        let mut stops = self.0.get(&cpu).into_iter().flat_map(|ring| &ring.stops);
+        stops.any(|(at, _)| *at == offset)
+    }
+
+    /// Whether the kernel says that this processor had to stop before this, in seconds, or a little later: the record of it comes behind the packets.
+    pub(super) fn stops_before(&self, cpu: u64, time: f64) -> bool {
+        let mut stops = self.0.get(&cpu).into_iter().flat_map(|ring| &ring.stops);
+        stops.any(|(_, at)| at.is_some_and(|at| at.0 as f64 / 1e9 <= time + 0.1))
+    }
+
+    /// Whether nobody copied what is between two copies.
+    pub(super) fn have_holes(&self) -> bool {
+        self.0.values().any(|ring| ring.has_hole)
     }
 
     /// Whether bytes were copied that the next lap of a ring of this size had written already.
