@@ -42,7 +42,7 @@ const INLINE_STORE: c_uint = 1;
 
 /// How many processors there are.
 static KNOWN: AtomicU32 = AtomicU32::new(0);
-/// How many there can be at most, once that is known.
+/// How many there can be at most, as QEMU says; of one that does not say it, no number is so large.
 static MOST: AtomicU32 = AtomicU32::new(u32::MAX);
 /// Where each processor has its numbers, once they move no more. QEMU moves them when a processor comes for which there is no room: when the last of those
 /// that there can be is there, none comes.

@@ -468,6 +468,8 @@ mod tests {
         assert_eq!((asked.size(), asked.watermark()), (128 << 10, 32 << 10));
         assert!(asked.smaller().is_none());
         assert_eq!(Buffers::new(Some(1), true, false).size(), PAGE);
+        // Of what is given back page by page, one would be nothing.
+        assert_eq!(Buffers::new(Some(1), false, false).size(), 2 * PAGE);
         assert_eq!(Buffers::new(Some(1), true, false).watermark(), 0);
         assert_eq!(
             Buffers::new(Some(u64::MAX), false, false).size(),

@@ -110,9 +110,8 @@ impl Exam {
     /// Boots the machine, and judges each of its recordings.
     pub(super) fn load(&self, seconds: u64, kernel: &Path, busybox: &Path) -> Result<String> {
         let initrd = self.initrd_that_runs(busybox, &script(seconds))?;
-        let folder = self.path("load");
+        let [folder, console, disk] = self.of_load();
         fs::create_dir_all(&folder)?;
-        let (console, disk) = (folder.join("console"), folder.join("disk.img"));
         File::create(&disk)?.set_len(DISK << 20)?;
         // The end takes its time, too: a machine that has much to do.
         let output = self
@@ -151,10 +150,16 @@ impl Exam {
         ))
     }
 
+    /// The folder of such a machine, and in it what the guest says, and the disk with its recordings.
+    fn of_load(&self) -> [PathBuf; 3] {
+        let folder = self.path("load");
+        let [console, disk] = ["console", "disk.img"].map(|name| folder.join(name));
+        [folder, console, disk]
+    }
+
     /// Judges the recordings of a machine that has ended.
     pub(super) fn judge_all(&self) -> Result<String> {
-        let folder = self.path("load");
-        let (console, disk) = (folder.join("console"), folder.join("disk.img"));
+        let [folder, console, disk] = self.of_load();
         let said = fs::read_to_string(&console).context("reading what the guest said")?;
         ensure!(said.contains("DONE"), "the machine did not end: {said}");
         let all: Vec<Recorded> = said.lines().filter_map(recorded).collect();
