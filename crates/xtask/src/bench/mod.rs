@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: how fast Cofi is, and how fast the others are, in the same run; `libipt`, `packets`, `insn`, `unit`, `record` and `costs` measure one thing each, and
+//! `cargo xtask bench`: how fast Cofi is, and how fast the others are, in the same run; `libipt`, `packets`, `insn`, `unit`, `record`, `machine` and `costs` measure one thing each, and
 //! `guard` counts instructions.
 
 mod costs;
@@ -6,6 +6,7 @@ mod counted;
 mod guard;
 mod insn;
 mod libipt;
+mod machine;
 mod packets;
 mod race;
 mod racers;
@@ -59,6 +60,7 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         Some((word, rest)) if word == "packets" => packets::run(root, rest),
         Some((word, rest)) if word == "unit" => unit::run(root, rest),
         Some((word, rest)) if word == "record" => record::run(root, rest),
+        Some((word, rest)) if word == "machine" => machine::run(root, rest),
         Some((word, rest)) if word == "insn" => insn::run(root, rest),
         Some((word, rest)) if word == "costs" => costs::run(root, rest),
         Some((word, rest)) if word == "guard" => guard::run(root, rest),

@@ -10,7 +10,7 @@ mod endings;
 mod exports;
 pub(crate) mod flows;
 mod generated;
-mod guest;
+pub(crate) mod guest;
 mod insn;
 mod jit;
 mod large;

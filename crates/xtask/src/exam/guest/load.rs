@@ -80,6 +80,10 @@ const TOLD: [&str; 2] = ["overflow", "missing"];
 /// Gaps that are permitted right before that, and where a stream ends with such a record.
 const CUT: [&str; 2] = ["packet", "unknown-end"];
 
+/// perf tells of one instruction in so many, of each thread; so of a recording with less than a few times as many it may tell of none.
+const PERIOD: u64 = 10_000;
+const FEW: u64 = 20;
+
 /// The same, in perf's words.
 const PERF_TOLD: [&str; 2] = ["Overflow packet", "Lost trace data"];
 
@@ -220,15 +224,19 @@ impl Exam {
             ensure!(!rings.have_holes(), "not all was copied");
             // (Snapshots do not join.)
             let is_snapshot = recorded.name.contains("snapshot");
-            self.by_cofi(&data, &rings, is_snapshot, sum)?;
-            by_perf(&self.path("root"), &data, &rings, sum)?;
+            let insns = self.by_cofi(&data, &rings, is_snapshot, sum)?;
+            let samples = by_perf(&self.path("root"), &data, &rings, sum)?;
+            ensure!(
+                samples > 0 || insns < FEW * PERIOD,
+                "perf decoded nothing where cofi found {insns} instructions"
+            );
             sum.stopped += u64::from(rings.stop());
         }
         // Hundreds of them would fill the disk; one that fails stays.
         Ok(fs::remove_dir_all(&place)?)
     }
 
-    fn by_cofi(&self, data: &Path, rings: &Rings, is_snapshot: bool, sum: &mut Sum) -> Result<()> {
+    fn by_cofi(&self, data: &Path, rings: &Rings, is_snapshot: bool, sum: &mut Sum) -> Result<u64> {
         let output = Command::new(&self.cofi)
             .args(["check", "--json", "--symfs"])
             .arg(self.path("root"))
@@ -281,15 +289,15 @@ impl Exam {
         let is_known = |kind: &String| [TOLD, CUT].concat().contains(&kind.as_str());
         ensure!(sum.told.keys().all(is_known), "cofi: {summary}");
         sum.instructions += insns;
-        Ok(())
+        Ok(insns)
     }
 }
 
-/// What perf finds: of each error it prints the kind.
-fn by_perf(root: &Path, data: &Path, rings: &Rings, sum: &mut Sum) -> Result<()> {
+/// What perf finds: of each error it prints the kind. Returns how often it came by so many instructions ([`PERIOD`]).
+fn by_perf(root: &Path, data: &Path, rings: &Rings, sum: &mut Sum) -> Result<usize> {
     let mut command = Command::new("perf");
     command
-        .args(["script", "--itrace=e", "--symfs"])
+        .args(["script", &format!("--itrace=ei{PERIOD}i"), "--symfs"])
         .arg(root)
         .arg("-i")
         .arg(data);
@@ -305,9 +313,9 @@ fn by_perf(root: &Path, data: &Path, rings: &Rings, sum: &mut Sum) -> Result<()>
     let words = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "perf script: {words}");
     let text = String::from_utf8_lossy(&output.stdout);
-    let errors = text
+    let (errors, samples): (Vec<_>, Vec<_>) = text
         .lines()
-        .filter(|line| line.contains("instruction trace error"));
+        .partition(|line| line.contains("instruction trace error"));
     for line in errors {
         let kind = PERF_TOLD.into_iter().find(|kind| line.ends_with(kind));
         let kind = match kind {
@@ -320,7 +328,10 @@ fn by_perf(root: &Path, data: &Path, rings: &Rings, sum: &mut Sum) -> Result<()>
         };
         *sum.perf_told.entry(kind.to_owned()).or_default() += 1;
     }
-    Ok(())
+    let samples = samples
+        .iter()
+        .filter(|line| line.contains(" instructions:"));
+    Ok(samples.count())
 }
 
 /// The processor and the time of ` instruction trace error type 1 time 3334.335557663 cpu 0 pid …`

@@ -11,6 +11,8 @@ mod linux;
 mod load;
 mod ring;
 mod rules;
+mod saved;
+mod speed;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -74,23 +76,7 @@ pub(super) fn options(arguments: &[String]) -> Result<Options> {
 /// Runs the part and returns whether everything held.
 pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
     let started = Instant::now();
-    let cofi = match &options.cofi {
-        Some(path) => path.canonicalize()?,
-        None => build::cofi(root)?,
-    };
-    let folder = options
-        .judge
-        .as_ref()
-        .or(options.keep.as_ref())
-        .cloned()
-        .unwrap_or_else(|| std::env::temp_dir().join(format!("cofi-guest-{}", std::process::id())));
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let exam = Exam {
-        cofi,
-        root: root.to_owned(),
-        folder: folder.canonicalize()?,
-        qemu: options.qemu.clone().map(fs::canonicalize).transpose()?,
-    };
+    let exam = Exam::new(root, options)?;
     let mut bad = 0;
     let mut judge = |name: &str, result: Result<String>| match result {
         Ok(words) => println!("{name:<34} {words}"),
@@ -107,14 +93,32 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
         _ => exam.all(options, &mut judge)?,
     }
     if options.keep.is_none() && options.judge.is_none() {
-        // What cannot be removed lies in the folder for temporary files anyway.
-        let _ = fs::remove_dir_all(&folder);
+        exam.remove();
     }
     println!(
         "exam of guests: {bad} failed, {:.0} s",
         started.elapsed().as_secs_f64()
     );
     Ok(bad == 0)
+}
+
+/// Measures how fast such a machine is, in so many boots, and returns a table.
+pub(crate) fn speed(
+    root: &Path,
+    arguments: &[String],
+    rounds: usize,
+    median: impl Fn(Vec<f64>) -> f64,
+) -> Result<String> {
+    let options = options(arguments)?;
+    let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) else {
+        bail!("that takes --kernel and --busybox");
+    };
+    let exam = Exam::new(root, &options)?;
+    let table = exam.speed(rounds, kernel, busybox, median);
+    if options.keep.is_none() {
+        exam.remove();
+    }
+    table
 }
 
 /// What all parts need.
@@ -127,6 +131,34 @@ struct Exam {
 }
 
 impl Exam {
+    fn new(root: &Path, options: &Options) -> Result<Self> {
+        let cofi = match &options.cofi {
+            Some(path) => path.canonicalize()?,
+            None => build::cofi(root)?,
+        };
+        let folder = options
+            .judge
+            .as_ref()
+            .or(options.keep.as_ref())
+            .cloned()
+            .unwrap_or_else(|| {
+                std::env::temp_dir().join(format!("cofi-guest-{}", std::process::id()))
+            });
+        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        Ok(Self {
+            cofi,
+            root: root.to_owned(),
+            folder: folder.canonicalize()?,
+            qemu: options.qemu.clone().map(fs::canonicalize).transpose()?,
+        })
+    }
+
+    /// Removes what was made for it.
+    fn remove(&self) {
+        // What cannot be removed lies in the folder for temporary files anyway.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+
     /// The machines that take minutes.
     fn all(&self, options: &Options, judge: &mut impl FnMut(&str, Result<String>)) -> Result<()> {
         for (name, table, options) in rules::TABLES {
@@ -136,6 +168,7 @@ impl Exam {
         judge("all modes, from bare metal", self.modes());
         judge("time by instructions", self.clock());
         if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
+            judge("a machine that was saved", self.saved(kernel, busybox));
             let initrd = self.initrd(busybox)?;
             let asked = options.boots.as_deref().map(Path::to_string_lossy);
             let is_asked = |name: &str| {
