@@ -3,8 +3,9 @@
 use cofi_insn::{Class, decode};
 use cofi_packet::{ExecMode, Ip};
 use cofi_unit::{At, Branch, Retired};
+use core::num::NonZeroU64;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// An instruction that the plugin has a part in.
@@ -112,136 +113,263 @@ pub(crate) struct Steps {
     steps: Box<[Step]>,
     /// There are instructions in it that may change RFLAGS.IF.
     pub(crate) has_flags: bool,
-    near_end: Option<NearEnd>,
 }
 
 /// How a block of 64-bit code ends that does nothing but near branches, and where.
+///
+/// It is copied whenever a block runs, and made of whole words for that: parts and padding are copied in pieces that overlap, and what reads them has to wait
+/// until they are one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NearEnd {
-    class: Class,
-    /// The last instruction, so far from the block's beginning; what follows it, and where it leads.
-    at: u16,
-    next: u16,
+    /// Where the last instruction leads, so far from the block's beginning.
     target: u64,
-    /// So many instructions there are.
-    pub(crate) count: u32,
+    /// From bit 0 on, how far the last instruction is from there, what follows it, how many instructions there are; and what kind it is.
+    rest: NonZeroU64,
+}
+
+/// What kind a block's last instruction is: how control leaves it (the low bits), and which of several kinds it is.
+mod kind {
+    /// To what follows it, or to its target.
+    pub(super) const AHEAD: u16 = 1;
+    pub(super) const TO_TARGET: u16 = 2;
+    /// Nothing more than the unit's `retire_direct` is to be told.
+    pub(super) const DIRECT: u16 = 4;
+
+    pub(super) const OTHER: u16 = AHEAD | DIRECT;
+    pub(super) const CONDITIONAL: u16 = AHEAD | TO_TARGET | DIRECT;
+    pub(super) const DIRECT_JUMP: u16 = TO_TARGET | DIRECT;
+    pub(super) const DIRECT_CALL: u16 = TO_TARGET;
+    pub(super) const INDIRECT_JUMP: u16 = 8;
+    pub(super) const INDIRECT_CALL: u16 = 16;
+    pub(super) const RETURN: u16 = 24;
 }
 
 impl NearEnd {
     fn of(steps: &[Step], mode: ExecMode) -> Option<Self> {
         let last = steps.last()?;
-        let is_near = match last.class {
-            Class::Other => last.detail == Detail::Nothing && !last.repeats,
-            Class::Conditional
-            | Class::DirectJump
-            | Class::DirectCall
-            | Class::IndirectJump
-            | Class::IndirectCall
-            | Class::Return => true,
-            _ => false,
+        let kind = match last.class {
+            Class::Other if last.detail == Detail::Nothing && !last.repeats => kind::OTHER,
+            Class::Conditional => kind::CONDITIONAL,
+            Class::DirectJump => kind::DIRECT_JUMP,
+            Class::DirectCall => kind::DIRECT_CALL,
+            Class::IndirectJump => kind::INDIRECT_JUMP,
+            Class::IndirectCall => kind::INDIRECT_CALL,
+            Class::Return => kind::RETURN,
+            _ => return None,
         };
-        let has_flags = steps.iter().any(|step| step.flags.is_some());
-        (is_near && !has_flags && mode == ExecMode::Bits64).then_some(Self {
-            class: last.class,
-            at: last.at,
-            next: last.at + u16::from(last.len),
+        if mode != ExecMode::Bits64 || steps.iter().any(|step| step.flags.is_some()) {
+            return None;
+        }
+        let count = u16::try_from(steps.len()).ok()?;
+        let parts = [last.at, last.at + u16::from(last.len), count, kind];
+        let rest = parts
+            .iter()
+            .rev()
+            .fold(0, |rest, part| rest << 16 | u64::from(*part));
+        Some(Self {
             target: last.target,
-            count: steps.len() as u32,
+            rest: NonZeroU64::new(rest)?,
         })
+    }
+
+    #[inline]
+    const fn part(self, index: u32) -> u16 {
+        (self.rest.get() >> (16 * index)) as u16
+    }
+
+    /// As [`Self::retired`] of an instruction that is no branch, a direct jump or a conditional branch, of which this is told: whether it is conditional, and taken; `None`
+    /// of another, or if it does not lead there.
+    #[inline(always)]
+    pub(crate) const fn retired_direct(self, start: u64, next: u64) -> Option<(bool, bool)> {
+        let kind = self.part(3);
+        let is_ahead = next == start.wrapping_add(self.part(1) as u64);
+        let is_target = next == start.wrapping_add(self.target);
+        let leads_there =
+            kind & kind::AHEAD != 0 && is_ahead || kind & kind::TO_TARGET != 0 && is_target;
+        if leads_there && kind & kind::DIRECT != 0 {
+            Some((kind == kind::CONDITIONAL, !is_ahead))
+        } else {
+            None
+        }
+    }
+
+    /// So many instructions there are.
+    #[inline]
+    pub(crate) const fn count(self) -> u16 {
+        self.part(2)
     }
 
     /// The last instruction of the block at `start` retired, and `next` came after it; `None` if it does not lead there.
     #[inline]
-    pub(crate) fn retired(&self, start: u64, next: u64) -> Option<Retired> {
+    pub(crate) fn retired(self, start: u64, next: u64) -> Option<Retired> {
         let at = At {
-            ip: Ip(start.wrapping_add(self.at.into())),
-            next: Ip(start.wrapping_add(self.next.into())),
+            ip: Ip(start.wrapping_add(self.part(0).into())),
+            next: Ip(start.wrapping_add(self.part(1).into())),
         };
         let to = Ip(next);
         let target = Ip(start.wrapping_add(self.target));
-        let branch = match self.class {
-            Class::Conditional if to == at.next => Branch::Conditional(None),
-            Class::Conditional if to == target => Branch::Conditional(Some(to)),
-            Class::DirectJump if to == target => Branch::DirectJump(to),
-            Class::DirectCall if to == target => Branch::DirectCall(to),
-            Class::IndirectJump => Branch::IndirectJump(to),
-            Class::IndirectCall => Branch::IndirectCall(to),
-            Class::Return => Branch::Return(to),
-            Class::Other if to == at.next => Branch::None,
+        let branch = match self.part(3) {
+            kind::CONDITIONAL if to == at.next => Branch::Conditional(None),
+            kind::CONDITIONAL if to == target => Branch::Conditional(Some(to)),
+            kind::DIRECT_JUMP if to == target => Branch::DirectJump(to),
+            kind::DIRECT_CALL if to == target => Branch::DirectCall(to),
+            kind::INDIRECT_JUMP => Branch::IndirectJump(to),
+            kind::INDIRECT_CALL => Branch::IndirectCall(to),
+            kind::RETURN => Branch::Return(to),
+            kind::OTHER if to == at.next => Branch::None,
             _ => return None,
         };
         Some(Retired { at, branch })
     }
 }
 
-/// A block of code.
+/// A block of code: first what each run of it asks for. Blocks that were translated one after the other lie together, two in a line of the processor's cache: beside a
+/// program that needs the cache itself, each line less is worth more than any instruction less.
 #[derive(Debug)]
 pub(crate) struct Code {
-    bytes: Box<[u8]>,
+    /// The two words of a [`NearEnd`], if it is known that there is one; otherwise the second is 0.
+    near_end: [AtomicU64; 2],
+    /// Set before anybody sees it.
+    body: OnceLock<&'static Body>,
+}
+
+/// What is asked for less often.
+#[derive(Debug)]
+struct Body {
+    bytes: &'static [u8],
     /// The length of each instruction.
-    lens: Box<[u8]>,
+    lens: &'static [u8],
     /// Its last instruction is a branch.
-    pub(crate) ends_with_branch: bool,
+    ends_with_branch: bool,
     /// Its last instruction may change the privilege, or waits.
-    pub(crate) ends_far: bool,
+    ends_far: bool,
     steps: OnceLock<Steps>,
 }
 
-/// Code by its address at translation, its bytes, and the lengths of its instructions, which the mode decides.
-type Known = HashMap<(u64, Box<[u8]>, Box<[u8]>), &'static Code>;
+static NO_BODY: Body = Body {
+    bytes: &[],
+    lens: &[],
+    ends_with_branch: false,
+    ends_far: false,
+    steps: OnceLock::new(),
+};
+
+/// So much room for blocks is made at once.
+const BLOCKS_AT_ONCE: usize = 256;
 
 /// All code: what is translated anew, because the cache was full, is known.
-static ALL: Mutex<Option<Known>> = Mutex::new(None);
+#[derive(Default)]
+struct All {
+    /// By its address at translation, its bytes, and the lengths of its instructions, which the mode decides.
+    known: HashMap<(u64, &'static [u8], &'static [u8]), &'static Code>,
+    /// Room for more.
+    spare: &'static [Code],
+}
+
+static ALL: Mutex<Option<All>> = Mutex::new(None);
 
 impl Code {
+    #[allow(
+        clippy::declare_interior_mutable_const,
+        reason = "each use is to be one of its own"
+    )]
+    const EMPTY: Self = Self {
+        near_end: [const { AtomicU64::new(0) }; 2],
+        body: OnceLock::new(),
+    };
+
     /// The code of these bytes, whose instructions have these lengths. It lives for ever.
-    pub(crate) fn of(address: u64, bytes: Vec<u8>, lens: Vec<u8>) -> &'static Self {
+    pub(crate) fn of(address: u64, bytes: &[u8], lens: &[u8]) -> &'static Self {
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        let (bytes, lens) = (bytes.into_boxed_slice(), lens.into_boxed_slice());
-        match all.get_or_insert_default().entry((address, bytes, lens)) {
-            Entry::Occupied(known) => known.get(),
-            Entry::Vacant(place) => {
-                let (_, bytes, lens) = place.key().clone();
-                let last = usize::from(lens.last().copied().unwrap_or(0));
-                let class = class_in_any_mode(&bytes[bytes.len() - last..]);
-                place.insert(Box::leak(Box::new(Self {
-                    bytes,
-                    lens,
-                    ends_with_branch: class.is_branch(),
-                    ends_far: matches!(
-                        class,
-                        Class::FarCall
-                            | Class::FarJump
-                            | Class::FarReturn
-                            | Class::Syscall
-                            | Class::SoftwareInterrupt
-                            | Class::Into
-                            | Class::Wait
-                    ),
-                    steps: OnceLock::new(),
-                })))
-            }
+        let all = all.get_or_insert_default();
+        if let Some(known) = all.known.get(&(address, bytes, lens)) {
+            return known;
         }
+        let body: &'static Body = Box::leak(Box::new(Body::of(bytes, lens)));
+        if all.spare.is_empty() {
+            all.spare = Box::leak(Box::new([const { Self::EMPTY }; BLOCKS_AT_ONCE]));
+        }
+        let code = match all.spare.split_first() {
+            Some((code, rest)) => {
+                all.spare = rest;
+                code
+            }
+            None => Box::leak(Box::new(Self::EMPTY)),
+        };
+        // (Nobody else has it.)
+        let _ = code.body.set(body);
+        all.known.insert((address, body.bytes, body.lens), code);
+        code
+    }
+
+    fn body(&self) -> &'static Body {
+        self.body.get().copied().unwrap_or(&NO_BODY)
+    }
+
+    /// Its last instruction is a branch.
+    pub(crate) fn ends_with_branch(&self) -> bool {
+        self.body().ends_with_branch
+    }
+
+    /// Its last instruction may change the privilege, or waits.
+    pub(crate) fn ends_far(&self) -> bool {
+        self.body().ends_far
     }
 
     /// What it does. QEMU translates code for one mode, so the first that asks tells it for all.
-    #[inline]
-    pub(crate) fn steps(&self, mode: ExecMode) -> &Steps {
-        self.steps.get_or_init(|| self.decode(mode))
+    pub(crate) fn steps(&self, mode: ExecMode) -> &'static Steps {
+        let body = self.body();
+        body.steps.get_or_init(|| {
+            let steps = body.decode(mode);
+            if let Some(end) = NearEnd::of(&steps.steps, mode) {
+                let [first, second] = &self.near_end;
+                first.store(end.target, Ordering::Relaxed);
+                second.store(end.rest.get(), Ordering::Release);
+            }
+            steps
+        })
     }
 
     /// How it ends, if it is known what it does, and that is nothing but near branches in 64-bit code.
     #[inline]
     pub(crate) fn near_end(&self) -> Option<NearEnd> {
-        self.steps.get()?.near_end
+        let [first, second] = &self.near_end;
+        let rest = NonZeroU64::new(second.load(Ordering::Acquire))?;
+        Some(NearEnd {
+            target: first.load(Ordering::Relaxed),
+            rest,
+        })
     }
 
     /// Calls `each` with the address of each instruction, if it is known what it does.
     pub(crate) fn for_each(&self, start: u64, mut each: impl FnMut(u64)) {
-        if let Some(steps) = self.steps.get() {
+        if let Some(steps) = self.body().steps.get() {
             for step in steps.all() {
                 each(steps.ip(start, step));
             }
+        }
+    }
+}
+
+impl Body {
+    fn of(bytes: &[u8], lens: &[u8]) -> Self {
+        let last = usize::from(lens.last().copied().unwrap_or(0));
+        let class = class_in_any_mode(&bytes[bytes.len() - last..]);
+        Self {
+            bytes: Box::leak(bytes.into()),
+            lens: Box::leak(lens.into()),
+            ends_with_branch: class.is_branch(),
+            ends_far: matches!(
+                class,
+                Class::FarCall
+                    | Class::FarJump
+                    | Class::FarReturn
+                    | Class::Syscall
+                    | Class::SoftwareInterrupt
+                    | Class::Into
+                    | Class::Wait
+            ),
+            steps: OnceLock::new(),
         }
     }
 
@@ -249,7 +377,7 @@ impl Code {
         // Any address will do: targets are kept as distances. It is one that wraps in no mode.
         const BASE: u64 = 0x10_0000;
         let (mut steps, mut at) = (Vec::new(), 0);
-        for len in &self.lens {
+        for len in self.lens {
             let bytes = &self.bytes[at..at + usize::from(*len)];
             let insn = decode(bytes, Ip(BASE + at as u64), mode).ok();
             let class = insn.map_or(Class::Other, |insn| insn.class);
@@ -270,7 +398,6 @@ impl Code {
         Steps {
             mode,
             has_flags: steps.iter().any(|step: &Step| step.flags.is_some()),
-            near_end: NearEnd::of(&steps, mode),
             steps: steps.into_boxed_slice(),
         }
     }
@@ -393,23 +520,31 @@ mod tests {
         const START: u64 = 0xffff_8000_0000_1000;
         for (bytes, is_near) in ENDS {
             let lens = vec![1, bytes.len() as u8];
-            let code = Code::of(START, [&[0x90], bytes].concat(), lens);
+            let code = Code::of(START, &[&[0x90], bytes].concat(), &lens);
             assert!(code.near_end().is_none(), "the mode is not known");
             let steps = code.steps(ExecMode::Bits64);
             let end = code.near_end();
             assert_eq!(end.is_some(), is_near, "{bytes:02x?}");
             let Some(end) = end else { continue };
-            assert_eq!(end.count, 2);
+            assert_eq!(end.count(), 2);
             let last = &steps.all()[1];
             for next in (START - 0x40..START + 0x40).chain([0, 0x1234]) {
                 let wanted = steps
                     .may_follow(START, last, next)
                     .then(|| steps.retired(START, last, next));
                 assert_eq!(end.retired(START, next), wanted, "{bytes:02x?}, {next:#x}");
+                let direct = wanted.and_then(|wanted| match wanted.branch {
+                    Branch::None | Branch::DirectJump(_) => Some((false, false)),
+                    Branch::Conditional(target) => Some((true, target.is_some())),
+                    _ => None,
+                });
+                let told = end.retired_direct(START, next);
+                let told = told.map(|(conditional, taken)| (conditional, conditional && taken));
+                assert_eq!(told, direct, "{bytes:02x?}, {next:#x}");
             }
         }
         // Of narrower code IPs wrap.
-        let code = Code::of(0x20, vec![0x90], vec![1]);
+        let code = Code::of(0x20, &[0x90], &[1]);
         code.steps(ExecMode::Bits32);
         assert!(code.near_end().is_none());
     }

@@ -50,6 +50,17 @@ impl Count {
         (more / UNIT, more % UNIT)
     }
 
+    /// The number up to which a processor of which each block is told may go without [`Self::advance`], if the counters are looked at after so many instructions.
+    pub(crate) const fn limit(&self, instructions: u64) -> u64 {
+        let most = if instructions < MOST {
+            instructions
+        } else {
+            MOST
+        };
+        let limit = self.known + of_block(most, 0);
+        if limit < HIGH { limit } else { HIGH }
+    }
+
     /// Whether each block is told.
     pub(crate) const fn tells_each(&self) -> bool {
         self.tells_each

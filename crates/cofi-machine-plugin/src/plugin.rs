@@ -10,7 +10,7 @@ use crate::count::{self, CALL};
 use crate::list::List;
 use crate::options::Options;
 use crate::processor::{Processor, Totals};
-use crate::qemu::{Id, Info, Qemu, Tb};
+use crate::qemu::{Id, Info, Numbers, Qemu, Tb};
 use crate::state::State;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -135,17 +135,17 @@ extern "C" fn on_translation(tb: Tb, _: *mut c_void) {
             parts.push(Part { what, index });
         }
     }
-    let code = Code::of(qemu.address(tb), bytes, lens);
+    let code = Code::of(qemu.address(tb), &bytes, &lens);
     let data = (&raw const *code).expose_provenance();
     // What the plugin has a part in, it must find in its place; and where privilege may change, other counters count.
-    if parts.is_empty() && !code.ends_far {
+    if parts.is_empty() && !code.ends_far() {
         qemu.on_block_if_called(tb, on_block, data);
     } else {
         qemu.on_block(tb, on_block, data);
     }
     qemu.add(
         tb,
-        count::of_block(count as u64, code.ends_with_branch.into()),
+        count::of_block(count as u64, code.ends_with_branch().into()),
     );
     for part in parts {
         let behind = part.index + 1;
@@ -183,14 +183,49 @@ unsafe extern "C" fn on_behind(vcpu: c_uint, _: *mut c_void) {
     core::arch::naked_asm!("mov rdx, rbp", "jmp {next}", next = sym part_has_ended)
 }
 
+// What most blocks take is done here; it calls nothing, so that no registers have to be saved for it.
 extern "C" fn block_begins(vcpu: c_uint, code: *mut c_void, at: *mut u8) {
+    let (Some(numbers), Some(own)) = (Numbers::of(vcpu), own(vcpu)) else {
+        return block_begins_otherwise(vcpu, code, at);
+    };
+    // SAFETY: the address is what the block was registered with: code lives for ever.
+    let begun: &'static Code = unsafe { &*core::ptr::with_exposed_provenance::<Code>(code.addr()) };
+    // SAFETY: QEMU's generated code, which calls this, has the state's address there.
+    let state = unsafe { State::new(at) };
+    match own.goes_straight_on(numbers, state, begun) {
+        Ok(None) => {}
+        Ok(Some((code, start))) => tell_list(own, code, start),
+        Err(()) => block_begins_otherwise(vcpu, code, at),
+    }
+}
+
+#[inline(never)]
+fn tell_list(own: &mut Processor, code: &'static Code, start: u64) {
+    own.tell_list((code, start));
+}
+
+/// As [`block_begins`], whatever the block does.
+#[inline(never)]
+extern "C" fn block_begins_otherwise(vcpu: c_uint, code: *mut c_void, at: *mut u8) {
     let (Some(plugin), Some(own)) = (PLUGIN.get(), own(vcpu)) else {
         return;
     };
-    // SAFETY: the address is what the block was registered with: code lives for ever.
+    // SAFETY: as above.
     let code: &'static Code = unsafe { &*core::ptr::with_exposed_provenance::<Code>(code.addr()) };
-    // SAFETY: QEMU's generated code, which calls this, has the state's address there.
+    // SAFETY: as above.
     let state = unsafe { State::new(at) };
+    if !own.goes_on(plugin.qemu.numbers(vcpu), state, code) {
+        block_begins_anyhow(plugin, own, (vcpu, code, state));
+    }
+}
+
+/// The same, whatever has happened.
+#[inline(never)]
+fn block_begins_anyhow(
+    plugin: &Plugin,
+    own: &mut Processor,
+    (vcpu, code, state): (c_uint, &'static Code, State),
+) {
     if own.state().is_none() && !is_known(plugin, state) {
         return;
     }
@@ -198,6 +233,7 @@ extern "C" fn block_begins(vcpu: c_uint, code: *mut c_void, at: *mut u8) {
     own.advance(count);
     own.enter(&plugin.options, state, code, has_mark);
     ask_for_calls(plugin, own, vcpu);
+    own.plan(state);
 }
 
 /// Which of this processor's next blocks are to be told, if that has changed.
@@ -275,6 +311,12 @@ extern "C" fn on_idle(vcpu: c_uint, _: *mut c_void) {
 
 extern "C" fn on_resume(vcpu: c_uint, _: *mut c_void) {
     if let Some(own) = own(vcpu) {
+        if own.has_been_changed() {
+            eprintln!(
+                "cofi: processor {vcpu}: its registers were written while the machine stood still, as loadvm does; what its trace unit and its counters hold is not in a saved \
+                 machine, and is as it was before"
+            );
+        }
         own.resume();
     }
 }

@@ -5,7 +5,7 @@ mod sleep;
 mod smm;
 
 use crate::bus::Bus;
-use crate::code::{Code, Detail, Flags, NearEnd, Special, Step, Steps};
+use crate::code::{Code, Detail, Flags, Special, Step, Steps};
 use crate::count::{Count, Need};
 use crate::counters::Counters;
 use crate::cpuid;
@@ -15,19 +15,20 @@ use crate::msr::{self, Owner};
 use crate::operand::{self, Place};
 use crate::options::Options;
 use crate::qemu::Qemu;
-use crate::state::{Manner, Register, State};
+use crate::state::{Register, Snapshot, State};
 use crate::unit::TraceUnit;
 use crate::vectors::{PAGE_FAULT, Vectors};
 use cofi_insn::Class;
 use cofi_packet::intel::Payload;
 use cofi_packet::{ExecMode, Ip};
 use cofi_unit::{At, Capabilities, Context, CpuidLeaf, Destination, Event, Ptwrite};
+use quick::Quick;
 use sleep::Asleep;
 
 /// The length of the longest instruction, and of a page.
 const LONGEST: usize = 15;
 const PAGE: u64 = 4096;
-/// The clock is read once for so many blocks.
+/// The clock is read once for so many blocks, and whenever anything but a branch happens.
 const BLOCKS_OF_TICK: u32 = 16;
 
 /// The block that runs.
@@ -85,10 +86,10 @@ pub(crate) struct Processor {
     vectors: Vectors,
     selectors: Selectors,
     here: Option<Here>,
-    /// How the block that runs is run, and how it ends, if that is known and simple.
-    manner: Manner,
-    near_end: Option<NearEnd>,
+    quick: Quick,
     after: Option<After>,
+    /// What its registers held when it came to stand still.
+    stood: Option<Snapshot>,
     /// The state in which it sleeps.
     asleep: Option<Asleep>,
     /// In system management mode, to which an SMI has led that cleared TraceEn.
@@ -131,9 +132,9 @@ impl Processor {
             vectors: Vectors::default(),
             selectors: Selectors::default(),
             here: None,
-            manner: Manner::default(),
-            near_end: None,
+            quick: Quick::default(),
             after: None,
+            stood: None,
             asleep: None,
             has_smi: false,
             is_unfiltered: true,
@@ -155,6 +156,7 @@ impl Processor {
     /// Its blocks add up to this now.
     #[inline]
     pub(crate) fn advance(&mut self, count: u64) {
+        self.forbid_short_way();
         let (instructions, branches) = self.count.advance(count);
         if self.counters.are_on() && self.counters.ran(self.counted_cpl, instructions, branches) {
             self.settle();
@@ -173,7 +175,7 @@ impl Processor {
             || self.bus.has_pmi
             || self.counters.has_pmi();
         // The privilege of what comes behind a far transfer is not known before.
-        let is_behind_far = || self.here.is_some_and(|here| here.code.ends_far);
+        let is_behind_far = || self.here.is_some_and(|here| here.code.ends_far());
         let need = if needs_each || self.counters.are_on() && is_behind_far() {
             Need::Each
         } else if self.counters.are_on() {
@@ -190,7 +192,6 @@ impl Processor {
     }
 
     /// A block begins. `has_mark` tells whether the last instruction of the one before has begun.
-    #[inline]
     pub(crate) fn enter(
         &mut self,
         options: &Options,
@@ -199,20 +200,6 @@ impl Processor {
         has_mark: bool,
     ) {
         self.state = Some(state);
-        if !self.goes_on(state, code, has_mark) {
-            self.enter_anyhow(options, state, code, has_mark);
-        }
-    }
-
-    /// As [`Self::enter`], whatever has happened.
-    #[inline(never)]
-    fn enter_anyhow(
-        &mut self,
-        options: &Options,
-        state: State,
-        code: &'static Code,
-        has_mark: bool,
-    ) {
         if self.after.is_some() {
             self.put_right(options, state);
         }
@@ -224,11 +211,7 @@ impl Processor {
             self.enter_real_mode(state, start, has_mark);
         }
         if self.unit.in_use() {
-            // Reading the clock costs as much as the unit: it is read for several blocks, and whenever anything else happens.
-            self.blocks_of_tick = self.blocks_of_tick.wrapping_add(1);
-            if self.blocks_of_tick.is_multiple_of(BLOCKS_OF_TICK) {
-                self.bus.tick();
-            }
+            self.tick_sometimes();
             self.selectors.note(state);
             self.go_on(start, state.context(), has_mark);
         }
@@ -239,8 +222,16 @@ impl Processor {
             told: 0,
             cpl,
         });
-        (self.manner, self.near_end) = (state.manner(), code.near_end());
         self.signal_pmi();
+    }
+
+    /// Reads the clock once for several blocks: it costs as much as the unit.
+    #[inline]
+    fn tick_sometimes(&mut self) {
+        self.blocks_of_tick = self.blocks_of_tick.wrapping_add(1);
+        if self.blocks_of_tick.is_multiple_of(BLOCKS_OF_TICK) {
+            self.bus.tick();
+        }
     }
 
     /// Interrupts that are asked for.

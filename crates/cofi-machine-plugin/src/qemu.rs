@@ -48,6 +48,39 @@ static MOST: AtomicU32 = AtomicU32::new(u32::MAX);
 /// that there can be is there, none comes.
 static NUMBERS: [AtomicPtr<u64>; 256] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 256];
 
+/// The numbers of a processor, for as long as one of its callbacks takes: they stay where they are so long, and no other thread has to do with them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbers(*mut u64);
+
+impl Numbers {
+    /// Those of this processor, whose thread this must be, if they have their place for good.
+    #[inline]
+    pub(crate) fn of(vcpu: c_uint) -> Option<Self> {
+        let at = NUMBERS.get(vcpu as usize)?.load(Ordering::Acquire);
+        (!at.is_null()).then_some(Self(at))
+    }
+
+    /// Whether the processor has come to the last instruction of its block since the mark was cleared.
+    #[inline]
+    pub(crate) fn has_mark(self) -> bool {
+        // SAFETY: the processor is there, its thread alone uses the numbers, and they stay where they are.
+        unsafe { self.0.read() != 0 }
+    }
+
+    #[inline]
+    pub(crate) fn clear_mark(self) {
+        // SAFETY: as above.
+        unsafe { self.0.write(0) }
+    }
+
+    /// What its blocks add up to.
+    #[inline]
+    pub(crate) fn count(self) -> u64 {
+        // SAFETY: as above; there are three of them.
+        unsafe { self.0.add(1).read() }
+    }
+}
+
 /// What QEMU says of itself (`qemu_info_t`, of a whole machine).
 #[repr(C)]
 pub(crate) struct Info {
@@ -256,7 +289,7 @@ impl Qemu {
     pub(crate) fn set_count(&self, vcpu: c_uint, count: u64) {
         // SAFETY: the processor is there, and its thread alone uses these numbers, of which there are three.
         unsafe {
-            self.numbers(vcpu).add(1).write(count);
+            self.place(vcpu).add(1).write(count);
         }
     }
 
@@ -316,14 +349,12 @@ impl Qemu {
 
     /// Where a processor for which there is room has its numbers, of which there are three.
     #[inline]
-    fn numbers(&self, vcpu: c_uint) -> *mut u64 {
-        let place = NUMBERS.get(vcpu as usize);
-        let at = place.map_or(core::ptr::null_mut(), |at| at.load(Ordering::Acquire));
-        if at.is_null() {
+    fn place(&self, vcpu: c_uint) -> *mut u64 {
+        match Numbers::of(vcpu) {
+            Some(Numbers(at)) => at,
             // SAFETY: there is room for it.
-            return unsafe { (self.functions.scoreboard_find)(self.marks.score, vcpu) };
+            None => unsafe { (self.functions.scoreboard_find)(self.marks.score, vcpu) },
         }
-        at
     }
 
     /// Whether there is no second one.
@@ -339,25 +370,30 @@ impl Qemu {
     pub(crate) fn executed(&self) -> u64 {
         let of = |vcpu| {
             // SAFETY: there is room for the processor, as for one behind it. It has three numbers, aligned; its thread alone adds to this one, whole.
-            unsafe { AtomicU64::from_ptr(self.numbers(vcpu).add(2)).load(Ordering::Relaxed) }
+            unsafe { AtomicU64::from_ptr(self.place(vcpu).add(2)).load(Ordering::Relaxed) }
         };
         (0..KNOWN.load(Ordering::Relaxed)).map(of).sum()
+    }
+
+    /// The numbers of a processor, whose thread this must be.
+    #[inline]
+    pub(crate) fn numbers(&self, vcpu: c_uint) -> Numbers {
+        Numbers(self.place(vcpu))
     }
 
     /// Takes the mark of a processor, whose thread this must be: whether it was set since it was taken last; and its count.
     #[inline]
     pub(crate) fn take_mark(&self, vcpu: c_uint) -> (bool, u64) {
-        // SAFETY: the processor is there, and its thread alone uses these numbers, which stay where they are meanwhile.
-        unsafe {
-            let first = self.numbers(vcpu);
-            (first.replace(0) != 0, first.add(1).read())
-        }
+        let numbers = self.numbers(vcpu);
+        let has_mark = numbers.has_mark();
+        numbers.clear_mark();
+        (has_mark, numbers.count())
     }
 
     /// The count of a processor, whose thread this must be.
     pub(crate) fn count_of(&self, vcpu: c_uint) -> u64 {
         // SAFETY: as above.
-        unsafe { self.numbers(vcpu).add(1).read() }
+        unsafe { self.place(vcpu).add(1).read() }
     }
 
     /// The address at which a block is translated.

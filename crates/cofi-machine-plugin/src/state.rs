@@ -87,6 +87,10 @@ pub(crate) enum Register {
     Rbx = 3,
 }
 
+/// See [`State::snapshot`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Snapshot([u64; 16], u64, u64);
+
 /// The state of a processor that stands between two instructions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State(*mut u8);
@@ -114,6 +118,12 @@ impl State {
     #[inline]
     pub(crate) fn get(self, register: Register) -> u64 {
         self.u64(register as usize * 8)
+    }
+
+    /// What no processor changes that stands still: its general registers, RIP and CR3.
+    pub(crate) fn snapshot(self) -> Snapshot {
+        let general = core::array::from_fn(|number| self.general(number as u8));
+        Snapshot(general, self.u64(EIP), self.cr3())
     }
 
     /// A general register, by its number (0 to 15).

@@ -343,6 +343,24 @@ impl Unit {
         }
     }
 
+    /// An instruction retired that is no branch, a direct jump, or (`conditional`) a conditional branch, `taken` or not. `false`, and nothing is done, if that asks for
+    /// [`Unit::retire`], as nearly none does: this is for embedders that call it from generated code.
+    #[inline(always)]
+    #[must_use]
+    pub fn retire_direct(
+        &mut self,
+        client: &mut impl Client,
+        conditional: bool,
+        taken: bool,
+    ) -> bool {
+        if !self.cached.plain || !self.has_room_for_result() || !self.is_quiet(client) {
+            return false;
+        }
+        let result = conditional & taken;
+        self.tnt.push(conditional.into(), result.into());
+        true
+    }
+
     /// Whether a TNT result is put to those that wait, and makes no packet.
     #[inline]
     fn has_room_for_result(&self) -> bool {

@@ -32,8 +32,9 @@ impl Processor {
         last.is_some_and(|last| from == steps.after(here.start, last))
     }
 
-    /// It waits for an interrupt.
+    /// It waits for an interrupt, or the machine was halted.
     pub(crate) fn idle(&mut self, has_mark: bool) {
+        self.stood = self.state.map(State::snapshot);
         self.settle();
         let (Some(here), Some(state)) = (self.here, self.state) else {
             return;
@@ -86,8 +87,17 @@ impl Processor {
         self.bus.flush();
     }
 
+    /// Whether its registers are others than when it came to stand still, and it was not reset: somebody has written them, as `loadvm` does.
+    pub(crate) fn has_been_changed(&mut self) -> bool {
+        let (Some(stood), Some(state)) = (self.stood.take(), self.state) else {
+            return false;
+        };
+        stood != state.snapshot() && !state.is_reset()
+    }
+
     /// It waits no longer.
     pub(crate) fn resume(&mut self) {
+        self.forbid_short_way();
         self.bus.tick_after_sleep();
         self.counters.slept(self.bus.tsc());
         self.wake(WakeReason::INTERRUPT);

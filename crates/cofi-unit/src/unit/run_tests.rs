@@ -182,12 +182,32 @@ fn instructions_that_make_no_packet_leave_the_same_state() {
             (unit, world)
         };
         let ((mut unit, mut world), (mut whole, mut other)) = (ready(), ready());
+        let (mut direct, mut third) = ready();
+        let mut count = 0;
         for (clock, insn) in stretch(bits, 10_000, 4) {
-            (world.clock, other.clock) = (clock, clock);
+            (world.clock, other.clock, third.clock) = (clock, clock, clock);
             unit.retire(&mut world, insn);
             whole.retire_whole(&mut other, insn);
             assert!(unit == whole, "{ctl:?}, {insn:?}");
+            let told = match insn.branch {
+                Branch::None | Branch::DirectJump(_) => Some((false, false)),
+                Branch::Conditional(target) => Some((true, target.is_some())),
+                _ => None,
+            };
+            match told {
+                Some((conditional, taken))
+                    if direct.retire_direct(&mut third, conditional, taken) =>
+                {
+                    count += 1;
+                }
+                _ => direct.retire(&mut third, insn),
+            }
+            assert!(direct == whole, "{ctl:?}, {insn:?}");
         }
         assert!(world.trace == other.trace && world.trace.len() > 200);
+        assert!(third.trace == other.trace);
+        // With ranges, without TNTs and with what is set above it asks for the whole.
+        let is_plain = !(is(3) || is(4) || is(6));
+        assert_eq!(count > 1000, is_plain, "{ctl:?}: {count}");
     }
 }
