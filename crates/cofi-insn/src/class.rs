@@ -56,6 +56,70 @@ pub enum Class {
 }
 
 impl Class {
+    /// All of them.
+    pub const ALL: [Self; 23] = [
+        Self::Other,
+        Self::Conditional,
+        Self::DirectJump,
+        Self::DirectCall,
+        Self::IndirectJump,
+        Self::IndirectCall,
+        Self::Return,
+        Self::FarCall,
+        Self::FarJump,
+        Self::FarReturn,
+        Self::Syscall,
+        Self::SoftwareInterrupt,
+        Self::Into,
+        Self::VmEntry,
+        Self::VmOther,
+        Self::VmPtrLoad,
+        Self::MovCr3,
+        Self::Ptwrite,
+        Self::Xbegin,
+        Self::Xend,
+        Self::Xabort,
+        Self::Wait,
+        Self::Enclave,
+    ];
+
+    /// Its place in [`Self::ALL`].
+    #[inline]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Its name in listings: `conditional`, `far_return`, …
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Other => "other",
+            Self::Conditional => "conditional",
+            Self::DirectJump => "direct_jump",
+            Self::DirectCall => "direct_call",
+            Self::IndirectJump => "indirect_jump",
+            Self::IndirectCall => "indirect_call",
+            Self::Return => "return",
+            Self::FarCall => "far_call",
+            Self::FarJump => "far_jump",
+            Self::FarReturn => "far_return",
+            Self::Syscall => "syscall",
+            Self::SoftwareInterrupt => "software_interrupt",
+            Self::Into => "into",
+            Self::VmEntry => "vm_entry",
+            Self::VmOther => "vm_other",
+            Self::VmPtrLoad => "vm_ptr_load",
+            Self::MovCr3 => "mov_cr3",
+            Self::Ptwrite => "ptwrite",
+            Self::Xbegin => "xbegin",
+            Self::Xend => "xend",
+            Self::Xabort => "xabort",
+            Self::Wait => "wait",
+            Self::Enclave => "enclave",
+        }
+    }
+
     /// Whether the instruction's direct target or the next instruction is all that can follow it, without any packet.
     #[inline]
     #[must_use]

@@ -118,36 +118,6 @@ impl Open {
     }
 }
 
-/// The name of a class.
-const fn class_name(class: Class) -> &'static str {
-    match class {
-        Class::Other => "other",
-        Class::Conditional => "conditional",
-        Class::DirectJump => "direct_jump",
-        Class::DirectCall => "direct_call",
-        Class::IndirectJump => "indirect_jump",
-        Class::IndirectCall => "indirect_call",
-        Class::Return => "return",
-        Class::FarCall => "far_call",
-        Class::FarJump => "far_jump",
-        Class::FarReturn => "far_return",
-        Class::Syscall => "syscall",
-        Class::SoftwareInterrupt => "software_interrupt",
-        Class::Into => "into",
-        Class::VmEntry => "vm_entry",
-        Class::VmOther => "vm_other",
-        Class::VmPtrLoad => "vm_ptr_load",
-        Class::MovCr3 => "mov_cr3",
-        Class::Ptwrite => "ptwrite",
-        Class::Xbegin => "xbegin",
-        Class::Xend => "xend",
-        Class::Xabort => "xabort",
-        Class::Wait => "wait",
-        Class::Enclave => "enclave",
-        _ => "unknown",
-    }
-}
-
 /// How long names may be on the terminal, if output goes to one, behind everything else in a line.
 fn name_width(is_timed: bool) -> usize {
     const OTHERS: usize = 65;
@@ -412,7 +382,7 @@ impl<'s> Blocks<'s> {
             .hex("block", at(open.first))
             .hex("end", at(open.last.map(|last| last.ip)))
             .number("insns", open.count)
-            .text("last", class_name(last))
+            .text("last", last.name())
     }
 
     /// The line of a block of which nothing more is told, and by which no point is looked for.
@@ -483,7 +453,7 @@ impl<'s> Blocks<'s> {
             return;
         };
         digits::hex_padded(&mut self.text, first.0, 16);
-        let (count, class) = (open.count, class_name(last.class));
+        let (count, class) = (open.count, last.class.name());
         // Writing to memory does not fail.
         let _ = write!(self.text, "  to {:<16x} {count:>6}  {class:<18} ", last.ip);
         self.text.extend_from_slice(&self.name);

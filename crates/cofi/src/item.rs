@@ -2,30 +2,10 @@
 
 use crate::digits::counted;
 use crate::json::Line;
-use cofi_flow::{ControlEvent, Event, FlowError, FlowErrorKind, Item, Tick};
+use cofi_flow::{Event, Field, FlowError, FlowErrorKind, Item, Tick};
 use cofi_packet::intel::{CState, StateValue, TsxState, WakeReason};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::Signal;
-
-const fn control_name(event: ControlEvent) -> &'static str {
-    match event {
-        ControlEvent::Interrupt => "interrupt",
-        ControlEvent::Iret => "iret",
-        ControlEvent::Smi => "smi",
-        ControlEvent::Rsm => "rsm",
-        ControlEvent::Sipi => "sipi",
-        ControlEvent::Init => "init",
-        ControlEvent::VmEntry => "vmentry",
-        ControlEvent::VmExit => "vmexit",
-        ControlEvent::VmExitIntr => "vmexit_intr",
-        ControlEvent::Shutdown => "shutdown",
-        ControlEvent::Uintr => "uintr",
-        ControlEvent::Uiret => "uiret",
-        ControlEvent::SoftwareInterrupt => "swintr",
-        ControlEvent::Syscall => "syscall",
-        _ => "control",
-    }
-}
 
 /// What is wrong, and what the user can do about it, if there is something.
 pub(crate) fn with_advice(kind: &FlowErrorKind) -> String {
@@ -111,130 +91,18 @@ pub(crate) fn describe(item: &Item, line: &mut Line) {
 
 /// Writes `event` into `line`, which has been begun.
 pub(crate) fn describe_event(event: &Event, line: &mut Line) {
-    match *event {
-        Event::Enabled { ip, resumed } => line
-            .text("event", "enabled")
-            .hex("ip", ip.0)
-            .flag("resumed", resumed),
-        Event::Disabled { ip } => line.text("event", "disabled").hex_or_null("ip", raw(ip)),
-        Event::AsyncBranch { from, to } => line
-            .text("event", "async_branch")
-            .hex("from", from.0)
-            .hex("to", to.0),
-        Event::AsyncDisabled { at, ip } => line
-            .text("event", "async_disabled")
-            .hex("at", at.0)
-            .hex_or_null("ip", raw(ip)),
-        Event::Paging { cr3, nr } => line.text("event", "paging").hex("cr3", cr3).flag("nr", nr),
-        Event::Overflow { ip } => line.text("event", "overflow").hex_or_null("ip", raw(ip)),
-        Event::ExecMode {
-            mode,
-            interrupt_flag,
-        } => line
-            .text("event", "exec_mode")
-            .number("mode", mode.bits())
-            .flag("if", interrupt_flag),
-        Event::Tsx { state, ip } => line
-            .text("event", "tsx")
-            .flag("intx", state == TsxState::InTx)
-            .flag("abort", state == TsxState::Aborted)
-            .hex_or_null("ip", raw(ip)),
-        Event::Stop => line.text("event", "stop"),
-        Event::Vmcs { base } => line.text("event", "vmcs").hex("base", base),
-        Event::ExStop { ip } => line.text("event", "exstop").hex_or_null("ip", raw(ip)),
-        Event::Mwait { hints, ext } => line
-            .text("event", "mwait")
-            .number("hints", hints)
-            .number("ext", ext),
-        Event::Pwre {
-            hw,
-            state,
-            sub_state,
-        } => line
-            .text("event", "pwre")
-            .flag("hw", hw)
-            .number("state", state)
-            .number("sub_state", sub_state),
-        Event::Pwrx {
-            last,
-            deepest,
-            wake,
-        } => line
-            .text("event", "pwrx")
-            .number("last", last)
-            .number("deepest", deepest)
-            .number("wake", wake),
-        Event::Ptwrite { ip, payload, size } => line
-            .text("event", "ptwrite")
-            .hex_or_null("ip", raw(ip))
-            .hex("payload", payload)
-            .number("size", size),
-        Event::Control { event, vector, ip } => {
-            line.text("event", control_name(event));
-            if let ControlEvent::Reserved(kind) = event {
-                line.number("type", kind);
-            }
-            if let Some(vector) = vector {
-                line.number("vector", vector);
-            }
-            line.hex_or_null("ip", raw(ip))
-        }
-        Event::EventData { kind, payload } => line
-            .text("event", "data")
-            .number("type", kind)
-            .hex("payload", payload),
-        Event::Block { kind, size, ip } => line
-            .text("event", "block")
-            .number("type", kind.get())
-            .text("type_name", &kind.to_string())
-            .number("size", size)
-            .hex_or_null("ip", raw(ip)),
-        Event::BlockItem { block, id, payload } => {
-            line.text("event", "block_item")
-                .number("type", block.get())
-                .number("id", id);
-            if let Some(value) = StateValue::new(block, id) {
-                line.text("id_name", &value.to_string());
-            }
-            line.hex("payload", payload)
-        }
-        Event::Trigger {
-            vector,
-            multiple,
-            count,
-            ip,
-        } => {
-            line.text("event", "trigger").number("vector", vector);
-            line.flag("mult", multiple);
-            match count {
-                Some(count) => line.number("icnt", count),
-                None => line.null("icnt"),
-            };
-            line.hex_or_null("ip", raw(ip))
-        }
-        Event::Resync { ip, lost } => line
-            .text("event", "resync")
-            .hex_or_null("ip", raw(ip))
-            .number("lost_bytes", lost),
-        Event::Maintenance { payload } => line.text("event", "mnt").hex("payload", payload),
-        Event::Target { ip } => line.text("event", "target").hex("ip", ip.0),
-        Event::Branches { tnt } => {
-            line.text("event", "branches")
-                .tnt("bits", tnt.bits(), tnt.len() as u8)
-        }
-        Event::Tick(tick) => {
-            line.text("event", "tick").text("tick", tick.kind().name());
-            match tick {
-                Tick::Tsc(tsc) => line.number("value", tsc.0),
-                Tick::Tma { ctc, fc } => line.number("ctc", ctc).number("fc", fc),
-                Tick::Mtc { ctc } => line.number("ctc", ctc),
-                Tick::Cyc { cycles } => line.number("cycles", cycles),
-                Tick::Cbr { ratio } => line.number("ratio", ratio),
-                _ => line,
-            }
-        }
-        _ => line.text("event", "unknown"),
-    };
+    line.text("event", event.name());
+    event.fields(&mut |key, field| {
+        match field {
+            Field::Hex(value) => line.hex_or_null(key, value),
+            Field::Number(Some(value)) => line.number(key, value),
+            Field::Number(None) => line.null(key),
+            Field::Flag(flag) => line.flag(key, flag),
+            Field::Text(text) => line.text(key, &text),
+            Field::Bits(bits, len) => line.tnt(key, bits, len),
+            _ => line.null(key),
+        };
+    });
 }
 
 /// Writes a signal into `line`, all keys but those of the stream.
@@ -326,7 +194,7 @@ pub(crate) fn sentence(event: &Event) -> String {
         Event::Ptwrite { ip, payload, .. } => format!("PTWRITE {payload:#x}{}", at(ip)),
         Event::Control { event, vector, ip } => {
             let vector = vector.map_or_else(String::new, |vector| format!(" {vector}"));
-            let name = control_name(event).replace('_', " ");
+            let name = event.name().replace('_', " ");
             format!("{name}{vector}{}", at(ip))
         }
         Event::EventData { kind: 0, payload } => format!("page fault address {payload:#x}"),

@@ -1,0 +1,86 @@
+//! Batches that a thread of its own makes, while Python uses the one before.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Mutex, PoisonError};
+
+/// What several threads of Python may use, one at a time.
+pub(crate) struct Turn<T>(Mutex<T>);
+
+impl<T: Send> Turn<T> {
+    pub(crate) const fn new(state: T) -> Self {
+        Self(Mutex::new(state))
+    }
+
+    /// Works on it, and lets other threads of Python run meanwhile.
+    pub(crate) fn take<R: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut T) -> R + Send) -> R {
+        py.detach(|| {
+            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&mut state)
+        })
+    }
+}
+
+/// Nobody wants more batches.
+struct Unwanted;
+
+/// Where batches go.
+pub(crate) struct Outlet<T>(SyncSender<Option<T>>);
+
+impl<T> Outlet<T> {
+    /// Waits until the one before has been taken. If nobody wants any, the work is left where it stands: a decoder that calls back cannot be told to stop otherwise.
+    pub(crate) fn put(&self, batch: T) {
+        if self.0.send(Some(batch)).is_err() {
+            resume_unwind(Box::new(Unwanted));
+        }
+    }
+}
+
+/// The batches that are made.
+pub(crate) struct Batches<T> {
+    from: Turn<Receiver<Option<T>>>,
+    is_over: AtomicBool,
+}
+
+impl<T: Send + 'static> Batches<T> {
+    /// Begins to make them.
+    ///
+    /// # Errors
+    /// There can be no thread.
+    pub(crate) fn begin(work: impl FnOnce(&Outlet<T>) + Send + 'static) -> std::io::Result<Self> {
+        let (to, from) = sync_channel(1);
+        let thread = std::thread::Builder::new().name("cofi".to_owned());
+        thread.spawn(move || {
+            let outlet = Outlet(to);
+            // (What unwinds is not used any more.)
+            if catch_unwind(AssertUnwindSafe(|| work(&outlet))).is_ok() {
+                // That was all; and perhaps nobody waits for it.
+                let _ = outlet.0.send(None);
+            }
+        })?;
+        Ok(Self {
+            from: Turn::new(from),
+            is_over: AtomicBool::new(false),
+        })
+    }
+
+    /// The next one; none at the end.
+    pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<T>> {
+        if self.is_over.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match self.from.take(py, |from| from.recv()) {
+            Ok(Some(batch)) => Ok(Some(batch)),
+            Ok(None) => {
+                self.is_over.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(_) => Err(PyRuntimeError::new_err(
+                "the thread that decodes has failed: this is not all",
+            )),
+        }
+    }
+}

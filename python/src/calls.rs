@@ -1,0 +1,209 @@
+//! The calls of a stream, in batches.
+
+use crate::batches::{Batches, Outlet};
+use crate::flow::NO_TIME;
+use crate::names::Shared;
+use crate::owner::{CallFlow, Part};
+use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallVisitor, GapCause};
+use cofi_packet::StreamOffset;
+use numpy::{IntoPyArray, PyArray1};
+use pyo3::prelude::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How calls begin and end, by number.
+pub(crate) const KINDS: [&str; 6] = ["call", "tail", "signal", "entry", "assumed", "inline"];
+pub(crate) const LEFT: [&str; 5] = ["return", "tail", "unwound", "end", "gap"];
+/// A call that nothing of the trace is around.
+pub(crate) const NO_CALL: i64 = i64::MIN;
+
+fn place(word: &str, among: &[&str]) -> u8 {
+    let place = among.iter().position(|known| *known == word);
+    place.map_or(u8::MAX, |place| place as u8)
+}
+
+#[derive(Default)]
+struct Columns {
+    tid: Vec<u32>,
+    number: Vec<i64>,
+    parent: Vec<i64>,
+    depth: Vec<i32>,
+    function: Vec<u32>,
+    ip: Vec<u64>,
+    kind: Vec<u8>,
+    left: Vec<u8>,
+    begin: Vec<u64>,
+    end: Vec<u64>,
+    begin_tsc: Vec<i64>,
+    end_tsc: Vec<i64>,
+    instructions: Vec<u64>,
+    self_instructions: Vec<u64>,
+}
+
+/// Takes calls as they are left.
+struct Taken<'n> {
+    columns: Columns,
+    names: &'n Shared,
+    /// The recording's numbers of the functions that the tracer has numbered.
+    known: Vec<Option<u32>>,
+    gaps: &'n AtomicU64,
+    size: usize,
+    to: &'n Outlet<Columns>,
+}
+
+impl Taken<'_> {
+    fn function(&mut self, call: &Call, names: &CallNames) -> u32 {
+        let index = call.function.index();
+        if self.known.len() <= index {
+            self.known.resize(index + 1, None);
+        }
+        *self.known[index].get_or_insert_with(|| {
+            let name = names.describe(call.function);
+            let file = names.file(call.function);
+            self.names.lock().number(name, file)
+        })
+    }
+}
+
+fn tsc(moment: &CallMoment) -> i64 {
+    let tsc = moment.tsc.and_then(|tsc| i64::try_from(tsc.0).ok());
+    tsc.unwrap_or(NO_TIME)
+}
+
+impl CallVisitor for Taken<'_> {
+    fn enter(&mut self, _: &Call, _: &CallNames) {}
+
+    fn leave(&mut self, call: &Call, end: &CallEnd, names: &CallNames) {
+        let function = self.function(call, names);
+        let columns = &mut self.columns;
+        columns.tid.push(call.task.tid);
+        columns.number.push(call.number);
+        columns.parent.push(call.parent.unwrap_or(NO_CALL));
+        columns.depth.push(call.depth);
+        columns.function.push(function);
+        columns.ip.push(call.ip.0);
+        columns.kind.push(place(call.kind.name(), &KINDS));
+        columns.left.push(place(end.left.name(), &LEFT));
+        columns.begin.push(call.begin.insns);
+        columns.end.push(end.end.insns);
+        columns.begin_tsc.push(tsc(&call.begin));
+        columns.end_tsc.push(tsc(&end.end));
+        columns.instructions.push(end.insns);
+        columns.self_instructions.push(end.self_insns);
+        if columns.number.len() >= self.size {
+            self.to.put(std::mem::take(columns));
+        }
+    }
+
+    fn lost(&mut self, _: GapCause, _: StreamOffset) {
+        self.gaps.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Makes out calls, and sends them in batches.
+fn make(part: &Part, size: usize, gaps: &AtomicU64, to: &Outlet<Columns>) {
+    let CallFlow { tracer, flow } = &mut CallFlow::of(part);
+    let mut taken = Taken {
+        columns: Columns::default(),
+        names: &part.owner.names,
+        known: Vec::new(),
+        gaps,
+        size,
+        to,
+    };
+    while tracer.follow(&mut flow.flow, &mut taken) {}
+    tracer.finish(&mut taken);
+    if !taken.columns.number.is_empty() {
+        to.put(taken.columns);
+    }
+}
+
+macro_rules! batch {
+    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
+        /// Calls, in the order in which they were left.
+        #[pyclass(module = "cofi", frozen)]
+        pub(crate) struct CallBatch {
+            $($name: Py<PyArray1<$type>>,)*
+            len: usize,
+        }
+
+        impl CallBatch {
+            fn new(py: Python<'_>, columns: Columns) -> Self {
+                Self {
+                    len: columns.number.len(),
+                    $($name: columns.$name.into_pyarray(py).unbind(),)*
+                }
+            }
+        }
+
+        #[pymethods]
+        impl CallBatch {
+            $(
+                $(#[$doc])*
+                #[getter]
+                fn $name<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<$type>> {
+                    self.$name.bind(py).clone()
+                }
+            )*
+
+            fn __len__(&self) -> usize {
+                self.len
+            }
+
+            fn __repr__(&self) -> String {
+                format!("<CallBatch of {}>", self.len)
+            }
+        }
+    };
+}
+
+batch! {
+    tid: u32,
+    number: i64,
+    parent: i64,
+    depth: i32,
+    function: u32,
+    ip: u64,
+    kind: u8,
+    left: u8,
+    begin: u64,
+    end: u64,
+    begin_tsc: i64,
+    end_tsc: i64,
+    instructions: u64,
+    self_instructions: u64,
+}
+
+/// Iterates over batches of calls.
+#[pyclass(module = "cofi", frozen)]
+pub(crate) struct Calls {
+    batches: Batches<Columns>,
+    gaps: Arc<AtomicU64>,
+}
+
+impl Calls {
+    pub(crate) fn new(part: &Part, size: usize) -> std::io::Result<Self> {
+        let gaps = Arc::new(AtomicU64::new(0));
+        let (part, counted) = (part.clone(), gaps.clone());
+        let batches = Batches::begin(move |to| make(&part, size, &counted, to))?;
+        Ok(Self { batches, gaps })
+    }
+}
+
+#[pymethods]
+impl Calls {
+    fn __iter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<CallBatch>> {
+        let columns = self.batches.next(py)?;
+        Ok(columns.map(|columns| CallBatch::new(py, columns)))
+    }
+
+    /// How many gaps have been found so far; all of them once the iterator has ended. At each all open calls are left, as nobody knows what ran.
+    #[getter]
+    fn gaps(&self) -> u64 {
+        self.gaps.load(Ordering::Relaxed)
+    }
+}
