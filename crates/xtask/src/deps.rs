@@ -27,6 +27,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cofi-perf",
         ],
     ),
+    (
+        "cofi-c",
+        &[
+            "cofi-packet",
+            "cofi-unit",
+            "cofi-insn",
+            "cofi-flow",
+            "cofi-image",
+            "cofi-session",
+        ],
+    ),
     ("cofi-qemu-plugin", &[]),
     (
         "cofi-machine-plugin",

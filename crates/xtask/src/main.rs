@@ -1,6 +1,7 @@
 //! The project's own chores, run as `cargo xtask CHORE`: the exam against other decoders, the race with them, and the checks of house rules.
 
 mod bench;
+mod capi;
 mod deps;
 mod exam;
 mod fuzz;
@@ -59,6 +60,8 @@ usage: cargo xtask CHORE
           [TARGET]... [--seconds N]
   fuzz seeds
           write the inputs with which the targets begin into fuzz/seeds; wants gcc
+  capi DIR
+          build the library for C, and install it into DIR: shared and static, header, pkg-config
   bench   race Cofi, libipt, iptr and ptcov on the same traces, cold and warm; --write puts the results into bench/RESULTS.md
           [--size MB] [--rounds N] [--level NAME]... [--only TRACE]... [--write] [--traces FOLDER] [--cofi PATH]
   bench libipt
@@ -75,6 +78,9 @@ usage: cargo xtask CHORE
           [--rounds N] [--operations N] [--instructions]
   bench record
           measure what each part of recording with QEMU takes, by block that runs
+  bench machine
+          measure how fast `cofi machine` is beside QEMU alone
+          --qemu FOLDER --kernel VMLINUZ --busybox BUSYBOX [--rounds N] [--cofi PATH] [--keep FOLDER]
   bench costs
           measure processor time and memory of each command beside `cofi blocks`; --write puts the tables into docs/costs.md
           [--rounds N] [--millions N] [--of RECORDING]... [--only WORDS]... [--write] [--cofi PATH]
@@ -91,6 +97,7 @@ fn main() -> ExitCode {
         ("deps", true) => deps::run(&root),
         ("tidy", true) => tidy::run(&root),
         ("exam", _) => exam::run(&root, &rest),
+        ("capi", _) => capi::run(&root, &rest),
         ("fuzz", _) => fuzz::run(&root, &rest),
         ("bench", _) => bench::run(&root, &rest),
         _ => {

@@ -1,0 +1,233 @@
+//! Recordings: perf.data, or bare packets.
+
+use crate::status::{
+    Status, because, given, given_mut, guarded, hand_out, invalid, sized, take_back, text,
+};
+use cofi_image::{ElfSpec, RawSpec};
+use cofi_session::{Recording, Session, SessionOptions, Stream, TraceFormat};
+use std::ffi::{CString, c_char};
+use std::fmt::Display;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The bytes of a trace, and the session that reads them.
+struct Owner {
+    // Dropped before the bytes.
+    session: Session<'static>,
+    /// Never touched after the session was made.
+    _bytes: Box<[u8]>,
+    names: Vec<CString>,
+    missing: Vec<CString>,
+}
+
+/// `cofi_recording`.
+pub struct Opened(Arc<Owner>);
+
+/// A session and a stream of it that stay as long as this.
+#[derive(Clone)]
+pub(crate) struct Kept {
+    owner: Arc<Owner>,
+    index: usize,
+}
+
+impl Kept {
+    /// # Safety
+    /// What comes of these is dropped before this.
+    pub(crate) unsafe fn forever(&self) -> (&'static Session<'static>, &'static Stream<'static>) {
+        let session: *const Session<'static> = &raw const self.owner.session;
+        // SAFETY: it lies in an `Arc`, which does not move it, and nobody changes it; how long it lasts is the caller's promise.
+        let session = unsafe { &*session };
+        (session, &session.streams()[self.index])
+    }
+}
+
+impl Opened {
+    pub(crate) fn keep(&self, index: usize) -> Result<Kept, Status> {
+        let count = self.0.session.streams().len();
+        if index >= count {
+            return Err(invalid(format_args!(
+                "there is no thread {index} of {count}"
+            )));
+        }
+        let owner = self.0.clone();
+        Ok(Kept { owner, index })
+    }
+}
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Opened").field(&self.0.session).finish()
+    }
+}
+
+fn c_string(text: impl Display) -> CString {
+    CString::new(text.to_string().replace('\0', "?")).unwrap_or_default()
+}
+
+/// A list of texts, ended by null; null is none.
+///
+/// # Safety
+/// As cofi.h says.
+unsafe fn list<T: FromStr<Err: Display>>(
+    mut words: *const *const c_char,
+    name: &str,
+) -> Result<Vec<T>, Status> {
+    let mut all = Vec::new();
+    while !words.is_null() {
+        // SAFETY: as the caller says.
+        let word = unsafe { *words };
+        if word.is_null() {
+            break;
+        }
+        // SAFETY: as the caller says.
+        let word = unsafe { text(word, name)? };
+        let parsed = word.parse();
+        all.push(parsed.map_err(|error| invalid(format_args!("{name} {word:?}: {error}")))?);
+        // SAFETY: the list goes on, as it was not its end.
+        words = unsafe { words.add(1) };
+    }
+    Ok(all)
+}
+
+/// `cofi_recording_open`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_recording_open(
+    path: *const c_char,
+    format: *const c_char,
+    elf: *const *const c_char,
+    raw: *const *const c_char,
+    out: *mut *mut Opened,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (path, out) = unsafe { (text(path, "path")?, given_mut(out, "out")?) };
+        let mut options = SessionOptions::beside(path);
+        if !format.is_null() {
+            // SAFETY: as the caller says.
+            options.format = Some(match unsafe { text(format, "format")? } {
+                "perf" => TraceFormat::Perf,
+                "pt" => TraceFormat::Pt,
+                "rtit" => TraceFormat::Rtit,
+                other => return Err(invalid(format_args!("there is no format {other:?}"))),
+            });
+        }
+        // SAFETY: as the caller says.
+        (options.elf, options.raw) =
+            unsafe { (list::<ElfSpec>(elf, "elf")?, list::<RawSpec>(raw, "raw")?) };
+        let unreadable =
+            |error: &dyn Display| because(Status::Unreadable, format_args!("{path}: {error}"));
+        let bytes = std::fs::read(path).map_err(|error| unreadable(&error))?;
+        hand_out(
+            Opened(open(bytes, &options).map_err(|error| unreadable(&error))?),
+            out,
+        );
+        Ok(())
+    })
+}
+
+fn open(
+    bytes: Vec<u8>,
+    options: &SessionOptions,
+) -> Result<Arc<Owner>, cofi_session::SessionError> {
+    let bytes = bytes.into_boxed_slice();
+    let all: *const [u8] = &raw const *bytes;
+    // SAFETY: the slice lies on the heap, where it stays when the box moves; it is not written to, and it is freed after the session, which alone has this reference.
+    let all: &'static [u8] = unsafe { &*all };
+    let session = Session::new(all, options)?;
+    let names = session.streams().iter();
+    let names = names.map(|stream| c_string(stream.comm().unwrap_or_default()));
+    let missing = session
+        .recording()
+        .into_iter()
+        .flat_map(Recording::sentences);
+    let wrong = session.diagnostics().iter().map(ToString::to_string);
+    Ok(Arc::new(Owner {
+        names: names.collect(),
+        missing: missing.chain(wrong).map(c_string).collect(),
+        session,
+        _bytes: bytes,
+    }))
+}
+
+/// `cofi_recording_free`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_recording_free(recording: *mut Opened) {
+    // SAFETY: as the caller says.
+    unsafe { take_back(recording) }
+}
+
+/// `cofi_recording_threads`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_recording_threads(recording: *const Opened) -> usize {
+    // SAFETY: as the caller says.
+    unsafe { recording.as_ref() }.map_or(0, |opened| opened.0.session.streams().len())
+}
+
+/// `cofi_recording_missing`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_recording_missing(
+    recording: *const Opened,
+    index: usize,
+) -> *const c_char {
+    // SAFETY: as the caller says.
+    let missing = unsafe { recording.as_ref() }.and_then(|opened| opened.0.missing.get(index));
+    missing.map_or(std::ptr::null(), |sentence| sentence.as_ptr())
+}
+
+/// `cofi_thread`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Thread {
+    size: u32,
+    is_processor: u32,
+    tid: u32,
+    cpu: u32,
+    pid: u32,
+    reserved: u32,
+    name: *const c_char,
+    data: *const u8,
+    len: u64,
+}
+
+/// `cofi_recording_thread`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_recording_thread(
+    recording: *const Opened,
+    index: usize,
+    out: *mut Thread,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (opened, out) = unsafe { (given(recording, "recording")?, sized(out, "thread")?) };
+        let owner = opened.keep(index)?.owner;
+        let stream = &owner.session.streams()[index];
+        let key = stream.key();
+        out.is_processor = key.tid().is_none().into();
+        (out.tid, out.cpu) = (key.tid().unwrap_or(0), key.cpu().unwrap_or(0));
+        out.pid = key.tid().map_or(0, |_| stream.task().pid);
+        out.name = owner.names[index].as_ptr();
+        (out.data, out.len) = (stream.bytes().as_ptr(), stream.bytes().len() as u64);
+        Ok(())
+    })
+}
+
+/// Sizes of the structures that cofi.h declares, for who compares.
+#[must_use]
+pub const fn sizes() -> [usize; 1] {
+    [size_of::<Thread>()]
+}

@@ -1,0 +1,657 @@
+//! The trace unit for emulators and hypervisors.
+
+use crate::packets::fill;
+use crate::status::{
+    Status, because, bytes, given, given_mut, guarded, hand_out, invalid, sized, take_back, text,
+};
+use cofi_packet::intel::{CState, Payload, WakeReason};
+use cofi_packet::{ExecMode, Ip};
+use cofi_unit::{
+    At, Branch, Capabilities, Client, Clock, Context, CpuidLeaf, Destination, Event, Fault,
+    Generation, Implementation, Mwait, PhysAddr, Ptwrite, Retired, Rsm, Sleep, Unit,
+};
+use std::ffi::{c_char, c_void};
+
+/// `cofi_client`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Callbacks {
+    size: u32,
+    reserved: u32,
+    context: *mut c_void,
+    now: Option<unsafe extern "C" fn(*mut c_void, *mut u64, *mut u64)>,
+    store: Option<unsafe extern "C" fn(*mut c_void, u64, *const u8, usize)>,
+    load: Option<unsafe extern "C" fn(*mut c_void, u64) -> u64>,
+    topa_pmi: Option<unsafe extern "C" fn(*mut c_void)>,
+}
+
+/// The callbacks while one of the unit's functions runs.
+struct World {
+    callbacks: Callbacks,
+    now: unsafe extern "C" fn(*mut c_void, *mut u64, *mut u64),
+    store: unsafe extern "C" fn(*mut c_void, u64, *const u8, usize),
+}
+
+impl Client for World {
+    #[inline]
+    fn now(&mut self) -> Clock {
+        let mut clock = Clock::default();
+        // SAFETY: the caller's function, which stores two numbers.
+        unsafe {
+            (self.now)(
+                self.callbacks.context,
+                &raw mut clock.tsc,
+                &raw mut clock.cycles,
+            );
+        }
+        clock
+    }
+
+    fn store(&mut self, PhysAddr(address): PhysAddr, bytes: &[u8]) {
+        // SAFETY: the caller's function, which reads so many bytes.
+        unsafe { (self.store)(self.callbacks.context, address, bytes.as_ptr(), bytes.len()) }
+    }
+
+    fn load(&mut self, PhysAddr(address): PhysAddr) -> u64 {
+        match self.callbacks.load {
+            // SAFETY: the caller's function.
+            Some(load) => unsafe { load(self.callbacks.context, address) },
+            // As from memory where there is none.
+            None => u64::MAX,
+        }
+    }
+
+    fn topa_pmi(&mut self) {
+        if let Some(topa_pmi) = self.callbacks.topa_pmi {
+            // SAFETY: the caller's function.
+            unsafe { topa_pmi(self.callbacks.context) }
+        }
+    }
+}
+
+/// `cofi_unit`.
+#[derive(Debug)]
+pub struct Owned {
+    unit: Unit,
+    callbacks: Callbacks,
+}
+
+// SAFETY note for all of these: a unit is used by one thread at a time, as cofi.h says.
+impl Owned {
+    /// The unit, and the world that it asks. (That both callbacks are there was checked when it was made.)
+    fn parts(&mut self) -> Result<(&mut Unit, World), Status> {
+        let callbacks = self.callbacks;
+        let (Some(now), Some(store)) = (callbacks.now, callbacks.store) else {
+            return Err(invalid("client.now or client.store is null"));
+        };
+        let world = World {
+            callbacks,
+            now,
+            store,
+        };
+        Ok((&mut self.unit, world))
+    }
+}
+
+/// `cofi_context`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct State {
+    cr3: u64,
+    cs_base: u64,
+    mode: u8,
+    cpl: u8,
+    pae: u8,
+    interrupt_flag: u8,
+    in_tx: u8,
+    reserved: [u8; 3],
+}
+
+impl State {
+    fn context(&self) -> Result<Context, Status> {
+        let mode = match self.mode {
+            16 => ExecMode::Bits16,
+            32 => ExecMode::Bits32,
+            64 => ExecMode::Bits64,
+            other => {
+                return Err(invalid(format_args!(
+                    "mode is {other}, and must be 16, 32 or 64"
+                )));
+            }
+        };
+        if self.cpl > 3 {
+            return Err(invalid(format_args!(
+                "cpl is {}, and must be 0 to 3",
+                self.cpl
+            )));
+        }
+        Ok(Context {
+            cpl: self.cpl,
+            cr3: self.cr3,
+            pae: self.pae != 0,
+            mode,
+            cs_base: self.cs_base,
+            interrupt_flag: self.interrupt_flag != 0,
+            in_tx: self.in_tx != 0,
+            ..Context::default()
+        })
+    }
+}
+
+/// Settings as text: `NAME=VALUE`, several with commas between; null is none.
+///
+/// # Safety
+/// As `text`, but for null.
+unsafe fn settings<'a>(
+    words: *const c_char,
+    name: &str,
+) -> Result<impl Iterator<Item = Result<(&'a str, &'a str), Status>>, Status> {
+    let words = match words.is_null() {
+        true => "",
+        // SAFETY: as the caller says.
+        false => unsafe { text(words, name)? },
+    };
+    let all = words.split(',').filter(|word| !word.is_empty());
+    Ok(all.map(|word| {
+        word.split_once('=')
+            .ok_or_else(|| invalid(format_args!("{word:?} is no NAME=VALUE")))
+    }))
+}
+
+/// A processor: what it has, and what it chooses.
+///
+/// # Safety
+/// As `settings`, and the processor's name as `text`.
+unsafe fn processor(
+    name: *const c_char,
+    caps: *const c_char,
+    options: *const c_char,
+) -> Result<(Capabilities, Implementation), Status> {
+    // SAFETY: as the caller says.
+    let name = unsafe { text(name, "processor")? };
+    let generation: Generation = name
+        .parse()
+        .map_err(|error| invalid(format_args!("{name:?}: {error}")))?;
+    let (mut all, mut choices) = (generation.capabilities(), Implementation::default());
+    // SAFETY: as the caller says.
+    for setting in unsafe { settings(caps, "caps")? } {
+        let (name, word) = setting?;
+        all.set(name, word)
+            .map_err(|error| invalid(format_args!("{name}={word}: {error}")))?;
+    }
+    // SAFETY: as the caller says.
+    for setting in unsafe { settings(options, "options")? } {
+        let (name, word) = setting?;
+        choices
+            .set(name, word)
+            .map_err(|error| invalid(format_args!("{name}={word}: {error}")))?;
+    }
+    Ok((all, choices))
+}
+
+/// # Safety
+/// As `sized`, of memory that is only read.
+unsafe fn callbacks(client: *const Callbacks) -> Result<Callbacks, Status> {
+    // SAFETY: as the caller says; nothing is written to it.
+    let client = *unsafe { sized(client.cast_mut(), "client")? };
+    if client.now.is_none() || client.store.is_none() {
+        return Err(invalid("client.now or client.store is null"));
+    }
+    Ok(client)
+}
+
+/// `cofi_unit_new`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_new(
+    name: *const c_char,
+    caps: *const c_char,
+    options: *const c_char,
+    client: *const Callbacks,
+    state: *const State,
+    out: *mut *mut Owned,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let ((caps, choices), callbacks, context, out) = unsafe {
+            (
+                processor(name, caps, options)?,
+                callbacks(client)?,
+                given(state, "context")?.context()?,
+                given_mut(out, "out")?,
+            )
+        };
+        let unit = Unit::with(caps, choices, context);
+        hand_out(Owned { unit, callbacks }, out);
+        Ok(())
+    })
+}
+
+/// `cofi_unit_restore`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_restore(
+    name: *const c_char,
+    caps: *const c_char,
+    options: *const c_char,
+    client: *const Callbacks,
+    saved: *const u8,
+    len: usize,
+    out: *mut *mut Owned,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let ((caps, choices), callbacks, saved, out) = unsafe {
+            (
+                processor(name, caps, options)?,
+                callbacks(client)?,
+                bytes(saved, len)?,
+                given_mut(out, "out")?,
+            )
+        };
+        let unit = Unit::restore(caps, choices, saved).map_err(invalid)?;
+        hand_out(Owned { unit, callbacks }, out);
+        Ok(())
+    })
+}
+
+/// `cofi_unit_save`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_save(
+    unit: *const Owned,
+    buffer: *mut u8,
+    len: *mut usize,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (owned, len) = unsafe { (given(unit, "unit")?, given_mut(len, "len")?) };
+        // SAFETY: as the caller says.
+        unsafe { fill(&owned.unit.save(), buffer, len) }
+    })
+}
+
+/// `cofi_unit_free`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_free(unit: *mut Owned) {
+    // SAFETY: as the caller says.
+    unsafe { take_back(unit) }
+}
+
+fn fault(fault: Fault) -> Status {
+    because(Status::Fault, fault)
+}
+
+/// `cofi_unit_rdmsr`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_rdmsr(
+    unit: *const Owned,
+    register: u32,
+    value: *mut u64,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (owned, value) = unsafe { (given(unit, "unit")?, given_mut(value, "value")?) };
+        *value = owned.unit.rdmsr(register).map_err(fault)?;
+        Ok(())
+    })
+}
+
+/// `cofi_at`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Place {
+    ip: u64,
+    next: u64,
+}
+
+impl Place {
+    const fn at(self) -> At {
+        At {
+            ip: Ip(self.ip),
+            next: Ip(self.next),
+        }
+    }
+}
+
+/// `cofi_unit_wrmsr`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_wrmsr(
+    unit: *mut Owned,
+    at: Place,
+    register: u32,
+    value: u64,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (unit, mut world) = unsafe { given_mut(unit, "unit")? }.parts()?;
+        unit.wrmsr(&mut world, at.at(), register, value)
+            .map_err(fault)
+    })
+}
+
+/// `cofi_unit_cpuid`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_cpuid(
+    unit: *const Owned,
+    leaf: u32,
+    subleaf: u32,
+    registers: *mut [u32; 4],
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (owned, registers) =
+            unsafe { (given(unit, "unit")?, given_mut(registers, "registers")?) };
+        let words = owned.unit.capabilities().leaf(leaf, subleaf);
+        let words = words.ok_or_else(|| {
+            invalid(format_args!(
+                "leaf {leaf:#x}, sub-leaf {subleaf} tells nothing of Intel PT"
+            ))
+        })?;
+        let CpuidLeaf { eax, ebx, ecx, edx } = words;
+        *registers = [eax, ebx, ecx, edx];
+        Ok(())
+    })
+}
+
+/// `cofi_unit_packet_en`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_packet_en(unit: *const Owned) -> u32 {
+    // SAFETY: as the caller says.
+    unsafe { unit.as_ref() }
+        .is_some_and(|owned| owned.unit.packet_en())
+        .into()
+}
+
+/// `cofi_unit_in_use`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_in_use(unit: *const Owned) -> u32 {
+    // SAFETY: as the caller says.
+    unsafe { unit.as_ref() }
+        .is_some_and(|owned| owned.unit.in_use())
+        .into()
+}
+
+/// `cofi_unit_reset`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_reset(
+    unit: *mut Owned,
+    warm: u32,
+    state: *const State,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (owned, state) = unsafe { (given_mut(unit, "unit")?, given(state, "context")?) };
+        owned.unit.reset(warm != 0, state.context()?);
+        Ok(())
+    })
+}
+
+/// `cofi_unit_clock`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_clock(unit: *mut Owned) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (unit, mut world) = unsafe { given_mut(unit, "unit")? }.parts()?;
+        unit.clock(&mut world);
+        Ok(())
+    })
+}
+
+/// `cofi_unit_retire`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_retire(
+    unit: *mut Owned,
+    at: Place,
+    branch: u32,
+    target: u64,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (unit, mut world) = unsafe { given_mut(unit, "unit")? }.parts()?;
+        let to = Ip(target);
+        let branch = match branch {
+            0 => Branch::None,
+            1 => Branch::Conditional(None),
+            2 => Branch::Conditional(Some(to)),
+            3 => Branch::DirectJump(to),
+            4 => Branch::DirectCall(to),
+            5 => Branch::IndirectJump(to),
+            6 => Branch::IndirectCall(to),
+            7 => Branch::Return(to),
+            other => return Err(invalid(format_args!("there is no branch {other}"))),
+        };
+        let at = at.at();
+        unit.retire(&mut world, Retired { at, branch });
+        Ok(())
+    })
+}
+
+/// `cofi_event`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Happening {
+    size: u32,
+    kind: u32,
+    at: Place,
+    to: u64,
+    state: State,
+    value: u64,
+    vector: u8,
+    flag: u8,
+    c_state: u8,
+    sub_state: u8,
+    deepest: u8,
+    hints: u8,
+    ext: u8,
+    reason: u8,
+}
+
+impl Happening {
+    fn destination(&self) -> Result<Destination, Status> {
+        Ok(Destination {
+            ip: Ip(self.to),
+            context: self.state.context()?,
+        })
+    }
+
+    fn event(&self) -> Result<Event<'static>, Status> {
+        let at = self.at.at();
+        let from = at.ip;
+        let to = || self.destination();
+        let c_state = |number| {
+            CState::new(number).ok_or_else(|| invalid(format_args!("there is no C-state {number}")))
+        };
+        Ok(match self.kind {
+            0 => Event::FarBranch { at, to: to()? },
+            1 => Event::Iret { at, to: to()? },
+            2 => Event::Uiret { at, to: to()? },
+            3 => Event::Interrupt {
+                from,
+                vector: self.vector,
+                page_fault: (self.flag != 0).then_some(self.value),
+                to: to()?,
+            },
+            4 => Event::UserInterrupt {
+                from,
+                vector: self.vector,
+                to: to()?,
+            },
+            5 => Event::MovCr3 {
+                at,
+                cr3: self.value,
+            },
+            6 => Event::Flags {
+                at,
+                interrupt_flag: self.flag != 0,
+            },
+            7 => Event::TransactionBegin { at },
+            8 => Event::TransactionCommit { at },
+            9 => Event::TransactionAbort {
+                from,
+                to: Ip(self.to),
+            },
+            10 => Event::Sleep(Sleep {
+                ip: from,
+                mwait: (self.flag & 1 != 0).then_some(Mwait {
+                    hints: self.hints,
+                    ext: self.ext,
+                }),
+                hardware: self.flag & 2 != 0,
+                state: c_state(self.c_state)?,
+                sub_state: self.sub_state,
+            }),
+            11 => Event::Wake {
+                last: c_state(self.c_state)?,
+                deepest: c_state(self.deepest)?,
+                reason: WakeReason::new(self.reason)
+                    .ok_or_else(|| invalid(format_args!("there is no reason {}", self.reason)))?,
+            },
+            12 => Event::ClocksResumed,
+            13 => Event::Frequency {
+                stopped_at: (self.flag != 0).then_some(from),
+                ratio: u8::try_from(self.value)
+                    .map_err(|_| invalid(format_args!("the ratio is {}", self.value)))?,
+            },
+            14 => Event::CycleCounterReset,
+            15 => Event::Init { from, to: to()? },
+            16 => Event::InitToWait {
+                from,
+                context: self.state.context()?,
+            },
+            17 => Event::Sipi {
+                vector: self.vector,
+                to: to()?,
+            },
+            18 => Event::Shutdown { at: from },
+            19 => Event::Smi { from, to: to()? },
+            20 => Event::Vmxon { at },
+            21 => Event::Vmxoff { at },
+            22 => Event::Vmptrld {
+                at,
+                vmcs: self.value,
+            },
+            23 => Event::Vmclear { at },
+            other => return Err(invalid(format_args!("there is no event {other}"))),
+        })
+    }
+}
+
+/// `cofi_unit_event`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_event(unit: *mut Owned, event: *const Happening) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says; nothing is written to the event.
+        let (owned, event) =
+            unsafe { (given_mut(unit, "unit")?, sized(event.cast_mut(), "event")?) };
+        let event = event.event()?;
+        let (unit, mut world) = owned.parts()?;
+        unit.event(&mut world, event);
+        Ok(())
+    })
+}
+
+/// `cofi_unit_ptwrite`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_ptwrite(
+    unit: *mut Owned,
+    at: Place,
+    operand: u64,
+    len: u32,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (unit, mut world) = unsafe { given_mut(unit, "unit")? }.parts()?;
+        let operand = match len {
+            4 => Payload::Four(operand as u32),
+            8 => Payload::Eight(operand),
+            other => {
+                return Err(invalid(format_args!(
+                    "the operand has {other} bytes, and must have 4 or 8"
+                )));
+            }
+        };
+        let at = at.at();
+        unit.ptwrite(&mut world, Ptwrite { at, operand })
+            .map_err(fault)
+    })
+}
+
+/// `cofi_unit_rsm`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_rsm(
+    unit: *mut Owned,
+    to: u64,
+    state: *const State,
+    trace_en: u32,
+    lbr: u32,
+) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let (owned, state) = unsafe { (given_mut(unit, "unit")?, given(state, "context")?) };
+        let to = Destination {
+            ip: Ip(to),
+            context: state.context()?,
+        };
+        let (unit, mut world) = owned.parts()?;
+        let rsm = Rsm {
+            to,
+            trace_en: trace_en != 0,
+            lbr: lbr != 0,
+        };
+        unit.rsm(&mut world, rsm).map_err(fault)
+    })
+}
+
+/// Sizes of the structures that cofi.h declares, for who compares.
+#[must_use]
+pub const fn sizes() -> [usize; 4] {
+    [
+        size_of::<Callbacks>(),
+        size_of::<State>(),
+        size_of::<Place>(),
+        size_of::<Happening>(),
+    ]
+}

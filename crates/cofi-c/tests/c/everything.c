@@ -1,0 +1,316 @@
+/* Calls every function of cofi.h, well and badly. */
+#include "cofi.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(what)                                                                                   \
+    do {                                                                                              \
+        if (!(what)) {                                                                                \
+            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #what, cofi_last_error());        \
+            exit(1);                                                                                  \
+        }                                                                                             \
+    } while (0)
+
+#define IA32_RTIT_OUTPUT_MASK_PTRS 0x561
+#define IA32_RTIT_CTL 0x570
+/* TraceEn, User, DisRETC off, BranchEn. */
+#define CTL (1u | 1u << 3 | 1u << 13)
+
+struct machine {
+    uint64_t tsc;
+    uint8_t memory[1 << 16];
+    size_t len;
+};
+
+static void now(void *context, uint64_t *tsc, uint64_t *cycles) {
+    struct machine *machine = context;
+    *tsc = *cycles = machine->tsc;
+}
+
+static void store(void *context, uint64_t address, const uint8_t *bytes, size_t len) {
+    struct machine *machine = context;
+    CHECK(address + len <= sizeof machine->memory);
+    memcpy(machine->memory + address, bytes, len);
+    if (address + len > machine->len)
+        machine->len = address + len;
+}
+
+/* dec ecx; jnz -4; call +1; hlt; ret */
+static const uint8_t CODE[] = {0xff, 0xc9, 0x75, 0xfc, 0xe8, 1, 0, 0, 0, 0xf4, 0xc3};
+#define BASE UINT64_C(0x401000)
+
+static size_t read_code(void *context, uint64_t address, uint8_t *buffer, size_t len) {
+    (void)context;
+    if (address < BASE || address >= BASE + sizeof CODE)
+        return 0;
+    size_t there = BASE + sizeof CODE - address;
+    if (len > there)
+        len = there;
+    memcpy(buffer, CODE + (address - BASE), len);
+    return len;
+}
+
+struct seen {
+    uint64_t ips[4096];
+    size_t count, blocks, instructions;
+    int stops;
+};
+
+static int on_insns(void *context, const cofi_insn *insns, size_t count) {
+    struct seen *seen = context;
+    for (size_t i = 0; i < count; i++) {
+        CHECK(seen->count < 4096 && insns[i].length > 0 && insns[i].mode == 64);
+        seen->ips[seen->count++] = insns[i].ip;
+    }
+    return seen->stops;
+}
+
+static int on_blocks(void *context, const cofi_block *blocks, size_t count) {
+    struct seen *seen = context;
+    for (size_t i = 0; i < count; i++) {
+        CHECK(blocks[i].instructions > 0 && cofi_class_name(blocks[i].class_));
+        seen->blocks++;
+        seen->instructions += blocks[i].instructions;
+    }
+    return 0;
+}
+
+static const cofi_context USER = {.mode = 64, .cpl = 3};
+
+static cofi_unit *new_unit(struct machine *machine) {
+    cofi_client client = {.size = sizeof client, .context = machine, .now = now, .store = store};
+    cofi_unit *unit = NULL;
+    CHECK(cofi_unit_new("skylake", NULL, "tnt=short", &client, &USER, &unit) == COFI_OK);
+    return unit;
+}
+
+/* Of what a unit sends, the decoder makes what it was told. */
+static void law(void) {
+    static struct machine machine;
+    static struct seen wanted, found;
+    cofi_unit *unit = new_unit(&machine);
+    cofi_at at = {BASE, BASE};
+    CHECK(!cofi_unit_in_use(unit) && !cofi_unit_packet_en(unit));
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_OUTPUT_MASK_PTRS, 0xffff) == COFI_OK);
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_CTL, CTL) == COFI_OK);
+    CHECK(cofi_unit_in_use(unit) && cofi_unit_packet_en(unit));
+    uint64_t value = 0;
+    CHECK(cofi_unit_rdmsr(unit, IA32_RTIT_CTL, &value) == COFI_OK && value == CTL);
+    for (int turn = 0; turn < 100; turn++) {
+        machine.tsc += 7;
+        wanted.ips[wanted.count++] = BASE;
+        wanted.ips[wanted.count++] = BASE + 2;
+        CHECK(cofi_unit_retire(unit, (cofi_at){BASE, BASE + 2}, COFI_NO_BRANCH, 0) == COFI_OK);
+        CHECK(cofi_unit_retire(unit, (cofi_at){BASE + 2, BASE + 4}, turn < 99 ? COFI_TAKEN : COFI_NOT_TAKEN, BASE) == COFI_OK);
+        if (turn == 50) {
+            /* It is saved, and goes on as another object. */
+            size_t len = 0;
+            CHECK(cofi_unit_save(unit, NULL, &len) == COFI_INVALID && len > 0);
+            uint8_t *saved = malloc(len);
+            CHECK(cofi_unit_save(unit, saved, &len) == COFI_OK);
+            cofi_unit_free(unit);
+            cofi_client client = {.size = sizeof client, .context = &machine, .now = now, .store = store};
+            CHECK(cofi_unit_restore("skylake", NULL, "tnt=short", &client, saved, len - 1, &unit) == COFI_INVALID);
+            CHECK(cofi_unit_restore("skylake", NULL, "tnt=short", &client, saved, len, &unit) == COFI_OK);
+            free(saved);
+        }
+    }
+    wanted.ips[wanted.count++] = BASE + 4;
+    wanted.ips[wanted.count++] = BASE + 10;
+    CHECK(cofi_unit_retire(unit, (cofi_at){BASE + 4, BASE + 9}, COFI_DIRECT_CALL, BASE + 10) == COFI_OK);
+    CHECK(cofi_unit_retire(unit, (cofi_at){BASE + 10, BASE + 11}, COFI_RETURN, BASE + 9) == COFI_OK);
+    CHECK(cofi_unit_clock(unit) == COFI_OK);
+    /* A page fault at HLT ends what users see. */
+    cofi_event fault = {.size = sizeof fault, .kind = COFI_INTERRUPT, .at = {BASE + 9, BASE + 10}, .to = 0xffffffff81000000, .context = {.mode = 64}, .vector = 13};
+    CHECK(cofi_unit_event(unit, &fault) == COFI_OK);
+    CHECK(!cofi_unit_packet_en(unit));
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_CTL, 0) == COFI_OK);
+    CHECK(machine.len > 16);
+
+    cofi_flow *flow = NULL;
+    cofi_item item = {.size = sizeof item};
+    CHECK(cofi_flow_of_bytes(machine.memory, machine.len, read_code, NULL, &flow) == COFI_OK);
+    cofi_status status;
+    int events = 0;
+    while ((status = cofi_flow_instructions(flow, on_insns, &found, &item)) == COFI_OK) {
+        CHECK(item.kind == COFI_EVENT && item.name);
+        for (size_t i = 0; i < item.field_count; i++)
+            CHECK(item.fields[i].name);
+        events++;
+    }
+    CHECK(status == COFI_END && events >= 2);
+    CHECK(cofi_flow_instructions(flow, on_insns, &found, &item) == COFI_END);
+    CHECK(found.count == wanted.count && !memcmp(found.ips, wanted.ips, wanted.count * sizeof *wanted.ips));
+    cofi_flow_free(flow);
+
+    /* The same in blocks; and left at the first. */
+    static struct seen blocks;
+    CHECK(cofi_flow_of_bytes(machine.memory, machine.len, read_code, NULL, &flow) == COFI_OK);
+    while ((status = cofi_flow_blocks(flow, on_blocks, &blocks, &item)) == COFI_OK)
+        ;
+    CHECK(status == COFI_END && blocks.instructions == wanted.count && blocks.blocks >= 100);
+    cofi_flow_free(flow);
+    static struct seen stopped = {.stops = 1};
+    CHECK(cofi_flow_of_bytes(machine.memory, machine.len, read_code, NULL, &flow) == COFI_OK);
+    while ((status = cofi_flow_instructions(flow, on_insns, &stopped, &item)) == COFI_OK)
+        ;
+    CHECK(status == COFI_STOPPED);
+    CHECK(cofi_flow_instructions(flow, on_insns, &stopped, &item) == COFI_END);
+    cofi_flow_free(flow);
+
+    /* Spoilt in the middle: that is a gap. */
+    memset(machine.memory + 24, 0xff, 4);
+    CHECK(cofi_flow_of_bytes(machine.memory, machine.len, read_code, NULL, &flow) == COFI_OK);
+    int gaps = 0;
+    while ((status = cofi_flow_blocks(flow, on_blocks, &blocks, &item)) == COFI_OK)
+        gaps += item.kind == COFI_GAP && item.name && item.text;
+    CHECK(status == COFI_END && gaps > 0);
+    cofi_flow_free(flow);
+    cofi_unit_free(unit);
+}
+
+static void packets(void) {
+    uint8_t bytes[256];
+    size_t len = sizeof bytes;
+    CHECK(cofi_assemble("psb\npsbend\ntip.pge 0x401000\ntnt TNT\n", COFI_PT, bytes, &len) == COFI_OK && len == 24);
+    size_t little = 3;
+    CHECK(cofi_assemble("psb", COFI_PT, bytes + 100, &little) == COFI_INVALID && little == 16);
+    CHECK(cofi_assemble("nonsense", COFI_PT, bytes + 100, &little) == COFI_INVALID);
+    CHECK(strstr(cofi_last_error(), "line 1"));
+    bytes[len++] = 0x02; /* the beginning of a packet */
+    cofi_packets *list = NULL;
+    CHECK(cofi_packets_new(bytes, len, COFI_PT, &list) == COFI_OK);
+    cofi_packet packet = {.size = sizeof packet};
+    static const char *const TEXTS[] = {"psb", "psbend", "tip.pge 0x401000", "tnt.8 TNT"};
+    for (int i = 0; i < 4; i++)
+        CHECK(cofi_packets_next(list, &packet) == COFI_OK && !packet.is_error && !strcmp(packet.text, TEXTS[i]));
+    CHECK(cofi_packets_next(list, &packet) == COFI_OK && packet.is_error && packet.offset == 24 && packet.len == 1);
+    CHECK(cofi_packets_next(list, &packet) == COFI_END);
+    cofi_packets_free(list);
+    CHECK(cofi_packets_new(NULL, 0, COFI_RTIT, &list) == COFI_OK);
+    CHECK(cofi_packets_next(list, &packet) == COFI_END);
+    cofi_packets_free(list);
+    CHECK(cofi_packets_new(bytes, len, 7, &list) == COFI_INVALID);
+    CHECK(cofi_packets_new(NULL, 5, COFI_PT, &list) == COFI_INVALID);
+}
+
+static void unit(void) {
+    static struct machine machine;
+    cofi_unit *unit = new_unit(&machine);
+    cofi_at at = {0, 2};
+    uint64_t value;
+    CHECK(cofi_unit_rdmsr(unit, 0x10, &value) == COFI_FAULT && strstr(cofi_last_error(), "#GP"));
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_CTL, UINT64_C(1) << 63) == COFI_FAULT);
+    CHECK(cofi_unit_ptwrite(unit, at, 1, 8) == COFI_FAULT && strstr(cofi_last_error(), "#UD"));
+    CHECK(cofi_unit_ptwrite(unit, at, 1, 3) == COFI_INVALID);
+    uint32_t registers[4];
+    CHECK(cofi_unit_cpuid(unit, 0x14, 0, &registers) == COFI_OK && registers[1] != 0);
+    CHECK(cofi_unit_cpuid(unit, 0x1234, 0, &registers) == COFI_INVALID);
+    CHECK(cofi_unit_retire(unit, at, 99, 0) == COFI_INVALID);
+    cofi_event event = {.size = sizeof event, .context = {.mode = 64}};
+    for (event.kind = COFI_FAR_BRANCH; event.kind <= COFI_VMCLEAR; event.kind++) {
+        event.reason = 1;
+        CHECK(cofi_unit_event(unit, &event) == COFI_OK);
+    }
+    CHECK(cofi_unit_event(unit, &event) == COFI_INVALID);
+    event.kind = COFI_FAR_BRANCH;
+    event.context.mode = 48;
+    CHECK(cofi_unit_event(unit, &event) == COFI_INVALID);
+    event.size = 8;
+    CHECK(cofi_unit_event(unit, &event) == COFI_INVALID);
+    CHECK(cofi_unit_reset(unit, 1, &USER) == COFI_OK);
+    CHECK(cofi_unit_rsm(unit, 0, &USER, 0, 0) == COFI_OK);
+    cofi_unit_free(unit);
+    cofi_client client = {.size = sizeof client, .now = now};
+    CHECK(cofi_unit_new("skylake", NULL, NULL, &client, &USER, &unit) == COFI_INVALID);
+    client.store = store;
+    CHECK(cofi_unit_new("pentium", NULL, NULL, &client, &USER, &unit) == COFI_INVALID);
+    CHECK(cofi_unit_new("skylake", "nonsense", NULL, &client, &USER, &unit) == COFI_INVALID);
+    CHECK(cofi_unit_new("skylake", "ptwrite=1,nonsense=1", NULL, &client, &USER, &unit) == COFI_INVALID);
+    CHECK(cofi_unit_new("skylake", "ptwrite=1", NULL, &client, &USER, &unit) == COFI_OK);
+    cofi_unit_free(unit);
+}
+
+static void recordings(const char *path) {
+    cofi_recording *recording = NULL;
+    CHECK(cofi_recording_open("no such file", NULL, NULL, NULL, &recording) == COFI_UNREADABLE);
+    CHECK(strstr(cofi_last_error(), "no such file"));
+    if (!path)
+        return;
+    CHECK(cofi_recording_open(path, "nonsense", NULL, NULL, &recording) == COFI_INVALID);
+    static const char *const RAW[] = {"no address", NULL};
+    CHECK(cofi_recording_open(path, NULL, NULL, RAW, &recording) == COFI_INVALID);
+    CHECK(cofi_recording_open(path, NULL, NULL, NULL, &recording) == COFI_OK);
+    CHECK(cofi_recording_threads(recording) == 1 && !cofi_recording_missing(recording, 0));
+    cofi_thread thread = {.size = sizeof thread};
+    CHECK(cofi_recording_thread(recording, 1, &thread) == COFI_INVALID);
+    CHECK(cofi_recording_thread(recording, 0, &thread) == COFI_OK && thread.tid && thread.len > 16 && *thread.name);
+    cofi_packets *list;
+    CHECK(cofi_packets_new(thread.data, thread.len, COFI_PT, &list) == COFI_OK);
+    cofi_packet packet = {.size = sizeof packet};
+    CHECK(cofi_packets_next(list, &packet) == COFI_OK && !strcmp(packet.text, "psb"));
+    cofi_packets_free(list);
+    cofi_flow *flow;
+    CHECK(cofi_flow_of_thread(recording, 5, &flow) == COFI_INVALID);
+    CHECK(cofi_flow_of_thread(recording, 0, &flow) == COFI_OK);
+    /* The flow keeps what it needs. */
+    cofi_recording_free(recording);
+    static struct seen seen;
+    cofi_item item = {.size = sizeof item};
+    cofi_status status;
+    while ((status = cofi_flow_blocks(flow, on_blocks, &seen, &item)) == COFI_OK)
+        CHECK(item.kind == COFI_EVENT);
+    CHECK(status == COFI_END);
+    cofi_flow_free(flow);
+    printf("%zu\n", seen.instructions);
+}
+
+/* Nothing of it crashes. */
+static void null(void) {
+    cofi_item item = {.size = sizeof item};
+    cofi_packet packet = {.size = 4};
+    cofi_thread thread = {.size = 4};
+    cofi_packets *list;
+    size_t len = 0;
+    uint64_t value;
+    uint32_t registers[4];
+    cofi_at at = {0, 0};
+    cofi_packets_free(NULL);
+    cofi_unit_free(NULL);
+    cofi_recording_free(NULL);
+    cofi_flow_free(NULL);
+    CHECK(cofi_packets_new(NULL, 0, COFI_PT, NULL) == COFI_INVALID);
+    CHECK(cofi_packets_next(NULL, &packet) == COFI_INVALID);
+    CHECK(cofi_packets_new(NULL, 0, COFI_PT, &list) == COFI_OK);
+    CHECK(cofi_packets_next(list, &packet) == COFI_INVALID && cofi_packets_next(list, NULL) == COFI_INVALID);
+    cofi_packets_free(list);
+    CHECK(cofi_assemble(NULL, COFI_PT, NULL, &len) == COFI_INVALID && cofi_assemble("", COFI_PT, NULL, NULL) == COFI_INVALID);
+    CHECK(cofi_assemble("", COFI_PT, NULL, &len) == COFI_OK && len == 0);
+    CHECK(cofi_unit_new(NULL, NULL, NULL, NULL, NULL, NULL) == COFI_INVALID);
+    CHECK(cofi_unit_save(NULL, NULL, &len) == COFI_INVALID);
+    CHECK(cofi_unit_restore("skylake", NULL, NULL, NULL, NULL, 0, NULL) == COFI_INVALID);
+    CHECK(cofi_unit_cpuid(NULL, 0, 0, &registers) == COFI_INVALID);
+    CHECK(cofi_unit_rdmsr(NULL, 0, &value) == COFI_INVALID && cofi_unit_wrmsr(NULL, at, 0, 0) == COFI_INVALID);
+    CHECK(cofi_unit_reset(NULL, 0, NULL) == COFI_INVALID && cofi_unit_clock(NULL) == COFI_INVALID);
+    CHECK(!cofi_unit_packet_en(NULL) && !cofi_unit_in_use(NULL));
+    CHECK(cofi_unit_retire(NULL, at, 0, 0) == COFI_INVALID && cofi_unit_event(NULL, NULL) == COFI_INVALID);
+    CHECK(cofi_unit_ptwrite(NULL, at, 0, 4) == COFI_INVALID && cofi_unit_rsm(NULL, 0, NULL, 0, 0) == COFI_INVALID);
+    CHECK(cofi_recording_open(NULL, NULL, NULL, NULL, NULL) == COFI_INVALID);
+    CHECK(!cofi_recording_missing(NULL, 0) && !cofi_recording_threads(NULL));
+    CHECK(cofi_recording_thread(NULL, 0, &thread) == COFI_INVALID);
+    CHECK(cofi_flow_of_thread(NULL, 0, NULL) == COFI_INVALID && cofi_flow_of_bytes(NULL, 0, NULL, NULL, NULL) == COFI_INVALID);
+    CHECK(cofi_flow_blocks(NULL, NULL, NULL, &item) == COFI_INVALID && cofi_flow_instructions(NULL, NULL, NULL, &item) == COFI_INVALID);
+    CHECK(!cofi_class_name(255));
+}
+
+int main(int argc, char **argv) {
+    CHECK(*cofi_version() == '0');
+    null();
+    packets();
+    unit();
+    law();
+    recordings(argc > 1 ? argv[1] : NULL);
+    return 0;
+}

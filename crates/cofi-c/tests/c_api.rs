@@ -1,0 +1,132 @@
+//! Programs in C and C++ use the library, as it is built beside this test.
+
+use cofi_c::{flow, packets, recording, unit};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn folder() -> PathBuf {
+    let test = std::env::current_exe().expect("this test has a path");
+    let folder = test.parent().expect("it lies in a folder").to_owned();
+    assert!(
+        folder.join("libcofi_c.so").is_file(),
+        "the library is not beside the test"
+    );
+    folder
+}
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// Compiles a program with the library, and runs it; what it printed. `None` if it cannot be compiled here, which has been said.
+fn run(name: &str, flags: &[&str], before: &[&str]) -> Option<String> {
+    let libraries = folder();
+    let beside = tempfile::tempdir().expect("a folder");
+    let program = beside.path().join("program");
+    let include = format!("-I{}", source("include").display());
+    let link = format!("-L{}", libraries.display());
+    let path = format!("-Wl,-rpath,{}", libraries.display());
+    let mut all = vec!["-Wall", "-Wextra", "-Werror", &include, &link, &path];
+    all.extend(flags);
+    all.push("-lcofi_c");
+    if !cofi_test::compile(&source(name), &program, &all) {
+        return None;
+    }
+    let mut command = match before.split_first() {
+        Some((first, rest)) => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(&program);
+            command
+        }
+        None => Command::new(&program),
+    };
+    let output = command.output().expect("it runs");
+    assert!(
+        output.status.success(),
+        "{name}: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn every_function_does_what_the_header_says() {
+    run("tests/c/everything.c", &["-std=c99", "-O1"], &[]);
+}
+
+#[test]
+fn nothing_is_leaked_or_read_amiss() {
+    if !cofi_test::has_program("valgrind") {
+        return cofi_test::skip("there is no valgrind");
+    }
+    let valgrind = [
+        "valgrind",
+        "--quiet",
+        "--error-exitcode=99",
+        "--leak-check=full",
+        "--errors-for-leak-kinds=definite",
+    ];
+    run("tests/c/everything.c", &["-std=c99", "-g"], &valgrind);
+}
+
+#[test]
+fn the_address_sanitizer_finds_nothing() {
+    let flags = ["-std=c99", "-g", "-fsanitize=address,undefined"];
+    run("tests/c/everything.c", &flags, &[]);
+}
+
+#[test]
+fn the_header_serves_cpp() {
+    run("tests/c/from_cpp.cpp", &["-std=c++11", "-lstdc++"], &[]);
+}
+
+#[test]
+fn the_header_has_the_structures_that_the_library_has() {
+    let Some(said) = run("tests/c/sizes.c", &["-std=c99"], &[]) else {
+        return;
+    };
+    let said: Vec<usize> = said
+        .split_whitespace()
+        .map(|word| word.parse().expect("a number"))
+        .collect();
+    let mut known = unit::sizes().to_vec();
+    known.extend(recording::sizes());
+    known.extend(flow::sizes());
+    known.push(size_of::<packets::Packet>());
+    assert_eq!(said, known);
+}
+
+/// Each function of the header is there, and the library has no other.
+#[test]
+fn the_header_and_the_library_have_the_same_functions() {
+    let header = std::fs::read_to_string(source("include/cofi.h")).expect("the header");
+    let code = header
+        .split("#include <stddef.h>")
+        .nth(1)
+        .expect("its code");
+    let mut declared: Vec<&str> = code
+        .lines()
+        .filter(|line| {
+            line.contains('(')
+                && !line.starts_with([' ', '/', '#', '*'])
+                && !line.starts_with("typedef")
+        })
+        .filter_map(|line| line.split('(').next()?.split([' ', '*']).next_back())
+        .filter(|name| name.starts_with("cofi_"))
+        .collect();
+    declared.sort_unstable();
+    let mut defined = Vec::new();
+    for name in ["flow", "packets", "recording", "status", "unit"] {
+        let text = std::fs::read_to_string(source(&format!("src/{name}.rs"))).expect("the source");
+        let functions = text.lines().filter_map(|line| {
+            let (_, rest) = line.split_once("extern \"C\" fn ")?;
+            let name = rest.split('(').next()?;
+            name.starts_with("cofi_").then(|| name.to_owned())
+        });
+        defined.extend(functions);
+    }
+    defined.sort_unstable();
+    assert_eq!(declared, defined);
+    assert!(declared.len() > 30);
+}

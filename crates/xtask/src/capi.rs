@@ -1,0 +1,93 @@
+//! `cargo xtask capi DIR`: the library for C, as it is installed: shared and static, header, pkg-config.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::exam::build::tool;
+
+/// What programs are linked against by name: it changes when the interface does, for who links.
+const SONAME: &str = "libcofi.so.0";
+
+/// Builds it into a folder, which becomes the prefix of its pkg-config.
+pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
+    let [into] = arguments else {
+        bail!("capi wants one folder, into which it installs");
+    };
+    let into = Path::new(into);
+    let (lib, include) = (into.join("lib"), into.join("include"));
+    for folder in [&lib.join("pkgconfig"), &include] {
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    }
+    let into = into.canonicalize()?;
+    let version = version(root)?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    tool(
+        Command::new(cargo)
+            .args([
+                "rustc",
+                "--quiet",
+                "--release",
+                "--package",
+                "cofi-c",
+                "--lib",
+            ])
+            .args(["--crate-type", "cdylib,staticlib", "--"])
+            .arg(format!("-Clink-arg=-Wl,-soname,{SONAME}"))
+            .current_dir(root),
+    )?;
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
+    let built = |name: &str| target.join("release").join(name);
+    let shared = lib.join(format!("libcofi.so.{version}"));
+    tool(
+        Command::new("strip")
+            .args(["--strip-unneeded", "-o"])
+            .arg(&shared)
+            .arg(built("libcofi_c.so")),
+    )?;
+    tool(
+        Command::new("strip")
+            .args(["--strip-debug", "-o"])
+            .arg(lib.join("libcofi.a"))
+            .arg(built("libcofi_c.a")),
+    )?;
+    for name in [SONAME, "libcofi.so"] {
+        let link = lib.join(name);
+        let _ = fs::remove_file(&link);
+        symlink(format!("libcofi.so.{version}"), &link)
+            .with_context(|| format!("making {}", link.display()))?;
+    }
+    fs::copy(
+        root.join("crates/cofi-c/include/cofi.h"),
+        include.join("cofi.h"),
+    )?;
+    let prefix = into.display();
+    fs::write(
+        lib.join("pkgconfig/cofi.pc"),
+        format!(
+            "prefix={prefix}\n\nName: cofi\nDescription: Processor Trace: packets, the trace unit, recordings\nVersion: {version}\n\
+             Cflags: -I${{prefix}}/include\nLibs: -L${{prefix}}/lib -lcofi\nLibs.private: -lgcc_s -lm -lc\n"
+        ),
+    )?;
+    let len = fs::metadata(&shared)?.len();
+    println!("{prefix}: libcofi {version}, {len} bytes shared");
+    Ok(true)
+}
+
+/// The workspace's version.
+fn version(root: &Path) -> Result<String> {
+    let text = fs::read_to_string(root.join("Cargo.toml"))?;
+    let (_, rest) = text
+        .split_once("[workspace.package]")
+        .context("there is no [workspace.package]")?;
+    let line = rest
+        .lines()
+        .find_map(|line| line.strip_prefix("version = "));
+    let version = line.context("it has no version")?.trim_matches('"');
+    ensure!(!version.is_empty(), "its version is empty");
+    Ok(version.to_owned())
+}
