@@ -9,13 +9,14 @@ use crate::output::Color;
 use crate::point::{Point, Span};
 use crate::rtit::RtitArgs;
 use crate::serve::ServeArgs;
+use crate::shell::{CompletionsArgs, ManualArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Record any program on any x86-64 Linux machine, and know exactly what it did.
 #[derive(Parser, Debug)]
-#[command(name = "cofi", version, about, max_term_width = 100)]
+#[command(name = "cofi", version, long_version = crate::version::LONG, about, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -71,6 +72,10 @@ pub(crate) enum Command {
     Machine(MachineArgs),
     /// What this machine offers for recording, and what to install or change for the rest.
     Doctor(DoctorArgs),
+    /// Write a completion script for a shell to standard output.
+    Completions(CompletionsArgs),
+    /// Write manual pages into a folder.
+    Manual(ManualArgs),
 }
 
 impl Command {

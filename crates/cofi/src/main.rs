@@ -43,6 +43,7 @@ mod report;
 mod rtit;
 mod select;
 mod serve;
+mod shell;
 mod signals;
 mod size;
 mod source_text;
@@ -53,6 +54,7 @@ mod top;
 mod trace;
 mod unit;
 mod verify;
+mod version;
 
 use anyhow::Error;
 use clap::Parser;
@@ -110,6 +112,8 @@ fn main() -> ExitCode {
         args::Command::Unit(args::UnitCommand::Cpuid(args)) => unit::cpuid(&args),
         args::Command::Machine(args) => machine::run(args),
         args::Command::Doctor(args) => doctor::run(&args),
+        args::Command::Completions(args) => shell::completions(&args),
+        args::Command::Manual(args) => shell::manual(&args),
     };
     match result {
         Ok(Ended::Well) => ExitCode::SUCCESS,

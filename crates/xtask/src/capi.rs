@@ -18,11 +18,24 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         bail!("capi wants one folder, into which it installs");
     };
     let into = Path::new(into);
+    fs::create_dir_all(into).with_context(|| format!("making {}", into.display()))?;
+    let into = into.canonicalize()?;
+    let prefix = into.display().to_string();
+    install(root, &into, &prefix)?;
+    let shared = into
+        .join("lib")
+        .join(format!("libcofi.so.{}", version(root)?));
+    let len = fs::metadata(&shared)?.len();
+    println!("{prefix}: {len} bytes shared");
+    Ok(true)
+}
+
+/// Builds it into a folder, of which pkg-config is to say that it is `prefix`.
+pub(crate) fn install(root: &Path, into: &Path, prefix: &str) -> Result<()> {
     let (lib, include) = (into.join("lib"), into.join("include"));
     for folder in [&lib.join("pkgconfig"), &include] {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     }
-    let into = into.canonicalize()?;
     let version = version(root)?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     tool(
@@ -65,7 +78,6 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         root.join("crates/cofi-c/include/cofi.h"),
         include.join("cofi.h"),
     )?;
-    let prefix = into.display();
     fs::write(
         lib.join("pkgconfig/cofi.pc"),
         format!(
@@ -73,13 +85,11 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
              Cflags: -I${{prefix}}/include\nLibs: -L${{prefix}}/lib -lcofi\nLibs.private: -lgcc_s -lm -lc\n"
         ),
     )?;
-    let len = fs::metadata(&shared)?.len();
-    println!("{prefix}: libcofi {version}, {len} bytes shared");
-    Ok(true)
+    Ok(())
 }
 
 /// The workspace's version.
-fn version(root: &Path) -> Result<String> {
+pub(crate) fn version(root: &Path) -> Result<String> {
     let text = fs::read_to_string(root.join("Cargo.toml"))?;
     let (_, rest) = text
         .split_once("[workspace.package]")

@@ -3,6 +3,7 @@
 mod bench;
 mod capi;
 mod deps;
+mod dist;
 mod exam;
 mod fuzz;
 mod source;
@@ -62,6 +63,8 @@ usage: cargo xtask CHORE
           write the inputs with which the targets begin into fuzz/seeds; wants gcc
   capi DIR
           build the library for C, and install it into DIR: shared and static, header, pkg-config
+  dist DIR
+          build what is handed to others: an archive and Debian packages of the program, its manual and completions, and of the library for C
   bench   race Cofi, libipt, iptr and ptcov on the same traces, cold and warm; --write puts the results into bench/RESULTS.md
           [--size MB] [--rounds N] [--level NAME]... [--only TRACE]... [--write] [--traces FOLDER] [--cofi PATH]
   bench libipt
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
         ("tidy", true) => tidy::run(&root),
         ("exam", _) => exam::run(&root, &rest),
         ("capi", _) => capi::run(&root, &rest),
+        ("dist", _) => dist::run(&root, &rest),
         ("fuzz", _) => fuzz::run(&root, &rest),
         ("bench", _) => bench::run(&root, &rest),
         _ => {

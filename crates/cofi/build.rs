@@ -1,0 +1,42 @@
+//! Which commit this is built from, for `cofi --version`: what COFI_COMMIT says, or what git does; nothing where neither is there.
+
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+fn git(words: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(words).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let text = text.trim();
+    (output.status.success() && !text.is_empty()).then(|| text.to_owned())
+}
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=COFI_COMMIT");
+    let told = env::var("COFI_COMMIT").ok().filter(|told| !told.is_empty());
+    // (Sources that lie in another project's checkout, as a package's do, are none of its commits.)
+    let here = git(&["ls-files", "--error-unmatch", "build.rs"]).is_some();
+    let commit = told.or_else(|| {
+        let folder = git(&["rev-parse", "--absolute-git-dir"]).filter(|_| here)?;
+        // It moves with a commit and with another branch.
+        let head = Path::new(&folder).join("HEAD");
+        println!("cargo::rerun-if-changed={}", head.display());
+        if let Some(branch) = fs::read_to_string(&head).ok().and_then(|text| {
+            text.strip_prefix("ref: ")
+                .map(|name| name.trim().to_owned())
+        }) {
+            let common = git(&["rev-parse", "--path-format=absolute", "--git-common-dir"])?;
+            let file = Path::new(&common).join(branch);
+            if file.exists() {
+                println!("cargo::rerun-if-changed={}", file.display());
+            }
+        }
+        git(&["rev-parse", "--short=12", "HEAD"])
+    });
+    let version = env::var("CARGO_PKG_VERSION").unwrap_or_default();
+    match commit {
+        Some(commit) => println!("cargo::rustc-env=COFI_VERSION={version} (commit {commit})"),
+        None => println!("cargo::rustc-env=COFI_VERSION={version}"),
+    }
+}

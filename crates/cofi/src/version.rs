@@ -1,0 +1,8 @@
+//! What `cofi --version` says.
+
+/// The version with its commit, if that is known, and what can run a program.
+pub(crate) const LONG: &str = concat!(
+    env!("COFI_VERSION"),
+    "\nengines of `cofi record`: hardware, ptrace, qemu, qemu-system; machines with Intel PT: `cofi machine`",
+    "\n`cofi doctor` tells which of them work here"
+);
