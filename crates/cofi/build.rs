@@ -1,8 +1,8 @@
 //! Which commit this is built from, for `cofi --version`: what COFI_COMMIT says, or what git does; nothing where neither is there.
 
+use std::env;
 use std::path::Path;
 use std::process::Command;
-use std::{env, fs};
 
 fn git(words: &[&str]) -> Option<String> {
     let output = Command::new("git").args(words).output().ok()?;
@@ -19,15 +19,9 @@ fn main() {
     let here = git(&["ls-files", "--error-unmatch", "build.rs"]).is_some();
     let commit = told.or_else(|| {
         let folder = git(&["rev-parse", "--absolute-git-dir"]).filter(|_| here)?;
-        // It moves with a commit and with another branch.
-        let head = Path::new(&folder).join("HEAD");
-        println!("cargo::rerun-if-changed={}", head.display());
-        if let Some(branch) = fs::read_to_string(&head).ok().and_then(|text| {
-            text.strip_prefix("ref: ")
-                .map(|name| name.trim().to_owned())
-        }) {
-            let common = git(&["rev-parse", "--path-format=absolute", "--git-common-dir"])?;
-            let file = Path::new(&common).join(branch);
+        // They change with a commit and with another branch, wherever the branch is kept. (Changes that are in no commit are not told.)
+        for name in ["HEAD", "logs/HEAD"] {
+            let file = Path::new(&folder).join(name);
             if file.exists() {
                 println!("cargo::rerun-if-changed={}", file.display());
             }

@@ -75,7 +75,11 @@ class Recording:
     def _repr_html_(self) -> str: ...
 
 class Thread:
-    """One stream: what a thread ran, or what a processor did."""
+    """One stream: what a thread ran, or what a processor did.
+
+    Instructions, blocks and calls are decoded by a thread of its own for each iterator, which is two batches ahead at most, and ends when nobody has the iterator any more. Several
+    threads may share an iterator: each batch goes to one of them.
+    """
 
     @property
     def tid(self) -> int | None:
@@ -114,8 +118,6 @@ class Events:
     def __next__(self) -> Event | Gap: ...
 
 class Calls:
-    """They are made out by a thread of its own, which is a batch ahead."""
-
     def __iter__(self) -> Iterator[CallBatch]: ...
     def __next__(self) -> CallBatch: ...
     @property
@@ -179,8 +181,11 @@ class CallBatch:
     def tid(self) -> NDArray[np.uint32]:
         """The thread."""
     @property
+    def era(self) -> NDArray[np.uint32]:
+        """How often numbers have begun anew before: behind a gap, and where another program begins. A call is known by tid, era and number."""
+    @property
     def number(self) -> NDArray[np.int64]:
-        """In the order in which the calls of a thread begin; negative if it was open before the trace. After a gap, numbers begin anew."""
+        """In the order in which the calls of a thread begin; negative if it was open before the trace."""
     @property
     def parent(self) -> NDArray[np.int64]:
         """The number of the call around it, or NO_CALL."""

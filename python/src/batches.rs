@@ -3,7 +3,6 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
@@ -41,8 +40,8 @@ impl<T> Outlet<T> {
 
 /// The batches that are made.
 pub(crate) struct Batches<T> {
-    from: Turn<Receiver<Option<T>>>,
-    is_over: AtomicBool,
+    /// What they come from; nothing once the last has come.
+    from: Turn<Option<Receiver<Option<T>>>>,
 }
 
 impl<T: Send + 'static> Batches<T> {
@@ -55,32 +54,31 @@ impl<T: Send + 'static> Batches<T> {
         let thread = std::thread::Builder::new().name("cofi".to_owned());
         thread.spawn(move || {
             let outlet = Outlet(to);
-            // (What unwinds is not used any more.)
+            // (What unwinds is dropped: the decoder does not hand on what it had decoded, and what the recording shares is locked for moments, in none of which batches are put.)
             if catch_unwind(AssertUnwindSafe(|| work(&outlet))).is_ok() {
                 // That was all; and perhaps nobody waits for it.
                 let _ = outlet.0.send(None);
             }
         })?;
         Ok(Self {
-            from: Turn::new(from),
-            is_over: AtomicBool::new(false),
+            from: Turn::new(Some(from)),
         })
     }
 
     /// The next one; none at the end.
     pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<T>> {
-        if self.is_over.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        match self.from.take(py, |from| from.recv()) {
-            Ok(Some(batch)) => Ok(Some(batch)),
-            Ok(None) => {
-                self.is_over.store(true, Ordering::Relaxed);
-                Ok(None)
+        let received = self.from.take(py, |from| {
+            let received = match from {
+                Some(from) => from.recv(),
+                None => Ok(None),
+            };
+            if let Ok(None) = received {
+                *from = None;
             }
-            Err(_) => Err(PyRuntimeError::new_err(
-                "the thread that decodes has failed: this is not all",
-            )),
-        }
+            received
+        });
+        received.map_err(|_| {
+            PyRuntimeError::new_err("the thread that decodes has failed: this is not all")
+        })
     }
 }

@@ -6,6 +6,7 @@ use crate::names::Shared;
 use crate::owner::{CallFlow, Part};
 use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallVisitor, GapCause};
 use cofi_packet::StreamOffset;
+use cofi_session::Task;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ fn place(word: &str, among: &[&str]) -> u8 {
 #[derive(Default)]
 struct Columns {
     tid: Vec<u32>,
+    era: Vec<u32>,
     number: Vec<i64>,
     parent: Vec<i64>,
     depth: Vec<i32>,
@@ -47,6 +49,8 @@ struct Taken<'n> {
     /// The recording's numbers of the functions that the tracer has numbered.
     known: Vec<Option<u32>>,
     gaps: &'n AtomicU64,
+    /// How often numbers have begun anew.
+    era: u32,
     size: usize,
     to: &'n Outlet<Columns>,
 }
@@ -77,6 +81,7 @@ impl CallVisitor for Taken<'_> {
         let function = self.function(call, names);
         let columns = &mut self.columns;
         columns.tid.push(call.task.tid);
+        columns.era.push(self.era);
         columns.number.push(call.number);
         columns.parent.push(call.parent.unwrap_or(NO_CALL));
         columns.depth.push(call.depth);
@@ -95,6 +100,10 @@ impl CallVisitor for Taken<'_> {
         }
     }
 
+    fn all_left(&mut self, _: Task, _: &CallNames) {
+        self.era += 1;
+    }
+
     fn lost(&mut self, _: GapCause, _: StreamOffset) {
         self.gaps.fetch_add(1, Ordering::Relaxed);
     }
@@ -108,6 +117,7 @@ fn make(part: &Part, size: usize, gaps: &AtomicU64, to: &Outlet<Columns>) {
         names: &part.owner.names,
         known: Vec::new(),
         gaps,
+        era: 0,
         size,
         to,
     };
@@ -159,6 +169,7 @@ macro_rules! batch {
 
 batch! {
     tid: u32,
+    era: u32,
     number: i64,
     parent: i64,
     depth: i32,

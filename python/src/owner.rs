@@ -7,15 +7,30 @@
 use crate::names::Shared;
 use cofi_analysis::CallTracer;
 use cofi_session::{Session, SessionError, SessionOptions, Stream, ThreadFlow};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The bytes of a trace, and the session that reads them.
 pub(crate) struct Owner {
     // Dropped before the bytes.
     session: Session<'static>,
-    /// Never touched after the session was made.
-    _bytes: Box<[u8]>,
+    _bytes: Kept,
     pub(crate) names: Shared,
+}
+
+/// Bytes that stay where they are until this is dropped; nobody writes to them.
+struct Kept(NonNull<[u8]>);
+
+// SAFETY: they are owned, and nobody writes to them.
+unsafe impl Send for Kept {}
+// SAFETY: as above.
+unsafe impl Sync for Kept {}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // SAFETY: it came out of a box, and goes back once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
 }
 
 impl Owner {
@@ -23,10 +38,9 @@ impl Owner {
         bytes: Vec<u8>,
         options: &SessionOptions,
     ) -> Result<Arc<Self>, SessionError> {
-        let bytes = bytes.into_boxed_slice();
-        let all: *const [u8] = &raw const *bytes;
-        // SAFETY: the slice lies on the heap, where it stays when the box moves; it is not written to, and it is freed after the session, which alone has this reference.
-        let all: &'static [u8] = unsafe { &*all };
+        let bytes = Kept(NonNull::from(Box::leak(bytes.into_boxed_slice())));
+        // SAFETY: they are there until `bytes` is dropped, which comes after the session, which alone uses them.
+        let all: &'static [u8] = unsafe { bytes.0.as_ref() };
         let session = Session::new(all, options)?;
         Ok(Arc::new(Self {
             session,

@@ -48,12 +48,17 @@ def address(text):
     return None if text is None else int(text, 16)
 
 
+def told(gaps):
+    return [(gap.kind, gap.offset, gap.instructions) for gap in gaps]
+
+
 class Recorded(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         folder = Path(cls.folder.name)
-        source, program = folder / "program.c", folder / "program"
+        # (Its name is one that a page must not take for its own.)
+        source, program = folder / "program.c", folder / "<b>x"
         source.write_text(PROGRAM)
         subprocess.run(["gcc", "-O1", "-g", "-o", program, source], check=True)
         cls.path = folder / "x.data"
@@ -78,6 +83,16 @@ class Recorded(unittest.TestCase):
             with self.subTest(path=path.name):
                 yield path, cofi.open(path)
 
+    def gaps(self, recording):
+        """The gaps that the events tell, the first of those between which nothing ran."""
+        all_gaps, at = [], None
+        for happening in recording.threads[0].events():
+            if isinstance(happening, cofi.Gap):
+                if happening.instructions != at:
+                    all_gaps.append(happening)
+                at = happening.instructions
+        return told(all_gaps)
+
     def test_instructions(self):
         for path, recording in self.both():
             for thread in recording.threads:
@@ -93,8 +108,9 @@ class Recorded(unittest.TestCase):
                     self.assertEqual(len(batch.length), len(batch))
                     self.assertTrue((batch.length > 0).all() and (batch.length <= 15).all())
                     before += len(batch)
-                gaps = [batch for batch in batches if batch.gap_before is not None]
+                gaps = [batch.gap_before for batch in batches if batch.gap_before is not None]
                 self.assertEqual(bool(gaps), path == self.damaged)
+                self.assertEqual(told(gaps), self.gaps(recording))
 
     def test_blocks(self):
         for path, recording in self.both():
@@ -102,7 +118,7 @@ class Recorded(unittest.TestCase):
                 lines = [line for line in command("blocks", "--json", path) if "block" in line]
                 wanted = [(address(line["block"]), address(line["end"]), line["insns"], line["last"]) for line in lines]
                 for timed in (False, True):
-                    found = []
+                    found, gaps = [], []
                     for batch in thread.blocks(batch=777, time=timed):
                         classes = [cofi.CLASSES[number] for number in batch.class_]
                         rows = zip(batch.ip.tolist(), batch.end.tolist(), batch.instructions.tolist(), classes)
@@ -111,7 +127,10 @@ class Recorded(unittest.TestCase):
                         if timed:
                             known = batch.tsc[batch.tsc != cofi.NO_TIME]
                             self.assertTrue((np.diff(known) >= 0).all())
+                        if batch.gap_before is not None:
+                            gaps.append(batch.gap_before)
                     self.assertEqual(found, wanted)
+                    self.assertEqual(told(gaps), self.gaps(recording))
 
     def test_events_and_gaps(self):
         for path, recording in self.both():
@@ -141,9 +160,23 @@ class Recorded(unittest.TestCase):
             for function, kind, left, count in zip(batch.function, batch.kind, batch.left, batch.instructions):
                 name = recording.function_name(int(function))
                 found[name, cofi.CALL_KINDS[kind], cofi.CALL_LEFT[left], int(count)] += 1
+            self.assertTrue((batch.era == 0).all())
         self.assertEqual(calls.gaps, 0)
         self.assertEqual(found, wanted)
         self.assertEqual(sum(count for (name, *_), count in found.items() if name == "fibonacci"), 1973)
+
+    def test_calls_end_at_a_gap(self):
+        calls = cofi.open(self.damaged).threads[0].calls()
+        left, eras, known = collections.Counter(), set(), set()
+        for batch in calls:
+            for row in zip(batch.tid.tolist(), batch.era.tolist(), batch.number.tolist()):
+                self.assertNotIn(row, known)
+                known.add(row)
+            left.update(cofi.CALL_LEFT[number] for number in batch.left)
+            eras.update(batch.era.tolist())
+        self.assertGreater(calls.gaps, 0)
+        self.assertGreater(left["gap"], 0)
+        self.assertGreater(len(eras), 1)
 
     def test_summary_and_check(self):
         recording = cofi.open(self.path)
@@ -161,7 +194,8 @@ class Recorded(unittest.TestCase):
     def test_what_is_shown_in_a_notebook_is_text(self):
         html = cofi.open(self.path)._repr_html_() + cofi.open(self.path).summary()._repr_html_()
         self.assertIn("fibonacci", html)
-        self.assertNotIn("<script", html)
+        self.assertIn("&lt;b&gt;x", html)
+        self.assertNotIn("<b>", html)
 
     def test_iterators_outlive_their_recording_and_may_be_left(self):
         instructions = cofi.open(self.path).threads[0].instructions(batch=10)
@@ -173,20 +207,21 @@ class Recorded(unittest.TestCase):
         whole = sum(len(batch) for batch in cofi.open(self.path).threads[0].instructions())
         self.assertGreater(whole, 1000)
 
-    def test_other_threads_run_meanwhile(self):
+    def test_threads_may_share_an_iterator(self):
         recording = cofi.open(self.path)
         wanted = recording.summary().instructions
-        found = []
+        for _ in range(20):
+            shared, found = recording.threads[0].instructions(batch=2000), []
 
-        def count():
-            found.append(sum(len(batch) for batch in recording.threads[0].instructions(batch=50)))
+            def count():
+                found.append(sum(len(batch) for batch in shared))
 
-        threads = [threading.Thread(target=count) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(found, [wanted] * 4)
+            threads = [threading.Thread(target=count) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual((len(found), sum(found)), (4, wanted))
 
     def test_what_cannot_be_read_is_said(self):
         with self.assertRaises(FileNotFoundError):

@@ -47,8 +47,9 @@ int main(int argc, char **argv) {
             fprintf(stderr, "%s\n", cofi_last_error());
             status = 2;
         }
-        printf("%s %u: %llu instructions, %llu events\n", thread.is_processor ? "processor" : "thread",
-               thread.is_processor ? thread.cpu : thread.tid, (unsigned long long)counts.instructions, (unsigned long long)events);
+        static const char *const KINDS[] = {"thread", "processor", "stream"};
+        printf("%s %u: %llu instructions, %llu events\n", KINDS[thread.kind],
+               thread.kind == COFI_PROCESSOR ? thread.cpu : thread.tid, (unsigned long long)counts.instructions, (unsigned long long)events);
         for (int class_ = 0; class_ < 256; class_++)
             if (counts.by_class[class_] && cofi_class_name(class_))
                 printf("  %s %llu\n", cofi_class_name(class_), (unsigned long long)counts.by_class[class_]);

@@ -2,12 +2,13 @@
  * Processor Trace (Intel PT, RTIT) for C and C++: packets, the trace unit, recordings. Link with -lcofi.
  *
  * Rules that hold for all functions:
- * - A function that can fail returns a cofi_status; cofi_last_error() then says why, to the thread that called. What it was to store is stored with COFI_OK alone.
+ * - A function that can fail returns a cofi_status; but for COFI_END, cofi_last_error() then says why, to the thread that called. What it was to store is stored with COFI_OK alone
+ *   (but for the length that a buffer must have).
  * - A pointer to an object (cofi_packets, cofi_unit, cofi_recording, cofi_flow) is what its own function gave, and has not been freed. Null is COFI_INVALID, and freeing null does nothing.
  * - An object is used by one thread at a time; different objects by different threads. A cofi_recording, which does not change, may be used by several, and may be freed while
  *   flows of it are in use.
- * - A structure with a member `size` is given with that set to sizeof: so a program that was compiled with an older header goes on working.
- * - Bits and members called `reserved` are 0.
+ * - A structure with a member `size` is given with that set to sizeof. It may grow at its end: a program that was compiled with an older header goes on working. Other structures never change.
+ * - Members called `reserved` must be 0 in what you give, and mean nothing in what you are given.
  * - Strings are UTF-8 and terminated. Those that are given out last as it is said beside them.
  * - The functions of yours that are called back must return: no longjmp, no C++ exception leaves them. They must not use the object that calls them.
  */
@@ -209,12 +210,18 @@ const char *cofi_recording_missing(const cofi_recording *recording, size_t index
 /* How many streams there are: one a thread, or one a processor. 0 of null. */
 size_t cofi_recording_threads(const cofi_recording *recording);
 
+typedef enum cofi_thread_kind {
+    COFI_THREAD = 0,
+    COFI_PROCESSOR = 1,
+    COFI_BARE = 2 /* bare packets: nobody knows whose */
+} cofi_thread_kind;
+
 typedef struct cofi_thread {
     uint32_t size;
-    uint32_t is_processor;
-    uint32_t tid; /* 0 of a processor */
-    uint32_t cpu; /* 0 of a thread */
-    uint32_t pid; /* 0 of a processor */
+    uint32_t kind;
+    uint32_t tid; /* of a thread, else 0 */
+    uint32_t cpu; /* of a processor, else 0 */
+    uint32_t pid; /* of a thread, else 0 */
     uint32_t reserved;
     const char *name;    /* as long as the recording */
     const uint8_t *data; /* its packets; as long as the recording */
@@ -228,7 +235,7 @@ typedef struct cofi_flow cofi_flow;
 
 cofi_status cofi_flow_of_thread(const cofi_recording *recording, size_t index, cofi_flow **out);
 
-/* Reads code: stores up to `len` bytes of what stands at `address`, and returns how many. */
+/* Reads code: stores up to `len` bytes of what stands at `address`, and returns how many. That must be the same whenever it is asked: decoded code is remembered. */
 typedef size_t (*cofi_read)(void *context, uint64_t address, uint8_t *buffer, size_t len);
 
 /* The flow of bare packets of Intel PT, which are copied, with code that your function reads. */

@@ -2,12 +2,14 @@
 
 use crate::recording::{Kept, Opened};
 use crate::status::{
-    Status, because, bytes, given, given_mut, guarded, hand_out, invalid, sized, take_back,
+    Growing, Kept as Bytes, Place, Status, because, bytes, given, given_mut, guarded, hand_out,
+    invalid, take_back,
 };
 use cofi_flow::{Block, Event, Field, FlowConfig, FlowDecoder, Item};
 use cofi_insn::CodeSource;
 use cofi_packet::Ip;
 use cofi_session::ThreadFlow;
+use core::mem::offset_of;
 use std::ffi::{CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -38,7 +40,7 @@ enum Source {
 /// What the source stands on.
 enum Base {
     Recording(#[expect(dead_code, reason = "it is kept")] Kept),
-    Bytes(#[expect(dead_code, reason = "they are kept")] Box<[u8]>),
+    Bytes(#[expect(dead_code, reason = "they are kept")] Bytes),
 }
 
 /// `cofi_flow`.
@@ -110,10 +112,9 @@ pub unsafe extern "C" fn cofi_flow_of_bytes(
         // SAFETY: as the caller says.
         let (data, out) = unsafe { (bytes(data, len)?, given_mut(out, "out")?) };
         let read = read.ok_or_else(|| invalid("read is null"))?;
-        let data: Box<[u8]> = data.into();
-        let all: *const [u8] = &raw const *data;
-        // SAFETY: the slice lies on the heap, where it stays when the box moves; it is not written to, and it is freed after the decoder, which alone has this reference.
-        let all: &'static [u8] = unsafe { &*all };
+        let data = Bytes::new(data.into());
+        // SAFETY: they are dropped after the decoder, which alone uses them.
+        let all = unsafe { data.forever() };
         let decoder = FlowDecoder::new(all, Callers { read, context }, FlowConfig::default());
         hand_out(Flow::new(Source::Bare(decoder), Base::Bytes(data)), out);
         Ok(())
@@ -232,7 +233,7 @@ impl Flow {
         &mut self,
         batch: &mut Batch<T>,
         add: impl Fn(&mut Batch<T>, &Block<'_>),
-        out: &mut Happening,
+        out: &Place<Happening>,
     ) -> Result<(), Status> {
         if self.is_over {
             return Err(Status::End);
@@ -259,12 +260,13 @@ impl Flow {
             Err(payload) => {
                 self.is_over = true;
                 return Err(match payload.is::<Stop>() {
-                    true => Status::Stopped,
+                    true => because(Status::Stopped, "the caller's function asked for it"),
                     false => because(Status::Failed, "an error of the library itself"),
                 });
             }
         };
-        self.tell(&item, out);
+        let told = self.tell(&item);
+        out.store(told);
         Ok(())
     }
 
@@ -276,15 +278,23 @@ impl Flow {
         at
     }
 
-    fn tell(&mut self, item: &Item, out: &mut Happening) {
+    fn tell(&mut self, item: &Item) -> Happening {
         self.fields.clear();
         self.texts.clear();
-        out.offset = match &self.source {
+        let offset = match &self.source {
             Source::Thread(flow) => flow.offset().0,
             Source::Bare(decoder) => decoder.offset().0,
         };
-        out.instructions = self.instructions;
-        out.text = std::ptr::null();
+        let mut out = Happening {
+            size: 0,
+            kind: 0,
+            name: std::ptr::null(),
+            text: std::ptr::null(),
+            offset,
+            instructions: self.instructions,
+            fields: std::ptr::null(),
+            field_count: 0,
+        };
         match item {
             Item::Event(event) => {
                 out.kind = if matches!(event, Event::Overflow { .. }) {
@@ -333,6 +343,7 @@ impl Flow {
             Item::Insn(_) => out.kind = 0,
         }
         (out.fields, out.field_count) = (self.fields.as_ptr(), self.fields.len());
+        out
     }
 }
 
@@ -349,7 +360,7 @@ pub unsafe extern "C" fn cofi_flow_blocks(
 ) -> Status {
     guarded(|| {
         // SAFETY: as the caller says.
-        let (flow, out) = unsafe { (given_mut(flow, "flow")?, sized(out, "item")?) };
+        let (flow, out) = unsafe { (given_mut(flow, "flow")?, Place::of(out, "item")?) };
         let mut batch = Batch::new(visit, context)?;
         let add = |batch: &mut Batch<Piece>, block: &Block<'_>| {
             let Some(last) = block.last().or_else(|| block.iter().last()) else {
@@ -365,7 +376,7 @@ pub unsafe extern "C" fn cofi_flow_blocks(
                 reserved: 0,
             });
         };
-        flow.run(&mut batch, add, out)
+        flow.run(&mut batch, add, &out)
     })
 }
 
@@ -382,7 +393,7 @@ pub unsafe extern "C" fn cofi_flow_instructions(
 ) -> Status {
     guarded(|| {
         // SAFETY: as the caller says.
-        let (flow, out) = unsafe { (given_mut(flow, "flow")?, sized(out, "item")?) };
+        let (flow, out) = unsafe { (given_mut(flow, "flow")?, Place::of(out, "item")?) };
         let mut batch = Batch::new(visit, context)?;
         let add = |batch: &mut Batch<Insn>, block: &Block<'_>| {
             block.for_each(|insn| {
@@ -395,7 +406,7 @@ pub unsafe extern "C" fn cofi_flow_instructions(
                 });
             });
         };
-        flow.run(&mut batch, add, out)
+        flow.run(&mut batch, add, &out)
     })
 }
 
@@ -413,13 +424,39 @@ pub extern "C" fn cofi_class_name(class: u8) -> *const c_char {
     name.map_or(std::ptr::null(), |name| name.as_ptr())
 }
 
-/// Sizes of the structures that cofi.h declares, for who compares.
+// SAFETY: numbers and pointers.
+unsafe impl Growing for Happening {
+    const FIRST: usize = 56;
+}
+
+/// Sizes and members' places, for who compares with cofi.h.
 #[must_use]
-pub const fn sizes() -> [usize; 4] {
-    [
+pub fn layout() -> Vec<usize> {
+    vec![
         size_of::<Piece>(),
+        offset_of!(Piece, ip),
+        offset_of!(Piece, end),
+        offset_of!(Piece, offset),
+        offset_of!(Piece, instructions),
+        offset_of!(Piece, class),
+        offset_of!(Piece, mode),
         size_of::<Insn>(),
+        offset_of!(Insn, ip),
+        offset_of!(Insn, length),
+        offset_of!(Insn, class),
+        offset_of!(Insn, mode),
         size_of::<FieldValue>(),
+        offset_of!(FieldValue, name),
+        offset_of!(FieldValue, text),
+        offset_of!(FieldValue, value),
+        offset_of!(FieldValue, is_known),
         size_of::<Happening>(),
+        offset_of!(Happening, kind),
+        offset_of!(Happening, name),
+        offset_of!(Happening, text),
+        offset_of!(Happening, offset),
+        offset_of!(Happening, instructions),
+        offset_of!(Happening, fields),
+        offset_of!(Happening, field_count),
     ]
 }

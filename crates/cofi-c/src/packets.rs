@@ -1,9 +1,12 @@
 //! Packets: bytes to packets, and text to bytes.
 
-use crate::status::{Status, bytes, given_mut, guarded, hand_out, invalid, sized, take_back, text};
+use crate::status::{
+    Growing, Place, Status, bytes, given_mut, guarded, hand_out, invalid, take_back, text,
+};
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::{Mode, Rtit};
 use cofi_packet::{Assembler, Format, Listing, Packets, StreamOffset, extent};
+use core::mem::offset_of;
 use std::convert::Infallible;
 use std::ffi::{CString, c_char};
 
@@ -21,6 +24,24 @@ pub struct Packet {
     pub len: u64,
     /// Its text.
     pub text: *const c_char,
+}
+
+// SAFETY: numbers and a pointer.
+unsafe impl Growing for Packet {
+    const FIRST: usize = 32;
+}
+
+/// Where the members are, for who compares with cofi.h.
+#[must_use]
+pub const fn layout() -> [usize; 6] {
+    [
+        size_of::<Packet>(),
+        offset_of!(Packet, size),
+        offset_of!(Packet, is_error),
+        offset_of!(Packet, offset),
+        offset_of!(Packet, len),
+        offset_of!(Packet, text),
+    ]
 }
 
 /// `cofi_packets`.
@@ -122,13 +143,16 @@ pub unsafe extern "C" fn cofi_packets_new(
 pub unsafe extern "C" fn cofi_packets_next(list: *mut List, out: *mut Packet) -> Status {
     guarded(|| {
         // SAFETY: as the caller says.
-        let (list, out) = unsafe { (given_mut(list, "packets")?, sized(out, "packet")?) };
+        let (list, out) = unsafe { (given_mut(list, "packets")?, Place::of(out, "packet")?) };
         let (offset, len, text, is_error) = list.items.next().ok_or(Status::End)?;
         list.text = CString::new(text).unwrap_or_default();
-        out.is_error = is_error.into();
-        out.offset = offset;
-        out.len = len as u64;
-        out.text = list.text.as_ptr();
+        out.store(Packet {
+            size: 0,
+            is_error: is_error.into(),
+            offset,
+            len: len as u64,
+            text: list.text.as_ptr(),
+        });
         Ok(())
     })
 }

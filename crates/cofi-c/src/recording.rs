@@ -1,10 +1,12 @@
 //! Recordings: perf.data, or bare packets.
 
 use crate::status::{
-    Status, because, given, given_mut, guarded, hand_out, invalid, sized, take_back, text,
+    Growing, Kept as Bytes, Place, Status, because, given, given_mut, guarded, hand_out, invalid,
+    take_back, text,
 };
 use cofi_image::{ElfSpec, RawSpec};
 use cofi_session::{Recording, Session, SessionOptions, Stream, TraceFormat};
+use core::mem::offset_of;
 use std::ffi::{CString, c_char};
 use std::fmt::Display;
 use std::str::FromStr;
@@ -14,8 +16,7 @@ use std::sync::Arc;
 struct Owner {
     // Dropped before the bytes.
     session: Session<'static>,
-    /// Never touched after the session was made.
-    _bytes: Box<[u8]>,
+    _bytes: Bytes,
     names: Vec<CString>,
     missing: Vec<CString>,
 }
@@ -132,10 +133,9 @@ fn open(
     bytes: Vec<u8>,
     options: &SessionOptions,
 ) -> Result<Arc<Owner>, cofi_session::SessionError> {
-    let bytes = bytes.into_boxed_slice();
-    let all: *const [u8] = &raw const *bytes;
-    // SAFETY: the slice lies on the heap, where it stays when the box moves; it is not written to, and it is freed after the session, which alone has this reference.
-    let all: &'static [u8] = unsafe { &*all };
+    let bytes = Bytes::new(bytes.into_boxed_slice());
+    // SAFETY: they are dropped after the session, which alone uses them.
+    let all = unsafe { bytes.forever() };
     let session = Session::new(all, options)?;
     let names = session.streams().iter();
     let names = names.map(|stream| c_string(stream.comm().unwrap_or_default()));
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn cofi_recording_missing(
 #[repr(C)]
 pub struct Thread {
     size: u32,
-    is_processor: u32,
+    kind: u32,
     tid: u32,
     cpu: u32,
     pid: u32,
@@ -213,21 +213,51 @@ pub unsafe extern "C" fn cofi_recording_thread(
 ) -> Status {
     guarded(|| {
         // SAFETY: as the caller says.
-        let (opened, out) = unsafe { (given(recording, "recording")?, sized(out, "thread")?) };
+        let (opened, out) = unsafe { (given(recording, "recording")?, Place::of(out, "thread")?) };
         let owner = opened.keep(index)?.owner;
         let stream = &owner.session.streams()[index];
         let key = stream.key();
-        out.is_processor = key.tid().is_none().into();
-        (out.tid, out.cpu) = (key.tid().unwrap_or(0), key.cpu().unwrap_or(0));
-        out.pid = key.tid().map_or(0, |_| stream.task().pid);
-        out.name = owner.names[index].as_ptr();
-        (out.data, out.len) = (stream.bytes().as_ptr(), stream.bytes().len() as u64);
+        out.store(Thread {
+            size: 0,
+            kind: match (key.tid(), key.cpu()) {
+                (Some(_), _) => 0,
+                (None, Some(_)) => 1,
+                (None, None) => 2,
+            },
+            tid: key.tid().unwrap_or(0),
+            cpu: key.cpu().unwrap_or(0),
+            pid: key.tid().map_or(0, |_| stream.task().pid),
+            reserved: 0,
+            name: owner.names[index].as_ptr(),
+            data: stream.bytes().as_ptr(),
+            len: stream.bytes().len() as u64,
+        });
         Ok(())
     })
 }
 
-/// Sizes of the structures that cofi.h declares, for who compares.
-#[must_use]
-pub const fn sizes() -> [usize; 1] {
-    [size_of::<Thread>()]
+// SAFETY: numbers and pointers.
+unsafe impl Growing for Thread {
+    const FIRST: usize = 48;
 }
+
+/// Sizes and members' places, for who compares with cofi.h.
+#[must_use]
+pub const fn layout() -> [usize; 8] {
+    [
+        size_of::<Thread>(),
+        offset_of!(Thread, kind),
+        offset_of!(Thread, tid),
+        offset_of!(Thread, cpu),
+        offset_of!(Thread, pid),
+        offset_of!(Thread, name),
+        offset_of!(Thread, data),
+        offset_of!(Thread, len),
+    ]
+}
+
+/// Several threads may use a recording.
+const _: fn() = || {
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<Opened>();
+};

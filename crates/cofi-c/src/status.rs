@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::fmt::Display;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 
 /// `cofi_status`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,24 +70,102 @@ pub(crate) unsafe fn given_mut<'a, T>(pointer: *mut T, name: &str) -> Result<&'a
     unsafe { pointer.as_mut() }.ok_or_else(|| invalid(format_args!("{name} is null")))
 }
 
-/// A structure that begins with its own size, as the caller knows it: an older caller's is shorter.
+/// A structure of cofi.h that begins with its own size, as the caller knows it. It may grow at its end: who was compiled before that knows less of it.
 ///
 /// # Safety
-/// As [`given_mut`], and so many bytes are there as the structure says.
-pub(crate) unsafe fn sized<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, Status> {
+/// It is `repr(C)`, begins with a `u32`, and all zeros is a value of it.
+pub(crate) unsafe trait Growing: Sized {
+    /// Its size when it was first published.
+    const FIRST: usize;
+}
+
+/// How much of it the caller has.
+unsafe fn known<T: Growing>(pointer: *const T, name: &str) -> Result<usize, Status> {
     if pointer.is_null() {
         return Err(invalid(format_args!("{name} is null")));
     }
     // SAFETY: it begins with a 32-bit number, which is all that is looked at before its size is known.
-    let size = unsafe { pointer.cast::<u32>().read() };
-    if (size as usize) < size_of::<T>() {
+    let size = unsafe { pointer.cast::<u32>().read() } as usize;
+    if size < T::FIRST {
         return Err(invalid(format_args!(
-            "{name}.size is {size}, and must be sizeof: {} here",
-            size_of::<T>()
+            "{name}.size is {size}, and must be sizeof: {} at least",
+            T::FIRST
         )));
     }
+    Ok(size.min(size_of::<T>()))
+}
+
+/// What the caller gives; what it does not know of is 0.
+///
+/// # Safety
+/// The pointer is null, or so many bytes are there as the structure says, which nobody changes meanwhile.
+pub(crate) unsafe fn taken<T: Growing>(pointer: *const T, name: &str) -> Result<T, Status> {
     // SAFETY: as the caller says.
-    unsafe { given_mut(pointer, name) }
+    let len = unsafe { known(pointer, name)? };
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: so much is there, and there is room for it; all zeros is a value, says the trait.
+    unsafe {
+        core::ptr::copy_nonoverlapping(pointer.cast::<u8>(), value.as_mut_ptr().cast(), len);
+        Ok(value.assume_init())
+    }
+}
+
+/// A place for what the caller is given: as much of it as it knows.
+pub(crate) struct Place<T> {
+    at: *mut T,
+    len: usize,
+}
+
+impl<T: Growing> Place<T> {
+    /// # Safety
+    /// The pointer is null, or so many bytes are there as the structure says, which nobody else uses as long as the place is.
+    pub(crate) unsafe fn of(at: *mut T, name: &str) -> Result<Self, Status> {
+        // SAFETY: as the caller says.
+        let len = unsafe { known(at, name)? };
+        Ok(Self { at, len })
+    }
+
+    /// Stores it, but for the size, which is the caller's.
+    pub(crate) fn store(&self, value: T) {
+        let begin = size_of::<u32>();
+        let from = (&raw const value).cast::<u8>();
+        // SAFETY: there is room for so much, says `of`, and the value is at least as long.
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                from.add(begin),
+                self.at.cast::<u8>().add(begin),
+                self.len - begin,
+            );
+        }
+    }
+}
+
+/// Bytes that stay where they are until this is dropped, for who borrows them for longer than Rust can see.
+pub(crate) struct Kept(NonNull<[u8]>);
+
+// SAFETY: they are owned, and nobody writes to them.
+unsafe impl Send for Kept {}
+// SAFETY: as above.
+unsafe impl Sync for Kept {}
+
+impl Kept {
+    pub(crate) fn new(bytes: Box<[u8]>) -> Self {
+        Self(NonNull::from(Box::leak(bytes)))
+    }
+
+    /// # Safety
+    /// They are not used any more when this is dropped.
+    pub(crate) unsafe fn forever(&self) -> &'static [u8] {
+        // SAFETY: they are there until the drop, which comes after their use, says the caller.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // SAFETY: it came out of a box, and goes back once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
 }
 
 /// Bytes; null is none.

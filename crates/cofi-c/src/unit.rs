@@ -2,7 +2,8 @@
 
 use crate::packets::fill;
 use crate::status::{
-    Status, because, bytes, given, given_mut, guarded, hand_out, invalid, sized, take_back, text,
+    Growing, Status, because, bytes, given, given_mut, guarded, hand_out, invalid, take_back,
+    taken, text,
 };
 use cofi_packet::intel::{CState, Payload, WakeReason};
 use cofi_packet::{ExecMode, Ip};
@@ -10,6 +11,7 @@ use cofi_unit::{
     At, Branch, Capabilities, Client, Clock, Context, CpuidLeaf, Destination, Event, Fault,
     Generation, Implementation, Mwait, PhysAddr, Ptwrite, Retired, Rsm, Sleep, Unit,
 };
+use core::mem::offset_of;
 use std::ffi::{c_char, c_void};
 
 /// `cofi_client`.
@@ -93,6 +95,24 @@ impl Owned {
     }
 }
 
+// SAFETY: numbers, pointers, and functions that may be null.
+unsafe impl Growing for Callbacks {
+    const FIRST: usize = 48;
+}
+
+// SAFETY: numbers.
+unsafe impl Growing for Happening {
+    const FIRST: usize = 72;
+}
+
+/// Whether what is reserved is 0, so that it may get a meaning.
+fn zero(are_zero: &[bool], name: &str) -> Result<(), Status> {
+    match are_zero.iter().all(|is_zero| *is_zero) {
+        true => Ok(()),
+        false => Err(invalid(format_args!("{name}.reserved is not 0"))),
+    }
+}
+
 /// `cofi_context`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -119,6 +139,7 @@ impl State {
                 )));
             }
         };
+        zero(&[self.reserved == [0; 3]], "context")?;
         if self.cpl > 3 {
             return Err(invalid(format_args!(
                 "cpl is {}, and must be 0 to 3",
@@ -190,10 +211,11 @@ unsafe fn processor(
 }
 
 /// # Safety
-/// As `sized`, of memory that is only read.
+/// As `taken`.
 unsafe fn callbacks(client: *const Callbacks) -> Result<Callbacks, Status> {
-    // SAFETY: as the caller says; nothing is written to it.
-    let client = *unsafe { sized(client.cast_mut(), "client")? };
+    // SAFETY: as the caller says.
+    let client = unsafe { taken(client, "client")? };
+    zero(&[client.reserved == 0], "client")?;
     if client.now.is_none() || client.store.is_none() {
         return Err(invalid("client.now or client.store is null"));
     }
@@ -577,9 +599,8 @@ impl Happening {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cofi_unit_event(unit: *mut Owned, event: *const Happening) -> Status {
     guarded(|| {
-        // SAFETY: as the caller says; nothing is written to the event.
-        let (owned, event) =
-            unsafe { (given_mut(unit, "unit")?, sized(event.cast_mut(), "event")?) };
+        // SAFETY: as the caller says.
+        let (owned, event) = unsafe { (given_mut(unit, "unit")?, taken(event, "event")?) };
         let event = event.event()?;
         let (unit, mut world) = owned.parts()?;
         unit.event(&mut world, event);
@@ -645,13 +666,40 @@ pub unsafe extern "C" fn cofi_unit_rsm(
     })
 }
 
-/// Sizes of the structures that cofi.h declares, for who compares.
+/// Sizes and members' places, for who compares with cofi.h.
 #[must_use]
-pub const fn sizes() -> [usize; 4] {
-    [
+pub fn layout() -> Vec<usize> {
+    vec![
         size_of::<Callbacks>(),
+        offset_of!(Callbacks, context),
+        offset_of!(Callbacks, now),
+        offset_of!(Callbacks, store),
+        offset_of!(Callbacks, load),
+        offset_of!(Callbacks, topa_pmi),
         size_of::<State>(),
+        offset_of!(State, cr3),
+        offset_of!(State, cs_base),
+        offset_of!(State, mode),
+        offset_of!(State, cpl),
+        offset_of!(State, pae),
+        offset_of!(State, interrupt_flag),
+        offset_of!(State, in_tx),
         size_of::<Place>(),
+        offset_of!(Place, ip),
+        offset_of!(Place, next),
         size_of::<Happening>(),
+        offset_of!(Happening, kind),
+        offset_of!(Happening, at),
+        offset_of!(Happening, to),
+        offset_of!(Happening, state),
+        offset_of!(Happening, value),
+        offset_of!(Happening, vector),
+        offset_of!(Happening, flag),
+        offset_of!(Happening, c_state),
+        offset_of!(Happening, sub_state),
+        offset_of!(Happening, deepest),
+        offset_of!(Happening, hints),
+        offset_of!(Happening, ext),
+        offset_of!(Happening, reason),
     ]
 }

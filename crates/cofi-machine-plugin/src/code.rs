@@ -226,6 +226,7 @@ impl NearEnd {
 /// A block of code: first what each run of it asks for. Blocks that were translated one after the other lie together, two in a line of the processor's cache: beside a
 /// program that needs the cache itself, each line less is worth more than any instruction less.
 #[derive(Debug)]
+#[repr(C, align(32))]
 pub(crate) struct Code {
     /// The two words of a [`NearEnd`], if it is known that there is one; otherwise the second is 0.
     near_end: [AtomicU64; 2],
@@ -245,6 +246,8 @@ struct Body {
     ends_far: bool,
     steps: OnceLock<Steps>,
 }
+
+const _: () = assert!(size_of::<Code>() == 32);
 
 static NO_BODY: Body = Body {
     bytes: &[],

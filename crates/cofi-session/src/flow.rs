@@ -76,7 +76,10 @@ pub struct ThreadFlow<'s> {
 
 impl Drop for ThreadFlow<'_> {
     fn drop(&mut self) {
-        self.caches.put(self.decoder.take_code_cache());
+        // One that was left in the middle of its work may have half-made parts, which nobody else is to use.
+        if !std::thread::panicking() {
+            self.caches.put(self.decoder.take_code_cache());
+        }
     }
 }
 

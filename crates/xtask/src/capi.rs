@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -52,9 +52,7 @@ pub(crate) fn install(root: &Path, into: &Path, prefix: &str) -> Result<()> {
             .arg(format!("-Clink-arg=-Wl,-soname,{SONAME}"))
             .current_dir(root),
     )?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
-    let built = |name: &str| target.join("release").join(name);
+    let built = |name: &str| target(root).join("release").join(name);
     let shared = lib.join(format!("libcofi.so.{version}"));
     tool(
         Command::new("strip")
@@ -86,6 +84,12 @@ pub(crate) fn install(root: &Path, into: &Path, prefix: &str) -> Result<()> {
         ),
     )?;
     Ok(())
+}
+
+/// Where cargo, which runs in `root`, builds.
+pub(crate) fn target(root: &Path) -> PathBuf {
+    let named = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    root.join(named)
 }
 
 /// The workspace's version.

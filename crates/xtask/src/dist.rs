@@ -88,9 +88,7 @@ impl Dist {
                 .args(["build", "--quiet", "--profile", "dist", "--package", "cofi"])
                 .current_dir(&self.root),
         )?;
-        let target = std::env::var_os("CARGO_TARGET_DIR");
-        let target = target.map_or_else(|| self.root.join("target"), PathBuf::from);
-        let built = target.join("dist/cofi");
+        let built = capi::target(&self.root).join("dist/cofi");
         let program = tree.join("usr/bin/cofi");
         folder_of(&program)?;
         let debug = self.into.join(format!("cofi-{}.debug", self.version));
@@ -138,6 +136,7 @@ impl Dist {
 
     /// For systems that have no packages of Debian's: to be unpacked in /, or elsewhere.
     fn archive(&self, tree: &Path) -> Result<PathBuf> {
+        readable(tree)?;
         let name = format!("cofi-{}-x86_64-linux-gnu.tar.gz", self.version);
         let archive = self.into.join(name);
         tool(

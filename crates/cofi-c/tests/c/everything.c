@@ -87,7 +87,9 @@ static cofi_unit *new_unit(struct machine *machine) {
 }
 
 /* Of what a unit sends, the decoder makes what it was told. */
-static void law(void) {
+static void recordings(const char *folder, const struct machine *machine, const struct seen *wanted);
+
+static void law(const char *folder) {
     static struct machine machine;
     static struct seen wanted, found;
     cofi_unit *unit = new_unit(&machine);
@@ -156,9 +158,11 @@ static void law(void) {
     CHECK(cofi_flow_of_bytes(machine.memory, machine.len, read_code, NULL, &flow) == COFI_OK);
     while ((status = cofi_flow_instructions(flow, on_insns, &stopped, &item)) == COFI_OK)
         ;
-    CHECK(status == COFI_STOPPED);
+    CHECK(status == COFI_STOPPED && strstr(cofi_last_error(), "asked"));
     CHECK(cofi_flow_instructions(flow, on_insns, &stopped, &item) == COFI_END);
     cofi_flow_free(flow);
+
+    recordings(folder, &machine, &wanted);
 
     /* Spoilt in the middle: that is a gap. */
     memset(machine.memory + 24, 0xff, 4);
@@ -216,6 +220,9 @@ static void unit(void) {
     }
     CHECK(cofi_unit_event(unit, &event) == COFI_INVALID);
     event.kind = COFI_FAR_BRANCH;
+    event.context.reserved[1] = 1;
+    CHECK(cofi_unit_event(unit, &event) == COFI_INVALID && strstr(cofi_last_error(), "reserved"));
+    event.context.reserved[1] = 0;
     event.context.mode = 48;
     CHECK(cofi_unit_event(unit, &event) == COFI_INVALID);
     event.size = 8;
@@ -233,25 +240,40 @@ static void unit(void) {
     cofi_unit_free(unit);
 }
 
-static void recordings(const char *path) {
+static void write_file(const char *path, const void *bytes, size_t len) {
+    FILE *file = fopen(path, "wb");
+    CHECK(file && fwrite(bytes, 1, len, file) == len && !fclose(file));
+}
+
+/* The same as files, as a recording of bare packets. */
+static void recordings(const char *folder, const struct machine *machine, const struct seen *wanted) {
     cofi_recording *recording = NULL;
     CHECK(cofi_recording_open("no such file", NULL, NULL, NULL, &recording) == COFI_UNREADABLE);
     CHECK(strstr(cofi_last_error(), "no such file"));
-    if (!path)
-        return;
+    char path[4096], code[4096], spec[4200];
+    snprintf(path, sizeof path, "%s/x.pt", folder);
+    snprintf(code, sizeof code, "%s/code", folder);
+    snprintf(spec, sizeof spec, "%s:%#llx", code, (unsigned long long)BASE);
+    write_file(path, machine->memory, machine->len);
+    write_file(code, CODE, sizeof CODE);
+    const char *const none[] = {"no address", NULL}, *const raw[] = {spec, NULL};
     CHECK(cofi_recording_open(path, "nonsense", NULL, NULL, &recording) == COFI_INVALID);
-    static const char *const RAW[] = {"no address", NULL};
-    CHECK(cofi_recording_open(path, NULL, NULL, RAW, &recording) == COFI_INVALID);
-    CHECK(cofi_recording_open(path, NULL, NULL, NULL, &recording) == COFI_OK);
+    CHECK(cofi_recording_open(path, NULL, NULL, none, &recording) == COFI_INVALID);
+    CHECK(cofi_recording_open(path, "pt", NULL, raw, &recording) == COFI_OK);
     CHECK(cofi_recording_threads(recording) == 1 && !cofi_recording_missing(recording, 0));
     cofi_thread thread = {.size = sizeof thread};
     CHECK(cofi_recording_thread(recording, 1, &thread) == COFI_INVALID);
-    CHECK(cofi_recording_thread(recording, 0, &thread) == COFI_OK && thread.tid && thread.len > 16 && *thread.name);
-    cofi_packets *list;
-    CHECK(cofi_packets_new(thread.data, thread.len, COFI_PT, &list) == COFI_OK);
-    cofi_packet packet = {.size = sizeof packet};
-    CHECK(cofi_packets_next(list, &packet) == COFI_OK && !strcmp(packet.text, "psb"));
-    cofi_packets_free(list);
+    CHECK(cofi_recording_thread(recording, 0, &thread) == COFI_OK && thread.size == sizeof thread);
+    CHECK(thread.kind == COFI_BARE && !thread.tid && thread.len == machine->len && !*thread.name);
+    CHECK(!memcmp(thread.data, machine->memory, machine->len));
+    /* A caller that knows less of the structure, and one that knows more. */
+    struct {
+        cofi_thread thread;
+        uint64_t more;
+    } larger = {.thread.size = sizeof larger, .more = 7};
+    CHECK(cofi_recording_thread(recording, 0, &larger.thread) == COFI_OK && larger.thread.len == machine->len && larger.more == 7);
+    thread.size = sizeof thread - 1;
+    CHECK(cofi_recording_thread(recording, 0, &thread) == COFI_INVALID);
     cofi_flow *flow;
     CHECK(cofi_flow_of_thread(recording, 5, &flow) == COFI_INVALID);
     CHECK(cofi_flow_of_thread(recording, 0, &flow) == COFI_OK);
@@ -260,11 +282,10 @@ static void recordings(const char *path) {
     static struct seen seen;
     cofi_item item = {.size = sizeof item};
     cofi_status status;
-    while ((status = cofi_flow_blocks(flow, on_blocks, &seen, &item)) == COFI_OK)
+    while ((status = cofi_flow_instructions(flow, on_insns, &seen, &item)) == COFI_OK)
         CHECK(item.kind == COFI_EVENT);
-    CHECK(status == COFI_END);
+    CHECK(status == COFI_END && seen.count == wanted->count && !memcmp(seen.ips, wanted->ips, seen.count * sizeof *seen.ips));
     cofi_flow_free(flow);
-    printf("%zu\n", seen.instructions);
 }
 
 /* Nothing of it crashes. */
@@ -310,7 +331,7 @@ int main(int argc, char **argv) {
     null();
     packets();
     unit();
-    law();
-    recordings(argc > 1 ? argv[1] : NULL);
+    CHECK(argc == 2);
+    law(argv[1]);
     return 0;
 }
