@@ -12,6 +12,7 @@ pub(crate) struct TimedPackets<'s>(Reader<'s>);
 #[derive(Clone, Debug)]
 enum Reader<'s> {
     Pt {
+        bytes: &'s [u8],
         packets: intel::Packets<'s>,
         tracker: TimeTracker,
         /// What was taken since the last packet that may tell something.
@@ -40,6 +41,39 @@ impl Quiet {
             intel::Kind::Tnt8 => self.tnt,
             intel::Kind::Tip => self.tip,
             _ => false,
+        }
+    }
+
+    /// Skips packets that tell nothing more, of those that begin at `most` or before.
+    fn skip<'s>(self, bytes: &'s [u8], packets: &mut intel::Packets<'s>, most: StreamOffset) {
+        // Within a block of PEBS records bytes mean something else.
+        if packets.context() != Default::default() {
+            return;
+        }
+        let begin = packets.offset();
+        let mut at = begin.0 as usize;
+        let end = bytes.len().min(most.0.saturating_add(1) as usize);
+        while at < end {
+            let len = match bytes[at] {
+                byte if byte & 1 == 0 && byte > 2 && self.tnt => 1,
+                // By how many bytes of the address are there.
+                byte if byte & 0x1f == 0x0d && self.tip => match byte >> 5 {
+                    0 => 1,
+                    1 => 3,
+                    2 => 5,
+                    3 | 4 => 7,
+                    6 => 9,
+                    _ => break,
+                },
+                _ => break,
+            };
+            if at + len > bytes.len() {
+                break;
+            }
+            at += len;
+        }
+        if at > begin.0 as usize {
+            *packets = intel::Packets::starting_at(bytes, StreamOffset(at as u64));
         }
     }
 
@@ -73,6 +107,7 @@ impl<'s> TimedPackets<'s> {
     pub(crate) fn new(bytes: &'s [u8], start: StreamOffset, config: &FlowConfig) -> Self {
         Self(match config.format {
             TraceFormat::IntelPt => Reader::Pt {
+                bytes,
                 packets: intel::Packets::starting_at(bytes, start),
                 tracker: TimeTracker::new(config),
                 quiet: Quiet::default(),
@@ -99,6 +134,7 @@ impl<'s> TimedPackets<'s> {
                 packets,
                 tracker,
                 quiet,
+                ..
             } => match packets.next() {
                 Some(Ok(located)) => {
                     let packet = located.packet();
@@ -130,6 +166,7 @@ impl<'s> TimedPackets<'s> {
     /// Takes the packets that begin at `offset` or before, and those behind them that tell nothing more. Bytes that form none are skipped.
     pub(crate) fn take_through(&mut self, offset: StreamOffset) {
         let Reader::Pt {
+            bytes,
             packets,
             tracker,
             quiet,
@@ -154,16 +191,11 @@ impl<'s> TimedPackets<'s> {
                 Some(Err(_)) => {}
                 None => return,
             }
+            quiet.skip(bytes, packets, offset);
         }
         // Most packets are such, and most questions are of the next one.
         let most = StreamOffset(offset.0.saturating_add(AHEAD));
-        while packets.offset() <= most {
-            let mut next = packets.clone();
-            match next.next() {
-                Some(Ok(located)) if quiet.holds(located.raw.kind()) => *packets = next,
-                _ => return,
-            }
-        }
+        quiet.skip(bytes, packets, most);
     }
 
     /// The estimated time, if packets have told one.
@@ -341,11 +373,11 @@ mod tests {
     /// What is left out tells nothing: the time at each place is that of all packets up to it, wherever was asked before.
     #[test]
     fn the_time_is_that_of_all_packets() {
-        // TNTs, TIPs without an address, CYCs, MTCs, TSCs and an OVF, in many orders.
+        // TNTs, TIPs without an address and with one, CYCs, MTCs, TSCs and an OVF, in many orders.
         let packets: [&[u8]; 8] = [
             &[0x06],
             &[0x0d],
-            &[0x0d],
+            &[0x2d, 0x59, 0x11],
             &[0x04],
             &[0x2b],
             &[0x59, 0x11],

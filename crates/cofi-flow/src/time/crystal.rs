@@ -9,6 +9,9 @@ pub(super) struct Clock {
     denominator: u64,
     /// An MTC packet comes every so many ticks, as a power of two.
     mtc_freq: u32,
+    /// What follows from these, as there are many MTC packets and divisions take long: [`slop`](Self::slop) and [`period`](Self::period).
+    slop: u64,
+    period: u64,
 }
 
 /// How crystal clock and TSC are aligned: from a TMA packet, or as good as known without.
@@ -27,17 +30,28 @@ pub(super) struct Crystal {
 
 impl Clock {
     pub(super) fn new((numerator, denominator): (u32, u32), mtc_freq: u8) -> Self {
-        Self {
+        let slop = denominator == 0 || !numerator.is_multiple_of(denominator);
+        let mut this = Self {
             numerator: numerator.into(),
             denominator: denominator.into(),
             mtc_freq: u32::from(mtc_freq.min(15)),
+            slop: slop.into(),
+            period: u64::MAX,
+        };
+        if let Some(period) = this.tsc(1 << this.mtc_freq) {
+            this.period = period + this.slop;
         }
+        this
     }
 
     /// TSC ticks in so many ticks of the crystal clock, rounded down; `None` if the rate is unknown or they are too many.
     pub(super) fn tsc(self, ticks: u64) -> Option<u64> {
         if self.numerator == 0 || self.denominator == 0 {
             return None;
+        }
+        // A division of 128 bits takes many times as long, and there is one for each MTC packet.
+        if let Some(product) = ticks.checked_mul(self.numerator) {
+            return Some(product / self.denominator);
         }
         let tsc = u128::from(ticks) * u128::from(self.numerator) / u128::from(self.denominator);
         u64::try_from(tsc).ok()
@@ -48,19 +62,21 @@ impl Clock {
         if self.numerator == 0 {
             return 0;
         }
+        if let Some(product) = tsc.checked_mul(self.denominator) {
+            return product / self.numerator;
+        }
         let ticks = u128::from(tsc) * u128::from(self.denominator) / u128::from(self.numerator);
         u64::try_from(ticks).unwrap_or(u64::MAX)
     }
 
     /// What a computed edge may be off by.
-    fn slop(self) -> u64 {
-        u64::from(self.denominator == 0 || !self.numerator.is_multiple_of(self.denominator))
+    const fn slop(self) -> u64 {
+        self.slop
     }
 
     /// TSC ticks from one MTC to the next, rounded up.
-    pub(super) fn period(self) -> u64 {
-        self.tsc(1 << self.mtc_freq)
-            .map_or(u64::MAX, |period| period + self.slop())
+    pub(super) const fn period(self) -> u64 {
+        self.period
     }
 
     /// TSC ticks in which the payload of MTC packets goes round.
