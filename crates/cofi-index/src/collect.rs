@@ -13,6 +13,9 @@ use crate::row::{Bins, FunctionNumber, Knot, NO_FUNCTION};
 use crate::stacks::Stacks;
 use crate::sums::{ChunkSums, FunctionSum};
 
+/// At first, a bin has so many instructions, as a power of two.
+const FIRST_SHIFT: u32 = 8;
+
 /// An open call.
 #[derive(Clone, Copy, Debug)]
 struct Open {
@@ -27,6 +30,8 @@ struct Counted {
     own: u64,
     total: u64,
     calls: u64,
+    /// The instructions in the bin at hand.
+    in_bin: u64,
     /// How many calls of it are open, and since when, of those that count.
     open: u32,
     since: u64,
@@ -50,9 +55,11 @@ pub(crate) struct Collector {
     ahead: u64,
     /// The place up to which what ran was counted.
     at: u64,
-    /// The bin at hand, and what ran in it by function.
+    /// The bin at hand, where it ends, what ran in it, and in which functions.
     bin: u64,
-    in_bin: Vec<(FunctionNumber, u64)>,
+    bin_end: u64,
+    in_bin: u64,
+    of_bin: Vec<FunctionNumber>,
     /// The least distance of knots.
     between_knots: u64,
 }
@@ -68,7 +75,7 @@ impl Collector {
             timeline,
             kept: KeptCalls::new(),
             bins: Bins {
-                shift: 8,
+                shift: FIRST_SHIFT,
                 ..Bins::default()
             },
             knots: Vec::new(),
@@ -79,7 +86,9 @@ impl Collector {
             ahead: 0,
             at: 0,
             bin: 0,
-            in_bin: Vec::new(),
+            bin_end: 1 << FIRST_SHIFT,
+            in_bin: 0,
+            of_bin: Vec::new(),
             between_knots: 1 << 8,
         }
     }
@@ -127,46 +136,49 @@ impl Collector {
             return;
         }
         let function = self.open.last().map_or(NO_FUNCTION, |open| open.function);
-        if function != NO_FUNCTION {
-            let ran = at - self.at;
-            self.counted(function).own += ran;
+        while at >= self.bin_end {
+            self.fill(function, self.bin_end - self.at);
+            self.at = self.bin_end;
+            self.end_bin();
         }
-        let end = (self.bin + 1) << self.bins.shift;
-        if at < end {
+        if at > self.at {
             self.fill(function, at - self.at);
-        } else {
-            self.fill_bins(function, at);
+            self.at = at;
         }
-        self.at = at;
     }
 
     #[inline]
     fn fill(&mut self, function: FunctionNumber, ran: u64) {
-        match self.in_bin.iter_mut().find(|(known, _)| *known == function) {
-            Some((_, sum)) => *sum += ran,
-            None => self.in_bin.push((function, ran)),
+        self.in_bin += ran;
+        if function != NO_FUNCTION {
+            let counted = self.counted(function);
+            counted.own += ran;
+            let is_first = counted.in_bin == 0;
+            counted.in_bin += ran;
+            if is_first {
+                self.of_bin.push(function);
+            }
         }
     }
 
     #[cold]
-    fn fill_bins(&mut self, function: FunctionNumber, at: u64) {
-        let mut from = self.at;
-        loop {
-            let end = (self.bin + 1) << self.bins.shift;
-            if at < end {
-                self.fill(function, at - from);
-                return;
-            }
-            self.fill(function, end - from);
-            from = end;
-            self.end_bin();
-        }
-    }
-
     fn end_bin(&mut self) {
-        let most = self.in_bin.iter().max_by_key(|(_, sum)| *sum).copied();
-        let (function, sum) = most.unwrap_or((NO_FUNCTION, 0));
-        self.in_bin.clear();
+        // Of functions that ran as much, the one that came last; code in no known call is one more.
+        let mut most = (NO_FUNCTION, 0);
+        let mut others = std::mem::take(&mut self.in_bin);
+        for function in self.of_bin.drain(..) {
+            if let Some(counted) = self.functions.get_mut(function as usize) {
+                let ran = std::mem::take(&mut counted.in_bin);
+                others -= ran;
+                if ran >= most.1 {
+                    most = (function, ran);
+                }
+            }
+        }
+        if others > most.1 {
+            most = (NO_FUNCTION, others);
+        }
+        let (function, sum) = most;
         self.bins
             .list
             .push((function, u32::try_from(sum).unwrap_or(u32::MAX)));
@@ -175,6 +187,7 @@ impl Collector {
             self.bins.halve();
             self.bin = self.bins.list.len() as u64;
         }
+        self.bin_end = (self.bin + 1) << self.bins.shift;
     }
 
     /// Notes the time at a place.
@@ -268,7 +281,7 @@ impl Collector {
 
     /// The stream ends.
     pub(crate) fn finish(&mut self) {
-        if !self.in_bin.is_empty() {
+        if self.in_bin > 0 {
             self.end_bin();
         }
         self.kept.finish();
