@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cofi_analysis::{
-    CallDictionary, CallNames, CallStates, CallTracer, CheckOptions, Chunk as FoundChunk, Gap,
-    survey,
+    CallDictionary, CallNames, CallSource, CallStates, CallTracer, CheckOptions,
+    Chunk as FoundChunk, FlowAhead, Gap, survey,
 };
 use cofi_packet::StreamOffset;
 use cofi_session::{Session, Stream};
@@ -18,6 +18,7 @@ use crate::collect::Collector;
 use crate::explore::EventKind;
 use crate::index::{FunctionInfo, Index};
 use crate::row::{Axis, Chunk, FunctionNumber, GapSpan, Knot, NO_FUNCTION, Row};
+use crate::sums::ChunkSums;
 
 /// How an index is built.
 #[derive(Clone, Copy, Debug)]
@@ -234,75 +235,158 @@ fn follow_all(
     (0..count).map(|number| results.remove(&number)).collect()
 }
 
-/// Follows the calls of a stream.
+/// A shorter stream is decoded by the thread that follows its calls.
+const AHEAD: u64 = 1 << 20;
+
+/// Follows the calls of a stream. Of a long one, another thread decodes ahead.
 fn follow<'s>(
     session: &'s Session<'_>,
     stream: &'s Stream<'s>,
-    mut row: Row,
+    row: Row,
     options: &IndexOptions,
     cancel: &AtomicBool,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Option<Built> {
-    let timeline = Timeline::new(session);
-    let mut collector = Collector::new(stream.task(), timeline);
-    let mut tracer = CallTracer::new(session, stream);
-    if options.inlined {
-        tracer = tracer.with_inlined();
-    }
-    let mut states = CallStates::default();
-    let (mut sums, mut waiting, mut told) = (Vec::new(), 0, Instant::now());
-    for number in 0..row.chunks.len() {
-        if cancel.load(Ordering::Relaxed) {
-            return None;
+    let parts: Vec<_> = (0..row.chunks.len())
+        .map(|number| row.bytes_of(number))
+        .map(|bytes| StreamOffset(bytes.start)..StreamOffset(bytes.end))
+        .collect();
+    let mut follower = Follower::new(session, stream, row, options);
+    if options.threads.get() == 1 || follower.row.bytes < AHEAD {
+        for (number, part) in parts.into_iter().enumerate() {
+            if cancel.load(Ordering::Relaxed) {
+                return None;
+            }
+            follower.part(number, &mut session.decode_within(stream, part), progress);
         }
-        let range = row.bytes_of(number);
+    } else {
+        std::thread::scope(|scope| {
+            let (mut flow, decoder) = FlowAhead::new();
+            let count = parts.len();
+            scope.spawn(move || decoder.run(session, stream, parts.into_iter()));
+            for number in 0..count {
+                if cancel.load(Ordering::Relaxed) {
+                    return None;
+                }
+                follower.part(number, &mut flow, progress);
+            }
+            Some(())
+        })?;
+    }
+    Some(follower.finish(stream))
+}
+
+/// What follows the calls of a stream, part by part.
+struct Follower<'s> {
+    row: Row,
+    timeline: Timeline,
+    collector: Collector,
+    tracer: CallTracer<'s>,
+    states: CallStates,
+    sums: Vec<ChunkSums>,
+    /// Bytes that were decoded since that was told, and when it was.
+    waiting: u64,
+    told: Instant,
+}
+
+impl<'s> Follower<'s> {
+    fn new(
+        session: &'s Session<'_>,
+        stream: &'s Stream<'s>,
+        row: Row,
+        options: &IndexOptions,
+    ) -> Self {
+        let timeline = Timeline::new(session);
+        let mut tracer = CallTracer::new(session, stream);
+        if options.inlined {
+            tracer = tracer.with_inlined();
+        }
+        Self {
+            row,
+            timeline,
+            collector: Collector::new(stream.task(), timeline),
+            tracer,
+            states: CallStates::default(),
+            sums: Vec::new(),
+            waiting: 0,
+            told: Instant::now(),
+        }
+    }
+
+    /// Takes the next part, which is this one.
+    fn part(
+        &mut self,
+        number: usize,
+        flow: &mut impl CallSource<'s>,
+        progress: &(dyn Fn(u64) + Sync),
+    ) {
+        let Self {
+            row,
+            timeline,
+            collector,
+            tracer,
+            ..
+        } = self;
         if number > 0 {
             tracer.go_on();
         }
-        let state = states.push(&tracer);
+        let state = self.states.push(tracer);
         if let Some(chunk) = row.chunks.get_mut(number) {
             chunk.state = state.map(|state| state as u32);
         }
-        let range = StreamOffset(range.start)..StreamOffset(range.end);
-        waiting += range.end.0.min(row.bytes) - range.start.0;
-        let mut flow = session.decode_within(stream, range);
-        collector.follow(&tracer);
-        while tracer.follow(&mut flow, &mut collector) {
-            collector.follow(&tracer);
+        let range = row.bytes_of(number);
+        let is_last = number + 1 == row.chunks.len();
+        self.waiting += range.end.min(row.bytes) - range.start;
+        collector.follow(tracer);
+        while tracer.follow(flow, collector) {
+            collector.follow(tracer);
         }
-        if number + 1 == row.chunks.len() {
-            tracer.finish(&mut collector);
+        if is_last {
+            tracer.finish(collector);
         }
-        let time = flow.time().map(|time| time.tsc);
+        let time = flow.end_time().map(|time| time.tsc);
         let time = time.and_then(|tsc| timeline.of(tsc));
-        sums.push(collector.end_chunk(tracer.instructions(), time));
-        if told.elapsed() >= OFTEN || number + 1 == row.chunks.len() {
-            progress(waiting);
-            (waiting, told) = (0, Instant::now());
+        self.sums
+            .push(collector.end_chunk(tracer.instructions(), time));
+        if self.told.elapsed() >= OFTEN || is_last {
+            progress(self.waiting);
+            (self.waiting, self.told) = (0, Instant::now());
         }
     }
-    collector.finish();
-    let names = tracer.names();
-    let functions = functions(names, &collector);
-    let addresses = ids(names).map(|id| names.address(id)).collect();
-    row.calls = collector.calls;
-    (row.bins, row.kept, row.sums) = (collector.bins, collector.kept, sums);
-    if !collector.knots.is_empty() {
-        row.knots = collector.knots;
-        row.begin = row.knots.first().map(|knot| knot.time);
-        row.end = row.knots.last().map(|knot| knot.time);
+
+    /// All parts were taken.
+    fn finish(self, stream: &Stream<'_>) -> Built {
+        let Self {
+            mut row,
+            mut collector,
+            tracer,
+            states,
+            sums,
+            ..
+        } = self;
+        collector.finish();
+        let names = tracer.names();
+        let functions = functions(names, &collector);
+        let addresses = ids(names).map(|id| names.address(id)).collect();
+        row.calls = collector.calls;
+        (row.bins, row.kept, row.sums) = (collector.bins, collector.kept, sums);
+        if !collector.knots.is_empty() {
+            row.knots = collector.knots;
+            row.begin = row.knots.first().map(|knot| knot.time);
+            row.end = row.knots.last().map(|knot| knot.time);
+        }
+        for signal in stream.signals() {
+            let at = row.at(Axis::Offset, signal.offset.0);
+            row.bins.note_event(at, EventKind::Signal.bit());
+        }
+        Built {
+            row,
+            functions,
+            addresses,
+            dictionary: tracer.dictionary(),
+            states,
+        }
     }
-    for signal in stream.signals() {
-        let at = row.at(Axis::Offset, signal.offset.0);
-        row.bins.note_event(at, EventKind::Signal.bit());
-    }
-    Some(Built {
-        row,
-        functions,
-        addresses,
-        dictionary: tracer.dictionary(),
-        states,
-    })
 }
 
 fn ids(names: &CallNames) -> impl Iterator<Item = cofi_analysis::FunctionId> {

@@ -10,12 +10,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use cofi_analysis::{Call, CallEnd, CallKind, CallNames, CallTracer, CallVisitor, RanBlock};
+use cofi_analysis::{
+    Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, FlowAhead, RanBlock,
+    SegmentStart, segments,
+};
+use cofi_flow::Event;
 use cofi_index::{
     Axis, EventKind, Explorer, Fingerprint, FunctionSum, Hit, Index, IndexError, IndexOptions,
     Step, Target,
 };
-use cofi_packet::Ip;
+use cofi_insn::Class;
+use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, SessionOptions};
 
 /// Calls of all kinds: nested, recursive, through pointers, inlined, out of a signal's handler, left by `longjmp`; in two threads.
@@ -139,6 +144,81 @@ fn with_session(data: &Path, test: impl FnOnce(&Session<'_>, &[u8])) {
     let bytes = std::fs::read(data).expect("the recording");
     let session = Session::new(&bytes, &SessionOptions::beside(data)).expect("a session");
     test(&session, &bytes);
+}
+
+/// All that a visitor is told who wants no blocks.
+#[derive(Default)]
+struct Told(Vec<String>);
+
+impl CallVisitor for Told {
+    fn enter(&mut self, call: &Call, names: &CallNames) {
+        let name = names.describe(call.function);
+        self.0.push(format!("{call:?} {name}"));
+    }
+    fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
+        self.0.push(format!("{call:?} {end:?}"));
+    }
+    fn event(&mut self, event: &Event, at: &CallMoment, offset: StreamOffset, by: Option<Class>) {
+        self.0.push(format!("{event:?} {at:?} {offset:?} {by:?}"));
+    }
+}
+
+/// However little is kept of paths, who follows a flow that another thread decodes is told what the flow itself tells.
+#[test]
+fn a_flow_decoded_ahead_tells_the_same_calls() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let mut most_parts = 0;
+        for stream in session.streams() {
+            let size = NonZeroUsize::MIN;
+            let parts = segments(session, stream, size, SegmentStart::Traced);
+            most_parts = most_parts.max(parts.len());
+            let mut wanted = Told::default();
+            let mut tracer = CallTracer::new(session, stream).with_inlined();
+            for (number, part) in parts.iter().enumerate() {
+                if number > 0 {
+                    tracer.go_on();
+                }
+                let mut flow = session.decode_within(stream, part.clone());
+                while tracer.follow(&mut flow, &mut wanted) {}
+            }
+            tracer.finish(&mut wanted);
+            assert!(wanted.0.len() > 1000);
+            for most in [1, 500, usize::MAX] {
+                let mut found = Told::default();
+                let mut tracer = CallTracer::new(session, stream).with_inlined();
+                std::thread::scope(|scope| {
+                    let (mut flow, decoder) = FlowAhead::keeping(most);
+                    let ahead = parts.clone().into_iter();
+                    scope.spawn(move || decoder.run(session, stream, ahead));
+                    for number in 0..parts.len() {
+                        if number > 0 {
+                            tracer.go_on();
+                        }
+                        while tracer.follow(&mut flow, &mut found) {}
+                    }
+                });
+                tracer.finish(&mut found);
+                assert!(
+                    found.0 == wanted.0,
+                    "{most}: {:?}",
+                    found.0.iter().zip(&wanted.0).find(|(a, b)| a != b)
+                );
+            }
+            // Who has enough ends the other thread.
+            std::thread::scope(|scope| {
+                let (mut flow, decoder) = FlowAhead::new();
+                let ahead = parts.clone().into_iter();
+                scope.spawn(move || decoder.run(session, stream, ahead));
+                let mut tracer = CallTracer::new(session, stream);
+                tracer.follow(&mut flow, &mut Told::default());
+            });
+        }
+        assert!(most_parts > 2);
+    });
 }
 
 /// Ranges of all lengths, spread over so many places.

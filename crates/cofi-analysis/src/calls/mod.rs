@@ -15,6 +15,7 @@
 //!
 //! [`CallsInOrder`] puts finished calls back in the order in which they began.
 
+mod ahead;
 mod by_task;
 mod clock;
 mod ends;
@@ -27,6 +28,7 @@ mod ran;
 mod rules;
 mod saved;
 mod shapes;
+mod source;
 mod stack;
 mod switch;
 mod thread;
@@ -42,11 +44,13 @@ use cofi_session::Task;
 
 use crate::gap::GapCause;
 
+pub use ahead::{AheadDecoder, FlowAhead};
 pub use by_task::ByTask;
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
 pub use names::CallNames;
 pub use ran::{RanBlock, RanPath};
 pub use saved::{CallDictionary, CallStates};
+pub use source::CallSource;
 pub use tracer::CallTracer;
 
 /// A file without a name, for what waits in such numbers that memory is not to hold it.

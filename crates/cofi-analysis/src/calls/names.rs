@@ -53,12 +53,12 @@ impl SavedNames {
 
 /// What the reconstruction has to know of a function by its name.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
-struct Traits {
-    saves_jump: bool,
+pub(crate) struct Traits {
+    pub(crate) saves_jump: bool,
     starts_program: bool,
-    throws: bool,
-    go: Option<GoRole>,
-    thunk: Option<Thunk>,
+    pub(crate) throws: bool,
+    pub(crate) go: Option<GoRole>,
+    pub(crate) thunk: Option<Thunk>,
 }
 
 /// What stands in the kernel for an instruction of which the processor must not speculate.
@@ -217,7 +217,9 @@ impl CallNames {
         self.traits(function).thunk
     }
 
-    fn traits(&self, function: FunctionId) -> Traits {
+    /// All of that at once.
+    #[inline]
+    pub(crate) fn traits(&self, function: FunctionId) -> Traits {
         let traits = self.traits.get(function.0 as usize);
         traits.copied().unwrap_or_default()
     }

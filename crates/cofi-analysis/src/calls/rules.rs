@@ -78,11 +78,12 @@ impl Thread {
         let begin = self.now(around);
         let mut frame = self.frame((CallKind::Call, Some(by.from)), (to, at), depth, begin);
         frame.ret = Some(by.after);
-        frame.is_stub = Self::is_stub(at, around);
+        let traits = around.names.traits(at.function);
+        frame.is_stub = !at.is_named || traits.thunk == Some(Thunk::Indirect);
         frame.is_inner = is_within;
-        frame.saves = around.names.saves_jump(at.function);
-        frame.throws = around.names.throws(at.function);
-        frame.go = around.names.go_role(at.function);
+        frame.saves = traits.saves_jump;
+        frame.throws = traits.throws;
+        frame.go = traits.go;
         self.enter(frame, around);
     }
 

@@ -76,17 +76,20 @@ impl Stack {
         self.top().is_some_and(|top| top.returns_to(ip))
     }
 
+    #[inline]
     pub(crate) fn top(&self) -> Option<&Frame> {
         self.frames.last()
     }
 
     /// The innermost inlined function of the innermost call.
+    #[inline]
     pub(crate) fn inlined(&self) -> Option<&InlineFrame> {
         let inline = self.inlines.last()?;
         (inline.owner + 1 == self.frames.len()).then_some(inline)
     }
 
     /// The number of the innermost call, be it of an inlined function.
+    #[inline]
     pub(crate) fn innermost(&self) -> Option<i64> {
         let inlined = self.inlined().map(|inline| inline.call.number);
         inlined.or_else(|| Some(self.top()?.call.number))

@@ -165,6 +165,29 @@ impl Thread {
         self.last_ip = Some(shape.last_ip());
     }
 
+    /// Whether a path does nothing to the stack, and what it comes to if so: most only follow conditional branches.
+    #[inline]
+    pub(crate) fn passes(&mut self, (track, steps): (&Track, &[Step])) -> bool {
+        let goes_on = match &self.coming {
+            Coming::Straight => true,
+            Coming::By(by) => track.goes_on_from(by),
+            _ => false,
+        };
+        if !goes_on || !steps.is_empty() {
+            return false;
+        }
+        self.run_to_end(track, self.total);
+        true
+    }
+
+    /// A path has run that began after so many instructions.
+    #[inline]
+    fn run_to_end(&mut self, track: &Track, total: u64) {
+        self.total = total + u64::from(track.insns);
+        self.coming = track.end.map_or(Coming::Straight, Coming::By);
+        self.last_ip = Some(track.last_ip);
+    }
+
     /// The blocks of a path have run, of which the last packet is at `offset`. `around` has the packet before.
     pub(crate) fn path<V: CallVisitor>(
         &mut self,
@@ -189,9 +212,7 @@ impl Thread {
                 StepKind::Inline(ip, chain) => self.inline(*ip, *chain, inlines, around),
             }
         }
-        self.total = after(track.insns);
-        self.coming = track.end.map_or(Coming::Straight, Coming::By);
-        self.last_ip = Some(track.last_ip);
+        self.run_to_end(track, total);
     }
 
     /// Control follows a direct branch within a block.
@@ -295,6 +316,7 @@ impl Thread {
     }
 
     /// When it is, or was, if what happens now is told later than it was.
+    #[inline]
     pub(super) fn now<V>(&self, around: &mut Around<'_, '_, V>) -> CallMoment {
         self.moment.unwrap_or_else(|| around.moment(self.total))
     }
@@ -305,6 +327,7 @@ impl Thread {
     }
 
     /// Gives the innermost call what has run since this was done last.
+    #[inline]
     pub(super) fn count(&mut self) {
         let frames = self.stack.frames.len();
         match (self.stack.inlines.last_mut(), self.stack.frames.last_mut()) {
@@ -347,6 +370,7 @@ impl Thread {
         self.enter(frame, around);
     }
 
+    #[inline(always)]
     pub(super) fn frame(
         &self,
         (kind, from): (CallKind, Option<Ip>),
@@ -378,6 +402,7 @@ impl Thread {
     }
 
     /// A call on the stack in use, of which the function and the number are not known yet.
+    #[inline(always)]
     pub(super) fn call_of(
         &self,
         (kind, from): (CallKind, Option<Ip>),
@@ -399,7 +424,8 @@ impl Thread {
         }
     }
 
-    /// Opens a call.
+    /// Opens a call. (Inlined, as frames are large, and calls are many.)
+    #[inline(always)]
     pub(super) fn enter<V: CallVisitor>(
         &mut self,
         mut frame: Frame,
@@ -519,6 +545,7 @@ impl Thread {
         self.coming = Coming::Anew;
     }
 
+    #[inline]
     pub(super) fn depth(&self) -> i32 {
         let inlined = self.stack.inlined().map(|inline| inline.call.depth);
         let top = || self.stack.top().map(|top| top.call.depth);

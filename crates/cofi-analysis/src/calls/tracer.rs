@@ -13,6 +13,7 @@ use super::names::CallNames;
 use super::ran::{Content, RanBlock, RanPath};
 use super::saved::CallDictionary;
 use super::shapes::Shapes;
+use super::source::{CallSource, SourceBlock, SourcePath, Stand};
 use super::thread::{Around, Coming, Thread};
 use super::tracks::Tracks;
 use super::{CallMoment, CallVisitor, Left, OpenCall};
@@ -92,7 +93,7 @@ impl<'s> Code<'s> {
     /// So many distinct blocks are remembered.
     const MOST: usize = 1 << 18;
 
-    fn settle(&mut self, flow: &mut ThreadFlow<'s>) {
+    fn settle(&mut self, flow: &mut impl CallSource<'s>) {
         if self.now.is_some() {
             return;
         }
@@ -103,7 +104,9 @@ impl<'s> Code<'s> {
             self.tracks.clear();
             self.eras.clear();
         }
-        let view = flow.view();
+        let Some(view) = flow.view() else {
+            return;
+        };
         let era = (std::ptr::from_ref(view.space()).addr(), view.version());
         let next = self.eras.len() as u32;
         let number = *self.eras.entry(era).or_insert(next);
@@ -268,7 +271,11 @@ impl<'s> CallTracer<'s> {
     }
 
     /// Takes all blocks up to the next event or error, and that; `false` at the end of the flow.
-    pub fn follow(&mut self, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) -> bool {
+    pub fn follow(
+        &mut self,
+        flow: &mut impl CallSource<'s>,
+        visitor: &mut impl CallVisitor,
+    ) -> bool {
         self.code.settle(flow);
         self.arrive(visitor);
         let before = self.thread.total;
@@ -311,15 +318,17 @@ impl<'s> CallTracer<'s> {
                         len: known.0.insns as usize,
                     }))
             {
-                let mut around = Around {
-                    visitor: &mut *visitor,
-                    clock,
-                    names,
-                    pads,
-                    view: Some(view),
-                    offset: *offset,
-                };
-                thread.path(known, last, inlines, &mut around);
+                if !thread.passes(known) {
+                    let mut around = Around {
+                        visitor: &mut *visitor,
+                        clock,
+                        names,
+                        pads,
+                        view: Some(view),
+                        offset: *offset,
+                    };
+                    thread.path(known, last, inlines, &mut around);
+                }
                 *offset = known.0.offset(last);
                 return;
             }
@@ -329,16 +338,13 @@ impl<'s> CallTracer<'s> {
             path.for_each(|block| {
                 let (ip, len) = (block.ip(), block.len());
                 let number = index.number(code, ip, len as u32, || {
-                    let runs = block.runs();
-                    let runs = runs.map(|run| (run.ip(), run.len(), run.last()));
-                    let ips = block.iter().map(|insn| insn.ip);
                     let inlines = with_inlined.then_some(&mut *inlines);
-                    shapes.push(names, view, inlines, runs, ips)
+                    block.push_shape(shapes, names, view, inlines)
                 });
                 let Some((shape, hops)) = shapes.get(number) else {
                     return;
                 };
-                if wants_blocks {
+                if wants_blocks && let SourceBlock::Decoded(block) = block {
                     visitor.ran(&RanBlock {
                         number,
                         generation: *generation,
@@ -378,7 +384,8 @@ impl<'s> CallTracer<'s> {
         }
         match item {
             Some(item) => {
-                self.item(&item, flow, visitor);
+                let stand = flow.stand(self.is_processor);
+                self.item(&item, stand, visitor);
                 true
             }
             None => {
@@ -431,7 +438,10 @@ impl<'s> CallTracer<'s> {
             (Ok((.., offset)), Gate::Outside | Gate::End) => self.offset = *offset,
             (Err(_), Gate::Outside | Gate::End) => self.code.now = None,
             (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, &lens, ips, visitor),
-            (Err(item), Gate::Inside | Gate::Last) => self.item(item, flow, visitor),
+            (Err(item), Gate::Inside | Gate::Last) => {
+                let stand = flow.stand(self.is_processor);
+                self.item(item, stand, visitor);
+            }
         }
         self.lens = lens;
         Some(said)
@@ -491,12 +501,12 @@ impl<'s> CallTracer<'s> {
         self.offset = offset;
     }
 
-    /// Takes an event or error.
-    fn item(&mut self, item: &Item, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) {
-        self.offset = self.offset.max(flow.offset());
+    /// Takes an event or error, behind which the flow stands there.
+    fn item(&mut self, item: &Item, stand: Stand, visitor: &mut impl CallVisitor) {
+        self.offset = self.offset.max(stand.offset);
         self.code.now = None;
-        if self.is_processor {
-            self.follow_task(flow);
+        if let Some(task) = stand.task {
+            self.follow_task(task);
         }
         match item {
             Item::Insn(_) => {}
@@ -509,7 +519,7 @@ impl<'s> CallTracer<'s> {
                 if !(self.is_continued && matches!(event, Event::Enabled { .. })) {
                     visitor.event(event, &moment, self.offset, by);
                 }
-                self.event(event, flow, visitor);
+                self.event(event, stand.settled, visitor);
             }
         }
     }
@@ -546,7 +556,7 @@ impl<'s> CallTracer<'s> {
         }
     }
 
-    fn event(&mut self, event: &Event, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) {
+    fn event(&mut self, event: &Event, offset: StreamOffset, visitor: &mut impl CallVisitor) {
         let last = self.thread.last();
         match *event {
             Event::Enabled { .. } if self.is_continued => self.is_continued = false,
@@ -580,7 +590,7 @@ impl<'s> CallTracer<'s> {
                 };
             }
             Event::Enabled { ip, .. } => {
-                self.take_signals(flow.offset());
+                self.take_signals(offset);
                 let told = self.tells_signals.then_some(self.thread.signals);
                 if let Some((coming, at)) = self.thread.off_at.take() {
                     if at == ip {
@@ -619,8 +629,7 @@ impl<'s> CallTracer<'s> {
     }
 
     /// In a processor's stream, another thread may run.
-    fn follow_task(&mut self, flow: &mut ThreadFlow<'s>) {
-        let task = flow.task();
+    fn follow_task(&mut self, task: Task) {
         if task == self.task {
             return;
         }
