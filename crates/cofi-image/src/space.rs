@@ -30,8 +30,27 @@ pub struct AddressSpace {
     /// State before the change of index `CHECKPOINT * i`, from `i` = 0 (empty) on.
     checkpoints: Vec<Tree>,
     head: Tree,
+    /// Where code took the place of other code, or went.
+    replaced: Vec<(Version, CodeChange)>,
     kernel: Option<Arc<Kallsyms>>,
     generated: Option<Arc<PerfMap>>,
+}
+
+/// Where other code is in place than before, or none any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeChange {
+    /// The first address.
+    pub first: Ip,
+    /// The last one.
+    pub last: Ip,
+}
+
+impl CodeChange {
+    /// Whether all code changed: the process executes another program.
+    #[must_use]
+    pub const fn is_whole(&self) -> bool {
+        self.first.0 == 0 && self.last.0 == u64::MAX
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -122,6 +141,14 @@ impl AddressSpace {
         (view.read(Ip(start), &mut bytes) == len).then_some(bytes)
     }
 
+    /// Where code took the place of other code, or went, behind version `after` and up to `to`. Code where there was none is no such change.
+    pub fn replaced(&self, after: Version, to: Version) -> impl Iterator<Item = CodeChange> {
+        let first = self.replaced.partition_point(|(at, _)| *at <= after);
+        let all = self.replaced.iter().skip(first);
+        all.take_while(move |(at, _)| *at <= to)
+            .map(|(_, change)| *change)
+    }
+
     /// The version of the last change, if there was any.
     pub fn last_version(&self) -> Option<Version> {
         self.log.last().map(|(version, _)| *version)
@@ -183,6 +210,20 @@ impl AddressSpace {
         let at = self.last_version().map_or(at, |last| last.max(at));
         if self.log.len().is_multiple_of(CHECKPOINT) {
             self.checkpoints.push(self.head.clone());
+        }
+        let head = &self.head;
+        let (is_other, first, last) = match &change {
+            Change::Put(new) => {
+                let mut is_other = |old: &Region| !old.shows_the_same_as(new);
+                let is_other = head.any_within(new.start, new.last, &mut is_other);
+                (is_other, new.start, new.last)
+            }
+            Change::Clear { start, last } => (head.overlaps(*start, *last), *start, *last),
+            Change::Replace(_) => (head.overlaps(0, u64::MAX), 0, u64::MAX),
+        };
+        if is_other {
+            let (first, last) = (Ip(first), Ip(last));
+            self.replaced.push((at, CodeChange { first, last }));
         }
         change.apply(&mut self.head);
         self.log.push((at, change));
@@ -281,6 +322,12 @@ impl<'a> ImageView<'a> {
     /// The address space looked at.
     pub fn space(&self) -> &'a AddressSpace {
         self.own.space
+    }
+
+    /// All address spaces looked at: this one, and the kernel's.
+    pub fn spaces(&self) -> impl Iterator<Item = &'a AddressSpace> {
+        let kernel = self.kernel.as_ref().map(|kernel| kernel.space);
+        [self.own.space].into_iter().chain(kernel)
     }
 
     /// Looks at another version, later or earlier. Returns whether any mapping changed on the way, which is when

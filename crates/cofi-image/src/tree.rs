@@ -51,6 +51,12 @@ impl Region {
         }
     }
 
+    /// Whether it shows the same bytes as another one, where both are.
+    pub(crate) fn shows_the_same_as(&self, other: &Region) -> bool {
+        Arc::ptr_eq(&self.file, &other.file)
+            && self.start.wrapping_sub(self.offset) == other.start.wrapping_sub(other.offset)
+    }
+
     /// The part that is one address.
     pub(crate) fn only(&self, address: u64) -> Option<Region> {
         Some(Region {
@@ -122,6 +128,26 @@ impl Tree {
             }
         }
         false
+    }
+
+    /// Whether `is_it` holds of any region that holds an address from `start` to `last`.
+    pub(crate) fn any_within(
+        &self,
+        start: u64,
+        last: u64,
+        is_it: &mut impl FnMut(&Region) -> bool,
+    ) -> bool {
+        let Some(node) = &self.0 else {
+            return false;
+        };
+        let Region {
+            start: from,
+            last: to,
+            ..
+        } = node.region;
+        start < from && node.left.any_within(start, last, is_it)
+            || start <= to && last >= from && is_it(&node.region)
+            || last > to && node.right.any_within(start, last, is_it)
     }
 
     /// Puts `region` in, in place of whatever stood there.

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use cofi_image::{BuildId, CodeFile, FileStore, ImageError, Places};
+use cofi_image::{
+    AddressSpace, BuildId, CodeChange, CodeFile, FileStore, ImageError, Places, Version,
+};
 
 /// A folder with a program in it, built with the system's compiler.
 struct Built {
@@ -392,4 +394,45 @@ fn functions_and_stubs_have_ends() {
         stubs.push(name.to_owned());
     });
     assert!(stubs.iter().any(|name| name == "puts@plt"), "{stubs:?}");
+}
+
+/// Code that stands where other code stood has changed; code that is new has not, nor what shows the same bytes as before.
+#[test]
+fn changes_are_told_where_other_code_stood() {
+    let file = |byte: u8| CodeFile::from_bytes("code", vec![byte; 0x100]);
+    let (one, other) = (file(0x90), file(0xcc));
+    let mut space = AddressSpace::new();
+    space.map(0x1000, 0x100, &one, 0, Version(1));
+    space.map(0x2000, 0x100, &other, 0, Version(2));
+    // A part of what is there, as a loader maps it.
+    space.map(0x1040, 0x20, &one, 0x40, Version(3));
+    // The same file, elsewhere in it; other code, over both; what goes; all that goes.
+    space.map(0x1040, 0x20, &one, 0x50, Version(4));
+    space.map(0x10f0, 0x1000, &other, 0, Version(5));
+    space.unmap(0x2080, 0x10, Version(6));
+    space.unmap(0x3000, 0x10, Version(7));
+    space.clear(Version(8));
+    space.clear(Version(9));
+    let told = |after, to| -> Vec<(u64, u64)> {
+        let changes = space.replaced(Version(after), Version(to));
+        changes
+            .map(|change| (change.first.0, change.last.0))
+            .collect()
+    };
+    let all = [
+        (0x1040, 0x105f),
+        (0x10f0, 0x20ef),
+        (0x2080, 0x208f),
+        (0, u64::MAX),
+    ];
+    assert_eq!(told(0, 9), all);
+    assert_eq!(told(3, 5), all[..2]);
+    assert_eq!(told(4, 5), all[1..2]);
+    assert_eq!(told(6, 7), []);
+    let is_whole = |change: CodeChange| change.is_whole();
+    let whole: Vec<bool> = space
+        .replaced(Version(5), Version(9))
+        .map(is_whole)
+        .collect();
+    assert_eq!(whole, [false, true]);
 }

@@ -2,13 +2,14 @@
 
 use cofi_analysis::{Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor};
 use cofi_flow::Event;
+use cofi_image::CodeChange;
 use cofi_insn::Class;
 use cofi_packet::{StreamOffset, Tsc};
 use cofi_session::Task;
 
 use crate::calls::{KeptCall, KeptCalls, NO_TIME, kind_number, left_number};
 use crate::clock::Timeline;
-use crate::explore::kind_of;
+use crate::explore::{EventKind, kind_of};
 use crate::row::{Bins, FunctionNumber, Knot, NO_FUNCTION};
 use crate::stacks::Stacks;
 use crate::sums::{ChunkSums, FunctionSum};
@@ -361,5 +362,10 @@ impl CallVisitor for Collector {
         if let Some(kind) = kind_of(event, by) {
             self.bins.note_event(self.place(at), kind.bit());
         }
+    }
+
+    fn code_changed(&mut self, _: &CodeChange, at: &CallMoment, _: StreamOffset) {
+        let place = self.place(at);
+        self.bins.note_event(place, EventKind::Code.bit());
     }
 }

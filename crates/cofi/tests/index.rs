@@ -16,8 +16,8 @@ use cofi_analysis::{
 };
 use cofi_flow::Event;
 use cofi_index::{
-    Axis, EventKind, Explorer, Fingerprint, FunctionSum, Hit, Index, IndexError, IndexOptions,
-    Step, Target,
+    Axis, EventInfo, EventKind, Explorer, Fingerprint, FunctionSum, Hit, Index, IndexError,
+    IndexOptions, Step, Target,
 };
 use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset};
@@ -459,6 +459,63 @@ fn strips_show_where_events_were() {
         let bits = EventKind::Syscall.bit() | EventKind::Signal.bit() | EventKind::Tracing.bit();
         assert_eq!(kinds & bits, bits);
     });
+}
+
+/// Where a program changes code that it runs, its row has an event: in the picture of all of it, in lists of events, and among instructions.
+#[test]
+fn changes_of_code_are_events() {
+    if !has_qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for file in ["smc.c", "jit_rwx.c", "jit_wx.c"] {
+        let Some(program) = scratch.program(file, STATIC) else {
+            return;
+        };
+        let data = scratch.path("changes");
+        let mut command = cofi();
+        command.args(["record", "--engine", "qemu", "--config", "psb_period=0"]);
+        let ran = run(command.arg("-o").arg(&data).arg("--").arg(&program));
+        assert_eq!(ran.code(), 0, "{}", ran.stderr);
+        with_session(&data, |session, _| {
+            let index = Arc::new(index(session, 1));
+            let mut explorer = Explorer::new(session, index.clone());
+            let row = &index.rows()[0];
+            let bit = EventKind::Code.bit();
+            let all = row.strip(Axis::Instructions, &(0..row.insns), 5000);
+            assert!(all.iter().any(|bin| bin.events & bit != 0), "{file}");
+            let events = explorer.events(0, &(0..u64::MAX), 1 << 20);
+            let of_code = |event: &&EventInfo| event.kind == EventKind::Code;
+            let changes: Vec<&EventInfo> = events.list.iter().filter(of_code).collect();
+            assert!(changes.len() > 1, "{file}: {changes:?}");
+            for change in &changes {
+                assert!(change.text.starts_with("code changed at 0x"), "{change:?}");
+                // Whoever begins to decode just there knows it, too, and no more.
+                let here = explorer.events(0, &(change.at..change.at + 1), 1 << 20);
+                let here: Vec<&EventInfo> = here.list.iter().filter(of_code).collect();
+                let wanted = changes
+                    .iter()
+                    .filter(|other| other.at.abs_diff(change.at) <= 1);
+                let wanted: Vec<&EventInfo> = wanted
+                    .filter(|other| other.at >= change.at)
+                    .copied()
+                    .collect();
+                assert_eq!(here, wanted, "{file}");
+            }
+            // What runs from there on begins with the change.
+            let insns = explorer.instructions(0, &(changes[0].at..changes[0].at + 4));
+            let first = insns.first().expect("an instruction");
+            assert!(
+                first
+                    .events
+                    .iter()
+                    .any(|event| event.kind == EventKind::Code)
+            );
+            // Where code was mapped for the first time nothing changed.
+            let is_late = changes.iter().all(|change| change.at > 0);
+            assert!(is_late, "{file}: {changes:?}");
+        });
+    }
 }
 
 /// All rows are gone through in the order of time, forward and back.

@@ -37,7 +37,7 @@ mod tracks;
 mod undecided;
 
 use cofi_flow::Event;
-use cofi_image::ImageView;
+use cofi_image::{CodeChange, ImageView};
 use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::Task;
@@ -269,6 +269,12 @@ pub trait CallVisitor {
     /// Something happened between two instructions: when, which packet told last, and which instruction came before if it leads elsewhere.
     fn event(&mut self, event: &Event, at: &CallMoment, offset: StreamOffset, by: Option<Class>) {
         let _ = (event, at, offset, by);
+    }
+
+    /// Before what runs next, code took the place of other code, or went: a program changed what it had generated, or mapped something else there;
+    /// the kernel changed its own code.
+    fn code_changed(&mut self, change: &CodeChange, at: &CallMoment, offset: StreamOffset) {
+        let _ = (change, at, offset);
     }
 
     /// A part of the flow is missing: what ran is not known, nor which calls are open. They are left after this.

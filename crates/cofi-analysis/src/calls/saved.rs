@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use cofi_image::Version;
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::Task;
 use serde::{Deserialize, Serialize};
@@ -105,6 +106,8 @@ struct State {
     task: Task,
     offset: StreamOffset,
     instructions: u64,
+    /// The version of the code in place.
+    version: u64,
 }
 
 /// The open calls of a stream's threads at places of it that come one after the other.
@@ -163,6 +166,7 @@ impl CallStates {
             task: tracer.task,
             offset: tracer.offset,
             instructions: tracer.instructions,
+            version: tracer.version().0,
         });
         Some(self.states.len() - 1)
     }
@@ -317,7 +321,7 @@ impl CallStates {
             .unwrap_or_else(|| Thread::new(state.task));
         tracer.task = state.task;
         tracer.threads = threads;
-        tracer.stand_at(state.offset, state.instructions);
+        tracer.stand_at(state.offset, state.instructions, Version(state.version));
         true
     }
 

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 
 use cofi_flow::{Event, Executed, FlowConfig, FlowError, FlowErrorKind, Item, Part};
-use cofi_image::{ImageView, LandingPads, Version};
+use cofi_image::{AddressSpace, CodeChange, ImageView, LandingPads, Version};
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
+use rustc_hash::FxHashMap;
 
 use super::clock::StreamClock;
 use super::inlines::Inlines;
@@ -87,6 +88,11 @@ struct Code<'s> {
     inlines: Inlines,
     /// Inlined functions are wanted.
     with_inlined: bool,
+    /// Up to which version it was told of each address space, where code changed; of others, where one goes on from.
+    told: FxHashMap<usize, Version>,
+    since: Option<Version>,
+    /// The address space and the version at hand when that was done last.
+    last: (usize, Version),
 }
 
 impl<'s> Code<'s> {
@@ -107,11 +113,43 @@ impl<'s> Code<'s> {
         let Some(view) = flow.view() else {
             return;
         };
-        let era = (std::ptr::from_ref(view.space()).addr(), view.version());
+        let era = (address_of(view.space()), view.version());
         let next = self.eras.len() as u32;
         let number = *self.eras.entry(era).or_insert(next);
         self.now = Some((number, view.clone()));
     }
+
+    /// Where code changed since this was asked last, in the address spaces that were in place then.
+    fn changes(&mut self) -> Vec<CodeChange> {
+        let Some((_, view)) = &self.now else {
+            return Vec::new();
+        };
+        let now = (address_of(view.space()), view.version());
+        if now == self.last {
+            return Vec::new();
+        }
+        self.last = now;
+        let since = self.since.take().unwrap_or(now.1);
+        let mut changes = Vec::new();
+        for space in view.spaces() {
+            // A flow that begins at a PSB may stand before what was told already.
+            let known = self.told.entry(address_of(space)).or_insert(since);
+            changes.extend(space.replaced(*known, now.1));
+            *known = now.1.max(*known);
+        }
+        changes
+    }
+
+    /// What comes next has code of this version in place, or of a later one.
+    fn go_on_from(&mut self, version: Version) {
+        self.told.clear();
+        self.since = Some(version);
+    }
+}
+
+/// What tells address spaces apart.
+fn address_of(space: &AddressSpace) -> usize {
+    std::ptr::from_ref(space).addr()
 }
 
 /// Numbers code of a mode.
@@ -200,8 +238,9 @@ impl<'s> CallTracer<'s> {
     }
 
     /// What comes next stands behind the packet at `offset`, and so many instructions ran before it.
-    pub(super) fn stand_at(&mut self, offset: StreamOffset, instructions: u64) {
+    pub(super) fn stand_at(&mut self, offset: StreamOffset, instructions: u64, version: Version) {
         (self.offset, self.instructions) = (offset, instructions);
+        self.code.go_on_from(version);
         self.errors = None;
         self.code.now = None;
         self.is_continued = false;
@@ -277,6 +316,7 @@ impl<'s> CallTracer<'s> {
         visitor: &mut impl CallVisitor,
     ) -> bool {
         self.code.settle(flow);
+        self.tell_changes(visitor);
         self.arrive(visitor);
         let before = self.thread.total;
         let Self {
@@ -395,6 +435,26 @@ impl<'s> CallTracer<'s> {
         }
     }
 
+    /// Tells where code changed since something ran last.
+    fn tell_changes(&mut self, visitor: &mut impl CallVisitor) {
+        let changes = self.code.changes();
+        // What happens before anything ran changes nothing that did.
+        if changes.is_empty() || self.instructions == 0 {
+            return;
+        }
+        let (tsc, cycles) = self.clock.at(self.offset);
+        let insns = self.thread.total;
+        let moment = CallMoment { tsc, cycles, insns };
+        for change in &changes {
+            visitor.code_changed(change, &moment, self.offset);
+        }
+    }
+
+    /// The version of the code that was in place last.
+    pub(super) const fn version(&self) -> Version {
+        self.code.last.1
+    }
+
     /// Takes account of how control came to where tracing went off for the last time.
     fn arrive_at_end(&mut self, visitor: &mut impl CallVisitor) {
         self.thread.struck_at = self.thread.off_at.take();
@@ -411,6 +471,7 @@ impl<'s> CallTracer<'s> {
         visitor: &mut impl CallVisitor,
     ) -> Option<Gate> {
         self.code.settle(flow);
+        self.tell_changes(visitor);
         self.arrive(visitor);
         let (mut hits, mut ips) = (Vec::new(), Vec::new());
         let mut lens = std::mem::take(&mut self.lens);

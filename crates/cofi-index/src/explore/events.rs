@@ -4,6 +4,7 @@ use cofi_analysis::{
     Call, CallEnd, CallMoment, CallNames, CallTracer, CallVisitor, GapCause, OpenCall,
 };
 use cofi_flow::Event;
+use cofi_image::CodeChange;
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, StreamOffset};
 use cofi_session::{Signal, ThreadFlow};
@@ -38,6 +39,8 @@ pub enum EventKind {
     Power,
     /// Anything else.
     Other,
+    /// Other code is in place than before.
+    Code,
 }
 
 impl EventKind {
@@ -54,6 +57,7 @@ impl EventKind {
             Self::Ptwrite => "ptwrite",
             Self::Power => "power",
             Self::Other => "other",
+            Self::Code => "code",
         }
     }
 
@@ -145,6 +149,16 @@ const fn bits(mode: ExecMode) -> &'static str {
 
 const fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
+}
+
+/// What a change of code is called.
+pub(super) fn describe_change(change: &CodeChange) -> String {
+    if change.is_whole() {
+        return "another program".to_owned();
+    }
+    let len = u128::from(change.last.0 - change.first.0) + 1;
+    let bytes = if len == 1 { "byte" } else { "bytes" };
+    format!("code changed at {}, {len} {bytes}", change.first)
 }
 
 pub(crate) fn of_signal(row: &Row, signal: &Signal) -> EventInfo {
@@ -255,6 +269,16 @@ impl CallVisitor for Lister {
                 text,
             });
         }
+    }
+
+    fn code_changed(&mut self, change: &CodeChange, at: &CallMoment, offset: StreamOffset) {
+        self.add(EventInfo {
+            at: at.insns.wrapping_sub(self.ahead),
+            offset: offset.0,
+            time: at.tsc.and_then(|tsc| self.timeline.of(tsc)),
+            kind: EventKind::Code,
+            text: describe_change(change),
+        });
     }
 
     fn lost(&mut self, cause: GapCause, offset: StreamOffset) {

@@ -7,12 +7,12 @@ use cofi_analysis::{
     OpenCall, RanBlock,
 };
 use cofi_flow::Event;
-use cofi_image::{ImageView, Place, SourceLine, SourceLines};
+use cofi_image::{CodeChange, ImageView, Place, SourceLine, SourceLines};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Task, ThreadFlow};
 
-use super::events::{EventInfo, EventKind, describe};
+use super::events::{EventInfo, EventKind, describe, describe_change};
 use super::walk::Walker;
 use super::{Explorer, Places};
 use crate::clock::Timeline;
@@ -321,6 +321,17 @@ impl CallVisitor for Lister<'_> {
                 text,
             });
         }
+    }
+
+    fn code_changed(&mut self, change: &CodeChange, at: &CallMoment, offset: StreamOffset) {
+        let time = at.tsc.and_then(|tsc| self.timeline.of(tsc));
+        self.add(EventInfo {
+            at: at.insns.wrapping_sub(self.ahead),
+            offset: offset.0,
+            time,
+            kind: EventKind::Code,
+            text: describe_change(change),
+        });
     }
 
     fn lost(&mut self, cause: GapCause, offset: StreamOffset) {

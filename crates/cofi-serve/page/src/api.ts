@@ -36,6 +36,7 @@ export type Call = [number, number, number, number, number, number, number];
 /** `events`: index of a bin, and the bits of the kinds of what happened there. */
 export interface Strip { row: number; insns: number[]; functions: number[]; gaps: number[]; events: [number, number][] }
 export const SIGNAL = 1 << 2;
+export const CODE = 1 << 9;
 export interface Frame { function: number | null; kind: string; depth: number; begin: number; ip: string | null; source: Source }
 export interface Place {
   row: number; at: number; of: number; offset: number; time: [number, number] | null; tid: number; ip: string;

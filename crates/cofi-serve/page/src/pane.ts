@@ -1,11 +1,13 @@
 // A recording: its minimap, its rows and the calls of one row.
 
-import { type Axis, type Call, type Event, type FunctionRow, type Params, type Place, type Recording, type Row, SIGNAL, type Strip, ask, isAbort } from "./api.js";
+import { type Axis, CODE, type Call, type Event, type FunctionRow, type Params, type Place, type Recording, type Row, SIGNAL, type Strip, ask, isAbort } from "./api.js";
 import { count, el, time } from "./dom.js";
 import { CanvasPainter, type Colours, type Painter, SvgPainter, colourOf, colours } from "./paint.js";
 
 export const GUTTER = 148;
 const ROW = 24;
+/** How high the tick of a change of code is. */
+const CHANGE = 13;
 const LEVEL = 17;
 
 interface Range { from: number; to: number }
@@ -417,9 +419,11 @@ export class Pane {
       else if (strip && data) {
         const size = (strip.to - strip.from) / strip.bins;
         for (const [index, kinds] of data.events) {
-          const isSignal = (kinds & SIGNAL) !== 0;
           const x = this.#x(strip.from + index * size);
-          if (x >= GUTTER && x <= p.width) p.rect(x - 0.5, y, 1, isSignal ? ROW - 2 : 5, isSignal ? c.accent : c.faint);
+          if (x < GUTTER || x > p.width) continue;
+          p.rect(x - 0.5, y, 1, 5, c.faint);
+          if (kinds & CODE) p.rect(x - 0.5, y, 1, CHANGE, c.text);
+          if (kinds & SIGNAL) p.rect(x - 0.5, y, 1, ROW - 2, c.accent);
         }
       }
       p.rect(0, y, GUTTER, ROW - 1, number === this.row ? c.panel : c.back);
@@ -437,9 +441,10 @@ export class Pane {
     for (const { value, kind } of known.events) {
       if (value === null || value === undefined || kind === "gap") continue;
       const x = this.#x(value);
-      if (x < GUTTER || x > p.width || (x - last < 1 && kind !== "signal")) continue;
+      const height = kind === "signal" ? ROW - 2 : kind === "code" ? CHANGE : 6;
+      if (x < GUTTER || x > p.width || (x - last < 1 && height <= 6)) continue;
       last = x;
-      p.rect(x - 0.75, y, 1.5, kind === "signal" ? ROW - 2 : 6, kind === "signal" ? c.accent : c.text);
+      p.rect(x - 0.75, y, 1.5, height, kind === "signal" ? c.accent : c.text);
     }
   }
 
