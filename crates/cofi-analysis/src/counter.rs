@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cofi_flow::{Event, Executed, FlowError, FlowErrorKind, Item, Part, Run};
 use cofi_image::{ImageView, Version};
@@ -217,8 +218,16 @@ impl<'s> StreamCounter<'s> {
         }
     }
 
-    /// Decodes a segment and counts what ran.
-    pub(crate) fn count(&mut self, segment: &Segment<'s, '_>) -> StretchCount {
+    /// Decodes a segment and counts what ran; less, once `cancel` is set.
+    pub(crate) fn count(
+        &mut self,
+        segment: &Segment<'s, '_>,
+        cancel: Option<&AtomicBool>,
+    ) -> StretchCount {
+        let is_cancelled = || cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed));
+        if is_cancelled() {
+            return StretchCount::default();
+        }
         let (session, stream) = (self.session, segment.stream);
         let mut flow = match segment.is_first && segment.is_last {
             true => session.decode(stream),
@@ -236,7 +245,7 @@ impl<'s> StreamCounter<'s> {
                 counter.piece(&first, &mut flow);
             }
         }
-        while is_there {
+        while is_there && !is_cancelled() {
             is_there = counter.step(&mut flow);
         }
         if segment.is_last {

@@ -7,6 +7,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use cofi_flow::Part;
 use cofi_packet::{Ip, StreamOffset};
@@ -48,6 +50,7 @@ pub struct Tally {
     code: Option<CodeCounts>,
     /// Steps between blocks, and of which files, if they are wanted.
     edges: Option<(IsWanted, EdgeMap)>,
+    cancel: Option<Arc<AtomicBool>>,
 }
 
 impl Tally {
@@ -62,6 +65,13 @@ impl Tally {
     #[must_use]
     pub const fn with_segments(mut self, size: NonZeroUsize) -> Self {
         self.segment = Some(size);
+        self
+    }
+
+    /// Counting ends early once `cancel` is set: what was counted is then of no use.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: &Arc<AtomicBool>) -> Self {
+        self.cancel = Some(cancel.clone());
         self
     }
 
@@ -128,10 +138,12 @@ impl Tally {
         let segments: Vec<_> = segments.collect();
         let with_code = self.code.is_some();
         let of_edges = self.edges.as_ref().map(|(is_wanted, _)| *is_wanted);
+        let cancel = self.cancel.clone();
         let worker = || {
             let counter = StreamCounter::new(session).with_code(with_code);
             let mut counter = counter.with_edges(of_edges);
-            move |segment: &Segment<'s, 't>| counter.count(segment)
+            let cancel = cancel.clone();
+            move |segment: &Segment<'s, 't>| counter.count(segment, cancel.as_deref())
         };
         // The stream whose stretches come now, and what was counted of it.
         let mut last: Option<(usize, StretchCount)> = None;

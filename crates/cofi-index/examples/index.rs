@@ -70,19 +70,30 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             );
         }
         let begun = Instant::now();
-        let table = explorer.functions(&[(number, 1000..range.end.saturating_sub(1000))]);
+        let table =
+            explorer.functions(&[(number, 1000..range.end.saturating_sub(1000))], &|| false);
         println!(
             "row {number}: {} functions in {:?}",
             table.rows.len(),
             begun.elapsed()
         );
         let begun = Instant::now();
-        let merged = explorer.merged(&[(number, range.clone())]);
+        let merged = explorer.merged(&[(number, range.clone())], &|| false);
         println!(
             "row {number}: {} nodes in {:?}",
             merged.nodes.len(),
             begun.elapsed()
         );
+        for sum in table.rows.iter().take(2) {
+            let begun = Instant::now();
+            let code = explorer.code(sum.function, &[(number, range.clone())], &|| false);
+            println!(
+                "row {number}: {} instructions counted for one function, {} listed, in {:?}",
+                code.counted,
+                code.insns.len(),
+                begun.elapsed()
+            );
+        }
         for sum in table.rows.iter().take(5) {
             println!(
                 "    {sum:?} {}",

@@ -27,6 +27,6 @@ pub use explore::{
     StackFrame, Step, Target,
 };
 pub use index::{FunctionInfo, Index};
-pub use row::{Axis, FunctionNumber, GapSpan, Row, StripBin};
+pub use row::{Axis, FunctionNumber, GapSpan, Row, StripBin, StripSum};
 pub use store::{Fingerprint, IndexError, Origin};
 pub use sums::FunctionSum;

@@ -119,6 +119,27 @@ pub struct StripBin {
     pub events: u16,
 }
 
+/// Parts of several rows together, as a picture shows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StripSum {
+    /// How many instructions ran in each part.
+    pub insns: Vec<u64>,
+    /// Whether trace is missing there.
+    pub gaps: Vec<bool>,
+}
+
+impl StripSum {
+    /// Nothing yet, in so many parts.
+    #[must_use]
+    pub fn new(count: usize) -> Self {
+        Self {
+            insns: vec![0; count],
+            gaps: vec![false; count],
+        }
+    }
+}
+
 impl Row {
     /// So many gaps are listed.
     pub const GAPS: usize = 10_000;
@@ -211,14 +232,62 @@ impl Row {
     /// The parts of a range of an axis, `count` equal ones.
     #[must_use]
     pub fn strip(&self, axis: Axis, range: &Range<u64>, count: usize) -> Vec<StripBin> {
-        let len = range.end.saturating_sub(range.start);
+        let mut bins = vec![StripBin::default(); count];
+        self.each_bin(axis, range, count, |index, places| {
+            let (from, to) = (places.start, places.end);
+            if let Some(bin) = bins.get_mut(index) {
+                bin.insns = to - from;
+                bin.function = self.bins.most(from..to);
+                // What happened behind the last instruction, too.
+                bin.events = self.bins.events(from..to + u64::from(to == self.insns));
+            }
+        });
+        self.each_gap(axis, range, count, |index| {
+            if let Some(bin) = bins.get_mut(index) {
+                bin.has_gap = true;
+            }
+        });
+        bins
+    }
+
+    /// Adds how much ran in parts of a range of an axis, and where trace is missing.
+    pub fn add_to(&self, axis: Axis, range: &Range<u64>, sum: &mut StripSum) {
+        let count = sum.insns.len();
+        self.each_bin(axis, range, count, |index, places| {
+            if let Some(insns) = sum.insns.get_mut(index) {
+                *insns = insns.saturating_add(places.end - places.start);
+            }
+        });
+        self.each_gap(axis, range, count, |index| {
+            if let Some(has_gap) = sum.gaps.get_mut(index) {
+                *has_gap = true;
+            }
+        });
+    }
+
+    /// Shows the places of each of `count` equal parts of a range of an axis in which something ran.
+    fn each_bin(
+        &self,
+        axis: Axis,
+        range: &Range<u64>,
+        count: usize,
+        mut visit: impl FnMut(usize, Range<u64>),
+    ) {
+        let len = u128::from(range.end.saturating_sub(range.start));
         let own = self.range(axis).unwrap_or(0..0);
-        let edge = |index: usize| {
-            range.start + (u128::from(len) * index as u128 / count.max(1) as u128) as u64
+        let edge = |index: usize| range.start + (len * index as u128 / count.max(1) as u128) as u64;
+        let bin = |value: u64| match u128::from(value.saturating_sub(range.start)) {
+            ahead if len == 0 || ahead >= len => count,
+            ahead => (ahead * count as u128 / len) as usize,
         };
-        let mut bins = Vec::with_capacity(count);
+        // Before and behind these the row has nothing. Of the parts to which the same edges belong, one is as good as another.
+        let first = match len {
+            0 => 0,
+            _ => bin(own.start).saturating_sub(1),
+        };
+        let last = bin(own.end).saturating_add(2).min(count);
         let mut from = self.at(axis, range.start.max(own.start));
-        for index in 0..count {
+        for index in first..last {
             let (start, end) = (edge(index), edge(index + 1));
             let to = if end <= own.start {
                 from
@@ -226,40 +295,31 @@ impl Row {
                 self.at(axis, end)
             };
             let is_within = start < own.end.max(own.start + 1) && (end > own.start || start == end);
-            let insns = if is_within {
-                to.saturating_sub(from)
-            } else {
-                0
-            };
-            bins.push(StripBin {
-                insns,
-                function: (insns > 0).then(|| self.bins.most(from..to)).flatten(),
-                has_gap: false,
-                events: match insns {
-                    0 => 0,
-                    // What happened behind the last instruction, too.
-                    _ => self.bins.events(from..to + u64::from(to == self.insns)),
-                },
-            });
+            if is_within && to > from {
+                visit(index, from..to);
+            }
             from = to.max(from);
         }
-        if len > 0 {
-            for gap in &self.gaps {
-                let (from, to) = self.span(axis, gap);
-                let place = |value: u64| {
-                    (u128::from(value - range.start) * count as u128 / u128::from(len)) as usize
-                };
-                if to < range.start || from >= range.end {
-                    continue;
-                }
-                let first = place(from.max(range.start));
-                let last = place(to.min(range.end - 1)).max(first);
-                for bin in bins.iter_mut().take(last + 1).skip(first) {
-                    bin.has_gap = true;
-                }
-            }
+    }
+
+    /// Shows which of `count` equal parts of a range of an axis miss trace.
+    fn each_gap(&self, axis: Axis, range: &Range<u64>, count: usize, mut visit: impl FnMut(usize)) {
+        let len = range.end.saturating_sub(range.start);
+        if len == 0 {
+            return;
         }
-        bins
+        for gap in &self.gaps {
+            let (from, to) = self.span(axis, gap);
+            let place = |value: u64| {
+                (u128::from(value - range.start) * count as u128 / u128::from(len)) as usize
+            };
+            if to < range.start || from >= range.end {
+                continue;
+            }
+            let first = place(from.max(range.start));
+            let last = place(to.min(range.end - 1)).max(first);
+            (first..=last.min(count.saturating_sub(1))).for_each(&mut visit);
+        }
     }
 
     /// The part of an axis that a gap takes.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cofi_analysis::CallKind;
 use cofi_index::{
     Axis, EventInfo, Explorer, FlameCall, FunctionInfo, FunctionSum, Hit, Index, Places, Row, Step,
-    Target,
+    StripSum, Target,
 };
 use cofi_packet::Ip;
 use serde_json::{Value, json};
@@ -43,8 +43,8 @@ pub(crate) fn answer(
         let [a, b] = recordings else {
             return Err(ApiError::Unknown("there is one recording".to_owned()));
         };
-        let value = a.partings(|| partings(a.opened.session, b.opened.session));
-        return Ok(value);
+        let value = a.partings(|| partings(a.opened.session, b.opened.session, cancel));
+        return value.ok_or_else(gone);
     }
     let number = query.index("r", 0)?;
     let recording = recordings.get(number);
@@ -52,6 +52,9 @@ pub(crate) fn answer(
         recording.ok_or_else(|| ApiError::Unknown(format!("there is no recording {number}")))?;
     if name == "strip" {
         return strip(recording, &query);
+    }
+    if name == "sum" {
+        return sum(recording, &query, cancel);
     }
     let ready = match recording.state() {
         State::Ready(ready) => ready,
@@ -86,10 +89,15 @@ pub(crate) fn answer(
         _ => return Err(ApiError::Unknown(format!("there is no question {name:?}"))),
     };
     let answer = ready.pool.ask(move |explorer| match asked.is_gone() {
-        true => Err(ApiError::NotReady("nobody waits for the answer".to_owned())),
+        true => Err(gone()),
         false => question(&asked, explorer),
     });
     answer.unwrap_or_else(|| Err(ApiError::NotReady("nobody answers any more".to_owned())))
+}
+
+/// What is not read by anybody.
+fn gone() -> ApiError {
+    ApiError::NotReady("nobody waits for the answer".to_owned())
 }
 
 fn row_json(row: &Row, start: u64) -> Value {
@@ -242,6 +250,33 @@ fn strip(recording: &Recording, query: &Query) -> Answer {
     }
 }
 
+/// What ran in all rows together.
+fn sum(recording: &Recording, query: &Query, cancel: &AtomicBool) -> Answer {
+    let with = |all: &[Row]| {
+        let axis = axis(query)?;
+        let range = range(query, axis, start_of(all))?;
+        let bins = query.number_or("bins", 1000)?.clamp(1, BINS) as usize;
+        let rows = rows(query, all.len())?;
+        let mut sum = StripSum::new(bins);
+        for number in rows {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(gone());
+            }
+            all[number].add_to(axis, &range, &mut sum);
+        }
+        let gaps = sum.gaps.iter().enumerate().filter(|(_, has)| **has);
+        Ok(json!({
+            "insns": sum.insns,
+            "gaps": gaps.map(|(index, _)| index).collect::<Vec<_>>(),
+        }))
+    };
+    match recording.state() {
+        State::Ready(ready) => with(ready.index.rows()),
+        State::Building(partial) => with(&partial.rows),
+        State::Failed(error) => Err(ApiError::NotReady(error)),
+    }
+}
+
 /// A question about a recording whose index is there.
 struct Asked {
     query: Query,
@@ -353,7 +388,7 @@ impl Asked {
     }
 
     fn table(&self, explorer: &mut Explorer<'_>) -> Answer {
-        let table = explorer.functions(&self.ranges()?);
+        let table = explorer.functions(&self.ranges()?, &|| self.is_gone());
         Ok(json!({
             "insns": table.instructions,
             "functions": sums(&table.rows),
@@ -362,7 +397,7 @@ impl Asked {
     }
 
     fn merged(&self, explorer: &mut Explorer<'_>) -> Answer {
-        let merged = explorer.merged(&self.ranges()?);
+        let merged = explorer.merged(&self.ranges()?, &|| self.is_gone());
         // Nodes too small to be seen are left out, and with them what lies within.
         let least = merged.nodes.first().map_or(0, |root| root.total) / 4000;
         let mut numbers = vec![None; merged.nodes.len()];
@@ -388,7 +423,7 @@ impl Asked {
 
     fn neighbours(&self, explorer: &mut Explorer<'_>) -> Answer {
         let function = self.function()?;
-        let found = explorer.neighbours(function, &self.ranges()?);
+        let found = explorer.neighbours(function, &self.ranges()?, &|| self.is_gone());
         Ok(json!({
             "callers": sums(&found.callers),
             "callees": sums(&found.callees),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use cofi_index::{ExplorerPool, Index, IndexOptions, Origin, Partial};
 use cofi_session::Session;
@@ -46,8 +46,8 @@ pub(crate) struct Ready {
 pub struct Recording {
     pub(crate) opened: Opened,
     state: RwLock<State>,
-    /// Where it and the other recording part, once that was asked for.
-    partings: OnceLock<Value>,
+    /// Where it and the other recording part, once that was asked for and answered.
+    partings: Mutex<Option<Value>>,
 }
 
 impl Recording {
@@ -63,7 +63,7 @@ impl Recording {
         let recording = Arc::new(Self {
             opened,
             state: RwLock::new(State::Building(Arc::default())),
-            partings: OnceLock::new(),
+            partings: Mutex::new(None),
         });
         let built = recording.clone();
         let thread = std::thread::Builder::new().name("index".to_owned());
@@ -98,9 +98,16 @@ impl Recording {
         });
     }
 
-    /// Where it and the other recording part: found once.
-    pub(crate) fn partings(&self, find: impl FnOnce() -> Value) -> Value {
-        self.partings.get_or_init(find).clone()
+    /// Where it and the other recording part: found once. Who asks meanwhile waits; who is gone by then finds nothing (none), and so it is found for
+    /// the next.
+    pub(crate) fn partings(&self, find: impl FnOnce() -> Option<Value>) -> Option<Value> {
+        // Who panicked while it was locked has found nothing.
+        let known = self.partings.lock();
+        let mut known = known.unwrap_or_else(PoisonError::into_inner);
+        if known.is_none() {
+            *known = find();
+        }
+        known.clone()
     }
 
     pub(crate) fn state(&self) -> State {
@@ -111,5 +118,45 @@ impl Recording {
 
     fn set(&self, state: State) {
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parting::partings;
+    use cofi_session::{SessionOptions, TraceFormat};
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn partings_that_nobody_waits_for_are_found_for_the_next() {
+        let options = SessionOptions {
+            format: Some(TraceFormat::Pt),
+            ..SessionOptions::default()
+        };
+        // PSB, PSBEND.
+        let trace: &'static [u8] = &[
+            2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x23,
+        ];
+        let session: &'static Session<'static> =
+            Box::leak(Box::new(Session::new(trace, &options).expect("a session")));
+        let recording = Recording {
+            opened: Opened {
+                name: String::new(),
+                session,
+                bytes: trace,
+                index: None,
+            },
+            state: RwLock::new(State::Building(Arc::default())),
+            partings: Mutex::new(None),
+        };
+        let cancel = Arc::new(AtomicBool::new(true));
+        let find = || partings(session, session, &cancel);
+        assert_eq!(recording.partings(find), None);
+        cancel.store(false, Ordering::Relaxed);
+        let found = recording.partings(find).expect("they are found");
+        assert_eq!(found[0]["same"], true);
+        // They are kept.
+        assert_eq!(recording.partings(|| unreachable!()), Some(found));
     }
 }

@@ -4,6 +4,7 @@ mod common;
 
 use common::{STATIC, Scratch, cofi, has_qemu, run};
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -16,8 +17,8 @@ use cofi_analysis::{
 };
 use cofi_flow::Event;
 use cofi_index::{
-    Axis, EventInfo, EventKind, Explorer, Fingerprint, FunctionSum, Hit, Index, IndexError,
-    IndexOptions, Step, Target,
+    Axis, EventInfo, EventKind, Explorer, Fingerprint, FunctionSum, FunctionTable, Hit, Index,
+    IndexError, IndexOptions, Step, StripSum, Target,
 };
 use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset};
@@ -304,7 +305,7 @@ fn calls_functions_and_instructions_are_those_of_the_whole() {
                 }
                 assert_eq!(found, wanted, "row {number}, {range:?}");
 
-                let table = explorer.functions(&[(number, range.clone())]);
+                let table = explorer.functions(&[(number, range.clone())], &|| false);
                 assert_eq!(table.instructions, range.end - range.start);
                 let of = |sum: &FunctionSum| (name(sum.function), (sum.own, sum.total, sum.calls));
                 let mut found = BTreeMap::<String, (u64, u64, u64)>::new();
@@ -320,7 +321,7 @@ fn calls_functions_and_instructions_are_those_of_the_whole() {
                 assert_eq!(found, whole.insns[from..to]);
                 assert!(list.iter().all(|insn| !insn.text.is_empty()));
 
-                let merged = explorer.merged(&[(number, range.clone())]);
+                let merged = explorer.merged(&[(number, range.clone())], &|| false);
                 assert_eq!(merged.nodes[0].total, range.end - range.start);
             }
         }
@@ -516,6 +517,82 @@ fn changes_of_code_are_events() {
             assert!(is_late, "{file}: {changes:?}");
         });
     }
+}
+
+/// Questions about all of a recording end once nobody waits any more: no part of it is looked at behind that.
+#[test]
+fn questions_end_when_nobody_waits() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = Arc::new(index(session, 1));
+        let mut explorer = Explorer::new(session, index.clone());
+        let rows = index.rows().iter().enumerate();
+        let ranges: Vec<_> = rows.map(|(number, row)| (number, 0..row.insns)).collect();
+        let all = explorer.functions(&ranges, &|| false);
+        let merged = explorer.merged(&ranges, &|| false);
+        for most in [0, 1, 3] {
+            let asked = Cell::new(0);
+            let is_over = || {
+                asked.set(asked.get() + 1);
+                asked.get() > most
+            };
+            let table = explorer.functions(&ranges, &is_over);
+            let sum = |table: &FunctionTable| table.rows.iter().map(|sum| sum.own).sum::<u64>();
+            assert!(sum(&table) < sum(&all));
+            // Each row notices it by itself.
+            assert!(asked.get() <= most + ranges.len(), "{}", asked.get());
+            asked.set(0);
+            let some = explorer.merged(&ranges, &is_over);
+            assert!(some.nodes[0].total < merged.nodes[0].total);
+            assert!(asked.get() <= most + 2, "{}", asked.get());
+        }
+        assert_eq!(explorer.functions(&ranges, &|| false).rows, all.rows);
+        assert_eq!(explorer.merged(&ranges, &|| false).nodes, merged.nodes);
+    });
+}
+
+/// One sum over all rows is that of their strips.
+#[test]
+fn the_sum_of_rows_is_that_of_their_strips() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = index(session, 1);
+        let time = index.time_range().expect("times");
+        let middle = time.start + (time.end - time.start) / 2;
+        let most = index.rows().iter().map(|row| row.insns).max().unwrap_or(0);
+        for (axis, range) in [
+            (Axis::Time, time.clone()),
+            (Axis::Time, middle..time.end),
+            (Axis::Time, 0..u64::MAX),
+            (Axis::Instructions, 0..most),
+            (Axis::Instructions, most / 3..most / 3 + 100),
+            (Axis::Offset, 0..1 << 20),
+            (Axis::Offset, 5..5),
+        ] {
+            for count in [1, 7, 1000] {
+                let mut wanted = StripSum::new(count);
+                let mut found = StripSum::new(count);
+                for row in index.rows() {
+                    row.add_to(axis, &range, &mut found);
+                    for (at, bin) in row.strip(axis, &range, count).iter().enumerate() {
+                        wanted.insns[at] += bin.insns;
+                        wanted.gaps[at] |= bin.has_gap;
+                    }
+                }
+                assert_eq!(found, wanted, "{axis:?} {range:?} {count}");
+                let all: u64 = index.rows().iter().map(|row| row.insns).sum();
+                if range == time || range == (0..most) {
+                    assert_eq!(found.insns.iter().sum::<u64>(), all);
+                }
+            }
+        }
+    });
 }
 
 /// All rows are gone through in the order of time, forward and back.

@@ -337,9 +337,18 @@ fn questions_have_answers_and_wrong_ones_errors() {
         assert_eq!(answer.status, status, "{question}: {:?}", answer.json());
         assert!(!answer.error().is_empty());
     }
+    // The sum of all rows.
+    let sum = server.ask("sum?axis=insns&bins=10");
+    let bins = sum["insns"].as_array().expect("a list");
+    let rows = server.get("api/state").json()["recordings"][0]["rows"].clone();
+    let rows = rows.as_array().expect("rows").iter();
+    let all: u64 = rows.filter_map(|row| row["insns"].as_u64()).sum();
+    let found: u64 = bins.iter().filter_map(Value::as_u64).sum();
+    assert_eq!((bins.len(), found), (10, all), "{sum}");
     // However wide and far a question, it is answered.
     for question in [
         "strip?from=18446744073709551615",
+        "sum?from=18446744073709551615",
         "flame?from=5&to=1",
         "table?from=18446744073709551614",
         "insns?at=18446744073709551615",
@@ -365,6 +374,16 @@ fn two_recordings_part() {
     command.args(["record", "--engine", "ptrace", "-o"]);
     run(command.arg(&other).arg("--").arg(program));
     let server = Serving::of(&[data, &other]);
+    // Who goes away before the answer is there takes it from nobody.
+    for _ in 0..5 {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).expect("a connection");
+        let request = format!(
+            "GET /{}/api/parting HTTP/1.1\r\n{}\r\n",
+            server.token,
+            server.host()
+        );
+        stream.write_all(request.as_bytes()).expect("it is sent");
+    }
     let pairs = server.ask("parting");
     assert_eq!(pairs[0]["same"], false, "{pairs}");
     let place = &pairs[0]["places"][0];

@@ -112,8 +112,12 @@ impl Explorer<'_> {
         }
     }
 
-    /// What functions did in ranges of rows: exact, however much that is.
-    pub fn functions(&mut self, ranges: &[(usize, Places)]) -> FunctionTable {
+    /// What functions did in ranges of rows: exact, however much that is. Less once `cancel` says so.
+    pub fn functions(
+        &mut self,
+        ranges: &[(usize, Places)],
+        cancel: &dyn Fn() -> bool,
+    ) -> FunctionTable {
         let mut table = FunctionTable::default();
         let mut sums = Sums::default();
         let index = self.index.clone();
@@ -124,7 +128,7 @@ impl Explorer<'_> {
             let range = range.start..range.end.min(known.insns);
             table.instructions += range.end.saturating_sub(range.start);
             let mut at = range.start;
-            while at < range.end {
+            while at < range.end && !cancel() {
                 let chunk = known.chunk_at(at);
                 let places = known.places_of(chunk);
                 let end = places.end.min(range.end);
@@ -134,7 +138,7 @@ impl Explorer<'_> {
                     }
                 } else {
                     let mut tree = Tree::new();
-                    self.merge(*row, &(at..end), &mut tree);
+                    self.merge(*row, &(at..end), &mut tree, cancel);
                     tree.add_to(&mut sums);
                 }
                 at = end.max(at + 1);
@@ -144,8 +148,9 @@ impl Explorer<'_> {
         table
     }
 
-    /// The merged flame graph of ranges of rows. Of more than is decoded at once, it is one of the longest calls, which the index has.
-    pub fn merged(&mut self, ranges: &[(usize, Places)]) -> Merged {
+    /// The merged flame graph of ranges of rows. Of more than is decoded at once, it is one of the longest calls, which the index has. Less once
+    /// `cancel` says so.
+    pub fn merged(&mut self, ranges: &[(usize, Places)], cancel: &dyn Fn() -> bool) -> Merged {
         let index = self.index.clone();
         let len = |(row, range): &(usize, Places)| {
             let end = index
@@ -162,18 +167,21 @@ impl Explorer<'_> {
             let Some(known) = index.rows.get(*row) else {
                 continue;
             };
+            if cancel() {
+                break;
+            }
             if is_decoded {
-                self.merge(*row, range, &mut tree);
+                self.merge(*row, range, &mut tree, cancel);
             } else {
                 shortest = shortest.max(known.kept.shortest);
-                tree.add_longest(&known.kept, range, len(part));
+                tree.add_longest(&known.kept, range, len(part), cancel);
             }
         }
         tree.finish(shortest)
     }
 
     /// Decodes a range of a row and merges its calls into a tree.
-    fn merge(&mut self, row: usize, range: &Places, tree: &mut Tree) {
+    fn merge(&mut self, row: usize, range: &Places, tree: &mut Tree, cancel: &dyn Fn() -> bool) {
         let index = self.index.clone();
         let Some(numbers) = index.numbers.get(row) else {
             return;
@@ -185,18 +193,21 @@ impl Explorer<'_> {
             range: range.clone(),
             ahead: 0,
             at: 0,
+            cancel,
         };
         let end = self.walk(row, range, &mut walker);
         walker.finish(end.unwrap_or(0));
     }
 
-    /// Who calls a function in ranges of rows, and whom it calls. A call within another of the same function counts with its caller, too.
+    /// Who calls a function in ranges of rows, and whom it calls. A call within another of the same function counts with its caller, too. Less once
+    /// `cancel` says so.
     pub fn neighbours(
         &mut self,
         function: FunctionNumber,
         ranges: &[(usize, Places)],
+        cancel: &dyn Fn() -> bool,
     ) -> Neighbours {
-        let merged = self.merged(ranges);
+        let merged = self.merged(ranges, cancel);
         let (mut callers, mut callees) = (HashMap::new(), HashMap::new());
         let add = |sums: &mut HashMap<FunctionNumber, FunctionSum>, of, node: &MergedNode| {
             let sum = sums.entry(of).or_insert(FunctionSum {
@@ -336,6 +347,7 @@ struct Merge<'a> {
     ahead: u64,
     /// Up to here what ran is counted.
     at: u64,
+    cancel: &'a dyn Fn() -> bool,
 }
 
 impl Merge<'_> {
@@ -390,7 +402,7 @@ impl Walker for Merge<'_> {
             self.count_to(tracer.instructions());
             self.stacks.switch_to(task);
         }
-        tracer.instructions() < self.range.end
+        tracer.instructions() < self.range.end && !(self.cancel)()
     }
 }
 

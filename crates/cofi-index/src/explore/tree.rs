@@ -11,6 +11,9 @@ use crate::sums::{FunctionSum, Sums};
 /// So many nodes there may be: what would be one more is a part of the node around it.
 const NODES: usize = 1 << 17;
 
+/// Whether anybody still waits is asked each time when so many calls were added.
+const OFTEN: usize = 1 << 12;
+
 /// A merged flame graph, as it grows.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
@@ -74,13 +77,22 @@ impl Tree {
         }
     }
 
-    /// Adds the longest calls of a range of places of a row, in which so many instructions ran.
-    pub(super) fn add_longest(&mut self, kept: &KeptCalls, range: &Places, all: u64) {
+    /// Adds the longest calls of a range of places of a row, in which so many instructions ran; not all of them once `cancel` says so.
+    pub(super) fn add_longest(
+        &mut self,
+        kept: &KeptCalls,
+        range: &Places,
+        all: u64,
+        cancel: &dyn Fn() -> bool,
+    ) {
         // The open calls, with their ends, depths and nodes, and the instructions of each that are of no call within it.
         type Open = Vec<(u64, i32, u32)>;
         let mut threads: FxHashMap<(u32, u32), Open> = FxHashMap::default();
         let mut outer = 0;
-        for call in kept.each_within(range) {
+        for (number, call) in kept.each_within(range).into_iter().enumerate() {
+            if number % OFTEN == 0 && cancel() {
+                return;
+            }
             let len = call.end.min(range.end) - call.begin.max(range.start);
             let len = len.min(call.insns);
             let open = threads.entry((call.tid, call.stack)).or_default();

@@ -35,6 +35,8 @@ export type Sum = [number, number, number, number];
 export type Call = [number, number, number, number, number, number, number];
 /** `events`: index of a bin, and the bits of the kinds of what happened there. */
 export interface Strip { row: number; insns: number[]; functions: number[]; gaps: number[]; events: [number, number][] }
+/** What ran in all rows together, by bin, and the bins in which trace is missing. */
+export interface Ran { insns: number[]; gaps: number[] }
 export const SIGNAL = 1 << 2;
 export const CODE = 1 << 9;
 export interface Frame { function: number | null; kind: string; depth: number; begin: number; ip: string | null; source: Source }

@@ -1,6 +1,6 @@
 // A recording: its minimap, its rows and the calls of one row.
 
-import { type Axis, CODE, type Call, type Event, type FunctionRow, type Params, type Place, type Recording, type Row, SIGNAL, type Strip, ask, isAbort } from "./api.js";
+import { type Axis, CODE, type Call, type Event, type FunctionRow, type Params, type Place, type Ran, type Recording, type Row, SIGNAL, type Strip, ask, isAbort } from "./api.js";
 import { count, el, time } from "./dom.js";
 import { CanvasPainter, type Colours, type Painter, SvgPainter, colourOf, colours } from "./paint.js";
 
@@ -54,7 +54,7 @@ export class Pane {
   row = 0;
   place: Place | null = null;
   selection: Range | null = null;
-  #overview: StripData | null = null;
+  #overview: Ran | null = null;
   #strip: StripData | null = null;
   #calls: FlameData | null = null;
   /** None where too much ran. */
@@ -260,9 +260,7 @@ export class Pane {
     const range = this.whole();
     const bins = Math.min(2000, this.width);
     try {
-      const rows = this.rows.slice(0, 200).map((_, index) => index).join(",");
-      const found = await this.ask<{ rows: Strip[] }>("strip", { ...this.#range(range), bins, rows }, asked.signal);
-      this.#overview = { ...range, view: range, bins, rows: new Map(found.rows.map((strip) => [strip.row, strip])) };
+      this.#overview = await this.ask<Ran>("sum", { ...this.#range(range), bins }, asked.signal);
       this.refresh();
     } catch (error) {
       if (!isAbort(error)) this.host.tell(String(error));
@@ -360,19 +358,13 @@ export class Pane {
     const known = this.#overview;
     const width = p.width - GUTTER;
     if (known) {
-      const sums = new Float64Array(known.bins);
-      const gaps = new Set<number>();
-      for (const strip of known.rows.values()) {
-        strip.insns.forEach((value, index) => (sums[index] = (sums[index] ?? 0) + value));
-        strip.gaps.forEach((index) => gaps.add(index));
-      }
-      const most = Math.max(1, ...sums);
-      const step = width / known.bins;
-      sums.forEach((value, index) => {
+      const most = known.insns.reduce((all, value) => Math.max(all, value), 1);
+      const step = width / known.insns.length;
+      known.insns.forEach((value, index) => {
         const h = Math.sqrt(value / most) * (p.height - 4);
         if (value > 0) p.rect(GUTTER + index * step, p.height - 1 - h, Math.max(step, 0.6), h, c.faint);
       });
-      for (const index of gaps) p.rect(GUTTER + index * step - 1, 0, Math.max(step, 2), p.height, c.gap);
+      for (const index of known.gaps) p.rect(GUTTER + index * step - 1, 0, Math.max(step, 2), p.height, c.gap);
     }
     const x = (value: number) => GUTTER + ((value - whole.from) / (whole.to - whole.from)) * width;
     const [from, to] = [Math.max(GUTTER, x(this.view.from)), Math.min(p.width, x(this.view.to))];
