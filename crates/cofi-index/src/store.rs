@@ -10,7 +10,7 @@ use crate::build::{IndexOptions, Partial};
 use crate::index::Index;
 
 /// The first bytes of such a file. The number is that of what follows: any change of it is another format.
-const MAGIC: &[u8; 16] = b"cofi index v\0\0\0\x02";
+const MAGIC: &[u8; 16] = b"cofi index v\0\0\0\x03";
 
 /// What an index belongs to: that of another trace is not taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

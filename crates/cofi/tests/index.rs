@@ -17,8 +17,8 @@ use cofi_analysis::{
 };
 use cofi_flow::Event;
 use cofi_index::{
-    Axis, EventInfo, EventKind, Explorer, Fingerprint, FunctionSum, FunctionTable, Hit, Index,
-    IndexError, IndexOptions, Step, StripSum, Target,
+    Axis, EventInfo, EventKind, Explorer, Fingerprint, FunctionInfo, FunctionSum, FunctionTable,
+    Hit, Index, IndexError, IndexOptions, Step, StripSum, Target,
 };
 use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset};
@@ -551,6 +551,52 @@ fn questions_end_when_nobody_waits() {
         }
         assert_eq!(explorer.functions(&ranges, &|| false).rows, all.rows);
         assert_eq!(explorer.merged(&ranges, &|| false).nodes, merged.nodes);
+    });
+}
+
+/// How often each instruction of a function ran is what a reading of the whole counts, in all rows and in parts of one.
+#[test]
+fn instructions_of_a_function_are_counted() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = Arc::new(index(session, 1));
+        let mut explorer = Explorer::new(session, index.clone());
+        let rows = index.rows().iter().enumerate();
+        let all: Vec<_> = rows.map(|(number, row)| (number, 0..row.insns)).collect();
+        let third = index.rows()[0].insns / 3;
+        let wholes: Vec<Whole> = all.iter().map(|(row, _)| whole(session, *row)).collect();
+        for name in ["leaf", "tree", "order"] {
+            let is_it = |function: &FunctionInfo| function.name == name && !function.is_inlined;
+            let function = index.functions().iter().position(is_it);
+            let function = function.expect("it ran") as u32;
+            for ranges in [&all[..], &all[1..], &[(0, third..2 * third + 1)]] {
+                let code = explorer.code(function, ranges, &|| false);
+                let insns = ranges.iter().map(|(_, range)| range.end - range.start);
+                assert!(code.is_whole);
+                assert_eq!(code.counted, insns.sum::<u64>());
+                let mut wanted = BTreeMap::<Ip, u64>::new();
+                for (row, range) in ranges {
+                    for ip in &wholes[*row].insns[range.start as usize..range.end as usize] {
+                        *wanted.entry(*ip).or_default() += 1;
+                    }
+                }
+                let ran = code.insns.iter().map(|insn| insn.count).sum::<u64>();
+                assert!(ran > 0 || ranges.len() == 1);
+                for insn in &code.insns {
+                    let count = wanted.get(&insn.ip).copied().unwrap_or(0);
+                    assert_eq!(insn.count, count, "{name}: {insn:?}");
+                    if let Some((taken, not)) = insn.outcomes {
+                        assert!(taken + not <= count, "{name}: {insn:?}");
+                    }
+                }
+            }
+            // Nobody waits: nothing is counted.
+            let code = explorer.code(function, &all, &|| true);
+            assert!(!code.is_whole && code.insns.is_empty());
+        }
     });
 }
 

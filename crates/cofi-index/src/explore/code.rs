@@ -1,10 +1,16 @@
 //! The code of a function, with how often each of its instructions ran.
 
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use cofi_flow::Path;
 use cofi_image::{ImageView, Place, SourceLine, SourceLines, Version};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
-use cofi_session::ThreadFlow;
+use cofi_session::{Session, Stream, ThreadFlow};
 use rustc_hash::FxHashMap;
 
 use super::{Explorer, Places};
@@ -53,22 +59,14 @@ impl Explorer<'_> {
         &mut self,
         function: FunctionNumber,
         ranges: &[(usize, Places)],
-        cancel: &dyn Fn() -> bool,
+        cancel: &(dyn Fn() -> bool + Sync),
     ) -> Code {
         let index = self.index.clone();
         let Some(info) = index.functions.get(function as usize) else {
             return Code::default();
         };
-        let mut counter = Counter {
-            info,
-            lines: &mut self.lines,
-            insns: Vec::new(),
-            numbers: FxHashMap::default(),
-            paths: FxHashMap::default(),
-            eras: Vec::new(),
-            last: None,
-        };
         let (mut left, mut is_whole, mut total) = (DECODED, true, 0);
+        let mut parts = Vec::new();
         for (row, range) in ranges {
             let Some((known, stream)) = index.rows.get(*row).zip(self.session.streams().get(*row))
             else {
@@ -88,20 +86,26 @@ impl Explorer<'_> {
                     total += len;
                     continue;
                 }
-                if len > left || cancel() {
+                if len > left {
                     is_whole = false;
                     break;
                 }
                 left -= len;
-                total += len;
                 let bytes = known.bytes_of(chunk);
-                let bytes = StreamOffset(bytes.start)..StreamOffset(bytes.end);
-                let mut flow = self.session.decode_within(stream, bytes);
-                counter.last = None;
-                counter.count(&mut flow, places.start, &part);
+                parts.push(Part {
+                    stream,
+                    bytes: StreamOffset(bytes.start)..StreamOffset(bytes.end),
+                    begin: places.start,
+                    places: part,
+                });
             }
         }
-        let insns = counter.finish();
+        let (insns, counted) = self.count_all(info, &parts, cancel);
+        is_whole &= counted == parts.len();
+        let parts = parts.iter().take(counted);
+        total += parts
+            .map(|part| part.places.end - part.places.start)
+            .sum::<u64>();
         let mut code = Code {
             is_whole,
             counted: total,
@@ -109,6 +113,42 @@ impl Explorer<'_> {
         };
         self.list(insns, &mut code);
         code
+    }
+
+    /// Counts the instructions of a function in parts of rows, on all processors: what was counted, and in how many parts, the first ones.
+    fn count_all(
+        &mut self,
+        info: &FunctionInfo,
+        parts: &[Part<'_>],
+        cancel: &(dyn Fn() -> bool + Sync),
+    ) -> (Vec<Counted>, usize) {
+        let session = self.session;
+        let next = AtomicUsize::new(0);
+        let work = |lines: &mut SourceLines| {
+            let mut counter = Counter::new(info, lines);
+            while !cancel()
+                && let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                counter.part(session, part);
+            }
+            counter.finish()
+        };
+        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let others = threads.min(parts.len()).saturating_sub(1);
+        let lists = std::thread::scope(|scope| {
+            let work = &work;
+            let others: Vec<_> = (0..others)
+                .map(|_| scope.spawn(move || work(&mut SourceLines::new())))
+                .collect();
+            let mut lists = vec![work(&mut self.lines)];
+            for other in others {
+                lists.push(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            }
+            lists
+        });
+        // Each takes the next part until there is none, or until nobody waits any more.
+        let counted = next.into_inner().min(parts.len());
+        (merged(lists), counted)
     }
 
     fn list(&mut self, mut list: Vec<Counted>, code: &mut Code) {
@@ -172,6 +212,40 @@ impl Explorer<'_> {
     }
 }
 
+/// A part of a row that is decoded to count.
+struct Part<'s> {
+    stream: &'s Stream<'s>,
+    /// The chunk that holds it, and the place at which that begins.
+    bytes: Range<StreamOffset>,
+    begin: u64,
+    places: Places,
+}
+
+/// What several have counted, together.
+fn merged(lists: Vec<Vec<Counted>>) -> Vec<Counted> {
+    let mut lists = lists.into_iter();
+    let mut all = lists.next().unwrap_or_default();
+    let numbered = all.iter().enumerate();
+    let mut numbers: FxHashMap<_, _> = numbered.map(|(n, insn)| (insn.key(), n)).collect();
+    for insn in lists.flatten() {
+        match numbers.get(&insn.key()).and_then(|n| all.get_mut(*n)) {
+            Some(known) => {
+                known.count += insn.count;
+                known.taken += insn.taken;
+                known.not_taken += insn.not_taken;
+            }
+            None => {
+                numbers.insert(insn.key(), all.len());
+                all.push(insn);
+            }
+        }
+    }
+    all
+}
+
+/// Which instruction it is: its address, its mode, and where its code is.
+type InsnKey = (Ip, ExecMode, usize, u64);
+
 /// What was counted of an instruction.
 #[derive(Clone, Debug)]
 struct Counted {
@@ -183,6 +257,13 @@ struct Counted {
     is_conditional: bool,
     taken: u64,
     not_taken: u64,
+}
+
+impl Counted {
+    fn key(&self) -> InsnKey {
+        let file = Arc::as_ptr(&self.place.file).addr();
+        (self.ip, self.mode, file, self.place.offset)
+    }
 }
 
 /// Where a conditional branch went.
@@ -208,7 +289,7 @@ struct Counter<'a> {
     lines: &'a mut SourceLines,
     insns: Vec<Counted>,
     /// By its address, its mode and where its code is: which one it is; none if it is not of the function.
-    numbers: FxHashMap<(Ip, ExecMode, usize, u64), Option<u32>>,
+    numbers: FxHashMap<InsnKey, Option<u32>>,
     paths: FxHashMap<(u32, usize, usize), KnownPath>,
     /// The code that was in place.
     eras: Vec<(usize, Version)>,
@@ -216,7 +297,26 @@ struct Counter<'a> {
     last: Option<(Ip, u32)>,
 }
 
-impl Counter<'_> {
+impl<'a> Counter<'a> {
+    fn new(info: &'a FunctionInfo, lines: &'a mut SourceLines) -> Self {
+        Self {
+            info,
+            lines,
+            insns: Vec::new(),
+            numbers: FxHashMap::default(),
+            paths: FxHashMap::default(),
+            eras: Vec::new(),
+            last: None,
+        }
+    }
+
+    /// Decodes a part and counts what ran in it.
+    fn part(&mut self, session: &Session<'_>, part: &Part<'_>) {
+        let mut flow = session.decode_within(part.stream, part.bytes.clone());
+        self.last = None;
+        self.count(&mut flow, part.begin, &part.places);
+    }
+
     /// Counts what ran in a part of the places of a chunk, which begins at `at`.
     fn count(&mut self, flow: &mut ThreadFlow<'_>, mut at: u64, part: &Places) {
         while at < part.end {
@@ -359,7 +459,7 @@ impl Counter<'_> {
         view: &ImageView<'_>,
     ) -> Option<u32> {
         let place = view.place(ip)?;
-        let file = std::sync::Arc::as_ptr(&place.file).addr();
+        let file = Arc::as_ptr(&place.file).addr();
         let key = (ip, mode, file, place.offset);
         if let Some(known) = self.numbers.get(&key) {
             return *known;
