@@ -1,5 +1,6 @@
 //! Building an index: the streams are cut into chunks first, by all threads together; then each stream's calls are followed.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -212,12 +213,15 @@ fn follow_all(
 ) -> Option<Vec<Built>> {
     let count = rows.len();
     let (next, results) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
+    // The longest first: what begins last is short, so that no thread works alone for long.
+    let mut order: Vec<usize> = (0..count).collect();
+    order.sort_by_key(|number| rows.get(*number).map(|row| Reverse(row.bytes)));
     std::thread::scope(|scope| {
         for _ in 0..options.threads.get().min(count) {
             scope.spawn(|| {
-                while let number = next.fetch_add(1, Ordering::Relaxed)
+                while let Some(number) = order.get(next.fetch_add(1, Ordering::Relaxed))
                     && let (Some(stream), Some(row)) =
-                        (session.streams().get(number), rows.get(number))
+                        (session.streams().get(*number), rows.get(*number))
                 {
                     let row = row.clone();
                     let Some(built) = follow(session, stream, row, options, cancel, progress)
@@ -226,7 +230,7 @@ fn follow_all(
                     };
                     // A panic elsewhere ends the scope with a panic anyway.
                     let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-                    results.insert(number, built);
+                    results.insert(*number, built);
                 }
             });
         }
