@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use cofi_flow::{Executed, Item, Path, PathNumber, Time};
-use cofi_image::ImageView;
+use cofi_image::{ImageView, Version};
 use cofi_insn::advance;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Session, Stream, ThreadFlow};
@@ -37,10 +37,10 @@ struct Ran {
 /// What stands between two paths.
 #[derive(Debug)]
 enum Mark<'s> {
-    /// This code is in place.
-    Begin(ImageView<'s>),
-    /// An event, an error, or the end of a part. Boxed, as there are few.
-    End(Box<PieceEnd>),
+    /// This code is in place; none if it is the same as before. (Two threads that count the users of one view again and again wait for each other.)
+    Begin(Option<ImageView<'s>>),
+    /// An event, an error, or the end of a part.
+    End(PieceEnd),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -225,6 +225,8 @@ pub struct AheadDecoder<'s> {
     sent: Sent,
     /// Paths are forgotten when so much is kept.
     most: usize,
+    /// The code that was in place last.
+    view: Option<([u64; 4], Version)>,
     /// The mode since the last event.
     mode: Option<ExecMode>,
     /// Whoever follows is gone.
@@ -252,12 +254,16 @@ impl<'s> AheadDecoder<'s> {
 
     /// Decodes up to the next event or error; `false` at the end of the flow.
     fn piece(&mut self, flow: &mut ThreadFlow<'s>, wants_task: bool) -> bool {
-        self.mark(Mark::Begin(flow.view().clone()));
+        let view = flow.view();
+        let state = (view.state(), view.version());
+        let is_new = self.view.replace(state) != Some(state);
+        let view = is_new.then(|| view.clone());
+        self.mark(Mark::Begin(view));
         self.mode = None;
         let item = flow.paths(|path| self.path(path));
         let stand = flow.stand(wants_task && item.is_some());
         let time = if item.is_none() { flow.time() } else { None };
-        self.mark(Mark::End(Box::new(PieceEnd { item, stand, time })));
+        self.mark(Mark::End(PieceEnd { item, stand, time }));
         if self.batch.marks.len() >= BATCH {
             self.pass_on();
         }
@@ -347,6 +353,7 @@ impl<'s> FlowAhead<'s> {
             batch: Batch::default(),
             sent: Sent::default(),
             most,
+            view: None,
             mode: None,
             is_over: false,
         };
@@ -384,8 +391,8 @@ impl<'s> FlowAhead<'s> {
     }
 
     /// The mark that stands before the next path, if one does.
-    fn next_mark(&mut self) -> Option<&Mark<'s>> {
-        let (at, mark) = self.batch.marks.get(self.mark)?;
+    fn next_mark(&mut self) -> Option<&mut Mark<'s>> {
+        let (at, mark) = self.batch.marks.get_mut(self.mark)?;
         if *at > self.ran {
             return None;
         }
@@ -401,7 +408,10 @@ impl<'s> CallSource<'s> for FlowAhead<'s> {
         loop {
             match self.next_mark() {
                 Some(Mark::Begin(view)) => {
-                    self.view = Some(view.clone());
+                    let new = view.take();
+                    if new.is_some() {
+                        self.view = new;
+                    }
                     return self.view.as_ref();
                 }
                 Some(Mark::End(_)) => {}
@@ -433,7 +443,7 @@ impl<'s> CallSource<'s> for FlowAhead<'s> {
             self.ran = until;
             match self.next_mark() {
                 Some(Mark::End(end)) => {
-                    let PieceEnd { item, stand, time } = **end;
+                    let PieceEnd { item, stand, time } = *end;
                     (self.stand, self.time) = (stand, time);
                     return item;
                 }
