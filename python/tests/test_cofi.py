@@ -1,8 +1,10 @@
 """What Python is told is what the command tells. (COFI names the command; `python -m unittest` in the environment where the wheel is installed.)"""
 
 import collections
+import contextlib
 import doctest
 import gc
+import io
 import json
 import os
 import subprocess
@@ -190,6 +192,28 @@ class Recorded(unittest.TestCase):
         (check,) = cofi.open(self.damaged).check()
         self.assertFalse(check.is_whole)
         self.assertGreater(check.gap_count, 0)
+
+    def test_programs_of_the_pages(self):
+        """They read `cofi.data` in their folder."""
+        here, root = os.getcwd(), Path(__file__).resolve().parent.parent
+        count = 0
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "cofi.data").symlink_to(self.path)
+            (Path(folder) / "cofi.data.code").symlink_to(Path(f"{self.path}.code"))
+            for page in (root / "README.md", root.parent / "README.md"):
+                for block in page.read_text().split("```python\n")[1:]:
+                    program = block.split("```")[0]
+                    if '"cofi.data"' not in program:
+                        continue
+                    count += 1
+                    os.chdir(folder)
+                    try:
+                        with contextlib.redirect_stdout(io.StringIO()) as said:
+                            exec(compile(program, str(page), "exec"), {})
+                    finally:
+                        os.chdir(here)
+                    self.assertGreater(len(said.getvalue().splitlines()), 0)
+        self.assertEqual(count, 2)
 
     def test_what_is_shown_in_a_notebook_is_text(self):
         html = cofi.open(self.path)._repr_html_() + cofi.open(self.path).summary()._repr_html_()

@@ -3,7 +3,8 @@
 use cofi_flow::{FlowConfig, RtitTime, TimeJump, TimeTracker, TraceFormat};
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::{Mode, Rtit};
-use cofi_packet::{Format, StreamOffset, Tsc, intel, rtit};
+use cofi_packet::{Format, MAX_PACKET, StreamOffset, Tsc, intel, rtit};
+use std::sync::LazyLock;
 
 /// Takes the packets of a stream one after the other, and follows the time that they tell.
 #[derive(Clone, Debug)]
@@ -34,6 +35,17 @@ struct Quiet {
     tip: bool,
 }
 
+/// Short TNTs and TIPs, which are what most streams consist of, by the byte with which they begin, and their lengths: as the packets' own table has it, but without its way to each.
+static BY_FIRST_BYTE: LazyLock<[Option<(intel::Kind, usize)>; 256]> = LazyLock::new(|| {
+    std::array::from_fn(|byte| {
+        let mut longest = [0; MAX_PACKET];
+        longest[0] = byte as u8;
+        let packet = intel::Packets::new(&longest).next()?.ok()?;
+        let kind = packet.raw.kind();
+        matches!(kind, intel::Kind::Tnt8 | intel::Kind::Tip).then(|| (kind, packet.raw.len()))
+    })
+});
+
 impl Quiet {
     /// Whether one more of this kind tells nothing.
     const fn holds(self, kind: intel::Kind) -> bool {
@@ -53,21 +65,12 @@ impl Quiet {
         let begin = packets.offset();
         let mut at = begin.0 as usize;
         let end = bytes.len().min(most.0.saturating_add(1) as usize);
+        let by_first_byte = &*BY_FIRST_BYTE;
         while at < end {
-            let len = match bytes[at] {
-                byte if byte & 1 == 0 && byte > 2 && self.tnt => 1,
-                // By how many bytes of the address are there.
-                byte if byte & 0x1f == 0x0d && self.tip => match byte >> 5 {
-                    0 => 1,
-                    1 => 3,
-                    2 => 5,
-                    3 | 4 => 7,
-                    6 => 9,
-                    _ => break,
-                },
-                _ => break,
+            let Some((kind, len)) = by_first_byte[usize::from(bytes[at])] else {
+                break;
             };
-            if at + len > bytes.len() {
+            if !self.holds(kind) || at + len > bytes.len() {
                 break;
             }
             at += len;
