@@ -27,7 +27,13 @@ impl Drain {
             return 0;
         }
         let cycles = u64::from(self.cycles);
-        let steps = now.cycles.saturating_sub(self.until) / cycles;
+        let passed = now.cycles.saturating_sub(self.until);
+        // Who looks often need not wait for a division.
+        let steps = match passed.checked_sub(cycles) {
+            None => return 0,
+            Some(more) if more < cycles => 1,
+            Some(_) => passed / cycles,
+        };
         self.until += steps * cycles;
         usize::try_from(steps.saturating_mul(self.bytes.into())).unwrap_or(usize::MAX)
     }

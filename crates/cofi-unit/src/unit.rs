@@ -6,6 +6,7 @@ mod events;
 mod packets;
 mod power;
 mod psb;
+mod queue;
 mod run;
 #[cfg(test)]
 mod run_tests;

@@ -1,11 +1,11 @@
 //! The internal buffer, and what happens when it overflows (33.3.8).
 
 use super::Unit;
+use super::queue::Queue;
 use crate::client::{Client, Clock};
 use crate::drain::Drain;
 use crate::implementation::InternalBuffer;
 use crate::state::{Reader, RestoreError, Writer};
-use alloc::collections::VecDeque;
 use cofi_packet::ExecMode;
 use cofi_packet::Ip;
 use cofi_packet::intel::{Kind, Packet};
@@ -19,7 +19,7 @@ const MAX_LOST_MTC: u32 = 128;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Buffer {
     config: InternalBuffer,
-    bytes: VecDeque<u8>,
+    bytes: Queue,
     drain: Drain,
     overflow: Option<Overflow>,
     /// How many overflows have been resolved.
@@ -43,8 +43,7 @@ impl Buffer {
         config.size = config.size.max(LEAST);
         Self {
             config,
-            // One more than it ever holds, so that it never grows.
-            bytes: VecDeque::with_capacity(config.size as usize + 1),
+            bytes: Queue::default(),
             drain: Drain::new(config.drain_bytes, config.drain_cycles),
             overflow: None,
             resolved: 0,
@@ -92,16 +91,14 @@ impl Unit {
         let Some(buffer) = &mut self.buffer else {
             return;
         };
-        let mut left = bytes.min(buffer.bytes.len());
-        let mut is_live = true;
-        while left > 0 && is_live {
-            let (first, _) = buffer.bytes.as_slices();
-            let part = &first[..first.len().min(left)];
-            is_live = self.output.store(&mut self.regs, &self.caps, client, part);
-            let len = part.len();
-            buffer.bytes.drain(..len);
-            left -= len;
-        }
+        let held = buffer.bytes.as_slice();
+        let drained = &held[..held.len().min(bytes)];
+        let count = drained.len();
+        let is_live = count == 0
+            || self
+                .output
+                .store(&mut self.regs, &self.caps, client, drained);
+        buffer.bytes.remove(count);
         if !is_live {
             return self.ended();
         }
@@ -149,7 +146,7 @@ impl Unit {
             return false;
         }
         if let Some(buffer) = &mut self.buffer {
-            buffer.bytes.extend(bytes);
+            buffer.bytes.push(bytes);
         }
         self.byte_count += bytes.len() as u64;
         true
@@ -315,9 +312,7 @@ impl Buffer {
         });
         // No more than the configured size, which has 32 bits.
         writer.u32(bytes.len() as u32);
-        let (first, second) = bytes.as_slices();
-        writer.bytes(first);
-        writer.bytes(second);
+        writer.bytes(bytes.as_slice());
     }
 
     /// The buffer of a unit; the bytes of a saved one are any, as nothing is asked of them again.
@@ -342,7 +337,7 @@ impl Buffer {
             return Err(reader.illegal(4, field, len.into(), "the buffer is smaller (33.3.8)"));
         }
         let bytes = reader.bytes(len as usize, "the internal buffer")?;
-        buffer.bytes.extend(bytes);
+        buffer.bytes.push(bytes);
         Ok(buffer)
     }
 }
