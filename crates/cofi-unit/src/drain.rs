@@ -21,6 +21,14 @@ impl Drain {
         }
     }
 
+    /// The core cycle in which the next bytes can drain.
+    pub(crate) const fn next(&self) -> u64 {
+        match self.cycles {
+            0 => u64::MAX,
+            cycles => self.until.saturating_add(cycles as u64),
+        }
+    }
+
     /// So many bytes can drain by now.
     pub(crate) fn due(&mut self, now: Clock) -> usize {
         if self.cycles == 0 {

@@ -7,6 +7,7 @@ mod packets;
 mod power;
 mod psb;
 mod queue;
+mod region;
 mod run;
 #[cfg(test)]
 mod run_tests;
@@ -18,7 +19,7 @@ mod vmx;
 
 pub use run::Gathering;
 
-use crate::client::Client;
+use crate::client::{Client, Clock};
 use crate::clock::Timing;
 use crate::compress::{Deferred, Results, ReturnStack};
 use crate::event::{At, Branch, Context, Retired};
@@ -30,6 +31,7 @@ use crate::xsave::XsaveArea;
 use buffer::Buffer;
 use cofi_packet::intel::LastIp;
 use cofi_packet::{ExecMode, Ip};
+use region::Region;
 use vmx::Vmx;
 
 /// A logical processor's trace unit.
@@ -87,13 +89,18 @@ struct Cached {
     packet_en: bool,
     /// An address range is configured.
     has_ranges: bool,
-    /// More than MTCs must be looked after as time passes: the internal buffer, the cycle counter's width, or sleep.
+    /// Where in memory taken branches and events change neither FilterEn nor tracing: everywhere without address ranges.
+    region: Region,
+    /// As time passes, more must be looked after than MTCs and the internal buffer: the cycle counter's width, or sleep.
     restless: bool,
+    /// From this core cycle on the internal buffer must be looked after.
+    buffer_due: u64,
     /// Only what [`Gathering`] knows of can happen at near branches.
     plain: bool,
-    /// So it is at least at instructions that do not branch, or not taken branches: with address ranges, only where control
-    /// goes elsewhere is there more to ask.
-    plain_ahead: bool,
+    /// So it is at those that stay in `region`.
+    plain_inside: bool,
+    /// So many results fill a TNT packet.
+    full: Results,
     /// So many bytes are there from one PSB to the next.
     psb_at: u64,
     /// What is subtracted from a linear address to make an IP payload: the base of CS, where payloads are RIPs (33.3.1.1).
@@ -314,34 +321,70 @@ impl Unit {
         if !self.regs.status.trigger_en() {
             return;
         }
-        // Most instructions are among these, and do no more than this.
-        let is_plain = match insn.branch {
-            Branch::None | Branch::Conditional(None) => self.cached.plain_ahead,
-            _ => self.cached.plain,
-        };
-        match insn.branch {
-            Branch::Conditional(target)
-                if is_plain && self.has_room_for_result() && self.is_quiet(client) =>
-            {
-                self.tnt.push(1, target.is_some().into());
+        // Most instructions do no more than this.
+        let is_plain = self.cached.plain && self.is_quiet(client.now());
+        if !(is_plain && self.retire_quietly(insn)) {
+            self.retire_otherwise(client, insn);
+        }
+    }
+
+    /// The rest of [`Self::retire`]: packets, timing, address ranges.
+    #[inline(never)]
+    fn retire_otherwise(&mut self, client: &mut impl Client, insn: Retired) {
+        if self.cached.has_ranges {
+            let is_plain =
+                self.cached.plain_inside && self.is_quiet(client.now()) && self.stays(insn);
+            if is_plain && self.retire_quietly(insn) {
+                return;
             }
-            Branch::None | Branch::DirectJump(_) if is_plain && self.is_quiet(client) => {}
-            Branch::DirectCall(target) if is_plain && self.is_quiet(client) => {
+        }
+        self.retire_whole(client, insn);
+    }
+
+    /// What an instruction does at which nothing is due, and only what [`Gathering`] knows of can happen. `false`, and nothing is
+    /// done, if it makes a packet.
+    ///
+    /// What most instructions are is one question, as a processor cannot predict which of them comes.
+    #[inline(always)]
+    fn retire_quietly(&mut self, insn: Retired) -> bool {
+        let is_direct = matches!(
+            insn.branch,
+            Branch::None | Branch::DirectJump(_) | Branch::Conditional(_)
+        );
+        if is_direct {
+            let conditional = matches!(insn.branch, Branch::Conditional(_));
+            let taken = matches!(insn.branch, Branch::Conditional(Some(_)));
+            return self.push_quietly(conditional, taken);
+        }
+        match insn.branch {
+            Branch::DirectCall(target) => {
                 if target != insn.at.next {
                     self.call(insn.at.next);
                 }
+                true
             }
-            Branch::Return(target)
-                if is_plain
-                    && self.has_room_for_result()
-                    && self.is_expected_return(target)
-                    && self.is_quiet(client) =>
-            {
-                self.returns.pop();
-                self.tnt.push(1, 1);
+            Branch::Return(target) => {
+                let is_done = self.is_expected_return(target) && self.push_quietly(true, true);
+                if is_done {
+                    self.returns.pop();
+                }
+                is_done
             }
-            _ => self.retire_whole(client, insn),
+            _ => false,
         }
+    }
+
+    /// Puts the result of a `conditional` branch to those that wait; `false`, and nothing is done, if that makes a packet.
+    #[inline(always)]
+    fn push_quietly(&mut self, conditional: bool, taken: bool) -> bool {
+        let mut results = self.tnt;
+        results.push(conditional.into(), (conditional & taken).into());
+        let wants_cyc = conditional & self.tnt.is_empty() & self.regs.ctl.cyc_en();
+        if results.reach(self.cached.full) | wants_cyc {
+            return false;
+        }
+        self.tnt = results;
+        true
     }
 
     /// An instruction retired that is no branch, a direct jump, or (`conditional`) a conditional branch, `taken` or not. `false`, and nothing is done, if that asks for
@@ -354,71 +397,90 @@ impl Unit {
         conditional: bool,
         taken: bool,
     ) -> bool {
-        if !self.cached.plain || !self.has_room_for_result() || !self.is_quiet(client) {
-            return false;
-        }
-        let result = conditional & taken;
-        self.tnt.push(conditional.into(), result.into());
-        true
+        self.cached.plain && self.is_quiet(client.now()) && self.push_quietly(conditional, taken)
     }
 
-    /// Whether a TNT result is put to those that wait, and makes no packet.
-    #[inline]
-    fn has_room_for_result(&self) -> bool {
-        let is_last = self.tnt.has(self.tnt_size() - 1);
-        let may_want_cyc = self.tnt.is_empty() && self.regs.ctl.cyc_en();
-        !(is_last || may_want_cyc)
+    /// Whether FilterEn does not change at this instruction, nor is TraceStop met, as far as one comparison can tell.
+    #[inline(always)]
+    fn stays(&self, insn: Retired) -> bool {
+        // Not only where a branch is taken: whether it is, no processor that runs this can predict.
+        self.cached.region.has(self.payload_ip(insn.destination()))
     }
 
     /// Whether nothing is due at the present time, in code that is traced.
-    #[inline]
-    fn is_quiet(&self, client: &mut impl Client) -> bool {
-        self.packet_en() && !self.psb_due() && self.timing.is_quiet(client.now(), self.regs.ctl)
+    #[inline(always)]
+    fn is_quiet(&self, now: Clock) -> bool {
+        self.packet_en() && !self.psb_due() && self.is_quiet_at(now)
     }
 
-    #[inline(never)]
+    /// Whether no timing packet is due, nor anything about the internal buffer.
+    #[inline]
+    fn is_quiet_at(&self, now: Clock) -> bool {
+        self.timing.is_quiet(now, self.regs.ctl) && now.cycles < self.cached.buffer_due
+    }
+
+    #[inline(always)]
     fn retire_whole(&mut self, client: &mut impl Client, insn: Retired) {
         if !self.begin(client, insn.at.ip) {
             return;
         }
-        if self.cached.has_ranges
-            && insn.branch != Branch::None
-            && insn.branch != Branch::Conditional(None)
-        {
-            self.retire_filtered(client, insn);
-        } else if self.packet_en() {
+        if self.packet_en() && (!self.cached.has_ranges || self.stays(insn)) {
             self.branch(client, insn);
+        } else {
+            self.retire_filtered(client, insn);
         }
-        self.end(client, insn.destination());
+        if self.psb_due() {
+            self.psb_in_flow(client, insn.destination());
+        }
     }
 
     /// A near branch retired in traced code, and stays there.
-    #[inline]
+    #[inline(always)]
     fn branch(&mut self, client: &mut impl Client, insn: Retired) {
         match insn.branch {
-            Branch::None | Branch::DirectJump(_) => {}
             Branch::Conditional(taken) => self.push_tnt(client, taken.is_some()),
-            // A call of the next instruction reads its own address, and has no return (33.4.2.2).
-            Branch::DirectCall(target) if target == insn.at.next => {}
-            Branch::DirectCall(_) => self.call(insn.at.next),
-            Branch::IndirectJump(target) => self.deferrable_tip(client, target),
-            Branch::IndirectCall(target) => {
-                self.call(insn.at.next);
-                self.deferrable_tip(client, target);
-            }
-            Branch::Return(target) => {
-                if self.pop_return(target) {
-                    self.push_tnt(client, true);
-                } else {
-                    self.tip(client, target);
-                }
-            }
+            Branch::None | Branch::DirectJump(_) => {}
+            _ => self.branch_elsewhere(client, insn),
         }
     }
 
-    /// A taken branch retired while address ranges are configured (33.2.5.3, 33.2.6.5).
+    /// A call, an indirect branch or a return.
+    #[inline(never)]
+    fn branch_elsewhere(&mut self, client: &mut impl Client, insn: Retired) {
+        if let Branch::Return(target) = insn.branch {
+            if self.pop_return(target) {
+                self.push_tnt(client, true);
+            } else {
+                self.tip(client, target);
+            }
+            return;
+        }
+        let next = insn.at.next;
+        // A call of the next instruction reads its own address, and has no return (33.4.2.2).
+        let calls = match insn.branch {
+            Branch::DirectCall(target) => target != next,
+            Branch::IndirectCall(_) => true,
+            _ => false,
+        };
+        if calls {
+            self.call(next);
+        }
+        if let Branch::IndirectJump(target) | Branch::IndirectCall(target) = insn.branch {
+            self.deferrable_tip(client, target);
+        }
+    }
+
+    /// An instruction retired that is not traced, or where address ranges may change that (33.2.5.3, 33.2.6.5).
     #[cold]
     fn retire_filtered(&mut self, client: &mut impl Client, insn: Retired) {
+        // Walking into a range or out of it changes nothing.
+        let is_taken = !matches!(insn.branch, Branch::None | Branch::Conditional(None));
+        if !(self.cached.has_ranges && is_taken) {
+            if self.packet_en() {
+                self.branch(client, insn);
+            }
+            return;
+        }
         let target = insn.destination();
         let before = self.packet_en();
         let stops = self.arrive(target);
@@ -482,17 +544,24 @@ impl Unit {
         let ctl = self.regs.ctl;
         self.cached.has_ranges = (ctl.0 >> 32) as u16 != 0;
         let counts = ctl.cyc_en() && self.choices.cycle_counter_bits.is_some();
-        self.cached.restless = self.buffer.is_some() || counts || self.asleep;
+        self.cached.region = if self.cached.has_ranges {
+            Region::UNKNOWN
+        } else {
+            Region::EVERYWHERE
+        };
+        self.cached.full = Results::zeros(self.tnt_size());
+        self.cached.restless = counts || self.asleep;
         let defers = self.choices.deferred_tips && !ctl.cyc_en();
-        self.cached.plain_ahead = !(self.cached.restless || defers || ctl.dis_tnt())
+        self.cached.plain_inside = !(self.cached.restless || defers || ctl.dis_tnt())
             && self.choices.ip_compression != IpCompression::Off;
-        self.cached.plain = self.cached.plain_ahead && !self.cached.has_ranges;
+        self.cached.plain = self.cached.plain_inside && !self.cached.has_ranges;
         self.cached.ip_base = if self.caps.lip {
             0
         } else {
             self.context.cs_base
         };
         self.plan_psb();
+        self.plan_drain();
         self.refresh();
     }
 

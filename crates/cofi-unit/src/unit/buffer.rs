@@ -55,6 +55,18 @@ impl Buffer {
         self.drain.until = now.cycles;
     }
 
+    /// From this core cycle on it must be looked after.
+    fn due(&self) -> u64 {
+        if self.overflow.is_some() {
+            0
+        } else if self.bytes.is_empty() {
+            // The time that passes until there are some is made up for then.
+            u64::MAX
+        } else {
+            self.drain.next()
+        }
+    }
+
     /// What is in it is lost.
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
@@ -67,10 +79,8 @@ impl Unit {
     #[must_use]
     #[inline]
     pub fn is_overflowing(&self) -> bool {
-        match &self.buffer {
-            None => false,
-            Some(buffer) => buffer.overflow.is_some(),
-        }
+        // Only then must it be looked after at any time.
+        self.cached.buffer_due == 0
     }
 
     /// How many overflows have been resolved: so many OVFs have been sent.
@@ -83,6 +93,12 @@ impl Unit {
     #[must_use]
     pub fn buffered(&self) -> usize {
         self.buffer.as_ref().map_or(0, |buffer| buffer.bytes.len())
+    }
+
+    /// When the buffer must be looked after follows from it.
+    #[inline]
+    pub(super) fn plan_drain(&mut self) {
+        self.cached.buffer_due = self.buffer.as_ref().map_or(u64::MAX, Buffer::due);
     }
 
     /// So many bytes of the internal buffer drain to memory, as far as they are there. (Others drain as time passes, if the
@@ -99,16 +115,18 @@ impl Unit {
                 .output
                 .store(&mut self.regs, &self.caps, client, drained);
         buffer.bytes.remove(count);
+        self.plan_drain();
         if !is_live {
             return self.ended();
         }
-        if buffer.overflow.is_some_and(|overflow| overflow.stop) && self.has_room() {
+        let stops = self.overflow_mut().is_some_and(|overflow| overflow.stop);
+        if stops && self.has_room() {
             self.resolve(client, None, false);
         }
     }
 
     /// Drains what is due by now; and if an overflow is resolved by that, tracing goes on with the instruction at `ip`.
-    #[cold]
+    #[inline(never)]
     pub(super) fn drain_until(&mut self, client: &mut impl Client, now: Clock, ip: Option<Ip>) {
         let Some(buffer) = &mut self.buffer else {
             return;
@@ -140,13 +158,14 @@ impl Unit {
     }
 
     /// Puts a packet into the internal buffer. `false` and an overflow if there is no room.
-    #[cold]
+    #[inline(never)]
     pub(super) fn send_buffered(&mut self, client: &mut impl Client, bytes: &[u8]) -> bool {
         if !self.reserve(client, bytes.len()) {
             return false;
         }
         if let Some(buffer) = &mut self.buffer {
             buffer.bytes.push(bytes);
+            self.cached.buffer_due = buffer.due();
         }
         self.byte_count += bytes.len() as u64;
         true
@@ -164,20 +183,27 @@ impl Unit {
                 ..Overflow::default()
             });
         }
+        self.plan_drain();
         self.tnt = Default::default();
         self.deferred.clear();
         self.returns.clear();
     }
 
     /// Whether there is room for so many bytes; if not, an overflow begins.
+    #[inline]
     pub(super) fn reserve(&mut self, client: &mut impl Client, bytes: usize) -> bool {
-        let now = client.now();
-        let due = match &mut self.buffer {
-            Some(buffer) if buffer.overflow.is_none() => buffer.drain.due(now),
-            Some(_) => return false,
-            None => return true,
+        let Some(buffer) = &mut self.buffer else {
+            return true;
         };
-        self.drain(client, due);
+        if buffer.overflow.is_some() {
+            return false;
+        }
+        // While it is empty nobody looks; but from now on it is to be known since when something drains.
+        let now = client.now();
+        if buffer.bytes.is_empty() || now.cycles >= self.cached.buffer_due {
+            let due = buffer.drain.due(now);
+            self.drain(client, due);
+        }
         let has_room = self
             .buffer
             .as_ref()
@@ -245,6 +271,7 @@ impl Unit {
             return;
         };
         buffer.resolved += 1;
+        self.plan_drain();
         self.returns.clear();
         self.told_mode = overflow.told_mode;
         // Not `emit`: where TraceStop was met meanwhile, TriggerEn is 0 already.

@@ -1,6 +1,7 @@
 //! TraceEn, TriggerEn, ContextEn, FilterEn, TraceStop (33.2.5, 33.2.6, 33.2.8.3).
 
 use super::Unit;
+use super::region::Region;
 use super::transfer::ControlEvent;
 use crate::client::Client;
 use crate::event::{Context, Enclave};
@@ -45,6 +46,7 @@ impl Unit {
         if let Some(buffer) = &mut self.buffer {
             buffer.start(now);
         }
+        self.plan_drain();
         // PacketEn becomes 1 after this, with a TIP.PGE of its own.
         let context = self.context_enabled(&self.context);
         self.regs.status = self.regs.status.with_context_en(context);
@@ -133,6 +135,7 @@ impl Unit {
         if let Some(buffer) = &mut self.buffer {
             buffer.clear();
         }
+        self.plan_drain();
         // A packet may be cut off: only a PSB tells a reader where the next begins.
         self.psb_owed = true;
         self.refresh();
@@ -189,8 +192,12 @@ impl Unit {
         if !self.cached.has_ranges || !status.trigger_en() || !status.context_en() {
             return false;
         }
+        let payload = self.payload_ip(ip);
+        if self.cached.region.has(payload) {
+            return false;
+        }
         let stops = self.in_stop_range(ip);
-        let Ip(payload) = self.payload_ip(ip);
+        let Ip(payload) = payload;
         let (mut none, mut inside) = (true, false);
         for (from, to) in self.ranges(FILTER) {
             none = false;
@@ -198,6 +205,11 @@ impl Unit {
         }
         // Where ranges overlap, TraceStop rules; and it forces FilterEn to 0 (33.4.2.9).
         self.regs.status = status.with_filter_en((none || inside) && !stops);
+        self.cached.region = if stops {
+            Region::UNKNOWN
+        } else {
+            Region::around(payload, self.ranges(FILTER).chain(self.ranges(STOP)))
+        };
         self.refresh();
         stops
     }

@@ -64,12 +64,17 @@ impl Unit {
     pub(super) fn tip(&mut self, client: &mut impl Client, target: Ip) -> bool {
         self.flush(client);
         self.cyc(client, Kind::Tip);
-        if self.buffer.is_some() {
-            return self.emit_ip(client, |ip| Packet::Tip { ip }, Some(target));
+        if self.buffer.is_some() && !self.regs.status.trigger_en() {
+            return false;
         }
+        let before = (self.last_ip, self.is_first_ip);
         let ip = self.ip(target);
         let raw = Packet::Tip { ip }.encode();
-        self.send(client, &raw.bytes()[..raw.len()])
+        let is_sent = self.send(client, &raw.bytes()[..raw.len()]);
+        if !is_sent {
+            (self.last_ip, self.is_first_ip) = before;
+        }
+        is_sent
     }
 
     /// TIP of a near indirect jump or call, which may wait (33.4.2.3).

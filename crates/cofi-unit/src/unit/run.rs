@@ -23,6 +23,8 @@ pub struct Gathering<'u> {
     /// next PSB.
     most: Results,
     /// From this TSC value on something else may be due.
+    quiet_until: u64,
+    /// The same for what is told by its time alone.
     until: u64,
 }
 
@@ -34,6 +36,7 @@ impl Unit {
             unit: self,
             results: Results::new(),
             most: Results::new(),
+            quiet_until: 0,
             until: 0,
         };
         gathering.resume(tsc);
@@ -44,14 +47,8 @@ impl Unit {
     /// a CYC before these.
     #[inline]
     fn quiet_until(&self, tsc: u64) -> u64 {
-        // A CYC may be due before the first result of a TNT.
-        let waits_for_cyc = self.regs.ctl.cyc_en() && self.tnt.is_empty();
         let quiet = self.timing.quiet(self.regs.ctl);
-        if !self.cached.plain
-            || !self.packet_en()
-            || self.psb_due()
-            || waits_for_cyc
-            || !quiet.contains(&tsc)
+        if !self.cached.plain_inside || !self.packet_en() || self.psb_due() || !quiet.contains(&tsc)
         {
             return 0;
         }
@@ -61,7 +58,13 @@ impl Unit {
     #[inline]
     fn room_for_results(&self) -> Results {
         let size = self.tnt_size();
-        if self.long_tnt() || self.regs.ctl.cyc_en() {
+        if self.regs.ctl.cyc_en() && self.tnt.is_empty() {
+            // A CYC may be due before the first result of a TNT.
+            return Results::zeros(0);
+        }
+        // From the internal buffer they drain one after the other; and TraceStop may come at any branch.
+        let one_by_one = self.regs.ctl.cyc_en() || self.buffer.is_some() || self.cached.has_ranges;
+        if self.long_tnt() || one_by_one {
             return Results::zeros(size - 1);
         }
         let until_psb = self.psb_at().saturating_sub(self.byte_count);
@@ -87,14 +90,32 @@ impl Gathering<'_> {
     /// As [`Unit::retire`]. Where the kind of branch is known to the compiler, little of this is left.
     #[inline(always)]
     pub fn retire(&mut self, client: &mut impl Client, insn: Retired) {
-        if client.now().tsc >= self.until {
-            return self.retire_alone(client, insn);
+        let now = client.now();
+        let is_quiet = now.tsc < self.quiet_until && now.cycles < self.unit.cached.buffer_due;
+        if is_quiet && self.unit.cached.plain {
+            self.retire_quietly(client, insn);
+        } else {
+            self.retire_inside(client, insn, is_quiet);
         }
+    }
+
+    #[inline(always)]
+    fn retire_quietly(&mut self, client: &mut impl Client, insn: Retired) {
         match insn.branch {
+            Branch::Conditional(target) => self.push(client, target.is_some(), insn.destination()),
             Branch::None | Branch::DirectJump(_) => {}
+            _ => self.retire_elsewhere(client, insn),
+        }
+    }
+
+    /// A call, an indirect branch or a return. (One `match` of all branches would be a jump through a table, which many a processor
+    /// predicts badly.)
+    #[inline(never)]
+    fn retire_elsewhere(&mut self, client: &mut impl Client, insn: Retired) {
+        match insn.branch {
+            Branch::None | Branch::DirectJump(_) | Branch::Conditional(_) => {}
             Branch::DirectCall(target) if target == insn.at.next => {}
             Branch::DirectCall(_) => self.unit.call(insn.at.next),
-            Branch::Conditional(target) => self.push(client, target.is_some(), insn.destination()),
             Branch::Return(target) => {
                 if self.unit.pop_return(target) {
                     self.push(client, true, target);
@@ -110,8 +131,12 @@ impl Gathering<'_> {
         }
     }
 
+    /// As [`Self::retire`] where address ranges ask for one more look, or where something is due.
     #[inline(never)]
-    fn retire_alone(&mut self, client: &mut impl Client, insn: Retired) {
+    fn retire_inside(&mut self, client: &mut impl Client, insn: Retired, is_quiet: bool) {
+        if is_quiet && self.unit.stays(insn) {
+            return self.retire_quietly(client, insn);
+        }
         self.pause(client);
         self.unit.retire(client, insn);
         self.resume(client.now().tsc);
@@ -119,12 +144,18 @@ impl Gathering<'_> {
 
     #[inline(always)]
     fn push(&mut self, client: &mut impl Client, taken: bool, ip: Ip) {
-        let is_last = self.results.reach(self.most);
-        self.results.push(1, taken.into());
-        if is_last {
-            self.pause(client);
-            self.end(client, ip);
+        if self.results.reach(self.most) {
+            return self.push_last(client, taken, ip);
         }
+        self.results.push(1, taken.into());
+    }
+
+    /// A packet becomes full, or one begins for which a CYC may be due.
+    #[inline(never)]
+    fn push_last(&mut self, client: &mut impl Client, taken: bool, ip: Ip) {
+        self.unit.tnt = self.results;
+        self.unit.push_tnt(client, taken);
+        self.end(client, ip);
     }
 
     #[inline(never)]
@@ -137,7 +168,7 @@ impl Gathering<'_> {
     /// Packets were sent; and if need be, a PSB+.
     #[inline]
     fn end(&mut self, client: &mut impl Client, ip: Ip) {
-        if self.unit.psb_due() || self.unit.regs.ctl.cyc_en() || !self.unit.packet_en() {
+        if self.unit.psb_due() || self.unit.buffer.is_some() || !self.unit.packet_en() {
             self.unit.end(client, ip);
             self.resume(client.now().tsc);
         } else {
@@ -158,7 +189,10 @@ impl Gathering<'_> {
     fn resume(&mut self, tsc: u64) {
         self.results = self.unit.tnt;
         self.most = self.unit.room_for_results();
-        self.until = self.unit.quiet_until(tsc);
+        self.quiet_until = self.unit.quiet_until(tsc);
+        // Without a target nobody knows of ranges, and without the core cycles not when the internal buffer drains.
+        let is_enough = self.unit.cached.plain && self.unit.cached.buffer_due == u64::MAX;
+        self.until = if is_enough { self.quiet_until } else { 0 };
     }
 }
 

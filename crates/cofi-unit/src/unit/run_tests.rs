@@ -2,9 +2,10 @@
 //! have fewer branches between packets of other kinds.)
 
 use super::Unit;
+use super::region::Region;
 use crate::{
-    At, Branch, Capabilities, Client, Clock, Context, Ctl, Event, Implementation, PhysAddr,
-    Retired, TntForm, msr,
+    At, Branch, Capabilities, Client, Clock, Context, Ctl, Event, Implementation, InternalBuffer,
+    PhysAddr, Retired, TntForm, msr,
 };
 use cofi_packet::{ExecMode, Ip};
 use std::vec::Vec;
@@ -62,66 +63,152 @@ fn stretch(seed: u64, len: usize, others: usize) -> Vec<(Clock, Retired)> {
     insns
 }
 
-fn ready(ctl: Ctl, long_tnt: bool) -> (Unit, World) {
-    let mut world = World::default();
-    let choices = Implementation {
-        tnt: if long_tnt {
-            TntForm::Long
-        } else {
-            TntForm::Short
-        },
-        ..Implementation::default()
-    };
-    let user = Context {
-        cpl: 3,
-        mode: ExecMode::Bits64,
-        ..Context::default()
-    };
-    let mut unit = Unit::with(Capabilities::default(), choices, user);
-    let at = At {
-        ip: Ip(0x40_0000),
-        next: Ip(0x40_0000),
-    };
-    for (register, value) in [
-        (msr::IA32_RTIT_OUTPUT_MASK_PTRS, 0xfff),
-        (msr::IA32_RTIT_CTL, ctl.with_trace_en(true).0),
-    ] {
-        unit.wrmsr(&mut world, at, register, value).expect("legal");
-    }
-    (unit, world)
+/// A processor, and what software asks of it.
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    ctl: Ctl,
+    long_tnt: bool,
+    /// IA32_RTIT_ADDRn_A and _B.
+    ranges: [(u64, u64); 2],
+    buffer: Option<InternalBuffer>,
+    /// So many bytes of the buffer drain between two parts of the stretch.
+    drains: usize,
 }
 
-fn one_by_one((mut unit, mut world): (Unit, World), insns: &[(Clock, Retired)]) -> Vec<u8> {
-    for &(clock, insn) in insns {
-        world.clock = clock;
-        unit.retire(&mut world, insn);
+impl Setup {
+    const fn new(ctl: Ctl, long_tnt: bool) -> Self {
+        Self {
+            ctl,
+            long_tnt,
+            ranges: [(0, 0); 2],
+            buffer: None,
+            drains: 0,
+        }
     }
-    unit.event(&mut world, Event::ClocksResumed);
-    world.trace
+
+    fn ready(&self) -> (Unit, World) {
+        let mut world = World::default();
+        let choices = Implementation {
+            tnt: if self.long_tnt {
+                TntForm::Long
+            } else {
+                TntForm::Short
+            },
+            buffer: self.buffer,
+            ..Implementation::default()
+        };
+        let user = Context {
+            cpl: 3,
+            mode: ExecMode::Bits64,
+            ..Context::default()
+        };
+        let mut unit = Unit::with(Capabilities::default(), choices, user);
+        let at = At {
+            ip: Ip(0x40_0000),
+            next: Ip(0x40_0000),
+        };
+        let [first, second] = self.ranges;
+        for (register, value) in [
+            (msr::IA32_RTIT_OUTPUT_MASK_PTRS, 0xfff),
+            (msr::IA32_RTIT_ADDR0_A, first.0),
+            (msr::IA32_RTIT_ADDR0_B, first.1),
+            (msr::IA32_RTIT_ADDR1_A, second.0),
+            (msr::IA32_RTIT_ADDR1_B, second.1),
+            (msr::IA32_RTIT_CTL, self.ctl.with_trace_en(true).0),
+        ] {
+            unit.wrmsr(&mut world, at, register, value).expect("legal");
+        }
+        (unit, world)
+    }
+
+    /// What happens between two parts: the buffer drains, and where TraceStop was met tracing begins anew. Whether it did.
+    fn between(&self, unit: &mut Unit, world: &mut World, next: Ip) -> bool {
+        unit.drain(world, self.drains);
+        let stopped = unit.regs.status.stopped();
+        if stopped {
+            for (register, value) in [
+                (msr::IA32_RTIT_CTL, 0),
+                (msr::IA32_RTIT_STATUS, 0),
+                (msr::IA32_RTIT_CTL, self.ctl.with_trace_en(true).0),
+            ] {
+                let at = At { ip: next, next };
+                unit.wrmsr(world, at, register, value).expect("legal");
+            }
+        }
+        stopped
+    }
 }
 
-fn gathered(
-    (mut unit, mut world): (Unit, World),
-    insns: &[(Clock, Retired)],
-    at_once: usize,
-) -> Vec<u8> {
+/// How a stretch went.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Outcome {
+    trace: Vec<u8>,
+    overflows: u64,
+    /// Bytes that the internal buffer held after each part.
+    buffered: Vec<usize>,
+    stops: u32,
+}
+
+impl Outcome {
+    fn end(mut self, mut unit: Unit, mut world: World) -> Self {
+        unit.event(&mut world, Event::ClocksResumed);
+        unit.wrmsr(&mut world, At::default(), msr::IA32_RTIT_CTL, 0)
+            .expect("legal");
+        (self.trace, self.overflows) = (world.trace, unit.overflows());
+        self
+    }
+
+    fn part(&mut self, setup: &Setup, unit: &mut Unit, world: &mut World, next: Ip) {
+        self.buffered.push(unit.buffered());
+        self.stops += u32::from(setup.between(unit, world, next));
+    }
+}
+
+fn one_by_one(setup: &Setup, insns: &[(Clock, Retired)], at_once: usize) -> Outcome {
+    let ((mut unit, mut world), mut outcome) = (setup.ready(), Outcome::default());
     for part in insns.chunks(at_once) {
-        let mut unit = unit.gather(world.clock.tsc);
+        for &(clock, insn) in part {
+            world.clock = clock;
+            unit.retire(&mut world, insn);
+        }
+        let (_, last) = part[part.len() - 1];
+        outcome.part(setup, &mut unit, &mut world, last.destination());
+    }
+    outcome.end(unit, world)
+}
+
+/// `direct`: what can be told without its target, is.
+fn gathered(setup: &Setup, insns: &[(Clock, Retired)], at_once: usize, direct: bool) -> Outcome {
+    let ((mut unit, mut world), mut outcome) = (setup.ready(), Outcome::default());
+    for part in insns.chunks(at_once) {
+        let mut gathering = unit.gather(world.clock.tsc);
         for &(clock, insn) in part {
             let taken = match insn.branch {
                 Branch::Conditional(target) => Some(target.is_some()),
                 _ => None,
             };
-            if taken.is_none_or(|taken| !unit.direct(clock.tsc, true, taken)) {
+            let taken = taken.filter(|_| direct);
+            if taken.is_none_or(|taken| !gathering.direct(clock.tsc, true, taken)) {
                 world.clock = clock;
-                unit.retire(&mut world, insn);
+                gathering.retire(&mut world, insn);
             }
         }
-        drop(unit);
-        world.clock = part[part.len() - 1].0;
+        drop(gathering);
+        let (clock, last) = part[part.len() - 1];
+        world.clock = clock;
+        outcome.part(setup, &mut unit, &mut world, last.destination());
     }
-    unit.event(&mut world, Event::ClocksResumed);
-    world.trace
+    outcome.end(unit, world)
+}
+
+/// The ways to tell a stretch make the same packets, which are these.
+fn compare(setup: &Setup, insns: &[(Clock, Retired)], at_once: usize) -> Outcome {
+    let expected = one_by_one(setup, insns, at_once);
+    for direct in [true, false] {
+        let found = gathered(setup, insns, at_once, direct);
+        assert!(expected == found, "{setup:x?}, {at_once}, {direct}");
+    }
+    expected
 }
 
 #[test]
@@ -138,20 +225,78 @@ fn gathered_branches_make_the_same_packets() {
             .with_mtc_freq(if is(4) { 0 } else { 6 });
         for (others, at_once) in [(1000, 7), (1000, 5000), (9, 100)] {
             let insns = stretch(bits, 30_000, others);
-            let ready = || ready(ctl, is(5));
-            let expected = one_by_one(ready(), &insns);
-            let found = gathered(ready(), &insns, at_once);
+            let found = compare(&Setup::new(ctl, is(5)), &insns, at_once);
             // There have been PSBs.
-            assert!(expected.len() > 3000);
-            assert!(expected == found, "{ctl:?}, {others}, {at_once}");
+            assert!(found.trace.len() > 3000);
         }
     }
+}
+
+/// Address ranges, an internal buffer and CYCs, each alone and all together.
+#[test]
+fn gathered_branches_make_the_same_packets_under_filters_buffers_and_thresholds() {
+    // Beside [`stretch`]'s addresses: code in two halves, and places to which a branch comes now and then.
+    const RANGES: [(u64, [(u64, u64); 2]); 6] = [
+        (0, [(0, 0); 2]),
+        (0x01, [(0, u64::MAX >> 17), (0, 0)]),
+        (0x01, [(0x40_8000, 0x41_ffff), (0, 0)]),
+        (0x11, [(0x40_8000, 0x40_ffff), (0x41_4000, 0x41_7fff)]),
+        (0x20, [(0, 0), (0x41_0000, 0x41_003f)]),
+        (0x21, [(0x40_4000, 0x41_ffff), (0x41_0000, 0x41_003f)]),
+    ];
+    let buffer = |size, drain_bytes, drain_cycles| {
+        Some(InternalBuffer {
+            size,
+            drain_bytes,
+            drain_cycles,
+            resume_at: size / 2,
+        })
+    };
+    // None; one that drains by itself, soon or late; one that software drains; and those that overflow.
+    let buffers = [
+        (None, 0),
+        (buffer(4096, 16, 16), 0),
+        (buffer(4096, 700, 1000), 3),
+        (buffer(4096, 0, 0), 600),
+        (buffer(100, 1, 90), 0),
+        (buffer(200, 0, 0), 50),
+    ];
+    let (mut overflows, mut stops, mut seed) = (0, 0, 0);
+    for (config, ranges) in RANGES {
+        for (buffer, drains) in buffers {
+            for thresh in [None, Some(0), Some(1), Some(5), Some(9)] {
+                seed += 1;
+                let ctl = Ctl(config << 32)
+                    .with_user(true)
+                    .with_branch_en(true)
+                    .with_tsc_en(seed % 2 == 0)
+                    .with_mtc_en(seed % 3 == 0)
+                    .with_mtc_freq(3)
+                    .with_cyc_en(thresh.is_some())
+                    .with_cyc_thresh(thresh.unwrap_or(0));
+                let setup = Setup {
+                    ranges,
+                    buffer,
+                    drains,
+                    ..Setup::new(ctl, seed % 5 == 0)
+                };
+                for (others, at_once) in [(200, 700), (5, 90)] {
+                    let insns = stretch(seed, 10_000, others);
+                    let found = compare(&setup, &insns, at_once);
+                    assert!(found.trace.len() > 300, "{setup:x?}");
+                    overflows += found.overflows;
+                    stops += found.stops;
+                }
+            }
+        }
+    }
+    assert!(overflows > 1000 && stops > 100, "{overflows}, {stops}");
 }
 
 /// What is inlined of [`Unit::retire`] does what the whole of it does.
 #[test]
 fn instructions_that_make_no_packet_leave_the_same_state() {
-    for bits in 0..128 {
+    for bits in 0..256 {
         let is = |bit: u64| bits >> bit & 1 != 0;
         let ctl = Ctl(0)
             .with_user(true)
@@ -163,16 +308,17 @@ fn instructions_that_make_no_packet_leave_the_same_state() {
             .with_addr0_cfg(is(4).into())
             .with_mtc_freq(3);
         let ready = || {
-            let (mut unit, mut world) = ready(ctl, is(5));
-            let end = At::default();
-            for (register, value) in [
-                (msr::IA32_RTIT_CTL, 0),
-                (msr::IA32_RTIT_ADDR0_A, 0x40_8000),
-                (msr::IA32_RTIT_ADDR0_B, 0x41_ffff),
-                (msr::IA32_RTIT_CTL, ctl.with_trace_en(true).0),
-            ] {
-                unit.wrmsr(&mut world, end, register, value).expect("legal");
-            }
+            let setup = Setup {
+                ranges: [(0x40_8000, 0x41_ffff), (0, 0)],
+                buffer: is(7).then_some(InternalBuffer {
+                    size: 4096,
+                    drain_bytes: 3,
+                    drain_cycles: 50,
+                    resume_at: 0,
+                }),
+                ..Setup::new(ctl, is(5))
+            };
+            let (mut unit, world) = setup.ready();
             if is(6) {
                 // As deferred TIPs and a narrow counter would have it.
                 unit.choices.deferred_tips = true;
@@ -187,7 +333,12 @@ fn instructions_that_make_no_packet_leave_the_same_state() {
         for (clock, insn) in stretch(bits, 10_000, 4) {
             (world.clock, other.clock, third.clock) = (clock, clock, clock);
             unit.retire(&mut world, insn);
+            if whole.cached.has_ranges {
+                // What is known of the region is looked up anew.
+                whole.cached.region = Region::UNKNOWN;
+            }
             whole.retire_whole(&mut other, insn);
+            whole.cached.region = unit.cached.region;
             assert!(unit == whole, "{ctl:?}, {insn:?}");
             let told = match insn.branch {
                 Branch::None | Branch::DirectJump(_) => Some((false, false)),
@@ -202,6 +353,7 @@ fn instructions_that_make_no_packet_leave_the_same_state() {
                 }
                 _ => direct.retire(&mut third, insn),
             }
+            whole.cached.region = direct.cached.region;
             assert!(direct == whole, "{ctl:?}, {insn:?}");
         }
         assert!(world.trace == other.trace && world.trace.len() > 200);

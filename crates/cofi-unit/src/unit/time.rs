@@ -18,7 +18,7 @@ impl Unit {
             return false;
         }
         let now = client.now();
-        if self.cached.restless || !self.timing.is_quiet(now, self.regs.ctl) {
+        if self.cached.restless || !self.is_quiet_at(now) {
             self.time_goes_on(client, now, Some(ip));
             return self.regs.status.trigger_en();
         }
@@ -56,9 +56,13 @@ impl Unit {
     }
 
     #[cold]
+    #[inline(never)]
     fn time_goes_on(&mut self, client: &mut impl Client, now: Clock, ip: Option<Ip>) {
         if self.buffer.is_some() {
             self.drain_until(client, now, ip);
+            if !self.cached.restless && self.timing.is_quiet(now, self.regs.ctl) {
+                return;
+            }
         }
         if self.asleep || !self.regs.status.trigger_en() {
             return;
