@@ -87,6 +87,8 @@ const TOPA: Ctl = PLAIN.with_topa(true);
 const TIMED: Ctl = PLAIN.with_tsc_en(true).with_mtc_en(true).with_mtc_freq(3);
 const CYC: Ctl = TIMED.with_cyc_en(true);
 const FILTER: Ctl = PLAIN.with_addr0_cfg(1);
+/// A range around nothing that runs.
+const FILTERED_OUT: Ctl = PLAIN.with_addr1_cfg(1);
 
 const fn scenario(name: &'static str, program: Program, way: Way, ctl: Ctl) -> Scenario {
     Scenario {
@@ -122,9 +124,15 @@ const SCENARIOS: &[Scenario] = &[
     scenario("cyc", Program::Mixed, Way::Retire, CYC),
     scenario("cyc-gather", Program::Mixed, Way::Gather, CYC),
     scenario("filter", Program::Mixed, Way::Retire, FILTER),
+    scenario("filter-gather", Program::Mixed, Way::Gather, FILTER),
+    scenario("filtered-out", Program::Mixed, Way::Retire, FILTERED_OUT),
     Scenario {
         buffer: true,
         ..scenario("buffer", Program::Mixed, Way::Retire, PLAIN)
+    },
+    Scenario {
+        buffer: true,
+        ..scenario("buffer-gather", Program::Mixed, Way::Gather, PLAIN)
     },
 ];
 
