@@ -334,11 +334,21 @@ impl Unit {
         if self.cached.has_ranges {
             let is_plain =
                 self.cached.plain_inside && self.is_quiet(client.now()) && self.stays(insn);
-            if is_plain && self.retire_quietly(insn) {
+            if is_plain && self.retire_quietly(insn) || self.is_silent(client, insn) {
                 return;
             }
         }
         self.retire_whole(client, insn);
+    }
+
+    /// Whether the instruction is in code that a filter leaves out, and nothing happens but that time passes.
+    #[inline]
+    fn is_silent(&self, client: &mut impl Client, insn: Retired) -> bool {
+        !self.regs.status.filter_en()
+            && !self.cached.restless
+            && !self.psb_due()
+            && self.is_quiet_at(client.now())
+            && self.stays(insn)
     }
 
     /// What an instruction does at which nothing is due, and only what [`Gathering`] knows of can happen. `false`, and nothing is

@@ -75,7 +75,8 @@ impl Unit {
 
 impl Gathering<'_> {
     /// At `tsc` an instruction retired that is no branch, a direct jump, or (`conditional`) a conditional branch, `taken` or not.
-    /// `false`, and nothing is done, if that asks for [`Self::retire`].
+    /// `false`, and nothing is done, if that asks for [`Self::retire`]: with address ranges always, and while an internal buffer
+    /// drains by itself.
     #[inline(always)]
     #[must_use]
     pub fn direct(&mut self, tsc: u64, conditional: bool, taken: bool) -> bool {
