@@ -80,7 +80,8 @@ usage: cargo xtask CHORE
           measure how many operations a second the trace unit does; with valgrind, in how many instructions
           [--rounds N] [--operations N] [--instructions]
   bench record
-          measure what each part of recording with QEMU takes, by block that runs
+          measure what each part of recording with QEMU takes, by block that runs: of programs, and with a kernel of a boot of Linux
+          [--rounds N] [--only PART-OF-NAME]... [--json FILE] [--kernel VMLINUZ --busybox BUSYBOX|--initrd FILE]
   bench machine
           measure how fast `cofi machine` is beside QEMU alone
           --qemu FOLDER --kernel VMLINUZ --busybox BUSYBOX [--rounds N] [--cofi PATH] [--keep FOLDER]

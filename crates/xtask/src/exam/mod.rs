@@ -15,7 +15,7 @@ mod insn;
 mod jit;
 mod large;
 mod law;
-mod machine;
+pub(crate) mod machine;
 mod packets;
 pub(crate) mod programs;
 mod rtit;

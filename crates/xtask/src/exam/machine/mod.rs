@@ -250,12 +250,8 @@ impl Exam {
             /bin/busybox cat /proc/kallsyms > /dev/ttyS1\n\
             echo the shell runs > /dev/ttyS0\n\
             /bin/busybox poweroff -f\n";
-        let busybox =
-            fs::read(busybox).with_context(|| format!("reading {}", busybox.display()))?;
-        let members = [("bin/busybox", busybox), ("init", INIT.into())];
-        let archive = archive(&["bin", "proc", "dev"], &members);
         let path = self.path("initrd");
-        fs::write(&path, archive)?;
+        fs::write(&path, initrd(busybox, INIT)?)?;
         Ok(path)
     }
 
@@ -468,6 +464,13 @@ pub(super) fn address(line: &str) -> Result<Option<u64>> {
         return Ok(None);
     };
     Ok(Some(u64::from_str_radix(ip.trim_start_matches("0x"), 16)?))
+}
+
+/// Files for a kernel: busybox, and its first program, which is a script.
+pub(crate) fn initrd(busybox: &Path, init: &str) -> Result<Vec<u8>> {
+    let busybox = fs::read(busybox).with_context(|| format!("reading {}", busybox.display()))?;
+    let members = [("bin/busybox", busybox), ("init", init.into())];
+    Ok(archive(&["bin", "proc", "dev"], &members))
 }
 
 /// An archive of folders and programs.
