@@ -2,10 +2,9 @@
 
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::{Mode, Rtit};
-use cofi_packet::{Assembler, Format, Listing, Packets, extent};
+use cofi_packet::{Format, Listing, Packets, extent};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use std::convert::Infallible;
 
 /// A packet, or bytes that are none.
 #[pyclass(module = "cofi", frozen)]
@@ -65,22 +64,6 @@ fn list<F: Format>(bytes: &[u8], context: F::Context) -> Vec<Packet> {
     all
 }
 
-fn make<F: Format>(text: &str, context: F::Context) -> PyResult<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let sink = |packet: &[u8]| -> Result<(), Infallible> {
-        bytes.extend_from_slice(packet);
-        Ok(())
-    };
-    let mut assembler = Assembler::<F, _>::in_context(sink, context);
-    for (number, line) in text.lines().enumerate() {
-        assembler
-            .line(line)
-            .map_err(|error| PyValueError::new_err(format!("line {}: {error}", number + 1)))?;
-    }
-    let _ = assembler.into_sink();
-    Ok(bytes)
-}
-
 enum Family {
     Pt,
     Rtit(Mode),
@@ -126,8 +109,9 @@ pub(crate) fn assemble(
     cycle_accurate: bool,
 ) -> PyResult<Vec<u8>> {
     let family = family(format, cycle_accurate)?;
-    py.detach(|| match family {
-        Family::Pt => make::<IntelPt>(text, Default::default()),
-        Family::Rtit(mode) => make::<Rtit>(text, mode),
-    })
+    let bytes = py.detach(|| match family {
+        Family::Pt => cofi_packet::assemble::<IntelPt, _>(text, Default::default()),
+        Family::Rtit(mode) => cofi_packet::assemble::<Rtit, _>(text, mode),
+    });
+    bytes.map_err(|error| PyValueError::new_err(error.to_string()))
 }

@@ -5,9 +5,8 @@ use crate::status::{
 };
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::{Mode, Rtit};
-use cofi_packet::{Assembler, Format, Listing, Packets, StreamOffset, extent};
+use cofi_packet::{Format, Listing, Packets, StreamOffset, assemble, extent};
 use core::mem::offset_of;
-use std::convert::Infallible;
 use std::ffi::{CString, c_char};
 
 /// `cofi_packet`.
@@ -167,22 +166,6 @@ pub unsafe extern "C" fn cofi_packets_free(list: *mut List) {
     unsafe { take_back(list) }
 }
 
-fn make<F: Format>(text: &str, context: F::Context) -> Result<Vec<u8>, Status> {
-    let mut bytes = Vec::new();
-    let sink = |packet: &[u8]| -> Result<(), Infallible> {
-        bytes.extend_from_slice(packet);
-        Ok(())
-    };
-    let mut assembler = Assembler::<F, _>::in_context(sink, context);
-    for (number, line) in text.lines().enumerate() {
-        assembler
-            .line(line)
-            .map_err(|error| invalid(format_args!("line {}: {error}", number + 1)))?;
-    }
-    let _ = assembler.into_sink();
-    Ok(bytes)
-}
-
 /// `cofi_assemble`.
 ///
 /// # Safety
@@ -198,9 +181,10 @@ pub unsafe extern "C" fn cofi_assemble(
         // SAFETY: as the caller says.
         let (text, len) = unsafe { (self::text(text, "text")?, given_mut(len, "len")?) };
         let made = match family(format)? {
-            Family::Pt => make::<IntelPt>(text, Default::default())?,
-            Family::Rtit(mode) => make::<Rtit>(text, mode)?,
+            Family::Pt => assemble::<IntelPt, Vec<u8>>(text, Default::default()),
+            Family::Rtit(mode) => assemble::<Rtit, _>(text, mode),
         };
+        let made = made.map_err(invalid)?;
         // SAFETY: as the caller says.
         unsafe { fill(&made, buffer, len) }
     })

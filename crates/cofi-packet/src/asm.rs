@@ -1,7 +1,7 @@
 //! The assembler: lines of text to bytes.
 
 use crate::StreamOffset;
-use crate::encoder::{EncodeError, Encoder, Sink};
+use crate::encoder::{Collected, EncodeError, Encoder, Sink};
 use crate::format::Format;
 use crate::text::{Operands, TextError, TextErrorKind};
 use crate::word::MAX_PACKET;
@@ -19,16 +19,14 @@ use crate::word::MAX_PACKET;
 /// - A label names the offset of what follows; [`Assembler::line`] hands it out.
 ///
 /// ```
+/// use cofi_packet::Collected;
 /// use cofi_packet::intel::Assembler;
 ///
-/// let mut bytes = Vec::new();
-/// let mut assembler = Assembler::new(|packet: &[u8]| -> Result<(), std::convert::Infallible> {
-///     bytes.extend_from_slice(packet);
-///     Ok(())
-/// });
+/// let mut assembler = Assembler::new(Collected(Vec::new()));
 /// for line in ["start: psb", "psbend", "tip.pge 0x401000 ; main", "tnt TNNT"] {
 ///     assembler.line(line).unwrap();
 /// }
+/// let Collected(bytes) = assembler.into_sink();
 /// assert_eq!(bytes[16..], [0x02, 0x23, 0x51, 0x00, 0x10, 0x40, 0x00, 0x32]);
 /// ```
 #[derive(Clone, Debug)]
@@ -54,6 +52,48 @@ pub struct Line<'t> {
     pub offset: StreamOffset,
     /// The label.
     pub label: Option<&'t str>,
+}
+
+/// Why a text was not assembled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("line {line}: {error}")]
+pub struct LineError {
+    /// The number of the line that is not right, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub error: TextError,
+}
+
+/// The packets of a text, one in a line, as an [`Assembler`] reads each; labels have no effect.
+///
+/// ```
+/// use cofi_packet::intel::IntelPt;
+///
+/// let bytes: Vec<u8> = cofi_packet::assemble::<IntelPt, _>("pad\npad", Default::default())?;
+/// assert_eq!(bytes, [0, 0]);
+/// # Ok::<(), cofi_packet::LineError>(())
+/// ```
+///
+/// # Errors
+/// The first line that is not right.
+pub fn assemble<F: Format, B: Default + for<'b> Extend<&'b u8>>(
+    text: &str,
+    context: F::Context,
+) -> Result<B, LineError> {
+    let mut assembler = Assembler::<F, _>::in_context(Collected(B::default()), context);
+    for (at, line) in text.lines().enumerate() {
+        match assembler.line(line) {
+            Ok(_) => {}
+            Err(AssembleError::Text(error)) => {
+                return Err(LineError {
+                    line: at + 1,
+                    error,
+                });
+            }
+            Err(AssembleError::Sink(never)) => match never {},
+        }
+    }
+    Ok(assembler.into_sink().0)
 }
 
 /// The line without its comment.

@@ -9,7 +9,7 @@ use core::convert::Infallible;
 
 /// Where encoded packets go.
 ///
-/// Any `FnMut(&[u8]) -> Result<(), E>` is a sink; so is a [`Buffer`].
+/// Any `FnMut(&[u8]) -> Result<(), E>` is a sink; so are a [`Buffer`], and [`Collected`] of what grows.
 pub trait Sink {
     /// Why a packet could not be stored.
     type Error;
@@ -112,6 +112,19 @@ fn store_short(buffer: &mut [u8], word: u128, len: usize) -> Result<(), Full> {
             Ok(())
         }
         None => Err(Full { need: len, room }),
+    }
+}
+
+/// All packets, one behind the other, in whatever grows: a vector, where there is memory for one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Collected<B>(pub B);
+
+impl<B: for<'b> Extend<&'b u8>> Sink for Collected<B> {
+    type Error = Infallible;
+    #[inline]
+    fn put(&mut self, word: u128, len: usize) -> Result<(), Infallible> {
+        self.0.extend(&word.to_le_bytes()[..len]);
+        Ok(())
     }
 }
 

@@ -64,10 +64,10 @@ mod value;
 mod word;
 
 pub use addr::{ExecMode, Ip, StreamOffset, Tsc};
-pub use asm::{AssembleError, Assembler, Line};
+pub use asm::{AssembleError, Assembler, Line, LineError, assemble};
 pub use chunks::{Chunks, Feed};
 pub use counted::{Counted, agreeing, counted};
-pub use encoder::{Buffer, EncodeError, Encoder, Full, Nowhere, Sink};
+pub use encoder::{Buffer, Collected, EncodeError, Encoder, Full, Nowhere, Sink};
 pub use error::DecodeError;
 pub use field::{Hex, Hex64, Uint};
 pub use format::{Format, Misfit};

@@ -7,9 +7,8 @@ use crate::{Ended, input};
 use anyhow::{Context, Result, bail};
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::Rtit;
-use cofi_packet::{AssembleError, Assembler, Format};
+use cofi_packet::{AssembleError, Assembler, Collected, Format};
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
@@ -108,12 +107,7 @@ impl Source {
         input: &mut dyn BufRead,
         context: F::Context,
     ) -> std::io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let sink = |packet: &[u8]| -> Result<(), Infallible> {
-            bytes.extend_from_slice(packet);
-            Ok(())
-        };
-        let mut assembler = Assembler::<F, _>::in_context(sink, context);
+        let mut assembler = Assembler::<F, _>::in_context(Collected(Vec::new()), context);
         let mut line = Vec::new();
         loop {
             line.clear();
@@ -146,7 +140,7 @@ impl Source {
                 Err(AssembleError::Sink(never)) => match never {},
             }
         }
-        Ok(bytes)
+        Ok(assembler.into_sink().0)
     }
 
     fn label(&mut self, label: &str, offset: u64, line: &str) {

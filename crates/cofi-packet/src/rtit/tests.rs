@@ -307,7 +307,7 @@ fn short_packets_are_what_the_table_says() {
 /// Found by fuzzing, in the target itself, which did not show the listing what forms no packet.
 #[test]
 fn an_address_behind_what_forms_no_packet_is_not_completed_across_a_psb() {
-    use crate::{Assembler, Item, Packets};
+    use crate::{Assembler, Collected, Item, Packets};
 
     let mut bytes = Vec::from([0x86, 0x99, 0x99, 0x99, 0x99, 0x00, 0x00]); // FUP.PGE with all of its address
     bytes.extend([0xff; 4]);
@@ -319,14 +319,7 @@ fn an_address_behind_what_forms_no_packet_is_not_completed_across_a_psb() {
     let lines: Vec<_> = items.iter().filter_map(|item| listing.item(item)).collect();
     let last = lines.last().expect("a line").to_string();
     assert_eq!(last, "fup.pgd cnt=0 zext=0 ip=0x37b");
-    let mut assembled = Vec::new();
-    let mut assembler = Assembler::<Rtit, _>::in_context(
-        |packet: &[u8]| {
-            assembled.extend_from_slice(packet);
-            Ok::<(), core::convert::Infallible>(())
-        },
-        Mode::Plain,
-    );
+    let mut assembler = Assembler::<Rtit, _>::in_context(Collected(Vec::new()), Mode::Plain);
     for line in &lines {
         assembler
             .line(&line.to_string())

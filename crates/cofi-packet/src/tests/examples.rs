@@ -170,3 +170,17 @@ fn text_as_people_write_it() {
         02 63 81 14 07 00 00 00 02 b3 07 01 00 05 ff 02 c2 20 00 00 00 01 00 00 00";
     assert_eq!(bytes, hex(expected));
 }
+
+/// The first wrong line is named by its number, among empty ones, comments and labels too.
+#[test]
+fn a_text_is_assembled_up_to_its_first_wrong_line() {
+    let text = "psb ; begin\n\nhere: tip.pge 0x401000\r\ntnt TN\n";
+    let bytes: std::vec::Vec<u8> =
+        crate::assemble::<IntelPt, _>(text, Block::Outside).expect("packets");
+    assert_eq!(bytes[16..], hex("51 00 10 40 00 0c"));
+    let wrong = "psb\n# nothing\ntip.pge\ntnt X";
+    let error = crate::assemble::<IntelPt, std::vec::Vec<u8>>(wrong, Block::Outside);
+    let error = error.expect_err("a line without its operand");
+    assert_eq!(error.line, 3);
+    assert!(format!("{error}").starts_with("line 3: "), "{error}");
+}

@@ -4,8 +4,7 @@ mod examples;
 mod properties;
 
 use crate::table::PacketKind;
-use crate::{Assembler, DecodeError, Format, Full};
-use core::convert::Infallible;
+use crate::{DecodeError, Format, Full};
 use std::format;
 use std::string::{String, ToString};
 use std::vec::Vec;
@@ -29,20 +28,8 @@ pub(crate) fn assemble<F: Format>(
     context: F::Context,
     lines: &[String],
 ) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    let mut assembler = Assembler::<F, _>::in_context(
-        |packet: &[u8]| -> Result<(), Infallible> {
-            bytes.extend_from_slice(packet);
-            Ok(())
-        },
-        context,
-    );
-    for line in lines {
-        assembler
-            .line(line)
-            .map_err(|error| format!("{line}: {error}"))?;
-    }
-    Ok(bytes)
+    crate::assemble::<F, _>(&lines.join("\n"), context)
+        .map_err(|error| format!("{}: {}", lines[error.line - 1], error.error))
 }
 
 /// Golden lines: bytes → text → bytes; every truncation; emission into a dirty buffer; every kind is there.
