@@ -3,8 +3,8 @@
 use crate::batches::{Batches, Outlet};
 use crate::flow::NO_TIME;
 use crate::names::Shared;
-use crate::owner::{CallFlow, Part};
-use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallVisitor, GapCause};
+use crate::owner::Part;
+use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallTracer, CallVisitor, GapCause};
 use cofi_packet::StreamOffset;
 use cofi_session::Task;
 use numpy::{IntoPyArray, PyArray1};
@@ -111,7 +111,8 @@ impl CallVisitor for Taken<'_> {
 
 /// Makes out calls, and sends them in batches.
 fn make(part: &Part, size: usize, gaps: &AtomicU64, to: &Outlet<Columns>) {
-    let CallFlow { tracer, flow } = &mut CallFlow::of(part);
+    let flow = &mut part.decode();
+    let mut tracer = CallTracer::new(part.session(), part.stream());
     let mut taken = Taken {
         columns: Columns::default(),
         names: &part.owner.names,
@@ -121,7 +122,7 @@ fn make(part: &Part, size: usize, gaps: &AtomicU64, to: &Outlet<Columns>) {
         size,
         to,
     };
-    while tracer.follow(&mut flow.flow, &mut taken) {}
+    while tracer.follow(flow, &mut taken) {}
     tracer.finish(&mut taken);
     if !taken.columns.number.is_empty() {
         to.put(taken.columns);

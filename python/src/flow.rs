@@ -3,10 +3,10 @@
 use crate::batches::{Batches, Outlet, Turn};
 use crate::events::{PyEvent, PyGap};
 use crate::names::Places;
-use crate::owner::{Flow, Part};
+use crate::owner::Part;
 use cofi_flow::{Event, Executed, Item, Part as Piece};
 use cofi_packet::Ip;
-use cofi_session::ThreadFlow;
+use cofi_session::{OwnedFlow, ThreadFlow};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 
@@ -109,8 +109,7 @@ impl Insns {
 }
 
 fn instructions(part: &Part, size: usize, to: &Outlet<Insns>) {
-    let mut flow = Flow::of(part);
-    let flow = &mut flow.flow;
+    let flow = &mut part.decode();
     let mut made = Insns::default();
     loop {
         let item = flow.blocks(|block| {
@@ -323,8 +322,7 @@ impl Maker<'_> {
 
 fn blocks(part: &Part, size: usize, is_timed: bool, to: &Outlet<Made>) {
     let names = &part.owner.names;
-    let mut flow = Flow::of(part);
-    let flow = &mut flow.flow;
+    let flow = &mut part.decode();
     let mut places = Places::default();
     let mut maker = Maker {
         open: None,
@@ -413,7 +411,7 @@ impl Blocks {
 
 /// How far events have been told.
 struct Told {
-    flow: Flow,
+    flow: OwnedFlow,
     instructions: u64,
     gap: Option<PyGap>,
 }
@@ -425,7 +423,7 @@ pub(crate) struct Events(Turn<Told>);
 impl Events {
     pub(crate) fn new(part: &Part) -> Self {
         Self(Turn::new(Told {
-            flow: Flow::of(part),
+            flow: part.flow(),
             instructions: 0,
             gap: None,
         }))
@@ -443,19 +441,22 @@ impl Told {
         if let Some(gap) = self.gap.take() {
             return Some(Happening::Gap(gap));
         }
-        let (flow, ran) = (&mut self.flow.flow, &mut self.instructions);
-        let item = flow.blocks(|block| *ran += block.len() as u64)?;
-        let missing = gap(&item, flow, *ran);
-        match item {
-            Item::Event(event) => {
-                // What an overflow has lost is told behind it.
-                self.gap = missing;
-                let tsc = u64::try_from(tsc(flow)).ok();
-                let event = PyEvent::new(&event, flow.offset().0, tsc, *ran);
-                Some(Happening::Event(event))
+        let ran = &mut self.instructions;
+        let waiting = &mut self.gap;
+        self.flow.with(|flow| {
+            let item = flow.blocks(|block| *ran += block.len() as u64)?;
+            let missing = gap(&item, flow, *ran);
+            match item {
+                Item::Event(event) => {
+                    // What an overflow has lost is told behind it.
+                    *waiting = missing;
+                    let tsc = u64::try_from(tsc(flow)).ok();
+                    let event = PyEvent::new(&event, flow.offset().0, tsc, *ran);
+                    Some(Happening::Event(event))
+                }
+                _ => missing.map(Happening::Gap),
             }
-            _ => missing.map(Happening::Gap),
-        }
+        })
     }
 }
 

@@ -109,7 +109,7 @@ pub(crate) struct PyRecording {
 }
 
 impl PyRecording {
-    fn session(&self) -> &Session<'static> {
+    fn session(&self) -> &Session<'_> {
         self.owner.session()
     }
 }

@@ -1,15 +1,15 @@
 //! The flow of a thread, or of bare packets whose code the caller reads.
 
-use crate::recording::{Kept, Opened};
+use crate::recording::Opened;
 use crate::status::{
-    Growing, Kept as Bytes, Place, Status, because, bytes, given, given_mut, guarded, hand_out,
-    invalid, take_back,
+    Growing, Place, Status, because, bytes, given, given_mut, guarded, hand_out, invalid, take_back,
 };
 use cofi_flow::{Block, Event, Field, FlowConfig, FlowDecoder, Item};
 use cofi_insn::CodeSource;
-use cofi_packet::Ip;
-use cofi_session::ThreadFlow;
+use cofi_packet::{Ip, StreamOffset};
+use cofi_session::OwnedFlow;
 use core::mem::offset_of;
+use self_cell::self_cell;
 use std::ffi::{CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -30,24 +30,42 @@ impl CodeSource for Callers {
     }
 }
 
-/// Where the flow comes from.
-#[expect(clippy::large_enum_variant, reason = "there is one for each flow")]
-enum Source {
-    Thread(ThreadFlow<'static>),
-    Bare(FlowDecoder<'static, Callers>),
+type Decoder<'a> = FlowDecoder<'a, Callers>;
+
+self_cell! {
+    /// Bare packets, and their decoder.
+    struct Bare {
+        owner: Vec<u8>,
+        #[not_covariant]
+        dependent: Decoder,
+    }
 }
 
-/// What the source stands on.
-enum Base {
-    Recording(#[expect(dead_code, reason = "it is kept")] Kept),
-    Bytes(#[expect(dead_code, reason = "they are kept")] Bytes),
+/// Where the flow comes from.
+enum Source {
+    Thread(OwnedFlow),
+    Bare(Bare),
+}
+
+impl Source {
+    fn blocks(&mut self, visit: impl FnMut(&Block<'_>)) -> Option<Item> {
+        match self {
+            Self::Thread(flow) => flow.with(|flow| flow.blocks(visit)),
+            Self::Bare(bare) => bare.with_dependent_mut(|_, decoder| decoder.blocks(visit)),
+        }
+    }
+
+    fn offset(&mut self) -> StreamOffset {
+        match self {
+            Self::Thread(flow) => flow.with(|flow| flow.offset()),
+            Self::Bare(bare) => bare.with_dependent(|_, decoder| decoder.offset()),
+        }
+    }
 }
 
 /// `cofi_flow`.
 pub struct Flow {
-    // Dropped before its base.
     source: Source,
-    _base: Base,
     instructions: u64,
     /// It was left where it stood.
     is_over: bool,
@@ -62,10 +80,9 @@ impl std::fmt::Debug for Flow {
 }
 
 impl Flow {
-    fn new(source: Source, base: Base) -> Self {
+    fn new(source: Source) -> Self {
         Self {
             source,
-            _base: base,
             instructions: 0,
             is_over: false,
             fields: Vec::new(),
@@ -87,11 +104,7 @@ pub unsafe extern "C" fn cofi_flow_of_thread(
     guarded(|| {
         // SAFETY: as the caller says.
         let (opened, out) = unsafe { (given(recording, "recording")?, given_mut(out, "out")?) };
-        let kept = opened.keep(index)?;
-        // SAFETY: the flow is dropped before what keeps these.
-        let (session, stream) = unsafe { kept.forever() };
-        let source = Source::Thread(session.decode(stream));
-        hand_out(Flow::new(source, Base::Recording(kept)), out);
+        hand_out(Flow::new(Source::Thread(opened.flow(index)?)), out);
         Ok(())
     })
 }
@@ -112,11 +125,10 @@ pub unsafe extern "C" fn cofi_flow_of_bytes(
         // SAFETY: as the caller says.
         let (data, out) = unsafe { (bytes(data, len)?, given_mut(out, "out")?) };
         let read = read.ok_or_else(|| invalid("read is null"))?;
-        let data = Bytes::new(data.into());
-        // SAFETY: they are dropped after the decoder, which alone uses them.
-        let all = unsafe { data.forever() };
-        let decoder = FlowDecoder::new(all, Callers { read, context }, FlowConfig::default());
-        hand_out(Flow::new(Source::Bare(decoder), Base::Bytes(data)), out);
+        let bare = Bare::new(data.to_vec(), |data| {
+            FlowDecoder::new(data, Callers { read, context }, FlowConfig::default())
+        });
+        hand_out(Flow::new(Source::Bare(bare)), out);
         Ok(())
     })
 }
@@ -240,14 +252,10 @@ impl Flow {
         }
         let (source, ran) = (&mut self.source, &mut self.instructions);
         let decoded = catch_unwind(AssertUnwindSafe(|| {
-            let mut visit = |block: &Block<'_>| {
+            let item = source.blocks(|block| {
                 *ran += block.len() as u64;
                 add(batch, block);
-            };
-            let item = match source {
-                Source::Thread(flow) => flow.blocks(&mut visit),
-                Source::Bare(decoder) => decoder.blocks(&mut visit),
-            };
+            });
             batch.hand_over();
             item
         }));
@@ -281,10 +289,7 @@ impl Flow {
     fn tell(&mut self, item: &Item) -> Happening {
         self.fields.clear();
         self.texts.clear();
-        let offset = match &self.source {
-            Source::Thread(flow) => flow.offset().0,
-            Source::Bare(decoder) => decoder.offset().0,
-        };
+        let offset = self.source.offset().0;
         let mut out = Happening {
             size: 0,
             kind: 0,

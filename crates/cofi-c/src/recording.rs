@@ -1,63 +1,45 @@
 //! Recordings: perf.data, or bare packets.
 
 use crate::status::{
-    Growing, Kept as Bytes, Place, Status, because, given, given_mut, guarded, hand_out, invalid,
-    take_back, text,
+    Growing, Place, Status, because, given, given_mut, guarded, hand_out, invalid, take_back, text,
 };
 use cofi_image::{ElfSpec, RawSpec};
-use cofi_session::{Recording, Session, SessionOptions, Stream, TraceFormat};
+use cofi_session::{
+    OwnedFlow, OwnedSession, Recording, SessionError, SessionOptions, Stream, TraceFormat,
+};
 use core::mem::offset_of;
 use std::ffi::{CString, c_char};
 use std::fmt::Display;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The bytes of a trace, and the session that reads them.
-struct Owner {
-    // Dropped before the bytes.
-    session: Session<'static>,
-    _bytes: Bytes,
+/// `cofi_recording`.
+pub struct Opened {
+    session: Arc<OwnedSession>,
     names: Vec<CString>,
     missing: Vec<CString>,
 }
 
-/// `cofi_recording`.
-pub struct Opened(Arc<Owner>);
-
-/// A session and a stream of it that stay as long as this.
-#[derive(Clone)]
-pub(crate) struct Kept {
-    owner: Arc<Owner>,
-    index: usize,
-}
-
-impl Kept {
-    /// # Safety
-    /// What comes of these is dropped before this.
-    pub(crate) unsafe fn forever(&self) -> (&'static Session<'static>, &'static Stream<'static>) {
-        let session: *const Session<'static> = &raw const self.owner.session;
-        // SAFETY: it lies in an `Arc`, which does not move it, and nobody changes it; how long it lasts is the caller's promise.
-        let session = unsafe { &*session };
-        (session, &session.streams()[self.index])
-    }
-}
-
 impl Opened {
-    pub(crate) fn keep(&self, index: usize) -> Result<Kept, Status> {
-        let count = self.0.session.streams().len();
-        if index >= count {
-            return Err(invalid(format_args!(
-                "there is no thread {index} of {count}"
-            )));
-        }
-        let owner = self.0.clone();
-        Ok(Kept { owner, index })
+    /// The flow of a stream, which keeps what it reads.
+    pub(crate) fn flow(&self, index: usize) -> Result<OwnedFlow, Status> {
+        OwnedFlow::new(self.session.clone(), index).ok_or_else(|| self.no_thread(index))
+    }
+
+    fn stream(&self, index: usize) -> Result<&Stream<'_>, Status> {
+        let stream = self.session.streams().get(index);
+        stream.ok_or_else(|| self.no_thread(index))
+    }
+
+    fn no_thread(&self, index: usize) -> Status {
+        let count = self.session.streams().len();
+        invalid(format_args!("there is no thread {index} of {count}"))
     }
 }
 
 impl std::fmt::Debug for Opened {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Opened").field(&self.0.session).finish()
+        f.debug_tuple("Opened").field(&self.session).finish()
     }
 }
 
@@ -122,21 +104,16 @@ pub unsafe extern "C" fn cofi_recording_open(
             |error: &dyn Display| because(Status::Unreadable, format_args!("{path}: {error}"));
         let bytes = std::fs::read(path).map_err(|error| unreadable(&error))?;
         hand_out(
-            Opened(open(bytes, &options).map_err(|error| unreadable(&error))?),
+            open(bytes, &options).map_err(|error| unreadable(&error))?,
             out,
         );
         Ok(())
     })
 }
 
-fn open(
-    bytes: Vec<u8>,
-    options: &SessionOptions,
-) -> Result<Arc<Owner>, cofi_session::SessionError> {
-    let bytes = Bytes::new(bytes.into_boxed_slice());
-    // SAFETY: they are dropped after the session, which alone uses them.
-    let all = unsafe { bytes.forever() };
-    let session = Session::new(all, options)?;
+fn open(bytes: Vec<u8>, options: &SessionOptions) -> Result<Opened, SessionError> {
+    let owned = OwnedSession::new(bytes, options)?;
+    let session = owned.session();
     let names = session.streams().iter();
     let names = names.map(|stream| c_string(stream.comm().unwrap_or_default()));
     let missing = session
@@ -144,12 +121,11 @@ fn open(
         .into_iter()
         .flat_map(Recording::sentences);
     let wrong = session.diagnostics().iter().map(ToString::to_string);
-    Ok(Arc::new(Owner {
+    Ok(Opened {
         names: names.collect(),
         missing: missing.chain(wrong).map(c_string).collect(),
-        session,
-        _bytes: bytes,
-    }))
+        session: Arc::new(owned),
+    })
 }
 
 /// `cofi_recording_free`.
@@ -169,7 +145,7 @@ pub unsafe extern "C" fn cofi_recording_free(recording: *mut Opened) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cofi_recording_threads(recording: *const Opened) -> usize {
     // SAFETY: as the caller says.
-    unsafe { recording.as_ref() }.map_or(0, |opened| opened.0.session.streams().len())
+    unsafe { recording.as_ref() }.map_or(0, |opened| opened.session.streams().len())
 }
 
 /// `cofi_recording_missing`.
@@ -182,7 +158,7 @@ pub unsafe extern "C" fn cofi_recording_missing(
     index: usize,
 ) -> *const c_char {
     // SAFETY: as the caller says.
-    let missing = unsafe { recording.as_ref() }.and_then(|opened| opened.0.missing.get(index));
+    let missing = unsafe { recording.as_ref() }.and_then(|opened| opened.missing.get(index));
     missing.map_or(std::ptr::null(), |sentence| sentence.as_ptr())
 }
 
@@ -214,8 +190,7 @@ pub unsafe extern "C" fn cofi_recording_thread(
     guarded(|| {
         // SAFETY: as the caller says.
         let (opened, out) = unsafe { (given(recording, "recording")?, Place::of(out, "thread")?) };
-        let owner = opened.keep(index)?.owner;
-        let stream = &owner.session.streams()[index];
+        let stream = opened.stream(index)?;
         let key = stream.key();
         out.store(Thread {
             size: 0,
@@ -228,7 +203,7 @@ pub unsafe extern "C" fn cofi_recording_thread(
             cpu: key.cpu().unwrap_or(0),
             pid: key.tid().map_or(0, |_| stream.task().pid),
             reserved: 0,
-            name: owner.names[index].as_ptr(),
+            name: opened.names[index].as_ptr(),
             data: stream.bytes().as_ptr(),
             len: stream.bytes().len() as u64,
         });

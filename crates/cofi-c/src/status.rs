@@ -5,7 +5,6 @@ use std::ffi::{CStr, CString, c_char};
 use std::fmt::Display;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::NonNull;
 
 /// `cofi_status`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,34 +136,6 @@ impl<T: Growing> Place<T> {
                 self.len - begin,
             );
         }
-    }
-}
-
-/// Bytes that stay where they are until this is dropped, for who borrows them for longer than Rust can see.
-pub(crate) struct Kept(NonNull<[u8]>);
-
-// SAFETY: they are owned, and nobody writes to them.
-unsafe impl Send for Kept {}
-// SAFETY: as above.
-unsafe impl Sync for Kept {}
-
-impl Kept {
-    pub(crate) fn new(bytes: Box<[u8]>) -> Self {
-        Self(NonNull::from(Box::leak(bytes)))
-    }
-
-    /// # Safety
-    /// They are not used any more when this is dropped.
-    pub(crate) unsafe fn forever(&self) -> &'static [u8] {
-        // SAFETY: they are there until the drop, which comes after their use, says the caller.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        // SAFETY: it came out of a box, and goes back once.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
