@@ -1,13 +1,13 @@
 //! The calls of a stream, in batches.
 
 use crate::batches::{Batches, Outlet};
+use crate::columns::batch;
 use crate::flow::NO_TIME;
 use crate::names::Shared;
 use crate::owner::Part;
 use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallTracer, CallVisitor, GapCause};
 use cofi_packet::StreamOffset;
 use cofi_session::Task;
-use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,23 +23,26 @@ fn place(word: &str, among: &[&str]) -> u8 {
     place.map_or(u8::MAX, |place| place as u8)
 }
 
-#[derive(Default)]
-struct Columns {
-    tid: Vec<u32>,
-    era: Vec<u32>,
-    number: Vec<i64>,
-    parent: Vec<i64>,
-    depth: Vec<i32>,
-    function: Vec<u32>,
-    ip: Vec<u64>,
-    kind: Vec<u8>,
-    left: Vec<u8>,
-    begin: Vec<u64>,
-    end: Vec<u64>,
-    begin_tsc: Vec<i64>,
-    end_tsc: Vec<i64>,
-    instructions: Vec<u64>,
-    self_instructions: Vec<u64>,
+batch! {
+    /// Calls, in the order in which they were left.
+    CallBatch of Columns {
+        tid: u32,
+        era: u32,
+        number: i64,
+        parent: i64,
+        depth: i32,
+        function: u32,
+        ip: u64,
+        kind: u8,
+        left: u8,
+        begin: u64,
+        end: u64,
+        begin_tsc: i64,
+        end_tsc: i64,
+        instructions: u64,
+        self_instructions: u64,
+    }
+    beside {}
 }
 
 /// Takes calls as they are left.
@@ -129,63 +132,6 @@ fn make(part: &Part, size: usize, gaps: &AtomicU64, to: &Outlet<Columns>) {
     }
 }
 
-macro_rules! batch {
-    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
-        /// Calls, in the order in which they were left.
-        #[pyclass(module = "cofi", frozen)]
-        pub(crate) struct CallBatch {
-            $($name: Py<PyArray1<$type>>,)*
-            len: usize,
-        }
-
-        impl CallBatch {
-            fn new(py: Python<'_>, columns: Columns) -> Self {
-                Self {
-                    len: columns.number.len(),
-                    $($name: columns.$name.into_pyarray(py).unbind(),)*
-                }
-            }
-        }
-
-        #[pymethods]
-        impl CallBatch {
-            $(
-                $(#[$doc])*
-                #[getter]
-                fn $name<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<$type>> {
-                    self.$name.bind(py).clone()
-                }
-            )*
-
-            fn __len__(&self) -> usize {
-                self.len
-            }
-
-            fn __repr__(&self) -> String {
-                format!("<CallBatch of {}>", self.len)
-            }
-        }
-    };
-}
-
-batch! {
-    tid: u32,
-    era: u32,
-    number: i64,
-    parent: i64,
-    depth: i32,
-    function: u32,
-    ip: u64,
-    kind: u8,
-    left: u8,
-    begin: u64,
-    end: u64,
-    begin_tsc: i64,
-    end_tsc: i64,
-    instructions: u64,
-    self_instructions: u64,
-}
-
 /// Iterates over batches of calls.
 #[pyclass(module = "cofi", frozen)]
 pub(crate) struct Calls {
@@ -210,7 +156,9 @@ impl Calls {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<CallBatch>> {
         let columns = self.batches.next(py)?;
-        Ok(columns.map(|columns| CallBatch::new(py, columns)))
+        columns
+            .map(|columns| CallBatch::new(py, columns))
+            .transpose()
     }
 
     /// How many gaps have been found so far; all of them once the iterator has ended. At each all open calls are left, as nobody knows what ran.

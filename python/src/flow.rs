@@ -1,13 +1,13 @@
 //! The flow of a stream, in batches of instructions or blocks, or as its events and gaps.
 
 use crate::batches::{Batches, Outlet, Turn};
+use crate::columns::batch;
 use crate::events::{PyEvent, PyGap};
 use crate::names::Places;
 use crate::owner::Part;
 use cofi_flow::{Event, Executed, Item, Part as Piece};
 use cofi_packet::Ip;
 use cofi_session::{OwnedFlow, ThreadFlow};
-use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 
 /// A time that no packet tells.
@@ -29,51 +29,10 @@ fn gap(item: &Item, flow: &ThreadFlow<'_>, instructions: u64) -> Option<PyGap> {
     }
 }
 
-/// Instructions that ran one after the other, none missing between them.
-#[pyclass(module = "cofi", frozen)]
-pub(crate) struct InstructionBatch {
-    ip: Py<PyArray1<u64>>,
-    length: Py<PyArray1<u8>>,
-    class: Py<PyArray1<u8>>,
-    #[pyo3(get)]
-    first: u64,
-    #[pyo3(get)]
-    gap_before: Option<Py<PyGap>>,
-    len: usize,
-}
-
-#[pymethods]
-impl InstructionBatch {
-    #[getter]
-    fn ip<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
-        self.ip.bind(py).clone()
-    }
-
-    #[getter]
-    fn length<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u8>> {
-        self.length.bind(py).clone()
-    }
-
-    #[getter(class_)]
-    fn class_<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u8>> {
-        self.class.bind(py).clone()
-    }
-
-    fn __len__(&self) -> usize {
-        self.len
-    }
-
-    fn __repr__(&self) -> String {
-        let gap = if self.gap_before.is_some() {
-            ", behind a gap"
-        } else {
-            ""
-        };
-        format!(
-            "<InstructionBatch of {} from number {}{gap}>",
-            self.len, self.first
-        )
-    }
+batch! {
+    /// Instructions that ran one after the other, none missing between them.
+    InstructionBatch of Insns { ip: u64, length: u8, class_: u8 }
+    beside { first: u64, gap_before: Option<PyGap> }
 }
 
 /// Iterates over batches of instructions.
@@ -87,19 +46,10 @@ impl Instructions {
     }
 }
 
-#[derive(Default)]
-struct Insns {
-    ip: Vec<u64>,
-    length: Vec<u8>,
-    class: Vec<u8>,
-    first: u64,
-    gap: Option<PyGap>,
-}
-
 impl Insns {
     /// Hands over what there is, and begins anew.
     fn put(&mut self, to: &Outlet<Self>) {
-        if !self.ip.is_empty() || self.gap.is_some() {
+        if !self.ip.is_empty() || self.gap_before.is_some() {
             let first = self.first + self.ip.len() as u64;
             let whole = std::mem::take(self);
             to.put(whole);
@@ -116,7 +66,7 @@ fn instructions(part: &Part, size: usize, to: &Outlet<Insns>) {
             block.for_each(|insn| {
                 made.ip.push(insn.ip.0);
                 made.length.push(insn.len);
-                made.class.push(insn.class.index() as u8);
+                made.class_.push(insn.class.index() as u8);
             });
             if made.ip.len() >= size {
                 made.put(to);
@@ -128,7 +78,7 @@ fn instructions(part: &Part, size: usize, to: &Outlet<Insns>) {
                 made.put(to);
             }
             // Of several in a row the first says why.
-            made.gap.get_or_insert(gap);
+            made.gap_before.get_or_insert(gap);
         }
     }
     made.put(to);
@@ -141,84 +91,23 @@ impl Instructions {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<InstructionBatch>> {
-        let Some(batch) = self.0.next(py)? else {
-            return Ok(None);
-        };
-        Ok(Some(InstructionBatch {
-            len: batch.ip.len(),
-            ip: batch.ip.into_pyarray(py).unbind(),
-            length: batch.length.into_pyarray(py).unbind(),
-            class: batch.class.into_pyarray(py).unbind(),
-            first: batch.first,
-            gap_before: batch.gap.map(|gap| Py::new(py, gap)).transpose()?,
-        }))
+        let made = self.0.next(py)?;
+        made.map(|made| InstructionBatch::new(py, made)).transpose()
     }
 }
 
-/// Blocks that ran one after the other, none missing between them.
-#[pyclass(module = "cofi", frozen)]
-pub(crate) struct BlockBatch {
-    ip: Py<PyArray1<u64>>,
-    end: Py<PyArray1<u64>>,
-    instructions: Py<PyArray1<u32>>,
-    class: Py<PyArray1<u8>>,
-    function: Py<PyArray1<u32>>,
-    offset: Py<PyArray1<u64>>,
-    tsc: Py<PyArray1<i64>>,
-    #[pyo3(get)]
-    gap_before: Option<Py<PyGap>>,
-    len: usize,
-}
-
-#[pymethods]
-impl BlockBatch {
-    #[getter]
-    fn ip<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
-        self.ip.bind(py).clone()
+batch! {
+    /// Blocks that ran one after the other, none missing between them.
+    BlockBatch of Made {
+        ip: u64,
+        end: u64,
+        instructions: u32,
+        class_: u8,
+        function: u32,
+        offset: u64,
+        tsc: i64,
     }
-
-    #[getter]
-    fn end<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
-        self.end.bind(py).clone()
-    }
-
-    #[getter]
-    fn instructions<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
-        self.instructions.bind(py).clone()
-    }
-
-    #[getter(class_)]
-    fn class_<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u8>> {
-        self.class.bind(py).clone()
-    }
-
-    #[getter]
-    fn function<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
-        self.function.bind(py).clone()
-    }
-
-    #[getter]
-    fn offset<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
-        self.offset.bind(py).clone()
-    }
-
-    #[getter]
-    fn tsc<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
-        self.tsc.bind(py).clone()
-    }
-
-    fn __len__(&self) -> usize {
-        self.len
-    }
-
-    fn __repr__(&self) -> String {
-        let gap = if self.gap_before.is_some() {
-            ", behind a gap"
-        } else {
-            ""
-        };
-        format!("<BlockBatch of {}{gap}>", self.len)
-    }
+    beside { gap_before: Option<PyGap> }
 }
 
 /// A block as far as it is known.
@@ -230,22 +119,10 @@ struct Open {
     offset: u64,
 }
 
-#[derive(Default)]
-struct Made {
-    ip: Vec<u64>,
-    end: Vec<u64>,
-    instructions: Vec<u32>,
-    class: Vec<u8>,
-    function: Vec<u32>,
-    offset: Vec<u64>,
-    tsc: Vec<i64>,
-    gap: Option<PyGap>,
-}
-
 impl Made {
     /// Hands over what there is, and begins anew.
     fn put(&mut self, to: &Outlet<Self>) {
-        if !self.ip.is_empty() || self.gap.is_some() {
+        if !self.ip.is_empty() || self.gap_before.is_some() {
             to.put(std::mem::take(self));
         }
     }
@@ -298,7 +175,7 @@ impl Maker<'_> {
         made.ip.push(open.ip.0);
         made.end.push(open.last.ip.0);
         made.instructions.push(open.instructions);
-        made.class.push(open.last.class.index() as u8);
+        made.class_.push(open.last.class.index() as u8);
         made.function.push(open.function);
         made.offset.push(open.offset);
         made.tsc.extend(tsc);
@@ -315,7 +192,7 @@ impl Maker<'_> {
                 self.made.put(self.to);
             }
             // Of several in a row the first says why.
-            self.made.gap.get_or_insert(gap);
+            self.made.gap_before.get_or_insert(gap);
         }
     }
 }
@@ -392,20 +269,8 @@ impl Blocks {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<BlockBatch>> {
-        let Some(made) = self.0.next(py)? else {
-            return Ok(None);
-        };
-        Ok(Some(BlockBatch {
-            len: made.ip.len(),
-            ip: made.ip.into_pyarray(py).unbind(),
-            end: made.end.into_pyarray(py).unbind(),
-            instructions: made.instructions.into_pyarray(py).unbind(),
-            class: made.class.into_pyarray(py).unbind(),
-            function: made.function.into_pyarray(py).unbind(),
-            offset: made.offset.into_pyarray(py).unbind(),
-            tsc: made.tsc.into_pyarray(py).unbind(),
-            gap_before: made.gap.map(|gap| Py::new(py, gap)).transpose()?,
-        }))
+        let made = self.0.next(py)?;
+        made.map(|made| BlockBatch::new(py, made)).transpose()
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod batches;
 mod calls;
+mod columns;
 mod events;
 mod flow;
 mod names;
