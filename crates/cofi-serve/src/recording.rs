@@ -125,26 +125,18 @@ impl Recording {
 mod tests {
     use super::*;
     use crate::parting::partings;
-    use cofi_session::{SessionOptions, TraceFormat};
+    use cofi_session::SessionOptions;
     use std::sync::atomic::Ordering;
 
     #[test]
     fn partings_that_nobody_waits_for_are_found_for_the_next() {
-        let options = SessionOptions {
-            format: Some(TraceFormat::Pt),
-            ..SessionOptions::default()
-        };
-        // PSB, PSBEND.
-        let trace: &'static [u8] = &[
-            2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x23,
-        ];
-        let session: &'static Session<'static> =
-            Box::leak(Box::new(Session::new(trace, &options).expect("a session")));
+        let session = Session::new(cofi_test::SMALLEST_TRACE, &SessionOptions::default());
+        let session: &'static Session<'static> = Box::leak(Box::new(session.expect("a session")));
         let recording = Recording {
             opened: Opened {
                 name: String::new(),
                 session,
-                bytes: trace,
+                bytes: cofi_test::SMALLEST_TRACE,
                 index: None,
             },
             state: RwLock::new(State::Building(Arc::default())),

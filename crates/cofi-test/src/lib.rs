@@ -1,4 +1,4 @@
-//! What the tests of all crates share: reports of what is skipped, compiling C, and waiting for conditions.
+//! What the tests of all crates share: reports of what is skipped, compiling C, waiting for conditions, a trace of nothing.
 //!
 //! A test that lacks something on this machine (a program, a right, a processor's feature) calls [`skip`] and returns. Nothing is
 //! skipped silently: where the environment variable `COFI_SKIPPED` names a file, a line is added there, which `.ci/run` prints and
@@ -15,6 +15,11 @@ use std::time::{Duration, Instant};
 
 /// How long a test waits for what must come, before it fails: longer than anything takes, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(240);
+
+/// The smallest trace of Intel PT that is whole: PSB and PSBEND. Nothing ran in it. (It is written out, as this crate depends on none.)
+pub const SMALLEST_TRACE: &[u8] = &[
+    2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x23,
+];
 
 /// The environment variable that names the file to which [`skip`] adds lines.
 const LIST: &str = "COFI_SKIPPED";

@@ -80,21 +80,13 @@ impl ExplorerPool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cofi_session::{SessionOptions, TraceFormat};
+    use cofi_session::SessionOptions;
     use std::sync::atomic::AtomicBool;
 
     #[test]
     fn a_question_that_panics_ends_no_other() {
-        let options = SessionOptions {
-            format: Some(TraceFormat::Pt),
-            ..SessionOptions::default()
-        };
-        // PSB, PSBEND.
-        let trace: &'static [u8] = &[
-            2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x82, 2, 0x23,
-        ];
-        let session: &'static Session<'static> =
-            Box::leak(Box::new(Session::new(trace, &options).expect("a session")));
+        let session = Session::new(cofi_test::SMALLEST_TRACE, &SessionOptions::default());
+        let session: &'static Session<'static> = Box::leak(Box::new(session.expect("a session")));
         let never = AtomicBool::new(false);
         let index = Index::build(session, &crate::IndexOptions::default(), &never, &|_| {});
         let index = Arc::new(index.expect("an index"));
