@@ -3,8 +3,8 @@
 use crate::Rng;
 use cofi_packet::{Ip, Tsc};
 use cofi_unit::{
-    At, Branch, Capabilities, Client, Clock, Context, Destination, Event, Implementation, PhysAddr,
-    Retired, Unit,
+    At, Branch, Capabilities, Client, Clock, Context, Destination, Event, Gathering,
+    Implementation, PhysAddr, Retired, Unit,
 };
 
 #[derive(Clone, Debug, Default)]
@@ -93,19 +93,15 @@ impl Units {
         }
         let mut unit = unit.gather(world.clock.tsc);
         for (clock, insn) in self.waiting.drain(..) {
-            // In either of the two ways in which it can be told.
-            let is_direct = matches!(
-                insn.branch,
-                Branch::None | Branch::DirectJump(_) | Branch::Conditional(_)
-            );
-            let conditional = matches!(insn.branch, Branch::Conditional(_));
-            let taken = !matches!(insn.branch, Branch::Conditional(None));
-            let direct = is_direct && !self.rng.one_in(4);
-            if direct && unit.direct(clock.tsc, conditional, taken) {
+            // In any of the ways in which it can be told.
+            if !self.rng.one_in(4) && told_shortly(&mut unit, clock, insn) {
                 continue;
             }
             world.clock = clock;
-            unit.retire(world, insn);
+            match self.rng.one_in(2) {
+                true => unit.retire(world, insn),
+                false => unit.retire_near(world, insn),
+            }
         }
         drop(unit);
         world.clock = self.one_by_one.1.clock;
@@ -143,5 +139,22 @@ impl Units {
     pub(crate) fn finish(mut self) -> [Vec<u8>; 2] {
         self.tell();
         [self.one_by_one, self.at_once].map(|(_, world)| world.trace)
+    }
+}
+
+/// Tells what can be told in a short way; whether it could.
+fn told_shortly(unit: &mut Gathering<'_>, clock: Clock, insn: Retired) -> bool {
+    if clock.tsc >= unit.until() {
+        return false;
+    }
+    match insn.branch {
+        Branch::None | Branch::DirectJump(_) => unit.direct(clock.tsc, false, false),
+        Branch::Conditional(target) => unit.result(true, target.is_some()),
+        Branch::DirectCall(target) if target != insn.at.next => {
+            unit.call(insn.at.next);
+            true
+        }
+        Branch::Return(target) => unit.compressed_return(target),
+        _ => false,
     }
 }

@@ -27,6 +27,14 @@ pub trait Client {
     /// Stores trace output to physical memory. Stores come in stream order; a circular region wraps around.
     fn store(&mut self, address: PhysAddr, bytes: &[u8]);
 
+    /// As [`Client::store`], of `len` bytes, at most sixteen, the first in the lowest bits of `word`, which has zeros above the last. They are one
+    /// or more packets, but no PSB. It is there for speed: a client that appends to a buffer can write all sixteen, which takes no look at
+    /// `len`.
+    #[inline]
+    fn store_short(&mut self, address: PhysAddr, word: u128, len: usize) {
+        self.store(address, &word.to_le_bytes()[..len]);
+    }
+
     /// The time at which a packet of this kind of the present operation is made. Differs from [`Client::now`] only where
     /// one operation takes so long that its packets have different times (33.3.6.2, Example 33-2).
     #[inline]

@@ -68,7 +68,7 @@ impl Results {
     #[inline]
     pub(crate) fn take_full<const MAX: usize>(
         &mut self,
-    ) -> impl Iterator<Item = Tnt<MAX>> + use<MAX> {
+    ) -> impl DoubleEndedIterator<Item = Tnt<MAX>> + use<MAX> {
         let (stopped, len) = (self.stopped, self.len() as usize);
         let rest = 1 << (len % MAX);
         self.stopped = stopped & (rest - 1) | rest;

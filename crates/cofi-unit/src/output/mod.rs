@@ -136,6 +136,27 @@ impl Output {
         }
     }
 
+    /// [`Self::store`] of the lowest `len` bytes of a word.
+    #[inline(always)]
+    pub(crate) fn store_short(
+        &mut self,
+        regs: &mut Registers,
+        caps: &Capabilities,
+        client: &mut impl Client,
+        word: u128,
+        len: usize,
+    ) -> bool {
+        let offset = regs.mask_ptrs.offset();
+        let end = offset + len as u64;
+        if end < self.plain_until {
+            client.store_short(PhysAddr(self.region.base + offset), word, len);
+            regs.mask_ptrs = regs.mask_ptrs.with_offset(end);
+            true
+        } else {
+            self.store_slowly(regs, caps, client, &word.to_le_bytes()[..len])
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn store_slowly(

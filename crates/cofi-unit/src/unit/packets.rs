@@ -77,6 +77,27 @@ impl Unit {
         is_sent
     }
 
+    /// [`Self::tip`] where nothing else may have to be sent with it ([`Cached::plain`]): with the results that wait before it in one piece, as
+    /// most TIPs are. `false`, and nothing is done, if that may not be so.
+    #[inline]
+    pub(super) fn tip_quietly(&mut self, client: &mut impl Client, target: Ip) -> bool {
+        if !self.cached.plain || self.buffer.is_some() || self.long_tnt() || self.regs.ctl.cyc_en()
+        {
+            return false;
+        }
+        if self.tnt.has(self.tnt_size()) {
+            self.send_full_tnt(client);
+        }
+        let ip = self.ip(target);
+        let tip = Packet::Tip { ip }.encode();
+        let (mut word, mut len) = (tip.word(), tip.len());
+        if let Some(bits) = self.tnt.take() {
+            word = word << 8 | Packet::Tnt8 { bits }.encode().word();
+            len += 1;
+        }
+        self.send_short(client, word, len)
+    }
+
     /// TIP of a near indirect jump or call, which may wait (33.4.2.3).
     #[inline]
     pub(super) fn deferrable_tip(&mut self, client: &mut impl Client, target: Ip) {
@@ -175,14 +196,12 @@ impl Unit {
             }
         } else {
             // They are stored together: there may be many, of a byte each.
-            let (mut bytes, mut len) = ([0; 16], 0);
-            for bits in self.tnt.take_full() {
-                match (Packet::Tnt8 { bits }).encode().emit(&mut bytes[len..]) {
-                    Ok(size) => len += size,
-                    Err(_) => debug_assert!(false, "so many are not gathered"),
-                }
+            let (mut word, mut len) = (0, 0);
+            for bits in self.tnt.take_full().rev() {
+                word = word << 8 | Packet::Tnt8 { bits }.encode().word();
+                len += 1;
             }
-            self.send(client, &bytes[..len]);
+            self.send_short(client, word, len);
         }
         if !self.deferred.is_empty() {
             self.flush(client);
@@ -272,6 +291,22 @@ impl Unit {
         }
         self.byte_count += bytes.len() as u64;
         if !self.output.store(&mut self.regs, &self.caps, client, bytes) {
+            self.ended();
+        }
+        true
+    }
+
+    /// [`Self::send`] of the lowest `len` bytes of a word.
+    #[inline(always)]
+    fn send_short(&mut self, client: &mut impl Client, word: u128, len: usize) -> bool {
+        if self.buffer.is_some() {
+            return self.send_buffered(client, &word.to_le_bytes()[..len]);
+        }
+        self.byte_count += len as u64;
+        if !self
+            .output
+            .store_short(&mut self.regs, &self.caps, client, word, len)
+        {
             self.ended();
         }
         true

@@ -1,6 +1,7 @@
 //! PSB+ (33.3.7) and the packets that tell the processor's state in it.
 
 use super::Unit;
+use super::run::{MOST_RESULTS, SHORT};
 use crate::client::Client;
 use cofi_packet::Ip;
 use cofi_packet::intel::{Cr3, Packet, TsxState, VmcsBase};
@@ -9,6 +10,12 @@ impl Unit {
     #[inline]
     pub(super) fn psb_due(&self) -> bool {
         self.byte_count >= self.psb_at()
+    }
+
+    /// Whether a PSB is further away than any TNTs that are gathered.
+    #[inline]
+    pub(super) fn is_far_from_psb(&self) -> bool {
+        self.psb_at().saturating_sub(self.byte_count) >= u64::from(MOST_RESULTS / SHORT)
     }
 
     /// So many bytes are there from one PSB to the next; none where one is to come at once.

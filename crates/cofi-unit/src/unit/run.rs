@@ -10,8 +10,10 @@ use crate::compress::Results;
 use crate::event::{Branch, Retired};
 use cofi_packet::Ip;
 
+/// So many results a short TNT holds.
+pub(super) const SHORT: u32 = 6;
 /// So many results are gathered at most.
-const MOST_RESULTS: u32 = 60;
+pub(super) const MOST_RESULTS: u32 = 10 * SHORT;
 
 /// A unit while many instructions retire, one after the other. The packets are those that [`Unit::retire`] would make; but TNTs
 /// may be stored a little later.
@@ -67,9 +69,11 @@ impl Unit {
         if self.long_tnt() || one_by_one {
             return Results::zeros(size - 1);
         }
+        if self.is_far_from_psb() {
+            return Results::zeros(MOST_RESULTS - 1);
+        }
         let until_psb = self.psb_at().saturating_sub(self.byte_count);
-        let packets = until_psb.clamp(1, u64::from(MOST_RESULTS / size));
-        Results::zeros(size * packets as u32 - 1)
+        Results::zeros(SHORT * until_psb.max(1) as u32 - 1)
     }
 }
 
@@ -80,11 +84,44 @@ impl Gathering<'_> {
     #[inline(always)]
     #[must_use]
     pub fn direct(&mut self, tsc: u64, conditional: bool, taken: bool) -> bool {
-        if tsc >= self.until || self.results.reach(self.most) {
+        tsc < self.until && self.result(conditional, taken)
+    }
+
+    /// From this TSC value on [`Self::direct`] says `false`.
+    #[inline(always)]
+    #[must_use]
+    pub fn until(&self) -> u64 {
+        self.until
+    }
+
+    /// As [`Self::direct`], of an instruction that retired before [`Self::until`].
+    #[inline(always)]
+    #[must_use]
+    pub fn result(&mut self, conditional: bool, taken: bool) -> bool {
+        let has_room = !self.results.reach(self.most);
+        if has_room {
+            let result = conditional & taken;
+            self.results.push(conditional.into(), result.into());
+        }
+        has_room
+    }
+
+    /// Before [`Self::until`] a direct near call retired, to another place than the instruction behind it, which is at `next`.
+    #[inline(always)]
+    pub fn call(&mut self, next: Ip) {
+        self.unit.call(next);
+    }
+
+    /// Before [`Self::until`] a near return to `target` retired. `false`, and nothing is done, if that asks for [`Self::retire`]: as when it
+    /// makes a TIP (33.4.2.2).
+    #[inline(always)]
+    #[must_use]
+    pub fn compressed_return(&mut self, target: Ip) -> bool {
+        if self.results.reach(self.most) || !self.unit.is_expected_return(target) {
             return false;
         }
-        let result = conditional & taken;
-        self.results.push(conditional.into(), result.into());
+        self.unit.returns.pop();
+        self.results.push(1, 1);
         true
     }
 
@@ -109,12 +146,30 @@ impl Gathering<'_> {
         }
     }
 
+    /// As [`Self::retire`], for code that knows which branch it is: of that kind alone all is inlined. Most are not worth it.
+    #[inline(always)]
+    pub fn retire_near(&mut self, client: &mut impl Client, insn: Retired) {
+        let now = client.now();
+        let is_quiet = now.tsc < self.quiet_until && now.cycles < self.unit.cached.buffer_due;
+        if is_quiet && self.unit.cached.plain {
+            self.elsewhere(client, insn);
+        } else {
+            self.retire_inside(client, insn, is_quiet);
+        }
+    }
+
     /// A call, an indirect branch or a return. (One `match` of all branches would be a jump through a table, which many a processor
     /// predicts badly.)
     #[inline(never)]
     fn retire_elsewhere(&mut self, client: &mut impl Client, insn: Retired) {
+        self.elsewhere(client, insn);
+    }
+
+    #[inline(always)]
+    fn elsewhere(&mut self, client: &mut impl Client, insn: Retired) {
         match insn.branch {
-            Branch::None | Branch::DirectJump(_) | Branch::Conditional(_) => {}
+            Branch::None | Branch::DirectJump(_) => {}
+            Branch::Conditional(target) => self.push(client, target.is_some(), insn.destination()),
             Branch::DirectCall(target) if target == insn.at.next => {}
             Branch::DirectCall(_) => self.unit.call(insn.at.next),
             Branch::Return(target) => {
@@ -162,7 +217,13 @@ impl Gathering<'_> {
     #[inline(never)]
     fn tip(&mut self, client: &mut impl Client, target: Ip) {
         self.unit.tnt = self.results;
-        self.unit.tip(client, target);
+        if !self.unit.tip_quietly(client, target) {
+            self.unit.tip(client, target);
+        } else if self.unit.is_far_from_psb() && self.unit.packet_en() {
+            // As mostly: nothing waits, and there is all the room.
+            (self.results, self.most) = (Results::new(), Results::zeros(MOST_RESULTS - 1));
+            return;
+        }
         self.end(client, target);
     }
 

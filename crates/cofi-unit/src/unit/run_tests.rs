@@ -1,8 +1,8 @@
 //! Long stretches of branches, gathered and one by one: the same packets. (The law of `cofi-law` says so of whole programs, which
 //! have fewer branches between packets of other kinds.)
 
-use super::Unit;
 use super::region::Region;
+use super::{Gathering, Unit};
 use crate::{
     At, Branch, Capabilities, Client, Clock, Context, Ctl, Event, Implementation, InternalBuffer,
     PhysAddr, Retired, TntForm, msr,
@@ -177,19 +177,39 @@ fn one_by_one(setup: &Setup, insns: &[(Clock, Retired)], at_once: usize) -> Outc
     outcome.end(unit, world)
 }
 
-/// `direct`: what can be told without its target, is.
+/// Tells what can be told in a short way; whether it could.
+fn told_shortly(unit: &mut Gathering<'_>, clock: Clock, insn: Retired) -> bool {
+    if let Branch::Conditional(target) = insn.branch
+        && clock.tsc.is_multiple_of(2)
+    {
+        return unit.direct(clock.tsc, true, target.is_some());
+    }
+    clock.tsc < unit.until()
+        && match insn.branch {
+            Branch::None | Branch::DirectJump(_) => unit.result(false, false),
+            Branch::Conditional(target) => unit.result(true, target.is_some()),
+            Branch::DirectCall(target) if target != insn.at.next => {
+                unit.call(insn.at.next);
+                true
+            }
+            Branch::Return(target) => unit.compressed_return(target),
+            _ => false,
+        }
+}
+
+/// `direct`: what can be told in a short way, is.
 fn gathered(setup: &Setup, insns: &[(Clock, Retired)], at_once: usize, direct: bool) -> Outcome {
     let ((mut unit, mut world), mut outcome) = (setup.ready(), Outcome::default());
     for part in insns.chunks(at_once) {
         let mut gathering = unit.gather(world.clock.tsc);
         for &(clock, insn) in part {
-            let taken = match insn.branch {
-                Branch::Conditional(target) => Some(target.is_some()),
-                _ => None,
-            };
-            let taken = taken.filter(|_| direct);
-            if taken.is_none_or(|taken| !gathering.direct(clock.tsc, true, taken)) {
-                world.clock = clock;
+            if direct && told_shortly(&mut gathering, clock, insn) {
+                continue;
+            }
+            world.clock = clock;
+            if clock.tsc.is_multiple_of(3) {
+                gathering.retire_near(&mut world, insn);
+            } else {
                 gathering.retire(&mut world, insn);
             }
         }

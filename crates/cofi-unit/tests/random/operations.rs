@@ -250,6 +250,12 @@ impl Machine {
                     Branch::Conditional(taken) => {
                         unit.direct(world.clock.tsc, true, taken.is_some())
                     }
+                    _ if world.clock.tsc >= unit.until() => false,
+                    Branch::DirectCall(target) if target != insn.at.next => {
+                        unit.call(insn.at.next);
+                        true
+                    }
+                    Branch::Return(target) => unit.compressed_return(target),
                     _ => false,
                 };
                 if !is_done {

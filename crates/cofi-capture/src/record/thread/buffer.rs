@@ -87,6 +87,17 @@ impl Client for Buffer {
             _ => self.bytes.extend_from_slice(bytes),
         }
     }
+
+    #[inline]
+    fn store_short(&mut self, address: PhysAddr, word: u128, len: usize) {
+        if self.bytes.is_empty() {
+            return self.store(address, &word.to_le_bytes()[..len]);
+        }
+        // No PSB comes this way. How many bytes count does not make a copy of sixteen any longer.
+        let end = self.bytes.len() + len;
+        self.bytes.extend_from_slice(&word.to_le_bytes());
+        self.bytes.truncate(end);
+    }
 }
 
 impl unit::Client for Buffer {
