@@ -2,6 +2,7 @@
 
 use cofi_insn::{Checksum, Class, Insn};
 use cofi_packet::{ExecMode, Ip};
+use std::cell::Cell;
 
 /// An instruction and where it stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +53,9 @@ impl Manner {
     }
 }
 
+/// The number of no block.
+const NONE: u32 = u32::MAX;
+
 /// The checksum of instructions that run one after the other.
 pub(crate) fn checksum_of(steps: &[Step]) -> Checksum {
     steps.iter().fold(Checksum::EMPTY, |sum, step| {
@@ -59,15 +63,20 @@ pub(crate) fn checksum_of(steps: &[Step]) -> Checksum {
     })
 }
 
-/// A block of instructions. It is read whenever it runs, so it is kept small.
-#[derive(Clone, Copy, Debug)]
+/// A block of instructions. It is read whenever it runs, so it is in one line of the cache.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(crate) struct Block {
+    /// The numbers of blocks that came behind it, one that its branch led to and one that came without, as long as it may be part of a run.
+    /// That one is the next costs two comparisons.
+    known: [Cell<u32>; 2],
     start: Ip,
     /// The address behind it.
     after: Ip,
     /// Where its last instruction leads, if that is a direct branch; else the address behind it.
     target: Ip,
-    checksum: Checksum,
+    /// Of its checksum.
+    sums: [u64; 2],
     count: u16,
     /// Length and class of the last instruction.
     len: u8,
@@ -82,10 +91,11 @@ impl Block {
         let plain = |step: &Step| step.insn.class == Class::Other && !step.insn.repeats;
         let Some((last, body)) = steps.split_last() else {
             return Self {
+                known: [NONE, NONE].map(Cell::new),
                 start,
                 after: start,
                 target: start,
-                checksum: Checksum::EMPTY,
+                sums: Checksum::EMPTY.sums(),
                 count: 0,
                 len: 0,
                 class: Class::Other,
@@ -109,10 +119,11 @@ impl Block {
             _ => (Manner::Special, 0),
         };
         Self {
+            known: [NONE, NONE].map(Cell::new),
             start,
             after,
             target: target.unwrap_or(after),
-            checksum: checksum_of(steps),
+            sums: checksum_of(steps).sums(),
             count,
             len: last.insn.len,
             class: last.insn.class,
@@ -139,6 +150,32 @@ impl Block {
             false => self.manner.stale(),
         };
         self.is_direct = matches!(self.manner, Manner::Direct | Manner::Resumed);
+        self.known = [NONE, NONE].map(Cell::new);
+    }
+
+    #[inline(always)]
+    fn checksum(&self) -> Checksum {
+        Checksum::new(self.count.into(), self.sums)
+    }
+
+    /// Whether control went to the block of this number when it had run to its end, by a branch or without: as far as it has gone there before.
+    #[inline(always)]
+    fn is_known_to_lead_to(&self, number: u32) -> Option<bool> {
+        let [by_branch, without] = &self.known;
+        let (a, b) = (number ^ by_branch.get(), number ^ without.get());
+        // No question that is answered by the data: which way a branch goes is as good as random.
+        let is_known = u64::from(a) * u64::from(b) == 0;
+        is_known.then_some(a == 0)
+    }
+
+    /// The same where it has not; then it has.
+    fn comes_to_lead_to(&self, number: u32, next: &Self) -> bool {
+        if !self.leads_directly_to(next) {
+            return false;
+        }
+        let is_taken = self.is_conditional && next.start != self.after;
+        self.known[usize::from(!is_taken)].set(number);
+        true
     }
 
     /// Whether it ran to its end, and control went to `next`, by a direct jump if any.
@@ -177,6 +214,10 @@ impl BlockList {
     pub(crate) fn truncate(&mut self, count: usize) {
         self.blocks.truncate(count);
         self.places.truncate(count);
+        // Other blocks will have the numbers of those that are left out.
+        for block in &mut self.blocks {
+            block.known = [NONE, NONE].map(Cell::new);
+        }
     }
 
     pub(crate) fn push(&mut self, start: Ip, steps: &[Step], is_resumed: bool) {
@@ -190,7 +231,7 @@ impl BlockList {
     pub(crate) fn push_again(&mut self, number: u32) {
         let number = number as usize;
         if let (Some(block), Some(place)) = (self.blocks.get(number), self.places.get(number)) {
-            let (block, place) = (*block, *place);
+            let (block, place) = (block.clone(), *place);
             self.blocks.push(block);
             self.places.push(place);
         }
@@ -225,6 +266,15 @@ impl BlockList {
     }
 }
 
+/// Who takes runs for which little is to be done. Each says whether it took one, and else has done nothing.
+pub(crate) trait Taker {
+    /// A run with this checksum ends with a jump, conditional or not, that is direct, or with no branch.
+    fn direct(&mut self, checksum: &Checksum, conditional: bool, taken: bool) -> bool;
+
+    /// A run ends with a call, a return or an indirect jump.
+    fn near(&mut self, run: &Run<'_>) -> bool;
+}
+
 /// Blocks that ran one after the other, as far as all is simple.
 #[derive(Clone, Debug)]
 pub struct Runs<'a> {
@@ -237,25 +287,46 @@ pub struct Runs<'a> {
 }
 
 impl Runs<'_> {
-    /// Takes runs that end with a jump, conditional or not, that is direct, or with no branch: `take` is told how many
-    /// instructions one has and their checksum, whether its last is conditional, and whether that was taken. Up to the first for which it says
-    /// `false`, which is not taken. This is for speed; [`Self::next`] gives the same ones, too.
+    /// Has runs taken, up to the first that `taker` does not take. This is for speed; [`Self::next`] gives the same ones, too.
     #[inline(always)]
-    pub(crate) fn take_direct(&mut self, mut take: impl FnMut(u64, &Checksum, bool, bool) -> bool) {
+    pub(crate) fn take_quickly(&mut self, taker: &mut impl Taker) {
         let blocks = &self.list.blocks[..];
-        let (mut block, mut numbers) = (self.block, self.numbers);
-        while let Some((&number, rest)) = numbers.split_first()
-            && let Some(next) = blocks.get(number as usize)
-            && block.leads_directly_to(next)
-            && take(
-                block.count.into(),
-                &block.checksum,
-                block.is_conditional,
-                next.start != block.after,
-            )
-        {
-            (block, numbers) = (next, rest);
+        let (mut block, mut numbers) = (self.block, self.numbers.iter());
+        loop {
+            let mut unknown = None;
+            while let Some(&number) = numbers.as_slice().first()
+                && let Some(next) = blocks.get(number as usize)
+            {
+                let Some(is_taken) = block.is_known_to_lead_to(number) else {
+                    unknown = Some((number, next));
+                    break;
+                };
+                if !taker.direct(&block.checksum(), block.is_conditional, is_taken) {
+                    break;
+                }
+                block = next;
+                numbers.next();
+            }
+            let Some((number, next)) = unknown else { break };
+            if block.is_direct {
+                if !block.comes_to_lead_to(number, next) {
+                    break;
+                }
+            } else {
+                let run = Run {
+                    list: self.list,
+                    block,
+                    number,
+                    next: next.start,
+                };
+                if !block.simply_leads_to(next) || !taker.near(&run) {
+                    break;
+                }
+                block = next;
+                numbers.next();
+            }
         }
+        let numbers = numbers.as_slice();
         if let Some(last) = (self.numbers.len() - numbers.len()).checked_sub(1) {
             self.number = self.numbers[last];
         }
@@ -315,8 +386,8 @@ impl<'a> Run<'a> {
     /// Their checksum.
     #[must_use]
     #[inline(always)]
-    pub fn checksum(&self) -> &'a Checksum {
-        &self.block.checksum
+    pub fn checksum(&self) -> Checksum {
+        self.block.checksum()
     }
 
     /// The address of the last.
@@ -346,3 +417,6 @@ impl<'a> Run<'a> {
         self.list.steps_of(self.number)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -87,6 +87,32 @@ impl Checksum {
         }
     }
 
+    /// Of so many instructions, from the numbers that [`Self::sums`] gave of them.
+    #[inline]
+    #[must_use]
+    pub const fn new(instructions: u64, sums: [u64; 2]) -> Self {
+        let [plain, weighted] = sums;
+        Self {
+            instructions,
+            plain,
+            weighted,
+        }
+    }
+
+    /// Of how many instructions it is.
+    #[inline]
+    #[must_use]
+    pub const fn instructions(self) -> u64 {
+        self.instructions
+    }
+
+    /// Two numbers that, with how many instructions there are, are all of it.
+    #[inline]
+    #[must_use]
+    pub const fn sums(self) -> [u64; 2] {
+        [self.plain, self.weighted]
+    }
+
     /// Of this and what ran behind it.
     #[inline]
     #[must_use]
@@ -198,8 +224,10 @@ mod tests {
         assert_eq!(whole.instructions(), 7);
         for cut in 0..insns.len() {
             let (begin, end) = insns.split_at(cut);
-            assert_eq!(piece(begin).then(piece(end)), piece(&insns), "cut at {cut}");
-            assert_eq!(running(&[piece(begin), piece(end)]), whole, "cut at {cut}");
+            let (begin, end) = (piece(begin), piece(end));
+            assert_eq!(begin.then(end), piece(&insns), "cut at {cut}");
+            assert_eq!(running(&[begin, end]), whole, "cut at {cut}");
+            assert_eq!(Checksum::new(begin.instructions(), begin.sums()), begin);
         }
     }
 

@@ -31,6 +31,9 @@ pub(crate) const FIRST_TICK: u64 = 1 << 20;
 pub(crate) struct VirtualClock(u64);
 
 impl VirtualClock {
+    /// How far it goes with each instruction.
+    const TICKS: u64 = 2;
+
     pub(crate) const fn new() -> Self {
         Self(FIRST_TICK)
     }
@@ -42,12 +45,17 @@ impl VirtualClock {
 
     /// So many instructions retired.
     pub(crate) const fn ticks(&mut self, instructions: u64) {
-        self.0 += 2 * instructions;
+        self.0 += Self::TICKS * instructions;
     }
 
     /// How many instructions retired from `before` on, if nothing else happened.
     pub(crate) const fn instructions_since(self, before: Self) -> u64 {
-        (self.0 - before.0) / 2
+        (self.0 - before.0) / Self::TICKS
+    }
+
+    /// How many instructions can retire before it is `until`.
+    const fn instructions_until(self, until: u64) -> u64 {
+        until.saturating_sub(self.0).saturating_sub(1) / Self::TICKS
     }
 
     /// Something happens that must be told apart in time from what was before.
@@ -398,12 +406,7 @@ impl Thread {
 
     /// These blocks ran while tracing was off.
     pub(crate) fn pass(&mut self, clock: &mut VirtualClock, runs: &mut Runs<'_>) {
-        loop {
-            runs.take_direct(|instructions, _, _, _| {
-                clock.ticks(instructions);
-                true
-            });
-            let Some(run) = runs.next() else { break };
+        for run in runs.by_ref() {
             clock.ticks(run.instructions());
         }
         self.buffer.clock = clock.0;

@@ -2,10 +2,13 @@
 
 use super::buffer::Buffer;
 use super::{KERNEL, Transfer, VirtualClock, retired};
+use crate::runs::{Run, Taker};
 use crate::{ProcessorState, Runs};
-use cofi_insn::Class;
+use cofi_insn::{Checksum, Class, RunningChecksum};
 use cofi_packet::Ip;
-use cofi_unit::{At, Capabilities, Context, Ctl, Destination, Event, Fault, Retired, Unit, msr};
+use cofi_unit::{
+    At, Capabilities, Context, Ctl, Destination, Event, Fault, Gathering, Retired, Unit, msr,
+};
 
 /// The output region that the unit is given: one page of address space, written round and round.
 const REGION_MASK: u64 = 0xfff;
@@ -26,6 +29,49 @@ impl From<ProcessorState> for Context {
 pub(super) struct Pt {
     unit: Unit,
     ctl: Ctl,
+}
+
+/// What makes no packet but results of branches, while that is all that is due.
+struct Quick<'g, 'u> {
+    unit: &'g mut Gathering<'u>,
+    /// How many instructions may still retire.
+    left: u64,
+    ran: RunningChecksum,
+}
+
+impl Taker for Quick<'_, '_> {
+    #[inline(always)]
+    fn direct(&mut self, checksum: &Checksum, conditional: bool, taken: bool) -> bool {
+        let Some(left) = self.left.checked_sub(checksum.instructions()) else {
+            return false;
+        };
+        if !self.unit.result(conditional, taken) {
+            return false;
+        }
+        self.left = left;
+        self.ran.add(checksum);
+        true
+    }
+
+    #[inline(always)]
+    fn near(&mut self, run: &Run<'_>) -> bool {
+        let Some(left) = self.left.checked_sub(run.instructions()) else {
+            return false;
+        };
+        let takes = match run.class() {
+            Class::DirectCall if run.next != run.after() => {
+                self.unit.call(run.after());
+                true
+            }
+            Class::Return => self.unit.compressed_return(run.next),
+            _ => false,
+        };
+        if takes {
+            self.left = left;
+            self.ran.add(&run.checksum());
+        }
+        takes
+    }
 }
 
 impl Pt {
@@ -92,22 +138,20 @@ impl Pt {
         let mut now = *clock;
         let mut unit = self.unit.gather(now.0);
         loop {
-            let mut ran = buffer.seals.ran;
-            runs.take_direct(|instructions, checksum, conditional, taken| {
-                let mut then = now;
-                then.ticks(instructions);
-                let takes = unit.direct(then.0, conditional, taken);
-                if takes {
-                    now = then;
-                    ran.add(checksum);
-                }
-                takes
-            });
+            let most = now.instructions_until(unit.until());
+            let mut quick = Quick {
+                unit: &mut unit,
+                left: most,
+                ran: buffer.seals.ran,
+            };
+            runs.take_quickly(&mut quick);
+            let Quick { left, ran, .. } = quick;
+            now.ticks(most - left);
             buffer.clock = now.0;
             buffer.seals.ran = ran;
             let Some(run) = runs.next() else { break };
             now.ticks(run.instructions());
-            buffer.seals.add(run.checksum());
+            buffer.seals.add(&run.checksum());
             buffer.clock = now.0;
             let (at, next) = (
                 At {
@@ -118,10 +162,14 @@ impl Pt {
             );
             // The compiler is to see the kind of branch.
             match run.class() {
-                Class::Return => unit.retire(buffer, retired(Class::Return, at, next)),
-                Class::DirectCall => unit.retire(buffer, retired(Class::DirectCall, at, next)),
-                Class::IndirectCall => unit.retire(buffer, retired(Class::IndirectCall, at, next)),
-                Class::IndirectJump => unit.retire(buffer, retired(Class::IndirectJump, at, next)),
+                Class::Return => unit.retire_near(buffer, retired(Class::Return, at, next)),
+                Class::DirectCall => unit.retire_near(buffer, retired(Class::DirectCall, at, next)),
+                Class::IndirectCall => {
+                    unit.retire_near(buffer, retired(Class::IndirectCall, at, next))
+                }
+                Class::IndirectJump => {
+                    unit.retire_near(buffer, retired(Class::IndirectJump, at, next))
+                }
                 class => unit.retire(buffer, retired(class, at, next)),
             }
         }

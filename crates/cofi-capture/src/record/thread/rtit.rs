@@ -102,7 +102,7 @@ impl Rtit {
         for run in runs.by_ref() {
             clock.ticks(run.instructions());
             buffer.clock = clock.0;
-            buffer.seals.add(run.checksum());
+            buffer.seals.add(&run.checksum());
             let at = At {
                 ip: run.last(),
                 next: run.after(),
