@@ -67,8 +67,8 @@ pub(crate) fn checksum_of(steps: &[Step]) -> Checksum {
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct Block {
-    /// The numbers of blocks that came behind it, one that its branch led to and one that came without, as long as it may be part of a run.
-    /// That one is the next costs two comparisons.
+    /// The numbers of blocks that came behind it, one to which a conditional branch led and one to which control went else, as long as it may
+    /// be part of a run. That one is the next costs two comparisons.
     known: [Cell<u32>; 2],
     start: Ip,
     /// The address behind it.
@@ -85,6 +85,8 @@ pub(crate) struct Block {
     is_direct: bool,
     is_conditional: bool,
 }
+
+const _: () = assert!(size_of::<Block>() == 64, "a line of the cache");
 
 impl Block {
     fn new(start: Ip, steps: &[Step], is_resumed: bool) -> Self {

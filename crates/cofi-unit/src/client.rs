@@ -24,12 +24,13 @@ pub trait Client {
     /// The time at which the present instruction or event happens. It must not run backwards.
     fn now(&mut self) -> Clock;
 
-    /// Stores trace output to physical memory. Stores come in stream order; a circular region wraps around.
+    /// Stores trace output to physical memory: one or more packets, or a part of one. Stores come in stream order; a circular region wraps
+    /// around.
     fn store(&mut self, address: PhysAddr, bytes: &[u8]);
 
     /// As [`Client::store`], of `len` bytes, at most sixteen, the first in the lowest bits of `word`, which has zeros above the last. They are one
     /// or more packets, but no PSB. It is there for speed: a client that appends to a buffer can write all sixteen, which takes no look at
-    /// `len`.
+    /// `len`. (Not one that writes to memory at `address`: what is behind these bytes there is not to change.)
     #[inline]
     fn store_short(&mut self, address: PhysAddr, word: u128, len: usize) {
         self.store(address, &word.to_le_bytes()[..len]);

@@ -56,7 +56,7 @@ impl Figures {
         (!self.peaks.is_empty()).then(|| median(all))
     }
 
-    /// One thread, recorded so often as there are threads, and what recording all of them took of that.
+    /// What one thread takes, times as many as there are, and what recording all of them took of that.
     fn singles(&self, threads: usize) -> Option<(f64, f64)> {
         let walls: Vec<f64> = self.single.iter().map(|took| took.wall).collect();
         let sum = |wall: f64| wall * threads as f64;

@@ -8,6 +8,7 @@ mod rtit;
 mod seals;
 mod unit;
 
+use crate::runs::{Run, Taker};
 use crate::{Entry, ProcessorState, Runs};
 use buffer::Buffer;
 use cofi_insn::{Checksum, Class, Insn};
@@ -65,6 +66,21 @@ impl VirtualClock {
 
     pub(crate) const fn tsc(self) -> Tsc {
         Tsc(self.0)
+    }
+}
+
+/// Time goes on while nothing is traced.
+impl Taker for VirtualClock {
+    #[inline(always)]
+    fn direct(&mut self, checksum: &Checksum, _: bool, _: bool) -> bool {
+        self.ticks(checksum.instructions());
+        true
+    }
+
+    #[inline(always)]
+    fn near(&mut self, run: &Run<'_>) -> bool {
+        self.ticks(run.instructions());
+        true
     }
 }
 
@@ -406,7 +422,9 @@ impl Thread {
 
     /// These blocks ran while tracing was off.
     pub(crate) fn pass(&mut self, clock: &mut VirtualClock, runs: &mut Runs<'_>) {
-        for run in runs.by_ref() {
+        loop {
+            runs.take_quickly(clock);
+            let Some(run) = runs.next() else { break };
             clock.ticks(run.instructions());
         }
         self.buffer.clock = clock.0;

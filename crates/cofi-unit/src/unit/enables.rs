@@ -194,17 +194,15 @@ impl Unit {
         }
         let payload = self.payload_ip(ip);
         if self.cached.region.has(payload) {
+            debug_assert!(
+                self.enables_at(ip) == (status.filter_en(), false),
+                "{ip:x?} is not in the region that is remembered"
+            );
             return false;
         }
-        let stops = self.in_stop_range(ip);
+        let (filter_en, stops) = self.enables_at(ip);
         let Ip(payload) = payload;
-        let (mut none, mut inside) = (true, false);
-        for (from, to) in self.ranges(FILTER) {
-            none = false;
-            inside |= (from..=to).contains(&payload);
-        }
-        // Where ranges overlap, TraceStop rules; and it forces FilterEn to 0 (33.4.2.9).
-        self.regs.status = status.with_filter_en((none || inside) && !stops);
+        self.regs.status = status.with_filter_en(filter_en);
         self.cached.region = if stops {
             Region::UNKNOWN
         } else {
@@ -212,6 +210,19 @@ impl Unit {
         };
         self.refresh();
         stops
+    }
+
+    /// What FilterEn is once a taken branch or an event led to `ip`, and whether tracing is to stop there.
+    fn enables_at(&self, ip: Ip) -> (bool, bool) {
+        let stops = self.in_stop_range(ip);
+        let Ip(payload) = self.payload_ip(ip);
+        let (mut none, mut inside) = (true, false);
+        for (from, to) in self.ranges(FILTER) {
+            none = false;
+            inside |= (from..=to).contains(&payload);
+        }
+        // Where ranges overlap, TraceStop rules; and it forces FilterEn to 0 (33.4.2.9).
+        ((none || inside) && !stops, stops)
     }
 
     /// TraceStop: the packet, and tracing ends until software clears Stopped (33.2.5.3).

@@ -16,7 +16,7 @@ pub(super) const SHORT: u32 = 6;
 pub(super) const MOST_RESULTS: u32 = 10 * SHORT;
 
 /// A unit while many instructions retire, one after the other. The packets are those that [`Unit::retire`] would make; but TNTs
-/// may be stored a little later.
+/// may be stored a little later. (So where the output stops between two of them, PacketByteCnt may count some that were lost.)
 #[derive(Debug)]
 pub struct Gathering<'u> {
     unit: &'u mut Unit,
@@ -87,7 +87,8 @@ impl Gathering<'_> {
         tsc < self.until && self.result(conditional, taken)
     }
 
-    /// From this TSC value on [`Self::direct`] says `false`.
+    /// From this TSC value on [`Self::direct`] says `false`: 0 where the short ways are never to be taken. It changes with each
+    /// [`Self::retire`].
     #[inline(always)]
     #[must_use]
     pub fn until(&self) -> u64 {
@@ -98,6 +99,7 @@ impl Gathering<'_> {
     #[inline(always)]
     #[must_use]
     pub fn result(&mut self, conditional: bool, taken: bool) -> bool {
+        debug_assert!(self.until != 0, "nothing is before `until`");
         let has_room = !self.results.reach(self.most);
         if has_room {
             let result = conditional & taken;
@@ -109,6 +111,7 @@ impl Gathering<'_> {
     /// Before [`Self::until`] a direct near call retired, to another place than the instruction behind it, which is at `next`.
     #[inline(always)]
     pub fn call(&mut self, next: Ip) {
+        debug_assert!(self.until != 0, "nothing is before `until`");
         self.unit.call(next);
     }
 
@@ -117,6 +120,7 @@ impl Gathering<'_> {
     #[inline(always)]
     #[must_use]
     pub fn compressed_return(&mut self, target: Ip) -> bool {
+        debug_assert!(self.until != 0, "nothing is before `until`");
         if self.results.reach(self.most) || !self.unit.is_expected_return(target) {
             return false;
         }
