@@ -98,10 +98,7 @@ impl Units {
                 continue;
             }
             world.clock = clock;
-            match self.rng.one_in(2) {
-                true => unit.retire(world, insn),
-                false => unit.retire_near(world, insn),
-            }
+            unit.retire(world, insn);
         }
         drop(unit);
         world.clock = self.one_by_one.1.clock;

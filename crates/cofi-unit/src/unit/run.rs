@@ -129,7 +129,7 @@ impl Gathering<'_> {
         true
     }
 
-    /// As [`Unit::retire`]. Where the kind of branch is known to the compiler, little of this is left.
+    /// As [`Unit::retire`].
     #[inline(always)]
     pub fn retire(&mut self, client: &mut impl Client, insn: Retired) {
         let now = client.now();
@@ -150,30 +150,12 @@ impl Gathering<'_> {
         }
     }
 
-    /// As [`Self::retire`], for code that knows which branch it is: of that kind alone all is inlined. Most are not worth it.
-    #[inline(always)]
-    pub fn retire_near(&mut self, client: &mut impl Client, insn: Retired) {
-        let now = client.now();
-        let is_quiet = now.tsc < self.quiet_until && now.cycles < self.unit.cached.buffer_due;
-        if is_quiet && self.unit.cached.plain {
-            self.elsewhere(client, insn);
-        } else {
-            self.retire_inside(client, insn, is_quiet);
-        }
-    }
-
     /// A call, an indirect branch or a return. (One `match` of all branches would be a jump through a table, which many a processor
     /// predicts badly.)
     #[inline(never)]
     fn retire_elsewhere(&mut self, client: &mut impl Client, insn: Retired) {
-        self.elsewhere(client, insn);
-    }
-
-    #[inline(always)]
-    fn elsewhere(&mut self, client: &mut impl Client, insn: Retired) {
         match insn.branch {
-            Branch::None | Branch::DirectJump(_) => {}
-            Branch::Conditional(target) => self.push(client, target.is_some(), insn.destination()),
+            Branch::None | Branch::DirectJump(_) | Branch::Conditional(_) => {}
             Branch::DirectCall(target) if target == insn.at.next => {}
             Branch::DirectCall(_) => self.unit.call(insn.at.next),
             Branch::Return(target) => {

@@ -207,11 +207,7 @@ fn gathered(setup: &Setup, insns: &[(Clock, Retired)], at_once: usize, direct: b
                 continue;
             }
             world.clock = clock;
-            if clock.tsc.is_multiple_of(3) {
-                gathering.retire_near(&mut world, insn);
-            } else {
-                gathering.retire(&mut world, insn);
-            }
+            gathering.retire(&mut world, insn);
         }
         drop(gathering);
         let (clock, last) = part[part.len() - 1];

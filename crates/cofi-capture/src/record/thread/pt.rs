@@ -153,25 +153,11 @@ impl Pt {
             now.ticks(run.instructions());
             buffer.seals.add(&run.checksum());
             buffer.clock = now.0;
-            let (at, next) = (
-                At {
-                    ip: run.last(),
-                    next: run.after(),
-                },
-                run.next,
-            );
-            // The compiler is to see the kind of branch.
-            match run.class() {
-                Class::Return => unit.retire_near(buffer, retired(Class::Return, at, next)),
-                Class::DirectCall => unit.retire_near(buffer, retired(Class::DirectCall, at, next)),
-                Class::IndirectCall => {
-                    unit.retire_near(buffer, retired(Class::IndirectCall, at, next))
-                }
-                Class::IndirectJump => {
-                    unit.retire_near(buffer, retired(Class::IndirectJump, at, next))
-                }
-                class => unit.retire(buffer, retired(class, at, next)),
-            }
+            let at = At {
+                ip: run.last(),
+                next: run.after(),
+            };
+            unit.retire(buffer, retired(run.class(), at, run.next));
         }
         drop(unit);
         *clock = now;
