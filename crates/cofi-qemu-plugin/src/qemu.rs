@@ -7,6 +7,7 @@
 use crate::sys;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// The plugin API version that this build is for: what QEMU looks at before it calls us.
 #[unsafe(no_mangle)]
@@ -177,6 +178,9 @@ functions! {
 /// `QEMU_PLUGIN_INLINE_STORE_U64`.
 const INLINE_STORE: c_uint = 1;
 
+/// The first processor's mark; the others' stand behind it.
+static MARKS: AtomicPtr<u64> = AtomicPtr::new(core::ptr::null_mut());
+
 /// How a whole machine is looked at.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
@@ -219,10 +223,28 @@ impl Machine {
         }
     }
 
-    /// Takes the mark of a processor, whose thread this must be: whether it was set since it was taken last.
-    pub(crate) fn take_mark(&self, vcpu: c_uint) -> bool {
-        // SAFETY: the processor is there, and its thread alone uses the number, which stays where it is meanwhile.
-        unsafe { (self.qemu.scoreboard_find)(self.marks.score, vcpu).replace(0) != 0 }
+    /// Finds out where the marks are. To be called whenever a block is translated: QEMU's generated code has their place in it, so when QEMU
+    /// moves them, which it does while no processor runs, it throws all code away.
+    pub(crate) fn find_marks(&self) {
+        // SAFETY: the scoreboard is QEMU's, and has room for processors.
+        let first = unsafe { (self.qemu.scoreboard_find)(self.marks.score, 0) };
+        MARKS.store(first, Ordering::Relaxed);
+    }
+
+    /// Whether a processor's mark is where [`Self::take_mark`] takes it from.
+    pub(crate) fn has_mark(&self, vcpu: c_uint) -> bool {
+        // SAFETY: as above; the processor is there.
+        let found = unsafe { (self.qemu.scoreboard_find)(self.marks.score, vcpu) };
+        found == MARKS.load(Ordering::Relaxed).wrapping_add(vcpu as usize)
+    }
+
+    /// Takes the mark of a processor, whose thread this must be, and which has a mark ([`Self::has_mark`]): whether it was set since it was
+    /// taken last.
+    pub(crate) fn take_mark(vcpu: c_uint) -> bool {
+        let marks = MARKS.load(Ordering::Relaxed);
+        // SAFETY: marks are found before any block runs, and found anew before any does after they were moved. The processor is there, and
+        // its thread alone uses its mark.
+        unsafe { marks.add(vcpu as usize).replace(0) != 0 }
     }
 
     /// Reads memory at linear addresses, as the running processor sees it; `false` if there is none.

@@ -6,23 +6,24 @@
 #[cfg(test)]
 mod tests;
 
+use super::state::State;
 use crate::layout::state;
 use crate::plugin;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Code that QEMU has translated.
+/// Code that QEMU has translated. What is read whenever it runs comes first, and is in as few lines of the cache as it can be.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Code {
+    /// The first variant: mostly the only one.
+    first: OnceLock<Variant>,
+    end: End,
     bytes: Box<[u8]>,
     /// The length of each instruction.
     lens: Box<[u8]>,
-    end: End,
-    /// The first variant: mostly the only one.
-    first: AtomicPtr<Variant>,
 }
 
 /// How a block's last instruction can go on.
@@ -116,6 +117,8 @@ pub(super) struct Variant {
     pub(super) start: u64,
     /// [`state`]'s bits.
     pub(super) bits: u32,
+    /// [`State::kind`] where it runs.
+    kind: u32,
     /// What the recorder knows it by.
     pub(super) number: u32,
     /// The address behind it.
@@ -182,7 +185,7 @@ impl Code {
                     bytes,
                     lens,
                     end,
-                    first: AtomicPtr::new(ptr::null_mut()),
+                    first: OnceLock::new(),
                 }))
             })
     }
@@ -196,36 +199,33 @@ impl Code {
         }
     }
 
-    /// The variant at `start`, the offset `ip` into the code segment; and whether it is a new one.
+    /// The variant that runs in this state; and whether it is a new one.
     #[inline]
     pub(super) fn variant(
         &'static self,
-        start: u64,
-        ip: u64,
-        bits: u32,
+        state: State,
         recent: &mut Recent,
     ) -> (&'static Variant, bool) {
-        // SAFETY: variants are never freed or changed.
-        match unsafe { self.first.load(Ordering::Acquire).as_ref() } {
-            Some(first) if first.start == start && first.bits == bits => (first, false),
-            _ => self.other(start, ip, bits, recent),
+        match self.first.get() {
+            Some(first)
+                if first.kind == state.kind() && first.start == state.linear(first.bits) =>
+            {
+                (first, false)
+            }
+            _ => self.other(state, recent),
         }
     }
 
     /// As [`Self::variant`], if it is not the first one.
     #[inline(never)]
-    fn other(
-        &'static self,
-        start: u64,
-        ip: u64,
-        bits: u32,
-        recent: &mut Recent,
-    ) -> (&'static Variant, bool) {
+    fn other(&'static self, state: State, recent: &mut Recent) -> (&'static Variant, bool) {
+        let bits = state.bits();
+        let start = state.linear(bits);
         if recent.0.is_empty() {
             recent.0.resize(Recent::SIZE, None);
         }
         let Some(place) = recent.0.get_mut(Recent::place(self, start)) else {
-            return self.look_up(start, ip, bits);
+            return self.look_up(state);
         };
         match place {
             Some(known)
@@ -234,36 +234,37 @@ impl Code {
                 (known, false)
             }
             _ => {
-                let found = self.look_up(start, ip, bits);
+                let found = self.look_up(state);
                 *place = Some(found.0);
                 found
             }
         }
     }
 
-    fn look_up(&'static self, start: u64, ip: u64, bits: u32) -> (&'static Variant, bool) {
+    fn look_up(&'static self, state: State) -> (&'static Variant, bool) {
+        // With the lock, nobody else makes one.
         let mut others = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: variants are never freed or changed. With the lock, nobody else makes the first one.
-        match unsafe { self.first.load(Ordering::Acquire).as_ref() } {
-            None => {
-                let variant = self.make(start, ip, bits);
-                let first = (&raw const *variant).cast_mut();
-                self.first.store(first, Ordering::Release);
-                (variant, true)
-            }
-            Some(first) if first.start == start && first.bits == bits => (first, false),
-            Some(_) => {
-                let key = ((&raw const *self).addr(), start, bits);
-                match others.get_or_insert_default().entry(key) {
-                    Entry::Occupied(known) => (known.get(), false),
-                    Entry::Vacant(place) => (place.insert(self.make(start, ip, bits)), true),
-                }
-            }
+        let bits = state.bits();
+        let start = state.linear(bits);
+        let mut is_new = false;
+        let first = self.first.get_or_init(|| {
+            is_new = true;
+            self.make(state)
+        });
+        if first.start == start && first.bits == bits {
+            return (first, is_new);
+        }
+        let key = ((&raw const *self).addr(), start, bits);
+        match others.get_or_insert_default().entry(key) {
+            Entry::Occupied(known) => (known.get(), false),
+            Entry::Vacant(place) => (place.insert(Box::leak(Box::new(self.make(state)))), true),
         }
     }
 
     /// Makes a variant, and tells the recorder of it.
-    fn make(&'static self, start: u64, ip: u64, bits: u32) -> &'static Variant {
+    fn make(&'static self, state: State) -> Variant {
+        let (bits, ip) = (state.bits(), state.ip());
+        let start = state.linear(bits);
         let len = self.bytes.len() as u64;
         let wide = bits & state::BITS_64 != 0;
         let wrap = |address: u64| if wide { address } else { address & 0xffff_ffff };
@@ -281,15 +282,16 @@ impl Code {
         };
         let is_marked = self.wants_mark();
         let told = self.lens.len() as u32 | bits | if is_marked { state::MARKED } else { 0 };
-        Box::leak(Box::new(Variant {
+        Variant {
             start,
             bits,
+            kind: state.kind(),
             number: plugin::put_machine_block(start, told, &self.bytes),
             after,
             target,
             end: self.end,
             is_marked,
             code: self,
-        }))
+        }
     }
 }

@@ -5,6 +5,7 @@ use super::state::{Mode, Segment, State};
 use crate::layout::state;
 use crate::qemu::Machine;
 
+const PAGE: u64 = 4096;
 /// Handlers that wait for each other, at most: an interrupt before another one's handler has begun.
 const DEPTH: usize = 8;
 /// Bits of RFLAGS that are always 1, and always 0.
@@ -16,6 +17,8 @@ const FLAGS_CLEAR: u64 = 1 << 3 | 1 << 5 | 1 << 15;
 pub(super) struct Handlers {
     table: Segment,
     mode: Option<Mode>,
+    /// The table's bytes, as far as they could be read.
+    bytes: Vec<u8>,
     /// Sorted: offsets in their segments; in real mode linear addresses.
     known: Vec<u64>,
 }
@@ -30,6 +33,7 @@ impl Handlers {
         Self {
             table,
             mode: None,
+            bytes: Vec::new(),
             known: Vec::new(),
         }
     }
@@ -37,31 +41,54 @@ impl Handlers {
     /// Looks at the table if it is another one, or may have changed.
     pub(super) fn refresh(&mut self, machine: &Machine, state: State, changed: bool) {
         let (table, mode) = (state.idt(), state.mode());
-        if !changed && self.table == table && self.mode == Some(mode) {
+        let is_same = self.table == table && self.mode == Some(mode);
+        if !changed && is_same {
             return;
         }
         (self.table, self.mode) = (table, Some(mode));
-        self.known.clear();
         let size: usize = match mode {
             Mode::Real => 4,
             Mode::Protected => 8,
             Mode::Long => 16,
         };
-        let len = (table.limit as usize + 1).min(256 * size);
         let mut bytes = [0; 256 * 16];
-        let Some(bytes) = bytes.get_mut(..len) else {
-            return;
-        };
+        let len = (table.limit as usize + 1).min(256 * size);
         // A table that reaches into a page that is not there: up to that.
-        for (i, part) in bytes.chunks_mut(64).enumerate() {
-            if !machine.read(table.base.wrapping_add(64 * i as u64), part) {
+        let mut read = 0;
+        while read < len {
+            let at = table.base.wrapping_add(read as u64);
+            let end = len.min(read + (PAGE - at % PAGE) as usize);
+            if !bytes
+                .get_mut(read..end)
+                .is_some_and(|part| machine.read(at, part))
+            {
                 break;
             }
+            read = end;
         }
+        let bytes = bytes.get(..read).unwrap_or_default();
+        // It is looked at for each new block behind an indirect branch, and seldom changes.
+        if is_same && self.bytes == bytes {
+            return;
+        }
+        self.bytes.clear();
+        self.bytes.extend_from_slice(bytes);
+        self.known.clear();
         self.known
             .extend(bytes.chunks_exact(size).filter_map(handler));
         self.known.sort_unstable();
         self.known.dedup();
+    }
+
+    /// Whether no handler can begin where the processor stands, as far as is known. Handlers stand close together.
+    #[inline]
+    pub(super) fn is_elsewhere(&self, state: State) -> bool {
+        let (Some(first), Some(last)) = (self.known.first(), self.known.last()) else {
+            return false;
+        };
+        let mode = state.mode();
+        let is_outside = state.ip() < *first || state.ip() > *last;
+        is_outside && mode != Mode::Real && self.mode == Some(mode) && self.table == state.idt()
     }
 
     /// Whether the table leads to a place.

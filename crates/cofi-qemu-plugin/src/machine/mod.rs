@@ -15,7 +15,7 @@ use crate::layout::{record, state as bits};
 use crate::plugin::{self, PLUGIN};
 use crate::qemu::{Id, Machine, Tb, callback};
 use crate::rings;
-use code::{Code, End, Recent};
+use code::{Code, End, Recent, Variant};
 use core::cell::UnsafeCell;
 use core::ffi::{c_uint, c_void};
 use frames::{Before, Handlers, Look, Place};
@@ -29,7 +29,11 @@ static MACHINE: OnceLock<Machine> = OnceLock::new();
 
 /// What a processor did last.
 struct Processor {
-    before: Option<Before>,
+    /// What it ran last, and how its code segment was. Each is written and read by itself, as they are for every block: what was written
+    /// singly the processor cannot read as one at once.
+    variant: Option<&'static Variant>,
+    cs: u16,
+    cs_base: u64,
     cr3: u64,
     handlers: Handlers,
     /// Where its slot is.
@@ -76,6 +80,7 @@ fn on_translation(tb: Tb) {
         qemu.append_code(tb, index, &mut bytes);
         lens.push((bytes.len() - before) as u8);
     }
+    machine.find_marks();
     let code = Code::of(qemu.address(tb), bytes, lens);
     qemu.on_execution(tb, on_block, (&raw const *code).expose_provenance());
     if code.wants_mark() && count > 0 {
@@ -95,9 +100,6 @@ unsafe extern "C" fn on_block(vcpu: c_uint, code: *mut c_void) {
 }
 
 extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8) {
-    let Some(machine) = MACHINE.get() else {
-        return;
-    };
     let Some(own) = ALL.get(vcpu as usize) else {
         return plugin::refuse(vcpu);
     };
@@ -108,42 +110,33 @@ extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8
     // SAFETY: QEMU's generated code, which calls this, has the state's address there.
     let state = unsafe { State::new(at) };
     if !own.has_begun {
-        own.begin(vcpu, machine, state);
+        own.begin(vcpu, state);
     }
     // Without a slot there may be no shared memory at all.
     let Some(slot) = own.slot else { return };
-    let bits = state.bits();
-    let start = state.linear(bits);
-    let (variant, is_new) = code.variant(start, state.ip(), bits, &mut own.recent);
-    if let Some(before) = own.before {
-        own.arrive(machine, state, vcpu, slot, &before, start, is_new);
+    let (variant, is_new) = code.variant(state, &mut own.recent);
+    if let Some(before) = own.variant {
+        own.arrive(state, vcpu, slot, before, variant, is_new);
     }
     if own.cr3 != state.cr3() {
         own.cr3 = state.cr3();
         rings::put(slot, &[record::CR3, own.cr3 as u32, (own.cr3 >> 32) as u32]);
     }
-    if variant.is_marked {
-        machine.take_mark(vcpu);
-    }
     let cs = state.cs_selector();
-    if own
-        .before
-        .is_none_or(|before| before.cs != cs || before.variant.bits != bits)
-    {
-        own.note_mode(cs, bits);
+    if own.cs != cs || own.variant.is_none_or(|before| before.bits != variant.bits) {
+        own.note_mode(cs, variant.bits);
     }
-    own.before = Some(Before {
-        variant,
-        cs,
-        cs_base: state.cs_base(),
-    });
+    own.variant = Some(variant);
+    (own.cs, own.cs_base) = (cs, state.cs_base());
     plugin::put_number(slot, variant.number);
 }
 
 impl Processor {
     /// One that has not run.
     const NEW: Self = Self {
-        before: None,
+        variant: None,
+        cs: 0,
+        cs_base: 0,
         cr3: 0,
         handlers: Handlers::new(),
         slot: None,
@@ -153,15 +146,20 @@ impl Processor {
     };
 
     #[cold]
-    fn begin(&mut self, vcpu: c_uint, machine: &Machine, state: State) {
+    fn begin(&mut self, vcpu: c_uint, state: State) {
         self.has_begun = true;
-        if !state.is_as_known(machine) {
+        let Some(machine) = MACHINE.get() else {
+            return plugin::refuse(vcpu);
+        };
+        if !(state.is_as_known(machine) && machine.has_mark(vcpu)) {
             eprintln!(
                 "cofi: this QEMU keeps its processors' state in a way that Cofi does not know"
             );
             return plugin::refuse(vcpu);
         }
         self.cr3 = !state.cr3();
+        // What a processor of this number has left.
+        Machine::take_mark(vcpu);
         self.slot = plugin::begin_slot(vcpu, vcpu + 1);
     }
 
@@ -177,34 +175,40 @@ impl Processor {
         }
     }
 
-    /// Control came from the block `before` to `start`: tells whatever is not plain from that.
+    /// Control came from the block `before` to `here`: tells whatever is not plain from that.
     #[inline]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what the callback knows; taken apart it is slower"
-    )]
     fn arrive(
         &mut self,
-        machine: &Machine,
         state: State,
         vcpu: c_uint,
         slot: usize,
-        before: &Before,
-        start: u64,
+        before: &'static Variant,
+        here: &Variant,
         is_new: bool,
     ) {
-        let variant = before.variant;
-        let natural = start == variant.after || start == variant.target;
-        let is_simple =
-            natural && matches!(variant.end, End::Plain | End::Direct(..) | End::Repeat);
-        if variant.is_marked && !machine.take_mark(vcpu) {
+        let natural = here.start == before.after || here.start == before.target;
+        if before.is_marked && !Machine::take_mark(vcpu) {
             rings::put(slot, &[record::UNFINISHED]);
         }
-        if !is_simple {
-            self.arrive_otherwise(machine, state, slot, before, is_new, natural);
+        let is_simple = match before.end {
+            End::Plain | End::Direct(..) | End::Repeat => natural,
+            // Most come by a branch to where no interrupt leads.
+            End::Near | End::Far | End::FarCall => {
+                let in_smm = here.bits & !before.bits & bits::SMM != 0;
+                !is_new && !in_smm && self.handlers.is_elsewhere(state)
+            }
+        };
+        if !is_simple && let Some(machine) = MACHINE.get() {
+            let before = Before {
+                variant: before,
+                cs: self.cs,
+                cs_base: self.cs_base,
+            };
+            self.arrive_otherwise(machine, state, slot, &before, is_new, natural);
         }
     }
 
+    #[inline(never)]
     fn arrive_otherwise(
         &mut self,
         machine: &Machine,
@@ -278,7 +282,7 @@ fn on_idle(vcpu: c_uint) {
     };
     // SAFETY: QEMU calls this in the processor's own thread, while it runs nothing.
     let own = unsafe { &*own.0.get() };
-    if let (Some(slot), Some(_)) = (own.slot, own.before) {
+    if let (Some(slot), Some(_)) = (own.slot, own.variant) {
         rings::put(slot, &[record::IDLE]);
     }
 }

@@ -37,6 +37,8 @@ mod hflags {
     pub(super) const CS64: u32 = 1 << 15;
     pub(super) const VM: u32 = 1 << 17;
     pub(super) const SMM: u32 = 1 << 19;
+    /// What decides how a block runs.
+    pub(super) const KIND: u32 = CPL | CS32 | CS64 | VM | SMM;
 }
 
 /// How a processor's kinds of segments and interrupts work.
@@ -142,10 +144,15 @@ impl State {
         }
     }
 
-    /// [`state`]'s bits of a block that runs now.
+    /// Of [`HFLAGS`] what [`Self::bits`] depend on: where it is the same, so are they.
     #[inline]
+    pub(super) fn kind(self) -> u32 {
+        self.u32(HFLAGS) & hflags::KIND
+    }
+
+    /// [`state`]'s bits of a block that runs now.
     pub(super) fn bits(self) -> u32 {
-        let flags = self.u32(HFLAGS);
+        let flags = self.kind();
         // CPL is 3 in virtual-8086 mode; QEMU's digest says so too.
         let cpl = if flags & hflags::VM != 0 {
             3
