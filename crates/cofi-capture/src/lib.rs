@@ -18,5 +18,7 @@ mod runs;
 pub use machine::{CodePage, MachineObserver, Moment, ProcessorState, SHARED_SPACE};
 pub use missing::Missing;
 pub use notice::{Change, Notice};
-pub use observer::{Entry, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode, Signal};
+pub use observer::{
+    Entry, Lane, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode, Signal,
+};
 pub use runs::{Run, Runs, Step};

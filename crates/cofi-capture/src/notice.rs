@@ -21,6 +21,17 @@ pub enum Change {
     IllegalInstruction,
 }
 
+impl Change {
+    /// What a program loses that makes a system call which does not work in QEMU.
+    pub(crate) const fn by_call(number: u32) -> Option<Self> {
+        match number as i64 {
+            libc::SYS_ptrace => Some(Self::NoPtrace),
+            libc::SYS_seccomp => Some(Self::NoSeccomp),
+            _ => None,
+        }
+    }
+}
+
 /// A change, and for which program.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Notice {

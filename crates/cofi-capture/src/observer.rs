@@ -162,6 +162,12 @@ pub trait Observer {
     fn enter_kernel(&mut self, tid: Pid, entry: Entry);
     /// Tracing is about to change something for the program that is not the trace's own.
     fn notice(&mut self, _notice: Notice) {}
+    /// Has `tell` tell what these threads do, of each by the lane at its place, if it likes of several at the same time; or returns `false`,
+    /// and nothing is told. That is for speed: what a lane takes, the observer takes as well.
+    fn apart(&mut self, tids: &[Pid], tell: &mut dyn FnMut(&mut [&mut (dyn Lane + Send)])) -> bool {
+        let _ = (tids, tell);
+        false
+    }
     /// A signal's handler is about to run in a thread, or the signal ends the thread's process. What the thread ran before has been
     /// told, as far as it is known.
     fn signal(&mut self, tid: Pid, signal: Signal) {
@@ -174,5 +180,41 @@ pub trait Observer {
     /// Whether the engine should stop because nothing more can be taken.
     fn has_failed(&self) -> bool {
         false
+    }
+}
+
+/// Takes what one thread does in 64-bit code and between, as [`Observer`] takes it of all.
+pub trait Lane {
+    /// See [`Observer::resume_user`].
+    fn resume_user(&mut self, tid: Pid, ip: Ip);
+    /// See [`Observer::retired`].
+    fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip);
+    /// See [`Observer::ran`].
+    fn ran(&mut self, tid: Pid, runs: &mut Runs<'_>);
+    /// See [`Observer::far_branch`].
+    fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip);
+    /// See [`Observer::enter_kernel`].
+    fn enter_kernel(&mut self, tid: Pid, entry: Entry);
+}
+
+impl Lane for dyn Observer + '_ {
+    fn resume_user(&mut self, tid: Pid, ip: Ip) {
+        Observer::resume_user(self, tid, ip, ExecMode::Bits64);
+    }
+
+    fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip) {
+        Observer::retired(self, tid, ip, insn, next);
+    }
+
+    fn ran(&mut self, tid: Pid, runs: &mut Runs<'_>) {
+        Observer::ran(self, tid, runs);
+    }
+
+    fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip) {
+        Observer::far_branch(self, tid, ip, insn, next, ExecMode::Bits64);
+    }
+
+    fn enter_kernel(&mut self, tid: Pid, entry: Entry) {
+        Observer::enter_kernel(self, tid, entry);
     }
 }

@@ -2,7 +2,7 @@
 
 use cofi_insn::{Checksum, Class, Insn};
 use cofi_packet::{ExecMode, Ip};
-use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// An instruction and where it stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +56,31 @@ impl Manner {
 /// The number of no block.
 const NONE: u32 = u32::MAX;
 
+/// A block's number that is found out once, by whoever comes there first. Several may at a time, for themselves: nothing else depends on it.
+#[derive(Debug)]
+struct Known(AtomicU32);
+
+impl Known {
+    const fn none() -> Self {
+        Self(AtomicU32::new(NONE))
+    }
+
+    #[inline(always)]
+    fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, number: u32) {
+        self.0.store(number, Ordering::Relaxed);
+    }
+}
+
+impl Clone for Known {
+    fn clone(&self) -> Self {
+        Self(AtomicU32::new(self.get()))
+    }
+}
+
 /// The checksum of instructions that run one after the other.
 pub(crate) fn checksum_of(steps: &[Step]) -> Checksum {
     steps.iter().fold(Checksum::EMPTY, |sum, step| {
@@ -69,7 +94,7 @@ pub(crate) fn checksum_of(steps: &[Step]) -> Checksum {
 pub(crate) struct Block {
     /// The numbers of blocks that came behind it, one to which a conditional branch led and one to which control went else, as long as it may
     /// be part of a run. That one is the next costs two comparisons.
-    known: [Cell<u32>; 2],
+    known: [Known; 2],
     start: Ip,
     /// The address behind it.
     after: Ip,
@@ -93,7 +118,7 @@ impl Block {
         let plain = |step: &Step| step.insn.class == Class::Other && !step.insn.repeats;
         let Some((last, body)) = steps.split_last() else {
             return Self {
-                known: [NONE, NONE].map(Cell::new),
+                known: [const { Known::none() }; 2],
                 start,
                 after: start,
                 target: start,
@@ -121,7 +146,7 @@ impl Block {
             _ => (Manner::Special, 0),
         };
         Self {
-            known: [NONE, NONE].map(Cell::new),
+            known: [const { Known::none() }; 2],
             start,
             after,
             target: target.unwrap_or(after),
@@ -152,7 +177,7 @@ impl Block {
             false => self.manner.stale(),
         };
         self.is_direct = matches!(self.manner, Manner::Direct | Manner::Resumed);
-        self.known = [NONE, NONE].map(Cell::new);
+        self.known = [const { Known::none() }; 2];
     }
 
     #[inline(always)]
@@ -218,7 +243,7 @@ impl BlockList {
         self.places.truncate(count);
         // Other blocks will have the numbers of those that are left out.
         for block in &mut self.blocks {
-            block.known = [NONE, NONE].map(Cell::new);
+            block.known = [const { Known::none() }; 2];
         }
     }
 

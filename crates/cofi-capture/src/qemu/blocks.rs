@@ -11,7 +11,7 @@ use cofi_packet::{ExecMode, Ip};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::ops::Range;
-use std::rc::Rc;
+use std::sync::Arc;
 
 const PAGE: u64 = 4096;
 
@@ -43,7 +43,7 @@ struct Origin {
     /// What was told last of its addresses is just this.
     is_told: bool,
     /// What was mapped where it begins.
-    mapping: Option<Rc<Mapping>>,
+    mapping: Option<Arc<Mapping>>,
 }
 
 /// The translated blocks of one process, and its code.
@@ -67,7 +67,7 @@ pub(super) struct Blocks {
     /// Bytes of the longest block.
     longest: u64,
     /// What is mapped, for the next block. By first addresses.
-    mapped: BTreeMap<u64, Rc<Mapping>>,
+    mapped: BTreeMap<u64, Arc<Mapping>>,
     told: Told,
     /// Addresses of which the observer wants to be told by themselves: blocks with them are no part of runs.
     watched: Vec<u64>,
@@ -104,6 +104,12 @@ impl Blocks {
         self.list.get(number)
     }
 
+    /// Whether nothing need be told any more of a block that has run; of one that there is none of, neither.
+    pub(super) fn is_told(&self, number: u32) -> bool {
+        let origin = self.origins.get(number as usize);
+        origin.is_none_or(|origin| origin.is_told)
+    }
+
     /// The blocks of these numbers, which were entered one after the other behind the one of the number `before`. They end
     /// before one that is to be told.
     pub(super) fn runs<'a>(&'a self, before: u32, numbers: &'a [u32]) -> Option<Runs<'a>> {
@@ -126,10 +132,10 @@ impl Blocks {
         for start in overlapped {
             self.mapped.remove(&start);
         }
-        self.mapped.insert(mapping.start, Rc::new(mapping));
+        self.mapped.insert(mapping.start, Arc::new(mapping));
     }
 
-    fn mapping_at(&self, address: u64) -> Option<&Rc<Mapping>> {
+    fn mapping_at(&self, address: u64) -> Option<&Arc<Mapping>> {
         let (_, mapping) = self.mapped.range(..=address).next_back()?;
         (address < mapping.end).then_some(mapping)
     }

@@ -4,6 +4,7 @@
 //! block into a ring of memory for each thread; [`run`] takes them out on another processor, and tells an observer what
 //! retired.
 
+mod apart;
 mod blocks;
 mod death;
 mod exec;
@@ -25,6 +26,7 @@ use crate::ptrace::{
     Command, EngineError, Options, Outcome, is_shared_mapping, maps, parse_mapping,
 };
 use crate::{Change, Missing, Notice, Observer, Pid, ProcessCause, missing};
+use apart::{Job, Workers};
 use blocks::Blocks;
 use cofi_packet::Ip;
 use cofi_qemu_plugin::layout::{self, BlockHead, record};
@@ -41,6 +43,8 @@ use thread::{Signal, Thread};
 
 /// Records taken from one thread before another has its turn. So many stay in a first-level cache.
 const TURN: usize = 1 << 12;
+/// Records that wait for a thread's turn, at most, where several threads have theirs at a time.
+const LONG_TURN: usize = 1 << 16;
 /// How long to sleep when nobody has done much: far less than it takes to fill a ring. Who looks all the time only takes from the
 /// program's processor what that is about to write to.
 const NAP: Duration = Duration::from_micros(50);
@@ -84,12 +88,37 @@ struct Process {
     blocks: Blocks,
     /// Its threads, by virtual processor.
     threads: BTreeMap<usize, Thread>,
-    /// A record was taken whose operands are still to come.
-    rest: BTreeMap<usize, Vec<u32>>,
+    /// What was taken of each virtual processor, and not told yet.
+    waiting: BTreeMap<usize, Waiting>,
     /// The thread that executed this program, which the observer knows already.
     goes_on: Option<Pid>,
     /// It has run code in memory that can be mapped twice.
     has_shared_code: bool,
+}
+
+/// Records that were taken, and wait for their turn.
+#[derive(Debug, Default)]
+struct Waiting {
+    records: Vec<u32>,
+    /// How many of them have had it.
+    told: usize,
+}
+
+impl Waiting {
+    /// Those that have not.
+    fn left(&self) -> &[u32] {
+        self.records.get(self.told..).unwrap_or_default()
+    }
+
+    /// Takes as many more as it takes for `most` to wait.
+    fn fill(&mut self, shared: &Shared, slot: usize, most: usize) {
+        let missing = most.saturating_sub(self.left().len());
+        if missing > 0 && shared.waiting(slot) > 0 {
+            self.records.drain(..self.told);
+            self.told = 0;
+            shared.take(slot, &mut self.records, missing);
+        }
+    }
 }
 
 struct Engine<'o> {
@@ -100,7 +129,7 @@ struct Engine<'o> {
     gone: Vec<Gone>,
     unknown: Unknown,
     code: Vec<u8>,
-    records: Vec<u32>,
+    workers: Workers,
 }
 
 /// Runs a program until it ends or the options say stop, and tells `observer` what happens. Processes that outlive the first
@@ -127,7 +156,7 @@ pub fn run(
         processes: BTreeMap::new(),
         unknown: Unknown::default(),
         code: Vec::new(),
-        records: Vec::new(),
+        workers: Workers::default(),
     };
     std::thread::scope(|scope| {
         let ignored = &mut dispositions;
@@ -327,7 +356,7 @@ impl Engine<'_> {
             shared,
             blocks,
             threads: BTreeMap::new(),
-            rest: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             goes_on,
             has_shared_code: false,
         };
@@ -346,13 +375,7 @@ impl Engine<'_> {
     /// `goes_on` with another program, the one of the process's own number does, which is returned.
     fn end_threads(&mut self, pid: Pid, goes_on: bool, death: Option<Death>) -> Option<Pid> {
         let process = self.processes.get_mut(&pid)?;
-        while process.turn(
-            self.observer,
-            &mut self.code,
-            &mut self.records,
-            &mut self.unknown,
-        ) != 0
-        {}
+        while process.turn(self.observer, &mut self.code, &mut self.unknown) != 0 {}
         process.find_untraced(self.observer, &mut self.unknown);
         let mut first = None;
         let mut threads: Vec<Thread> = std::mem::take(&mut process.threads).into_values().collect();
@@ -391,16 +414,21 @@ impl Engine<'_> {
 
     /// Gives every thread of every process a turn; how many records there were.
     fn take_turns(&mut self) -> usize {
-        let mut count = 0;
+        let mut count = self.take_turns_apart();
         for process in self.processes.values_mut() {
-            count += process.turn(
-                self.observer,
-                &mut self.code,
-                &mut self.records,
-                &mut self.unknown,
-            );
+            count += process.turn(self.observer, &mut self.code, &mut self.unknown);
         }
         count
+    }
+
+    /// Gives those that have much to tell a long turn, all at the same time, if there are several; how many records there were.
+    fn take_turns_apart(&mut self) -> usize {
+        let busy: usize = self.processes.values().map(Process::busy).sum();
+        if busy < 2 {
+            return 0;
+        }
+        let jobs = self.processes.values_mut().flat_map(Process::jobs);
+        self.workers.work(self.observer, jobs.collect())
     }
 
     /// The first process has ended, or tracing is stopped: what still runs is let go.
@@ -476,12 +504,38 @@ impl Process {
         }
     }
 
+    /// How many of its threads have told more than they may in one turn.
+    fn busy(&self) -> usize {
+        let is_busy = |slot: &&usize| self.shared.waiting(**slot) >= TURN;
+        self.threads.keys().filter(is_busy).count()
+    }
+
+    /// What these threads have told.
+    fn jobs(&mut self) -> Vec<Job<'_>> {
+        let (shared, blocks) = (&self.shared, &self.blocks);
+        let mut waiting = self.waiting.iter_mut();
+        let threads = self.threads.iter_mut();
+        threads
+            .filter_map(|(slot, thread)| {
+                // Both are in the order of slots.
+                let (_, waiting) = waiting.find(|(of, _)| *of == slot)?;
+                (shared.waiting(*slot) >= TURN).then(|| {
+                    waiting.fill(shared, *slot, LONG_TURN);
+                    Job {
+                        thread,
+                        blocks,
+                        waiting,
+                    }
+                })
+            })
+            .collect()
+    }
+
     /// Gives every thread a turn; how many records there were.
     fn turn(
         &mut self,
         observer: &mut dyn Observer,
         code: &mut Vec<u8>,
-        records: &mut Vec<u32>,
         unknown: &mut Unknown,
     ) -> usize {
         let mut count = 0;
@@ -495,11 +549,14 @@ impl Process {
             0
         });
         for slot in 0..used {
-            self.shared.take(slot, records, TURN);
-            if !records.is_empty() {
-                count += records.len();
-                self.take(slot, records, observer, code, unknown);
-            }
+            let mut waiting = self.waiting.remove(&slot).unwrap_or_default();
+            waiting.fill(&self.shared, slot, TURN);
+            let left = waiting.left();
+            let turn = &left[..left.len().min(TURN)];
+            let told = turn.len() - self.take(slot, turn, observer, code, unknown).len();
+            count += told;
+            waiting.told += told;
+            self.waiting.insert(slot, waiting);
         }
         count
     }
@@ -521,22 +578,15 @@ impl Process {
         false
     }
 
-    /// Takes what a virtual processor has done.
-    fn take(
+    /// Takes what a virtual processor has done; what is left is a record whose operands are still to come.
+    fn take<'r>(
         &mut self,
         slot: usize,
-        records: &[u32],
+        records: &'r [u32],
         observer: &mut dyn Observer,
         code: &mut Vec<u8>,
         unknown: &mut Unknown,
-    ) {
-        let mut kept = self.rest.remove(&slot).unwrap_or_default();
-        let records = if kept.is_empty() {
-            records
-        } else {
-            kept.extend_from_slice(records);
-            &kept
-        };
+    ) -> &'r [u32] {
         let mut thread = self.threads.remove(&slot);
         let mut rest = records;
         loop {
@@ -586,13 +636,7 @@ impl Process {
                     if let Some(thread) = &mut thread {
                         thread.system_call();
                     }
-                    // Neither works in QEMU.
-                    let change = match i64::from(*number) {
-                        libc::SYS_ptrace => Some(Change::NoPtrace),
-                        libc::SYS_seccomp => Some(Change::NoSeccomp),
-                        _ => None,
-                    };
-                    if let Some(change) = change {
+                    if let Some(change) = Change::by_call(*number) {
                         let program = self.program.clone();
                         observer.notice(Notice { program, change });
                     }
@@ -604,9 +648,6 @@ impl Process {
         if let Some(thread) = thread {
             self.threads.insert(slot, thread);
         }
-        if !rest.is_empty() {
-            let rest = rest.to_vec();
-            self.rest.insert(slot, rest);
-        }
+        rest
     }
 }

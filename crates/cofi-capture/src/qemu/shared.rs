@@ -159,9 +159,16 @@ impl Shared {
         Some(block)
     }
 
-    /// Takes what a virtual processor has done, as many records as there are up to `most`.
+    /// How many records of what a virtual processor has done are there to be taken.
+    pub(super) fn waiting(&self, index: usize) -> usize {
+        let base = layout::slot_at(index);
+        let head = self.word(base + slot::HEAD).load(Ordering::Acquire);
+        let tail = self.word(base + slot::TAIL).load(Ordering::Relaxed);
+        (head - tail) as usize
+    }
+
+    /// Takes what a virtual processor has done, as many records as there are up to `most`, and puts them behind those that are in `records`.
     pub(super) fn take(&self, index: usize, records: &mut Vec<u32>, most: usize) {
-        records.clear();
         let base = layout::slot_at(index);
         let head = self.word(base + slot::HEAD).load(Ordering::Acquire);
         let tail = self.word(base + slot::TAIL).load(Ordering::Relaxed);

@@ -6,7 +6,7 @@
 use super::blocks::{Blocks, is_vsyscall, may_follow};
 use super::death::is_fault;
 use crate::runs::Block;
-use crate::{Entry, Observer, Pid, Step};
+use crate::{Change, Entry, Lane, Observer, Pid, Step};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip};
 use cofi_qemu_plugin::layout::record;
@@ -81,7 +81,7 @@ impl Thread {
     /// Hands on what is simple at the beginning of these records; what is left of them.
     pub(super) fn run<'r>(
         &mut self,
-        observer: &mut dyn Observer,
+        lane: &mut (impl Lane + ?Sized),
         blocks: &Blocks,
         records: &'r [u32],
     ) -> &'r [u32] {
@@ -91,45 +91,80 @@ impl Thread {
         let Some(mut runs) = blocks.runs(before, records) else {
             return records;
         };
-        observer.ran(self.tid, &mut runs);
+        lane.ran(self.tid, &mut runs);
         let (ran, rest) = records.split_at(records.len() - runs.left());
         self.entered = ran.last().copied().or(self.entered);
         rest
     }
 
+    /// Hands on what these records say, up to the first for which it takes more than this thread: something is to be told of its process, or
+    /// is not known yet. What is left of them.
+    pub(super) fn run_apart<'r>(
+        &mut self,
+        lane: &mut (impl Lane + ?Sized),
+        blocks: &Blocks,
+        mut records: &'r [u32],
+    ) -> &'r [u32] {
+        loop {
+            records = self.run(lane, blocks, records);
+            records = match *records {
+                [record::SYSCALL, number, ref rest @ ..] if Change::by_call(number).is_none() => {
+                    self.system_call();
+                    rest
+                }
+                [number, ref rest @ ..]
+                    if number < record::SPECIAL
+                        && self.signal.is_none()
+                        && self.entered.is_none_or(|before| blocks.is_told(before))
+                        && blocks.get(number).is_some() =>
+                {
+                    self.go_on(lane, blocks, number);
+                    rest
+                }
+                _ => return records,
+            };
+        }
+    }
+
     /// A block was entered.
     pub(super) fn enter(&mut self, observer: &mut dyn Observer, blocks: &mut Blocks, number: u32) {
-        if blocks.get(number).is_none() {
-            self.unexplained += 1;
-            return;
-        }
-        let signal = self.signal.take();
-        let before = self.entered.replace(number);
-        self.in_system_call = false;
-        if let Some(before) = before {
-            blocks.tell(observer, self.pid, before);
-        }
         let Some((block, _)) = blocks.get(number) else {
+            self.unexplained += 1;
             return;
         };
         let start = block.start();
-        let Some((before, steps)) = before.and_then(|before| blocks.get(before)) else {
-            return observer.resume_user(self.tid, start, ExecMode::Bits64);
+        if let Some(before) = self.entered {
+            blocks.tell(observer, self.pid, before);
+        }
+        let Some(signal) = self.signal.take() else {
+            return self.go_on(observer, blocks, number);
         };
-        match signal {
-            Some(signal) => {
-                self.interrupted(observer, before, steps, signal);
-                observer.signal(self.tid, signal.reported());
-                observer.resume_user(self.tid, start, ExecMode::Bits64);
-            }
-            None => self.completed(observer, before, steps, block),
+        self.in_system_call = false;
+        let before = self.entered.replace(number);
+        if let Some((before, steps)) = before.and_then(|before| blocks.get(before)) {
+            self.interrupted(observer, before, steps, signal);
+            observer.signal(self.tid, signal.reported());
+        }
+        observer.resume_user(self.tid, start, ExecMode::Bits64);
+    }
+
+    /// A block was entered that there is, and not because of a signal; all is told that ran until then.
+    fn go_on(&mut self, lane: &mut (impl Lane + ?Sized), blocks: &Blocks, number: u32) {
+        let before = self.entered.replace(number);
+        self.in_system_call = false;
+        let Some((block, _)) = blocks.get(number) else {
+            return;
+        };
+        match before.and_then(|before| blocks.get(before)) {
+            Some((before, steps)) => self.completed(lane, before, steps, block),
+            None => lane.resume_user(self.tid, block.start()),
         }
     }
 
     /// A block ran to its end, and control went to `block`.
     fn completed(
         &mut self,
-        observer: &mut dyn Observer,
+        lane: &mut (impl Lane + ?Sized),
         before: &Block,
         steps: &[Step],
         block: &Block,
@@ -138,13 +173,13 @@ impl Thread {
         let Some((last, body)) = steps.split_last() else {
             // A call that QEMU carries out in the kernel's place, or a block without an instruction that could be read: #UD.
             self.unexplained += u64::from(!is_vsyscall(before.start()));
-            observer.enter_kernel(
+            lane.enter_kernel(
                 self.tid,
                 Entry::Event {
                     from: before.start(),
                 },
             );
-            return observer.resume_user(self.tid, next, ExecMode::Bits64);
+            return lane.resume_user(self.tid, next);
         };
         // A repeated string instruction enters its block anew for each round.
         let goes_round = last.insn.repeats && next == last.ip;
@@ -154,32 +189,32 @@ impl Thread {
             && let Some(place) = steps.iter().position(|step| step.ip == next)
         {
             // QEMU stopped in the middle, and goes on from there with a block of one instruction.
-            return self.retire(observer, &steps[..place], next);
+            return self.retire(lane, &steps[..place], next);
         }
         if !follows {
             // QEMU does not tell why. What is certain is that the block was entered.
             self.unexplained += 1;
-            observer.enter_kernel(self.tid, Entry::Event { from: steps[0].ip });
-            return observer.resume_user(self.tid, next, ExecMode::Bits64);
+            lane.enter_kernel(self.tid, Entry::Event { from: steps[0].ip });
+            return lane.resume_user(self.tid, next);
         }
-        self.retire(observer, body, last.ip);
+        self.retire(lane, body, last.ip);
         if goes_round {
             return;
         }
         match last.insn.class {
             Class::Syscall => {
-                self.leave(observer, last);
-                observer.resume_user(self.tid, next, ExecMode::Bits64);
+                self.leave(lane, last);
+                lane.resume_user(self.tid, next);
             }
             Class::SoftwareInterrupt => {
                 let (ip, insn) = (last.ip, last.insn);
-                observer.enter_kernel(self.tid, Entry::SoftwareInterrupt { ip, insn });
-                observer.resume_user(self.tid, next, ExecMode::Bits64);
+                lane.enter_kernel(self.tid, Entry::SoftwareInterrupt { ip, insn });
+                lane.resume_user(self.tid, next);
             }
             Class::FarCall | Class::FarJump | Class::FarReturn => {
-                observer.far_branch(self.tid, last.ip, &last.insn, next, ExecMode::Bits64);
+                lane.far_branch(self.tid, last.ip, &last.insn, next);
             }
-            _ => observer.retired(self.tid, last.ip, &last.insn, next),
+            _ => lane.retired(self.tid, last.ip, &last.insn, next),
         }
     }
 
@@ -229,16 +264,16 @@ impl Thread {
         observer.enter_kernel(self.tid, Entry::Event { from });
     }
 
-    fn leave(&self, observer: &mut dyn Observer, step: &Step) {
+    fn leave(&self, lane: &mut (impl Lane + ?Sized), step: &Step) {
         let (ip, insn) = (step.ip, step.insn);
-        observer.enter_kernel(self.tid, Entry::Instruction { ip, insn });
+        lane.enter_kernel(self.tid, Entry::Instruction { ip, insn });
     }
 
     /// These instructions ran, one after the other, and `next` after them.
-    fn retire(&self, observer: &mut dyn Observer, steps: &[Step], next: Ip) {
+    fn retire(&self, lane: &mut (impl Lane + ?Sized), steps: &[Step], next: Ip) {
         for (i, step) in steps.iter().enumerate() {
             let next = steps.get(i + 1).map_or(next, |step| step.ip);
-            observer.retired(self.tid, step.ip, &step.insn, next);
+            lane.retired(self.tid, step.ip, &step.insn, next);
         }
     }
 

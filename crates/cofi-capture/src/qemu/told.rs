@@ -4,7 +4,7 @@ use crate::{Mapping, MappingKind};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::rc::Rc;
+use std::sync::Arc;
 
 const PAGE: u64 = 4096;
 /// PROT_EXEC. QEMU maps a program's code for itself to read, not to run.
@@ -14,7 +14,7 @@ const PROT_EXEC: u32 = 4;
 #[derive(Clone, Debug)]
 struct FileRange {
     mapping: Mapping,
-    file: Option<Rc<File>>,
+    file: Option<Arc<File>>,
 }
 
 impl FileRange {
@@ -88,7 +88,7 @@ impl Told {
         mapping.prot |= PROT_EXEC;
         let range = FileRange {
             mapping: mapping.clone(),
-            file: File::open(&mapping.path).ok().map(Rc::new),
+            file: File::open(&mapping.path).ok().map(Arc::new),
         };
         self.files.insert(start, range);
         Some(mapping)

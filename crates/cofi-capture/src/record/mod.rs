@@ -3,6 +3,7 @@
 mod code;
 mod file;
 mod gates;
+mod lane;
 mod machine;
 mod output;
 mod settings;
@@ -19,7 +20,7 @@ pub use truth::{Truth, TruthStream};
 use crate::notice::Notices;
 use crate::ptrace::sys::Dispositions;
 use crate::{
-    Entry, Mapping, Missing, Notice, Observer, Pid, ProcessCause, Runs, SavedCode, Signal,
+    Entry, Lane, Mapping, Missing, Notice, Observer, Pid, ProcessCause, Runs, SavedCode, Signal,
 };
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
@@ -589,71 +590,28 @@ impl Observer for Recorder {
 
     fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip) {
         self.come_to(tid, ip);
-        self.clock.tick();
-        let Some(thread) = self.threads.get_mut(tid) else {
-            return;
-        };
-        thread.retired(self.clock, ip, insn, next);
-        self.truth(tid, ip);
-        self.after_step(tid);
+        self.in_lane(tid, |lane| lane.retired(ip, insn, next));
     }
 
     fn ran(&mut self, tid: Pid, runs: &mut Runs<'_>) {
-        let Some(thread) = self.threads.get_mut(tid) else {
-            return;
-        };
-        if thread.is_off() {
-            return thread.pass(&mut self.clock, runs);
-        }
-        let before = self.clock;
-        let mut told = runs.clone();
-        thread.ran(&mut self.clock, runs);
-        let mut result = Ok(());
-        if let Some(truth) = &mut self.truth {
-            while told.left() > runs.left()
-                && result.is_ok()
-                && let Some(run) = told.next()
-            {
-                let mut ips = run.steps().iter().map(|step| step.ip);
-                result = ips.try_for_each(|ip| truth.push(thread.index, ip));
-            }
-        }
-        self.instructions += self.clock.instructions_since(before);
-        let is_full = thread.waiting() >= CHUNK;
-        self.keep(result.map_err(write_error(&self.settings.file)));
-        if is_full {
-            self.after_step(tid);
-        }
+        self.in_lane(tid, |lane| lane.ran(runs));
     }
 
     fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip, mode: ExecMode) {
         self.come_to(tid, ip);
-        self.clock.tick();
-        let Some(thread) = self.threads.get_mut(tid) else {
-            return;
-        };
-        thread.far_branch(self.clock, ip, insn, next, mode);
+        self.in_lane(tid, |lane| lane.far_branch(ip, insn, next, mode));
         self.tell_mode(tid, mode);
-        self.truth(tid, ip);
-        self.after_step(tid);
     }
 
     fn enter_kernel(&mut self, tid: Pid, entry: Entry) {
         if let Entry::Instruction { ip, .. } | Entry::SoftwareInterrupt { ip, .. } = entry {
             self.come_to(tid, ip);
         }
-        let Some(thread) = self.threads.get_mut(tid) else {
-            return;
-        };
-        let retired = thread.retires_with(entry).map(|(ip, _)| ip);
-        if retired.is_some() {
-            self.clock.tick();
-        }
-        thread.enter_kernel(self.clock, entry);
-        if let Some(ip) = retired {
-            self.truth(tid, ip);
-        }
-        self.after_step(tid);
+        self.in_lane(tid, |lane| lane.enter_kernel(entry));
+    }
+
+    fn apart(&mut self, tids: &[Pid], tell: &mut dyn FnMut(&mut [&mut (dyn Lane + Send)])) -> bool {
+        self.tell_apart(tids, tell)
     }
 
     fn signal(&mut self, tid: Pid, signal: Signal) {

@@ -49,6 +49,11 @@ impl VirtualClock {
         self.0 += Self::TICKS * instructions;
     }
 
+    /// The later of two.
+    pub(crate) const fn later(self, other: Self) -> Self {
+        if self.0 < other.0 { other } else { self }
+    }
+
     /// How many instructions retired from `before` on, if nothing else happened.
     pub(crate) const fn instructions_since(self, before: Self) -> u64 {
         (self.0 - before.0) / Self::TICKS

@@ -16,7 +16,7 @@ pub struct Truth {
 /// A list that is being written: each address as its distance from the last one, in as few bytes as it takes (mostly one, so that
 /// a run of billions finds room on a disk).
 #[derive(Debug)]
-struct List {
+pub(super) struct List {
     tid: u32,
     last: u64,
     writer: BufWriter<File>,
@@ -60,6 +60,19 @@ impl Truth {
         Ok(())
     }
 
+    /// The list of a stream that has begun.
+    pub(super) fn list(&mut self, index: u32) -> Option<&mut List> {
+        self.writers.get_mut(&index)
+    }
+
+    /// All lists, by stream.
+    pub(super) fn lists(&mut self) -> BTreeMap<u32, &mut List> {
+        self.writers
+            .iter_mut()
+            .map(|(index, list)| (*index, list))
+            .collect()
+    }
+
     pub(super) fn push(&mut self, index: u32, ip: Ip) -> io::Result<()> {
         match self.writers.get_mut(&index) {
             Some(list) => list.push(ip.0),
@@ -83,7 +96,7 @@ impl Truth {
 
 impl List {
     #[inline]
-    fn push(&mut self, ip: u64) -> io::Result<()> {
+    pub(super) fn push(&mut self, ip: u64) -> io::Result<()> {
         let distance = ip.wrapping_sub(self.last).cast_signed();
         self.last = ip;
         // The sign at the lowest bit, then seven bits a byte, the highest bit saying that more follow.

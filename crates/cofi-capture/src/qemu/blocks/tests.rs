@@ -4,6 +4,7 @@ use super::super::thread::Thread;
 use super::*;
 use crate::{Entry, MappingKind, ProcessCause};
 use cofi_insn::Insn;
+use cofi_qemu_plugin::layout::record;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -78,7 +79,7 @@ impl Bench {
         let thread = &mut self.threads[thread];
         let mut rest = numbers;
         while !rest.is_empty() {
-            rest = thread.run(&mut self.log, &self.blocks, rest);
+            rest = thread.run(&mut self.log as &mut dyn Observer, &self.blocks, rest);
             if let [first, behind @ ..] = rest {
                 thread.enter(&mut self.log, &mut self.blocks, *first);
                 rest = behind;
@@ -361,4 +362,52 @@ fn a_mapping_that_is_cut_in_pieces_stays() {
         bench.enter(0, &[twenty, again]),
         ["0 ran 1000", "0 ran 1020"]
     );
+}
+
+/// What is left of these records where a thread may tell only what is its own, and what is told.
+fn apart(bench: &mut Bench, records: &[u32]) -> (Vec<u32>, Vec<String>) {
+    let log = &mut bench.log as &mut dyn Observer;
+    let rest = bench.threads[0].run_apart(log, &bench.blocks, records);
+    (rest.to_vec(), std::mem::take(&mut bench.log.0))
+}
+
+#[test]
+fn a_thread_by_itself_tells_what_is_its_own() {
+    let mut bench = Bench::new();
+    let there = bench.block(0x1000, &TO_10);
+    let back = bench.block(0x1010, &FROM_10);
+    // (Its code is to be told when it has run.)
+    assert_eq!(
+        apart(&mut bench, &[there, back, there]),
+        (vec![back, there], vec!["0 begins 1000".to_owned()])
+    );
+    bench.enter(0, &[back, there, back, there]);
+    let ran = |from: &[u64]| -> Vec<String> {
+        let line = |ip: &u64| format!("0 ran {ip:x}");
+        from.iter().map(line).collect()
+    };
+    assert_eq!(
+        apart(&mut bench, &[back, there, back]),
+        (vec![], ran(&[0x1000, 0x1010, 0x1000]))
+    );
+    // A block that is not known yet, a thread's end, a signal: others have a part in these.
+    for other in [
+        &[99, there][..],
+        &[record::EXIT],
+        &[record::SIGNAL, 0, 0, 11, 0, 0, 0],
+    ] {
+        assert_eq!(apart(&mut bench, other), (other.to_vec(), vec![]));
+    }
+    // Most system calls are nobody else's business; one that QEMU refuses is told of.
+    let call = [record::SYSCALL, 1, there];
+    assert_eq!(apart(&mut bench, &call), (vec![], ran(&[0x1010])));
+    let call = [record::SYSCALL, libc::SYS_ptrace as u32, back];
+    assert_eq!(apart(&mut bench, &call), (call.to_vec(), vec![]));
+    // Half a record.
+    assert_eq!(apart(&mut bench, &call[..1]), (call[..1].to_vec(), vec![]));
+    // Other code at the place: what ran of the old is told anew, and the thread waits for that.
+    let other = bench.block(0x1010, &[0x90, 0xeb, 0xed]);
+    bench.enter(1, &[other, there]);
+    let (rest, told) = apart(&mut bench, &[back, there]);
+    assert_eq!((rest, told), (vec![there], ran(&[0x1000])));
 }

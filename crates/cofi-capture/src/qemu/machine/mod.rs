@@ -237,6 +237,7 @@ impl Machine {
         });
         for slot in 0..used {
             let mut records = std::mem::take(&mut self.records);
+            records.clear();
             self.shared.take(slot, &mut records, TURN);
             if !records.is_empty() {
                 any = true;
