@@ -109,6 +109,8 @@ pub(crate) struct Block {
     manner: Manner,
     is_direct: bool,
     is_conditional: bool,
+    /// In which state of the processor it runs: no branch of a run leads from one to another.
+    state: u8,
 }
 
 const _: () = assert!(size_of::<Block>() == 64, "a line of the cache");
@@ -129,6 +131,7 @@ impl Block {
                 manner: Manner::Special,
                 is_direct: false,
                 is_conditional: false,
+                state: 0,
             };
         };
         let after = last.insn.next_ip(last.ip, ExecMode::Bits64);
@@ -157,6 +160,7 @@ impl Block {
             manner,
             is_direct: matches!(manner, Manner::Direct | Manner::Resumed),
             is_conditional: last.insn.class == Class::Conditional,
+            state: 0,
         }
     }
 
@@ -168,6 +172,11 @@ impl Block {
     #[inline(always)]
     pub(crate) fn is_resumed(&self) -> bool {
         self.manner >= Manner::Resumed
+    }
+
+    /// Whether it may be part of a run.
+    pub(crate) fn is_fresh(&self) -> bool {
+        matches!(self.manner, Manner::Direct | Manner::Near | Manner::Resumed)
     }
 
     /// Whether it may be part of a run, if it is of a kind that can. It costs the runs nothing.
@@ -211,7 +220,7 @@ impl Block {
         // No question that is answered by the data: which way a branch goes is as good as random.
         let follows =
             (next.start == self.target) | (self.is_conditional & (next.start == self.after));
-        follows & self.is_direct & !next.is_resumed()
+        follows & self.is_direct & !next.is_resumed() & (self.state == next.state)
     }
 
     /// Whether it ran to its end, and control went to `next`, in the simplest way.
@@ -220,6 +229,7 @@ impl Block {
         self.leads_directly_to(next)
             || self.manner == Manner::Near
                 && (self.class != Class::DirectCall || next.start == self.target)
+                && self.state == next.state
                 && !next.is_resumed()
     }
 }
@@ -261,6 +271,13 @@ impl BlockList {
             let (block, place) = (block.clone(), *place);
             self.blocks.push(block);
             self.places.push(place);
+        }
+    }
+
+    /// In which state of the processor a block runs, if there are several: it is 0 for those of which nothing is said.
+    pub(crate) fn set_state(&mut self, number: u32, state: u8) {
+        if let Some(block) = self.blocks.get_mut(number as usize) {
+            block.state = state;
         }
     }
 

@@ -86,6 +86,10 @@ impl<'a> ThreadLane<'a> {
         if self.thread.is_off() {
             return self.thread.pass(&mut self.clock, runs);
         }
+        // Of what is not traced only the time is told, one by one.
+        if self.is_machine && !self.thread.is_traced() {
+            return;
+        }
         let before = self.clock;
         let mut told = runs.clone();
         self.thread.ran(&mut self.clock, runs);

@@ -1,8 +1,8 @@
 //! A machine's translated blocks, decoded once.
 
 use super::super::blocks as user;
-use crate::runs::checksum_of;
-use crate::{ProcessorState, Step};
+use crate::runs::{BlockList, checksum_of};
+use crate::{Pid, ProcessorState, Runs, Step};
 use cofi_insn::{Checksum, Class, decode};
 use cofi_packet::{ExecMode, Ip};
 use cofi_qemu_plugin::layout::state;
@@ -16,7 +16,9 @@ pub(super) struct Block {
     pub(super) cpl: u8,
     /// A record says if it was left before its last instruction began.
     pub(super) is_marked: bool,
-    steps: Range<u32>,
+    number: u32,
+    /// It is code of an operating system's in 64-bit mode, which all processors see alike.
+    is_kernel: bool,
     /// Of all of them.
     pub(super) checksum: Checksum,
     /// Its bytes, of [`Blocks::code`].
@@ -31,7 +33,11 @@ pub(super) struct Block {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     blocks: Vec<Block>,
-    steps: Vec<Step>,
+    /// The same blocks, and their instructions. Those that may be part of runs are of operating systems, and their code is in place.
+    list: BlockList,
+    /// Their numbers, and the epoch of pages in which it is.
+    in_place: Vec<u32>,
+    epoch: u32,
     code: Vec<u8>,
 }
 
@@ -46,16 +52,33 @@ impl Blocks {
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Block> {
-        self.blocks.get_mut(number as usize)
+    pub(super) fn steps(&self, block: &Block) -> &[Step] {
+        let known = self.list.get(block.number);
+        known.map_or(&[], |(_, steps)| steps)
     }
 
-    #[inline]
-    pub(super) fn steps(&self, block: &Block) -> &[Step] {
-        let Range { start, end } = block.steps;
-        self.steps
-            .get(start as usize..end as usize)
-            .unwrap_or_default()
+    /// The blocks of these numbers, which were entered one after the other behind the one of the number `before`, if that may be part of a run.
+    pub(super) fn runs<'a>(&'a self, before: u32, numbers: &'a [u32]) -> Option<Runs<'a>> {
+        let (block, _) = self.list.get(before)?;
+        block.is_fresh().then(|| self.list.runs(before, numbers))?
+    }
+
+    /// The code of a block is in place, in this address space and epoch.
+    pub(super) fn set_placed(&mut self, number: u32, space: Pid, epoch: u32) {
+        if epoch != self.epoch {
+            for number in self.in_place.drain(..) {
+                self.list.set_fresh(number, false);
+            }
+            self.epoch = epoch;
+        }
+        let Some(block) = self.blocks.get_mut(number as usize) else {
+            return;
+        };
+        block.placed = (space, epoch);
+        if block.is_kernel {
+            self.list.set_fresh(number, true);
+            self.in_place.push(number);
+        }
     }
 
     pub(super) fn code(&self, block: &Block) -> &[u8] {
@@ -65,7 +88,8 @@ impl Blocks {
     /// Takes a block. `bits` are those of [`state`].
     pub(super) fn add(&mut self, start: u64, bits: u32, code: &[u8]) {
         let mode = mode_of(bits);
-        let begin = self.steps.len() as u32;
+        let number = self.blocks.len() as u32;
+        let mut steps = Vec::new();
         let mut at = 0;
         while at < code.len() {
             // Linear addresses of 16-bit code do not wrap at 64 KiB.
@@ -74,20 +98,25 @@ impl Blocks {
             let Ok(insn) = decode(&code[at..], ip, mode) else {
                 break;
             };
-            self.steps.push(Step { ip, insn });
+            steps.push(Step { ip, insn });
             at += usize::from(insn.len);
         }
         let place = self.code.len()..self.code.len() + at;
         self.code.extend_from_slice(&code[..at]);
-        let steps = &self.steps[begin as usize..];
+        self.list.push(Ip(start), &steps, false);
+        self.list.set_fresh(number, false);
+        let cpl = cpl_of(bits);
+        let is_kernel = mode == ExecMode::Bits64 && cpl == 0 && start >> 63 != 0;
+        self.list.set_state(number, is_kernel.into());
         self.blocks.push(Block {
             start: Ip(start),
             mode,
-            cpl: cpl_of(bits),
+            cpl,
             is_marked: bits & state::MARKED != 0,
-            ways: simple_ways(steps, mode),
-            checksum: checksum_of(steps),
-            steps: begin..self.steps.len() as u32,
+            ways: simple_ways(&steps, mode),
+            checksum: checksum_of(&steps),
+            number,
+            is_kernel,
             code: place,
             placed: (0, u32::MAX),
         });

@@ -267,7 +267,11 @@ impl Machine {
             &kept
         };
         let mut processor = self.processors.remove(&slot);
-        while let [first, behind @ ..] = rest {
+        loop {
+            if let Some(processor) = &mut processor {
+                rest = processor.run(observer, &self.blocks, rest);
+            }
+            let [first, behind @ ..] = rest else { break };
             if *first < record::SPECIAL {
                 rest = behind;
                 while self.blocks.len() <= *first as usize && self.next_block() {}

@@ -102,6 +102,43 @@ impl Processor {
         }
     }
 
+    /// Nothing has happened since the last block was entered but what its code says.
+    #[inline]
+    const fn is_plain(&self) -> bool {
+        !self.is_complete
+            && !self.is_unfinished
+            && !self.cr3_changed
+            && self.interrupted.is_none()
+            && self.hops.is_empty()
+    }
+
+    /// Hands on what is simple at the beginning of these records; what is left of them.
+    pub(super) fn run<'r>(
+        &mut self,
+        observer: &mut dyn MachineObserver,
+        blocks: &Blocks,
+        records: &'r [u32],
+    ) -> &'r [u32] {
+        let Some((before, _)) = self.entered.filter(|_| self.is_plain()) else {
+            return records;
+        };
+        let Some(mut runs) = blocks.runs(before, records) else {
+            return records;
+        };
+        observer.ran(self.cpu, &mut runs);
+        let (ran, rest) = records.split_at(records.len() - runs.left());
+        if let Some(number) = ran.last() {
+            self.enters(blocks, *number);
+        }
+        rest
+    }
+
+    fn enters(&mut self, blocks: &Blocks, number: u32) {
+        let space = |block: &Block| block.state(self.cr3).space_of(block.start);
+        let space = blocks.get(number).map_or(0, space);
+        self.entered = Some((number, space));
+    }
+
     /// A block was entered. What the one before it has done is told now, and so is its code: QEMU runs what it has translated while
     /// other processors change the code, and translates before any of them runs that.
     #[inline]
@@ -112,10 +149,7 @@ impl Processor {
         pages: &mut Pages,
         number: u32,
     ) {
-        let is_plain = !self.is_complete
-            && !self.is_unfinished
-            && !self.cr3_changed
-            && self.interrupted.is_none();
+        let is_plain = self.is_plain();
         if !self.is_complete {
             self.place(observer, blocks, pages);
         }
@@ -128,10 +162,7 @@ impl Processor {
         } else {
             self.arrive(observer, blocks, number);
         }
-        let space = blocks
-            .get(number)
-            .map_or(0, |block| block.state(self.cr3).space_of(block.start));
-        self.entered = Some((number, space));
+        self.enters(blocks, number);
     }
 
     /// Makes sure that the observer knows the code of the block that was entered last.
@@ -148,9 +179,7 @@ impl Processor {
         }
         let start = block.start.0;
         pages.place(observer, self.machine, space, start, blocks.code(block));
-        if let Some(block) = blocks.get_mut(number) {
-            block.placed = (space, pages.epoch);
-        }
+        blocks.set_placed(number, space, pages.epoch);
     }
 
     fn arrive(&mut self, observer: &mut dyn MachineObserver, blocks: &Blocks, number: u32) {

@@ -536,3 +536,88 @@ fn a_processor_in_a_block_on_a_page_that_changes_elsewhere_has_it_in_the_new_ver
         );
     }
 }
+
+const UPPER: u64 = 0xffff_ffff_8100_0000;
+
+impl Bench {
+    /// What is left of these records, and what they make known, where only runs are handed on.
+    fn run(&mut self, records: &[u32]) -> (Vec<u32>, Vec<String>) {
+        let rest = self
+            .processor
+            .run(&mut self.log, &self.blocks, records)
+            .to_vec();
+        (rest, self.log.take())
+    }
+
+    /// A processor that has run two blocks of a kernel's, the numbers 0 and 1, which call each other and return; and entered the first.
+    fn in_kernel() -> Self {
+        // call to the second, and ret
+        let mut bench = Self::in_block(UPPER, KERNEL, &[0xe8, 0x0b, 0, 0, 0]);
+        bench.go(UPPER + 0x10, KERNEL | MARKED, &RET);
+        bench.enter(0);
+        bench
+    }
+}
+
+#[test]
+fn a_kernel_that_is_in_place_runs_as_a_whole() {
+    let mut bench = Bench::in_kernel();
+    let round = [
+        "ffffffff81000000 to ffffffff81000010",
+        "ffffffff81000010 to ffffffff81000011",
+        "ffffffff81000011 to ffffffff81000000",
+    ];
+    let rounds: Vec<String> = round
+        .iter()
+        .chain(&round)
+        .map(|it| (*it).to_owned())
+        .collect();
+    assert_eq!(bench.run(&[1, 0, 1, 0]), (vec![], rounds));
+    // A record that is no block's, and a block that is not known yet.
+    let (rest, told) = bench.run(&[1, 0, 99, 1]);
+    assert_eq!((rest, told.len()), (vec![99, 1], 3));
+    assert_eq!(bench.unexplained(), 0);
+    // One by one it is the same.
+    assert_eq!(bench.enter(1), round[..1]);
+    assert_eq!(bench.enter(0), round[1..]);
+}
+
+#[test]
+fn what_is_not_plain_is_no_part_of_a_run() {
+    let nothing = |bench: &mut Bench, records: &[u32]| {
+        assert_eq!(bench.run(records), (records.to_vec(), vec![]));
+    };
+    // Something is known of how the last block ended.
+    let mut bench = Bench::in_kernel();
+    bench.processor.unfinished();
+    nothing(&mut bench, &[1, 0]);
+    let mut bench = Bench::in_kernel();
+    bench.processor.interrupt(place(UPPER, KERNEL));
+    nothing(&mut bench, &[1, 0]);
+    let mut bench = Bench::in_kernel();
+    bench.processor.cr3(0x7000);
+    nothing(&mut bench, &[1, 0]);
+    // A return that leads to a state to which none can lead, and within a program.
+    let mut bench = Bench::in_kernel();
+    bench.enter(1);
+    let reset = bench.block(0xffff_fff0, 0, &NOP);
+    nothing(&mut bench, &[reset]);
+    assert_eq!(bench.enter(reset), ["gap fffffff0 at 0 in 0, 16 bits"]);
+    let mut bench = Bench::in_block(0x1000, USER, &JNE);
+    bench.go(0x1003, USER, &NOP);
+    let again = bench.block(0x1004, USER, &NOP);
+    nothing(&mut bench, &[again]);
+}
+
+#[test]
+fn code_that_may_not_be_in_place_is_asked_for() {
+    let mut bench = Bench::in_kernel();
+    let (rest, _) = bench.run(&[1, 0]);
+    assert!(rest.is_empty());
+    // Other bytes where the second block stands: each is told of where it runs.
+    let other = bench.block(UPPER + 0x10, KERNEL | MARKED, &[0xc3, 0x90]);
+    bench.enter(other);
+    bench.enter(0);
+    let (rest, told) = bench.run(&[1, 0]);
+    assert_eq!((rest, told), (vec![1, 0], vec![]));
+}
