@@ -43,9 +43,9 @@ mod tests;
 
 pub use block_index::BlockIndex;
 pub use calls::{
-    AheadDecoder, ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment, CallNames, CallPart,
-    CallParts, CallSource, CallStates, CallTracer, CallVisitor, CallsInOrder, FinishedCall,
-    FlowAhead, FunctionId, Left, OpenCall, RanBlock, RanPath,
+    AheadDecoder, BriefCall, ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment,
+    CallNames, CallPart, CallParts, CallSource, CallStates, CallTracer, CallVisitor, CallsInOrder,
+    FinishedCall, FlowAhead, FunctionId, Left, OpenCall, RanBlock, RanPath,
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};

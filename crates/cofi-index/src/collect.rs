@@ -1,6 +1,9 @@
 //! What the index keeps of calls, gathered as they begin and are left.
 
-use cofi_analysis::{Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor};
+use cofi_analysis::{
+    BriefCall, Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, FunctionId,
+    Left,
+};
 use cofi_flow::Event;
 use cofi_image::CodeChange;
 use cofi_insn::Class;
@@ -49,6 +52,8 @@ pub(crate) struct Collector {
     pub(crate) knots: Vec<Knot>,
     pub(crate) calls: u64,
     open: Stacks<Open>,
+    /// The function of the innermost call, which need not be among those.
+    innermost: FunctionNumber,
     functions: Vec<Counted>,
     /// Those of which something is counted.
     noted: Vec<FunctionNumber>,
@@ -63,6 +68,15 @@ pub(crate) struct Collector {
     of_bin: Vec<FunctionNumber>,
     /// The least distance of knots.
     between_knots: u64,
+    quiet: Quiet,
+}
+
+/// As long as no time passes, there is nothing to note up to a place.
+#[derive(Clone, Copy, Debug, Default)]
+struct Quiet {
+    until: u64,
+    tsc: Option<Tsc>,
+    time: u64,
 }
 
 impl Collector {
@@ -82,6 +96,7 @@ impl Collector {
             knots: Vec::new(),
             calls: 0,
             open: Stacks::of(task),
+            innermost: NO_FUNCTION,
             functions: Vec::new(),
             noted: Vec::new(),
             ahead: 0,
@@ -91,6 +106,7 @@ impl Collector {
             in_bin: 0,
             of_bin: Vec::new(),
             between_knots: 1 << 8,
+            quiet: Quiet::default(),
         }
     }
 
@@ -106,6 +122,7 @@ impl Collector {
             close(&mut self.functions, open.function, self.at);
         }
         self.open.switch_to(task);
+        self.innermost = self.last_open();
         let again: Vec<FunctionNumber> = self.open.iter().map(|open| open.function).collect();
         let at = self.at;
         for function in again {
@@ -113,21 +130,34 @@ impl Collector {
         }
     }
 
+    /// The function of the innermost call of those that are not told of in brief.
+    fn last_open(&self) -> FunctionNumber {
+        self.open.last().map_or(NO_FUNCTION, |open| open.function)
+    }
+
+    #[inline]
     fn place(&self, moment: &CallMoment) -> u64 {
         moment.insns.wrapping_sub(self.ahead)
     }
 
+    #[inline]
     fn counted(&mut self, function: FunctionNumber) -> &mut Counted {
+        let index = function as usize;
+        let is_noted = |counted: &Counted| counted.is_noted;
+        if !self.functions.get(index).is_some_and(is_noted) {
+            self.note_function(function);
+        }
+        &mut self.functions[index]
+    }
+
+    #[cold]
+    fn note_function(&mut self, function: FunctionNumber) {
         let index = function as usize;
         if index >= self.functions.len() {
             self.functions.resize(index + 1, Counted::default());
         }
-        let counted = &mut self.functions[index];
-        if !counted.is_noted {
-            counted.is_noted = true;
-            self.noted.push(function);
-        }
-        counted
+        self.functions[index].is_noted = true;
+        self.noted.push(function);
     }
 
     /// What ran up to a place ran in the innermost call.
@@ -136,15 +166,21 @@ impl Collector {
         if at <= self.at {
             return;
         }
-        let function = self.open.last().map_or(NO_FUNCTION, |open| open.function);
-        while at >= self.bin_end {
-            self.fill(function, self.bin_end - self.at);
-            self.at = self.bin_end;
-            self.end_bin();
+        if at >= self.bin_end {
+            self.count_bins_to(at);
         }
         if at > self.at {
-            self.fill(function, at - self.at);
+            self.fill(self.innermost, at - self.at);
             self.at = at;
+        }
+    }
+
+    #[cold]
+    fn count_bins_to(&mut self, at: u64) {
+        while at >= self.bin_end {
+            self.fill(self.innermost, self.bin_end - self.at);
+            self.at = self.bin_end;
+            self.end_bin();
         }
     }
 
@@ -194,21 +230,42 @@ impl Collector {
     /// Notes the time at a place.
     #[inline]
     fn note(&mut self, at: u64, tsc: Option<Tsc>) -> u64 {
+        if at < self.quiet.until && tsc == self.quiet.tsc {
+            return self.quiet.time;
+        }
+        self.note_new(at, tsc)
+    }
+
+    #[inline(never)]
+    fn note_new(&mut self, at: u64, tsc: Option<Tsc>) -> u64 {
+        self.quiet.until = 0;
         let Some(time) = self.timeline.at(tsc) else {
             return NO_TIME;
         };
-        if let Some(last) = self.knots.last() {
-            let (ran, passed) = (at.saturating_sub(last.at), time.saturating_sub(last.time));
-            if ran < self.between_knots && (passed < Self::PAUSE || passed < ran * 16) {
-                return time;
-            }
+        if !self.is_near_knot(at, time) {
+            self.add_knot(at, time);
         }
-        self.add_knot(at, time);
+        if let Some(last) = self.knots.last()
+            && self.is_near_knot(at, time)
+        {
+            // While time does not pass, the more has run, the less a knot is needed; until there are enough instructions between.
+            let until = last.at.saturating_add(self.between_knots);
+            self.quiet = Quiet { until, tsc, time };
+        }
         time
+    }
+
+    /// Whether a place is told well enough by the last knot.
+    fn is_near_knot(&self, at: u64, time: u64) -> bool {
+        self.knots.last().is_some_and(|last| {
+            let (ran, passed) = (at.saturating_sub(last.at), time.saturating_sub(last.time));
+            ran < self.between_knots && (passed < Self::PAUSE || passed < ran * 16)
+        })
     }
 
     #[cold]
     fn add_knot(&mut self, at: u64, time: u64) {
+        self.quiet.until = 0;
         let last = self.knots.last().copied();
         let (at, time) = match last {
             Some(last) => (at.max(last.at), time.max(last.time)),
@@ -290,6 +347,7 @@ impl Collector {
 }
 
 impl Counted {
+    #[inline]
     fn reopen(&mut self, at: u64) {
         if self.open == 0 {
             self.since = at;
@@ -298,6 +356,7 @@ impl Counted {
     }
 }
 
+#[inline]
 fn close(functions: &mut [Counted], function: FunctionNumber, at: u64) {
     if let Some(counted) = functions.get_mut(function as usize)
         && counted.open > 0
@@ -328,6 +387,7 @@ impl CallVisitor for Collector {
             begin_time,
         };
         self.open.push(call, open);
+        self.innermost = self.last_open();
     }
 
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
@@ -338,6 +398,7 @@ impl CallVisitor for Collector {
         let Some(open) = self.open.remove(call) else {
             return;
         };
+        self.innermost = self.last_open();
         let (begin, begin_time) = (open.begin, open.begin_time);
         close(&mut self.functions, function, self.at.max(at));
         let over = at.max(begin);
@@ -356,6 +417,63 @@ impl CallVisitor for Collector {
                 left: left_number(Some(end.left)),
             });
         }
+    }
+
+    #[inline(always)]
+    fn takes_brief(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn enter_briefly(&mut self, function: FunctionId, begin: &CallMoment) -> u64 {
+        let at = self.place(begin);
+        self.count_to(at);
+        let begin_time = self.note(at, begin.tsc);
+        let function = function.index() as FunctionNumber;
+        self.calls += 1;
+        let since = self.at.max(at);
+        let counted = self.counted(function);
+        counted.calls += 1;
+        counted.reopen(since);
+        self.innermost = function;
+        begin_time
+    }
+
+    #[inline]
+    fn leave_briefly(&mut self, call: &BriefCall, end: &CallMoment, outer: Option<FunctionId>) {
+        let at = self.place(end);
+        self.count_to(at);
+        let end_time = self.note(at, end.tsc);
+        let function = call.function.index() as FunctionNumber;
+        close(&mut self.functions, function, self.at.max(at));
+        self.innermost = match outer {
+            Some(outer) => outer.index() as FunctionNumber,
+            None => self.last_open(),
+        };
+        if end.insns - call.begin >= self.kept.shortest {
+            self.kept.push(KeptCall {
+                begin: call.begin.wrapping_sub(self.ahead),
+                end: at,
+                begin_time: call.noted,
+                end_time,
+                insns: end.insns - call.begin,
+                function,
+                depth: call.depth,
+                tid: call.task.tid,
+                stack: call.stack,
+                kind: kind_number(CallKind::Call),
+                left: left_number(Some(Left::Return)),
+            });
+        }
+    }
+
+    fn settled(&mut self, call: &Call, noted: u64) {
+        let open = Open {
+            function: call.function.index() as FunctionNumber,
+            begin: self.place(&call.begin),
+            begin_time: noted,
+        };
+        self.open.push(call, open);
     }
 
     fn event(&mut self, event: &Event, at: &CallMoment, _: StreamOffset, by: Option<Class>) {

@@ -16,6 +16,7 @@
 //! [`CallsInOrder`] puts finished calls back in the order in which they began.
 
 mod ahead;
+mod brief;
 mod by_task;
 mod clock;
 mod ends;
@@ -45,6 +46,7 @@ use cofi_session::Task;
 use crate::gap::GapCause;
 
 pub use ahead::{AheadDecoder, FlowAhead};
+pub use brief::BriefCall;
 pub use by_task::ByTask;
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
 pub use names::CallNames;
@@ -234,6 +236,30 @@ pub trait CallVisitor {
 
     /// A call is left. Calls of one stack are left innermost first.
     fn leave(&mut self, call: &Call, end: &CallEnd, names: &CallNames);
+
+    /// Whether calls that begin by a call instruction and return to behind it may be told [in brief](Self::enter_briefly), which takes less time. Blocks must not be
+    /// [wanted](Self::wants_blocks) then.
+    #[inline(always)]
+    fn takes_brief(&self) -> bool {
+        false
+    }
+
+    /// A call begins at its function's first instruction, by a call instruction. It is left [in brief](Self::leave_briefly), unless
+    /// it is [settled](Self::settled) before. What is returned is given back then.
+    fn enter_briefly(&mut self, function: FunctionId, begin: &CallMoment) -> u64 {
+        let _ = (function, begin);
+        0
+    }
+
+    /// A call that was told of in brief returns. The one around it is of this function if it was told of in brief, too.
+    fn leave_briefly(&mut self, call: &BriefCall, end: &CallMoment, outer: Option<FunctionId>) {
+        let _ = (call, end, outer);
+    }
+
+    /// An open call was told of in brief, the innermost but for those that this is called for next. It is [left](Self::leave) as others are.
+    fn settled(&mut self, call: &Call, noted: u64) {
+        let _ = (call, noted);
+    }
 
     /// All calls of the thread were left: trace is missing, another program begins, or the stream ends. Numbers begin anew.
     fn all_left(&mut self, task: Task, names: &CallNames) {

@@ -61,6 +61,14 @@ pub(crate) struct Traits {
     pub(crate) thunk: Option<Thunk>,
 }
 
+impl Traits {
+    /// Nothing is to be known of it.
+    #[inline]
+    pub(crate) const fn is_plain(&self) -> bool {
+        !self.saves_jump && !self.throws && self.go.is_none() && self.thunk.is_none()
+    }
+}
+
 /// What stands in the kernel for an instruction of which the processor must not speculate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Thunk {
@@ -95,6 +103,13 @@ pub(crate) struct Location {
     pub(crate) is_named: bool,
     /// The function's first instruction, if that is known.
     pub(crate) start: Option<Ip>,
+}
+
+impl Location {
+    /// Whether it is in a function that a symbol names, of which nothing else is to be known.
+    pub(super) fn is_plain(&self, names: &CallNames) -> bool {
+        self.is_named && names.traits(self.function).is_plain()
+    }
 }
 
 impl CallNames {

@@ -56,7 +56,7 @@ impl Thread {
         at: Location,
         around: &mut Around<'_, '_, V>,
     ) {
-        self.credit = (self.credit + 8).min(1 << 24);
+        self.earn();
         self.count();
         let is_within = at.is_named && !at.is_first && at.function == by.source;
         // A kernel fills the processor's stack of return addresses by calls past an INT3, which nothing returns to. In its thunks what stands

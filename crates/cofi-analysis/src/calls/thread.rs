@@ -10,12 +10,12 @@ use super::inlines::{InlineFrame, Inlines, Span};
 use super::names::{CallNames, Location};
 use super::shapes::{Hop, Shape, Transfer};
 use super::stack::{Frame, Stack};
-use super::tracks::{Step, StepKind, Track};
+use super::tracks::{Known, Step, StepKind, Track};
 use super::undecided::Undecided;
 use super::{Call, CallEnd, CallKind, CallMoment, CallVisitor, FunctionId, Left, OpenCall};
 
 /// So many calls may be open on a stack: code may push calls that never return. Of more than that, the outer half is forgotten.
-const DEEPEST: usize = 1 << 18;
+pub(super) const DEEPEST: usize = 1 << 18;
 
 /// How control came to where the next block begins.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
@@ -69,6 +69,7 @@ impl<V> Around<'_, '_, V> {
         (place.file.read_at(place.offset, &mut byte) == 1).then_some(byte[0])
     }
 
+    #[inline]
     pub(super) fn moment(&mut self, insns: u64) -> CallMoment {
         let (tsc, cycles) = self.clock.at(self.offset);
         CallMoment { tsc, cycles, insns }
@@ -167,7 +168,7 @@ impl Thread {
 
     /// Whether a path does nothing to the stack, and what it comes to if so: most only follow conditional branches.
     #[inline]
-    pub(crate) fn passes(&mut self, (track, steps): (&Track, &[Step])) -> bool {
+    pub(crate) fn passes(&mut self, Known { track, steps, .. }: Known<'_>) -> bool {
         let goes_on = match &self.coming {
             Coming::Straight => true,
             Coming::By(by) => track.goes_on_from(by),
@@ -182,7 +183,7 @@ impl Thread {
 
     /// A path has run that began after so many instructions.
     #[inline]
-    fn run_to_end(&mut self, track: &Track, total: u64) {
+    pub(super) fn run_to_end(&mut self, track: &Track, total: u64) {
         self.total = total + u64::from(track.insns);
         self.coming = track.end.map_or(Coming::Straight, Coming::By);
         self.last_ip = Some(track.last_ip);
@@ -191,7 +192,7 @@ impl Thread {
     /// The blocks of a path have run, of which the last packet is at `offset`. `around` has the packet before.
     pub(crate) fn path<V: CallVisitor>(
         &mut self,
-        (track, steps): (&Track, &[Step]),
+        Known { track, steps, .. }: Known<'_>,
         offset: StreamOffset,
         inlines: &Inlines,
         around: &mut Around<'_, '_, V>,
@@ -206,13 +207,24 @@ impl Thread {
         for step in steps {
             around.offset = step.offset(offset, before);
             self.total = after(step.insns);
-            match &step.kind {
-                StepKind::Arrive(by, to, at) => self.arrive(Coming::By(*by), *to, *at, around),
-                StepKind::Hop(hop) => self.hop(hop, around),
-                StepKind::Inline(ip, chain) => self.inline(*ip, *chain, inlines, around),
-            }
+            self.step(step, inlines, around);
         }
         self.run_to_end(track, total);
+    }
+
+    /// What happens along a path.
+    #[inline]
+    pub(super) fn step<V: CallVisitor>(
+        &mut self,
+        step: &Step,
+        inlines: &Inlines,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        match &step.kind {
+            StepKind::Arrive(by, to, at) => self.arrive(Coming::By(*by), *to, *at, around),
+            StepKind::Hop(hop) => self.hop(hop, around),
+            StepKind::Inline(ip, chain) => self.inline(*ip, *chain, inlines, around),
+        }
     }
 
     /// Control follows a direct branch within a block.
@@ -444,6 +456,13 @@ impl Thread {
         }
     }
 
+    /// A call pays for what searches by mismatched returns cost.
+    #[inline]
+    pub(super) fn earn(&mut self) {
+        self.credit = (self.credit + 8).min(1 << 24);
+    }
+
+    #[inline]
     pub(super) fn number(&mut self) -> i64 {
         self.next += 1;
         self.next - 1

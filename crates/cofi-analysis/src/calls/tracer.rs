@@ -8,6 +8,7 @@ use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
+use super::brief::BriefFrames;
 use super::clock::StreamClock;
 use super::inlines::Inlines;
 use super::names::CallNames;
@@ -72,6 +73,8 @@ pub struct CallTracer<'s> {
     errors: Option<(FlowError, u64)>,
     /// Room for the lengths of a run's instructions.
     lens: Vec<u8>,
+    /// Room for the calls that were told of in brief: none is there between items.
+    brief: BriefFrames,
 }
 
 /// The code in place, and what was worked out of its blocks.
@@ -190,6 +193,7 @@ impl<'s> CallTracer<'s> {
             is_continued: false,
             errors: None,
             lens: Vec::new(),
+            brief: BriefFrames::default(),
         }
     }
 
@@ -326,6 +330,7 @@ impl<'s> CallTracer<'s> {
             pads,
             thread,
             offset,
+            brief,
             ..
         } = self;
         let Code {
@@ -342,6 +347,7 @@ impl<'s> CallTracer<'s> {
             return false;
         };
         let wants_blocks = visitor.wants_blocks();
+        let takes_brief = visitor.takes_brief() && !wants_blocks;
         let mut code_number = None;
         let item = flow.paths(|path| {
             // The mode changes with an event only.
@@ -355,7 +361,7 @@ impl<'s> CallTracer<'s> {
                     || visitor.ran_path(&RanPath {
                         number,
                         generation: paths,
-                        len: known.0.insns as usize,
+                        len: known.track.insns as usize,
                     }))
             {
                 if !thread.passes(known) {
@@ -367,11 +373,24 @@ impl<'s> CallTracer<'s> {
                         view: Some(view),
                         offset: *offset,
                     };
-                    thread.path(known, last, inlines, &mut around);
+                    if takes_brief {
+                        thread.path_briefly(known, last, inlines, brief, &mut around);
+                    } else {
+                        thread.path(known, last, inlines, &mut around);
+                    }
                 }
-                *offset = known.0.offset(last);
+                *offset = known.track.offset(last);
                 return;
             }
+            let mut around = Around {
+                visitor: &mut *visitor,
+                clock,
+                names,
+                pads,
+                view: Some(view),
+                offset: *offset,
+            };
+            thread.settle(brief, &mut around);
             if !is_known {
                 tracks.begin(last);
             }
@@ -404,7 +423,7 @@ impl<'s> CallTracer<'s> {
                 thread.block(shape, hops, spans, &mut around);
                 *offset = block.offset();
                 if !is_known {
-                    tracks.note(shape, hops, shapes.spans(shape), *offset);
+                    tracks.note(shape, hops, shapes.spans(shape), *offset, names);
                 }
             });
             let number = match is_known {
@@ -415,6 +434,15 @@ impl<'s> CallTracer<'s> {
                 visitor.path_ended(number, tracks.generation());
             }
         });
+        let mut around = Around {
+            visitor: &mut *visitor,
+            clock,
+            names,
+            pads,
+            view: Some(view),
+            offset: *offset,
+        };
+        thread.settle(brief, &mut around);
         let ran = self.thread.total - before;
         self.instructions += ran;
         // Behind the PSB+ it is another event that says so.

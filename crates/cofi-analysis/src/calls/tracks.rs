@@ -8,8 +8,9 @@ use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset};
 use rustc_hash::FxHashMap;
 
+use super::brief::BriefStep;
 use super::inlines::{Chain, Span};
-use super::names::Location;
+use super::names::{CallNames, Location};
 use super::shapes::{Hop, Shape, Transfer};
 
 /// A path.
@@ -18,6 +19,8 @@ pub(crate) struct Track {
     /// Its first instruction.
     pub(crate) ip: Ip,
     pub(crate) at: Location,
+    /// [`Location::is_plain`] of that.
+    pub(super) is_plain: bool,
     pub(crate) insns: u32,
     /// How its last block ends; none if something else happened before that.
     pub(crate) end: Option<Transfer>,
@@ -25,13 +28,20 @@ pub(crate) struct Track {
     pub(crate) last_ip: Ip,
     /// How far before the path's last packet the one begins that led behind the last block.
     behind: u32,
-    /// Its steps, in [`Tracks`].
+    /// Its steps, in [`Tracks`], and the same in brief.
     first: u32,
     after: u32,
+    first_brief: u32,
+    after_brief: u32,
 }
 
 /// A path that is known, and its steps.
-pub(crate) type Known<'t> = (&'t Track, &'t [Step]);
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known<'t> {
+    pub(crate) track: &'t Track,
+    pub(crate) steps: &'t [Step],
+    pub(crate) brief: &'t [BriefStep],
+}
 
 /// What happens along a path.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +50,7 @@ pub(crate) struct Step {
     /// How many of the path's instructions have run by then.
     pub(crate) insns: u32,
     /// How far before the path's last packet the one begins that led to the block; none if that stands before the path.
-    behind: Option<u32>,
+    pub(super) behind: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +68,7 @@ pub(crate) enum StepKind {
 pub(crate) struct Tracks {
     list: Vec<Track>,
     steps: Vec<Step>,
+    brief: Vec<BriefStep>,
     /// The generation and the code of `slots`.
     owner: (usize, u32),
     slots: Slots,
@@ -66,6 +77,7 @@ pub(crate) struct Tracks {
     len: usize,
     /// The path that is being added: where its steps begin, what is known of its blocks so far, and where its last packet is.
     begin: usize,
+    begin_brief: usize,
     open: Option<Track>,
     last: StreamOffset,
     /// The inlined functions that run there, if nothing happened since they were noted.
@@ -104,7 +116,8 @@ impl Track {
     }
 }
 
-fn back(path: StreamOffset, behind: u32) -> StreamOffset {
+#[inline]
+pub(super) fn back(path: StreamOffset, behind: u32) -> StreamOffset {
     StreamOffset(path.0.saturating_sub(behind.into()))
 }
 
@@ -136,7 +149,14 @@ impl Tracks {
         let number = *self.slots.numbers.get(path.index())?;
         let track = self.list.get(number as usize)?;
         let steps = self.steps.get(track.first as usize..track.after as usize)?;
-        Some((number as usize, (track, steps)))
+        let brief = track.first_brief as usize..track.after_brief as usize;
+        let brief = self.brief.get(brief)?;
+        let known = Known {
+            track,
+            steps,
+            brief,
+        };
+        Some((number as usize, known))
     }
 
     #[cold]
@@ -154,6 +174,7 @@ impl Tracks {
             self.clear();
         }
         self.begin = self.steps.len();
+        self.begin_brief = self.brief.len();
         self.open = None;
         self.last = offset;
         self.chain = None;
@@ -166,28 +187,42 @@ impl Tracks {
         hops: &[Hop],
         spans: &[Span],
         offset: StreamOffset,
+        names: &CallNames,
     ) {
         let Self {
-            steps, open, chain, ..
+            steps,
+            brief,
+            begin: first,
+            begin_brief: first_brief,
+            open,
+            chain,
+            ..
         } = self;
+        let (first, first_brief) = (*first, *first_brief);
         let track = open.get_or_insert(Track {
             ip: shape.ip,
             at: shape.first,
+            is_plain: shape.first.is_plain(names),
             insns: 0,
             end: None,
             last_ip: shape.ip,
             behind: 0,
-            first: self.begin as u32,
+            first: first as u32,
             after: 0,
+            first_brief: first_brief as u32,
+            after_brief: 0,
         });
         let begin = track.insns;
         let behind = (begin > 0).then_some(track.behind);
         let mut push = |kind, insns: u32| {
-            steps.push(Step {
+            let step = Step {
                 kind,
                 insns: begin + insns,
                 behind,
-            });
+            };
+            let index = (steps.len() - first) as u32;
+            BriefStep::push(brief, first_brief, &step, index, names);
+            steps.push(step);
         };
         if let Some(by) = track.end
             && !shape.goes_on_from(&by)
@@ -216,10 +251,15 @@ impl Tracks {
         track.behind = self.last.0.saturating_sub(offset.0) as u32;
     }
 
+    fn forget_open(&mut self) {
+        self.steps.truncate(self.begin);
+        self.brief.truncate(self.begin_brief);
+    }
+
     /// All blocks of the path were noted. If it has a number, it is known from now on: by the number that is returned.
     pub(crate) fn end(&mut self, code: u32, path: Option<PathNumber>) -> Option<usize> {
         let (Some(path), Some(mut track)) = (path, self.open.take()) else {
-            self.steps.truncate(self.begin);
+            self.forget_open();
             return None;
         };
         let owner = (path.generation(), code);
@@ -228,7 +268,7 @@ impl Tracks {
         }
         self.slots.room += Self::ROOM;
         if path.index() >= self.slots.room {
-            self.steps.truncate(self.begin);
+            self.forget_open();
             return None;
         }
         let numbers = &mut self.slots.numbers;
@@ -237,6 +277,7 @@ impl Tracks {
             numbers.resize(path.index() + 1, u32::MAX);
         }
         track.after = self.steps.len() as u32;
+        track.after_brief = self.brief.len() as u32;
         let number = self.list.len();
         numbers[path.index()] = number as u32;
         self.list.push(track);

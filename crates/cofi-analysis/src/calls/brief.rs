@@ -1,0 +1,409 @@
+//! Most calls begin by a call instruction at a function's first instruction, and return to behind it. Who only counts is told of those in brief.
+//!
+//! A [`Frame`] holds all that any rule may ask. These calls need little of that, as long as nothing but such calls and returns happens: so they are
+//! kept in [`BriefFrame`]s, on top of the frames of the stack in use. Before anything else happens, frames are made of them: each of them
+//! once at most. So the rules see the stack that they would have seen, and it never costs much more than without.
+
+use cofi_insn::Class;
+use cofi_packet::{Ip, StreamOffset, Tsc};
+use cofi_session::Task;
+
+use super::inlines::Inlines;
+use super::names::{CallNames, Location};
+use super::shapes::Transfer;
+use super::thread::{Around, Coming, DEEPEST, Thread};
+use super::tracks::{Known, Step, StepKind, back};
+use super::{CallKind, CallMoment, CallVisitor, FunctionId};
+
+/// A call that was told of in brief, and returned.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct BriefCall {
+    /// The function.
+    pub function: FunctionId,
+    /// How many instructions of the thread ran before it.
+    pub begin: u64,
+    /// What [`enter_briefly`](CallVisitor::enter_briefly) returned.
+    pub noted: u64,
+    /// As in [`Call`](super::Call).
+    pub depth: i32,
+    /// As in [`Call`](super::Call).
+    pub stack: u32,
+    /// The thread.
+    pub task: Task,
+}
+
+/// An open call that was told of in brief.
+#[derive(Clone, Copy, Debug)]
+struct BriefFrame {
+    function: FunctionId,
+    ret: Ip,
+    from: Ip,
+    to: Ip,
+    number: i64,
+    self_insns: u64,
+    noted: u64,
+    /// When it began.
+    insns: u64,
+    tsc: Option<Tsc>,
+    cycles: u64,
+}
+
+/// The open calls that were told of in brief, on top of the frames of the stack in use.
+#[derive(Debug, Default)]
+pub(crate) struct BriefFrames {
+    list: Vec<BriefFrame>,
+    /// How deep the first of them lies.
+    depth: i32,
+    /// When the leaf at hand began, and what was noted of that.
+    leaf: (u64, u64),
+}
+
+/// What a step along a path is to whoever is told of calls in brief, worked out once for each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BriefStep {
+    kind: BriefKind,
+    /// How many of the path's instructions have run by then, and how far before the path's last packet the one begins that led there.
+    insns: u32,
+    behind: Option<u32>,
+    /// Of a leaf, the same for its return.
+    return_insns: u32,
+    return_behind: Option<u32>,
+    /// Which of the path's steps it is, or begins with.
+    step: u32,
+    /// Of a call, the function, its first instruction, and the instruction that calls it.
+    function: FunctionId,
+    to: Ip,
+    from: Ip,
+    /// Of a call, where it returns to; of a return and a jump, where it leads to.
+    ret: Ip,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BriefKind {
+    Call,
+    /// A call and its return, with nothing in between.
+    Leaf,
+    Return,
+    /// An indirect jump within a function.
+    Jump,
+    /// Nothing, as long as the innermost call was told of in brief.
+    Stay,
+    /// What the rules have to look at.
+    Other,
+}
+
+impl BriefKind {
+    #[inline(always)]
+    fn of(by: &Transfer, to: Ip, at: &Location, is_plain: bool) -> Self {
+        match by.class {
+            Class::Return => Self::Return,
+            _ if !is_plain => Self::Other,
+            Class::DirectCall | Class::IndirectCall
+                if (at.is_first || at.function != by.source) && to != by.after =>
+            {
+                Self::Call
+            }
+            Class::DirectJump | Class::Conditional if at.function == by.source => Self::Stay,
+            Class::IndirectJump | Class::FarJump if at.function == by.source => Self::Jump,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl BriefStep {
+    /// Adds the step of this number to those of a path, which begin at `first` of `list`.
+    pub(crate) fn push(
+        list: &mut Vec<Self>,
+        first: usize,
+        step: &Step,
+        number: u32,
+        names: &CallNames,
+    ) {
+        let arrival = match &step.kind {
+            StepKind::Arrive(by, to, at) => Some((by, *to, at)),
+            StepKind::Hop(hop) => Some((&hop.transfer, hop.to, &hop.target)),
+            StepKind::Inline(..) => None,
+        };
+        let mut this = Self {
+            kind: match step.kind {
+                StepKind::Inline(_, 0) => BriefKind::Stay,
+                _ => BriefKind::Other,
+            },
+            insns: step.insns,
+            behind: step.behind,
+            return_insns: 0,
+            return_behind: None,
+            step: number,
+            function: FunctionId(0),
+            to: Ip(0),
+            from: Ip(0),
+            ret: Ip(0),
+        };
+        if let Some((by, to, at)) = arrival {
+            this.kind = BriefKind::of(by, to, at, at.is_plain(names));
+            let is_call = this.kind == BriefKind::Call;
+            (this.function, this.to, this.from) = (at.function, to, by.from);
+            this.ret = if is_call { by.after } else { to };
+        }
+        if this.kind == BriefKind::Return
+            && let Some(call) = list.get_mut(first..).and_then(<[Self]>::last_mut)
+            && call.kind == BriefKind::Call
+            && call.ret == this.ret
+        {
+            call.kind = BriefKind::Leaf;
+            (call.return_insns, call.return_behind) = (this.insns, this.behind);
+            return;
+        }
+        list.push(this);
+    }
+}
+
+impl Thread {
+    /// [`path`](Self::path) for whoever is told of calls in brief.
+    pub(crate) fn path_briefly<V: CallVisitor>(
+        &mut self,
+        known: Known<'_>,
+        offset: StreamOffset,
+        inlines: &Inlines,
+        brief: &mut BriefFrames,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let track = known.track;
+        match self.coming {
+            Coming::Straight => {}
+            Coming::By(by) if track.goes_on_from(&by) => {}
+            coming => {
+                let is_told = match &coming {
+                    Coming::By(by) => {
+                        let kind = BriefKind::of(by, track.ip, &track.at, track.is_plain);
+                        let ret = match kind {
+                            BriefKind::Call => by.after,
+                            _ => track.ip,
+                        };
+                        let call = (track.at.function, track.ip, by.from, ret);
+                        self.is_told_briefly(kind, call, brief, around)
+                    }
+                    _ => false,
+                };
+                if !is_told {
+                    self.settle(brief, around);
+                    self.arrive(coming, track.ip, track.at, around);
+                }
+            }
+        }
+        let (total, before) = (self.total, around.offset);
+        for step in known.brief {
+            around.offset = step.behind.map_or(before, |behind| back(offset, behind));
+            self.total = total + u64::from(step.insns);
+            let call = (step.function, step.to, step.from, step.ret);
+            if step.kind == BriefKind::Leaf {
+                if self.may_tell_briefly(brief) {
+                    self.enter_leaf(brief, step.function, around);
+                    let behind = step.return_behind;
+                    around.offset = behind.map_or(before, |behind| back(offset, behind));
+                    self.total = total + u64::from(step.return_insns);
+                    self.leave_leaf(brief, step.function, around);
+                    continue;
+                }
+            } else if self.is_told_briefly(step.kind, call, brief, around) {
+                continue;
+            }
+            self.settle(brief, around);
+            let count = 1 + usize::from(step.kind == BriefKind::Leaf);
+            let steps = known.steps.iter().skip(step.step as usize);
+            for step in steps.take(count) {
+                around.offset = step.offset(offset, before);
+                self.total = total + u64::from(step.insns);
+                self.step(step, inlines, around);
+            }
+        }
+        self.run_to_end(track, total);
+    }
+
+    /// Takes account of a step, if it is one of which the rules need not know. Whether it is.
+    #[inline(always)]
+    fn is_told_briefly<V: CallVisitor>(
+        &mut self,
+        kind: BriefKind,
+        (function, to, from, ret): (FunctionId, Ip, Ip, Ip),
+        brief: &mut BriefFrames,
+        around: &mut Around<'_, '_, V>,
+    ) -> bool {
+        match kind {
+            BriefKind::Call if self.may_tell_briefly(brief) => {
+                self.call_briefly((function, to, from, ret), brief, around);
+                true
+            }
+            BriefKind::Return if brief.last_returns_to(ret) => {
+                self.return_briefly(brief, around);
+                true
+            }
+            BriefKind::Stay => !brief.list.is_empty(),
+            BriefKind::Jump => !brief.list.is_empty() && !brief.last_returns_to(ret),
+            _ => false,
+        }
+    }
+
+    /// Whether a call that begins now may be told of in brief.
+    #[inline(always)]
+    fn may_tell_briefly(&self, brief: &BriefFrames) -> bool {
+        let is_open = brief.list.is_empty()
+            && (self.undecided.is_some() || self.stack.top().is_some_and(|top| top.is_stub));
+        !is_open && self.stack.frames.len() + brief.list.len() < DEEPEST
+    }
+
+    /// Gives the innermost call what has run since this was done last.
+    #[inline(always)]
+    fn count_briefly(&mut self, brief: &mut BriefFrames) {
+        match brief.list.last_mut() {
+            Some(top) => {
+                top.self_insns += self.total - self.counted;
+                self.counted = self.total;
+            }
+            None => {
+                brief.depth = self.depth() + 1;
+                self.count();
+            }
+        }
+    }
+
+    /// A call begins that calls nothing.
+    #[inline(always)]
+    fn enter_leaf<V: CallVisitor>(
+        &mut self,
+        brief: &mut BriefFrames,
+        function: FunctionId,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        self.count_briefly(brief);
+        self.earn();
+        self.number();
+        let begin = around.moment(self.total);
+        brief.leaf = (begin.insns, around.visitor.enter_briefly(function, &begin));
+    }
+
+    /// It returns.
+    #[inline(always)]
+    fn leave_leaf<V: CallVisitor>(
+        &mut self,
+        brief: &mut BriefFrames,
+        function: FunctionId,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        self.counted = self.total;
+        let (begin, noted) = brief.leaf;
+        self.tell_left_briefly(function, begin, noted, brief, around);
+    }
+
+    #[inline(always)]
+    fn tell_left_briefly<V: CallVisitor>(
+        &self,
+        function: FunctionId,
+        begin: u64,
+        noted: u64,
+        brief: &BriefFrames,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let call = BriefCall {
+            function,
+            begin,
+            noted,
+            depth: brief.depth.saturating_add_unsigned(brief.list.len() as u32),
+            stack: self.stack.number,
+            task: self.task,
+        };
+        let outer = brief.list.last().map(|outer| outer.function);
+        let end = around.moment(self.total);
+        around.visitor.leave_briefly(&call, &end, outer);
+    }
+
+    /// A function is called.
+    #[inline(always)]
+    fn call_briefly<V: CallVisitor>(
+        &mut self,
+        (function, to, from, ret): (FunctionId, Ip, Ip, Ip),
+        brief: &mut BriefFrames,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        self.count_briefly(brief);
+        self.earn();
+        let moment = around.moment(self.total);
+        let noted = around.visitor.enter_briefly(function, &moment);
+        let number = self.number();
+        brief.list.push(BriefFrame {
+            function,
+            ret,
+            from,
+            to,
+            number,
+            self_insns: 0,
+            noted,
+            insns: moment.insns,
+            tsc: moment.tsc,
+            cycles: moment.cycles,
+        });
+    }
+
+    /// The innermost call, which was told of in brief, returns.
+    #[inline(always)]
+    fn return_briefly<V: CallVisitor>(
+        &mut self,
+        brief: &mut BriefFrames,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        self.counted = self.total;
+        if let Some(left) = brief.list.pop() {
+            self.tell_left_briefly(left.function, left.insns, left.noted, brief, around);
+        }
+    }
+
+    /// Makes frames of the calls that were told of in brief.
+    #[inline]
+    pub(crate) fn settle<V: CallVisitor>(
+        &mut self,
+        brief: &mut BriefFrames,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        if !brief.list.is_empty() {
+            self.settle_all(brief, around);
+        }
+    }
+
+    #[inline(never)]
+    fn settle_all<V: CallVisitor>(
+        &mut self,
+        brief: &mut BriefFrames,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let mut parent = self.stack.innermost();
+        for (depth, brief) in (brief.depth..).zip(brief.list.drain(..)) {
+            let begin = CallMoment {
+                tsc: brief.tsc,
+                cycles: brief.cycles,
+                insns: brief.insns,
+            };
+            let at = Location {
+                function: brief.function,
+                is_first: true,
+                is_named: true,
+                start: None,
+            };
+            let from = (CallKind::Call, Some(brief.from));
+            let mut frame = self.frame(from, (brief.to, at), depth, begin);
+            frame.ret = Some(brief.ret);
+            frame.self_insns = brief.self_insns;
+            frame.call.number = brief.number;
+            frame.call.parent = parent.replace(brief.number);
+            around.visitor.settled(&frame.call, brief.noted);
+            self.stack.frames.push(frame);
+        }
+    }
+}
+
+impl BriefFrames {
+    #[inline(always)]
+    fn last_returns_to(&self, to: Ip) -> bool {
+        self.list.last().is_some_and(|top| top.ret == to)
+    }
+}
