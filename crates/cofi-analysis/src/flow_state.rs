@@ -56,30 +56,44 @@ impl FlowState {
         next: impl FnOnce(Option<Part<'_>>) -> T,
     ) -> (Self, T) {
         let mut state = Self::default();
-        let mut begin: Option<StreamOffset> = None;
+        let mut beginning = Beginning::default();
         loop {
             state.note_code(flow);
             let event = match flow.next_part() {
                 Some(Part::Event(event)) => event,
                 other => return (state, next(other)),
             };
-            let offset = flow.offset();
-            let is_of_psb = match (event, begin) {
-                (Event::Enabled { .. }, None) => true,
-                (
-                    Event::ExecMode { .. }
-                    | Event::Paging { .. }
-                    | Event::Vmcs { .. }
-                    | Event::Tsx { .. },
-                    Some(begin),
-                ) => begin == offset,
-                _ => false,
-            };
-            if !is_of_psb {
+            if !beginning.holds(&event, flow.offset()) {
                 return (state, next(Some(Part::Event(event))));
             }
-            begin = Some(offset);
             state.note(&event);
         }
+    }
+}
+
+/// What a flow tells first that begins at a PSB.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Beginning {
+    begin: Option<StreamOffset>,
+}
+
+impl Beginning {
+    /// Whether the next event, of the packet there, is of the PSB.
+    pub(crate) fn holds(&mut self, event: &Event, offset: StreamOffset) -> bool {
+        let is_of_psb = match (event, self.begin) {
+            (Event::Enabled { .. }, None) => true,
+            (
+                Event::ExecMode { .. }
+                | Event::Paging { .. }
+                | Event::Vmcs { .. }
+                | Event::Tsx { .. },
+                Some(begin),
+            ) => begin == offset,
+            _ => false,
+        };
+        if is_of_psb {
+            self.begin = Some(offset);
+        }
+        is_of_psb
     }
 }

@@ -79,6 +79,14 @@ impl<'s, 't> Segment<'s, 't> {
 pub(crate) trait Found: Send {
     /// Whether it is what is found there in the whole stream, up to where `next` begins, which goes on from it.
     fn leads_to(&self, next: &Self) -> bool;
+
+    /// This is what was found when `other`, which is of a part of the same, did not suffice.
+    fn replace(&mut self, other: Self)
+    where
+        Self: Sized,
+    {
+        drop(other);
+    }
 }
 
 /// What was found and waits for what comes next.
@@ -97,7 +105,7 @@ pub(crate) fn decode<'s, 't: 's, F, W>(
     threads: NonZeroUsize,
     worker: impl Fn() -> W + Sync,
     progress: &(dyn Fn(u64) + Sync),
-    mut take: impl FnMut(usize, F) + Send,
+    mut take: impl FnMut(usize, F),
 ) where
     F: Found,
     W: FnMut(&Segment<'s, 't>) -> F + Send,
@@ -116,6 +124,8 @@ pub(crate) fn decode<'s, 't: 's, F, W>(
         };
         if index < before.first + before.count {
             // It was decoded again with those before it.
+            let mut before = before;
+            before.found.replace(found);
             pending = Some(before);
             return;
         }
@@ -133,10 +143,13 @@ pub(crate) fn decode<'s, 't: 's, F, W>(
         let more = before.count.min(last.map_or(1, |last| last + 1));
         let last = of_stream.get(more - 1).unwrap_or(segment);
         let work = again.get_or_insert_with(&worker);
+        let mut whole = work(&first.up_to(last));
+        whole.replace(before.found);
+        whole.replace(found);
         pending = Some(Pending {
             count: before.count + more,
             first: before.first,
-            found: work(&first.up_to(last)),
+            found: whole,
         });
     };
     let make = || {

@@ -43,8 +43,8 @@ mod tests;
 
 pub use block_index::BlockIndex;
 pub use calls::{
-    AheadDecoder, BriefCall, ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment,
-    CallNames, CallPart, CallParts, CallSource, CallStates, CallTracer, CallVisitor, CallsInOrder,
+    BriefCall, ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment, CallNames, CallPart,
+    CallParts, CallSource, CallStates, CallTracer, CallVisitor, CallsInOrder, DecodedPart,
     FinishedCall, FlowAhead, FunctionId, Left, OpenCall, RanBlock, RanPath,
 };
 pub use check::{CheckOptions, StreamCheck, check};
@@ -58,5 +58,5 @@ pub use gap::{Gap, GapCause, Resumed};
 pub use proof::Proof;
 pub use segments::{SegmentStart, ended_with_segment, segments};
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
-pub use survey::{Chunk, survey};
+pub use survey::{Chunk, survey, survey_keeping};
 pub use tally::{Gate, Tally};

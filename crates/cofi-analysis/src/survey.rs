@@ -4,21 +4,23 @@
 //! So what is decoded of a chunk alone is what is decoded of it within the whole stream. Where that does not hold (a gap reaches across the cut,
 //! or damage hides the PSB), two chunks are one.
 
-use cofi_flow::{Item, Part};
+use cofi_flow::Item;
 use cofi_packet::{StreamOffset, Tsc};
 use cofi_session::{Session, Stream};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::calls::{AheadRecorder, DecodedPart, KEPT};
 use crate::check::CheckOptions;
-use crate::flow_state::FlowState;
+use crate::flow_state::{Beginning, FlowState};
 use crate::gap::{Gap, GapFinder, Step};
 use crate::joined::{self, Found, Segment};
 use crate::segments::{SegmentStart, ended_with_segment};
 
 /// A part of a stream that can be decoded apart.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[non_exhaustive]
-pub struct Chunk {
+pub struct Chunk<'s> {
     /// The part; the last one of a stream reaches to `u64::MAX`.
     pub range: Range<StreamOffset>,
     /// The instructions that ran in it.
@@ -31,43 +33,53 @@ pub struct Chunk {
     pub begin: Option<Tsc>,
     /// The time at its end, as far as packets tell.
     pub end: Option<Tsc>,
+    /// What was decoded, for [`FlowAhead`](crate::FlowAhead).
+    pub decoded: DecodedPart<'s>,
     start_state: FlowState,
     end_state: FlowState,
     is_clean: bool,
 }
 
-impl Chunk {
+impl Chunk<'_> {
     /// How many gaps of a chunk are listed one by one.
     pub const LISTED: usize = 10_000;
-
-    fn add(&mut self, gap: Gap) {
-        let end = self.range.end;
-        let resumed = gap.resumed.map(|resumed| resumed.offset);
-        self.is_clean &= gap.offset < end && resumed.is_none_or(|resumed| resumed < end);
-        self.gap_count += 1;
-        if self.gaps.len() < Self::LISTED {
-            self.gaps.push((self.instructions, gap));
-        }
-    }
 }
 
-impl Found for Chunk {
+impl Found for Chunk<'_> {
+    fn replace(&mut self, other: Self) {
+        self.decoded.replace(other.decoded);
+    }
+
     fn leads_to(&self, next: &Self) -> bool {
         self.is_clean && self.end_state.is_on() && self.end_state == next.start_state
     }
 }
 
 /// Cuts streams into chunks of about `options.segment` bytes. Each is given to `take` with the number of its stream among `streams`, in their order. `progress` is
-/// called with the bytes decoded since it was called last.
-pub fn survey(
-    session: &Session<'_>,
-    streams: &[&Stream<'_>],
+/// called with the bytes decoded since it was called last. Once `cancel` is set, chunks hold less than they should.
+pub fn survey<'s>(
+    session: &'s Session<'_>,
+    streams: &[&'s Stream<'s>],
     options: CheckOptions,
+    cancel: &AtomicBool,
     progress: &(dyn Fn(u64) + Sync),
-    take: impl FnMut(usize, Chunk) + Send,
+    take: impl FnMut(usize, Chunk<'s>),
+) {
+    survey_keeping(session, streams, options, KEPT, cancel, progress, take);
+}
+
+/// The same, where so many instructions and runs of paths are kept: paths that come again are then passed on again.
+pub fn survey_keeping<'s>(
+    session: &'s Session<'_>,
+    streams: &[&'s Stream<'s>],
+    options: CheckOptions,
+    kept: usize,
+    cancel: &AtomicBool,
+    progress: &(dyn Fn(u64) + Sync),
+    take: impl FnMut(usize, Chunk<'s>),
 ) {
     let numbered = streams.iter().enumerate();
-    let all: Vec<Segment<'_, '_>> = numbered
+    let all: Vec<Segment<'s, 's>> = numbered
         .flat_map(|(number, stream)| {
             Segment::of(
                 session,
@@ -78,57 +90,48 @@ pub fn survey(
             )
         })
         .collect();
-    let worker = || |segment: &Segment<'_, '_>| decode(session, segment);
+    let workers = AtomicUsize::new(0);
+    let most = kept / options.threads.get();
+    let worker = || {
+        let number = workers.fetch_add(1, Ordering::Relaxed);
+        let mut recorder = AheadRecorder::new(number, most);
+        move |segment: &Segment<'s, 's>| decode(session, segment, &mut recorder, cancel)
+    };
     joined::decode(&all, options.threads, worker, progress, take);
 }
 
-fn decode(session: &Session<'_>, segment: &Segment<'_, '_>) -> Chunk {
+fn decode<'s>(
+    session: &'s Session<'_>,
+    segment: &Segment<'s, 's>,
+    recorder: &mut AheadRecorder,
+    cancel: &AtomicBool,
+) -> Chunk<'s> {
     let (stream, range) = (segment.stream, segment.range.clone());
+    let wants_task = stream.key().cpu().is_some();
     let mut flow = session.decode_within(stream, range.clone());
     let mut finder = GapFinder::new(session, stream);
-    let mut found = Chunk {
+    let mut recorder = recorder.begin(range.start);
+    let mut found = Counted {
         range,
         instructions: 0,
         gaps: Vec::new(),
         gap_count: 0,
-        begin: None,
-        end: None,
-        start_state: FlowState::default(),
-        end_state: FlowState::default(),
         is_clean: true,
     };
-    let (mut state, mut step) = if segment.is_first {
-        (FlowState::default(), None)
-    } else {
-        // What a PSB+ tells is no event to whoever has read what stands before.
-        FlowState::at_beginning(&mut flow, |part| {
-            part.map(|part| match part {
-                Part::Run(run) => {
-                    found.instructions += run.len() as u64;
-                    Step::Run(run.ip(), run.offset())
-                }
-                Part::Event(event) => Step::Event(event),
-                Part::Error(error) => Step::Error(error),
-            })
-        })
-    };
+    let mut state = FlowState::default();
     if segment.is_first {
         state.note_code(&mut flow);
     }
-    found.start_state = state;
-    found.begin = flow.time().map(|time| time.tsc);
+    // What a PSB+ tells is no event to whoever has read what stands before.
+    let mut beginning = (!segment.is_first).then(Beginning::default);
+    let (mut start_state, mut begin) = (state, None);
     let mut ended = Vec::new();
-    loop {
-        if let Some(step) = step.take() {
-            if let Step::Event(event) = &step {
-                state.note(event);
-            }
-            if finder.is_open() || !matches!(step, Step::Run(..)) {
-                finder.step(&step, &mut flow, |gap| ended.push(gap));
-            }
-            for gap in ended.drain(..) {
-                found.add(gap);
-            }
+    while !cancel.load(Ordering::Relaxed) {
+        recorder.begin_piece(&mut flow);
+        if beginning.is_some() {
+            state.note_code(&mut flow);
+            start_state = state;
+            begin = flow.time().map(|time| time.tsc);
         }
         let mut first = None;
         let item = flow.paths(|path| {
@@ -140,28 +143,85 @@ fn decode(session: &Session<'_>, segment: &Segment<'_, '_>) -> Chunk {
                 });
                 (path.ip(), offset.unwrap_or(path.offset()))
             });
+            recorder.path(path);
         });
+        recorder.end_piece(item, &mut flow, wants_task);
         if let (true, Some((ip, offset))) = (finder.is_open(), first) {
             finder.step(&Step::Run(ip, offset), &mut flow, |gap| ended.push(gap));
             for gap in ended.drain(..) {
                 found.add(gap);
             }
         }
-        step = match item {
-            Some(Item::Event(event)) => Some(Step::Event(event)),
-            Some(Item::Error(error)) => Some(Step::Error(error)),
+        let step = match item {
+            Some(Item::Event(event)) => Step::Event(event),
+            Some(Item::Error(error)) => Step::Error(error),
             // Blocks hold all instructions.
-            Some(Item::Insn(_)) => None,
+            Some(Item::Insn(_)) => continue,
             None => break,
         };
+        if first.is_some() {
+            beginning = None;
+        }
+        if let Step::Event(event) = &step {
+            let is_of_psb = beginning
+                .as_mut()
+                .is_some_and(|beginning| beginning.holds(event, flow.offset()));
+            state.note(event);
+            if is_of_psb {
+                continue;
+            }
+        }
+        beginning = None;
+        finder.step(&step, &mut flow, |gap| ended.push(gap));
+        for gap in ended.drain(..) {
+            found.add(gap);
+        }
     }
     if let Some(gap) = finder.take_open() {
         found.add(gap);
         found.is_clean = false;
     }
-    found.is_clean &= ended_with_segment(stream, flow.offset(), found.range.end);
-    found.end = flow.time().map(|time| time.tsc);
+    let Counted {
+        range,
+        instructions,
+        gaps,
+        gap_count,
+        is_clean,
+    } = found;
+    let is_clean = is_clean && ended_with_segment(stream, flow.offset(), range.end);
+    let end = flow.time().map(|time| time.tsc);
     state.note_code(&mut flow);
-    found.end_state = state;
-    found
+    Chunk {
+        range,
+        instructions,
+        gaps,
+        gap_count,
+        begin,
+        end,
+        decoded: recorder.finish(),
+        start_state,
+        end_state: state,
+        is_clean,
+    }
+}
+
+/// What is counted of a chunk while it is decoded.
+struct Counted {
+    range: Range<StreamOffset>,
+    instructions: u64,
+    gaps: Vec<(u64, Gap)>,
+    gap_count: u64,
+    is_clean: bool,
+}
+
+impl Counted {
+    fn add(&mut self, gap: Gap) {
+        let end = self.range.end;
+        let resumed = gap.resumed.map(|resumed| resumed.offset);
+        self.is_clean &= gap.offset < end && resumed.is_none_or(|resumed| resumed < end);
+        self.gap_count += 1;
+        if self.gaps.len() < Chunk::LISTED {
+            self.gaps.push((self.instructions, gap));
+        }
+    }
 }

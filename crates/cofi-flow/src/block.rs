@@ -179,6 +179,13 @@ pub struct PathNumber {
 }
 
 impl PathNumber {
+    /// The one of which these are told.
+    #[inline]
+    #[must_use]
+    pub const fn new(generation: usize, index: usize) -> Self {
+        Self { generation, index }
+    }
+
     /// What all paths have in common that are remembered in one place.
     #[inline]
     #[must_use]

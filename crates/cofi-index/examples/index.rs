@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let first = std::sync::Mutex::new(None);
     let index = Index::build(&session, &options, &AtomicBool::new(false), &|partial| {
         let rows = partial.rows.iter().map(|row| row.insns).sum::<u64>();
-        if rows > 0 && partial.done_bytes * 2 >= partial.all_bytes {
+        if rows > 0 {
             first
                 .lock()
                 .expect("no panics")
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let insns: u64 = index.rows().iter().map(|row| row.insns).sum();
     let calls: u64 = index.rows().iter().map(|row| row.calls).sum();
     println!(
-        "built in {:?} (places known after {first:?}): {insns} instructions, {calls} calls, {} functions",
+        "built in {:?} (first places known after {first:?}): {insns} instructions, {calls} calls, {} functions",
         begun.elapsed(),
         index.functions().len()
     );

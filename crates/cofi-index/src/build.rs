@@ -1,17 +1,17 @@
-//! Building an index: the streams are cut into chunks first, by all threads together; then each stream's calls are followed.
+//! Building an index: the chunks of a stream are decoded by all threads, and its calls are followed chunk by chunk meanwhile.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cofi_analysis::{
     CallDictionary, CallNames, CallSource, CallStates, CallTracer, CheckOptions,
     Chunk as FoundChunk, FlowAhead, Gap, survey,
 };
-use cofi_packet::StreamOffset;
+use cofi_packet::Tsc;
 use cofi_session::{Session, Stream};
 
 use crate::clock::Timeline;
@@ -49,9 +49,9 @@ impl Default for IndexOptions {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Partial {
-    /// The bytes of packets that were decoded; all are, twice.
+    /// The bytes of packets that were decoded.
     pub done_bytes: u64,
-    /// The bytes of packets that there are, twice.
+    /// The bytes of packets that there are.
     pub all_bytes: u64,
     /// The rows, as far as they are known: without calls and functions.
     pub rows: Arc<[Row]>,
@@ -81,56 +81,142 @@ pub(crate) fn build(
     cancel: &AtomicBool,
     publish: &(dyn Fn(Partial) + Sync),
 ) -> Option<Index> {
-    let streams: Vec<&Stream<'_>> = session.streams().iter().collect();
-    let bytes: usize = streams.iter().map(|stream| stream.len()).sum();
-    let size = options.chunk.get().max(bytes / CHUNKS);
-    let mut check = CheckOptions::default();
-    check.threads = options.threads;
-    check.segment = NonZeroUsize::new(size).unwrap_or(check.segment);
-    let done = AtomicU64::new(0);
-    let all_bytes = 2 * bytes as u64;
-    let timeline = Timeline::new(session);
-    let rows: Vec<Row> = streams.iter().map(|stream| begin(stream)).collect();
-    let mut surveys: Vec<Survey> = rows
-        .into_iter()
-        .map(|row| Survey::new(row, timeline))
-        .collect();
-    let tell = |rows| {
-        publish(Partial {
-            done_bytes: done.load(Ordering::Relaxed),
-            all_bytes,
-            rows,
-        });
-    };
-    let mut next = Instant::now() + OFTEN;
-    let progress = |bytes| {
-        done.fetch_add(bytes, Ordering::Relaxed);
-    };
-    survey(session, &streams, check, &progress, |number, chunk| {
-        if let Some(survey) = surveys.get_mut(number) {
-            survey.take(chunk);
-        }
-        let begin = Instant::now();
-        if begin >= next {
-            tell(surveys.iter().map(Survey::so_far).collect());
-            // What there is to tell of many rows takes a small part of the time, whatever their number.
-            next = Instant::now() + OFTEN.max(begin.elapsed() * 16);
-        }
-    });
-    let rows: Arc<[Row]> = surveys.into_iter().map(|survey| survey.row).collect();
-    tell(rows.clone());
-    let told = Mutex::new(Instant::now());
-    let built = follow_all(session, options, cancel, &rows, &|bytes| {
-        progress(bytes);
-        // Who finds another telling need not tell.
-        if let Ok(mut told) = told.try_lock()
-            && told.elapsed() >= OFTEN
-        {
-            tell(rows.clone());
-            *told = Instant::now();
-        }
-    })?;
+    let builder = Builder::new(session, options, cancel, publish);
+    let built = builder.all()?;
     Some(put_together(session, options, built))
+}
+
+/// Builds rows, and tells how far it is.
+struct Builder<'b, 's> {
+    session: &'b Session<'s>,
+    options: &'b IndexOptions,
+    cancel: &'b AtomicBool,
+    publish: &'b (dyn Fn(Partial) + Sync),
+    bytes: u64,
+    done: AtomicU64,
+    /// What is known of each row.
+    surveys: Vec<Mutex<Survey>>,
+    /// When it may be told how far it is.
+    next: Mutex<Instant>,
+}
+
+impl<'b, 's> Builder<'b, 's> {
+    fn new(
+        session: &'b Session<'s>,
+        options: &'b IndexOptions,
+        cancel: &'b AtomicBool,
+        publish: &'b (dyn Fn(Partial) + Sync),
+    ) -> Self {
+        let timeline = Timeline::new(session);
+        let streams = session.streams().iter();
+        let surveys = streams.map(|stream| Mutex::new(Survey::new(begin(stream), timeline)));
+        Self {
+            session,
+            options,
+            cancel,
+            publish,
+            bytes: session.streams().iter().map(|s| s.len() as u64).sum(),
+            done: AtomicU64::new(0),
+            surveys: surveys.collect(),
+            next: Mutex::new(Instant::now() + OFTEN),
+        }
+    }
+
+    /// Builds all rows. All threads decode a long stream; of the others, each thread has one at a time.
+    fn all(&self) -> Option<Vec<Built>> {
+        let threads = self.options.threads;
+        let streams = self.session.streams();
+        let mut results: HashMap<usize, Built> = HashMap::new();
+        let share = self.bytes / threads.get() as u64;
+        // Two thirds of all, for two threads: of others, it takes less time to follow the calls side by side.
+        let is_long = |stream: &Stream<'_>| stream.len() as u64 * 3 > share * 4;
+        for (number, stream) in streams.iter().enumerate() {
+            if is_long(stream) {
+                results.insert(number, self.row(number, stream, threads)?);
+            }
+        }
+        // The longest first: what begins last is short, so that no thread works alone for long.
+        let mut order: Vec<(usize, &Stream<'_>)> = streams.iter().enumerate().collect();
+        order.retain(|(_, stream)| !is_long(stream));
+        order.sort_by_key(|(_, stream)| Reverse(stream.len()));
+        let (next, results) = (AtomicUsize::new(0), Mutex::new(results));
+        std::thread::scope(|scope| {
+            for _ in 0..threads.get().min(order.len()) {
+                scope.spawn(|| {
+                    while let Some((number, stream)) =
+                        order.get(next.fetch_add(1, Ordering::Relaxed))
+                    {
+                        let Some(built) = self.row(*number, stream, NonZeroUsize::MIN) else {
+                            return;
+                        };
+                        locked(&results).insert(*number, built);
+                    }
+                });
+            }
+        });
+        let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+        (0..streams.len())
+            .map(|number| results.remove(&number))
+            .collect()
+    }
+
+    /// Builds the row of a stream, with so many threads.
+    fn row(&self, number: usize, stream: &Stream<'_>, threads: NonZeroUsize) -> Option<Built> {
+        let size = self.options.chunk.get().max(self.bytes as usize / CHUNKS);
+        let mut check = CheckOptions::default();
+        check.threads = threads;
+        check.segment = NonZeroUsize::new(size).unwrap_or(check.segment);
+        let is_cancelled = || self.cancel.load(Ordering::Relaxed);
+        let mut follower = Follower::new(self.session, stream, self.options);
+        let progress = |bytes| {
+            self.done.fetch_add(bytes, Ordering::Relaxed);
+        };
+        let known = self.surveys.get(number)?;
+        survey(
+            self.session,
+            &[stream],
+            check,
+            self.cancel,
+            &progress,
+            |_, chunk| {
+                if is_cancelled() {
+                    return;
+                }
+                locked(known).take(&chunk);
+                follower.chunk(self.session, stream, chunk);
+                self.tell();
+            },
+        );
+        if is_cancelled() {
+            return None;
+        }
+        let row = locked(known).row.clone();
+        Some(follower.finish(stream, row))
+    }
+
+    /// Tells what is known so far, now and then.
+    fn tell(&self) {
+        // Who finds another telling need not tell.
+        let Ok(mut next) = self.next.try_lock() else {
+            return;
+        };
+        let begin = Instant::now();
+        if begin >= *next {
+            let rows = self.surveys.iter().map(|survey| locked(survey).row.clone());
+            (self.publish)(Partial {
+                done_bytes: self.done.load(Ordering::Relaxed),
+                all_bytes: self.bytes,
+                rows: rows.collect(),
+            });
+            // What there is to tell of many rows takes a small part of the time, whatever their number.
+            *next = Instant::now() + OFTEN.max(begin.elapsed() * 16);
+        }
+    }
+}
+
+/// A panic elsewhere ends all with a panic anyway.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn begin(stream: &Stream<'_>) -> Row {
@@ -156,7 +242,7 @@ impl Survey {
         Self { row, timeline }
     }
 
-    fn take(&mut self, chunk: FoundChunk) {
+    fn take(&mut self, chunk: &FoundChunk<'_>) {
         let at = self.row.insns;
         self.row.chunks.push(Chunk {
             offset: chunk.range.start.0,
@@ -167,14 +253,14 @@ impl Survey {
         self.row.insns += chunk.instructions;
         self.knot(self.row.insns, chunk.end);
         self.row.gap_count += chunk.gap_count;
-        for (before, gap) in chunk.gaps {
+        for (before, gap) in &chunk.gaps {
             if self.row.gaps.len() < Row::GAPS {
-                self.row.gaps.push(span(&self.timeline, at + before, &gap));
+                self.row.gaps.push(span(&self.timeline, at + before, gap));
             }
         }
     }
 
-    fn knot(&mut self, at: u64, tsc: Option<cofi_packet::Tsc>) {
+    fn knot(&mut self, at: u64, tsc: Option<Tsc>) {
         let Some(time) = self.timeline.at(tsc) else {
             return;
         };
@@ -184,10 +270,6 @@ impl Survey {
         }
         self.row.begin.get_or_insert(time);
         self.row.end = Some(time);
-    }
-
-    fn so_far(&self) -> Row {
-        self.row.clone()
     }
 }
 
@@ -203,144 +285,60 @@ fn span(timeline: &Timeline, at: u64, gap: &Gap) -> GapSpan {
     }
 }
 
-/// Follows the calls of all streams, those of each on one thread.
-fn follow_all(
-    session: &Session<'_>,
-    options: &IndexOptions,
-    cancel: &AtomicBool,
-    rows: &[Row],
-    progress: &(dyn Fn(u64) + Sync),
-) -> Option<Vec<Built>> {
-    let count = rows.len();
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
-    // The longest first: what begins last is short, so that no thread works alone for long.
-    let mut order: Vec<usize> = (0..count).collect();
-    order.sort_by_key(|number| rows.get(*number).map(|row| Reverse(row.bytes)));
-    std::thread::scope(|scope| {
-        for _ in 0..options.threads.get().min(count) {
-            scope.spawn(|| {
-                while let Some(number) = order.get(next.fetch_add(1, Ordering::Relaxed))
-                    && let (Some(stream), Some(row)) =
-                        (session.streams().get(*number), rows.get(*number))
-                {
-                    let row = row.clone();
-                    let Some(built) = follow(session, stream, row, options, cancel, progress)
-                    else {
-                        return;
-                    };
-                    // A panic elsewhere ends the scope with a panic anyway.
-                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-                    results.insert(*number, built);
-                }
-            });
-        }
-    });
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    (0..count).map(|number| results.remove(&number)).collect()
-}
-
-/// A shorter stream is decoded by the thread that follows its calls.
-const AHEAD: u64 = 1 << 20;
-
-/// Follows the calls of a stream. Of a long one, another thread decodes ahead.
-fn follow<'s>(
-    session: &'s Session<'_>,
-    stream: &'s Stream<'s>,
-    row: Row,
-    options: &IndexOptions,
-    cancel: &AtomicBool,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Option<Built> {
-    let parts: Vec<_> = (0..row.chunks.len())
-        .map(|number| row.bytes_of(number))
-        .map(|bytes| StreamOffset(bytes.start)..StreamOffset(bytes.end))
-        .collect();
-    let mut follower = Follower::new(session, stream, row, options);
-    if options.threads.get() == 1 || follower.row.bytes < AHEAD {
-        for (number, part) in parts.into_iter().enumerate() {
-            if cancel.load(Ordering::Relaxed) {
-                return None;
-            }
-            follower.part(number, &mut session.decode_within(stream, part), progress);
-        }
-    } else {
-        std::thread::scope(|scope| {
-            let (mut flow, decoder) = FlowAhead::new();
-            let count = parts.len();
-            scope.spawn(move || decoder.run(session, stream, parts.into_iter()));
-            for number in 0..count {
-                if cancel.load(Ordering::Relaxed) {
-                    return None;
-                }
-                follower.part(number, &mut flow, progress);
-            }
-            Some(())
-        })?;
-    }
-    Some(follower.finish(stream))
-}
-
-/// What follows the calls of a stream, part by part.
+/// What follows the calls of a stream, chunk by chunk.
 struct Follower<'s> {
-    row: Row,
     timeline: Timeline,
     collector: Collector,
+    flow: FlowAhead<'s>,
     tracer: CallTracer<'s>,
     states: CallStates,
+    /// Which state holds where each chunk begins.
+    begins: Vec<Option<u32>>,
     sums: Vec<ChunkSums>,
-    /// Bytes that were decoded since that was told, and when it was.
-    waiting: u64,
-    told: Instant,
 }
 
 impl<'s> Follower<'s> {
-    fn new(
-        session: &'s Session<'_>,
-        stream: &'s Stream<'s>,
-        row: Row,
-        options: &IndexOptions,
-    ) -> Self {
+    fn new(session: &'s Session<'_>, stream: &'s Stream<'s>, options: &IndexOptions) -> Self {
         let timeline = Timeline::new(session);
         let mut tracer = CallTracer::new(session, stream);
         if options.inlined {
             tracer = tracer.with_inlined();
         }
         Self {
-            row,
             timeline,
             collector: Collector::new(stream.task(), timeline),
+            flow: FlowAhead::new(),
             tracer,
             states: CallStates::default(),
+            begins: Vec::new(),
             sums: Vec::new(),
-            waiting: 0,
-            told: Instant::now(),
         }
     }
 
-    /// Takes the next part, which is this one.
-    fn part(
-        &mut self,
-        number: usize,
-        flow: &mut impl CallSource<'s>,
-        progress: &(dyn Fn(u64) + Sync),
-    ) {
+    /// Takes the next chunk.
+    fn chunk(&mut self, session: &'s Session<'_>, stream: &'s Stream<'s>, chunk: FoundChunk<'s>) {
+        if !self.begins.is_empty() {
+            self.tracer.go_on();
+        }
+        let state = self.states.push(&self.tracer);
+        self.begins.push(state.map(|state| state as u32));
+        let is_last = chunk.range.end.0 == u64::MAX;
+        let mut flow = std::mem::take(&mut self.flow);
+        let time = match flow.take(chunk.decoded) {
+            true => self.follow(&mut flow, is_last),
+            false => self.follow(&mut session.decode_within(stream, chunk.range), is_last),
+        };
+        self.flow = flow;
+        let time = time.and_then(|tsc| self.timeline.of(tsc));
+        let sums = self.collector.end_chunk(self.tracer.instructions(), time);
+        self.sums.push(sums);
+    }
+
+    /// Follows the calls of a chunk. The time at its end, as far as packets tell.
+    fn follow(&mut self, flow: &mut impl CallSource<'s>, is_last: bool) -> Option<Tsc> {
         let Self {
-            row,
-            timeline,
-            collector,
-            tracer,
-            ..
+            collector, tracer, ..
         } = self;
-        if number > 0 {
-            tracer.go_on();
-        }
-        let state = self.states.push(tracer);
-        if let Some(chunk) = row.chunks.get_mut(number) {
-            chunk.state = state.map(|state| state as u32);
-        }
-        let range = row.bytes_of(number);
-        let is_last = number + 1 == row.chunks.len();
-        self.waiting += range.end.min(row.bytes) - range.start;
         collector.follow(tracer);
         while tracer.follow(flow, collector) {
             collector.follow(tracer);
@@ -348,27 +346,23 @@ impl<'s> Follower<'s> {
         if is_last {
             tracer.finish(collector);
         }
-        let time = flow.end_time().map(|time| time.tsc);
-        let time = time.and_then(|tsc| timeline.of(tsc));
-        self.sums
-            .push(collector.end_chunk(tracer.instructions(), time));
-        if self.told.elapsed() >= OFTEN || is_last {
-            progress(self.waiting);
-            (self.waiting, self.told) = (0, Instant::now());
-        }
+        flow.end_time().map(|time| time.tsc)
     }
 
-    /// All parts were taken.
-    fn finish(self, stream: &Stream<'_>) -> Built {
+    /// All chunks were taken, of which this row was made.
+    fn finish(self, stream: &Stream<'_>, mut row: Row) -> Built {
         let Self {
-            mut row,
             mut collector,
             tracer,
             states,
+            begins,
             sums,
             ..
         } = self;
         collector.finish();
+        for (chunk, state) in row.chunks.iter_mut().zip(begins) {
+            chunk.state = state;
+        }
         let names = tracer.names();
         let functions = functions(names, &collector);
         let addresses = ids(names).map(|id| names.address(id)).collect();

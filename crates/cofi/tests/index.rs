@@ -2,96 +2,22 @@
 
 mod common;
 
+use common::index::{CALLS, recording, with_session};
 use common::{STATIC, Scratch, cofi, has_qemu, run};
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use cofi_analysis::{
-    Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, FlowAhead, RanBlock,
-    SegmentStart, segments,
-};
-use cofi_flow::Event;
+use cofi_analysis::{Call, CallEnd, CallKind, CallNames, CallTracer, CallVisitor, RanBlock};
 use cofi_index::{
     Axis, EventInfo, EventKind, Explorer, Fingerprint, FunctionInfo, FunctionSum, FunctionTable,
     Hit, Index, IndexError, IndexOptions, Step, StripSum, Target,
 };
-use cofi_insn::Class;
-use cofi_packet::{Ip, StreamOffset};
-use cofi_session::{Session, SessionOptions};
-
-/// Calls of all kinds: nested, recursive, through pointers, inlined, out of a signal's handler, left by `longjmp`; in two threads.
-const CALLS: &str = r#"
-#include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdlib.h>
-static volatile unsigned sum;
-static jmp_buf back;
-static inline __attribute__((always_inline)) unsigned mix(unsigned x) { return x * 2654435761u >> 7; }
-__attribute__((noinline)) static unsigned leaf(unsigned x) { return mix(x) ^ mix(x + 1); }
-__attribute__((noinline)) static unsigned tree(unsigned depth, unsigned x) {
-    if (depth == 0) return leaf(x);
-    unsigned left = tree(depth - 1, 2 * x);
-    return left + tree(depth - 1, 2 * x + 1) + mix(x);
-}
-static int order(const void *a, const void *b) {
-    unsigned x = *(const unsigned *)a, y = *(const unsigned *)b;
-    return (x > y) - (x < y);
-}
-__attribute__((noinline)) static void jumps(int n) {
-    sum += leaf(n);
-    if (n == 0) longjmp(back, 1);
-    jumps(n - 1);
-    sum += n;
-}
-static void handle(int number) { sum += tree(3, number); }
-static void *works(void *argument) {
-    (void)argument;
-    for (int i = 0; i < 6; i++) sum += tree(6, i);
-    return 0;
-}
-int main(void) {
-    pthread_t thread;
-    pthread_create(&thread, 0, works, 0);
-    signal(SIGUSR1, handle);
-    unsigned list[200];
-    for (int round = 0; round < 4; round++) {
-        for (int i = 0; i < 200; i++) list[i] = leaf(i * 31 + round);
-        qsort(list, 200, sizeof *list, order);
-        if (!setjmp(back)) jumps(20);
-        sum += tree(7, round);
-        raise(SIGUSR1);
-    }
-    pthread_join(thread, 0);
-    return 0;
-}
-"#;
-
-fn recording(scratch: &Scratch) -> Option<PathBuf> {
-    if !has_qemu() {
-        return None;
-    }
-    let source = scratch.write("calls.c", CALLS);
-    let program = scratch.compile(&source, &[STATIC, &["-O2", "-g", "-pthread"]].concat())?;
-    let data = scratch.path("data");
-    let mut command = cofi();
-    command.args([
-        "record",
-        "--engine",
-        "qemu",
-        "--config",
-        "psb_period=0",
-        "-o",
-    ]);
-    let ran = run(command.arg(&data).arg("--").arg(&program));
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    Some(data)
-}
+use cofi_packet::Ip;
+use cofi_session::Session;
 
 /// A call, by the name of its function.
 type Shown = (u64, i32, u64, String, CallKind);
@@ -139,87 +65,6 @@ fn index(session: &Session<'_>, chunk: usize) -> Index {
     let mut options = IndexOptions::default();
     options.chunk = NonZeroUsize::new(chunk).expect("a size");
     Index::build(session, &options, &AtomicBool::new(false), &|_| {}).expect("an index")
-}
-
-fn with_session(data: &Path, test: impl FnOnce(&Session<'_>, &[u8])) {
-    let bytes = std::fs::read(data).expect("the recording");
-    let session = Session::new(&bytes, &SessionOptions::beside(data)).expect("a session");
-    test(&session, &bytes);
-}
-
-/// All that a visitor is told who wants no blocks.
-#[derive(Default)]
-struct Told(Vec<String>);
-
-impl CallVisitor for Told {
-    fn enter(&mut self, call: &Call, names: &CallNames) {
-        let name = names.describe(call.function);
-        self.0.push(format!("{call:?} {name}"));
-    }
-    fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
-        self.0.push(format!("{call:?} {end:?}"));
-    }
-    fn event(&mut self, event: &Event, at: &CallMoment, offset: StreamOffset, by: Option<Class>) {
-        self.0.push(format!("{event:?} {at:?} {offset:?} {by:?}"));
-    }
-}
-
-/// However little is kept of paths, who follows a flow that another thread decodes is told what the flow itself tells.
-#[test]
-fn a_flow_decoded_ahead_tells_the_same_calls() {
-    let scratch = Scratch::new();
-    let Some(data) = recording(&scratch) else {
-        return;
-    };
-    with_session(&data, |session, _| {
-        let mut most_parts = 0;
-        for stream in session.streams() {
-            let size = NonZeroUsize::MIN;
-            let parts = segments(session, stream, size, SegmentStart::Traced);
-            most_parts = most_parts.max(parts.len());
-            let mut wanted = Told::default();
-            let mut tracer = CallTracer::new(session, stream).with_inlined();
-            for (number, part) in parts.iter().enumerate() {
-                if number > 0 {
-                    tracer.go_on();
-                }
-                let mut flow = session.decode_within(stream, part.clone());
-                while tracer.follow(&mut flow, &mut wanted) {}
-            }
-            tracer.finish(&mut wanted);
-            assert!(wanted.0.len() > 1000);
-            for most in [1, 500, usize::MAX] {
-                let mut found = Told::default();
-                let mut tracer = CallTracer::new(session, stream).with_inlined();
-                std::thread::scope(|scope| {
-                    let (mut flow, decoder) = FlowAhead::keeping(most);
-                    let ahead = parts.clone().into_iter();
-                    scope.spawn(move || decoder.run(session, stream, ahead));
-                    for number in 0..parts.len() {
-                        if number > 0 {
-                            tracer.go_on();
-                        }
-                        while tracer.follow(&mut flow, &mut found) {}
-                    }
-                });
-                tracer.finish(&mut found);
-                assert!(
-                    found.0 == wanted.0,
-                    "{most}: {:?}",
-                    found.0.iter().zip(&wanted.0).find(|(a, b)| a != b)
-                );
-            }
-            // Who has enough ends the other thread.
-            std::thread::scope(|scope| {
-                let (mut flow, decoder) = FlowAhead::new();
-                let ahead = parts.clone().into_iter();
-                scope.spawn(move || decoder.run(session, stream, ahead));
-                let mut tracer = CallTracer::new(session, stream);
-                tracer.follow(&mut flow, &mut Told::default());
-            });
-        }
-        assert!(most_parts > 2);
-    });
 }
 
 /// Ranges of all lengths, spread over so many places.

@@ -1,37 +1,34 @@
-//! A flow that one thread decodes while another follows the calls.
+//! What was decoded ahead, for whoever follows the calls.
 //!
 //! Most of what ran are paths that ran before: of these their numbers are enough. What a path is made of is passed on when it comes for the first
-//! time, and kept by the thread that follows, in case it forgets what it has worked out.
-
-use std::ops::Range;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+//! time, and kept by whoever follows, in case it forgets what it has worked out.
 
 use cofi_flow::{Executed, Item, Path, PathNumber, Time};
 use cofi_image::{ImageView, Version};
 use cofi_insn::advance;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
-use cofi_session::{Session, Stream, ThreadFlow};
+use cofi_session::ThreadFlow;
 use rustc_hash::FxHashMap;
 
 use super::shapes::PlainRun;
 use super::source::{CallSource, SourceBlock, SourcePath, Stand};
 
-/// So many paths are passed on at once.
-const BATCH: usize = 1 << 11;
+/// Paths are kept up to so many runs and instructions, of all workers together. Then all are forgotten, and passed on anew.
+pub(crate) const KEPT: usize = 1 << 23;
 
-/// So many batches are under way.
-const BATCHES: usize = 8;
+/// A part in which more ran is not recorded: whoever follows decodes it.
+const MOST: usize = 1 << 19;
 
-/// Paths are kept up to so many runs and instructions. Then all are forgotten, and passed on anew.
-const KEPT: usize = 1 << 23;
+/// What has no number: it is the next of [`DecodedPart::once`].
+const ONCE: u32 = u32::MAX;
 
-/// What ran next.
+/// A path that ran.
 #[derive(Clone, Copy, Debug)]
 struct Ran {
-    /// None of what has no number: it is the next of [`Batch::once`].
-    number: Option<PathNumber>,
-    offset: StreamOffset,
-    mode: ExecMode,
+    /// The [index](PathNumber::index) of its number, or [`ONCE`].
+    index: u32,
+    /// Its last packet, behind the part's beginning.
+    offset: u32,
 }
 
 /// What stands between two paths.
@@ -39,7 +36,9 @@ struct Ran {
 enum Mark<'s> {
     /// This code is in place; none if it is the same as before. (Two threads that count the users of one view again and again wait for each other.)
     Begin(Option<ImageView<'s>>),
-    /// An event, an error, or the end of a part.
+    /// The paths that follow have numbers of this generation, and ran in this mode.
+    Numbers(usize, ExecMode),
+    /// An event, an error, or the end of the part.
     End(PieceEnd),
 }
 
@@ -47,29 +46,40 @@ enum Mark<'s> {
 struct PieceEnd {
     item: Option<Item>,
     stand: Stand,
-    /// At the end of a part.
+    /// At the end of the part.
     time: Option<Time>,
 }
 
-/// What is passed on at once.
-#[derive(Debug, Default)]
-struct Batch<'s> {
-    /// What was kept is passed on anew from here on.
-    forgets: bool,
-    new: Vec<(PathNumber, KeptPath)>,
+/// A part of a stream that was decoded: what ran, and what stands between.
+#[derive(Debug)]
+pub struct DecodedPart<'s> {
+    begin: StreamOffset,
+    /// It is whole: not too much ran.
+    is_whole: bool,
+    paths: NewPaths,
+    /// What came in place of which this one is, of which nothing but the new paths counts.
+    replaced: Vec<NewPaths>,
     once: Vec<KeptPath>,
     ran: Vec<Ran>,
     /// Each with how many of `ran` stand before it.
     marks: Vec<(usize, Mark<'s>)>,
 }
 
-impl Batch<'_> {
-    fn clear(&mut self) {
-        self.forgets = false;
-        self.new.clear();
-        self.once.clear();
-        self.ran.clear();
-        self.marks.clear();
+/// The paths that a worker met first in a part.
+#[derive(Debug, Default)]
+struct NewPaths {
+    worker: usize,
+    /// What it has passed on so far is forgotten.
+    forgets: bool,
+    list: Vec<(PathNumber, KeptPath)>,
+}
+
+impl DecodedPart<'_> {
+    /// It takes the place of what was decoded of parts of it.
+    pub(crate) fn replace(&mut self, other: Self) {
+        // Those come first in which paths were met first.
+        self.replaced.extend(other.replaced);
+        self.replaced.push(other.paths);
     }
 }
 
@@ -216,188 +226,220 @@ impl Sent {
     }
 }
 
-/// Decodes parts of a stream for a [`FlowAhead`].
+/// Records what a worker decodes.
 #[derive(Debug)]
-pub struct AheadDecoder<'s> {
-    full: SyncSender<Batch<'s>>,
-    empty: Receiver<Batch<'s>>,
-    batch: Batch<'s>,
+pub(crate) struct AheadRecorder {
+    worker: usize,
     sent: Sent,
     /// Paths are forgotten when so much is kept.
     most: usize,
-    /// The code that was in place last.
-    view: Option<([u64; 4], Version)>,
-    /// The mode since the last event.
-    mode: Option<ExecMode>,
-    /// Whoever follows is gone.
-    is_over: bool,
+    /// What was passed on is not to be relied on any more.
+    forgets: bool,
 }
 
-impl<'s> AheadDecoder<'s> {
-    /// Decodes the parts, which come one after the other, until all are decoded or whoever follows is gone.
-    pub fn run<'t>(
-        mut self,
-        session: &'s Session<'t>,
-        stream: &'s Stream<'t>,
-        parts: impl Iterator<Item = Range<StreamOffset>>,
-    ) {
-        let wants_task = stream.key().cpu().is_some();
-        for part in parts {
-            let mut flow = session.decode_within(stream, part);
-            while self.piece(&mut flow, wants_task) {}
-            if self.is_over {
-                return;
-            }
+/// Records a part.
+#[derive(Debug)]
+pub(crate) struct PartRecorder<'r, 's> {
+    recorder: &'r mut AheadRecorder,
+    part: DecodedPart<'s>,
+    /// The code that was in place last.
+    view: Option<([u64; 4], Version)>,
+    /// Of the numbers since the last event, and the mode.
+    numbers: Option<(usize, ExecMode)>,
+    size: usize,
+}
+
+impl AheadRecorder {
+    /// That of a worker, of which so many instructions and runs of paths are kept, or a few more.
+    pub(crate) fn new(worker: usize, most: usize) -> Self {
+        Self {
+            worker,
+            sent: Sent::default(),
+            most,
+            forgets: false,
         }
-        self.pass_on();
     }
 
-    /// Decodes up to the next event or error; `false` at the end of the flow.
-    fn piece(&mut self, flow: &mut ThreadFlow<'s>, wants_task: bool) -> bool {
+    /// Begins with a part.
+    pub(crate) fn begin<'s>(&mut self, begin: StreamOffset) -> PartRecorder<'_, 's> {
+        if self.sent.size >= self.most {
+            self.forget();
+        }
+        let paths = NewPaths {
+            worker: self.worker,
+            forgets: std::mem::take(&mut self.forgets),
+            list: Vec::new(),
+        };
+        PartRecorder {
+            recorder: self,
+            part: DecodedPart {
+                begin,
+                is_whole: true,
+                paths,
+                replaced: Vec::new(),
+                once: Vec::new(),
+                ran: Vec::new(),
+                marks: Vec::new(),
+            },
+            view: None,
+            numbers: None,
+            size: 0,
+        }
+    }
+
+    fn forget(&mut self) {
+        self.sent = Sent::default();
+        self.forgets = true;
+    }
+}
+
+impl<'s> PartRecorder<'_, 's> {
+    /// What comes next runs with this code in place.
+    pub(crate) fn begin_piece(&mut self, flow: &mut ThreadFlow<'s>) {
         let view = flow.view();
         let state = (view.state(), view.version());
         let is_new = self.view.replace(state) != Some(state);
         let view = is_new.then(|| view.clone());
         self.mark(Mark::Begin(view));
-        self.mode = None;
-        let item = flow.paths(|path| self.path(path));
-        let stand = flow.stand(wants_task && item.is_some());
+        self.numbers = None;
+    }
+
+    /// An event or error came, or the end.
+    pub(crate) fn end_piece(&mut self, item: Option<Item>, flow: &mut ThreadFlow<'s>, task: bool) {
+        let stand = flow.stand(task && item.is_some());
         let time = if item.is_none() { flow.time() } else { None };
         self.mark(Mark::End(PieceEnd { item, stand, time }));
-        if self.batch.marks.len() >= BATCH {
-            self.pass_on();
-        }
-        item.is_some() && !self.is_over
     }
 
     fn mark(&mut self, mark: Mark<'s>) {
-        self.batch.marks.push((self.batch.ran.len(), mark));
+        self.part.marks.push((self.part.ran.len(), mark));
+        if self.part.marks.len() >= MOST / 4 {
+            self.give_up();
+        }
     }
 
+    /// A path ran.
     #[inline]
-    fn path(&mut self, path: &Path<'_>) {
+    pub(crate) fn path(&mut self, path: &Path<'_>) {
         let number = path.number();
-        if !number.is_some_and(|number| self.sent.has(number)) {
+        let number = number.filter(|number| number.index() < ONCE as usize);
+        if !number.is_some_and(|number| self.recorder.sent.has(number)) {
             self.add(path, number);
         }
-        // It changes with events only.
-        let mode = *self.mode.get_or_insert_with(|| path.mode());
-        self.batch.ran.push(Ran {
-            number,
-            offset: path.offset(),
-            mode,
-        });
-        if self.batch.ran.len() >= BATCH {
-            self.pass_on();
+        match (self.numbers, number.map(PathNumber::generation)) {
+            (Some((of, _)), Some(generation)) if of == generation => {}
+            (Some(_), None) => {}
+            (_, generation) => self.change_numbers(generation.unwrap_or(0), path),
         }
+        let offset = path.offset().0.wrapping_sub(self.part.begin.0);
+        self.part.ran.push(Ran {
+            index: number.map_or(ONCE, |number| number.index() as u32),
+            offset: offset as u32,
+        });
+        if self.part.ran.len() >= MOST || offset > u64::from(u32::MAX) {
+            self.give_up();
+        }
+    }
+
+    /// The mode changes with events only.
+    #[cold]
+    fn change_numbers(&mut self, generation: usize, path: &Path<'_>) {
+        let mode = self.numbers.map_or_else(|| path.mode(), |(_, mode)| mode);
+        self.numbers = Some((generation, mode));
+        self.part
+            .marks
+            .push((self.part.ran.len(), Mark::Numbers(generation, mode)));
     }
 
     #[cold]
     fn add(&mut self, path: &Path<'_>, number: Option<PathNumber>) {
         let kept = KeptPath::of(path);
-        let Some(number) = number else {
-            self.batch.once.push(kept);
-            return;
-        };
-        if self.sent.size >= self.most {
-            self.pass_on();
-            self.batch.forgets = true;
-            self.sent = Sent {
-                generation: number.generation(),
-                ..Sent::default()
-            };
+        self.size += kept.size();
+        match number {
+            Some(number) => {
+                self.recorder.sent.add(number, kept.size());
+                self.part.paths.list.push((number, kept));
+            }
+            None => self.part.once.push(kept),
         }
-        self.sent.add(number, kept.size());
-        self.batch.new.push((number, kept));
+        if self.size >= KEPT / 8 {
+            self.give_up();
+        }
     }
 
+    /// Too much ran to keep all of it.
     #[cold]
-    fn pass_on(&mut self) {
-        let next = self.empty.try_recv().unwrap_or_default();
-        let batch = std::mem::replace(&mut self.batch, next);
-        self.is_over |= self.full.send(batch).is_err();
+    fn give_up(&mut self) {
+        self.part.is_whole = false;
+        self.part.ran.clear();
+        self.part.marks.clear();
+        self.part.once.clear();
+        self.part.paths.list.clear();
+        self.recorder.forget();
+        self.size = 0;
+    }
+
+    /// What was recorded.
+    pub(crate) fn finish(self) -> DecodedPart<'s> {
+        let mut part = self.part;
+        if !part.is_whole {
+            // There may be more since.
+            self.recorder.forget();
+            (part.ran, part.marks) = (Vec::new(), Vec::new());
+            (part.once, part.paths.list) = (Vec::new(), Vec::new());
+        }
+        part
     }
 }
 
-/// The flow of parts of a stream, as an [`AheadDecoder`] decodes it on a thread of its own: the end of a part is an end of the flow, behind which
-/// it goes on with the next. It tells of no blocks to visitors who [want](super::CallVisitor::wants_blocks) them.
-#[derive(Debug)]
+/// The flow of parts of a stream, as workers have decoded it: the end of a part is an end of the flow, behind which it goes on with the next.
+/// It tells of no blocks to visitors who [want](super::CallVisitor::wants_blocks) them.
+#[derive(Debug, Default)]
 pub struct FlowAhead<'s> {
-    full: Receiver<Batch<'s>>,
-    empty: Sender<Batch<'s>>,
-    batch: Batch<'s>,
-    /// How many of the batch were taken: paths, those without a number, and marks.
+    part: Option<DecodedPart<'s>>,
+    /// How many of the part were taken: paths, those without a number, and marks.
     ran: usize,
     once: usize,
     mark: usize,
-    kept: FxHashMap<PathNumber, KeptPath>,
+    /// The paths of each worker.
+    kept: Vec<KeptPaths>,
+    numbers: (usize, ExecMode),
     view: Option<ImageView<'s>>,
     stand: Stand,
     time: Option<Time>,
 }
 
+type KeptPaths = FxHashMap<PathNumber, KeptPath>;
+
 impl<'s> FlowAhead<'s> {
-    /// A flow, and what is to decode it.
+    /// Nothing yet.
     #[must_use]
-    pub fn new() -> (Self, AheadDecoder<'s>) {
-        Self::keeping(KEPT)
+    pub fn new() -> Self {
+        Self::default()
     }
 
-    /// The same, where so many instructions and runs of paths are kept, or a few more: paths that come again are then passed on again.
-    #[must_use]
-    pub fn keeping(most: usize) -> (Self, AheadDecoder<'s>) {
-        let ((full, filled), (empty, emptied)) = (sync_channel(BATCHES), channel());
-        let decoder = AheadDecoder {
-            full,
-            empty: emptied,
-            batch: Batch::default(),
-            sent: Sent::default(),
-            most,
-            view: None,
-            mode: None,
-            is_over: false,
-        };
-        let flow = Self {
-            full: filled,
-            empty,
-            batch: Batch::default(),
-            ran: 0,
-            once: 0,
-            mark: 0,
-            kept: FxHashMap::default(),
-            view: None,
-            stand: Stand::default(),
-            time: None,
-        };
-        (flow, decoder)
-    }
-
-    /// Takes the next batch; `false` if nothing comes any more.
-    fn receive(&mut self) -> bool {
-        let mut batch = std::mem::take(&mut self.batch);
-        batch.clear();
+    /// The next part of the stream was decoded. If it was not kept, since too much ran, that is `false`: it has to be decoded again.
+    pub fn take(&mut self, mut part: DecodedPart<'s>) -> bool {
+        for new in part.replaced.drain(..) {
+            self.keep(new);
+        }
+        self.keep(std::mem::take(&mut part.paths));
         (self.ran, self.once, self.mark) = (0, 0, 0);
-        // Who decodes may have come to the end.
-        let _ = self.empty.send(batch);
-        let Ok(batch) = self.full.recv() else {
-            return false;
-        };
-        self.batch = batch;
-        if self.batch.forgets {
-            self.kept.clear();
-        }
-        self.kept.extend(self.batch.new.drain(..));
-        true
+        let is_whole = part.is_whole;
+        self.part = is_whole.then_some(part);
+        is_whole
     }
 
-    /// The mark that stands before the next path, if one does.
-    fn next_mark(&mut self) -> Option<&mut Mark<'s>> {
-        let (at, mark) = self.batch.marks.get_mut(self.mark)?;
-        if *at > self.ran {
-            return None;
+    fn keep(&mut self, new: NewPaths) {
+        if self.kept.len() <= new.worker {
+            self.kept.resize_with(new.worker + 1, KeptPaths::default);
         }
-        self.mark += 1;
-        Some(mark)
+        if let Some(kept) = self.kept.get_mut(new.worker) {
+            if new.forgets {
+                kept.clear();
+            }
+            kept.extend(new.list);
+        }
     }
 }
 
@@ -405,53 +447,49 @@ impl<'s> CallSource<'s> for FlowAhead<'s> {
     type Path<'p> = AheadPath<'p>;
 
     fn view(&mut self) -> Option<&ImageView<'s>> {
-        loop {
-            match self.next_mark() {
-                Some(Mark::Begin(view)) => {
-                    let new = view.take();
-                    if new.is_some() {
-                        self.view = new;
-                    }
-                    return self.view.as_ref();
+        let part = self.part.as_mut()?;
+        while let Some((_, mark)) = part.marks.get_mut(self.mark) {
+            self.mark += 1;
+            if let Mark::Begin(view) = mark {
+                if let Some(new) = view.take() {
+                    self.view = Some(new);
                 }
-                Some(Mark::End(_)) => {}
-                None => {
-                    if !self.receive() {
-                        return None;
-                    }
-                }
+                return self.view.as_ref();
             }
         }
+        None
     }
 
     fn paths(&mut self, mut visit: impl FnMut(&AheadPath<'_>)) -> Option<Item> {
+        let part = self.part.as_ref()?;
         loop {
-            let marks = self.batch.marks.get(self.mark);
-            let until = marks.map_or(self.batch.ran.len(), |(at, _)| *at);
-            for ran in self.batch.ran.get(self.ran..until).unwrap_or_default() {
+            let next = part.marks.get(self.mark);
+            let until = next.map_or(part.ran.len(), |(at, _)| *at);
+            let (generation, mode) = self.numbers;
+            for ran in part.ran.get(self.ran..until).unwrap_or_default() {
                 let mut once = None;
-                if ran.number.is_none() {
-                    once = self.batch.once.get(self.once);
+                if ran.index == ONCE {
+                    once = part.once.get(self.once);
                     self.once += 1;
                 }
                 visit(&AheadPath {
-                    ran: *ran,
+                    number: (ran.index != ONCE)
+                        .then(|| PathNumber::new(generation, ran.index as usize)),
+                    offset: StreamOffset(part.begin.0.wrapping_add(ran.offset.into())),
+                    mode,
                     once,
                     kept: &self.kept,
                 });
             }
             self.ran = until;
-            match self.next_mark() {
-                Some(Mark::End(end)) => {
+            self.mark += 1;
+            match next? {
+                (_, Mark::Numbers(generation, mode)) => self.numbers = (*generation, *mode),
+                (_, Mark::Begin(_)) => {}
+                (_, Mark::End(end)) => {
                     let PieceEnd { item, stand, time } = *end;
                     (self.stand, self.time) = (stand, time);
                     return item;
-                }
-                Some(Mark::Begin(_)) => {}
-                None => {
-                    if !self.receive() {
-                        return None;
-                    }
                 }
             }
         }
@@ -469,31 +507,36 @@ impl<'s> CallSource<'s> for FlowAhead<'s> {
 /// A path that was decoded ahead.
 #[derive(Debug)]
 pub struct AheadPath<'a> {
-    ran: Ran,
+    number: Option<PathNumber>,
+    offset: StreamOffset,
+    mode: ExecMode,
     once: Option<&'a KeptPath>,
-    kept: &'a FxHashMap<PathNumber, KeptPath>,
+    kept: &'a [KeptPaths],
 }
 
 impl SourcePath for AheadPath<'_> {
     #[inline]
     fn mode(&self) -> ExecMode {
-        self.ran.mode
+        self.mode
     }
 
     #[inline]
     fn number(&self) -> Option<PathNumber> {
-        self.ran.number
+        self.number
     }
 
     #[inline]
     fn offset(&self) -> StreamOffset {
-        self.ran.offset
+        self.offset
     }
 
     fn for_each(&self, visit: impl FnMut(&SourceBlock<'_>)) {
-        let kept = || self.kept.get(&self.ran.number?);
+        let kept = || {
+            let number = self.number?;
+            self.kept.iter().find_map(|kept| kept.get(&number))
+        };
         if let Some(path) = self.once.or_else(kept) {
-            path.for_each(self.ran.offset, visit);
+            path.for_each(self.offset, visit);
         }
     }
 }

@@ -45,7 +45,8 @@ use cofi_session::Task;
 
 use crate::gap::GapCause;
 
-pub use ahead::{AheadDecoder, FlowAhead};
+pub(crate) use ahead::{AheadRecorder, KEPT};
+pub use ahead::{DecodedPart, FlowAhead};
 pub use brief::BriefCall;
 pub use by_task::ByTask;
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};

@@ -1,6 +1,8 @@
 //! What the tests of the command share: programs built into a folder of their own, and runs that cannot hang.
 #![allow(dead_code)] // each test file uses a part
 
+pub(crate) mod index;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use signal_hook::flag::register_conditional_default;
