@@ -85,6 +85,8 @@ impl Quiet {
         match kind {
             intel::Kind::Tnt8 => self.tnt = true,
             intel::Kind::Tip => self.tip = true,
+            // It tells the time, and nothing of what stands before or behind it.
+            intel::Kind::Mtc => {}
             _ => *self = Self::default(),
         }
     }

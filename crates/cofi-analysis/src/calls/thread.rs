@@ -166,26 +166,16 @@ impl Thread {
         self.last_ip = Some(shape.last_ip());
     }
 
-    /// Whether a path does nothing to the stack, and what it comes to if so: most only follow conditional branches.
-    #[inline]
-    pub(crate) fn passes(&mut self, Known { track, steps, .. }: Known<'_>) -> bool {
-        let goes_on = match &self.coming {
-            Coming::Straight => true,
-            Coming::By(by) => track.goes_on_from(by),
-            _ => false,
-        };
-        if !goes_on || !steps.is_empty() {
-            return false;
-        }
-        self.run_to_end(track, self.total);
-        true
+    /// Paths have run that do nothing to the stack, of so many instructions, this one last: most only follow conditional branches.
+    pub(crate) fn pass(&mut self, last: &Track, insns: u64) {
+        self.run_to_end(last, self.total + insns - u64::from(last.insns));
     }
 
     /// A path has run that began after so many instructions.
     #[inline]
     pub(super) fn run_to_end(&mut self, track: &Track, total: u64) {
         self.total = total + u64::from(track.insns);
-        self.coming = track.end.map_or(Coming::Straight, Coming::By);
+        self.coming = track.coming();
         self.last_ip = Some(track.last_ip);
     }
 

@@ -17,7 +17,7 @@ use super::saved::CallDictionary;
 use super::shapes::Shapes;
 use super::source::{CallSource, SourceBlock, SourcePath, Stand};
 use super::thread::{Around, Coming, Thread};
-use super::tracks::Tracks;
+use super::tracks::{Slot, Stays, Tracks};
 use super::{CallMoment, CallVisitor, Left, OpenCall};
 use crate::block_index::BlockIndex;
 use crate::gap::GapCause;
@@ -153,6 +153,22 @@ impl<'s> Code<'s> {
 /// What tells address spaces apart.
 fn address_of(space: &AddressSpace) -> usize {
     std::ptr::from_ref(space).addr()
+}
+
+/// Takes account of paths that do nothing to the stack.
+#[inline]
+fn pass(
+    passed: Option<(u64, Slot, StreamOffset)>,
+    tracks: &Tracks,
+    thread: &mut Thread,
+    offset: &mut StreamOffset,
+) {
+    if let Some((insns, slot, last)) = passed
+        && let Some(track) = tracks.of_slot(&slot)
+    {
+        thread.pass(track, insns);
+        *offset = track.offset(last);
+    }
 }
 
 /// Numbers code of a mode.
@@ -349,10 +365,24 @@ impl<'s> CallTracer<'s> {
         let wants_blocks = visitor.wants_blocks();
         let takes_brief = visitor.takes_brief() && !wants_blocks;
         let mut code_number = None;
+        // Paths that do nothing to the stack are taken account of together: how many instructions they have, and the last one.
+        let mut stays = Stays::after(&thread.coming);
+        let mut passed: Option<(u64, Slot, StreamOffset)> = None;
         let item = flow.paths(|path| {
             // The mode changes with an event only.
             let code = *code_number.get_or_insert_with(|| era_of(*era, path.mode()));
             let (path_number, last) = (path.number(), path.offset());
+            if !wants_blocks
+                && let Some(number) = path_number
+                && let Some(slot) = tracks.slot(code, number)
+                && slot.passes(stays)
+            {
+                let before = passed.map_or(0, |(insns, ..)| insns);
+                passed = Some((before + u64::from(slot.insns), *slot, last));
+                stays = slot.end;
+                return;
+            }
+            pass(passed.take(), tracks, thread, offset);
             let paths = tracks.generation();
             let known = path_number.and_then(|number| tracks.get(code, number));
             let is_known = known.is_some();
@@ -364,22 +394,21 @@ impl<'s> CallTracer<'s> {
                         len: known.track.insns as usize,
                     }))
             {
-                if !thread.passes(known) {
-                    let mut around = Around {
-                        visitor: &mut *visitor,
-                        clock,
-                        names,
-                        pads,
-                        view: Some(view),
-                        offset: *offset,
-                    };
-                    if takes_brief {
-                        thread.path_briefly(known, last, inlines, brief, &mut around);
-                    } else {
-                        thread.path(known, last, inlines, &mut around);
-                    }
+                let mut around = Around {
+                    visitor: &mut *visitor,
+                    clock,
+                    names,
+                    pads,
+                    view: Some(view),
+                    offset: *offset,
+                };
+                if takes_brief {
+                    thread.path_briefly(known, last, inlines, brief, &mut around);
+                } else {
+                    thread.path(known, last, inlines, &mut around);
                 }
                 *offset = known.track.offset(last);
+                stays = Stays::after(&thread.coming);
                 return;
             }
             let mut around = Around {
@@ -433,7 +462,9 @@ impl<'s> CallTracer<'s> {
             if wants_blocks {
                 visitor.path_ended(number, tracks.generation());
             }
+            stays = Stays::after(&thread.coming);
         });
+        pass(passed, tracks, thread, offset);
         let mut around = Around {
             visitor: &mut *visitor,
             clock,

@@ -12,6 +12,7 @@ use super::brief::BriefStep;
 use super::inlines::{Chain, Span};
 use super::names::{CallNames, Location};
 use super::shapes::{Hop, Shape, Transfer};
+use super::thread::Coming;
 
 /// A path.
 #[derive(Clone, Copy, Debug)]
@@ -91,9 +92,55 @@ pub(crate) struct Tracks {
 /// Who runs a few paths of great numbers would take room for all numbers below. So there is room only as paths are gone along block by block.
 #[derive(Debug, Default)]
 struct Slots {
-    /// By the [index](PathNumber::index) of a path: where it is in the list, or `u32::MAX`.
-    numbers: Vec<u32>,
+    /// By the [index](PathNumber::index) of a path.
+    list: Vec<Slot>,
     room: usize,
+}
+
+/// A path in short, to know whether it does nothing to the stack.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    /// Where it is in the list, or `u32::MAX`.
+    number: u32,
+    pub(crate) insns: u32,
+    /// The function in which it begins, if nothing happens along it.
+    first: u32,
+    pub(crate) end: Stays,
+}
+
+/// The function in which control stays if what runs next begins in it: behind a conditional branch, or wherever it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stays(u32);
+
+impl Stays {
+    const NEVER: Self = Self(u32::MAX);
+    const ALWAYS: Self = Self(u32::MAX - 1);
+
+    #[inline]
+    pub(crate) fn after(coming: &Coming) -> Self {
+        match coming {
+            Coming::Straight => Self::ALWAYS,
+            Coming::By(by) if by.class == Class::Conditional => Self(by.source.0),
+            _ => Self::NEVER,
+        }
+    }
+}
+
+impl Slot {
+    const NONE: Self = Self {
+        number: u32::MAX,
+        insns: 0,
+        first: Self::SOMETHING,
+        end: Stays::NEVER,
+    };
+    /// Something happens along the path.
+    const SOMETHING: u32 = u32::MAX - 2;
+
+    /// Whether the path does nothing to the stack.
+    #[inline]
+    pub(crate) fn passes(&self, before: Stays) -> bool {
+        self.first == before.0 || before == Stays::ALWAYS && self.first != Self::SOMETHING
+    }
 }
 
 impl Step {
@@ -108,6 +155,12 @@ impl Track {
     #[inline]
     pub(crate) fn goes_on_from(&self, by: &Transfer) -> bool {
         by.class == Class::Conditional && by.source == self.at.function
+    }
+
+    /// How control comes to what runs next.
+    #[inline]
+    pub(crate) fn coming(&self) -> Coming {
+        self.end.map_or(Coming::Straight, Coming::By)
     }
 
     /// The packet that led behind the last block.
@@ -140,13 +193,24 @@ impl Tracks {
         self.generation
     }
 
-    /// A path that was [added](Self::end), and its number.
+    /// What is known in short of a path that was [added](Self::end).
     #[inline]
-    pub(crate) fn get(&mut self, code: u32, path: PathNumber) -> Option<(usize, Known<'_>)> {
+    pub(crate) fn slot(&mut self, code: u32, path: PathNumber) -> Option<&Slot> {
         if self.owner != (path.generation(), code) {
             self.change_owner((path.generation(), code));
         }
-        let number = *self.slots.numbers.get(path.index())?;
+        self.slots.list.get(path.index())
+    }
+
+    /// The path of a [`slot`](Self::slot) that passes.
+    pub(crate) fn of_slot(&self, slot: &Slot) -> Option<&Track> {
+        self.list.get(slot.number as usize)
+    }
+
+    /// A path that was [added](Self::end), and its number.
+    #[inline]
+    pub(crate) fn get(&mut self, code: u32, path: PathNumber) -> Option<(usize, Known<'_>)> {
+        let number = self.slot(code, path)?.number;
         let track = self.list.get(number as usize)?;
         let steps = self.steps.get(track.first as usize..track.after as usize)?;
         let brief = track.first_brief as usize..track.after_brief as usize;
@@ -271,15 +335,23 @@ impl Tracks {
             self.forget_open();
             return None;
         }
-        let numbers = &mut self.slots.numbers;
-        if numbers.len() <= path.index() {
-            self.len += path.index() + 1 - numbers.len();
-            numbers.resize(path.index() + 1, u32::MAX);
+        let slots = &mut self.slots.list;
+        if slots.len() <= path.index() {
+            self.len += path.index() + 1 - slots.len();
+            slots.resize(path.index() + 1, Slot::NONE);
         }
         track.after = self.steps.len() as u32;
         track.after_brief = self.brief.len() as u32;
         let number = self.list.len();
-        numbers[path.index()] = number as u32;
+        slots[path.index()] = Slot {
+            number: number as u32,
+            insns: track.insns,
+            first: match track.first == track.after {
+                true => track.at.function.0,
+                false => Slot::SOMETHING,
+            },
+            end: Stays::after(&track.coming()),
+        };
         self.list.push(track);
         Some(number)
     }
