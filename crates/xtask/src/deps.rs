@@ -38,6 +38,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cofi-session",
         ],
     ),
+    ("cofi-libipt", &["cofi-packet", "cofi-insn"]),
     ("cofi-qemu-plugin", &[]),
     (
         "cofi-machine-plugin",

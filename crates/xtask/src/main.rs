@@ -6,6 +6,7 @@ mod deps;
 mod dist;
 mod exam;
 mod fuzz;
+mod libipt;
 mod source;
 mod tidy;
 
@@ -63,6 +64,8 @@ usage: cargo xtask CHORE
           write the inputs with which the targets begin into fuzz/seeds; wants gcc
   capi DIR
           build the library for C, and install it into DIR: shared and static, header, pkg-config
+  libipt DIR [--race FOLDER]
+          build DIR/libipt.so.2, on which programs run that were compiled against libipt; --race measures both on the traces of a folder
   dist DIR
           build what is handed to others: an archive and Debian packages of the program, its manual and completions, and of the library for C
   bench   race Cofi, libipt, iptr and ptcov on the same traces, cold and warm; --write puts the results into bench/RESULTS.md
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         ("tidy", true) => tidy::run(&root),
         ("exam", _) => exam::run(&root, &rest),
         ("capi", _) => capi::run(&root, &rest),
+        ("libipt", _) => libipt::run(&root, &rest),
         ("dist", _) => dist::run(&root, &rest),
         ("fuzz", _) => fuzz::run(&root, &rest),
         ("bench", _) => bench::run(&root, &rest),

@@ -1,0 +1,129 @@
+//! `struct pt_block`, and blocks that were put together.
+
+use crate::code::{CInsn, Cursor, Flow, NONE};
+use crate::error::Error;
+use crate::image::{Asid, Image};
+
+/// `struct pt_block`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CBlock {
+    pub(crate) ip: u64,
+    pub(crate) end_ip: u64,
+    pub(crate) isid: i32,
+    pub(crate) mode: u32,
+    pub(crate) class: u32,
+    pub(crate) ninsn: u16,
+    pub(crate) raw: [u8; 15],
+    pub(crate) size: u8,
+    /// Bit 0: speculative; bit 1: truncated.
+    pub(crate) flags: u8,
+}
+
+/// A block without packets: what runs from its first instruction to the first whose successor a packet tells.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub(crate) block: CBlock,
+    /// The entry of the last instruction.
+    pub(crate) last: u32,
+    /// Where calls in it, but for the last instruction, return to.
+    pub(crate) returns: Box<[u64]>,
+}
+
+impl CBlock {
+    /// Appends an instruction; `false` if it cannot be of this block.
+    pub(crate) fn append(&mut self, insn: &CInsn) -> bool {
+        if self.ninsn == 0 {
+            (self.ip, self.isid, self.mode) = (insn.ip, insn.isid, insn.mode);
+        } else if self.isid != insn.isid || self.mode != insn.mode || self.ninsn == u16::MAX {
+            return false;
+        }
+        self.ninsn += 1;
+        self.end_ip = insn.ip;
+        self.class = insn.class;
+        if insn.flags & 2 != 0 {
+            self.flags |= 2;
+            self.raw = insn.raw;
+            self.size = insn.size;
+        }
+        true
+    }
+
+    /// Whether its last instruction goes beyond its section.
+    pub(crate) fn is_truncated(&self) -> bool {
+        self.flags & 2 != 0
+    }
+}
+
+impl Image {
+    /// The number of the block that begins where control is; none if its first instruction cannot be kept.
+    pub(crate) fn block(
+        &mut self,
+        cursor: &mut Cursor,
+        asid: &Asid,
+    ) -> Result<Option<usize>, Error> {
+        if self.known(cursor).is_none() {
+            self.look_up(cursor, asid)?;
+        }
+        let Some(entry) = self.code.get(cursor.entry) else {
+            return Ok(None);
+        };
+        if entry.block != NONE {
+            return Ok(Some(entry.block as usize));
+        }
+        let first = cursor.entry;
+        let epoch = self.code.epoch;
+        let Some(block) = self.build(first, asid) else {
+            return Ok(None);
+        };
+        // (All was forgotten because there was no room.)
+        if epoch != self.code.epoch {
+            return Ok(None);
+        }
+        let number = self.code.blocks.len();
+        self.code.blocks.push(block);
+        if let Some(entry) = self.code.get_mut(first) {
+            entry.block = number as u32;
+        }
+        Ok(Some(number))
+    }
+
+    /// Puts a block together.
+    fn build(&mut self, first: u32, asid: &Asid) -> Option<Block> {
+        let mut block = CBlock::default();
+        let (mut at, mut last) = (first, first);
+        let mut returns = Vec::new();
+        loop {
+            let entry = *self.code.get(at)?;
+            if !block.append(&entry.insn) {
+                break;
+            }
+            last = at;
+            let step = entry.step;
+            let to = match step.flow {
+                Flow::Next if !block.is_truncated() => step.next_ip,
+                Flow::Direct | Flow::DirectCall => step.target,
+                _ => break,
+            };
+            let Ok(Some(next)) = self.entry(to, entry.insn.mode, asid) else {
+                break;
+            };
+            let same = self
+                .code
+                .get(next)
+                .is_some_and(|next| next.insn.isid == block.isid);
+            if !same || block.ninsn == u16::MAX {
+                break;
+            }
+            if step.flow == Flow::DirectCall && step.target != step.next_ip {
+                returns.push(step.next_ip);
+            }
+            at = next;
+        }
+        Some(Block {
+            block,
+            last,
+            returns: returns.into_boxed_slice(),
+        })
+    }
+}

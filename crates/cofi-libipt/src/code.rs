@@ -1,0 +1,352 @@
+//! Decoded code: a graph of instructions, each of which knows where those are that can follow it.
+
+use cofi_insn::{Class, Insn, advance, decode};
+use cofi_packet::{ExecMode, Ip};
+use rustc_hash::FxBuildHasher;
+use std::collections::HashMap;
+
+use crate::error::Error;
+use crate::image::{Asid, Image};
+
+/// `struct pt_insn`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CInsn {
+    pub(crate) ip: u64,
+    pub(crate) isid: i32,
+    pub(crate) mode: u32,
+    pub(crate) class: u32,
+    pub(crate) raw: [u8; 15],
+    pub(crate) size: u8,
+    /// Bit 0: speculative; bit 1: truncated.
+    pub(crate) flags: u32,
+}
+
+/// `enum pt_insn_class`.
+pub(crate) mod ptic {
+    pub(crate) const OTHER: u32 = 1;
+    pub(crate) const CALL: u32 = 2;
+    pub(crate) const RETURN: u32 = 3;
+    pub(crate) const JUMP: u32 = 4;
+    pub(crate) const COND_JUMP: u32 = 5;
+    pub(crate) const FAR_CALL: u32 = 6;
+    pub(crate) const FAR_RETURN: u32 = 7;
+    pub(crate) const FAR_JUMP: u32 = 8;
+    pub(crate) const PTWRITE: u32 = 9;
+}
+
+/// Where control goes behind an instruction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Flow {
+    /// To the next.
+    Next,
+    /// To the target, without a word.
+    Direct,
+    /// To the target, and it can return.
+    DirectCall,
+    /// To the target or the next.
+    Conditional,
+    /// Where a TIP says.
+    Indirect,
+    /// Where a TIP says, and it can return.
+    IndirectCall,
+    /// Where it was called from, or where a TIP says.
+    Return,
+    /// Where a TIP says; privileges may change.
+    Far,
+}
+
+/// What binds to an instruction beside its flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Binds {
+    Nothing,
+    /// A PIP.
+    Paging,
+    /// A VMCS.
+    Vmcs,
+    /// A PTW.
+    Ptwrite,
+}
+
+/// Where control can go behind an instruction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) flow: Flow,
+    /// The entries of the next and of the target, if they are there.
+    pub(crate) next: u32,
+    pub(crate) taken: u32,
+    /// The addresses of both.
+    pub(crate) next_ip: u64,
+    pub(crate) target: u64,
+}
+
+/// A decoded instruction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) insn: CInsn,
+    pub(crate) step: Step,
+    pub(crate) binds: Binds,
+    /// The block that begins here, if it was put together.
+    pub(crate) block: u32,
+}
+
+/// No entry.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// So many instructions are kept: 80 MiB.
+const ROOM: usize = 1 << 20;
+
+/// What was decoded of an image, in one address space.
+#[derive(Debug)]
+pub(crate) struct Code {
+    entries: Vec<Entry>,
+    by_ip: HashMap<(u64, u32), u32, FxBuildHasher>,
+    asid: Asid,
+    pub(crate) blocks: Vec<crate::block::Block>,
+    /// Counts how often all was forgotten: numbers of entries from before mean nothing.
+    pub(crate) epoch: u64,
+}
+
+impl Default for Code {
+    fn default() -> Self {
+        Self {
+            entries: Vec::new(),
+            by_ip: HashMap::default(),
+            asid: Asid::ANY,
+            blocks: Vec::new(),
+            epoch: 0,
+        }
+    }
+}
+
+impl Code {
+    /// Forgets all.
+    pub(crate) fn forget(&mut self) {
+        self.entries.clear();
+        self.by_ip.clear();
+        self.blocks.clear();
+        self.epoch += 1;
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: u32) -> Option<&Entry> {
+        self.entries.get(index as usize)
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut Entry> {
+        self.entries.get_mut(index as usize)
+    }
+}
+
+/// `enum pt_exec_mode` to Cofi's.
+fn mode_of(mode: u32) -> Option<ExecMode> {
+    match mode {
+        1 => Some(ExecMode::Bits16),
+        2 => Some(ExecMode::Bits32),
+        3 => Some(ExecMode::Bits64),
+        _ => None,
+    }
+}
+
+impl Entry {
+    fn new(insn: &Insn, ip: u64, mode: u32) -> Self {
+        use Class as C;
+        let (class, flow) = match insn.class {
+            C::Conditional => (ptic::COND_JUMP, Flow::Conditional),
+            C::DirectJump => (ptic::JUMP, Flow::Direct),
+            C::DirectCall => (ptic::CALL, Flow::DirectCall),
+            C::IndirectJump => (ptic::JUMP, Flow::Indirect),
+            C::IndirectCall => (ptic::CALL, Flow::IndirectCall),
+            C::Return => (ptic::RETURN, Flow::Return),
+            C::FarCall | C::Syscall | C::SoftwareInterrupt | C::Into => (ptic::FAR_CALL, Flow::Far),
+            C::FarJump => (ptic::FAR_JUMP, Flow::Far),
+            C::FarReturn | C::VmEntry => (ptic::FAR_RETURN, Flow::Far),
+            C::Ptwrite => (ptic::PTWRITE, Flow::Next),
+            _ => (ptic::OTHER, Flow::Next),
+        };
+        let binds = match insn.class {
+            C::MovCr3 => Binds::Paging,
+            C::VmPtrLoad => Binds::Vmcs,
+            C::Ptwrite => Binds::Ptwrite,
+            _ => Binds::Nothing,
+        };
+        Self {
+            insn: CInsn {
+                ip,
+                mode,
+                class,
+                size: insn.len,
+                ..CInsn::default()
+            },
+            step: Step {
+                flow,
+                next: NONE,
+                taken: NONE,
+                next_ip: match mode_of(mode) {
+                    Some(mode) => advance(Ip(ip), insn.len, mode).0,
+                    None => ip.wrapping_add(insn.len.into()),
+                },
+                target: insn.target.map_or(0, |target| target.0),
+            },
+            binds,
+            block: NONE,
+        }
+    }
+
+    pub(crate) fn is_call(&self) -> bool {
+        matches!(self.insn.class, ptic::CALL | ptic::FAR_CALL)
+    }
+
+    pub(crate) fn is_far(&self) -> bool {
+        self.step.flow == Flow::Far
+    }
+}
+
+/// Where control is: an address, and the entry of the instruction there, if it can be kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cursor {
+    pub(crate) ip: u64,
+    pub(crate) mode: u32,
+    pub(crate) entry: u32,
+    pub(crate) epoch: u64,
+}
+
+impl Image {
+    /// Sees to it that what was decoded is of this address space.
+    pub(crate) fn in_space(&mut self, asid: &Asid) {
+        if self.code.asid != *asid {
+            if self.has_spaces() {
+                self.code.forget();
+            }
+            self.code.asid = *asid;
+        }
+        if self.code.entries.len() >= ROOM {
+            self.code.forget();
+        }
+    }
+
+    /// The number of the instruction at an address; none if it is nothing to be kept.
+    pub(crate) fn entry(&mut self, ip: u64, mode: u32, asid: &Asid) -> Result<Option<u32>, Error> {
+        self.in_space(asid);
+        if let Some(index) = self.code.by_ip.get(&(ip, mode)) {
+            return Ok(Some(*index));
+        }
+        let (entry, lasting) = self.read_insn(ip, mode, asid)?;
+        if !lasting {
+            return Ok(None);
+        }
+        let index = self.code.entries.len() as u32;
+        self.code.entries.push(entry);
+        self.code.by_ip.insert((ip, mode), index);
+        Ok(Some(index))
+    }
+
+    /// Decodes the instruction at an address; and says whether all that was looked at lies in sections.
+    pub(crate) fn read_insn(
+        &self,
+        ip: u64,
+        mode: u32,
+        asid: &Asid,
+    ) -> Result<(Entry, bool), Error> {
+        let fetched = self.fetch(ip, asid);
+        if fetched.len == 0 {
+            return Err(Error::NoMap);
+        }
+        let bytes = &fetched.bytes[..fetched.len];
+        let insn = mode_of(mode)
+            .and_then(|mode| decode(bytes, Ip(ip), mode).ok())
+            .ok_or(Error::BadInsn)?;
+        let mut entry = Entry::new(&insn, ip, mode);
+        let len = usize::from(insn.len);
+        entry.insn.isid = fetched.isid;
+        entry.insn.raw[..len].copy_from_slice(&bytes[..len]);
+        entry.insn.flags = u32::from(len > fetched.first) << 1;
+        Ok((
+            entry,
+            fetched.lasting || len <= fetched.first && fetched.sectioned,
+        ))
+    }
+
+    /// The entry at a cursor, if it is known.
+    #[inline(always)]
+    pub(crate) fn known(&self, cursor: &Cursor) -> Option<&Entry> {
+        if cursor.epoch != self.code.epoch {
+            return None;
+        }
+        self.code.get(cursor.entry)
+    }
+
+    /// The entry at a cursor, which is looked up if it is not known.
+    #[inline]
+    pub(crate) fn look_up(&mut self, cursor: &mut Cursor, asid: &Asid) -> Result<Entry, Error> {
+        if cursor.epoch == self.code.epoch
+            && let Some(entry) = self.code.get(cursor.entry)
+        {
+            return Ok(*entry);
+        }
+        self.look_up_anew(cursor, asid)
+    }
+
+    #[cold]
+    fn look_up_anew(&mut self, cursor: &mut Cursor, asid: &Asid) -> Result<Entry, Error> {
+        let found = self.entry(cursor.ip, cursor.mode, asid)?;
+        cursor.epoch = self.code.epoch;
+        cursor.entry = found.unwrap_or(NONE);
+        match self.code.get(cursor.entry) {
+            Some(entry) => Ok(*entry),
+            None => self
+                .read_insn(cursor.ip, cursor.mode, asid)
+                .map(|found| found.0),
+        }
+    }
+
+    /// Goes from an entry to the next or to its target, along the graph where it is known.
+    #[inline]
+    pub(crate) fn follow(&mut self, cursor: &mut Cursor, to: u64, taken: bool, asid: &Asid) {
+        cursor.ip = to;
+        let from = cursor.entry;
+        let Some(entry) = self.code.get(from) else {
+            cursor.entry = NONE;
+            return;
+        };
+        let known = if taken {
+            entry.step.taken
+        } else {
+            entry.step.next
+        };
+        if known != NONE {
+            cursor.entry = known;
+            return;
+        }
+        // (An error is reported when the instruction is wanted.)
+        let found = self.entry(to, cursor.mode, asid).ok().flatten();
+        cursor.entry = found.unwrap_or(NONE);
+        if cursor.epoch != self.code.epoch {
+            cursor.epoch = self.code.epoch;
+        } else if let (Some(entry), Some(found)) = (self.code.get_mut(from), found) {
+            let step = &mut entry.step;
+            *(if taken {
+                &mut step.taken
+            } else {
+                &mut step.next
+            }) = found;
+        }
+    }
+
+    /// Goes to an address that a packet told.
+    #[inline]
+    pub(crate) fn jump(&mut self, cursor: &mut Cursor, to: u64, asid: &Asid) {
+        if self.code.asid != *asid {
+            self.in_space(asid);
+        }
+        cursor.ip = to;
+        cursor.entry = self
+            .code
+            .by_ip
+            .get(&(to, cursor.mode))
+            .copied()
+            .unwrap_or(NONE);
+        cursor.epoch = self.code.epoch;
+    }
+}

@@ -1,0 +1,387 @@
+//! What the instruction decoder and the block decoder share: where control is, and which event comes next.
+
+mod apply;
+pub mod block_capi;
+pub mod insn_capi;
+mod ret_stack;
+mod when;
+
+use std::ffi::c_int;
+
+use crate::block::CBlock;
+use crate::code::{CInsn, Cursor, Entry, Flow, NONE, Step};
+use crate::config::Config;
+use crate::error::Error;
+use crate::event::{Event, status};
+use crate::image::{Asid, Image};
+use crate::query::{Answer, Query};
+use ret_stack::RetStack;
+
+/// Follows control.
+pub struct Walker {
+    query: Query,
+    /// The caller's image, or null: then its own.
+    image: *mut Image,
+    own_image: Box<Image>,
+    cursor: Cursor,
+    /// Whether tracing is on.
+    enabled: bool,
+    speculative: bool,
+    asid: Asid,
+    ret_stack: RetStack,
+    /// The next event, which was taken from the stream, and whether it is to be reported now.
+    event: Option<Event>,
+    due: bool,
+    /// Events are due that bind to this instruction, behind which control then goes on.
+    held: Option<Entry>,
+    /// Types of events that bound to it, a bit each: a second one binds to a later instruction.
+    bound: u32,
+    /// Where tracing was disabled last.
+    disabled_at: Option<u64>,
+    end_on_call: bool,
+    end_on_jump: bool,
+    /// Blocks are asked for, not instructions.
+    by_blocks: bool,
+}
+
+/// What a question gave: the flags, or an error.
+pub(crate) type Status = Result<c_int, Error>;
+
+impl Walker {
+    pub(crate) fn new(config: Config, by_blocks: bool) -> Self {
+        Self {
+            query: Query::new(config),
+            image: std::ptr::null_mut(),
+            own_image: Box::new(Image::new(None)),
+            cursor: Cursor {
+                ip: 0,
+                mode: 0,
+                entry: NONE,
+                epoch: 0,
+            },
+            enabled: false,
+            speculative: false,
+            asid: Asid::ANY,
+            ret_stack: RetStack::default(),
+            event: None,
+            due: false,
+            held: None,
+            bound: 0,
+            disabled_at: None,
+            end_on_call: config.flags[0] & 1 != 0,
+            end_on_jump: config.flags[0] & 4 != 0,
+            by_blocks,
+        }
+    }
+
+    pub(crate) fn query(&self) -> &Query {
+        &self.query
+    }
+
+    pub(crate) fn asid(&self) -> &Asid {
+        &self.asid
+    }
+
+    pub(crate) fn set_image(&mut self, image: *mut Image) {
+        self.image = image;
+        self.cursor.entry = NONE;
+    }
+
+    pub(crate) fn image_pointer(&mut self) -> *mut Image {
+        match self.image.is_null() {
+            true => &raw mut *self.own_image,
+            false => self.image,
+        }
+    }
+
+    /// The image, with what must be changed beside it.
+    #[inline]
+    fn parts(&mut self) -> (&mut Image, &mut Cursor, &Asid) {
+        let image = match self.image.is_null() {
+            true => &mut *self.own_image,
+            // SAFETY: the caller of `pt_insn_set_image` or `pt_blk_set_image` keeps the image as long as it is set, and nobody else uses it meanwhile.
+            false => unsafe { &mut *self.image },
+        };
+        (image, &mut self.cursor, &self.asid)
+    }
+
+    /// Begins where the query decoder has been put.
+    pub(crate) fn begin(&mut self, to: impl FnOnce(&mut Query) -> Result<Answer, Error>) -> Status {
+        self.enabled = false;
+        self.speculative = false;
+        self.ret_stack = RetStack::default();
+        self.event = None;
+        self.due = false;
+        self.held = None;
+        self.disabled_at = None;
+        self.asid = Asid::ANY;
+        self.cursor.mode = 0;
+        let (ip, behind) = to(&mut self.query)?;
+        self.go(ip.unwrap_or(0));
+        self.enabled = ip.is_some();
+        behind?;
+        self.look_for_event()?;
+        Ok(self.status())
+    }
+
+    /// Control is at an address.
+    fn go(&mut self, ip: u64) {
+        let (image, cursor, asid) = self.parts();
+        image.jump(cursor, ip, asid);
+    }
+
+    /// The flags of where it is.
+    #[inline]
+    fn status(&self) -> c_int {
+        let suppressed = if self.enabled {
+            0
+        } else {
+            status::IP_SUPPRESSED
+        };
+        let rest = match (self.due, &self.event) {
+            (true, _) => status::EVENT_PENDING,
+            (false, Some(_)) => 0,
+            (false, None) => self.query.status() & status::END,
+        };
+        suppressed | rest
+    }
+
+    /// Whether an event is known to come, which is asked wherever control goes.
+    #[inline]
+    fn event_ahead(&self) -> bool {
+        self.event.is_some() || self.query.event_pending()
+    }
+
+    /// The next event that was read, if one is known to come.
+    fn next_event(&mut self) -> Result<Option<Event>, Error> {
+        if self.event.is_none() && self.query.event_pending() {
+            let (event, behind) = self.query.event()?;
+            behind?;
+            self.event = Some(event);
+        }
+        Ok(self.event)
+    }
+
+    /// Sees whether the next event is due where control is.
+    fn look_for_event(&mut self) -> Result<(), Error> {
+        if let Some(event) = self.next_event()? {
+            self.due = self.is_due(&event)?;
+        }
+        Ok(())
+    }
+
+    /// Goes behind an instruction that ran.
+    #[inline]
+    fn proceed(&mut self, step: &Step) -> Result<(), Error> {
+        let taken = match step.flow {
+            Flow::Next => false,
+            Flow::Direct => true,
+            Flow::DirectCall => {
+                if step.target != step.next_ip {
+                    self.ret_stack.push(step.next_ip);
+                }
+                true
+            }
+            Flow::Conditional => self.query.cond_branch()?,
+            Flow::Return => match self.query.cond_branch() {
+                Ok(true) => {
+                    let to = self.ret_stack.pop().ok_or(Error::RetStackEmpty)?;
+                    self.go(to);
+                    return Ok(());
+                }
+                Ok(false) => return Err(Error::BadRetComp),
+                Err(Error::BadQuery) => return self.indirect(),
+                Err(error) => return Err(error),
+            },
+            Flow::IndirectCall => {
+                self.ret_stack.push(step.next_ip);
+                return self.indirect();
+            }
+            Flow::Indirect | Flow::Far => return self.indirect(),
+        };
+        let (to, known) = match taken {
+            true => (step.target, step.taken),
+            false => (step.next_ip, step.next),
+        };
+        let (image, cursor, asid) = self.parts();
+        if known == NONE {
+            image.follow(cursor, to, taken, asid);
+        } else {
+            (cursor.ip, cursor.entry) = (to, known);
+        }
+        Ok(())
+    }
+
+    fn indirect(&mut self) -> Result<(), Error> {
+        let (to, behind) = self.query.indirect_branch()?;
+        behind?;
+        self.go(to.ok_or(Error::IpSuppressed)?);
+        Ok(())
+    }
+
+    /// What comes behind an instruction when no event was known to come: the next address, events there.
+    #[inline]
+    fn behind_step(&mut self, step: &Step) -> Status {
+        self.proceed(step)?;
+        if self.event_ahead() {
+            self.look_for_event()?;
+        }
+        Ok(self.status())
+    }
+
+    /// What comes behind an instruction: events that bind to it, the next address, events there.
+    fn behind(&mut self, entry: &Entry) -> Status {
+        if self.event_ahead() && self.binds_event(entry)? {
+            self.held = Some(*entry);
+            self.bound = 0;
+            return Ok(self.status());
+        }
+        self.behind_step(&entry.step)
+    }
+
+    /// Why there is no next instruction; none if there is one.
+    #[inline]
+    fn hindrance(&self) -> Result<(), Error> {
+        if self.due {
+            return Err(Error::BadQuery);
+        }
+        if !self.enabled {
+            let ended = self.query.status() & status::END != 0;
+            return Err(if ended { Error::End } else { Error::NoEnable });
+        }
+        Ok(())
+    }
+
+    /// The next instruction, if there is one; and the flags behind it.
+    #[inline]
+    pub(crate) fn next_insn(&mut self, out: &mut CInsn) -> Status {
+        if self.hindrance().is_ok() && !self.event_ahead() {
+            let speculative = u32::from(self.speculative);
+            let (image, cursor, _) = self.parts();
+            if let Some(entry) = image.known(cursor) {
+                *out = entry.insn;
+                out.flags |= speculative;
+                let step = entry.step;
+                return self.behind_step(&step);
+            }
+        }
+        self.next_insn_slowly(out)
+    }
+
+    #[cold]
+    fn next_insn_slowly(&mut self, out: &mut CInsn) -> Status {
+        // (Its class tells the caller that there is none.)
+        *out = CInsn::default();
+        self.hindrance()?;
+        let (image, cursor, asid) = self.parts();
+        let entry = image.look_up(cursor, asid)?;
+        *out = entry.insn;
+        out.flags |= u32::from(self.speculative);
+        self.behind(&entry)
+    }
+
+    /// The event that is due, and the flags behind it.
+    pub(crate) fn event(&mut self) -> Result<(Event, Status), Error> {
+        let Some(event) = self.event.filter(|_| self.due) else {
+            return Err(Error::BadQuery);
+        };
+        let event = self.apply(event)?;
+        self.due = false;
+        self.event = None;
+        self.bound |= 1 << event.kind;
+        let status = self.behind_event();
+        Ok((event, status))
+    }
+
+    fn behind_event(&mut self) -> Status {
+        if let Some(entry) = self.held {
+            if self.event_ahead() && self.binds_another(&entry)? {
+                return Ok(self.status());
+            }
+            self.held = None;
+            self.proceed(&entry.step)?;
+        }
+        self.look_for_event()?;
+        Ok(self.status())
+    }
+
+    /// The next block, whose number of instructions is 0 if there is none; and the flags behind it.
+    #[inline]
+    pub(crate) fn next_block(&mut self, out: &mut CBlock) -> Status {
+        if self.hindrance().is_ok() && !self.event_ahead() && !self.end_on_call && !self.end_on_jump
+        {
+            let speculative = u8::from(self.speculative);
+            let (image, cursor, asid) = self.parts();
+            let index = match image.block(cursor, asid) {
+                Ok(index) => index,
+                Err(error) => {
+                    *out = CBlock::default();
+                    return Err(error);
+                }
+            };
+            if let Some(index) = index {
+                return self.whole_block(index, speculative, out);
+            }
+        }
+        self.next_block_slowly(out)
+    }
+
+    #[inline]
+    fn whole_block(&mut self, index: usize, speculative: u8, out: &mut CBlock) -> Status {
+        // (Not `parts`: return addresses go to another field.)
+        let image = match self.image.is_null() {
+            true => &*self.own_image,
+            // SAFETY: as in `parts`.
+            false => unsafe { &*self.image },
+        };
+        let block = image.code.blocks.get(index).ok_or(Error::Internal)?;
+        *out = block.block;
+        out.flags |= speculative;
+        for ip in &block.returns {
+            self.ret_stack.push(*ip);
+        }
+        let last = image.code.get(block.last).ok_or(Error::Internal)?;
+        (self.cursor.entry, self.cursor.ip) = (block.last, last.insn.ip);
+        let step = last.step;
+        self.behind_step(&step)
+    }
+
+    #[cold]
+    fn next_block_slowly(&mut self, out: &mut CBlock) -> Status {
+        *out = CBlock {
+            flags: u8::from(self.speculative),
+            ..CBlock::default()
+        };
+        if let Err(error) = self.hindrance() {
+            // (libipt looks for code at once if an event waits for control to come to its place.)
+            let waits = error == Error::NoEnable && self.event_ahead();
+            return Err(if waits { Error::NoMap } else { error });
+        }
+        self.walk_block(out)
+    }
+
+    /// A block instruction by instruction.
+    fn walk_block(&mut self, block: &mut CBlock) -> Status {
+        loop {
+            if self.event.is_some_and(|event| self.left_ranges(&event)) {
+                self.due = true;
+                return Ok(self.status());
+            }
+            let (image, cursor, asid) = self.parts();
+            let entry = image.look_up(cursor, asid)?;
+            if !block.append(&entry.insn) {
+                return Ok(self.status());
+            }
+            let status = self.behind(&entry)?;
+            let ends = match entry.step.flow {
+                Flow::Next => block.is_truncated(),
+                Flow::Direct => self.end_on_jump,
+                Flow::DirectCall => self.end_on_call,
+                _ => true,
+            };
+            if ends || self.due || !self.enabled {
+                return Ok(status);
+            }
+        }
+    }
+}

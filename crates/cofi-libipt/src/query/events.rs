@@ -1,0 +1,228 @@
+//! Packets to events.
+
+use cofi_packet::intel::Kind;
+
+use super::header::exec_mode;
+use super::{Next, Query, Reader, Told};
+use crate::error::Error;
+use crate::event::{Event, ptev};
+use crate::packets::{self, Packet};
+
+impl Query {
+    /// The next event, and the error that reading ahead behind it found.
+    pub(crate) fn event(&mut self) -> Result<Told, Error> {
+        if self.tnt_left > 0 {
+            return Err(Error::BadQuery);
+        }
+        loop {
+            if matches!(self.next, Next::Status | Next::Tip(_) | Next::Event(_)) {
+                self.asked_at = self.clock;
+            }
+            let (event, behind) = match self.next {
+                Next::Status => self.status_update(),
+                Next::Tip(packet) if !self.at_tip.is_empty() => self.at_tip(&packet),
+                Next::Event(packet) => match self.of_packet(&packet)? {
+                    Some(found) => found,
+                    None => continue,
+                },
+                _ => return Err(self.no_answer(Reader::Event)),
+            };
+            return Ok((event, behind));
+        }
+    }
+
+    /// Reads ahead; the time of the event is that before.
+    pub(super) fn ahead(&mut self) -> Result<(), Error> {
+        self.asked_at = self.clock;
+        self.read_ahead()
+    }
+
+    /// The event with the time where the decoder stands.
+    fn stamped(&self, event: Event) -> Event {
+        self.clock.stamp(event)
+    }
+
+    /// What a PSB+ told of.
+    fn status_update(&mut self) -> Told {
+        let event = self.at_psbend.pop().unwrap_or_default();
+        let event = self.stamped(event.at(self.last_ip.get().ok()));
+        let behind = match self.at_psbend.is_empty() {
+            true => self.ahead(),
+            false => Ok(()),
+        };
+        (event, behind)
+    }
+
+    /// An event that binds to a TIP. The TIP answers a question afterwards, unless it is that of an asynchronous branch.
+    fn at_tip(&mut self, packet: &Packet) -> Told {
+        let mut last_ip = self.last_ip;
+        let ip = last_ip.told(packet);
+        let event = self.at_tip.pop().unwrap_or_default();
+        self.consume |= event.kind == ptev::ASYNC_BRANCH;
+        let event = event.at(ip);
+        let mut behind = Ok(());
+        if self.at_tip.is_empty() && std::mem::take(&mut self.consume) {
+            self.last_ip = last_ip;
+            self.go(self.at() + packet.len);
+            behind = self.ahead();
+        }
+        (event, behind)
+    }
+
+    /// An event that the packet makes at once; none if it binds to a later packet.
+    fn of_packet(&mut self, packet: &Packet) -> Result<Option<Told>, Error> {
+        let word = packet.word as u64;
+        let clock = self.clock;
+        // (Power events and PTW have no time in libipt.)
+        let update = |kind, variant| clock.stamp(Event::new(kind, variant));
+        let alone = match packet.kind {
+            Kind::TipPge => return self.enabling(packet).map(Some),
+            Kind::TipPgd => return Ok(Some(self.disabling(packet))),
+            Kind::Fup => return Ok(Some(self.at_fup(packet))),
+            Kind::Ovf => return self.overflow(),
+            Kind::ModeExec => {
+                self.at_tip
+                    .push(update(ptev::EXEC_MODE, [exec_mode(word), 0, 0]))?;
+                None
+            }
+            Kind::ModeTsx => {
+                let event = update(ptev::TSX, [0, word >> 8 & 3, 0]);
+                self.bound_to_fup(event, self.enabled)?
+            }
+            Kind::Pip => {
+                let (cr3, nr) = (packets::cr3(word), word >> 16 & 1);
+                match self.at_tip.has(ptev::ASYNC_BRANCH) {
+                    true => {
+                        self.at_tip.push(update(ptev::ASYNC_PAGING, [cr3, nr, 0]))?;
+                        None
+                    }
+                    false => Some(update(ptev::PAGING, [cr3, nr, 0])),
+                }
+            }
+            Kind::Vmcs => {
+                let base = packets::vmcs_base(word);
+                match self.at_tip.has(ptev::ASYNC_BRANCH) {
+                    true => {
+                        self.at_tip.push_before(
+                            update(ptev::ASYNC_VMCS, [base, 0, 0]),
+                            ptev::ASYNC_PAGING,
+                        )?;
+                        None
+                    }
+                    false => Some(update(ptev::VMCS, [base, 0, 0])),
+                }
+            }
+            Kind::TraceStop => Some(update(ptev::STOP, [0; 3])),
+            Kind::Cbr => {
+                self.clock.cbr((word >> 16) as u8);
+                Some(update(ptev::CBR, [word >> 16 & 0xff, 0, 0]))
+            }
+            Kind::ExStop => {
+                self.bound_to_fup(Event::new(ptev::EXSTOP, [0; 3]), word >> 15 & 1 == 1)?
+            }
+            Kind::Mwait => {
+                let payload = (packet.word >> 16) as u64;
+                self.bound_to_fup(Event::new(ptev::MWAIT, [0, payload, 0]), true)?
+            }
+            Kind::Pwre => Some(Event::new(ptev::PWRE, [packets::pwre(word), 0, 0])),
+            Kind::Pwrx => Some(Event::new(ptev::PWRX, [packets::pwrx(word), 0, 0])),
+            Kind::Ptw => {
+                let size = if word >> 13 & 3 == 0 { 4 } else { 8 };
+                let event = Event::new(ptev::PTWRITE, [0, size, packets::ptw_payload(packet.word)]);
+                self.bound_to_fup(event, word >> 15 & 1 == 1)?
+            }
+            Kind::Mnt => Some(update(ptev::MNT, [(packet.word >> 24) as u64, 0, 0])),
+            _ => return Err(Error::Internal),
+        };
+        self.go(self.at() + packet.len);
+        let behind = self.ahead();
+        match alone {
+            Some(event) => Ok(Some((event, behind))),
+            None => behind.map(|()| None),
+        }
+    }
+
+    /// An event that waits for a FUP, if one follows; or has no address.
+    fn bound_to_fup(&mut self, event: Event, follows: bool) -> Result<Option<Event>, Error> {
+        if !follows {
+            return Ok(Some(event.at(None)));
+        }
+        self.at_fup.push(event)?;
+        Ok(None)
+    }
+
+    /// A FUP for which events wait.
+    fn at_fup(&mut self, packet: &Packet) -> Told {
+        let mut last_ip = self.last_ip;
+        let ip = last_ip.told(packet);
+        let event = self.at_fup.pop().unwrap_or_default().at(ip);
+        // The FUP of an abort is also where its asynchronous branch comes from.
+        let aborted = event.kind == ptev::TSX && event.variant[1] & 2 != 0;
+        if let (true, Some(from)) = (aborted, ip) {
+            let branch = Event::new(ptev::ASYNC_BRANCH, [from, 0, 0]);
+            if let Err(error) = self.at_tip.push(self.stamped(branch)) {
+                return (event, Err(error));
+            }
+        }
+        let mut behind = Ok(());
+        if self.at_fup.is_empty() {
+            self.last_ip = last_ip;
+            self.go(self.at() + packet.len);
+            behind = self.ahead();
+        }
+        (event, behind)
+    }
+
+    /// Tracing is on: that first, and what waits for the address behind it.
+    fn enabling(&mut self, packet: &Packet) -> Result<Told, Error> {
+        let mut last_ip = self.last_ip;
+        let ip = last_ip.told(packet).ok_or(Error::BadPacket)?;
+        let event = match self.begun {
+            true => self.at_tip.pop().unwrap_or_default(),
+            false => self.stamped(Event::new(ptev::ENABLED, [0; 3])),
+        };
+        if event.kind == ptev::ASYNC_BRANCH {
+            return Err(Error::BadContext);
+        }
+        self.begun = true;
+        self.enabled = true;
+        let event = event.at(Some(ip));
+        Ok((event, self.end_of_tip(packet, last_ip)))
+    }
+
+    /// Tracing is off: what waits for the address, or that alone.
+    fn disabling(&mut self, packet: &Packet) -> Told {
+        let mut last_ip = self.last_ip;
+        let ip = last_ip.told(packet);
+        let event = match self.at_tip.pop() {
+            Some(event) if event.kind == ptev::ASYNC_BRANCH => Event {
+                kind: ptev::ASYNC_DISABLED,
+                ..event
+            },
+            // What else waits there gets no address.
+            Some(event) => {
+                self.enabled = false;
+                return (event.at(None), self.end_of_tip(packet, last_ip));
+            }
+            None => self.stamped(Event::new(ptev::DISABLED, [0; 3])),
+        };
+        self.enabled = false;
+        let event = event.at(ip);
+        (event, self.end_of_tip(packet, last_ip))
+    }
+
+    /// Goes on behind a TIP.PGE or TIP.PGD when nothing waits for it any more.
+    fn end_of_tip(
+        &mut self,
+        packet: &Packet,
+        last_ip: crate::last_ip::LastIp,
+    ) -> Result<(), Error> {
+        if !self.at_tip.is_empty() {
+            return Ok(());
+        }
+        self.begun = false;
+        self.last_ip = last_ip;
+        self.go(self.at() + packet.len);
+        self.ahead()
+    }
+}

@@ -1,0 +1,125 @@
+//! PSB+: what it tells becomes status updates, which are reported at its end.
+
+use cofi_packet::intel::{Kind, PSB};
+
+use super::{Next, Query};
+use crate::config::Errata;
+use crate::error::Error;
+use crate::event::{Event, flag, ptev};
+use crate::last_ip::LastIp;
+use crate::packets::{self, Found, Packet, read_at};
+
+impl Query {
+    /// Reads the PSB+ at which the decoder stands, up to what ends it: its PSBEND, or an OVF in that place. There the decoder stands then.
+    pub(super) fn header(&mut self) -> Result<(), Error> {
+        self.last_ip = LastIp::default();
+        self.go(self.at() + PSB.len());
+        self.header_packets()?;
+        // (That no FUP is there does not say that tracing is off.)
+        self.enabled |= self.last_ip.get().is_ok();
+        Ok(())
+    }
+
+    fn header_packets(&mut self) -> Result<(), Error> {
+        loop {
+            let at = self.at();
+            let packet = match read_at(&self.config, at)? {
+                Found::Packet(packet) => packet,
+                Found::Unknown(_, len) => {
+                    self.go(at + len);
+                    continue;
+                }
+            };
+            match packet.kind {
+                Kind::PsbEnd | Kind::Ovf => return Ok(()),
+                Kind::Tsc => self.clock.tsc_of_psb(packet.word as u64 >> 8),
+                Kind::Tma | Kind::Mtc | Kind::Cyc => {
+                    self.timing(&packet, at)?;
+                    continue;
+                }
+                Kind::Pad => {}
+                Kind::Fup => {
+                    if !self.spurious_fup(at + packet.len) {
+                        self.last_ip.update(&packet);
+                    }
+                }
+                _ => {
+                    let event = self.header_event(&packet).ok_or(Error::BadContext)?;
+                    self.at_psbend.push(event)?;
+                }
+            }
+            self.go(at + packet.len);
+        }
+    }
+
+    /// What a packet of a PSB+ tells of the state; none if it may not stand there.
+    fn header_event(&mut self, packet: &Packet) -> Option<Event> {
+        let word = packet.word as u64;
+        let update = flag::STATUS_UPDATE;
+        Some(match packet.kind {
+            Kind::ModeExec => Event::new(ptev::EXEC_MODE, [exec_mode(word), 0, 0]).with(update),
+            Kind::ModeTsx => Event::new(ptev::TSX, [0, word >> 8 & 3, 0]).with(update),
+            Kind::Pip => {
+                let cr3 = packets::cr3(word);
+                Event::new(ptev::ASYNC_PAGING, [cr3, word >> 16 & 1, 0]).with(update)
+            }
+            Kind::Vmcs => {
+                Event::new(ptev::ASYNC_VMCS, [packets::vmcs_base(word), 0, 0]).with(update)
+            }
+            Kind::Cbr => {
+                self.clock.cbr((word >> 16) as u8);
+                Event::new(ptev::CBR, [word >> 16 & 0xff, 0, 0]).with(update)
+            }
+            Kind::Mnt => Event::new(ptev::MNT, [(packet.word >> 24) as u64, 0, 0]),
+            _ => return None,
+        })
+    }
+
+    /// BDM70: whether a FUP of a PSB+ says nothing, because a TIP.PGE is the first that comes behind the PSB+.
+    fn spurious_fup(&self, behind: usize) -> bool {
+        if !self.config.errata.has(Errata::BDM70) {
+            return false;
+        }
+        let mut at = behind;
+        let mut ended = false;
+        while let Ok(Found::Packet(packet)) = read_at(&self.config, at) {
+            match packet.kind {
+                Kind::PsbEnd => ended = true,
+                Kind::TipPge if ended => return true,
+                Kind::Pad | Kind::Tsc | Kind::Tma | Kind::Mtc | Kind::Cyc | Kind::Cbr => {}
+                _ if !ended => {}
+                _ => return false,
+            }
+            at += packet.len;
+        }
+        false
+    }
+
+    /// A PSB behind which the decoder is to go on.
+    pub(super) fn psb_on_the_way(&mut self, at: usize) -> Result<Option<Next>, Error> {
+        let clock = self.clock;
+        match self.header() {
+            Ok(()) => Ok((!self.at_psbend.is_empty()).then_some(Next::Status)),
+            // Its end is missing.
+            Err(Error::End) => {
+                self.clock = clock;
+                self.go(self.config.len());
+                Ok(Some(Next::End))
+            }
+            Err(error) => {
+                self.go(at);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// `enum pt_exec_mode` of a MODE.Exec.
+pub(super) fn exec_mode(word: u64) -> u64 {
+    match word >> 8 & 3 {
+        0 => 1,
+        1 => 3,
+        2 => 2,
+        _ => 0,
+    }
+}

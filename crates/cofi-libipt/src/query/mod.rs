@@ -1,0 +1,401 @@
+//! The query decoder: what the stream answers to a decoder that walks code.
+//!
+//! It reads ahead to the next packet that answers a question or makes an event ([`Next`]), and stands there. A TNT packet is read when its first result
+//! is asked for; what its results leave behind is read ahead at once.
+
+pub mod capi;
+mod events;
+mod header;
+mod overflow;
+mod queue;
+
+use std::ffi::c_int;
+
+use cofi_packet::intel::Kind;
+
+use crate::clock::Clock;
+use crate::config::{Config, Errata};
+use crate::error::Error;
+use crate::event::{Event, status};
+use crate::last_ip::LastIp;
+use crate::packets::{Found, Packet, read_at};
+use crate::sync::Place;
+use queue::Queue;
+
+/// What stands where the decoder reads next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Next {
+    /// A TNT.
+    Tnt,
+    /// A TIP.
+    Tip(Packet),
+    /// A packet that makes or ends an event.
+    Event(Packet),
+    /// The end of a PSB+, with events that it told of.
+    Status,
+    /// The end of the stream.
+    End,
+    /// No packet that could be read, who would have read it, and the flags of its place.
+    Bad(Error, Reader, c_int),
+}
+
+/// Who reads a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reader {
+    Anybody,
+    CondBranch,
+    IndirectBranch,
+    Event,
+}
+
+/// An address, if one is told, and the error that reading ahead behind it found.
+pub(crate) type Answer = (Option<u64>, Result<(), Error>);
+
+/// An event, and the error that reading ahead behind it found.
+pub(crate) type Told = (Event, Result<(), Error>);
+
+/// `struct pt_query_decoder`.
+pub struct Query {
+    config: Config,
+    place: Place,
+    next: Next,
+    /// TNT results; the next is the highest of `tnt_left` bits.
+    tnt: u64,
+    tnt_left: u8,
+    /// The packet at which it stands gave an event already, and others wait.
+    begun: bool,
+    /// The TIP at which it stands belongs to an event that was reported.
+    consume: bool,
+    /// Whether tracing is on.
+    enabled: bool,
+    last_ip: LastIp,
+    clock: Clock,
+    /// The clock when the last question was asked.
+    asked_at: Clock,
+    /// Events that wait for the end of the PSB+, for a FUP, for a TIP.
+    at_psbend: Queue,
+    at_fup: Queue,
+    at_tip: Queue,
+}
+
+impl Query {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            clock: Clock::new(&config),
+            asked_at: Clock::new(&config),
+            config,
+            place: Place::default(),
+            next: Next::End,
+            tnt: 0,
+            tnt_left: 0,
+            begun: false,
+            consume: false,
+            enabled: false,
+            last_ip: LastIp::default(),
+            at_psbend: Queue::default(),
+            at_fup: Queue::default(),
+            at_tip: Queue::default(),
+        }
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The clock at the last question.
+    pub(crate) fn time(&self) -> &Clock {
+        &self.asked_at
+    }
+
+    fn at(&self) -> usize {
+        self.place.at.unwrap_or(0)
+    }
+
+    fn go(&mut self, to: usize) {
+        self.place.at = Some(to);
+    }
+
+    /// Begins at a PSB, of which it reads the PSB+; the address there, if tracing is on.
+    pub(crate) fn begin(&mut self, at: usize) -> Result<Answer, Error> {
+        match read_at(&self.config, at)? {
+            Found::Packet(packet) if packet.kind == Kind::Psb => {}
+            _ => return Err(Error::NoSync),
+        }
+        *self = Self::new(self.config);
+        self.place = Place {
+            at: Some(at),
+            sync: Some(at),
+        };
+        if let Err(error) = self.header() {
+            self.go(at);
+            self.next = Next::Bad(error, Reader::Anybody, 0);
+            return Err(error);
+        }
+        let behind = match self.at_psbend.is_empty() {
+            true => self.read_ahead(),
+            false => {
+                self.next = Next::Status;
+                Ok(())
+            }
+        };
+        // (Another PSB may have been gone over.)
+        Ok((self.last_ip.get().ok(), behind))
+    }
+
+    /// The decoder, if it was synchronised.
+    pub(crate) fn synchronised(&mut self) -> Result<&mut Self, Error> {
+        self.place.offset().map(|_| self)
+    }
+
+    /// Begins at the PSB at an offset.
+    pub(crate) fn begin_at(&mut self, offset: u64) -> Result<Answer, Error> {
+        let at = usize::try_from(offset).ok();
+        let at = at.filter(|at| *at < self.config.len()).ok_or(Error::End)?;
+        self.begin(at)
+    }
+
+    /// Begins at the next PSB.
+    pub(crate) fn begin_forward(&mut self) -> Result<Answer, Error> {
+        let at = self.place.forward(self.config.bytes())?;
+        self.begin(at)
+    }
+
+    /// Begins at the PSB before the last synchronisation point. If reading ahead from there comes to that point again, it is no other place, and the one
+    /// before is tried.
+    pub(crate) fn begin_backward(&mut self) -> Result<Answer, Error> {
+        let start = self.place.sync.unwrap_or(self.config.len());
+        let mut place = Place {
+            at: Some(start),
+            sync: Some(start),
+        };
+        loop {
+            let at = place.backward(self.config.bytes())?;
+            let answer = self.begin(at)?;
+            if self.at() < start || start == self.config.len() {
+                return Ok(answer);
+            }
+            place.at = Some(at);
+        }
+    }
+
+    /// Reads ahead to the next packet that matters.
+    pub(crate) fn read_ahead(&mut self) -> Result<(), Error> {
+        loop {
+            let at = self.at();
+            let bytes = self.config.bytes();
+            match bytes.get(at) {
+                None => {
+                    self.next = Next::End;
+                    return Ok(());
+                }
+                Some(0) => {
+                    let rest = &bytes[at..];
+                    let pads = rest.iter().position(|byte| *byte != 0);
+                    self.go(at + pads.unwrap_or(rest.len()));
+                    continue;
+                }
+                // A short TNT: even, and no other packet's first byte.
+                Some(byte) if byte & 1 == 0 && *byte != 2 => {
+                    self.next = Next::Tnt;
+                    return Ok(());
+                }
+                Some(_) => {}
+            }
+            match self.step(at) {
+                Ok(None) => {}
+                Ok(Some(next)) => {
+                    self.next = next;
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.next = Next::Bad(error, Reader::Anybody, 0);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Goes over one packet; or says what the decoder must stop for.
+    fn step(&mut self, at: usize) -> Result<Option<Next>, Error> {
+        let packet = match read_at(&self.config, at) {
+            Ok(Found::Packet(packet)) => packet,
+            Ok(Found::Unknown(_, len)) => {
+                self.go(at + len);
+                return Ok(None);
+            }
+            Err(error) => {
+                return match self.postponed(at) {
+                    Some((reader, flags)) => Ok(Some(Next::Bad(error, reader, flags))),
+                    None => Err(error),
+                };
+            }
+        };
+        let behind = at + packet.len;
+        match packet.kind {
+            Kind::Tnt8 | Kind::Tnt64 => return Ok(Some(Next::Tnt)),
+            Kind::Tip => return Ok(Some(Next::Tip(packet))),
+            Kind::Pad | Kind::PsbEnd => self.go(behind),
+            Kind::Tsc | Kind::Tma | Kind::Mtc | Kind::Cyc => return self.timing(&packet, at),
+            Kind::Psb => return self.psb_on_the_way(at),
+            Kind::Fup => {
+                if !self.at_fup.is_empty() {
+                    return Ok(Some(Next::Event(packet)));
+                }
+                let mut last_ip = self.last_ip;
+                last_ip.update(&packet);
+                let from = last_ip.get()?;
+                self.last_ip = last_ip;
+                let event = Event::new(crate::event::ptev::ASYNC_BRANCH, [from, 0, 0]);
+                let event = self.clock.stamp(event);
+                self.at_tip.push(event)?;
+                self.go(behind);
+            }
+            _ => return Ok(Some(Next::Event(packet))),
+        }
+        Ok(None)
+    }
+
+    /// Of a packet that cannot be read, whether a question or an event would read it, so that its error waits for that: the flags of its place.
+    fn postponed(&self, at: usize) -> Option<(Reader, c_int)> {
+        const EVENT: (Reader, c_int) = (Reader::Event, status::EVENT_PENDING);
+        match self.config.bytes().get(at..).unwrap_or_default() {
+            [0x99, ..] => Some(EVENT),
+            // TNT.64.
+            [0x02, 0xa3, ..] => Some((Reader::CondBranch, 0)),
+            // PSB and PSBEND are gone over, TMA too.
+            [0x02, 0x82 | 0x23 | 0x73, ..] => None,
+            [0x02, 0x63 | 0x33 | 0xb3 | 0x13 | 0x53, ..] => None,
+            [0x02, 0xc3, third, ..] => (*third == 0x88).then_some(EVENT),
+            [0x02, second, ..] => {
+                let known = matches!(second & 0x1f, 0x02 | 0x03 | 0x12 | 0x08 | 0x13);
+                known.then_some(EVENT)
+            }
+            [first, ..] => match first & 0x1f {
+                0x0d => Some((Reader::IndirectBranch, 0)),
+                0x11 | 0x01 => Some(EVENT),
+                _ => None,
+            },
+            [] => None,
+        }
+    }
+
+    /// A timing packet.
+    fn timing(&mut self, packet: &Packet, at: usize) -> Result<Option<Next>, Error> {
+        let errata = &self.config.errata;
+        let mut behind = at + packet.len;
+        let word = packet.word as u64;
+        match packet.kind {
+            Kind::Tsc => self.clock.tsc(word >> 8),
+            Kind::Mtc => self.clock.mtc((word >> 8) as u8),
+            Kind::Tma => {
+                let (ctc, fast) = crate::packets::tma(word);
+                if errata.has(Errata::SKZ84) && self.begins_nothing(behind) {
+                    behind += 1;
+                } else {
+                    self.clock.tma(ctc, fast)?;
+                }
+            }
+            _ => {
+                // SKD007: an OVF stands in place of all bytes but the first.
+                let bytes = self.config.bytes().get(at + 1..).unwrap_or_default();
+                if errata.has(Errata::SKD007) && packet.len > 1 && bytes.starts_with(&[0x02, 0xf3])
+                {
+                    self.go(at + 1);
+                    return Ok(None);
+                }
+                self.clock.cyc(packet.cycles());
+            }
+        }
+        self.go(behind);
+        Ok(None)
+    }
+
+    /// Whether no packet begins at an offset.
+    fn begins_nothing(&self, at: usize) -> bool {
+        matches!(read_at(&self.config, at), Err(Error::BadOpcode))
+    }
+
+    /// The flags of where it stands.
+    #[inline]
+    pub(crate) fn status(&self) -> c_int {
+        if self.tnt_left > 0 {
+            return 0;
+        }
+        match self.next {
+            Next::Tnt => 0,
+            Next::Tip(_) if self.at_tip.is_empty() => 0,
+            Next::Tip(_) | Next::Event(_) | Next::Status => status::EVENT_PENDING,
+            Next::End => status::END,
+            Next::Bad(_, _, flags) => flags,
+        }
+    }
+
+    /// Whether an event waits.
+    #[inline]
+    pub(crate) fn event_pending(&self) -> bool {
+        self.status() & status::EVENT_PENDING != 0
+    }
+
+    /// Why a question has no answer here.
+    fn no_answer(&self, asked: Reader) -> Error {
+        match self.next {
+            Next::Bad(error, reader, _) if reader == asked || reader == Reader::Anybody => error,
+            Next::End => Error::End,
+            _ => Error::BadQuery,
+        }
+    }
+
+    /// The next TNT result.
+    #[inline]
+    pub(crate) fn cond_branch(&mut self) -> Result<bool, Error> {
+        if self.tnt_left == 0 {
+            self.take_tnt()?;
+        }
+        self.tnt_left -= 1;
+        Ok(self.tnt >> self.tnt_left & 1 == 1)
+    }
+
+    fn take_tnt(&mut self) -> Result<(), Error> {
+        if !matches!(self.next, Next::Tnt) {
+            return Err(self.no_answer(Reader::CondBranch));
+        }
+        self.asked_at = self.clock;
+        let at = self.at();
+        let bytes = self.config.bytes();
+        let first = bytes.get(at).copied().unwrap_or(0);
+        if first == 2 {
+            let Found::Packet(packet) = read_at(&self.config, at)? else {
+                return Err(Error::BadQuery);
+            };
+            (self.tnt_left, self.tnt) = packet.tnt();
+            self.go(at + packet.len);
+        } else {
+            let len = 6 - (first.leading_zeros() as u8).min(6);
+            (self.tnt_left, self.tnt) = (len, u64::from(first >> 1));
+            self.go(at + 1);
+        }
+        self.read_ahead()
+    }
+
+    /// The target of the next indirect branch, if it is told. What could not be read behind is an error beside it.
+    pub(crate) fn indirect_branch(&mut self) -> Result<Answer, Error> {
+        // A deferred TIP comes behind TNT results of later branches (33.4.2.3), which wait.
+        if self.tnt_left == 0 && matches!(self.next, Next::Tnt) {
+            self.take_tnt()?;
+        }
+        let Next::Tip(packet) = self.next else {
+            return Err(self.no_answer(Reader::IndirectBranch));
+        };
+        if !self.at_tip.is_empty() {
+            return Err(Error::BadQuery);
+        }
+        self.asked_at = self.clock;
+        let to = self.last_ip.told(&packet);
+        self.go(self.at() + packet.len);
+        Ok((to, self.read_ahead()))
+    }
+}

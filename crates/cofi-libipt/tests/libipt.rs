@@ -1,0 +1,268 @@
+//! Programs that are compiled against Debian's libipt run on this library as they do there.
+//!
+//! Each is compiled once, with `intel-pt.h` and `-lipt`, and run twice: as it is, and with a folder before it in which `libipt.so.2` is this library.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+// (The library is built because the test depends on it.)
+use cofi_libipt as _;
+
+/// The folder in which tests and libraries are built.
+fn built() -> PathBuf {
+    let test = std::env::current_exe().expect("this test has a path");
+    let library = test.parent().expect("a folder").join("libcofi_libipt.so");
+    assert!(library.is_file(), "the library is not beside the test");
+    library
+}
+
+/// A program, and the library that it is to run on.
+struct Program {
+    folder: TempDir,
+}
+
+impl Program {
+    /// `None` if it cannot be compiled here, which has been said.
+    fn new(source: &str, flags: &[&str]) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+        let mut all = vec![
+            "-std=c99",
+            "-D_DEFAULT_SOURCE",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+        ];
+        all.extend(flags);
+        all.push("-lipt");
+        if !cofi_test::compile(&source, &folder.path().join("program"), &all) {
+            return None;
+        }
+        fs::create_dir(folder.path().join("lib")).expect("a folder");
+        symlink(built(), folder.path().join("lib/libipt.so.2")).expect("a link");
+        Some(Self { folder })
+    }
+
+    fn path(&self, name: &str) -> String {
+        let path = self.folder.path().join(name);
+        path.to_str().expect("an ordinary name").to_owned()
+    }
+
+    /// What it prints on this library, and on the one that it was compiled against.
+    fn both(&self, arguments: &[String]) -> [String; 2] {
+        [&["env", "-u", "LD_LIBRARY_PATH"][..], &[]].map(|before| self.run(before, arguments))
+    }
+
+    /// What it prints, run by a command that stands before it; on this library unless that says otherwise.
+    fn run(&self, before: &[&str], arguments: &[String]) -> String {
+        let program = self.path("program");
+        let mut words: Vec<&str> = before.to_vec();
+        words.push(&program);
+        words.extend(arguments.iter().map(String::as_str));
+        let output = Command::new(words[0])
+            .args(&words[1..])
+            .env("LD_LIBRARY_PATH", self.path("lib"))
+            .output()
+            .expect("it runs");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let code = output.status.code().expect("no signal");
+        // (1 is what the exam's programs return where they found errors in a stream.)
+        assert!(code <= 1, "{words:?}: {code}: {errors}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn same(&self, arguments: &[String]) {
+        let [theirs, ours] = self.both(arguments);
+        let differs = theirs
+            .lines()
+            .zip(ours.lines())
+            .find(|(their, our)| their != our);
+        assert!(theirs == ours, "{arguments:?}: {differs:?}");
+        assert!(!theirs.is_empty(), "{arguments:?}: nothing");
+    }
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn both_libraries_export_the_same_functions() {
+    let functions = |library: &Path| -> Option<Vec<String>> {
+        let nm = Command::new("nm")
+            .args(["-D", "--defined-only"])
+            .arg(library)
+            .output()
+            .ok()?;
+        let text = String::from_utf8(nm.stdout).ok()?;
+        let names = text
+            .lines()
+            .filter_map(|line| line.split_whitespace().last());
+        let mut names: Vec<String> = names
+            .filter(|name| name.starts_with("pt_"))
+            .map(str::to_owned)
+            .collect();
+        names.sort_unstable();
+        Some(names)
+    };
+    let theirs = Path::new("/usr/lib/x86_64-linux-gnu/libipt.so.2");
+    if !theirs.exists() {
+        return cofi_test::skip("there is no libipt");
+    }
+    let (Some(theirs), Some(ours)) = (functions(theirs), functions(&built())) else {
+        return cofi_test::skip("there is no nm");
+    };
+    assert_eq!(theirs, ours);
+    assert_eq!(ours.len(), 76);
+}
+
+#[test]
+fn every_function_returns_the_same() {
+    if let Some(program) = Program::new("tests/c/everything.c", &[]) {
+        program.same(&[program.path("")]);
+    }
+}
+
+#[test]
+fn nothing_is_leaked_or_read_amiss() {
+    if !cofi_test::has_program("valgrind") {
+        return cofi_test::skip("there is no valgrind");
+    }
+    let Some(program) = Program::new("tests/c/everything.c", &["-g"]) else {
+        return;
+    };
+    let valgrind = [
+        "valgrind",
+        "--quiet",
+        "--error-exitcode=99",
+        "--leak-check=full",
+        "--errors-for-leak-kinds=definite",
+    ];
+    let printed = program.run(&valgrind, &[program.path("")]);
+    assert!(printed.contains("insn 1010"), "{printed}");
+}
+
+#[test]
+fn the_address_sanitizer_finds_nothing() {
+    if let Some(program) = Program::new(
+        "tests/c/everything.c",
+        &["-g", "-fsanitize=address,undefined"],
+    ) {
+        let printed = program.run(&[], &[program.path("")]);
+        assert!(printed.contains("insn 1010"), "{printed}");
+    }
+}
+
+/// A stream of packets as they may come, and as they may not.
+fn random_stream(seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = move |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 16) % below
+    };
+    let mut bytes = [[0x02, 0x82]; 8].concat();
+    bytes.extend([0x02, 0x23]);
+    for _ in 0..60 {
+        match random(20) {
+            0..=4 => bytes.push((random(63) as u8 + 2) << 1),
+            kind @ 5..=9 => {
+                let opcode = [0x0d, 0x0d, 0x11, 0x01, 0x1d][kind as usize - 5];
+                let (code, len) = [(1, 2), (2, 4), (3, 6), (6, 8), (0, 0)][random(5) as usize];
+                bytes.push(opcode | code << 5);
+                bytes.extend((0x40_1000 + random(64)).to_le_bytes().iter().take(len));
+            }
+            10 => bytes.extend([0x99, random(3) as u8]),
+            11 => bytes.extend([0x99, 0x20 | random(3) as u8]),
+            12 => bytes.extend([0x02, 0x43, 0, random(256) as u8, random(256) as u8, 0, 0, 0]),
+            13 => bytes.extend([0x02, 0xc8, random(256) as u8, 1, 0, 0, 0]),
+            14 => bytes.extend([0x02, 0x12 | (random(4) as u8) << 6 & 0x80, 1, 2, 3, 4]),
+            15 => bytes.extend([0x02, 0x62 | (random(2) as u8) << 7]),
+            16 => bytes.extend([0x02, 0xc2, random(256) as u8, 0, 0, 0, 1, 0, 0, 0]),
+            17 => bytes.extend([0x02, 0x22, 0, random(256) as u8]),
+            18 => bytes.extend([0x02, 0x03, random(40) as u8 + 1, 0]),
+            _ => bytes.extend([0x02, [0x83, 0x23][random(2) as usize]]),
+        }
+    }
+    bytes
+}
+
+#[test]
+fn random_streams_give_the_same_packets_and_events() {
+    let Some(program) = Program::new("tests/c/flow.c", &[]) else {
+        return;
+    };
+    let stream = program.path("stream.pt");
+    for seed in 0..40 {
+        fs::write(&stream, random_stream(seed)).expect("it can be written");
+        for level in ["packets", "queries"] {
+            program.same(&words(&format!("{level} --no-time {stream}")));
+            program.same(&words(&format!(
+                "{level} --no-time --unknown --damage {seed},8 {stream}"
+            )));
+        }
+    }
+}
+
+/// A real trace's stream and code, as flow.c wants them.
+fn real(folder: &Path) -> Option<String> {
+    let stream = folder.join("trace.pt");
+    let mut words = stream.to_str()?.to_owned();
+    for entry in fs::read_dir(folder).ok()? {
+        let path = entry.ok()?.path();
+        let Some(base) = path.file_name()?.to_str()?.strip_suffix(".bin") else {
+            continue;
+        };
+        let len = fs::metadata(&path).ok()?.len();
+        words += &format!(" {}:0:{len}:0x{base}", path.to_str()?);
+    }
+    (stream.is_file() && words.contains(' ')).then_some(words)
+}
+
+#[test]
+fn real_traces_give_the_same_on_every_level() {
+    let (Some(program), Some(traces)) = (Program::new("tests/c/flow.c", &[]), cofi_test::traces())
+    else {
+        return;
+    };
+    let mut seen = 0;
+    for entry in fs::read_dir(traces).expect("the traces") {
+        let Some(trace) = real(&entry.expect("a trace").path()) else {
+            continue;
+        };
+        seen += 1;
+        for level in ["packets", "queries", "insns", "blocks"] {
+            program.same(&words(&format!("{level} --digest --cpu 6/79 {trace}")));
+        }
+        program.same(&words(&format!(
+            "queries --digest --no-time --damage 2,40 {trace}"
+        )));
+        for options in ["--callback", "--plain", "--no-time --damage 1,10"] {
+            program.same(&words(&format!(
+                "insns --digest --cpu 6/79 {options} {trace}"
+            )));
+        }
+    }
+    assert!(seen >= 5, "{seen}");
+}
+
+#[test]
+fn the_programs_of_the_exam_run_unchanged() {
+    let (Some(insns), Some(packets), Some(traces)) = (
+        Program::new("../../exam/libipt/ptinsn.c", &[]),
+        Program::new("../../exam/libipt/ptpackets.c", &[]),
+        cofi_test::traces(),
+    ) else {
+        return;
+    };
+    let trace = real(&traces.join("xdc-foo")).expect("a trace that is there");
+    insns.same(&words(&format!("--cpu 6/79/1 --events --times {trace}")));
+    let stream = trace.split(' ').next().expect("its packets");
+    packets.same(&words(&format!("dump {stream}")));
+}
