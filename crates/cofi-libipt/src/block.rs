@@ -99,7 +99,7 @@ impl Image {
                 break;
             }
             last = at;
-            let step = entry.step;
+            let step = entry.step();
             let to = match step.flow {
                 Flow::Next if !block.is_truncated() => step.next_ip,
                 Flow::Direct | Flow::DirectCall => step.target,

@@ -80,15 +80,22 @@ pub(crate) struct Step {
     pub(crate) target: u64,
 }
 
-/// A decoded instruction.
+/// A decoded instruction: a cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(crate) struct Entry {
     pub(crate) insn: CInsn,
-    pub(crate) step: Step,
-    pub(crate) binds: Binds,
+    target: u64,
+    /// The entries of the next and of the target, if they are there.
+    next: u32,
+    taken: u32,
     /// The block that begins here, if it was put together.
     pub(crate) block: u32,
+    pub(crate) flow: Flow,
+    pub(crate) binds: Binds,
 }
+
+const _: () = assert!(size_of::<Entry>() == 64);
 
 /// No entry.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -179,18 +186,34 @@ impl Entry {
                 size: insn.len,
                 ..CInsn::default()
             },
-            step: Step {
-                flow,
-                next: NONE,
-                taken: NONE,
-                next_ip: match mode_of(mode) {
-                    Some(mode) => advance(Ip(ip), insn.len, mode).0,
-                    None => ip.wrapping_add(insn.len.into()),
-                },
-                target: insn.target.map_or(0, |target| target.0),
-            },
+            target: insn.target.map_or(0, |target| target.0),
+            next: NONE,
+            taken: NONE,
+            flow,
             binds,
             block: NONE,
+        }
+    }
+
+    /// Where control can go behind it.
+    #[inline(always)]
+    pub(crate) fn step(&self) -> Step {
+        Step {
+            flow: self.flow,
+            next: self.next,
+            taken: self.taken,
+            next_ip: self.next_ip(),
+            target: self.target,
+        }
+    }
+
+    #[inline(always)]
+    fn next_ip(&self) -> u64 {
+        let CInsn { ip, mode, size, .. } = self.insn;
+        match mode {
+            3 => ip.wrapping_add(size.into()),
+            2 => advance(Ip(ip), size, ExecMode::Bits32).0,
+            _ => advance(Ip(ip), size, ExecMode::Bits16).0,
         }
     }
 
@@ -199,7 +222,7 @@ impl Entry {
     }
 
     pub(crate) fn is_far(&self) -> bool {
-        self.step.flow == Flow::Far
+        self.flow == Flow::Far
     }
 }
 
@@ -310,11 +333,7 @@ impl Image {
             cursor.entry = NONE;
             return;
         };
-        let known = if taken {
-            entry.step.taken
-        } else {
-            entry.step.next
-        };
+        let known = if taken { entry.taken } else { entry.next };
         if known != NONE {
             cursor.entry = known;
             return;
@@ -325,11 +344,10 @@ impl Image {
         if cursor.epoch != self.code.epoch {
             cursor.epoch = self.code.epoch;
         } else if let (Some(entry), Some(found)) = (self.code.get_mut(from), found) {
-            let step = &mut entry.step;
             *(if taken {
-                &mut step.taken
+                &mut entry.taken
             } else {
-                &mut step.next
+                &mut entry.next
             }) = found;
         }
     }

@@ -27,7 +27,7 @@ impl Walker {
                 // A call comes back behind itself.
                 self.disabled_at = match self.held.take() {
                     Some(entry) if suppressed && self.by_blocks && !entry.is_far() => None,
-                    Some(entry) if suppressed || entry.is_call() => Some(entry.step.next_ip),
+                    Some(entry) if suppressed || entry.is_call() => Some(entry.step().next_ip),
                     _ => event.ip(),
                 };
             }

@@ -36,6 +36,8 @@ pub struct Walker {
     held: Option<Entry>,
     /// Types of events that bound to it, a bit each: a second one binds to a later instruction.
     bound: u32,
+    /// The flags behind any instruction that needs no packet, as long as tracing is on and no event is known to come; negative else.
+    calm: c_int,
     /// Where tracing was disabled last.
     disabled_at: Option<u64>,
     end_on_call: bool,
@@ -67,6 +69,7 @@ impl Walker {
             due: false,
             held: None,
             bound: 0,
+            calm: -1,
             disabled_at: None,
             end_on_call: config.flags[0] & 1 != 0,
             end_on_jump: config.flags[0] & 4 != 0,
@@ -113,6 +116,7 @@ impl Walker {
         self.event = None;
         self.due = false;
         self.held = None;
+        self.calm = -1;
         self.disabled_at = None;
         self.asid = Asid::ANY;
         self.cursor.mode = 0;
@@ -152,20 +156,22 @@ impl Walker {
         self.event.is_some() || self.query.event_pending()
     }
 
-    /// The next event that was read, if one is known to come.
-    fn next_event(&mut self) -> Result<Option<Event>, Error> {
+    /// Takes the next event from the stream, if one is known to come and was not taken yet.
+    #[inline]
+    fn fetch_event(&mut self) -> Result<(), Error> {
         if self.event.is_none() && self.query.event_pending() {
             let (event, behind) = self.query.event()?;
             behind?;
             self.event = Some(event);
         }
-        Ok(self.event)
+        Ok(())
     }
 
     /// Sees whether the next event is due where control is.
     fn look_for_event(&mut self) -> Result<(), Error> {
-        if let Some(event) = self.next_event()? {
-            self.due = self.is_due(&event)?;
+        self.fetch_event()?;
+        if let Some(event) = &self.event {
+            self.due = self.is_due(event);
         }
         Ok(())
     }
@@ -222,11 +228,34 @@ impl Walker {
     /// What comes behind an instruction when no event was known to come: the next address, events there.
     #[inline]
     fn behind_step(&mut self, step: &Step) -> Status {
+        self.calm = -1;
         self.proceed(step)?;
         if self.event_ahead() {
             self.look_for_event()?;
+            return Ok(self.status());
         }
-        Ok(self.status())
+        // (Nothing is due, and tracing is on.)
+        let status = self.query.status() & status::END;
+        self.calm = status;
+        Ok(status)
+    }
+
+    /// Goes along an edge that needs no packet and is known; `false` if there is none.
+    #[inline(always)]
+    fn glide(&mut self, step: &Step) -> bool {
+        let (to, known) = match step.flow {
+            Flow::Next => (step.next_ip, step.next),
+            Flow::Direct | Flow::DirectCall => (step.target, step.taken),
+            _ => return false,
+        };
+        if known == NONE {
+            return false;
+        }
+        if step.flow == Flow::DirectCall && step.target != step.next_ip {
+            self.ret_stack.push(step.next_ip);
+        }
+        (self.cursor.ip, self.cursor.entry) = (to, known);
+        true
     }
 
     /// What comes behind an instruction: events that bind to it, the next address, events there.
@@ -236,7 +265,7 @@ impl Walker {
             self.bound = 0;
             return Ok(self.status());
         }
-        self.behind_step(&entry.step)
+        self.behind_step(&entry.step())
     }
 
     /// Why there is no next instruction; none if there is one.
@@ -252,26 +281,37 @@ impl Walker {
         Ok(())
     }
 
+    /// As [`Self::behind_step`], apart, so that what most instructions need stays short.
+    #[inline(never)]
+    fn behind_branch(&mut self, step: &Step) -> Status {
+        self.behind_step(step)
+    }
+
     /// The next instruction, if there is one; and the flags behind it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn next_insn(&mut self, out: &mut CInsn) -> Status {
-        if self.hindrance().is_ok() && !self.event_ahead() {
+        if self.calm >= 0 {
             let speculative = u32::from(self.speculative);
             let (image, cursor, _) = self.parts();
             if let Some(entry) = image.known(cursor) {
                 *out = entry.insn;
                 out.flags |= speculative;
-                let step = entry.step;
-                return self.behind_step(&step);
+                let step = entry.step();
+                if self.glide(&step) {
+                    return Ok(self.calm);
+                }
+                return self.behind_branch(&step);
             }
         }
         self.next_insn_slowly(out)
     }
 
     #[cold]
+    #[inline(never)]
     fn next_insn_slowly(&mut self, out: &mut CInsn) -> Status {
         // (Its class tells the caller that there is none.)
         *out = CInsn::default();
+        self.calm = -1;
         self.hindrance()?;
         let (image, cursor, asid) = self.parts();
         let entry = image.look_up(cursor, asid)?;
@@ -285,6 +325,7 @@ impl Walker {
         let Some(event) = self.event.filter(|_| self.due) else {
             return Err(Error::BadQuery);
         };
+        self.calm = -1;
         let event = self.apply(event)?;
         self.due = false;
         self.event = None;
@@ -299,14 +340,14 @@ impl Walker {
                 return Ok(self.status());
             }
             self.held = None;
-            self.proceed(&entry.step)?;
+            self.proceed(&entry.step())?;
         }
         self.look_for_event()?;
         Ok(self.status())
     }
 
     /// The next block, whose number of instructions is 0 if there is none; and the flags behind it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn next_block(&mut self, out: &mut CBlock) -> Status {
         if self.hindrance().is_ok() && !self.event_ahead() && !self.end_on_call && !self.end_on_jump
         {
@@ -342,12 +383,14 @@ impl Walker {
         }
         let last = image.code.get(block.last).ok_or(Error::Internal)?;
         (self.cursor.entry, self.cursor.ip) = (block.last, last.insn.ip);
-        let step = last.step;
+        let step = last.step();
         self.behind_step(&step)
     }
 
     #[cold]
+    #[inline(never)]
     fn next_block_slowly(&mut self, out: &mut CBlock) -> Status {
+        self.calm = -1;
         *out = CBlock {
             flags: u8::from(self.speculative),
             ..CBlock::default()
@@ -363,7 +406,11 @@ impl Walker {
     /// A block instruction by instruction.
     fn walk_block(&mut self, block: &mut CBlock) -> Status {
         loop {
-            if self.event.is_some_and(|event| self.left_ranges(&event)) {
+            if self
+                .event
+                .as_ref()
+                .is_some_and(|event| self.left_ranges(event))
+            {
                 self.due = true;
                 return Ok(self.status());
             }
@@ -373,7 +420,7 @@ impl Walker {
                 return Ok(self.status());
             }
             let status = self.behind(&entry)?;
-            let ends = match entry.step.flow {
+            let ends = match entry.flow {
                 Flow::Next => block.is_truncated(),
                 Flow::Direct => self.end_on_jump,
                 Flow::DirectCall => self.end_on_call,

@@ -7,10 +7,11 @@ use crate::event::{Event, flag, ptev};
 
 impl Walker {
     /// Whether an event is due where control is.
-    pub(super) fn is_due(&self, event: &Event) -> Result<bool, Error> {
+    #[inline]
+    pub(super) fn is_due(&self, event: &Event) -> bool {
         let here = event.ip().is_none_or(|ip| ip == self.cursor.ip);
         let update = event.has(flag::STATUS_UPDATE);
-        Ok(match event.kind {
+        match event.kind {
             ptev::ENABLED | ptev::OVERFLOW | ptev::STOP | ptev::CBR | ptev::MNT | ptev::TICK => {
                 true
             }
@@ -23,7 +24,7 @@ impl Walker {
             ptev::EXSTOP | ptev::MWAIT if !self.enabled => true,
             _ if update && !self.enabled => event.has(flag::IP_SUPPRESSED),
             _ => here,
-        })
+        }
     }
 
     /// Whether tracing ended where control is, for the block decoder: it stops where the first instruction stands that was not traced.
@@ -33,7 +34,8 @@ impl Walker {
 
     /// Whether another event, of another type, is due behind an instruction.
     pub(super) fn binds_another(&mut self, entry: &Entry) -> Result<bool, Error> {
-        match self.next_event()? {
+        self.fetch_event()?;
+        match &self.event {
             Some(event) if self.bound & 1 << event.kind == 0 => self.binds_event(entry),
             _ => Ok(false),
         }
@@ -41,7 +43,8 @@ impl Walker {
 
     /// Whether the next event is due behind an instruction, before control goes on.
     pub(super) fn binds_event(&mut self, entry: &Entry) -> Result<bool, Error> {
-        let Some(event) = self.next_event()? else {
+        self.fetch_event()?;
+        let Some(event) = &self.event else {
             return Ok(false);
         };
         self.due = match event.kind {
@@ -61,7 +64,7 @@ impl Walker {
 /// Whether tracing may have ended behind an instruction, control having gone to `ip` if that is told. If it is not, libipt's block decoder takes any
 /// branch for the end whose outcome the stream would tell, its instruction decoder only far ones.
 fn ends_tracing(entry: &Entry, ip: Option<u64>, by_blocks: bool) -> bool {
-    let step = &entry.step;
+    let step = entry.step();
     match (step.flow, ip) {
         (Flow::Next, None) => entry.binds == Binds::Paging,
         (Flow::Next, Some(_)) => false,
