@@ -4,6 +4,9 @@ use crate::code::{CInsn, Cursor, Flow, NONE};
 use crate::error::Error;
 use crate::image::{Asid, Image};
 
+/// So many calls may be inside of a block.
+const MOST_RETURNS: usize = 64;
+
 /// `struct pt_block`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -116,6 +119,10 @@ impl Image {
                 break;
             }
             if step.flow == Flow::DirectCall && step.target != step.next_ip {
+                // (More are not remembered. So blocks take no more memory than there is code.)
+                if returns.len() == MOST_RETURNS {
+                    break;
+                }
                 returns.push(step.next_ip);
             }
             at = next;
