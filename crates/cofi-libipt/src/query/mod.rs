@@ -1,6 +1,6 @@
 //! The query decoder: what the stream answers to a decoder that walks code.
 //!
-//! It reads ahead to the next packet that answers a question or makes an event ([`Next`]), and stands there. A TNT packet is read when its first result
+//! It reads ahead to the next packet that answers a question or makes an event (`Next`), and stands there. A TNT packet is read when its first result
 //! is asked for; what its results leave behind is read ahead at once.
 
 pub mod capi;
