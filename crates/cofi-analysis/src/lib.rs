@@ -45,7 +45,7 @@ pub use block_index::BlockIndex;
 pub use calls::{
     BriefCall, ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment, CallNames, CallPart,
     CallParts, CallSource, CallStates, CallTracer, CallVisitor, CallsInOrder, DecodedPart,
-    FinishedCall, FlowAhead, FunctionId, Left, OpenCall, RanBlock, RanPath,
+    FinishedCall, FlowAhead, FunctionId, Left, OpenCall, RanBlock, RanPath, StreamClock,
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};

@@ -78,7 +78,7 @@ pub use line_table::{LineRow, LineTable, SourceFunction};
 pub use lines::{InlinedFunction, SourceLine, SourceLines};
 pub use perf_map::PerfMap;
 pub use places::Places;
-pub use space::{AddressSpace, CodeChange, ImageView, Place, Version};
+pub use space::{AddressSpace, CodeChange, ImageView, Mapped, Place, Version};
 pub use spec::{ElfSpec, Paging, RawSpec, SpecError, Within};
 pub use store::FileStore;
 pub use symbols::{Symbol, demangle};

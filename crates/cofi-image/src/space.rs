@@ -53,6 +53,24 @@ impl CodeChange {
     }
 }
 
+/// A piece of a file, as it was mapped.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Mapped<'a> {
+    /// From which version on.
+    pub version: Version,
+    /// The first address.
+    pub first: Ip,
+    /// The last one.
+    pub last: Ip,
+    /// The file.
+    pub file: &'a Arc<CodeFile>,
+    /// Which of its bytes is at the first address.
+    pub offset: u64,
+    /// It came with the whole address space: of the process that was forked, or what every process has from the beginning.
+    pub is_inherited: bool,
+}
+
 #[derive(Clone, Debug)]
 enum Change {
     Put(Region),
@@ -152,6 +170,27 @@ impl AddressSpace {
     /// The version of the last change, if there was any.
     pub fn last_version(&self) -> Option<Version> {
         self.log.last().map(|(version, _)| *version)
+    }
+
+    /// Every piece of a file that was mapped at any time, as often as it was, in the order of versions.
+    pub fn for_each_mapped(&self, mut visit: impl FnMut(&Mapped<'_>)) {
+        for (version, change) in &self.log {
+            let mut visit = |region: &Region, is_inherited| {
+                visit(&Mapped {
+                    version: *version,
+                    first: Ip(region.start),
+                    last: Ip(region.last),
+                    file: &region.file,
+                    offset: region.offset,
+                    is_inherited,
+                });
+            };
+            match change {
+                Change::Put(region) => visit(region, false),
+                Change::Clear { .. } => {}
+                Change::Replace(tree) => tree.for_each(&mut |region| visit(region, true)),
+            }
+        }
     }
 
     /// Every function that was mapped at any time: its name as its list spells it, and the address of its first instruction. One

@@ -1,6 +1,6 @@
 //! Sessions and flows that keep what they read, for who has no lifetimes: other languages, and flows that are passed around.
 
-use crate::{Session, SessionError, SessionOptions, Stream, ThreadFlow};
+use crate::{FileBytes, Session, SessionError, SessionOptions, Stream, ThreadFlow};
 use self_cell::self_cell;
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 self_cell! {
     /// The bytes of a trace, and the session that reads them.
     struct SessionCell {
-        owner: Vec<u8>,
+        owner: FileBytes,
         #[covariant]
         dependent: Session,
     }
@@ -23,7 +23,18 @@ impl OwnedSession {
     /// # Errors
     /// Those of [`Session::new`].
     pub fn new(bytes: Vec<u8>, options: &SessionOptions) -> Result<Self, SessionError> {
-        SessionCell::try_new(bytes, |bytes| Session::new(bytes, options)).map(Self)
+        Self::of(Arc::new(bytes), options)
+    }
+
+    /// Reads a trace whose bytes are somebody else's: in memory, or mapped.
+    ///
+    /// # Errors
+    /// Those of [`Session::new`].
+    pub fn of(bytes: FileBytes, options: &SessionOptions) -> Result<Self, SessionError> {
+        SessionCell::try_new(bytes, |bytes| {
+            Session::new(bytes.as_ref().as_ref(), options)
+        })
+        .map(Self)
     }
 
     /// The session.

@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 use cofi_flow::{Cpu, Errata, FlowConfig, RtitConfig};
 use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
-    RawSpec, Version, Within, load_elf, load_raw,
+    Mapped, RawSpec, Version, Within, load_elf, load_raw,
 };
 use cofi_packet::{ExecMode, Ip, StreamOffset};
-use cofi_perf::{File, Seal, TimeConv};
+use cofi_perf::{File, PerfTime, Seal, TimeConv};
 
 use crate::bytes::{JoinPieces, OpenFile};
 use crate::clock::Clock;
@@ -524,6 +524,33 @@ impl<'t> Session<'t> {
     #[must_use]
     pub fn is_known(&self, tid: u32) -> bool {
         self.timeline.pids.contains_key(&tid)
+    }
+
+    /// Every thread that the file tells of, by process and number.
+    #[must_use]
+    pub fn tasks(&self) -> Vec<Task> {
+        let pids = self.timeline.pids.iter();
+        let mut tasks: Vec<Task> = pids
+            .map(|(tid, pid)| Task {
+                pid: *pid,
+                tid: *tid,
+            })
+            .collect();
+        tasks.sort_unstable();
+        tasks
+    }
+
+    /// Every piece of a file that was mapped at any time: in which process (none if in all, as the kernel is), when (none of what was there
+    /// before the recording began, or where no time is told), and what.
+    pub fn for_each_mapped(
+        &self,
+        mut visit: impl FnMut(Option<u32>, Option<PerfTime>, &Mapped<'_>),
+    ) {
+        for (pid, space) in self.timeline.by_process() {
+            space.image.for_each_mapped(|mapped| {
+                visit(pid, space.time_of(mapped.version), mapped);
+            });
+        }
     }
 
     /// What a thread was called last.

@@ -129,6 +129,18 @@ pub(crate) struct Space {
     pub(crate) changes: Vec<Change>,
 }
 
+impl Space {
+    /// When the change with this version was.
+    pub(crate) fn time_of(&self, version: Version) -> Option<PerfTime> {
+        let changes = &self.changes;
+        let at = changes.partition_point(|change| change.version < version);
+        changes
+            .get(at)
+            .filter(|change| change.version == version)?
+            .time
+    }
+}
+
 /// Everything the sideband tells.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
@@ -220,6 +232,21 @@ impl Timeline {
             });
         }
         index
+    }
+
+    /// All spaces: those of processes by their numbers, behind those that belong to none.
+    pub(crate) fn by_process(&self) -> impl Iterator<Item = (Option<u32>, &Space)> {
+        let mut pids: Vec<(usize, u32)> = self.by_pid.iter().map(|(p, s)| (*s, *p)).collect();
+        pids.sort_unstable_by_key(|(space, _)| *space);
+        let is_process = |space: &usize| pids.binary_search_by_key(space, |(s, _)| *s).is_ok();
+        let others: Vec<usize> = (0..self.spaces.len()).filter(|s| !is_process(s)).collect();
+        pids.sort_unstable_by_key(|(_, pid)| *pid);
+        let others = others.into_iter().map(|space| (None, space));
+        let processes = pids.into_iter().map(|(space, pid)| (Some(pid), space));
+        let spaces = others
+            .chain(processes)
+            .filter_map(|(pid, space)| Some((pid, self.spaces.get(space)?)));
+        spaces.chain([(None, &self.kernel)])
     }
 
     pub(crate) fn space_mut(&mut self, pid: u32, base: &AddressSpace) -> &mut Space {

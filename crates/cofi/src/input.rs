@@ -3,10 +3,10 @@
 use crate::archive_reader::{Manifest, Packed};
 use crate::args::{FlowInput, Format, Input, Names};
 use crate::json::Line;
-use crate::map::{self, Bytes};
 use crate::output::tell;
 use crate::rtit::{self, RtitArgs};
 use anyhow::{Context, Result, bail};
+use cofi_file::Bytes;
 use cofi_flow::Cpu;
 use cofi_image::{ElfSpec, Kallsyms, RawSpec};
 use cofi_packet::rtit::Mode;
@@ -29,7 +29,7 @@ pub(crate) fn map(path: &Path) -> Result<Bytes> {
         );
     }
     let path = &inside(path);
-    map::file(path).with_context(|| format!("cannot read {}", path.display()))
+    cofi_file::file(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// `perf record --kcore` makes a folder, and so does LLDB.
@@ -83,8 +83,8 @@ fn format(input: &Input) -> Option<TraceFormat> {
 fn options(input: &Input) -> SessionOptions {
     let mut options = SessionOptions::beside(&input.file);
     options.path = Some(inside(&input.file));
-    options.open = Some(|path| Ok(Arc::new(map::file(path)?)));
-    options.join = Some(map::join);
+    options.open = Some(|path| Ok(Arc::new(cofi_file::file(path)?)));
+    options.join = Some(cofi_file::join);
     options.format = format(input);
     options
 }

@@ -29,7 +29,6 @@ mod json;
 mod last;
 mod lines;
 mod machine;
-mod map;
 mod notes;
 mod ordered;
 mod output;

@@ -39,6 +39,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("cofi-libipt", &["cofi-packet", "cofi-insn"]),
+    ("cofi-file", &["cofi-session"]),
     ("cofi-qemu-plugin", &[]),
     (
         "cofi-machine-plugin",
@@ -99,6 +100,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cofi-image",
             "cofi-perf",
             "cofi-session",
+            "cofi-file",
             "cofi-capture",
             "cofi-machine",
             "cofi-analysis",

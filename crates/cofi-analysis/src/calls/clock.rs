@@ -6,8 +6,8 @@ use cofi_packet::{StreamOffset, Tsc};
 use crate::clock::TimedPackets;
 
 /// Follows the timing packets of a stream, which the flow has read already: its blocks know their offset, and not their time.
-#[derive(Debug)]
-pub(crate) struct StreamClock<'s> {
+#[derive(Clone, Debug)]
+pub struct StreamClock<'s> {
     packets: TimedPackets<'s>,
     /// All packets before this were taken.
     at: StreamOffset,
@@ -17,7 +17,8 @@ pub(crate) struct StreamClock<'s> {
 
 impl<'s> StreamClock<'s> {
     /// From `start` on, where a packet begins.
-    pub(crate) fn new(bytes: &'s [u8], start: StreamOffset, config: &FlowConfig) -> Self {
+    #[must_use]
+    pub fn new(bytes: &'s [u8], start: StreamOffset, config: &FlowConfig) -> Self {
         Self {
             packets: TimedPackets::new(bytes, start, config),
             at: start,
@@ -27,7 +28,7 @@ impl<'s> StreamClock<'s> {
 
     /// The time when the packet at `offset` was made, and the core cycles told of by then. Places that were passed have the last answer.
     #[inline]
-    pub(crate) fn at(&mut self, offset: StreamOffset) -> (Option<Tsc>, u64) {
+    pub fn at(&mut self, offset: StreamOffset) -> (Option<Tsc>, u64) {
         if self.at <= offset {
             self.go_to(offset);
         }

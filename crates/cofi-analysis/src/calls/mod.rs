@@ -49,6 +49,7 @@ pub(crate) use ahead::{AheadRecorder, KEPT};
 pub use ahead::{DecodedPart, FlowAhead};
 pub use brief::BriefCall;
 pub use by_task::ByTask;
+pub use clock::StreamClock;
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
 pub use names::CallNames;
 pub use ran::{RanBlock, RanPath};

@@ -11,7 +11,6 @@ use crate::args::Range;
 use crate::calls;
 use crate::coverage::counting::tally;
 use crate::input;
-use crate::map::Bytes;
 use crate::output::stdout;
 use crate::progress::Printing;
 use crate::select::{Found, Window};
@@ -21,6 +20,7 @@ use cofi_analysis::diff::{
     DiffOptions, FileMatches, Level, Parting, ThreadDiff, ThreadPair, compare, match_threads,
 };
 use cofi_analysis::{FileCode, Summary, Tally};
+use cofi_file::Bytes;
 use cofi_session::{Session, Stream};
 use counts::Differences;
 use std::io::Write;

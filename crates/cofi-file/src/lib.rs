@@ -40,8 +40,11 @@ const CHUNK: usize = 1 << 17;
 const RESIDENT: usize = 512;
 
 /// The bytes of a file.
-pub(crate) enum Bytes {
+#[derive(Debug)]
+pub enum Bytes {
+    /// All of them, in memory.
     Read(Vec<u8>),
+    /// As many of them as are being read.
     Held(&'static Region),
 }
 
@@ -63,7 +66,10 @@ impl AsRef<[u8]> for Bytes {
 }
 
 /// Opens a file: a regular one of some size is held as far as it is being read, anything else is read to its end.
-pub(crate) fn file(path: &Path) -> io::Result<Bytes> {
+///
+/// # Errors
+/// When the file cannot be opened or read.
+pub fn file(path: &Path) -> io::Result<Bytes> {
     let mut file = File::open(path)?;
     let about = file.metadata()?;
     if about.is_file() && about.len() >= SMALLEST {
@@ -86,7 +92,8 @@ pub(crate) fn file(path: &Path) -> io::Result<Bytes> {
 }
 
 /// Puts pieces of files that are held one behind the other; none if a piece is not of such a file, or if it is not worth it.
-pub(crate) fn join(pieces: &[&[u8]]) -> Option<FileBytes> {
+#[must_use]
+pub fn join(pieces: &[&[u8]]) -> Option<FileBytes> {
     let len = pieces.iter().map(|piece| piece.len()).sum();
     if (len as u64) < SMALLEST {
         return None;
@@ -129,7 +136,7 @@ mod state {
 
 /// Reserved addresses. They stay so to the end of the process, since the handler may look at them at any time: a command opens few files.
 #[derive(Debug)]
-pub(crate) struct Region {
+pub struct Region {
     base: usize,
     len: usize,
     extents: Box<[Extent]>,
