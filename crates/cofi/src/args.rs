@@ -10,6 +10,7 @@ use crate::point::{Point, Span};
 use crate::rtit::RtitArgs;
 use crate::serve::ServeArgs;
 use crate::shell::{CompletionsArgs, ManualArgs};
+use crate::sql::SqlArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,8 @@ pub(crate) enum Command {
     Calls(CallsArgs),
     /// Write the calls in the format of another program: a flame graph, a timeline, a profile.
     Export(ExportArgs),
+    /// Answer statements of SQL about one or many recordings, by the program `cofi-sql`.
+    Sql(SqlArgs),
     /// How each thread ended: by what, in which calls, and what ran before.
     Last(LastArgs),
     /// The functions in which most ran: instructions by themselves and with what they called, calls and time.
@@ -685,7 +688,8 @@ pub(crate) struct CallsArgs {
 /// Arguments of `cofi export`.
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
-    /// The format: `folded`, `svg`, `speedscope`, `chrome`, `callgrind`, `firefox`, `perfetto`, `pprof`, `csv` or `lcov`.
+    /// The format: `folded`, `svg`, `speedscope`, `chrome`, `callgrind`, `firefox`, `perfetto`, `pprof`, `csv` or `lcov`;
+    /// or `parquet`, of one or many recordings, by the program `cofi-sql` (`cofi export --to parquet --help`).
     #[arg(long, value_name = "FORMAT")]
     pub(crate) to: ExportTo,
     /// The file to write; `-` is standard output.

@@ -46,6 +46,7 @@ mod shell;
 mod signals;
 mod size;
 mod source_text;
+mod sql;
 mod supervise;
 mod table;
 mod thread_tag;
@@ -71,6 +72,9 @@ pub(crate) enum Ended {
 }
 
 fn main() -> ExitCode {
+    if let Some(words) = sql::of_export(std::env::args_os()) {
+        return status_of(sql::export(&words));
+    }
     let cli = match args::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -97,6 +101,7 @@ fn main() -> ExitCode {
         args::Command::Export(args) => export::run(&args),
         args::Command::Last(args) => last::run(&args),
         args::Command::Top(args) => top::run(&args),
+        args::Command::Sql(args) => sql::run(&args),
         args::Command::Coverage(args) => coverage::run(&args),
         args::Command::Annotate(args) => annotate::run(&args),
         args::Command::Dap(args) => dap::run(&args),
@@ -114,6 +119,11 @@ fn main() -> ExitCode {
         args::Command::Completions(args) => shell::completions(&args),
         args::Command::Manual(args) => shell::manual(&args),
     };
+    status_of(result)
+}
+
+/// The exit status of how a command ended; says why it failed, if it did.
+fn status_of(result: anyhow::Result<Ended>) -> ExitCode {
     match result {
         Ok(Ended::Well) => ExitCode::SUCCESS,
         Ok(Ended::WithErrors) => ExitCode::from(1),

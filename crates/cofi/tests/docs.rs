@@ -250,7 +250,14 @@ fn questions() {
 #[test]
 fn commands_of_the_readme() {
     // They want another machine, or what is not there everywhere.
-    const NOT_HERE: [&str; 4] = ["--engine qemu", "--format rtit", "corpus/", "cofi machine"];
+    const NOT_HERE: [&str; 6] = [
+        "--engine qemu",
+        "--format rtit",
+        "corpus/",
+        "cofi machine",
+        "cofi sql",
+        "--to parquet",
+    ];
     let scratch = Scratch::new();
     let source = scratch.write("server.c", SERVER);
     if scratch.compile(&source, &["-O1", "-static"]).is_none() {

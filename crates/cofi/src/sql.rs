@@ -1,0 +1,105 @@
+//! `cofi sql` and `cofi export --to parquet`: what `cofi-sql` does, a program of its own, since the database in it is many times as large as all of Cofi.
+
+use crate::Ended;
+use anyhow::{Result, anyhow, bail};
+use clap::Args;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Arguments of `cofi sql`, which `cofi-sql` reads.
+#[derive(Args, Debug)]
+#[command(disable_help_flag = true)]
+pub(crate) struct SqlArgs {
+    /// What `cofi-sql sql` takes: options (`--json`, `--csv`, `-o FILE`, …; `--help` lists them), recordings, and the statement.
+    #[arg(
+        value_name = "FILE… [STATEMENT]",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    words: Vec<OsString>,
+}
+
+/// Runs `cofi sql`.
+pub(crate) fn run(args: &SqlArgs) -> Result<Ended> {
+    replace_by("sql", &args.words)
+}
+
+/// The words that are for `cofi-sql export`, if a command line is `cofi export --to parquet …`, which has other arguments than other formats.
+pub(crate) fn of_export(words: impl IntoIterator<Item = OsString>) -> Option<Vec<OsString>> {
+    let mut words = words.into_iter().skip(1);
+    if words.next()? != "export" {
+        return None;
+    }
+    let (mut others, mut is_parquet) = (Vec::new(), false);
+    while let Some(word) = words.next() {
+        let next = if word == "--to" { words.next() } else { None };
+        match next {
+            Some(format) if format == "parquet" => is_parquet = true,
+            Some(format) => others.extend([word, format]),
+            None if word == "--to=parquet" => is_parquet = true,
+            None => others.push(word),
+        }
+    }
+    is_parquet.then_some(others)
+}
+
+/// Runs `cofi export --to parquet`.
+pub(crate) fn export(words: &[OsString]) -> Result<Ended> {
+    replace_by("export", words)
+}
+
+/// Goes on as `cofi-sql`: only returns if that cannot be.
+fn replace_by(command: &str, words: &[OsString]) -> Result<Ended> {
+    let Some(program) = find() else {
+        bail!(
+            "{command}: this needs the program cofi-sql, which is not beside cofi nor on PATH: build it with `cargo build --release` in the \
+             folder sql of Cofi's source, and put it beside cofi"
+        );
+    };
+    let error = Command::new(&program).arg(command).args(words).exec();
+    Err(anyhow!("cannot run {}: {error}", program.display()))
+}
+
+/// Where the program is.
+fn find() -> Option<PathBuf> {
+    const NAME: &str = "cofi-sql";
+    let own = std::env::current_exe().ok();
+    let beside = own.as_deref().and_then(std::path::Path::parent);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = beside.map(PathBuf::from).into_iter();
+    let folders = folders.chain(std::env::split_paths(OsStr::new(&path)));
+    folders
+        .map(|folder| folder.join(NAME))
+        .find(|program| program.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn only_exports_to_parquet_are_passed_on() {
+        for line in [
+            "cofi export --to parquet -o out a.data b.data",
+            "cofi export -o out --to=parquet a.data b.data",
+        ] {
+            assert_eq!(of_export(words(line)), Some(words("-o out a.data b.data")));
+        }
+        for line in [
+            "cofi export --to csv -o out a.data",
+            "cofi export --to csv -o parquet a.data",
+            "cofi sql --to parquet a.data",
+            "cofi export --to",
+            "cofi",
+            "",
+        ] {
+            assert_eq!(of_export(words(line)), None, "{line}");
+        }
+    }
+}

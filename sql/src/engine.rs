@@ -1,0 +1,187 @@
+//! DataFusion with the tables of recordings, and with bounds to its memory.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, StringBuilder, UInt64Builder};
+use arrow::datatypes::{DataType, UInt64Type};
+use datafusion::common::{Result, exec_err, plan_err};
+use datafusion::dataframe::DataFrame;
+use datafusion::execution::memory_pool::FairSpillPool;
+use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::logical_expr::{ColumnarValue, Volatility, create_udf};
+use datafusion::prelude::{SQLOptions, SessionConfig, SessionContext};
+use datafusion::sql::parser::{DFParser, Statement};
+
+use crate::functions::{self, Function};
+use crate::recording::Recording;
+use crate::scan::Provider;
+use crate::table::Table;
+use crate::tables;
+
+/// What bounds a query.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// So many bytes may sorting, joining and grouping hold; beyond that they write to files.
+    pub memory: usize,
+    /// The folder for these files; the system's if it is not given.
+    pub spill_folder: Option<PathBuf>,
+    /// By how many threads; as many as there are processors if it is not given.
+    pub threads: Option<usize>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            memory: 1 << 30,
+            spill_folder: None,
+            threads: None,
+        }
+    }
+}
+
+/// Answers statements about recordings.
+pub struct Engine {
+    context: SessionContext,
+}
+
+impl Engine {
+    /// With the tables of these recordings.
+    ///
+    /// # Errors
+    /// When the folder for files cannot be had.
+    pub fn new(recordings: &[Arc<Recording>], options: &EngineOptions) -> Result<Self> {
+        let mut runtime =
+            RuntimeEnvBuilder::new().with_memory_pool(Arc::new(FairSpillPool::new(options.memory)));
+        if let Some(folder) = &options.spill_folder {
+            runtime = runtime.with_temp_file_path(folder);
+        }
+        let mut config = SessionConfig::new().with_information_schema(true);
+        if let Some(threads) = options.threads {
+            config = config.with_target_partitions(threads.max(1));
+        }
+        let context = SessionContext::new_with_config_rt(config, runtime.build_arc()?);
+        let recordings: Arc<[Arc<Recording>]> = recordings.into();
+        for table in tables::all() {
+            let name = table.name();
+            context.register_table(name, Arc::new(Provider::new(table, recordings.clone())))?;
+        }
+        for function in functions::all() {
+            let name = function.name();
+            context.register_udtf(name, Arc::new(Function::new(function, recordings.clone())));
+        }
+        context.register_udf(create_udf(
+            "address",
+            vec![DataType::Utf8],
+            DataType::UInt64,
+            Volatility::Immutable,
+            Arc::new(address),
+        ));
+        context.register_udf(create_udf(
+            "hex",
+            vec![DataType::UInt64],
+            DataType::Utf8,
+            Volatility::Immutable,
+            Arc::new(hex),
+        ));
+        Ok(Self { context })
+    }
+
+    /// DataFusion's own view of it.
+    #[must_use]
+    pub const fn context(&self) -> &SessionContext {
+        &self.context
+    }
+
+    /// Plans a statement. Only such are taken as read: what would write a file or change a table is an error.
+    ///
+    /// # Errors
+    /// When the statement is wrong.
+    pub async fn run(&self, statement: Statement) -> Result<DataFrame> {
+        let plan = self.context.state().statement_to_plan(statement).await?;
+        let reads = SQLOptions::new()
+            .with_allow_ddl(false)
+            .with_allow_dml(false)
+            .with_allow_statements(false);
+        reads.verify_plan(&plan)?;
+        self.context.execute_logical_plan(plan).await
+    }
+
+    /// Plans a text that is one statement, as [`run`](Self::run) does.
+    ///
+    /// # Errors
+    /// When it is wrong, or not one.
+    pub async fn query(&self, text: &str) -> Result<DataFrame> {
+        let mut statements = parse(text)?;
+        match (statements.pop(), statements.is_empty()) {
+            (Some(statement), true) => self.run(statement).await,
+            _ => plan_err!("expected one statement"),
+        }
+    }
+
+    /// The rows of a table, all of them.
+    ///
+    /// # Errors
+    /// When there is no such table.
+    pub async fn table(&self, table: &dyn Table) -> Result<DataFrame> {
+        self.context.table(table.name()).await
+    }
+}
+
+/// The statements of a text, which stand apart by semicolons.
+///
+/// # Errors
+/// When the text is no SQL.
+pub fn parse(text: &str) -> Result<Vec<Statement>> {
+    Ok(DFParser::parse_sql(text)?.into())
+}
+
+/// `address('0x401000')`: the number that a text in hexadecimal (with `0x`) or decimal is.
+fn address(arguments: &[ColumnarValue]) -> Result<ColumnarValue> {
+    let array = first(arguments)?;
+    let mut numbers = UInt64Builder::with_capacity(array.len());
+    for text in array.as_string::<i32>() {
+        let Some(text) = text else {
+            numbers.append_null();
+            continue;
+        };
+        let number = match text.trim().strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16),
+            None => text.trim().parse(),
+        };
+        match number {
+            Ok(number) => numbers.append_value(number),
+            Err(error) => return exec_err!("address('{text}'): {error}"),
+        }
+    }
+    same_shape(arguments, Arc::new(numbers.finish()))
+}
+
+/// `hex(ip)`: an address as `cofi` writes it.
+fn hex(arguments: &[ColumnarValue]) -> Result<ColumnarValue> {
+    let array = first(arguments)?;
+    let mut texts = StringBuilder::new();
+    for number in array.as_primitive::<UInt64Type>() {
+        texts.append_option(number.map(|number| format!("{number:#x}")));
+    }
+    same_shape(arguments, Arc::new(texts.finish()))
+}
+
+fn first(arguments: &[ColumnarValue]) -> Result<ArrayRef> {
+    match arguments.first() {
+        Some(ColumnarValue::Array(array)) => Ok(array.clone()),
+        Some(ColumnarValue::Scalar(value)) => value.to_array(),
+        None => exec_err!("an argument is missing"),
+    }
+}
+
+/// A constant of a constant, so that it is worked out once.
+fn same_shape(arguments: &[ColumnarValue], array: ArrayRef) -> Result<ColumnarValue> {
+    match arguments.first() {
+        Some(ColumnarValue::Scalar(_)) => {
+            let value = datafusion::common::ScalarValue::try_from_array(&array, 0)?;
+            Ok(ColumnarValue::Scalar(value))
+        }
+        _ => Ok(ColumnarValue::Array(array)),
+    }
+}

@@ -1,0 +1,247 @@
+//! The parts of a stream that are decoded apart, with the times that they may have.
+//!
+//! A stream is cut at PSBs, always at the same ones, so that a row is the same whatever else is decoded: its time is what packets tell from the
+//! beginning of its part on. To know which parts may hold a time, their timing packets are read once (and no code), and what they tell is kept.
+
+use std::ops::{Range, RangeInclusive};
+
+use cofi_analysis::{SegmentStart, StreamClock, segments};
+use cofi_flow::{FlowConfig, TraceFormat};
+use cofi_packet::intel::Packets;
+use cofi_packet::{StreamOffset, Tsc};
+use cofi_session::{Session, Stream};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, OnceLock};
+
+use crate::limits::Limits;
+use crate::recording::Recording;
+use crate::table::{Unit, Units};
+
+/// Parts have about so many bytes at least, and there are no more than so many of a stream.
+const LEAST: usize = 4 << 10;
+const MOST_PARTS: usize = 4096;
+
+/// From which time to which the rows of a part are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Times {
+    /// No packet tells the time.
+    None,
+    /// In ticks of the time stamp counter.
+    Known(u64, u64),
+    /// That is not known before it is decoded.
+    Any,
+}
+
+/// The parts of a stream.
+#[derive(Debug)]
+pub(crate) struct StreamParts {
+    /// Where each begins.
+    starts: Vec<StreamOffset>,
+    times: OnceLock<Vec<Times>>,
+}
+
+impl StreamParts {
+    /// Of a stream that is not there.
+    pub(crate) const fn none() -> Self {
+        Self {
+            starts: Vec::new(),
+            times: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn of(session: &Session<'_>, stream: &Stream<'_>) -> Self {
+        let size = (stream.len() / MOST_PARTS).max(LEAST);
+        // What a processor's stream is about follows from what stands before.
+        let starts = match (stream.key().cpu(), NonZeroUsize::new(size)) {
+            (None, Some(size)) => {
+                let parts = segments(session, stream, size, SegmentStart::Traced);
+                parts.into_iter().map(|part| part.start).collect()
+            }
+            _ => vec![StreamOffset(0)],
+        };
+        Self {
+            starts,
+            times: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// Where a part begins and the next one does.
+    fn range(&self, part: usize) -> Range<StreamOffset> {
+        let at = |part: usize| self.starts.get(part).copied();
+        at(part).unwrap_or_default()..at(part + 1).unwrap_or(StreamOffset(u64::MAX))
+    }
+
+    /// The part that holds a byte of the stream.
+    pub(crate) fn part_at(&self, offset: StreamOffset) -> usize {
+        let behind = self.starts.partition_point(|start| *start <= offset);
+        behind.saturating_sub(1)
+    }
+
+    /// Where a part begins.
+    pub(crate) fn start(&self, part: usize) -> StreamOffset {
+        self.range(part).start
+    }
+
+    /// From which time to which the rows of a part are, in ticks, if its packets tell.
+    pub(crate) fn times_of(
+        &self,
+        part: usize,
+        stream: &Stream<'_>,
+        config: &FlowConfig,
+    ) -> Option<(u64, u64)> {
+        match self.times(stream, config).get(part)? {
+            Times::Known(least, most) => Some((*least, *most)),
+            Times::None | Times::Any => None,
+        }
+    }
+
+    fn times(&self, stream: &Stream<'_>, config: &FlowConfig) -> &[Times] {
+        self.times.get_or_init(|| {
+            let parts = 0..self.count();
+            parts
+                .map(|part| times_of(stream.bytes(), self.range(part), config))
+                .collect()
+        })
+    }
+
+    /// From which part to which rows within the limits may be; none if there are none.
+    fn within(
+        &self,
+        recording: &Recording,
+        stream: &Stream<'_>,
+        limits: &Limits,
+    ) -> Option<Range<usize>> {
+        let session = recording.session();
+        let (by_tsc, by_time) = (limits.range("tsc"), limits.range("time_ns"));
+        let mut parts = 0..self.count();
+        if let Some(offsets) = limits.range("stream_offset") {
+            let at = |offset: i128| StreamOffset(u64::try_from(offset.max(0)).unwrap_or(u64::MAX));
+            if offsets.is_empty() {
+                return None;
+            }
+            parts = self.part_at(at(*offsets.start()))..self.part_at(at(*offsets.end())) + 1;
+        }
+        if by_tsc.is_some() || by_time.is_some() {
+            let times = self.times(stream, &session.flow_config());
+            let may_hold = |part: &usize| {
+                let (least, most) = match times.get(*part) {
+                    Some(Times::Known(least, most)) => (*least, *most),
+                    Some(Times::Any) => return true,
+                    Some(Times::None) | None => return false,
+                };
+                let overlaps = |wanted: &RangeInclusive<i128>, least: u64, most: u64| {
+                    *wanted.start() <= most.into() && *wanted.end() >= least.into()
+                };
+                let nanoseconds = |tsc| recording.nanoseconds(Some(Tsc(tsc)));
+                let by_time = by_time.as_ref().is_none_or(|wanted| {
+                    match (nanoseconds(least), nanoseconds(most)) {
+                        // (Perf's arithmetic wraps.)
+                        (Some(least), Some(most)) => least > most || overlaps(wanted, least, most),
+                        _ => false,
+                    }
+                });
+                by_time && by_tsc.as_ref().is_none_or(|w| overlaps(w, least, most))
+            };
+            let first = parts.clone().find(may_hold)?;
+            let last = parts.rev().find(may_hold)?;
+            parts = first..last + 1;
+        }
+        (!parts.is_empty()).then_some(parts)
+    }
+}
+
+/// From which time to which the rows of a part are, by the packets that tell the time.
+fn times_of(bytes: &[u8], range: Range<StreamOffset>, config: &FlowConfig) -> Times {
+    if config.format != TraceFormat::IntelPt {
+        // RTIT's times are known to who has read all that stands before.
+        return Times::Any;
+    }
+    let mut clock = StreamClock::new(bytes, range.start, config);
+    let mut times = Times::None;
+    for item in Packets::starting_at(bytes, range.start) {
+        // Where bytes form no packet, what the flow makes of the time is not told by them alone.
+        let Ok(located) = item else {
+            return Times::Any;
+        };
+        if located.offset >= range.end {
+            break;
+        }
+        if let Some(Tsc(now)) = clock.at(located.offset).0 {
+            times = match times {
+                Times::Known(least, most) => Times::Known(least.min(now), most.max(now)),
+                _ => Times::Known(now, now),
+            };
+        }
+    }
+    times
+}
+
+/// The parts of all streams that may hold rows within the limits, those of a stream that follow each other as one.
+pub(super) fn units(recording: &Arc<Recording>, limits: &Limits) -> Units {
+    let mut units = Units::default();
+    let all = Units::streams(recording, &Limits::default()).list;
+    let wanted = Units::streams(recording, limits).list;
+    for unit in all {
+        let Some((index, stream)) = unit.stream.zip(unit.stream()) else {
+            continue;
+        };
+        let parts = recording.parts(index);
+        let is_wanted = wanted.iter().any(|unit| unit.stream == Some(index));
+        let within = is_wanted
+            .then(|| parts.within(recording, stream, limits))
+            .flatten();
+        let Some(within) = within else {
+            units.skipped += parts.count();
+            continue;
+        };
+        // What runs at the end of a part may be told by the PSB+ with which the next begins.
+        let first = within.start.saturating_sub(1);
+        units.skipped += parts.count() - (within.end - first);
+        let end = parts.range(within.end - 1).end;
+        units.list.push(Unit {
+            range: parts.start(first)..end,
+            parts: within.end - first,
+            ..unit.clone()
+        });
+    }
+    units
+}
+
+/// The time at places of a stream that come one after the other, as each part tells it.
+pub(super) struct PartClock<'s> {
+    parts: &'s StreamParts,
+    bytes: &'s [u8],
+    config: FlowConfig,
+    clock: StreamClock<'s>,
+    /// The part in which the clock is.
+    part: usize,
+}
+
+impl<'s> PartClock<'s> {
+    pub(super) fn new(unit: &'s Unit, stream: &'s Stream<'_>, parts: &'s StreamParts) -> Self {
+        let config = unit.recording.session().flow_config();
+        let part = parts.part_at(unit.range.start);
+        let bytes = stream.bytes();
+        Self {
+            clock: StreamClock::new(bytes, parts.start(part), &config),
+            parts,
+            bytes,
+            config,
+            part,
+        }
+    }
+
+    /// The time when the packet at `offset` was made.
+    pub(super) fn at(&mut self, offset: StreamOffset) -> Option<Tsc> {
+        let part = self.parts.part_at(offset).max(self.part);
+        if part != self.part {
+            self.part = part;
+            self.clock = StreamClock::new(self.bytes, self.parts.start(part), &self.config);
+        }
+        self.clock.at(offset).0
+    }
+}

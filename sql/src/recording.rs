@@ -1,0 +1,232 @@
+//! Recordings that are open, and what is worked out of one once for all tables.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use cofi_analysis::{CheckOptions, StreamCheck, Summary, Tally};
+use cofi_image::Kallsyms;
+use cofi_packet::Tsc;
+use cofi_session::{OwnedSession, Session, SessionError, SessionOptions, Stream, TraceFormat};
+use thiserror::Error;
+
+use crate::functions::StreamParts;
+
+/// Why a recording cannot be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {error}", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// It is no trace, or something that belongs to it cannot be had.
+    #[error("{}: {error}", .path.display())]
+    Session {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: SessionError,
+    },
+    /// It is of a kind that only the command `cofi` reads.
+    #[error("{}: {what}", .path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// What it is, and what to do.
+        what: &'static str,
+    },
+    /// The packets are missing.
+    #[error("{} holds no trace", .path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Two recordings have one name.
+    #[error("{name} is given twice")]
+    Twice {
+        /// The name.
+        name: String,
+    },
+}
+
+/// What is the same for all recordings that are opened.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// The format, if it is not to be recognised.
+    pub format: Option<TraceFormat>,
+    /// ELF files, as `--elf` has them.
+    pub elf: Vec<cofi_image::ElfSpec>,
+    /// Raw code, as `--raw` has it.
+    pub raw: Vec<cofi_image::RawSpec>,
+    /// Further folders in which to look for files of code.
+    pub folders: Vec<PathBuf>,
+}
+
+/// A recording.
+#[derive(Debug)]
+pub struct Recording {
+    name: String,
+    size: u64,
+    session: OwnedSession,
+    summary: OnceLock<Summary>,
+    checks: OnceLock<Vec<StreamCheck>>,
+    parts: Vec<OnceLock<StreamParts>>,
+}
+
+/// The file that holds the trace: `perf record --kcore` makes a folder, and so does LLDB.
+fn inside(path: &Path) -> PathBuf {
+    let names = ["data", "trace.json"].map(|name| path.join(name));
+    let found = names
+        .into_iter()
+        .find(|name| path.is_dir() && name.is_file());
+    found.unwrap_or_else(|| path.into())
+}
+
+/// The names of the kernel's functions beside a trace. A list that is of no use is no reason not to read the trace.
+fn kernel_names(folders: &[PathBuf]) -> Option<Arc<Kallsyms>> {
+    let texts = folders
+        .iter()
+        .filter_map(|folder| std::fs::read(folder.join("kallsyms")).ok());
+    let mut parsed = texts.filter_map(|text| Kallsyms::parse(&text).ok());
+    parsed.next().map(Arc::new)
+}
+
+impl Recording {
+    /// Opens a recording, whose name in the tables is the path as it is given.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is no trace, or holds no packets.
+    pub fn open(path: &Path, how: &OpenOptions) -> Result<Self, OpenError> {
+        let file = inside(path);
+        if path.join("data.0").is_file() {
+            return Err(OpenError::Unsupported {
+                path: path.into(),
+                what: "`perf record --threads` writes several files, which are not read; record without it",
+            });
+        }
+        let bytes = cofi_file::file(&file).map_err(|error| OpenError::Read {
+            path: file.clone(),
+            error,
+        })?;
+        // (An archive of `cofi archive` is a tar file whose first member is its manifest.)
+        if bytes.get(257..262) == Some(b"ustar".as_slice()) {
+            return Err(OpenError::Unsupported {
+                path: path.into(),
+                what: "archives are not read here; unpack it (`tar -xf`), or give the recording itself",
+            });
+        }
+        let mut options = SessionOptions::beside(path);
+        options.path = Some(file);
+        options.format = how.format;
+        options.elf.clone_from(&how.elf);
+        options.raw.clone_from(&how.raw);
+        options.folders.extend(how.folders.iter().cloned());
+        options.kernel_names = kernel_names(&options.folders);
+        options.open = Some(|path| Ok(Arc::new(cofi_file::file(path)?)));
+        options.join = Some(cofi_file::join);
+        let size = bytes.len() as u64;
+        let session =
+            OwnedSession::of(Arc::new(bytes), &options).map_err(|error| OpenError::Session {
+                path: path.into(),
+                error,
+            })?;
+        if session.streams().iter().all(Stream::is_empty) {
+            return Err(OpenError::Empty { path: path.into() });
+        }
+        Ok(Self {
+            name: path.to_string_lossy().into_owned(),
+            size,
+            parts: session.streams().iter().map(|_| OnceLock::new()).collect(),
+            session,
+            summary: OnceLock::new(),
+            checks: OnceLock::new(),
+        })
+    }
+
+    /// Opens several, each of which has another name.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open), and when one is given twice.
+    pub fn open_all(paths: &[PathBuf], how: &OpenOptions) -> Result<Vec<Arc<Self>>, OpenError> {
+        let mut all: Vec<Arc<Self>> = Vec::new();
+        for path in paths {
+            let recording = Self::open(path, how)?;
+            if all.iter().any(|known| known.name == recording.name) {
+                let name = recording.name;
+                return Err(OpenError::Twice { name });
+            }
+            all.push(Arc::new(recording));
+        }
+        Ok(all)
+    }
+
+    /// Its name in the tables.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many bytes the file has.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// What is known of it before anything is decoded.
+    #[must_use]
+    pub fn session(&self) -> &Session<'_> {
+        self.session.session()
+    }
+
+    /// A moment in nanoseconds, where the recording says how to convert.
+    #[must_use]
+    pub fn nanoseconds(&self, tsc: Option<Tsc>) -> Option<u64> {
+        Some(self.session().time_conversion()?.time_of(tsc?)?.0)
+    }
+
+    /// So many ticks in nanoseconds, where the recording says how to convert.
+    #[must_use]
+    pub fn lasted(&self, ticks: Option<u64>) -> Option<u64> {
+        let conversion = self.session().time_conversion()?;
+        let (end, begin) = (
+            conversion.time_of(Tsc(ticks?))?,
+            conversion.time_of(Tsc(0))?,
+        );
+        Some(end.0.wrapping_sub(begin.0))
+    }
+
+    /// The parts of a stream that can be decoded apart.
+    pub(crate) fn parts(&self, stream: usize) -> &StreamParts {
+        static NONE: StreamParts = StreamParts::none();
+        let session = self.session();
+        match (self.parts.get(stream), session.streams().get(stream)) {
+            (Some(parts), Some(stream)) => parts.get_or_init(|| StreamParts::of(session, stream)),
+            _ => &NONE,
+        }
+    }
+
+    /// What `cofi report` counts: all is decoded when it is asked for first, by so many threads.
+    pub fn summary(&self, threads: NonZeroUsize) -> &Summary {
+        self.summary.get_or_init(|| {
+            let session = self.session();
+            let streams: Vec<_> = session.streams().iter().collect();
+            let mut tally = Tally::new();
+            tally.add_all(session, &streams, threads, &|_| {});
+            tally.finish()
+        })
+    }
+
+    /// What `cofi check` finds in each stream: all is decoded when it is asked for first, by so many threads.
+    pub fn checks(&self, threads: NonZeroUsize) -> &[StreamCheck] {
+        self.checks.get_or_init(|| {
+            let mut options = CheckOptions::default();
+            options.threads = threads;
+            cofi_analysis::check(self.session(), options, &|_| {})
+        })
+    }
+}
