@@ -60,6 +60,10 @@ impl Engine {
         if let Some(threads) = options.threads {
             config = config.with_target_partitions(threads.max(1));
         }
+        // What each sort keeps for merging what it has written must fit, however little memory there is.
+        let share = options.memory / (16 * config.target_partitions());
+        let reserved = share.min(config.options().execution.sort_spill_reservation_bytes);
+        let config = config.with_sort_spill_reservation_bytes(reserved);
         let context = SessionContext::new_with_config_rt(config, runtime.build_arc()?);
         let recordings: Arc<[Arc<Recording>]> = recordings.into();
         for table in tables::all() {

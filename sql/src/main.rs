@@ -12,6 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use cofi_sql::{Engine, Form, OutputError, Recording, export, parse, tables_named, write};
+use datafusion::error::DataFusionError;
 
 use crate::args::{Cli, Command, ExportArgs, SqlArgs};
 
@@ -56,9 +57,25 @@ fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(error) if is_closed_pipe(&error) => ExitCode::from(status::WELL),
         Err(error) => {
-            tell(&format!("{error:#}"));
+            tell(&sentence(&error));
             ExitCode::from(status::FAILED)
         }
+    }
+}
+
+/// What went wrong, in a sentence. DataFusion's errors have all that led to them around them, some of it twice.
+fn sentence(error: &anyhow::Error) -> String {
+    let query = error.chain().find_map(|cause| {
+        let output = cause.downcast_ref::<OutputError>();
+        let of_output = output.and_then(OutputError::query);
+        of_output.or_else(|| cause.downcast_ref::<DataFusionError>())
+    });
+    match query.map(DataFusionError::find_root) {
+        Some(DataFusionError::ResourcesExhausted(what)) => {
+            format!("the statement needs more memory than --memory says: {what}")
+        }
+        Some(root) => root.strip_backtrace().replace('\n', " "),
+        None => format!("{error:#}"),
     }
 }
 

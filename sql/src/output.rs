@@ -65,6 +65,15 @@ pub enum OutputError {
 }
 
 impl OutputError {
+    /// What the query failed with, if it did.
+    #[must_use]
+    pub fn query(&self) -> Option<&DataFusionError> {
+        match self {
+            Self::Query(error) => Some(error),
+            _ => None,
+        }
+    }
+
     /// Whether the reader of the output went away, which is no error of ours.
     #[must_use]
     pub fn is_closed_pipe(&self) -> bool {

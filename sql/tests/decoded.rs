@@ -23,7 +23,9 @@ fn functions_decode_what_the_commands_list() {
         packet_stats(file);
     }
     arguments(&recorded.whole);
-    parts(&recorded.long());
+    let long = recorded.long();
+    parts(&long);
+    little_memory(&long);
 }
 
 fn tids(file: &Path) -> Vec<u64> {
@@ -196,6 +198,52 @@ fn arguments(file: &Path) {
         assert_eq!(output.status.code(), Some(2), "{from}: {said}");
         assert!(said.contains(sentence), "{from}: {said}");
     }
+}
+
+/// Sorting more than may be held in memory writes to files, and comes to the same.
+fn little_memory(file: &Path) {
+    let sorted = "SELECT count(*) AS n, sum(n % 1000 * (ip % 1000)) AS sum FROM (
+        SELECT ip, row_number() OVER (ORDER BY tsc DESC, ip, seq, function) AS n FROM instructions())";
+    let folder = tempfile::tempdir().expect("a folder");
+    let spill = folder.path().display().to_string();
+    let of = |memory: &str| {
+        let words = [
+            "sql",
+            "--json",
+            "--spill",
+            spill.as_str(),
+            "--memory",
+            memory,
+        ];
+        let output = cofi_sql(&words, &[file], sorted);
+        (output.status.code(), output.stdout, output.stderr)
+    };
+    let (status, wanted, _) = of("4096");
+    assert_eq!(status, Some(0));
+    let (status, told, said) = of("24");
+    assert_eq!(
+        (status, told),
+        (Some(0), wanted),
+        "{}",
+        String::from_utf8_lossy(&said)
+    );
+    // It had to: more was held than is allowed.
+    let explained = format!("EXPLAIN ANALYZE {sorted}");
+    let words = ["sql", "--csv", "--spill", spill.as_str(), "--memory", "24"];
+    let plan = cofi_sql(&words, &[file], &explained).stdout;
+    let plan = String::from_utf8(plan).expect("UTF-8");
+    let has_spilled = |part: &str| part.starts_with(|digit: char| ('1'..='9').contains(&digit));
+    assert!(
+        plan.split("spill_count=").skip(1).any(has_spilled),
+        "{plan}"
+    );
+    // With next to nothing it is said what is missing.
+    let (status, _, said) = of("0");
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("more memory than --memory says"), "{said}");
+    let left = std::fs::read_dir(folder.path()).expect("a folder");
+    assert_eq!(left.count(), 0, "files are left");
 }
 
 /// How many parts a statement decoded, and how many it left out.
