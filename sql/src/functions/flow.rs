@@ -156,6 +156,7 @@ fn fill(unit: &Unit, out: &mut Outlet, by_blocks: bool) {
         place: None,
         wants_place,
         last: (StreamOffset(u64::MAX), 0),
+        time: (None, None),
         open: None,
         by_blocks,
         out,
@@ -213,17 +214,22 @@ struct Maker<'a> {
     wants_place: bool,
     /// The offset of the last row, and how many there are with it.
     last: (StreamOffset, u64),
+    /// The time of that packet, and the same in nanoseconds.
+    time: (Option<u64>, Option<u64>),
     open: Option<Open>,
     by_blocks: bool,
     out: &'a mut Outlet,
 }
 
 impl Maker<'_> {
-    /// The number of a row among those with its offset.
+    /// The number of a row among those with its offset. Of the first of them its time is found, too.
     fn seq(&mut self, offset: StreamOffset) -> u64 {
-        match self.last.0 == offset {
-            true => self.last.1 += 1,
-            false => self.last = (offset, 0),
+        if self.last.0 == offset {
+            self.last.1 += 1;
+        } else {
+            self.last = (offset, 0);
+            let tsc = self.clock.at(offset);
+            self.time = (tsc.map(|tsc| tsc.0), self.unit.recording.nanoseconds(tsc));
         }
         self.last.1
     }
@@ -302,7 +308,7 @@ impl Maker<'_> {
 
     fn put(&mut self, what: &Row<'_>, place: Option<u32>, offset: StreamOffset) {
         let seq = self.seq(offset);
-        let tsc = self.clock.at(offset);
+        let (tsc, time) = self.time;
         let Self {
             unit,
             key,
@@ -316,8 +322,8 @@ impl Maker<'_> {
             head(row, unit, *key, task.tid)
                 .number(offset.0)
                 .number(seq)
-                .number(tsc.map(|tsc| tsc.0))
-                .number(unit.recording.nanoseconds(tsc))
+                .number(tsc)
+                .number(time)
                 .address(what.ip.map(|ip| ip.0));
             if *by_blocks {
                 row.address(what.last.map(|ip| ip.0));
