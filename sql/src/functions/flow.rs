@@ -64,7 +64,7 @@ const INSTRUCTIONS: &[Column] = &[
     number("length", "its length in bytes"),
     text(
         "class",
-        "what it does to the flow: `other`, `conditional`, `call`, …",
+        "what it does to the flow: `other`, `conditional`, `direct_call`, …",
     ),
     FUNCTION,
     FILE,

@@ -34,7 +34,7 @@ const COLUMNS: &[Column] = &[
     address("last_ip", "the address of its last instruction"),
     text(
         "class",
-        "what its last instruction does to the flow: `conditional`, `call`, `return`, …",
+        "what its last instruction does to the flow: `conditional`, `indirect_call`, `return`, …",
     ),
     number("count", "how often it ran"),
     number(
