@@ -75,9 +75,10 @@ fn a_program_that_was_built_anew_is_not_taken_for_the_one_that_ran() {
         "{}",
         after.stderr
     );
+    let none: [u64; 0] = [];
     assert_eq!(
         common::addresses(&after.stdout),
-        [],
+        none,
         "no instruction of another program"
     );
     let forced = insn(&["--ignore-build-ids"]);
