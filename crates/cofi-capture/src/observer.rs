@@ -162,8 +162,8 @@ pub trait Observer {
     fn enter_kernel(&mut self, tid: Pid, entry: Entry);
     /// Tracing is about to change something for the program that is not the trace's own.
     fn notice(&mut self, _notice: Notice) {}
-    /// Has `tell` tell what these threads do, of each by the lane at its place, if it likes of several at the same time; or returns `false`,
-    /// and nothing is told. That is for speed: what a lane takes, the observer takes as well.
+    /// Calls `tell` once with a [`Lane`] for each of these threads, which are different ones, in their order; or returns `false`, and does not
+    /// call it. Lanes may be used at the same time. What a lane is told, the observer could have been told: this is for speed alone.
     fn apart(&mut self, tids: &[Pid], tell: &mut dyn FnMut(&mut [&mut (dyn Lane + Send)])) -> bool {
         let _ = (tids, tell);
         false

@@ -8,6 +8,7 @@ use cofi_capture::ptrace::Outcome;
 use cofi_capture::qemu::{Qemu, Unknown};
 use common::{BARE, Event, Flow, Program, qemu, trace_under_qemu};
 use std::process::{Command, Stdio};
+use std::thread::available_parallelism;
 
 const STATIC: &[&str] = &["-static", "-pthread"];
 const THREADS: &[&str] = &["-pthread"];
@@ -240,6 +241,30 @@ fn killed_by_a_signal() {
         assert_eq!(outcome, Outcome::Signaled(signal), "{name}");
         assert!(flow.breaches.is_empty(), "{name}: {:#x?}", flow.breaches);
         assert_eq!((unknown.cut, unknown.unexplained), (cut, 0), "{name}");
+    }
+}
+
+#[test]
+fn threads_that_run_at_a_time() {
+    /// As in the program.
+    const ROUNDS: usize = 60_000;
+    let Some(qemu) = qemu() else { return };
+    let program = Program::build("qemu-busy", "busy.c", STATIC);
+    let step = program.symbol("step");
+    let run = || {
+        let flow = same(&qemu, &program, &[]);
+        assert_eq!(flow.threads.len(), 4);
+        // Each did all that it does, and nothing twice.
+        for tid in &flow.order[1..] {
+            assert_eq!(flow.threads[tid].count(step), ROUNDS, "thread {tid}");
+        }
+        flow.apart
+    };
+    if available_parallelism().is_ok_and(|count| count.get() > 1) {
+        // A program that is slow for once has told little of each when somebody looks.
+        assert!((0..20).any(|_| run() > 0), "never told of at the same time");
+    } else {
+        assert_eq!(run(), 0);
     }
 }
 

@@ -127,9 +127,8 @@ impl<'b, 's> Builder<'b, 's> {
         let threads = self.options.threads;
         let streams = self.session.streams();
         let mut results: HashMap<usize, Built> = HashMap::new();
-        let share = self.bytes / threads.get() as u64;
-        // Two thirds of all, for two threads: of others, it takes less time to follow the calls side by side.
-        let is_long = |stream: &Stream<'_>| stream.len() as u64 * 3 > share * 4;
+        // Two thirds of all: of others, it takes less time to follow the calls side by side.
+        let is_long = |stream: &Stream<'_>| stream.len() as u64 * 3 > self.bytes * 2;
         for (number, stream) in streams.iter().enumerate() {
             if is_long(stream) {
                 results.insert(number, self.row(number, stream, threads)?);

@@ -110,14 +110,23 @@ impl Waiting {
         self.records.get(self.told..).unwrap_or_default()
     }
 
-    /// Takes as many more as it takes for `most` to wait.
-    fn fill(&mut self, shared: &Shared, slot: usize, most: usize) {
+    /// Takes as many more as it takes for `most` to wait; whether any do.
+    fn fill(&mut self, shared: &Shared, slot: usize, most: usize) -> bool {
         let missing = most.saturating_sub(self.left().len());
-        if missing > 0 && shared.waiting(slot) > 0 {
-            self.records.drain(..self.told);
-            self.told = 0;
+        if missing > 0 && shared.in_ring(slot) > 0 {
+            // What is left moves to the front, and so does no record often.
+            if self.told >= self.records.len() / 2 {
+                self.records.drain(..self.told);
+                self.told = 0;
+            }
             shared.take(slot, &mut self.records, missing);
         }
+        let any = !self.left().is_empty();
+        if !any && self.records.capacity() > TURN {
+            // It has told much, and may never again.
+            *self = Self::default();
+        }
+        any
     }
 }
 
@@ -229,7 +238,7 @@ impl Engine<'_> {
             }
             if over {
                 // What was told until now. Others may go on without end.
-                let most = layout::RECORDS / TURN + 1;
+                let most = (layout::RECORDS + LONG_TURN) / TURN + 1;
                 let _ = (0..most).all(|_| self.take_turns() != 0);
                 return Ok(());
             }
@@ -423,8 +432,8 @@ impl Engine<'_> {
 
     /// Gives those that have much to tell a long turn, all at the same time, if there are several; how many records there were.
     fn take_turns_apart(&mut self) -> usize {
-        let busy: usize = self.processes.values().map(Process::busy).sum();
-        if busy < 2 {
+        let busy = || self.processes.values().map(Process::busy).sum::<usize>();
+        if !self.workers.are_several() || busy() < 2 {
             return 0;
         }
         let jobs = self.processes.values_mut().flat_map(Process::jobs);
@@ -504,13 +513,13 @@ impl Process {
         }
     }
 
-    /// How many of its threads have told more than they may in one turn.
+    /// How many of its threads have told so much that it takes a turn of its own.
     fn busy(&self) -> usize {
-        let is_busy = |slot: &&usize| self.shared.waiting(**slot) >= TURN;
+        let is_busy = |slot: &&usize| self.shared.in_ring(**slot) >= TURN;
         self.threads.keys().filter(is_busy).count()
     }
 
-    /// What these threads have told.
+    /// What these threads are to do.
     fn jobs(&mut self) -> Vec<Job<'_>> {
         let (shared, blocks) = (&self.shared, &self.blocks);
         let mut waiting = self.waiting.iter_mut();
@@ -519,13 +528,12 @@ impl Process {
             .filter_map(|(slot, thread)| {
                 // Both are in the order of slots.
                 let (_, waiting) = waiting.find(|(of, _)| *of == slot)?;
-                (shared.waiting(*slot) >= TURN).then(|| {
-                    waiting.fill(shared, *slot, LONG_TURN);
-                    Job {
-                        thread,
-                        blocks,
-                        waiting,
-                    }
+                (shared.in_ring(*slot) >= TURN).then_some(Job {
+                    shared,
+                    slot: *slot,
+                    thread,
+                    blocks,
+                    waiting,
                 })
             })
             .collect()
@@ -549,8 +557,18 @@ impl Process {
             0
         });
         for slot in 0..used {
-            let mut waiting = self.waiting.remove(&slot).unwrap_or_default();
-            waiting.fill(&self.shared, slot, TURN);
+            // Most threads of a large process have nothing to tell.
+            if !self
+                .waiting
+                .entry(slot)
+                .or_default()
+                .fill(&self.shared, slot, TURN)
+            {
+                continue;
+            }
+            let Some(mut waiting) = self.waiting.remove(&slot) else {
+                continue;
+            };
             let left = waiting.left();
             let turn = &left[..left.len().min(TURN)];
             let told = turn.len() - self.take(slot, turn, observer, code, unknown).len();

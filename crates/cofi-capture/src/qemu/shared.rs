@@ -160,7 +160,7 @@ impl Shared {
     }
 
     /// How many records of what a virtual processor has done are there to be taken.
-    pub(super) fn waiting(&self, index: usize) -> usize {
+    pub(super) fn in_ring(&self, index: usize) -> usize {
         let base = layout::slot_at(index);
         let head = self.word(base + slot::HEAD).load(Ordering::Acquire);
         let tail = self.word(base + slot::TAIL).load(Ordering::Relaxed);

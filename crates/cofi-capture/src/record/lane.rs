@@ -57,9 +57,9 @@ impl<'a> ThreadLane<'a> {
         }
     }
 
-    /// An instruction retired.
+    /// An instruction retired: notes it where it is traced.
     #[inline]
-    fn truth(&mut self, ip: Ip) {
+    pub(super) fn truth(&mut self, ip: Ip) {
         if self.is_machine && !self.thread.is_traced() || self.thread.is_off() {
             return;
         }

@@ -24,7 +24,7 @@ use crate::{
 };
 use cofi_insn::Insn;
 use cofi_packet::{ExecMode, Ip};
-use cofi_perf::{Mmap2, Remark, Subject, Task};
+use cofi_perf::{Mmap2, Remark, Task};
 use file::TraceFile;
 use gates::Gates;
 pub use gates::{Gate, Window};
@@ -437,22 +437,9 @@ impl Recorder {
         }
     }
 
+    /// An instruction retired.
     fn truth(&mut self, tid: Pid, ip: Ip) {
-        let is_machine = self.settings.subject != Subject::Processes;
-        let Some(thread) = self.threads.get_mut(tid) else {
-            return;
-        };
-        // Of a machine, what runs at a level that is not traced comes here too.
-        if is_machine && !thread.is_traced() || thread.is_off() {
-            return;
-        }
-        self.instructions += 1;
-        if let Some(truth) = &mut self.truth {
-            let result = truth
-                .push(thread.index, ip)
-                .map_err(write_error(&self.settings.file));
-            self.keep(result);
-        }
+        self.in_lane(tid, |lane| lane.truth(ip));
     }
 }
 

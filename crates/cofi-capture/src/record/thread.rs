@@ -25,9 +25,9 @@ const KERNEL: Ip = Ip(0xffff_ffff_8000_0000);
 /// The virtual clock's start; a trace whose first TSC is 0 counts as timeless in perf.
 pub(crate) const FIRST_TICK: u64 = 1 << 20;
 
-/// The clock that all threads share: two core cycles and as many TSC ticks for every instruction that any of them
-/// retires. perf estimates times between packets at that very speed; a faster clock of ours would make it place
-/// mappings too early.
+/// A thread's clock: two core cycles and as many TSC ticks for every instruction that retires. Threads that are told of in turn go on from where
+/// the one before them stopped; those that are told of at the same time, from where all did, and who comes then from where the latest is. perf
+/// estimates times between packets at that very speed; a faster clock of ours would make it place mappings too early.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VirtualClock(u64);
 

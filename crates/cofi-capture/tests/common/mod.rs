@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cofi_capture::ptrace::{self, Options, Outcome, Stops, Target};
 use cofi_capture::qemu::{self, Qemu, QemuError, Unknown};
-use cofi_capture::{Entry, Mapping, Observer, Pid, ProcessCause, SavedCode};
+use cofi_capture::{Entry, Lane, Mapping, Observer, Pid, ProcessCause, Runs, SavedCode};
 use cofi_insn::{Class, Insn};
 use cofi_packet::{ExecMode, Ip};
 
@@ -208,7 +208,7 @@ impl Thread {
 
 /// Called with each event as it comes, so that a test can act when something has happened.
 #[derive(Default)]
-pub struct Watch(Option<Box<dyn FnMut(Pid, Event)>>);
+pub struct Watch(Option<Box<dyn FnMut(Pid, Event) + Send>>);
 
 impl std::fmt::Debug for Watch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -231,6 +231,8 @@ pub struct Flow {
     pub mappings: Vec<(Pid, Mapping)>,
     pub saved: Vec<(Pid, u64, Vec<u8>)>,
     pub breaches: Vec<String>,
+    /// How often several threads were told of at the same time.
+    pub apart: usize,
     pub watch: Watch,
 }
 
@@ -262,7 +264,7 @@ impl Flow {
     }
 
     /// A flow that tells each event to `watch`.
-    pub fn watched(watch: impl FnMut(Pid, Event) + 'static) -> Self {
+    pub fn watched(watch: impl FnMut(Pid, Event) + Send + 'static) -> Self {
         Self {
             watch: Watch(Some(Box::new(watch))),
             ..Self::default()
@@ -291,7 +293,56 @@ impl Flow {
     }
 }
 
+/// The flow of one thread, told of by itself.
+struct FlowLane(Flow);
+
+impl Lane for FlowLane {
+    fn resume_user(&mut self, tid: Pid, ip: Ip) {
+        self.0.resume_user(tid, ip, ExecMode::Bits64);
+    }
+
+    fn retired(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip) {
+        self.0.retired(tid, ip, insn, next);
+    }
+
+    fn ran(&mut self, tid: Pid, runs: &mut Runs<'_>) {
+        self.0.ran(tid, runs);
+    }
+
+    fn far_branch(&mut self, tid: Pid, ip: Ip, insn: &Insn, next: Ip) {
+        self.0.far_branch(tid, ip, insn, next, ExecMode::Bits64);
+    }
+
+    fn enter_kernel(&mut self, tid: Pid, entry: Entry) {
+        self.0.enter_kernel(tid, entry);
+    }
+}
+
 impl Observer for Flow {
+    fn apart(&mut self, tids: &[Pid], tell: &mut dyn FnMut(&mut [&mut (dyn Lane + Send)])) -> bool {
+        // Who watches sees all in one order.
+        if self.watch.0.is_some() {
+            return false;
+        }
+        let lane = |tid: &Pid| {
+            let mut flow = Self::default();
+            flow.threads.extend(self.threads.remove_entry(tid));
+            FlowLane(flow)
+        };
+        let mut lanes: Vec<FlowLane> = tids.iter().map(lane).collect();
+        let mut all: Vec<&mut (dyn Lane + Send)> = Vec::new();
+        for lane in &mut lanes {
+            all.push(lane);
+        }
+        tell(&mut all);
+        for FlowLane(flow) in lanes {
+            self.threads.extend(flow.threads);
+            self.breaches.extend(flow.breaches);
+        }
+        self.apart += 1;
+        true
+    }
+
     fn process(&mut self, pid: Pid, parent: Option<Pid>, cause: ProcessCause, comm: &str) {
         self.processes.push((pid, parent, cause, comm.to_owned()));
     }

@@ -339,3 +339,6 @@ pub(super) fn before_smi(machine: &Machine, state: State) -> Option<Place> {
         cs: read(SAVED_CS)? as u16,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -190,3 +190,26 @@ impl State {
             .all(|(said, found)| *said == Some(found))
     }
 }
+
+/// A processor's state that is made for a test: in 64-bit mode unless it is real mode.
+#[cfg(test)]
+#[derive(Debug)]
+pub(super) struct MadeState([u64; 128]);
+
+#[cfg(test)]
+impl MadeState {
+    pub(super) fn new(ip: u64, is_real: bool, table: (u64, u32)) -> Self {
+        let mut words = [0; 128];
+        words[EIP / 8] = ip;
+        let long = hflags::PE | hflags::LMA | hflags::CS64;
+        words[HFLAGS / 8] = if is_real { 0 } else { long.into() };
+        words[(IDT + BASE) / 8] = table.0;
+        words[(IDT + LIMIT) / 8] = table.1.into();
+        Self(words)
+    }
+
+    pub(super) fn state(&self) -> State {
+        // SAFETY: all that is read is within the words, which outlive the test's use of it.
+        unsafe { State::new((&raw const self.0).cast()) }
+    }
+}

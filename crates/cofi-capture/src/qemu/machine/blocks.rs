@@ -17,7 +17,7 @@ pub(super) struct Block {
     /// A record says if it was left before its last instruction began.
     pub(super) is_marked: bool,
     number: u32,
-    /// It is code of an operating system's in 64-bit mode, which all processors see alike.
+    /// It runs at level 0, in 64-bit mode and in the upper half of addresses: an operating system's code, which all processors see alike.
     is_kernel: bool,
     /// Of all of them.
     pub(super) checksum: Checksum,
@@ -33,9 +33,9 @@ pub(super) struct Block {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     blocks: Vec<Block>,
-    /// The same blocks, and their instructions. Those that may be part of runs are of operating systems, and their code is in place.
+    /// The same blocks, and their instructions.
     list: BlockList,
-    /// Their numbers, and the epoch of pages in which it is.
+    /// The numbers of those that may be part of runs: of an operating system, and found to be in place in this epoch of the pages.
     in_place: Vec<u32>,
     epoch: u32,
     code: Vec<u8>,

@@ -3,8 +3,10 @@
 use super::*;
 use crate::record::Settings;
 use crate::runs::BlockList;
-use crate::{Observer, ProcessCause, Step};
+use crate::{Observer, ProcessCause, SavedCode, Step};
 use cofi_insn::Class;
+use cofi_packet::Tsc;
+use cofi_packet::intel::{self, Packet};
 use cofi_perf::TraceConfig;
 use std::path::Path;
 
@@ -127,5 +129,66 @@ fn who_is_not_traced_has_no_lane() {
     let mut recorder = recorder(folder.path(), "");
     let nobody = &mut |_: &mut [&mut (dyn Lane + Send)]| panic!("told");
     assert!(!recorder.apart(&[TIDS[0], 1234], nobody));
+    recorder.finish().unwrap();
+}
+
+/// Has the threads told apart what their numbers say, one after the other.
+fn tell_all(recorder: &mut Recorder, list: &BlockList) {
+    let told = recorder.apart(&TIDS, &mut |lanes| {
+        for (seed, (lane, tid)) in lanes.iter_mut().zip(TIDS).enumerate() {
+            tell(*lane, tid, list, &numbers(seed));
+            let from = Ip(0x1000);
+            lane.enter_kernel(tid, Entry::Event { from });
+        }
+    });
+    assert!(told);
+}
+
+#[test]
+fn times_never_go_back() {
+    let list = list();
+    let folder = tempfile::tempdir().unwrap();
+    let mut recorder = recorder(folder.path(), "mtc_period=0");
+    let mut times = vec![recorder.clock];
+    for code in [[0x90], [0x91], [0x92]] {
+        tell_all(&mut recorder, &list);
+        times.push(recorder.clock);
+        let (start, bytes) = (0x5000, &code[..]);
+        recorder.code(TIDS[0], TIDS[0], SavedCode { start, bytes });
+        times.push(recorder.clock);
+    }
+    assert!(times.is_sorted_by(|a, b| a.tsc() < b.tsc()), "{times:?}");
+    let last = recorder.clock.tsc();
+    let (bytes, ..) = outcome(recorder);
+    for bytes in bytes {
+        let packets = intel::Packets::new(&bytes).map(Result::unwrap);
+        let times: Vec<Tsc> = packets
+            .filter_map(|packet| match packet.packet() {
+                Packet::Tsc { tsc } => Some(Tsc(tsc.get())),
+                _ => None,
+            })
+            .collect();
+        // One at each change of code at least.
+        assert!(times.len() >= 3 && times.is_sorted(), "{times:?}");
+        assert!(times.iter().all(|time| *time <= last), "{times:?}");
+    }
+}
+
+#[test]
+fn a_thread_that_ran_nothing_has_nothing_to_be_written() {
+    let list = list();
+    let folder = tempfile::tempdir().unwrap();
+    let mut recorder = recorder(folder.path(), "");
+    tell_all(&mut recorder, &list);
+    recorder.flush();
+    tell(&mut recorder as &mut dyn Observer, TIDS[0], &list, &[2, 0]);
+    Observer::ran(&mut recorder, TIDS[1], &mut list.runs(0, &[]).unwrap());
+    let dirty: Vec<Pid> = recorder
+        .threads
+        .all()
+        .filter(|thread| thread.is_dirty())
+        .map(|thread| thread.tid)
+        .collect();
+    assert_eq!(dirty, [TIDS[0]]);
     recorder.finish().unwrap();
 }

@@ -146,8 +146,10 @@ impl Pt {
             };
             runs.take_quickly(&mut quick);
             let Quick { left, ran, .. } = quick;
-            now.ticks(most - left);
-            buffer.clock = now.0;
+            if left < most {
+                now.ticks(most - left);
+                buffer.clock = now.0;
+            }
             buffer.seals.ran = ran;
             let Some(run) = runs.next() else { break };
             now.ticks(run.instructions());
