@@ -630,11 +630,13 @@ fn what_cannot_be_exported() {
     let data = scratch.write("data", "PERFILE2");
     let to = |format: &str, output: &Path| {
         let mut command = cofi();
+        // Where cofi-sql is not to be found.
+        command.env("PATH", "");
         command.args(["export", "--to", format, "-o"]);
         run(command.arg(output).arg(&data))
     };
     for (format, wanted) in [
-        ("parquet", "parquet does not exist yet"),
+        ("parquet", "needs the program cofi-sql"),
         ("gif", "no such format"),
         ("gif", "csv, lcov"),
     ] {
