@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use super::shapes::PlainRun;
 use super::source::{CallSource, SourceBlock, SourcePath, Stand};
 
-/// Paths are kept up to so many runs and instructions, of all workers together. Then all are forgotten, and passed on anew.
+/// Paths are kept up to so many runs and instructions, of all workers that decode one stream. Then all are forgotten, and passed on anew.
 pub(crate) const KEPT: usize = 1 << 23;
 
 /// A part in which more ran is not recorded: whoever follows decodes it.
@@ -57,7 +57,8 @@ pub struct DecodedPart<'s> {
     /// It is whole: not too much ran.
     is_whole: bool,
     paths: NewPaths,
-    /// What came in place of which this one is, of which nothing but the new paths counts.
+    /// The paths of parts that were decoded apart before this one was decoded in their place. They were met first, so others may name them;
+    /// nothing else of those parts counts.
     replaced: Vec<NewPaths>,
     once: Vec<KeptPath>,
     ran: Vec<Ran>,

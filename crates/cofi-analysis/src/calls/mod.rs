@@ -246,7 +246,7 @@ pub trait CallVisitor {
         false
     }
 
-    /// A call begins at its function's first instruction, by a call instruction. It is left [in brief](Self::leave_briefly), unless
+    /// A call begins, by a call instruction that leads to its function: mostly to its first instruction. It is left [in brief](Self::leave_briefly), unless
     /// it is [settled](Self::settled) before. What is returned is given back then.
     fn enter_briefly(&mut self, function: FunctionId, begin: &CallMoment) -> u64 {
         let _ = (function, begin);
