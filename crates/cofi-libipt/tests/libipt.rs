@@ -240,6 +240,11 @@ fn real_traces_give_the_same_on_every_level() {
         for level in ["packets", "queries", "insns", "blocks"] {
             program.same(&words(&format!("{level} --digest --cpu 6/79 {trace}")));
         }
+        // Without optimization the largest takes minutes. `.ci/run` runs this with it.
+        if cfg!(debug_assertions) && trace.contains("mruby") {
+            cofi_test::skip("xdc-mruby damaged, and by other ways: cargo test --release does it");
+            continue;
+        }
         program.same(&words(&format!(
             "queries --digest --no-time --damage 2,40 {trace}"
         )));
