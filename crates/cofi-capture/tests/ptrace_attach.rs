@@ -34,7 +34,7 @@ fn busy(name: &str) -> Child {
 /// Attaches until `enough` of something has happened.
 fn attach_until(
     child: &Child,
-    mut enough: impl FnMut(Pid, Event) -> bool + 'static,
+    mut enough: impl FnMut(Pid, Event) -> bool + Send + 'static,
 ) -> (Outcome, Flow) {
     let stop = Arc::new(AtomicBool::new(false));
     let told = stop.clone();
