@@ -232,7 +232,7 @@ impl Sent {
 pub(crate) struct AheadRecorder {
     worker: usize,
     sent: Sent,
-    /// Paths are forgotten when so much is kept.
+    /// Paths are forgotten when so much is kept; and no more than this is recorded of a part.
     most: usize,
     /// What was passed on is not to be relied on any more.
     forgets: bool,
@@ -251,7 +251,7 @@ pub(crate) struct PartRecorder<'r, 's> {
 }
 
 impl AheadRecorder {
-    /// That of a worker, of which so many instructions and runs of paths are kept, or a few more.
+    /// That of a worker, of which so many instructions and runs of paths are kept, or a few more, and no more paths of a part.
     pub(crate) fn new(worker: usize, most: usize) -> Self {
         Self {
             worker,
@@ -314,7 +314,7 @@ impl<'s> PartRecorder<'_, 's> {
 
     fn mark(&mut self, mark: Mark<'s>) {
         self.part.marks.push((self.part.ran.len(), mark));
-        if self.part.marks.len() >= MOST / 4 {
+        if self.part.marks.len() >= (MOST / 4).min(self.recorder.most) {
             self.give_up();
         }
     }
@@ -337,7 +337,7 @@ impl<'s> PartRecorder<'_, 's> {
             index: number.map_or(ONCE, |number| number.index() as u32),
             offset: offset as u32,
         });
-        if self.part.ran.len() >= MOST || offset > u64::from(u32::MAX) {
+        if self.part.ran.len() >= MOST.min(self.recorder.most) || offset > u64::from(u32::MAX) {
             self.give_up();
         }
     }
