@@ -210,6 +210,50 @@ fn random_streams_give_the_same_packets_and_events() {
     }
 }
 
+/// BDM70, OVF and PSB+ that follow each other: where control is behind a PSB+.
+#[test]
+fn the_addresses_of_psb_are_the_same() {
+    let Some(program) = Program::new("tests/c/flow.c", &[]) else {
+        return;
+    };
+    let psb = [[0x02, 0x82]; 8].concat();
+    let (a, b) = (
+        &[0x7d, 0, 0x10, 0x40, 0, 0, 0][..],
+        &[0x7d, 0, 0x20, 0x40, 0, 0, 0][..],
+    );
+    let (suppressed, end, ovf) = (&[0x1d][..], &[0x02, 0x23][..], &[0x02, 0xf3][..]);
+    let (mode, pge, unknown) = (
+        &[0x99, 1][..],
+        &[0x71, 0, 0x10, 0x40, 0, 0, 0][..],
+        &[0xd9][..],
+    );
+    let stream = program.path("stream.pt");
+    for parts in [
+        &[a, end, pge][..],
+        &[a, end, mode, pge],
+        &[a, mode, end, pge],
+        &[a, b, end, pge],
+        &[a, suppressed, end, pge],
+        &[suppressed, a, end, pge],
+        &[a, unknown, end, pge],
+        &[a, end, unknown, pge],
+        &[a, ovf, end, pge],
+        &[a, end, ovf, mode, pge],
+        &[a, end, b, pge],
+        &[a, end, &psb, end, pge],
+        &[end, &psb, a, end, mode, pge],
+        &[a, end],
+    ] {
+        let mut bytes = psb.clone();
+        bytes.extend(parts.concat());
+        bytes.push(6);
+        fs::write(&stream, bytes).expect("it can be written");
+        for options in ["", "--cpu 6/79", "--cpu 6/79 --unknown"] {
+            program.same(&words(&format!("queries {options} {stream}")));
+        }
+    }
+}
+
 /// A real trace's stream and code, as flow.c wants them.
 fn real(folder: &Path) -> Option<String> {
     let stream = folder.join("trace.pt");

@@ -39,7 +39,9 @@ impl Query {
                 }
                 Kind::Pad => {}
                 Kind::Fup => {
-                    if !self.spurious_fup(at + packet.len) {
+                    // (Behind a FUP that told an address, each counts.)
+                    let first = self.last_ip.get() == Err(Error::NoIp);
+                    if !first || !self.spurious_fup(at + packet.len)? {
                         self.last_ip.update(&packet);
                     }
                 }
@@ -75,24 +77,29 @@ impl Query {
         })
     }
 
-    /// BDM70: whether a FUP of a PSB+ says nothing, because a TIP.PGE is the first that comes behind the PSB+.
-    fn spurious_fup(&self, behind: usize) -> bool {
+    /// BDM70: whether a FUP of a PSB+ says nothing, because control is told by a TIP.PGE next. MODE.Exec, which stands before most of them, and other
+    /// packets of state do not decide; whatever needs tracing to be on, another FUP or an OVF says that it is on. An error of the search is one of the PSB+,
+    /// as in libipt.
+    fn spurious_fup(&self, behind: usize) -> Result<bool, Error> {
         if !self.config.errata.has(Errata::BDM70) {
-            return false;
+            return Ok(false);
         }
         let mut at = behind;
-        let mut ended = false;
-        while let Ok(Found::Packet(packet)) = read_at(&self.config, at) {
+        loop {
+            let packet = match read_at(&self.config, at) {
+                Ok(Found::Packet(packet)) => packet,
+                Ok(Found::Unknown(..)) | Err(Error::End) => return Ok(false),
+                Err(error) => return Err(error),
+            };
             match packet.kind {
-                Kind::PsbEnd => ended = true,
-                Kind::TipPge if ended => return true,
-                Kind::Pad | Kind::Tsc | Kind::Tma | Kind::Mtc | Kind::Cyc | Kind::Cbr => {}
-                _ if !ended => {}
-                _ => return false,
+                Kind::TipPge => return Ok(true),
+                Kind::PsbEnd | Kind::Pad | Kind::Tsc | Kind::Tma | Kind::Mtc | Kind::Cyc => {}
+                Kind::Cbr | Kind::ModeExec | Kind::ModeTsx | Kind::Pip | Kind::Vmcs => {}
+                Kind::Mnt => {}
+                _ => return Ok(false),
             }
             at += packet.len;
         }
-        false
     }
 
     /// A PSB behind which the decoder is to go on.

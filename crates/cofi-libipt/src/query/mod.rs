@@ -135,6 +135,7 @@ impl Query {
             self.next = Next::Bad(error, Reader::Anybody, 0);
             return Err(error);
         }
+        let told = self.last_ip.get().ok();
         let behind = match self.at_psbend.is_empty() {
             true => self.read_ahead(),
             false => {
@@ -142,8 +143,8 @@ impl Query {
                 Ok(())
             }
         };
-        // (Another PSB may have been gone over.)
-        Ok((self.last_ip.get().ok(), behind))
+        // (If it tells none, another PSB that was gone over may.)
+        Ok((told.or_else(|| self.last_ip.get().ok()), behind))
     }
 
     /// The decoder, if it was synchronised.

@@ -58,7 +58,7 @@ impl Query {
                 Kind::Pad | Kind::Tsc | Kind::Tma | Kind::Mtc | Kind::Cyc => {}
                 Kind::Cbr | Kind::Mnt => {}
                 Kind::TipPgd if errata.has(Errata::APL11) => return Ok(false),
-                Kind::Tnt8 | Kind::Tnt64 | Kind::Tip | Kind::TipPgd => {
+                Kind::Tnt8 | Kind::Tnt64 | Kind::Tip | Kind::TipPgd | Kind::PsbEnd => {
                     return Err(Error::BadContext);
                 }
                 _ => return Ok(false),
