@@ -217,6 +217,11 @@ impl Entry {
         }
     }
 
+    /// Forgets the entries behind it, for an image that has others.
+    pub(crate) fn forget_edges(&mut self) {
+        (self.next, self.taken) = (NONE, NONE);
+    }
+
     pub(crate) fn is_call(&self) -> bool {
         matches!(self.insn.class, ptic::CALL | ptic::FAR_CALL)
     }

@@ -88,6 +88,10 @@ impl Walker {
     pub(crate) fn set_image(&mut self, image: *mut Image) {
         self.image = image;
         self.cursor.entry = NONE;
+        // (Behind an instruction to which events bind, control goes on in the new image, where the numbers of entries mean something else.)
+        if let Some(entry) = &mut self.held {
+            entry.forget_edges();
+        }
     }
 
     pub(crate) fn image_pointer(&mut self) -> *mut Image {
