@@ -281,18 +281,27 @@ fn real_traces_give_the_same_on_every_level() {
             continue;
         };
         seen += 1;
-        for level in ["packets", "queries", "insns", "blocks"] {
-            program.same(&words(&format!("{level} --digest --cpu 6/79 {trace}")));
-        }
         // Without optimization the largest takes minutes. `.ci/run` runs this with it.
         if cfg!(debug_assertions) && trace.contains("mruby") {
-            cofi_test::skip("xdc-mruby damaged, and by other ways: cargo test --release does it");
+            cofi_test::skip("xdc-mruby on all levels: cargo test --release does it");
             continue;
+        }
+        for level in ["packets", "queries", "insns", "blocks"] {
+            program.same(&words(&format!("{level} --digest --cpu 6/79 {trace}")));
         }
         program.same(&words(&format!(
             "queries --digest --no-time --damage 2,40 {trace}"
         )));
-        for options in ["--callback", "--plain", "--no-time --damage 1,10"] {
+        for options in [
+            "--callback",
+            "--plain",
+            "--no-time --damage 1,10",
+            "--no-time --damage 3,40",
+        ] {
+            // (libipt walks on over bytes that are no instruction: docs/libipt.md.)
+            if options.ends_with("3,40") && !trace.contains("unzip") {
+                continue;
+            }
             program.same(&words(&format!(
                 "insns --digest --cpu 6/79 {options} {trace}"
             )));
