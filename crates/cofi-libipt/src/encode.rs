@@ -1,6 +1,9 @@
-//! `struct pt_packet` to bytes.
+//! `struct pt_packet` to bytes, by the table of packets; and what libipt writes that is no packet of the table.
 
-use cofi_packet::intel::{IpBytes, PSB};
+use cofi_packet::intel::{
+    CState, Cr3, IpBytes, IpPayload, ItemSize, Packet, Payload, TsxState, VmcsBase, WakeReason,
+};
+use cofi_packet::{ExecMode, Hex64, Tnt, Uint};
 
 use crate::error::Error;
 use crate::packets::{CPacket, ppt};
@@ -8,103 +11,129 @@ use crate::packets::{CPacket, ppt};
 /// The packet as a little-endian word, and its length.
 pub(crate) fn encode(packet: &CPacket) -> Result<(u128, usize), Error> {
     let [first, second] = packet.payload;
-    let long = |head: u16, payload: u128| u128::from(head) | payload << 16;
-    Ok(match packet.kind {
-        ppt::PAD => (0, 1),
-        ppt::PSB => (u128::from_le_bytes(PSB), 16),
-        ppt::PSBEND => (0x2302, 2),
-        ppt::STOP => (0x8302, 2),
-        ppt::OVF => (0xf302, 2),
-        ppt::FUP => ip(0x1d, packet)?,
-        ppt::TIP => ip(0x0d, packet)?,
-        ppt::TIP_PGE => ip(0x11, packet)?,
-        ppt::TIP_PGD => ip(0x01, packet)?,
-        ppt::TNT_8 => (u128::from(stopped(packet, 6)?) << 1, 1),
-        ppt::TNT_64 => (long(0xa302, stopped(packet, 47)?.into()), 8),
+    // Bits that the table does not have, or not in any combination: (which, and from where on in the packet).
+    let mut more = (0, 0);
+    let nibble = |from: u32| (first >> from) as u8 & 0xf;
+    let state = |from| CState::new(nibble(from)).ok_or(Error::BadPacket);
+    let encoded = match packet.kind {
+        ppt::PAD => Packet::Pad,
+        ppt::PSB => Packet::Psb,
+        ppt::PSBEND => Packet::PsbEnd,
+        ppt::STOP => Packet::TraceStop,
+        ppt::OVF => Packet::Ovf,
+        ppt::FUP => Packet::Fup { ip: ip(packet)? },
+        ppt::TIP => Packet::Tip { ip: ip(packet)? },
+        ppt::TIP_PGE => Packet::TipPge { ip: ip(packet)? },
+        ppt::TIP_PGD => Packet::TipPgd { ip: ip(packet)? },
+        ppt::TNT_8 => return tnt_8(packet),
+        ppt::TNT_64 => return tnt_64(packet),
         ppt::MODE => {
-            let bits = (first >> 32) as u8 & 3;
+            // Both bits may be set: that says nothing, and is written.
+            more = (u128::from(first >> 32 & 3), 8);
             match first as u32 {
-                leaf @ (0 | 0x20) => (0x99 | u128::from(bits | leaf as u8) << 8, 2),
+                0 => Packet::ModeExec {
+                    mode: ExecMode::Bits16,
+                    interrupt_flag: false,
+                },
+                0x20 => Packet::ModeTsx {
+                    tx: TsxState::NotInTx,
+                },
                 _ => return Err(Error::BadPacket),
             }
         }
-        ppt::PIP => {
-            let payload = first >> 5 << 1 | second & 1;
-            (long(0x4302, u128::from(payload & 0xffff_ffff_ffff)), 8)
-        }
-        ppt::VMCS => (long(0xc802, u128::from(first >> 12 & 0xff_ffff_ffff)), 7),
-        ppt::CBR => (long(0x0302, u128::from(first & 0xff)), 4),
-        ppt::TSC => (0x19 | u128::from(first & 0xff_ffff_ffff_ffff) << 8, 8),
-        ppt::TMA => {
-            let (ctc, fast) = (first & 0xffff, first >> 16 & 0xffff);
-            if fast > 0x1ff {
-                return Err(Error::BadPacket);
+        ppt::PIP => Packet::Pip {
+            cr3: Cr3::truncate(first),
+            nr: second & 1 != 0,
+        },
+        ppt::VMCS => Packet::Vmcs {
+            base: VmcsBase::truncate(first),
+        },
+        ppt::CBR => Packet::Cbr { ratio: first as u8 },
+        ppt::TSC => Packet::Tsc {
+            tsc: Uint::truncate(first),
+        },
+        ppt::TMA => Packet::Tma {
+            ctc: first as u16,
+            fc: Uint::new(first >> 16 & 0xffff).ok_or(Error::BadPacket)?,
+        },
+        ppt::MTC => Packet::Mtc { ctc: first as u8 },
+        ppt::CYC => Packet::Cyc { cycles: first },
+        ppt::MNT => Packet::Mnt {
+            payload: Hex64(first),
+        },
+        ppt::EXSTOP => Packet::ExStop { ip: first & 1 != 0 },
+        ppt::MWAIT => {
+            // Hints and extensions are of 32 bits each to libipt.
+            more = (first.into(), 16);
+            Packet::Mwait {
+                hints: 0,
+                ext: Uint::truncate(0),
             }
-            (long(0x7302, u128::from(ctc | fast << 24)), 7)
         }
-        ppt::MTC => (0x59 | u128::from(first & 0xff) << 8, 2),
-        ppt::CYC => cycles(first),
-        ppt::MNT => (0x88_c302 | u128::from(first) << 24, 11),
-        ppt::EXSTOP => (long(0x6202 | (first as u16 & 1) << 15, 0), 2),
-        ppt::MWAIT => (long(0xc202, first.into()), 10),
         ppt::PWRE => {
-            let (state, sub, hardware) = (first & 0xf, first >> 8 & 0xf, first >> 16 & 1);
-            (
-                long(0x2202, u128::from(hardware << 3 | (state << 4 | sub) << 8)),
-                4,
-            )
+            // The flag that Table 33-43 has in bit 7 of this byte.
+            more = (u128::from(first >> 16 & 1), 19);
+            Packet::Pwre {
+                hw: false,
+                state: state(0)?,
+                sub_state: Uint::truncate(first >> 8),
+            }
         }
         ppt::PWRX => {
-            let (last, deepest, flags) = (first & 0xf, first >> 8 & 0xf, first >> 16 & 7);
-            let wake = flags & 1 | (flags & 0b110) << 1;
-            (long(0xa202, u128::from(last << 4 | deepest | wake << 8)), 7)
+            // The structure has three of the four reasons to wake.
+            let wake = nibble(16) & 1 | (nibble(16) & 0b110) << 1;
+            Packet::Pwrx {
+                last: state(0)?,
+                deepest: state(8)?,
+                wake: WakeReason::new(wake).ok_or(Error::BadPacket)?,
+            }
         }
-        ppt::PTW => {
-            let (code, ip) = (second as u8, second >> 8 & 1);
-            let (payload, len) = match code {
-                0 => (first & 0xffff_ffff, 6),
-                1 => (first, 10),
+        ppt::PTW => Packet::Ptw {
+            payload: match second as u8 {
+                0 => Payload::truncate(ItemSize::Four, first),
+                1 => Payload::truncate(ItemSize::Eight, first),
                 _ => return Err(Error::BadPacket),
-            };
-            let head = 0x1202 | u16::from(code) << 13 | (ip as u16) << 15;
-            (long(head, payload.into()), len)
-        }
+            },
+            ip: second >> 8 & 1 != 0,
+        },
         _ => return Err(Error::BadOpcode),
-    })
+    };
+    let raw = encoded.encode();
+    Ok((raw.word() | more.0 << more.1, raw.len()))
 }
 
-/// A packet with an address; of it, as many bytes as the compression says.
-fn ip(opcode: u8, packet: &CPacket) -> Result<(u128, usize), Error> {
+/// An address; of it, as many bytes as the compression says.
+fn ip(packet: &CPacket) -> Result<IpPayload, Error> {
     let [compression, address] = packet.payload;
-    let bytes = u8::try_from(compression as u32)
-        .ok()
-        .and_then(IpBytes::new)
-        .ok_or(Error::Invalid)?;
-    let payload = u128::from(address & bytes.mask()) << 8;
-    let head = u128::from(opcode | (bytes as u8) << 5);
-    Ok((head | payload, 1 + bytes.payload_len()))
+    let bytes = u8::try_from(compression as u32).ok().and_then(IpBytes::new);
+    bytes
+        .map(|bytes| IpPayload::truncate(bytes, address))
+        .ok_or(Error::Invalid)
 }
 
-/// TNT results below their stop bit.
-fn stopped(packet: &CPacket, most: u8) -> Result<u64, Error> {
+/// Up to six TNT results in a byte. Without one the byte is its stop bit, and results beyond their number run into it, as libipt writes both.
+fn tnt_8(packet: &CPacket) -> Result<(u128, usize), Error> {
     let [len, bits] = packet.payload;
     let len = len as u8;
-    if len > most {
+    if len > 6 {
         return Err(Error::BadPacket);
     }
-    Ok(bits & ((1 << len) - 1) | 1 << len)
+    Ok((u128::from((bits as u8 | 1 << len) << 1), 1))
 }
 
-/// A cycle count: five bits, then seven a byte.
-fn cycles(count: u64) -> (u128, usize) {
-    let mut rest = count >> 5;
-    let mut word = u128::from(count & 0x1f) << 3 | 3 | u128::from(rest != 0) << 2;
-    let mut len = 1;
-    while rest != 0 {
-        let byte = (rest & 0x7f) << 1;
-        rest >>= 7;
-        word |= u128::from(byte | u64::from(rest != 0)) << (8 * len);
-        len += 1;
+/// Up to 47 TNT results.
+fn tnt_64(packet: &CPacket) -> Result<(u128, usize), Error> {
+    let [len, bits] = packet.payload;
+    let len = len as u8;
+    if len > 47 || bits >> len != 0 {
+        return Err(Error::Invalid);
     }
-    (word, len)
+    // Without one there is the stop bit alone: one result that was not taken, and the stop bit one lower.
+    let known = Tnt::from_bits(bits, len.max(1).into()).ok_or(Error::Invalid)?;
+    let raw = Packet::Tnt64 { bits: known }.encode();
+    let word = match len {
+        0 => raw.word() ^ (0b11 << 16),
+        _ => raw.word(),
+    };
+    Ok((word, raw.len()))
 }

@@ -171,8 +171,10 @@ static void encoder(void)
             if (type >= ppt_fup && type <= ppt_tip_pgd)
                 packet.payload.ip.ipc = (enum pt_ip_compression)(round & 7);
             if (type == ppt_tnt_8 || type == ppt_tnt_64) {
-                packet.payload.tnt.bit_size = (uint8_t)(round + 1);
-                packet.payload.tnt.payload &= ((uint64_t)1 << (round + 1)) - 1;
+                /* None at all, and more than there is room for; in every third round more than it says. */
+                packet.payload.tnt.bit_size = (uint8_t)(round * 3 / 2);
+                if (round % 3)
+                    packet.payload.tnt.payload &= ((uint64_t)1 << packet.payload.tnt.bit_size) - 1;
             }
             if (type == ppt_mode)
                 packet.payload.mode.leaf = round & 4 ? pt_mol_tsx : round == 10 ? (enum pt_mode_leaf)0x40 : pt_mol_exec;
