@@ -12,6 +12,7 @@ mod boundary;
 mod clock;
 pub mod code;
 pub mod config;
+mod decoder;
 mod encode;
 pub mod error;
 pub mod event;

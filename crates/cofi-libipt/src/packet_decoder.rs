@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use crate::boundary::{given, given_mut, hand_out, pointed, put_sized, returned, take_back};
 use crate::config::Config;
+use crate::decoder::{Decoder, config_of, tell_offset, tell_sync_offset};
 use crate::error::Error;
 use crate::packets::{CPacket, Found, length, read_at};
 use crate::sync::Place;
@@ -12,6 +13,16 @@ use crate::sync::Place;
 pub struct PacketDecoder {
     config: Config,
     place: Place,
+}
+
+impl Decoder for PacketDecoder {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn config(&self) -> &Config {
+        &self.config
+    }
 }
 
 impl PacketDecoder {
@@ -113,12 +124,8 @@ pub unsafe extern "C" fn pt_pkt_get_offset(
     decoder: *const PacketDecoder,
     offset: *mut u64,
 ) -> c_int {
-    returned(|| {
-        // SAFETY: as the caller says.
-        let (decoder, offset) = unsafe { (given(decoder)?, given_mut(offset)?) };
-        *offset = decoder.place.offset()?;
-        Ok(0)
-    })
+    // SAFETY: as the caller says.
+    unsafe { tell_offset(decoder, offset) }
 }
 
 /// Where the decoder was synchronised.
@@ -130,12 +137,8 @@ pub unsafe extern "C" fn pt_pkt_get_sync_offset(
     decoder: *const PacketDecoder,
     offset: *mut u64,
 ) -> c_int {
-    returned(|| {
-        // SAFETY: as the caller says.
-        let (decoder, offset) = unsafe { (given(decoder)?, given_mut(offset)?) };
-        *offset = decoder.place.sync_offset()?;
-        Ok(0)
-    })
+    // SAFETY: as the caller says.
+    unsafe { tell_sync_offset(decoder, offset) }
 }
 
 /// The decoder's configuration.
@@ -145,7 +148,7 @@ pub unsafe extern "C" fn pt_pkt_get_sync_offset(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pt_pkt_get_config(decoder: *const PacketDecoder) -> *const Config {
     // SAFETY: as the caller says.
-    unsafe { decoder.as_ref() }.map_or(std::ptr::null(), |decoder| &raw const decoder.config)
+    unsafe { config_of(decoder) }
 }
 
 /// The next packet.

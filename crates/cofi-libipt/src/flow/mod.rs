@@ -1,8 +1,7 @@
 //! What the instruction decoder and the block decoder share: where control is, and which event comes next.
 
 mod apply;
-pub mod block_capi;
-pub mod insn_capi;
+pub mod capi;
 mod ret_stack;
 mod when;
 

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use super::{Answer, Query};
 use crate::boundary::{given, given_mut, hand_out, pointed, put, put_sized, returned, take_back};
 use crate::config::Config;
+use crate::decoder::{config_of, tell_offset, tell_sync_offset};
 use crate::error::Error;
 use crate::event::{Event, status};
 
@@ -101,12 +102,8 @@ pub unsafe extern "C" fn pt_qry_sync_set(decoder: *mut Query, ip: *mut u64, offs
 /// `decoder` is null or a decoder; at `offset`, if it is not null, there is room.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pt_qry_get_offset(decoder: *const Query, offset: *mut u64) -> c_int {
-    returned(|| {
-        // SAFETY: as the caller says.
-        let (decoder, offset) = unsafe { (given(decoder)?, given_mut(offset)?) };
-        *offset = decoder.place().offset()?;
-        Ok(0)
-    })
+    // SAFETY: as the caller says.
+    unsafe { tell_offset(decoder, offset) }
 }
 
 /// Where the decoder was synchronised.
@@ -115,12 +112,8 @@ pub unsafe extern "C" fn pt_qry_get_offset(decoder: *const Query, offset: *mut u
 /// As [`pt_qry_get_offset`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pt_qry_get_sync_offset(decoder: *const Query, offset: *mut u64) -> c_int {
-    returned(|| {
-        // SAFETY: as the caller says.
-        let (decoder, offset) = unsafe { (given(decoder)?, given_mut(offset)?) };
-        *offset = decoder.place().sync_offset()?;
-        Ok(0)
-    })
+    // SAFETY: as the caller says.
+    unsafe { tell_sync_offset(decoder, offset) }
 }
 
 /// The decoder's configuration.
@@ -130,7 +123,7 @@ pub unsafe extern "C" fn pt_qry_get_sync_offset(decoder: *const Query, offset: *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pt_qry_get_config(decoder: *const Query) -> *const Config {
     // SAFETY: as the caller says.
-    unsafe { decoder.as_ref() }.map_or(std::ptr::null(), |decoder| &raw const *decoder.config())
+    unsafe { config_of(decoder) }
 }
 
 /// Whether the next conditional branch was taken.

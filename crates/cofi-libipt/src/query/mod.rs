@@ -15,6 +15,7 @@ use cofi_packet::intel::Kind;
 
 use crate::clock::Clock;
 use crate::config::{Config, Errata};
+use crate::decoder::Decoder;
 use crate::error::Error;
 use crate::event::{Event, status};
 use crate::last_ip::LastIp;
@@ -78,6 +79,16 @@ pub struct Query {
     at_tip: Queue,
 }
 
+impl Decoder for Query {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn config(&self) -> &Config {
+        &self.config
+    }
+}
+
 impl Query {
     pub(crate) fn new(config: Config) -> Self {
         Self {
@@ -96,14 +107,6 @@ impl Query {
             at_fup: Queue::default(),
             at_tip: Queue::default(),
         }
-    }
-
-    pub(crate) fn config(&self) -> &Config {
-        &self.config
-    }
-
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
     }
 
     /// The clock at the last question.
