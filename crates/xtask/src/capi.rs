@@ -37,35 +37,10 @@ pub(crate) fn install(root: &Path, into: &Path, prefix: &str) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     }
     let version = version(root)?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    tool(
-        Command::new(cargo)
-            .args([
-                "rustc",
-                "--quiet",
-                "--release",
-                "--package",
-                "cofi-c",
-                "--lib",
-            ])
-            .args(["--crate-type", "cdylib,staticlib", "--"])
-            .arg(format!("-Clink-arg=-Wl,-soname,{SONAME}"))
-            .current_dir(root),
-    )?;
-    let built = |name: &str| target(root).join("release").join(name);
+    build(root, "cofi-c", "cdylib,staticlib", SONAME)?;
     let shared = lib.join(format!("libcofi.so.{version}"));
-    tool(
-        Command::new("strip")
-            .args(["--strip-unneeded", "-o"])
-            .arg(&shared)
-            .arg(built("libcofi_c.so")),
-    )?;
-    tool(
-        Command::new("strip")
-            .args(["--strip-debug", "-o"])
-            .arg(lib.join("libcofi.a"))
-            .arg(built("libcofi_c.a")),
-    )?;
+    strip(root, "libcofi_c.so", "--strip-unneeded", &shared)?;
+    strip(root, "libcofi_c.a", "--strip-debug", &lib.join("libcofi.a"))?;
     for name in [SONAME, "libcofi.so"] {
         let link = lib.join(name);
         let _ = fs::remove_file(&link);
@@ -82,6 +57,30 @@ pub(crate) fn install(root: &Path, into: &Path, prefix: &str) -> Result<()> {
             "prefix={prefix}\n\nName: cofi\nDescription: Processor Trace: packets, the trace unit, recordings\nVersion: {version}\n\
              Cflags: -I${{prefix}}/include\nLibs: -L${{prefix}}/lib -lcofi\nLibs.private: -lgcc_s -lm -lc\n"
         ),
+    )?;
+    Ok(())
+}
+
+/// Builds a package's library, of these crate types, which is found by the name `soname`.
+pub(crate) fn build(root: &Path, package: &str, types: &str, soname: &str) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    tool(
+        Command::new(cargo)
+            .args(["rustc", "--quiet", "--release", "--lib"])
+            .args(["--package", package, "--crate-type", types, "--"])
+            .arg(format!("-Clink-arg=-Wl,-soname,{soname}"))
+            .current_dir(root),
+    )?;
+    Ok(())
+}
+
+/// Puts what was built to its place, without what `option` of strip takes away.
+pub(crate) fn strip(root: &Path, built: &str, option: &str, to: &Path) -> Result<()> {
+    tool(
+        Command::new("strip")
+            .args([option, "-o"])
+            .arg(to)
+            .arg(target(root).join("release").join(built)),
     )?;
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::capi;
-use crate::exam::build::{ptinsn, tool};
+use crate::exam::build::ptinsn;
 
 /// What programs that were linked with libipt 2 look for.
 const SONAME: &str = "libipt.so.2";
@@ -23,28 +23,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     };
     fs::create_dir_all(into).with_context(|| format!("making {into}"))?;
     let into = Path::new(into).canonicalize()?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    tool(
-        Command::new(cargo)
-            .args([
-                "rustc",
-                "--quiet",
-                "--release",
-                "--package",
-                "cofi-libipt",
-                "--lib",
-            ])
-            .args(["--crate-type", "cdylib", "--"])
-            .arg(format!("-Clink-arg=-Wl,-soname,{SONAME}"))
-            .current_dir(root),
-    )?;
+    capi::build(root, "cofi-libipt", "cdylib", SONAME)?;
     let library = into.join(SONAME);
-    tool(
-        Command::new("strip")
-            .args(["--strip-unneeded", "-o"])
-            .arg(&library)
-            .arg(capi::target(root).join("release/libcofi_libipt.so")),
-    )?;
+    capi::strip(root, "libcofi_libipt.so", "--strip-unneeded", &library)?;
     println!(
         "{}: {} bytes",
         library.display(),
