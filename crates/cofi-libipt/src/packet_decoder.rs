@@ -29,7 +29,7 @@ impl PacketDecoder {
     fn next(&mut self) -> Result<(CPacket, usize), Error> {
         let at = self.place.at.ok_or(Error::NoSync)?;
         let (packet, len) = match read_at(&self.config, at)? {
-            Found::Packet(packet) => (CPacket::of(&packet), packet.len),
+            Found::Packet(packet) => (CPacket::of(&packet), packet.len()),
             Found::Unknown(unknown, len) => (CPacket::unknown(unknown, len), len),
         };
         self.place.at = Some(at + len);

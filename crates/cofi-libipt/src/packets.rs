@@ -2,8 +2,8 @@
 
 use std::ffi::c_int;
 
-use cofi_packet::DecodeError;
-use cofi_packet::intel::{Kind, PSB, decode};
+use cofi_packet::intel::{self, IpPayload, ItemSize, Kind, PSB, decode};
+use cofi_packet::{DecodeError, Raw};
 
 use crate::boundary::Context;
 use crate::config::Config;
@@ -59,12 +59,13 @@ pub(crate) mod ppt {
 /// The longest CYC that libipt reads.
 const LONGEST_CYC: usize = 9;
 
-/// A packet as it stands in the stream: what it is, how long, and its bytes as a little-endian word.
+/// A packet as it stands in the stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
     pub(crate) kind: Kind,
-    pub(crate) len: usize,
-    pub(crate) word: u128,
+    raw: Raw<Kind>,
+    /// The lower two bits of a MODE packet, which may be such as the table refuses.
+    mode: u8,
 }
 
 /// What stands at some place.
@@ -102,34 +103,33 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Packet, Error> {
         (_, Err(DecodeError::Unknown { .. })) => return Err(Error::BadOpcode),
         (_, Err(_)) => return Err(Error::BadPacket),
     };
-    let packet = Packet {
-        kind: raw.kind(),
-        len: raw.len(),
-        word: raw.word(),
-    };
-    let refused = match packet.kind {
-        Kind::Tma => (packet.word >> 32) as u8 != 0 || (packet.word >> 49) as u8 & 0x7f != 0,
-        Kind::Cyc => packet.len > LONGEST_CYC,
+    let refused = match raw.kind() {
+        Kind::Tma => raw.reserved() != 0,
+        Kind::Cyc => raw.len() > LONGEST_CYC,
         _ => false,
     };
     if refused {
         return Err(Error::BadPacket);
     }
-    Ok(packet)
+    Ok(Packet {
+        kind: raw.kind(),
+        raw,
+        mode: 0,
+    })
 }
 
 /// A MODE packet, of which bits that say nothing sensible are left to who reads them.
 fn mode(bits: u8) -> Result<Packet, Error> {
-    let kind = match bits & 0xe0 {
-        0 => Kind::ModeExec,
-        0x20 => Kind::ModeTsx,
-        _ => return Err(Error::BadPacket),
-    };
-    Ok(Packet {
-        kind,
-        len: 2,
-        word: 0x99 | u128::from(bits) << 8,
-    })
+    // With none of them set it is one of the table's.
+    let raw = decode(&[0x99, bits & !3]).map_err(|_| Error::BadPacket)?;
+    match raw.kind() {
+        kind @ (Kind::ModeExec | Kind::ModeTsx) => Ok(Packet {
+            kind,
+            raw,
+            mode: bits & 3,
+        }),
+        _ => Err(Error::BadPacket),
+    }
 }
 
 /// As [`read`] at an offset; what is unknown is shown to the caller's function, if there is one.
@@ -156,88 +156,117 @@ pub(crate) fn read_at(config: &Config, at: usize) -> Result<Found, Error> {
     }
 }
 
-/// Payload bits by IPBytes.
-const IP_BITS: [u32; 8] = [0, 16, 32, 48, 48, 0, 64, 0];
-
 impl Packet {
+    /// How many bytes it has.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.raw.len()
+    }
+
+    /// The fields of `struct pt_packet`'s payload: two words, of one packet the one, of another both.
+    #[inline]
+    pub(crate) fn payload(&self) -> [u64; 2] {
+        use intel::Packet as Typed;
+        let address = |ip: IpPayload| [ip.ip_bytes() as u64, ip.payload()];
+        match self.raw.packet() {
+            Typed::Tnt8 { bits } => [bits.len() as u64, bits.bits()],
+            Typed::Tnt64 { bits } => [bits.len() as u64, bits.bits()],
+            Typed::Tip { ip } | Typed::TipPge { ip } | Typed::TipPgd { ip } | Typed::Fup { ip } => {
+                address(ip)
+            }
+            Typed::Pip { cr3, nr } => [cr3.get(), nr.into()],
+            Typed::ModeExec { .. } => [u64::from(self.mode) << 32, 0],
+            Typed::ModeTsx { .. } => [0x20 | u64::from(self.mode) << 32, 0],
+            Typed::Cbr { ratio } => [ratio.into(), 0],
+            Typed::Tsc { tsc } => [tsc.get(), 0],
+            Typed::Mtc { ctc } => [ctc.into(), 0],
+            Typed::Tma { ctc, fc } => [u64::from(ctc) | fc.get() << 16, 0],
+            Typed::Cyc { cycles } => [cycles, 0],
+            Typed::Vmcs { base } => [base.get(), 0],
+            Typed::Mnt { payload } => [payload.0, 0],
+            Typed::Ptw { payload, ip } => {
+                let code = u64::from(payload.size() == ItemSize::Eight);
+                [payload.get(), code | u64::from(ip) << 8]
+            }
+            Typed::ExStop { ip } => [ip.into(), 0],
+            // Hints and extensions are of 32 bits each to libipt, whatever the table says of them.
+            Typed::Mwait { .. } => [(self.raw.word() >> 16) as u64, 0],
+            Typed::Pwre {
+                state, sub_state, ..
+            } => {
+                // The flag is bit 3 of byte 2 to libipt, and bit 7 in Table 33-43; programs see what libipt shows them.
+                let hardware = (self.raw.word() >> 19) as u64 & 1;
+                [
+                    u64::from(state.get()) | sub_state.get() << 8 | hardware << 16,
+                    0,
+                ]
+            }
+            Typed::Pwrx {
+                last,
+                deepest,
+                wake,
+            } => {
+                // The structure has three of the four reasons to wake.
+                let wake = u64::from(wake.get());
+                let flags = wake & 1 | wake >> 1 & 0b110;
+                let states = u64::from(last.get()) | u64::from(deepest.get()) << 8;
+                [states | flags << 16, 0]
+            }
+            _ => [0; 2],
+        }
+    }
+
     /// IPBytes and payload of a packet with an address.
     #[inline]
     pub(crate) fn ip(&self) -> (u8, u64) {
-        let code = self.word as u8 >> 5;
-        let bits = IP_BITS[usize::from(code)];
-        let mask = ((1_u128 << bits) - 1) as u64;
-        (code, (self.word >> 8) as u64 & mask)
+        let [code, bits] = self.payload();
+        (code as u8, bits)
     }
 
     /// How many TNT results there are, and the results, the oldest in the highest of so many bits.
     #[inline]
     pub(crate) fn tnt(&self) -> (u8, u64) {
-        let stopped = match self.kind {
-            Kind::Tnt8 => self.word as u64 >> 1 & 0x7f,
-            _ => (self.word >> 16) as u64,
-        };
-        let len = 63_u32.saturating_sub(stopped.leading_zeros());
-        (len as u8, stopped & !(1 << len))
-    }
-
-    /// The count of a CYC.
-    #[inline]
-    pub(crate) fn cycles(&self) -> u64 {
-        let mut count = u64::from(self.word as u8 >> 3);
-        for at in 1..self.len {
-            let bits = (self.word >> (8 * at + 1)) as u64 & 0x7f;
-            count |= bits << (7 * at - 2);
-        }
-        count
+        let [len, bits] = self.payload();
+        (len as u8, bits)
     }
 }
 
 impl CPacket {
     /// The packet in C.
     pub(crate) fn of(packet: &Packet) -> Self {
-        let word = packet.word;
-        let (low, high) = (word as u64, (word >> 64) as u64);
-        let pair = |(first, second): (u8, u64)| [first.into(), second];
-        let (kind, payload) = match packet.kind {
-            Kind::Pad => (ppt::PAD, [0; 2]),
-            Kind::Tnt8 => (ppt::TNT_8, pair(packet.tnt())),
-            Kind::Tnt64 => (ppt::TNT_64, pair(packet.tnt())),
-            Kind::Tip => (ppt::TIP, pair(packet.ip())),
-            Kind::TipPge => (ppt::TIP_PGE, pair(packet.ip())),
-            Kind::TipPgd => (ppt::TIP_PGD, pair(packet.ip())),
-            Kind::Fup => (ppt::FUP, pair(packet.ip())),
-            Kind::Pip => (ppt::PIP, [cr3(low), low >> 16 & 1]),
-            Kind::ModeExec => (ppt::MODE, [(low >> 8 & 3) << 32, 0]),
-            Kind::ModeTsx => (ppt::MODE, [0x20 | (low >> 8 & 3) << 32, 0]),
-            Kind::TraceStop => (ppt::STOP, [0; 2]),
-            Kind::Cbr => (ppt::CBR, [low >> 16 & 0xff, 0]),
-            Kind::Tsc => (ppt::TSC, [low >> 8, 0]),
-            Kind::Mtc => (ppt::MTC, [low >> 8 & 0xff, 0]),
-            Kind::Tma => {
-                let (ctc, fast) = tma(low);
-                (ppt::TMA, [u64::from(ctc) | u64::from(fast) << 16, 0])
-            }
-            Kind::Cyc => (ppt::CYC, [packet.cycles(), 0]),
-            Kind::Vmcs => (ppt::VMCS, [vmcs_base(low), 0]),
-            Kind::Ovf => (ppt::OVF, [0; 2]),
-            Kind::Psb => (ppt::PSB, [0; 2]),
-            Kind::PsbEnd => (ppt::PSBEND, [0; 2]),
-            Kind::Mnt => (ppt::MNT, [(word >> 24) as u64, 0]),
-            Kind::Ptw => (
-                ppt::PTW,
-                [ptw_payload(word), (low >> 13 & 3) | (low >> 15 & 1) << 8],
-            ),
-            Kind::ExStop => (ppt::EXSTOP, [low >> 15 & 1, 0]),
-            Kind::Mwait => (ppt::MWAIT, [low >> 16 | high << 48, 0]),
-            Kind::Pwre => (ppt::PWRE, [pwre(low), 0]),
-            Kind::Pwrx => (ppt::PWRX, [pwrx(low), 0]),
+        let kind = match packet.kind {
+            Kind::Pad => ppt::PAD,
+            Kind::Tnt8 => ppt::TNT_8,
+            Kind::Tnt64 => ppt::TNT_64,
+            Kind::Tip => ppt::TIP,
+            Kind::TipPge => ppt::TIP_PGE,
+            Kind::TipPgd => ppt::TIP_PGD,
+            Kind::Fup => ppt::FUP,
+            Kind::Pip => ppt::PIP,
+            Kind::ModeExec | Kind::ModeTsx => ppt::MODE,
+            Kind::TraceStop => ppt::STOP,
+            Kind::Cbr => ppt::CBR,
+            Kind::Tsc => ppt::TSC,
+            Kind::Mtc => ppt::MTC,
+            Kind::Tma => ppt::TMA,
+            Kind::Cyc => ppt::CYC,
+            Kind::Vmcs => ppt::VMCS,
+            Kind::Ovf => ppt::OVF,
+            Kind::Psb => ppt::PSB,
+            Kind::PsbEnd => ppt::PSBEND,
+            Kind::Mnt => ppt::MNT,
+            Kind::Ptw => ppt::PTW,
+            Kind::ExStop => ppt::EXSTOP,
+            Kind::Mwait => ppt::MWAIT,
+            Kind::Pwre => ppt::PWRE,
+            Kind::Pwrx => ppt::PWRX,
             // `read` gives none of the others.
-            _ => (0, [0; 2]),
+            _ => 0,
         };
         Self {
             kind,
-            size: packet.len as u8,
-            payload,
+            size: packet.len() as u8,
+            payload: packet.payload(),
         }
     }
 
@@ -252,44 +281,6 @@ impl CPacket {
             ],
         }
     }
-}
-
-/// CR3 of a PIP.
-pub(crate) fn cr3(word: u64) -> u64 {
-    word >> 17 << 5
-}
-
-/// The base of a VMCS packet.
-pub(crate) fn vmcs_base(word: u64) -> u64 {
-    (word >> 16 & 0xff_ffff_ffff) << 12
-}
-
-/// The crystal clock's and the fast counter's value of a TMA.
-pub(crate) fn tma(word: u64) -> (u16, u16) {
-    ((word >> 16) as u16, (word >> 40 & 0x1ff) as u16)
-}
-
-/// The payload of a PTW.
-pub(crate) fn ptw_payload(word: u128) -> u64 {
-    let payload = (word >> 16) as u64;
-    if word >> 13 & 3 == 0 {
-        payload & 0xffff_ffff
-    } else {
-        payload
-    }
-}
-
-/// The fields of `struct pt_packet_pwre`: the state, the sub-state, whether hardware began it. That flag is bit 3 of byte 2 to libipt, and bit 7 in
-/// Table 33-43; programs see what libipt shows them.
-pub(crate) fn pwre(word: u64) -> u64 {
-    (word >> 28 & 0xf) | (word >> 24 & 0xf) << 8 | (word >> 19 & 1) << 16
-}
-
-/// The fields of `struct pt_packet_pwrx`: last and deepest state, and the reasons to wake, of which the structure has three.
-pub(crate) fn pwrx(word: u64) -> u64 {
-    let wake = word >> 24;
-    let flags = (wake & 1) | (wake >> 1 & 0b110);
-    (word >> 20 & 0xf) | (word >> 16 & 0xf) << 8 | flags << 16
 }
 
 /// Length of a packet as functions return it.

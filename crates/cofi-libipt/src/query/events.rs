@@ -6,7 +6,7 @@ use super::header::exec_mode;
 use super::{Next, Query, Reader, Told};
 use crate::error::Error;
 use crate::event::{Event, ptev};
-use crate::packets::{self, Packet};
+use crate::packets::Packet;
 
 impl Query {
     /// The next event, and the error that reading ahead behind it found.
@@ -63,7 +63,7 @@ impl Query {
         let mut behind = Ok(());
         if self.at_tip.is_empty() && std::mem::take(&mut self.consume) {
             self.last_ip = last_ip;
-            self.go(self.at() + packet.len);
+            self.go(self.at() + packet.len());
             behind = self.ahead();
         }
         (event, behind)
@@ -71,7 +71,7 @@ impl Query {
 
     /// An event that the packet makes at once; none if it binds to a later packet.
     fn of_packet(&mut self, packet: &Packet) -> Result<Option<Told>, Error> {
-        let word = packet.word as u64;
+        let [first, second] = packet.payload();
         let clock = self.clock;
         // (Power events and PTW have no time in libipt.)
         let update = |kind, variant| clock.stamp(Event::new(kind, variant));
@@ -82,59 +82,48 @@ impl Query {
             Kind::Ovf => return self.overflow(),
             Kind::ModeExec => {
                 self.at_tip
-                    .push(update(ptev::EXEC_MODE, [exec_mode(word), 0, 0]))?;
+                    .push(update(ptev::EXEC_MODE, [exec_mode(first), 0, 0]))?;
                 None
             }
             Kind::ModeTsx => {
-                let event = update(ptev::TSX, [0, word >> 8 & 3, 0]);
+                let event = update(ptev::TSX, [0, first >> 32, 0]);
                 self.bound_to_fup(event, self.enabled)?
             }
-            Kind::Pip => {
-                let (cr3, nr) = (packets::cr3(word), word >> 16 & 1);
-                match self.at_tip.has(ptev::ASYNC_BRANCH) {
-                    true => {
-                        self.at_tip.push(update(ptev::ASYNC_PAGING, [cr3, nr, 0]))?;
-                        None
-                    }
-                    false => Some(update(ptev::PAGING, [cr3, nr, 0])),
+            Kind::Pip => match self.at_tip.has(ptev::ASYNC_BRANCH) {
+                true => {
+                    self.at_tip
+                        .push(update(ptev::ASYNC_PAGING, [first, second, 0]))?;
+                    None
                 }
-            }
-            Kind::Vmcs => {
-                let base = packets::vmcs_base(word);
-                match self.at_tip.has(ptev::ASYNC_BRANCH) {
-                    true => {
-                        self.at_tip.push_before(
-                            update(ptev::ASYNC_VMCS, [base, 0, 0]),
-                            ptev::ASYNC_PAGING,
-                        )?;
-                        None
-                    }
-                    false => Some(update(ptev::VMCS, [base, 0, 0])),
+                false => Some(update(ptev::PAGING, [first, second, 0])),
+            },
+            Kind::Vmcs => match self.at_tip.has(ptev::ASYNC_BRANCH) {
+                true => {
+                    self.at_tip
+                        .push_before(update(ptev::ASYNC_VMCS, [first, 0, 0]), ptev::ASYNC_PAGING)?;
+                    None
                 }
-            }
+                false => Some(update(ptev::VMCS, [first, 0, 0])),
+            },
             Kind::TraceStop => Some(update(ptev::STOP, [0; 3])),
             Kind::Cbr => {
-                self.clock.cbr((word >> 16) as u8);
-                Some(update(ptev::CBR, [word >> 16 & 0xff, 0, 0]))
+                self.clock.cbr(first as u8);
+                Some(update(ptev::CBR, [first, 0, 0]))
             }
-            Kind::ExStop => {
-                self.bound_to_fup(Event::new(ptev::EXSTOP, [0; 3]), word >> 15 & 1 == 1)?
-            }
-            Kind::Mwait => {
-                let payload = (packet.word >> 16) as u64;
-                self.bound_to_fup(Event::new(ptev::MWAIT, [0, payload, 0]), true)?
-            }
-            Kind::Pwre => Some(Event::new(ptev::PWRE, [packets::pwre(word), 0, 0])),
-            Kind::Pwrx => Some(Event::new(ptev::PWRX, [packets::pwrx(word), 0, 0])),
+            Kind::ExStop => self.bound_to_fup(Event::new(ptev::EXSTOP, [0; 3]), first == 1)?,
+            Kind::Mwait => self.bound_to_fup(Event::new(ptev::MWAIT, [0, first, 0]), true)?,
+            Kind::Pwre => Some(Event::new(ptev::PWRE, [first, 0, 0])),
+            Kind::Pwrx => Some(Event::new(ptev::PWRX, [first, 0, 0])),
             Kind::Ptw => {
-                let size = if word >> 13 & 3 == 0 { 4 } else { 8 };
-                let event = Event::new(ptev::PTWRITE, [0, size, packets::ptw_payload(packet.word)]);
-                self.bound_to_fup(event, word >> 15 & 1 == 1)?
+                let (code, has_fup) = (second & 0xff, second >> 8 == 1);
+                let size = if code == 0 { 4 } else { 8 };
+                let event = Event::new(ptev::PTWRITE, [0, size, first]);
+                self.bound_to_fup(event, has_fup)?
             }
-            Kind::Mnt => Some(update(ptev::MNT, [(packet.word >> 24) as u64, 0, 0])),
+            Kind::Mnt => Some(update(ptev::MNT, [first, 0, 0])),
             _ => return Err(Error::Internal),
         };
-        self.go(self.at() + packet.len);
+        self.go(self.at() + packet.len());
         let behind = self.ahead();
         match alone {
             Some(event) => Ok(Some((event, behind))),
@@ -167,7 +156,7 @@ impl Query {
         let mut behind = Ok(());
         if self.at_fup.is_empty() {
             self.last_ip = last_ip;
-            self.go(self.at() + packet.len);
+            self.go(self.at() + packet.len());
             behind = self.ahead();
         }
         (event, behind)
@@ -222,7 +211,7 @@ impl Query {
         }
         self.begun = false;
         self.last_ip = last_ip;
-        self.go(self.at() + packet.len);
+        self.go(self.at() + packet.len());
         self.ahead()
     }
 }

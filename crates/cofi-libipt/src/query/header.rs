@@ -7,7 +7,7 @@ use crate::config::Errata;
 use crate::error::Error;
 use crate::event::{Event, flag, ptev};
 use crate::last_ip::LastIp;
-use crate::packets::{self, Found, Packet, read_at};
+use crate::packets::{Found, Packet, read_at};
 
 impl Query {
     /// Reads the PSB+ at which the decoder stands, up to what ends it: its PSBEND, or an OVF in that place. There the decoder stands then.
@@ -32,7 +32,7 @@ impl Query {
             };
             match packet.kind {
                 Kind::PsbEnd | Kind::Ovf => return Ok(()),
-                Kind::Tsc => self.clock.tsc_of_psb(packet.word as u64 >> 8),
+                Kind::Tsc => self.clock.tsc_of_psb(packet.payload()[0]),
                 Kind::Tma | Kind::Mtc | Kind::Cyc => {
                     self.timing(&packet, at)?;
                     continue;
@@ -41,7 +41,7 @@ impl Query {
                 Kind::Fup => {
                     // (Behind a FUP that told an address, each counts.)
                     let first = self.last_ip.get() == Err(Error::NoIp);
-                    if !first || !self.spurious_fup(at + packet.len)? {
+                    if !first || !self.spurious_fup(at + packet.len())? {
                         self.last_ip.update(&packet);
                     }
                 }
@@ -50,29 +50,24 @@ impl Query {
                     self.at_psbend.push(event)?;
                 }
             }
-            self.go(at + packet.len);
+            self.go(at + packet.len());
         }
     }
 
     /// What a packet of a PSB+ tells of the state; none if it may not stand there.
     fn header_event(&mut self, packet: &Packet) -> Option<Event> {
-        let word = packet.word as u64;
+        let [first, second] = packet.payload();
         let update = flag::STATUS_UPDATE;
         Some(match packet.kind {
-            Kind::ModeExec => Event::new(ptev::EXEC_MODE, [exec_mode(word), 0, 0]).with(update),
-            Kind::ModeTsx => Event::new(ptev::TSX, [0, word >> 8 & 3, 0]).with(update),
-            Kind::Pip => {
-                let cr3 = packets::cr3(word);
-                Event::new(ptev::ASYNC_PAGING, [cr3, word >> 16 & 1, 0]).with(update)
-            }
-            Kind::Vmcs => {
-                Event::new(ptev::ASYNC_VMCS, [packets::vmcs_base(word), 0, 0]).with(update)
-            }
+            Kind::ModeExec => Event::new(ptev::EXEC_MODE, [exec_mode(first), 0, 0]).with(update),
+            Kind::ModeTsx => Event::new(ptev::TSX, [0, first >> 32, 0]).with(update),
+            Kind::Pip => Event::new(ptev::ASYNC_PAGING, [first, second, 0]).with(update),
+            Kind::Vmcs => Event::new(ptev::ASYNC_VMCS, [first, 0, 0]).with(update),
             Kind::Cbr => {
-                self.clock.cbr((word >> 16) as u8);
-                Event::new(ptev::CBR, [word >> 16 & 0xff, 0, 0]).with(update)
+                self.clock.cbr(first as u8);
+                Event::new(ptev::CBR, [first, 0, 0]).with(update)
             }
-            Kind::Mnt => Event::new(ptev::MNT, [(packet.word >> 24) as u64, 0, 0]),
+            Kind::Mnt => Event::new(ptev::MNT, [first, 0, 0]),
             _ => return None,
         })
     }
@@ -98,7 +93,7 @@ impl Query {
                 Kind::Mnt => {}
                 _ => return Ok(false),
             }
-            at += packet.len;
+            at += packet.len();
         }
     }
 
@@ -122,8 +117,8 @@ impl Query {
 }
 
 /// `enum pt_exec_mode` of a MODE.Exec.
-pub(super) fn exec_mode(word: u64) -> u64 {
-    match word >> 8 & 3 {
+pub(super) fn exec_mode(payload: u64) -> u64 {
+    match payload >> 32 {
         0 => 1,
         1 => 3,
         2 => 2,

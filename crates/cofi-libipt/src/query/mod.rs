@@ -238,7 +238,7 @@ impl Query {
                 };
             }
         };
-        let behind = at + packet.len;
+        let behind = at + packet.len();
         match packet.kind {
             Kind::Tnt8 | Kind::Tnt64 => return Ok(Some(Next::Tnt)),
             Kind::Tip => return Ok(Some(Next::Tip(packet))),
@@ -290,13 +290,13 @@ impl Query {
     /// A timing packet.
     fn timing(&mut self, packet: &Packet, at: usize) -> Result<Option<Next>, Error> {
         let errata = &self.config.errata;
-        let mut behind = at + packet.len;
-        let word = packet.word as u64;
+        let mut behind = at + packet.len();
+        let [payload, _] = packet.payload();
         match packet.kind {
-            Kind::Tsc => self.clock.tsc(word >> 8),
-            Kind::Mtc => self.clock.mtc((word >> 8) as u8),
+            Kind::Tsc => self.clock.tsc(payload),
+            Kind::Mtc => self.clock.mtc(payload as u8),
             Kind::Tma => {
-                let (ctc, fast) = crate::packets::tma(word);
+                let (ctc, fast) = (payload as u16, (payload >> 16) as u16);
                 if errata.has(Errata::SKZ84) && self.begins_nothing(behind) {
                     behind += 1;
                 } else {
@@ -306,12 +306,14 @@ impl Query {
             _ => {
                 // SKD007: an OVF stands in place of all bytes but the first.
                 let bytes = self.config.bytes().get(at + 1..).unwrap_or_default();
-                if errata.has(Errata::SKD007) && packet.len > 1 && bytes.starts_with(&[0x02, 0xf3])
+                if errata.has(Errata::SKD007)
+                    && packet.len() > 1
+                    && bytes.starts_with(&[0x02, 0xf3])
                 {
                     self.go(at + 1);
                     return Ok(None);
                 }
-                self.clock.cyc(packet.cycles());
+                self.clock.cyc(payload);
             }
         }
         self.go(behind);
@@ -376,7 +378,7 @@ impl Query {
                 return Err(Error::BadQuery);
             };
             (self.tnt_left, self.tnt) = packet.tnt();
-            self.go(at + packet.len);
+            self.go(at + packet.len());
         } else {
             let len = 6 - (first.leading_zeros() as u8).min(6);
             (self.tnt_left, self.tnt) = (len, u64::from(first >> 1));
@@ -399,7 +401,7 @@ impl Query {
         }
         self.asked_at = self.clock;
         let to = self.last_ip.told(&packet);
-        self.go(self.at() + packet.len);
+        self.go(self.at() + packet.len());
         Ok((to, self.read_ahead()))
     }
 }

@@ -50,7 +50,7 @@ impl Query {
                     continue;
                 }
             };
-            at += packet.len;
+            at += packet.len();
             match packet.kind {
                 Kind::Fup if errata.has(Errata::APL12) && self.off_behind(at) => return Ok(false),
                 Kind::Fup if packet.ip().0 == 0 => return Err(Error::NoIp),
@@ -76,7 +76,7 @@ impl Query {
                 Kind::Tnt8 | Kind::Tnt64 | Kind::Tip | Kind::TipPgd | Kind::Fup | Kind::Ovf => {
                     return false;
                 }
-                _ => at += packet.len,
+                _ => at += packet.len(),
             }
         }
         false
