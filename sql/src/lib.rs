@@ -23,6 +23,7 @@ mod export;
 pub mod functions;
 pub mod limits;
 mod output;
+mod packets_of;
 mod parquet_file;
 mod recording;
 mod scan;

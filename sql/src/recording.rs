@@ -78,15 +78,6 @@ pub struct Recording {
     parts: Vec<OnceLock<StreamParts>>,
 }
 
-/// The file that holds the trace: `perf record --kcore` makes a folder, and so does LLDB.
-fn inside(path: &Path) -> PathBuf {
-    let names = ["data", "trace.json"].map(|name| path.join(name));
-    let found = names
-        .into_iter()
-        .find(|name| path.is_dir() && name.is_file());
-    found.unwrap_or_else(|| path.into())
-}
-
 /// The names of the kernel's functions beside a trace. A list that is of no use is no reason not to read the trace.
 fn kernel_names(folders: &[PathBuf]) -> Option<Arc<Kallsyms>> {
     let texts = folders
@@ -102,11 +93,11 @@ impl Recording {
     /// # Errors
     /// When the file cannot be read, is no trace, or holds no packets.
     pub fn open(path: &Path, how: &OpenOptions) -> Result<Self, OpenError> {
-        let file = inside(path);
-        if path.join("data.0").is_file() {
+        let file = cofi_file::inside(path);
+        if cofi_file::is_divided(path) {
             return Err(OpenError::Unsupported {
                 path: path.into(),
-                what: "`perf record --threads` writes several files, which are not read; record without it",
+                what: cofi_file::DIVIDED,
             });
         }
         let bytes = cofi_file::file(&file).map_err(|error| OpenError::Read {

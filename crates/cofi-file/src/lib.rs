@@ -22,7 +22,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::ops::{Deref, Range};
 use std::os::fd::{IntoRawFd, RawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -38,6 +38,26 @@ const CHUNK: usize = 1 << 17;
 
 /// So many chunks are in memory at most, 64 MiB: many for each thread that reads, so that none loses the chunk that it is reading.
 const RESIDENT: usize = 512;
+
+/// Why a trace that is [divided](is_divided) is not read.
+pub const DIVIDED: &str =
+    "`perf record --threads` writes several files, which are not read; record without it";
+
+/// Whether a trace is the folder that `perf record --threads` makes.
+#[must_use]
+pub fn is_divided(path: &Path) -> bool {
+    path.join("data.0").is_file()
+}
+
+/// The file that holds a trace: `perf record --kcore` makes a folder, and so does LLDB.
+#[must_use]
+pub fn inside(path: &Path) -> PathBuf {
+    let names = ["data", "trace.json"].map(|name| path.join(name));
+    let found = names
+        .into_iter()
+        .find(|name| path.is_dir() && name.is_file());
+    found.unwrap_or_else(|| path.into())
+}
 
 /// The bytes of a file.
 #[derive(Debug)]

@@ -19,7 +19,10 @@ use std::sync::Arc;
 pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
     let input = &args.flow.input.file;
     let output = &target(&args.output)?;
-    let of_trace = [input.canonicalize(), input::inside(input).canonicalize()];
+    let of_trace = [
+        input.canonicalize(),
+        cofi_file::inside(input).canonicalize(),
+    ];
     if of_trace
         .iter()
         .any(|from| from.as_ref().is_ok_and(|from| from == output))
@@ -40,7 +43,10 @@ pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
         format: format_name(&args.flow),
         cpu: args.flow.cpu.clone().or(opened.manifest.cpu),
         path: match opened.manifest.path.is_empty() {
-            true => input::inside(input).as_os_str().as_encoded_bytes().to_vec(),
+            true => cofi_file::inside(input)
+                .as_os_str()
+                .as_encoded_bytes()
+                .to_vec(),
             false => opened.manifest.path,
         },
         errata: args.flow.errata.clone().or(opened.manifest.errata),

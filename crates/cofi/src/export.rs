@@ -125,7 +125,8 @@ fn create(args: &ExportArgs, session: &Session<'_>) -> Result<Box<dyn Write>> {
         same.is_some_and(|(one, two)| one == two)
     };
     let mut parts = session.parts().iter();
-    if is_output(input) || is_output(&input::inside(input)) || parts.any(|part| is_output(part)) {
+    if is_output(input) || is_output(&cofi_file::inside(input)) || parts.any(|part| is_output(part))
+    {
         bail!("{} is the trace itself", output.display());
     }
     Ok(Box::new(BufWriter::with_capacity(

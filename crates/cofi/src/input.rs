@@ -6,7 +6,7 @@ use crate::json::Line;
 use crate::output::tell;
 use crate::rtit::{self, RtitArgs};
 use anyhow::{Context, Result, bail};
-use cofi_file::Bytes;
+use cofi_file::{Bytes, inside};
 use cofi_flow::Cpu;
 use cofi_image::{ElfSpec, Kallsyms, RawSpec};
 use cofi_packet::rtit::Mode;
@@ -22,23 +22,11 @@ pub(crate) fn map(path: &Path) -> Result<Bytes> {
     if path == Path::new("-") {
         return Ok(Bytes::Read(read(path)?));
     }
-    if path.join("data.0").is_file() {
-        bail!(
-            "{}: `perf record --threads` writes several files, which are not read; record without it",
-            path.display()
-        );
+    if cofi_file::is_divided(path) {
+        bail!("{}: {}", path.display(), cofi_file::DIVIDED);
     }
     let path = &inside(path);
     cofi_file::file(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-/// `perf record --kcore` makes a folder, and so does LLDB.
-pub(crate) fn inside(path: &Path) -> PathBuf {
-    let names = ["data", "trace.json"].map(|name| path.join(name));
-    let found = names
-        .into_iter()
-        .find(|name| path.is_dir() && name.is_file());
-    found.unwrap_or_else(|| path.into())
 }
 
 /// The whole of a text; `-` is standard input.

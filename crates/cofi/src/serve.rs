@@ -93,6 +93,6 @@ pub(crate) fn open(flow: &FlowInput, file: &Path, index: IndexArgs) -> Result<Op
         name: file.display().to_string(),
         session,
         bytes,
-        index: has_file.then(|| Index::path_beside(&input::inside(file))),
+        index: has_file.then(|| Index::path_beside(&cofi_file::inside(file))),
     })
 }

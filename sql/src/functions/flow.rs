@@ -14,13 +14,11 @@ use crate::recording::Recording;
 use crate::table::{Outlet, Table, Unit, Units};
 use crate::tables::{CPU, RECORDING, TID, head};
 
-/// A row for each instruction.
+/// A row for each instruction, or for each block.
 #[derive(Debug)]
-pub(super) struct Instructions;
-
-/// A row for each block.
-#[derive(Debug)]
-pub(super) struct Blocks;
+pub(super) struct Ran {
+    pub(super) by_blocks: bool,
+}
 
 const OFFSET: Column = number(
     "stream_offset",
@@ -90,17 +88,30 @@ const BLOCKS: &[Column] = &[
     REASON,
 ];
 
-impl Table for Instructions {
+impl Table for Ran {
     fn name(&self) -> &'static str {
-        "instructions"
+        match self.by_blocks {
+            false => "instructions",
+            true => "blocks",
+        }
     }
 
     fn about(&self) -> &'static str {
-        "One row for each instruction that ran, as `cofi insn` lists them, and one for each place where something is missing."
+        match self.by_blocks {
+            false => {
+                "One row for each instruction that ran, as `cofi insn` lists them, and one for each place where something is missing."
+            }
+            true => {
+                "One row for each block that ran, as `cofi blocks` lists them: instructions up to one of which only the trace tells where it led, or an event; and one for each place where something is missing."
+            }
+        }
     }
 
     fn columns(&self) -> &'static [Column] {
-        INSTRUCTIONS
+        match self.by_blocks {
+            false => INSTRUCTIONS,
+            true => BLOCKS,
+        }
     }
 
     fn units(&self, recording: &Arc<Recording>, limits: &Limits) -> Units {
@@ -108,33 +119,11 @@ impl Table for Instructions {
     }
 
     fn fill(&self, unit: &Unit, out: &mut Outlet) {
-        fill(unit, out, false);
+        fill(unit, out, self.columns(), self.by_blocks);
     }
 }
 
-impl Table for Blocks {
-    fn name(&self) -> &'static str {
-        "blocks"
-    }
-
-    fn about(&self) -> &'static str {
-        "One row for each block that ran, as `cofi blocks` lists them: instructions up to one of which only the trace tells where it led, or an event; and one for each place where something is missing."
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        BLOCKS
-    }
-
-    fn units(&self, recording: &Arc<Recording>, limits: &Limits) -> Units {
-        units(recording, limits)
-    }
-
-    fn fill(&self, unit: &Unit, out: &mut Outlet) {
-        fill(unit, out, true);
-    }
-}
-
-fn fill(unit: &Unit, out: &mut Outlet, by_blocks: bool) {
+fn fill(unit: &Unit, out: &mut Outlet, columns: &[Column], by_blocks: bool) {
     let (Some(index), Some(stream)) = (unit.stream, unit.stream()) else {
         return;
     };
@@ -143,7 +132,6 @@ fn fill(unit: &Unit, out: &mut Outlet, by_blocks: bool) {
         StreamOffset(0) if unit.range.end.0 == u64::MAX => session.decode(stream),
         _ => session.decode_within(stream, unit.range.clone()),
     };
-    let columns = if by_blocks { BLOCKS } else { INSTRUCTIONS };
     let at = |name| columns.iter().position(|column| column.name == name);
     let wants = |name| at(name).is_some_and(|index| out.wants(index));
     let wants_place = wants("function") || wants("file");

@@ -27,8 +27,8 @@ pub(crate) use places::Places;
 #[must_use]
 pub fn all() -> Vec<Arc<dyn Table>> {
     vec![
-        Arc::new(flow::Instructions),
-        Arc::new(flow::Blocks),
+        Arc::new(flow::Ran { by_blocks: false }),
+        Arc::new(flow::Ran { by_blocks: true }),
         Arc::new(packets::Packets),
     ]
 }

@@ -3,14 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cofi_flow::TraceFormat;
-use cofi_packet::intel::{IntelPt, Repaired, SpoiltBy};
-use cofi_packet::rtit::Rtit;
-use cofi_packet::{Format, Item, PacketKind, Packets, extent};
+use cofi_packet::{Format, Item, PacketKind, StreamOffset, extent};
 
 use super::{CPU, RECORDING, TID, head};
 use crate::columns::{Column, number, text};
 use crate::limits::Limits;
+use crate::packets_of::{TakePackets, packets_of};
 use crate::recording::Recording;
 use crate::table::{Outlet, Table, Unit, Units};
 
@@ -53,26 +51,8 @@ impl Table for PacketStats {
 
     fn fill(&self, unit: &Unit, out: &mut Outlet) {
         let Some(stream) = unit.stream() else { return };
-        let config = unit.recording.session().flow_config();
-        let by = SpoiltBy {
-            skd007: config.errata.skd007,
-            skz84: config.errata.skz84,
-        };
         let mut sums = Sums::default();
-        // No packet is made of two halves between which something is missing.
-        for part in stream.parts() {
-            let upto = usize::try_from(part.end.0).unwrap_or(usize::MAX);
-            let bytes = stream.bytes().get(..upto).unwrap_or(stream.bytes());
-            match config.format {
-                TraceFormat::IntelPt => {
-                    sums.add_all::<IntelPt>(Repaired::starting_at(bytes, part.start, by));
-                }
-                TraceFormat::Rtit(rtit) => {
-                    let packets = Packets::<Rtit>::starting_at(bytes, part.start);
-                    sums.add_all::<Rtit>(packets.in_context(rtit.cycles));
-                }
-            }
-        }
+        packets_of(unit, &mut sums);
         let key = stream.key();
         for (packet, sum) in sums.0 {
             out.put(|row| {
@@ -97,8 +77,9 @@ struct Sum {
 #[derive(Debug, Default)]
 struct Sums(BTreeMap<Option<&'static str>, Sum>);
 
-impl Sums {
-    fn add_all<F: Format>(&mut self, packets: impl Iterator<Item = Item<F>>) {
+impl TakePackets for Sums {
+    // A stream is counted as a whole.
+    fn take<F: Format>(&mut self, packets: impl Iterator<Item = Item<F>>, _end: StreamOffset) {
         // Kinds are few: by a number each, and by name in the end.
         let mut kinds = vec![Sum::default(); F::Kind::ALL.len() + 1];
         for item in packets {
