@@ -7,6 +7,7 @@ use arrow::array::{Array, ArrayRef, AsArray, StringBuilder, UInt64Builder};
 use arrow::datatypes::{DataType, UInt64Type};
 use datafusion::common::{Result, exec_err, plan_err};
 use datafusion::dataframe::DataFrame;
+use datafusion::execution::DiskManager;
 use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::logical_expr::{ColumnarValue, Volatility, create_udf};
@@ -16,6 +17,7 @@ use datafusion::sql::parser::{DFParser, Statement};
 use crate::functions::{self, Function};
 use crate::recording::Recording;
 use crate::scan::Provider;
+use crate::spill::SpillFolder;
 use crate::table::Table;
 use crate::tables;
 
@@ -51,11 +53,10 @@ impl Engine {
     /// # Errors
     /// When the folder for files cannot be had.
     pub fn new(recordings: &[Arc<Recording>], options: &EngineOptions) -> Result<Self> {
-        let mut runtime =
-            RuntimeEnvBuilder::new().with_memory_pool(Arc::new(FairSpillPool::new(options.memory)));
-        if let Some(folder) = &options.spill_folder {
-            runtime = runtime.with_temp_file_path(folder);
-        }
+        let files = Arc::new(SpillFolder::new(options.spill_folder.as_deref())?);
+        let runtime = RuntimeEnvBuilder::new()
+            .with_memory_pool(Arc::new(FairSpillPool::new(options.memory)))
+            .with_disk_manager_builder(DiskManager::builder().with_temp_file_factory(files));
         let mut config = SessionConfig::new().with_information_schema(true);
         if let Some(threads) = options.threads {
             config = config.with_target_partitions(threads.max(1));

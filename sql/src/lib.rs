@@ -27,6 +27,7 @@ mod packets_of;
 mod parquet_file;
 mod recording;
 mod scan;
+mod spill;
 pub mod table;
 pub mod tables;
 

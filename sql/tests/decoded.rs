@@ -244,6 +244,12 @@ fn little_memory(file: &Path) {
     assert!(said.contains("more memory than --memory says"), "{said}");
     let left = std::fs::read_dir(folder.path()).expect("a folder");
     assert_eq!(left.count(), 0, "files are left");
+    // A folder that cannot be had is told of before anything is decoded.
+    let words = ["sql", "--spill", "/proc/none"];
+    let output = cofi_sql(&words, &[file], sorted);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("cannot write into /proc/none"), "{said}");
 }
 
 /// How many parts a statement decoded, and how many it left out.
