@@ -185,11 +185,17 @@ fn on_block_slowly(vcpu: c_uint, number: u32) {
 /// A block is about to run, and nobody wants to know.
 extern "C" fn on_block_unheard(_: c_uint, _: *mut c_void) {}
 
+/// Puts a block's number into a slot's ring, if that is not at its limit; whether it did.
+#[inline(always)]
+pub(crate) fn put_number_quickly(base: usize, number: u32) -> bool {
+    // SAFETY: a slot of ours begins there.
+    unsafe { rings::put_quickly(rings::slot_memory(base), number) }
+}
+
 /// Puts a block's number into a slot's ring.
 #[inline]
 pub(crate) fn put_number(base: usize, number: u32) {
-    // SAFETY: a slot of ours begins there.
-    if !unsafe { rings::put_quickly(rings::slot_memory(base), number) } {
+    if !put_number_quickly(base, number) {
         on_block_at_limit(base, number);
     }
 }

@@ -238,6 +238,13 @@ impl Machine {
         found == MARKS.load(Ordering::Relaxed).wrapping_add(vcpu as usize)
     }
 
+    /// Whether the mark of a processor is set, as [`Self::take_mark`] would say, which then takes it.
+    #[inline]
+    pub(crate) fn is_marked(vcpu: c_uint) -> bool {
+        // SAFETY: as in `take_mark`.
+        unsafe { MARKS.load(Ordering::Relaxed).add(vcpu as usize).read() != 0 }
+    }
+
     /// Takes the mark of a processor, whose thread this must be, and which has a mark ([`Self::has_mark`]): whether it was set since it was
     /// taken last.
     pub(crate) fn take_mark(vcpu: c_uint) -> bool {

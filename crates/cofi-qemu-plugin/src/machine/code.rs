@@ -44,6 +44,12 @@ pub(super) enum End {
 }
 
 impl End {
+    /// Whether an interrupt's handler cannot be told from where it leads by itself.
+    #[inline]
+    pub(super) const fn is_anywhere(self) -> bool {
+        matches!(self, Self::Near | Self::Far | Self::FarCall)
+    }
+
     /// Of an instruction with exactly these bytes.
     pub(super) fn of(bytes: &[u8]) -> Self {
         // Outside 64-bit mode a byte from 0x40 on is INC or DEC, and nothing follows it.
@@ -132,6 +138,24 @@ pub(super) struct Variant {
 }
 
 impl Variant {
+    /// [`State::kind`] where it runs.
+    #[inline]
+    pub(super) const fn kind(&self) -> u32 {
+        self.kind
+    }
+
+    /// Whether it is what runs in this state, if its code does.
+    #[inline]
+    fn is_in(&self, state: State) -> bool {
+        self.kind == state.kind() && self.start == state.linear(self.bits)
+    }
+
+    /// Whether its last instruction leads to that block, as far as the instruction says by itself where it leads.
+    #[inline]
+    pub(super) const fn leads_by_itself_to(&self, next: &Self) -> bool {
+        next.start == self.after || next.start == self.target
+    }
+
     /// Whether one of its instructions begins at this address.
     pub(super) fn has_instruction_at(&self, address: u64) -> bool {
         let mut at = self.start;
@@ -206,14 +230,16 @@ impl Code {
         state: State,
         recent: &mut Recent,
     ) -> (&'static Variant, bool) {
-        match self.first.get() {
-            Some(first)
-                if first.kind == state.kind() && first.start == state.linear(first.bits) =>
-            {
-                (first, false)
-            }
-            _ => self.other(state, recent),
+        match self.first_in(state) {
+            Some(first) => (first, false),
+            None => self.other(state, recent),
         }
+    }
+
+    /// The first variant, if it is what runs in this state.
+    #[inline]
+    pub(super) fn first_in(&'static self, state: State) -> Option<&'static Variant> {
+        self.first.get().filter(|first| first.is_in(state))
     }
 
     /// As [`Self::variant`], if it is not the first one.

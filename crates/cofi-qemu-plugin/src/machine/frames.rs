@@ -21,6 +21,8 @@ pub(super) struct Handlers {
     bytes: Vec<u8>,
     /// Sorted: offsets in their segments; in real mode linear addresses.
     known: Vec<u64>,
+    /// The first and the last of these; all places, where none is known.
+    range: (u64, u64),
 }
 
 impl Handlers {
@@ -35,7 +37,21 @@ impl Handlers {
             mode: None,
             bytes: Vec::new(),
             known: Vec::new(),
+            range: (0, u64::MAX),
         }
+    }
+
+    /// From now on these are known.
+    fn set_known(&mut self, known: impl IntoIterator<Item = u64>) {
+        self.known.clear();
+        self.known.extend(known);
+        self.known.sort_unstable();
+        self.known.dedup();
+        self.range = match *self.known {
+            [only] => (only, only),
+            [first, .., last] => (first, last),
+            [] => (0, u64::MAX),
+        };
     }
 
     /// Looks at the table if it is another one, or may have changed.
@@ -73,21 +89,15 @@ impl Handlers {
         }
         self.bytes.clear();
         self.bytes.extend_from_slice(bytes);
-        self.known.clear();
-        self.known
-            .extend(bytes.chunks_exact(size).filter_map(handler));
-        self.known.sort_unstable();
-        self.known.dedup();
+        self.set_known(bytes.chunks_exact(size).filter_map(handler));
     }
 
     /// Whether no handler can begin where the processor stands, as far as is known. Handlers stand close together.
     #[inline]
     pub(super) fn is_elsewhere(&self, state: State) -> bool {
-        let (Some(first), Some(last)) = (self.known.first(), self.known.last()) else {
-            return false;
-        };
+        let (first, last) = self.range;
         let mode = state.mode();
-        let is_outside = state.ip() < *first || state.ip() > *last;
+        let is_outside = state.ip() < first || state.ip() > last;
         is_outside && mode != Mode::Real && self.mode == Some(mode) && self.table == state.idt()
     }
 
@@ -167,8 +177,7 @@ impl Look<'_> {
     pub(super) fn interrupts(&self, before: &Before) -> Option<Hops> {
         let here = (self.state.ip(), self.state.linear(self.state.bits()));
         // Where any place may be next, an interrupt is believed only where the table leads.
-        let is_anywhere = matches!(before.variant.end, End::Near | End::Far | End::FarCall);
-        if is_anywhere && !self.handlers.has(here.0, here.1) {
+        if before.variant.end.is_anywhere() && !self.handlers.has(here.0, here.1) {
             return None;
         }
         let mut hops = Hops::new();

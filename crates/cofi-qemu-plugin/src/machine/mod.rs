@@ -35,16 +35,18 @@ struct Processor {
     cs: u16,
     cs_base: u64,
     cr3: u64,
+    /// Where its slot is, if there is one: else it runs no variant.
+    slot: usize,
+    has_slot: bool,
     handlers: Handlers,
-    /// Where its slot is.
-    slot: Option<usize>,
     has_begun: bool,
     recent: Recent,
     /// How code ran when CS had these selectors.
     modes: Vec<(u16, u32)>,
 }
 
-/// A processor's own: only its thread uses it.
+/// A processor's own: only its thread uses it. Its size is a power of two, as it is looked for whenever a block runs.
+#[repr(align(256))]
 struct Own(UnsafeCell<Processor>);
 
 // SAFETY: each is used by one processor's callbacks only, which QEMU calls one after the other.
@@ -109,26 +111,9 @@ extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8
     let code: &'static Code = unsafe { &*core::ptr::with_exposed_provenance::<Code>(code.addr()) };
     // SAFETY: QEMU's generated code, which calls this, has the state's address there.
     let state = unsafe { State::new(at) };
-    if !own.has_begun {
-        own.begin(vcpu, state);
+    if !own.runs_plainly(vcpu, code, state) {
+        own.runs(vcpu, code, state);
     }
-    // Without a slot there may be no shared memory at all.
-    let Some(slot) = own.slot else { return };
-    let (variant, is_new) = code.variant(state, &mut own.recent);
-    if let Some(before) = own.variant {
-        own.arrive(state, vcpu, slot, before, variant, is_new);
-    }
-    if own.cr3 != state.cr3() {
-        own.cr3 = state.cr3();
-        rings::put(slot, &[record::CR3, own.cr3 as u32, (own.cr3 >> 32) as u32]);
-    }
-    let cs = state.cs_selector();
-    if own.cs != cs || own.variant.is_none_or(|before| before.bits != variant.bits) {
-        own.note_mode(cs, variant.bits);
-    }
-    own.variant = Some(variant);
-    (own.cs, own.cs_base) = (cs, state.cs_base());
-    plugin::put_number(slot, variant.number);
 }
 
 impl Processor {
@@ -138,8 +123,9 @@ impl Processor {
         cs: 0,
         cs_base: 0,
         cr3: 0,
+        slot: 0,
+        has_slot: false,
         handlers: Handlers::new(),
-        slot: None,
         has_begun: false,
         recent: Recent::new(),
         modes: Vec::new(),
@@ -160,7 +146,70 @@ impl Processor {
         self.cr3 = !state.cr3();
         // What a processor of this number has left.
         Machine::take_mark(vcpu);
-        self.slot = plugin::begin_slot(vcpu, vcpu + 1);
+        if let Some(slot) = plugin::begin_slot(vcpu, vcpu + 1) {
+            (self.slot, self.has_slot) = (slot, true);
+        }
+    }
+
+    /// Tells that a block runs, if there is nothing else to tell; whether it did. So it is with nearly every block, and the time that a
+    /// recording takes is these few instructions: all that takes more is [`Self::runs`]'s, which tells the same of these, too.
+    #[inline(always)]
+    fn runs_plainly(&mut self, vcpu: c_uint, code: &'static Code, state: State) -> bool {
+        let (Some(before), Some(here)) = (self.variant, code.first_in(state)) else {
+            return false;
+        };
+        let is_same = self.cs == state.cs_selector()
+            && self.cr3 == state.cr3()
+            && before.kind() == here.kind();
+        // A mark stays until it is known that this is all.
+        let told = is_same
+            && self.is_plain(before, here, state)
+            && (!before.is_marked || Machine::is_marked(vcpu))
+            && plugin::put_number_quickly(self.slot, here.number);
+        if !told {
+            return false;
+        }
+        if before.is_marked {
+            Machine::take_mark(vcpu);
+        }
+        self.variant = Some(here);
+        self.cs_base = state.cs_base();
+        true
+    }
+
+    /// Tells that a block runs, and all that is to be told before.
+    #[inline(never)]
+    fn runs(&mut self, vcpu: c_uint, code: &'static Code, state: State) {
+        if !self.has_begun {
+            self.begin(vcpu, state);
+        }
+        // Without a slot there may be no shared memory at all.
+        if !self.has_slot {
+            return;
+        }
+        let slot = self.slot;
+        let (variant, is_new) = code.variant(state, &mut self.recent);
+        if let Some(before) = self.variant {
+            self.arrive(state, vcpu, before, variant, is_new);
+        }
+        if self.cr3 != state.cr3() {
+            self.cr3 = state.cr3();
+            rings::put(
+                slot,
+                &[record::CR3, self.cr3 as u32, (self.cr3 >> 32) as u32],
+            );
+        }
+        let cs = state.cs_selector();
+        if self.cs != cs
+            || self
+                .variant
+                .is_none_or(|before| before.bits != variant.bits)
+        {
+            self.note_mode(cs, variant.bits);
+        }
+        self.variant = Some(variant);
+        (self.cs, self.cs_base) = (cs, state.cs_base());
+        plugin::put_number(slot, variant.number);
     }
 
     #[cold]
@@ -175,36 +224,39 @@ impl Processor {
         }
     }
 
+    /// Whether control came from the block `before` to `here` by itself, and not by an interrupt, if both run in the same kind of state.
+    #[inline(always)]
+    fn is_plain(&self, before: &Variant, here: &Variant, state: State) -> bool {
+        match before.end {
+            End::Plain | End::Direct(..) | End::Repeat => before.leads_by_itself_to(here),
+            // Most come by a branch to where no interrupt leads.
+            End::Near | End::Far | End::FarCall => self.handlers.is_elsewhere(state),
+        }
+    }
+
     /// Control came from the block `before` to `here`: tells whatever is not plain from that.
-    #[inline]
     fn arrive(
         &mut self,
         state: State,
         vcpu: c_uint,
-        slot: usize,
         before: &'static Variant,
         here: &Variant,
         is_new: bool,
     ) {
-        let natural = here.start == before.after || here.start == before.target;
         if before.is_marked && !Machine::take_mark(vcpu) {
-            rings::put(slot, &[record::UNFINISHED]);
+            rings::put(self.slot, &[record::UNFINISHED]);
         }
-        let is_simple = match before.end {
-            End::Plain | End::Direct(..) | End::Repeat => natural,
-            // Most come by a branch to where no interrupt leads.
-            End::Near | End::Far | End::FarCall => {
-                let in_smm = here.bits & !before.bits & bits::SMM != 0;
-                !is_new && !in_smm && self.handlers.is_elsewhere(state)
-            }
-        };
+        let is_anywhere = before.end.is_anywhere();
+        let in_smm = here.bits & !before.bits & bits::SMM != 0;
+        let is_simple = self.is_plain(before, here, state) && !(is_anywhere && (is_new || in_smm));
         if !is_simple && let Some(machine) = MACHINE.get() {
+            let natural = before.leads_by_itself_to(here);
             let before = Before {
                 variant: before,
                 cs: self.cs,
                 cs_base: self.cs_base,
             };
-            self.arrive_otherwise(machine, state, slot, &before, is_new, natural);
+            self.arrive_otherwise(machine, state, &before, is_new, natural);
         }
     }
 
@@ -213,11 +265,11 @@ impl Processor {
         &mut self,
         machine: &Machine,
         state: State,
-        slot: usize,
         before: &Before,
         is_new: bool,
         natural: bool,
     ) {
+        let slot = self.slot;
         let modes = &self.modes;
         let bits_of = |cs: u16| {
             let known = modes.iter().find(|(selector, _)| *selector == cs);
@@ -237,7 +289,7 @@ impl Processor {
             }
             return;
         }
-        let is_anywhere = matches!(before.variant.end, End::Near | End::Far | End::FarCall);
+        let is_anywhere = before.variant.end.is_anywhere();
         let is_real = state.mode() == state::Mode::Real;
         let changed = is_new || is_real || !(is_anywhere || natural);
         self.handlers.refresh(machine, state, changed);
@@ -282,8 +334,8 @@ fn on_idle(vcpu: c_uint) {
     };
     // SAFETY: QEMU calls this in the processor's own thread, while it runs nothing.
     let own = unsafe { &*own.0.get() };
-    if let (Some(slot), Some(_)) = (own.slot, own.variant) {
-        rings::put(slot, &[record::IDLE]);
+    if own.variant.is_some() {
+        rings::put(own.slot, &[record::IDLE]);
     }
 }
 }

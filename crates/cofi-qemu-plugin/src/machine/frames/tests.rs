@@ -11,7 +11,7 @@ fn handlers(known: &[u64]) -> Handlers {
     let mut handlers = Handlers::new();
     handlers.table = made.state().idt();
     handlers.mode = Some(Mode::Long);
-    handlers.known.extend(known);
+    handlers.set_known(known.iter().copied());
     handlers
 }
 
