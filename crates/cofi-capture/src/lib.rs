@@ -21,4 +21,4 @@ pub use notice::{Change, Notice};
 pub use observer::{
     Entry, Lane, Mapping, MappingKind, Observer, Pid, ProcessCause, SavedCode, Signal,
 };
-pub use runs::{Run, Runs, Step};
+pub use runs::{Run, Runs, Step, Steps};

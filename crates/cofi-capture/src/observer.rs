@@ -143,9 +143,9 @@ pub trait Observer {
     /// Blocks ran in user space, one after the other. What is not taken out of `runs` is told again, by the other calls.
     fn ran(&mut self, tid: Pid, runs: &mut Runs<'_>) {
         for run in runs {
-            let steps = run.steps();
-            for (i, step) in steps.iter().enumerate() {
-                let next = steps.get(i + 1).map_or(run.next, |step| step.ip);
+            let mut steps = run.steps().peekable();
+            while let Some(step) = steps.next() {
+                let next = steps.peek().map_or(run.next, |step| step.ip);
                 self.retired(tid, step.ip, &step.insn, next);
             }
         }

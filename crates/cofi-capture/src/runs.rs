@@ -1,5 +1,10 @@
 //! Blocks of instructions, and runs of them that an engine hands on as a whole: nobody is asked anything for each of them.
 
+mod steps;
+
+pub use self::steps::Steps;
+
+use self::steps::{Place, StepList};
 use cofi_insn::{Checksum, Class, Insn};
 use cofi_packet::{ExecMode, Ip};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -238,9 +243,9 @@ impl Block {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockList {
     blocks: Vec<Block>,
-    /// Where the instructions of each begin and end in `steps`.
-    places: Vec<(u32, u32)>,
-    steps: Vec<Step>,
+    /// Where the instructions of each are in `steps`.
+    places: Vec<Place>,
+    steps: StepList,
 }
 
 impl BlockList {
@@ -259,9 +264,7 @@ impl BlockList {
 
     pub(crate) fn push(&mut self, start: Ip, steps: &[Step], is_resumed: bool) {
         self.blocks.push(Block::new(start, steps, is_resumed));
-        let begin = self.steps.len() as u32;
-        self.steps.extend_from_slice(steps);
-        self.places.push((begin, self.steps.len() as u32));
+        self.places.push(self.steps.push(steps));
     }
 
     /// Adds a block that is the same as another one.
@@ -288,15 +291,17 @@ impl BlockList {
         }
     }
 
-    pub(crate) fn get(&self, number: u32) -> Option<(&Block, &[Step])> {
-        Some((self.blocks.get(number as usize)?, self.steps_of(number)))
+    pub(crate) fn get(&self, number: u32) -> Option<&Block> {
+        self.blocks.get(number as usize)
     }
 
-    fn steps_of(&self, number: u32) -> &[Step] {
-        let place = self.places.get(number as usize);
-        place
-            .and_then(|(begin, end)| self.steps.get(*begin as usize..*end as usize))
-            .unwrap_or_default()
+    /// The instructions of a block; none, where there is none of this number.
+    pub(crate) fn steps(&self, number: u32) -> Steps<'_> {
+        let number = number as usize;
+        match (self.blocks.get(number), self.places.get(number)) {
+            (Some(block), Some(place)) => self.steps.get(block.start, *place),
+            _ => Steps::default(),
+        }
     }
 
     /// The runs of `before` and of the blocks of these numbers, of which each was entered behind the one before it.
@@ -457,8 +462,8 @@ impl<'a> Run<'a> {
 
     /// All of them.
     #[must_use]
-    pub fn steps(&self) -> &'a [Step] {
-        self.list.steps_of(self.number)
+    pub fn steps(&self) -> Steps<'a> {
+        self.list.steps(self.number)
     }
 }
 

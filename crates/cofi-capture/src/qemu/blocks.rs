@@ -5,10 +5,11 @@ mod tests;
 
 use super::told::Told;
 use crate::runs::{Block, BlockList};
-use crate::{Mapping, Observer, Pid, Runs, SavedCode, Step};
+use crate::{Mapping, Observer, Pid, Runs, SavedCode, Step, Steps};
 use cofi_insn::{Class, decode};
 use cofi_packet::{ExecMode, Ip};
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,29 +17,71 @@ use std::sync::Arc;
 const PAGE: u64 = 4096;
 
 /// The same bytes at the same address. However often QEMU translates them, they are kept once.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Version {
-    start: u64,
-    /// All that QEMU translated, of [`Blocks::code`].
-    code: Range<usize>,
+    /// Where all that QEMU translated begins in [`Versions::code`]. It ends where the next version begins.
+    code: usize,
     /// Bytes of it that are instructions.
-    len: usize,
+    len: u32,
     /// The first block of it.
     first: u32,
 }
 
-impl Version {
-    /// The instructions' bytes, of the blocks' code.
-    fn bytes<'a>(&self, code: &'a [u8]) -> &'a [u8] {
-        code.get(self.code.start..self.code.start + self.len)
+/// All versions of a process's code.
+#[derive(Clone, Debug, Default)]
+struct Versions {
+    all: Vec<Version>,
+    code: Vec<u8>,
+}
+
+impl Versions {
+    fn get(&self, version: u32) -> Option<&Version> {
+        self.all.get(version as usize)
+    }
+
+    /// Adds all that QEMU translated, of which `len` bytes are instructions; the number of the version.
+    fn push(&mut self, code: &[u8], len: usize, first: u32) -> u32 {
+        self.all.push(Version {
+            code: self.code.len(),
+            len: len as u32,
+            first,
+        });
+        self.code.extend_from_slice(code);
+        self.all.len() as u32 - 1
+    }
+
+    /// Leaves out those whose first block is not among the first `blocks`; how many are left.
+    fn truncate(&mut self, blocks: usize) -> usize {
+        let is_in = |version: &Version| (version.first as usize) < blocks;
+        let kept = self.all.partition_point(is_in);
+        if let Some(next) = self.all.get(kept) {
+            self.code.truncate(next.code);
+        }
+        self.all.truncate(kept);
+        kept
+    }
+
+    /// All that QEMU translated of a version.
+    fn translated(&self, version: u32) -> &[u8] {
+        let begin = |version| self.get(version).map(|version| version.code);
+        let end = begin(version + 1).unwrap_or(self.code.len());
+        let range = begin(version).map(|begin| begin..end);
+        range
+            .and_then(|range| self.code.get(range))
             .unwrap_or_default()
+    }
+
+    /// The bytes of a version's instructions.
+    fn instructions(&self, version: u32) -> &[u8] {
+        let len = self.get(version).map_or(0, |version| version.len as usize);
+        self.translated(version).get(..len).unwrap_or_default()
     }
 }
 
 /// What a block was made of.
 #[derive(Clone, Debug)]
 struct Origin {
-    /// Of [`Blocks::versions`].
+    /// The number of its version.
     version: u32,
     /// What was told last of its addresses is just this.
     is_told: bool,
@@ -58,12 +101,11 @@ pub(super) struct Blocks {
     list: BlockList,
     /// By number.
     origins: Vec<Origin>,
-    versions: Vec<Version>,
-    code: Vec<u8>,
-    /// The last version of an address and a hash of its bytes.
-    known: HashMap<(u64, u64), u32>,
-    /// By address and version, the blocks that are told: those that may have to be told again when something is.
-    told_blocks: BTreeMap<(u64, u32), Vec<u32>>,
+    versions: Versions,
+    /// The last version of which the address and the bytes have this hash.
+    known: FxHashMap<u64, u32>,
+    /// By the page where they begin, the blocks that are told: those that may have to be told again when something is.
+    told_blocks: BTreeMap<u64, Vec<u32>>,
     /// Bytes of the longest block.
     longest: u64,
     /// What is mapped, for the next block. By first addresses.
@@ -85,10 +127,7 @@ impl Blocks {
         child.list.truncate(count);
         child.origins.truncate(count);
         let is_in = |number: &u32| (*number as usize) < count;
-        let kept = child
-            .versions
-            .partition_point(|version| is_in(&version.first));
-        child.versions.truncate(kept);
+        let kept = child.versions.truncate(count);
         child.known.retain(|_, version| (*version as usize) < kept);
         child.told_blocks.retain(|_, numbers| {
             numbers.retain(is_in);
@@ -99,9 +138,19 @@ impl Blocks {
         child
     }
 
-    /// The block of this number and its instructions; `None` if the plugin never told of it.
-    pub(super) fn get(&self, number: u32) -> Option<(&Block, &[Step])> {
+    /// The block of this number; `None` if the plugin never told of it.
+    pub(super) fn get(&self, number: u32) -> Option<&Block> {
         self.list.get(number)
+    }
+
+    /// Its instructions.
+    pub(super) fn kept_steps(&self, number: u32) -> Steps<'_> {
+        self.list.steps(number)
+    }
+
+    /// The same in memory of their own.
+    pub(super) fn steps(&self, number: u32) -> Vec<Step> {
+        self.kept_steps(number).collect()
     }
 
     /// Whether nothing need be told any more of a block that has run; of one that there is none of, neither.
@@ -156,13 +205,14 @@ impl Blocks {
 
     /// Puts the block on the list. Its version, which may be a new one.
     fn version_of(&mut self, number: u32, start: u64, code: &[u8]) -> u32 {
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(code);
-        let place = self.known.entry((start, hash)).or_insert(u32::MAX);
-        if let Some(version) = self.versions.get(*place as usize)
-            && self.code.get(version.code.clone()) == Some(code)
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((start, code));
+        if let Some(known) = self.known.get(&hash).copied()
+            && let Some(first) = self.versions.get(known).map(|version| version.first)
+            && self.start_of(first) == start
+            && self.versions.translated(known) == code
         {
-            self.list.push_again(version.first);
-            return *place;
+            self.list.push_again(first);
+            return known;
         }
         let mut steps = Vec::new();
         let mut at = 0;
@@ -180,17 +230,15 @@ impl Blocks {
             _ => false,
         };
         self.list.push(Ip(start), &steps, is_resumed);
-        *place = self.versions.len() as u32;
-        let end = self.code.len();
-        self.code.extend_from_slice(code);
-        self.versions.push(Version {
-            start,
-            code: end..self.code.len(),
-            len: at,
-            first: number,
-        });
+        let version = self.versions.push(code, at, number);
+        self.known.insert(hash, version);
         self.longest = self.longest.max(at as u64);
-        *place
+        version
+    }
+
+    /// Where a block begins.
+    fn start_of(&self, number: u32) -> u64 {
+        self.list.get(number).map_or(0, |block| block.start().0)
     }
 
     /// Whether nothing need be told for a block to have run.
@@ -198,15 +246,12 @@ impl Blocks {
         let Some(origin) = self.origins.get(number as usize) else {
             return true;
         };
-        let Some(version) = self.versions.get(origin.version as usize) else {
-            return true;
-        };
-        let code = version.bytes(&self.code);
-        let is_mapped = || {
-            self.told
-                .is_mapped(version.start, origin.mapping.as_deref())
-        };
-        code.is_empty() || is_mapped() && self.told.has(version.start, code)
+        let (start, code) = (
+            self.start_of(number),
+            self.versions.instructions(origin.version),
+        );
+        let is_mapped = || self.told.is_mapped(start, origin.mapping.as_deref());
+        code.is_empty() || is_mapped() && self.told.has(start, code)
     }
 
     fn set_told(&mut self, number: u32, is_told: bool) {
@@ -216,9 +261,9 @@ impl Blocks {
             return;
         };
         origin.is_told = is_told;
-        if is_told && let Some(version) = self.versions.get(origin.version as usize) {
-            let key = (version.start, origin.version);
-            self.told_blocks.entry(key).or_default().push(number);
+        if is_told {
+            let page = self.start_of(number) / PAGE;
+            self.told_blocks.entry(page).or_default().push(number);
         }
     }
 
@@ -227,12 +272,17 @@ impl Blocks {
         if self.watched.is_empty() {
             return false;
         }
-        let origin = self.origins.get(number as usize);
-        let version = origin.and_then(|origin| self.versions.get(origin.version as usize));
-        version.is_some_and(|version| {
-            let addresses = version.start..version.start + version.len as u64;
-            self.watched.iter().any(|ip| addresses.contains(ip))
-        })
+        let addresses = self.addresses(number);
+        self.watched.iter().any(|ip| addresses.contains(ip))
+    }
+
+    /// Where a block's instructions stand.
+    fn addresses(&self, number: u32) -> Range<u64> {
+        let version = self.origins.get(number as usize);
+        let version = version.and_then(|origin| self.versions.get(origin.version));
+        let len = version.map_or(0, |version| version.len);
+        let start = self.start_of(number);
+        start..start.saturating_add(len.into())
     }
 
     /// A thread has run this block, or a part of it: sees to it that the observer knows its code before it is told of that.
@@ -240,12 +290,13 @@ impl Blocks {
         let Some(origin) = self.origins.get(number as usize) else {
             return;
         };
-        let version = self.versions.get(origin.version as usize);
-        let (false, Some(version)) = (origin.is_told, version) else {
+        if origin.is_told {
             return;
-        };
-        let start = version.start;
-        let code = version.bytes(&self.code);
+        }
+        let (start, code) = (
+            self.start_of(number),
+            self.versions.instructions(origin.version),
+        );
         let mut changed: Vec<Range<u64>> = Vec::new();
         if let Some(mapping) = origin.mapping.as_deref()
             && !self.told.is_mapped(start, Some(mapping))
@@ -272,19 +323,26 @@ impl Blocks {
 
     /// Something was told of these addresses: what else was told there may not be so any more.
     fn doubt(&mut self, range: Range<u64>) {
-        let from = range.start.saturating_sub(self.longest);
-        let overlaps = |(start, version): &(u64, u32)| {
-            let version = self.versions.get(*version as usize);
-            version.is_some_and(|version| start + version.len as u64 > range.start)
-        };
-        let doubtful: Vec<(u64, u32)> = self
+        let pages =
+            range.start.saturating_sub(self.longest) / PAGE..=range.end.saturating_sub(1) / PAGE;
+        let pages: Vec<u64> = self
             .told_blocks
-            .range((from, 0)..(range.end, 0))
-            .map(|(key, _)| *key)
-            .filter(overlaps)
+            .range(pages)
+            .map(|(page, _)| *page)
             .collect();
-        for key in doubtful {
-            for number in self.told_blocks.remove(&key).unwrap_or_default() {
+        for page in pages {
+            let Some(mut numbers) = self.told_blocks.remove(&page) else {
+                continue;
+            };
+            let overlaps = |number: &mut u32| {
+                let addresses = self.addresses(*number);
+                addresses.start < range.end && range.start < addresses.end
+            };
+            let doubtful: Vec<u32> = numbers.extract_if(.., overlaps).collect();
+            if !numbers.is_empty() {
+                self.told_blocks.insert(page, numbers);
+            }
+            for number in doubtful {
                 self.set_told(number, false);
             }
         }

@@ -54,6 +54,8 @@ pub(super) struct Thread {
     in_system_call: bool,
     /// How often control went where nothing explains.
     pub(super) unexplained: u64,
+    /// The instructions of a block that is told one by one; memory for them, so that none is asked for each time.
+    steps: Vec<Step>,
 }
 
 impl Thread {
@@ -65,6 +67,7 @@ impl Thread {
             signal: None,
             in_system_call: false,
             unexplained: 0,
+            steps: Vec::new(),
         }
     }
 
@@ -128,7 +131,7 @@ impl Thread {
 
     /// A block was entered.
     pub(super) fn enter(&mut self, observer: &mut dyn Observer, blocks: &mut Blocks, number: u32) {
-        let Some((block, _)) = blocks.get(number) else {
+        let Some(block) = blocks.get(number) else {
             self.unexplained += 1;
             return;
         };
@@ -141,8 +144,10 @@ impl Thread {
         };
         self.in_system_call = false;
         let before = self.entered.replace(number);
-        if let Some((before, steps)) = before.and_then(|before| blocks.get(before)) {
-            self.interrupted(observer, before, steps, signal);
+        if let Some(before) = before
+            && let Some(block) = blocks.get(before)
+        {
+            self.interrupted(observer, block, &blocks.steps(before), signal);
             observer.signal(self.tid, signal.reported());
         }
         observer.resume_user(self.tid, start, ExecMode::Bits64);
@@ -152,13 +157,18 @@ impl Thread {
     fn go_on(&mut self, lane: &mut (impl Lane + ?Sized), blocks: &Blocks, number: u32) {
         let before = self.entered.replace(number);
         self.in_system_call = false;
-        let Some((block, _)) = blocks.get(number) else {
+        let Some(block) = blocks.get(number) else {
             return;
         };
-        match before.and_then(|before| blocks.get(before)) {
-            Some((before, steps)) => self.completed(lane, before, steps, block),
-            None => lane.resume_user(self.tid, block.start()),
-        }
+        let Some((before, known)) = before.and_then(|before| Some((before, blocks.get(before)?)))
+        else {
+            return lane.resume_user(self.tid, block.start());
+        };
+        let mut steps = std::mem::take(&mut self.steps);
+        steps.clear();
+        steps.extend(blocks.kept_steps(before));
+        self.completed(lane, known, &steps, block);
+        self.steps = steps;
     }
 
     /// A block ran to its end, and control went to `block`.
@@ -288,7 +298,7 @@ impl Thread {
             return (None, true);
         };
         blocks.tell(observer, self.pid, number);
-        let steps = blocks.get(number).map_or(&[][..], |(_, steps)| steps);
+        let steps = blocks.steps(number);
         if self.in_system_call {
             let after = |last: &Step| last.insn.next_ip(last.ip, ExecMode::Bits64);
             let ip = steps.last().map(after);
@@ -313,7 +323,7 @@ impl Thread {
         if self.in_system_call {
             blocks.tell(observer, self.pid, number);
         }
-        match blocks.get(number).and_then(|(_, steps)| steps.split_last()) {
+        match blocks.steps(number).split_last() {
             Some((last, body)) if last.insn.class == Class::Syscall && self.in_system_call => {
                 self.retire(observer, body, last.ip);
                 self.leave(observer, last);

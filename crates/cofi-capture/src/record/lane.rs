@@ -97,7 +97,7 @@ impl<'a> ThreadLane<'a> {
             while told.left() > runs.left()
                 && let Some(run) = told.next()
             {
-                let mut ips = run.steps().iter().map(|step| step.ip.0);
+                let mut ips = run.steps().map(|step| step.ip.0);
                 ips.try_for_each(|ip| list.push(ip))?;
             }
             Ok(())

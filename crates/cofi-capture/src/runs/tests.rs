@@ -155,3 +155,35 @@ fn a_number_that_is_given_anew_is_not_known() {
     list.push_again(3);
     assert_eq!(direct(&list, [0, 4]), [], "a block where it may not");
 }
+
+#[test]
+fn instructions_come_back_as_they_were_kept() {
+    let mut list = StepList::default();
+    let mut kept = Vec::new();
+    let lens = (1..=15).cycle();
+    for (number, (class, len)) in Class::ALL.into_iter().zip(lens).enumerate() {
+        let start = Ip(0xffff_ffff_ffff_ff00 + number as u64);
+        let targets = [None, Some(Ip(u64::MAX - number as u64)), Some(Ip(0))];
+        let mut ip = start;
+        let steps = targets.map(|target| {
+            let step = Step {
+                ip,
+                insn: Insn {
+                    len,
+                    class,
+                    target,
+                    repeats: number % 2 == 0,
+                    digest: u32::MAX - number as u32,
+                },
+            };
+            // The last of them wrap.
+            ip = Ip(ip.0.wrapping_add(len.into()));
+            step
+        });
+        kept.push((start, list.push(&steps), steps.to_vec()));
+        kept.push((start, list.push(&[]), Vec::new()));
+    }
+    for (start, place, steps) in kept {
+        assert_eq!(list.get(start, place).collect::<Vec<_>>(), steps);
+    }
+}

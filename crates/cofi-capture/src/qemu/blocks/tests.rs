@@ -161,8 +161,8 @@ fn the_same_code_translated_again_is_the_same() {
     let ten = bench.block(0x1010, &FROM_10);
     bench.enter(0, &[first, ten, first, ten, first]);
     let again: Vec<u32> = (0..1000).map(|_| bench.block(0x1000, &TO_10)).collect();
-    assert_eq!(bench.blocks.versions.len(), 2);
-    assert_eq!(bench.blocks.code.len(), 4);
+    assert_eq!(bench.blocks.versions.all.len(), 2);
+    assert_eq!(bench.blocks.versions.code.len(), 4);
     let numbers: Vec<u32> = again.iter().flat_map(|number| [ten, *number]).collect();
     let told = bench.enter(0, &numbers);
     assert_eq!(told.len(), 2000);

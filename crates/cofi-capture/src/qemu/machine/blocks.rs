@@ -2,7 +2,7 @@
 
 use super::super::blocks as user;
 use crate::runs::{BlockList, checksum_of};
-use crate::{Pid, ProcessorState, Runs, Step};
+use crate::{Pid, ProcessorState, Runs, Step, Steps};
 use cofi_insn::{Checksum, Class, decode};
 use cofi_packet::{ExecMode, Ip};
 use cofi_qemu_plugin::layout::state;
@@ -52,14 +52,13 @@ impl Blocks {
     }
 
     #[inline]
-    pub(super) fn steps(&self, block: &Block) -> &[Step] {
-        let known = self.list.get(block.number);
-        known.map_or(&[], |(_, steps)| steps)
+    pub(super) fn steps(&self, block: &Block) -> Steps<'_> {
+        self.list.steps(block.number)
     }
 
     /// The blocks of these numbers, which were entered one after the other behind the one of the number `before`, if that may be part of a run.
     pub(super) fn runs<'a>(&'a self, before: u32, numbers: &'a [u32]) -> Option<Runs<'a>> {
-        let (block, _) = self.list.get(before)?;
+        let block = self.list.get(before)?;
         block.is_fresh().then(|| self.list.runs(before, numbers))?
     }
 
