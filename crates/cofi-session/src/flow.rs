@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cofi_flow::{
     Block, CodeCache, CodeKey, Event, FlowConfig, FlowDecoder, FlowError, FlowErrorKind, Item,
-    Part, Path, TimeJump,
+    Part, Path, TimeJump, Visitor,
 };
 use cofi_image::{ImageView, Paging, Place};
 use cofi_insn::CodeSource;
@@ -328,6 +328,17 @@ impl<'s> ThreadFlow<'s> {
             visit(path);
         });
         self.context.tell(item)
+    }
+
+    /// Goes through what is left of the flow, block by block: see [`FlowDecoder::visit`].
+    pub fn visit(&mut self, visitor: &mut impl Visitor) {
+        while let Some(item) = self.paths(|path| visitor.path(path)) {
+            match item {
+                Item::Insn(insn) => visitor.instruction(&insn),
+                Item::Event(event) => visitor.event(&event, self.offset()),
+                Item::Error(error) => visitor.error(&error),
+            }
+        }
     }
 
     /// What came of comparing what was decoded so far with the seals of the stream.

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use cofi_flow::{
-    Event, EventDecoder, FlowConfig, FlowDecoder, FlowErrorKind, Item, PacketKind, Part,
-    TraceFormat,
+    Edges, Event, EventDecoder, FlowConfig, FlowDecoder, FlowErrorKind, Item, PacketKind, Part,
+    TraceFormat, Visitor,
 };
 use cofi_insn::{CodeSource, Segment};
-use cofi_packet::{DecodeError, intel, rtit};
+use cofi_packet::{DecodeError, StreamOffset, intel, rtit};
 use proptest::prelude::*;
 
 /// Code in which branches of all kinds are frequent and land nearby.
@@ -70,6 +70,56 @@ pub(crate) fn check(
         }
     }
     prop_assert!(decoder.next().is_none(), "goes on after its end");
+    Ok(())
+}
+
+/// Edges are what the instructions say, whichever way they are counted, and whatever was learned before.
+fn check_edges(
+    trace: &[u8],
+    code: Segment<'_>,
+    config: FlowConfig,
+    items: &[Item],
+) -> Result<(), TestCaseError> {
+    const LEN: usize = 4099;
+    let mut expected = vec![0_u8; LEN];
+    // Where the step begins, and whether its branch has run.
+    let mut step = None;
+    for item in items {
+        match item {
+            Item::Insn(insn) => {
+                let start = match step {
+                    None => insn.ip,
+                    Some((start, false)) => start,
+                    Some((from, true)) => {
+                        let count = &mut expected[Edges::place(from, insn.ip, LEN)];
+                        *count = count.saturating_add(1);
+                        insn.ip
+                    }
+                };
+                step = Some((start, insn.class.needs_packet()));
+            }
+            Item::Event(Event::Overflow { .. } | Event::Resync { .. }) | Item::Error(_) => {
+                step = None;
+            }
+            Item::Event(_) => {}
+        }
+    }
+    let mut edges = Edges::new();
+    for _ in 0..2 {
+        let mut map = vec![0; LEN];
+        FlowDecoder::new(trace, code, config).visit(&mut edges.count_in(&mut map));
+        prop_assert_eq!(&map, &expected);
+    }
+    let mut map = vec![0; LEN];
+    let mut counter = edges.count_in(&mut map);
+    for item in items {
+        match item {
+            Item::Insn(insn) => counter.instruction(insn),
+            Item::Event(event) => counter.event(event, StreamOffset(0)),
+            Item::Error(error) => counter.error(error),
+        }
+    }
+    prop_assert_eq!(&map, &expected);
     Ok(())
 }
 
@@ -161,6 +211,7 @@ pub(crate) fn check_ways(
     }
     let items: Vec<Item> = FlowDecoder::new(trace, code, config).collect();
     prop_assert_eq!(&parts, &items);
+    check_edges(trace, code, config, &items)?;
 
     // All ways mixed.
     let mut mixed = Vec::new();
