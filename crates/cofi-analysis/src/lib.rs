@@ -1,21 +1,9 @@
-//! Summaries and views of a decoded flow.
+#![doc = include_str!("../README.md")]
+//! # Parts
 //!
 //! [`Tally`] counts what the streams of a [session](cofi_session) did; [`Summary`] is what comes of it: instructions,
 //! branches and system calls by thread, the functions that ran most, and where the trace was lost. [`check()`] finds nothing but the
 //! gaps, by several threads at once.
-//!
-//! ```no_run
-//! use cofi_analysis::Summary;
-//! use cofi_session::{Session, SessionOptions};
-//!
-//! let bytes = std::fs::read("cofi.data")?;
-//! let session = Session::new(&bytes, &SessionOptions::beside("cofi.data"))?;
-//! let summary = Summary::of(&session);
-//! for function in summary.functions.iter().take(10) {
-//!     println!("{:>12} {}", function.instructions, function.name);
-//! }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 
 mod block_index;
 mod block_table;

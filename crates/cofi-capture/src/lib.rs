@@ -1,4 +1,5 @@
-//! Engines that run a program and drive the trace unit.
+#![doc = include_str!("../README.md")]
+//! # Parts
 //!
 //! An engine ([`ptrace`], [`qemu`]) runs a program and tells an [`Observer`] what it did: every instruction, every way into the
 //! kernel and back, every change of code. The [`record::Recorder`] is such an observer; it drives a trace unit for

@@ -1,4 +1,5 @@
-//! Calls in the formats of other programs: flame graphs, timelines, profiles.
+#![doc = include_str!("../README.md")]
+//! # Parts
 //!
 //! [`CallExporter`] is a [`CallVisitor`](cofi_analysis::CallVisitor). It puts the calls of each thread in order and shows them to a format as one
 //! timeline a thread, on which calls nest. A format either keeps what each distinct stack weighs ([`StackTree`]), or writes what it is shown

@@ -1,4 +1,5 @@
-//! Trace files in memory: as many of their bytes as are being read, however large they are.
+#![doc = include_str!("../README.md")]
+//! # Why and how
 //!
 //! A decoder wants the packets of a stream as one slice, from anywhere in which it may read. A file of any size has room in the addresses
 //! of a process, but not in memory; and the packets of a stream lie in pieces all over the file. So addresses are reserved for a file, or for the

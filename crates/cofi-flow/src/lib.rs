@@ -1,29 +1,7 @@
-//! From packets and code to the exact flow of control.
+#![doc = include_str!("../README.md")]
+//! # Parts
 //!
-//! A processor trace says only what the code itself does not: which way a conditional branch went, where an indirect
-//! one led, at which instruction an interrupt struck. [`FlowDecoder`] joins a packet stream with the code that ran, taken
-//! from a [`CodeSource`](cofi_insn::CodeSource), and yields every executed instruction in order, with the events
-//! between them in their places.
-//!
-//! ```
-//! use cofi_flow::{FlowConfig, FlowDecoder, Item};
-//! use cofi_insn::Segment;
-//! use cofi_packet::{Ip, intel::PSB};
-//!
-//! // nop; jne to the nop; syscall
-//! let code = Segment { base: Ip(0x1000), bytes: &[0x90, 0x75, 0xfd, 0x0f, 0x05] };
-//! let mut trace = Vec::from(PSB);
-//! trace.extend([0x02, 0x23]); // PSBEND
-//! trace.extend([0x51, 0x00, 0x10, 0x00, 0x00]); // TIP.PGE 0x1000
-//! trace.extend([0b1100 | 0b100, 0x01]); // TNT: taken, not taken; TIP.PGD without IP
-//! let ips: Vec<u64> = FlowDecoder::new(&trace, code, FlowConfig::default())
-//!     .filter_map(|item| match item {
-//!         Item::Insn(insn) => Some(insn.ip.0),
-//!         _ => None,
-//!     })
-//!     .collect();
-//! assert_eq!(ips, [0x1000, 0x1001, 0x1000, 0x1001, 0x1003]);
-//! ```
+//! [`FlowDecoder`] takes the code from a [`CodeSource`](cofi_insn::CodeSource). [`EventDecoder`] needs none, and says what the packets alone say.
 //!
 //! # Two formats
 //!

@@ -1,7 +1,5 @@
-//! What code stood where, and when.
-//!
-//! A trace tells the way a program took, not the instructions on the way. Those have to come from the files the
-//! program had mapped, at the addresses where they were mapped at that moment. This crate keeps that knowledge:
+#![doc = include_str!("../README.md")]
+//! # Parts
 //!
 //! - [`CodeFile`] is one file (or bytes saved from memory), read at most once, on first use; [`FileStore`] hands
 //!   out one `CodeFile` a path and knows where else to look for a file that has moved.
@@ -16,26 +14,6 @@
 //! unmapped, and [`FileStore::problems`] tells which files failed and why. A file that was replaced since the trace was
 //! taken is recognised by its [`BuildId`], and not used; where the trace tells none, it yields wrong instructions.
 //! [`Places`] says where else than at their paths files are looked for.
-//!
-//! ```
-//! use cofi_image::{AddressSpace, CodeFile, ImageView, Version};
-//! use cofi_insn::CodeSource;
-//! use cofi_packet::Ip;
-//!
-//! let mut space = AddressSpace::new();
-//! let first = CodeFile::from_bytes("first", vec![0x90; 16]);
-//! let second = CodeFile::from_bytes("second", vec![0xcc; 16]);
-//! space.map(0x1000, 16, &first, 0, Version(0));
-//! space.map(0x1008, 4, &second, 0, Version(1));
-//!
-//! let mut view = ImageView::new(&space, Version(0));
-//! let mut byte = [0];
-//! assert_eq!(view.read(Ip(0x1008), &mut byte), 1);
-//! assert_eq!(byte, [0x90]);
-//! assert!(view.set_version(Version(1)));
-//! assert_eq!(view.read(Ip(0x1008), &mut byte), 1);
-//! assert_eq!(byte, [0xcc]);
-//! ```
 
 mod build_id;
 mod contents;

@@ -1,9 +1,7 @@
-//! The index of a recording, and what can be asked with it.
+#![doc = include_str!("../README.md")]
+//! # Parts
 //!
-//! A trace can only be read from front to back. An [`Index`] is what one reading leaves behind, so that any place of a trace of 10^9 instructions is
-//! at hand: the parts that can be decoded apart, with how many instructions ran before and which calls are open; which functions ran in each;
-//! how time goes on; the longest calls. It is kept in a file beside the recording ([`Index::save`]), and belongs to this recording and this code
-//! alone ([`Fingerprint`]).
+//! An [`Index`] is kept in a file beside the recording ([`Index::save`]), and belongs to this recording and this code alone ([`Fingerprint`]).
 //!
 //! An [`Explorer`] answers questions: it decodes the few parts that the index cannot answer for.
 

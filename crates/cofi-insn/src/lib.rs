@@ -1,8 +1,7 @@
-//! Branch class, length and direct target of one x86 instruction.
+#![doc = include_str!("../README.md")]
+//! # What it says, and what it does not
 //!
-//! Reconstructing a processor trace asks very little of an instruction: how long it is, whether it can change the
-//! flow of control, in which way the trace tells of that, and where a direct branch goes. This crate answers exactly
-//! that, through [`decode`], and defines [`CodeSource`], the trait by which decoders ask for code bytes.
+//! [`decode`] answers; [`CodeSource`] is the trait by which decoders ask for code bytes.
 //!
 //! The classification follows the trace manual's tables of change-of-flow instructions, not a disassembler's notion of
 //! control flow: `SYSCALL` is a far transfer and not a call, `RETF` and `IRET` do not pop the return stack, and a far
@@ -14,7 +13,7 @@
 //! Tables answer ([`by_tables`]); where they are not sure, a disassembler does ([`by_disassembler`]), which says the same
 //! wherever both answer.
 //!
-//! `#![no_std]`, no allocation. This is the only crate of the project that names its disassembler.
+//! This is the only crate of the project that names its disassembler.
 #![no_std]
 
 #[cfg(feature = "text")]

@@ -1,4 +1,5 @@
-//! A machine with Intel Processor Trace: Cofi's trace unit as a plugin of QEMU's system emulation.
+#![doc = include_str!("../README.md")]
+//! # How it is made
 //!
 //! QEMU runs the guest; the plugin is what its processors lack. It answers CPUID, RDMSR and WRMSR where they concern Intel PT and the
 //! performance monitoring that its driver needs (`cpuid`, `msr`), tells a [`cofi_unit::Unit`] a processor, or a

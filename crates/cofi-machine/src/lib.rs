@@ -1,7 +1,7 @@
-//! Starts QEMU as a machine whose guest has Intel Processor Trace.
+#![doc = include_str!("../README.md")]
+//! # Parts
 //!
-//! QEMU is the unmodified one of a distribution; what makes the difference is a plugin (`cofi-machine-plugin`), which this crate
-//! carries with it. [`Qemu::find`] looks for a QEMU that takes it, [`Machine`] is what is to be run, and [`Machine::exec`] becomes that QEMU.
+//! [`Qemu::find`] looks for a QEMU that takes the plugin (`cofi-machine-plugin`), [`Machine`] is what is to be run, and [`Machine::exec`] becomes that QEMU.
 
 mod arguments;
 mod find;

@@ -1,7 +1,8 @@
-//! The packet formats of Processor Trace: [`intel`] for Intel PT, [`rtit`] for Real Time Instruction Trace, its ancestor.
+#![doc = include_str!("../README.md")]
+//! # Levels
 //!
-//! Complete, both ways, without allocation, and usable alone. Each format is one table of rows (`table.rs` in its folder),
-//! from which follow the packet type, its decoder, its encoder, its printer and its parser.
+//! Each format ([`intel`], [`rtit`]) is one table of rows (`table.rs` in its folder), from which follow the packet type, its decoder, its encoder, its printer
+//! and its parser.
 //!
 //! | level | type | what it is |
 //! |---|---|---|
@@ -15,26 +16,6 @@
 //!
 //! What both formats have in common is [`Format`]; [`Packets`], [`Encoder`] and the others are generic over it, and each
 //! format's module has them under their plain names.
-//!
-//! ```
-//! use cofi_packet::Ip;
-//! use cofi_packet::intel::{Encoder, Kind, Packet, Packets};
-//!
-//! let mut bytes = Vec::new();
-//! let mut encoder = Encoder::new(|packet: &[u8]| -> Result<(), std::convert::Infallible> {
-//!     bytes.extend_from_slice(packet);
-//!     Ok(())
-//! });
-//! encoder.packet(&Packet::Psb).unwrap();
-//! encoder.packet(&Packet::PsbEnd).unwrap();
-//! encoder.ip(Kind::TipPge, Ip(0x401000)).unwrap();
-//!
-//! for item in Packets::new(&bytes) {
-//!     let located = item.unwrap();
-//!     println!("{}: {}", located.offset, located.packet());
-//! }
-//! # assert_eq!(bytes.len(), 23);
-//! ```
 //!
 //! Addresses, stream offsets and clocks have types of their own ([`Ip`], [`StreamOffset`], [`Tsc`]), which the other
 //! crates share.

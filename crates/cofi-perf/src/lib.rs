@@ -1,9 +1,7 @@
-//! perf.data: read and write, with Processor Trace and its sideband.
+#![doc = include_str!("../README.md")]
+//! # Parts
 //!
-//! perf.data is the file of Linux's `perf record`. This crate knows the part of it that a trace of the control flow
-//! needs, and knows nothing of packets: those are bytes that it carries.
-//!
-//! - [`Writer`] writes a file that stock perf decodes (`perf script --itrace=i1i`), record by record, without keeping
+//! - [`Writer`] writes a file record by record, without keeping
 //!   them in memory.
 //! - [`File`] reads a file that lies in memory or is mapped: its events ([`Attr`]), features, and [`Records`].
 //! - [`PtConfig`] is the trace's configuration in the form of Linux's `intel_pt` PMU, as bits and as text; [`RtitConfig`] that
@@ -32,42 +30,6 @@
 //!   compressed is decompressed when the file is opened, up to a limit, and its records come where the first of the
 //!   compressed ones stands.
 //! - Files by a big-endian machine are not supported: the error says so.
-//!
-//! # Example
-//!
-//! ```
-//! use cofi_packet::StreamOffset;
-//! use cofi_perf::{Body, File, Mmap2, Options, PerfTime, PtConfig, Task, TimeConv, Writer};
-//!
-//! let mut bytes = std::io::Cursor::new(Vec::new());
-//! let options = Options {
-//!     config: PtConfig::default().into(),
-//!     time: TimeConv { shift: 31, mult: 1 << 30, zero: 0 },
-//!     tsc_ctc_ratio: (80, 1),
-//!     max_nonturbo_ratio: 20,
-//!     command_line: vec!["true".into()],
-//!     subject: cofi_perf::Subject::Processes,
-//! };
-//! let task = Task { pid: 7, tid: 7 };
-//! let code = Mmap2 {
-//!     start: 0x40_1000, len: 0x1000, pgoff: 0x1000, device: (8, 1), inode: 99, prot: 5, path: b"/bin/true",
-//! };
-//! let mut writer = Writer::new(&mut bytes, options)?;
-//! writer.comm(task, b"true", true, PerfTime(100))?;
-//! writer.mmap2(task, &code, PerfTime(110))?;
-//! writer.auxtrace(0, task.tid, StreamOffset(0), 300, &[0x02, 0x82])?;
-//! writer.finished_round()?;
-//! writer.finish()?;
-//!
-//! let bytes = bytes.into_inner();
-//! let file = File::parse(&bytes)?;
-//! let mapped = file.records().find_map(|record| match record.ok()?.body {
-//!     Body::Mmap { path, .. } => Some(path),
-//!     _ => None,
-//! });
-//! assert_eq!(mapped, Some(b"/bin/true".as_slice()));
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 
 mod config;
 mod constants;

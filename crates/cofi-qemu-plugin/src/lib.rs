@@ -1,4 +1,5 @@
-//! Cofi's plugin for QEMU's TCG: tells which blocks of code ran.
+#![doc = include_str!("../README.md")]
+//! # Two things in one
 //!
 //! The crate is two things. As a library it is [`layout`]: the shared memory through which plugin and recorder talk. As the
 //! shared object that `cofi-capture`'s build script makes of the same source, once for each plugin API version, it is

@@ -1,35 +1,7 @@
-//! Joins trace, sideband and code into the flow of every thread.
+#![doc = include_str!("../README.md")]
+//! # Parts
 //!
-//! A trace file holds packet streams, one a thread or one a processor, and beside them a sideband: which files were
-//! mapped where, which programs were executed, which thread ran on which processor. [`Session::new`] reads all of
-//! that; [`Session::decode`] then yields the [flow](cofi_flow) of one stream, with the code that stood at each address
-//! when it ran.
-//!
-//! ```no_run
-//! use cofi_flow::Item;
-//! use cofi_session::{Session, SessionOptions};
-//!
-//! let path = "cofi.data";
-//! let bytes = std::fs::read(path)?;
-//! let session = Session::new(&bytes, &SessionOptions::beside(path))?;
-//! for stream in session.streams() {
-//!     for item in session.decode(stream) {
-//!         if let Item::Insn(insn) = item {
-//!             println!("{}: {}", stream.task().tid, insn.ip);
-//!         }
-//!     }
-//! }
-//! for diagnostic in session.diagnostics() {
-//!     eprintln!("{diagnostic}");
-//! }
-//! for problem in session.code_problems() {
-//!     eprintln!("{problem}");
-//! }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
-//! A trace file is Linux's perf.data, `trace.json` of a bundle of LLDB, or bare packets.
-//!
+//! [`Session::new`] reads the file; [`Session::decode`] yields the [flow](cofi_flow) of a stream.
 //! A `Session` can be shared between threads, each of which decodes another stream, or another part of the same.
 //!
 //! # The recorder's convention
@@ -40,7 +12,7 @@
 //! is in `FILE.code.old`.
 
 mod apply_sideband;
-mod aux;
+mod aux_records;
 mod bpf;
 mod bytes;
 mod clock;

@@ -10,7 +10,7 @@ use cofi_perf::{
     Attr, Body, CpuMode, Feature, File, PerfTime, Record, Remark, RtitInfo, Seal, TraceInfo,
 };
 
-use crate::aux::Streams;
+use crate::aux_records::Streams;
 use crate::clock::Clock;
 use crate::code::Known;
 use crate::error::Diagnostic;

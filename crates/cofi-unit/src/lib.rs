@@ -1,14 +1,11 @@
-//! The trace unit of Processor Trace as an executable model.
+#![doc = include_str!("../README.md")]
+//! # What is modelled
 //!
-//! [`Unit`] is what a processor with Intel PT has beside its pipeline: registers that software writes, and a stream of
-//! packets that follows from the instructions which retire and the events which happen. The embedder (an emulator, a
-//! hypervisor, a single-stepping engine) tells it both and provides, through [`Client`], the clock and the memory.
-//!
-//! [`guide`] says step by step how an emulator comes by it. The unit knows nothing of operating systems, files or ptrace, and
-//! reads no clock. It allocates nothing while it runs: only its internal buffer, if it has one, when it is made, and what
+//! [`Unit`] is told what happens; through [`Client`] it asks for the clock and the memory. [`guide`] says step by step how an emulator comes by it. The unit knows
+//! nothing of operating systems, files or ptrace, and reads no clock. It allocates only its internal buffer, if it has one, when it is made, and what
 //! [`Unit::save`] returns.
 //!
-//! What is modelled, by section of the manual (chapter 33 of volume 3):
+//! By section of the manual (chapter 33 of volume 3):
 //!
 //! | what | sections |
 //! |---|---|

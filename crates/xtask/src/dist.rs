@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 use crate::capi;
 use crate::exam::build::tool;
 
-/// Who answers for the packages.
-const MAINTAINER: &str = "The founders of Cofi <cofi@example.invalid>";
+/// Who answers for the packages. (dpkg wants a name; there is no address.)
+const MAINTAINER: &str = "The founders of Cofi";
 /// Completion scripts: the shell, and where Debian has them.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "usr/share/bash-completion/completions/cofi"),

@@ -100,11 +100,13 @@ fn untidy(text: &str) -> Option<String> {
     if lines > LONGEST {
         return Some(format!("{lines} lines; {LONGEST} are the most"));
     }
-    let first = text
-        .lines()
-        .find(|line| !line.trim().is_empty() && !line.starts_with("#!["));
+    // (A crate's may be its README.)
+    let first = text.lines().find(|line| {
+        line.starts_with("#![doc = include_str!(")
+            || !line.trim().is_empty() && !line.starts_with("#![")
+    });
     match first {
-        Some(line) if line.starts_with("//!") => None,
+        Some(line) if line.starts_with("//!") || line.starts_with("#![doc") => None,
         _ => Some("no module doc (//!) at its head".to_owned()),
     }
 }
@@ -234,6 +236,8 @@ mod tests {
     fn a_module_doc_comes_first() {
         assert_eq!(untidy("//! What it is.\nfn a() {}\n"), None);
         assert_eq!(untidy("#![no_std]\n\n//! What it is.\n"), None);
+        let readme = "#![doc = include_str!(\"../README.md\")]\n#![no_std]\nmod a;\n";
+        assert_eq!(untidy(readme), None);
         assert!(untidy("use core::fmt;\n").is_some());
         assert!(untidy("").is_some());
     }
