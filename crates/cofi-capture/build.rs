@@ -45,7 +45,7 @@ fn build(source: &Path, out: &Path, cfg: Option<&str>) {
 }
 
 fn main() {
-    let folder = variable("CARGO_MANIFEST_DIR").join("../cofi-qemu-plugin/src");
+    let folder = variable("DEP_COFI_QEMU_PLUGIN_FOLDER").join("src");
     println!("cargo::rerun-if-changed={}", folder.display());
     println!("cargo::rerun-if-changed=build.rs");
     let source = folder.join("lib.rs");

@@ -45,7 +45,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "cofi-machine-plugin",
         &["cofi-packet", "cofi-insn", "cofi-unit"],
     ),
-    ("cofi-machine", &[]),
+    ("cofi-machine", &["cofi-machine-plugin"]),
     (
         "cofi-capture",
         &[
@@ -160,7 +160,8 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     Ok(broken.is_empty())
 }
 
-fn metadata(root: &Path) -> Result<Value> {
+/// What cargo says of the workspace's crates.
+pub(crate) fn metadata(root: &Path) -> Result<Value> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--format-version=1", "--no-deps"])
