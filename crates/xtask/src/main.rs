@@ -7,6 +7,7 @@ mod dist;
 mod exam;
 mod fuzz;
 mod libipt;
+mod package;
 mod source;
 mod tidy;
 
@@ -66,6 +67,9 @@ usage: cargo xtask CHORE
           build the library for C, and install it into DIR: shared and static, header, pkg-config
   libipt DIR [--race FOLDER]
           build DIR/libipt.so.2, on which programs run that were compiled against libipt; --race measures both on the traces of a folder
+  package [--verify]
+          check what crates.io would be given: what each published crate says of itself, and that it can be packed; with --verify, that
+          it builds from its package alone
   dist DIR
           build what is handed to others: an archive and Debian packages of the program, its manual and completions, and of the library for C
   bench   race Cofi, libipt, iptr and ptcov on the same traces, cold and warm; --write puts the results into bench/RESULTS.md
@@ -106,6 +110,7 @@ fn main() -> ExitCode {
         ("exam", _) => exam::run(&root, &rest),
         ("capi", _) => capi::run(&root, &rest),
         ("libipt", _) => libipt::run(&root, &rest),
+        ("package", _) => package::run(&root, &rest),
         ("dist", _) => dist::run(&root, &rest),
         ("fuzz", _) => fuzz::run(&root, &rest),
         ("bench", _) => bench::run(&root, &rest),
