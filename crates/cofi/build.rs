@@ -1,4 +1,5 @@
-//! Which commit this is built from, for `cofi --version`: what COFI_COMMIT says, or what git does; nothing where neither is there.
+//! Whether the command can record where it will run; and which commit it is built from, for `cofi --version`: what COFI_COMMIT says, or what
+//! git does; nothing where neither is there.
 
 use std::env;
 use std::path::Path;
@@ -13,6 +14,13 @@ fn git(words: &[&str]) -> Option<String> {
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    // What runs programs of x86-64 is for such machines; what reads traces of them is for all. Cargo.toml says the same of the dependencies.
+    println!("cargo::rustc-check-cfg=cfg(can_record)");
+    // RUSTFLAGS="--cfg cofi_reads_only" asks on x86-64 for what others have.
+    let is_x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
+    if is_x86 && env::var_os("CARGO_CFG_COFI_READS_ONLY").is_none() {
+        println!("cargo::rustc-cfg=can_record");
+    }
     println!("cargo::rerun-if-env-changed=COFI_COMMIT");
     let told = env::var("COFI_COMMIT").ok().filter(|told| !told.is_empty());
     // (Sources that lie in another project's checkout, as a package's do, are none of its commits.)

@@ -1,4 +1,8 @@
 //! The `cofi` command.
+#![cfg_attr(
+    not(can_record),
+    allow(dead_code, reason = "some of it is for what records alone")
+)]
 
 mod annotate;
 mod archive;
@@ -14,13 +18,17 @@ mod coverage;
 mod dap;
 mod diff;
 mod digits;
+#[cfg(can_record)]
 mod doctor;
 mod dump;
+#[cfg(can_record)]
 mod engine;
 mod events;
 mod export;
+#[cfg(can_record)]
 mod flight;
 mod function_names;
+#[cfg(can_record)]
 mod hardware;
 mod input;
 mod insn;
@@ -28,6 +36,7 @@ mod item;
 mod json;
 mod last;
 mod lines;
+#[cfg(can_record)]
 mod machine;
 mod notes;
 mod ordered;
@@ -35,7 +44,10 @@ mod output;
 mod point;
 mod progress;
 mod psb_index;
+#[cfg(can_record)]
 mod record;
+#[cfg(can_record)]
+mod record_args;
 mod recordings;
 mod recursion;
 mod report;
@@ -47,12 +59,15 @@ mod signals;
 mod size;
 mod source_text;
 mod sql;
+#[cfg(can_record)]
 mod supervise;
 mod table;
 mod thread_tag;
 mod top;
+#[cfg(can_record)]
 mod trace;
 mod unit;
+#[cfg(can_record)]
 mod verify;
 mod version;
 
@@ -93,6 +108,7 @@ fn main() -> ExitCode {
         args::Command::Dump(args) => dump::run(&args),
         args::Command::Archive(args) => archive::run(&args),
         args::Command::Asm(args) => asm::run(&args),
+        #[cfg(can_record)]
         args::Command::Record(args) => record::run(&args),
         args::Command::Insn(args) => insn::run(&args),
         args::Command::Events(args) => events::run(&args),
@@ -109,12 +125,15 @@ fn main() -> ExitCode {
         args::Command::Diff(args) => diff::run(&args),
         args::Command::Check(args) => check::run(&args),
         args::Command::Report(args) => report::run(&args),
+        #[cfg(can_record)]
         args::Command::Trace(args) => trace::run(&args),
         args::Command::Lines(args) => lines::run(&args),
         args::Command::Unit(args::UnitCommand::Run(args)) => unit::run(&args),
         args::Command::Unit(args::UnitCommand::Generations(args)) => unit::generations(&args),
         args::Command::Unit(args::UnitCommand::Cpuid(args)) => unit::cpuid(&args),
+        #[cfg(can_record)]
         args::Command::Machine(args) => machine::run(args),
+        #[cfg(can_record)]
         args::Command::Doctor(args) => doctor::run(&args),
         args::Command::Completions(args) => shell::completions(&args),
         args::Command::Manual(args) => shell::manual(&args),
