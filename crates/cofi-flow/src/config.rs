@@ -23,7 +23,7 @@ pub struct RtitConfig {
     /// says that there are none.
     pub tnt_buff: Option<u8>,
     /// The TraceStop ranges: they tell where tracing ended, which the TraceStop packet does not.
-    pub stop: FilterRanges,
+    pub stop: StopRanges,
 }
 
 /// What the decoder must be told about the processor and how it was configured.
@@ -46,7 +46,7 @@ pub struct FlowConfig {
     pub cr3_filter: bool,
     /// The IP filter ranges. Intel PT needs them for errata that concern them and to tell where a conditional branch left them, RTIT to tell
     /// which branch did.
-    pub filter: FilterRanges,
+    pub filter: IpFilter,
     /// The mode before the first MODE.Exec packet; of RTIT, which has none, the mode of all code.
     pub initial_mode: ExecMode,
     /// The errata to work around.
@@ -70,7 +70,7 @@ impl Default for FlowConfig {
             max_nonturbo_ratio: 0,
             vmx_tsc: None,
             cr3_filter: false,
-            filter: FilterRanges::default(),
+            filter: IpFilter::default(),
             initial_mode: ExecMode::Bits64,
             errata: Errata::default(),
             max_packetless_run: 1 << 24,
@@ -80,43 +80,97 @@ impl Default for FlowConfig {
     }
 }
 
-/// The ranges in which IP filtering lets tracing be on: up to four, both ends included.
+/// Up to four ranges of addresses, both ends included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FilterRanges {
-    ranges: [Option<(Ip, Ip)>; 4],
-}
+struct Ranges([Option<(Ip, Ip)>; 4]);
 
-impl FilterRanges {
-    /// The first four of `ranges`, each (first address, last address).
-    #[must_use]
-    pub fn new(ranges: &[(Ip, Ip)]) -> Self {
+impl Ranges {
+    fn new(ranges: &[(Ip, Ip)]) -> Self {
         let mut kept = [None; 4];
         for (slot, range) in kept.iter_mut().zip(ranges) {
             *slot = Some(*range);
         }
-        Self { ranges: kept }
+        Self(kept)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (Ip, Ip)> {
+        self.0.iter().flatten().copied()
+    }
+
+    fn contains(&self, ip: Ip) -> bool {
+        self.iter()
+            .any(|(first, last)| (first..=last).contains(&ip))
+    }
+}
+
+/// The ranges in which IP filtering lets tracing be on. Without a range there is no filtering: every address is traced.
+///
+/// Not to be mixed up with [`StopRanges`], where no range means no address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IpFilter {
+    ranges: Ranges,
+}
+
+impl IpFilter {
+    /// The first four of `ranges`, each (first address, last address).
+    #[must_use]
+    pub fn new(ranges: &[(Ip, Ip)]) -> Self {
+        let ranges = Ranges::new(ranges);
+        Self { ranges }
     }
 
     /// Whether there is no range, so that every address is traced.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ranges.iter().all(Option::is_none)
-    }
-
-    /// The ranges.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Ip, Ip)> {
-        self.ranges.iter().flatten().copied()
+        self.ranges.is_empty()
     }
 
     /// Whether code at `ip` is traced.
     #[must_use]
     pub fn contains(&self, ip: Ip) -> bool {
-        self.is_empty()
-            || self
-                .ranges
-                .iter()
-                .flatten()
-                .any(|(first, last)| (*first..=*last).contains(&ip))
+        self.is_empty() || self.ranges.contains(ip)
+    }
+
+    /// Whether control that goes on at `ip` leaves a range.
+    pub(crate) fn ends_before(&self, ip: Ip) -> bool {
+        let mut ranges = self.ranges.iter();
+        !self.contains(ip) && ranges.any(|(_, last)| last.0.wrapping_add(1) == ip.0)
+    }
+}
+
+/// The ranges that end tracing when control enters them (TraceStop), as far as they are known. Without a range no address is known to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StopRanges {
+    ranges: Ranges,
+}
+
+impl StopRanges {
+    /// The first four of `ranges`, each (first address, last address).
+    #[must_use]
+    pub fn new(ranges: &[(Ip, Ip)]) -> Self {
+        let ranges = Ranges::new(ranges);
+        Self { ranges }
+    }
+
+    /// Whether no range is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Whether tracing is known to end where control enters `ip`.
+    #[must_use]
+    pub fn contains(&self, ip: Ip) -> bool {
+        self.ranges.contains(ip)
+    }
+
+    /// The first addresses.
+    pub(crate) fn bases(&self) -> impl Iterator<Item = Ip> {
+        self.ranges.iter().map(|(first, _)| first)
     }
 }
 
@@ -137,15 +191,26 @@ mod tests {
 
     use super::*;
 
+    const RANGES: [(Ip, Ip); 2] = [(Ip(0x1000), Ip(0x1fff)), (Ip(0x3000), Ip(0x3000))];
+
+    fn inside(contains: impl Fn(Ip) -> bool) -> Vec<u64> {
+        let around = [0xfff, 0x1000, 0x1fff, 0x2000, 0x3000, 0x3001];
+        let inside = around.into_iter().filter(|ip| contains(Ip(*ip)));
+        inside.collect()
+    }
+
     #[test]
-    fn filter_ranges() {
-        assert!(FilterRanges::default().contains(Ip(0)));
-        let ranges = FilterRanges::new(&[(Ip(0x1000), Ip(0x1fff)), (Ip(0x3000), Ip(0x3000))]);
-        assert!(!ranges.is_empty());
-        let inside: Vec<u64> = [0xfff, 0x1000, 0x1fff, 0x2000, 0x3000, 0x3001]
-            .into_iter()
-            .filter(|ip| ranges.contains(Ip(*ip)))
-            .collect();
-        assert_eq!(inside, [0x1000, 0x1fff, 0x3000]);
+    fn both_ends_of_a_range_belong_to_it() {
+        let filter = IpFilter::new(&RANGES);
+        let stop = StopRanges::new(&RANGES);
+        assert!(!filter.is_empty() && !stop.is_empty());
+        assert_eq!(inside(|ip| filter.contains(ip)), [0x1000, 0x1fff, 0x3000]);
+        assert_eq!(inside(|ip| stop.contains(ip)), [0x1000, 0x1fff, 0x3000]);
+    }
+
+    #[test]
+    fn no_range_lets_all_be_traced_and_stops_nothing() {
+        assert!(IpFilter::default().contains(Ip(0)));
+        assert!(!StopRanges::default().contains(Ip(0)));
     }
 }

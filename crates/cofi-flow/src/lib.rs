@@ -75,7 +75,7 @@ mod walk;
 
 pub use block::{Block, Path, PathNumber, Visitor};
 pub use code::shelf::{CodeCache, CodeKey};
-pub use config::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
+pub use config::{Cpu, FlowConfig, IpFilter, RtitConfig, StopRanges, TraceFormat};
 pub use decoder::FlowDecoder;
 pub use edges::{EdgeCounter, Edges};
 pub use errata::{Errata, Erratum};

@@ -2,7 +2,9 @@
 
 mod common;
 
-use cofi_flow::{Errata, FilterRanges, FlowConfig, FlowDecoder, Item, RtitConfig, TraceFormat};
+use cofi_flow::{
+    Errata, FlowConfig, FlowDecoder, IpFilter, Item, RtitConfig, StopRanges, TraceFormat,
+};
 use cofi_insn::Segment;
 use cofi_packet::{ExecMode, Ip, rtit};
 use common::any::{branchy, check, check_events, check_times, check_ways};
@@ -38,10 +40,10 @@ fn words() -> impl Strategy<Value = String> {
 fn configs() -> impl Strategy<Value = FlowConfig> {
     let ranges = |first: u64| {
         prop_oneof![
-            Just(FilterRanges::default()),
+            Just(Vec::new()),
             (0_u64..0x20, 0_u64..0x40).prop_map(move |(from, len)| {
                 let from = first + from;
-                FilterRanges::new(&[(Ip(from), Ip(from + len))])
+                vec![(Ip(from), Ip(from + len))]
             }),
         ]
     };
@@ -66,9 +68,9 @@ fn configs() -> impl Strategy<Value = FlowConfig> {
                 format: TraceFormat::Rtit(RtitConfig {
                     cycles,
                     tnt_buff,
-                    stop,
+                    stop: StopRanges::new(&stop),
                 }),
-                filter,
+                filter: IpFilter::new(&filter),
                 initial_mode,
                 errata,
                 cr3_filter,

@@ -2,7 +2,7 @@
 
 mod common;
 
-use cofi_flow::{FilterRanges, FlowConfig, FlowDecoder, Item, RtitConfig, TraceFormat};
+use cofi_flow::{FlowConfig, FlowDecoder, IpFilter, Item, RtitConfig, StopRanges, TraceFormat};
 use cofi_insn::Segment;
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc, rtit};
 use common::any::check_ways;
@@ -46,7 +46,7 @@ fn config(words: &str) -> FlowConfig {
             ("mode", "32") => config.initial_mode = ExecMode::Bits32,
             ("cr3filter", _) => config.cr3_filter = true,
             ("filter", text) => filter.push(range(text)),
-            ("stop", text) => format.stop = FilterRanges::new(&[range(text)]),
+            ("stop", text) => format.stop = StopRanges::new(&[range(text)]),
             ("buffer", bits) => {
                 let bits = bits.chars().map(|bit| u8::from(bit == 'T'));
                 format.tnt_buff = Some(bits.fold(1, |value, bit| value << 1 | bit));
@@ -57,7 +57,7 @@ fn config(words: &str) -> FlowConfig {
             ),
         }
     }
-    config.filter = FilterRanges::new(&filter);
+    config.filter = IpFilter::new(&filter);
     config.format = TraceFormat::Rtit(format);
     config
 }

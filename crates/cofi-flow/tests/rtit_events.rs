@@ -2,7 +2,7 @@
 
 mod common;
 
-use cofi_flow::{Event, EventDecoder, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
+use cofi_flow::{Event, EventDecoder, FlowConfig, IpFilter, RtitConfig, TraceFormat};
 use cofi_packet::{Ip, StreamOffset, rtit};
 use common::{matches, rtit_packets, told_word};
 
@@ -12,7 +12,7 @@ fn config(words: &str) -> FlowConfig {
     for word in words.split_whitespace() {
         match word {
             "cycles" => format.cycles = rtit::Mode::CycleAccurate,
-            "filter" => config.filter = FilterRanges::new(&[(Ip(0x1000), Ip(0x10ff))]),
+            "filter" => config.filter = IpFilter::new(&[(Ip(0x1000), Ip(0x10ff))]),
             other => assert!(
                 config.errata.set(other, true),
                 "no configuration: {other:?}"

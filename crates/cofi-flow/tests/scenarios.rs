@@ -2,7 +2,7 @@
 
 mod common;
 
-use cofi_flow::{Errata, FilterRanges, FlowConfig, FlowDecoder, Item, Part};
+use cofi_flow::{Errata, FlowConfig, FlowDecoder, IpFilter, Item, Part};
 use cofi_insn::{CodeSource, Segment};
 use cofi_packet::Ip;
 use common::{hex, matches, packets, word};
@@ -43,7 +43,7 @@ fn config(words: &str) -> FlowConfig {
     for word in words.split_whitespace() {
         match word {
             "cr3filter" => config.cr3_filter = true,
-            "filter" => config.filter = FilterRanges::new(&[(Ip(0x1000), Ip(0x100f))]),
+            "filter" => config.filter = IpFilter::new(&[(Ip(0x1000), Ip(0x100f))]),
             other => assert!(errata.set(other, true), "no configuration: {other:?}"),
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cofi_flow::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
+use cofi_flow::{Cpu, FlowConfig, IpFilter, RtitConfig, StopRanges, TraceFormat};
 use cofi_packet::rtit::Mode;
 use cofi_packet::{ExecMode, Ip};
 use cofi_perf::{
@@ -349,10 +349,10 @@ fn rtit(registers: &RtitInfo, contents: &mut Contents<'_, '_>) {
             true => Mode::CycleAccurate,
             false => Mode::Plain,
         },
-        stop: FilterRanges::new(&registers.stop()),
+        stop: StopRanges::new(&registers.stop()),
         ..given
     });
-    flow.filter = FilterRanges::new(&registers.filter());
+    flow.filter = IpFilter::new(&registers.filter());
     flow.cr3_filter = registers.has_cr3_filter();
     let (family, model, stepping) = registers.processor;
     if family != 0 {

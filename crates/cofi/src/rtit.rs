@@ -3,7 +3,7 @@
 use crate::input;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use cofi_flow::{Cpu, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
+use cofi_flow::{Cpu, FlowConfig, IpFilter, RtitConfig, StopRanges, TraceFormat};
 use cofi_packet::rtit::has_rtit;
 use cofi_packet::{ExecMode, Ip};
 use serde_json::{Value, json};
@@ -101,13 +101,12 @@ const RANGES: usize = 2;
 /// How many Intel PT has: IA32_RTIT_ADDR0 to IA32_RTIT_ADDR3.
 const PT_RANGES: usize = 4;
 
-fn ranges(option: &str, list: &[Range], format: &str, most: usize) -> Result<FilterRanges> {
+fn ranges(option: &str, list: &[Range], format: &str, most: usize) -> Result<Vec<(Ip, Ip)>> {
     ensure!(
         list.len() <= most,
         "{option}: {format} has no more than {most} ranges"
     );
-    let list: Vec<(Ip, Ip)> = list.iter().map(|range| (range.0, range.1)).collect();
-    Ok(FilterRanges::new(&list))
+    Ok(list.iter().map(|range| (range.0, range.1)).collect())
 }
 
 impl RtitArgs {
@@ -133,7 +132,8 @@ impl RtitArgs {
             ..self.clone()
         };
         rest.refuse()?;
-        flow.filter = ranges("--ip-filter", &self.ip_filter, "Intel PT", PT_RANGES)?;
+        let filter = ranges("--ip-filter", &self.ip_filter, "Intel PT", PT_RANGES)?;
+        flow.filter = IpFilter::new(&filter);
         Ok(())
     }
 
@@ -149,12 +149,14 @@ impl RtitArgs {
 
     /// What the decoder is told.
     pub(crate) fn configure(&self, flow: &mut FlowConfig) -> Result<()> {
+        let stop = ranges("--trace-stop", &self.trace_stop, "RTIT", RANGES)?;
+        let filter = ranges("--ip-filter", &self.ip_filter, "RTIT", RANGES)?;
         flow.format = TraceFormat::Rtit(RtitConfig {
             cycles: input::mode(self.cycle_accurate),
             tnt_buff: self.tnt_buff,
-            stop: ranges("--trace-stop", &self.trace_stop, "RTIT", RANGES)?,
+            stop: StopRanges::new(&stop),
         });
-        flow.filter = ranges("--ip-filter", &self.ip_filter, "RTIT", RANGES)?;
+        flow.filter = IpFilter::new(&filter);
         flow.cr3_filter = self.cr3_filter;
         flow.initial_mode = self.mode.unwrap_or(ExecMode::Bits64);
         flow.max_nonturbo_ratio = self.tsc_ratio.unwrap_or(0);

@@ -1,7 +1,7 @@
 //! The format of a stream, and what its decoder is told: from a fuzzer's bytes.
 
 use arbitrary::Arbitrary;
-use cofi_flow::{Errata, FilterRanges, FlowConfig, RtitConfig, TraceFormat};
+use cofi_flow::{Errata, FlowConfig, IpFilter, RtitConfig, StopRanges, TraceFormat};
 use cofi_packet::{Ip, intel, rtit};
 
 /// Intel PT, or RTIT with what it needs.
@@ -43,14 +43,14 @@ impl Format {
         }
         let ranges = |range: Option<(u16, u16)>| {
             let ip = |offset: u16| Ip(base.wrapping_add(offset.into()));
-            range.map_or_else(FilterRanges::default, |(first, last)| FilterRanges::new(&[(ip(first), ip(last))]))
+            range.map(|(first, last)| (ip(first), ip(last)))
         };
         if let Some(told) = &self.rtit {
-            config.filter = ranges(told.filter);
+            config.filter = IpFilter::new(ranges(told.filter).as_slice());
             let mut rtit = RtitConfig::default();
             rtit.cycles = if told.cycles { rtit::Mode::CycleAccurate } else { rtit::Mode::Plain };
             rtit.tnt_buff = told.tnt_buff;
-            rtit.stop = ranges(told.stop);
+            rtit.stop = StopRanges::new(ranges(told.stop).as_slice());
             config.format = TraceFormat::Rtit(rtit);
         }
         config

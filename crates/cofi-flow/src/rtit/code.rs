@@ -3,16 +3,16 @@
 use cofi_insn::Class;
 use cofi_packet::Ip;
 
-use crate::FilterRanges;
 use crate::family::CodeRules;
+use crate::{IpFilter, StopRanges};
 
 /// The ranges of which RTIT's packets do not tell.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ranges {
-    /// Those that are traced; none if all is.
-    pub(super) filter: FilterRanges,
+    /// Those that are traced.
+    pub(super) filter: IpFilter,
     /// Those of TraceStop.
-    pub(super) stop: FilterRanges,
+    pub(super) stop: StopRanges,
 }
 
 impl CodeRules for Ranges {
@@ -24,7 +24,7 @@ impl CodeRules for Ranges {
     }
 
     fn is_special(&self, class: Class, target: Option<Ip>, next: Ip) -> bool {
-        let may_end_at = |ip| !self.filter.contains(ip) || self.stop.contains_any(ip);
+        let may_end_at = |ip| !self.filter.contains(ip) || self.stop.contains(ip);
         self.is_limit(next)
             || match class {
                 Class::Conditional | Class::DirectJump | Class::DirectCall => {
@@ -37,22 +37,5 @@ impl CodeRules for Ranges {
                 Class::MovCr3 => true,
                 class => class.is_far(),
             }
-    }
-}
-
-impl FilterRanges {
-    /// The first addresses.
-    pub(super) fn bases(&self) -> impl Iterator<Item = Ip> {
-        self.iter().map(|(first, _)| first)
-    }
-
-    /// Whether an address is in one of the ranges, none being no range.
-    pub(super) fn contains_any(&self, ip: Ip) -> bool {
-        !self.is_empty() && self.contains(ip)
-    }
-
-    /// Whether control that goes on at `ip` leaves a range.
-    pub(super) fn ends_before(&self, ip: Ip) -> bool {
-        !self.contains(ip) && self.iter().any(|(_, last)| last.0.wrapping_add(1) == ip.0)
     }
 }

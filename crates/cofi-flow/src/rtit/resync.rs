@@ -81,7 +81,7 @@ impl ResyncFamily for Rtit {
             // Where it leads out of the traced ranges, or into one that stops tracing, a FUP.PGD follows.
             Flow::Tip(Some(ip))
                 if bind.config.filter.contains(ip)
-                    && !(bind.own.ranges.stop.contains_any(ip) && bind.is_stopped_by_pgd()) =>
+                    && !(bind.own.ranges.stop.contains(ip) && bind.is_stopped_by_pgd()) =>
             {
                 bind.turn_on(walk, ip);
             }

@@ -298,7 +298,7 @@ impl<C: CodeSource> Walker<C> {
             self.leave_range(bind, block, insn, to);
             return None;
         }
-        if bind.own.ranges.stop.contains_any(to) {
+        if bind.own.ranges.stop.contains(to) {
             self.enter_stop(bind, block, insn, to);
             return None;
         }
@@ -362,11 +362,12 @@ impl<C: CodeSource> Walker<C> {
                 what: AtIp::Pgd { to: None, .. },
                 ..
             } if bind.is_end_in_doubt() => return bind.end_unknown(self, Ends::by_pgd()),
-            // There may be none if a TraceStop range was entered just then.
+            // There may be none if a TraceStop range was entered just then. Where these ranges are not known, that it is missing says so.
             Pending::Own(Own::Ends(ends))
                 if ends.sign == Sign::TraceStop
                     && ends.len == 0
-                    && bind.own.ranges.stop.contains(self.ip) =>
+                    && (bind.own.ranges.stop.is_empty()
+                        || bind.own.ranges.stop.contains(self.ip)) =>
             {
                 return bind.stopped(self);
             }

@@ -4,7 +4,7 @@ use super::setups::{config, overflowing, setups, with_errata};
 use super::stream::{around, mode};
 use super::unit::told;
 use cofi_flow::{
-    Errata, Event, FilterRanges, FlowConfig, FlowDecoder, FlowErrorKind, Item, RtitConfig,
+    Errata, Event, FlowConfig, FlowDecoder, FlowErrorKind, IpFilter, Item, RtitConfig, StopRanges,
     TraceFormat,
 };
 use cofi_insn::{Class, CodeSource};
@@ -31,12 +31,9 @@ impl CodeSource for Source<'_> {
     }
 }
 
-fn ranges(ranges: &Ranges) -> FilterRanges {
-    let closed: Vec<(Ip, Ip)> = ranges
-        .iter()
-        .map(|(from, to)| (*from, Ip(to.0 - 1)))
-        .collect();
-    FilterRanges::new(&closed)
+fn closed(ranges: &Ranges) -> Vec<(Ip, Ip)> {
+    let closed = ranges.iter().map(|(from, to)| (*from, Ip(to.0 - 1)));
+    closed.collect()
 }
 
 /// The decoder's switches for the errata of a unit.
@@ -59,11 +56,11 @@ pub(crate) fn flow_config(setup: &Setup, record: &Record) -> FlowConfig {
         format: TraceFormat::Rtit(RtitConfig {
             cycles: mode(setup),
             tnt_buff: record.tnt_buff,
-            stop: ranges(&record.stops),
+            stop: StopRanges::new(&closed(&record.stops)),
         }),
         max_nonturbo_ratio: TSC_RATIO,
         cr3_filter: record.cr3_filter,
-        filter: ranges(&record.filter),
+        filter: IpFilter::new(&closed(&record.filter)),
         initial_mode: setup.mode,
         errata: workarounds(setup.choices.errata),
         ..FlowConfig::default()
@@ -269,8 +266,8 @@ pub(crate) fn check(
     let mut check = Check::new(setup, record)?;
     if let TraceFormat::Rtit(rtit) = &config.format {
         let has_ranges = !record.filter.is_empty() || !record.stops.is_empty();
-        check.knows_less =
-            rtit.stop != ranges(&record.stops) || config.errata.rtit_e2 && has_ranges;
+        check.knows_less = rtit.stop != StopRanges::new(&closed(&record.stops))
+            || config.errata.rtit_e2 && has_ranges;
     }
     let mut found = Found::default();
     let mut decoder = decoder(record, config);
@@ -332,7 +329,7 @@ proptest! {
         let mut config = flow_config(&setup, &record);
         config.max_nonturbo_ratio = 0;
         if let TraceFormat::Rtit(rtit) = &mut config.format {
-            rtit.stop = FilterRanges::default();
+            rtit.stop = StopRanges::default();
         }
         check(&setup, &record, config)?;
     }

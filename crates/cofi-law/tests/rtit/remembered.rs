@@ -93,7 +93,7 @@ fn a_result_behind_a_trace_stop_shows_that_code_was_traced() -> Result<(), TestC
     let mut config = flow_config(&setup, &record);
     config.max_nonturbo_ratio = 0;
     if let cofi_flow::TraceFormat::Rtit(rtit) = &mut config.format {
-        rtit.stop = cofi_flow::FilterRanges::default();
+        rtit.stop = cofi_flow::StopRanges::default();
     }
     check(&setup, &record, config).map(|_| ())
 }
