@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use cofi_session::{PackedCode, Session, SessionOptions, TraceFormat};
+use cofi_session::{FileFormat, PackedCode, Session, SessionOptions};
 use libfuzzer_sys::fuzz_target;
 
 /// Instructions that may pass without a packet.
@@ -31,7 +31,7 @@ fuzz_target!(|bytes: &[u8]| {
     let parts = parts.map(|(name, bytes)| (folder.join(name), bytes.into()));
     let mut options = SessionOptions::default();
     options.path = Some(folder.join("trace.json"));
-    options.format = Some(TraceFormat::Lldb);
+    options.format = Some(FileFormat::Lldb);
     options.flow.max_packetless_run = RUN;
     options.flow.cache_limit = 1 << 16;
     options.code.packed = Some(PackedCode {

@@ -1,7 +1,7 @@
 //! Any bytes as an ELF file with debugging information: the line of an address is the same whenever it is asked for, and has a name.
 #![no_main]
 
-use cofi_image::{AddressSpace, CodeFile, ImageView, SourceLines, Version};
+use cofi_image::{AddressSpace, CodeFile, ImageView, LineFinder, Version};
 use cofi_packet::Ip;
 use libfuzzer_sys::fuzz_target;
 
@@ -10,7 +10,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut space = AddressSpace::new();
     space.map(0, bytes.len() as u64, &file, 0, Version(0));
     let view = ImageView::new(&space, Version(0));
-    let mut lines = SourceLines::new();
+    let mut lines = LineFinder::new();
     let segments = file.segments().iter().filter(|segment| segment.executable).take(4);
     let offsets = segments.flat_map(|segment| (0..64).map(|at| segment.offset.wrapping_add(at * 4)));
     let offsets: Vec<u64> = offsets.filter(|offset| *offset < bytes.len() as u64).collect();

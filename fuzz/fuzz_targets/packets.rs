@@ -6,7 +6,7 @@ use arbitrary::Arbitrary;
 use cofi_packet::intel::{Block, IntelPt, ItemSize};
 use cofi_packet::rtit::{Mode, Rtit};
 use cofi_packet::{
-    Assembler, Chunks, Encoder, Format, Item, Listing, Located, PacketVisitor, Packets, StreamError,
+    Assembler, Chunks, Encoder, Format, Listing, Located, PacketVisitor, Packets, StreamError, StreamItem,
     extent,
 };
 use libfuzzer_sys::fuzz_target;
@@ -40,7 +40,7 @@ fuzz_target!(|input: Input<'_>| {
 });
 
 /// Keeps what it is shown.
-struct Seen<F: Format>(Vec<Item<F>>);
+struct Seen<F: Format>(Vec<StreamItem<F>>);
 
 impl<F: Format> PacketVisitor<F> for Seen<F> {
     fn packet(&mut self, packet: Located<F>) {
@@ -53,7 +53,7 @@ impl<F: Format> PacketVisitor<F> for Seen<F> {
 }
 
 fn check<F: Format>(context: F::Context, input: &Input<'_>) {
-    let items: Vec<Item<F>> = Packets::<F>::new(input.bytes).in_context(context).collect();
+    let items: Vec<StreamItem<F>> = Packets::<F>::new(input.bytes).in_context(context).collect();
 
     let mut at = 0;
     let (mut encoded, mut assembled) = (Vec::new(), Vec::new());

@@ -6,7 +6,7 @@ mod perf;
 
 use cofi_flow::Item;
 use cofi_image::CodeFile;
-use cofi_session::{PackedCode, Session, SessionOptions, TraceFormat};
+use cofi_session::{FileFormat, PackedCode, Session, SessionOptions};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 /// The program of the seeds, by the name that they have for it: no other file is opened, whatever the input names.
@@ -21,7 +21,7 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
 
 fuzz_target!(|bytes: &[u8]| {
     let mut options = SessionOptions::default();
-    options.format = Some(TraceFormat::Perf);
+    options.format = Some(FileFormat::Perf);
     options.flow.max_packetless_run = RUN;
     options.flow.cache_limit = 1 << 16;
     let (path, elf) = PROGRAM;

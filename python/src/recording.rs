@@ -6,7 +6,7 @@ use crate::owner::{Owner, Part};
 use cofi_analysis::{CheckOptions, Gap, Tally, check};
 use cofi_flow::Cpu;
 use cofi_image::Kallsyms;
-use cofi_session::{Recording, Session, SessionOptions, TraceFormat};
+use cofi_session::{FileFormat, Recording, Session, SessionOptions};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -33,11 +33,11 @@ fn parse<T: FromStr<Err: Display>>(words: Vec<String>, what: &str) -> PyResult<V
     parsed.collect()
 }
 
-fn format(word: &str) -> PyResult<TraceFormat> {
+fn format(word: &str) -> PyResult<FileFormat> {
     match word {
-        "perf" => Ok(TraceFormat::Perf),
-        "pt" => Ok(TraceFormat::Pt),
-        "rtit" => Ok(TraceFormat::Rtit),
+        "perf" => Ok(FileFormat::Perf),
+        "pt" => Ok(FileFormat::Pt),
+        "rtit" => Ok(FileFormat::Rtit),
         _ => Err(PyValueError::new_err(format!(
             "format is {word:?}, and must be \"perf\", \"pt\" or \"rtit\""
         ))),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use cofi_session::TraceFormat;
+use cofi_session::FileFormat;
 use cofi_sql::{EngineOptions, Form, OpenOptions};
 
 /// SQL over recordings of Cofi or perf, and Parquet of them: what `cofi sql` and `cofi export --to parquet` run.
@@ -57,9 +57,9 @@ pub(crate) struct InputArgs {
 impl InputArgs {
     pub(crate) fn options(&self) -> Result<OpenOptions> {
         let format = self.format.map(|format| match format {
-            Format::Pt => TraceFormat::Pt,
-            Format::Rtit => TraceFormat::Rtit,
-            Format::Perf => TraceFormat::Perf,
+            Format::Pt => FileFormat::Pt,
+            Format::Rtit => FileFormat::Rtit,
+            Format::Perf => FileFormat::Perf,
         });
         let mut options = OpenOptions {
             format,

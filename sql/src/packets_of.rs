@@ -3,14 +3,14 @@
 use cofi_flow::TraceFormat;
 use cofi_packet::intel::{IntelPt, Repaired, SpoiltBy};
 use cofi_packet::rtit::Rtit;
-use cofi_packet::{Format, Item, Packets, StreamOffset};
+use cofi_packet::{Format, Packets, StreamItem, StreamOffset};
 
 use crate::table::Unit;
 
 /// Takes packets of any format.
 pub(crate) trait TakePackets {
     /// The packets of a piece without a hole; of the part, those that begin before `end`.
-    fn take<F: Format>(&mut self, packets: impl Iterator<Item = Item<F>>, end: StreamOffset);
+    fn take<F: Format>(&mut self, packets: impl Iterator<Item = StreamItem<F>>, end: StreamOffset);
 }
 
 /// Gives a part's packets to `taker`, piece by piece: no packet is made of two halves between which something is missing.

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use cofi_analysis::{CheckOptions, StreamCheck, Summary, Tally};
 use cofi_image::Kallsyms;
 use cofi_packet::Tsc;
-use cofi_session::{OwnedSession, Session, SessionError, SessionOptions, Stream, TraceFormat};
+use cofi_session::{FileFormat, OwnedSession, Session, SessionError, SessionOptions, Stream};
 use thiserror::Error;
 
 use crate::functions::StreamParts;
@@ -58,7 +58,7 @@ pub enum OpenError {
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// The format, if it is not to be recognised.
-    pub format: Option<TraceFormat>,
+    pub format: Option<FileFormat>,
     /// ELF files, as `--elf` has them.
     pub elf: Vec<cofi_image::ElfSpec>,
     /// Raw code, as `--raw` has it.

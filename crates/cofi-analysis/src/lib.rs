@@ -47,4 +47,4 @@ pub use proof::Proof;
 pub use segments::{SegmentStart, ended_with_segment, segments};
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
 pub use survey::{Chunk, survey, survey_keeping};
-pub use tally::{Gate, Tally};
+pub use tally::{Tally, TallyGate};

@@ -181,7 +181,7 @@ impl Tally {
         session: &Session<'_>,
         stream: &Stream<'_>,
         start: StreamOffset,
-        mut gate: impl FnMut(&mut ThreadFlow<'_>, &[Ip]) -> Gate,
+        mut gate: impl FnMut(&mut ThreadFlow<'_>, &[Ip]) -> TallyGate,
     ) {
         let mut flow = session.decode_from(stream, start);
         let known = StreamCounter::new(session).with_code(self.code.is_some());
@@ -202,14 +202,14 @@ impl Tally {
                 }
             };
             let is_last = match gate(&mut flow, &ips) {
-                Gate::Outside => {
+                TallyGate::Outside => {
                     // Other code or another thread may be in place.
                     counter.leave(&mut flow);
                     continue;
                 }
-                Gate::End => break,
-                Gate::Inside => false,
-                Gate::Last => true,
+                TallyGate::End => break,
+                TallyGate::Inside => false,
+                TallyGate::Last => true,
             };
             if begin.is_none() {
                 begin = Some(flow.offset());
@@ -316,7 +316,7 @@ impl Tally {
 
 /// Whether a piece of the flow is counted by [`Tally::add_part`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
+pub enum TallyGate {
     /// It is not.
     Outside,
     /// It is.

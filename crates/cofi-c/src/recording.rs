@@ -5,7 +5,7 @@ use crate::status::{
 };
 use cofi_image::{ElfSpec, RawSpec};
 use cofi_session::{
-    OwnedFlow, OwnedSession, Recording, SessionError, SessionOptions, Stream, TraceFormat,
+    FileFormat, OwnedFlow, OwnedSession, Recording, SessionError, SessionOptions, Stream,
 };
 use core::mem::offset_of;
 use std::ffi::{CString, c_char};
@@ -91,9 +91,9 @@ pub unsafe extern "C" fn cofi_recording_open(
         if !format.is_null() {
             // SAFETY: as the caller says.
             options.format = Some(match unsafe { text(format, "format")? } {
-                "perf" => TraceFormat::Perf,
-                "pt" => TraceFormat::Pt,
-                "rtit" => TraceFormat::Rtit,
+                "perf" => FileFormat::Perf,
+                "pt" => FileFormat::Pt,
+                "rtit" => FileFormat::Rtit,
                 other => return Err(invalid(format_args!("there is no format {other:?}"))),
             });
         }

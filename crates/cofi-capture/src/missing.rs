@@ -38,8 +38,8 @@ impl Missing {
     }
 
     /// As a file has it.
-    pub(crate) fn remark(&self) -> cofi_perf::Missing<'_> {
-        cofi_perf::Missing {
+    pub(crate) fn remark(&self) -> cofi_perf::MissingRemark<'_> {
+        cofi_perf::MissingRemark {
             tid: self.tid,
             count: self.count,
             text: self.text.as_bytes(),

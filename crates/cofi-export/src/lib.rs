@@ -11,7 +11,7 @@ mod open;
 mod timeline;
 mod tree;
 
-pub use formats::{Format, open};
+pub use formats::{ExportFormat, open};
 pub use frames::{Frame, FrameId, Frames};
 pub use timeline::{CallExporter, Exporter, Track};
 pub use tree::StackTree;

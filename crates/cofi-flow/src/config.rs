@@ -11,12 +11,12 @@ pub enum TraceFormat {
     #[default]
     IntelPt,
     /// Real Time Instruction Trace, which says less of itself: what must be known beside the packets.
-    Rtit(RtitConfig),
+    Rtit(RtitFlowConfig),
 }
 
 /// How RTIT was configured, as far as its packets do not tell and [`FlowConfig`] does not have it for Intel PT too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RtitConfig {
+pub struct RtitFlowConfig {
     /// RTIT_CTL.Cycle_Acc: whether packets are followed by cycle counts.
     pub cycles: rtit::Mode,
     /// RTIT_TNT_BUFF as it was read when the trace had ended, bits 6:0: results of branches that no packet holds (4.2.8, 4.2.11). 1

@@ -6,7 +6,7 @@ use cofi_insn::InsnError;
 use cofi_packet::{DecodeError, Ip, StreamOffset};
 use thiserror::Error;
 
-use crate::PacketKind;
+use crate::AnyKind;
 
 /// Where and why the flow was lost.
 ///
@@ -19,7 +19,7 @@ pub struct FlowError {
     /// The instruction that had been reached, if that is known.
     pub ip: Option<Ip>,
     /// The packet that was being used; none if the bytes form none.
-    pub packet: Option<PacketKind>,
+    pub packet: Option<AnyKind>,
     /// What is wrong.
     pub kind: FlowErrorKind,
 }
@@ -103,7 +103,7 @@ pub enum FlowErrorKind {
     #[error("found {} where {expected} was expected", found.name())]
     Unexpected {
         /// The packet found.
-        found: PacketKind,
+        found: AnyKind,
         /// What would have fitted.
         expected: Expected,
     },
@@ -111,7 +111,7 @@ pub enum FlowErrorKind {
     #[error("{} came without an IP", packet.name())]
     SuppressedIp {
         /// The packet.
-        packet: PacketKind,
+        packet: AnyKind,
     },
     /// The code walked never reaches the address that a packet gives.
     #[error("the code does not lead to {target}, where {} says that control was", packet.name())]
@@ -119,7 +119,7 @@ pub enum FlowErrorKind {
         /// The address.
         target: Ip,
         /// The packet.
-        packet: PacketKind,
+        packet: AnyKind,
     },
     /// A return that the trace calls compressed, while no call is known to which it could return.
     #[error("a compressed return without a call that it could return from")]
@@ -131,7 +131,7 @@ pub enum FlowErrorKind {
     #[error("the code loops without using up a packet; next is {}", next.name())]
     EndlessLoop {
         /// The packet that the code never gets to.
-        next: PacketKind,
+        next: AnyKind,
     },
     /// Too much code that needs no packet.
     #[error("{insns} instructions without using up a packet")]
@@ -150,13 +150,13 @@ pub enum FlowErrorKind {
 
 impl FlowErrorKind {
     /// A packet was found where another was expected.
-    pub(crate) fn unexpected(found: impl Into<PacketKind>, expected: Expected) -> Self {
+    pub(crate) fn unexpected(found: impl Into<AnyKind>, expected: Expected) -> Self {
         let found = found.into();
         Self::Unexpected { found, expected }
     }
 
     /// A packet came without an address.
-    pub(crate) fn suppressed(packet: impl Into<PacketKind>) -> Self {
+    pub(crate) fn suppressed(packet: impl Into<AnyKind>) -> Self {
         let packet = packet.into();
         Self::SuppressedIp { packet }
     }

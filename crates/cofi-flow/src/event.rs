@@ -4,7 +4,7 @@ use cofi_insn::{Checksum, Class, advance};
 use cofi_packet::intel::{BlockType, CfeType, Kind, Packet, TsxState};
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tnt, Tsc, rtit};
 
-use crate::{FlowError, PacketKind};
+use crate::{AnyKind, FlowError};
 
 /// One item of the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -427,15 +427,15 @@ impl Tick {
 
     /// The packet's kind. The cycle counts of RTIT belong to packets of many kinds; the kind of Intel PT's packet stands for them.
     #[must_use]
-    pub const fn kind(&self) -> PacketKind {
-        PacketKind::IntelPt(match self {
+    pub const fn kind(&self) -> AnyKind {
+        AnyKind::IntelPt(match self {
             Self::Tsc(_) => Kind::Tsc,
             Self::Tma { .. } => Kind::Tma,
             Self::Mtc { .. } => Kind::Mtc,
             Self::Cyc { .. } => Kind::Cyc,
             Self::Cbr { .. } => Kind::Cbr,
-            Self::Sts { .. } => return PacketKind::Rtit(rtit::Kind::Sts),
-            Self::MiniTime { .. } => return PacketKind::Rtit(rtit::Kind::Mtc),
+            Self::Sts { .. } => return AnyKind::Rtit(rtit::Kind::Sts),
+            Self::MiniTime { .. } => return AnyKind::Rtit(rtit::Kind::Mtc),
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::reader::decide::Run;
 use crate::resync::Certainty;
 use crate::time::TimeJump;
 use crate::walk::Walker;
-use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, PacketKind};
+use crate::{AnyKind, Event, Executed, Expected, FlowConfig, FlowErrorKind};
 
 /// Intel PT, chapter 33 of the manual.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(crate) trait ReadFamily: Copy + Debug + 'static {
     /// What must be known beside the packets, in this family alone.
     type Config: Copy + Debug;
     /// A packet that concerns the flow.
-    type Flow: Copy + Debug + Into<PacketKind>;
+    type Flow: Copy + Debug + Into<AnyKind>;
     /// What it takes to read packets, beside what every reader has.
     type Reading: Clone + Debug;
     /// What it takes to read timing packets a second time.
@@ -63,7 +63,7 @@ pub(crate) trait ReadFamily: Copy + Debug + 'static {
     }
 
     /// What packet `bytes` begin with, for messages.
-    fn kind_of(reader: &Reader<'_, Self>, bytes: &[u8]) -> Option<PacketKind>;
+    fn kind_of(reader: &Reader<'_, Self>, bytes: &[u8]) -> Option<AnyKind>;
 
     /// The clock has been shown all packets read so far from here on.
     fn show_all(_: &mut Reader<'_, Self>) {}
@@ -89,7 +89,7 @@ pub(crate) trait ReadFamily: Copy + Debug + 'static {
         replay: &mut Self::Replay,
         reader: &Reader<'_, Self>,
         at: usize,
-        report: impl FnMut(Event, PacketKind, Option<Tsc>),
+        report: impl FnMut(Event, AnyKind, Option<Tsc>),
     ) -> Option<usize>;
 }
 
@@ -121,12 +121,12 @@ pub(crate) trait BindFamily: ReadFamily {
     /// What may wait for the walk, beside what [may in every family](Pending).
     type Pending: Copy + Debug;
     /// What may happen at an address that a packet gives.
-    type AtIp: Copy + Debug + Into<PacketKind>;
+    type AtIp: Copy + Debug + Into<AnyKind>;
     /// What the binder must know, beside what every binder does.
     type Binding: Debug;
 
     /// The kind of the packets that tell where an indirect branch led.
-    const TIP: PacketKind;
+    const TIP: AnyKind;
 
     fn binding(config: &FlowConfig, own: &Self::Config) -> Self::Binding;
 
@@ -180,7 +180,7 @@ pub(crate) trait BindFamily: ReadFamily {
     }
 
     /// The kind of what comes next, of which the walk made no use.
-    fn pending_kind(bind: &Binder<'_, Self>) -> PacketKind;
+    fn pending_kind(bind: &Binder<'_, Self>) -> AnyKind;
 }
 
 /// The same where control is not followed.

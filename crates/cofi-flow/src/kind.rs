@@ -6,14 +6,14 @@ use cofi_packet::{intel, rtit};
 
 /// The kind of a packet, whichever format it is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PacketKind {
+pub enum AnyKind {
     /// Of Intel PT.
     IntelPt(intel::Kind),
     /// Of RTIT.
     Rtit(rtit::Kind),
 }
 
-impl PacketKind {
+impl AnyKind {
     /// Its name, as packets are listed.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -24,19 +24,19 @@ impl PacketKind {
     }
 }
 
-impl fmt::Display for PacketKind {
+impl fmt::Display for AnyKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl From<intel::Kind> for PacketKind {
+impl From<intel::Kind> for AnyKind {
     fn from(kind: intel::Kind) -> Self {
         Self::IntelPt(kind)
     }
 }
 
-impl From<rtit::Kind> for PacketKind {
+impl From<rtit::Kind> for AnyKind {
     fn from(kind: rtit::Kind) -> Self {
         Self::Rtit(kind)
     }

@@ -9,14 +9,14 @@
 //! mode, the ranges and whether there are cycle counts must be told beside them. All else is the same.
 //!
 //! ```
-//! use cofi_flow::{FlowConfig, FlowDecoder, Item, RtitConfig, TraceFormat};
+//! use cofi_flow::{FlowConfig, FlowDecoder, Item, RtitFlowConfig, TraceFormat};
 //! use cofi_insn::Segment;
 //! use cofi_packet::{Ip, rtit::PSB};
 //!
 //! // nop; jne to the nop; syscall
 //! let code = Segment { base: Ip(0x1000), bytes: &[0x90, 0x75, 0xfd, 0x0f, 0x05] };
 //! let config = FlowConfig {
-//!     format: TraceFormat::Rtit(RtitConfig::default()),
+//!     format: TraceFormat::Rtit(RtitFlowConfig::default()),
 //!     ..FlowConfig::default()
 //! };
 //! let mut trace = Vec::from(PSB);
@@ -75,7 +75,7 @@ mod walk;
 
 pub use block::{Block, Path, PathNumber, Visitor};
 pub use code::shelf::{CodeCache, CodeKey};
-pub use config::{Cpu, FlowConfig, IpFilter, RtitConfig, StopRanges, TraceFormat};
+pub use config::{Cpu, FlowConfig, IpFilter, RtitFlowConfig, StopRanges, TraceFormat};
 pub use decoder::FlowDecoder;
 pub use edges::{EdgeCounter, Edges};
 pub use errata::{Errata, Erratum};
@@ -84,6 +84,6 @@ pub use event::{ControlEvent, Event, Executed, Item, Part, Run, Tick};
 pub use events::{EventDecoder, LocatedEvent, PacketKinds};
 pub use fields::Field;
 pub use ipc::{Ipc, Stretch};
-pub use kind::PacketKind;
+pub use kind::AnyKind;
 pub use rtit::RtitTime;
 pub use time::{Time, TimeJump, TimeTracker, VmxTsc};

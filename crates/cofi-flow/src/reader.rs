@@ -11,14 +11,14 @@ use cofi_packet::{DecodeError, Tsc};
 
 use crate::events::replay::{Replay, Ticks};
 use crate::family::ReadFamily;
-use crate::{FlowConfig, PacketKind, Tick};
+use crate::{AnyKind, FlowConfig, Tick};
 use clock::Clock;
 
 /// A timing packet that was read, for those who want to see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticked {
     pub(crate) offset: usize,
-    pub(crate) kind: PacketKind,
+    pub(crate) kind: AnyKind,
     pub(crate) tick: Tick,
     /// The time that it tells.
     pub(crate) now: Option<Tsc>,
@@ -109,7 +109,7 @@ impl<'t, F: ReadFamily> Reader<'t, F> {
     }
 
     /// What stands at an offset, for messages.
-    pub(crate) fn kind_at(&self, offset: usize) -> Option<PacketKind> {
+    pub(crate) fn kind_at(&self, offset: usize) -> Option<AnyKind> {
         F::kind_of(self, self.bytes.get(offset..)?)
     }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use cofi_flow::{
-    Errata, FlowConfig, FlowDecoder, IpFilter, Item, RtitConfig, StopRanges, TraceFormat,
+    Errata, FlowConfig, FlowDecoder, IpFilter, Item, RtitFlowConfig, StopRanges, TraceFormat,
 };
 use cofi_insn::Segment;
 use cofi_packet::{ExecMode, Ip, rtit};
@@ -65,7 +65,7 @@ fn configs() -> impl Strategy<Value = FlowConfig> {
     (ranges(0x1000), ranges(0x1010), mode, cycles, tnt_buff, rest).prop_map(
         |(filter, stop, initial_mode, cycles, tnt_buff, (errata, cr3_filter, cache_limit))| {
             FlowConfig {
-                format: TraceFormat::Rtit(RtitConfig {
+                format: TraceFormat::Rtit(RtitFlowConfig {
                     cycles,
                     tnt_buff,
                     stop: StopRanges::new(&stop),

@@ -2,7 +2,7 @@
 
 mod common;
 
-use cofi_flow::{FlowConfig, FlowDecoder, IpFilter, Item, RtitConfig, StopRanges, TraceFormat};
+use cofi_flow::{FlowConfig, FlowDecoder, IpFilter, Item, RtitFlowConfig, StopRanges, TraceFormat};
 use cofi_insn::Segment;
 use cofi_packet::{ExecMode, Ip, StreamOffset, Tsc, rtit};
 use common::any::check_ways;
@@ -37,7 +37,7 @@ fn range(text: &str) -> (Ip, Ip) {
 
 fn config(words: &str) -> FlowConfig {
     let mut config = FlowConfig::default();
-    let mut format = RtitConfig::default();
+    let mut format = RtitFlowConfig::default();
     let mut filter = Vec::new();
     for word in words.split_whitespace() {
         match word.split_once(':').unwrap_or((word, "")) {

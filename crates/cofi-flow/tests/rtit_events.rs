@@ -2,13 +2,13 @@
 
 mod common;
 
-use cofi_flow::{Event, EventDecoder, FlowConfig, IpFilter, RtitConfig, TraceFormat};
+use cofi_flow::{Event, EventDecoder, FlowConfig, IpFilter, RtitFlowConfig, TraceFormat};
 use cofi_packet::{Ip, StreamOffset, rtit};
 use common::{matches, rtit_packets, told_word};
 
 fn config(words: &str) -> FlowConfig {
     let mut config = FlowConfig::default();
-    let mut format = RtitConfig::default();
+    let mut format = RtitFlowConfig::default();
     for word in words.split_whitespace() {
         match word {
             "cycles" => format.cycles = rtit::Mode::CycleAccurate,

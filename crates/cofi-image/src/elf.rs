@@ -13,7 +13,7 @@ use crate::store::FileStore;
 
 /// One loadable segment, in the file's own terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct ElfSegment {
     /// Address it is linked to.
     pub address: u64,
     /// Offset of its first byte in the file.
@@ -27,7 +27,7 @@ pub struct Segment {
 /// The loadable segments of a file.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    pub(crate) segments: Vec<Segment>,
+    pub(crate) segments: Vec<ElfSegment>,
     pub(crate) entry: u64,
 }
 
@@ -68,7 +68,7 @@ impl Layout {
             .map(|header| {
                 let (offset, len) = header.file_range(endian);
                 let executable = header.p_flags(endian).contains(object::elf::PF_X);
-                Segment {
+                ElfSegment {
                     address: header.p_vaddr(endian).into(),
                     offset,
                     len,
@@ -95,7 +95,7 @@ impl Layout {
 
     /// The file's own address for an offset. Executable segments are asked first: segments may share a page.
     pub(crate) fn address_of_offset(&self, offset: u64) -> Option<u64> {
-        let inside = |segment: &&Segment| {
+        let inside = |segment: &&ElfSegment| {
             offset
                 .checked_sub(segment.offset)
                 .is_some_and(|inside| inside < segment.len)

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use crate::build_id::BuildId;
 use crate::contents::{Contents, FromFile};
 use crate::debug;
-use crate::elf::{Layout, Segment};
+use crate::elf::{ElfSegment, Layout};
 use crate::error::ImageError;
 use crate::places::{Candidate, Places, VDSO, without_deleted};
 use crate::stubs::Stubs;
@@ -259,7 +259,7 @@ impl CodeFile {
     }
 
     /// The segments an ELF file asks to have loaded; empty for any other file.
-    pub fn segments(&self) -> &[Segment] {
+    pub fn segments(&self) -> &[ElfSegment] {
         self.layout().map_or(&[], |layout| &layout.segments)
     }
 

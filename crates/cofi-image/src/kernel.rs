@@ -8,7 +8,7 @@ use object::{Endianness, FileKind, ReadRef};
 
 use crate::build_id::BuildId;
 use crate::contents::FromFile;
-use crate::elf::Segment;
+use crate::elf::ElfSegment;
 use crate::error::ImageError;
 use crate::file::CodeFile;
 use crate::places::Places;
@@ -27,7 +27,7 @@ pub struct KernelHints {
 #[derive(Debug)]
 pub struct KernelCode {
     file: Arc<CodeFile>,
-    segments: Vec<Segment>,
+    segments: Vec<ElfSegment>,
     /// The kernel's own list of its symbols that goes with the code.
     pub kallsyms: Option<PathBuf>,
 }
@@ -273,7 +273,7 @@ impl KernelCode {
 }
 
 /// By address, none across another.
-fn segments(file: &CodeFile, path: &Path) -> Result<Vec<Segment>, ImageError> {
+fn segments(file: &CodeFile, path: &Path) -> Result<Vec<ElfSegment>, ImageError> {
     let layout = match file.try_layout() {
         Some(Ok(layout)) => layout,
         Some(Err(reason)) => {
@@ -288,7 +288,7 @@ fn segments(file: &CodeFile, path: &Path) -> Result<Vec<Segment>, ImageError> {
 }
 
 /// Leaves out what would lie across others or past the end of the address space.
-fn apart(mut segments: Vec<Segment>) -> Vec<Segment> {
+fn apart(mut segments: Vec<ElfSegment>) -> Vec<ElfSegment> {
     segments.sort_by_key(|segment| segment.address);
     let mut free = Some(0);
     segments.retain(|segment| {
@@ -342,8 +342,8 @@ impl FromFile for Anchors {
 mod tests {
     use super::*;
 
-    fn segment(address: u64, len: u64) -> Segment {
-        Segment {
+    fn segment(address: u64, len: u64) -> ElfSegment {
+        ElfSegment {
             address,
             offset: address,
             len,

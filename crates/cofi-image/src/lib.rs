@@ -45,7 +45,7 @@ mod vdso;
 mod wanted_code;
 
 pub use build_id::BuildId;
-pub use elf::{LoadedElf, Segment, load_elf, load_raw};
+pub use elf::{ElfSegment, LoadedElf, load_elf, load_raw};
 pub use error::ImageError;
 pub use file::CodeFile;
 pub use jitdump::{JitDump, JitEntry, is_jitdump};
@@ -53,7 +53,7 @@ pub use kallsyms::{Kallsyms, KallsymsError};
 pub use kernel::{KernelCode, KernelHints};
 pub use landing_pads::LandingPads;
 pub use line_table::{LineRow, LineTable, SourceFunction};
-pub use lines::{InlinedFunction, SourceLine, SourceLines};
+pub use lines::{InlinedFunction, LineFinder, SourceLine};
 pub use perf_map::PerfMap;
 pub use places::Places;
 pub use space::{AddressSpace, CodeChange, ImageView, Mapped, Place, Version};

@@ -45,7 +45,7 @@ pub struct InlinedFunction {
 ///
 /// Not for several threads at once: each has its own.
 #[derive(Default)]
-pub struct SourceLines {
+pub struct LineFinder {
     /// By where the [`CodeFile`] is in memory, which is kept so long.
     files: HashMap<*const CodeFile, (Arc<CodeFile>, Option<Rc<Lines>>)>,
 }
@@ -164,14 +164,14 @@ impl Lines {
     }
 }
 
-impl std::fmt::Debug for SourceLines {
+impl std::fmt::Debug for LineFinder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let files = self.files.values().map(|(file, _)| file.path());
         f.debug_list().entries(files).finish()
     }
 }
 
-impl SourceLines {
+impl LineFinder {
     /// Nothing read yet.
     #[must_use]
     pub fn new() -> Self {
@@ -352,7 +352,7 @@ mod tests {
         let mut space = AddressSpace::new();
         space.map(0, size, &file, 0, Version(0));
         let view = ImageView::new(&space, Version(0));
-        let mut lines = SourceLines::new();
+        let mut lines = LineFinder::new();
         let in_main = |ip: &u64| {
             let place = view.place(Ip(*ip));
             place.is_some_and(|place| place.symbol().is_some_and(|symbol| symbol.name == "main"))
@@ -407,7 +407,7 @@ mod tests {
         let mut space = AddressSpace::new();
         space.map(0, size, &file, 0, Version(0));
         let view = ImageView::new(&space, Version(0));
-        let mut lines = SourceLines::new();
+        let mut lines = LineFinder::new();
         let mut seen = std::collections::BTreeSet::new();
         for place in (0..size).filter_map(|ip| view.place(Ip(ip))) {
             let inlined = lines.inlined(&place);
@@ -452,7 +452,7 @@ mod tests {
             let mut space = AddressSpace::new();
             space.map(0, size, &file, 0, Version(0));
             let view = ImageView::new(&space, Version(0));
-            let mut lines = SourceLines::new();
+            let mut lines = LineFinder::new();
             let mut seen = std::collections::BTreeSet::new();
             for place in (0..size).filter_map(|ip| view.place(Ip(ip))) {
                 let line = lines.at(&place).and_then(|line| line.line);
@@ -487,7 +487,7 @@ mod tests {
         if !cofi_test::compile(&source, &program, &["-g", "-Wl,--build-id"]) {
             return;
         }
-        let mut lines = SourceLines::new();
+        let mut lines = LineFinder::new();
         for _ in 0..2 {
             let file = FileStore::new().file(&program);
             let mut space = AddressSpace::new();

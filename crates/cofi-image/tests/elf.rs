@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cofi_image::{
-    AddressSpace, FileStore, ImageError, ImageView, Segment, Version, load_elf, load_raw,
+    AddressSpace, ElfSegment, FileStore, ImageError, ImageView, Version, load_elf, load_raw,
 };
 use cofi_insn::CodeSource;
 use cofi_packet::Ip;
@@ -235,7 +235,7 @@ fn offsets_of_a_mapping_lead_to_symbols() {
     );
     assert_eq!(
         place.file.segments()[1],
-        Segment {
+        ElfSegment {
             address: CODE,
             offset: 0x1000,
             len: CODE_LEN,

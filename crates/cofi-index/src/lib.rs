@@ -21,8 +21,8 @@ pub use calls::FlameCall;
 pub use cofi_image::SourceLine;
 pub use explore::{
     Code, CodeInsn, CodeLine, EventInfo, EventKind, Events, Explorer, ExplorerPool, Flame,
-    FunctionTable, Hit, InsnInfo, Merged, MergedNode, Neighbours, PacketInfo, PlaceInfo, Places,
-    StackFrame, Step, Target,
+    FunctionTable, Hit, InsnInfo, Merged, MergedNode, Neighbours, PacketInfo, PlaceInfo,
+    PlaceRange, StackFrame, Step, Target,
 };
 pub use index::{FunctionInfo, Index};
 pub use row::{Axis, FunctionNumber, GapSpan, Row, StripBin, StripSum};

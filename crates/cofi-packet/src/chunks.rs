@@ -1,7 +1,7 @@
 //! A stream that comes in chunks, cut anywhere.
 
 use crate::format::Format;
-use crate::stream::{Item, Located, StreamError, placed};
+use crate::stream::{Located, StreamError, StreamItem, placed};
 use crate::{DecodeError, StreamOffset};
 
 /// Room for what is kept of one chunk for the next, and as much of the next that nothing kept remains undecided.
@@ -43,7 +43,7 @@ impl<F: Format> Default for Chunks<F> {
 /// What can be said of the bytes at hand.
 enum Step<F: Format> {
     /// An item, or nothing yet, and how many bytes are done with.
-    Past(Option<Item<F>>, usize),
+    Past(Option<StreamItem<F>>, usize),
     /// More bytes are needed.
     More,
 }
@@ -201,9 +201,9 @@ impl<F: Format> Feed<'_, F> {
 }
 
 impl<F: Format> Iterator for Feed<'_, F> {
-    type Item = Item<F>;
+    type Item = StreamItem<F>;
 
-    fn next(&mut self) -> Option<Item<F>> {
+    fn next(&mut self) -> Option<StreamItem<F>> {
         loop {
             let step = if self.chunks.len > 0 {
                 self.step_over_kept()

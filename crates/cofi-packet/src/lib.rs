@@ -53,7 +53,7 @@ pub use error::DecodeError;
 pub use field::{Hex, Hex64, Uint};
 pub use format::{Format, Misfit};
 pub use listing::{Listed, Listing};
-pub use stream::{Item, Located, PacketVisitor, Packets, Ring, StreamError, extent};
+pub use stream::{Located, PacketVisitor, Packets, Ring, StreamError, StreamItem, extent};
 pub use table::{PacketKind, Raw};
 pub use text::{TextError, TextErrorKind};
 pub use tnt::Tnt;

@@ -3,7 +3,7 @@
 use crate::format::Format;
 use crate::table::{PacketKind, Raw};
 use crate::text::write_operands;
-use crate::{DecodeError, Ip, Item, Value};
+use crate::{DecodeError, Ip, StreamItem, Value};
 use core::fmt;
 
 /// What a listing must remember from packet to packet: the last IP.
@@ -42,7 +42,7 @@ impl<F: Format> Listing<F> {
 
     /// Takes note of an item, misplaced packets included; `None` if it is no packet.
     #[must_use]
-    pub fn item(&mut self, item: &Item<F>) -> Option<Listed<F>> {
+    pub fn item(&mut self, item: &StreamItem<F>) -> Option<Listed<F>> {
         match item {
             Ok(located) => Some(self.next(&located.raw)),
             Err(error) => {

@@ -38,12 +38,12 @@ pub struct StreamError<F: Format> {
 }
 
 /// An item of a stream: a packet, or bytes that form none.
-pub type Item<F> = Result<Located<F>, StreamError<F>>;
+pub type StreamItem<F> = Result<Located<F>, StreamError<F>>;
 
 /// Where an item begins, and how many bytes it takes.
 #[must_use]
 #[inline]
-pub fn extent<F: Format>(item: &Item<F>) -> (StreamOffset, usize) {
+pub fn extent<F: Format>(item: &StreamItem<F>) -> (StreamOffset, usize) {
     match item {
         Ok(located) => (located.offset, located.raw.len()),
         Err(error) => (error.offset, error.size),
@@ -172,7 +172,7 @@ fn next_long<F: Format>(
     bytes: &[u8],
     at: usize,
     mut context: F::Context,
-) -> Option<(Item<F>, F::Context)> {
+) -> Option<(StreamItem<F>, F::Context)> {
     let rest = bytes.get(at..).filter(|rest| !rest.is_empty())?;
     let offset = StreamOffset(at as u64);
     let item = match F::decode(context, rest) {
@@ -196,7 +196,7 @@ pub(crate) fn placed<F: Format>(
     context: &mut F::Context,
     offset: StreamOffset,
     raw: Raw<F::Kind>,
-) -> Item<F> {
+) -> StreamItem<F> {
     let (after, allowed) = F::after(*context, &F::packet(&raw));
     *context = after;
     if allowed {
@@ -213,10 +213,10 @@ pub(crate) fn placed<F: Format>(
 }
 
 impl<F: Format> Iterator for Packets<'_, F> {
-    type Item = Item<F>;
+    type Item = StreamItem<F>;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Item<F>> {
+    fn next(&mut self) -> Option<StreamItem<F>> {
         if let Some(rest) = self.bytes.get(self.at..)
             && let Some(raw) = F::decode_short(self.context, rest)
         {
@@ -255,9 +255,9 @@ impl<'a, F: Format> Ring<'a, F> {
 }
 
 impl<F: Format> Iterator for Ring<'_, F> {
-    type Item = Item<F>;
+    type Item = StreamItem<F>;
 
-    fn next(&mut self) -> Option<Item<F>> {
+    fn next(&mut self) -> Option<StreamItem<F>> {
         let mut ahead = self.0.clone();
         match ahead.next()? {
             Err(StreamError {

@@ -43,12 +43,12 @@ pub use config::{ConfigError, PtConfig, RtitConfig, TraceConfig};
 pub use constants::{CpuMode, Feature, Misc, RecordKind, SampleType};
 pub use error::{Error, ErrorKind, WriteError};
 pub use reader::{
-    Attr, AuxFlags, Body, BuildId, File, IdEntry, Record, Records, RtitInfo, SampleId, ShortClock,
-    TraceInfo,
+    Attr, AuxFlags, Body, BuildIdEntry, File, IdEntry, Record, Records, RtitInfo, SampleId,
+    ShortClock, TraceInfo,
 };
-pub use remark::{Missing, Remark, Seal, Signal};
+pub use remark::{MissingRemark, Remark, Seal, SignalRemark};
 pub use time::{PerfTime, TimeConv};
 pub use writer::{
-    IdPlace, KernelEvent, KernelTrace, KernelWriter, Mark, Mmap2, Options, StreamPlace, Subject,
-    Task, Writer,
+    IdPlace, KernelEvent, KernelTrace, KernelWriter, Mark, Mmap2, StreamPlace, Subject, Task,
+    Writer, WriterOptions,
 };

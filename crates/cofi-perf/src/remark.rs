@@ -38,11 +38,11 @@ pub enum Remark<'a> {
         seals: Vec<Seal>,
     },
     /// Something ran, or may have run, that the file does not hold.
-    Missing(Missing<'a>),
+    Missing(MissingRemark<'a>),
     /// Something ran that the file does not hold because whoever recorded it did not want it.
-    Omitted(Missing<'a>),
+    Omitted(MissingRemark<'a>),
     /// A signal interrupted a thread, or ended it.
-    Signal(Signal),
+    Signal(SignalRemark),
     /// The recording came to its end: what is missing has been said.
     Finished,
     /// Of a newer version.
@@ -69,7 +69,7 @@ pub struct Seal {
 
 /// Something that the file does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Missing<'a> {
+pub struct MissingRemark<'a> {
     /// Of which thread, if of one.
     pub tid: Option<u32>,
     /// How many there are of what the text says.
@@ -78,7 +78,7 @@ pub struct Missing<'a> {
     pub text: &'a [u8],
 }
 
-impl Missing<'_> {
+impl MissingRemark<'_> {
     fn write<'b>(&self, kind: u32, bytes: &'b mut Bytes) -> &'b mut Bytes {
         bytes
             .u32(kind)
@@ -89,7 +89,7 @@ impl Missing<'_> {
 }
 
 /// One sentence, without a full stop.
-impl fmt::Display for Missing<'_> {
+impl fmt::Display for MissingRemark<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(tid) = self.tid {
             write!(f, "thread {tid}: ")?;
@@ -104,7 +104,7 @@ impl fmt::Display for Missing<'_> {
 
 /// A signal that interrupted a thread, or ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Signal {
+pub struct SignalRemark {
     /// The process.
     pub pid: u32,
     /// The thread.
@@ -162,7 +162,7 @@ impl<'a> Remark<'a> {
             }
             kind @ (kind::MISSING | kind::OMITTED) => {
                 let tid = c.u32()?;
-                let what = Missing {
+                let what = MissingRemark {
                     tid: (tid != u32::MAX).then_some(tid),
                     count: c.u64()?,
                     text: c.text(),
@@ -176,7 +176,7 @@ impl<'a> Remark<'a> {
                 let (pid, tid, index, signal) = (c.u32()?, c.u32()?, c.u32()?, c.u32()?);
                 let (code, has) = (c.u32()?.cast_signed(), c.u32()?);
                 let (offset, ip, address) = (c.u64()?, c.u64()?, c.u64()?);
-                Self::Signal(Signal {
+                Self::Signal(SignalRemark {
                     pid,
                     tid,
                     index,
@@ -257,7 +257,7 @@ mod has {
 
 #[cfg(test)]
 mod tests {
-    use super::{Missing, Remark, Seal, Signal};
+    use super::{MissingRemark, Remark, Seal, SignalRemark};
     use cofi_packet::StreamOffset;
 
     fn examples() -> Vec<Remark<'static>> {
@@ -267,7 +267,7 @@ mod tests {
             instructions: 77,
             sum: 0x0123_4567_89ab_cdef,
         };
-        let signal = Signal {
+        let signal = SignalRemark {
             pid: 7,
             tid: 8,
             index: 1,
@@ -290,23 +290,23 @@ mod tests {
                     },
                 ],
             },
-            Remark::Missing(Missing {
+            Remark::Missing(MissingRemark {
                 tid: None,
                 count: 172,
                 text: b"threads were not traced",
             }),
-            Remark::Missing(Missing {
+            Remark::Missing(MissingRemark {
                 tid: Some(5),
                 count: 1,
                 text: b"",
             }),
-            Remark::Omitted(Missing {
+            Remark::Omitted(MissingRemark {
                 tid: Some(6),
                 count: 1,
                 text: b"what ran first",
             }),
             Remark::Signal(signal),
-            Remark::Signal(Signal {
+            Remark::Signal(SignalRemark {
                 ip: None,
                 address: Some(0),
                 is_fatal: false,

@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 
 use cofi_packet::{StreamOffset, Tsc};
 use cofi_perf::{
-    Body, Feature, File, Mmap2, Options, PerfTime, PtConfig, Remark, RtitConfig, Seal, Task,
-    TimeConv, TraceConfig, Writer,
+    Body, Feature, File, Mmap2, PerfTime, PtConfig, Remark, RtitConfig, Seal, Task, TimeConv,
+    TraceConfig, Writer, WriterOptions,
 };
 use support::{Parts, raw_frame};
 
@@ -94,7 +94,7 @@ impl Program {
     }
 
     fn trace_of(&self, name: &str, config: TraceConfig, packets: &[u8], finish: bool) -> PathBuf {
-        let options = Options {
+        let options = WriterOptions {
             config,
             time: TIME,
             tsc_ctc_ratio: (80, 1),

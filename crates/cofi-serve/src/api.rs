@@ -1,6 +1,6 @@
 //! The questions of the page, and their answers: docs/serve.md lists them.
 //!
-//! Places are numbers of instructions of a row; times are nanoseconds since the first time known in the recording; addresses are text.
+//! PlaceRange are numbers of instructions of a row; times are nanoseconds since the first time known in the recording; addresses are text.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cofi_analysis::CallKind;
 use cofi_index::{
-    Axis, EventInfo, Explorer, FlameCall, FunctionInfo, FunctionSum, Hit, Index, Places, Row, Step,
-    StripSum, Target,
+    Axis, EventInfo, Explorer, FlameCall, FunctionInfo, FunctionSum, Hit, Index, PlaceRange, Row,
+    Step, StripSum, Target,
 };
 use cofi_packet::Ip;
 use serde_json::{Value, json};
@@ -336,7 +336,7 @@ impl Asked {
     }
 
     /// The places of rows that are selected.
-    fn ranges(&self) -> Result<Vec<(usize, Places)>, ApiError> {
+    fn ranges(&self) -> Result<Vec<(usize, PlaceRange)>, ApiError> {
         let all = self.index().rows();
         let axis = axis(&self.query)?;
         let range = range(&self.query, axis, self.start())?;
@@ -680,7 +680,7 @@ impl Asked {
 }
 
 /// The places of a row in a range of an axis.
-fn places(row: &Row, axis: Axis, range: &Range<u64>) -> Places {
+fn places(row: &Row, axis: Axis, range: &Range<u64>) -> PlaceRange {
     let own = row.range(axis).unwrap_or(0..0);
     if axis == Axis::Time && (range.end <= own.start || range.start > own.end) {
         return 0..0;

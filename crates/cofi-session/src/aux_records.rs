@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use cofi_packet::ExecMode;
 use cofi_perf::{AuxFlags, Body, File, Record, Remark, Seal, TraceInfo};
 
+use crate::Task;
 use crate::error::Diagnostic;
 use crate::perf::Contents;
 use crate::stream::{Piece, RawStream, StreamKey};
-use crate::timeline::{Entry, SidebandChange, Task};
+use crate::timeline::{Entry, SidebandChange};
 
 const NONE: u32 = u32::MAX;
 

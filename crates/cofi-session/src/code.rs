@@ -30,7 +30,7 @@ pub struct CodeOptions {
 }
 
 /// A file of which a trace consists: its path, and its bytes.
-pub type Part = (PathBuf, Arc<[u8]>);
+pub type TraceFile = (PathBuf, Arc<[u8]>);
 
 /// Code that was packed with a trace.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +40,7 @@ pub struct PackedCode {
     /// The kernel's memory: what [`Session::kernel_core`](crate::Session::kernel_core) gave.
     pub kernel: Option<Arc<CodeFile>>,
     /// The files of which the trace consists: what [`Session::parts`](crate::Session::parts) named.
-    pub parts: Vec<Part>,
+    pub parts: Vec<TraceFile>,
 }
 
 /// What a trace file tells.
@@ -71,7 +71,7 @@ impl<'t> Known<'t> {
         this
     }
 
-    pub(crate) fn add_build_id(&mut self, found: &cofi_perf::BuildId<'t>) {
+    pub(crate) fn add_build_id(&mut self, found: &cofi_perf::BuildIdEntry<'t>) {
         if let Some(id) = BuildId::new(found.id) {
             self.build_ids.insert(found.path, id);
         }

@@ -407,7 +407,7 @@ fn guests_have_the_code_of_their_page_tables_and_vmcs() {
     let raw =
         |plain: usize, within: &str| format!("{}:0x7000{within}", file(plain)).parse().unwrap();
     let options = SessionOptions {
-        format: Some(crate::TraceFormat::Pt),
+        format: Some(crate::FileFormat::Pt),
         raw: vec![
             raw(0, ""),
             raw(1, "@cr3=0x1000"),

@@ -13,11 +13,12 @@ use cofi_packet::intel::{Packet, Packets};
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_perf::PerfTime;
 
+use crate::Task;
 use crate::clock::Clock;
 use crate::parts::Parts;
 use crate::seals::{SealCheck, SealCount};
 use crate::session::Stream;
-use crate::timeline::{Cursor, Task};
+use crate::timeline::Cursor;
 
 /// Whose code a trace is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

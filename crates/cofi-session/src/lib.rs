@@ -38,14 +38,14 @@ mod tests;
 mod timeline;
 
 pub use bytes::{FileBytes, JoinPieces, OpenFile};
-pub use code::{CodeOptions, PackedCode, Part};
+pub use code::{CodeOptions, PackedCode, TraceFile};
+pub use cofi_perf::Task;
 pub use error::{Diagnostic, SessionError};
 pub use events::StreamEvents;
 pub use flow::ThreadFlow;
 pub use owned::{OwnedFlow, OwnedSession};
 pub use recording::{Missing, Recording};
 pub use seals::SealCount;
-pub use session::{Session, SessionOptions, Stream, TraceFormat};
+pub use session::{FileFormat, Session, SessionOptions, Stream};
 pub use signal::{Signal, Signals};
 pub use stream::StreamKey;
-pub use timeline::Task;

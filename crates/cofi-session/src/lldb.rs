@@ -14,14 +14,15 @@ use cofi_perf::{File, SampleType, TimeConv};
 use serde_json::Value;
 
 use crate::SessionOptions;
+use crate::Task;
 use crate::bytes::{FileBytes, OpenFile};
 use crate::clock::Clock;
-use crate::code::Part;
+use crate::code::TraceFile;
 use crate::error::{Diagnostic, SessionError};
 use crate::perf::Contents;
 use crate::sched::Sched;
 use crate::stream::{Piece, StreamKey};
-use crate::timeline::{Entry, SidebandChange, Task};
+use crate::timeline::{Entry, SidebandChange};
 
 /// Where Linux is loaded if the bundle does not say: at its link address.
 const KERNEL_BASE: u64 = 0xffff_ffff_8100_0000;
@@ -186,7 +187,7 @@ impl Folder<'_> {
 pub(crate) fn read<'t>(
     bytes: &[u8],
     path: Option<&Path>,
-    packed: Option<&[Part]>,
+    packed: Option<&[TraceFile]>,
     options: &SessionOptions,
 ) -> Result<Contents<'static, 't>, SessionError> {
     let json: Value = serde_json::from_slice(bytes).map_err(|error| SessionError::Bundle {

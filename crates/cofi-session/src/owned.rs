@@ -103,7 +103,7 @@ const _: fn() = || {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::TraceFormat;
+    use crate::FileFormat;
     use cofi_flow::{Event, Item};
     use cofi_packet::intel::IntelPt;
 
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_flow_outlives_its_session() {
         let options = SessionOptions {
-            format: Some(TraceFormat::Pt),
+            format: Some(FileFormat::Pt),
             ..SessionOptions::default()
         };
         let text = "psb\nmode.exec 64\npsbend\novf\nfup 0x401000";
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn what_is_no_trace_is_refused() {
         let options = SessionOptions {
-            format: Some(TraceFormat::Perf),
+            format: Some(FileFormat::Perf),
             ..SessionOptions::default()
         };
         assert!(OwnedSession::new(vec![0; 200], &options).is_err());

@@ -5,8 +5,8 @@ use std::ops::Range;
 use cofi_flow::{FlowError, FlowErrorKind};
 use cofi_packet::StreamOffset;
 
+use crate::Task;
 use crate::stream::{Pieces, Segment};
-use crate::timeline::Task;
 
 /// Those of a stream, or of a range of it, that have not been begun.
 #[derive(Clone, Debug)]

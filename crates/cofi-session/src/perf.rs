@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cofi_flow::{Cpu, FlowConfig, IpFilter, RtitConfig, StopRanges, TraceFormat};
+use cofi_flow::{Cpu, FlowConfig, IpFilter, RtitFlowConfig, StopRanges, TraceFormat};
 use cofi_packet::rtit::Mode;
 use cofi_packet::{ExecMode, Ip};
 use cofi_perf::{
     Attr, Body, CpuMode, Feature, File, PerfTime, Record, Remark, RtitInfo, Seal, TraceInfo,
 };
 
+use crate::Task;
 use crate::aux_records::Streams;
 use crate::clock::Clock;
 use crate::code::Known;
@@ -19,7 +20,7 @@ use crate::recording::{Recording, Said};
 use crate::sched::Sched;
 use crate::signal::Signal;
 use crate::stream::{RawStream, StreamKey};
-use crate::timeline::{Entry, SidebandChange, Task};
+use crate::timeline::{Entry, SidebandChange};
 
 /// What a trace file holds.
 #[derive(Debug)]
@@ -181,7 +182,7 @@ impl<'f, 't> Reading<'f, 't> {
         }
     }
 
-    fn signal(&mut self, signal: &cofi_perf::Signal) {
+    fn signal(&mut self, signal: &cofi_perf::SignalRemark) {
         let (pid, tid) = (signal.pid, signal.tid);
         let list = self.contents.signals.entry(StreamKey::Thread(tid));
         list.or_default().push(Signal {
@@ -342,9 +343,9 @@ fn rtit(registers: &RtitInfo, contents: &mut Contents<'_, '_>) {
     // What the user knows of the end of the trace stays.
     let given = match flow.format {
         TraceFormat::Rtit(given) => given,
-        TraceFormat::IntelPt => RtitConfig::default(),
+        TraceFormat::IntelPt => RtitFlowConfig::default(),
     };
-    flow.format = TraceFormat::Rtit(RtitConfig {
+    flow.format = TraceFormat::Rtit(RtitFlowConfig {
         cycles: match registers.is_cycle_accurate() {
             true => Mode::CycleAccurate,
             false => Mode::Plain,

@@ -34,7 +34,7 @@ pub struct Missing {
 /// One sentence, without a full stop.
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let missing = cofi_perf::Missing {
+        let missing = cofi_perf::MissingRemark {
             tid: self.tid,
             count: self.count,
             text: self.text.as_bytes(),
@@ -76,7 +76,7 @@ struct List {
 }
 
 impl List {
-    fn take(&mut self, said: &cofi_perf::Missing<'_>) {
+    fn take(&mut self, said: &cofi_perf::MissingRemark<'_>) {
         let (tid, text) = (said.tid, String::from_utf8_lossy(said.text).into_owned());
         let at = *self.known.entry((tid, text.clone())).or_insert_with(|| {
             self.all.push(Missing {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     fn missing(tid: Option<u32>, count: u64, text: &[u8]) -> Remark<'_> {
-        Remark::Missing(cofi_perf::Missing { tid, count, text })
+        Remark::Missing(cofi_perf::MissingRemark { tid, count, text })
     }
 
     #[test]

@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use cofi_perf::{Body, Feature, File, PerfTime, Record, TraceInfo};
 
+use crate::Task;
 use crate::stream::StreamKey;
-use crate::timeline::{Entry, SidebandChange, Task};
+use crate::timeline::{Entry, SidebandChange};
 
 /// The tracepoint sched:sched_switch: who comes in stands in its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

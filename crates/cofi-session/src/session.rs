@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use cofi_flow::{Cpu, Errata, FlowConfig, RtitConfig};
+use cofi_flow::{Cpu, Errata, FlowConfig, RtitFlowConfig};
 use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
     Mapped, RawSpec, Version, Within, load_elf, load_raw,
@@ -11,6 +11,7 @@ use cofi_image::{
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_perf::{File, PerfTime, Seal, TimeConv};
 
+use crate::Task;
 use crate::bytes::{JoinPieces, OpenFile};
 use crate::clock::Clock;
 use crate::code::{CodeOptions, kernel_ranges, names_beside};
@@ -24,12 +25,12 @@ use crate::recording::Recording;
 use crate::seals;
 use crate::signal::{Signal, Signals};
 use crate::stream::{Piece, Pieces, Seam, StreamKey};
-use crate::timeline::{Cursor, Sources, Task, Timeline};
+use crate::timeline::{Cursor, Sources, Timeline};
 
 /// How a trace is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum TraceFormat {
+pub enum FileFormat {
     /// Linux's perf.data.
     Perf,
     /// Bare Intel PT packets.
@@ -40,7 +41,7 @@ pub enum TraceFormat {
     Lldb,
 }
 
-impl TraceFormat {
+impl FileFormat {
     /// Recognises a trace by its bytes; what is neither perf.data nor a bundle is taken for bare packets.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
@@ -63,7 +64,7 @@ impl TraceFormat {
 #[derive(Clone, Debug, Default)]
 pub struct SessionOptions {
     /// The format, if it is not to be recognised.
-    pub format: Option<TraceFormat>,
+    pub format: Option<FileFormat>,
     /// The trace file: a bundle's other files are named relative to its folder.
     pub path: Option<PathBuf>,
     /// Folders in which to look, by last name, for files of code that are not where the trace says.
@@ -270,21 +271,21 @@ impl<'t> Session<'t> {
         // It must last for longer than what is read from it.
         let file;
         let path = options.path.as_deref();
-        let recognised = || TraceFormat::of_file(bytes, path);
+        let recognised = || FileFormat::of_file(bytes, path);
         let mut contents = match options.format.unwrap_or_else(recognised) {
-            TraceFormat::Lldb => {
+            FileFormat::Lldb => {
                 let packed = options.code.packed.as_ref();
                 let packed = packed.map(|packed| packed.parts.as_slice());
                 lldb::read(bytes, path, packed, options)?
             }
-            TraceFormat::Perf => {
+            FileFormat::Perf => {
                 file = File::parse(bytes)?;
                 perf::read(&file, options.flow)
             }
-            format @ (TraceFormat::Pt | TraceFormat::Rtit) => {
+            format @ (FileFormat::Pt | FileFormat::Rtit) => {
                 let mut flow = options.flow;
-                if format == TraceFormat::Rtit && flow.format == cofi_flow::TraceFormat::IntelPt {
-                    flow.format = cofi_flow::TraceFormat::Rtit(RtitConfig::default());
+                if format == FileFormat::Rtit && flow.format == cofi_flow::TraceFormat::IntelPt {
+                    flow.format = cofi_flow::TraceFormat::Rtit(RtitFlowConfig::default());
                 }
                 let whole = vec![Piece::new(0, bytes)];
                 Contents {

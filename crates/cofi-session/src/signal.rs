@@ -2,7 +2,7 @@
 
 use cofi_packet::{Ip, StreamOffset};
 
-use crate::timeline::Task;
+use crate::Task;
 
 /// A signal that interrupted a thread, or ended its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 
 use cofi_packet::StreamOffset;
 
+use crate::Task;
 use crate::bytes::{Bytes, JoinPieces};
 use crate::overlap;
-use crate::timeline::Task;
 
 /// Whose packets a stream holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

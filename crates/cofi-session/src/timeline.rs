@@ -23,19 +23,10 @@ use cofi_image::{
 use cofi_packet::StreamOffset;
 use cofi_perf::PerfTime;
 
+use crate::Task;
 use crate::apply_sideband::Applier;
 use crate::code::{Before, Known};
 use crate::stream::StreamKey;
-
-/// A thread of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Task {
-    /// The process.
-    pub pid: u32,
-    /// The thread.
-    pub tid: u32,
-}
 
 /// One entry of the sideband.
 #[derive(Clone, Copy, Debug)]

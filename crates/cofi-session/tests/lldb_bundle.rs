@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cofi_flow::Item;
-use cofi_session::{Session, SessionError, SessionOptions, StreamKey, TraceFormat};
+use cofi_session::{FileFormat, Session, SessionError, SessionOptions, StreamKey};
 use machine::support::{Fields, record};
 use machine::{OUT, kind, psb, time_of, tsc, visit, visits};
 use proptest::prelude::*;
@@ -275,10 +275,10 @@ fn context_switches_are_of_one_processor() {
 #[test]
 fn a_bundle_is_recognised_by_its_content() {
     let json = format!(" \n{{{INFO}}}");
-    assert_eq!(TraceFormat::of(json.as_bytes()), TraceFormat::Lldb);
-    assert_eq!(TraceFormat::of(b"{\"type\": \"other\"}"), TraceFormat::Pt);
-    assert_eq!(TraceFormat::of(&[0x7b; 40]), TraceFormat::Pt);
-    assert_eq!(TraceFormat::of(b"PERFILE2"), TraceFormat::Perf);
+    assert_eq!(FileFormat::of(json.as_bytes()), FileFormat::Lldb);
+    assert_eq!(FileFormat::of(b"{\"type\": \"other\"}"), FileFormat::Pt);
+    assert_eq!(FileFormat::of(&[0x7b; 40]), FileFormat::Pt);
+    assert_eq!(FileFormat::of(b"PERFILE2"), FileFormat::Perf);
 }
 
 proptest! {

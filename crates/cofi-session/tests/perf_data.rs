@@ -8,7 +8,7 @@ use cofi_flow::{Event, Item};
 use cofi_insn::Class;
 use cofi_packet::intel::{Cr3, IpPayload, Packet, U48, Uint};
 use cofi_packet::{StreamOffset, Tsc};
-use cofi_perf::{Mmap2, Options, PerfTime, PtConfig, Subject, Task, TimeConv, Writer};
+use cofi_perf::{Mmap2, PerfTime, PtConfig, Subject, Task, TimeConv, Writer, WriterOptions};
 use cofi_session::{Diagnostic, Session, SessionOptions, StreamKey};
 use proptest::prelude::*;
 
@@ -33,7 +33,7 @@ impl Recording {
     }
 
     fn of(config: PtConfig, subject: Subject) -> Self {
-        let options = Options {
+        let options = WriterOptions {
             config: config.into(),
             time: TIME,
             tsc_ctc_ratio: (80, 1),
@@ -239,7 +239,7 @@ fn cut_files_are_decoded_as_far_as_they_go() {
     let mut opened = 0;
     for len in 0..bytes.len() {
         let options = SessionOptions {
-            format: Some(cofi_session::TraceFormat::Perf),
+            format: Some(cofi_session::FileFormat::Perf),
             ..SessionOptions::default()
         };
         let Ok(session) = Session::new(&bytes[..len], &options) else {
@@ -262,7 +262,7 @@ fn cut_files_are_decoded_as_far_as_they_go() {
 #[test]
 fn other_files_are_refused_with_a_reason() {
     let options = SessionOptions {
-        format: Some(cofi_session::TraceFormat::Perf),
+        format: Some(cofi_session::FileFormat::Perf),
         ..SessionOptions::default()
     };
     let error = Session::new(b"#!/bin/sh", &options).unwrap_err();
@@ -275,7 +275,7 @@ fn other_files_are_refused_with_a_reason() {
     // The header alone, with no trace in it.
     let writer = Writer::new(
         Cursor::new(Vec::new()),
-        Options {
+        WriterOptions {
             config: PtConfig::default().into(),
             time: TIME,
             tsc_ctc_ratio: (80, 1),

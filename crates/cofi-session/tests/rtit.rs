@@ -6,7 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use cofi_flow::{Item, TraceFormat};
 use cofi_packet::rtit::{LipBytes, LipPayload, Mode, PSB, Packet};
 use cofi_packet::{ExecMode, StreamOffset, Tsc, Uint};
-use cofi_perf::{AuxFlags, Mmap2, Options, PerfTime, RtitConfig, Subject, Task, TimeConv, Writer};
+use cofi_perf::{
+    AuxFlags, Mmap2, PerfTime, RtitConfig, Subject, Task, TimeConv, Writer, WriterOptions,
+};
 use cofi_session::{Session, SessionOptions};
 
 const TASK: Task = Task { pid: 7, tid: 7 };
@@ -41,7 +43,7 @@ fn example() -> (Vec<u8>, Vec<u8>, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("code");
     std::fs::write(&path, CODE).expect("a file");
-    let options = Options {
+    let options = WriterOptions {
         config: RtitConfig::default().into(),
         time: TIME,
         tsc_ctc_ratio: (0, 0),

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use cofi_flow::Item;
 use cofi_packet::StreamOffset;
-use cofi_perf::{Feature, Mmap2, Options, PerfTime, PtConfig, Subject, Task, TimeConv, Writer};
+use cofi_perf::{
+    Feature, Mmap2, PerfTime, PtConfig, Subject, Task, TimeConv, Writer, WriterOptions,
+};
 use cofi_session::{Session, SessionOptions};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -18,7 +20,7 @@ fn text(value: &Value) -> &str {
 
 /// A perf.data file of one process that has everything mapped that the case names.
 fn wrap(folder: &Path, case: &Value) -> Vec<u8> {
-    let options = Options {
+    let options = WriterOptions {
         config: PtConfig {
             tsc: false,
             mtc: false,

@@ -6,7 +6,7 @@
 use crate::rtit::RtitArgs;
 use anyhow::{Context, Result, bail};
 use cofi_image::{BuildId, CodeFile};
-use cofi_session::{PackedCode, Part};
+use cofi_session::{PackedCode, TraceFile};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -261,7 +261,7 @@ impl<'a> Packed<'a> {
     }
 
     /// The parts of the trace that are there.
-    pub(crate) fn parts(&self) -> Vec<Part> {
+    pub(crate) fn parts(&self) -> Vec<TraceFile> {
         let mut seen = std::collections::HashSet::new();
         let parts = self.manifest.parts.iter();
         parts

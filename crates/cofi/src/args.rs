@@ -582,7 +582,7 @@ impl ExportArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ExportTo {
     /// Calls.
-    Calls(cofi_export::Format),
+    Calls(cofi_export::ExportFormat),
     /// How often lines, functions and branches ran, as `cofi coverage --lcov` does.
     Lcov,
 }

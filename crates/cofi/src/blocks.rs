@@ -20,7 +20,7 @@ use crate::{digits, input};
 use anyhow::Result;
 use cofi_analysis::{FlowState, ended_with_segment};
 use cofi_flow::{Event, Executed, Item, Part, Run};
-use cofi_image::SourceLines;
+use cofi_image::LineFinder;
 use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
@@ -417,7 +417,7 @@ impl<'s> Blocks<'s> {
         let most = self.name_width;
         let name = match self.json {
             true if self.symbols => self.notes.of(flow, &insn, |flow| {
-                notes::members(flow, &insn, show, &mut SourceLines::new())
+                notes::members(flow, &insn, show, &mut LineFinder::new())
             }),
             true => return,
             false => self.notes.of(flow, &insn, |flow| {

@@ -13,7 +13,7 @@ use crate::select::{Found, Window};
 use crate::{Ended, input};
 use anyhow::{Context, Result, bail};
 use cofi_analysis::{Call, CallEnd, CallNames, CallTracer, CallVisitor};
-use cofi_export::{CallExporter, Format, Weight};
+use cofi_export::{CallExporter, ExportFormat, Weight};
 use cofi_packet::StreamOffset;
 use cofi_session::{Session, Stream};
 use std::io::{BufWriter, Write};
@@ -59,7 +59,7 @@ fn lines(args: &ExportArgs) -> Result<Ended> {
 }
 
 /// Exports calls.
-fn calls(args: &ExportArgs, format: Format) -> Result<Ended> {
+fn calls(args: &ExportArgs, format: ExportFormat) -> Result<Ended> {
     let bytes = input::map(&args.flow.input.file)?;
     let session = input::open_flow(&args.flow, &bytes)?;
     input::require_trace(&args.flow.input.file, &session)?;

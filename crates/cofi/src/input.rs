@@ -10,7 +10,7 @@ use cofi_file::{Bytes, inside};
 use cofi_flow::Cpu;
 use cofi_image::{ElfSpec, Kallsyms, RawSpec};
 use cofi_packet::rtit::Mode;
-use cofi_session::{PackedCode, Part, Recording, Session, SessionOptions, Stream, TraceFormat};
+use cofi_session::{FileFormat, PackedCode, Recording, Session, SessionOptions, Stream, TraceFile};
 use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
@@ -60,11 +60,11 @@ pub(crate) const fn mode(cycle_accurate: bool) -> Mode {
     }
 }
 
-fn format(input: &Input) -> Option<TraceFormat> {
+fn format(input: &Input) -> Option<FileFormat> {
     Some(match input.format? {
-        Format::Perf => TraceFormat::Perf,
-        Format::Pt => TraceFormat::Pt,
-        Format::Rtit => TraceFormat::Rtit,
+        Format::Perf => FileFormat::Perf,
+        Format::Pt => FileFormat::Pt,
+        Format::Rtit => FileFormat::Rtit,
     })
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn open<'a>(
         options.cpu = packed.manifest.cpu.as_deref().map(self::cpu).transpose()?;
         rtit = packed.manifest.rtit.unwrap_or_default();
     }
-    if options.format == Some(TraceFormat::Rtit) {
+    if options.format == Some(FileFormat::Rtit) {
         rtit.configure(&mut options.flow)?;
     }
     options.cpu = cpu.map(self::cpu).transpose()?.or(options.cpu);
@@ -117,11 +117,11 @@ fn packed<'a>(input: &Input, bytes: &'a [u8]) -> Result<Option<Packed<'a>>> {
     }
 }
 
-fn format_of(manifest: &Manifest) -> Option<TraceFormat> {
+fn format_of(manifest: &Manifest) -> Option<FileFormat> {
     match manifest.format.as_deref() {
-        Some("pt") => Some(TraceFormat::Pt),
-        Some("rtit") => Some(TraceFormat::Rtit),
-        Some("perf") => Some(TraceFormat::Perf),
+        Some("pt") => Some(FileFormat::Pt),
+        Some("rtit") => Some(FileFormat::Rtit),
+        Some("perf") => Some(FileFormat::Perf),
         _ => None,
     }
 }
@@ -157,7 +157,7 @@ pub(crate) struct Opened<'a> {
     /// The text with the names of the kernel's functions.
     pub(crate) names: Option<Vec<u8>>,
     /// Other files of which the trace consists, if they were packed with it.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<TraceFile>,
     /// What the archive tells that it came from; nothing for one that did not.
     pub(crate) manifest: Manifest,
     /// What was said of bare RTIT packets, if it is a trace of those, or of the ranges of Intel PT.
@@ -205,7 +205,7 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
         }
         None => input.rtit.clone(),
     };
-    let is_bare_rtit = options.format == Some(TraceFormat::Rtit);
+    let is_bare_rtit = options.format == Some(FileFormat::Rtit);
     if is_bare_rtit {
         told.configure(&mut options.flow)?;
         if let Some(words) = options.cpu.and_then(rtit::without_rtit) {

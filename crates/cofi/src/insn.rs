@@ -16,7 +16,7 @@ use crate::{input, item};
 use anyhow::Result;
 use cofi_analysis::{FlowState, ended_with_segment};
 use cofi_flow::{Event, Executed, Item, Part};
-use cofi_image::{ImageView, SourceLines};
+use cofi_image::{ImageView, LineFinder};
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
 use console::Term;
@@ -76,7 +76,7 @@ fn write<const JSON: bool>(
         show: args.show,
         names,
         notes: Notes::default(),
-        sources: SourceLines::new(),
+        sources: LineFinder::new(),
         line: Line::default(),
         text: Vec::new(),
         ip: None,
@@ -185,7 +185,7 @@ struct Insns<'s, const JSON: bool> {
     show: Show,
     names: NameWidth,
     notes: Notes,
-    sources: SourceLines,
+    sources: LineFinder,
     line: Line,
     text: Vec<u8>,
     /// The instruction that the line is about.

@@ -17,7 +17,7 @@ use cofi_analysis::{
     Call, CallEnd, CallKind, CallMoment, CallNames, CallVisitor, FinishedCall, Left,
 };
 use cofi_flow::{Executed, FlowError, FlowErrorKind, Item};
-use cofi_image::{ImageView, InlinedFunction, Place, SourceLine, SourceLines};
+use cofi_image::{ImageView, InlinedFunction, LineFinder, Place, SourceLine};
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Stream};
@@ -166,7 +166,7 @@ impl Tail {
     fn of(session: &Session<'_>, stream: &Stream<'_>, lines: usize) -> Self {
         let sync = PsbIndex::of(session, stream.bytes(), false);
         let (mut start, mut steps) = (sync.before(stream.len()), 1_u64);
-        let mut sources = SourceLines::new();
+        let mut sources = LineFinder::new();
         loop {
             let tail = Self::from(session, stream, start, lines, &mut sources);
             let is_enough = tail.lines.len() >= lines && tail.last.is_some();
@@ -185,7 +185,7 @@ impl Tail {
         stream: &Stream<'_>,
         start: usize,
         lines: usize,
-        sources: &mut SourceLines,
+        sources: &mut LineFinder,
     ) -> Self {
         /// So many instructions at the end are looked at: lines are few instructions each.
         const INSTRUCTIONS: usize = 1 << 12;
@@ -335,7 +335,7 @@ fn inlined_name(name: &str) -> String {
 }
 
 /// The inlined functions at a place, innermost first.
-fn inlined_at(place: &Place, sources: &mut SourceLines) -> Vec<Frame> {
+fn inlined_at(place: &Place, sources: &mut LineFinder) -> Vec<Frame> {
     let mut source = sources.at(place);
     let inlined = sources.inlined(place).into_iter().rev();
     let frame = |inlined: InlinedFunction| Frame {
@@ -370,7 +370,7 @@ impl Last<'_, '_> {
     /// The open calls, innermost first.
     fn stack(&self) -> Vec<Frame> {
         let view = self.session.last_view(self.stream.task().pid);
-        let mut sources = SourceLines::new();
+        let mut sources = LineFinder::new();
         let mut at = match self.why {
             Why::Signal(signal) => signal.ip,
             _ => None,

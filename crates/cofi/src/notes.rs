@@ -5,7 +5,7 @@ use crate::digits;
 use crate::json::Line;
 use crate::table::shortened;
 use cofi_flow::Executed;
-use cofi_image::{ImageView, Place, SourceLines, Version};
+use cofi_image::{ImageView, LineFinder, Place, Version};
 use cofi_insn::CodeSource;
 use cofi_packet::{ExecMode, Ip, Tsc};
 use cofi_session::{Session, ThreadFlow};
@@ -125,7 +125,7 @@ pub(crate) fn members(
     code: &mut impl Code,
     insn: &Executed,
     show: Show,
-    sources: &mut SourceLines,
+    sources: &mut LineFinder,
 ) -> Box<[u8]> {
     let mut line = Line::default();
     line.begin();
@@ -198,7 +198,7 @@ pub(crate) fn text(
     code: &mut impl Code,
     insn: &Executed,
     show: Show,
-    sources: &mut SourceLines,
+    sources: &mut LineFinder,
     names: NameWidth,
 ) -> Box<[u8]> {
     let (bytes, len) = bytes_of(code, insn);
@@ -237,7 +237,7 @@ pub(crate) fn text(
 
 /// An instruction as the text of `cofi insn` shows it, without a line feed.
 pub(crate) fn line(flow: &mut ThreadFlow<'_>, insn: &Executed, names: NameWidth) -> String {
-    let line = text(flow, insn, Show::default(), &mut SourceLines::new(), names);
+    let line = text(flow, insn, Show::default(), &mut LineFinder::new(), names);
     String::from_utf8_lossy(&line).trim_end().to_owned()
 }
 

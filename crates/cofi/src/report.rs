@@ -11,7 +11,7 @@ use crate::select::{Found, Window};
 use crate::table::{Column, fitted, lines, table, width_of};
 use crate::{check, input, progress};
 use anyhow::Result;
-use cofi_analysis::{Counts, Gate, Summary, Tally, ThreadSummary};
+use cofi_analysis::{Counts, Summary, Tally, TallyGate, ThreadSummary};
 use cofi_packet::StreamOffset;
 use cofi_session::{Diagnostic, Session, Signal, Stream, StreamKey, ThreadFlow};
 use console::Term;
@@ -131,7 +131,7 @@ pub(crate) fn tally_part(
             };
             here.begin |= is_reached(&window.from, flow);
             if !here.begin {
-                return Gate::Outside;
+                return TallyGate::Outside;
             }
             here.end |= is_reached(&window.to, flow);
             let is_wanted = stream.key().cpu().is_none()
@@ -139,15 +139,15 @@ pub(crate) fn tally_part(
                 || window.tids.contains(&flow.task().tid);
             let holds_end = window.to.as_ref().is_some_and(Place::is_instruction);
             let gate = match (here.end, holds_end, is_wanted) {
-                (true, true, true) => Gate::Last,
-                (true, ..) => Gate::End,
-                (false, _, true) => Gate::Inside,
-                (false, _, false) => Gate::Outside,
+                (true, true, true) => TallyGate::Last,
+                (true, ..) => TallyGate::End,
+                (false, _, true) => TallyGate::Inside,
+                (false, _, false) => TallyGate::Outside,
             };
             let at = flow.offset();
             begin.get_or_insert(at);
             end = at;
-            here.any |= matches!(gate, Gate::Inside | Gate::Last);
+            here.any |= matches!(gate, TallyGate::Inside | TallyGate::Last);
             gate
         });
         if !here.end {

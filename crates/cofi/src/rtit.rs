@@ -3,7 +3,7 @@
 use crate::input;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use cofi_flow::{Cpu, FlowConfig, IpFilter, RtitConfig, StopRanges, TraceFormat};
+use cofi_flow::{Cpu, FlowConfig, IpFilter, RtitFlowConfig, StopRanges, TraceFormat};
 use cofi_packet::rtit::has_rtit;
 use cofi_packet::{ExecMode, Ip};
 use serde_json::{Value, json};
@@ -151,7 +151,7 @@ impl RtitArgs {
     pub(crate) fn configure(&self, flow: &mut FlowConfig) -> Result<()> {
         let stop = ranges("--trace-stop", &self.trace_stop, "RTIT", RANGES)?;
         let filter = ranges("--ip-filter", &self.ip_filter, "RTIT", RANGES)?;
-        flow.format = TraceFormat::Rtit(RtitConfig {
+        flow.format = TraceFormat::Rtit(RtitFlowConfig {
             cycles: input::mode(self.cycle_accurate),
             tnt_buff: self.tnt_buff,
             stop: StopRanges::new(&stop),

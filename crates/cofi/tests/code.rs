@@ -4,7 +4,7 @@ mod common;
 
 use cofi_packet::intel::{IpPayload, Packet, U48, Uint};
 use cofi_packet::{StreamOffset, Tsc};
-use cofi_perf::{Mmap2, Options, PtConfig, Subject, Task, TimeConv, Writer};
+use cofi_perf::{Mmap2, PtConfig, Subject, Task, TimeConv, Writer, WriterOptions};
 use common::{ASM, Scratch, cofi, json, record, run};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -153,7 +153,7 @@ fn visits(scratch: &Scratch, dump: &Path) -> PathBuf {
 fn trace(scratch: &Scratch, pid: u32, map: &Mmap2<'_>, address: u64) -> PathBuf {
     let task = Task { pid: 7, tid: 7 };
     let now = |tsc: u64| TIME.time_of(Tsc(tsc)).unwrap();
-    let options = Options {
+    let options = WriterOptions {
         config: PtConfig::default().into(),
         time: TIME,
         tsc_ctc_ratio: (80, 1),

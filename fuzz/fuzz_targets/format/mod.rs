@@ -1,7 +1,7 @@
 //! The format of a stream, and what its decoder is told: from a fuzzer's bytes.
 
 use arbitrary::Arbitrary;
-use cofi_flow::{Errata, FlowConfig, IpFilter, RtitConfig, StopRanges, TraceFormat};
+use cofi_flow::{Errata, FlowConfig, IpFilter, RtitFlowConfig, StopRanges, TraceFormat};
 use cofi_packet::{Ip, intel, rtit};
 
 /// Intel PT, or RTIT with what it needs.
@@ -47,7 +47,7 @@ impl Format {
         };
         if let Some(told) = &self.rtit {
             config.filter = IpFilter::new(ranges(told.filter).as_slice());
-            let mut rtit = RtitConfig::default();
+            let mut rtit = RtitFlowConfig::default();
             rtit.cycles = if told.cycles { rtit::Mode::CycleAccurate } else { rtit::Mode::Plain };
             rtit.tnt_buff = told.tnt_buff;
             rtit.stop = StopRanges::new(ranges(told.stop).as_slice());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cofi_packet::{Format, Item, Listing, PacketKind, StreamOffset, extent};
+use cofi_packet::{Format, Listing, PacketKind, StreamItem, StreamOffset, extent};
 
 use super::parts::{PartClock, units};
 use crate::columns::{Column, number, text};
@@ -70,7 +70,7 @@ struct List<'a> {
 }
 
 impl TakePackets for List<'_> {
-    fn take<F: Format>(&mut self, packets: impl Iterator<Item = Item<F>>, end: StreamOffset) {
+    fn take<F: Format>(&mut self, packets: impl Iterator<Item = StreamItem<F>>, end: StreamOffset) {
         let Self { unit, out } = self;
         let (Some(index), Some(stream)) = (unit.stream, unit.stream()) else {
             return;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cofi_packet::{Format, Item, PacketKind, StreamOffset, extent};
+use cofi_packet::{Format, PacketKind, StreamItem, StreamOffset, extent};
 
 use super::{CPU, RECORDING, TID, head};
 use crate::columns::{Column, number, text};
@@ -79,7 +79,11 @@ struct Sums(BTreeMap<Option<&'static str>, Sum>);
 
 impl TakePackets for Sums {
     // A stream is counted as a whole.
-    fn take<F: Format>(&mut self, packets: impl Iterator<Item = Item<F>>, _end: StreamOffset) {
+    fn take<F: Format>(
+        &mut self,
+        packets: impl Iterator<Item = StreamItem<F>>,
+        _end: StreamOffset,
+    ) {
         // Kinds are few: by a number each, and by name in the end.
         let mut kinds = vec![Sum::default(); F::Kind::ALL.len() + 1];
         for item in packets {

@@ -4,7 +4,7 @@
 //! what ran, calls of the kind [`Inline`](CallKind::Inline) begin and are left. They lie in the frame of the function into which they were
 //! inlined, and go with it. They are kept apart from frames, as the rules of calls do not know them.
 
-use cofi_image::{ImageView, SourceLines};
+use cofi_image::{ImageView, LineFinder};
 use cofi_packet::Ip;
 use rustc_hash::FxHashMap;
 
@@ -28,7 +28,7 @@ pub(crate) struct Span {
 /// The chains seen.
 #[derive(Debug, Default)]
 pub(crate) struct Inlines {
-    lines: SourceLines,
+    lines: LineFinder,
     list: Vec<Link>,
     numbers: FxHashMap<(Chain, FunctionId, u64), Chain>,
 }
@@ -114,7 +114,7 @@ impl Inlines {
     /// What [`saved`](Self::saved) gave.
     pub(super) fn of_saved(saved: SavedChains) -> Self {
         Self {
-            lines: SourceLines::new(),
+            lines: LineFinder::new(),
             list: saved.list,
             numbers: saved.numbers.into_iter().collect(),
         }

@@ -21,7 +21,7 @@ use super::tracks::{Slot, Stays, Tracks};
 use super::{CallMoment, CallVisitor, Left, OpenCall};
 use crate::block_index::BlockIndex;
 use crate::gap::GapCause;
-use crate::tally::Gate;
+use crate::tally::TallyGate;
 
 /// Reconstructs the calls of a stream.
 ///
@@ -526,9 +526,9 @@ impl<'s> CallTracer<'s> {
         &mut self,
         flow: &mut ThreadFlow<'s>,
         wanted: &[Ip],
-        gate: impl FnOnce(&mut ThreadFlow<'s>, &[Ip]) -> Gate,
+        gate: impl FnOnce(&mut ThreadFlow<'s>, &[Ip]) -> TallyGate,
         visitor: &mut impl CallVisitor,
-    ) -> Option<Gate> {
+    ) -> Option<TallyGate> {
         self.code.settle(flow);
         self.tell_changes(visitor);
         self.arrive(visitor);
@@ -555,10 +555,10 @@ impl<'s> CallTracer<'s> {
         let said = gate(flow, &hits);
         match (&piece, said) {
             // What is open where the part begins began then, as far as the part knows.
-            (Ok((.., offset)), Gate::Outside | Gate::End) => self.offset = *offset,
-            (Err(_), Gate::Outside | Gate::End) => self.code.now = None,
-            (Ok(run), Gate::Inside | Gate::Last) => self.run(*run, &lens, ips, visitor),
-            (Err(item), Gate::Inside | Gate::Last) => {
+            (Ok((.., offset)), TallyGate::Outside | TallyGate::End) => self.offset = *offset,
+            (Err(_), TallyGate::Outside | TallyGate::End) => self.code.now = None,
+            (Ok(run), TallyGate::Inside | TallyGate::Last) => self.run(*run, &lens, ips, visitor),
+            (Err(item), TallyGate::Inside | TallyGate::Last) => {
                 let stand = flow.stand(self.is_processor);
                 self.item(item, stand, visitor);
             }

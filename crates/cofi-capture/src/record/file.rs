@@ -7,7 +7,9 @@ use super::thread::{Chunk, Growth, Ring, Thread, VirtualClock};
 use super::write_error;
 use crate::Signal;
 use cofi_packet::{StreamOffset, Tsc};
-use cofi_perf::{AuxFlags, Mmap2, Options, PerfTime, Remark, Task, TimeConv, WriteError, Writer};
+use cofi_perf::{
+    AuxFlags, Mmap2, PerfTime, Remark, Task, TimeConv, WriteError, Writer, WriterOptions,
+};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -63,7 +65,7 @@ fn time(tsc: Tsc) -> PerfTime {
 impl TraceFile {
     pub(super) fn create(settings: &Settings) -> Result<Self, RecordError> {
         let crystal = Settings::capabilities().crystal;
-        let options = Options {
+        let options = WriterOptions {
             config: settings.config,
             time: TIME,
             tsc_ctc_ratio: (crystal.numerator, crystal.denominator),
@@ -187,7 +189,7 @@ impl TraceFile {
 
     /// Reports a signal, at the place that the thread's stream has reached.
     pub(super) fn signal(&mut self, thread: &Thread, signal: &Signal) -> Result<(), RecordError> {
-        let remark = Remark::Signal(cofi_perf::Signal {
+        let remark = Remark::Signal(cofi_perf::SignalRemark {
             pid: thread.pid,
             tid: thread.tid,
             index: thread.index,

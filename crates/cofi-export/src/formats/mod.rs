@@ -34,7 +34,7 @@ fn quoted(text: &str) -> serde_json::Value {
 /// A format of another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Format {
+pub enum ExportFormat {
     /// A line for each distinct stack: its functions, and what it weighs.
     Folded,
     /// A flame graph.
@@ -55,7 +55,7 @@ pub enum Format {
     Csv,
 }
 
-impl Format {
+impl ExportFormat {
     /// All of them.
     pub const ALL: &[Self] = &[
         Self::Folded,
@@ -98,7 +98,7 @@ impl Format {
     }
 }
 
-impl FromStr for Format {
+impl FromStr for ExportFormat {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -116,21 +116,21 @@ impl FromStr for Format {
 
 /// Begins to write a format. `time` converts the time stamp counter to nanoseconds.
 pub fn open<'a>(
-    format: Format,
+    format: ExportFormat,
     weight: Weight,
     time: impl Fn(Tsc) -> Option<u64> + 'a,
     out: impl Write + 'a,
 ) -> Box<dyn Exporter + 'a> {
     let tree = match format {
-        Format::Speedscope => return Box::new(speedscope::Speedscope::new(weight, out)),
-        Format::Chrome => return Box::new(chrome::Chrome::new(weight, out)),
-        Format::Firefox => return Box::new(firefox::Firefox::new(weight, out)),
-        Format::Perfetto => return Box::new(perfetto::Perfetto::new(out)),
-        Format::Csv => return Box::new(table::Table::new(Box::new(time), out)),
-        Format::Folded => folded::write,
-        Format::Svg => svg::write,
-        Format::Callgrind => callgrind::write,
-        Format::Pprof => pprof::write,
+        ExportFormat::Speedscope => return Box::new(speedscope::Speedscope::new(weight, out)),
+        ExportFormat::Chrome => return Box::new(chrome::Chrome::new(weight, out)),
+        ExportFormat::Firefox => return Box::new(firefox::Firefox::new(weight, out)),
+        ExportFormat::Perfetto => return Box::new(perfetto::Perfetto::new(out)),
+        ExportFormat::Csv => return Box::new(table::Table::new(Box::new(time), out)),
+        ExportFormat::Folded => folded::write,
+        ExportFormat::Svg => svg::write,
+        ExportFormat::Callgrind => callgrind::write,
+        ExportFormat::Pprof => pprof::write,
     };
     Box::new(Aggregate::new(weight, out, tree))
 }

@@ -7,7 +7,7 @@ use cofi_packet::{Ip, Tsc};
 use cofi_session::Task;
 use serde_json::{Value, json};
 
-use super::{CREATOR, Format, open};
+use super::{CREATOR, ExportFormat, open};
 use crate::{Exporter, Frame, FrameId, Frames, Track, Weight};
 
 /// Quotes, commas, line ends, control characters, and letters beyond ASCII.
@@ -76,7 +76,7 @@ fn call(site: u32) -> FinishedCall {
 
 /// What a format writes of what `show` shows it. The time of a time stamp is ten times its number.
 fn written(
-    format: Format,
+    format: ExportFormat,
     weight: Weight,
     show: impl FnOnce(&mut dyn Exporter, &Frames) -> io::Result<()>,
 ) -> String {
@@ -111,7 +111,7 @@ fn rows(text: &str) -> Vec<Vec<String>> {
 
 #[test]
 fn trace_events_nest_and_escape() {
-    let text = written(Format::Chrome, Weight::Time, |out, frames| {
+    let text = written(ExportFormat::Chrome, Weight::Time, |out, frames| {
         assert!(out.is_nested());
         out.begin_part(&track(4, 5, ODD), 1_000)?;
         out.enter(MAIN, 1_000, Some(&call(0)), frames)?;
@@ -146,7 +146,7 @@ fn trace_events_nest_and_escape() {
 /// Names are kept as they are written, with the thread: another thread, or another part, must not have those of the one before.
 #[test]
 fn trace_events_of_threads_and_parts_have_their_own_thread() {
-    let text = written(Format::Chrome, Weight::Instructions, |out, frames| {
+    let text = written(ExportFormat::Chrome, Weight::Instructions, |out, frames| {
         let parts = [
             (track(1, 1, "one"), MAIN, 5),
             (track(1, 2, "two"), MAIN, 5),
@@ -192,13 +192,13 @@ fn trace_events_have_every_digit() {
         out.leave(MAIN, u64::MAX)?;
         out.end_part(u64::MAX)
     };
-    let text = written(Format::Chrome, Weight::Instructions, show);
+    let text = written(ExportFormat::Chrome, Weight::Instructions, show);
     let list = events(&text);
     assert_eq!(list[1]["tid"], u32::MAX);
     assert_eq!(list[1]["args"]["insns"], u64::MAX);
     assert_eq!(list[1]["args"]["self_insns"], u64::MAX - 1);
     assert_eq!(list[2]["ts"], u64::MAX);
-    let text = written(Format::Chrome, Weight::Time, show);
+    let text = written(ExportFormat::Chrome, Weight::Time, show);
     assert!(text.contains("\"ts\":0.000"), "{text}");
     assert!(text.contains("\"ts\":18446744073709551.615}"), "{text}");
     assert_eq!(events(&text).len(), 3);
@@ -220,7 +220,7 @@ fn many_events_and_rows_are_all_there() {
         }
         out.end_part(COUNT)
     };
-    let list = events(&written(Format::Chrome, Weight::Instructions, show));
+    let list = events(&written(ExportFormat::Chrome, Weight::Instructions, show));
     let begins: Vec<_> = list.iter().filter(|event| event["ph"] == "B").collect();
     assert_eq!(list.len() as u64, 1 + 2 * COUNT);
     for (moment, event) in (0..COUNT).zip(begins) {
@@ -230,7 +230,7 @@ fn many_events_and_rows_are_all_there() {
         );
         assert_eq!(event["args"]["insns"], moment);
     }
-    let list = rows(&written(Format::Csv, Weight::Time, show));
+    let list = rows(&written(ExportFormat::Csv, Weight::Time, show));
     let insns: Vec<u64> = list
         .iter()
         .map(|row| row[10].parse().expect("a number"))
@@ -242,15 +242,18 @@ fn many_events_and_rows_are_all_there() {
 fn nothing_is_a_whole_file_too() {
     let nothing = |_: &mut dyn Exporter, _: &Frames| Ok(());
     assert_eq!(
-        events(&written(Format::Chrome, Weight::Time, nothing)).len(),
+        events(&written(ExportFormat::Chrome, Weight::Time, nothing)).len(),
         0
     );
-    assert_eq!(rows(&written(Format::Csv, Weight::Time, nothing)).len(), 0);
+    assert_eq!(
+        rows(&written(ExportFormat::Csv, Weight::Time, nothing)).len(),
+        0
+    );
 }
 
 #[test]
 fn rows_quote_names_and_leave_out_what_is_not_known() {
-    let text = written(Format::Csv, Weight::Time, |out, frames| {
+    let text = written(ExportFormat::Csv, Weight::Time, |out, frames| {
         assert!(!out.is_nested());
         out.begin_part(&track(4, 5, "never shown"), 0)?;
         out.enter(MAIN, 0, Some(&call(0)), frames)?;
@@ -308,7 +311,7 @@ fn rows_quote_names_and_leave_out_what_is_not_known() {
 /// A site's fields are kept, but those of one thread are not those of the next.
 #[test]
 fn rows_of_threads_and_parts_have_their_own_sites() {
-    let text = written(Format::Csv, Weight::Time, |out, frames| {
+    let text = written(ExportFormat::Csv, Weight::Time, |out, frames| {
         out.begin_part(&track(1, 1, "one"), 0)?;
         out.enter(MAIN, 0, Some(&call(0)), frames)?;
         out.enter(MAIN, 0, Some(&call(0)), frames)?;

@@ -10,7 +10,7 @@ use crate::bind::control::Control;
 use crate::events::origin::Origin;
 use crate::events::replay::{LISTED, Replay};
 use crate::family::{BindFamily, ReadFamily};
-use crate::{Event, FlowError, FlowErrorKind, Item, PacketKind};
+use crate::{AnyKind, Event, FlowError, FlowErrorKind, Item};
 
 /// Items that are due, and what the event level wants to know of them.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct Emit<F: ReadFamily> {
     /// The packet, or the packets of a compound event, that are being dealt with.
     pub(crate) now: Origin,
     /// The packet read last.
-    pub(crate) last: Option<PacketKind>,
+    pub(crate) last: Option<AnyKind>,
     /// So many may be due before ticks are read twice.
     pub(crate) listed: usize,
     /// How many items were due so far, and how many of them were returned.
@@ -144,7 +144,7 @@ impl<F: BindFamily> Binder<'_, F> {
     /// Tells of the timing packets read, and notes where the packet behind them stands.
     ///
     /// What begins at `end` or behind is not to be read again with what was before.
-    fn note_packet(&mut self, kind: Option<PacketKind>, end: usize) {
+    fn note_packet(&mut self, kind: Option<AnyKind>, end: usize) {
         while let Some(ticked) = self
             .reader
             .ticks

@@ -17,7 +17,7 @@ use crate::reader::decide::{Decision, Run};
 use crate::reader::intel::{Flow, Report};
 use crate::resync::loss::Loss;
 use crate::resync::trial::Trials;
-use crate::{Event, Executed, Expected, FlowConfig, FlowErrorKind, Item, PacketKind};
+use crate::{AnyKind, Event, Executed, Expected, FlowConfig, FlowErrorKind, Item};
 
 /// What may wait for the walk of Intel PT alone.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ pub(crate) enum AtIp {
     Status(Status),
 }
 
-impl From<AtIp> for PacketKind {
+impl From<AtIp> for AnyKind {
     /// The packet that gave the address, for messages.
     fn from(what: AtIp) -> Self {
         match what {
@@ -92,7 +92,7 @@ impl BindFamily for IntelPt {
     type AtIp = AtIp;
     type Binding = Binding;
 
-    const TIP: PacketKind = PacketKind::IntelPt(Kind::Tip);
+    const TIP: AnyKind = AnyKind::IntelPt(Kind::Tip);
 
     fn binding(config: &FlowConfig, (): &()) -> Binding {
         Binding {
@@ -380,7 +380,7 @@ impl BindFamily for IntelPt {
         (!may_stop).then_some(place)
     }
 
-    fn pending_kind(bind: &Binder<'_, Self>) -> PacketKind {
+    fn pending_kind(bind: &Binder<'_, Self>) -> AnyKind {
         match bind.pending {
             _ if bind.tnt_len != 0 => Kind::Tnt8,
             Pending::Tip(_) => Kind::Tip,

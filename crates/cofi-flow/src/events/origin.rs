@@ -5,7 +5,7 @@ use core::fmt;
 use cofi_packet::intel::Kind;
 use cofi_packet::{Ip, Tsc};
 
-use crate::PacketKind;
+use crate::AnyKind;
 
 /// More packets than this are never noted for one event. A compound event has at most five (table 33-14).
 const MAX_KINDS: usize = 6;
@@ -13,16 +13,16 @@ const MAX_KINDS: usize = 6;
 /// The packets of an event, in the order of the stream.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct PacketKinds {
-    kinds: [Option<PacketKind>; MAX_KINDS],
+    kinds: [Option<AnyKind>; MAX_KINDS],
 }
 
 impl PacketKinds {
     /// The packets.
-    pub fn iter(&self) -> impl Iterator<Item = PacketKind> + use<> {
+    pub fn iter(&self) -> impl Iterator<Item = AnyKind> + use<> {
         self.kinds.into_iter().flatten()
     }
 
-    fn push(&mut self, kind: PacketKind) {
+    fn push(&mut self, kind: AnyKind) {
         if let Some(slot) = self.kinds.iter_mut().find(|slot| slot.is_none()) {
             *slot = Some(kind);
         }
@@ -58,7 +58,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    pub(crate) fn new(offset: usize, kind: impl Into<PacketKind>, tsc: Option<Tsc>) -> Self {
+    pub(crate) fn new(offset: usize, kind: impl Into<AnyKind>, tsc: Option<Tsc>) -> Self {
         let mut kinds = PacketKinds::default();
         kinds.push(kind.into());
         Self {
@@ -70,13 +70,13 @@ impl Origin {
     }
 
     /// With a further packet.
-    pub(crate) fn and(mut self, kind: impl Into<PacketKind>) -> Self {
+    pub(crate) fn and(mut self, kind: impl Into<AnyKind>) -> Self {
         self.kinds.push(kind.into());
         self
     }
 
     /// Bound to an address that a packet of this kind gave, if one did and none had before.
-    pub(crate) fn at(self, ip: Option<Ip>, kind: impl Into<PacketKind>) -> Self {
+    pub(crate) fn at(self, ip: Option<Ip>, kind: impl Into<AnyKind>) -> Self {
         match (ip, self.ip) {
             (Some(_), None) => Self {
                 ip,

@@ -7,7 +7,7 @@ use cofi_packet::rtit;
 
 use super::replay::LISTED;
 use crate::decoder::on;
-use crate::{Event, EventDecoder, FlowConfig, LocatedEvent, RtitConfig, Tick, TraceFormat};
+use crate::{Event, EventDecoder, FlowConfig, LocatedEvent, RtitFlowConfig, Tick, TraceFormat};
 
 /// What is told of a stream, and how many items waited at the most.
 fn told(stream: &[u8], config: FlowConfig) -> (Vec<LocatedEvent>, usize) {
@@ -84,9 +84,9 @@ fn ticks_in_a_psb_plus_without_end_are_not_kept() {
 #[test]
 fn ticks_of_rtit_are_not_kept() {
     let config = FlowConfig {
-        format: TraceFormat::Rtit(RtitConfig {
+        format: TraceFormat::Rtit(RtitFlowConfig {
             cycles: rtit::Mode::Plain,
-            ..RtitConfig::default()
+            ..RtitFlowConfig::default()
         }),
         ..FlowConfig::default()
     };

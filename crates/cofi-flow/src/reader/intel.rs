@@ -13,7 +13,7 @@ use crate::events::replay::Ticks;
 use crate::family::{IntelPt, ReadFamily};
 use crate::resync::loss::Run;
 use crate::time::{TimeJump, TimeTracker};
-use crate::{Event, FlowConfig, PacketKind, Tick};
+use crate::{AnyKind, Event, FlowConfig, Tick};
 
 /// What it takes to read Intel PT.
 #[derive(Clone, Debug)]
@@ -142,7 +142,7 @@ impl ReadFamily for IntelPt {
         reader.own.shown.begin_before(from, reader.at);
     }
 
-    fn kind_of(_: &Reader<'_, Self>, bytes: &[u8]) -> Option<PacketKind> {
+    fn kind_of(_: &Reader<'_, Self>, bytes: &[u8]) -> Option<AnyKind> {
         Some(decode(bytes).ok()?.kind().into())
     }
 
@@ -197,7 +197,7 @@ impl ReadFamily for IntelPt {
         (time, block): &mut Self::Replay,
         reader: &Reader<'_, Self>,
         at: usize,
-        mut report: impl FnMut(Event, PacketKind, Option<Tsc>),
+        mut report: impl FnMut(Event, AnyKind, Option<Tsc>),
     ) -> Option<usize> {
         let rest = reader.bytes.get(at..)?;
         let padding = rest.iter().position(|byte| *byte != 0)?;

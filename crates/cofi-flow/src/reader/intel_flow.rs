@@ -3,7 +3,7 @@
 use cofi_packet::intel::{BlockType, CfeType, Kind, TsxState};
 use cofi_packet::{ExecMode, Ip};
 
-use crate::{ControlEvent, Event, PacketKind};
+use crate::{AnyKind, ControlEvent, Event};
 
 /// A packet that concerns the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +180,7 @@ impl Flow {
     }
 }
 
-impl From<Flow> for PacketKind {
+impl From<Flow> for AnyKind {
     fn from(flow: Flow) -> Self {
         flow.kind().into()
     }

@@ -10,7 +10,7 @@ use crate::bind::control::{Control, NoCode};
 use crate::bind::{Binder, Pending, State};
 use crate::family::{BindFamily, Rtit};
 use crate::reader::Reader;
-use crate::{Event, Expected, FlowConfig, FlowErrorKind, PacketKind, RtitConfig};
+use crate::{AnyKind, Event, Expected, FlowConfig, FlowErrorKind, RtitFlowConfig};
 
 /// What stands behind a TraceStop.
 enum Behind {
@@ -28,9 +28,9 @@ impl BindFamily for Rtit {
     type AtIp = AtIp;
     type Binding = Binding;
 
-    const TIP: PacketKind = PacketKind::Rtit(Kind::Tip);
+    const TIP: AnyKind = AnyKind::Rtit(Kind::Tip);
 
-    fn binding(config: &FlowConfig, own: &RtitConfig) -> Binding {
+    fn binding(config: &FlowConfig, own: &RtitFlowConfig) -> Binding {
         Binding::new(config, own)
     }
 
@@ -176,7 +176,7 @@ impl BindFamily for Rtit {
         }
     }
 
-    fn pending_kind(bind: &Binder<'_, Self>) -> PacketKind {
+    fn pending_kind(bind: &Binder<'_, Self>) -> AnyKind {
         match &bind.pending {
             _ if bind.tnt_len != 0 => Kind::Tnt,
             Pending::Tip(_) => Kind::Tip,

@@ -25,8 +25,8 @@ mod walk;
 use cofi_packet::Ip;
 use cofi_packet::rtit::Kind;
 
-use crate::config::RtitConfig;
-use crate::{FlowConfig, PacketKind};
+use crate::config::RtitFlowConfig;
+use crate::{AnyKind, FlowConfig};
 use code::Ranges;
 use reader::Flow;
 pub use time::RtitTime;
@@ -55,7 +55,7 @@ pub(crate) enum AtIp {
     Paging { cr3: u64 },
 }
 
-impl From<AtIp> for PacketKind {
+impl From<AtIp> for AnyKind {
     /// The packet that gave the address, for messages.
     fn from(what: AtIp) -> Self {
         match what {
@@ -133,7 +133,7 @@ pub(crate) struct Binding {
 }
 
 impl Binding {
-    fn new(config: &FlowConfig, own: &RtitConfig) -> Self {
+    fn new(config: &FlowConfig, own: &RtitFlowConfig) -> Self {
         let buffered = own.tnt_buff.map(|value| value & 0x7f).and_then(|value| {
             let len = value.checked_ilog2()? as u8;
             Some((value & !(1 << len), len))

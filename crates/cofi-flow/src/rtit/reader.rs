@@ -9,7 +9,7 @@ use crate::family::{ReadFamily, Rtit};
 use crate::reader::clock::Stamp;
 use crate::reader::{Reader, Ticked};
 use crate::time::TimeJump;
-use crate::{Event, FlowConfig, PacketKind, RtitConfig, Tick};
+use crate::{AnyKind, Event, FlowConfig, RtitFlowConfig, Tick};
 
 /// Erratum E8 spoils no more packets than these behind a PSB.
 const SPOILT: u32 = 21;
@@ -53,7 +53,7 @@ impl Flow {
     }
 }
 
-impl From<Flow> for PacketKind {
+impl From<Flow> for AnyKind {
     fn from(flow: Flow) -> Self {
         flow.kind().into()
     }
@@ -199,7 +199,7 @@ fn short_tnt(byte: u8) -> Option<(u64, u8)> {
 }
 
 impl ReadFamily for Rtit {
-    type Config = RtitConfig;
+    type Config = RtitFlowConfig;
     type Flow = Flow;
     type Reading = Reading;
     type Replay = RtitTime;
@@ -207,7 +207,7 @@ impl ReadFamily for Rtit {
     /// MTC and STS force no results out: those before them may stand behind them (4.2.2).
     const FULL_TNT: u8 = 6;
 
-    fn reading(config: &FlowConfig, own: &RtitConfig) -> Reading {
+    fn reading(config: &FlowConfig, own: &RtitFlowConfig) -> Reading {
         Reading {
             mode: own.cycles,
             last_lip: LastLip::new(),
@@ -317,7 +317,7 @@ impl ReadFamily for Rtit {
         reader.own.e5
     }
 
-    fn kind_of(reader: &Reader<'_, Self>, bytes: &[u8]) -> Option<PacketKind> {
+    fn kind_of(reader: &Reader<'_, Self>, bytes: &[u8]) -> Option<AnyKind> {
         Some(decode(reader.own.mode, bytes).ok()?.kind().into())
     }
 
@@ -357,7 +357,7 @@ impl ReadFamily for Rtit {
         time: &mut RtitTime,
         reader: &Reader<'_, Self>,
         at: usize,
-        mut report: impl FnMut(Event, PacketKind, Option<Tsc>),
+        mut report: impl FnMut(Event, AnyKind, Option<Tsc>),
     ) -> Option<usize> {
         let rest = reader.bytes.get(at..)?;
         let raw = decode(reader.own.mode, rest).ok()?;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cofi_flow::{
-    Edges, Event, EventDecoder, FlowConfig, FlowDecoder, FlowErrorKind, Item, PacketKind, Part,
+    AnyKind, Edges, Event, EventDecoder, FlowConfig, FlowDecoder, FlowErrorKind, Item, Part,
     TraceFormat, Visitor,
 };
 use cofi_insn::{CodeSource, Segment};
@@ -153,7 +153,7 @@ pub(crate) fn check_events(trace: &[u8], config: FlowConfig) -> Result<(), TestC
                     }
                 };
                 if let (Some(stands), Some(first)) = (stands, first)
-                    && first != PacketKind::IntelPt(intel::Kind::Bip)
+                    && first != AnyKind::IntelPt(intel::Kind::Bip)
                 {
                     prop_assert_eq!(first, stands, "{:?}", item);
                 }

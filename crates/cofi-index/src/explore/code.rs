@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cofi_flow::Path;
-use cofi_image::{ImageView, Place, SourceLine, SourceLines, Version};
+use cofi_image::{ImageView, LineFinder, Place, SourceLine, Version};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Session, Stream, ThreadFlow};
 use rustc_hash::FxHashMap;
 
-use super::{Explorer, Places};
+use super::{Explorer, PlaceRange};
 use crate::index::FunctionInfo;
 use crate::row::FunctionNumber;
 
@@ -58,7 +58,7 @@ impl Explorer<'_> {
     pub fn code(
         &mut self,
         function: FunctionNumber,
-        ranges: &[(usize, Places)],
+        ranges: &[(usize, PlaceRange)],
         cancel: &(dyn Fn() -> bool + Sync),
     ) -> Code {
         let index = self.index.clone();
@@ -124,7 +124,7 @@ impl Explorer<'_> {
     ) -> (Vec<Counted>, usize) {
         let session = self.session;
         let next = AtomicUsize::new(0);
-        let work = |lines: &mut SourceLines| {
+        let work = |lines: &mut LineFinder| {
             let mut counter = Counter::new(info, lines);
             while !cancel()
                 && let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed))
@@ -138,7 +138,7 @@ impl Explorer<'_> {
         let lists = std::thread::scope(|scope| {
             let work = &work;
             let others: Vec<_> = (0..others)
-                .map(|_| scope.spawn(move || work(&mut SourceLines::new())))
+                .map(|_| scope.spawn(move || work(&mut LineFinder::new())))
                 .collect();
             let mut lists = vec![work(&mut self.lines)];
             for other in others {
@@ -218,7 +218,7 @@ struct Part<'s> {
     /// The chunk that holds it, and the place at which that begins.
     bytes: Range<StreamOffset>,
     begin: u64,
-    places: Places,
+    places: PlaceRange,
 }
 
 /// What several have counted, together.
@@ -286,7 +286,7 @@ struct KnownPath {
 
 struct Counter<'a> {
     info: &'a FunctionInfo,
-    lines: &'a mut SourceLines,
+    lines: &'a mut LineFinder,
     insns: Vec<Counted>,
     /// By its address, its mode and where its code is: which one it is; none if it is not of the function.
     numbers: FxHashMap<InsnKey, Option<u32>>,
@@ -298,7 +298,7 @@ struct Counter<'a> {
 }
 
 impl<'a> Counter<'a> {
-    fn new(info: &'a FunctionInfo, lines: &'a mut SourceLines) -> Self {
+    fn new(info: &'a FunctionInfo, lines: &'a mut LineFinder) -> Self {
         Self {
             info,
             lines,
@@ -318,7 +318,7 @@ impl<'a> Counter<'a> {
     }
 
     /// Counts what ran in a part of the places of a chunk, which begins at `at`.
-    fn count(&mut self, flow: &mut ThreadFlow<'_>, mut at: u64, part: &Places) {
+    fn count(&mut self, flow: &mut ThreadFlow<'_>, mut at: u64, part: &PlaceRange) {
         while at < part.end {
             let view = flow.view().clone();
             let era = (std::ptr::from_ref(view.space()).addr(), view.version());
@@ -426,7 +426,7 @@ impl<'a> Counter<'a> {
     }
 
     /// A path of which a part is counted.
-    fn in_part(&mut self, path: &Path<'_>, view: &ImageView<'_>, mut at: u64, part: &Places) {
+    fn in_part(&mut self, path: &Path<'_>, view: &ImageView<'_>, mut at: u64, part: &PlaceRange) {
         path.for_each(|block| {
             if part.contains(&at) {
                 self.went_to(block.ip());

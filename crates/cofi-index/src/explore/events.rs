@@ -10,7 +10,7 @@ use cofi_packet::{ExecMode, StreamOffset};
 use cofi_session::{Signal, ThreadFlow};
 
 use super::walk::Walker;
-use super::{Explorer, Places};
+use super::{Explorer, PlaceRange};
 use crate::clock::Timeline;
 use crate::row::{Axis, Row};
 
@@ -181,7 +181,7 @@ pub(crate) fn of_signal(row: &Row, signal: &Signal) -> EventInfo {
 impl Explorer<'_> {
     /// What happened in a range of a row, at most so much. Of a range of more than 16 million instructions, it is what happened in the first of them,
     /// with all gaps and signals that are known.
-    pub fn events(&mut self, row: usize, range: &Places, most: usize) -> Events {
+    pub fn events(&mut self, row: usize, range: &PlaceRange, most: usize) -> Events {
         let index = self.index.clone();
         let Some((known, stream)) = index.rows.get(row).zip(self.stream(row)) else {
             return Events::default();
@@ -225,7 +225,7 @@ impl Explorer<'_> {
 
 struct Lister {
     timeline: Timeline,
-    range: Places,
+    range: PlaceRange,
     most: usize,
     ahead: u64,
     at: u64,

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use cofi_analysis::{
     Call, CallEnd, CallNames, CallTracer, CallVisitor, OpenCall, RanBlock, RanPath,
 };
-use cofi_image::{CodeFile, LineRow, LineTable, Place, SourceLines};
+use cofi_image::{CodeFile, LineFinder, LineRow, LineTable, Place};
 use cofi_packet::Ip;
 use cofi_session::ThreadFlow;
 
 use super::walk::Walker;
-use super::{Explorer, FileLines, Places};
+use super::{Explorer, FileLines, PlaceRange};
 use crate::row::{FunctionNumber, Row};
 
 /// What is looked for.
@@ -270,12 +270,12 @@ fn may_hold(row: &Row, chunk: usize, wanted: &Wanted) -> bool {
 struct Finder<'a> {
     numbers: &'a [FunctionNumber],
     wanted: &'a Wanted,
-    range: Places,
+    range: PlaceRange,
     forward: bool,
     found: Option<u64>,
     ahead: u64,
     at: u64,
-    lines: &'a mut SourceLines,
+    lines: &'a mut LineFinder,
     /// Which instructions of a block are wanted.
     blocks: HashMap<(u64, usize), Vec<u32>>,
     /// Paths that hold none.
@@ -324,7 +324,7 @@ impl Finder<'_> {
 }
 
 /// Which function a place is in, and at which place that was inlined.
-fn instance(lines: &mut SourceLines, place: &Place) -> (Option<u64>, Option<u64>) {
+fn instance(lines: &mut LineFinder, place: &Place) -> (Option<u64>, Option<u64>) {
     let inlined = lines.inlined(place);
     let symbol = place.symbol().map(|symbol| symbol.start);
     (symbol, inlined.last().map(|inlined| inlined.instance))

@@ -7,7 +7,7 @@ use cofi_session::ThreadFlow;
 
 use super::tree::Tree;
 use super::walk::Walker;
-use super::{Explorer, Places};
+use super::{Explorer, PlaceRange};
 use crate::calls::FlameCall;
 use crate::clock::Timeline;
 use crate::row::{FunctionNumber, NO_FUNCTION, Row};
@@ -82,7 +82,7 @@ pub struct Neighbours {
 impl Explorer<'_> {
     /// The calls of a row that overlap a range of places and have `shortest` instructions or more. Of more than is decoded at once, those that the
     /// index has.
-    pub fn flame(&mut self, row: usize, range: &Places, shortest: u64) -> Flame {
+    pub fn flame(&mut self, row: usize, range: &PlaceRange, shortest: u64) -> Flame {
         let index = self.index.clone();
         let Some(known) = index.rows.get(row) else {
             return Flame::default();
@@ -115,7 +115,7 @@ impl Explorer<'_> {
     /// What functions did in ranges of rows: exact, however much that is. Less once `cancel` says so.
     pub fn functions(
         &mut self,
-        ranges: &[(usize, Places)],
+        ranges: &[(usize, PlaceRange)],
         cancel: &dyn Fn() -> bool,
     ) -> FunctionTable {
         let mut table = FunctionTable::default();
@@ -150,9 +150,9 @@ impl Explorer<'_> {
 
     /// The merged flame graph of ranges of rows. Of more than is decoded at once, it is one of the longest calls, which the index has. Less once
     /// `cancel` says so.
-    pub fn merged(&mut self, ranges: &[(usize, Places)], cancel: &dyn Fn() -> bool) -> Merged {
+    pub fn merged(&mut self, ranges: &[(usize, PlaceRange)], cancel: &dyn Fn() -> bool) -> Merged {
         let index = self.index.clone();
-        let len = |(row, range): &(usize, Places)| {
+        let len = |(row, range): &(usize, PlaceRange)| {
             let end = index
                 .rows
                 .get(*row)
@@ -181,7 +181,13 @@ impl Explorer<'_> {
     }
 
     /// Decodes a range of a row and merges its calls into a tree.
-    fn merge(&mut self, row: usize, range: &Places, tree: &mut Tree, cancel: &dyn Fn() -> bool) {
+    fn merge(
+        &mut self,
+        row: usize,
+        range: &PlaceRange,
+        tree: &mut Tree,
+        cancel: &dyn Fn() -> bool,
+    ) {
         let index = self.index.clone();
         let Some(numbers) = index.numbers.get(row) else {
             return;
@@ -204,7 +210,7 @@ impl Explorer<'_> {
     pub fn neighbours(
         &mut self,
         function: FunctionNumber,
-        ranges: &[(usize, Places)],
+        ranges: &[(usize, PlaceRange)],
         cancel: &dyn Fn() -> bool,
     ) -> Neighbours {
         let merged = self.merged(ranges, cancel);
@@ -258,7 +264,7 @@ struct Calls<'a> {
     /// Open calls, of which the ends are not known yet.
     stacks: Stacks<FlameCall>,
     found: Vec<FlameCall>,
-    range: Places,
+    range: PlaceRange,
     shortest: u64,
     ahead: u64,
 }
@@ -343,7 +349,7 @@ struct Merge<'a> {
     tree: &'a mut Tree,
     /// The nodes of open calls, and where these began.
     stacks: Stacks<(u32, u64)>,
-    range: Places,
+    range: PlaceRange,
     ahead: u64,
     /// Up to here what ran is counted.
     at: u64,

@@ -16,7 +16,7 @@ mod window;
 use std::sync::Arc;
 
 use cofi_analysis::CallTracer;
-use cofi_image::{CodeFile, LineTable, SourceLines};
+use cofi_image::{CodeFile, LineFinder, LineTable};
 use cofi_session::{Session, Stream};
 
 use crate::index::Index;
@@ -33,7 +33,7 @@ pub use pool::ExplorerPool;
 pub use step::Step;
 
 /// Places of a row, from one up to another.
-pub type Places = std::ops::Range<u64>;
+pub type PlaceRange = std::ops::Range<u64>;
 
 /// A file of code, and its lines.
 type FileLines = (Arc<CodeFile>, LineTable);
@@ -46,7 +46,7 @@ pub struct Explorer<'s> {
     index: Arc<Index>,
     /// Tracers of the rows asked about last, the latest last.
     tracers: Vec<(usize, CallTracer<'s>)>,
-    lines: SourceLines,
+    lines: LineFinder,
     /// The files of code that ran and have lines, once they were looked for.
     tables: Option<Vec<Arc<FileLines>>>,
 }
@@ -68,7 +68,7 @@ impl<'s> Explorer<'s> {
             session,
             index,
             tracers: Vec::new(),
-            lines: SourceLines::new(),
+            lines: LineFinder::new(),
             tables: None,
         }
     }

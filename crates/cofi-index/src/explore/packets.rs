@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use cofi_flow::TraceFormat;
 use cofi_packet::intel::{self, IntelPt};
 use cofi_packet::rtit::{self, Rtit};
-use cofi_packet::{Format, Item, Listing, StreamOffset};
+use cofi_packet::{Format, Listing, StreamItem, StreamOffset};
 
 use super::Explorer;
 
@@ -55,7 +55,7 @@ impl Explorer<'_> {
 }
 
 fn around<F: Format>(
-    packets: impl Iterator<Item = Item<F>>,
+    packets: impl Iterator<Item = StreamItem<F>>,
     offset: u64,
     before: usize,
     behind: usize,

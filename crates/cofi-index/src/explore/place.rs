@@ -6,7 +6,7 @@ use cofi_packet::{ExecMode, Ip};
 use cofi_session::Task;
 
 use super::events::EventInfo;
-use super::{Explorer, Places};
+use super::{Explorer, PlaceRange};
 use crate::row::{Axis, FunctionNumber, NO_FUNCTION};
 
 /// So many instructions are listed at once.
@@ -141,7 +141,7 @@ impl Explorer<'_> {
     }
 
     /// The instructions of a range of places, at most 16,384 of them.
-    pub fn instructions(&mut self, row: usize, range: &Places) -> Vec<InsnInfo> {
+    pub fn instructions(&mut self, row: usize, range: &PlaceRange) -> Vec<InsnInfo> {
         let range = range.start..range.end.min(range.start.saturating_add(LISTED));
         let Some(window) = self.window(row, range) else {
             return Vec::new();

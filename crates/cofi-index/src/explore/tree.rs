@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::Places;
+use super::PlaceRange;
 use super::flame::{Merged, MergedNode};
 use crate::calls::KeptCalls;
 use crate::row::{FunctionNumber, NO_FUNCTION};
@@ -81,7 +81,7 @@ impl Tree {
     pub(super) fn add_longest(
         &mut self,
         kept: &KeptCalls,
-        range: &Places,
+        range: &PlaceRange,
         all: u64,
         cancel: &dyn Fn() -> bool,
     ) {

@@ -4,7 +4,7 @@ use cofi_analysis::{CallTracer, CallVisitor, OpenCall};
 use cofi_packet::StreamOffset;
 use cofi_session::ThreadFlow;
 
-use super::{Explorer, Places};
+use super::{Explorer, PlaceRange};
 
 /// What takes a part of a row as it is decoded.
 pub(super) trait Walker: CallVisitor {
@@ -21,7 +21,7 @@ impl<'s> Explorer<'s> {
     pub(super) fn walk(
         &mut self,
         row: usize,
-        range: &Places,
+        range: &PlaceRange,
         walker: &mut impl Walker,
     ) -> Option<u64> {
         let stream = self.stream(row)?;

@@ -7,14 +7,14 @@ use cofi_analysis::{
     OpenCall, RanBlock,
 };
 use cofi_flow::Event;
-use cofi_image::{CodeChange, ImageView, Place, SourceLine, SourceLines};
+use cofi_image::{CodeChange, ImageView, LineFinder, Place, SourceLine};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Task, ThreadFlow};
 
 use super::events::{EventInfo, EventKind, describe, describe_change};
 use super::walk::Walker;
-use super::{Explorer, Places};
+use super::{Explorer, PlaceRange};
 use crate::clock::Timeline;
 use crate::row::{FunctionNumber, NO_FUNCTION};
 use crate::stacks::Stacks;
@@ -57,7 +57,7 @@ pub(super) struct OpenAt {
 /// What ran in a range of places.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    pub(super) range: Places,
+    pub(super) range: PlaceRange,
     pub(super) insns: Vec<Ran>,
     pub(super) distinct: Vec<Distinct>,
     pub(super) events: Vec<EventInfo>,
@@ -78,14 +78,14 @@ impl Window {
     }
 
     /// The line of the source that an instruction belongs to.
-    pub(super) fn line(&self, ran: &Ran, lines: &mut SourceLines) -> Option<SourceLine> {
+    pub(super) fn line(&self, ran: &Ran, lines: &mut LineFinder) -> Option<SourceLine> {
         lines.at(self.distinct(ran)?.place.as_ref()?)
     }
 }
 
 impl Explorer<'_> {
     /// What ran in a range of places of a row. The range should not be long.
-    pub(super) fn window(&mut self, row: usize, range: Places) -> Option<Window> {
+    pub(super) fn window(&mut self, row: usize, range: PlaceRange) -> Option<Window> {
         let index = self.index.clone();
         let known = index.rows.get(row)?;
         let range = range.start..range.end.min(known.insns);

@@ -4,8 +4,8 @@ use super::setups::{config, overflowing, setups, with_errata};
 use super::stream::{around, mode};
 use super::unit::told;
 use cofi_flow::{
-    Errata, Event, FlowConfig, FlowDecoder, FlowErrorKind, IpFilter, Item, RtitConfig, StopRanges,
-    TraceFormat,
+    Errata, Event, FlowConfig, FlowDecoder, FlowErrorKind, IpFilter, Item, RtitFlowConfig,
+    StopRanges, TraceFormat,
 };
 use cofi_insn::{Class, CodeSource};
 use cofi_law::machine::Code;
@@ -53,7 +53,7 @@ pub(crate) fn workarounds(errata: unit::Errata) -> Errata {
 /// What the decoder is told of a machine.
 pub(crate) fn flow_config(setup: &Setup, record: &Record) -> FlowConfig {
     FlowConfig {
-        format: TraceFormat::Rtit(RtitConfig {
+        format: TraceFormat::Rtit(RtitFlowConfig {
             cycles: mode(setup),
             tnt_buff: record.tnt_buff,
             stop: StopRanges::new(&closed(&record.stops)),

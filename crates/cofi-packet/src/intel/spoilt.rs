@@ -1,7 +1,7 @@
 //! Packets that errata of processors have spoilt.
 
 use super::{IntelPt, Kind, Packet, decode};
-use crate::stream::{Item, Packets, StreamError};
+use crate::stream::{Packets, StreamError, StreamItem};
 use crate::{DecodeError, StreamOffset};
 
 /// The errata of a processor that spoil packets.
@@ -111,7 +111,7 @@ impl<'a> Repaired<'a> {
     /// One byte that an erratum has spoilt; reading goes on behind it.
     #[cold]
     #[inline(never)]
-    fn lost(&mut self, offset: StreamOffset, spoilt: Spoilt) -> Item<IntelPt> {
+    fn lost(&mut self, offset: StreamOffset, spoilt: Spoilt) -> StreamItem<IntelPt> {
         let context = self.packets.context();
         let next = StreamOffset(offset.0 + 1);
         self.packets = Packets::starting_at(self.bytes, next).in_context(context);
@@ -127,10 +127,10 @@ impl<'a> Repaired<'a> {
 }
 
 impl Iterator for Repaired<'_> {
-    type Item = Item<IntelPt>;
+    type Item = StreamItem<IntelPt>;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Item<IntelPt>> {
+    fn next(&mut self) -> Option<StreamItem<IntelPt>> {
         if !self.by.skd007 && !self.by.skz84 {
             return self.packets.next();
         }
@@ -140,7 +140,7 @@ impl Iterator for Repaired<'_> {
 
 impl Repaired<'_> {
     #[inline(never)]
-    fn next_repaired(&mut self) -> Option<Item<IntelPt>> {
+    fn next_repaired(&mut self) -> Option<StreamItem<IntelPt>> {
         if core::mem::take(&mut self.is_stray) {
             let offset = self.packets.offset();
             return Some(self.lost(offset, Spoilt::Stray));

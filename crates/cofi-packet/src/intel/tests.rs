@@ -489,7 +489,7 @@ fn a_packet_that_ends_like_a_psb_is_whole() {
     }
 }
 
-fn kind_of(item: &crate::Item<IntelPt>) -> Option<Kind> {
+fn kind_of(item: &crate::StreamItem<IntelPt>) -> Option<Kind> {
     item.ok().map(|located| located.raw.kind())
 }
 

@@ -307,13 +307,13 @@ fn short_packets_are_what_the_table_says() {
 /// Found by fuzzing, in the target itself, which did not show the listing what forms no packet.
 #[test]
 fn an_address_behind_what_forms_no_packet_is_not_completed_across_a_psb() {
-    use crate::{Assembler, Collected, Item, Packets};
+    use crate::{Assembler, Collected, Packets, StreamItem};
 
     let mut bytes = Vec::from([0x86, 0x99, 0x99, 0x99, 0x99, 0x00, 0x00]); // FUP.PGE with all of its address
     bytes.extend([0xff; 4]);
     bytes.extend(PSB);
     bytes.extend([0x88, 0x7b, 0x03]); // FUP.PGD with two bytes
-    let items: Vec<Item<Rtit>> = Packets::<Rtit>::new(&bytes).collect();
+    let items: Vec<StreamItem<Rtit>> = Packets::<Rtit>::new(&bytes).collect();
     assert!(items.iter().any(Result::is_err));
     let mut listing = Listing::<Rtit>::new();
     let lines: Vec<_> = items.iter().filter_map(|item| listing.item(item)).collect();

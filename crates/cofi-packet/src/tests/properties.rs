@@ -5,8 +5,8 @@ use crate::intel::{Block, IntelPt, ItemSize};
 use crate::rtit::{Mode, Rtit};
 use crate::table::PacketKind;
 use crate::{
-    Assembler, Buffer, Chunks, Encoder, Format, Item, Listing, Located, PacketVisitor, Packets,
-    Raw, StreamError, TextErrorKind, extent,
+    Assembler, Buffer, Chunks, Encoder, Format, Listing, Located, PacketVisitor, Packets, Raw,
+    StreamError, StreamItem, TextErrorKind, extent,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -94,7 +94,7 @@ fn streams_round_trip<F: Format>(
 }
 
 /// Keeps what it is shown.
-struct Seen<F: Format>(Vec<Item<F>>);
+struct Seen<F: Format>(Vec<StreamItem<F>>);
 
 impl<F: Format> PacketVisitor<F> for Seen<F> {
     fn packet(&mut self, packet: Located<F>) {
@@ -112,7 +112,7 @@ fn any_bytes_are_tiled<F: Format>(
     bytes: &[u8],
     cuts: &[usize],
 ) -> Result<(), TestCaseError> {
-    let items: Vec<Item<F>> = Packets::<F>::new(bytes).in_context(context).collect();
+    let items: Vec<StreamItem<F>> = Packets::<F>::new(bytes).in_context(context).collect();
     let mut seen = Seen(Vec::new());
     Packets::new(bytes).in_context(context).visit(&mut seen);
     prop_assert_eq!(&seen.0, &items);

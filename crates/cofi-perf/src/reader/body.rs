@@ -1,7 +1,7 @@
 //! What a record says, by kind.
 
 use crate::constants::Feature;
-use crate::reader::{Attr, BuildId, TraceInfo};
+use crate::reader::{Attr, BuildIdEntry, TraceInfo};
 use crate::{PerfTime, Remark, TimeConv};
 use cofi_packet::{ExecMode, Tsc};
 
@@ -199,7 +199,7 @@ pub enum Body<'a> {
         payload: &'a [u8],
     },
     /// HEADER_BUILD_ID: the build id of a binary (pipe mode).
-    HeaderBuildId(BuildId<'a>),
+    HeaderBuildId(BuildIdEntry<'a>),
     /// HEADER_TRACING_DATA: formats of tracepoints.
     TracingData(&'a [u8]),
     /// ID_INDEX: whose records the events' ids stand for.

@@ -8,7 +8,7 @@ use std::ops::Range;
 /// The build id of a binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct BuildId<'a> {
+pub struct BuildIdEntry<'a> {
     /// The process, or `u32::MAX` for any.
     pub pid: u32,
     /// The build id: 20 bytes or fewer.
@@ -20,7 +20,7 @@ pub struct BuildId<'a> {
 impl<'a> File<'a> {
     /// The binaries whose build ids perf collected. After an entry that cannot be read, which is an error item, there
     /// are no more in the section that has it.
-    pub fn build_ids(&self) -> impl Iterator<Item = Result<BuildId<'a>, Error>> + use<'a, '_> {
+    pub fn build_ids(&self) -> impl Iterator<Item = Result<BuildIdEntry<'a>, Error>> + use<'a, '_> {
         let section = self.feature_range(Feature::BUILD_ID);
         let ranges = section.into_iter().chain(self.piped_build_ids.clone());
         ranges.flat_map(|range| self.entries(range))
@@ -29,7 +29,7 @@ impl<'a> File<'a> {
     fn entries(
         &self,
         range: Range<usize>,
-    ) -> impl Iterator<Item = Result<BuildId<'a>, Error>> + use<'a> {
+    ) -> impl Iterator<Item = Result<BuildIdEntry<'a>, Error>> + use<'a> {
         let mut at = range.start as u64;
         let mut rest = self.bytes.get(range).unwrap_or_default();
         std::iter::from_fn(move || {
@@ -52,7 +52,7 @@ impl<'a> File<'a> {
 }
 
 /// Reads an entry, which looks like a record, and its size.
-fn entry(bytes: &[u8]) -> Result<(usize, BuildId<'_>), ErrorKind> {
+fn entry(bytes: &[u8]) -> Result<(usize, BuildIdEntry<'_>), ErrorKind> {
     let mut c = Cursor::new(bytes);
     let header = (c.u32(), c.u16(), c.u16());
     let (Some(_), Some(misc), Some(size)) = header else {
@@ -76,7 +76,7 @@ fn entry(bytes: &[u8]) -> Result<(usize, BuildId<'_>), ErrorKind> {
 }
 
 /// Reads the fields of an entry.
-pub(super) fn fields<'a>(misc: Misc, c: &mut Cursor<'a>) -> Option<BuildId<'a>> {
+pub(super) fn fields<'a>(misc: Misc, c: &mut Cursor<'a>) -> Option<BuildIdEntry<'a>> {
     let pid = c.u32()?;
     // 20 bytes for the id, and one for its size in files that tell one.
     let id = c.take(24)?;
@@ -87,5 +87,5 @@ pub(super) fn fields<'a>(misc: Misc, c: &mut Cursor<'a>) -> Option<BuildId<'a>> 
     };
     let id = id.get(..len)?;
     let path = c.text();
-    Some(BuildId { pid, id, path })
+    Some(BuildIdEntry { pid, id, path })
 }

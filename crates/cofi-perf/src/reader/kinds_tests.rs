@@ -170,7 +170,7 @@ fn what_a_pipe_carries_in_place_of_the_header() {
     let body = fields().u32(u32::MAX).bytes(&[0xab; 20]).u32(0);
     assert_eq!(
         perfs(RecordKind::HEADER_BUILD_ID, 2, body.text(b"/bin/a")),
-        Ok(Body::HeaderBuildId(BuildId {
+        Ok(Body::HeaderBuildId(BuildIdEntry {
             pid: u32::MAX,
             id: &[0xab; 20],
             path: b"/bin/a",

@@ -17,7 +17,7 @@ mod unpack;
 
 pub use attr::Attr;
 pub use body::{AuxFlags, Body, IdEntry, ShortClock};
-pub use build_ids::BuildId;
+pub use build_ids::BuildIdEntry;
 pub(crate) use info::{BY_COFI, INTEL_PT, RTIT};
 pub use info::{RtitInfo, TraceInfo};
 pub use record::{Record, SampleId};

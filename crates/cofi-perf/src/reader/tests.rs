@@ -4,7 +4,8 @@ use super::*;
 use crate::ErrorKind;
 use crate::constants::RecordKind;
 use crate::{
-    Mmap2, Options, PerfTime, PtConfig, RtitConfig, Subject, Task, TimeConv, TraceConfig, Writer,
+    Mmap2, PerfTime, PtConfig, RtitConfig, Subject, Task, TimeConv, TraceConfig, Writer,
+    WriterOptions,
 };
 use cofi_packet::StreamOffset;
 use proptest::prelude::*;
@@ -22,7 +23,7 @@ pub(super) fn written(config: impl Into<TraceConfig>) -> Vec<u8> {
 }
 
 fn written_of(config: impl Into<TraceConfig>, subject: Subject) -> Vec<u8> {
-    let options = Options {
+    let options = WriterOptions {
         config: config.into(),
         time: TIME,
         tsc_ctc_ratio: (80, 1),
@@ -233,7 +234,7 @@ fn whose_trace_it_is_stands_in_the_attributes() {
 fn code_that_all_address_spaces_share_is_the_kernels() {
     const KERNEL: u16 = 1;
     const USER: u16 = 2;
-    let options = Options {
+    let options = WriterOptions {
         config: PtConfig::default().into(),
         time: TIME,
         tsc_ctc_ratio: (80, 1),
@@ -298,7 +299,7 @@ fn a_timeless_file_has_no_times() {
 
 #[test]
 fn a_chunk_without_a_time_is_refused_where_perf_would_silently_decode_nothing() {
-    let options = Options {
+    let options = WriterOptions {
         config: PtConfig::default().into(),
         time: TIME,
         tsc_ctc_ratio: (80, 1),
@@ -374,7 +375,7 @@ fn a_file_that_perf_did_not_complete_is_read_to_its_end() {
 /// The file as it is after each step, when writing stops there.
 #[test]
 fn a_killed_recorder_leaves_its_packets() {
-    let options = Options {
+    let options = WriterOptions {
         config: PtConfig::default().into(),
         time: TIME,
         tsc_ctc_ratio: (80, 1),

@@ -1,17 +1,17 @@
 //! AUXTRACE_INFO, as `crate::reader::TraceInfo` reads it.
 
-use super::{Bytes, Options, PMU_TYPE, Subject};
+use super::{Bytes, PMU_TYPE, Subject, WriterOptions};
 use crate::reader::{BY_COFI, INTEL_PT, RTIT};
 use crate::{PtConfig, RtitConfig, TimeConv, TraceConfig};
 
-pub(super) fn of(options: &Options) -> Bytes {
+pub(super) fn of(options: &WriterOptions) -> Bytes {
     match options.config {
         TraceConfig::Pt(_) => intel_pt(options),
         TraceConfig::Rtit(config) => rtit(options, config),
     }
 }
 
-fn intel_pt(options: &Options) -> Bytes {
+fn intel_pt(options: &WriterOptions) -> Bytes {
     let (n, d) = options.tsc_ctc_ratio;
     let TimeConv { shift, mult, zero } = options.time;
     let mut info = Bytes::default();
@@ -38,7 +38,7 @@ fn intel_pt(options: &Options) -> Bytes {
     info
 }
 
-fn rtit(options: &Options, config: RtitConfig) -> Bytes {
+fn rtit(options: &WriterOptions, config: RtitConfig) -> Bytes {
     /// RTIT_EVENTS: FilterEn is always set, nothing stops tracing (Table 7).
     const EVENTS: u64 = 0b110_111;
     let TimeConv { shift, mult, zero } = options.time;

@@ -14,7 +14,7 @@ use std::io::{Seek, SeekFrom, Write};
 
 /// What the file says of the trace as a whole.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct WriterOptions {
     /// The trace's configuration, which says of which format it is.
     pub config: TraceConfig,
     /// How TSC values convert to perf's time.
@@ -73,8 +73,9 @@ impl Subject {
     }
 }
 
-/// A thread, as records name it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A thread of a process, as records name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Task {
     /// The process.
     pub pid: u32,
@@ -127,7 +128,7 @@ const NO_CPU: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Writer<W> {
     out: W,
-    options: Options,
+    options: WriterOptions,
     at: u64,
     auxtraces: Vec<u64>,
     descriptions: BTreeMap<Feature, String>,
@@ -222,7 +223,7 @@ impl<W: Write + Seek> Writer<W> {
     ///
     /// # Errors
     /// When the output fails.
-    pub fn new(out: W, options: Options) -> Result<Self, WriteError> {
+    pub fn new(out: W, options: WriterOptions) -> Result<Self, WriteError> {
         let mut this = Self {
             out,
             options,

@@ -18,7 +18,9 @@ use crate::select::{Found, Window};
 use crate::{Ended, args, input, item};
 use anyhow::{Result, bail};
 use callers::Callers;
-use cofi_analysis::{CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, Gate, OpenCall};
+use cofi_analysis::{
+    CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, OpenCall, TallyGate,
+};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
 use collect::Collect;
@@ -322,21 +324,21 @@ pub(crate) fn follow<'s>(
         };
         found.begin = found.begin || is_reached(&window.from);
         if !found.begin {
-            return Gate::Outside;
+            return TallyGate::Outside;
         }
         found.end = found.end || is_reached(&window.to);
         match (found.end, ends_with) {
-            (true, false) => return Gate::End,
+            (true, false) => return TallyGate::End,
             (true, true) => found.any = true,
             (false, _) => {
                 found.any = true;
-                return Gate::Inside;
+                return TallyGate::Inside;
             }
         }
-        Gate::Last
+        TallyGate::Last
     };
     while let Some(gate) = tracer.step(&mut flow, &wanted, &mut gate, visitor) {
-        if matches!(gate, Gate::Last | Gate::End) {
+        if matches!(gate, TallyGate::Last | TallyGate::End) {
             break;
         }
         reached(flow.offset());

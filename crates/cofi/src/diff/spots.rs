@@ -2,13 +2,13 @@
 
 use crate::source_text::SourceText;
 use cofi_analysis::diff::Spot;
-use cofi_image::{Place, SourceLine, SourceLines};
+use cofi_image::{LineFinder, Place, SourceLine};
 use std::rc::Rc;
 
 /// What is read of source files and debugging information.
 #[derive(Default)]
 pub(super) struct Reader {
-    sources: SourceLines,
+    sources: LineFinder,
     texts: SourceText,
 }
 

@@ -6,7 +6,7 @@ use cofi_packet::intel::{
     self, BlockType, CfeType, IntelPt, IpBytes, Repaired, SpoiltBy, StateValue,
 };
 use cofi_packet::rtit::{self, LipBytes, Rtit};
-use cofi_packet::{Format, Item, Packets, StreamOffset};
+use cofi_packet::{Format, Packets, StreamItem, StreamOffset};
 use std::fmt;
 
 /// What packets are about: those of one family have one colour.
@@ -94,7 +94,7 @@ pub(crate) trait Known: Format {
         offset: StreamOffset,
         outside: Self::Context,
         errata: &Errata,
-    ) -> impl Iterator<Item = Item<Self>> + 'a;
+    ) -> impl Iterator<Item = StreamItem<Self>> + 'a;
     /// Writes the text form of the commonest packets, which is that of `Display`; `false`, and nothing, of others.
     fn write_short(packet: &Self::Packet, out: &mut Vec<u8>) -> bool;
 }
@@ -111,7 +111,7 @@ impl Known for IntelPt {
         offset: StreamOffset,
         _outside: intel::Block,
         errata: &Errata,
-    ) -> impl Iterator<Item = Item<Self>> + 'a {
+    ) -> impl Iterator<Item = StreamItem<Self>> + 'a {
         let by = SpoiltBy {
             skd007: errata.skd007,
             skz84: errata.skz84,
@@ -200,7 +200,7 @@ impl Known for Rtit {
         offset: StreamOffset,
         outside: rtit::Mode,
         _errata: &Errata,
-    ) -> impl Iterator<Item = Item<Self>> + 'a {
+    ) -> impl Iterator<Item = StreamItem<Self>> + 'a {
         Packets::starting_at(bytes, offset).in_context(outside)
     }
 

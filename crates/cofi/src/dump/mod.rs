@@ -16,7 +16,7 @@ use anyhow::Result;
 use cofi_flow::TraceFormat;
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::Rtit;
-use cofi_packet::{Item, Listing, extent};
+use cofi_packet::{Listing, StreamItem, extent};
 use cofi_session::{Session, Stream};
 use filter::Filter;
 use known::Known;
@@ -95,7 +95,7 @@ impl Dump<'_> {
     /// Prints one stream, which may be the only one.
     fn stream<F: Known>(
         &mut self,
-        packets: impl Iterator<Item = Item<F>>,
+        packets: impl Iterator<Item = StreamItem<F>>,
         bytes: &[u8],
         filter: &Filter,
         stream: &Stream<'_>,
@@ -113,7 +113,7 @@ impl Dump<'_> {
 
     fn list<F: Known>(
         &mut self,
-        packets: impl Iterator<Item = Item<F>>,
+        packets: impl Iterator<Item = StreamItem<F>>,
         bytes: &[u8],
         filter: &Filter,
         stream: &Stream<'_>,
@@ -158,7 +158,7 @@ impl Dump<'_> {
 
     fn stats<F: Known>(
         &mut self,
-        packets: impl Iterator<Item = Item<F>>,
+        packets: impl Iterator<Item = StreamItem<F>>,
         stream: &Stream<'_>,
         is_one: bool,
     ) -> Result<()> {

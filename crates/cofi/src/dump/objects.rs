@@ -2,14 +2,14 @@
 
 use super::known::{Known, Name};
 use crate::json::Line;
-use cofi_packet::{Item, Listed, PacketKind, Value, extent};
+use cofi_packet::{Listed, PacketKind, StreamItem, Value, extent};
 
 /// Writes an item into `line`, all keys but those of the stream.
 ///
 /// `size` is the item's size in bytes. PTW and BBP have a field of that name, which the contract lists as theirs: in their
 /// objects `size` is the field, and `length` the item's size.
 pub(crate) fn describe<F: Known>(
-    item: &Item<F>,
+    item: &StreamItem<F>,
     listed: Option<&Listed<F>>,
     name: Option<Name>,
     line: &mut Line,

@@ -4,7 +4,7 @@ use super::known::Known;
 use crate::digits::{counted, grouped};
 use crate::json::Line;
 use crate::table::{lines, table};
-use cofi_packet::{Item, PacketKind, extent};
+use cofi_packet::{PacketKind, StreamItem, extent};
 use std::cmp::Reverse;
 use std::io::{Result, Write};
 use std::marker::PhantomData;
@@ -104,7 +104,7 @@ impl<F: Known> Stats<F> {
 
     /// Counts an item.
     #[inline]
-    pub(crate) fn add(&mut self, item: &Item<F>) {
+    pub(crate) fn add(&mut self, item: &StreamItem<F>) {
         let (offset, size) = extent(item);
         let raw = match item {
             Ok(located) => located.raw,

@@ -2,7 +2,7 @@
 
 use super::known::{Family, Known, Name};
 use crate::digits::{self, counted};
-use cofi_packet::{Item, Listed, PacketKind, extent};
+use cofi_packet::{Listed, PacketKind, StreamItem, extent};
 use std::io::{Result, Write};
 
 /// How many bytes stand in a line of `.byte`.
@@ -51,7 +51,7 @@ impl Text {
     /// Prints one item of the stream `bytes`.
     pub(crate) fn item<F: Known>(
         &mut self,
-        item: &Item<F>,
+        item: &StreamItem<F>,
         listed: Option<&Listed<F>>,
         name: Option<Name>,
         bytes: &[u8],

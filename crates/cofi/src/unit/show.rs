@@ -5,14 +5,14 @@ use super::registers::{Traced, register_name};
 use crate::dump::objects;
 use crate::dump::text::Text;
 use crate::json::Line;
-use cofi_packet::{Item, Listed, Listing, Packets, StreamOffset, extent};
+use cofi_packet::{Listed, Listing, Packets, StreamItem, StreamOffset, extent};
 use std::fmt::Write as _;
 use std::io::{Result, Write};
 
 /// One thing in the output.
 pub(super) enum Entry<'w, F: Traced> {
     /// A packet, or bytes that are none.
-    Packet(&'w Item<F>, Option<Listed<F>>),
+    Packet(&'w StreamItem<F>, Option<Listed<F>>),
     /// Something else.
     Note(&'w Note),
 }

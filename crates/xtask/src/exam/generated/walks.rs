@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use cofi_perf::{Mmap2, Options, PerfTime, PtConfig, Subject, Task, TimeConv, Writer};
+use cofi_perf::{Mmap2, PerfTime, PtConfig, Subject, Task, TimeConv, Writer, WriterOptions};
 
 use super::image::Image;
 use crate::exam::flows::{each_line, hex};
@@ -169,7 +169,7 @@ impl Walks {
 
     /// Writes them as a perf.data file, with the programs in files beside it. One tick of the TSC is one nanosecond.
     pub(super) fn save(&self, data: &Path) -> Result<()> {
-        let options = Options {
+        let options = WriterOptions {
             config: self.config.into(),
             time: TimeConv {
                 shift: 0,

@@ -10,14 +10,14 @@
 use std::io::Cursor;
 
 use anyhow::{Context, Result, bail, ensure};
-use cofi_perf::{Options, PtConfig, TimeConv, Writer};
+use cofi_perf::{PtConfig, TimeConv, Writer, WriterOptions};
 use serde_json::Value;
 
 use super::listing::{Entry, hex};
 
 /// A file with one stream and nothing else.
 pub(super) fn file(stream: &[u8]) -> Result<Vec<u8>> {
-    let options = Options {
+    let options = WriterOptions {
         config: PtConfig::NONE.into(),
         time: TimeConv {
             shift: 0,
