@@ -34,10 +34,9 @@ fuzz_target!(|bytes: &[u8]| {
     options.format = Some(FileFormat::Lldb);
     options.flow.max_packetless_run = RUN;
     options.flow.cache_limit = 1 << 16;
-    options.code.packed = Some(PackedCode {
-        parts: parts.into(),
-        ..PackedCode::default()
-    });
+    let mut packed = PackedCode::default();
+    packed.parts = parts.into();
+    options.code.packed = Some(packed);
     let session = match Session::new(json, &options) {
         Ok(session) => session,
         Err(error) => return assert!(!error.to_string().is_empty()),

@@ -25,10 +25,9 @@ fuzz_target!(|bytes: &[u8]| {
     options.flow.max_packetless_run = RUN;
     options.flow.cache_limit = 1 << 16;
     let (path, elf) = PROGRAM;
-    options.code.packed = Some(PackedCode {
-        files: vec![CodeFile::packed(path, None, elf, None)],
-        ..PackedCode::default()
-    });
+    let mut packed = PackedCode::default();
+    packed.files = vec![CodeFile::packed(path, None, elf, None)];
+    options.code.packed = Some(packed);
     let Ok(session) = Session::new(bytes, &options) else {
         return;
     };

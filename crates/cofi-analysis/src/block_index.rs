@@ -388,10 +388,8 @@ mod tests {
             base: Ip(0x1000),
             bytes: &code,
         };
-        let config = FlowConfig {
-            warm_after: 0,
-            ..FlowConfig::default()
-        };
+        let mut config = FlowConfig::default();
+        config.warm_after = 0;
         let (mut paths, mut blocks) = (BlockIndex::default(), BlockIndex::default());
         let mut at_once = 0;
         let count = |index: &mut BlockIndex, block: &Block<'_>| {

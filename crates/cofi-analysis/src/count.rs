@@ -71,6 +71,7 @@ impl AddAssign for Counts {
 
 /// The places where a part of the flow is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Gaps {
     /// How often the flow was lost because the trace or the code contradicted itself.
     pub errors: u64,

@@ -80,11 +80,7 @@ fn engine(stops: Stops, observer: &mut dyn Observer) {
     let outcome = ptrace::run_by(
         stops,
         Target::Launch(command),
-        Options {
-            duration: None,
-            stop: &stop,
-            leader: None,
-        },
+        Options::new(&stop),
         observer,
     );
     assert!(matches!(outcome, Ok(Outcome::Exited(0))), "{outcome:?}");
@@ -98,17 +94,7 @@ fn counted(stops: Stops) -> u64 {
 
 fn recorded(stops: Stops) -> u64 {
     let folder = tempfile::tempdir().expect("a folder");
-    let settings = Settings {
-        file: folder.path().join("trace"),
-        raw_output: None,
-        config: PtConfig::default().into(),
-        command_line: Vec::new(),
-        subject: cofi_perf::Subject::Processes,
-        engine: "ptrace".into(),
-        patience: Settings::PATIENCE,
-        last: None,
-        window: None,
-    };
+    let settings = Settings::new(folder.path().join("trace"), PtConfig::default(), "ptrace");
     let mut recorder = Recorder::create(settings, None).expect("a file");
     engine(stops, &mut recorder);
     recorder.finish().expect("a complete file").instructions

@@ -155,11 +155,7 @@ fn follow(program: &Path) -> (Outcome, Law) {
             program: program.into(),
             args: Vec::new(),
         }),
-        Options {
-            duration: None,
-            stop: &stop,
-            leader: None,
-        },
+        Options::new(&stop),
         &mut law,
     )
     .expect("the program starts");

@@ -118,10 +118,8 @@ fn the_stop_flag_ends_it() {
             stop.store(true, Ordering::Relaxed);
         });
         // Without the flag this would never end.
-        let options = Options {
-            duration: None,
-            ..limited(&stop)
-        };
+        let mut options = limited(&stop);
+        options.duration = None;
         let outcome = ptrace::run(Target::Attach(child.id()), options, &mut flow);
         assert_eq!(outcome.expect("attachable"), Outcome::Detached);
     });
@@ -141,10 +139,8 @@ fn a_stopped_process_stays_stopped() {
     let mut flow = Flow::default();
     let stop = AtomicBool::new(false);
     // It does nothing, however long one looks.
-    let options = Options {
-        duration: Some(Duration::from_millis(200)),
-        ..limited(&stop)
-    };
+    let mut options = limited(&stop);
+    options.duration = Some(Duration::from_millis(200));
     let outcome = ptrace::run(Target::Attach(child.id()), options, &mut flow);
     assert_eq!(outcome.expect("attachable"), Outcome::Detached);
     flow.check();
@@ -166,10 +162,8 @@ fn a_launched_program_that_takes_too_long_runs_on() {
     );
     let mut flow = Flow::default();
     let stop = AtomicBool::new(false);
-    let options = Options {
-        duration: Some(Duration::from_millis(300)),
-        ..limited(&stop)
-    };
+    let mut options = limited(&stop);
+    options.duration = Some(Duration::from_millis(300));
     let command = ptrace::Command {
         program: "sh".into(),
         args: vec!["-c".into(), script.into()],
@@ -224,11 +218,7 @@ fn a_script_without_a_first_line() {
 #[test]
 fn what_cannot_be_attached_to() {
     let stop = AtomicBool::new(false);
-    let options = Options {
-        duration: None,
-        stop: &stop,
-        leader: None,
-    };
+    let options = Options::new(&stop);
     let gone = ptrace::run(Target::Attach(0x3fff_fff0), options, &mut Flow::default());
     assert!(
         matches!(

@@ -12,6 +12,7 @@ pub struct FrameId(pub u32);
 
 /// A function.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Frame {
     /// Its name, demangled, or else where it begins in which file.
     pub name: String,

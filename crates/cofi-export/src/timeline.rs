@@ -13,6 +13,7 @@ use crate::{FrameId, Frames, Weight};
 
 /// A thread, whose calls come next.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Track {
     /// Process and thread.
     pub task: Task,

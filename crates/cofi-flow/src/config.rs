@@ -16,6 +16,7 @@ pub enum TraceFormat {
 
 /// How RTIT was configured, as far as its packets do not tell and [`FlowConfig`] does not have it for Intel PT too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RtitFlowConfig {
     /// RTIT_CTL.Cycle_Acc: whether packets are followed by cycle counts.
     pub cycles: rtit::Mode,
@@ -30,6 +31,7 @@ pub struct RtitFlowConfig {
 ///
 /// The default suits a trace without timing packets from a processor without errata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FlowConfig {
     /// The format of the packets.
     pub format: TraceFormat,

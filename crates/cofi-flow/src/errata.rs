@@ -20,6 +20,7 @@ macro_rules! errata {
         ///
         /// [`Errata::for_cpu`] chooses them by processor; [`Errata::ALL`] lists them by name, and [`Errata::set`] switches one.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
         pub struct Errata {
             $(
                 #[doc = concat!($title, ".")]

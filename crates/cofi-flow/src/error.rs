@@ -13,6 +13,7 @@ use crate::AnyKind;
 /// What was lost is told where the flow is found again: [`Event::Resync`](crate::Event::Resync).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("at stream offset {offset}{}: {kind}", At(*ip))]
+#[non_exhaustive]
 pub struct FlowError {
     /// Where the packet begins that was being used, or the bytes that form none.
     pub offset: StreamOffset,
@@ -22,6 +23,19 @@ pub struct FlowError {
     pub packet: Option<AnyKind>,
     /// What is wrong.
     pub kind: FlowErrorKind,
+}
+
+impl FlowError {
+    /// An error of which neither instruction nor packet is known.
+    #[must_use]
+    pub const fn new(offset: StreamOffset, kind: FlowErrorKind) -> Self {
+        Self {
+            offset,
+            ip: None,
+            packet: None,
+            kind,
+        }
+    }
 }
 
 struct At(Option<Ip>);

@@ -15,10 +15,8 @@
 //!
 //! // nop; jne to the nop; syscall
 //! let code = Segment { base: Ip(0x1000), bytes: &[0x90, 0x75, 0xfd, 0x0f, 0x05] };
-//! let config = FlowConfig {
-//!     format: TraceFormat::Rtit(RtitFlowConfig::default()),
-//!     ..FlowConfig::default()
-//! };
+//! let mut config = FlowConfig::default();
+//! config.format = TraceFormat::Rtit(RtitFlowConfig::default());
 //! let mut trace = Vec::from(PSB);
 //! trace.extend([0x84, 0x00, 0x10]); // FUP.PGE 0x1000
 //! trace.extend([0b100 | 0b10, 0x8c, 0x05, 0x10]); // TNT: taken, not taken; FUP.PGD 0x1005

@@ -51,6 +51,7 @@ pub enum Piece<'a> {
 
 /// A write that is none of RTIT's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OutsideError {
     /// The address of the first byte that lies outside of the output region.
     pub address: u64,

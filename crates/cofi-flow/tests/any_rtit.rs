@@ -64,21 +64,22 @@ fn configs() -> impl Strategy<Value = FlowConfig> {
     let rest = (errata, any::<bool>(), 0_usize..5000);
     (ranges(0x1000), ranges(0x1010), mode, cycles, tnt_buff, rest).prop_map(
         |(filter, stop, initial_mode, cycles, tnt_buff, (errata, cr3_filter, cache_limit))| {
-            FlowConfig {
-                format: TraceFormat::Rtit(RtitFlowConfig {
-                    cycles,
-                    tnt_buff,
-                    stop: StopRanges::new(&stop),
-                }),
-                filter: IpFilter::new(&filter),
-                initial_mode,
-                errata,
-                cr3_filter,
-                cache_limit,
-                max_nonturbo_ratio: 20,
-                max_packetless_run: 1000,
-                ..FlowConfig::default()
-            }
+            let mut config = FlowConfig::default();
+            config.format = TraceFormat::Rtit({
+                let mut rtit = RtitFlowConfig::default();
+                rtit.cycles = cycles;
+                rtit.tnt_buff = tnt_buff;
+                rtit.stop = StopRanges::new(&stop);
+                rtit
+            });
+            config.filter = IpFilter::new(&filter);
+            config.initial_mode = initial_mode;
+            config.errata = errata;
+            config.cr3_filter = cr3_filter;
+            config.cache_limit = cache_limit;
+            config.max_nonturbo_ratio = 20;
+            config.max_packetless_run = 1000;
+            config
         },
     )
 }
@@ -145,7 +146,8 @@ proptest! {
     fn cache_size_does_not_matter(words in words(), bytes in branchy(), config in configs()) {
         let trace = rtit_packets(&format!("psb pge:1000 {words}"));
         let run = |cache_limit| -> Vec<Item> {
-            let config = FlowConfig { cache_limit, ..config };
+            let mut config = config;
+            config.cache_limit = cache_limit;
             let mut blocks = Vec::new();
             FlowDecoder::new(&trace, source(&bytes), config).for_each(|item| blocks.push(item));
             blocks

@@ -50,19 +50,20 @@ fn configs() -> impl Strategy<Value = FlowConfig> {
     ];
     // Little memory, or enough for paths.
     let limits = prop_oneof![0_usize..5000, Just(1 << 20)];
-    (models, any::<bool>(), limits).prop_map(|(model, cr3_filter, cache_limit)| FlowConfig {
-        warm_after: 0,
-        errata: Errata::for_cpu(Cpu {
+    (models, any::<bool>(), limits).prop_map(|(model, cr3_filter, cache_limit)| {
+        let mut config = FlowConfig::default();
+        config.warm_after = 0;
+        config.errata = Errata::for_cpu(Cpu {
             family: 6,
             model,
             stepping: 0,
-        }),
-        tsc_art_ratio: (80, 1),
-        max_nonturbo_ratio: 20,
-        cr3_filter,
-        max_packetless_run: 1000,
-        cache_limit,
-        ..FlowConfig::default()
+        });
+        config.tsc_art_ratio = (80, 1);
+        config.max_nonturbo_ratio = 20;
+        config.cr3_filter = cr3_filter;
+        config.max_packetless_run = 1000;
+        config.cache_limit = cache_limit;
+        config
     })
 }
 
@@ -90,7 +91,8 @@ proptest! {
             let at = usize::from(at) % trace.len();
             trace[at] ^= 1 << (bit % 8);
         }
-        let config = FlowConfig { max_packetless_run: 1000, ..FlowConfig::default() };
+        let mut config = FlowConfig::default();
+        config.max_packetless_run = 1000;
         check(&trace, Segment { base: Ip(0x1000), bytes: &bytes }, config)?;
     }
 
@@ -138,7 +140,9 @@ proptest! {
     fn cache_size_does_not_matter(words in words(), bytes in branchy()) {
         let trace = packets(&format!("psb fup:1000 psbend {words}"));
         let run = |cache_limit| {
-            let config = FlowConfig { cache_limit, max_packetless_run: 1000, ..FlowConfig::default() };
+            let mut config = FlowConfig::default();
+            config.cache_limit = cache_limit;
+            config.max_packetless_run = 1000;
             let code = Segment { base: Ip(0x1000), bytes: &bytes };
             let items = FlowDecoder::new(&trace, code, config).collect::<Vec<_>>();
             let mut blocks = Vec::new();

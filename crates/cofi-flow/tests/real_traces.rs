@@ -139,9 +139,10 @@ fn cases() -> Vec<Case> {
                 name: case.file_name().unwrap().to_string_lossy().into_owned(),
                 trace,
                 images: images(&case, &json),
-                config: FlowConfig {
-                    errata,
-                    ..FlowConfig::default()
+                config: {
+                    let mut config = FlowConfig::default();
+                    config.errata = errata;
+                    config
                 },
                 json,
             })

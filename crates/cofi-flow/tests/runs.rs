@@ -10,10 +10,9 @@ use common::packets;
 
 /// Ways through code are remembered at once.
 fn config() -> FlowConfig {
-    FlowConfig {
-        warm_after: 0,
-        ..FlowConfig::default()
-    }
+    let mut config = FlowConfig::default();
+    config.warm_after = 0;
+    config
 }
 
 /// Each instruction, event and error, and the packet used last by then.

@@ -356,11 +356,9 @@ fn code_that_becomes_known_at_once_costs_nothing() {
 #[test]
 fn time_and_offset_follow_the_packets_used() {
     let bytes = code("90 75 fd 0f 05");
-    let config = FlowConfig {
-        tsc_art_ratio: (100, 1),
-        mtc_freq: 0,
-        ..FlowConfig::default()
-    };
+    let mut config = FlowConfig::default();
+    config.tsc_art_ratio = (100, 1);
+    config.mtc_freq = 0;
     let trace = packets("psb tsc:10000 tma:5 psbend pge:1000 tnt:T mtc:7 tnt:N mtc:9 pgd:-");
     let source = Segment {
         base: Ip(0x1000),
@@ -397,11 +395,9 @@ fn endless_straight_code_is_cut_off() {
             buf.len()
         }
     }
-    let config = FlowConfig {
-        max_packetless_run: 100_000,
-        cache_limit: 1 << 16,
-        ..FlowConfig::default()
-    };
+    let mut config = FlowConfig::default();
+    config.max_packetless_run = 100_000;
+    config.cache_limit = 1 << 16;
     let trace = packets("psb psbend pge:1000 tnt:T");
     let (mut insns, mut errors) = (0, Vec::new());
     for item in FlowDecoder::new(&trace, Nops, config) {

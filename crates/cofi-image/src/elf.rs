@@ -112,6 +112,7 @@ impl Layout {
 
 /// Where an ELF file was put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LoadedElf {
     /// The address of its lowest segment.
     pub base: u64,

@@ -34,6 +34,7 @@ pub struct JitDump {
 
 /// Code that came, or moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct JitEntry {
     /// When.
     pub time: u64,

@@ -16,6 +16,7 @@ use crate::store::FileStore;
 
 /// What a trace tells of the kernel that ran.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct KernelHints {
     /// A symbol's name and the address that it had: `_text` or `_stext`.
     pub anchor: Option<(String, u64)>,

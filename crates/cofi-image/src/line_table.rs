@@ -28,6 +28,7 @@ impl LineRow {
 
 /// A function as the source has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SourceFunction {
     /// Its first address, in the file's own terms.
     pub start: u64,

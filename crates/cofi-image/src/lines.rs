@@ -22,6 +22,7 @@ use crate::unit_index::UnitIndex;
 
 /// A place in a source file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct SourceLine {
     /// The file, as the debugging information names it.
     pub file: String,
@@ -31,6 +32,7 @@ pub struct SourceLine {
 
 /// A function that was inlined where an instruction stands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct InlinedFunction {
     /// Its name, demangled.
     pub name: String,

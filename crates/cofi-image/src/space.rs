@@ -38,6 +38,7 @@ pub struct AddressSpace {
 
 /// Where other code is in place than before, or none any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CodeChange {
     /// The first address.
     pub first: Ip,

@@ -15,6 +15,7 @@ const NAME_LIMIT: usize = 4096;
 
 /// A function, as seen from an address in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Symbol<'a> {
     /// Its name as the symbol table spells it.
     pub name: &'a str,

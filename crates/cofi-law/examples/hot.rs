@@ -262,12 +262,10 @@ fn go(arguments: &[String]) -> Result<u64, Box<dyn Error>> {
     for _ in 0..passes {
         for walk in &walks {
             let crystal = walk.caps.crystal;
-            let config = FlowConfig {
-                tsc_art_ratio: (crystal.numerator, crystal.denominator),
-                mtc_freq: 3,
-                max_nonturbo_ratio: 20,
-                ..FlowConfig::default()
-            };
+            let mut config = FlowConfig::default();
+            config.tsc_art_ratio = (crystal.numerator, crystal.denominator);
+            config.mtc_freq = 3;
+            config.max_nonturbo_ratio = 20;
             sum = fold(sum, (scenario.work)(walk, &config));
         }
     }

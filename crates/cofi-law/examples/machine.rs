@@ -143,23 +143,21 @@ fn setup(seed: u64, steps: usize) -> Setup {
     let deferred_tips = flip();
     ctl = ctl.with_psb_freq(rng.below(3) as u64);
     let size = 64 + rng.below(400) as u32;
-    let choices = Implementation {
-        tnt: [TntForm::Short, TntForm::Long, TntForm::Both][rng.below(3)],
-        deferred_tips,
-        ip_compression: [
-            IpCompression::Shortest,
-            IpCompression::AgainstZero,
-            IpCompression::Off,
-        ][rng.below(3)],
-        cycle_counter_bits: rng.one_in(2).then(|| 6 + rng.below(14) as u8),
-        buffer: features.has(Features::OVERFLOW).then_some(InternalBuffer {
-            size,
-            drain_bytes: 1 + rng.below(8) as u32,
-            drain_cycles: [300, 3000, 10_000, 30_000][rng.below(4)],
-            resume_at: size / 2,
-        }),
-        ..Implementation::default()
-    };
+    let mut choices = Implementation::default();
+    choices.tnt = [TntForm::Short, TntForm::Long, TntForm::Both][rng.below(3)];
+    choices.deferred_tips = deferred_tips;
+    choices.ip_compression = [
+        IpCompression::Shortest,
+        IpCompression::AgainstZero,
+        IpCompression::Off,
+    ][rng.below(3)];
+    choices.cycle_counter_bits = rng.one_in(2).then(|| 6 + rng.below(14) as u8);
+    choices.buffer = features.has(Features::OVERFLOW).then_some(InternalBuffer {
+        size,
+        drain_bytes: 1 + rng.below(8) as u32,
+        drain_cycles: [300, 3000, 10_000, 30_000][rng.below(4)],
+        resume_at: size / 2,
+    });
     Setup {
         seed,
         steps,

@@ -153,12 +153,10 @@ fn stream(out: &mut String, config: &Config) -> Result<(), Box<dyn Error>> {
     write!(out, "trace ")?;
     hex(out, &execution.trace)?;
     let crystal = execution.caps.crystal;
-    let read = FlowConfig {
-        tsc_art_ratio: (crystal.numerator, crystal.denominator),
-        mtc_freq: config.ctl.mtc_freq() as u8,
-        max_nonturbo_ratio: 20,
-        ..FlowConfig::default()
-    };
+    let mut read = FlowConfig::default();
+    read.tsc_art_ratio = (crystal.numerator, crystal.denominator);
+    read.mtc_freq = config.ctl.mtc_freq() as u8;
+    read.max_nonturbo_ratio = 20;
     let mut decoder = FlowDecoder::new(&execution.trace, Code(&execution.programs), read);
     let kinds = kinds(&execution);
     let mut lone = lone(&execution.trace).into_iter().peekable();

@@ -60,12 +60,10 @@ impl<F: FnMut(Ip, &mut [u8]) -> usize> CodeSource for Both<F> {
 
 /// Adds what one trace gives.
 fn add<C: CodeSource>(found: &mut Widths, timing: Timing, ratio: u8, trace: &[u8], code: C) {
-    let config = FlowConfig {
-        tsc_art_ratio: (80, 1),
-        mtc_freq: timing.mtc.unwrap_or(0) as u8,
-        max_nonturbo_ratio: if timing.told { ratio } else { 0 },
-        ..FlowConfig::default()
-    };
+    let mut config = FlowConfig::default();
+    config.tsc_art_ratio = (80, 1);
+    config.mtc_freq = timing.mtc.unwrap_or(0) as u8;
+    config.max_nonturbo_ratio = if timing.told { ratio } else { 0 };
     let mut decoder = FlowDecoder::new(trace, code, config);
     found.bytes += trace.len();
     while let Some(item) = decoder.next() {

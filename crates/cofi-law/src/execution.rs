@@ -97,13 +97,11 @@ pub fn run(config: &Config) -> Execution {
         ),
     ];
     let caps = Capabilities::default();
-    let choices = Implementation {
-        tnt: if config.long_tnt {
-            TntForm::Long
-        } else {
-            TntForm::Short
-        },
-        ..Implementation::default()
+    let mut choices = Implementation::default();
+    choices.tnt = if config.long_tnt {
+        TntForm::Long
+    } else {
+        TntForm::Short
     };
     let context = Context {
         cpl: 3,

@@ -78,14 +78,12 @@ impl Flow {
 }
 
 fn decode(trace: &[u8], setup: &Setup, source: Source<'_>) -> Flow {
-    let config = FlowConfig {
-        tsc_art_ratio: (80, 1),
-        mtc_freq: setup.ctl.mtc_freq() as u8,
-        max_nonturbo_ratio: 20,
-        // Enough for the machines' programs.
-        max_packetless_run: 1 << 16,
-        ..FlowConfig::default()
-    };
+    let mut config = FlowConfig::default();
+    config.tsc_art_ratio = (80, 1);
+    config.mtc_freq = setup.ctl.mtc_freq() as u8;
+    config.max_nonturbo_ratio = 20;
+    // Enough for the machines' programs.
+    config.max_packetless_run = 1 << 16;
     let mut decoder = FlowDecoder::new(trace, source, config);
     let mut flow = Flow::default();
     flow.begin(false);

@@ -43,16 +43,14 @@ prop_compose! {
 
 /// A decoder that keeps paths at once.
 fn decoder<'r>(setup: &Setup, record: &'r Record) -> FlowDecoder<'r, Source<'r>> {
-    let config = FlowConfig {
-        tsc_art_ratio: (80, 1),
-        mtc_freq: setup.ctl.mtc_freq() as u8,
-        max_nonturbo_ratio: 20,
-        // A MOV CR3 that clears ContextEn has no PIP before its TIP.PGD here, as Table 33-24 has it; with both CR3 and IP filtering, the
-        // other order could not be told from a conditional branch that leaves the filter.
-        cr3_filter: false,
-        warm_after: 0,
-        ..FlowConfig::default()
-    };
+    let mut config = FlowConfig::default();
+    config.tsc_art_ratio = (80, 1);
+    config.mtc_freq = setup.ctl.mtc_freq() as u8;
+    config.max_nonturbo_ratio = 20;
+    // A MOV CR3 that clears ContextEn has no PIP before its TIP.PGD here, as Table 33-24 has it; with both CR3 and IP filtering, the
+    // other order could not be told from a conditional branch that leaves the filter.
+    config.cr3_filter = false;
+    config.warm_after = 0;
     FlowDecoder::new(&record.trace, Source(&record.codes), config)
 }
 

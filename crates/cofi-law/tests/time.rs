@@ -49,12 +49,11 @@ prop_compose! {
 
 /// How the decoder is to read a machine's trace; whether it is told the TSC's ratio to the bus clock.
 fn config(setup: &Setup, told: bool) -> FlowConfig {
-    FlowConfig {
-        tsc_art_ratio: (80, 1),
-        mtc_freq: setup.ctl.mtc_freq() as u8,
-        max_nonturbo_ratio: if told { 20 } else { 0 },
-        ..FlowConfig::default()
-    }
+    let mut config = FlowConfig::default();
+    config.tsc_art_ratio = (80, 1);
+    config.mtc_freq = setup.ctl.mtc_freq() as u8;
+    config.max_nonturbo_ratio = if told { 20 } else { 0 };
+    config
 }
 
 /// The packets, each with its kind.
@@ -320,7 +319,11 @@ proptest! {
         let mut record = run(&setup);
         record.trace = with_skl168(&record.trace, &mut Rng::new(setup.seed)).0;
         let mut config = config(&setup, told);
-        config.errata = Errata { skl168: true, ..Errata::default() };
+        config.errata = {
+            let mut errata = Errata::default();
+            errata.skl168 = true;
+            errata
+        };
         check_time(&setup, &record, config)?;
     }
 

@@ -57,6 +57,7 @@ pub struct Line<'t> {
 /// Why a text was not assembled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("line {line}: {error}")]
+#[non_exhaustive]
 pub struct LineError {
     /// The number of the line that is not right, from 1.
     pub line: usize,

@@ -25,6 +25,7 @@ impl<F: Format> Located<F> {
 /// Bytes of a stream that form no packet, or a packet where it may not stand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("at offset {offset}: {error}")]
+#[non_exhaustive]
 pub struct StreamError<F: Format> {
     /// Where they begin.
     pub offset: StreamOffset,

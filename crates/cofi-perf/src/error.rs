@@ -6,6 +6,7 @@ use cofi_packet::{agreeing, counted};
 /// A fault in a perf.data file: where it stands and what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} (at file offset {offset:#x})")]
+#[non_exhaustive]
 pub struct Error {
     /// Where in the file the offending bytes begin.
     pub offset: u64,

@@ -94,14 +94,10 @@ impl Program {
     }
 
     fn trace_of(&self, name: &str, config: TraceConfig, packets: &[u8], finish: bool) -> PathBuf {
-        let options = WriterOptions {
-            config,
-            time: TIME,
-            tsc_ctc_ratio: (80, 1),
-            max_nonturbo_ratio: 20,
-            command_line: vec!["three".into()],
-            subject: cofi_perf::Subject::Processes,
-        };
+        let mut options = WriterOptions::new(config, TIME);
+        options.tsc_ctc_ratio = (80, 1);
+        options.max_nonturbo_ratio = 20;
+        options.command_line = vec!["three".into()];
         let time = TIME.time_of(BEGIN).expect("a time");
         let before = PerfTime(time.0 - 10);
         let mut bytes = Cursor::new(Vec::new());
@@ -209,16 +205,12 @@ fn perf_decodes_what_was_written() {
         return;
     };
     let expected = program.expected();
-    let timeless = PtConfig {
-        tsc: false,
-        mtc: false,
-        ..PtConfig::default()
-    };
-    let fine = PtConfig {
-        cyc: true,
-        noretcomp: true,
-        ..PtConfig::default()
-    };
+    let mut timeless = PtConfig::default();
+    timeless.tsc = false;
+    timeless.mtc = false;
+    let mut fine = PtConfig::default();
+    fine.cyc = true;
+    fine.noretcomp = true;
     for (name, config) in [
         ("timed", PtConfig::default()),
         ("timeless", timeless),

@@ -45,11 +45,9 @@ pub(crate) fn partings(
         let (Some(x), Some(y)) = (pair.a, pair.b) else {
             return json!({"rows": rows, "same": false, "places": []});
         };
-        let options = DiffOptions {
-            partings: PLACES,
-            strict: false,
-            has_calls: x.key().cpu().is_none() && y.key().cpu().is_none(),
-        };
+        let mut options = DiffOptions::default();
+        options.partings = PLACES;
+        options.has_calls = x.key().cpu().is_none() && y.key().cpu().is_none();
         let (diff, (), ()) = compare(
             &mut files,
             &options,

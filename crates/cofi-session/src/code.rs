@@ -16,6 +16,7 @@ use crate::timeline::{Entry, KERNEL, SidebandChange, path_of};
 
 /// Where code comes from that the paths of a trace do not lead to.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct CodeOptions {
     /// Where to look for files.
     pub places: Places,
@@ -34,6 +35,7 @@ pub type TraceFile = (PathBuf, Arc<[u8]>);
 
 /// Code that was packed with a trace.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct PackedCode {
     /// Files, by their names and build ids.
     pub files: Vec<Arc<CodeFile>>,

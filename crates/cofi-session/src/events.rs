@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cofi_flow::{EventDecoder, FlowConfig, LocatedEvent, PacketKinds};
+use cofi_flow::{EventDecoder, FlowConfig, LocatedEvent};
 use cofi_packet::StreamOffset;
 
 use crate::parts::{Part, Parts};
@@ -84,12 +84,6 @@ impl Iterator for StreamEvents<'_> {
         }
         let part = self.parts.next()?;
         self.begin(&part);
-        Some(LocatedEvent {
-            offset: part.missing.offset,
-            packets: PacketKinds::default(),
-            ip: None,
-            tsc: None,
-            what: Err(part.missing),
-        })
+        Some(part.missing.into())
     }
 }

@@ -354,12 +354,12 @@ impl<'s> ThreadFlow<'s> {
             self.context.unsettled = true;
             let item = match self.decoder.next() {
                 None => return self.context.tell(None),
-                Some(Item::Error(error)) if matches!(error.kind, FlowErrorKind::Code(_)) => {
+                Some(Item::Error(mut error)) if matches!(error.kind, FlowErrorKind::Code(_)) => {
                     if std::mem::replace(&mut self.told, true) {
                         continue;
                     }
-                    let kind = FlowErrorKind::GuestCode;
-                    return Some(Item::Error(FlowError { kind, ..error }));
+                    error.kind = FlowErrorKind::GuestCode;
+                    return Some(Item::Error(error));
                 }
                 Some(item) => item,
             };

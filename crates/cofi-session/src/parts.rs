@@ -78,14 +78,12 @@ impl<'s> Parts<'s> {
             bytes: &self.bytes[..end.min(len) as usize],
             range: start..self.range.end,
             task: first.task,
-            missing: FlowError {
-                offset: self.begun,
-                ip: None,
-                packet: None,
-                kind: FlowErrorKind::Missing {
+            missing: FlowError::new(
+                self.begun,
+                FlowErrorKind::Missing {
                     bytes: first.missing,
                 },
-            },
+            ),
         })
     }
 }

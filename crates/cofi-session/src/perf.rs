@@ -345,13 +345,14 @@ fn rtit(registers: &RtitInfo, contents: &mut Contents<'_, '_>) {
         TraceFormat::Rtit(given) => given,
         TraceFormat::IntelPt => RtitFlowConfig::default(),
     };
-    flow.format = TraceFormat::Rtit(RtitFlowConfig {
-        cycles: match registers.is_cycle_accurate() {
+    flow.format = TraceFormat::Rtit({
+        let mut rtit = given;
+        rtit.cycles = match registers.is_cycle_accurate() {
             true => Mode::CycleAccurate,
             false => Mode::Plain,
-        },
-        stop: StopRanges::new(&registers.stop()),
-        ..given
+        };
+        rtit.stop = StopRanges::new(&registers.stop());
+        rtit
     });
     flow.filter = IpFilter::new(&registers.filter());
     flow.cr3_filter = registers.has_cr3_filter();

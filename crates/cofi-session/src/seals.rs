@@ -137,16 +137,12 @@ impl<'s> SealCheck<'s> {
         // (Seals of a damaged file may say anything.)
         self.count.lost_instructions = self.count.lost_instructions.saturating_add(lost);
         if !self.excused {
-            self.broken.push_back(FlowError {
-                offset: seal.start,
-                ip: None,
-                packet: None,
-                kind: FlowErrorKind::Seal {
-                    end: seal.end,
-                    ran: seal.instructions,
-                    decoded: instructions,
-                },
-            });
+            let kind = FlowErrorKind::Seal {
+                end: seal.end,
+                ran: seal.instructions,
+                decoded: instructions,
+            };
+            self.broken.push_back(FlowError::new(seal.start, kind));
         }
     }
 

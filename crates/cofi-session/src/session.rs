@@ -62,6 +62,7 @@ impl FileFormat {
 
 /// What a session cannot know from the trace alone.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct SessionOptions {
     /// The format, if it is not to be recognised.
     pub format: Option<FileFormat>,

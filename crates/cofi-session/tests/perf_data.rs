@@ -33,14 +33,11 @@ impl Recording {
     }
 
     fn of(config: PtConfig, subject: Subject) -> Self {
-        let options = WriterOptions {
-            config: config.into(),
-            time: TIME,
-            tsc_ctc_ratio: (80, 1),
-            max_nonturbo_ratio: 20,
-            command_line: vec!["test".into()],
-            subject,
-        };
+        let mut options = WriterOptions::new(config.into(), TIME);
+        options.tsc_ctc_ratio = (80, 1);
+        options.max_nonturbo_ratio = 20;
+        options.command_line = vec!["test".into()];
+        options.subject = subject;
         Self {
             folder: tempfile::tempdir().unwrap(),
             writer: Writer::new(Cursor::new(Vec::new()), options).unwrap(),
@@ -194,14 +191,12 @@ fn example(config: PtConfig) -> (Vec<u8>, tempfile::TempDir) {
 
 #[test]
 fn files_of_our_own_recorder() {
-    for config in [
-        PtConfig::default(),
-        PtConfig {
-            tsc: false,
-            mtc: false,
-            ..PtConfig::default()
-        },
-    ] {
+    for config in [PtConfig::default(), {
+        let mut config = PtConfig::default();
+        config.tsc = false;
+        config.mtc = false;
+        config
+    }] {
         let (bytes, _folder) = example(config);
         let session = Session::new(&bytes, &SessionOptions::default()).unwrap();
         assert_eq!(session.diagnostics(), []);
@@ -238,10 +233,8 @@ fn cut_files_are_decoded_as_far_as_they_go() {
     let (bytes, _folder) = example(PtConfig::default());
     let mut opened = 0;
     for len in 0..bytes.len() {
-        let options = SessionOptions {
-            format: Some(cofi_session::FileFormat::Perf),
-            ..SessionOptions::default()
-        };
+        let mut options = SessionOptions::default();
+        options.format = Some(cofi_session::FileFormat::Perf);
         let Ok(session) = Session::new(&bytes[..len], &options) else {
             continue;
         };
@@ -261,10 +254,8 @@ fn cut_files_are_decoded_as_far_as_they_go() {
 
 #[test]
 fn other_files_are_refused_with_a_reason() {
-    let options = SessionOptions {
-        format: Some(cofi_session::FileFormat::Perf),
-        ..SessionOptions::default()
-    };
+    let mut options = SessionOptions::default();
+    options.format = Some(cofi_session::FileFormat::Perf);
     let error = Session::new(b"#!/bin/sh", &options).unwrap_err();
     assert!(
         error
@@ -273,17 +264,14 @@ fn other_files_are_refused_with_a_reason() {
         "{error}"
     );
     // The header alone, with no trace in it.
-    let writer = Writer::new(
-        Cursor::new(Vec::new()),
-        WriterOptions {
-            config: PtConfig::default().into(),
-            time: TIME,
-            tsc_ctc_ratio: (80, 1),
-            max_nonturbo_ratio: 20,
-            command_line: Vec::new(),
-            subject: Subject::Processes,
-        },
-    )
+    let writer = Writer::new(Cursor::new(Vec::new()), {
+        let mut options = WriterOptions::new(PtConfig::default().into(), TIME);
+        options.tsc_ctc_ratio = (80, 1);
+        options.max_nonturbo_ratio = 20;
+        options.command_line = Vec::new();
+        options.subject = Subject::Processes;
+        options
+    })
     .unwrap();
     let bytes = writer.finish().unwrap().into_inner();
     let session = Session::new(&bytes, &SessionOptions::default()).unwrap();

@@ -43,14 +43,11 @@ fn example() -> (Vec<u8>, Vec<u8>, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("code");
     std::fs::write(&path, CODE).expect("a file");
-    let options = WriterOptions {
-        config: RtitConfig::default().into(),
-        time: TIME,
-        tsc_ctc_ratio: (0, 0),
-        max_nonturbo_ratio: 20,
-        command_line: Vec::new(),
-        subject: Subject::Processes,
-    };
+    let mut options = WriterOptions::new(RtitConfig::default().into(), TIME);
+    options.tsc_ctc_ratio = (0, 0);
+    options.max_nonturbo_ratio = 20;
+    options.command_line = Vec::new();
+    options.subject = Subject::Processes;
     let time = PerfTime(1000);
     let mut writer = Writer::new(Cursor::new(Vec::new()), options).expect("memory");
     let map = Mmap2 {

@@ -20,23 +20,24 @@ fn text(value: &Value) -> &str {
 
 /// A perf.data file of one process that has everything mapped that the case names.
 fn wrap(folder: &Path, case: &Value) -> Vec<u8> {
-    let options = WriterOptions {
-        config: PtConfig {
-            tsc: false,
-            mtc: false,
-            ..PtConfig::default()
+    let mut options = WriterOptions::new(
+        {
+            let mut config = PtConfig::default();
+            config.tsc = false;
+            config.mtc = false;
+            config
         }
         .into(),
-        time: TimeConv {
+        TimeConv {
             shift: 31,
             mult: 1 << 30,
             zero: 0,
         },
-        tsc_ctc_ratio: (80, 1),
-        max_nonturbo_ratio: 20,
-        command_line: vec!["wrapped".into()],
-        subject: Subject::Processes,
-    };
+    );
+    options.tsc_ctc_ratio = (80, 1);
+    options.max_nonturbo_ratio = 20;
+    options.command_line = vec!["wrapped".into()];
+    options.subject = Subject::Processes;
     let (task, time) = (Task { pid: 1, tid: 1 }, PerfTime(1));
     let mut writer = Writer::new(Cursor::new(Vec::new()), options).expect("a writer");
     // All of these need the workarounds for PSB+ of this processor, or none.

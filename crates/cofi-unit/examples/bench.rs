@@ -194,10 +194,8 @@ fn ready(scenario: &Scenario) -> (Unit, World) {
         drain_cycles: 16,
         resume_at: 2048,
     });
-    let choices = Implementation {
-        buffer,
-        ..Implementation::default()
-    };
+    let mut choices = Implementation::default();
+    choices.buffer = buffer;
     let context = Context {
         cpl: 3,
         mode: ExecMode::Bits64,

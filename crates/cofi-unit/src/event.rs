@@ -375,6 +375,7 @@ pub struct Ptwrite {
 
 /// A VM entry (33.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct VmEntry<'e> {
     /// VMLAUNCH or VMRESUME.
     pub at: At,
@@ -405,6 +406,24 @@ pub struct SmmReturn {
     pub to_root: bool,
 }
 
+impl VmEntry<'_> {
+    /// A VM entry that succeeds, with no control of Table 33-52 set.
+    #[must_use]
+    pub fn new(at: At, to: Destination) -> Self {
+        Self {
+            at,
+            to,
+            conceal: false,
+            conceal_guest: false,
+            tsc: GuestTsc::default(),
+            load_ctl: None,
+            loads: &[],
+            from_smm: None,
+            outcome: EntryOutcome::Success,
+        }
+    }
+}
+
 /// How a VM entry ends (33.5.2.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EntryOutcome {
@@ -421,6 +440,7 @@ pub enum EntryOutcome {
 
 /// A VM exit (33.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct VmExit<'e> {
     /// The guest's IP, as saved in the VMCS.
     pub from: Ip,
@@ -442,6 +462,25 @@ pub struct VmExit<'e> {
     pub to_smm: Option<SmmExit>,
     /// The exit ends in a VMX abort (33.5.2.6).
     pub abort: bool,
+}
+
+impl VmExit<'_> {
+    /// A VM exit with no control of Table 33-52 set, for reason 0 (an exception or NMI) without a vector.
+    #[must_use]
+    pub const fn new(from: Ip, to: Destination) -> Self {
+        Self {
+            from,
+            to,
+            conceal: false,
+            reason: 0,
+            qualification: 0,
+            vector: None,
+            clear_ctl: false,
+            loads: &[],
+            to_smm: None,
+            abort: false,
+        }
+    }
 }
 
 /// An SMM VM exit (33.6).

@@ -41,6 +41,7 @@ pub struct InternalBuffer {
 /// The choices that the chapter leaves to the processor. The default is the plainest processor: short TNTs, no deferred
 /// TIPs, a cycle counter and an internal buffer without limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Implementation {
     /// The form of TNT packets.
     pub tnt: TntForm,

@@ -211,10 +211,8 @@ fn tables() {
     has_it_all(&sizes);
     assert_eq!(sizes.world.pmis, len / (4 * PAGE));
 
-    let single = Capabilities {
-        topa_multiple: false,
-        ..Capabilities::default()
-    };
+    let mut single = Capabilities::default();
+    single.topa_multiple = false;
     let table = [page(0).with_int(), back];
     let single = Run::new(single, ctl().with_topa(true), TABLE, 0, &table);
     has_it_all(&single);

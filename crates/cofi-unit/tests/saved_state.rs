@@ -114,20 +114,22 @@ fn a_vm_exit_may_begin_tracing_and_stop_it() {
 /// What version 1 of the format made of [`example`].
 const V1: &[u8] = include_bytes!("saved/v1.bin");
 
-const CHOICES: Implementation = Implementation {
-    tnt: cofi_unit::TntForm::Both,
-    deferred_tips: true,
-    ip_compression: cofi_unit::IpCompression::Shortest,
-    cycle_counter_bits: Some(12),
-    mode_exec_on_enable: false,
-    stale_reads: true,
-    buffer: Some(InternalBuffer {
+fn choices() -> Implementation {
+    let mut choices = Implementation::default();
+    choices.tnt = cofi_unit::TntForm::Both;
+    choices.deferred_tips = true;
+    choices.ip_compression = cofi_unit::IpCompression::Shortest;
+    choices.cycle_counter_bits = Some(12);
+    choices.mode_exec_on_enable = false;
+    choices.stale_reads = true;
+    choices.buffer = Some(InternalBuffer {
         size: 512,
         drain_bytes: 1,
         drain_cycles: 1000,
         resume_at: 64,
-    }),
-};
+    });
+    choices
+}
 
 #[derive(Default)]
 struct Recorder {
@@ -162,7 +164,7 @@ fn example() -> (Unit, Recorder) {
         mode: ExecMode::Bits32,
         ..Context::default()
     };
-    let mut unit = Unit::with(Capabilities::default(), CHOICES, context);
+    let mut unit = Unit::with(Capabilities::default(), choices(), context);
     let mut world = Recorder::default();
     let at = At::default();
     let ctl = Ctl(0)
@@ -210,7 +212,7 @@ fn a_unit_saved_in_version_1_is_still_read() {
         clock: world.clock,
         stored: world.stored.clone(),
     };
-    let old = Unit::restore(Capabilities::default(), CHOICES, V1).unwrap();
+    let old = Unit::restore(Capabilities::default(), choices(), V1).unwrap();
     assert_eq!(old.rdmsr(msr::IA32_RTIT_ADDR3_A), Ok(0x1234));
     assert_eq!(old.context().cr3, 0x1_2000);
     assert!(old.packet_en() && old.buffered() > 0);
@@ -220,7 +222,7 @@ fn a_unit_saved_in_version_1_is_still_read() {
 
 #[test]
 fn errors_say_where_and_what() {
-    let restore = |bytes: &[u8]| Unit::restore(Capabilities::default(), CHOICES, bytes);
+    let restore = |bytes: &[u8]| Unit::restore(Capabilities::default(), choices(), bytes);
     let change = |offset: usize, value: u8| {
         let mut bytes = V1.to_vec();
         bytes[offset] = value;
@@ -249,6 +251,6 @@ fn errors_say_where_and_what() {
     };
     assert_eq!(restore(&longer).err(), Some(trailing));
     // Another processor.
-    assert!(Unit::restore(Capabilities::NONE, CHOICES, V1).is_err());
+    assert!(Unit::restore(Capabilities::NONE, choices(), V1).is_err());
     assert!(Unit::restore(Capabilities::default(), Implementation::default(), V1).is_err());
 }

@@ -253,10 +253,12 @@ impl<'a> Packed<'a> {
         });
         let kernel = self.manifest.kernel.as_deref();
         let kernel = kernel.and_then(|name| self.member(name));
-        PackedCode {
-            files: files.collect(),
-            kernel: kernel.map(|bytes| CodeFile::packed("[kernel]", None, bytes, None)),
-            parts: self.parts(),
+        {
+            let mut new_packed = PackedCode::default();
+            new_packed.files = files.collect();
+            new_packed.kernel = kernel.map(|bytes| CodeFile::packed("[kernel]", None, bytes, None));
+            new_packed.parts = self.parts();
+            new_packed
         }
     }
 

@@ -51,12 +51,13 @@ impl CodeArgs {
         let beside = saved
             .into_iter()
             .find(|folder| self.vmlinux.is_none() && folder.is_dir());
-        CodeOptions {
-            places,
-            kcore: self.kcore.clone().or(beside),
-            vmlinux: self.vmlinux.clone(),
-            jitdumps: self.jitdump.clone(),
-            ..CodeOptions::default()
+        {
+            let mut code = CodeOptions::default();
+            code.places = places;
+            code.kcore = self.kcore.clone().or(beside);
+            code.vmlinux = self.vmlinux.clone();
+            code.jitdumps = self.jitdump.clone();
+            code
         }
     }
 }

@@ -38,10 +38,9 @@ impl FlightOptions {
 
     /// What of each process is traced, if not all.
     pub(crate) fn window(&self) -> Option<Window> {
-        let window = Window {
-            start: self.start_at.clone(),
-            stop: self.stop_at.clone(),
-        };
+        let mut window = Window::default();
+        window.start.clone_from(&self.start_at);
+        window.stop.clone_from(&self.stop_at);
         (window.start.is_some() || window.stop.is_some()).then_some(window)
     }
 

@@ -90,9 +90,10 @@ pub(crate) fn open<'a>(
     let mut trace = bytes;
     let mut rtit = rtit.clone();
     if let Some(packed) = packed {
-        options.code.packed = Some(PackedCode {
-            parts: packed.parts(),
-            ..PackedCode::default()
+        options.code.packed = Some({
+            let mut new_packed = PackedCode::default();
+            new_packed.parts = packed.parts();
+            new_packed
         });
         trace = packed.trace()?;
         let path = packed.manifest.path.clone();

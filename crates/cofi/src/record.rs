@@ -164,11 +164,9 @@ pub(crate) fn record(
     if supervise::is_tracer() {
         watch.stop_with_input()?;
     }
-    let run_options = Options {
-        duration: options.duration,
-        stop: watch.stop(),
-        leader: Some(watch.leader()),
-    };
+    let mut run_options = Options::new(watch.stop());
+    run_options.duration = options.duration;
+    run_options.leader = Some(watch.leader());
     let mut why = None;
     let engine = match (options.engine, &target) {
         (Engine::Hardware, _) => Chosen::Hardware,
@@ -221,17 +219,12 @@ pub(crate) fn record(
         (_, Some(target)) => target,
         (_, None) => bail!("no program to run"),
     };
-    let settings = Settings {
-        file: options.output.clone(),
-        raw_output: options.raw_output.clone(),
-        config,
-        command_line,
-        subject,
-        engine: engine.name().into(),
-        patience: Settings::PATIENCE,
-        last: flight.last,
-        window: flight.window(),
-    };
+    let mut settings = Settings::new(options.output.clone(), config, engine.name());
+    settings.raw_output = options.raw_output.clone();
+    settings.command_line = command_line;
+    settings.subject = subject;
+    settings.last = flight.last;
+    settings.window = flight.window();
     let truth = lists.as_ref().map(|folder| Truth::new(folder.path()));
     let mut recorder = Recorder::create(settings, truth)?;
     recorder.on_notice(|notice| output::tell(format_args!("{notice}")));

@@ -151,10 +151,12 @@ impl RtitArgs {
     pub(crate) fn configure(&self, flow: &mut FlowConfig) -> Result<()> {
         let stop = ranges("--trace-stop", &self.trace_stop, "RTIT", RANGES)?;
         let filter = ranges("--ip-filter", &self.ip_filter, "RTIT", RANGES)?;
-        flow.format = TraceFormat::Rtit(RtitFlowConfig {
-            cycles: input::mode(self.cycle_accurate),
-            tnt_buff: self.tnt_buff,
-            stop: StopRanges::new(&stop),
+        flow.format = TraceFormat::Rtit({
+            let mut rtit = RtitFlowConfig::default();
+            rtit.cycles = input::mode(self.cycle_accurate);
+            rtit.tnt_buff = self.tnt_buff;
+            rtit.stop = StopRanges::new(&stop);
+            rtit
         });
         flow.filter = IpFilter::new(&filter);
         flow.cr3_filter = self.cr3_filter;

@@ -153,14 +153,11 @@ fn visits(scratch: &Scratch, dump: &Path) -> PathBuf {
 fn trace(scratch: &Scratch, pid: u32, map: &Mmap2<'_>, address: u64) -> PathBuf {
     let task = Task { pid: 7, tid: 7 };
     let now = |tsc: u64| TIME.time_of(Tsc(tsc)).unwrap();
-    let options = WriterOptions {
-        config: PtConfig::default().into(),
-        time: TIME,
-        tsc_ctc_ratio: (80, 1),
-        max_nonturbo_ratio: 20,
-        command_line: vec!["jit".into()],
-        subject: Subject::Processes,
-    };
+    let mut options = WriterOptions::new(PtConfig::default().into(), TIME);
+    options.tsc_ctc_ratio = (80, 1);
+    options.max_nonturbo_ratio = 20;
+    options.command_line = vec!["jit".into()];
+    options.subject = Subject::Processes;
     let mut writer = Writer::new(std::io::Cursor::new(Vec::new()), options).unwrap();
     writer.comm(task, b"jit", true, now(500)).unwrap();
     let owner = Task {

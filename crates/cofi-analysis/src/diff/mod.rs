@@ -49,8 +49,9 @@ pub enum Level {
     Functions,
 }
 
-/// What is asked of a comparison.
-#[derive(Clone, Copy, Debug)]
+/// What is asked of a comparison. By default only whether the recordings differ.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct DiffOptions {
     /// So many places are told in detail.
     pub partings: usize,
@@ -62,6 +63,7 @@ pub struct DiffOptions {
 
 /// An instruction of one recording.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Spot {
     /// Its address there.
     pub ip: Ip,
@@ -109,6 +111,7 @@ impl Spot {
 
 /// An open call.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Frame {
     /// The function, or what its code belongs to.
     pub name: String,
@@ -122,6 +125,7 @@ pub struct Frame {
 
 /// What one side did where the two part.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Turn {
     /// How many instructions of the thread are before it.
     pub before: u64,

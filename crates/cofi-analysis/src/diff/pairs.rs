@@ -6,6 +6,7 @@ use cofi_session::{Stream, StreamKey};
 
 /// A thread of each of two recordings, or of one that has none in the other.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct ThreadPair<'s, 't> {
     /// In the first.
     pub a: Option<&'s Stream<'t>>,

@@ -95,11 +95,9 @@ impl Boot {
                 };
                 let mut recorder =
                     Recorder::create(settings(file, subject, "qemu-system"), None).expect("a file");
-                let options = Options {
-                    duration: Some(MOST),
-                    stop: &AtomicBool::new(false),
-                    leader: None,
-                };
+                let stop = AtomicBool::new(false);
+                let mut options = Options::new(&stop);
+                options.duration = Some(MOST);
                 let (outcome, _) = machine::run(&self.qemu, &self.args, options, &mut recorder)
                     .expect("it runs under QEMU");
                 assert_eq!(outcome, Outcome::Exited(0), "{NAME}");

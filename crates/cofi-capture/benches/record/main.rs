@@ -100,11 +100,7 @@ fn record(qemu: &Qemu, program: &Program, args: &[String], observer: &mut dyn Ob
         program: program.path.clone().into(),
         args: args.iter().map(Into::into).collect(),
     };
-    let options = Options {
-        duration: None,
-        stop: &stop,
-        leader: None,
-    };
+    let options = Options::new(&stop);
     let (outcome, _) = qemu::run(qemu, &command, options, observer).expect("it runs under QEMU");
     assert_eq!(outcome, Outcome::Exited(0), "{}", program.name);
 }
@@ -115,17 +111,9 @@ fn recording(folder: &Path) -> PathBuf {
 }
 
 fn settings(file: &Path, subject: Subject, engine: &str) -> Settings {
-    Settings {
-        file: file.to_owned(),
-        raw_output: None,
-        config: PtConfig::default().into(),
-        command_line: Vec::new(),
-        subject,
-        engine: engine.into(),
-        patience: Settings::PATIENCE,
-        last: None,
-        window: None,
-    }
+    let mut settings = Settings::new(file.to_owned(), PtConfig::default(), engine);
+    settings.subject = subject;
+    settings
 }
 
 /// Records a program into a file: how many bytes of trace.

@@ -181,6 +181,7 @@ pub enum HardwareError {
 
 /// What was recorded.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Traced {
     /// How the program ended.
     pub outcome: Outcome,
@@ -205,6 +206,7 @@ pub struct Levels {
 
 /// Who is recorded.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Subject<'p> {
     /// A program, and what it starts.
     Program(&'p Command),
@@ -223,6 +225,7 @@ pub enum Subject<'p> {
 
 /// Which packets are kept.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Keep<'s> {
     /// All.
     All,
@@ -248,6 +251,7 @@ impl Samples {
 
 /// What is to be recorded.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Settings<'s> {
     /// The file.
     pub file: &'s Path,
@@ -272,6 +276,29 @@ pub struct Settings<'s> {
     pub window: Window,
     /// Where a snapshot is taken.
     pub snapshot_at: Option<Gate>,
+}
+
+impl<'s> Settings<'s> {
+    /// All packets of user space.
+    #[must_use]
+    pub fn new(file: &'s Path, config: PtConfig) -> Self {
+        Self {
+            file,
+            config,
+            command_line: Vec::new(),
+            levels: Levels {
+                os: false,
+                user: true,
+            },
+            cpus: None,
+            buffer: None,
+            keep: Keep::All,
+            filter: None,
+            per_thread: false,
+            window: Window::default(),
+            snapshot_at: None,
+        }
+    }
 }
 
 /// Whether Linux lets this process record its own with such packets. [`HardwareError::Absent`] where there is no such hardware.
@@ -383,17 +410,16 @@ pub fn run(
         .first()
         .and_then(Ring::time)
         .ok_or(HardwareError::NoClock)?;
-    let trace = KernelTrace {
-        pmu_type: pmu.kind,
-        time,
-        tsc_ctc_ratio: pmu.tsc_ctc_ratio,
-        max_nonturbo_ratio: pmu.max_nonturbo_ratio,
-        event_trace: pmu.has_event_trace,
-        whole_processors: matches!(subject, Subject::Processors(_)),
-        per_thread,
-        snapshots: matches!(settings.keep, Keep::Snapshots(_)),
-        filter: settings.filter.clone().unwrap_or_default(),
-    };
+    let mut trace = KernelTrace::default();
+    trace.pmu_type = pmu.kind;
+    trace.time = time;
+    trace.tsc_ctc_ratio = pmu.tsc_ctc_ratio;
+    trace.max_nonturbo_ratio = pmu.max_nonturbo_ratio;
+    trace.event_trace = pmu.has_event_trace;
+    trace.whole_processors = matches!(subject, Subject::Processors(_));
+    trace.per_thread = per_thread;
+    trace.snapshots = matches!(settings.keep, Keep::Snapshots(_));
+    trace.filter = settings.filter.clone().unwrap_or_default();
     let words = settings.command_line.clone();
     let mut writer = KernelWriter::new(BufWriter::new(file), events.described(), trace, words)?;
     writer.id_index(events.places())?;

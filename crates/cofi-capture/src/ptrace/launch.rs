@@ -29,6 +29,7 @@ pub enum Target {
 
 /// When to stop.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Options<'a> {
     /// Stop after this time and let the program run on.
     pub duration: Option<Duration>,
@@ -39,7 +40,17 @@ pub struct Options<'a> {
     pub leader: Option<&'a AtomicU32>,
 }
 
-impl Options<'_> {
+impl<'a> Options<'a> {
+    /// To stop when the program ends, or when `stop` is set.
+    #[must_use]
+    pub const fn new(stop: &'a AtomicBool) -> Self {
+        Self {
+            duration: None,
+            stop,
+            leader: None,
+        }
+    }
+
     pub(crate) fn tell_leader(&self, pid: Pid) {
         if let Some(leader) = self.leader {
             leader.store(pid, Ordering::SeqCst);

@@ -65,14 +65,11 @@ fn time(tsc: Tsc) -> PerfTime {
 impl TraceFile {
     pub(super) fn create(settings: &Settings) -> Result<Self, RecordError> {
         let crystal = Settings::capabilities().crystal;
-        let options = WriterOptions {
-            config: settings.config,
-            time: TIME,
-            tsc_ctc_ratio: (crystal.numerator, crystal.denominator),
-            max_nonturbo_ratio: CORE_BUS_RATIO.into(),
-            command_line: settings.command_line.clone(),
-            subject: settings.subject,
-        };
+        let mut options = WriterOptions::new(settings.config, TIME);
+        options.tsc_ctc_ratio = (crystal.numerator, crystal.denominator);
+        options.max_nonturbo_ratio = CORE_BUS_RATIO.into();
+        options.command_line = settings.command_line.clone();
+        options.subject = settings.subject;
         let path = settings.file.clone();
         let opened =
             Output::create(&path).and_then(|(output, file)| Ok((output, Sink::new(file)?)));

@@ -83,6 +83,7 @@ impl Gate {
 
 /// What of a process is traced.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Window {
     /// Where tracing begins; without it, with the process.
     pub start: Option<Gate>,

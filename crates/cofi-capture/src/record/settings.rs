@@ -10,6 +10,7 @@ use std::time::Duration;
 
 /// What to record and where to.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Settings {
     /// The perf.data file.
     pub file: PathBuf,
@@ -29,6 +30,28 @@ pub struct Settings {
     pub last: Option<u64>,
     /// What of each process is traced, if not all.
     pub window: Option<Window>,
+}
+
+impl Settings {
+    /// What the processes that this engine runs do, as a whole.
+    #[must_use]
+    pub fn new(
+        file: impl Into<PathBuf>,
+        config: impl Into<TraceConfig>,
+        engine: impl Into<String>,
+    ) -> Self {
+        Self {
+            file: file.into(),
+            raw_output: None,
+            config: config.into(),
+            command_line: Vec::new(),
+            subject: Subject::Processes,
+            engine: engine.into(),
+            patience: Self::PATIENCE,
+            last: None,
+            window: None,
+        }
+    }
 }
 
 /// Why a recording cannot begin or go on.
@@ -87,13 +110,12 @@ impl Settings {
     /// The processor that the recorder models: without what no engine tells of, so that asking for it is refused.
     #[must_use]
     pub fn capabilities() -> Capabilities {
-        Capabilities {
-            ptwrite: false,
-            power_event: false,
-            event_trace: false,
-            tnt_disable: false,
-            ..Capabilities::default()
-        }
+        let mut caps = Capabilities::default();
+        caps.ptwrite = false;
+        caps.power_event = false;
+        caps.event_trace = false;
+        caps.tnt_disable = false;
+        caps
     }
 
     /// What each thread's trace unit is to be.

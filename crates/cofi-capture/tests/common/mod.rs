@@ -115,11 +115,9 @@ fn command(program: &str, args: &[&str]) -> ptrace::Command {
 pub const LIMIT: Duration = Duration::from_secs(600);
 
 pub fn limited(stop: &AtomicBool) -> Options<'_> {
-    Options {
-        duration: Some(LIMIT),
-        stop,
-        leader: None,
-    }
+    let mut options = Options::new(stop);
+    options.duration = Some(LIMIT);
+    options
 }
 
 pub fn trace(program: &str, args: &[&str]) -> (Outcome, Flow) {

@@ -16,6 +16,7 @@ pub use origin::PacketKinds;
 
 /// Something that packets tell, and where they tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LocatedEvent {
     /// Where its first packet begins. Packets of other events may stand between its own, so offsets may go back.
     pub offset: StreamOffset,
@@ -27,6 +28,19 @@ pub struct LocatedEvent {
     pub tsc: Option<Tsc>,
     /// What it is, or what is wrong.
     pub what: Result<Event, FlowError>,
+}
+
+/// An error that no packets tell: of who puts streams together, as [`FlowErrorKind::Missing`].
+impl From<FlowError> for LocatedEvent {
+    fn from(error: FlowError) -> Self {
+        Self {
+            offset: error.offset,
+            packets: PacketKinds::default(),
+            ip: None,
+            tsc: None,
+            what: Err(error),
+        }
+    }
 }
 
 /// Binds packets into events (33.4.1, tables 33-14 and 33-55 to 33-59), without any code.

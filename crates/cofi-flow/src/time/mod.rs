@@ -20,6 +20,7 @@ use rate::{Moment, Rate};
 
 /// An estimate of the time stamp counter, and between which values it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Time {
     /// The estimate. It never goes back, unless the counter itself was set back ([`TimeTracker::take_jump`]): where an earlier estimate was too
     /// high, it stands still until the truth has come up, and may lie beyond `latest` so long.
@@ -55,6 +56,7 @@ impl Time {
 
 /// A TSC packet told an earlier time than was certain before it: the counter was set back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct TimeJump {
     /// The estimate before.
     pub from: Tsc,

@@ -243,10 +243,8 @@ pub(crate) fn check_ways(
     // The same number is the same path, whoever decodes, and whatever was forgotten.
     let mut numbered = HashMap::new();
     for limit in [config.cache_limit, 1 << 18, 1 << 12] {
-        let config = FlowConfig {
-            cache_limit: limit,
-            ..config
-        };
+        let mut config = config;
+        config.cache_limit = limit;
         let mut decoder = FlowDecoder::new(trace, code, config);
         let mut by_paths = Vec::new();
         while let Some(item) = decoder.paths(|path| {

@@ -39,19 +39,20 @@ fn capabilities(rng: &mut Rng) -> Capabilities {
         }
         _ => {
             let mut flag = || !rng.one_in(3);
-            Capabilities {
-                cr3_filter: flag(),
-                psb_cyc: flag(),
-                ip_filter: flag(),
-                mtc: flag(),
-                ptwrite: flag(),
-                power_event: flag(),
-                psb_pmi_preservation: flag(),
-                event_trace: flag(),
-                tnt_disable: flag(),
-                lip: flag(),
-                vmx: flag(),
-                ..Capabilities::default()
+            {
+                let mut caps = Capabilities::default();
+                caps.cr3_filter = flag();
+                caps.psb_cyc = flag();
+                caps.ip_filter = flag();
+                caps.mtc = flag();
+                caps.ptwrite = flag();
+                caps.power_event = flag();
+                caps.psb_pmi_preservation = flag();
+                caps.event_trace = flag();
+                caps.tnt_disable = flag();
+                caps.lip = flag();
+                caps.vmx = flag();
+                caps
             }
         }
     };
@@ -116,22 +117,22 @@ fn configuration(rng: &mut Rng, caps: &Capabilities) -> Ctl {
 
 fn choices(rng: &mut Rng, features: Features) -> Implementation {
     let size = 64 + rng.below(4000) as u32;
-    Implementation {
-        tnt: [TntForm::Short, TntForm::Long, TntForm::Both][rng.below(3)],
-        deferred_tips: rng.one_in(2),
-        ip_compression: [
-            IpCompression::Shortest,
-            IpCompression::AgainstZero,
-            IpCompression::Off,
-        ][rng.below(3)],
-        cycle_counter_bits: rng.one_in(2).then(|| 6 + rng.below(14) as u8),
-        mode_exec_on_enable: rng.one_in(4),
-        stale_reads: false,
-        buffer: features.has(Features::OVERFLOW).then(|| InternalBuffer {
-            size,
-            drain_bytes: 1 + rng.below(40) as u32,
-            drain_cycles: [60, 1000, 20_000][rng.below(3)],
-            resume_at: rng.below(size as usize) as u32,
-        }),
-    }
+    let mut choices = Implementation::default();
+    choices.tnt = [TntForm::Short, TntForm::Long, TntForm::Both][rng.below(3)];
+    choices.deferred_tips = rng.one_in(2);
+    choices.ip_compression = [
+        IpCompression::Shortest,
+        IpCompression::AgainstZero,
+        IpCompression::Off,
+    ][rng.below(3)];
+    choices.cycle_counter_bits = rng.one_in(2).then(|| 6 + rng.below(14) as u8);
+    choices.mode_exec_on_enable = rng.one_in(4);
+    choices.stale_reads = false;
+    choices.buffer = features.has(Features::OVERFLOW).then(|| InternalBuffer {
+        size,
+        drain_bytes: 1 + rng.below(40) as u32,
+        drain_cycles: [60, 1000, 20_000][rng.below(3)],
+        resume_at: rng.below(size as usize) as u32,
+    });
+    choices
 }

@@ -55,19 +55,19 @@ fn configuration(rng: &mut Rng, lines: Lines) -> Ctl {
 
 fn choices(rng: &mut Rng, features: Features) -> Implementation {
     let most = [20, 200, 1000][rng.below(3)];
-    Implementation {
-        buffer: features.has(Features::OVERFLOW).then(|| InternalBuffer {
-            size: 32 + rng.below(most) as u32,
-            drain_bytes: 1 + rng.below(12) as u32,
-            drain_cycles: [60, 1000, 20_000][rng.below(3)],
-        }),
-        psb_effect_delay: rng.below(5) as u8,
-        pgd_on_disable: !features.has(Features::SILENCE),
-        lines: match features.has(Features::LINES) {
-            true => [Lines::Lines, Lines::Reordered][rng.below(2)],
-            false => Lines::Immediate,
-        },
-        errata: Errata::default(),
-        seed: rng.next_u64(),
-    }
+    let mut choices = Implementation::default();
+    choices.buffer = features.has(Features::OVERFLOW).then(|| InternalBuffer {
+        size: 32 + rng.below(most) as u32,
+        drain_bytes: 1 + rng.below(12) as u32,
+        drain_cycles: [60, 1000, 20_000][rng.below(3)],
+    });
+    choices.psb_effect_delay = rng.below(5) as u8;
+    choices.pgd_on_disable = !features.has(Features::SILENCE);
+    choices.lines = match features.has(Features::LINES) {
+        true => [Lines::Lines, Lines::Reordered][rng.below(2)],
+        false => Lines::Immediate,
+    };
+    choices.errata = Errata::default();
+    choices.seed = rng.next_u64();
+    choices
 }

@@ -38,33 +38,33 @@ fn closed(ranges: &Ranges) -> Vec<(Ip, Ip)> {
 
 /// The decoder's switches for the errata of a unit.
 pub(crate) fn workarounds(errata: unit::Errata) -> Errata {
-    Errata {
-        rtit_e1: errata.e1,
-        rtit_e2: errata.e2,
-        rtit_e4: errata.e4,
-        rtit_e5: errata.e5,
-        rtit_e6: errata.e6,
-        rtit_e7: errata.e7,
-        rtit_e8: errata.e8,
-        ..Errata::default()
-    }
+    let mut new_errata = Errata::default();
+    new_errata.rtit_e1 = errata.e1;
+    new_errata.rtit_e2 = errata.e2;
+    new_errata.rtit_e4 = errata.e4;
+    new_errata.rtit_e5 = errata.e5;
+    new_errata.rtit_e6 = errata.e6;
+    new_errata.rtit_e7 = errata.e7;
+    new_errata.rtit_e8 = errata.e8;
+    new_errata
 }
 
 /// What the decoder is told of a machine.
 pub(crate) fn flow_config(setup: &Setup, record: &Record) -> FlowConfig {
-    FlowConfig {
-        format: TraceFormat::Rtit(RtitFlowConfig {
-            cycles: mode(setup),
-            tnt_buff: record.tnt_buff,
-            stop: StopRanges::new(&closed(&record.stops)),
-        }),
-        max_nonturbo_ratio: TSC_RATIO,
-        cr3_filter: record.cr3_filter,
-        filter: IpFilter::new(&closed(&record.filter)),
-        initial_mode: setup.mode,
-        errata: workarounds(setup.choices.errata),
-        ..FlowConfig::default()
-    }
+    let mut config = FlowConfig::default();
+    config.format = TraceFormat::Rtit({
+        let mut rtit = RtitFlowConfig::default();
+        rtit.cycles = mode(setup);
+        rtit.tnt_buff = record.tnt_buff;
+        rtit.stop = StopRanges::new(&closed(&record.stops));
+        rtit
+    });
+    config.max_nonturbo_ratio = TSC_RATIO;
+    config.cr3_filter = record.cr3_filter;
+    config.filter = IpFilter::new(&closed(&record.filter));
+    config.initial_mode = setup.mode;
+    config.errata = workarounds(setup.choices.errata);
+    config
 }
 
 pub(crate) fn decoder<'r>(record: &'r Record, config: FlowConfig) -> FlowDecoder<'r, Source<'r>> {
@@ -343,7 +343,16 @@ proptest! {
     ) {
         let [e1, e2, e3, e5, e6, e7] = on;
         let setup = if overflows { overflowing(setup) } else { setup };
-        let setup = with_errata(setup, unit::Errata { e1, e2, e3, e5, e6, e7, ..Default::default() });
+        let setup = with_errata(setup, {
+            let mut errata = unit::Errata::default();
+            errata.e1 = e1;
+            errata.e2 = e2;
+            errata.e3 = e3;
+            errata.e5 = e5;
+            errata.e6 = e6;
+            errata.e7 = e7;
+            errata
+        });
         check_all(&setup)?;
     }
 
@@ -352,7 +361,11 @@ proptest! {
     fn a_trace_stop_in_an_overflow_may_stop_nothing(setup in setups()) {
         let mut setup = overflowing(setup);
         setup.features.0 |= Features::STOPS.0;
-        let setup = with_errata(setup, unit::Errata { e4: true, ..Default::default() });
+        let setup = with_errata(setup, {
+            let mut errata = unit::Errata::default();
+            errata.e4 = true;
+            errata
+        });
         check_all(&setup)?;
     }
 
@@ -362,7 +375,14 @@ proptest! {
         let record = run(&setup);
         let mut config = flow_config(&setup, &record);
         let [e1, e2, e4, e7] = on;
-        config.errata = workarounds(unit::Errata { e1, e2, e4, e7, ..Default::default() });
+        config.errata = workarounds({
+            let mut errata = unit::Errata::default();
+            errata.e1 = e1;
+            errata.e2 = e2;
+            errata.e4 = e4;
+            errata.e7 = e7;
+            errata
+        });
         check(&setup, &record, config)?;
     }
 }

@@ -51,7 +51,8 @@ proptest! {
 
     #[test]
     fn what_is_told_is_a_way_through_the_code(setup in setups(), all in any::<bool>()) {
-        let only = Errata { e8: true, ..Errata::default() };
+        let mut only = Errata::default();
+        only.e8 = true;
         let setup = with_errata(setup, if all { Errata::ALL } else { only });
         is_a_way(&setup, &run(&setup))?;
     }

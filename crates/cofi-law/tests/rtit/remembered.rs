@@ -50,20 +50,16 @@ fn a_payload_of_an_mtc_went_round_in_less_than_its_round() -> Result<(), TestCas
 fn a_trace_stop_is_lost_in_an_overflow_of_one_instruction() -> Result<(), TestCaseError> {
     let mut setup = setup(10_683_643_632_856_984_922, 1294, ALL.0);
     setup.features.0 |= Features::STOPS.0;
-    let e4 = Errata {
-        e4: true,
-        ..Errata::default()
-    };
+    let mut e4 = Errata::default();
+    e4.e4 = true;
     holds(&with_errata(setup, e4))
 }
 
 /// E2: a return to behind a call that ran, perhaps, behind a FUP.PGD that may be one too many.
 #[test]
 fn a_return_to_behind_a_doubtful_end_is_a_gap() -> Result<(), TestCaseError> {
-    let e2 = Errata {
-        e2: true,
-        ..Errata::default()
-    };
+    let mut e2 = Errata::default();
+    e2.e2 = true;
     let first = setup(12_411_855_499_857_614_089, 3283, ALL.0);
     holds(&with_errata(overflowing(first), e2))?;
     let second = setup(7_029_788_383_698_160_290, 1478, ALL.0);
@@ -76,10 +72,8 @@ fn a_return_to_behind_a_doubtful_end_is_a_gap() -> Result<(), TestCaseError> {
 /// E2: a FUP.PGD too many, where tracing had been switched off just as control walked out of a range.
 #[test]
 fn a_fup_pgd_too_many_is_not_that_of_the_range_s_end() -> Result<(), TestCaseError> {
-    let e2 = Errata {
-        e2: true,
-        ..Errata::default()
-    };
+    let mut e2 = Errata::default();
+    e2.e2 = true;
     let features = ALL.0 & !Features::OVERFLOW.0;
     let setup = setup(12_531_772_484_655_167_436, 1225, features);
     holds(&with_errata(setup, e2))

@@ -8,6 +8,7 @@ use std::fmt;
 /// The bits of `attr.config` are those of the register IA32_RTIT_CTL at the same places; bit 0 (`pt`) says that
 /// `branch` is told explicitly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct PtConfig {
     /// Cycle packets.
     pub cyc: bool,

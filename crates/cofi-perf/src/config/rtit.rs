@@ -5,6 +5,7 @@ use std::fmt;
 
 /// RTIT settings (3.3.2, 3.3.9), under the names that the same things have in Linux's `intel_pt` PMU where they are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct RtitConfig {
     /// Cycle-accurate mode: RTIT_CTL.Cycle_Acc.
     pub cyc: bool,

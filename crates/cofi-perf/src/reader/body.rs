@@ -307,6 +307,7 @@ impl ShortClock {
 
 /// An entry of ID_INDEX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
+#[non_exhaustive]
 pub struct IdEntry {
     /// The event's id.
     pub id: u64,

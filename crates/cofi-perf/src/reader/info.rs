@@ -14,6 +14,7 @@ pub(crate) const RTIT: u32 = u32::from_le_bytes(*b"RTIT");
 
 /// AUXTRACE_INFO of Intel PT or RTIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct TraceInfo {
     /// The PMU's number: the `type` of its event.
     pub pmu_type: u32,
@@ -42,6 +43,7 @@ pub struct TraceInfo {
 
 /// How an RTIT trace was taken: its registers (3.3) when tracing began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct RtitInfo {
     /// RTIT_CTL.
     pub ctl: u64,

@@ -8,6 +8,7 @@ use crate::{Error, ErrorKind, PerfTime};
 
 /// A record.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Record<'a> {
     /// Where it stands in the file.
     pub offset: u64,
@@ -23,6 +24,7 @@ pub struct Record<'a> {
 
 /// Who, when and where: the trailer of a kernel record or the first fields of a sample, as far as it has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct SampleId {
     /// Process and thread.
     pub task: Option<(u32, u32)>,

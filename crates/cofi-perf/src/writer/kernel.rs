@@ -23,6 +23,7 @@ pub struct KernelEvent {
 
 /// What AUXTRACE_INFO says of Intel PT on this machine, and of the recording.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct KernelTrace {
     /// The PMU's number.
     pub pmu_type: u32,

@@ -14,6 +14,7 @@ use std::io::{Seek, SeekFrom, Write};
 
 /// What the file says of the trace as a whole.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct WriterOptions {
     /// The trace's configuration, which says of which format it is.
     pub config: TraceConfig,
@@ -27,6 +28,21 @@ pub struct WriterOptions {
     pub command_line: Vec<String>,
     /// Whose trace it is.
     pub subject: Subject,
+}
+
+impl WriterOptions {
+    /// Of a trace of processes, with nothing else known.
+    #[must_use]
+    pub const fn new(config: TraceConfig, time: TimeConv) -> Self {
+        Self {
+            config,
+            time,
+            tsc_ctc_ratio: (0, 0),
+            max_nonturbo_ratio: 0,
+            command_line: Vec::new(),
+            subject: Subject::Processes,
+        }
+    }
 }
 
 /// Whose trace a file holds.

@@ -26,6 +26,7 @@ pub enum Lines {
 /// The errata of Appendix E. Those that happen "in some cases" or "may" happen at any time (E3, E4, E5, E7, E8) happen when
 /// [`Implementation::seed`] says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Errata {
     /// FUP.FAR of a far transfer instruction with more than 3 prefixes has an address inside the instruction.
     pub e1: bool,
@@ -62,6 +63,7 @@ impl Errata {
 /// The choices that the reference leaves to the processor. The default is the plainest: no limit of the internal buffer, output
 /// at once, no errata.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Implementation {
     /// The internal buffer; `None` is one that never overflows and hands every packet on at once.
     pub buffer: Option<InternalBuffer>,

@@ -48,6 +48,7 @@ fn divide(value: u128, by: u128) -> u128 {
 
 /// The capabilities that software sees in CPUID and that decide which register bits are reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Capabilities {
     /// CPUID.7.0:EBX\[25\]: the processor has Intel PT at all.
     pub supported: bool,

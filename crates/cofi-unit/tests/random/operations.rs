@@ -274,28 +274,25 @@ impl Machine {
 
     fn vm_entry(&mut self, dice: &mut Dice<'_>) {
         let loads = self.loads(dice);
-        let entry = VmEntry {
-            at: at(dice),
-            to: destination(dice),
-            conceal: dice.once_in(4),
-            conceal_guest: dice.once_in(4),
-            tsc: GuestTsc {
-                multiplier: dice.number(),
-                offset: dice.number(),
+        let mut entry = VmEntry::new(at(dice), destination(dice));
+        entry.conceal = dice.once_in(4);
+        entry.conceal_guest = dice.once_in(4);
+        entry.tsc = GuestTsc {
+            multiplier: dice.number(),
+            offset: dice.number(),
+        };
+        entry.load_ctl = dice.once_in(4).then(|| self.legal_ctl(dice).0);
+        entry.loads = &loads;
+        entry.from_smm = dice.once_in(4).then(|| SmmReturn {
+            vmcs: dice.number(),
+            to_root: dice.coin(),
+        });
+        entry.outcome = match dice.below(8) {
+            0 => EntryOutcome::EarlyFailure,
+            1 => EntryOutcome::LateFailure {
+                host: destination(dice),
             },
-            load_ctl: dice.once_in(4).then(|| self.legal_ctl(dice).0),
-            loads: &loads,
-            from_smm: dice.once_in(4).then(|| SmmReturn {
-                vmcs: dice.number(),
-                to_root: dice.coin(),
-            }),
-            outcome: match dice.below(8) {
-                0 => EntryOutcome::EarlyFailure,
-                1 => EntryOutcome::LateFailure {
-                    host: destination(dice),
-                },
-                _ => EntryOutcome::Success,
-            },
+            _ => EntryOutcome::Success,
         };
         self.is_loading = !loads.is_empty() || entry.load_ctl.is_some();
         self.world.is_cut |= self.is_loading;
@@ -304,21 +301,18 @@ impl Machine {
 
     fn vm_exit(&mut self, dice: &mut Dice<'_>) {
         let loads = self.loads(dice);
-        let exit = VmExit {
-            from: ip(dice),
-            to: destination(dice),
-            conceal: dice.once_in(4),
-            reason: dice.number(),
-            qualification: dice.number(),
-            vector: dice.maybe(Dice::byte),
-            clear_ctl: dice.once_in(4),
-            loads: &loads,
-            to_smm: dice.once_in(4).then(|| SmmExit {
-                vmcs: dice.number(),
-                smi: dice.coin(),
-            }),
-            abort: dice.once_in(16),
-        };
+        let mut exit = VmExit::new(ip(dice), destination(dice));
+        exit.conceal = dice.once_in(4);
+        exit.reason = dice.number();
+        exit.qualification = dice.number();
+        exit.vector = dice.maybe(Dice::byte);
+        exit.clear_ctl = dice.once_in(4);
+        exit.loads = &loads;
+        exit.to_smm = dice.once_in(4).then(|| SmmExit {
+            vmcs: dice.number(),
+            smi: dice.coin(),
+        });
+        exit.abort = dice.once_in(16);
         self.is_loading = !loads.is_empty();
         self.world.is_cut |= self.is_loading;
         self.act(exit, |unit, world| unit.vm_exit(world, &exit));

@@ -85,66 +85,62 @@ impl Dice<'_> {
 
 /// Consistent capabilities.
 pub(crate) fn capabilities(dice: &mut Dice<'_>) -> Capabilities {
-    let none = Capabilities {
-        max_phys_addr: dice.pick(&[32, 36, 39, 46, 52]),
-        max_linear_addr: dice.pick(&[48, 48, 57, 32]),
-        crystal: CrystalRatio {
-            numerator: dice.pick(&[80, 3, 1, 184, u32::MAX]),
-            denominator: dice.pick(&[1, 2, 7, u32::MAX]),
-        },
-        vmx: !dice.once_in(4),
-        excludes_lbr: dice.coin(),
-        ..Capabilities::NONE
+    let mut none = Capabilities::NONE;
+    none.max_phys_addr = dice.pick(&[32, 36, 39, 46, 52]);
+    none.max_linear_addr = dice.pick(&[48, 48, 57, 32]);
+    none.crystal = CrystalRatio {
+        numerator: dice.pick(&[80, 3, 1, 184, u32::MAX]),
+        denominator: dice.pick(&[1, 2, 7, u32::MAX]),
     };
+    none.vmx = !dice.once_in(4);
+    none.excludes_lbr = dice.coin();
     if dice.once_in(16) {
         return none;
     }
     let (topa, single_range, ip_filter) = (!dice.once_in(4), !dice.once_in(4), !dice.once_in(4));
     let transport = dice.once_in(4);
-    let caps = Capabilities {
-        supported: true,
-        cr3_filter: dice.coin(),
-        psb_cyc: !dice.once_in(4),
-        ip_filter,
-        mtc: !dice.once_in(4),
-        ptwrite: !dice.once_in(4),
-        power_event: !dice.once_in(4),
-        psb_pmi_preservation: dice.coin(),
-        event_trace: !dice.once_in(4),
-        tnt_disable: dice.coin(),
-        topa,
-        topa_multiple: topa && dice.coin(),
-        single_range: single_range || !topa && !transport,
-        transport,
-        lip: dice.coin(),
-        address_ranges: if ip_filter { 1 + dice.below(4) } else { 0 },
-        mtc_periods: dice.pick(&[0xffff, 0x249, 1]),
-        cycle_thresholds: dice.pick(&[0xffff, 0x3f, 1]),
-        psb_frequencies: dice.pick(&[0x3f, 0xffff, 1]),
-        ..none
-    };
+    let mut caps = none;
+    caps.supported = true;
+    caps.cr3_filter = dice.coin();
+    caps.psb_cyc = !dice.once_in(4);
+    caps.ip_filter = ip_filter;
+    caps.mtc = !dice.once_in(4);
+    caps.ptwrite = !dice.once_in(4);
+    caps.power_event = !dice.once_in(4);
+    caps.psb_pmi_preservation = dice.coin();
+    caps.event_trace = !dice.once_in(4);
+    caps.tnt_disable = dice.coin();
+    caps.topa = topa;
+    caps.topa_multiple = topa && dice.coin();
+    caps.single_range = single_range || !topa && !transport;
+    caps.transport = transport;
+    caps.lip = dice.coin();
+    caps.address_ranges = if ip_filter { 1 + dice.below(4) } else { 0 };
+    caps.mtc_periods = dice.pick(&[0xffff, 0x249, 1]);
+    caps.cycle_thresholds = dice.pick(&[0xffff, 0x3f, 1]);
+    caps.psb_frequencies = dice.pick(&[0x3f, 0xffff, 1]);
     assert_eq!(caps.validate(), Ok(()));
     caps
 }
 
 /// Choices of a processor; its internal buffer is tiny or none.
 pub(crate) fn choices(dice: &mut Dice<'_>) -> Implementation {
-    Implementation {
-        tnt: dice.pick(&[TntForm::Short, TntForm::Long, TntForm::Both]),
-        deferred_tips: dice.coin(),
-        ip_compression: dice.pick(&[
-            IpCompression::Shortest,
-            IpCompression::AgainstZero,
-            IpCompression::Off,
-        ]),
-        cycle_counter_bits: dice.maybe(|dice| dice.pick(&[6, 12, 63, 0, 255])),
-        mode_exec_on_enable: dice.once_in(4),
-        stale_reads: dice.once_in(4),
-        buffer: dice.maybe(|dice| InternalBuffer {
-            size: dice.pick(&[0, 64, 65, 80, 128, 300, 4096]),
-            drain_bytes: dice.pick(&[0, 1, 8, 64, u32::MAX]),
-            drain_cycles: dice.pick(&[0, 1, 8, 1000, u32::MAX]),
-            resume_at: dice.pick(&[0, 1, 32, 64, u32::MAX]),
-        }),
-    }
+    let mut choices = Implementation::default();
+    choices.tnt = dice.pick(&[TntForm::Short, TntForm::Long, TntForm::Both]);
+    choices.deferred_tips = dice.coin();
+    choices.ip_compression = dice.pick(&[
+        IpCompression::Shortest,
+        IpCompression::AgainstZero,
+        IpCompression::Off,
+    ]);
+    choices.cycle_counter_bits = dice.maybe(|dice| dice.pick(&[6, 12, 63, 0, 255]));
+    choices.mode_exec_on_enable = dice.once_in(4);
+    choices.stale_reads = dice.once_in(4);
+    choices.buffer = dice.maybe(|dice| InternalBuffer {
+        size: dice.pick(&[0, 64, 65, 80, 128, 300, 4096]),
+        drain_bytes: dice.pick(&[0, 1, 8, 64, u32::MAX]),
+        drain_cycles: dice.pick(&[0, 1, 8, 1000, u32::MAX]),
+        resume_at: dice.pick(&[0, 1, 32, 64, u32::MAX]),
+    });
+    choices
 }

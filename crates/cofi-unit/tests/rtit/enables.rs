@@ -270,10 +270,8 @@ fn clearing_trigger_en_tells_nothing_and_keeps_the_tnt_buffer() {
         machine.set_ctl(|ctl| off(ctl, true));
         assert_eq!(machine.said(), "psb, tnt TN, fup.pge 0x1010");
     }
-    let choices = Implementation {
-        pgd_on_disable: true,
-        ..Implementation::default()
-    };
+    let mut choices = Implementation::default();
+    choices.pgd_on_disable = true;
     let mut machine = Machine::traced(choices, everywhere(), all());
     machine.conditionals("TN");
     machine.set_ctl(|ctl| ctl.with_trace_active(false));
@@ -303,10 +301,8 @@ fn trace_stop_behind_the_packets_of_its_instruction() {
     let mut machine = filtered(stop_in_range1());
     machine.far(0x5000, KERNEL);
     assert_eq!(machine.said(), "fup.far 0x1004, tip 0x5000, tracestop");
-    let choices = Implementation {
-        pgd_on_disable: true,
-        ..Implementation::default()
-    };
+    let mut choices = Implementation::default();
+    choices.pgd_on_disable = true;
     let mut machine = Machine::traced(choices, stop_in_range1(), all());
     machine.far(0x5000, KERNEL);
     assert_eq!(machine.said(), "fup.pgd 0x1004, tip 0x5000, tracestop");

@@ -9,11 +9,10 @@ use cofi_unit::rtit::{Destination, Errata, Event, Events, Implementation, msr};
 fn only(change: fn(&mut Errata), seed: u64) -> Implementation {
     let mut errata = Errata::default();
     change(&mut errata);
-    Implementation {
-        errata,
-        seed,
-        ..Implementation::default()
-    }
+    let mut choices = Implementation::default();
+    choices.errata = errata;
+    choices.seed = seed;
+    choices
 }
 
 #[test]
@@ -111,12 +110,11 @@ fn e3_a_psb_one_packet_late() {
 
 #[test]
 fn e4_a_trace_stop_in_an_overflow_does_not_stop() {
-    let choices = Implementation {
-        errata: Errata {
-            e4: true,
-            ..Errata::default()
-        },
-        ..buffered(32)
+    let mut choices = buffered(32);
+    choices.errata = {
+        let mut errata = Errata::default();
+        errata.e4 = true;
+        errata
     };
     let mut machine = Machine::traced(choices, stop_in_range1(), all());
     machine.conditionals("N");
@@ -214,11 +212,9 @@ fn e8_packets_after_a_psb_are_muddled() {
 #[test]
 fn the_same_seed_does_the_same() {
     let run = |seed| {
-        let choices = Implementation {
-            errata: Errata::ALL,
-            seed,
-            ..Implementation::default()
-        };
+        let mut choices = Implementation::default();
+        choices.errata = Errata::ALL;
+        choices.seed = seed;
         let ctl = all().with_mtc_en(true).with_cycle_acc(true);
         let mut machine = Machine::traced(choices, everywhere(), ctl);
         machine.write(msr::RTIT_PKT_CNT, 0);
@@ -243,9 +239,10 @@ fn e4_its_trace_stop_packet_can_cause_a_psb() {
     assert_eq!(machine.said(), "tracestop, fup.ovf 0x5000, psb");
     assert_eq!(machine.read(msr::RTIT_PKT_CNT), 3 << 16 | 9);
     // By software that ends the overflow.
-    let choices = Implementation {
-        errata: choices.errata,
-        ..buffered(32)
+    let choices = {
+        let mut new_choices = buffered(32);
+        new_choices.errata = choices.errata;
+        new_choices
     };
     let mut machine = Machine::traced(choices, stop_in_range1(), all());
     machine.write(msr::RTIT_PKT_CNT, 3 << 16 | 0x3ffc);

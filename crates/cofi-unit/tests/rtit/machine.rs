@@ -71,14 +71,13 @@ pub(crate) fn stop_in_range1() -> Events {
 
 /// A buffer that only [`Unit::drain`] drains.
 pub(crate) fn buffered(size: u32) -> Implementation {
-    Implementation {
-        buffer: Some(InternalBuffer {
-            size,
-            drain_bytes: 0,
-            drain_cycles: 0,
-        }),
-        ..Implementation::default()
-    }
+    let mut choices = Implementation::default();
+    choices.buffer = Some(InternalBuffer {
+        size,
+        drain_bytes: 0,
+        drain_cycles: 0,
+    });
+    choices
 }
 
 impl Machine {

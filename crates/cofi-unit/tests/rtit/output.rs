@@ -5,11 +5,10 @@ use cofi_unit::rtit::{Implementation, Lines, msr};
 use std::collections::BTreeMap;
 
 fn with_lines(lines: Lines, seed: u64) -> Implementation {
-    Implementation {
-        lines,
-        seed,
-        ..Implementation::default()
-    }
+    let mut choices = Implementation::default();
+    choices.lines = lines;
+    choices.seed = seed;
+    choices
 }
 
 /// Traced into this region, with nothing in it yet.

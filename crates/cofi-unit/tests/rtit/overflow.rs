@@ -274,10 +274,8 @@ fn a_held_trace_stop_is_done_with_if_the_overflow_ends_while_trigger_en_is_0() {
 
 #[test]
 fn a_held_trace_stop_with_fup_pgd_on_disable() {
-    let choices = Implementation {
-        pgd_on_disable: true,
-        ..Implementation::default()
-    };
+    let mut choices = Implementation::default();
+    choices.pgd_on_disable = true;
     let mut machine = Machine::traced(choices, stop_in_range1(), all());
     machine.overflow();
     machine.jump(0x5000);
@@ -344,14 +342,12 @@ fn its_packet_can_cause_a_psb_and_a_psb_without_room_is_owed() {
 
 #[test]
 fn a_buffer_with_a_rate_drains_as_time_passes() {
-    let choices = Implementation {
-        buffer: Some(InternalBuffer {
-            size: 32,
-            drain_bytes: 2,
-            drain_cycles: 10,
-        }),
-        ..Implementation::default()
-    };
+    let mut choices = Implementation::default();
+    choices.buffer = Some(InternalBuffer {
+        size: 32,
+        drain_bytes: 2,
+        drain_cycles: 10,
+    });
     let mut machine = Machine::traced(choices, everywhere(), all());
     machine.indirect(0x2000);
     machine.pass(19, 0);

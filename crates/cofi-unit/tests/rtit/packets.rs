@@ -117,10 +117,8 @@ fn software_switches_last_lip() {
 #[test]
 fn a_psb_clears_compression_after_so_many_packets() {
     for delay in 0..=4 {
-        let choices = Implementation {
-            psb_effect_delay: delay,
-            ..Implementation::default()
-        };
+        let mut choices = Implementation::default();
+        choices.psb_effect_delay = delay;
         let ctl = all().with_cmprs_ret(true);
         let mut machine = Machine::traced(choices, everywhere(), ctl);
         machine.call(0x2000);
@@ -140,10 +138,8 @@ fn a_psb_clears_compression_after_so_many_packets() {
 
 #[test]
 fn a_drain_makes_a_psb_take_effect() {
-    let choices = Implementation {
-        psb_effect_delay: 4,
-        ..Implementation::default()
-    };
+    let mut choices = Implementation::default();
+    choices.psb_effect_delay = 4;
     let mut machine = Machine::traced(choices, everywhere(), all());
     machine.write(msr::RTIT_PKT_CNT, pkt_cnt(0x800, 0));
     assert_ne!(machine.read(msr::RTIT_LAST_LIP), 0);

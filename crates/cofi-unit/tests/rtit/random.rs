@@ -59,27 +59,29 @@ impl Dice {
 fn choices(dice: &mut Dice, errata: bool) -> Implementation {
     let bits = if errata { dice.next() } else { 0 };
     let bit = |n: u32| bits >> n & 1 != 0;
-    Implementation {
-        buffer: dice.once_in(2).then(|| InternalBuffer {
-            size: dice.below(100) as u32,
-            drain_bytes: dice.below(9) as u32,
-            drain_cycles: dice.below(30) as u32,
-        }),
-        psb_effect_delay: dice.below(6) as u8,
-        pgd_on_disable: dice.once_in(2),
-        lines: [Lines::Immediate, Lines::Lines, Lines::Reordered][dice.below(3) as usize],
-        errata: Errata {
-            e1: bit(0),
-            e2: bit(1),
-            e3: bit(2),
-            e4: bit(3),
-            e5: bit(4),
-            e6: bit(5),
-            e7: bit(6),
-            e8: bit(7),
-        },
-        seed: dice.below(5),
-    }
+    let mut choices = Implementation::default();
+    choices.buffer = dice.once_in(2).then(|| InternalBuffer {
+        size: dice.below(100) as u32,
+        drain_bytes: dice.below(9) as u32,
+        drain_cycles: dice.below(30) as u32,
+    });
+    choices.psb_effect_delay = dice.below(6) as u8;
+    choices.pgd_on_disable = dice.once_in(2);
+    choices.lines = [Lines::Immediate, Lines::Lines, Lines::Reordered][dice.below(3) as usize];
+    choices.errata = {
+        let mut errata = Errata::default();
+        errata.e1 = bit(0);
+        errata.e2 = bit(1);
+        errata.e3 = bit(2);
+        errata.e4 = bit(3);
+        errata.e5 = bit(4);
+        errata.e6 = bit(5);
+        errata.e7 = bit(6);
+        errata.e8 = bit(7);
+        errata
+    };
+    choices.seed = dice.below(5);
+    choices
 }
 
 #[derive(Clone)]
@@ -302,13 +304,12 @@ proptest! {
         machine: u64,
         steps in prop::collection::vec(any::<u64>(), 1..200),
     ) {
-        let quick = Implementation {
-            buffer: None,
-            lines: Lines::Immediate,
-            ..choices(&mut Dice(machine), true)
-        };
+        let mut quick = choices(&mut Dice(machine), true);
+        quick.buffer = None;
+        quick.lines = Lines::Immediate;
         let buffer = InternalBuffer { size: 4096, drain_bytes: 0, drain_cycles: 0 };
-        let slow = Implementation { buffer: Some(buffer), ..quick };
+        let mut slow = quick;
+        slow.buffer = Some(buffer);
         let mut machines = [quick, slow].map(Machine::new);
         for step in steps {
             for machine in &mut machines {
@@ -365,12 +366,10 @@ proptest! {
         cycle_acc: bool,
         steps in prop::collection::vec(any::<u64>(), 1..150),
     ) {
-        let choices = Implementation {
-            lines: Lines::Immediate,
-            errata: Errata::default(),
-            buffer: None,
-            ..choices(&mut Dice(machine), false)
-        };
+        let mut choices = choices(&mut Dice(machine), false);
+        choices.lines = Lines::Immediate;
+        choices.errata = Errata::default();
+        choices.buffer = None;
         let mut machine = Machine::new(choices);
         let at = At::default();
         let ctl = msr::Ctl(machine_ctl(steps[0])).with_cycle_acc(cycle_acc).with_dest(true);
@@ -510,13 +509,11 @@ const V1: &[u8] = include_bytes!("../saved/rtit-v1.bin");
 /// A unit with something in every field of the form.
 fn example() -> Unit {
     use crate::machine::{Machine as Script, all, buffered, stop_in_range1};
-    let choices = Implementation {
-        lines: Lines::Reordered,
-        errata: Errata::ALL,
-        psb_effect_delay: 3,
-        seed: 0,
-        ..buffered(200)
-    };
+    let mut choices = buffered(200);
+    choices.lines = Lines::Reordered;
+    choices.errata = Errata::ALL;
+    choices.psb_effect_delay = 3;
+    choices.seed = 0;
     let ctl = all()
         .with_cycle_acc(true)
         .with_sts_en(true)

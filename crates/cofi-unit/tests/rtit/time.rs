@@ -295,14 +295,12 @@ fn the_buffer_drains_before_deep_sleep_and_not_in_light_sleep() {
         (SleepState::C6, true),
         (SleepState::S0i, true),
     ] {
-        let choices = Implementation {
-            buffer: Some(InternalBuffer {
-                size: 64,
-                drain_bytes: 1,
-                drain_cycles: 10,
-            }),
-            ..Implementation::default()
-        };
+        let mut choices = Implementation::default();
+        choices.buffer = Some(InternalBuffer {
+            size: 64,
+            drain_bytes: 1,
+            drain_cycles: 10,
+        });
         let mut machine = Machine::traced(choices, everywhere(), all());
         machine.indirect(0x2000);
         machine.event(Event::Sleep(state));
@@ -341,10 +339,8 @@ fn a_restored_unit_is_equal_whatever_time_has_been_noted() {
         assert_ne!(before, machine.unit, "the cycle counter is another");
     }
     let plain = Unit::new(crate::machine::KERNEL);
-    let seed = Implementation {
-        seed: 1,
-        ..Implementation::default()
-    };
+    let mut seed = Implementation::default();
+    seed.seed = 1;
     assert_ne!(plain, Unit::with(seed, crate::machine::KERNEL));
 }
 

@@ -196,11 +196,10 @@ fn compare_pair<'s>(
     progress: &Printing,
 ) -> Result<ThreadDiff> {
     let is_thread = |stream: &Stream<'_>| stream.key().cpu().is_none();
-    let options = DiffOptions {
-        partings: args.number.max(1),
-        strict: args.strict,
-        has_calls: is_thread(x) && is_thread(y),
-    };
+    let mut options = DiffOptions::default();
+    options.partings = args.number.max(1);
+    options.strict = args.strict;
+    options.has_calls = is_thread(x) && is_thread(y);
     let (diff, one, other) = compare(
         files,
         &options,

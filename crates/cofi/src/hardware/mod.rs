@@ -182,30 +182,27 @@ pub(crate) fn record(
         None => Subject::Processors(None),
     };
     let privilege = options.privilege.unwrap_or(Privilege::User);
-    let settings = Settings {
-        file: &options.output,
-        config,
-        command_line,
-        levels: Levels {
-            os: privilege != Privilege::User,
-            user: privilege != Privilege::Os,
-        },
-        cpus: args.cpus.clone().map(|cpus| cpus.0),
-        // A sample's packets are in the buffer, with as many again before them.
-        buffer: match args.sample {
-            Some(samples) => Some(u64::from(samples.size) * 2),
-            None => snapshot_size.or(args.buffer),
-        },
-        keep: match (snapshot_size, args.sample) {
-            (Some(_), _) => Keep::Snapshots(snapshot),
-            (None, Some(Sampling { size, period })) => Keep::Samples(Samples { size, period }),
-            (None, None) => Keep::All,
-        },
-        filter: args.filter.as_deref().map(filter::resolve).transpose()?,
-        per_thread: args.per_thread,
-        window: flight.window().unwrap_or_default(),
-        snapshot_at: args.snapshot_at.clone(),
+    let mut settings = Settings::new(&options.output, config);
+    settings.command_line = command_line;
+    settings.levels = Levels {
+        os: privilege != Privilege::User,
+        user: privilege != Privilege::Os,
     };
+    settings.cpus = args.cpus.clone().map(|cpus| cpus.0);
+    // A sample's packets are in the buffer, with as many again before them.
+    settings.buffer = match args.sample {
+        Some(samples) => Some(u64::from(samples.size) * 2),
+        None => snapshot_size.or(args.buffer),
+    };
+    settings.keep = match (snapshot_size, args.sample) {
+        (Some(_), _) => Keep::Snapshots(snapshot),
+        (None, Some(Sampling { size, period })) => Keep::Samples(Samples { size, period }),
+        (None, None) => Keep::All,
+    };
+    settings.filter = args.filter.as_deref().map(filter::resolve).transpose()?;
+    settings.per_thread = args.per_thread;
+    settings.window = flight.window().unwrap_or_default();
+    settings.snapshot_at = args.snapshot_at.clone();
     let mut notice = |problem: &hardware::KernelProblem| output::tell(format_args!("{problem}"));
     let traced =
         hardware::run(&settings, subject, run_options, &mut notice).context("--engine hardware")?;

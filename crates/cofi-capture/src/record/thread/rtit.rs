@@ -209,10 +209,11 @@ mod tests {
 
     #[test]
     fn places_of_changes_and_of_software_interrupts_are_told() {
-        let mut thread = thread(RtitConfig {
-            sts: false,
-            mtc: false,
-            ..RtitConfig::default()
+        let mut thread = thread({
+            let mut config = RtitConfig::default();
+            config.sts = false;
+            config.mtc = false;
+            config
         });
         let mut clock = VirtualClock::new();
         clock.pause();
@@ -246,9 +247,10 @@ mod tests {
 
     #[test]
     fn streams_are_cut_at_psbs_wherever_lines_end() {
-        let mut thread = thread(RtitConfig {
-            psb_period: 0,
-            ..RtitConfig::default()
+        let mut thread = thread({
+            let mut config = RtitConfig::default();
+            config.psb_period = 0;
+            config
         });
         let mut clock = VirtualClock::new();
         thread.resume_user(clock, Ip(0x1000), ExecMode::Bits64);

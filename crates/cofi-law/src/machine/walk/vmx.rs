@@ -21,17 +21,13 @@ impl Walk<'_> {
         });
         let succeeds = outcome == EntryOutcome::Success;
         let toggles = toggles && succeeds;
-        let entry = VmEntry {
-            at,
-            to,
-            conceal,
-            conceal_guest: self.rng.one_in(3) && self.setup.conceals,
-            tsc: self.setup.guest_tsc,
-            load_ctl: toggles.then(|| self.ctl.with_trace_en(!traces).0),
-            loads: &[],
-            from_smm,
-            outcome,
-        };
+        let mut entry = VmEntry::new(at, to);
+        entry.conceal = conceal;
+        entry.conceal_guest = self.rng.one_in(3) && self.setup.conceals;
+        entry.tsc = self.setup.guest_tsc;
+        entry.load_ctl = toggles.then(|| self.ctl.with_trace_en(!traces).0);
+        entry.from_smm = from_smm;
+        entry.outcome = outcome;
         self.shown();
         let (before, live) = (self.status().context_en(), self.status().trigger_en());
         self.act(|unit, world| unit.vm_entry(world, &entry))
@@ -88,18 +84,15 @@ impl Walk<'_> {
         });
         let load = [(msr::IA32_RTIT_CTL, self.ctl.with_trace_en(true).0)];
         let vector = self.rng.one_in(3).then_some(77);
-        let exit = VmExit {
-            from,
-            to,
-            conceal,
-            reason: 0x30,
-            qualification: self.rng.next_u64(),
-            vector,
-            clear_ctl: toggles && traces,
-            loads: if toggles && !traces { &load } else { &[] },
-            to_smm: smm,
-            abort: false,
-        };
+        let mut exit = VmExit::new(from, to);
+        exit.conceal = conceal;
+        exit.reason = 0x30;
+        exit.qualification = self.rng.next_u64();
+        exit.vector = vector;
+        exit.clear_ctl = toggles && traces;
+        exit.loads = if toggles && !traces { &load } else { &[] };
+        exit.to_smm = smm;
+
         let (before, live) = (self.status().context_en(), self.status().trigger_en());
         self.act(|unit, world| unit.vm_exit(world, &exit))
             .expect("it is legal");

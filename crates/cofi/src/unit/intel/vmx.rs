@@ -62,20 +62,17 @@ impl Run {
             None => None,
         };
         let loads = loads(op)?;
-        let entry = VmEntry {
-            at,
-            to,
-            conceal: flag(op, "conceal")?,
-            conceal_guest: flag(op, "conceal_guest")?,
-            tsc,
-            load_ctl: match op.get("load_ctl") {
-                Some(field) => Some(field.number()?),
-                None => None,
-            },
-            loads: &loads,
-            from_smm,
-            outcome,
+        let mut entry = VmEntry::new(at, to);
+        entry.conceal = flag(op, "conceal")?;
+        entry.conceal_guest = flag(op, "conceal_guest")?;
+        entry.tsc = tsc;
+        entry.load_ctl = match op.get("load_ctl") {
+            Some(field) => Some(field.number()?),
+            None => None,
         };
+        entry.loads = &loads;
+        entry.from_smm = from_smm;
+        entry.outcome = outcome;
         match self.unit.vm_entry(&mut self.world, &entry) {
             Ok(()) => {
                 let to_root = from_smm.is_some_and(|smm| smm.to_root);
@@ -124,21 +121,18 @@ impl Run {
             }
         }
         let loads = loads(op)?;
-        let exit = VmExit {
-            from: self.from(op)?,
-            to,
-            conceal: flag(op, "conceal")?,
-            reason: number("reason")?,
-            qualification: number("qualification")?,
-            vector: match op.get("vector") {
-                Some(field) => Some(field.number()?),
-                None => None,
-            },
-            clear_ctl: flag(op, "clear_ctl")?,
-            loads: &loads,
-            to_smm,
-            abort: flag(op, "abort")?,
+        let mut exit = VmExit::new(self.from(op)?, to);
+        exit.conceal = flag(op, "conceal")?;
+        exit.reason = number("reason")?;
+        exit.qualification = number("qualification")?;
+        exit.vector = match op.get("vector") {
+            Some(field) => Some(field.number()?),
+            None => None,
         };
+        exit.clear_ctl = flag(op, "clear_ctl")?;
+        exit.loads = &loads;
+        exit.to_smm = to_smm;
+        exit.abort = flag(op, "abort")?;
         match self.unit.vm_exit(&mut self.world, &exit) {
             Ok(()) => {
                 self.vmx = Vmx::Root;

@@ -94,14 +94,15 @@ impl Walks {
                 let [tsc, mtc, cyc, noretcomp] = flags else {
                     bail!("four flags are wanted");
                 };
-                self.config = PtConfig {
-                    tsc: *tsc == "1",
-                    mtc: *mtc == "1",
-                    cyc: *cyc == "1",
-                    noretcomp: *noretcomp == "1",
-                    mtc_period: period.parse()?,
-                    branch: true,
-                    ..PtConfig::NONE
+                self.config = {
+                    let mut config = PtConfig::NONE;
+                    config.tsc = *tsc == "1";
+                    config.mtc = *mtc == "1";
+                    config.cyc = *cyc == "1";
+                    config.noretcomp = *noretcomp == "1";
+                    config.mtc_period = period.parse()?;
+                    config.branch = true;
+                    config
                 };
                 return Ok(());
             }
@@ -169,18 +170,17 @@ impl Walks {
 
     /// Writes them as a perf.data file, with the programs in files beside it. One tick of the TSC is one nanosecond.
     pub(super) fn save(&self, data: &Path) -> Result<()> {
-        let options = WriterOptions {
-            config: self.config.into(),
-            time: TimeConv {
+        let mut options = WriterOptions::new(
+            self.config.into(),
+            TimeConv {
                 shift: 0,
                 mult: 1,
                 zero: 0,
             },
-            tsc_ctc_ratio: (80, 1),
-            max_nonturbo_ratio: 20,
-            command_line: Vec::new(),
-            subject: Subject::Processes,
-        };
+        );
+        options.tsc_ctc_ratio = (80, 1);
+        options.max_nonturbo_ratio = 20;
+        options.subject = Subject::Processes;
         let mut wide = Image::new(true, data.with_extension("64"));
         let mut narrow = Image::new(false, data.with_extension("32"));
         let mut writer = Writer::new(BufWriter::new(File::create(data)?), options)?;

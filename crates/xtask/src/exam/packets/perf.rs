@@ -17,18 +17,16 @@ use super::listing::{Entry, hex};
 
 /// A file with one stream and nothing else.
 pub(super) fn file(stream: &[u8]) -> Result<Vec<u8>> {
-    let options = WriterOptions {
-        config: PtConfig::NONE.into(),
-        time: TimeConv {
+    let mut options = WriterOptions::new(
+        PtConfig::NONE.into(),
+        TimeConv {
             shift: 0,
             mult: 1,
             zero: 0,
         },
-        tsc_ctc_ratio: (1, 1),
-        max_nonturbo_ratio: 1,
-        command_line: Vec::new(),
-        subject: cofi_perf::Subject::Processes,
-    };
+    );
+    options.tsc_ctc_ratio = (1, 1);
+    options.max_nonturbo_ratio = 1;
     let mut writer = Writer::new(Cursor::new(Vec::new()), options)?;
     writer.auxtrace(0, 1, Default::default(), 1, stream)?;
     writer.finished_round()?;
