@@ -78,6 +78,18 @@ pub struct ElfSpec {
     pub within: Within,
 }
 
+impl ElfSpec {
+    /// A file at the addresses that it is linked to, in every address space.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            base: None,
+            within: Within::default(),
+        }
+    }
+}
+
 /// A file and the address its bytes stand at: `FILE:0x…`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawSpec {

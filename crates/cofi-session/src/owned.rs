@@ -1,8 +1,10 @@
 //! Sessions and flows that keep what they read, for who has no lifetimes: other languages, and flows that are passed around.
 
 use crate::{FileBytes, Session, SessionError, SessionOptions, Stream, ThreadFlow};
+use cofi_image::ElfSpec;
 use self_cell::self_cell;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 self_cell! {
@@ -18,6 +20,39 @@ self_cell! {
 pub struct OwnedSession(SessionCell);
 
 impl OwnedSession {
+    /// Reads the trace in a file that tells itself what code ran, as perf.data does: with the code that was saved beside it
+    /// ([`SessionOptions::beside`]).
+    ///
+    /// # Errors
+    /// [`SessionError::Io`] if the file cannot be read, and those of [`Session::new`].
+    pub fn open(trace: impl AsRef<Path>) -> Result<Self, SessionError> {
+        let path = trace.as_ref();
+        Self::read(path, &SessionOptions::beside(path))
+    }
+
+    /// The same with the code of an ELF file at the addresses that it is linked to: all that bare packets need. What else there may be to
+    /// say is in [`SessionOptions`], for [`Self::new`].
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn open_with_elf(
+        trace: impl AsRef<Path>,
+        elf: impl Into<PathBuf>,
+    ) -> Result<Self, SessionError> {
+        let path = trace.as_ref();
+        let mut options = SessionOptions::beside(path);
+        options.elf.push(ElfSpec::new(elf));
+        Self::read(path, &options)
+    }
+
+    fn read(path: &Path, options: &SessionOptions) -> Result<Self, SessionError> {
+        let bytes = std::fs::read(path).map_err(|error| SessionError::Io {
+            path: path.to_owned(),
+            error,
+        })?;
+        Self::new(bytes, options)
+    }
+
     /// Reads a trace, as [`Session::new`] does.
     ///
     /// # Errors
@@ -47,6 +82,12 @@ impl OwnedSession {
     #[must_use]
     pub fn streams(&self) -> &[Stream<'_>] {
         self.session().streams()
+    }
+
+    /// The flow of a stream, as [`Session::decode`] yields it.
+    #[must_use]
+    pub fn decode<'s>(&'s self, stream: &'s Stream<'_>) -> ThreadFlow<'s> {
+        self.session().decode(stream)
     }
 }
 
@@ -106,6 +147,21 @@ mod tests {
     use crate::FileFormat;
     use cofi_flow::{Event, Item};
     use cofi_packet::intel::IntelPt;
+
+    #[test]
+    fn a_trace_or_a_program_that_is_not_there_is_an_error_with_its_name() {
+        let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/small");
+        let named = |result: Result<OwnedSession, SessionError>, name: &str| {
+            let error = result.expect_err("it is not there").to_string();
+            assert!(error.contains(name), "{error}");
+        };
+        named(OwnedSession::open(small.join("none.pt")), "none.pt");
+        let trace = small.join("count.pt");
+        named(
+            OwnedSession::open_with_elf(trace, small.join("none")),
+            "none",
+        );
+    }
 
     /// Bytes, and what reads them, go with the last that needs them.
     #[test]
