@@ -55,6 +55,7 @@ pub use event::{
     Ptwrite, Retired, Rsm, Sleep, SmmExit, SmmReturn, VmEntry, VmExit,
 };
 pub use implementation::{Implementation, InternalBuffer, IpCompression, TntForm};
+pub use output::OutputError;
 pub use registers::{Fault, TransitionError};
 pub use settings::SettingError;
 pub use spec::{

@@ -3,8 +3,8 @@
 use cofi_packet::{ExecMode, Ip};
 use cofi_unit::spec::topa::Entry;
 use cofi_unit::{
-    At, Branch, Capabilities, Client, Clock, Context, Ctl, Destination, Event, OutputMaskPtrs,
-    PhysAddr, Retired, Status, Unit, msr,
+    At, Branch, Capabilities, Client, Clock, Context, Ctl, Destination, Event, Implementation,
+    InternalBuffer, OutputError, OutputMaskPtrs, PhysAddr, Retired, Status, Unit, msr,
 };
 use std::collections::HashMap;
 
@@ -184,6 +184,7 @@ fn whole() -> Vec<u8> {
 fn has_it_all(run: &Run) {
     assert!(run.world.stream == whole());
     assert!(!run.status().error() && !run.status().stopped());
+    assert_eq!(run.unit.check_output(), Ok(()));
 }
 
 #[test]
@@ -240,6 +241,7 @@ fn stop_ends_the_stream_with_the_region() {
     let mut run = topa(&[page(0).with_int(), page(1).with_int().with_stop(), page(2)]);
     ends_after(&run, 2 * PAGE);
     assert!(run.status().stopped() && !run.status().error());
+    assert_eq!(run.unit.check_output(), Err(OutputError::Stopped));
     assert_eq!(run.world.pmis, 2);
     // Software clears the status, PacketByteCnt too, and points to the next region. A new stream begins.
     run.world.stream.clear();
@@ -266,10 +268,38 @@ fn an_error_ends_the_stream() {
         let run = topa(&[page(0), wrong]);
         ends_after(&run, PAGE);
         assert!(run.status().error() && !run.status().stopped());
+        assert_eq!(run.unit.check_output(), Err(OutputError::Operational));
     }
     // At once.
     for run in [topa(&[Entry::table(TABLE)]), range(0x80, 0xff, 0)] {
         ends_after(&run, 0);
         assert!(run.status().error());
     }
+}
+
+#[test]
+fn a_buffer_without_room_is_an_error_of_the_output() {
+    let mut choices = Implementation::default();
+    choices.buffer = Some(InternalBuffer {
+        size: 64,
+        drain_bytes: 0,
+        drain_cycles: 0,
+        resume_at: 32,
+    });
+    let mut run = Run {
+        unit: Unit::with(Capabilities::default(), choices, USER),
+        world: World::default(),
+    };
+    run.write(msr::IA32_RTIT_OUTPUT_BASE, 0);
+    run.write(msr::IA32_RTIT_OUTPUT_MASK_PTRS, 0xffff);
+    run.write(msr::IA32_RTIT_CTL, ctl().with_trace_en(true).0);
+    assert_eq!(run.unit.check_output(), Ok(()));
+    run.program();
+    // It lasts, and it counts when it is over.
+    let lost = Err(OutputError::Overflow { count: 1 });
+    assert!(run.unit.is_overflowing());
+    assert_eq!(run.unit.check_output(), lost);
+    run.write(msr::IA32_RTIT_CTL, ctl().0);
+    assert!(!run.unit.is_overflowing());
+    assert_eq!(run.unit.check_output(), lost);
 }

@@ -30,6 +30,7 @@
 //!   entry in restricted memory is an error when it is reached, and is not read.
 //! - *Setting TraceEn while Error or Stopped is set* pends a PMI that is due, and does nothing else: the table is not read.
 
+mod error;
 mod saved;
 mod single;
 mod topa;
@@ -38,6 +39,8 @@ mod topa;
 mod model_tests;
 #[cfg(test)]
 mod tests;
+
+pub use error::OutputError;
 
 use crate::client::{Client, PhysAddr};
 use crate::registers::Registers;

@@ -2,6 +2,7 @@
 
 use super::Unit;
 use super::queue::Queue;
+use crate::OutputError;
 use crate::client::{Client, Clock};
 use crate::drain::Drain;
 use crate::implementation::InternalBuffer;
@@ -87,6 +88,25 @@ impl Unit {
     #[must_use]
     pub fn overflows(&self) -> u64 {
         self.buffer.as_ref().map_or(0, |buffer| buffer.resolved)
+    }
+
+    /// Whether all packets have come to the output, as far as the registers and the internal buffer know: for a caller to ask before it takes
+    /// the trace for whole. No operation fails for it, as none does in a processor; and as there, only software clears
+    /// IA32_RTIT_STATUS, after which this knows of overflows alone. What [`Client::dropped`](crate::Client::dropped) is told is not counted.
+    ///
+    /// # Errors
+    /// The first of [`OutputError`]'s cases, in their order, that holds.
+    pub fn check_output(&self) -> Result<(), OutputError> {
+        if self.regs.status.error() {
+            return Err(OutputError::Operational);
+        }
+        if self.regs.status.stopped() {
+            return Err(OutputError::Stopped);
+        }
+        match self.overflows() + u64::from(self.is_overflowing()) {
+            0 => Ok(()),
+            count => Err(OutputError::Overflow { count }),
+        }
     }
 
     /// How many bytes the internal buffer holds.
