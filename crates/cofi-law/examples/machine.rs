@@ -141,21 +141,21 @@ fn setup(seed: u64, steps: usize) -> Setup {
         .with_pwr_evt_en(wide)
         .with_cr3_filter(flip());
     let deferred_tips = flip();
-    ctl = ctl.with_psb_freq(rng.below(3) as u64);
-    let size = 64 + rng.below(400) as u32;
+    ctl = ctl.with_psb_freq(rng.index(3) as u64);
+    let size = 64 + rng.index(400) as u32;
     let mut choices = Implementation::default();
-    choices.tnt = [TntForm::Short, TntForm::Long, TntForm::Both][rng.below(3)];
+    choices.tnt = [TntForm::Short, TntForm::Long, TntForm::Both][rng.index(3)];
     choices.deferred_tips = deferred_tips;
     choices.ip_compression = [
         IpCompression::Shortest,
         IpCompression::AgainstZero,
         IpCompression::Off,
-    ][rng.below(3)];
-    choices.cycle_counter_bits = rng.one_in(2).then(|| 6 + rng.below(14) as u8);
+    ][rng.index(3)];
+    choices.cycle_counter_bits = rng.one_in(2).then(|| 6 + rng.index(14) as u8);
     choices.buffer = features.has(Features::OVERFLOW).then_some(InternalBuffer {
         size,
-        drain_bytes: 1 + rng.below(8) as u32,
-        drain_cycles: [300, 3000, 10_000, 30_000][rng.below(4)],
+        drain_bytes: 1 + rng.index(8) as u32,
+        drain_cycles: [300, 3000, 10_000, 30_000][rng.index(4)],
         resume_at: size / 2,
     });
     Setup {

@@ -60,14 +60,14 @@ fn config(seed: u64, steps: usize, ctl: Ctl) -> Config {
     let mut rng = Rng::new(!seed);
     Config {
         seed,
-        steps: 1 + rng.below(steps),
-        blocks: 2 + rng.below(58),
+        steps: 1 + rng.index(steps),
+        blocks: 2 + rng.index(58),
         ctl: ctl
             .with_cyc_thresh(rng.next_u64() % 10)
             .with_psb_freq(rng.next_u64() % 3),
         long_tnt: rng.one_in(2),
         deep: rng.one_in(4),
-        slowest: [1, 40, 3000][rng.below(3)],
+        slowest: [1, 40, 3000][rng.index(3)],
     }
 }
 

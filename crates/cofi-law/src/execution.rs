@@ -192,7 +192,7 @@ impl Walk<'_> {
     }
 
     fn random_block(&mut self, program: usize) -> Ip {
-        let mut block = self.rng.below(self.config.blocks);
+        let mut block = self.rng.index(self.config.blocks);
         if self.config.deep {
             // Odd blocks return, even ones call.
             self.ascending ^= self.rng.one_in(100);
@@ -204,7 +204,7 @@ impl Walk<'_> {
     /// An event, at an instruction that has not run: to a handler in the traced world, or to the kernel and back.
     fn event(&mut self) {
         let from = self.ip();
-        let program = self.rng.below(2);
+        let program = self.rng.index(2);
         if self.rng.one_in(2) {
             let handler = self.random_block(program);
             let mode = self.programs[program].mode;
@@ -230,7 +230,7 @@ impl Walk<'_> {
         self.pass_time();
         // Where the kernel is traced too, an IRET of its own would have to be shown: there is no kernel code here.
         let program = if self.rng.one_in(4) {
-            self.rng.below(2)
+            self.rng.index(2)
         } else {
             self.at.0
         };
@@ -251,7 +251,7 @@ impl Walk<'_> {
 
     fn step(&mut self) {
         self.pass_time();
-        match self.rng.below(if self.config.deep { 5000 } else { 150 }) {
+        match self.rng.index(if self.config.deep { 5000 } else { 150 }) {
             0 => return self.event(),
             1 if self.rng.one_in(4) => {
                 self.set_trace_en(false);
@@ -338,7 +338,7 @@ impl Walk<'_> {
         };
         match end {
             End::FarReturn => {
-                let program = self.rng.below(2);
+                let program = self.rng.index(2);
                 let to = self.random_block(program);
                 let mode = self.programs[program].mode;
                 let context = Context {

@@ -73,8 +73,8 @@ fn choose_end(rng: &mut Rng, index: usize, count: usize, deep: bool) -> End {
             End::Return
         };
     }
-    let later = |rng: &mut Rng| index + 1 + rng.below(count - index - 1);
-    match rng.below(if last { 5 } else { 20 }) {
+    let later = |rng: &mut Rng| index + 1 + rng.index(count - index - 1);
+    match rng.index(if last { 5 } else { 20 }) {
         0 | 1 => End::Return,
         2 => End::IndirectJump,
         3 => End::FarReturn,
@@ -86,7 +86,7 @@ fn choose_end(rng: &mut Rng, index: usize, count: usize, deep: bool) -> End {
         11 | 12 => End::IndirectCall,
         13 => End::ShortLoop,
         14 => End::FallThrough,
-        _ => End::Conditional(rng.below(count)),
+        _ => End::Conditional(rng.index(count)),
     }
 }
 
@@ -121,7 +121,7 @@ impl Program {
         let plan: Vec<(Vec<&[u8]>, End)> = (0..count)
             .map(|i| {
                 (
-                    (0..rng.below(5)).map(|_| FILLERS[rng.below(5)]).collect(),
+                    (0..rng.index(5)).map(|_| FILLERS[rng.index(5)]).collect(),
                     choose_end(rng, i, count, deep),
                 )
             })

@@ -78,8 +78,8 @@ impl Units {
         self.waiting.push((world.clock, insn));
         if self.waiting.len() >= self.most {
             self.tell();
-            let most = [3, 30, 500][self.rng.below(3)];
-            self.most = 1 + self.rng.below(most);
+            let most = [3, 30, 500][self.rng.index(3)];
+            self.most = 1 + self.rng.index(most);
         }
     }
 

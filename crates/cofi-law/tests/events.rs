@@ -68,7 +68,7 @@ fn both_levels_tell_the_same() {
     let mut seen = BTreeMap::<_, usize>::new();
     for seed in 0..count {
         let mut rng = Rng::new(seed ^ 0xe7e7);
-        let features = match rng.below(3) {
+        let features = match rng.index(3) {
             0 => Features::ALL,
             _ => Features(rng.next_u64() as u32 & Features::ALL.0),
         };

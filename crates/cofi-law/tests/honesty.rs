@@ -259,7 +259,7 @@ fn a_flipped_bit() {
         let statuses = statuses(&record.trace);
         let mut rng = Rng::new(seed ^ 0xf11b);
         for _ in 0..8.min(record.trace.len()) {
-            let (at, bit) = (rng.below(record.trace.len()), rng.below(8));
+            let (at, bit) = (rng.index(record.trace.len()), rng.index(8));
             if statuses.iter().any(|range| range.contains(&at)) {
                 continue;
             }
@@ -295,10 +295,10 @@ fn missing_code() {
         let mut rng = Rng::new(seed ^ 0xc0de);
         for _ in 0..4.min(whole.len()) {
             // Around an instruction that ran.
-            let from = whole[rng.below(whole.len())].1.0;
+            let from = whole[rng.index(whole.len())].1.0;
             let source = Source {
                 codes: &record.codes,
-                without: from..from + 1 + rng.below(64) as u64,
+                without: from..from + 1 + rng.index(64) as u64,
             };
             let flow = decode(&record.trace, &setup, source);
             let label = || format!("seed {seed}, without {from:#x}");
@@ -323,8 +323,8 @@ fn cut_at_both_ends() {
         let (setup, record, whole) = case(seed);
         let mut rng = Rng::new(seed ^ 0xc07);
         for _ in 0..8.min(record.trace.len()) {
-            let from = rng.below(record.trace.len());
-            let to = from + rng.below(record.trace.len() - from + 1);
+            let from = rng.index(record.trace.len());
+            let to = from + rng.index(record.trace.len() - from + 1);
             let mut flow = decode(&record.trace[from..to], &setup, all(&record));
             let last = flow.pieces.iter().flat_map(|piece| &piece.steps).last();
             let last = last.map_or(0, |step| step.0);

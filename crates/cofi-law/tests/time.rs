@@ -82,8 +82,8 @@ fn without_mtcs(trace: &[u8], rng: &mut Rng) -> Vec<u8> {
                 gone += usize::from(ctc.wrapping_sub(last));
                 last = ctc;
                 if left == 0 && rng.one_in(5) {
-                    let most = [3, 40, 200][rng.below(3)];
-                    left = 1 + rng.below(most);
+                    let most = [3, 40, 200][rng.index(3)];
+                    left = 1 + rng.index(most);
                 }
                 if left > 0 && gone < 128 {
                     left -= 1;

@@ -1,8 +1,12 @@
-//! What the tests of all crates share: reports of what is skipped, compiling C, waiting for conditions, a trace of nothing.
+//! What the tests of all crates share: reports of what is skipped, compiling C, waiting for conditions, random numbers, a trace of nothing.
 //!
 //! A test that lacks something on this machine (a program, a right, a processor's feature) calls [`skip`] and returns. Nothing is
 //! skipped silently: where the environment variable `COFI_SKIPPED` names a file, a line is added there, which `.ci/run` prints and
 //! judges. `cargo test` shows the standard error of failed tests only, so that would not do.
+
+mod rng;
+
+pub use rng::Rng;
 
 use std::fmt::Display;
 use std::fs::OpenOptions;

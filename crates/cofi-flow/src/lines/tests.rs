@@ -3,6 +3,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use cofi_test::Rng;
+
 use super::*;
 
 const BASE: u64 = 0x8000_0000;
@@ -56,19 +58,6 @@ fn byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) % n
-    }
-}
-
 /// The writes of a stream from `from` on, with partial lines here and there.
 fn writes(rng: &mut Rng, from: u64, count: usize) -> Vec<Write> {
     let mut at = from;
@@ -103,7 +92,7 @@ fn reordered(rng: &mut Rng, mut writes: Vec<Write>, late: u64) -> Vec<Write> {
 
 #[test]
 fn any_order_that_is_possible_is_put_back() {
-    let mut rng = Rng(1);
+    let mut rng = Rng::new(1);
     for round in 0..400_u64 {
         let count = 1 << (round % 5);
         let mask = (count * LINE - 1) as u32;
@@ -129,7 +118,7 @@ fn any_order_that_is_possible_is_put_back() {
 
 #[test]
 fn lines_that_never_come_are_gaps() {
-    let mut rng = Rng(2);
+    let mut rng = Rng::new(2);
     for _ in 0..400 {
         let count = 4 << rng.below(4);
         let late = rng.below(count / 2);

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use cofi_packet::rtit::{CycleCount, FullTnt, LipBytes, LipPayload, Packet};
 use cofi_packet::{Tsc, Uint};
+use cofi_test::Rng;
 
 use crate::{Errata, FlowConfig, RtitTime, TimeJump};
 
@@ -230,22 +231,6 @@ fn erratum_e7_the_first_mtc_is_ignored() {
     assert_eq!(bounds(&time), (0x1080, Some(0x1080)));
 }
 
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) % n
-    }
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
-
 /// A processor that makes packets, with the time of each: none for PSB and TraceStop, which tell no time and stand where they may.
 struct Model {
     rng: Rng,
@@ -268,7 +253,7 @@ struct Model {
 
 impl Model {
     fn new(seed: u64) -> Self {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let (accurate, less, mtc_en) = (rng.one_in(2), rng.one_in(2), !rng.one_in(4));
         Self {
             tsc: rng.below(1 << 41),

@@ -114,7 +114,7 @@ pub(crate) struct Place {
 impl Place {
     /// Somewhat later in the program.
     pub(crate) fn later(self, rng: &mut Rng) -> usize {
-        (self.index + 1 + rng.below(12)).min(self.count - 1)
+        (self.index + 1 + rng.index(12)).min(self.count - 1)
     }
 }
 
@@ -129,8 +129,8 @@ fn choose_kind(rng: &mut Rng, place: Place) -> Kind {
     } = place;
     let later = |rng: &mut Rng| place.later(rng);
     let wide = mode == ExecMode::Bits64;
-    match rng.below(48) {
-        0..=7 => Kind::Conditional(rng.below(count)),
+    match rng.index(48) {
+        0..=7 => Kind::Conditional(rng.index(count)),
         8 | 9 => Kind::Return,
         10 => Kind::Jump(later(rng)),
         11..=13 => Kind::Call(later(rng)),
@@ -147,7 +147,7 @@ fn choose_kind(rng: &mut Rng, place: Place) -> Kind {
         24 => Kind::Ptwrite {
             wide: wide && rng.one_in(2),
         },
-        25 if mode != ExecMode::Bits16 => Kind::Xbegin(rng.below(count)),
+        25 if mode != ExecMode::Bits16 => Kind::Xbegin(rng.index(count)),
         26 | 27 => Kind::Xend,
         28 if cpl == 0 => Kind::Mwait,
         29 if cpl == 0 => Kind::Halt,
@@ -239,7 +239,7 @@ impl Code {
                 Plan {
                     kind,
                     prefixes,
-                    filler: FILLERS[rng.below(4)],
+                    filler: FILLERS[rng.index(4)],
                 }
             })
             .collect();

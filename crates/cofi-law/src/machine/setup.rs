@@ -31,11 +31,11 @@ impl Setup {
 
 /// A processor that exists, or one of all that could.
 fn capabilities(rng: &mut Rng) -> Capabilities {
-    let mut caps = match rng.below(4) {
+    let mut caps = match rng.index(4) {
         0 => Capabilities::default(),
         1 => {
             let all = Generation::ALL;
-            all[rng.below(all.len())].capabilities()
+            all[rng.index(all.len())].capabilities()
         }
         _ => {
             let mut flag = || !rng.one_in(3);
@@ -60,7 +60,7 @@ fn capabilities(rng: &mut Rng) -> Capabilities {
     caps.single_range = true;
     caps.crystal = Capabilities::default().crystal;
     caps.address_ranges = if caps.ip_filter {
-        1 + rng.below(4) as u8
+        1 + rng.index(4) as u8
     } else {
         0
     };
@@ -81,7 +81,7 @@ fn encoding(rng: &mut Rng, bitmap: u16, most: usize) -> u64 {
         .collect();
     match legal.len() {
         0 => 0,
-        count => legal[rng.below(count)],
+        count => legal[rng.index(count)],
     }
 }
 
@@ -116,23 +116,23 @@ fn configuration(rng: &mut Rng, caps: &Capabilities) -> Ctl {
 }
 
 fn choices(rng: &mut Rng, features: Features) -> Implementation {
-    let size = 64 + rng.below(4000) as u32;
+    let size = 64 + rng.index(4000) as u32;
     let mut choices = Implementation::default();
-    choices.tnt = [TntForm::Short, TntForm::Long, TntForm::Both][rng.below(3)];
+    choices.tnt = [TntForm::Short, TntForm::Long, TntForm::Both][rng.index(3)];
     choices.deferred_tips = rng.one_in(2);
     choices.ip_compression = [
         IpCompression::Shortest,
         IpCompression::AgainstZero,
         IpCompression::Off,
-    ][rng.below(3)];
-    choices.cycle_counter_bits = rng.one_in(2).then(|| 6 + rng.below(14) as u8);
+    ][rng.index(3)];
+    choices.cycle_counter_bits = rng.one_in(2).then(|| 6 + rng.index(14) as u8);
     choices.mode_exec_on_enable = rng.one_in(4);
     choices.stale_reads = false;
     choices.buffer = features.has(Features::OVERFLOW).then(|| InternalBuffer {
         size,
-        drain_bytes: 1 + rng.below(40) as u32,
-        drain_cycles: [60, 1000, 20_000][rng.below(3)],
-        resume_at: rng.below(size as usize) as u32,
+        drain_bytes: 1 + rng.index(40) as u32,
+        drain_cycles: [60, 1000, 20_000][rng.index(3)],
+        resume_at: rng.index(size as usize) as u32,
     });
     choices
 }

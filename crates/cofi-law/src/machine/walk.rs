@@ -60,7 +60,7 @@ const SPACES: [u64; 3] = [0x1000, 0x0012_3456_7000, 0x5000];
 pub fn run(setup: &Setup) -> Record {
     let mut rng = Rng::new(setup.seed);
     let mut codes = Vec::new();
-    let high = [0xffff_8000_8000_0000, 0x7fff_fff0_0000, 0x5555_5555_0000][rng.below(3)];
+    let high = [0xffff_8000_8000_0000, 0x7fff_fff0_0000, 0x5555_5555_0000][rng.index(3)];
     for (base, mode, cpl) in [
         (0xffff_ffff_8100_0000, ExecMode::Bits64, 0),
         (0x40_0000, ExecMode::Bits64, 3),
@@ -72,7 +72,7 @@ pub fn run(setup: &Setup) -> Record {
         if mode != ExecMode::Bits64 && !setup.features.has(Features::MODES) {
             continue;
         }
-        let count = 2 + rng.below(150);
+        let count = 2 + rng.index(150);
         codes.push(Code::random(&mut rng, count, Ip(base), (mode, cpl), choose));
     }
     let context = Context {
@@ -244,13 +244,13 @@ impl Walk<'_> {
             return;
         }
         for n in 0..u32::from(self.setup.caps.address_ranges) {
-            let code = self.rng.below(self.codes.len());
+            let code = self.rng.index(self.codes.len());
             let insns = &self.codes[code].insns;
-            let (a, b) = (self.rng.below(insns.len()), self.rng.below(insns.len()));
+            let (a, b) = (self.rng.index(insns.len()), self.rng.index(insns.len()));
             let (from, to) = (insns[a.min(b)].ip, insns[a.max(b)].ip);
             self.wrmsr(msr::IA32_RTIT_ADDR0_A + 2 * n, from.0);
             self.wrmsr(msr::IA32_RTIT_ADDR0_A + 2 * n + 1, to.0);
-            let config = [0, 1, 1, 2][self.rng.below(4)];
+            let config = [0, 1, 1, 2][self.rng.index(4)];
             // A stop range ends the trace too often to be large.
             if config != 2 || b.abs_diff(a) < 3 {
                 self.ctl.0 |= config << (32 + 4 * n);
@@ -296,7 +296,7 @@ impl Walk<'_> {
     }
 
     fn pass_time(&mut self) {
-        let most = [1, 30, 30, 2000][self.rng.below(4)];
+        let most = [1, 30, 30, 2000][self.rng.index(4)];
         let ticks = self.rng.next_u64() % most;
         self.world.pass(ticks);
     }
@@ -310,9 +310,9 @@ impl Walk<'_> {
     /// A random place at this privilege level, or any.
     fn anywhere(&mut self, cpl: Option<u8>) -> (usize, usize) {
         loop {
-            let program = self.rng.below(self.codes.len());
+            let program = self.rng.index(self.codes.len());
             if cpl.is_none_or(|cpl| self.codes[program].cpl == cpl) {
-                return (program, self.rng.below(self.codes[program].insns.len()));
+                return (program, self.rng.index(self.codes[program].insns.len()));
             }
         }
     }
@@ -333,7 +333,7 @@ impl Walk<'_> {
         }
         // A PIP can tell of a new space only where the destination is traced.
         if self.has(Features::SPACES) && context.cpl == 0 && self.rng.one_in(8) {
-            context.cr3 = SPACES[self.rng.below(3)];
+            context.cr3 = SPACES[self.rng.index(3)];
         }
         Destination { ip, context }
     }
@@ -373,7 +373,7 @@ impl Walk<'_> {
     fn interrupt(&mut self, from: Ip) {
         let place = self.anywhere(None);
         let to = self.destination(place);
-        let vector = [3, 14, 14, 32, 200][self.rng.below(5)];
+        let vector = [3, 14, 14, 32, 200][self.rng.index(5)];
         let page_fault = (vector == 14).then(|| self.rng.next_u64());
         let status = self.status();
         let (live, before) = (status.trigger_en(), status.context_en());
@@ -423,7 +423,7 @@ impl Walk<'_> {
     fn between(&mut self) -> bool {
         let here = self.ip();
         let plain = self.smm.is_none() && self.context.enclave == Enclave::None;
-        match self.rng.below(600) {
+        match self.rng.index(600) {
             0..=9 if self.has(Features::INTERRUPTS) => {
                 if self.context.in_tx {
                     self.abort();
@@ -467,7 +467,7 @@ impl Walk<'_> {
             91 | 92 => self.event(Event::CycleCounterReset),
             93 | 94 => self.act(|unit, world| unit.clock(world)),
             95..=99 => {
-                let bytes = self.rng.below(300);
+                let bytes = self.rng.index(300);
                 self.act(|unit, world| unit.drain(world, bytes));
             }
             _ => return false,
@@ -506,11 +506,11 @@ impl Walk<'_> {
             }
             Kind::CallNext => self.near(at, Branch::DirectCall(at.next), self.at.1 + 1),
             Kind::IndirectJump => {
-                let to = self.rng.below(self.codes[program].insns.len());
+                let to = self.rng.index(self.codes[program].insns.len());
                 self.near(at, Branch::IndirectJump(start(self, to)), to);
             }
             Kind::IndirectCall => {
-                let to = self.rng.below(self.codes[program].insns.len());
+                let to = self.rng.index(self.codes[program].insns.len());
                 self.stack.push((program, self.at.1 + 1));
                 self.near(at, Branch::IndirectCall(start(self, to)), to);
             }
@@ -519,7 +519,7 @@ impl Walk<'_> {
                 let popped = popped.filter(|_| !self.rng.one_in(10));
                 let to = match popped {
                     Some((_, insn)) => insn,
-                    None => self.rng.below(self.codes[program].insns.len()),
+                    None => self.rng.index(self.codes[program].insns.len()),
                 };
                 self.near(at, Branch::Return(start(self, to)), to);
             }
@@ -559,7 +559,7 @@ impl Walk<'_> {
             Kind::FarReturn | Kind::Iret | Kind::Uiret | Kind::Syscall => self.far(at, insn.kind),
             Kind::MovCr3 if self.has(Features::SPACES) => {
                 self.shown();
-                self.context.cr3 = SPACES[self.rng.below(3)];
+                self.context.cr3 = SPACES[self.rng.index(3)];
                 let cr3 = self.context.cr3;
                 self.act(|unit, world| unit.event(world, Event::MovCr3 { at, cr3 }));
                 self.follow_space(true);
@@ -680,7 +680,7 @@ impl Walk<'_> {
         let mut to = self.destination(place);
         to.context.cr3 = self.context.cr3;
         if self.context.enclave == Enclave::None {
-            to.context.enclave = [Enclave::Production, Enclave::Debug][self.rng.below(2)];
+            to.context.enclave = [Enclave::Production, Enclave::Debug][self.rng.index(2)];
             self.event(Event::EnclaveEntry { at, to });
         } else {
             self.event(Event::EnclaveExit { at, to });

@@ -18,7 +18,7 @@ pub(super) fn choose(rng: &mut Rng, place: Place) -> (Kind, u8) {
             | Kind::FarCall
     );
     let prefixes = if is_far && rng.one_in(3) {
-        rng.below(7) as u8
+        rng.index(7) as u8
     } else {
         0
     };
@@ -31,10 +31,10 @@ fn choose_kind(rng: &mut Rng, place: Place) -> Kind {
     // A third of it is loops, so that there are full TNTs, too.
     let third = place.count / 3;
     if place.index < third && rng.one_in(3) {
-        return Kind::Conditional(rng.below(third));
+        return Kind::Conditional(rng.index(third));
     }
-    match rng.below(48) {
-        0..=8 => Kind::Conditional(rng.below(place.count)),
+    match rng.index(48) {
+        0..=8 => Kind::Conditional(rng.index(place.count)),
         9 | 10 => Kind::Return,
         11 => Kind::Jump(place.later(rng)),
         12..=14 => Kind::Call(place.later(rng)),

@@ -19,8 +19,8 @@ impl Setup {
             features,
             choices,
             ctl,
-            pkt_mask: rng.below(6) as u64,
-            limit_mask: (1 << (8 + rng.below(14))) - 1,
+            pkt_mask: rng.index(6) as u64,
+            limit_mask: (1 << (8 + rng.index(14))) - 1,
             mode: match rng.one_in(4) {
                 true => ExecMode::Bits32,
                 false => ExecMode::Bits64,
@@ -30,7 +30,7 @@ impl Setup {
                 true => (1 << 40) - 1 - rng.next_u64() % (1 << 19),
                 false => start,
             },
-            ending: [Ending::Told, Ending::Buffered, Ending::Silent][rng.below(3)],
+            ending: [Ending::Told, Ending::Buffered, Ending::Silent][rng.index(3)],
         }
     }
 }
@@ -50,21 +50,21 @@ fn configuration(rng: &mut Rng, lines: Lines) -> Ctl {
         .with_sts_en(flag() || flag())
         .with_cmprs_ret(flag())
         .with_less_pkts(flag())
-        .with_mtc_range(rng.below(4) as u64)
+        .with_mtc_range(rng.index(4) as u64)
 }
 
 fn choices(rng: &mut Rng, features: Features) -> Implementation {
-    let most = [20, 200, 1000][rng.below(3)];
+    let most = [20, 200, 1000][rng.index(3)];
     let mut choices = Implementation::default();
     choices.buffer = features.has(Features::OVERFLOW).then(|| InternalBuffer {
-        size: 32 + rng.below(most) as u32,
-        drain_bytes: 1 + rng.below(12) as u32,
-        drain_cycles: [60, 1000, 20_000][rng.below(3)],
+        size: 32 + rng.index(most) as u32,
+        drain_bytes: 1 + rng.index(12) as u32,
+        drain_cycles: [60, 1000, 20_000][rng.index(3)],
     });
-    choices.psb_effect_delay = rng.below(5) as u8;
+    choices.psb_effect_delay = rng.index(5) as u8;
     choices.pgd_on_disable = !features.has(Features::SILENCE);
     choices.lines = match features.has(Features::LINES) {
-        true => [Lines::Lines, Lines::Reordered][rng.below(2)],
+        true => [Lines::Lines, Lines::Reordered][rng.index(2)],
         false => Lines::Immediate,
     };
     choices.errata = Errata::default();

@@ -57,7 +57,7 @@ pub(super) const SPACES: [u64; 3] = [0x1000, 0x3456_7020, 0x5000];
 pub fn run(setup: &Setup) -> Record {
     let mut rng = Rng::new(setup.seed);
     let wide = setup.mode == ExecMode::Bits64;
-    let high = [0xffff_8000_8000_0000, 0x7fff_fff0_0000, 0x5555_5555_0000][rng.below(3)];
+    let high = [0xffff_8000_8000_0000, 0x7fff_fff0_0000, 0x5555_5555_0000][rng.index(3)];
     let bases = if wide {
         [0xffff_ffff_8100_0000, 0x40_0000, high ^ 0x7654_0000]
     } else {
@@ -65,7 +65,7 @@ pub fn run(setup: &Setup) -> Record {
     };
     let mut codes = Vec::new();
     for (base, cpl) in bases.into_iter().zip([0, 3, 3]) {
-        let count = 2 + rng.below(150);
+        let count = 2 + rng.index(150);
         let how = (setup.mode, cpl);
         codes.push(Code::random(&mut rng, count, Ip(base), how, choose));
     }
@@ -277,7 +277,7 @@ impl Walk<'_> {
         // Seldom so long that the cycle counter is half full; but it does not go round, as an MTC does not.
         let most = match !self.ctl.mtc_en() && self.rng.one_in(400) {
             true => self.until_round(),
-            false => [1, 30, 30, 2000][self.rng.below(4)],
+            false => [1, 30, 30, 2000][self.rng.index(4)],
         };
         let ticks = self.rng.next_u64() % most;
         self.world.pass(ticks);
@@ -295,7 +295,7 @@ impl Walk<'_> {
     /// A random place at this privilege level, or any.
     fn anywhere(&mut self, cpl: Option<u8>) -> (usize, usize) {
         loop {
-            let program = self.rng.below(self.codes.len());
+            let program = self.rng.index(self.codes.len());
             if cpl.is_none_or(|cpl| self.codes[program].cpl == cpl)
                 && let Some(insn) = self.somewhere(program)
             {
@@ -306,7 +306,7 @@ impl Walk<'_> {
 
     /// A random place in this program, if it is not to be avoided.
     fn somewhere(&mut self, program: usize) -> Option<usize> {
-        let insn = self.rng.below(self.codes[program].insns.len());
+        let insn = self.rng.index(self.codes[program].insns.len());
         (self.avoids != Some(self.codes[program].insns[insn].ip)).then_some(insn)
     }
 
@@ -416,7 +416,7 @@ impl Walk<'_> {
             }
             Kind::MovCr3 if self.has(Features::SPACES) => {
                 self.shown(false);
-                let cr3 = SPACES[self.rng.below(3)];
+                let cr3 = SPACES[self.rng.index(3)];
                 self.context.cr3 = cr3;
                 self.plain_event(Event::MovCr3 { at, cr3 });
             }
@@ -479,7 +479,7 @@ impl Walk<'_> {
 
     fn sleep(&mut self) {
         use SleepState::{C1, C2, C4, C6, S0i};
-        let state = [C1, C2, C4, C6, S0i][self.rng.below(5)];
+        let state = [C1, C2, C4, C6, S0i][self.rng.index(5)];
         self.act(
             |unit, world| unit.event(world, Event::Sleep(state)),
             |_| false,

@@ -7,7 +7,7 @@ use cofi_unit::{Block, Event, Mwait, Rsm, Sleep, msr};
 
 impl Walk<'_> {
     pub(super) fn power(&mut self, here: Ip) {
-        match self.rng.below(3) {
+        match self.rng.index(3) {
             0 => self.event(Event::ClocksResumed),
             1 => {
                 let stopped_at = self.rng.one_in(2).then_some(here);
@@ -16,7 +16,7 @@ impl Walk<'_> {
                     let ip = status.context_en().then_some(here);
                     self.tells("power", format!("exstop {ip:?}"));
                 }
-                let ratio = 10 + self.rng.below(30) as u8;
+                let ratio = 10 + self.rng.index(30) as u8;
                 self.event(Event::Frequency { stopped_at, ratio });
                 self.world.ratio = ratio;
             }
@@ -26,7 +26,7 @@ impl Walk<'_> {
 
     pub(super) fn sleep(&mut self, ip: Ip, mwait: Option<Mwait>, hardware: bool) {
         let status = self.status();
-        let (state, sub_state) = (CState::C3, self.rng.below(16) as u8);
+        let (state, sub_state) = (CState::C3, self.rng.index(16) as u8);
         if status.trigger_en() && self.ctl.pwr_evt_en() {
             if let (Some(mwait), true) = (mwait, status.context_en()) {
                 self.tells("power", format!("mwait {} {}", mwait.hints, mwait.ext));
@@ -60,23 +60,23 @@ impl Walk<'_> {
     }
 
     pub(super) fn pebs(&mut self, ip: Ip) {
-        let items: Vec<(u8, u64)> = (0..self.rng.below(18))
+        let items: Vec<(u8, u64)> = (0..self.rng.index(18))
             .map(|id| (id as u8, self.rng.next_u64()))
             .collect();
         let sizes = [ItemSize::Four, ItemSize::Eight];
         let blocks = [
             Block {
                 kind: BlockType::GPR,
-                size: sizes[self.rng.below(2)],
+                size: sizes[self.rng.index(2)],
                 items: &items,
             },
             Block {
                 kind: BlockType::PEBS_BASIC,
-                size: sizes[self.rng.below(2)],
+                size: sizes[self.rng.index(2)],
                 items: &items[..items.len().min(3)],
             },
         ];
-        let blocks = &blocks[..1 + self.rng.below(2)];
+        let blocks = &blocks[..1 + self.rng.index(2)];
         self.event(Event::Pebs { ip, blocks });
     }
 
@@ -144,7 +144,7 @@ impl Walk<'_> {
         if live {
             self.tell_event(before, "Init", None);
         }
-        for _ in 0..self.rng.below(3) {
+        for _ in 0..self.rng.index(3) {
             self.pass_time();
             self.act(|unit, world| unit.clock(world));
         }

@@ -10,7 +10,7 @@ impl Walk<'_> {
         let conceal = self.rng.one_in(3) && self.setup.conceals;
         let toggles = self.rng.one_in(3);
         let traces = self.unit.rdmsr(msr::IA32_RTIT_CTL).expect("it exists") & 1 == 1;
-        let outcome = match self.rng.below(8) {
+        let outcome = match self.rng.index(8) {
             0 => EntryOutcome::EarlyFailure,
             1 => EntryOutcome::LateFailure { host: to },
             _ => EntryOutcome::Success,

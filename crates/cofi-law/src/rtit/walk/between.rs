@@ -14,7 +14,7 @@ impl Walk<'_> {
             self.toggle();
             return true;
         }
-        match self.rng.below(600) {
+        match self.rng.index(600) {
             0..=9 if self.has(Features::INTERRUPTS) => self.interrupt(here),
             10..=14 if self.has(Features::TOGGLES) => self.toggle(),
             15..=17 if self.has(Features::POWER) => self.frequency(),
@@ -36,9 +36,9 @@ impl Walk<'_> {
 
 impl Walk<'_> {
     fn frequency(&mut self) {
-        let actual = 5 + self.rng.below(30) as u8;
+        let actual = 5 + self.rng.index(30) as u8;
         let effective = match self.rng.one_in(3) {
-            true => 1 + self.rng.below(actual.into()) as u8,
+            true => 1 + self.rng.index(actual.into()) as u8,
             false => actual,
         };
         let event = Event::Frequency { actual, effective };

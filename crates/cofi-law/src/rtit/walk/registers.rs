@@ -64,8 +64,8 @@ impl Walk<'_> {
     fn ask_for_psbs(&mut self) {
         let mask = self.setup.pkt_mask.min(3);
         let count = match self.setup.pkt_mask {
-            4 => (1 << (11 + mask)) - 1 - self.rng.below(200) as u64,
-            5 => (1 << (11 + mask)) - 1 - self.rng.below(20) as u64,
+            4 => (1 << (11 + mask)) - 1 - self.rng.index(200) as u64,
+            5 => (1 << (11 + mask)) - 1 - self.rng.index(20) as u64,
             _ => 0,
         };
         self.set(msr::RTIT_PKT_CNT, mask << 16 | count & 0x3fff);
@@ -75,15 +75,15 @@ impl Walk<'_> {
         let filters = self.has(Features::RANGES) && !self.rng.one_in(3);
         let stops = self.has(Features::STOPS) && !self.rng.one_in(3);
         let mut ends: Vec<Ip> = Vec::new();
-        let code = self.rng.below(self.codes.len());
+        let code = self.rng.index(self.codes.len());
         for _ in 0..2 {
             // Mostly two ranges in one program, perhaps one behind the other.
             let code = match self.rng.one_in(3) {
-                true => self.rng.below(self.codes.len()),
+                true => self.rng.index(self.codes.len()),
                 false => code,
             };
             let insns = &self.codes[code].insns;
-            let (a, b) = (self.rng.below(insns.len()), self.rng.below(insns.len()));
+            let (a, b) = (self.rng.index(insns.len()), self.rng.index(insns.len()));
             let (a, b) = (a.min(b), a.max(b));
             // One that stops the trace does so too often to be large.
             let b = if stops { b.min(a + 3) } else { b };
@@ -102,7 +102,7 @@ impl Walk<'_> {
             false => [a, c, b, d],
         };
         let both = lips[1] != Ip(0);
-        let id = |walk: &mut Self| match walk.rng.below(3) {
+        let id = |walk: &mut Self| match walk.rng.index(3) {
             0 => Events::RANGE0,
             1 if both => Events::RANGE1,
             _ if both => Events::RANGE0_OR_1,
@@ -149,7 +149,7 @@ impl Walk<'_> {
 
     /// A WRMSR in the code.
     pub(super) fn write(&mut self, at: At) {
-        match self.rng.below(6) {
+        match self.rng.index(6) {
             0 => {
                 self.shown(false);
                 if self.enables.trigger_en() {
@@ -227,7 +227,7 @@ impl Walk<'_> {
                 .ctl
                 .with_mtc_en(self.rng.one_in(2))
                 .with_less_pkts(self.rng.one_in(2))
-                .with_mtc_range(self.rng.below(4) as u64);
+                .with_mtc_range(self.rng.index(4) as u64);
         }
         if self.world.lines.is_some() && self.rng.one_in(4) {
             self.move_output();

@@ -1,5 +1,7 @@
 //! The kinds of damage, and where they are done.
 
+use cofi_test::Rng;
+
 /// What is done to a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -42,12 +44,13 @@ pub(super) struct Damage {
 impl Damage {
     /// The `number`th of its kind, which seed and number decide. It lies within the first `len` bytes, behind the first packets.
     pub(super) fn new(kind: Kind, number: u64, seed: u64, len: usize) -> Self {
-        let mut state = (seed.wrapping_mul(4).wrapping_add(kind as u64) << 24) ^ number;
+        let seed = (seed.wrapping_mul(4).wrapping_add(kind as u64) << 24) ^ number;
+        let mut rng = Rng::new(seed);
         let from = 64.min(len / 2);
-        let at = from + (next(&mut state) % (len - from - LONGEST).max(1) as u64) as usize;
+        let at = from + rng.index((len - from - LONGEST).max(1));
         let amount = match kind {
-            Kind::Flip => (next(&mut state) % 8) as usize,
-            _ => 1 + (next(&mut state) % LONGEST as u64) as usize,
+            Kind::Flip => rng.index(8),
+            _ => 1 + rng.index(LONGEST),
         };
         Self { kind, at, amount }
     }
@@ -66,15 +69,6 @@ impl Damage {
             Kind::Duplicate => stream.copy_within(at..len - amount, at + amount),
         }
     }
-}
-
-/// SplitMix64.
-fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut mixed = *state;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

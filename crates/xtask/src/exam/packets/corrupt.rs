@@ -47,10 +47,10 @@ pub(super) fn corrupt(rng: &mut Rng, stream: &Emitter) -> (Vec<u8>, u64) {
     for entry in &stream.entries {
         let (from, to) = (entry.offset as usize, (entry.offset + entry.size) as usize);
         let mut packet = stream.bytes[from..to].to_vec();
-        if rng.once_in(40) {
+        if rng.one_in(40) {
             out.extend(PAIR.repeat(8));
         }
-        if rng.once_in(60) {
+        if rng.one_in(60) {
             wrong += 1;
             spoil(rng, &mut packet);
         }
@@ -65,21 +65,21 @@ fn spoil(rng: &mut Rng, packet: &mut Vec<u8>) {
     let some = 1 + rng.below(8);
     match rng.below(10) {
         0 => packet[at] ^= 1 << rng.below(8),
-        1 => packet[at] = rng.next() as u8,
+        1 => packet[at] = rng.next_u64() as u8,
         2 => drop(packet.remove(at)),
         3 => packet.truncate(at),
-        4 => packet.extend((0..some).map(|_| rng.next() as u8)),
-        5 => *packet = (0..8 * some).map(|_| rng.next() as u8).collect(),
+        4 => packet.extend((0..some).map(|_| rng.next_u64() as u8)),
+        5 => *packet = (0..8 * some).map(|_| rng.next_u64() as u8).collect(),
         // Too little of a PSB, one with a wrong byte, more than one, and one behind the first byte of another.
         6 => *packet = PAIR.repeat(some as usize - 1),
         7 => {
             *packet = PAIR.repeat(8);
-            packet[2 * some as usize - 1] = rng.next() as u8;
+            packet[2 * some as usize - 1] = rng.next_u64() as u8;
         }
         8 => {
             *packet = PAIR.repeat(8 + some as usize);
             packet.truncate(packet.len() - rng.below(2) as usize);
-            if rng.once_in(2) {
+            if rng.one_in(2) {
                 packet.insert(0, rng.pick(&[0x82, 0x02, 0x05]));
             }
         }

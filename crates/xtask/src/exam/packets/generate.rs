@@ -2,7 +2,7 @@
 
 use super::emit::{Emitter, IpPacket};
 use super::listing::FORBIDDEN;
-use super::rng::Rng;
+use super::rng::{FieldRng, Rng};
 
 /// What may be in a stream, so that some reader can read all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub(super) fn stream(rng: Rng, profile: Profile, packets: usize) -> Emitter {
     while maker.out.entries.len() < packets {
         let from = match maker.out.item() {
             // A block whose end is missing.
-            Some(_) if maker.rng.once_in(16) => FORBIDDEN,
+            Some(_) if maker.rng.one_in(16) => FORBIDDEN,
             Some(_) => INSIDE,
             None => OUTSIDE,
         };
@@ -140,7 +140,7 @@ impl Maker {
             self.any(STATUS);
         }
         // An overflow may cut a PSB+ short.
-        if self.rng.once_in(8) {
+        if self.rng.one_in(8) {
             self.out.ovf();
         } else {
             self.out.psbend();
@@ -148,7 +148,7 @@ impl Maker {
     }
 
     fn flag(&mut self) -> bool {
-        self.rng.once_in(2)
+        self.rng.one_in(2)
     }
 
     fn ip(&mut self, which: IpPacket) {
@@ -265,7 +265,7 @@ impl Maker {
                 }
             }
             "psb" => {
-                if self.rng.once_in(4) {
+                if self.rng.one_in(4) {
                     self.psb_plus();
                 }
             }

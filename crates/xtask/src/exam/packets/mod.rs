@@ -132,7 +132,7 @@ fn valid(readers: &Readers, folder: &Path, options: &Options, tally: &mut Tally)
             (FOR_PERF, &[Who::Perf]),
             (FOR_BOTH, &[Who::Libipt, Who::Perf]),
         ] {
-            let stream = stream(Rng::new(rng.next()), profile, options.packets);
+            let stream = stream(Rng::new(rng.next_u64()), profile, options.packets);
             let label = format!("seed {seed}, {}", profile.name);
             let file = folder.join(format!("{seed}.{}.pt", profile.name));
             write(&file, &stream.bytes)?;
@@ -167,7 +167,7 @@ fn corrupted(
             (FOR_PERF, &[Who::Perf][..]),
             (FOR_BOTH, &[Who::Libipt, Who::Perf]),
         ] {
-            let stream = stream(Rng::new(rng.next()), profile, options.packets);
+            let stream = stream(Rng::new(rng.next_u64()), profile, options.packets);
             let (bytes, count) = corrupt::corrupt(&mut rng, &stream);
             wrong += count;
             let label = format!("seed {seed}, {}, corrupted", profile.name);

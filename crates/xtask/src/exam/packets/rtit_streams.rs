@@ -1,6 +1,6 @@
 //! Random streams of RTIT, good ones and bad ones.
 
-use super::rng::Rng;
+use super::rng::{FieldRng, Rng};
 use super::rtit::PSB;
 
 /// A stream of `packets` packets, each well formed.
@@ -25,9 +25,9 @@ pub(super) fn good(rng: &mut Rng, packets: usize, cycle_accurate: bool) -> Vec<u
 
 /// One packet; whether a cycle count may follow it.
 fn one(rng: &mut Rng, out: &mut Vec<u8>) -> bool {
-    let payload = rng.next().to_le_bytes();
+    let payload = rng.next_u64().to_le_bytes();
     match rng.below(16) {
-        0 if rng.once_in(3) => {
+        0 if rng.one_in(3) => {
             out.extend(PSB);
             false
         }
@@ -60,7 +60,7 @@ fn one(rng: &mut Rng, out: &mut Vec<u8>) -> bool {
         }
         _ => {
             let event = rng.pick(&[0b000, 0b001, 0b010, 0b011, 0b110, 0b110, 0b111]);
-            let (zext, count) = (rng.once_in(3), rng.below(3) as u8);
+            let (zext, count) = (rng.one_in(3), rng.below(3) as u8);
             out.push(0x80 | event << 3 | u8::from(zext) << 2 | count);
             let lip = rng.edge(48).to_le_bytes();
             out.extend(&lip[..2 * (usize::from(count) + 1)]);
@@ -78,9 +78,9 @@ pub(super) fn bad(rng: &mut Rng, packets: usize, cycle_accurate: bool) -> Vec<u8
         let at = rng.below(part.len() as u64) as usize;
         match rng.below(8) {
             0 => part[at] ^= 1 << rng.below(8),
-            1 => part[at] = rng.next() as u8,
+            1 => part[at] = rng.next_u64() as u8,
             2 => drop(part.remove(at)),
-            3 => part.insert(at, rng.next() as u8),
+            3 => part.insert(at, rng.next_u64() as u8),
             4 => part.truncate(at),
             // What could be a PSB and is none, or one and more.
             5 => {
@@ -89,9 +89,9 @@ pub(super) fn bad(rng: &mut Rng, packets: usize, cycle_accurate: bool) -> Vec<u8
             }
             6 => {
                 part.truncate(PSB.len());
-                part.extend((0..count).map(|_| rng.next() as u8));
+                part.extend((0..count).map(|_| rng.next_u64() as u8));
             }
-            _ => part = (0..count).map(|_| rng.next() as u8).collect(),
+            _ => part = (0..count).map(|_| rng.next_u64() as u8).collect(),
         }
         out.append(&mut part);
     }
