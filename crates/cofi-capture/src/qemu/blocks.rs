@@ -25,7 +25,14 @@ struct Version {
     len: u32,
     /// The first block of it.
     first: u32,
+    /// The last of its blocks that was told, from which [`Origin::next`] leads to the others: [`END`] if none is.
+    told: u32,
 }
+
+/// The end of a list of blocks.
+const END: u32 = u32::MAX;
+/// What no list leads to: the block is on none.
+const NOT_TOLD: u32 = u32::MAX - 1;
 
 /// All versions of a process's code.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +52,7 @@ impl Versions {
             code: self.code.len(),
             len: len as u32,
             first,
+            told: END,
         });
         self.code.extend_from_slice(code);
         self.all.len() as u32 - 1
@@ -83,10 +91,16 @@ impl Versions {
 struct Origin {
     /// The number of its version.
     version: u32,
-    /// What was told last of its addresses is just this.
-    is_told: bool,
+    /// The next block of its version that is told, [`END`], or [`NOT_TOLD`]. It is told if what was told last of its addresses is just this.
+    next: u32,
     /// What was mapped where it begins.
     mapping: Option<Arc<Mapping>>,
+}
+
+impl Origin {
+    const fn is_told(&self) -> bool {
+        self.next != NOT_TOLD
+    }
 }
 
 /// The translated blocks of one process, and its code.
@@ -104,8 +118,8 @@ pub(super) struct Blocks {
     versions: Versions,
     /// The last version of which the address and the bytes have this hash.
     known: FxHashMap<u64, u32>,
-    /// By the page where they begin, the blocks that are told: those that may have to be told again when something is.
-    told_blocks: BTreeMap<u64, Vec<u32>>,
+    /// By the page where they begin, the versions of which blocks are told: those that may have to be told again when something is.
+    told_versions: BTreeMap<u64, Vec<u32>>,
     /// Bytes of the longest block.
     longest: u64,
     /// What is mapped, for the next block. By first addresses.
@@ -126,13 +140,20 @@ impl Blocks {
         let mut child = self.clone();
         child.list.truncate(count);
         child.origins.truncate(count);
-        let is_in = |number: &u32| (*number as usize) < count;
         let kept = child.versions.truncate(count);
         child.known.retain(|_, version| (*version as usize) < kept);
-        child.told_blocks.retain(|_, numbers| {
-            numbers.retain(is_in);
-            !numbers.is_empty()
-        });
+        child.told_versions.clear();
+        for version in &mut child.versions.all {
+            version.told = END;
+        }
+        for number in 0..child.origins.len() {
+            let origin = child.origins.get_mut(number);
+            if origin
+                .is_some_and(|origin| std::mem::replace(&mut origin.next, NOT_TOLD) != NOT_TOLD)
+            {
+                child.list_as_told(number as u32);
+            }
+        }
         // It tells its own.
         child.mapped.clear();
         child
@@ -156,7 +177,7 @@ impl Blocks {
     /// Whether nothing need be told any more of a block that has run; of one that there is none of, neither.
     pub(super) fn is_told(&self, number: u32) -> bool {
         let origin = self.origins.get(number as usize);
-        origin.is_none_or(|origin| origin.is_told)
+        origin.is_none_or(Origin::is_told)
     }
 
     /// The blocks of these numbers, which were entered one after the other behind the one of the number `before`. They end
@@ -196,7 +217,7 @@ impl Blocks {
         let mapping = self.mapping_at(start).cloned();
         self.origins.push(Origin {
             version,
-            is_told: false,
+            next: NOT_TOLD,
             mapping,
         });
         let is_told = self.is_known(number);
@@ -257,14 +278,28 @@ impl Blocks {
     fn set_told(&mut self, number: u32, is_told: bool) {
         self.list
             .set_fresh(number, is_told && !self.is_watched(number));
+        if is_told {
+            self.list_as_told(number);
+        }
+    }
+
+    /// Puts a block on the list of those of its version that are told, if it is on none.
+    fn list_as_told(&mut self, number: u32) {
+        let page = self.start_of(number) / PAGE;
         let Some(origin) = self.origins.get_mut(number as usize) else {
             return;
         };
-        origin.is_told = is_told;
-        if is_told {
-            let page = self.start_of(number) / PAGE;
-            self.told_blocks.entry(page).or_default().push(number);
+        let Some(version) = self.versions.all.get_mut(origin.version as usize) else {
+            return;
+        };
+        if origin.is_told() {
+            return;
         }
+        if version.told == END {
+            let versions = self.told_versions.entry(page).or_default();
+            versions.push(origin.version);
+        }
+        origin.next = std::mem::replace(&mut version.told, number);
     }
 
     /// Whether the observer waits for an instruction of a block. It is asked when the block is told of, and not when it runs.
@@ -290,7 +325,7 @@ impl Blocks {
         let Some(origin) = self.origins.get(number as usize) else {
             return;
         };
-        if origin.is_told {
+        if origin.is_told() {
             return;
         }
         let (start, code) = (
@@ -323,27 +358,30 @@ impl Blocks {
 
     /// Something was told of these addresses: what else was told there may not be so any more.
     fn doubt(&mut self, range: Range<u64>) {
-        let pages =
-            range.start.saturating_sub(self.longest) / PAGE..=range.end.saturating_sub(1) / PAGE;
-        let pages: Vec<u64> = self
-            .told_blocks
-            .range(pages)
-            .map(|(page, _)| *page)
-            .collect();
-        for page in pages {
-            let Some(mut numbers) = self.told_blocks.remove(&page) else {
-                continue;
+        if range.is_empty() {
+            return;
+        }
+        let first = range.start.saturating_sub(self.longest) / PAGE;
+        let mut doubtful = Vec::new();
+        for (_, versions) in self.told_versions.range_mut(first..=(range.end - 1) / PAGE) {
+            let overlaps = |version: &mut u32| {
+                let version = self.versions.get(*version);
+                let block = version.and_then(|version| self.list.get(version.first));
+                let (Some(version), Some(block)) = (version, block) else {
+                    return false;
+                };
+                let start = block.start().0;
+                start < range.end && range.start < start.saturating_add(version.len.into())
             };
-            let overlaps = |number: &mut u32| {
-                let addresses = self.addresses(*number);
-                addresses.start < range.end && range.start < addresses.end
-            };
-            let doubtful: Vec<u32> = numbers.extract_if(.., overlaps).collect();
-            if !numbers.is_empty() {
-                self.told_blocks.insert(page, numbers);
-            }
-            for number in doubtful {
-                self.set_told(number, false);
+            doubtful.extend(versions.extract_if(.., overlaps));
+        }
+        for version in doubtful {
+            let version = self.versions.all.get_mut(version as usize);
+            let mut number =
+                version.map_or(END, |version| std::mem::replace(&mut version.told, END));
+            while let Some(origin) = self.origins.get_mut(number as usize) {
+                self.list.set_fresh(number, false);
+                number = std::mem::replace(&mut origin.next, NOT_TOLD);
             }
         }
     }

@@ -190,7 +190,7 @@ fn only_what_overlaps_is_doubted() {
     let ten = bench.block(0x1010, &FROM_10);
     let inner = bench.block(0x1001, &[0x66, 0x90, 0xeb, 0x0b]);
     bench.enter(0, &[long, ten, long, ten]);
-    let is_told = |bench: &Bench, number: u32| bench.blocks.origins[number as usize].is_told;
+    let is_told = |bench: &Bench, number: u32| bench.blocks.origins[number as usize].is_told();
     assert!(is_told(&bench, long) && is_told(&bench, ten));
     assert_eq!(
         bench.enter(1, &[inner, ten]),
