@@ -9,10 +9,12 @@ use crate::{Block, Event, Executed, FlowError, Path, Visitor};
 ///
 /// A *step* is what runs from behind one branch whose outcome the trace tells up to the next, direct jumps and calls included. An *edge*
 /// leads from one step to the next, and is known by the two addresses where they begin. It counts in one byte of the map, in which others may count too; a byte stays at
-/// 255. So the same ways through the same code give the same map, whatever strikes in between: where an interrupt ends a step in the
-/// middle and tracing goes on behind it, it is one step.
+/// 255. So the same ways of a thread through the same code give the same map, whatever an untraced kernel does in between: where an interrupt ends a step in the
+/// middle and tracing goes on there, it is one step. No edge leads to a handler that is traced; one leads from its end to where it returns.
 ///
-/// What was learned of paths is kept from one flow to the next. To profit, hand on the decoded code too
+/// Processes are not told apart: a stream of a processor should be of one.
+///
+/// What was learned of paths is kept from one flow to the next, which is of use if the decoded code is handed on, too
 /// ([`FlowDecoder::take_code_cache`](crate::FlowDecoder::take_code_cache)).
 ///
 /// ```
@@ -109,6 +111,7 @@ impl Edges {
             edges: self,
             map,
             place: Place::Nowhere,
+            is_struck: false,
         }
     }
 
@@ -152,6 +155,8 @@ pub struct EdgeCounter<'a> {
     edges: &'a mut Edges,
     map: &'a mut [u8],
     place: Place,
+    /// Tracing has gone off between two instructions.
+    is_struck: bool,
 }
 
 #[inline]
@@ -202,8 +207,17 @@ impl Visitor for EdgeCounter<'_> {
     }
 
     fn event(&mut self, event: &Event, _offset: StreamOffset) {
-        if matches!(event, Event::Overflow { .. } | Event::Resync { .. }) {
-            self.place = Place::Nowhere;
+        match event {
+            Event::AsyncDisabled { .. } => self.is_struck = true,
+            Event::Enabled { resumed, .. } => {
+                if core::mem::take(&mut self.is_struck) && !resumed {
+                    self.place = Place::Nowhere;
+                }
+            }
+            Event::AsyncBranch { .. } | Event::Overflow { .. } | Event::Resync { .. } => {
+                self.place = Place::Nowhere;
+            }
+            _ => {}
         }
     }
 

@@ -66,6 +66,31 @@ fn an_interrupt_in_the_middle_of_a_step_is_no_edge() {
 }
 
 #[test]
+fn no_edge_leads_to_a_handler() {
+    let mut edges = Edges::new();
+    let wanted = [(0x1000, 0x1000, 1), (0x1008, 0x100b, 1)];
+    for (struck, wanted) in [
+        // Tracing goes off in the middle of a step, and on again elsewhere.
+        (
+            "psb psbend pge:1000 tnt:T fup:1001 pgd:- pge:1008 tnt:N pgd:-",
+            &wanted[..],
+        ),
+        // The handler is traced at once.
+        (
+            "psb psbend pge:1000 tnt:T fup:1001 tip:1008 tnt:N pgd:-",
+            &wanted[..],
+        ),
+        // Behind the branch: the next step has not begun.
+        (
+            "psb psbend pge:1000 tnt:T fup:1000 tip:1008 tnt:N pgd:-",
+            &wanted[1..],
+        ),
+    ] {
+        assert_eq!(map(&mut edges, struck), expected(wanted), "{struck}");
+    }
+}
+
+#[test]
 fn no_edge_leads_over_what_was_lost() {
     let mut edges = Edges::new();
     let found = map(

@@ -84,6 +84,7 @@ fn check_edges(
     let mut expected = vec![0_u8; LEN];
     // Where the step begins, and whether its branch has run.
     let mut step = None;
+    let mut is_struck = false;
     for item in items {
         match item {
             Item::Insn(insn) => {
@@ -98,7 +99,17 @@ fn check_edges(
                 };
                 step = Some((start, insn.class.needs_packet()));
             }
-            Item::Event(Event::Overflow { .. } | Event::Resync { .. }) | Item::Error(_) => {
+            Item::Event(Event::AsyncDisabled { .. }) => is_struck = true,
+            Item::Event(Event::Enabled { resumed, .. }) => {
+                if is_struck && !resumed {
+                    step = None;
+                }
+                is_struck = false;
+            }
+            Item::Event(
+                Event::AsyncBranch { .. } | Event::Overflow { .. } | Event::Resync { .. },
+            )
+            | Item::Error(_) => {
                 step = None;
             }
             Item::Event(_) => {}
