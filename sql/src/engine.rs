@@ -53,10 +53,15 @@ impl Engine {
     /// # Errors
     /// When the folder for files cannot be had.
     pub fn new(recordings: &[Arc<Recording>], options: &EngineOptions) -> Result<Self> {
-        let files = Arc::new(SpillFolder::new(options.spill_folder.as_deref())?);
+        let files = match &options.spill_folder {
+            Some(folder) => SpillFolder::new(folder)?,
+            None => SpillFolder::default(),
+        };
         let runtime = RuntimeEnvBuilder::new()
             .with_memory_pool(Arc::new(FairSpillPool::new(options.memory)))
-            .with_disk_manager_builder(DiskManager::builder().with_temp_file_factory(files));
+            .with_disk_manager_builder(
+                DiskManager::builder().with_temp_file_factory(Arc::new(files)),
+            );
         let mut config = SessionConfig::new().with_information_schema(true);
         if let Some(threads) = options.threads {
             config = config.with_target_partitions(threads.max(1));

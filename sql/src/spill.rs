@@ -21,12 +21,12 @@ const CHUNK: usize = 1 << 17;
 pub(crate) struct SpillFolder(PathBuf);
 
 impl SpillFolder {
-    /// A folder, which is made if it is not there; the system's if none is given.
+    /// A folder that somebody names, which is made if it is not there.
     ///
     /// # Errors
     /// When no file can be made in it.
-    pub(crate) fn new(folder: Option<&Path>) -> Result<Self> {
-        let folder = folder.map_or_else(std::env::temp_dir, Path::to_path_buf);
+    pub(crate) fn new(folder: &Path) -> Result<Self> {
+        let folder = folder.to_path_buf();
         let made = std::fs::create_dir_all(&folder).and_then(|()| tempfile::tempfile_in(&folder));
         match made {
             Ok(_) => Ok(Self(folder)),
@@ -35,6 +35,13 @@ impl SpillFolder {
                 &format!("cannot write into {}", folder.display()),
             )),
         }
+    }
+}
+
+impl Default for SpillFolder {
+    /// The system's. Whether it can be had shows when something is to be written.
+    fn default() -> Self {
+        Self(std::env::temp_dir())
     }
 }
 

@@ -210,7 +210,8 @@ impl Visitor for EdgeCounter<'_> {
         match event {
             Event::AsyncDisabled { .. } => self.is_struck = true,
             Event::Enabled { resumed, .. } => {
-                if core::mem::take(&mut self.is_struck) && !resumed {
+                let was_struck = core::mem::take(&mut self.is_struck);
+                if was_struck && !resumed {
                     self.place = Place::Nowhere;
                 }
             }

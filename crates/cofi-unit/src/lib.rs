@@ -2,8 +2,7 @@
 //! # What is modelled
 //!
 //! [`Unit`] is told what happens; through [`Client`] it asks for the clock and the memory. [`guide`] says step by step how an emulator comes by it. The unit knows
-//! nothing of operating systems, files or ptrace, and reads no clock. It allocates only its internal buffer, if it has one, when it is made, and what
-//! [`Unit::save`] returns.
+//! nothing of operating systems, files or ptrace, and reads no clock.
 //!
 //! By section of the manual (chapter 33 of volume 3):
 //!

@@ -90,11 +90,9 @@ pub(crate) fn open<'a>(
     let mut trace = bytes;
     let mut rtit = rtit.clone();
     if let Some(packed) = packed {
-        options.code.packed = Some({
-            let mut new_packed = PackedCode::default();
-            new_packed.parts = packed.parts();
-            new_packed
-        });
+        let mut code = PackedCode::default();
+        code.parts = packed.parts();
+        options.code.packed = Some(code);
         trace = packed.trace()?;
         let path = packed.manifest.path.clone();
         options.path = Some(OsString::from_vec(path).into());

@@ -46,7 +46,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let mut found = Vec::new();
     let mut names = BTreeSet::new();
     let mut files = source::rust_files(&root.join("crates"))?;
-    for extra in ["fuzz", "bench", "python/src", "exam/no-std"] {
+    for extra in ["fuzz", "bench", "python/src", "exam/no-std", "examples"] {
         let folder = root.join(extra);
         if folder.is_dir() {
             files.extend(source::rust_files(&folder)?);

@@ -26,6 +26,9 @@ use libafl_bolts::tuples::{Handle, MatchName, MatchNameRef, RefIndexable};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+/// After so long a program that was killed is killed again.
+const AGAIN: Duration = Duration::from_millis(10);
+
 /// The map of edges, with LibAFL's classes of hit counts.
 pub type EdgeMap = HitcountsMapObserver<StdMapObserver<'static, u8, false>>;
 
@@ -39,9 +42,10 @@ pub fn edge_map(len: usize) -> EdgeMap {
 ///
 /// # Errors
 /// When it is no recording that Cofi reads.
-pub fn count_edges(recording: &Path, edges: &mut Edges, map: &mut [u8]) -> Result<(), Error> {
+pub fn count_edges(recording: &Path, map: &mut [u8]) -> Result<(), Error> {
     let bytes = fs::read(recording)?;
     let session = Session::new(&bytes, &SessionOptions::beside(recording)).map_err(error)?;
+    let mut edges = Edges::new();
     for stream in session.streams() {
         session.decode(stream).visit(&mut edges.count_in(map));
     }
@@ -55,7 +59,6 @@ pub struct TracedExecutor<OT> {
     limit: Duration,
     /// A folder for the input and the trace, in memory if there is one.
     folder: tempfile::TempDir,
-    edges: Edges,
     map: Handle<EdgeMap>,
     observers: OT,
 }
@@ -84,7 +87,6 @@ impl<OT> TracedExecutor<OT> {
             command,
             limit,
             folder,
-            edges: Edges::new(),
             map,
             observers,
         })
@@ -108,12 +110,13 @@ impl<OT> TracedExecutor<OT> {
             let (done, wait) = channel::<()>();
             let (leader, late, limit) = (&leader, &late, self.limit);
             scope.spawn(move || {
-                if wait.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                    late.store(true, Ordering::SeqCst);
-                    let leader = leader.load(Ordering::SeqCst).cast_signed();
+                let mut patience = limit;
+                while wait.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                    patience = AGAIN;
                     // It may be gone, or not there yet.
-                    if leader != 0 {
-                        let _ = kill(Pid::from_raw(leader), Signal::SIGKILL);
+                    let leader = leader.load(Ordering::SeqCst).cast_signed();
+                    if leader != 0 && kill(Pid::from_raw(leader), Signal::SIGKILL).is_ok() {
+                        late.store(true, Ordering::SeqCst);
                     }
                 }
             });
@@ -125,7 +128,13 @@ impl<OT> TracedExecutor<OT> {
         recorder.finish().map_err(error)?;
         Ok(match outcome {
             _ if late.load(Ordering::SeqCst) => ExitKind::Timeout,
-            Outcome::Signaled(_) => ExitKind::Crash,
+            Outcome::Signaled(signal) if is_crash(signal) => ExitKind::Crash,
+            // Somebody else has ended it, or the terminal has, which sends its signals to both.
+            Outcome::Signaled(signal) => {
+                return Err(Error::illegal_state(format!(
+                    "signal {signal} ended the program"
+                )));
+            }
             Outcome::Exited(_) | Outcome::Detached => ExitKind::Ok,
         })
     }
@@ -151,7 +160,7 @@ where
         let ended = self.record(&trace)?;
         let map = self.observers.get_mut(&self.map);
         let map = map.ok_or_else(|| Error::illegal_state("the map is not among the observers"))?;
-        count_edges(&trace, &mut self.edges, map)?;
+        count_edges(&trace, map)?;
         Ok(ended)
     }
 }
@@ -166,6 +175,20 @@ impl<OT> HasObservers for TracedExecutor<OT> {
     fn observers_mut(&mut self) -> RefIndexable<&mut OT, OT> {
         RefIndexable::from(&mut self.observers)
     }
+}
+
+/// Whether a program that this signal ends has failed by itself.
+fn is_crash(signal: i32) -> bool {
+    matches!(
+        Signal::try_from(signal),
+        Ok(Signal::SIGSEGV
+            | Signal::SIGBUS
+            | Signal::SIGILL
+            | Signal::SIGFPE
+            | Signal::SIGABRT
+            | Signal::SIGTRAP
+            | Signal::SIGSYS)
+    )
 }
 
 fn error(error: impl std::error::Error) -> Error {

@@ -1,4 +1,4 @@
-//! Fuzzes a program that reads a file: `cofi-libafl PROGRAM [CRASHES] [ROUNDS]`.
+//! Fuzzes a program that reads a file: `cofi-libafl PROGRAM [CRASHES] [RUNS]`.
 //!
 //! The program should be linked without `-pie`, or run where address randomization is off (`setarch -R`): edges are known by addresses.
 
@@ -24,20 +24,20 @@ use libafl_bolts::tuples::{Handled, tuple_list};
 const MAP: usize = 1 << 16;
 /// A run that takes longer is a timeout.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Rounds without another word: each is a stage of mutations of one input.
-const ROUNDS: u64 = 1_000;
+/// Runs without another word; the stage of mutations that is under way is finished.
+const RUNS: u64 = 100_000;
 
 fn main() -> Result<(), Error> {
     let mut arguments = std::env::args_os().skip(1);
     let Some(program) = arguments.next() else {
         return Err(Error::illegal_argument(
-            "usage: cofi-libafl PROGRAM [CRASHES] [ROUNDS]",
+            "usage: cofi-libafl PROGRAM [CRASHES] [RUNS]",
         ));
     };
     let crashes = arguments.next().map_or("crashes".into(), PathBuf::from);
-    let rounds = match arguments.next() {
-        Some(rounds) => rounds.to_string_lossy().parse()?,
-        None => ROUNDS,
+    let runs = match arguments.next() {
+        Some(runs) => runs.to_string_lossy().parse()?,
+        None => RUNS,
     };
 
     let map = edge_map(MAP);
@@ -59,10 +59,7 @@ fn main() -> Result<(), Error> {
 
     let seed = BytesInput::new(b"cofi".to_vec());
     fuzzer.add_input(&mut state, &mut executor, &mut manager, seed)?;
-    for _ in 0..rounds {
-        if state.solutions().count() > 0 {
-            break;
-        }
+    while *state.executions() < runs && state.solutions().count() == 0 {
         fuzzer.fuzz_one(&mut stages, &mut executor, &mut state, &mut manager)?;
     }
     println!(

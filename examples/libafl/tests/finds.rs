@@ -1,4 +1,4 @@
-//! A program dies of three bytes, which nothing tells but its edges.
+//! A program dies of three bytes, of which nothing tells but its edges.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -68,17 +68,17 @@ fn runs(inputs: &[&str], limit: Duration) -> Vec<(ExitKind, Vec<u8>)> {
 
 #[test]
 fn each_byte_that_is_right_is_a_new_edge() {
-    let inputs = ["no", "none", "Pa", "Pan", "PTa", "PT!", "none"];
+    let inputs = ["no", "none", "Lone", "LPne", "LPO", "none"];
     let found = runs(&inputs, Duration::from_secs(60));
     let ends = found.iter().map(|(ended, _)| *ended);
     let wanted = inputs.map(|input| match input {
-        "PT!" => ExitKind::Crash,
+        "LPO" => ExitKind::Crash,
         _ => ExitKind::Ok,
     });
     assert!(ends.eq(wanted));
     let maps: Vec<&Vec<u8>> = found.iter().map(|(_, map)| map).collect();
-    assert_eq!(maps[1], maps[6], "the same input");
-    for (one, other) in [(0, 1), (1, 3), (3, 4), (4, 5)] {
+    assert_eq!(maps[1], maps[5], "the same input");
+    for (one, other) in [(0, 1), (1, 2), (2, 3), (3, 4)] {
         assert_ne!(maps[one], maps[other], "{} {}", inputs[one], inputs[other]);
     }
     assert!(maps.iter().all(|map| map.iter().any(|count| *count > 0)));
@@ -86,8 +86,8 @@ fn each_byte_that_is_right_is_a_new_edge() {
 
 #[test]
 fn what_does_not_end_is_killed() {
-    let found = runs(&["~", "none"], Duration::from_secs(2));
-    assert_eq!((found[0].0, found[1].0), (ExitKind::Timeout, ExitKind::Ok));
+    let found = runs(&["~", "~"], Duration::from_secs(1));
+    assert!(found.iter().all(|(ended, _)| *ended == ExitKind::Timeout));
 }
 
 #[test]
@@ -96,14 +96,18 @@ fn the_fuzzer_finds_it() {
     let crashes = folder.path().join("crashes");
     let output = Command::new(env!("CARGO_BIN_EXE_cofi-libafl"))
         .arg(target(folder.path()))
-        .args([&crashes])
+        .arg(&crashes)
+        .arg("50000")
         .output()
         .expect("it runs");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
     assert!(said.ends_with("1 crashes\n"), "{said}");
     let is_it = |entry: std::io::Result<std::fs::DirEntry>| {
-        std::fs::read(entry.expect("an entry").path()).is_ok_and(|bytes| bytes.starts_with(b"PT!"))
+        std::fs::read(entry.expect("an entry").path()).is_ok_and(|bytes| {
+            let halves = bytes.iter().take(3).map(|byte| byte & 15);
+            halves.eq([0xc, 0x0, 0xf])
+        })
     };
     assert!(std::fs::read_dir(crashes).expect("a folder").any(is_it));
 }

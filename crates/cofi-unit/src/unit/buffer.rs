@@ -90,8 +90,8 @@ impl Unit {
         self.buffer.as_ref().map_or(0, |buffer| buffer.resolved)
     }
 
-    /// Whether all packets have come to the output, as far as the registers and the internal buffer know: for a caller to ask before it takes
-    /// the trace for whole. No operation fails for it, as none does in a processor; and as there, only software clears
+    /// Whether the output has failed or stopped, or packets were lost, as far as the registers and the internal buffer know: for a caller to ask before it takes
+    /// the trace for whole. What the buffer still holds, and what a ring of regions has overwritten, does not count. No operation fails for it, as none does in a processor; and as there, only software clears
     /// IA32_RTIT_STATUS, after which this knows of overflows alone. What [`Client::dropped`](crate::Client::dropped) is told is not counted.
     ///
     /// # Errors
