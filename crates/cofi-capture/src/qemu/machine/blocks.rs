@@ -2,7 +2,7 @@
 
 use super::super::blocks as user;
 use crate::runs::{BlockList, checksum_of};
-use crate::{Pid, ProcessorState, Runs, Step, Steps};
+use crate::{Pid, ProcessorState, Runs, Step};
 use cofi_insn::{Checksum, Class, decode};
 use cofi_packet::{ExecMode, Ip};
 use cofi_qemu_plugin::layout::state;
@@ -16,7 +16,8 @@ pub(super) struct Block {
     pub(super) cpl: u8,
     /// A record says if it was left before its last instruction began.
     pub(super) is_marked: bool,
-    number: u32,
+    /// Its instructions, of [`Blocks::steps`].
+    steps: Range<usize>,
     /// It runs at level 0, in 64-bit mode and in the upper half of addresses: an operating system's code, which all processors see alike.
     is_kernel: bool,
     /// Of all of them.
@@ -33,8 +34,10 @@ pub(super) struct Block {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     blocks: Vec<Block>,
-    /// The same blocks, and their instructions.
+    /// The same blocks, as runs have them.
     list: BlockList,
+    /// The instructions of all, as they are told one by one: much of a machine's code is, so they are at hand.
+    steps: Vec<Step>,
     /// The numbers of those that may be part of runs: of an operating system, and found to be in place in this epoch of the pages.
     in_place: Vec<u32>,
     epoch: u32,
@@ -52,8 +55,8 @@ impl Blocks {
     }
 
     #[inline]
-    pub(super) fn steps(&self, block: &Block) -> Steps<'_> {
-        self.list.steps(block.number)
+    pub(super) fn steps(&self, block: &Block) -> &[Step] {
+        self.steps.get(block.steps.clone()).unwrap_or_default()
     }
 
     /// The blocks of these numbers, which were entered one after the other behind the one of the number `before`, if that may be part of a run.
@@ -103,6 +106,8 @@ impl Blocks {
         let place = self.code.len()..self.code.len() + at;
         self.code.extend_from_slice(&code[..at]);
         self.list.push(Ip(start), &steps, false);
+        let first = self.steps.len();
+        self.steps.extend_from_slice(&steps);
         self.list.set_fresh(number, false);
         let cpl = cpl_of(bits);
         let is_kernel = mode == ExecMode::Bits64 && cpl == 0 && start >> 63 != 0;
@@ -114,7 +119,7 @@ impl Blocks {
             is_marked: bits & state::MARKED != 0,
             ways: simple_ways(&steps, mode),
             checksum: checksum_of(&steps),
-            number,
+            steps: first..self.steps.len(),
             is_kernel,
             code: place,
             placed: (0, u32::MAX),

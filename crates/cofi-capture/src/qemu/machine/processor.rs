@@ -41,8 +41,6 @@ pub(super) struct Processor {
     cr3_changed: bool,
     /// How often control went where nothing explains.
     pub(super) unexplained: u64,
-    /// The instructions of the block that is told; memory for them, so that none is asked for each time.
-    steps: Vec<Step>,
 }
 
 impl Processor {
@@ -58,7 +56,6 @@ impl Processor {
             cr3: 0,
             cr3_changed: false,
             unexplained: 0,
-            steps: Vec::new(),
         }
     }
 
@@ -95,16 +92,13 @@ impl Processor {
         }
         let block = self.entered.and_then(|(number, _)| blocks.get(number));
         // A machine that is being switched off or stopped has its processors wait anywhere: where a branch led, its next block tells.
-        let (Some(block), false) = (block, self.is_complete) else {
-            return;
-        };
-        let steps: Vec<Step> = blocks.steps(block).collect();
-        if let Some(last) = steps.last()
+        if let (Some(block), false) = (block, self.is_complete)
+            && let Some(last) = blocks.steps(block).last()
             && matches!(last.insn.class, Class::Other | Class::Wait)
         {
             self.is_complete = true;
             let after = last.insn.next_ip(last.ip, block.mode);
-            self.retire(observer, &steps, after);
+            self.retire(observer, blocks.steps(block), after);
         }
     }
 
@@ -164,9 +158,7 @@ impl Processor {
             && let (Some(before), Some(next)) = (blocks.get(before), blocks.get(number))
             && before.simply_leads_to(next)
         {
-            self.steps.clear();
-            self.steps.extend(blocks.steps(before));
-            observer.ran_block(self.cpu, &self.steps, before.checksum, next.start);
+            observer.ran_block(self.cpu, blocks.steps(before), before.checksum, next.start);
         } else {
             self.arrive(observer, blocks, number);
         }
@@ -204,7 +196,7 @@ impl Processor {
         let Some(before) = self.entered.and_then(|(number, _)| blocks.get(number)) else {
             return observer.processor(self.machine, self.cpu, to, state);
         };
-        let steps = &blocks.steps(before).collect::<Vec<Step>>()[..];
+        let steps = blocks.steps(before);
         let first = hops.first().map(|(from, _)| *from).or(interrupted);
         let from = first.map(|from| from.ip);
         let explained = match from {
