@@ -162,7 +162,7 @@ fn instructions_come_back_as_they_were_kept() {
     let mut kept = Vec::new();
     let lens = (1..=15).cycle();
     for (number, (class, len)) in Class::ALL.into_iter().zip(lens).enumerate() {
-        let start = Ip(0xffff_ffff_ffff_ff00 + number as u64);
+        let start = Ip(0xffff_ffff_ffff_ffe0 + number as u64);
         let targets = [None, Some(Ip(u64::MAX - number as u64)), Some(Ip(0))];
         let mut ip = start;
         let steps = targets.map(|target| {
@@ -183,6 +183,10 @@ fn instructions_come_back_as_they_were_kept() {
         kept.push((start, list.push(&steps), steps.to_vec()));
         kept.push((start, list.push(&[]), Vec::new()));
     }
+    let wraps = |(start, _, steps): &(Ip, Place, Vec<Step>)| {
+        steps.last().is_some_and(|step| step.ip < *start)
+    };
+    assert!(kept.iter().any(wraps));
     for (start, place, steps) in kept {
         assert_eq!(list.get(start, place).collect::<Vec<_>>(), steps);
     }
