@@ -30,6 +30,7 @@ after(async () => {
 });
 
 const file = (name) => join(folder, name);
+const PSB = Buffer.from("0282".repeat(8), "hex");
 
 function record(name, source, { flags = ["-g", "-O1"], options = ["--engine", "ptrace"], strip = false } = {}) {
   writeFileSync(file(`${name}.c`), source);
@@ -204,9 +205,13 @@ test("dark, large and by keys alone", async () => {
 });
 
 test("a gap is shown and found", async () => {
-  const path = record("gap", CALLS.replace("i < 30", "i < 3000"), { options: ["--engine", "ptrace", "--config", "psb_period=0"] });
+  const path = record("gap", CALLS.replace("i < 30", "i < 30000"), { options: ["--engine", "ptrace", "--config", "psb_period=0"] });
   const bytes = readFileSync(path);
-  bytes.fill(0xff, bytes.length / 2, bytes.length / 2 + 40);
+  // No packet begins with 5. Between PSBs the file holds nothing but the trace.
+  const first = bytes.indexOf(PSB);
+  const second = bytes.indexOf(PSB, first + PSB.length);
+  assert.ok(first > 0 && second > first + 1000, `PSBs at ${first} and ${second}`);
+  bytes.fill(5, second - 500, second - 460);
   writeFileSync(path, bytes);
   const opened = await open(await serve(path));
   assert.match(await opened.page.textContent(".title"), /[1-9]\d* gaps?$/);
