@@ -1,4 +1,4 @@
-//! Builds the index of a recording and asks it, with times: `index FILE [--no-inlined]`.
+//! Builds the index of a recording and asks it, with times: `index FILE [--no-inlined] [--only-build]`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let bytes = std::fs::read(&path)?;
     let session = Session::new(&bytes, &SessionOptions::beside(&path))?;
     let mut options = IndexOptions::default();
-    options.inlined = !args.any(|word| word == "--no-inlined");
+    let words: Vec<String> = args.collect();
+    let has = |word: &str| words.iter().any(|given| given == word);
+    options.inlined = !has("--no-inlined");
     let print = Fingerprint::of(&session, &bytes);
     let begun = Instant::now();
     let first = std::sync::Mutex::new(None);
@@ -31,11 +33,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let first = first.into_inner()?;
     let insns: u64 = index.rows().iter().map(|row| row.insns).sum();
     let calls: u64 = index.rows().iter().map(|row| row.calls).sum();
+    let inlined = index.functions().iter().filter(|info| info.is_inlined);
+    let inlined: u64 = inlined.map(|info| info.calls).sum();
     println!(
-        "built in {:?} (first places known after {first:?}): {insns} instructions, {calls} calls, {} functions",
+        "built in {:?} (first places known after {first:?}): {insns} instructions, {calls} calls, {inlined} of inlined functions, {} functions",
         begun.elapsed(),
         index.functions().len()
     );
+    if has("--only-build") {
+        return Ok(());
+    }
     let kept = Index::path_beside(&path);
     let begun = Instant::now();
     index.save(&kept, &print)?;

@@ -425,15 +425,17 @@ impl CallVisitor for Collector {
     }
 
     #[inline]
-    fn enter_briefly(&mut self, function: FunctionId, begin: &CallMoment) -> u64 {
+    fn enter_briefly(&mut self, function: FunctionId, kind: CallKind, begin: &CallMoment) -> u64 {
         let at = self.place(begin);
         self.count_to(at);
         let begin_time = self.note(at, begin.tsc);
         let function = function.index() as FunctionNumber;
-        self.calls += 1;
+        let is_inlined = kind == CallKind::Inline;
+        self.calls += u64::from(!is_inlined);
         let since = self.at.max(at);
         let counted = self.counted(function);
         counted.calls += 1;
+        counted.is_inlined |= is_inlined;
         counted.reopen(since);
         self.innermost = function;
         begin_time
@@ -461,7 +463,7 @@ impl CallVisitor for Collector {
                 depth: call.depth,
                 tid: call.task.tid,
                 stack: call.stack,
-                kind: kind_number(CallKind::Call),
+                kind: kind_number(call.kind),
                 left: left_number(Some(Left::Return)),
             });
         }

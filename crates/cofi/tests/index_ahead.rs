@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
 
 use cofi_analysis::{
-    BriefCall, Call, CallEnd, CallMoment, CallNames, CallTracer, CallVisitor, CheckOptions,
+    BriefCall, Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, CheckOptions,
     FlowAhead, FunctionId, SegmentStart, segments, survey_keeping,
 };
 use cofi_flow::Event;
@@ -54,7 +54,7 @@ fn a_flow_decoded_ahead_tells_the_same_calls() {
         return;
     };
     with_session(&data, |session, _| {
-        let (mut most_parts, mut in_brief) = (0, 0);
+        let (mut most_parts, mut in_brief, mut inlined) = (0, 0, 0);
         for stream in session.streams() {
             let size = NonZeroUsize::MIN;
             let parts = segments(session, stream, size, SegmentStart::Traced);
@@ -118,20 +118,23 @@ fn a_flow_decoded_ahead_tells_the_same_calls() {
                     found.all.iter().zip(&wanted.all).find(|(a, b)| a != b)
                 );
             }
-            in_brief += told_in_brief(session, stream, &parts, false);
-            told_in_brief(session, stream, &parts, true);
+            in_brief += told_in_brief(session, stream, &parts, false).0;
+            inlined += told_in_brief(session, stream, &parts, true).1;
         }
         assert!(most_parts > 2);
         assert!(in_brief > 100, "{in_brief}");
+        assert!(inlined > 100, "{inlined}");
     });
 }
 
 /// What is told of calls in brief is what is told of them otherwise.
 #[derive(Default)]
 struct Briefly {
-    /// Each call that was told of in brief and left or settled, by what was noted of it: when it began, of what function.
-    open: HashMap<u64, (FunctionId, CallMoment)>,
+    /// Each call that was told of in brief and neither left nor settled yet, by what was noted of it: of what function, of what kind, when it began.
+    open: HashMap<u64, (FunctionId, CallKind, CallMoment)>,
     noted: u64,
+    /// How many of them were of inlined functions.
+    inlined: u64,
     /// The functions of the open calls, as `enter`, `settled` and `leave` tell of them.
     functions: Vec<FunctionId>,
     briefly: u64,
@@ -155,17 +158,19 @@ impl CallVisitor for Briefly {
     fn takes_brief(&self) -> bool {
         true
     }
-    fn enter_briefly(&mut self, function: FunctionId, begin: &CallMoment) -> u64 {
+    fn enter_briefly(&mut self, function: FunctionId, kind: CallKind, begin: &CallMoment) -> u64 {
         self.noted += 1;
-        self.open.insert(self.noted, (function, *begin));
+        self.open.insert(self.noted, (function, kind, *begin));
+        self.inlined += u64::from(kind == CallKind::Inline);
         self.noted
     }
     fn leave_briefly(&mut self, call: &BriefCall, end: &CallMoment, outer: Option<FunctionId>) {
-        let (function, begin) = self.open.remove(&call.noted).expect("it began");
-        assert_eq!((function, begin.insns), (call.function, call.begin));
+        let (function, kind, begin) = self.open.remove(&call.noted).expect("it began");
+        let left = (call.function, call.kind, call.begin);
+        assert_eq!((function, kind, begin.insns), left);
         // The innermost of those that are open began last.
         let last = self.open.iter().max_by_key(|(noted, _)| **noted);
-        assert_eq!(outer, last.map(|(_, (function, _))| *function));
+        assert_eq!(outer, last.map(|(_, (function, ..))| *function));
         self.briefly += 1;
         self.left
             .push((function, call.begin, end.insns, call.depth));
@@ -173,19 +178,21 @@ impl CallVisitor for Briefly {
     fn settled(&mut self, call: &Call, noted: u64) {
         let first = self.open.keys().min().copied();
         assert_eq!(first, Some(noted), "the outermost comes first");
-        let (function, begin) = self.open.remove(&noted).expect("it began");
-        assert_eq!((function, begin), (call.function, call.begin));
+        let begun = self.open.remove(&noted).expect("it began");
+        assert_eq!(begun, (call.function, call.kind, call.begin));
+        let function = call.function;
         self.functions.push(function);
     }
 }
 
-/// Follows the calls of a stream in brief, and compares with what is told otherwise. How many were told of in brief.
+/// Follows the calls of a stream in brief, and compares with what is told otherwise. How many were told of in brief, and how many of them were of
+/// inlined functions.
 fn told_in_brief<'s>(
     session: &'s Session<'_>,
     stream: &'s Stream<'s>,
     parts: &[std::ops::Range<StreamOffset>],
     with_inlined: bool,
-) -> u64 {
+) -> (u64, u64) {
     let tracer = || {
         let tracer = CallTracer::new(session, stream);
         match with_inlined {
@@ -211,5 +218,5 @@ fn told_in_brief<'s>(
     in_brief.finish(&mut briefly);
     in_full.finish(&mut told);
     assert!(briefly.left == told.left);
-    briefly.briefly
+    (briefly.briefly, briefly.inlined)
 }

@@ -1,4 +1,5 @@
-//! Most calls begin by a call instruction at a function's first instruction, and return to behind it. Who only counts is told of those in brief.
+//! Most calls begin by a call instruction at a function's first instruction, and return to behind it. Who only counts is told of those in brief,
+//! and of the inlined functions that run in them.
 //!
 //! A [`Frame`] holds all that any rule may ask. These calls need little of that, as long as nothing but such calls and returns happens: so they are
 //! kept in [`BriefFrame`]s, on top of the frames of the stack in use. Before anything else happens, frames are made of them: each of them
@@ -8,12 +9,12 @@ use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::Task;
 
-use super::inlines::Inlines;
+use super::inlines::{Chain, InlineFrame, Inlines};
 use super::names::{CallNames, Location};
 use super::shapes::Transfer;
 use super::thread::{Around, Coming, DEEPEST, Thread};
 use super::tracks::{Known, Step, StepKind, back};
-use super::{CallKind, CallMoment, CallVisitor, FunctionId};
+use super::{Call, CallKind, CallMoment, CallVisitor, FunctionId};
 
 /// A call that was told of in brief, and returned.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +22,8 @@ use super::{CallKind, CallMoment, CallVisitor, FunctionId};
 pub struct BriefCall {
     /// The function.
     pub function: FunctionId,
+    /// Whether it was called, or inlined.
+    pub kind: CallKind,
     /// How many instructions of the thread ran before it.
     pub begin: u64,
     /// What [`enter_briefly`](CallVisitor::enter_briefly) returned.
@@ -37,6 +40,8 @@ pub struct BriefCall {
 #[derive(Clone, Copy, Debug)]
 struct BriefFrame {
     function: FunctionId,
+    /// Of an inlined function, the chain of which it is the innermost; 0 of a call.
+    chain: Chain,
     ret: Ip,
     from: Ip,
     to: Ip,
@@ -57,6 +62,8 @@ pub(crate) struct BriefFrames {
     depth: i32,
     /// When the leaf at hand began, and what was noted of that.
     leaf: (u64, u64),
+    /// Room for the inlined functions that begin together, the innermost first.
+    entered: Vec<(Chain, FunctionId)>,
 }
 
 /// What a step along a path is to whoever is told of calls in brief, worked out once for each.
@@ -69,8 +76,11 @@ pub(crate) struct BriefStep {
     /// Of a leaf, the same for its return.
     return_insns: u32,
     return_behind: Option<u32>,
-    /// Which of the path's steps it is, or begins with.
+    /// Which of the path's steps it begins with, and how many these are.
     step: u32,
+    steps: u32,
+    /// Of a change of inlined functions, those that run then.
+    chain: Chain,
     /// Of a call, the function, its first instruction, and the instruction that calls it.
     function: FunctionId,
     to: Ip,
@@ -87,6 +97,8 @@ enum BriefKind {
     Return,
     /// An indirect jump within a function.
     Jump,
+    /// Other inlined functions run.
+    Inline,
     /// Nothing, as long as the innermost call was told of in brief.
     Stay,
     /// What the rules have to look at.
@@ -126,15 +138,14 @@ impl BriefStep {
             StepKind::Inline(..) => None,
         };
         let mut this = Self {
-            kind: match step.kind {
-                StepKind::Inline(_, 0) => BriefKind::Stay,
-                _ => BriefKind::Other,
-            },
+            kind: BriefKind::Other,
             insns: step.insns,
             behind: step.behind,
             return_insns: 0,
             return_behind: None,
             step: number,
+            steps: 1,
+            chain: 0,
             function: FunctionId(0),
             to: Ip(0),
             from: Ip(0),
@@ -146,14 +157,25 @@ impl BriefStep {
             (this.function, this.to, this.from) = (at.function, to, by.from);
             this.ret = if is_call { by.after } else { to };
         }
-        if this.kind == BriefKind::Return
-            && let Some(call) = list.get_mut(first..).and_then(<[Self]>::last_mut)
+        if let StepKind::Inline(ip, chain) = step.kind {
+            (this.kind, this.chain, this.to) = (BriefKind::Inline, chain, ip);
+        }
+        if let Some(call) = list.get_mut(first..).and_then(<[Self]>::last_mut)
             && call.kind == BriefKind::Call
-            && call.ret == this.ret
         {
-            call.kind = BriefKind::Leaf;
-            (call.return_insns, call.return_behind) = (this.insns, this.behind);
-            return;
+            // A function that was just called has begun with none of its inlined ones.
+            let is_nothing = this.kind == BriefKind::Inline && this.chain == 0;
+            let returns = this.kind == BriefKind::Return && call.ret == this.ret;
+            if is_nothing || returns {
+                call.steps += 1;
+            }
+            if returns {
+                call.kind = BriefKind::Leaf;
+                (call.return_insns, call.return_behind) = (this.insns, this.behind);
+            }
+            if is_nothing || returns {
+                return;
+            }
         }
         list.push(this);
     }
@@ -206,13 +228,16 @@ impl Thread {
                     self.leave_leaf(brief, step.function, around);
                     continue;
                 }
+            } else if step.kind == BriefKind::Inline {
+                if self.is_inlined_briefly((step.to, step.chain), inlines, brief, around) {
+                    continue;
+                }
             } else if self.is_told_briefly(step.kind, call, brief, around) {
                 continue;
             }
             self.settle(brief, around);
-            let count = 1 + usize::from(step.kind == BriefKind::Leaf);
             let steps = known.steps.iter().skip(step.step as usize);
-            for step in steps.take(count) {
+            for step in steps.take(step.steps as usize) {
                 around.offset = step.offset(offset, before);
                 self.total = total + u64::from(step.insns);
                 self.step(step, inlines, around);
@@ -239,9 +264,77 @@ impl Thread {
                 self.return_briefly(brief, around);
                 true
             }
-            BriefKind::Stay => !brief.list.is_empty(),
-            BriefKind::Jump => !brief.list.is_empty() && !brief.last_returns_to(ret),
+            BriefKind::Stay => brief.call().is_some(),
+            BriefKind::Jump => brief.call().is_some_and(|call| call.ret != ret),
             _ => false,
+        }
+    }
+
+    /// Takes account of other inlined functions that run of the innermost call, if that is one of which the rules need not know. Whether it is.
+    #[inline(always)]
+    fn is_inlined_briefly<V: CallVisitor>(
+        &mut self,
+        (ip, chain): (Ip, Chain),
+        inlines: &Inlines,
+        brief: &mut BriefFrames,
+        around: &mut Around<'_, '_, V>,
+    ) -> bool {
+        let now = self.chain(brief);
+        if now == chain {
+            return true;
+        }
+        // Without a call, it will be known later in which one they run.
+        let is_in_none = brief.list.is_empty() && self.stack.frames.is_empty();
+        if is_in_none || !self.may_tell_briefly(brief) {
+            return false;
+        }
+        self.inline_briefly((now, chain), ip, inlines, brief, around);
+        true
+    }
+
+    /// The inlined functions that run of the innermost call.
+    #[inline(always)]
+    pub(crate) fn chain(&self, brief: &BriefFrames) -> Chain {
+        match brief.list.last() {
+            Some(top) => top.chain,
+            None => self.stack.inlined().map_or(0, |inline| inline.chain),
+        }
+    }
+
+    /// Instead of the inlined functions `now`, those of `chain` run.
+    fn inline_briefly<V: CallVisitor>(
+        &mut self,
+        (now, chain): (Chain, Chain),
+        ip: Ip,
+        inlines: &Inlines,
+        brief: &mut BriefFrames,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let common = inlines.common(now, chain);
+        self.count_briefly(brief);
+        let moment = around.moment(self.total);
+        while let Some(left) = brief.list.pop_if(|top| top.chain != common) {
+            self.tell_left_briefly(left.told(), &moment, brief, around);
+        }
+        if brief.list.is_empty() {
+            self.leave_inlines_down_to(common, around);
+            brief.depth = self.depth() + 1;
+        }
+        let mut next = chain;
+        while next != common
+            && let Some((outer, function)) = inlines.link(next)
+        {
+            brief.entered.push((next, function));
+            next = outer;
+        }
+        while let Some((chain, function)) = brief.entered.pop() {
+            let noted = around
+                .visitor
+                .enter_briefly(function, CallKind::Inline, &moment);
+            let number = self.number();
+            let site = (ip, ip, ip);
+            let frame = BriefFrame::new((function, chain), site, (number, noted), &moment);
+            brief.list.push(frame);
         }
     }
 
@@ -280,7 +373,8 @@ impl Thread {
         self.earn();
         self.number();
         let begin = around.moment(self.total);
-        brief.leaf = (begin.insns, around.visitor.enter_briefly(function, &begin));
+        let noted = around.visitor.enter_briefly(function, CallKind::Call, &begin);
+        brief.leaf = (begin.insns, noted);
     }
 
     /// It returns.
@@ -292,21 +386,23 @@ impl Thread {
         around: &mut Around<'_, '_, V>,
     ) {
         self.counted = self.total;
+        let end = around.moment(self.total);
         let (begin, noted) = brief.leaf;
-        self.tell_left_briefly(function, begin, noted, brief, around);
+        let left = (function, CallKind::Call, begin, noted);
+        self.tell_left_briefly(left, &end, brief, around);
     }
 
     #[inline(always)]
     fn tell_left_briefly<V: CallVisitor>(
         &self,
-        function: FunctionId,
-        begin: u64,
-        noted: u64,
+        (function, kind, begin, noted): (FunctionId, CallKind, u64, u64),
+        end: &CallMoment,
         brief: &BriefFrames,
         around: &mut Around<'_, '_, V>,
     ) {
         let call = BriefCall {
             function,
+            kind,
             begin,
             noted,
             depth: brief.depth.saturating_add_unsigned(brief.list.len() as u32),
@@ -314,8 +410,7 @@ impl Thread {
             task: self.task,
         };
         let outer = brief.list.last().map(|outer| outer.function);
-        let end = around.moment(self.total);
-        around.visitor.leave_briefly(&call, &end, outer);
+        around.visitor.leave_briefly(&call, end, outer);
     }
 
     /// A function is called.
@@ -329,20 +424,13 @@ impl Thread {
         self.count_briefly(brief);
         self.earn();
         let moment = around.moment(self.total);
-        let noted = around.visitor.enter_briefly(function, &moment);
+        let noted = around
+            .visitor
+            .enter_briefly(function, CallKind::Call, &moment);
         let number = self.number();
-        brief.list.push(BriefFrame {
-            function,
-            ret,
-            from,
-            to,
-            number,
-            self_insns: 0,
-            noted,
-            insns: moment.insns,
-            tsc: moment.tsc,
-            cycles: moment.cycles,
-        });
+        let site = (to, from, ret);
+        let frame = BriefFrame::new((function, 0), site, (number, noted), &moment);
+        brief.list.push(frame);
     }
 
     /// The innermost call, which was told of in brief, returns.
@@ -353,8 +441,13 @@ impl Thread {
         around: &mut Around<'_, '_, V>,
     ) {
         self.counted = self.total;
-        if let Some(left) = brief.list.pop() {
-            self.tell_left_briefly(left.function, left.insns, left.noted, brief, around);
+        let end = around.moment(self.total);
+        // The inlined functions that run in it are left with it.
+        while let Some(left) = brief.list.pop() {
+            self.tell_left_briefly(left.told(), &end, brief, around);
+            if left.chain == 0 {
+                break;
+            }
         }
     }
 
@@ -383,6 +476,27 @@ impl Thread {
                 cycles: brief.cycles,
                 insns: brief.insns,
             };
+            let parent = parent.replace(brief.number);
+            let numbered = |call: Call| Call {
+                function: brief.function,
+                number: brief.number,
+                parent,
+                ..call
+            };
+            if brief.chain != 0 {
+                let from = (CallKind::Inline, Some(brief.from));
+                let call = numbered(self.call_of(from, brief.to, depth, begin));
+                around.visitor.settled(&call, brief.noted);
+                self.stack.inlines.push(InlineFrame {
+                    call,
+                    chain: brief.chain,
+                    owner: self.stack.frames.len().saturating_sub(1),
+                    begin: self.stack.own(begin.insns),
+                    at: begin.insns.wrapping_add(self.of_others),
+                    self_insns: brief.self_insns,
+                });
+                continue;
+            }
             let at = Location {
                 function: brief.function,
                 is_first: true,
@@ -393,17 +507,57 @@ impl Thread {
             let mut frame = self.frame(from, (brief.to, at), depth, begin);
             frame.ret = Some(brief.ret);
             frame.self_insns = brief.self_insns;
-            frame.call.number = brief.number;
-            frame.call.parent = parent.replace(brief.number);
+            frame.call = numbered(frame.call);
             around.visitor.settled(&frame.call, brief.noted);
             self.stack.frames.push(frame);
         }
     }
 }
 
+impl BriefFrame {
+    /// One that begins: where its first instruction is, from where it was called and where it returns to.
+    #[inline(always)]
+    fn new(
+        (function, chain): (FunctionId, Chain),
+        (to, from, ret): (Ip, Ip, Ip),
+        (number, noted): (i64, u64),
+        begin: &CallMoment,
+    ) -> Self {
+        Self {
+            function,
+            chain,
+            ret,
+            from,
+            to,
+            number,
+            self_insns: 0,
+            noted,
+            insns: begin.insns,
+            tsc: begin.tsc,
+            cycles: begin.cycles,
+        }
+    }
+
+    /// What is told of it when it is left.
+    #[inline(always)]
+    fn told(&self) -> (FunctionId, CallKind, u64, u64) {
+        let kind = match self.chain {
+            0 => CallKind::Call,
+            _ => CallKind::Inline,
+        };
+        (self.function, kind, self.insns, self.noted)
+    }
+}
+
 impl BriefFrames {
+    /// The innermost call.
+    #[inline(always)]
+    fn call(&self) -> Option<&BriefFrame> {
+        self.list.iter().rev().find(|frame| frame.chain == 0)
+    }
+
     #[inline(always)]
     fn last_returns_to(&self, to: Ip) -> bool {
-        self.list.last().is_some_and(|top| top.ret == to)
+        self.call().is_some_and(|call| call.ret == to)
     }
 }

@@ -120,25 +120,34 @@ impl Inlines {
         }
     }
 
-    fn link(&self, chain: Chain) -> Option<Link> {
-        self.list.get((chain as usize).checked_sub(1)?).copied()
+    #[inline]
+    fn get(&self, chain: Chain) -> Option<&Link> {
+        self.list.get((chain as usize).checked_sub(1)?)
     }
 
+    /// The chain around one, and the function that is its innermost; none of none.
+    #[inline]
+    pub(super) fn link(&self, chain: Chain) -> Option<(Chain, FunctionId)> {
+        let link = self.get(chain)?;
+        Some((link.outer, link.function))
+    }
+
+    #[inline]
     fn depth(&self, chain: Chain) -> u32 {
-        self.link(chain).map_or(0, |link| link.depth)
+        self.get(chain).map_or(0, |link| link.depth)
     }
 
     /// What two chains have in common.
-    fn common(&self, mut one: Chain, mut other: Chain) -> Chain {
+    pub(super) fn common(&self, mut one: Chain, mut other: Chain) -> Chain {
         while one != other {
             let longer = match self.depth(one) > self.depth(other) {
                 true => &mut one,
                 false => &mut other,
             };
-            let Some(link) = self.link(*longer) else {
+            let Some((outer, _)) = self.link(*longer) else {
                 return 0;
             };
-            *longer = link.outer;
+            *longer = outer;
         }
         one
     }
@@ -152,7 +161,7 @@ pub(crate) struct InlineFrame {
     /// Which frame of the stack it lies in.
     pub(crate) owner: usize,
     /// The instructions of its stack when it began.
-    begin: u64,
+    pub(super) begin: u64,
     /// Those of the stream.
     pub(crate) at: u64,
     pub(crate) self_insns: u64,
@@ -207,20 +216,14 @@ impl Thread {
         self.tell_stub(around);
         let common = inlines.common(now, chain);
         self.count();
-        while self
-            .stack
-            .inlined()
-            .is_some_and(|inline| inline.chain != common)
-        {
-            self.leave_inline(Left::Return, around);
-        }
+        self.leave_inlines_down_to(common, around);
         let mut chain = chain;
         let mut new = Vec::new();
         while chain != common
-            && let Some(link) = inlines.link(chain)
+            && let Some((outer, function)) = inlines.link(chain)
         {
-            new.push((chain, link.function));
-            chain = link.outer;
+            new.push((chain, function));
+            chain = outer;
         }
         for (chain, function) in new.into_iter().rev() {
             let begin = self.now(around);
@@ -243,6 +246,18 @@ impl Thread {
             };
             around.visitor.enter(&inline.call, around.names);
             self.stack.inlines.push(inline);
+        }
+    }
+
+    /// Leaves the inlined functions of the innermost call, but for those of a chain.
+    pub(super) fn leave_inlines_down_to<V: CallVisitor>(
+        &mut self,
+        chain: Chain,
+        around: &mut Around<'_, '_, V>,
+    ) {
+        let is_left = |inline: &InlineFrame| inline.chain != chain;
+        while self.stack.inlined().is_some_and(is_left) {
+            self.leave_inline(Left::Return, around);
         }
     }
 

@@ -239,21 +239,21 @@ pub trait CallVisitor {
     /// A call is left. Calls of one stack are left innermost first.
     fn leave(&mut self, call: &Call, end: &CallEnd, names: &CallNames);
 
-    /// Whether calls that begin by a call instruction and return to behind it may be told [in brief](Self::enter_briefly), which takes less time. Blocks must not be
-    /// [wanted](Self::wants_blocks) then.
+    /// Whether calls that begin by a call instruction and return to behind it, and the inlined functions that run in them, may be told
+    /// [in brief](Self::enter_briefly), which takes less time. Blocks must not be [wanted](Self::wants_blocks) then.
     #[inline(always)]
     fn takes_brief(&self) -> bool {
         false
     }
 
-    /// A call begins, by a call instruction that leads to its function: mostly to its first instruction. It is left [in brief](Self::leave_briefly), unless
-    /// it is [settled](Self::settled) before. What is returned is given back then.
-    fn enter_briefly(&mut self, function: FunctionId, begin: &CallMoment) -> u64 {
-        let _ = (function, begin);
+    /// A call begins, by a call instruction that leads to its function: mostly to its first instruction; or, as its kind tells, an inlined function. It is left
+    /// [in brief](Self::leave_briefly), unless it is [settled](Self::settled) before. What is returned is given back then.
+    fn enter_briefly(&mut self, function: FunctionId, kind: CallKind, begin: &CallMoment) -> u64 {
+        let _ = (function, kind, begin);
         0
     }
 
-    /// A call that was told of in brief returns. The one around it is of this function if it was told of in brief, too.
+    /// A call that was told of in brief is left: it returns. The one around it is of this function if it was told of in brief, too.
     fn leave_briefly(&mut self, call: &BriefCall, end: &CallMoment, outer: Option<FunctionId>) {
         let _ = (call, end, outer);
     }
