@@ -10,8 +10,8 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
 
 use cofi_analysis::{
-    BriefCall, Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, CheckOptions,
-    FlowAhead, FunctionId, SegmentStart, segments, survey_keeping,
+    BriefCall, Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor,
+    CheckOptions, FlowAhead, FunctionId, SegmentStart, segments, survey_keeping,
 };
 use cofi_flow::Event;
 use cofi_insn::Class;

@@ -373,7 +373,9 @@ impl Thread {
         self.earn();
         self.number();
         let begin = around.moment(self.total);
-        let noted = around.visitor.enter_briefly(function, CallKind::Call, &begin);
+        let noted = around
+            .visitor
+            .enter_briefly(function, CallKind::Call, &begin);
         brief.leaf = (begin.insns, noted);
     }
 

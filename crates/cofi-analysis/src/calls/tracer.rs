@@ -367,6 +367,7 @@ impl<'s> CallTracer<'s> {
         let mut code_number = None;
         // Paths that do nothing to the stack are taken account of together: how many instructions they have, and the last one.
         let mut stays = Stays::after(&thread.coming);
+        let mut chain = thread.chain(brief);
         let mut passed: Option<(u64, Slot, StreamOffset)> = None;
         let item = flow.paths(|path| {
             // The mode changes with an event only.
@@ -375,7 +376,7 @@ impl<'s> CallTracer<'s> {
             if !wants_blocks
                 && let Some(number) = path_number
                 && let Some(slot) = tracks.slot(code, number)
-                && slot.passes(stays)
+                && slot.passes(stays, chain)
             {
                 let before = passed.map_or(0, |(insns, ..)| insns);
                 passed = Some((before + u64::from(slot.insns), *slot, last));
@@ -409,6 +410,7 @@ impl<'s> CallTracer<'s> {
                 }
                 *offset = known.track.offset(last);
                 stays = Stays::after(&thread.coming);
+                chain = thread.chain(brief);
                 return;
             }
             let mut around = Around {
@@ -463,6 +465,7 @@ impl<'s> CallTracer<'s> {
                 visitor.path_ended(number, tracks.generation());
             }
             stays = Stays::after(&thread.coming);
+            chain = thread.chain(brief);
         });
         pass(passed, tracks, thread, offset);
         let mut around = Around {

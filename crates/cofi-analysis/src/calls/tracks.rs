@@ -105,6 +105,8 @@ pub(crate) struct Slot {
     pub(crate) insns: u32,
     /// The function in which it begins, if nothing happens along it.
     first: u32,
+    /// The inlined functions that run along it, then.
+    chain: Chain,
     pub(crate) end: Stays,
 }
 
@@ -131,15 +133,17 @@ impl Slot {
         number: u32::MAX,
         insns: 0,
         first: Self::SOMETHING,
+        chain: 0,
         end: Stays::NEVER,
     };
     /// Something happens along the path.
     const SOMETHING: u32 = u32::MAX - 2;
 
-    /// Whether the path does nothing to the stack.
+    /// Whether the path does nothing to the stack, if these inlined functions run before it.
     #[inline]
-    pub(crate) fn passes(&self, before: Stays) -> bool {
-        self.first == before.0 || before == Stays::ALWAYS && self.first != Self::SOMETHING
+    pub(crate) fn passes(&self, before: Stays, chain: Chain) -> bool {
+        self.chain == chain
+            && (self.first == before.0 || before == Stays::ALWAYS && self.first != Self::SOMETHING)
     }
 }
 
@@ -343,13 +347,20 @@ impl Tracks {
         track.after = self.steps.len() as u32;
         track.after_brief = self.brief.len() as u32;
         let number = self.list.len();
+        // It says in which inlined functions it begins: none where nobody wants to know.
+        let chain = match self.steps.get(self.begin..).unwrap_or_default() {
+            [] => Some(0),
+            [only] if only.insns == 0 => match only.kind {
+                StepKind::Inline(_, chain) => Some(chain),
+                _ => None,
+            },
+            _ => None,
+        };
         slots[path.index()] = Slot {
             number: number as u32,
             insns: track.insns,
-            first: match track.first == track.after {
-                true => track.at.function.0,
-                false => Slot::SOMETHING,
-            },
+            first: chain.map_or(Slot::SOMETHING, |_| track.at.function.0),
+            chain: chain.unwrap_or(0),
             end: Stays::after(&track.coming()),
         };
         self.list.push(track);
