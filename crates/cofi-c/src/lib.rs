@@ -7,6 +7,7 @@
     reason = "functions for C take pointers; what the caller must keep is in cofi.h, and each use says on what it relies"
 )]
 
+pub mod event;
 pub mod flow;
 pub mod packets;
 pub mod recording;
