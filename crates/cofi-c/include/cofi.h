@@ -8,7 +8,7 @@
  * - An object is used by one thread at a time; different objects by different threads. A cofi_recording, which does not change, may be used by several, and may be freed while
  *   flows of it are in use.
  * - A structure with a member `size` is given with that set to sizeof. It may grow at its end: a program that was compiled with an older header goes on working. Other structures never change.
- * - Members called `reserved` must be 0 in what you give, and mean nothing in what you are given.
+ * - Members called `reserved` (or `reserved_too`) must be 0 in what you give, and mean nothing in what you are given.
  * - Strings are UTF-8 and terminated. Those that are given out last as it is said beside them.
  * - The functions of yours that are called back must return: no longjmp, no C++ exception leaves them. They must not use the object that calls them.
  */
@@ -29,7 +29,8 @@ typedef enum cofi_status {
     COFI_INVALID = 3,    /* an argument is null, too small, or means nothing */
     COFI_UNREADABLE = 4, /* a file cannot be read, or is none of these */
     COFI_STOPPED = 5,    /* your function asked for it; the flow is at its end */
-    COFI_FAILED = 6      /* an error of the library itself: free the object, and tell us */
+    COFI_FAILED = 6,     /* an error of the library itself: free the object, and tell us */
+    COFI_LOST = 7        /* the output of a trace unit does not hold all that was to be traced */
 } cofi_status;
 
 /* The library's version, such as "0.1.0". */
@@ -124,6 +125,12 @@ cofi_status cofi_unit_reset(cofi_unit *unit, uint32_t warm, const cofi_context *
 /* Whether what retires now makes packets (PacketEn); whether TraceEn is set. 0 of null. */
 uint32_t cofi_unit_packet_en(const cofi_unit *unit);
 uint32_t cofi_unit_in_use(const cofi_unit *unit);
+/*
+ * Whether the output holds all that was to be traced, as far as the registers and the internal buffer know: ask before you take the trace for whole. COFI_LOST: the output is misconfigured
+ * (IA32_RTIT_STATUS.Error), or tracing has stopped (IA32_RTIT_STATUS.Stopped), or packets found no room in the internal buffer; cofi_last_error() says which. What a ring of regions has overwritten
+ * does not count.
+ */
+cofi_status cofi_unit_check_output(const cofi_unit *unit);
 /* Time has passed, and nothing has happened. */
 cofi_status cofi_unit_clock(cofi_unit *unit);
 
@@ -191,6 +198,73 @@ cofi_status cofi_unit_event(cofi_unit *unit, const cofi_event *event);
 cofi_status cofi_unit_ptwrite(cofi_unit *unit, cofi_at at, uint64_t operand, uint32_t len);
 /* RSM: TraceEn becomes what it was (`trace_en`); `lbr` if it enables LBRs. COFI_FAULT is a shutdown. */
 cofi_status cofi_unit_rsm(cofi_unit *unit, uint64_t to, const cofi_context *context, uint32_t trace_en, uint32_t lbr);
+
+/* A trace register and what a VM entry or exit loads into it. */
+typedef struct cofi_msr_load {
+    uint32_t msr;
+    uint32_t reserved;
+    uint64_t value;
+} cofi_msr_load;
+
+typedef enum cofi_entry_outcome {
+    COFI_ENTRY_SUCCESS = 0,       /* the guest runs */
+    COFI_ENTRY_EARLY_FAILURE = 1, /* control falls through to the next instruction */
+    COFI_ENTRY_LATE_FAILURE = 2   /* it fails when guest state is loaded, and ends like a VM exit, at `host_to` */
+} cofi_entry_outcome;
+
+/* A VM entry (33.5). What is not used is 0: that is an entry that succeeds, with no control of Table 33-52. */
+typedef struct cofi_vm_entry {
+    uint32_t size;
+    uint32_t outcome;           /* cofi_entry_outcome */
+    cofi_at at;                 /* VMLAUNCH or VMRESUME */
+    uint64_t to;                /* the guest's first instruction */
+    cofi_context context;       /* what holds there */
+    uint64_t host_to;           /* with COFI_ENTRY_LATE_FAILURE: where the host goes on */
+    cofi_context host;          /* what holds there; not read otherwise */
+    uint64_t tsc_multiplier;    /* of the VMCS, with 48 bits behind the point; 0: the guest's TSC is not scaled */
+    uint64_t tsc_offset;        /* of the VMCS: the guest's TSC is (tsc * multiplier >> 48) + offset */
+    uint64_t ctl;               /* with load_ctl: the guest's IA32_RTIT_CTL */
+    const cofi_msr_load *loads; /* the trace registers of the VM-entry MSR-load area, in its order; null with load_count 0 */
+    size_t load_count;
+    uint64_t vmcs;              /* with from_smm: the VMCS pointer that is loaded */
+    uint8_t conceal;            /* "conceal VMX from PT", the VM-entry control */
+    uint8_t conceal_guest;      /* "conceal VMX from PT", the VM-execution control */
+    uint8_t load_ctl;           /* "load IA32_RTIT_CTL" */
+    uint8_t from_smm;           /* it returns from SMM (33.6) */
+    uint8_t to_root;            /* with from_smm: to VMX root operation, the executive monitor itself */
+    uint8_t reserved[3];
+} cofi_vm_entry;
+
+/*
+ * A VM entry. An event that it injects is told by cofi_unit_event behind it. COFI_FAULT: it cannot be done, and nothing has changed; where a load faults, tell the unit how the entry fails by a second
+ * call, with COFI_ENTRY_LATE_FAILURE.
+ */
+cofi_status cofi_unit_vm_entry(cofi_unit *unit, const cofi_vm_entry *entry);
+
+/* A VM exit (33.5). What is not used is 0. */
+typedef struct cofi_vm_exit {
+    uint32_t size;
+    uint32_t reserved;
+    uint64_t from;              /* the guest's IP, as saved in the VMCS */
+    uint64_t to;                /* the host's first instruction */
+    cofi_context context;       /* what holds there */
+    uint64_t reason;            /* the exit reason */
+    uint64_t qualification;     /* the exit qualification */
+    const cofi_msr_load *loads; /* the trace registers of the VM-exit MSR-load area, in its order; null with load_count 0 */
+    size_t load_count;
+    uint64_t vmcs;              /* with to_smm: the SMM-transfer VMCS pointer */
+    uint8_t vector;             /* with has_vector */
+    uint8_t has_vector;         /* an interrupt, exception, fault or NMI caused the exit */
+    uint8_t conceal;            /* "conceal VMX from PT", the VM-exit control */
+    uint8_t clear_ctl;          /* "clear IA32_RTIT_CTL" */
+    uint8_t to_smm;             /* it leads to the SMM-transfer monitor (33.6) */
+    uint8_t smi;                /* with to_smm: an SMI caused it, and not VMCALL */
+    uint8_t abort;              /* it ends in a VMX abort */
+    uint8_t reserved_too;
+} cofi_vm_exit;
+
+/* A VM exit. COFI_FAULT: a load faults, and nothing has changed; tell the unit the VMX abort by a second call. */
+cofi_status cofi_unit_vm_exit(cofi_unit *unit, const cofi_vm_exit *exit);
 
 /* ------------------------------------------------------------------------------------------------------------------ recordings */
 

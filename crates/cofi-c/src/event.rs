@@ -4,7 +4,7 @@ use crate::status::{Growing, Status, given_mut, guarded, invalid, taken};
 use crate::unit::{Owned, Place, State};
 use cofi_packet::Ip;
 use cofi_packet::intel::{CState, WakeReason};
-use cofi_unit::{Destination, Event, Mwait, Sleep};
+use cofi_unit::{Event, Mwait, Sleep};
 use core::mem::offset_of;
 
 /// `cofi_event`.
@@ -28,17 +28,10 @@ pub struct Happening {
 }
 
 impl Happening {
-    fn destination(&self) -> Result<Destination, Status> {
-        Ok(Destination {
-            ip: Ip(self.to),
-            context: self.state.context()?,
-        })
-    }
-
     fn event(&self) -> Result<Event<'static>, Status> {
         let at = self.at.at();
         let from = at.ip;
-        let to = || self.destination();
+        let to = || self.state.destination(self.to);
         let c_state = |number| {
             CState::new(number).ok_or_else(|| invalid(format_args!("there is no C-state {number}")))
         };

@@ -13,3 +13,4 @@ pub mod packets;
 pub mod recording;
 pub mod status;
 pub mod unit;
+pub mod vmx;

@@ -24,6 +24,8 @@ pub enum Status {
     Stopped = 5,
     /// `COFI_FAILED`: an error of the library itself; what was called must be used no more.
     Failed = 6,
+    /// `COFI_LOST`: the output of a trace unit does not hold all that was to be traced.
+    Lost = 7,
 }
 
 thread_local! {
@@ -139,17 +141,33 @@ impl<T: Growing> Place<T> {
     }
 }
 
+/// Values that lie one behind the other; null is none.
+///
+/// # Safety
+/// There are so many at the pointer, aligned, which nobody changes meanwhile.
+pub(crate) unsafe fn array<'a, T>(
+    pointer: *const T,
+    count: usize,
+    name: &str,
+) -> Result<&'a [T], Status> {
+    match (pointer.is_null(), count) {
+        (_, 0) => Ok(&[]),
+        (true, _) => Err(invalid(format_args!("{count} {name} are at null"))),
+        (false, _) if count > isize::MAX as usize / size_of::<T>() => {
+            Err(invalid(format_args!("there cannot be {count} {name}")))
+        }
+        // SAFETY: as the caller says.
+        (false, _) => Ok(unsafe { core::slice::from_raw_parts(pointer, count) }),
+    }
+}
+
 /// Bytes; null is none.
 ///
 /// # Safety
-/// There are so many at the pointer, which nobody changes meanwhile.
+/// As [`array`].
 pub(crate) unsafe fn bytes<'a>(pointer: *const u8, len: usize) -> Result<&'a [u8], Status> {
-    match (pointer.is_null(), len) {
-        (_, 0) => Ok(&[]),
-        (true, _) => Err(invalid(format_args!("{len} bytes are at null"))),
-        // SAFETY: as the caller says.
-        (false, _) => Ok(unsafe { core::slice::from_raw_parts(pointer, len) }),
-    }
+    // SAFETY: as the caller says.
+    unsafe { array(pointer, len, "bytes") }
 }
 
 /// A text.

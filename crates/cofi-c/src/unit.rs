@@ -101,7 +101,7 @@ unsafe impl Growing for Callbacks {
 }
 
 /// Whether what is reserved is 0, so that it may get a meaning.
-fn zero(are_zero: &[bool], name: &str) -> Result<(), Status> {
+pub(crate) fn zero(are_zero: &[bool], name: &str) -> Result<(), Status> {
     match are_zero.iter().all(|is_zero| *is_zero) {
         true => Ok(()),
         false => Err(invalid(format_args!("{name}.reserved is not 0"))),
@@ -150,6 +150,13 @@ impl State {
             interrupt_flag: self.interrupt_flag != 0,
             in_tx: self.in_tx != 0,
             ..Context::default()
+        })
+    }
+
+    pub(crate) fn destination(&self, to: u64) -> Result<Destination, Status> {
+        Ok(Destination {
+            ip: Ip(to),
+            context: self.context()?,
         })
     }
 }
@@ -413,6 +420,20 @@ pub unsafe extern "C" fn cofi_unit_in_use(unit: *const Owned) -> u32 {
         .into()
 }
 
+/// `cofi_unit_check_output`.
+///
+/// # Safety
+/// As cofi.h says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cofi_unit_check_output(unit: *const Owned) -> Status {
+    guarded(|| {
+        // SAFETY: as the caller says.
+        let owned = unsafe { given(unit, "unit")? };
+        let checked = owned.unit.check_output();
+        checked.map_err(|error| because(Status::Lost, error))
+    })
+}
+
 /// `cofi_unit_reset`.
 ///
 /// # Safety
@@ -521,10 +542,7 @@ pub unsafe extern "C" fn cofi_unit_rsm(
     guarded(|| {
         // SAFETY: as the caller says.
         let (owned, state) = unsafe { (given_mut(unit, "unit")?, given(state, "context")?) };
-        let to = Destination {
-            ip: Ip(to),
-            context: state.context()?,
-        };
+        let to = state.destination(to)?;
         let (unit, mut world) = owned.parts()?;
         let rsm = Rsm {
             to,

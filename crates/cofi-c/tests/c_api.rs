@@ -1,6 +1,6 @@
 //! Programs in C and C++ use the library, as it is built beside this test.
 
-use cofi_c::{event, flow, packets, recording, unit};
+use cofi_c::{event, flow, packets, recording, unit, vmx};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -95,6 +95,7 @@ fn the_header_has_the_structures_that_the_library_has() {
     let mut known = packets::layout().to_vec();
     known.extend(unit::layout());
     known.extend(event::layout());
+    known.extend(vmx::layout());
     known.extend(recording::layout());
     known.extend(flow::layout());
     assert_eq!(said, known);

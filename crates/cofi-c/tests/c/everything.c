@@ -13,6 +13,7 @@
         }                                                                                             \
     } while (0)
 
+#define IA32_RTIT_OUTPUT_BASE 0x560
 #define IA32_RTIT_OUTPUT_MASK_PTRS 0x561
 #define IA32_RTIT_CTL 0x570
 /* TraceEn, User, DisRETC off, BranchEn. */
@@ -240,6 +241,162 @@ static void unit(void) {
     cofi_unit_free(unit);
 }
 
+/* The packets of what a machine's memory holds, with spaces between. */
+static void packets_of(const struct machine *machine, char *text, size_t room) {
+    cofi_packets *list;
+    cofi_packet packet = {.size = sizeof packet};
+    CHECK(cofi_packets_new(machine->memory, machine->len, COFI_PT, &list) == COFI_OK);
+    *text = 0;
+    while (cofi_packets_next(list, &packet) == COFI_OK) {
+        CHECK(!packet.is_error && strlen(text) + strlen(packet.text) + 2 < room);
+        strcat(strcat(text, packet.text), ";");
+    }
+    cofi_packets_free(list);
+}
+
+/* TraceEn, OS, DisRETC off, BranchEn. */
+#define CTL_OF_HOST (1u | 1u << 2 | 1u << 13)
+static const cofi_context HOST = {.mode = 64, .cr3 = 0x1000}, GUEST = {.mode = 64, .cr3 = 0x2000};
+
+static cofi_unit *new_vmm(struct machine *machine, const char *processor) {
+    cofi_client client = {.size = sizeof client, .context = machine, .now = now, .store = store};
+    cofi_event event = {.size = sizeof event, .kind = COFI_VMXON, .at = {0x1000, 0x1004}};
+    cofi_unit *unit = NULL;
+    CHECK(cofi_unit_new(processor, NULL, NULL, &client, &HOST, &unit) == COFI_OK);
+    CHECK(cofi_unit_event(unit, &event) == COFI_OK);
+    CHECK(cofi_unit_wrmsr(unit, event.at, IA32_RTIT_OUTPUT_MASK_PTRS, 0xffff) == COFI_OK);
+    return unit;
+}
+
+/* A guest runs, once traced and once not. */
+static void transitions(void) {
+    static struct machine machine;
+    static char text[4096];
+    cofi_at at = {0x1000, 0x1003};
+    cofi_unit *unit = new_vmm(&machine, "skylake");
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_CTL, CTL_OF_HOST) == COFI_OK);
+    cofi_event vmptrld = {.size = sizeof vmptrld, .kind = COFI_VMPTRLD, .at = at, .value = 0x5000};
+    CHECK(cofi_unit_event(unit, &vmptrld) == COFI_OK);
+    cofi_vm_entry entry = {.size = sizeof entry, .at = at, .to = 0x8000, .context = GUEST};
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_OK);
+    CHECK(cofi_unit_retire(unit, (cofi_at){0x8000, 0x8002}, COFI_TAKEN, 0x8010) == COFI_OK);
+    cofi_vm_exit leave = {.size = sizeof leave, .from = 0x8010, .to = 0x9000, .context = HOST, .vector = 14, .has_vector = 1};
+    CHECK(cofi_unit_vm_exit(unit, &leave) == COFI_OK);
+    CHECK(cofi_unit_packet_en(unit));
+    packets_of(&machine, text, sizeof text);
+    CHECK(strstr(text, "pip 0x2000 nr=1;tip 0x8000;tnt.8 T;fup 0x8010;pip 0x1000 nr=0;tip 0x9000;"));
+
+    /* An entry that fails early goes on behind itself; one whose load faults can only fail late. */
+    entry.outcome = COFI_ENTRY_EARLY_FAILURE;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_OK);
+    entry.outcome = COFI_ENTRY_SUCCESS;
+    cofi_msr_load loads[] = {{.msr = IA32_RTIT_CTL, .value = 0}, {.msr = IA32_RTIT_CTL, .value = UINT64_C(1) << 63}};
+    entry.loads = loads;
+    entry.load_count = 2;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_FAULT && strstr(cofi_last_error(), "entry 2 of the MSR-load area"));
+    CHECK(cofi_unit_in_use(unit));
+    entry.outcome = COFI_ENTRY_LATE_FAILURE;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_INVALID && strstr(cofi_last_error(), "mode"));
+    entry.host_to = 0x9000;
+    entry.host = HOST;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_OK);
+    CHECK(cofi_unit_in_use(unit) && cofi_unit_packet_en(unit));
+
+    /* The guest is not traced: the load area clears TraceEn, and sets it on the way back. */
+    entry.outcome = COFI_ENTRY_SUCCESS;
+    entry.load_count = 1;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_OK && !cofi_unit_in_use(unit));
+    loads[0].value = CTL_OF_HOST;
+    leave.loads = loads;
+    leave.load_count = 1;
+    CHECK(cofi_unit_vm_exit(unit, &leave) == COFI_OK && cofi_unit_in_use(unit));
+    uint64_t value = 0;
+    CHECK(cofi_unit_rdmsr(unit, IA32_RTIT_CTL, &value) == COFI_OK && value == CTL_OF_HOST);
+    /* By the controls of their own. */
+    entry.load_count = leave.load_count = 0;
+    entry.load_ctl = leave.clear_ctl = 1;
+    entry.ctl = CTL_OF_HOST;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_OK && cofi_unit_in_use(unit));
+    CHECK(cofi_unit_vm_exit(unit, &leave) == COFI_OK && !cofi_unit_in_use(unit));
+
+    /* Concealed, nothing tells of the guest. */
+    memset(&machine, 0, sizeof machine);
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_OUTPUT_MASK_PTRS, 0xffff) == COFI_OK);
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_CTL, CTL_OF_HOST) == COFI_OK);
+    entry.load_ctl = leave.clear_ctl = 0;
+    entry.conceal = entry.conceal_guest = leave.conceal = 1;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_OK && cofi_unit_vm_exit(unit, &leave) == COFI_OK);
+    packets_of(&machine, text, sizeof text);
+    CHECK(strstr(text, "tip 0x8000") && !strstr(text, "nr=1"));
+
+    /* Bad arguments. */
+    entry.reserved[2] = 1;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_INVALID && strstr(cofi_last_error(), "reserved"));
+    entry.reserved[2] = 0;
+    entry.outcome = 3;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_INVALID);
+    entry.outcome = COFI_ENTRY_SUCCESS;
+    loads[0].reserved = 1;
+    entry.load_count = leave.load_count = 1;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_INVALID && cofi_unit_vm_exit(unit, &leave) == COFI_INVALID);
+    entry.loads = leave.loads = NULL;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_INVALID && cofi_unit_vm_exit(unit, &leave) == COFI_INVALID);
+    entry.loads = loads;
+    entry.load_count = SIZE_MAX;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_INVALID);
+    leave.load_count = 0;
+    leave.reserved_too = 1;
+    CHECK(cofi_unit_vm_exit(unit, &leave) == COFI_INVALID);
+    leave.size = entry.size = 8;
+    CHECK(cofi_unit_vm_entry(unit, &entry) == COFI_INVALID && cofi_unit_vm_exit(unit, &leave) == COFI_INVALID);
+    cofi_unit_free(unit);
+
+    /* A processor that knows no such controls; from SMM to the executive monitor and by an SMI to the monitor; a VMX abort. */
+    unit = new_vmm(&machine, "broadwell");
+    cofi_vm_entry concealed = {.size = sizeof concealed, .at = at, .to = 0x8000, .context = GUEST, .conceal = 1};
+    CHECK(cofi_unit_vm_entry(unit, &concealed) == COFI_FAULT && strstr(cofi_last_error(), "33-52"));
+    cofi_unit_free(unit);
+    unit = new_vmm(&machine, "skylake");
+    cofi_vm_exit to_smm = {.size = sizeof to_smm, .from = 0x1000, .to = 0xa000, .context = HOST, .to_smm = 1, .smi = 1, .vmcs = 0x6000};
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_CTL, CTL_OF_HOST) == COFI_OK);
+    machine.len = 0;
+    CHECK(cofi_unit_vm_exit(unit, &to_smm) == COFI_OK);
+    cofi_vm_entry from_smm = {.size = sizeof from_smm, .at = {0xa000, 0xa003}, .to = 0x1000, .context = HOST, .from_smm = 1, .to_root = 1, .vmcs = 0x5000};
+    CHECK(cofi_unit_vm_entry(unit, &from_smm) == COFI_OK);
+    from_smm.to_root = 0;
+    from_smm.tsc_offset = 1000;
+    from_smm.tsc_multiplier = UINT64_C(1) << 47;
+    CHECK(cofi_unit_vm_entry(unit, &from_smm) == COFI_OK);
+    cofi_vm_exit aborted = {.size = sizeof aborted, .from = 0x1000, .to = 0x9000, .context = HOST, .abort = 1};
+    CHECK(cofi_unit_vm_exit(unit, &aborted) == COFI_OK && !cofi_unit_packet_en(unit));
+    packets_of(&machine, text, sizeof text);
+    CHECK(strstr(text, "fup 0x1000;pip 0x1000 nr=0;vmcs 0x6000;tip 0xa000;pip 0x1000 nr=0;vmcs 0x5000;tip 0x1000;pip 0x1000 nr=1;vmcs 0x5000;tip 0x1000;fup 0x1000;"));
+    cofi_unit_free(unit);
+}
+
+/* Output that fails, and output that finds no room, are not taken for whole. */
+static void output(void) {
+    static struct machine machine;
+    cofi_client client = {.size = sizeof client, .context = &machine, .now = now, .store = store};
+    cofi_at at = {BASE, BASE};
+    cofi_unit *unit = new_unit(&machine);
+    CHECK(cofi_unit_check_output(unit) == COFI_OK);
+    /* A range of 256 bytes that begins in its middle. */
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_OUTPUT_BASE, 0x80) == COFI_OK);
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_OUTPUT_MASK_PTRS, 0xff) == COFI_OK);
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_CTL, CTL) == COFI_OK);
+    CHECK(cofi_unit_check_output(unit) == COFI_LOST && strstr(cofi_last_error(), "Error"));
+    cofi_unit_free(unit);
+    CHECK(cofi_unit_new("skylake", NULL, "buffer.size=64,buffer.drain_bytes=0", &client, &USER, &unit) == COFI_OK);
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_OUTPUT_MASK_PTRS, 0xffff) == COFI_OK);
+    CHECK(cofi_unit_wrmsr(unit, at, IA32_RTIT_CTL, CTL) == COFI_OK);
+    CHECK(cofi_unit_check_output(unit) == COFI_OK);
+    for (int turn = 0; turn < 100; turn++)
+        CHECK(cofi_unit_retire(unit, (cofi_at){BASE, BASE + 2}, COFI_INDIRECT_JUMP, BASE) == COFI_OK);
+    CHECK(cofi_unit_check_output(unit) == COFI_LOST && strstr(cofi_last_error(), "overflow"));
+    cofi_unit_free(unit);
+}
+
 static void write_file(const char *path, const void *bytes, size_t len) {
     FILE *file = fopen(path, "wb");
     CHECK(file && fwrite(bytes, 1, len, file) == len && !fclose(file));
@@ -318,6 +475,8 @@ static void null(void) {
     CHECK(!cofi_unit_packet_en(NULL) && !cofi_unit_in_use(NULL));
     CHECK(cofi_unit_retire(NULL, at, 0, 0) == COFI_INVALID && cofi_unit_event(NULL, NULL) == COFI_INVALID);
     CHECK(cofi_unit_ptwrite(NULL, at, 0, 4) == COFI_INVALID && cofi_unit_rsm(NULL, 0, NULL, 0, 0) == COFI_INVALID);
+    CHECK(cofi_unit_vm_entry(NULL, NULL) == COFI_INVALID && cofi_unit_vm_exit(NULL, NULL) == COFI_INVALID);
+    CHECK(cofi_unit_check_output(NULL) == COFI_INVALID);
     CHECK(cofi_recording_open(NULL, NULL, NULL, NULL, NULL) == COFI_INVALID);
     CHECK(!cofi_recording_missing(NULL, 0) && !cofi_recording_threads(NULL));
     CHECK(cofi_recording_thread(NULL, 0, &thread) == COFI_INVALID);
@@ -331,6 +490,8 @@ int main(int argc, char **argv) {
     null();
     packets();
     unit();
+    transitions();
+    output();
     CHECK(argc == 2);
     law(argv[1]);
     return 0;

@@ -17,5 +17,13 @@ int main() {
     while (cofi_packets_next(packets, &packet) == COFI_OK)
         all += packet.text, all += ';';
     cofi_packets_free(packets);
+    // Structures that need no designated initializers.
+    cofi_vm_entry entry{};
+    entry.size = sizeof entry;
+    entry.outcome = COFI_ENTRY_EARLY_FAILURE;
+    cofi_vm_exit leave{};
+    leave.size = sizeof leave;
+    if (cofi_unit_vm_entry(nullptr, &entry) != COFI_INVALID || cofi_unit_vm_exit(nullptr, &leave) != COFI_INVALID)
+        return 1;
     return all == "psb;psbend;" ? 0 : 1;
 }
