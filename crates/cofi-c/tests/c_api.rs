@@ -101,9 +101,9 @@ fn the_header_has_the_structures_that_the_library_has() {
     assert_eq!(said, known);
 }
 
-/// Each function of the header is there, and the library has no other.
+/// Each function of the header is there and has a version, and the library has no other.
 #[test]
-fn the_header_and_the_library_have_the_same_functions() {
+fn header_library_and_version_script_have_the_same_functions() {
     let header = std::fs::read_to_string(source("include/cofi.h")).expect("the header");
     let code = header
         .split("#include <stddef.h>")
@@ -135,4 +135,13 @@ fn the_header_and_the_library_have_the_same_functions() {
     defined.sort_unstable();
     assert_eq!(declared, defined);
     assert!(declared.len() > 30);
+    // Each has a version in the library that is installed.
+    let script = std::fs::read_to_string(source("cofi.map")).expect("the version script");
+    let mut versioned: Vec<&str> = script
+        .lines()
+        .filter_map(|line| line.trim().strip_suffix(';'))
+        .filter(|name| name.starts_with("cofi_"))
+        .collect();
+    versioned.sort_unstable();
+    assert_eq!(declared, versioned);
 }

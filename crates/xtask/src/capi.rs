@@ -12,6 +12,9 @@ use crate::exam::build::tool;
 /// What programs are linked against by name: it changes when the interface does, for who links.
 const SONAME: &str = "libcofi.so.0";
 
+/// What the library needs of others.
+const NEEDED: [&str; 3] = ["-lgcc_s", "-lm", "-lc"];
+
 /// Builds it into a folder, which becomes the prefix of its pkg-config.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     let [into] = arguments else {
@@ -37,9 +40,9 @@ pub(crate) fn install(root: &Path, into: &Path, prefix: &str) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     }
     let version = version(root)?;
-    build(root, "cofi-c", "cdylib,staticlib", SONAME)?;
+    build(root, "cofi-c", &["--crate-type", "staticlib"])?;
     let shared = lib.join(format!("libcofi.so.{version}"));
-    strip(root, "libcofi_c.so", "--strip-unneeded", &shared)?;
+    link(root, &shared)?;
     strip(root, "libcofi_c.a", "--strip-debug", &lib.join("libcofi.a"))?;
     for name in [SONAME, "libcofi.so"] {
         let link = lib.join(name);
@@ -55,20 +58,49 @@ pub(crate) fn install(root: &Path, into: &Path, prefix: &str) -> Result<()> {
         lib.join("pkgconfig/cofi.pc"),
         format!(
             "prefix={prefix}\n\nName: cofi\nDescription: Processor Trace: packets, the trace unit, recordings\nVersion: {version}\n\
-             Cflags: -I${{prefix}}/include\nLibs: -L${{prefix}}/lib -lcofi\nLibs.private: -lgcc_s -lm -lc\n"
+             Cflags: -I${{prefix}}/include\nLibs: -L${{prefix}}/lib -lcofi\nLibs.private: {}\n",
+            NEEDED.join(" "),
         ),
     )?;
     Ok(())
 }
 
-/// Builds a package's library, of these crate types, which is found by the name `soname`.
-pub(crate) fn build(root: &Path, package: &str, types: &str, soname: &str) -> Result<()> {
+/// Links the shared library from the static one: rustc gives the linker a version script without versions, beside which there cannot be another.
+fn link(root: &Path, shared: &Path) -> Result<()> {
+    let script = root.join("crates/cofi-c/cofi.map");
+    tool(
+        Command::new("cc")
+            .args(["-shared", "-s", "-o"])
+            .arg(shared)
+            .arg(format!("-Wl,-soname,{SONAME}"))
+            .arg(format!("-Wl,--version-script,{}", script.display()))
+            .args([
+                "-Wl,--no-undefined",
+                "-Wl,--gc-sections",
+                "-Wl,-z,relro,-z,now",
+            ])
+            .arg("-Wl,--whole-archive")
+            .arg(target(root).join("release/libcofi_c.a"))
+            .arg("-Wl,--no-whole-archive")
+            .args(NEEDED),
+    )?;
+    Ok(())
+}
+
+/// Builds a package's library, with these options of `cargo rustc`.
+pub(crate) fn build(root: &Path, package: &str, options: &[&str]) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     tool(
         Command::new(cargo)
-            .args(["rustc", "--quiet", "--release", "--lib"])
-            .args(["--package", package, "--crate-type", types, "--"])
-            .arg(format!("-Clink-arg=-Wl,-soname,{soname}"))
+            .args([
+                "rustc",
+                "--quiet",
+                "--release",
+                "--lib",
+                "--package",
+                package,
+            ])
+            .args(options)
             .current_dir(root),
     )?;
     Ok(())

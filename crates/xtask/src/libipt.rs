@@ -23,7 +23,13 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     };
     fs::create_dir_all(into).with_context(|| format!("making {into}"))?;
     let into = Path::new(into).canonicalize()?;
-    capi::build(root, "cofi-libipt", "cdylib", SONAME)?;
+    // (Debian's libipt has no symbol versions, so this one has none.)
+    let soname = format!("-Clink-arg=-Wl,-soname,{SONAME}");
+    capi::build(
+        root,
+        "cofi-libipt",
+        &["--crate-type", "cdylib", "--", &soname],
+    )?;
     let library = into.join(SONAME);
     capi::strip(root, "libcofi_libipt.so", "--strip-unneeded", &library)?;
     println!(
