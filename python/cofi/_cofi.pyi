@@ -27,6 +27,9 @@ class CofiError(Exception):
 class Fault(Exception):
     """What the processor raises where an access breaks a rule: #GP or #UD, with the rule."""
 
+class OutputLost(Exception):
+    """The output of a trace unit does not hold all that was to be traced."""
+
 def open(
     path: _Path,
     *,
@@ -379,6 +382,8 @@ class Unit:
         """MOV to CR3 at `ip` retired."""
     def take(self) -> bytes:
         """The bytes that were stored since this was called last. Results of branches that wait for their packet are stored later: `stop` sends all."""
+    def check_output(self) -> None:
+        """Raises OutputLost if the output has failed or stopped, or packets were lost, as far as the registers and the internal buffer know: to be asked before the trace is taken for whole."""
     @property
     def packet_en(self) -> bool:
         """PacketEn: whether what retires now makes packets."""

@@ -31,7 +31,7 @@ mod _cofi {
     #[pymodule_export]
     use super::recording::{CofiError, PyRecording, StreamCheck, Summary, Thread, open};
     #[pymodule_export]
-    use super::unit::{Fault, PyUnit};
+    use super::unit::{Fault, OutputLost, PyUnit};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

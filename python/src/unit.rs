@@ -18,6 +18,13 @@ pyo3::create_exception!(
     "What the processor raises where an access breaks a rule: #GP or #UD, with the rule."
 );
 
+pyo3::create_exception!(
+    cofi,
+    OutputLost,
+    PyException,
+    "The output of a trace unit does not hold all that was to be traced."
+);
+
 /// The world of a unit: a clock that its owner sets, and memory that is nothing but what was stored.
 #[derive(Default)]
 struct World {
@@ -288,6 +295,12 @@ impl PyUnit {
                 .map_err(fault)?;
         }
         Ok(self.take())
+    }
+
+    /// Raises OutputLost if the output has failed or stopped, or packets were lost, as far as the registers and the internal buffer know.
+    fn check_output(&self) -> PyResult<()> {
+        let checked = self.lock().unit.check_output();
+        checked.map_err(|error| OutputLost::new_err(error.to_string()))
     }
 
     /// PacketEn: whether what retires now makes packets.

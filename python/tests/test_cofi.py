@@ -315,6 +315,23 @@ class Made(unittest.TestCase):
         self.assertEqual(unit.rdmsr("IA32_RTIT_CTL"), 0)
         self.assertFalse(unit.packet_en)
 
+    def test_output_that_is_not_whole(self):
+        unit = cofi.Unit("skylake")
+        unit.check_output()
+        # A range of 256 bytes that begins in its middle.
+        unit.wrmsr("IA32_RTIT_OUTPUT_BASE", 0x80)
+        unit.wrmsr("IA32_RTIT_OUTPUT_MASK_PTRS", 0xFF)
+        unit.wrmsr("IA32_RTIT_CTL", 1 | 1 << 3 | 1 << 13)
+        with self.assertRaisesRegex(cofi.OutputLost, "Error"):
+            unit.check_output()
+        unit = cofi.Unit("skylake", options={"buffer.size": 64, "buffer.drain_bytes": 0})
+        unit.start(ip=0x401000)
+        unit.check_output()
+        for _ in range(100):
+            unit.retire(0x401000, 2, "indirect_jump", 0x401000)
+        with self.assertRaisesRegex(cofi.OutputLost, "1 overflow"):
+            unit.check_output()
+
 
 def load_tests(loader, tests, pattern):
     tests.addTests(doctest.DocTestSuite(cofi))
