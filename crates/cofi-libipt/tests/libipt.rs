@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use cofi_packet::intel::{Kind, Packets};
 use tempfile::TempDir;
 
 // (The library is built because the test depends on it.)
@@ -76,7 +77,8 @@ impl Program {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    fn same(&self, arguments: &[String]) {
+    /// What both print.
+    fn same(&self, arguments: &[String]) -> String {
         let [theirs, ours] = self.both(arguments);
         let differs = theirs
             .lines()
@@ -84,6 +86,7 @@ impl Program {
             .find(|(their, our)| their != our);
         assert!(theirs == ours, "{arguments:?}: {differs:?}");
         assert!(!theirs.is_empty(), "{arguments:?}: nothing");
+        ours
     }
 }
 
@@ -308,6 +311,48 @@ fn real_traces_give_the_same_on_every_level() {
         }
     }
     assert!(seen >= 5, "{seen}");
+}
+
+/// The stream with a TSC packet before every third packet that decides branches, on average: the traces at hand have none.
+fn clocked(stream: &[u8]) -> Vec<u8> {
+    let (mut bytes, mut rng, mut tsc) = (Vec::new(), cofi_test::Rng::new(1), 1000_u64);
+    for item in Packets::new(stream) {
+        let (offset, len) = cofi_packet::extent(&item);
+        let decides = item.is_ok_and(|packet| matches!(packet.raw.kind(), Kind::Tnt8 | Kind::Tip));
+        if decides && rng.one_in(3) {
+            // (Some tell the time of the one before.)
+            tsc += rng.below(3);
+            bytes.push(0x19);
+            bytes.extend(&tsc.to_le_bytes()[..7]);
+        }
+        let begin = offset.0 as usize;
+        bytes.extend(&stream[begin..begin + len]);
+    }
+    bytes
+}
+
+#[test]
+fn ticks_are_the_same() {
+    let (Some(program), Some(traces)) = (Program::new("tests/c/flow.c", &[]), cofi_test::traces())
+    else {
+        return;
+    };
+    for name in ["xdc-foo", "xdc-unzip", "arcus-int-01-poc"] {
+        let trace = real(&traces.join(name)).expect("a trace that is there");
+        let (stream, code) = trace.split_once(' ').expect("its code");
+        let with_time = program.path("clocked.pt");
+        let stream = fs::read(stream).expect("its packets");
+        fs::write(&with_time, clocked(&stream)).expect("it can be written");
+        for level in ["insns", "blocks"] {
+            let line = format!("{level} --cpu 6/79 {with_time} {code}");
+            assert!(!program.same(&words(&line)).contains("event tick"));
+            let count = program
+                .same(&words(&format!("{line} --ticks")))
+                .matches("event tick")
+                .count();
+            assert!(count > 500, "{name}, {level}: {count}");
+        }
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod apply;
 pub mod capi;
 mod ret_stack;
+mod tick;
 mod when;
 
 use std::ffi::c_int;
@@ -15,6 +16,7 @@ use crate::event::{Event, status};
 use crate::image::{Asid, Image};
 use crate::query::{Answer, Query};
 use ret_stack::RetStack;
+use tick::Ticks;
 
 /// Follows control.
 pub struct Walker {
@@ -41,6 +43,7 @@ pub struct Walker {
     disabled_at: Option<u64>,
     end_on_call: bool,
     end_on_jump: bool,
+    ticks: Ticks,
     /// Blocks are asked for, not instructions.
     by_blocks: bool,
 }
@@ -72,6 +75,7 @@ impl Walker {
             disabled_at: None,
             end_on_call: config.flags[0] & 1 != 0,
             end_on_jump: config.flags[0] & 4 != 0,
+            ticks: Ticks::new(&config, by_blocks),
             by_blocks,
         }
     }
@@ -165,6 +169,7 @@ impl Walker {
         if self.event.is_none() && self.query.event_pending() {
             let (event, behind) = self.query.event()?;
             behind?;
+            self.ticks.note(&event);
             self.event = Some(event);
         }
         Ok(())
@@ -191,22 +196,27 @@ impl Walker {
                 }
                 true
             }
-            Flow::Conditional => self.query.cond_branch()?,
+            Flow::Conditional => {
+                let taken = self.query.cond_branch()?;
+                self.tick(step);
+                taken
+            }
             Flow::Return => match self.query.cond_branch() {
                 Ok(true) => {
+                    self.tick(step);
                     let to = self.ret_stack.pop().ok_or(Error::RetStackEmpty)?;
                     self.go(to);
                     return Ok(());
                 }
                 Ok(false) => return Err(Error::BadRetComp),
-                Err(Error::BadQuery) => return self.indirect(),
+                Err(Error::BadQuery) => return self.indirect(step),
                 Err(error) => return Err(error),
             },
             Flow::IndirectCall => {
                 self.ret_stack.push(step.next_ip);
-                return self.indirect();
+                return self.indirect(step);
             }
-            Flow::Indirect | Flow::Far => return self.indirect(),
+            Flow::Indirect | Flow::Far => return self.indirect(step),
         };
         let (to, known) = match taken {
             true => (step.target, step.taken),
@@ -221,9 +231,10 @@ impl Walker {
         Ok(())
     }
 
-    fn indirect(&mut self) -> Result<(), Error> {
+    fn indirect(&mut self, step: &Step) -> Result<(), Error> {
         let (to, behind) = self.query.indirect_branch()?;
         behind?;
+        self.tick(step);
         self.go(to.ok_or(Error::IpSuppressed)?);
         Ok(())
     }

@@ -4,6 +4,7 @@
  *
  * LEVEL is `packets`, `queries`, `insns`, or `blocks`. Each item is printed with the status, the offset, the time and the core:bus ratio behind it.
  *   --cpu FAMILY/MODEL   --mtc-freq N   --nom-freq N   --cpuid-15 EAX,EBX
+ *   --errata NAME  works around one erratum ("skd010"), again for others
  *   --ticks   --end-on-call   --end-on-jump
  *   --callback     the code is read by a callback, not from sections
  *   --plain        sections are added by pt_image_add_file, without a cache
@@ -411,6 +412,26 @@ static void blocks(const struct pt_config *config)
     pt_blk_free_decoder(decoder);
 }
 
+static bool set_erratum(struct pt_errata *errata, const char *name)
+{
+#define ERRATUM(bit)           \
+    if (!strcmp(name, #bit)) { \
+        errata->bit = 1;       \
+        return true;           \
+    }
+    ERRATUM(bdm70)
+    ERRATUM(bdm64)
+    ERRATUM(skd007)
+    ERRATUM(skd022)
+    ERRATUM(skd010)
+    ERRATUM(skl014)
+    ERRATUM(apl12)
+    ERRATUM(apl11)
+    ERRATUM(skl168)
+    ERRATUM(skz84)
+    return false;
+}
+
 static bool parse_section(char *text)
 {
     struct section *s = &sections[section_count];
@@ -452,6 +473,8 @@ int main(int argc, char **argv)
             config.cpu.model = (uint8_t)b;
             if (pt_cpu_errata(&config.errata, &config.cpu) < 0)
                 return 2;
+        } else if (!strcmp(word, "--errata") && i + 1 < argc && set_erratum(&config.errata, argv[i + 1])) {
+            i++;
         } else if (!strcmp(word, "--mtc-freq") && i + 1 < argc) {
             config.mtc_freq = (uint8_t)atoi(argv[++i]);
         } else if (!strcmp(word, "--nom-freq") && i + 1 < argc) {
