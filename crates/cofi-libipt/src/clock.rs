@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use crate::boundary::put;
-use crate::config::Config;
+use crate::config::{Config, Errata};
 use crate::error::Error;
 use crate::event::{Event, flag};
 
@@ -21,6 +21,8 @@ struct Calibration {
     /// The TSC of the PSB+ from which cycles are counted, and how many there were.
     tsc: Option<u64>,
     cycles_since_tsc: u64,
+    /// A PSB came since that MTC.
+    psb_since_mtc: bool,
 }
 
 impl Calibration {
@@ -57,6 +59,8 @@ pub(crate) struct Clock {
     lost_mtc: u32,
     lost_cyc: u32,
     calibration: Calibration,
+    /// PSBs may have swallowed cycles (SKL168).
+    psb_swallows: bool,
 }
 
 impl Clock {
@@ -77,7 +81,13 @@ impl Clock {
             lost_mtc: 0,
             lost_cyc: 0,
             calibration: Calibration::default(),
+            psb_swallows: config.errata.has(Errata::SKL168),
         }
+    }
+
+    /// A PSB.
+    pub(crate) fn psb(&mut self) {
+        self.calibration.psb_since_mtc = true;
     }
 
     /// A TSC packet of its own: the clocks may have stood still.
@@ -149,18 +159,25 @@ impl Clock {
         let Calibration {
             mtc: before,
             cycles_since_mtc: cycles,
+            psb_since_mtc,
             ..
         } = self.calibration;
         if let Some(before) = before {
             if cycles == 0 {
                 return;
             }
-            if let Some(ticks) = self.ticks(u64::from(mtc.wrapping_sub(before)) << self.mtc_freq) {
+            // SKL168: where an MTC is missing behind a PSB, a CYC is missing, too.
+            let swallowed = self.psb_swallows && psb_since_mtc && mtc.wrapping_sub(before) > 1;
+            if !swallowed
+                && let Some(ticks) =
+                    self.ticks(u64::from(mtc.wrapping_sub(before)) << self.mtc_freq)
+            {
                 self.calibration.set(ticks, cycles);
             }
         }
         self.calibration.mtc = Some(mtc);
         self.calibration.cycles_since_mtc = 0;
+        self.calibration.psb_since_mtc = false;
     }
 
     /// An MTC packet.

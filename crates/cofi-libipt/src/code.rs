@@ -66,6 +66,8 @@ pub(crate) enum Binds {
     Vmcs,
     /// A PTW.
     Ptwrite,
+    /// The end of tracing, whatever packets say (SKD022): a VM entry.
+    VmEntry,
 }
 
 /// Where control can go behind an instruction.
@@ -176,6 +178,7 @@ impl Entry {
             C::MovCr3 => Binds::Paging,
             C::VmPtrLoad => Binds::Vmcs,
             C::Ptwrite => Binds::Ptwrite,
+            C::VmEntry => Binds::VmEntry,
             _ => Binds::Nothing,
         };
         Self {

@@ -31,6 +31,7 @@ impl PacketDecoder {
         let (packet, len) = match read_at(&self.config, at)? {
             Found::Packet(packet) => (CPacket::of(&packet), packet.len()),
             Found::Unknown(unknown, len) => (CPacket::unknown(unknown, len), len),
+            Found::Spoilt(len) => (CPacket::spoilt(len), len),
         };
         self.place.at = Some(at + len);
         Ok((packet, len))

@@ -6,7 +6,7 @@ use cofi_packet::intel::{self, IpPayload, ItemSize, Kind, PSB, decode};
 use cofi_packet::{DecodeError, Raw};
 
 use crate::boundary::Context;
-use crate::config::Config;
+use crate::config::{Config, Errata};
 use crate::error::Error;
 
 /// `struct pt_packet_unknown`.
@@ -58,6 +58,8 @@ pub(crate) mod ppt {
 
 /// The longest CYC that libipt reads.
 const LONGEST_CYC: usize = 9;
+/// SKZ84: a TMA, and a byte that means nothing.
+const SPOILT_TMA: usize = 8;
 
 /// A packet as it stands in the stream.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +76,8 @@ pub(crate) enum Found {
     Packet(Packet),
     /// So many bytes that the caller's function knows.
     Unknown(UnknownPacket, usize),
+    /// So many bytes that an erratum has spoilt.
+    Spoilt(usize),
 }
 
 /// The packet at the start of `bytes`, as libipt delimits packets.
@@ -151,6 +155,16 @@ pub(crate) fn read_at(config: &Config, at: usize) -> Result<Found, Error> {
                 Ok(len) if len > bytes.len() => Err(Error::End),
                 Ok(len) => Ok(Found::Unknown(unknown, len)),
             }
+        }
+        // A corrupted TMA, and the byte behind it.
+        (Err(Error::BadPacket), _)
+            if config.errata.has(Errata::SKZ84) && bytes.starts_with(&[0x02, 0x73]) =>
+        {
+            let len = SPOILT_TMA;
+            if bytes.len() < len {
+                return Err(Error::End);
+            }
+            Ok(Found::Spoilt(len))
         }
         (Err(error), _) => Err(error),
     }
@@ -267,6 +281,15 @@ impl CPacket {
             kind,
             size: packet.len() as u8,
             payload: packet.payload(),
+        }
+    }
+
+    /// Bytes that an erratum has spoilt, which libipt shows as a packet of no type.
+    pub(crate) fn spoilt(len: usize) -> Self {
+        Self {
+            kind: 0,
+            size: len as u8,
+            payload: [0; 2],
         }
     }
 

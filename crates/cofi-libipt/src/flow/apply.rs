@@ -1,7 +1,7 @@
 //! What an event changes.
 
 use super::Walker;
-use crate::code::NONE;
+use crate::code::{Entry, Flow, NONE};
 use crate::error::Error;
 use crate::event::{Event, flag, ptev};
 
@@ -24,11 +24,9 @@ impl Walker {
                     return Err(Error::BadContext);
                 }
                 self.enabled = false;
-                // A call comes back behind itself.
                 self.disabled_at = match self.held.take() {
-                    Some(entry) if suppressed && self.by_blocks && !entry.is_far() => None,
-                    Some(entry) if suppressed || entry.is_call() => Some(entry.step().next_ip),
-                    _ => event.ip(),
+                    Some(entry) => self.returns_to(&entry, suppressed),
+                    None => event.ip(),
                 };
             }
             ptev::ASYNC_DISABLED => {
@@ -78,6 +76,21 @@ impl Walker {
             _ => {}
         }
         Ok(event)
+    }
+
+    /// Where tracing that goes on behind an instruction that ended it counts as resumed, if anywhere. (The block decoder has not gone on from where no address is
+    /// told.)
+    fn returns_to(&self, entry: &Entry, suppressed: bool) -> Option<u64> {
+        let step = entry.step();
+        match step.flow {
+            Flow::Direct | Flow::DirectCall | Flow::Next if self.by_blocks && suppressed => {
+                Some(entry.insn.ip)
+            }
+            Flow::Direct | Flow::DirectCall => Some(step.target),
+            Flow::Next | Flow::IndirectCall => Some(step.next_ip),
+            Flow::Far => entry.is_call().then_some(step.next_ip),
+            Flow::Conditional | Flow::Indirect | Flow::Return => None,
+        }
     }
 
     /// Other code may stand at the same addresses.

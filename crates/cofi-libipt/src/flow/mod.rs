@@ -2,6 +2,7 @@
 
 mod apply;
 pub mod capi;
+mod errata;
 mod ret_stack;
 mod tick;
 mod when;
@@ -179,7 +180,7 @@ impl Walker {
     fn look_for_event(&mut self) -> Result<(), Error> {
         self.fetch_event()?;
         if let Some(event) = &self.event {
-            self.due = self.is_due(event);
+            self.due = self.is_due(event) && !self.is_of_vm_entry();
         }
         Ok(())
     }
@@ -245,6 +246,8 @@ impl Walker {
         self.calm = -1;
         self.proceed(step)?;
         if self.event_ahead() {
+            self.fetch_event()?;
+            self.mend_abort(step);
             self.look_for_event()?;
             return Ok(self.status());
         }
@@ -354,7 +357,10 @@ impl Walker {
                 return Ok(self.status());
             }
             self.held = None;
-            self.proceed(&entry.step())?;
+            let step = entry.step();
+            self.proceed(&step)?;
+            self.fetch_event()?;
+            self.mend_abort(&step);
         }
         self.look_for_event()?;
         Ok(self.status())

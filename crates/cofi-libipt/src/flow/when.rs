@@ -48,7 +48,10 @@ impl Walker {
             return Ok(false);
         };
         self.due = match event.kind {
-            ptev::DISABLED => ends_tracing(entry, event.ip(), self.by_blocks),
+            ptev::DISABLED => {
+                ends_tracing(entry, event.ip(), self.by_blocks)
+                    || event.ip().is_none() && self.leaves_ranges_by(entry)
+            }
             ptev::PAGING => entry.binds == Binds::Paging || entry.is_far(),
             ptev::VMCS => entry.binds == Binds::Vmcs || entry.is_far(),
             ptev::PTWRITE => match event.ip() {
@@ -72,7 +75,7 @@ fn ends_tracing(entry: &Entry, ip: Option<u64>, by_blocks: bool) -> bool {
         (Flow::Direct | Flow::DirectCall, None) => false,
         (_, None) => by_blocks,
         (Flow::Direct | Flow::DirectCall, Some(ip)) => step.target == ip,
-        (Flow::Conditional, Some(ip)) => step.target == ip || step.next_ip == ip,
+        (Flow::Conditional, Some(_)) => true,
         (Flow::Indirect | Flow::IndirectCall | Flow::Return, Some(_)) => true,
     }
 }

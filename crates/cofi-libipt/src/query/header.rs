@@ -13,6 +13,7 @@ impl Query {
     /// Reads the PSB+ at which the decoder stands, up to what ends it: its PSBEND, or an OVF in that place. There the decoder stands then.
     pub(super) fn header(&mut self) -> Result<(), Error> {
         self.last_ip = LastIp::default();
+        self.clock.psb();
         self.go(self.at() + PSB.len());
         self.header_packets()?;
         // (That no FUP is there does not say that tracing is off.)
@@ -25,7 +26,7 @@ impl Query {
             let at = self.at();
             let packet = match read_at(&self.config, at)? {
                 Found::Packet(packet) => packet,
-                Found::Unknown(_, len) => {
+                Found::Unknown(_, len) | Found::Spoilt(len) => {
                     self.go(at + len);
                     continue;
                 }
@@ -83,7 +84,7 @@ impl Query {
         loop {
             let packet = match read_at(&self.config, at) {
                 Ok(Found::Packet(packet)) => packet,
-                Ok(Found::Unknown(..)) | Err(Error::End) => return Ok(false),
+                Ok(Found::Unknown(..) | Found::Spoilt(_)) | Err(Error::End) => return Ok(false),
                 Err(error) => return Err(error),
             };
             match packet.kind {

@@ -8,6 +8,7 @@ mod events;
 mod header;
 mod overflow;
 mod queue;
+mod resume;
 
 use std::ffi::c_int;
 
@@ -227,7 +228,7 @@ impl Query {
     fn step(&mut self, at: usize) -> Result<Option<Next>, Error> {
         let packet = match read_at(&self.config, at) {
             Ok(Found::Packet(packet)) => packet,
-            Ok(Found::Unknown(_, len)) => {
+            Ok(Found::Unknown(_, len) | Found::Spoilt(len)) => {
                 self.go(at + len);
                 return Ok(None);
             }

@@ -3,7 +3,6 @@
 use cofi_packet::intel::Kind;
 
 use super::{Next, Query, Reader, Told};
-use crate::config::Errata;
 use crate::error::Error;
 use crate::event::{Event, ptev};
 use crate::last_ip::LastIp;
@@ -19,7 +18,11 @@ impl Query {
         self.clock.overflow();
         self.go(behind);
         let overflow = self.clock.stamp(Event::new(ptev::OVERFLOW, [0; 3]));
-        match self.resolves_at_fup(behind) {
+        let resolved = self.resolves_at_fup(behind);
+        if let Some(resumed) = self.resume(behind, resolved)? {
+            return Ok(Some(resumed));
+        }
+        match resolved {
             Ok(true) => {
                 self.enabled = true;
                 self.at_fup.push(overflow)?;
@@ -40,24 +43,21 @@ impl Query {
 
     /// Whether tracing is on behind an OVF, which a FUP tells; timing packets may stand before it.
     fn resolves_at_fup(&self, from: usize) -> Result<bool, Error> {
-        let errata = &self.config.errata;
         let mut at = from;
         while at < self.config.len() {
             let packet = match read_at(&self.config, at)? {
                 Found::Packet(packet) => packet,
-                Found::Unknown(_, len) => {
+                Found::Unknown(_, len) | Found::Spoilt(len) => {
                     at += len;
                     continue;
                 }
             };
             at += packet.len();
             match packet.kind {
-                Kind::Fup if errata.has(Errata::APL12) && self.off_behind(at) => return Ok(false),
                 Kind::Fup if packet.ip().0 == 0 => return Err(Error::NoIp),
                 Kind::Fup => return Ok(true),
                 Kind::Pad | Kind::Tsc | Kind::Tma | Kind::Mtc | Kind::Cyc => {}
                 Kind::Cbr | Kind::Mnt => {}
-                Kind::TipPgd if errata.has(Errata::APL11) => return Ok(false),
                 Kind::Tnt8 | Kind::Tnt64 | Kind::Tip | Kind::TipPgd | Kind::PsbEnd => {
                     return Err(Error::BadContext);
                 }
@@ -65,20 +65,5 @@ impl Query {
             }
         }
         Ok(false)
-    }
-
-    /// APL12: whether a TIP.PGE is the first that comes from an offset on, PSB+ aside.
-    fn off_behind(&self, from: usize) -> bool {
-        let mut at = from;
-        while let Ok(Found::Packet(packet)) = read_at(&self.config, at) {
-            match packet.kind {
-                Kind::TipPge => return true,
-                Kind::Tnt8 | Kind::Tnt64 | Kind::Tip | Kind::TipPgd | Kind::Fup | Kind::Ovf => {
-                    return false;
-                }
-                _ => at += packet.len(),
-            }
-        }
-        false
     }
 }

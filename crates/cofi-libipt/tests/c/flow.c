@@ -12,7 +12,7 @@
  *   --backward     synchronises backward from the end, after each error and after LIMIT items, fifty times
  *   --damage SEED,COUNT   changes COUNT bytes of the stream first
  *   --limit N      so many items a synchronisation
- *   --ip-filter A,B   filters addresses (addr0)
+ *   --range N,KIND,A,B   sets a range of addresses (addrN): KIND 1 filters, 2 stops
  *   --no-time      leaves out the time
  *   --digest       one line at the end: how many lines there were, and a digest of them
  */
@@ -432,6 +432,18 @@ static bool set_erratum(struct pt_errata *errata, const char *name)
     return false;
 }
 
+static bool set_range(struct pt_conf_addr_filter *filter, const char *text)
+{
+    unsigned n, kind;
+    uint64_t a, b;
+    if (sscanf(text, "%u,%u,%" SCNx64 ",%" SCNx64, &n, &kind, &a, &b) != 4 || n > 3)
+        return false;
+    filter->config.addr_cfg |= (uint64_t)kind << 4 * n;
+    (&filter->addr0_a)[2 * n] = a;
+    (&filter->addr0_b)[2 * n] = b;
+    return true;
+}
+
 static bool parse_section(char *text)
 {
     struct section *s = &sections[section_count];
@@ -505,9 +517,8 @@ int main(int argc, char **argv)
             digest = true;
         } else if (!strcmp(word, "--limit") && i + 1 < argc) {
             limit = strtoull(argv[++i], NULL, 0);
-        } else if (!strcmp(word, "--ip-filter") && i + 1 < argc &&
-                   sscanf(argv[++i], "%" SCNx64 ",%" SCNx64, &config.addr_filter.addr0_a, &config.addr_filter.addr0_b) == 2) {
-            config.addr_filter.config.ctl.addr0_cfg = 1;
+        } else if (!strcmp(word, "--range") && i + 1 < argc && set_range(&config.addr_filter, argv[i + 1])) {
+            i++;
         } else if (!strcmp(word, "--damage") && i + 1 < argc && sscanf(argv[++i], "%" SCNu64 ",%" SCNu64, &seed, &count) == 2) {
         } else if (!stream) {
             stream = word;
