@@ -78,6 +78,8 @@ pub struct Query {
     at_psbend: Queue,
     at_fup: Queue,
     at_tip: Queue,
+    /// A PSB from which reading ahead comes to where a search backward began.
+    leads_nowhere: Option<usize>,
 }
 
 impl Decoder for Query {
@@ -107,6 +109,7 @@ impl Query {
             at_psbend: Queue::default(),
             at_fup: Queue::default(),
             at_tip: Queue::default(),
+            leads_nowhere: None,
         }
     }
 
@@ -125,11 +128,17 @@ impl Query {
 
     /// Begins at a PSB, of which it reads the PSB+; the address there, if tracing is on.
     pub(crate) fn begin(&mut self, at: usize) -> Result<Answer, Error> {
+        self.begin_before(at, None)
+    }
+
+    /// As [`Self::begin`]; reading ahead ends at a PSB from which it would come to where a search backward began.
+    fn begin_before(&mut self, at: usize, leads_nowhere: Option<usize>) -> Result<Answer, Error> {
         match read_at(&self.config, at)? {
             Found::Packet(packet) if packet.kind == Kind::Psb => {}
             _ => return Err(Error::NoSync),
         }
         *self = Self::new(self.config);
+        self.leads_nowhere = leads_nowhere;
         self.place = Place {
             at: Some(at),
             sync: Some(at),
@@ -170,19 +179,31 @@ impl Query {
     }
 
     /// Begins at the PSB before the last synchronisation point. If reading ahead from there comes to that point again, it is no other place, and the one
-    /// before is tried.
+    /// before is tried, which need not be followed further than to the one that was no other place. So each packet is read a few times at most.
     pub(crate) fn begin_backward(&mut self) -> Result<Answer, Error> {
         let start = self.place.sync.unwrap_or(self.config.len());
         let mut place = Place {
             at: Some(start),
             sync: Some(start),
         };
+        let mut rejected = None;
         loop {
-            let at = place.backward(self.config.bytes())?;
-            let answer = self.begin(at)?;
+            let at = match (place.backward(self.config.bytes()), rejected) {
+                (Ok(at), _) => at,
+                (Err(error), None) => return Err(error),
+                (Err(error), Some(first)) => {
+                    // (There the decoder stands then, and was led to the end of its way.)
+                    let _ = self.begin(first);
+                    return Err(error);
+                }
+            };
+            let answer = self.begin_before(at, rejected);
+            self.leads_nowhere = None;
+            let answer = answer?;
             if self.at() < start || start == self.config.len() {
                 return Ok(answer);
             }
+            rejected = Some(at);
             place.at = Some(at);
         }
     }
@@ -406,3 +427,6 @@ impl Query {
         Ok((to, self.read_ahead()))
     }
 }
+
+#[cfg(test)]
+mod tests;
