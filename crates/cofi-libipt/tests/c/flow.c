@@ -6,6 +6,7 @@
  *   --cpu FAMILY/MODEL   --mtc-freq N   --nom-freq N   --cpuid-15 EAX,EBX
  *   --errata NAME  works around one erratum ("skd010"), again for others
  *   --ticks   --end-on-call   --end-on-jump
+ *   --ends         of blocks, prints only where each ends, and the class of its last instruction
  *   --callback     the code is read by a callback, not from sections
  *   --plain        sections are added by pt_image_add_file, without a cache
  *   --unknown      unknown packets are skipped by a callback, a byte each
@@ -53,7 +54,7 @@ struct section {
 static struct section sections[512];
 static size_t section_count;
 static struct pt_image_section_cache *cache;
-static bool plain, by_callback, backward;
+static bool plain, by_callback, backward, ends_alone;
 static uint64_t limit = UINT64_MAX;
 static int syncs;
 
@@ -399,6 +400,11 @@ static void blocks(const struct pt_config *config)
             struct pt_asid asid;
             pt_asid_init(&asid);
             pt_blk_asid(decoder, &asid, sizeof asid);
+            if (ends_alone) {
+                if (block.ninsn)
+                    say("end %" PRIx64 " class %d", block.end_ip, block.iclass);
+                continue;
+            }
             if (block.ninsn)
                 append(&run, &block);
             else
@@ -503,6 +509,8 @@ int main(int argc, char **argv)
             config.flags.variant.block.end_on_call = 1;
         } else if (!strcmp(word, "--end-on-jump")) {
             config.flags.variant.block.end_on_jump = 1;
+        } else if (!strcmp(word, "--ends")) {
+            ends_alone = true;
         } else if (!strcmp(word, "--callback")) {
             by_callback = true;
         } else if (!strcmp(word, "--plain")) {

@@ -5,6 +5,7 @@
 mod errata;
 mod program;
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -273,6 +274,65 @@ fn ticks_are_the_same() {
             assert!(count > 500, "{name}, {level}: {count}");
         }
     }
+}
+
+/// Where blocks end, and the class of what stands there, as flow.c prints them.
+fn block_ends(text: &str) -> Vec<(&str, u32)> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("end "));
+    lines
+        .map(|line| {
+            let (ip, class) = line.split_once(" class ").expect("a class");
+            (ip, class.parse().expect("a number"))
+        })
+        .collect()
+}
+
+/// Elsewhere libipt ends blocks as its cache has it.
+#[test]
+fn blocks_have_the_same_classes_and_end_at_the_same_calls_and_jumps() {
+    const CALL: u32 = 2;
+    const JUMP: u32 = 4;
+    let (Some(program), Some(traces)) = (Program::new("tests/c/flow.c", &[]), cofi_test::traces())
+    else {
+        return;
+    };
+    let mut seen = 0;
+    for name in ["xdc-foo", "xdc-unzip", "arcus-int-01-poc"] {
+        let trace = real(&traces.join(name)).expect("a trace that is there");
+        for (options, ending) in [
+            ("", &[][..]),
+            ("--end-on-call", &[CALL]),
+            ("--end-on-jump", &[JUMP]),
+            ("--end-on-call --end-on-jump", &[CALL, JUMP]),
+        ] {
+            let line = format!("blocks --ends --cpu 6/79 {options} {trace}");
+            let [theirs, ours] = program.both(&words(&line));
+            let (theirs, ours) = (block_ends(&theirs), block_ends(&ours));
+            let classes: HashMap<&str, u32> = ours.iter().copied().collect();
+            assert!(classes.values().all(|class| *class != 0), "each is known");
+            for (ip, class) in theirs.iter().filter(|(_, class)| *class != 0) {
+                // (Where it ends in libipt alone, nothing is to be compared.)
+                if let Some(our) = classes.get(ip) {
+                    assert_eq!(our, class, "{name} {options}: {ip}");
+                    seen += 1;
+                }
+            }
+            let at = |ends: &[(&str, u32)]| -> Vec<String> {
+                let all = ends
+                    .iter()
+                    .filter(|(ip, _)| classes.get(ip).is_some_and(|class| ending.contains(class)));
+                all.map(|(ip, _)| (*ip).to_owned()).collect()
+            };
+            let (theirs, ours) = (at(&theirs), at(&ours));
+            assert!(theirs == ours, "{name} {options}");
+            assert!(
+                ending.is_empty() || ours.len() > 50,
+                "{name}: {}",
+                ours.len()
+            );
+        }
+    }
+    assert!(seen > 10_000, "{seen}");
 }
 
 #[test]

@@ -49,7 +49,7 @@ impl Program {
     }
 
     /// What it prints on this library, and on the one that it was compiled against.
-    fn both(&self, arguments: &[String]) -> [String; 2] {
+    pub(crate) fn both(&self, arguments: &[String]) -> [String; 2] {
         [&["env", "-u", "LD_LIBRARY_PATH"][..], &[]].map(|before| self.run(before, arguments))
     }
 
