@@ -56,17 +56,15 @@ impl FromFile for Links {
 /// The symbols of the file whose code was found at `at`: its own, or those of its file of debugging information if it was
 /// stripped and that can be found.
 pub(crate) fn symbols(at: &Path, contents: &Contents, places: &Places) -> Symbols {
-    match find(at, contents, places) {
-        Some((_, debug)) => {
-            let found: Symbols = debug.parse();
-            if found.is_empty() {
-                contents.parse()
-            } else {
-                found
-            }
-        }
-        None => contents.parse(),
-    }
+    let debug = find(at, contents, places).map(|(_, debug)| debug);
+    symbols_of(contents, debug.as_ref())
+}
+
+/// Those of the file of debugging information, if there is one that has any; else the file's own.
+pub(crate) fn symbols_of(contents: &Contents, debug: Option<&Contents>) -> Symbols {
+    let found = debug.map(Contents::parse::<Symbols>);
+    let found = found.filter(|symbols| !symbols.is_empty());
+    found.unwrap_or_else(|| contents.parse())
 }
 
 /// The file of debugging information for a file that was stripped.

@@ -35,7 +35,25 @@ pub struct CodeFile {
     /// There are no files but those packed with the trace.
     is_sealed: bool,
     /// Of a file that was packed with a trace: its file of debugging information, if that was packed, too. No other is looked for.
-    packed_debug: Option<Option<Arc<[u8]>>>,
+    packed_debug: Option<Option<PackedDebug>>,
+}
+
+/// A file of debugging information that was packed with a trace.
+#[derive(Debug)]
+enum PackedDebug {
+    /// In memory.
+    Bytes(Arc<[u8]>),
+    /// In a file of its own.
+    At(PathBuf),
+}
+
+impl PackedDebug {
+    fn contents(&self) -> Option<Contents> {
+        match self {
+            Self::Bytes(bytes) => Some(Contents::Whole(bytes.clone())),
+            Self::At(path) => open(path).ok(),
+        }
+    }
 }
 
 /// A file that was found.
@@ -105,13 +123,35 @@ impl CodeFile {
     ) -> Arc<Self> {
         let path = path.into();
         let mut file = CodeFile::closed(path.clone(), build_id, Vec::new(), Arc::default());
-        file.packed_debug = Some(debug);
+        file.packed_debug = Some(debug.map(PackedDebug::Bytes));
         file.opened.get_or_init(|| {
             Ok(Opened {
                 at: path,
                 contents: Contents::Whole(bytes.into()),
             })
         });
+        Arc::new(file)
+    }
+
+    /// As [`packed`](Self::packed), of files that several traces share: `at`, and `debug` with the debugging information, are opened when they are
+    /// first needed.
+    pub fn packed_at(
+        path: impl Into<PathBuf>,
+        build_id: Option<BuildId>,
+        at: PathBuf,
+        debug: Option<PathBuf>,
+    ) -> Arc<Self> {
+        let candidate = Candidate {
+            path: at,
+            only_if_equal: false,
+        };
+        // What was packed is what ran, whatever build id it has.
+        let places = Places {
+            ignore_build_ids: true,
+            ..Places::default()
+        };
+        let mut file = CodeFile::closed(path.into(), build_id, vec![candidate], Arc::new(places));
+        file.packed_debug = Some(debug.map(PackedDebug::At));
         Arc::new(file)
     }
 
@@ -157,7 +197,7 @@ impl CodeFile {
     /// The bytes of the file of debugging information that gives the symbols, if it is another one than this.
     pub fn debug_bytes(&self) -> Option<Arc<[u8]>> {
         if let Some(packed) = &self.packed_debug {
-            return packed.clone();
+            return packed.as_ref()?.contents()?.all().ok();
         }
         let opened = self.opened().ok()?;
         let (_, debug) = debug::find(&opened.at, &opened.contents, &self.places)?;
@@ -170,7 +210,7 @@ impl CodeFile {
         let own = opened.and_then(|opened| read(&opened.contents));
         own.or_else(|| {
             if let Some(packed) = &self.packed_debug {
-                return read(&Contents::Whole(packed.clone()?));
+                return read(&packed.as_ref()?.contents()?);
             }
             let opened = opened?;
             let (_, debug) = debug::find(&opened.at, &opened.contents, &self.places)?;
@@ -388,13 +428,14 @@ impl CodeFile {
 
     fn symbols(&self) -> &Symbols {
         self.symbols.get_or_init(|| {
-            if let Some(Some(debug)) = &self.packed_debug {
-                return Symbols::parse(&debug[..]);
-            }
             let Ok(opened) = self.opened() else {
                 return Symbols::default();
             };
-            debug::symbols(&opened.at, &opened.contents, &self.places)
+            let Some(packed) = &self.packed_debug else {
+                return debug::symbols(&opened.at, &opened.contents, &self.places);
+            };
+            let debug = packed.as_ref().and_then(PackedDebug::contents);
+            debug::symbols_of(&opened.contents, debug.as_ref())
         })
     }
 

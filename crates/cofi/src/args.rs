@@ -1,5 +1,6 @@
 //! The command line, as clap reads it.
 
+use crate::catalogue::Age;
 use crate::code::CodeArgs;
 use crate::dap::DapArgs;
 use crate::diff::DiffArgs;
@@ -9,11 +10,11 @@ use crate::point::{Point, Span};
 pub(crate) use crate::record_args::{
     DoctorArgs, Engine, MachineArgs, MachineClock, Privilege, RecordArgs, RecordOptions, TraceArgs,
 };
-use crate::rtit::RtitArgs;
 use crate::serve::ServeArgs;
 use crate::shell::{CompletionsArgs, ManualArgs};
 use crate::sql::SqlArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use cofi_archive::BareArgs;
 use std::path::{Path, PathBuf};
 
 /// Record any program on any x86-64 Linux machine, and know exactly what it did.
@@ -65,7 +66,7 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// List the packets of a trace, in order.
     Dump(DumpArgs),
-    /// Pack a trace, the code that it ran and its symbols into one file, which decodes on any machine.
+    /// Pack a trace, the code that it ran and its symbols into one file, which decodes on any machine, or into a catalogue of many.
     Archive(ArchiveArgs),
     /// Assemble packets from text: the inverse of `dump`.
     Asm(AsmArgs),
@@ -149,7 +150,7 @@ pub(crate) struct FlowInput {
     #[command(flatten)]
     pub(crate) code: CodeArgs,
     #[command(flatten)]
-    pub(crate) rtit: RtitArgs,
+    pub(crate) rtit: BareArgs,
     #[command(flatten)]
     pub(crate) names: Names,
     #[command(flatten)]
@@ -165,7 +166,7 @@ impl FlowInput {
             elf: Vec::new(),
             raw: Vec::new(),
             code: CodeArgs::default(),
-            rtit: RtitArgs::default(),
+            rtit: BareArgs::default(),
             names,
             input: Input {
                 format: None,
@@ -239,8 +240,30 @@ pub(crate) struct ReportArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ArchiveArgs {
     /// The file to write. `cofi insn`, `cofi report` and the others read it like a trace; it is a tar file.
-    #[arg(short, long, value_name = "OUT")]
-    pub(crate) output: PathBuf,
+    #[arg(short, long, value_name = "OUT", required_unless_present = "into")]
+    pub(crate) output: Option<PathBuf>,
+    /// Add the trace to a catalogue instead: a folder (made if it is not there) of many recordings that share their code. Its recordings,
+    /// DIR/recordings/NAME.cofi, are read in their place like any trace.
+    #[arg(long, value_name = "DIR", conflicts_with = "output")]
+    pub(crate) into: Option<PathBuf>,
+    /// The name in the catalogue. Without it, that of FILE; another number stands behind a name that another recording has.
+    #[arg(long, requires = "into", conflicts_with_all = ["list", "prune"])]
+    pub(crate) name: Option<String>,
+    /// List what is in the catalogue, and add nothing.
+    #[arg(long, requires = "into", conflicts_with_all = ["prune", "file"])]
+    pub(crate) list: bool,
+    /// Remove from the catalogue what was added so long ago or longer, as 30d (s, m, h, d, w), and then the code that no recording needs any more;
+    /// add nothing.
+    #[arg(
+        long,
+        value_name = "OLDER-THAN",
+        requires = "into",
+        conflicts_with = "file"
+    )]
+    pub(crate) prune: Option<Age>,
+    /// With --into: one JSON object a line.
+    #[arg(long, requires = "into")]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) flow: FlowInput,
 }

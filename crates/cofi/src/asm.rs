@@ -41,7 +41,9 @@ pub(crate) fn run(args: &AsmArgs) -> Result<Ended> {
     input::check_mode(args.cycle_accurate, args.format == PacketFormat::Rtit);
     let bytes = match args.format {
         PacketFormat::Pt => source.assemble::<IntelPt>(&mut input, Default::default()),
-        PacketFormat::Rtit => source.assemble::<Rtit>(&mut input, input::mode(args.cycle_accurate)),
+        PacketFormat::Rtit => {
+            source.assemble::<Rtit>(&mut input, cofi_archive::rtit_mode(args.cycle_accurate))
+        }
     }
     .with_context(cannot_read)?;
     if source.bad_lines > 0 {

@@ -1,19 +1,15 @@
 //! Opening a trace: recognised by content, as the contract says.
 
-use crate::archive_reader::{Manifest, Packed};
 use crate::args::{FlowInput, Format, Input, Names};
 use crate::json::Line;
 use crate::output::tell;
-use crate::rtit::{self, RtitArgs};
 use anyhow::{Context, Result, bail};
+use cofi_archive::{Archive, BareArgs, Manifest, parse_cpu, without_rtit};
 use cofi_file::{Bytes, inside};
-use cofi_flow::Cpu;
-use cofi_image::{ElfSpec, Kallsyms, RawSpec};
-use cofi_packet::rtit::Mode;
-use cofi_session::{FileFormat, PackedCode, Recording, Session, SessionOptions, Stream, TraceFile};
-use std::ffi::OsString;
+use cofi_image::Kallsyms;
+use cofi_session::{FileFormat, Recording, Session, SessionOptions, Stream, TraceFile};
+use std::borrow::Cow;
 use std::io::Read;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -51,15 +47,6 @@ pub(crate) fn check_mode(cycle_accurate: bool, is_rtit: bool) {
     }
 }
 
-/// The mode in which an RTIT trace was taken.
-pub(crate) const fn mode(cycle_accurate: bool) -> Mode {
-    if cycle_accurate {
-        Mode::CycleAccurate
-    } else {
-        Mode::Plain
-    }
-}
-
 fn format(input: &Input) -> Option<FileFormat> {
     Some(match input.format? {
         Format::Perf => FileFormat::Perf,
@@ -81,7 +68,7 @@ fn options(input: &Input) -> SessionOptions {
 /// `cpu` is the processor, if it was named.
 pub(crate) fn open<'a>(
     input: &Input,
-    rtit: &RtitArgs,
+    rtit: &BareArgs,
     cpu: Option<&str>,
     bytes: &'a [u8],
 ) -> Result<Session<'a>> {
@@ -90,57 +77,23 @@ pub(crate) fn open<'a>(
     let mut trace = bytes;
     let mut rtit = rtit.clone();
     if let Some(packed) = packed {
-        let mut code = PackedCode::default();
-        code.parts = packed.parts();
-        options.code.packed = Some(code);
+        packed.configure_packets(&mut options)?;
         trace = packed.trace()?;
-        let path = packed.manifest.path.clone();
-        options.path = Some(OsString::from_vec(path).into());
-        options.format = options.format.or(format_of(&packed.manifest));
-        options.errata = packed.manifest.errata;
-        options.cpu = packed.manifest.cpu.as_deref().map(self::cpu).transpose()?;
-        rtit = packed.manifest.rtit.unwrap_or_default();
+        rtit = packed.manifest().rtit.clone().unwrap_or_default();
     }
     if options.format == Some(FileFormat::Rtit) {
         rtit.configure(&mut options.flow)?;
     }
-    options.cpu = cpu.map(self::cpu).transpose()?.or(options.cpu);
+    options.cpu = cpu.map(parse_cpu).transpose()?.or(options.cpu);
     Ok(Session::new(trace, &options)?)
 }
 
 /// The archive that `bytes` are, unless they are said to be something else.
-fn packed<'a>(input: &Input, bytes: &'a [u8]) -> Result<Option<Packed<'a>>> {
+fn packed<'a>(input: &Input, bytes: &'a [u8]) -> Result<Option<Archive<'a>>> {
     match input.format {
-        None => Packed::open(bytes),
+        None => Ok(Archive::open(bytes, Some(&input.file))?),
         Some(_) => Ok(None),
     }
-}
-
-fn format_of(manifest: &Manifest) -> Option<FileFormat> {
-    match manifest.format.as_deref() {
-        Some("pt") => Some(FileFormat::Pt),
-        Some("rtit") => Some(FileFormat::Rtit),
-        Some("perf") => Some(FileFormat::Perf),
-        _ => None,
-    }
-}
-
-fn cpu(text: &str) -> Result<Cpu> {
-    let wrong = || format!("--cpu {text}: expected FAMILY/MODEL[/STEPPING] in decimal");
-    let mut numbers = text.split('/').map(str::parse::<u16>);
-    let (family, model) = (numbers.next(), numbers.next());
-    let stepping = numbers.next().unwrap_or(Ok(0));
-    let (Some(Ok(family)), Some(Ok(model)), Ok(stepping), None) =
-        (family, model, stepping, numbers.next())
-    else {
-        bail!(wrong());
-    };
-    let byte = |number: u16| u8::try_from(number).with_context(wrong);
-    Ok(Cpu {
-        family,
-        model: byte(model)?,
-        stepping: byte(stepping)?,
-    })
 }
 
 /// A trace that is to be decoded.
@@ -160,7 +113,7 @@ pub(crate) struct Opened<'a> {
     /// What the archive tells that it came from; nothing for one that did not.
     pub(crate) manifest: Manifest,
     /// What was said of bare RTIT packets, if it is a trace of those, or of the ranges of Intel PT.
-    pub(crate) rtit: Option<RtitArgs>,
+    pub(crate) rtit: Option<BareArgs>,
 }
 
 /// As [`open_flow`], with what an archive must hold.
@@ -172,31 +125,16 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
     let mut parts = Vec::new();
     if let Some(packed) = packed {
         trace = packed.trace()?;
-        options.format = format_of(&packed.manifest);
-        let code = packed.code();
-        parts.clone_from(&code.parts);
-        options.code.packed = Some(code);
-        // Only what the user names is looked for outside of the archive.
-        options.folders.clear();
-        for path in &packed.manifest.jitdumps {
-            let path = PathBuf::from(OsString::from_vec(path.clone()));
-            packed.check(&path)?;
-            options.code.jitdumps.push(path);
-        }
-        for spec in &packed.manifest.elf {
-            packed.check(&spec.parse::<ElfSpec>()?.path)?;
-        }
-        for spec in &packed.manifest.raw {
-            packed.check(&spec.parse::<RawSpec>()?.path)?;
-        }
-        let path = packed.manifest.path.clone();
-        options.path = Some(OsString::from_vec(path).into());
-        names = packed.kallsyms().map(<[u8]>::to_vec);
-        manifest = packed.manifest;
+        packed.configure(&mut options)?;
+        let code = options.code.packed.iter();
+        parts.extend(code.flat_map(|code| code.parts.clone()));
+        names = packed.kallsyms()?.map(Cow::into_owned);
+        manifest = packed.manifest().clone();
     }
-    options.errata = input.errata.clone().or(manifest.errata.clone());
-    let known_cpu = input.cpu.as_deref().or(manifest.cpu.as_deref());
-    options.cpu = known_cpu.map(cpu).transpose()?;
+    options.errata = input.errata.clone().or(options.errata);
+    if let Some(text) = &input.cpu {
+        options.cpu = Some(parse_cpu(text)?);
+    }
     let told = match &manifest.rtit {
         Some(packed) => {
             input.rtit.refuse()?;
@@ -207,18 +145,18 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
     let is_bare_rtit = options.format == Some(FileFormat::Rtit);
     if is_bare_rtit {
         told.configure(&mut options.flow)?;
-        if let Some(words) = options.cpu.and_then(rtit::without_rtit) {
+        if let Some(words) = options.cpu.and_then(without_rtit) {
             tell(format_args!("{words}"));
         }
     } else {
         told.configure_pt(&mut options.flow)?;
     }
-    for spec in manifest.elf.iter().chain(&input.elf) {
+    for spec in &input.elf {
         options
             .elf
             .push(spec.parse().with_context(|| format!("--elf {spec}"))?);
     }
-    for spec in manifest.raw.iter().chain(&input.raw) {
+    for spec in &input.raw {
         options
             .raw
             .push(spec.parse().with_context(|| format!("--raw {spec}"))?);
@@ -238,7 +176,7 @@ pub(crate) fn open_packed<'a>(input: &FlowInput, bytes: &'a [u8]) -> Result<Open
         // The registers are in the file.
         told.refuse()?;
     }
-    let rtit = (told != RtitArgs::default() || is_bare_rtit).then_some(told);
+    let rtit = (told != BareArgs::default() || is_bare_rtit).then_some(told);
     Ok(Opened {
         session,
         trace,

@@ -6,12 +6,12 @@
 
 mod annotate;
 mod archive;
-mod archive_reader;
 mod args;
 mod asm;
 mod block_text;
 mod blocks;
 mod calls;
+mod catalogue;
 mod check;
 mod code;
 mod coverage;
@@ -51,7 +51,6 @@ mod record_args;
 mod recordings;
 mod recursion;
 mod report;
-mod rtit;
 mod select;
 mod serve;
 mod shell;

@@ -40,6 +40,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("cofi-libipt", &["cofi-packet", "cofi-insn"]),
     ("cofi-file", &["cofi-session"]),
+    (
+        "cofi-archive",
+        &["cofi-packet", "cofi-flow", "cofi-image", "cofi-session"],
+    ),
     ("cofi-qemu-plugin", &[]),
     (
         "cofi-machine-plugin",
@@ -101,6 +105,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cofi-perf",
             "cofi-session",
             "cofi-file",
+            "cofi-archive",
             "cofi-capture",
             "cofi-machine",
             "cofi-analysis",

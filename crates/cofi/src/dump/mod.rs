@@ -10,9 +10,9 @@ use crate::args::{DumpArgs, Format as FileFormat};
 use crate::digits::counted;
 use crate::json::Line;
 use crate::output::{Stdout, is_coloured, stdout, tell};
-use crate::rtit::RtitArgs;
 use crate::{Ended, input};
 use anyhow::Result;
+use cofi_archive::BareArgs;
 use cofi_flow::TraceFormat;
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::Rtit;
@@ -38,9 +38,9 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
         errors: false,
         hidden: 0,
     };
-    let rtit = RtitArgs {
+    let rtit = BareArgs {
         cycle_accurate: args.cycle_accurate,
-        ..RtitArgs::default()
+        ..BareArgs::default()
     };
     let bytes = input::map(&args.input.file)?;
     let session = input::open(&args.input, &rtit, args.cpu.as_deref(), &bytes)?;
