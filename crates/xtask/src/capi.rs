@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::exam::build::tool;
+use cofi_exam::build::tool;
 
 /// What programs are linked against by name: it changes when the interface does, for who links.
 const SONAME: &str = "libcofi.so.0";

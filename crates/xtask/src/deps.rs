@@ -126,7 +126,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("cofi-test", &[]),
-    ("xtask", &["cofi-perf", "cofi-test"]),
+    ("cofi-exam", &["cofi-perf", "cofi-test"]),
+    ("xtask", &["cofi-exam", "cofi-perf", "cofi-test"]),
 ];
 
 /// The model and the decoder, each other's only judges, must not share anything but the packets.

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::capi;
-use crate::exam::build::tool;
+use cofi_exam::build::tool;
 
 /// Who answers for the packages. (dpkg wants a name; there is no address.)
 const MAINTAINER: &str = "The founders of Cofi";

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::capi;
-use crate::exam::build::ptinsn;
+use cofi_exam::build::ptinsn;
 
 /// What programs that were linked with libipt 2 look for.
 const SONAME: &str = "libipt.so.2";

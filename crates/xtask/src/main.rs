@@ -4,7 +4,6 @@ mod bench;
 mod capi;
 mod deps;
 mod dist;
-mod exam;
 mod fuzz;
 mod libipt;
 mod package;
@@ -107,7 +106,7 @@ fn main() -> ExitCode {
     let outcome = match (chore.as_str(), rest.is_empty()) {
         ("deps", true) => deps::run(&root),
         ("tidy", true) => tidy::run(&root),
-        ("exam", _) => exam::run(&root, &rest),
+        ("exam", _) => cofi_exam::run(&root, &rest),
         ("capi", _) => capi::run(&root, &rest),
         ("libipt", _) => libipt::run(&root, &rest),
         ("package", _) => package::run(&root, &rest),

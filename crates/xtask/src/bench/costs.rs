@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::load;
-use crate::exam::build;
+use cofi_exam::build;
 
 /// Where the results are written, below the project's root.
 const RESULTS: &str = "docs/costs.md";

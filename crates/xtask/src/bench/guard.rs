@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::counted;
-use crate::exam::build;
+use cofi_exam::build;
 
 /// The committed counts, below the project's root.
 const COUNTS: &str = "bench/counts.txt";

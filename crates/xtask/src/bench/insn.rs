@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{counted, load, median};
-use crate::exam::build;
+use cofi_exam::build;
 
 /// What is decoded unless files are named.
 const FILES: [&str; 2] = ["/usr/bin/gzip", "/usr/lib/x86_64-linux-gnu/libc.so.6"];

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::{LS, counted, load, median, traces};
-use crate::exam::programs::{CONFIGS, Config, PROGRAMS};
-use crate::exam::{build, flows, sideband};
+use cofi_exam::programs::{CONFIGS, Config, PROGRAMS};
+use cofi_exam::{build, flows, sideband};
 
 /// The exam's programs that are recorded on the spot.
 const RECORDED: [&str; 2] = ["static", "dynamic"];

@@ -5,7 +5,6 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::{load, median};
-use crate::exam::guest;
 
 /// Runs it: `--qemu`, `--kernel` and `--busybox` as the exam of guests has them, and `--rounds`.
 pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
@@ -20,6 +19,9 @@ pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         }
     }
     println!("load before: {}", load());
-    print!("{}", guest::speed(root, &others, rounds, median)?);
+    print!(
+        "{}",
+        cofi_exam::speed_of_guests(root, &others, rounds, median)?
+    );
     Ok(true)
 }

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::exam::programs::{Origin, Program};
+use cofi_exam::programs::{Origin, Program};
 
 /// `ls -l` of the folder of the programs' sources.
 const LS: Program = Program {

@@ -17,8 +17,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::{LS, median};
-use crate::exam::build;
-use crate::exam::programs::{CONFIGS, PROGRAMS};
+use cofi_exam::build;
+use cofi_exam::programs::{CONFIGS, PROGRAMS};
 
 /// What is recorded on the spot besides `ls -l`, and in which configuration of the exam.
 const RECORDED: (&str, &str) = ("dynamic", "timed");

@@ -17,7 +17,7 @@ use super::libipt::{BLOCKS_ONLY, REAL, Trace, real};
 use super::racers::{Answer, Racer, Racers};
 use super::recordings::{RECORDINGS, Recorder};
 use super::{load, median, traces};
-use crate::exam::build;
+use cofi_exam::build;
 
 /// Where the results are written, below the project's root.
 const RESULTS: &str = "bench/RESULTS.md";

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::libipt::Trace;
-use crate::exam::build;
+use cofi_exam::build;
 
 /// How a program is asked, and how it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,6 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::load;
-use crate::exam;
 
 /// The first program of the guest that is booted: a shell that says so and switches the machine off.
 const INIT: &str = "#!/bin/busybox sh\n\
@@ -75,7 +74,7 @@ impl Made {
     fn new(busybox: &Path) -> Result<Self> {
         let name = format!("cofi-bench-{}.initrd", std::process::id());
         let path = std::env::temp_dir().join(name);
-        fs::write(&path, exam::machine::initrd(busybox, INIT)?)
+        fs::write(&path, cofi_exam::initrd(busybox, INIT)?)
             .with_context(|| format!("writing {}", path.display()))?;
         Ok(Self(path))
     }

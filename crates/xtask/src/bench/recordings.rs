@@ -14,7 +14,7 @@ use cofi_perf::{Body, File};
 use serde_json::{Value, json};
 
 use super::libipt::{Trace, timeless};
-use crate::exam::{build, sideband};
+use cofi_exam::{build, sideband};
 
 /// What runs; its length is a number.
 #[derive(Debug, Clone, Copy)]

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::{counted, load, median};
-use crate::exam::build;
+use cofi_exam::build;
 
 /// The operations of the two runs whose instructions are counted.
 const COUNTED: [u64; 2] = [500_000, 1_500_000];

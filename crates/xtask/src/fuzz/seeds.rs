@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::exam::build::{cofi, tool};
+use cofi_exam::build::{cofi, tool};
 
 /// No seed is longer, so that mutations hit something, and the repository stays small.
 const LONGEST: usize = 64 << 10;

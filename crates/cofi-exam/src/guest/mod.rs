@@ -102,8 +102,11 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
     Ok(bad == 0)
 }
 
-/// Measures how fast such a machine is, in so many boots, and returns a table.
-pub(crate) fn speed(
+/// Measures how fast such a machine is, in so many boots, and returns a table. The arguments are those of the part `guest`.
+///
+/// # Errors
+/// The arguments make no sense, or something that is needed cannot be run.
+pub fn speed(
     root: &Path,
     arguments: &[String],
     rounds: usize,

@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn every_case_is_explained_in_the_document() {
-        let document = include_str!("../../../../../docs/strangers.md");
+        let document = include_str!("../../../../docs/strangers.md");
         for case in FLOW {
             let name = format!("`{}`", case.name);
             assert!(document.contains(&name), "{name}");

@@ -37,7 +37,7 @@ enum Change {
 }
 
 /// The arguments for `ptinsn` after its stream, to decode thread `tid` of `recording`.
-pub(crate) fn ptinsn_arguments(recording: &Path, tid: u32, vdso: &Path) -> Result<Vec<String>> {
+pub fn ptinsn_arguments(recording: &Path, tid: u32, vdso: &Path) -> Result<Vec<String>> {
     let clocks = clocks(recording)?;
     let output = Command::new("perf")
         .args([
@@ -263,7 +263,7 @@ fn read_clocks(block: &[String], evlist: &str) -> Option<Clocks> {
 }
 
 /// Writes this process's vDSO into a file: every 64-bit process of a running kernel has the same one.
-pub(crate) fn dump_vdso(to: &Path) -> Result<PathBuf> {
+pub fn dump_vdso(to: &Path) -> Result<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").context("reading /proc/self/maps")?;
     let line = maps
         .lines()

@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 
 /// The addresses a decoder found, in order, and the errors it told.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Flows {
+pub struct Flows {
     /// By thread; a decoder that names none has everything under 0.
-    pub(crate) threads: BTreeMap<u32, Vec<u64>>,
+    pub threads: BTreeMap<u32, Vec<u64>>,
     /// How many errors.
-    pub(crate) errors: u64,
+    pub errors: u64,
     /// The first of them, word for word.
-    pub(crate) first_error: Option<String>,
+    pub first_error: Option<String>,
 }
 
 impl Flows {
@@ -22,26 +22,29 @@ impl Flows {
     }
 
     /// Notes an error.
-    pub(crate) fn complain(&mut self, words: &str) {
+    pub fn complain(&mut self, words: &str) {
         self.errors += 1;
         self.first_error
             .get_or_insert_with(|| words.trim().to_owned());
     }
 
     /// How many instructions in all.
-    pub(crate) fn instructions(&self) -> usize {
+    pub fn instructions(&self) -> usize {
         self.threads.values().map(Vec::len).sum()
     }
 }
 
-pub(crate) fn hex(text: &str) -> Option<u64> {
+/// A number in hexadecimal, with `0x` or without.
+#[must_use]
+pub fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok()
 }
 
-pub(crate) fn each_line(
-    mut input: impl BufRead,
-    mut each: impl FnMut(&str) -> Result<()>,
-) -> Result<()> {
+/// Calls `each` for every line, of which what is no UTF-8 is replaced.
+///
+/// # Errors
+/// A line cannot be read, or `each` fails.
+pub fn each_line(mut input: impl BufRead, mut each: impl FnMut(&str) -> Result<()>) -> Result<()> {
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -59,7 +62,7 @@ pub(crate) fn each_line(
 /// The truth file: `TID 0xADDRESS` a line, in the order of the first instruction of each thread's first line.
 ///
 /// Gives also the thread that comes first.
-pub(crate) fn truth(input: impl BufRead) -> Result<(Flows, u32)> {
+pub fn truth(input: impl BufRead) -> Result<(Flows, u32)> {
     let mut flows = Flows::default();
     let mut first = None;
     each_line(input, |line| {
@@ -79,7 +82,7 @@ pub(crate) fn truth(input: impl BufRead) -> Result<(Flows, u32)> {
 }
 
 /// What `cofi insn --json` says.
-pub(crate) fn cofi(input: impl BufRead) -> Result<Flows> {
+pub fn cofi(input: impl BufRead) -> Result<Flows> {
     let mut flows = Flows::default();
     each_line(input, |line| {
         if let Some(rest) = line.strip_prefix("{\"insn\":\"") {
@@ -108,7 +111,7 @@ pub(crate) fn cofi(input: impl BufRead) -> Result<Flows> {
 }
 
 /// What `perf script --itrace=i1i -F tid,ip` says. Every line that is neither a sample nor blank counts as an error.
-pub(crate) fn perf(input: impl BufRead) -> Result<Flows> {
+pub fn perf(input: impl BufRead) -> Result<Flows> {
     let mut flows = Flows::default();
     each_line(input, |line| {
         let mut words = line.split_whitespace();
@@ -126,7 +129,7 @@ pub(crate) fn perf(input: impl BufRead) -> Result<Flows> {
 }
 
 /// What `ptinsn` says: one thread, an address a line.
-pub(crate) fn ptinsn(input: impl BufRead) -> Result<Flows> {
+pub fn ptinsn(input: impl BufRead) -> Result<Flows> {
     let mut flows = Flows::default();
     each_line(input, |line| {
         flows.push(

@@ -2,25 +2,25 @@
 //! libipt then print is compared with the list of instructions that the recorder saw the processor execute. `packets` is
 //! the part about the packets themselves.
 
-pub(crate) mod build;
+pub mod build;
 mod calls;
 mod compare;
 mod damage;
 mod endings;
 mod exports;
-pub(crate) mod flows;
+pub mod flows;
 mod generated;
-pub(crate) mod guest;
+mod guest;
 mod insn;
 mod jit;
 mod large;
 mod law;
-pub(crate) mod machine;
+mod machine;
 mod packets;
-pub(crate) mod programs;
+pub mod programs;
 mod rtit;
 mod run;
-pub(crate) mod sideband;
+pub mod sideband;
 mod times;
 mod unit;
 
@@ -31,6 +31,9 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+
+pub use guest::speed as speed_of_guests;
+pub use machine::initrd;
 
 use compare::Verdict;
 use programs::{CONFIGS, Config, PROGRAMS, Peer, Program};
@@ -80,7 +83,10 @@ struct Paper<'a> {
 }
 
 /// Runs the exam and returns whether everything that was compared held.
-pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
+///
+/// # Errors
+/// The arguments make no sense, or something that is needed cannot be run.
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     if let Some((_, rest)) = arguments
         .split_first()
         .filter(|(word, _)| *word == "packets")

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::machines::Record;
 use super::strangers::{FLOW, How};
-use crate::exam::run::patient;
+use crate::run::patient;
 
 /// MOV CR3, and the opcode of the machines' conditional branches.
 const MOV_CR3: &[u8] = &[0x0f, 0x22, 0xd8];

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::exam::run::patient;
+use crate::run::patient;
 
 /// Some machines to run.
 #[derive(Debug, Clone)]

@@ -21,7 +21,7 @@ struct Reader<'a> {
 }
 
 /// All packets and errors, in order.
-pub(in crate::exam) fn list(bytes: &[u8], cycle_accurate: bool) -> Vec<Entry> {
+pub(crate) fn list(bytes: &[u8], cycle_accurate: bool) -> Vec<Entry> {
     let (mut entries, mut at, mut last) = (Vec::new(), 0, [None; 2]);
     while at < bytes.len() {
         let mut reader = Reader {

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use cofi_perf::{Mmap2, PerfTime, PtConfig, Subject, Task, TimeConv, Writer, WriterOptions};
 
 use super::image::Image;
-use crate::exam::flows::{each_line, hex};
-use crate::exam::run::patient;
+use crate::flows::{each_line, hex};
+use crate::run::patient;
 
 /// Before anything that a walk does, and not 0, which perf takes for no time.
 const BEGIN: PerfTime = PerfTime(1);

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::programs::{Origin, Program};
 
 /// Runs a tool to its end; its own words become the error.
-pub(crate) fn tool(command: &mut Command) -> Result<Vec<u8>> {
+pub fn tool(command: &mut Command) -> Result<Vec<u8>> {
     let output = command
         .output()
         .with_context(|| format!("running {}", command.get_program().display()))?;
@@ -32,13 +32,13 @@ pub(crate) fn tool(command: &mut Command) -> Result<Vec<u8>> {
 }
 
 /// Builds the release `cofi` and asks cargo where it put it.
-pub(crate) fn cofi(root: &Path) -> Result<PathBuf> {
+pub fn cofi(root: &Path) -> Result<PathBuf> {
     release(root, "cofi", "--bin", "cofi")
 }
 
 /// Builds a release binary or example (`kind`) of a package and asks cargo where it put it. The command's package is named with it, as cargo
 /// unites the features of those that it is given: so both have the same disassembler, which else would be compiled twice.
-pub(crate) fn release(root: &Path, package: &str, kind: &str, name: &str) -> Result<PathBuf> {
+pub fn release(root: &Path, package: &str, kind: &str, name: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let answer = tool(
         Command::new(cargo)
@@ -56,7 +56,7 @@ pub(crate) fn release(root: &Path, package: &str, kind: &str, name: &str) -> Res
 }
 
 /// The program's path, compiled into `folder` if it comes as source.
-pub(crate) fn program(sources: &Path, folder: &Path, program: &Program) -> Result<PathBuf> {
+pub fn program(sources: &Path, folder: &Path, program: &Program) -> Result<PathBuf> {
     match program.origin {
         Origin::System(path) => Ok(PathBuf::from(path)),
         Origin::Source { file, flags } => {
@@ -76,12 +76,12 @@ pub(crate) fn program(sources: &Path, folder: &Path, program: &Program) -> Resul
 }
 
 /// The decoder on libipt, or the reason why there is none.
-pub(crate) fn ptinsn(root: &Path, folder: &Path) -> Result<PathBuf, String> {
+pub fn ptinsn(root: &Path, folder: &Path) -> Result<PathBuf, String> {
     libipt_program(root, folder, "ptinsn")
 }
 
 /// A program of `exam/libipt`, or the reason why there is none.
-pub(crate) fn libipt_program(root: &Path, folder: &Path, name: &str) -> Result<PathBuf, String> {
+pub fn libipt_program(root: &Path, folder: &Path, name: &str) -> Result<PathBuf, String> {
     let out = folder.join(name);
     tool(
         Command::new("gcc")
@@ -95,14 +95,14 @@ pub(crate) fn libipt_program(root: &Path, folder: &Path, name: &str) -> Result<P
 }
 
 /// The version perf gives itself, or the reason why there is none.
-pub(crate) fn perf() -> Result<String, String> {
+pub fn perf() -> Result<String, String> {
     tool(Command::new("perf").arg("--version"))
         .map(|words| String::from_utf8_lossy(&words).trim().to_owned())
         .map_err(|error| format!("no perf (is linux-perf installed?): {error:#}"))
 }
 
 /// At least so many bytes to compress or to count words of, the same each time.
-pub(crate) fn text(len: usize) -> String {
+pub fn text(len: usize) -> String {
     let mut state = 1_u32;
     let mut text = String::new();
     while text.len() < len {

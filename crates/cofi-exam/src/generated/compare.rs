@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn every_explained_difference_is_in_the_document() {
-        let document = include_str!("../../../../../docs/strangers.md");
+        let document = include_str!("../../../../docs/strangers.md");
         for (name, _) in EXPLAINED {
             assert!(document.contains(&format!("`{name}`")), "{name}");
         }

@@ -11,7 +11,7 @@ use super::quirks::{Who, knows};
 use super::readers::Readers;
 
 /// Everybody who reads packets, and the account of it.
-pub(in crate::exam) struct Panel {
+pub(crate) struct Panel {
     readers: Readers,
     tally: Tally,
     /// What could not be asked.
@@ -20,16 +20,16 @@ pub(in crate::exam) struct Panel {
 
 /// What came of one stream.
 #[derive(Debug, Default, Clone, Copy)]
-pub(in crate::exam) struct Outcome {
+pub(crate) struct Outcome {
     /// Packets in it.
-    pub(in crate::exam) packets: usize,
+    pub(crate) packets: usize,
     /// Whether libipt and perf read it.
-    pub(in crate::exam) by: [bool; 2],
+    pub(crate) by: [bool; 2],
 }
 
 impl Panel {
     /// Builds the readers, except for a `cofi` that is there already.
-    pub(in crate::exam) fn new(root: &Path, folder: &Path, cofi: &Path) -> Result<Self> {
+    pub(crate) fn new(root: &Path, folder: &Path, cofi: &Path) -> Result<Self> {
         let readers = Readers::new(root, folder, Some(cofi))?;
         let missing = |who: Who| {
             Some(format!(
@@ -47,12 +47,12 @@ impl Panel {
     }
 
     /// Whether nobody is missing.
-    pub(in crate::exam) fn complete(&self) -> bool {
+    pub(crate) fn complete(&self) -> bool {
         self.skipped.is_empty()
     }
 
     /// Lets everybody read a stream who knows its packets.
-    pub(in crate::exam) fn compare(&mut self, label: &str, file: &Path) -> Result<Outcome> {
+    pub(crate) fn compare(&mut self, label: &str, file: &Path) -> Result<Outcome> {
         let bytes = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
         let cofi = self.readers.cofi(file).with_context(|| label.to_owned())?;
         let mut outcome = Outcome {
@@ -84,7 +84,7 @@ impl Panel {
     }
 
     /// Whether the last packet of the flow before an offset of a stream is a TIP.PGD without IP, for libipt.
-    pub(in crate::exam) fn disabled_before(&self, file: &Path, offset: u64) -> bool {
+    pub(crate) fn disabled_before(&self, file: &Path, offset: u64) -> bool {
         self.flow_before(file, offset, &[])
             .last()
             .is_some_and(|entry| {
@@ -93,7 +93,7 @@ impl Panel {
     }
 
     /// Whether the last packets of the flow before an offset are a MODE.Exec and an OVF, which swallowed what the first belonged to.
-    pub(in crate::exam) fn mode_lost_before(&self, file: &Path, offset: u64) -> bool {
+    pub(crate) fn mode_lost_before(&self, file: &Path, offset: u64) -> bool {
         let flow = self.flow_before(file, offset, &["mode.exec", "ovf"]);
         let mut names = flow.iter().rev().map(Entry::name);
         names.next() == Some("ovf") && names.next() == Some("mode.exec")
@@ -114,7 +114,7 @@ impl Panel {
     }
 
     /// Prints the account; how many differences there are.
-    pub(in crate::exam) fn report(&self) -> u64 {
+    pub(crate) fn report(&self) -> u64 {
         for who in [Who::Libipt, Who::Perf] {
             let total = self.tally.total(who);
             println!(

@@ -6,7 +6,7 @@ use std::io::BufRead;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::exam::flows::{each_line, hex};
+use crate::flows::{each_line, hex};
 
 /// What a decoder says, in its order.
 #[derive(Debug, Clone, PartialEq, Eq)]

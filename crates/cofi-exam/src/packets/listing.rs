@@ -80,7 +80,7 @@ pub(super) enum What {
 
 /// One entry of a list.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::exam) struct Entry {
+pub(crate) struct Entry {
     /// Where it begins.
     pub(super) offset: u64,
     /// How many bytes it has.
@@ -113,7 +113,7 @@ impl Entry {
     }
 
     /// The kind of packet; of an error, "error".
-    pub(in crate::exam) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match &self.what {
             What::Packet(name, _) => name,
             What::Error(_) => "error",
@@ -126,7 +126,7 @@ impl Entry {
     }
 
     /// A field, if it is there.
-    pub(in crate::exam) fn field(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn field(&self, key: &str) -> Option<&Value> {
         match &self.what {
             What::Packet(_, fields) => fields.get(key),
             What::Error(_) => None,

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::machines::Record;
-use crate::exam::run::patient;
+use crate::run::patient;
 
 /// What came of comparisons, by kind of event.
 #[derive(Debug, Default)]

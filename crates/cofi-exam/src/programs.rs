@@ -2,7 +2,7 @@
 
 /// How a program gets onto the machine.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Origin {
+pub enum Origin {
     /// Compiled from `exam/programs/` with these compiler options.
     Source {
         /// The file's name.
@@ -16,7 +16,7 @@ pub(crate) enum Origin {
 
 /// A decoder other than Cofi's. Only theirs are known differences: `cofi record` and `cofi insn` have no excuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Peer {
+pub enum Peer {
     /// `perf script --itrace=i1i`.
     Perf,
     /// libipt's instruction decoder.
@@ -25,43 +25,43 @@ pub(crate) enum Peer {
 
 /// A known difference, with the argument why. The comparison is still made and its verdict printed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Quirk {
+pub struct Quirk {
     /// Whose.
-    pub(crate) peer: Peer,
+    pub peer: Peer,
     /// In which configurations, all if empty.
-    pub(crate) configs: &'static [&'static str],
+    pub configs: &'static [&'static str],
     /// Why that decoder is in the wrong, or cannot know better.
-    pub(crate) why: &'static str,
+    pub why: &'static str,
 }
 
 /// One program of the exam.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Program {
+pub struct Program {
     /// Its name in the table.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// Where it comes from.
-    pub(crate) origin: Origin,
+    pub origin: Origin,
     /// What it is run with; `@PROGRAMS` stands for the folder of the programs' sources.
-    pub(crate) arguments: &'static [&'static str],
+    pub arguments: &'static [&'static str],
     /// What is known not to work with it, in other decoders.
-    pub(crate) quirks: &'static [Quirk],
+    pub quirks: &'static [Quirk],
     /// Why QEMU's user mode does not run it as the processor does.
-    pub(crate) not_for_qemu: Option<&'static str>,
+    pub not_for_qemu: Option<&'static str>,
     /// Why the plain reader of bare RTIT packets cannot tell what it does.
-    pub(crate) not_for_plain: Option<&'static str>,
+    pub not_for_plain: Option<&'static str>,
 }
 
 /// A named value for `cofi record --config`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Config {
+pub struct Config {
     /// Its name in the table.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// The option's value; none leaves the option away.
-    pub(crate) value: Option<&'static str>,
+    pub value: Option<&'static str>,
     /// What runs the program.
-    pub(crate) engine: &'static str,
+    pub engine: &'static str,
     /// Whether it is RTIT, and if so whether with cycle counts.
-    pub(crate) rtit: Option<bool>,
+    pub rtit: Option<bool>,
 }
 
 impl Config {
@@ -91,7 +91,7 @@ impl Config {
 
 impl Program {
     /// Whether all code that runs stands in the program's own file.
-    pub(crate) fn has_all_code(&self) -> bool {
+    pub fn has_all_code(&self) -> bool {
         match self.origin {
             Origin::Source { file, flags } => {
                 flags.contains(&"-static")
@@ -103,7 +103,7 @@ impl Program {
 }
 
 /// The configurations every program is recorded with.
-pub(crate) const CONFIGS: &[Config] = &[
+pub const CONFIGS: &[Config] = &[
     Config::ptrace("default", None),
     Config::ptrace("noretcomp", Some("noretcomp")),
     Config::ptrace("timed", Some("tsc,mtc,cyc")),
@@ -178,7 +178,7 @@ const CHANGING_CODE: &[Quirk] = &[
 const BITS_32: &str = "qemu-x86_64 runs 64-bit programs";
 
 /// All programs, small ones first.
-pub(crate) const PROGRAMS: &[Program] = &[
+pub const PROGRAMS: &[Program] = &[
     source("branches", "branches.S", ASM),
     Program {
         quirks: &[PERF_TAKES_THE_MODE_FROM_THE_FILE],

@@ -467,7 +467,7 @@ pub(super) fn address(line: &str) -> Result<Option<u64>> {
 }
 
 /// Files for a kernel: busybox, and its first program, which is a script.
-pub(crate) fn initrd(busybox: &Path, init: &str) -> Result<Vec<u8>> {
+pub fn initrd(busybox: &Path, init: &str) -> Result<Vec<u8>> {
     let busybox = fs::read(busybox).with_context(|| format!("reading {}", busybox.display()))?;
     let members = [("bin/busybox", busybox), ("init", init.into())];
     Ok(archive(&["bin", "proc", "dev"], &members))

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use super::listing::{self, Entry};
 use super::perf;
 use super::quirks::Who;
-use crate::exam::build;
-use crate::exam::run::patient;
+use crate::build;
+use crate::run::patient;
 
 /// The readers at hand.
 pub(super) struct Readers {
