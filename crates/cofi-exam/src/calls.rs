@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+
+use crate::Examined;
 use serde_json::Value;
 
-use super::build::{self, tool};
+use super::build::tool;
 
 /// The crate that carries SQLite's source.
 const SOURCE: &str = "libsqlite3-sys = { version = \"=0.30.1\", default-features = false, features = [\"bundled\"] }";
@@ -43,12 +45,8 @@ const BEFORE: [&str; 10] = [
 const LOOP: (&str, &str) = ("sqlite3WhereSplit", "sqlite3WhereSplit");
 
 /// Runs the part and returns whether everything held.
-pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let cofi = match arguments {
-        [] => build::cofi(root)?,
-        [word, path] if word == "--cofi" => Path::new(path).canonicalize()?,
-        _ => bail!("{}: there is no such thing", arguments.join(" ")),
-    };
+pub(super) fn run(root: &Path, cofi: &Examined) -> Result<bool> {
+    let cofi = cofi.path(root)?;
     let started = Instant::now();
     let folder = root.join("target/calls");
     fs::create_dir_all(&folder)?;

@@ -9,6 +9,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::Examined;
 use serde_json::Value;
 
 use super::build;
@@ -214,24 +217,24 @@ struct Line {
     check: String,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    /// Put the table into docs/endings.md
+    #[arg(long = "write")]
+    writes: bool,
+    /// Only what has these words in its title
+    #[arg(long, value_name = "WORDS")]
+    only: Option<String>,
+    #[command(flatten)]
+    cofi: Examined,
+}
+
 /// Runs all cases and compares.
-pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let mut cofi = None;
-    let (mut writes, mut only) = (false, None);
-    let mut words = arguments.iter();
-    while let Some(word) = words.next() {
-        match word.as_str() {
-            "--write" => writes = true,
-            "--cofi" => cofi = words.next().map(PathBuf::from),
-            "--only" => only = words.next().cloned(),
-            other => bail!("{other}: there is no such option"),
-        }
-    }
+pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
+    let Options { only, writes, .. } = options;
+    let writes = *writes;
     let begun = Instant::now();
-    let cofi = match cofi {
-        Some(cofi) => cofi.canonicalize()?,
-        None => build::cofi(root)?,
-    };
+    let cofi = options.cofi.path(root)?;
     let folder = std::env::temp_dir().join(format!("cofi-endings-{}", std::process::id()));
     fs::create_dir_all(&folder)?;
     let program = folder.join("endless");

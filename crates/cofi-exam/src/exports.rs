@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+
+use crate::Examined;
 use serde_json::Value;
 
-use super::build::{self, tool};
+use super::build::tool;
 
 /// speedscope, and the package that holds Perfetto's page.
 const SPEEDSCOPE: &str = "speedscope@1.25.0";
@@ -23,12 +25,8 @@ const PROGRAMS: [&str; 4] = ["recursion.c", "threads.c", "jumps.c", "handlers.c"
 type Weights = BTreeMap<String, u64>;
 
 /// Runs the part and returns whether everything held.
-pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let cofi = match arguments {
-        [] => build::cofi(root)?,
-        [word, path] if word == "--cofi" => Path::new(path).canonicalize()?,
-        _ => bail!("{}: there is no such thing", arguments.join(" ")),
-    };
+pub(super) fn run(root: &Path, cofi: &Examined) -> Result<bool> {
+    let cofi = cofi.path(root)?;
     let started = Instant::now();
     let tools = Tools::fetch(root)?;
     let folder = std::env::temp_dir().join(format!("cofi-exports-{}", std::process::id()));

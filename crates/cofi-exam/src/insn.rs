@@ -9,7 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use clap::Args;
 
 use super::build;
 
@@ -20,33 +21,17 @@ const MOST: u64 = 64 << 20;
 /// A file that is larger is left out, so that there are several.
 const LARGEST: u64 = 16 << 20;
 
-#[derive(Debug)]
-struct Options {
-    seed: u64,
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    /// The seed of the random bytes
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) seed: u64,
+    /// How many random byte strings
+    #[arg(long, value_name = "N", default_value_t = 100_000_000)]
     random: u64,
-    files: Vec<PathBuf>,
-}
-
-fn options(arguments: &[String]) -> Result<Options> {
-    let mut options = Options {
-        seed: 1,
-        random: 100_000_000,
-        files: Vec::new(),
-    };
-    let mut words = arguments.iter();
-    while let Some(word) = words.next() {
-        let mut number = || {
-            let number = words.next().and_then(|value| value.parse().ok());
-            number.with_context(|| format!("{word} wants a number"))
-        };
-        match word.as_str() {
-            "--seed" => options.seed = number()?,
-            "--random" => options.random = number()?,
-            word if word.starts_with('-') => bail!("{word}: there is no such option"),
-            file => options.files.push(file.into()),
-        }
-    }
-    Ok(options)
+    /// The binaries; the machine's own if there is none
+    #[arg(value_name = "FILE")]
+    pub(super) files: Vec<PathBuf>,
 }
 
 /// Whether a file is one of ELF for x86-64, which has code.
@@ -79,8 +64,7 @@ fn largest(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files.map(|(_, path)| path).collect())
 }
 
-pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let mut options = options(arguments)?;
+pub(super) fn run(root: &Path, mut options: Options) -> Result<bool> {
     if options.files.is_empty() {
         for folder in FOLDERS.map(Path::new) {
             if folder.is_dir() {
@@ -104,21 +88,4 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         holds &= command.status().context("running the example")?.success();
     }
     Ok(holds)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_that_make_no_sense_are_refused() {
-        let parse = |words: &[&str]| {
-            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-            options(&words)
-        };
-        let good = parse(&["--seed", "7", "/bin/true"]).expect("both exist");
-        assert!(good.seed == 7 && good.files == [PathBuf::from("/bin/true")]);
-        assert!(parse(&["--random"]).is_err());
-        assert!(parse(&["--seeds", "1"]).is_err());
-    }
 }

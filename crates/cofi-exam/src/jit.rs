@@ -11,6 +11,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::Examined;
+use clap::builder::PossibleValuesParser;
 
 use super::{build, machine};
 
@@ -134,51 +138,25 @@ const SAID: [&str; 4] = [
 ];
 
 /// What the part is asked to do.
-struct Options {
-    cofi: Option<PathBuf>,
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    cofi: Examined,
+    /// A Linux kernel, which is booted
+    #[arg(long, value_name = "FILE", requires = "busybox")]
     kernel: Option<PathBuf>,
+    /// A static busybox, for its shell
+    #[arg(long, value_name = "FILE", requires = "kernel")]
     busybox: Option<PathBuf>,
-    /// Programs that only are recorded, if not all.
+    /// A program, or `guest`, that is recorded, if not all; again for each further one
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(PROGRAMS.iter().map(|program| program.name).chain(["guest"])))]
     only: Vec<String>,
+    /// How often each is recorded
+    #[arg(long, value_name = "N", default_value_t = 2)]
     rounds: u32,
-    /// Processes that work beside.
+    /// Processes that work beside
+    #[arg(long, value_name = "N", default_value_t = 2)]
     load: u32,
-}
-
-fn options(arguments: &[String]) -> Result<Options> {
-    let mut options = Options {
-        cofi: None,
-        kernel: None,
-        busybox: None,
-        only: Vec::new(),
-        rounds: 2,
-        load: 2,
-    };
-    for pair in arguments.chunks(2) {
-        let [word, value] = pair else {
-            bail!("{} wants a value", pair.concat());
-        };
-        let number = || value.parse::<u32>().context(format!("{word} {value}"));
-        let path = || Some(PathBuf::from(value));
-        match word.as_str() {
-            "--cofi" => options.cofi = path(),
-            "--kernel" => options.kernel = path(),
-            "--busybox" => options.busybox = path(),
-            "--rounds" => options.rounds = number()?,
-            "--load" => options.load = number()?,
-            "--only"
-                if PROGRAMS.iter().any(|program| program.name == value) || value == "guest" =>
-            {
-                options.only.push(value.clone());
-            }
-            _ => bail!("{word} {value}: there is no such thing"),
-        }
-    }
-    ensure!(
-        options.kernel.is_some() == options.busybox.is_some(),
-        "a kernel is booted with a busybox: --kernel and --busybox go together"
-    );
-    Ok(options)
 }
 
 /// Processes that do nothing but work, until this is dropped.
@@ -207,12 +185,8 @@ impl Drop for Load {
 }
 
 /// Runs the part and returns whether everything held.
-pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let options = options(arguments)?;
-    let cofi = match &options.cofi {
-        Some(path) => path.canonicalize()?,
-        None => build::cofi(root)?,
-    };
+pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
+    let cofi = options.cofi.path(root)?;
     let started = Instant::now();
     let folder = std::env::temp_dir().join(format!("cofi-jit-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;

@@ -12,6 +12,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::Examined;
+
 use super::build;
 
 /// A sample is taken every so many instructions.
@@ -78,12 +80,8 @@ const PROGRAMS: [Program; 6] = [
 const SOURCE: &str = "static int f(int n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\nint main(void) { return f(20) & 1; }\n";
 
 /// Runs the part and returns whether everything held.
-pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let cofi = match arguments {
-        [] => build::cofi(root)?,
-        [word, path] if word == "--cofi" => Path::new(path).canonicalize()?,
-        _ => bail!("{}: there is no such thing", arguments.join(" ")),
-    };
+pub(super) fn run(root: &Path, cofi: &Examined) -> Result<bool> {
+    let cofi = cofi.path(root)?;
     let started = Instant::now();
     let folder = std::env::temp_dir().join(format!("cofi-large-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;

@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 
 /// The test binaries of the crate, and what each is about.
 const SUITES: [(&str, &str); 6] = [
@@ -39,27 +41,26 @@ struct Row {
     seconds: u64,
 }
 
-pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let (mut cases, mut only, mut writes) = (100_000_u64, None, false);
-    let mut words = arguments.iter();
-    while let Some(word) = words.next() {
-        match (word.as_str(), words.len()) {
-            ("--write", _) => writes = true,
-            ("--cases", 1..) => {
-                let value = words.next().context("a value")?;
-                let number = value.parse();
-                cases = number.with_context(|| format!("--cases {value}: not a number"))?;
-            }
-            ("--only", 1..) => {
-                let value = words.next().context("a value")?;
-                let is_one = SUITES.iter().any(|(name, _)| name == value);
-                ensure!(is_one, "--only {value}: there is no such suite");
-                only = Some(value.clone());
-            }
-            _ => bail!("exam law takes --cases N, --only SUITE and --write, not {word}"),
-        }
-    }
-    ensure!(cases > 0, "--cases 0 examines nothing");
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    /// How many cases each property has
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
+    cases: u64,
+    /// The only suite
+    #[arg(long, value_name = "SUITE", value_parser = PossibleValuesParser::new(SUITES.iter().map(|(name, _)| *name)))]
+    only: Option<String>,
+    /// Put the results into docs/law.md
+    #[arg(long = "write")]
+    writes: bool,
+}
+
+pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
+    let Options {
+        cases,
+        only,
+        writes,
+    } = options;
+    let (cases, writes) = (*cases, *writes);
     let begun = Instant::now();
     let mut rows = Vec::new();
     for (suite, about) in SUITES {

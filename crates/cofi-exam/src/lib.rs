@@ -30,7 +30,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Parser, Subcommand};
 
 pub use guest::speed as speed_of_guests;
 pub use machine::initrd;
@@ -39,38 +41,95 @@ use compare::Verdict;
 use programs::{CONFIGS, Config, PROGRAMS, Peer, Program};
 use run::{Native, Row, Tools};
 
-#[derive(Debug, Default)]
-struct Options {
-    only: Vec<String>,
-    configs: Vec<String>,
+/// The parts of the exam. Without one, real programs are recorded, and every decoder is compared with the truth, address by address; then the part `packets` follows, unless a
+/// program or configuration is asked for.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask exam", args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    part: Option<Part>,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// Compare how Cofi, libipt and perf read random streams of packets, good ones and bad ones, and how Cofi reads RTIT with what the manual says
+    Packets(packets::Options),
+    /// Let libipt and perf read what the trace unit writes for random machines and for the scenarios of corpus/unit, and libipt decode the machines' flow
+    Unit(unit::Options),
+    /// Compare the times that perf and libipt give to instructions with the intervals that Cofi states
+    Time,
+    /// Compare perf's instructions, branches and times of random walks with Cofi's and with the truth
+    Generated(generated::Options),
+    /// Damage a recording in many ways, and count what Cofi and perf lose of it and report wrongly; the table is in docs/recovery.md
+    Damage(damage::Options),
+    /// Record programs that people run through QEMU, and compare perf's samples with Cofi's list
+    Large(Examined),
+    /// Record programs whose threads change code that others run, and guests that do, while other processes work
+    Jit(jit::Options),
+    /// Count the calls of a large program beside callgrind and perf
+    Calls(Examined),
+    /// Have other programs open what `cofi export` writes
+    Exports(Examined),
+    /// End recordings in every way, and compare what comes of it with the table in docs/endings.md
+    Endings(endings::Options),
+    /// Compare the tables of instructions with the disassembler: every opcode, random bytes, the machine's own binaries or FILEs
+    Insn(insn::Options),
+    /// The properties of the law with many cases each
+    Law(law::Options),
+    /// Record whole machines, and compare a boot with QEMU's own log of it
+    Machine(machine::Options),
+    /// Run machines that have Intel PT: their registers against the manual, and what perf records in them against what they ran
+    Guest(guest::Options),
+}
+
+/// The command under examination.
+#[derive(Debug, Default, Clone, Args)]
+struct Examined {
+    /// The command under examination; it is built if that is left out
+    #[arg(long, value_name = "PATH")]
     cofi: Option<PathBuf>,
+}
+
+impl Examined {
+    fn path(&self, root: &Path) -> Result<PathBuf> {
+        match &self.cofi {
+            Some(path) => path
+                .canonicalize()
+                .with_context(|| format!("finding {}", path.display())),
+            None => build::cofi(root),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct Options {
+    /// A program that is examined, if not all; again for each further one
+    #[arg(long, value_name = "PROGRAM", value_parser = PossibleValuesParser::new(PROGRAMS.iter().map(|program| program.name)))]
+    only: Vec<String>,
+    /// A configuration in which programs are recorded, if not all; again for each further one
+    #[arg(long = "config", value_name = "NAME", value_parser = PossibleValuesParser::new(CONFIGS.iter().map(|config| config.name)))]
+    configs: Vec<String>,
+    #[command(flatten)]
+    cofi: Examined,
+    /// Where everything written stays
+    #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
+    /// How many recordings are made at a time; as many as there are processors
+    #[arg(long, value_name = "N")]
     jobs: Option<usize>,
+    /// Print the names of the programs
+    #[arg(long)]
     list: bool,
 }
 
-fn options(arguments: &[String]) -> Result<Options> {
-    let mut options = Options::default();
-    let mut arguments = arguments.iter();
-    while let Some(word) = arguments.next() {
-        if word == "--list" {
-            options.list = true;
-            continue;
-        }
-        let value = arguments
-            .next()
-            .with_context(|| format!("{word} wants a value"))?
-            .clone();
-        match word.as_str() {
-            "--only" if PROGRAMS.iter().any(|p| p.name == value) => options.only.push(value),
-            "--config" if CONFIGS.iter().any(|c| c.name == value) => options.configs.push(value),
-            "--cofi" => options.cofi = Some(PathBuf::from(value)),
-            "--keep" => options.keep = Some(PathBuf::from(value)),
-            "--jobs" => options.jobs = Some(value.parse().context("--jobs wants a number")?),
-            _ => bail!("{word} {value}: there is no such thing"),
-        }
-    }
-    Ok(options)
+/// What the arguments ask for.
+///
+/// # Errors
+/// They make no sense, or ask for help; the text of that.
+fn parse(arguments: &[String]) -> clap::error::Result<Cli> {
+    Cli::try_parse_from(std::iter::once("exam").chain(arguments.iter().map(String::as_str)))
 }
 
 /// One entry of the work list.
@@ -82,72 +141,33 @@ struct Paper<'a> {
     config: &'a Config,
 }
 
-/// Runs the exam and returns whether everything that was compared held.
+/// Holds the exam that the arguments ask for and returns whether everything that was compared held.
 ///
 /// # Errors
-/// The arguments make no sense, or something that is needed cannot be run.
+/// Something that is needed is not there, or cannot be run. Arguments that make no sense end the process with status 2.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    if let Some((_, rest)) = arguments
-        .split_first()
-        .filter(|(word, _)| *word == "packets")
-    {
-        return packets::run(root, &packets::options(root, rest)?);
+    let cli = parse(arguments).unwrap_or_else(|error| error.exit());
+    match cli.part {
+        Some(Part::Packets(options)) => packets::run(root, &options),
+        Some(Part::Unit(options)) => unit::run(root, &options),
+        Some(Part::Time) => times::run(root),
+        Some(Part::Generated(options)) => generated::run(root, &options),
+        Some(Part::Damage(options)) => damage::run(root, &options),
+        Some(Part::Large(cofi)) => large::run(root, &cofi),
+        Some(Part::Jit(options)) => jit::run(root, &options),
+        Some(Part::Calls(cofi)) => calls::run(root, &cofi),
+        Some(Part::Exports(cofi)) => exports::run(root, &cofi),
+        Some(Part::Endings(options)) => endings::run(root, &options),
+        Some(Part::Insn(options)) => insn::run(root, options),
+        Some(Part::Law(options)) => law::run(root, &options),
+        Some(Part::Machine(options)) => machine::run(root, &options),
+        Some(Part::Guest(options)) => guest::run(root, &options),
+        None => of_programs(root, cli.options),
     }
-    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "unit") {
-        return unit::run(root, &unit::options(rest)?);
-    }
-    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "time") {
-        return times::run(root, rest);
-    }
-    if let Some((_, rest)) = arguments
-        .split_first()
-        .filter(|(word, _)| *word == "generated")
-    {
-        return generated::run(root, &generated::options(rest)?);
-    }
-    if let Some((_, rest)) = arguments
-        .split_first()
-        .filter(|(word, _)| *word == "damage")
-    {
-        return damage::run(root, rest);
-    }
-    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "jit") {
-        return jit::run(root, rest);
-    }
-    if let Some((_, rest)) = arguments
-        .split_first()
-        .filter(|(word, _)| *word == "endings")
-    {
-        return endings::run(root, rest);
-    }
-    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "calls") {
-        return calls::run(root, rest);
-    }
-    if let Some((_, rest)) = arguments
-        .split_first()
-        .filter(|(word, _)| *word == "exports")
-    {
-        return exports::run(root, rest);
-    }
-    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "insn") {
-        return insn::run(root, rest);
-    }
-    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "law") {
-        return law::run(root, rest);
-    }
-    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "large") {
-        return large::run(root, rest);
-    }
-    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "guest") {
-        return guest::run(root, &guest::options(rest)?);
-    }
-    if let Some((_, rest)) = arguments
-        .split_first()
-        .filter(|(word, _)| *word == "machine")
-    {
-        return machine::run(root, &machine::options(rest)?);
-    }
-    let options = options(arguments)?;
+}
+
+/// Real programs, and then packets.
+fn of_programs(root: &Path, options: Options) -> Result<bool> {
     let chosen: Vec<&Program> = PROGRAMS
         .iter()
         .filter(|p| options.only.is_empty() || options.only.iter().any(|o| o == p.name))
@@ -190,7 +210,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     let part = packets::Options {
         cofi: options.cofi,
         keep: options.keep.map(|folder| folder.join("packets")),
-        ..packets::Options::new(root)
+        ..packets::Options::default()
     };
     Ok(packets::run(root, &part)? && bad == 0)
 }
@@ -203,10 +223,7 @@ fn sit(
     configs: &[&Config],
 ) -> Result<Vec<Row>> {
     let tools = Tools {
-        cofi: match &options.cofi {
-            Some(path) => path.clone(),
-            None => build::cofi(root)?,
-        },
+        cofi: options.cofi.path(root)?,
         perf: build::perf(),
         ptinsn: build::ptinsn(root, folder),
         vdso: sideband::dump_vdso(&folder.join("vdso"))?,
@@ -407,4 +424,62 @@ fn report(rows: &[Row]) -> usize {
     }
     println!();
     rows.iter().filter(|row| !row.good()).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(words: &str) -> clap::error::Result<Option<Part>> {
+        let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        parse(&words).map(|cli| cli.part)
+    }
+
+    #[test]
+    fn the_arguments_are_described_consistently() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_that_make_no_sense_are_refused() {
+        let Ok(Some(Part::Packets(packets))) = part("packets --seed 9 --streams 2") else {
+            panic!("numbers");
+        };
+        assert_eq!((packets.seed, packets.streams), (9, 2));
+        let Ok(Some(Part::Unit(unit))) = part("unit --seed 9 --machines 2") else {
+            panic!("numbers");
+        };
+        assert_eq!((unit.seed, unit.machines, unit.steps), (9, 2, 1500));
+        let Ok(Some(Part::Generated(generated))) = part("generated --seed 9 --streams 16") else {
+            panic!("numbers");
+        };
+        assert_eq!((generated.seed, generated.streams), (9, 16));
+        let Ok(Some(Part::Insn(insn))) = part("insn --seed 7 /bin/true") else {
+            panic!("a number and a file");
+        };
+        assert!(insn.seed == 7 && insn.files == [PathBuf::from("/bin/true")]);
+        for words in [
+            "packets --streams 0",
+            "packets --seed",
+            "packets --speed 1",
+            "unit --machines 0",
+            "generated --streams 15",
+            "damage --cases 0",
+            "damage --write --without-perf",
+            "insn --random",
+            "insn --seeds 1",
+            "law --only nothing",
+            "law --cases 0",
+            "jit --only nothing",
+            "jit --kernel vmlinuz",
+            "machine --busybox busybox",
+            "guest --load 5",
+            "time 1",
+            "--only nothing",
+            "nothing",
+        ] {
+            assert!(part(words).is_err(), "{words}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::build;
 use super::run::patient;
@@ -138,10 +138,7 @@ fn program(root: &Path, folder: &Path) -> Result<(PathBuf, String)> {
 }
 
 /// Runs this part of the exam; whether all times lie within.
-pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    if let Some(word) = arguments.first() {
-        bail!("exam time takes no {word}");
-    }
+pub(super) fn run(root: &Path) -> Result<bool> {
     let folder = std::env::temp_dir().join(format!("cofi-time-{}", std::process::id()));
     fs::create_dir_all(&folder)?;
     let outcome = sit(root, &folder);

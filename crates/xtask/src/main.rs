@@ -18,46 +18,7 @@ usage: cargo xtask CHORE
 
   deps    check that the crates depend on each other only as ARCHITECTURE.md says
   tidy    check module docs, file lengths, the names in ARCHITECTURE.md, and docs/unit.md
-  exam    record real programs and compare every decoder with the truth, address by address
-          [--only PROGRAM]... [--config NAME]... [--cofi PATH] [--keep FOLDER] [--jobs N] [--list];
-          then the part below, unless a program or configuration is asked for
-  exam packets
-          compare how Cofi, libipt and perf read random streams of packets, good ones and bad ones, and how Cofi
-          reads RTIT with what the manual says
-          [--seed N] [--streams N] [--packets N] [--traces FOLDER] [--cofi PATH] [--keep FOLDER]
-  exam unit
-          let libipt and perf read what the trace unit writes for random machines and for the scenarios of corpus/unit, and
-          libipt decode the machines' flow
-          [--seed N] [--machines N] [--steps N] [--cofi PATH] [--keep FOLDER]
-  exam time
-          compare the times that perf and libipt give to instructions with the intervals that Cofi states
-  exam generated
-          compare perf's instructions, branches and times of random walks with Cofi's and with the truth
-          [--seed N] [--streams N] [--steps N] [--cofi PATH] [--keep FOLDER]
-  exam damage
-          damage a recording in many ways, and count what Cofi and perf lose of it and report wrongly; the table is in docs/recovery.md
-          [--seed N] [--cases N] [--write] [--each] [--without-perf] [--cofi PATH] [--keep FOLDER]
-  exam large
-          record programs that people run through QEMU, and compare perf's samples with Cofi's list
-          [--cofi PATH]
-  exam jit
-          record programs whose threads change code that others run, and guests that do, while other processes work
-          [--only NAME]... [--rounds N] [--load N] [--kernel FILE --busybox FILE] [--cofi PATH]
-  exam endings
-          end recordings in every way, and compare what comes of it with the table in docs/endings.md
-          [--write] [--only WORDS] [--cofi PATH]
-  exam insn
-          compare the tables of instructions with the disassembler: every opcode, random bytes, the machine's own binaries or FILEs
-          [--seed N] [--random N] [FILE]...
-  exam law
-          the properties of the law with many cases each; --write puts the results into docs/law.md
-          [--cases N] [--only SUITE] [--write]
-  exam machine
-          record whole machines, and compare a boot with QEMU's own log of it
-          [--kernel FILE --busybox FILE] [--cofi PATH] [--keep FOLDER]
-  exam guest
-          run machines that have Intel PT: their registers against the manual, and what perf records in them against what they ran
-          [--qemu PATH] [--kernel FILE [--newer-kernel FILE] --busybox FILE] [--boots linux1,linux2,newer] [--cofi PATH] [--keep FOLDER]
+  exam    compare every decoder with the truth; `cargo xtask exam --help` lists its parts, each with `--help`, too
   fuzz    run the fuzz targets one after the other, with libFuzzer
           [TARGET]... [--seconds N]
   fuzz seeds

@@ -13,6 +13,9 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::Examined;
 
 use super::build;
 use super::flows::{self, each_line, hex};
@@ -34,53 +37,28 @@ const PROGRAMS: [&[&str]; 2] = [
     &["awk", "{n[$1]++} END {for (i in n) print i, n[i]}"],
 ];
 
-#[derive(Debug)]
-struct Options {
+#[derive(Debug, Args)]
+pub(super) struct Options {
+    /// The first seed
+    #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// How many cases of each kind
+    #[arg(long, value_name = "N", default_value_t = 26, value_parser = clap::value_parser!(u64).range(1..))]
     cases: u64,
-    cofi: Option<PathBuf>,
+    #[command(flatten)]
+    cofi: Examined,
+    /// Where everything written stays
+    #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
+    /// Put the table, which has perf's numbers, too, into docs/recovery.md
+    #[arg(long = "write", conflicts_with = "is_alone")]
     writes: bool,
-    /// Without perf.
+    /// Without perf
+    #[arg(long = "without-perf")]
     is_alone: bool,
-    /// Prints each case.
+    /// Print each case
+    #[arg(long = "each")]
     is_wordy: bool,
-}
-
-fn options(arguments: &[String]) -> Result<Options> {
-    let mut options = Options {
-        seed: 1,
-        cases: 26,
-        cofi: None,
-        keep: None,
-        writes: false,
-        is_alone: false,
-        is_wordy: false,
-    };
-    let mut words = arguments.iter();
-    while let Some(word) = words.next() {
-        let mut value = || {
-            words
-                .next()
-                .with_context(|| format!("{word} wants a value"))
-        };
-        match word.as_str() {
-            "--write" => options.writes = true,
-            "--without-perf" => options.is_alone = true,
-            "--each" => options.is_wordy = true,
-            "--seed" => options.seed = value()?.parse().context("--seed wants a number")?,
-            "--cases" => options.cases = value()?.parse().context("--cases wants a number")?,
-            "--cofi" => options.cofi = Some(PathBuf::from(value()?)),
-            "--keep" => options.keep = Some(PathBuf::from(value()?)),
-            _ => bail!("{word}: there is no such option"),
-        }
-    }
-    ensure!(options.cases > 0, "--cases wants at least one");
-    ensure!(
-        !(options.is_alone && options.writes),
-        "the table has perf's numbers, too"
-    );
-    Ok(options)
 }
 
 /// Who decodes.
@@ -120,8 +98,7 @@ impl Sum {
 }
 
 /// Holds this part of the exam; whether Cofi keeps what `docs/recovery.md` promises.
-pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let options = options(arguments)?;
+pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
     if let (Err(reason), false) = (build::perf(), options.is_alone) {
         println!("exam damage: NOT COMPARED: {reason}");
         return Ok(true);
@@ -130,7 +107,7 @@ pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         std::env::temp_dir().join(format!("cofi-damage-{}", std::process::id()))
     });
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let outcome = hold(root, &folder, &options);
+    let outcome = hold(root, &folder, options);
     if options.keep.is_none() {
         // What cannot be removed lies in the folder for temporary files anyway.
         let _ = fs::remove_dir_all(&folder);
@@ -152,10 +129,7 @@ struct Subject {
 
 fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
     let started = Instant::now();
-    let cofi = match &options.cofi {
-        Some(path) => path.clone(),
-        None => build::cofi(root)?,
-    };
+    let cofi = options.cofi.path(root)?;
     let subjects = PROGRAMS
         .iter()
         .map(|line| subject(&cofi, folder, line, options))

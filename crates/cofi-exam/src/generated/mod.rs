@@ -10,7 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::Examined;
 
 use super::build;
 use super::run::{listen, patient};
@@ -24,47 +27,22 @@ const SHOWN: usize = 6;
 const GROUPS: u64 = 16;
 
 /// What the part is asked to do.
-#[derive(Debug)]
+#[derive(Debug, Args)]
 pub(super) struct Options {
-    seed: u64,
-    streams: u64,
-    steps: usize,
-    cofi: Option<PathBuf>,
+    /// The first seed
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) seed: u64,
+    /// How many walks, one a configuration at least
+    #[arg(long, value_name = "N", default_value_t = 3200, value_parser = clap::value_parser!(u64).range(GROUPS..))]
+    pub(super) streams: u64,
+    /// How many steps each takes
+    #[arg(long, value_name = "N", default_value_t = 700)]
+    pub(super) steps: usize,
+    #[command(flatten)]
+    cofi: Examined,
+    /// Where everything written stays
+    #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
-}
-
-/// Reads the arguments of `cargo xtask exam generated`.
-pub(super) fn options(arguments: &[String]) -> Result<Options> {
-    let mut options = Options {
-        seed: 1,
-        streams: 3200,
-        steps: 700,
-        cofi: None,
-        keep: None,
-    };
-    for pair in arguments.chunks(2) {
-        let [word, value] = pair else {
-            bail!("{} wants a value", pair[0]);
-        };
-        let number = || {
-            value
-                .parse::<u64>()
-                .with_context(|| format!("{word} wants a number"))
-        };
-        match word.as_str() {
-            "--seed" => options.seed = number()?,
-            "--streams" => options.streams = number()?,
-            "--steps" => options.steps = number()? as usize,
-            "--cofi" => options.cofi = Some(PathBuf::from(value)),
-            "--keep" => options.keep = Some(PathBuf::from(value)),
-            _ => bail!("{word}: there is no such option"),
-        }
-    }
-    ensure!(
-        options.streams >= GROUPS,
-        "--streams wants at least {GROUPS}, one a configuration"
-    );
-    Ok(options)
 }
 
 /// Holds this part of the exam and returns whether everything that was compared held.
@@ -86,10 +64,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
 }
 
 fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
-    let cofi = match &options.cofi {
-        Some(path) => path.clone(),
-        None => build::cofi(root)?,
-    };
+    let cofi = options.cofi.path(root)?;
     let walk = build::release(root, "cofi-law", "--example", "walk")?;
     let started = Instant::now();
     let mut account = Account::default();
@@ -206,23 +181,5 @@ fn complain(hearing: &mut Hearing, good: bool, words: &str) {
     hearing.errors.extend(lines.map(str::to_owned));
     if !good && hearing.errors.is_empty() {
         hearing.errors.push("a bad exit status".to_owned());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_that_make_no_sense_are_refused() {
-        let parse = |words: &[&str]| {
-            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-            options(&words)
-        };
-        let read = parse(&["--seed", "9", "--streams", "16"]).expect("numbers");
-        assert_eq!((read.seed, read.streams), (9, 16));
-        assert!(parse(&["--streams", "15"]).is_err());
-        assert!(parse(&["--seed"]).is_err());
-        assert!(parse(&["--speed", "1"]).is_err());
     }
 }

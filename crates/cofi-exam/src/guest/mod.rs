@@ -18,59 +18,40 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser};
 
-use super::build;
+use crate::Examined;
 
 /// What the part is asked to do.
-#[derive(Debug, Default)]
+#[derive(Debug, Args)]
 pub(super) struct Options {
+    /// The folder of a QEMU that takes the plugin of `cofi machine`
+    #[arg(long, value_name = "PATH")]
     qemu: Option<PathBuf>,
+    /// A Linux kernel, which is booted
+    #[arg(long, value_name = "FILE", requires = "busybox")]
     kernel: Option<PathBuf>,
-    newer_kernel: Option<PathBuf>,
+    /// A static busybox, for its shell
+    #[arg(long, value_name = "FILE", requires = "kernel")]
     busybox: Option<PathBuf>,
-    /// The names of the machines with Linux that are booted; all if it is not said.
+    /// A newer kernel, for the machine of that name
+    #[arg(long, value_name = "FILE")]
+    newer_kernel: Option<PathBuf>,
+    /// The names of the machines with Linux that are booted, with commas; all if it is left out
+    #[arg(long, value_name = "NAMES")]
     boots: Option<PathBuf>,
-    /// Seconds for which a machine has much to do; it is the only one then.
+    /// Seconds for which a machine has much to do; it is the only one then
+    #[arg(long, value_name = "SECONDS", requires = "kernel")]
     load: Option<u64>,
-    /// The folder that was kept of such a machine: its recordings are judged once more.
+    /// The folder that was kept of such a machine: its recordings are judged once more
+    #[arg(long, value_name = "FOLDER")]
     judge: Option<PathBuf>,
-    cofi: Option<PathBuf>,
+    #[command(flatten)]
+    cofi: Examined,
+    /// Where everything written stays
+    #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
-}
-
-pub(super) fn options(arguments: &[String]) -> Result<Options> {
-    let mut options = Options::default();
-    for pair in arguments.chunks(2) {
-        let [word, value] = pair else {
-            bail!("{} wants a value", pair.concat());
-        };
-        if word == "--load" {
-            options.load = Some(value.parse().context("--load wants seconds")?);
-            continue;
-        }
-        let place = match word.as_str() {
-            "--qemu" => &mut options.qemu,
-            "--kernel" => &mut options.kernel,
-            "--newer-kernel" => &mut options.newer_kernel,
-            "--busybox" => &mut options.busybox,
-            "--boots" => &mut options.boots,
-            "--cofi" => &mut options.cofi,
-            "--keep" => &mut options.keep,
-            "--judge" => &mut options.judge,
-            _ => bail!("{word} {value}: there is no such thing"),
-        };
-        *place = Some(PathBuf::from(value));
-    }
-    ensure!(
-        options.kernel.is_some() == options.busybox.is_some(),
-        "a kernel is booted with a busybox: --kernel and --busybox go together"
-    );
-    ensure!(
-        options.load.is_none() || options.kernel.is_some(),
-        "--load takes --kernel and --busybox, too"
-    );
-    Ok(options)
 }
 
 /// Runs the part and returns whether everything held.
@@ -102,6 +83,13 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
     Ok(bad == 0)
 }
 
+/// The arguments of [`speed`].
+#[derive(Debug, Parser)]
+struct Speed {
+    #[command(flatten)]
+    options: Options,
+}
+
 /// Measures how fast such a machine is, in so many boots, and returns a table. The arguments are those of the part `guest`.
 ///
 /// # Errors
@@ -112,7 +100,8 @@ pub fn speed(
     rounds: usize,
     median: impl Fn(Vec<f64>) -> f64,
 ) -> Result<String> {
-    let options = options(arguments)?;
+    let words = std::iter::once("guest").chain(arguments.iter().map(String::as_str));
+    let Speed { options } = Speed::try_parse_from(words)?;
     let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) else {
         bail!("that takes --kernel and --busybox");
     };
@@ -135,10 +124,7 @@ struct Exam {
 
 impl Exam {
     fn new(root: &Path, options: &Options) -> Result<Self> {
-        let cofi = match &options.cofi {
-            Some(path) => path.canonicalize()?,
-            None => build::cofi(root)?,
-        };
+        let cofi = options.cofi.path(root)?;
         let folder = options
             .judge
             .as_ref()

@@ -15,53 +15,33 @@ use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::Examined;
 use serde_json::Value;
 
 use self::calls::Calls;
-use super::build;
 
 /// What the part is asked to do.
-#[derive(Debug, Default)]
+#[derive(Debug, Args)]
 pub(super) struct Options {
-    /// A Linux kernel.
+    /// A Linux kernel, which is booted
+    #[arg(long, value_name = "FILE", requires = "busybox")]
     kernel: Option<PathBuf>,
-    /// A static busybox, for its shell.
+    /// A static busybox, for its shell
+    #[arg(long, value_name = "FILE", requires = "kernel")]
     busybox: Option<PathBuf>,
-    /// The command under examination, if it need not be built.
-    cofi: Option<PathBuf>,
-    /// Where everything written stays.
+    #[command(flatten)]
+    cofi: Examined,
+    /// Where everything written stays
+    #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
-}
-
-pub(super) fn options(arguments: &[String]) -> Result<Options> {
-    let mut options = Options::default();
-    for pair in arguments.chunks(2) {
-        let [word, value] = pair else {
-            bail!("{} wants a value", pair.concat());
-        };
-        let place = match word.as_str() {
-            "--kernel" => &mut options.kernel,
-            "--busybox" => &mut options.busybox,
-            "--cofi" => &mut options.cofi,
-            "--keep" => &mut options.keep,
-            _ => bail!("{word} {value}: there is no such thing"),
-        };
-        *place = Some(PathBuf::from(value));
-    }
-    ensure!(
-        options.kernel.is_some() == options.busybox.is_some(),
-        "a kernel is booted with a busybox: --kernel and --busybox go together"
-    );
-    Ok(options)
 }
 
 /// Runs the part and returns whether everything held.
 pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
     let started = Instant::now();
-    let cofi = match &options.cofi {
-        Some(path) => path.canonicalize()?,
-        None => build::cofi(root)?,
-    };
+    let cofi = options.cofi.path(root)?;
     let folder = options.keep.clone().unwrap_or_else(|| {
         std::env::temp_dir().join(format!("cofi-machines-{}", std::process::id()))
     });

@@ -30,7 +30,7 @@ pub(crate) struct Outcome {
 impl Panel {
     /// Builds the readers, except for a `cofi` that is there already.
     pub(crate) fn new(root: &Path, folder: &Path, cofi: &Path) -> Result<Self> {
-        let readers = Readers::new(root, folder, Some(cofi))?;
+        let readers = Readers::new(root, folder, cofi);
         let missing = |who: Who| {
             Some(format!(
                 "{}: skipped: {}",

@@ -33,7 +33,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use crate::Examined;
 
 use errors::Account;
 use generate::stream;
@@ -47,20 +50,38 @@ use rng::Rng;
 const SHOWN: usize = 24;
 
 /// What the part is asked to do.
-#[derive(Debug)]
+#[derive(Debug, Clone, Args)]
 pub(super) struct Options {
-    /// The first seed.
+    /// The first seed
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) seed: u64,
-    /// How many seeds; each gives three streams of packets, two with errors, four of RTIT.
+    /// How many seeds; each gives three streams of packets, two with errors, four of RTIT
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) streams: u64,
-    /// About how many packets a stream has.
+    /// About how many packets a stream has
+    #[arg(long, value_name = "N", default_value_t = 2000)]
     pub(super) packets: usize,
-    /// The folder of traces of real processors.
-    pub(super) traces: PathBuf,
-    /// The command under examination, if it need not be built.
-    pub(super) cofi: Option<PathBuf>,
-    /// Where everything written stays.
+    /// The folder of traces of real processors; that which COFI_TRACES names, or ../shared/traces
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) traces: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) cofi: Examined,
+    /// Where everything written stays
+    #[arg(long, value_name = "FOLDER")]
     pub(super) keep: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            streams: 24,
+            packets: 2000,
+            traces: None,
+            cofi: Examined::default(),
+            keep: None,
+        }
+    }
 }
 
 impl Options {
@@ -68,44 +89,11 @@ impl Options {
         self.seed..self.seed.saturating_add(self.streams)
     }
 
-    /// What is done if nothing is said.
-    pub(super) fn new(root: &Path) -> Self {
-        Self {
-            seed: 1,
-            streams: 24,
-            packets: 2000,
-            traces: std::env::var_os("COFI_TRACES")
-                .map_or_else(|| root.join("../shared/traces"), PathBuf::from),
-            cofi: None,
-            keep: None,
-        }
+    fn traces(&self, root: &Path) -> PathBuf {
+        let named = || std::env::var_os("COFI_TRACES").map(PathBuf::from);
+        let traces = self.traces.clone().or_else(named);
+        traces.unwrap_or_else(|| root.join("../shared/traces"))
     }
-}
-
-/// Reads the arguments of `cargo xtask exam packets`.
-pub(super) fn options(root: &Path, arguments: &[String]) -> Result<Options> {
-    let mut options = Options::new(root);
-    for pair in arguments.chunks(2) {
-        let [word, value] = pair else {
-            bail!("{} wants a value", pair[0]);
-        };
-        let number = || {
-            value
-                .parse::<u64>()
-                .with_context(|| format!("{word} wants a number"))
-        };
-        match word.as_str() {
-            "--seed" => options.seed = number()?,
-            "--streams" => options.streams = number()?,
-            "--packets" => options.packets = number()? as usize,
-            "--traces" => options.traces = PathBuf::from(value),
-            "--cofi" => options.cofi = Some(PathBuf::from(value)),
-            "--keep" => options.keep = Some(PathBuf::from(value)),
-            _ => bail!("{word}: there is no such option"),
-        }
-    }
-    ensure!(options.streams > 0, "--streams wants at least 1");
-    Ok(options)
 }
 
 /// Holds this part of the exam and returns whether everything that was compared held.
@@ -236,7 +224,7 @@ fn write(file: &Path, bytes: &[u8]) -> Result<()> {
 
 fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
     let started = Instant::now();
-    let readers = Readers::new(root, folder, options.cofi.as_deref())?;
+    let readers = Readers::new(root, folder, &options.cofi.path(root)?);
     let mut tally = Tally::default();
     let made = valid(&readers, folder, options, &mut tally)?;
     report::table(&tally);
@@ -246,7 +234,7 @@ fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
     report::errors(&account, wrong);
     let (packets, errors) = rtit(&readers, folder, options, &mut tally)?;
     println!("RTIT: cofi = the manual: {packets} packets, {errors} errors");
-    recorded::compare(&readers, folder, &options.traces, &mut tally)?;
+    recorded::compare(&readers, folder, &options.traces(root), &mut tally)?;
     let mut failed = tally.differences() + probed;
     for who in Who::ALL {
         match readers.missing(who) {
@@ -279,22 +267,4 @@ fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
         started.elapsed().as_secs_f64()
     );
     Ok(failed == 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_that_make_no_sense_are_refused() {
-        let parse = |words: &[&str]| {
-            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-            options(Path::new("/none"), &words)
-        };
-        let read = parse(&["--seed", "9", "--streams", "2"]).expect("numbers");
-        assert_eq!((read.seed, read.streams), (9, 2));
-        assert!(parse(&["--streams", "0"]).is_err());
-        assert!(parse(&["--seed"]).is_err());
-        assert!(parse(&["--speed", "1"]).is_err());
-    }
 }

@@ -21,15 +21,12 @@ pub(super) struct Readers {
 
 impl Readers {
     /// Builds them, except for a `cofi` that is there already.
-    pub(super) fn new(root: &Path, folder: &Path, cofi: Option<&Path>) -> Result<Self> {
-        Ok(Self {
-            cofi: match cofi {
-                Some(path) => path.to_owned(),
-                None => build::cofi(root)?,
-            },
+    pub(super) fn new(root: &Path, folder: &Path, cofi: &Path) -> Self {
+        Self {
+            cofi: cofi.to_owned(),
             libipt: build::libipt_program(root, folder, "ptpackets"),
             perf: build::perf(),
-        })
+        }
     }
 
     /// Why somebody cannot be asked.

@@ -14,7 +14,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::Examined;
 
 use super::build;
 use super::packets::given::Panel;
@@ -30,44 +33,22 @@ const SHOWN: usize = 6;
 const PROBES: u64 = 2000;
 
 /// What the part is asked to do.
-#[derive(Debug)]
+#[derive(Debug, Args)]
 pub(super) struct Options {
-    seed: u64,
-    machines: u64,
-    steps: usize,
-    cofi: Option<PathBuf>,
+    /// The first seed
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) seed: u64,
+    /// How many random machines
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) machines: u64,
+    /// How many steps each takes
+    #[arg(long, value_name = "N", default_value_t = 1500)]
+    pub(super) steps: usize,
+    #[command(flatten)]
+    cofi: Examined,
+    /// Where everything written stays
+    #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
-}
-
-/// Reads the arguments of `cargo xtask exam unit`.
-pub(super) fn options(arguments: &[String]) -> Result<Options> {
-    let mut options = Options {
-        seed: 1,
-        machines: 500,
-        steps: 1500,
-        cofi: None,
-        keep: None,
-    };
-    for pair in arguments.chunks(2) {
-        let [word, value] = pair else {
-            bail!("{} wants a value", pair[0]);
-        };
-        let number = || {
-            value
-                .parse::<u64>()
-                .with_context(|| format!("{word} wants a number"))
-        };
-        match word.as_str() {
-            "--seed" => options.seed = number()?,
-            "--machines" => options.machines = number()?,
-            "--steps" => options.steps = number()? as usize,
-            "--cofi" => options.cofi = Some(PathBuf::from(value)),
-            "--keep" => options.keep = Some(PathBuf::from(value)),
-            _ => bail!("{word}: there is no such option"),
-        }
-    }
-    ensure!(options.machines > 0, "--machines wants at least 1");
-    Ok(options)
 }
 
 /// Holds this part of the exam and returns whether everything that was compared held.
@@ -87,10 +68,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
 
 fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
     let started = Instant::now();
-    let cofi = match &options.cofi {
-        Some(path) => path.clone(),
-        None => build::cofi(root)?,
-    };
+    let cofi = options.cofi.path(root)?;
     let machine = build::release(root, "cofi-law", "--example", "machine")?;
     let mut panel = Panel::new(root, folder, &cofi)?;
     let mut failed = packets(&machine, folder, options, &mut panel)?;
@@ -298,22 +276,4 @@ fn flows(
         }
     }
     Ok(failed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_that_make_no_sense_are_refused() {
-        let parse = |words: &[&str]| {
-            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-            options(&words)
-        };
-        let read = parse(&["--seed", "9", "--machines", "2"]).expect("numbers");
-        assert_eq!((read.seed, read.machines, read.steps), (9, 2, 1500));
-        assert!(parse(&["--machines", "0"]).is_err());
-        assert!(parse(&["--seed"]).is_err());
-        assert!(parse(&["--speed", "1"]).is_err());
-    }
 }
