@@ -1,5 +1,7 @@
 //! The command line, as clap reads it.
 
+#[cfg(not(can_record))]
+use crate::absent::AbsentArgs;
 use crate::catalogue::Age;
 use crate::code::CodeArgs;
 use crate::dap::DapArgs;
@@ -17,9 +19,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use cofi_archive::BareArgs;
 use std::path::{Path, PathBuf};
 
+/// What `--help` begins with: what this build can do.
+const ABOUT: &str = if cfg!(can_record) {
+    env!("CARGO_PKG_DESCRIPTION")
+} else {
+    "Read recordings of programs and know exactly what they did"
+};
+
 /// Record any program on any x86-64 Linux machine, and know exactly what it did.
 #[derive(Parser, Debug)]
-#[command(name = "cofi", version, long_version = crate::version::LONG, about, max_term_width = 100)]
+#[command(name = "cofi", version, long_version = crate::version::LONG, about = ABOUT, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -34,6 +43,22 @@ pub(crate) enum Command {
     /// Record a program, then show what it did: `record`, `report` and the last instructions in one.
     #[cfg(can_record)]
     Trace(TraceArgs),
+    /// Not in this build, which only reads.
+    #[cfg(not(can_record))]
+    #[command(hide = true)]
+    Record(AbsentArgs),
+    /// Not in this build, which only reads.
+    #[cfg(not(can_record))]
+    #[command(hide = true)]
+    Trace(AbsentArgs),
+    /// Not in this build, which only reads.
+    #[cfg(not(can_record))]
+    #[command(hide = true)]
+    Machine(AbsentArgs),
+    /// Not in this build, which only reads.
+    #[cfg(not(can_record))]
+    #[command(hide = true)]
+    Doctor(AbsentArgs),
     /// What a trace holds: threads, hottest functions, gaps.
     Report(ReportArgs),
     /// List the executed instructions of a trace, in order.

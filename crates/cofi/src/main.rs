@@ -4,6 +4,8 @@
     allow(dead_code, reason = "some of it is for what records alone")
 )]
 
+#[cfg(not(can_record))]
+mod absent;
 mod annotate;
 mod archive;
 mod args;
@@ -109,6 +111,14 @@ fn main() -> ExitCode {
         args::Command::Asm(args) => asm::run(&args),
         #[cfg(can_record)]
         args::Command::Record(args) => record::run(&args),
+        #[cfg(not(can_record))]
+        args::Command::Record(_) => absent::run("record"),
+        #[cfg(not(can_record))]
+        args::Command::Trace(_) => absent::run("trace"),
+        #[cfg(not(can_record))]
+        args::Command::Machine(_) => absent::run("machine"),
+        #[cfg(not(can_record))]
+        args::Command::Doctor(_) => absent::run("doctor"),
         args::Command::Insn(args) => insn::run(&args),
         args::Command::Events(args) => events::run(&args),
         args::Command::Blocks(args) => blocks::run(&args),
