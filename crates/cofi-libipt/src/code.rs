@@ -198,6 +198,22 @@ impl Entry {
         }
     }
 
+    /// The entry that comes next without a packet or a return address; none if that is not known.
+    #[inline(always)]
+    pub(crate) fn follower(&self) -> u32 {
+        match self.flow {
+            Flow::Next => self.next,
+            Flow::Direct => self.taken,
+            _ => NONE,
+        }
+    }
+
+    /// The entries of the next and of the target, if they are there.
+    #[inline(always)]
+    pub(crate) fn edges(&self) -> [u32; 2] {
+        [self.next, self.taken]
+    }
+
     /// Where control can go behind it.
     #[inline(always)]
     pub(crate) fn step(&self) -> Step {

@@ -264,12 +264,25 @@ macro_rules! decoder {
                     // SAFETY: there is room, as the caller says.
                     return decoder.0.$take(unsafe { &mut *next });
                 }
+                // SAFETY: as the caller says.
+                unsafe { decoder.partly(next, size) }
+            })
+        }
+
+        impl $Decoder {
+            /// As the function above, for who has another structure, apart from what most callers need.
+            ///
+            /// # Safety
+            /// There is room for `size` bytes.
+            #[cold]
+            #[inline(never)]
+            unsafe fn partly(&mut self, next: *mut $Next, size: usize) -> Result<c_int, Error> {
                 let mut found = $Next::default();
-                let status = decoder.0.$take(&mut found);
-                // SAFETY: there is room, as the caller says.
+                let status = self.0.$take(&mut found);
+                // SAFETY: as the caller says.
                 unsafe { put_sized(next, size, &found) };
                 status
-            })
+            }
         }
     };
 }

@@ -298,10 +298,38 @@ impl Walker {
         Ok(())
     }
 
-    /// As [`Self::behind_step`], apart, so that what most instructions need stays short.
+    /// Goes along one of these edges as the next TNT result says, if another one is in hand behind it: then no event comes, and no time has passed.
+    #[inline(always)]
+    fn turn(&mut self, [next, taken]: [u32; 2]) -> bool {
+        let Some(result) = self.query.result_in_hand() else {
+            return false;
+        };
+        let follower = if result { taken } else { next };
+        let (image, cursor, _) = self.parts();
+        let Some(entry) = image.code.get(follower) else {
+            return false;
+        };
+        (cursor.ip, cursor.entry) = (entry.insn.ip, follower);
+        self.query.take_result_in_hand();
+        self.calm = 0;
+        true
+    }
+
+    /// What comes behind the known instruction where control is, apart, so that what most instructions need stays short.
     #[inline(never)]
-    fn behind_branch(&mut self, step: &Step) -> Status {
-        self.behind_step(step)
+    fn behind_known(&mut self) -> Status {
+        let (image, cursor, _) = self.parts();
+        let entry = image.known(cursor).ok_or(Error::Internal)?;
+        let (flow, edges) = (entry.flow, entry.edges());
+        if flow == Flow::Conditional && !self.ticks.are_wanted() && self.turn(edges) {
+            return Ok(self.calm);
+        }
+        let (image, cursor, _) = self.parts();
+        let step = image.known(cursor).ok_or(Error::Internal)?.step();
+        match self.glide(&step) {
+            true => Ok(self.calm),
+            false => self.behind_step(&step),
+        }
     }
 
     /// The next instruction, if there is one; and the flags behind it.
@@ -313,11 +341,12 @@ impl Walker {
             if let Some(entry) = image.known(cursor) {
                 *out = entry.insn;
                 out.flags |= speculative;
-                let step = entry.step();
-                if self.glide(&step) {
-                    return Ok(self.calm);
-                }
-                return self.behind_branch(&step);
+                let follower = entry.follower();
+                let Some(next) = image.code.get(follower) else {
+                    return self.behind_known();
+                };
+                (cursor.ip, cursor.entry) = (next.insn.ip, follower);
+                return Ok(self.calm);
             }
         }
         self.next_insn_slowly(out)
@@ -369,10 +398,14 @@ impl Walker {
     /// The next block, whose number of instructions is 0 if there is none; and the flags behind it.
     #[inline(always)]
     pub(crate) fn next_block(&mut self, out: &mut CBlock) -> Status {
-        if self.hindrance().is_ok() && !self.event_ahead() && !self.end_on_call && !self.end_on_jump
-        {
+        let is_free = self.calm >= 0 || self.hindrance().is_ok() && !self.event_ahead();
+        if is_free && !self.end_on_call && !self.end_on_jump {
             let speculative = u8::from(self.speculative);
             let (image, cursor, asid) = self.parts();
+            if let Some(entry) = image.known(cursor).filter(|entry| entry.block != NONE) {
+                let index = entry.block as usize;
+                return self.whole_block(index, speculative, out);
+            }
             let index = match image.block(cursor, asid) {
                 Ok(index) => index,
                 Err(error) => {
@@ -402,8 +435,21 @@ impl Walker {
             self.ret_stack.push(*ip);
         }
         let last = image.code.get(block.last).ok_or(Error::Internal)?;
+        let edges = last.edges();
         (self.cursor.entry, self.cursor.ip) = (block.last, last.insn.ip);
-        let step = last.step();
+        if last.flow == Flow::Conditional && !self.ticks.are_wanted() && self.turn(edges) {
+            return Ok(0);
+        }
+        let image = match self.image.is_null() {
+            true => &*self.own_image,
+            // SAFETY: as in `parts`.
+            false => unsafe { &*self.image },
+        };
+        let step = image
+            .code
+            .get(self.cursor.entry)
+            .ok_or(Error::Internal)?
+            .step();
         self.behind_step(&step)
     }
 

@@ -22,6 +22,11 @@ impl Ticks {
         }
     }
 
+    #[inline(always)]
+    pub(super) fn are_wanted(&self) -> bool {
+        self.wanted
+    }
+
     /// An event reports its time, if it has one.
     pub(super) fn note(&mut self, event: &Event) {
         if event.has(flag::HAS_TSC) {

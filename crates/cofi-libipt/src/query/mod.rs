@@ -387,6 +387,19 @@ impl Query {
         Ok(self.tnt >> self.tnt_left & 1 == 1)
     }
 
+    /// The next TNT result, if it is known that another one follows.
+    #[inline(always)]
+    pub(crate) fn result_in_hand(&self) -> Option<bool> {
+        let follows = self.tnt_left > 1 || self.tnt_left == 1 && matches!(self.next, Next::Tnt);
+        follows.then(|| self.tnt >> (self.tnt_left - 1) & 1 == 1)
+    }
+
+    /// Goes behind that result.
+    #[inline(always)]
+    pub(crate) fn take_result_in_hand(&mut self) {
+        self.tnt_left -= 1;
+    }
+
     fn take_tnt(&mut self) -> Result<(), Error> {
         if !matches!(self.next, Next::Tnt) {
             return Err(self.no_answer(Reader::CondBranch));
