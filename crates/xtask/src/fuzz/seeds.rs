@@ -176,6 +176,7 @@ fn write_in(root: &Path, cofi: &Path, work: &Path) -> Result<bool> {
         seeds.write("insn", name, &[&insn(format, packets)])?;
         if !is_rtit {
             seeds.write("bundle", name, &[&bundle(packets)])?;
+            seeds.write("libipt", name, &[&libipt(packets)])?;
         }
     }
     // Writes: a whole line each, a part of one, and a restart between.
@@ -224,12 +225,31 @@ fn write_in(root: &Path, cofi: &Path, work: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// The input of `insn`: where the code stands, the format, the code, the packets. How long the code is, the last two bytes say.
+/// The input of `insn`: where the code stands, the format, the code, the packets.
 fn insn(format: &[u8], packets: &[u8]) -> Vec<u8> {
+    let mut before = vec![0, 0x00, 0x10];
+    before.extend(format);
+    with_code(&before, packets)
+}
+
+/// The input of `libipt`: settings, twelve calls, the code, the packets.
+fn libipt(packets: &[u8]) -> Vec<u8> {
+    // No errata, a ratio of the clocks, mtc_freq, nom_freq, no flags, no range.
+    let mut before = vec![0, 0, 2, 0, 84, 0, 3, 24, 0, 0, 0, 0, 0, 0, 0];
+    for _ in 0..6 {
+        // Forward, and the next 200: the first and the fourth of six calls.
+        before.extend(0_u32.to_le_bytes());
+        before.extend((u32::MAX / 6 * 3 + 6).to_le_bytes());
+        before.push(200);
+    }
+    with_code(&before, packets)
+}
+
+/// Code and packets behind what stands before them; how long the code is, the last two bytes say.
+fn with_code(before: &[u8], packets: &[u8]) -> Vec<u8> {
     // At 0x1000: nop; jne to itself; call and ret; jmp back.
     let code = [0x90, 0x75, 0xfd, 0xe8, 0x02, 0, 0, 0, 0xeb, 0xf6, 0xc3];
-    let mut bytes = vec![0, 0x00, 0x10];
-    bytes.extend(format);
+    let mut bytes = before.to_vec();
     bytes.extend(code);
     // Tracing goes on at the code, takes the loop a while, and what was recorded follows.
     let own = [
