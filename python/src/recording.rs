@@ -4,6 +4,7 @@ use crate::calls::Calls;
 use crate::flow::{Blocks, Events, Instructions};
 use crate::owner::{Owner, Part};
 use cofi_analysis::{CheckOptions, Gap, Tally, check};
+use cofi_archive::Archive;
 use cofi_flow::Cpu;
 use cofi_image::Kallsyms;
 use cofi_session::{FileFormat, Recording, Session, SessionOptions};
@@ -71,17 +72,37 @@ pub(crate) fn open(
         true => path.join("data"),
         false => path.clone(),
     };
-    let mut options = SessionOptions::beside(&path);
-    options.path = Some(file.clone());
-    options.format = format.map(self::format).transpose()?;
-    options.elf = parse(elf, "elf")?;
-    options.raw = parse(raw, "raw")?;
-    options.folders.extend(folders);
-    options.cpu = cpu.map(self::cpu);
     let owner = py.detach(|| -> PyResult<_> {
+        let mut bytes = std::fs::read(&file)?;
+        let mut options = SessionOptions::beside(&path);
+        options.path = Some(file.clone());
+        options.format = format.map(self::format).transpose()?;
+        let wrong =
+            |error: &dyn Display| CofiError::new_err(format!("{}: {error}", file.display()));
+        let archive = match options.format {
+            None => Archive::open(&bytes, Some(&file)).map_err(|error| wrong(&error))?,
+            Some(_) => None,
+        };
+        let mut trace = 0..bytes.len();
+        let is_archive = archive.is_some();
+        if let Some(archive) = archive {
+            let configured = archive.configure(&mut options);
+            configured.map_err(|error| wrong(&error))?;
+            let names = archive.kernel_names().map_err(|error| wrong(&error))?;
+            options.kernel_names = names.map(Arc::new);
+            trace = archive.trace_range().map_err(|error| wrong(&error))?;
+        }
+        bytes.truncate(trace.end);
+        bytes.drain(..trace.start);
+        options.elf.extend(parse(elf, "elf")?);
+        options.raw.extend(parse(raw, "raw")?);
+        options.folders.extend(folders);
+        if let Some(cpu) = cpu {
+            options.cpu = Some(self::cpu(cpu));
+        }
         let beside = || {
             let list = options.folders.iter().map(|folder| folder.join("kallsyms"));
-            list.into_iter().find(|list| list.is_file())
+            list.into_iter().find(|list| list.is_file() && !is_archive)
         };
         if let Some(list) = kallsyms.clone().or_else(beside) {
             match Kallsyms::parse(&std::fs::read(&list)?) {
@@ -94,9 +115,7 @@ pub(crate) fn open(
                 Err(_) => {}
             }
         }
-        let bytes = std::fs::read(&file)?;
-        Owner::open(bytes, &options)
-            .map_err(|error| CofiError::new_err(format!("{}: {error}", file.display())))
+        Owner::open(bytes, &options).map_err(|error| wrong(&error))
     })?;
     Ok(PyRecording { owner, path })
 }

@@ -193,6 +193,27 @@ class Recorded(unittest.TestCase):
         self.assertFalse(check.is_whole)
         self.assertGreater(check.gap_count, 0)
 
+    def test_archives_and_recordings_of_a_catalogue(self):
+        folder = Path(self.folder.name)
+        archive, catalogue = folder / "x.cofi", folder / "catalogue"
+        subprocess.run([COFI, "archive", "-o", archive, self.path], check=True, stderr=subprocess.DEVNULL)
+        subprocess.run([COFI, "archive", "--into", catalogue, self.path], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wanted = cofi.open(self.path).summary()
+        kept = list((catalogue / "recordings").iterdir())
+        self.assertEqual(len(kept), 1)
+        for path in [archive, *kept]:
+            with self.subTest(path=path.name):
+                recording = cofi.open(path)
+                self.assertTrue(recording.check()[0].is_whole)
+                found = recording.summary()
+                self.assertEqual(found.instructions, wanted.instructions)
+                self.assertEqual(found.names, wanted.names)
+                self.assertEqual(found.counts.tolist(), wanted.counts.tolist())
+        cut = folder / "cut.cofi"
+        cut.write_bytes(archive.read_bytes()[:1500])
+        with self.assertRaises(cofi.CofiError):
+            cofi.open(cut)
+
     def test_programs_of_the_pages(self):
         """They read `cofi.data` in their folder."""
         here, root = os.getcwd(), Path(__file__).resolve().parent.parent
