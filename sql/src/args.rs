@@ -1,11 +1,10 @@
 //! The command line, as clap reads it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use cofi_session::FileFormat;
-use cofi_sql::{EngineOptions, Form, OpenOptions};
+use clap::{Args, Parser, Subcommand};
+use cofi_sql::EngineOptions;
+use cofi_sql::cli::{InputArgs, StatementArgs};
 
 /// SQL over recordings of Cofi or perf, and Parquet of them: what `cofi sql` and `cofi export --to parquet` run.
 #[derive(Parser, Debug)]
@@ -24,58 +23,6 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// List the tables and what each column means.
     Tables,
-}
-
-/// What a file holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Format {
-    /// Bare Intel PT packets.
-    Pt,
-    /// Bare RTIT packets.
-    Rtit,
-    /// A perf.data file.
-    Perf,
-}
-
-/// How recordings are read.
-#[derive(Args, Debug)]
-pub(crate) struct InputArgs {
-    /// What the files hold, if it is not to be recognised.
-    #[arg(long, value_enum)]
-    format: Option<Format>,
-    /// An ELF file that bare packets are about, at its own address or at BASE.
-    #[arg(long, value_name = "FILE[:BASE]")]
-    elf: Vec<String>,
-    /// Raw code that bare packets are about, at ADDR.
-    #[arg(long, value_name = "FILE:ADDR")]
-    raw: Vec<String>,
-    /// A further folder in which files of code are looked for, by their last names.
-    #[arg(long, value_name = "DIR")]
-    code: Vec<PathBuf>,
-}
-
-impl InputArgs {
-    pub(crate) fn options(&self) -> Result<OpenOptions> {
-        let format = self.format.map(|format| match format {
-            Format::Pt => FileFormat::Pt,
-            Format::Rtit => FileFormat::Rtit,
-            Format::Perf => FileFormat::Perf,
-        });
-        let mut options = OpenOptions {
-            format,
-            folders: self.code.clone(),
-            ..OpenOptions::default()
-        };
-        for spec in &self.elf {
-            let parsed = spec.parse().with_context(|| format!("--elf {spec}"))?;
-            options.elf.push(parsed);
-        }
-        for spec in &self.raw {
-            let parsed = spec.parse().with_context(|| format!("--raw {spec}"))?;
-            options.raw.push(parsed);
-        }
-        Ok(options)
-    }
 }
 
 /// What bounds the work.
@@ -105,55 +52,10 @@ impl LimitArgs {
 /// Arguments of `cofi-sql sql`.
 #[derive(Args, Debug)]
 pub(crate) struct SqlArgs {
-    /// One JSON object a row.
-    #[arg(long)]
-    json: bool,
-    /// Comma-separated, with the names of columns in the first line.
-    #[arg(long, conflicts_with = "json")]
-    csv: bool,
-    /// The form of the rows: `text`, `json`, `csv` or `parquet`.
-    #[arg(long, value_name = "FORM", conflicts_with_all = ["json", "csv"])]
-    to: Option<Form>,
-    /// The file to write; without this, or with `-`, standard output.
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) input: InputArgs,
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
-    /// The recordings, and behind them the statement. Without a statement (the last one is a file, too), statements come from standard input.
-    #[arg(value_name = "FILE… [STATEMENT]", required = true)]
-    words: Vec<PathBuf>,
-}
-
-impl SqlArgs {
-    /// The recordings, and the statement: the last word, if it is the name of no file.
-    pub(crate) fn split(&self) -> (&[PathBuf], Option<String>) {
-        match self.words.split_last() {
-            Some((last, files)) if !last.exists() && is_statement(last) => {
-                (files, Some(last.to_string_lossy().into_owned()))
-            }
-            _ => (&self.words, None),
-        }
-    }
-
-    pub(crate) fn form(&self) -> Result<Form> {
-        let form = match (self.json, self.csv, self.to) {
-            (true, ..) => Form::Json,
-            (_, true, _) => Form::Csv,
-            (_, _, form) => form.unwrap_or_default(),
-        };
-        if form == Form::Parquet && self.output.is_none() {
-            bail!("--to parquet: name a file with -o (`-` is standard output)");
-        }
-        Ok(form)
-    }
-}
-
-/// Whether a word that is no file may be a statement, and is not just a file that is missing: statements have several words.
-fn is_statement(word: &Path) -> bool {
-    let text = word.to_string_lossy();
-    text.trim_end().contains(char::is_whitespace) || text.trim_end().ends_with(';')
+    #[command(flatten)]
+    pub(crate) statement: StatementArgs,
 }
 
 /// Arguments of `cofi-sql export`.
@@ -177,29 +79,10 @@ pub(crate) struct ExportArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn split(words: &[&str]) -> (usize, Option<String>) {
-        let all = [&["cofi-sql", "sql"], words].concat();
-        let Command::Sql(args) = Cli::try_parse_from(all).expect("arguments").command else {
-            unreachable!("it was sql");
-        };
-        let (files, statement) = args.split();
-        (files.len(), statement)
-    }
-
-    #[test]
-    fn the_last_word_is_a_statement_unless_it_is_a_file() {
-        let here = env!("CARGO_MANIFEST_DIR");
-        assert_eq!(split(&[here, "SELECT 1"]), (1, Some("SELECT 1".into())));
-        assert_eq!(split(&[here, here]), (2, None));
-        // A file that is missing is told as such.
-        assert_eq!(split(&[here, "none.data"]), (2, None));
-        assert_eq!(split(&["SELECT 1"]), (0, Some("SELECT 1".into())));
-    }
+    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_sound() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 }

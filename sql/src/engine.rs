@@ -10,13 +10,13 @@ use datafusion::dataframe::DataFrame;
 use datafusion::execution::DiskManager;
 use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
-use datafusion::logical_expr::{ColumnarValue, Volatility, create_udf};
+use datafusion::logical_expr::{ColumnarValue, ScalarUDF, Volatility, create_udf};
 use datafusion::prelude::{SQLOptions, SessionConfig, SessionContext};
 use datafusion::sql::parser::{DFParser, Statement};
 
 use crate::functions::{self, Function};
 use crate::recording::Recording;
-use crate::scan::Provider;
+use crate::scan::{Pieces, Provider};
 use crate::spill::SpillFolder;
 use crate::table::Table;
 use crate::tables;
@@ -71,29 +71,32 @@ impl Engine {
         let reserved = share.min(config.options().execution.sort_spill_reservation_bytes);
         let config = config.with_sort_spill_reservation_bytes(reserved);
         let context = SessionContext::new_with_config_rt(config, runtime.build_arc()?);
+        Self::within(context, recordings, Pieces::One)
+    }
+
+    /// With the tables of these recordings, in a context of somebody else's.
+    ///
+    /// # Errors
+    /// When the context has tables with their names.
+    pub fn within(
+        context: SessionContext,
+        recordings: &[Arc<Recording>],
+        pieces: Pieces,
+    ) -> Result<Self> {
         let recordings: Arc<[Arc<Recording>]> = recordings.into();
         for table in tables::all() {
             let name = table.name();
-            context.register_table(name, Arc::new(Provider::new(table, recordings.clone())))?;
+            let provider = Provider::new(table, recordings.clone(), pieces);
+            context.register_table(name, Arc::new(provider))?;
         }
-        for function in functions::all() {
-            let name = function.name();
-            context.register_udtf(name, Arc::new(Function::new(function, recordings.clone())));
+        for table in functions::all() {
+            let name = table.name();
+            let function = Function::new(table, recordings.clone(), pieces);
+            context.register_udtf(name, Arc::new(function));
         }
-        context.register_udf(create_udf(
-            "address",
-            vec![DataType::Utf8],
-            DataType::UInt64,
-            Volatility::Immutable,
-            Arc::new(address),
-        ));
-        context.register_udf(create_udf(
-            "hex",
-            vec![DataType::UInt64],
-            DataType::Utf8,
-            Volatility::Immutable,
-            Arc::new(hex),
-        ));
+        for function in scalar_functions() {
+            context.register_udf(function);
+        }
         Ok(Self { context })
     }
 
@@ -136,6 +139,22 @@ impl Engine {
     pub async fn table(&self, table: &dyn Table) -> Result<DataFrame> {
         self.context.table(table.name()).await
     }
+}
+
+/// The functions of single values.
+#[must_use]
+pub fn scalar_functions() -> Vec<ScalarUDF> {
+    let of =
+        |name, takes, gives, run| create_udf(name, vec![takes], gives, Volatility::Immutable, run);
+    vec![
+        of(
+            "address",
+            DataType::Utf8,
+            DataType::UInt64,
+            Arc::new(address),
+        ),
+        of("hex", DataType::UInt64, DataType::Utf8, Arc::new(hex)),
+    ]
 }
 
 /// The statements of a text, which stand apart by semicolons.

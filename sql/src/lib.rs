@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+pub mod cli;
 pub mod columns;
 mod engine;
 mod export;
@@ -26,12 +27,12 @@ mod output;
 mod packets_of;
 mod parquet_file;
 mod recording;
-mod scan;
+pub mod scan;
 mod spill;
 pub mod table;
 pub mod tables;
 
-pub use engine::{Engine, EngineOptions, parse};
+pub use engine::{Engine, EngineOptions, parse, scalar_functions};
 pub use export::{ExportError, export, tables_named};
 pub use output::{Form, OutputError, write};
 pub use recording::{OpenError, OpenOptions, Recording};

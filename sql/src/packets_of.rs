@@ -13,8 +13,8 @@ pub(crate) trait TakePackets {
     fn take<F: Format>(&mut self, packets: impl Iterator<Item = StreamItem<F>>, end: StreamOffset);
 }
 
-/// Gives a part's packets to `taker`, piece by piece: no packet is made of two halves between which something is missing.
-pub(crate) fn packets_of(unit: &Unit, taker: &mut impl TakePackets) {
+/// Gives a part's packets from `from` on to `taker`, piece by piece: no packet is made of two halves between which something is missing.
+pub(crate) fn packets_of(unit: &Unit, from: StreamOffset, taker: &mut impl TakePackets) {
     let Some(stream) = unit.stream() else { return };
     let config = unit.recording.session().flow_config();
     let by = SpoiltBy {
@@ -22,7 +22,7 @@ pub(crate) fn packets_of(unit: &Unit, taker: &mut impl TakePackets) {
         skz84: config.errata.skz84,
     };
     for part in stream.parts() {
-        let start = part.start.max(unit.range.start);
+        let start = part.start.max(from);
         let end = part.end.min(unit.range.end);
         if start >= end {
             continue;

@@ -1,5 +1,6 @@
 //! Recordings that are open, and what is worked out of one once for all tables.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -93,6 +94,14 @@ impl Recording {
     /// # Errors
     /// When the file cannot be read, is no trace, or holds no packets.
     pub fn open(path: &Path, how: &OpenOptions) -> Result<Self, OpenError> {
+        Self::open_as(path.to_string_lossy().into_owned(), path, how)
+    }
+
+    /// Opens a recording that has another name in the tables than its path.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_as(name: String, path: &Path, how: &OpenOptions) -> Result<Self, OpenError> {
         let file = cofi_file::inside(path);
         if cofi_file::is_divided(path) {
             return Err(OpenError::Unsupported {
@@ -130,7 +139,7 @@ impl Recording {
             return Err(OpenError::Empty { path: path.into() });
         }
         Ok(Self {
-            name: path.to_string_lossy().into_owned(),
+            name,
             size,
             parts: session.streams().iter().map(|_| OnceLock::new()).collect(),
             session,
@@ -146,14 +155,24 @@ impl Recording {
     pub fn open_all(paths: &[PathBuf], how: &OpenOptions) -> Result<Vec<Arc<Self>>, OpenError> {
         let mut all: Vec<Arc<Self>> = Vec::new();
         for path in paths {
-            let recording = Self::open(path, how)?;
-            if all.iter().any(|known| known.name == recording.name) {
-                let name = recording.name;
-                return Err(OpenError::Twice { name });
-            }
-            all.push(Arc::new(recording));
+            all.push(Arc::new(Self::open(path, how)?));
         }
+        Self::check_distinct(&all)?;
         Ok(all)
+    }
+
+    /// That each has another name.
+    ///
+    /// # Errors
+    /// When two have the same.
+    pub fn check_distinct(all: &[Arc<Self>]) -> Result<(), OpenError> {
+        let mut names = BTreeSet::new();
+        match all.iter().find(|recording| !names.insert(&recording.name)) {
+            Some(recording) => Err(OpenError::Twice {
+                name: recording.name.clone(),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Its name in the tables.

@@ -30,6 +30,12 @@ pub trait Table: Debug + Send + Sync {
 
     /// Puts out the rows of a part, until nobody wants any more.
     fn fill(&self, unit: &Unit, out: &mut Outlet);
+
+    /// Cuts a part into no more than so many pieces that together have its rows, in its order: for who has several machines. Of most tables the
+    /// rows depend on all that stands before them, and there is no cut.
+    fn cut(&self, unit: Unit, _pieces: usize) -> Vec<Unit> {
+        vec![unit]
+    }
 }
 
 /// A part of a recording that is gone through in one go.
@@ -41,6 +47,8 @@ pub struct Unit {
     pub stream: Option<usize>,
     /// Which part of the stream.
     pub range: Range<StreamOffset>,
+    /// Of its rows those from the first that is told by a packet in this range, up to the first that is told by one behind it.
+    pub rows: Range<StreamOffset>,
     /// How many parts that can be decoded apart it has.
     pub parts: usize,
 }
@@ -65,6 +73,7 @@ impl Units {
             recording: recording.clone(),
             stream: None,
             range: WHOLE,
+            rows: WHOLE,
             parts: 1,
         };
         Self {
@@ -91,6 +100,7 @@ impl Units {
                 recording: recording.clone(),
                 stream: Some(index),
                 range: WHOLE,
+                rows: WHOLE,
                 parts: 1,
             });
         }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use cofi_flow::{Event, Executed, FlowError, Part};
 use cofi_packet::{Ip, StreamOffset};
-use cofi_session::{StreamKey, Task};
+use cofi_session::{Stream, StreamKey, Task};
 
-use super::parts::{PartClock, units};
+use super::parts::{PartClock, Window, cut, lead, units};
 use super::places::Places;
 use crate::columns::{Column, address, number, text};
 use crate::limits::Limits;
@@ -119,19 +119,47 @@ impl Table for Ran {
     }
 
     fn fill(&self, unit: &Unit, out: &mut Outlet) {
-        fill(unit, out, self.columns(), self.by_blocks);
+        let (Some(index), Some(stream)) = (unit.stream, unit.stream()) else {
+            return;
+        };
+        let start = lead(unit, unit.recording.parts(index));
+        let decoded = decode(unit, (index, stream), (start, 0), out, self);
+        if let Decoded::Lost { taken } = decoded {
+            // How it goes on behind what is missing may depend on all that stands before.
+            let start = unit.range.start;
+            decode(unit, (index, stream), (start, taken), out, self);
+        }
+    }
+
+    fn cut(&self, unit: Unit, pieces: usize) -> Vec<Unit> {
+        cut(unit, pieces)
     }
 }
 
-fn fill(unit: &Unit, out: &mut Outlet, columns: &[Column], by_blocks: bool) {
-    let (Some(index), Some(stream)) = (unit.stream, unit.stream()) else {
-        return;
-    };
+/// How a unit was decoded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Decoded {
+    /// All rows were put out, or nobody wants more.
+    All,
+    /// Something is missing, and decoding had not begun where that of the whole unit does. So many rows were put out.
+    Lost { taken: usize },
+}
+
+/// Decodes a unit from `start` on, and puts out its rows but for the first `skip`.
+fn decode(
+    unit: &Unit,
+    (index, stream): (usize, &Stream<'_>),
+    (start, skip): (StreamOffset, usize),
+    out: &mut Outlet,
+    table: &Ran,
+) -> Decoded {
+    let (columns, by_blocks) = (table.columns(), table.by_blocks);
     let session = unit.recording.session();
-    let mut flow = match unit.range.start {
+    let mut flow = match start {
         StreamOffset(0) if unit.range.end.0 == u64::MAX => session.decode(stream),
-        _ => session.decode_within(stream, unit.range.clone()),
+        _ => session.decode_within(stream, start..unit.range.end),
     };
+    let is_exact = start == unit.range.start;
     let at = |name| columns.iter().position(|column| column.name == name);
     let wants = |name| at(name).is_some_and(|index| out.wants(index));
     let wants_place = wants("function") || wants("file");
@@ -139,7 +167,8 @@ fn fill(unit: &Unit, out: &mut Outlet, columns: &[Column], by_blocks: bool) {
         unit,
         key: stream.key(),
         task: flow.task(),
-        clock: PartClock::new(unit, stream, unit.recording.parts(index)),
+        clock: PartClock::new(unit, stream, unit.recording.parts(index), start),
+        window: Window::new(unit, skip),
         places: Places::default(),
         place: None,
         wants_place,
@@ -171,15 +200,24 @@ fn fill(unit: &Unit, out: &mut Outlet, columns: &[Column], by_blocks: bool) {
             None => break,
         };
         if let Some(item) = item {
+            let is_lost = match &item {
+                Ok(event) => matches!(event, Event::Overflow { .. } | Event::Resync { .. }),
+                Err(_) => true,
+            };
+            if is_lost && !is_exact && maker.window.may_hold(flow.offset()) {
+                let taken = maker.window.taken();
+                return Decoded::Lost { taken };
+            }
             maker.close();
             maker.missing(&item, flow.offset());
             maker.task = flow.task();
         }
-        if maker.out.is_closed() {
-            return;
+        if maker.out.is_closed() || maker.window.is_over() {
+            return Decoded::All;
         }
     }
     maker.close();
+    Decoded::All
 }
 
 /// A block as far as it is known.
@@ -196,6 +234,7 @@ struct Maker<'a> {
     key: StreamKey,
     task: Task,
     clock: PartClock<'a>,
+    window: Window,
     places: Places<'a>,
     /// Where the open block begins.
     place: Option<u32>,
@@ -296,6 +335,9 @@ impl Maker<'_> {
 
     fn put(&mut self, what: &Row<'_>, place: Option<u32>, offset: StreamOffset) {
         let seq = self.seq(offset);
+        if !self.window.takes(offset) {
+            return;
+        }
         let (tsc, time) = self.time;
         let Self {
             unit,

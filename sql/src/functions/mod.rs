@@ -17,7 +17,7 @@ use datafusion::datasource::provider_as_source;
 use datafusion::logical_expr::{Expr, LogicalPlanBuilder, col, lit};
 
 use crate::recording::Recording;
-use crate::scan::Provider;
+use crate::scan::{Pieces, Provider};
 use crate::table::Table;
 
 pub(crate) use parts::StreamParts;
@@ -38,11 +38,20 @@ pub fn all() -> Vec<Arc<dyn Table>> {
 pub(crate) struct Function {
     table: Arc<dyn Table>,
     recordings: Arc<[Arc<Recording>]>,
+    pieces: Pieces,
 }
 
 impl Function {
-    pub(crate) fn new(table: Arc<dyn Table>, recordings: Arc<[Arc<Recording>]>) -> Self {
-        Self { table, recordings }
+    pub(crate) fn new(
+        table: Arc<dyn Table>,
+        recordings: Arc<[Arc<Recording>]>,
+        pieces: Pieces,
+    ) -> Self {
+        Self {
+            table,
+            recordings,
+            pieces,
+        }
     }
 }
 
@@ -89,8 +98,9 @@ impl TableFunctionImpl for Function {
         conditions.extend(number(1, "thread")?.map(|tid| col("tid").eq(tid)));
         conditions.extend(number(2, "from")?.map(|from| col("time_ns").gt_eq(from)));
         conditions.extend(number(3, "to")?.map(|to| col("time_ns").lt(to)));
+        let (table, recordings) = (self.table.clone(), self.recordings.clone());
         let provider: Arc<dyn TableProvider> =
-            Arc::new(Provider::new(self.table.clone(), self.recordings.clone()));
+            Arc::new(Provider::new(table, recordings, self.pieces));
         let Some(all) = conditions.into_iter().reduce(Expr::and) else {
             return Ok(provider);
         };

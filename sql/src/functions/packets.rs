@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cofi_packet::{Format, Listing, PacketKind, StreamItem, StreamOffset, extent};
 
-use super::parts::{PartClock, units};
+use super::parts::{PartClock, Window, cut, lead, units};
 use crate::columns::{Column, number, text};
 use crate::limits::Limits;
 use crate::packets_of::{TakePackets, packets_of};
@@ -59,31 +59,68 @@ impl Table for Packets {
     }
 
     fn fill(&self, unit: &Unit, out: &mut Outlet) {
-        packets_of(unit, &mut List { unit, out });
+        let Some(index) = unit.stream else { return };
+        let start = lead(unit, unit.recording.parts(index));
+        let is_exact = list(unit, start, out);
+        if !is_exact {
+            list(unit, unit.range.start, out);
+        }
     }
+
+    fn cut(&self, unit: Unit, pieces: usize) -> Vec<Unit> {
+        cut(unit, pieces)
+    }
+}
+
+/// Lists a unit's packets, from `start` on. False if nothing was put out, as what stands before the unit's rows forms no packets, and so might have
+/// begun before `start`.
+fn list(unit: &Unit, start: StreamOffset, out: &mut Outlet) -> bool {
+    let mut list = List {
+        unit,
+        start,
+        window: Window::new(unit, 0),
+        is_lost: false,
+        out,
+    };
+    packets_of(unit, start, &mut list);
+    !list.is_lost
 }
 
 /// Puts out packets.
 struct List<'a> {
     unit: &'a Unit,
+    start: StreamOffset,
+    window: Window,
+    is_lost: bool,
     out: &'a mut Outlet,
 }
 
 impl TakePackets for List<'_> {
     fn take<F: Format>(&mut self, packets: impl Iterator<Item = StreamItem<F>>, end: StreamOffset) {
-        let Self { unit, out } = self;
+        let Self {
+            unit,
+            start,
+            window,
+            is_lost,
+            out,
+        } = self;
         let (Some(index), Some(stream)) = (unit.stream, unit.stream()) else {
             return;
         };
         let mut listing = Listing::<F>::new();
-        let mut clock = PartClock::new(unit, stream, unit.recording.parts(index));
+        let mut clock = PartClock::new(unit, stream, unit.recording.parts(index), *start);
         for item in packets {
             let (offset, size) = extent(&item);
-            if offset >= end || out.is_closed() {
+            if offset >= end || out.is_closed() || window.is_over() || *is_lost {
                 return;
             }
             let listed = listing.item(&item);
             let tsc = clock.at(offset);
+            let is_taken = window.takes(offset);
+            *is_lost = item.is_err() && !window.has_begun() && *start != unit.range.start;
+            if !is_taken {
+                continue;
+            }
             let key = stream.key();
             out.put(|row| {
                 head(row, unit, key, key.tid().unwrap_or(0))

@@ -211,6 +211,102 @@ pub(super) fn units(recording: &Arc<Recording>, limits: &Limits) -> Units {
     units
 }
 
+/// A piece of a stream that is decoded elsewhere has at least so many parts: what stands before it is decoded for it, too.
+const LEAST_PIECE: usize = 8;
+/// So many parts are decoded before a piece. That the second is a part of the flow is certain if nothing is missing in the first, and what
+/// is true behind it does not depend on what stood before, if nothing is missing in it either.
+const LEAD: usize = 2;
+
+/// Cuts what is decoded of a stream into pieces, each of which begins with a part.
+pub(super) fn cut(unit: Unit, pieces: usize) -> Vec<Unit> {
+    let Some(index) = unit.stream else {
+        return vec![unit];
+    };
+    let parts = unit.recording.parts(index);
+    let first = parts.part_at(unit.range.start);
+    let pieces = pieces.min(unit.parts / LEAST_PIECE).max(1);
+    let start = |piece: usize| first + unit.parts * piece / pieces;
+    let pieces = (0..pieces).map(|piece| {
+        let (begin, end) = (start(piece), start(piece + 1));
+        let mut rows = unit.rows.clone();
+        if piece > 0 {
+            rows.start = parts.start(begin);
+        }
+        if piece + 1 < pieces {
+            rows.end = parts.start(end);
+        }
+        Unit {
+            rows,
+            parts: end - begin,
+            ..unit.clone()
+        }
+    });
+    pieces.collect()
+}
+
+/// Where decoding begins for the rows of a unit: some parts before them.
+pub(super) fn lead(unit: &Unit, parts: &StreamParts) -> StreamOffset {
+    let part = parts.part_at(unit.rows.start).saturating_sub(LEAD);
+    parts.start(part).max(unit.range.start)
+}
+
+/// Of the rows of a stream those that belong to a unit: from the first that is told by a packet of its rows on, up to the first that is told by
+/// one behind them. (Where something is missing, rows do not come in the order of their packets.)
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    rows: Range<StreamOffset>,
+    has_begun: bool,
+    is_over: bool,
+    /// So many rows were taken before.
+    skip: usize,
+    /// So many were taken, those before included.
+    taken: usize,
+}
+
+impl Window {
+    /// That of a unit, of which so many rows were taken.
+    pub(super) fn new(unit: &Unit, skip: usize) -> Self {
+        Self {
+            rows: unit.rows.clone(),
+            has_begun: false,
+            is_over: false,
+            skip,
+            taken: 0,
+        }
+    }
+
+    /// Whether the row that comes next, told by the packet there, is to be taken.
+    pub(super) fn takes(&mut self, offset: StreamOffset) -> bool {
+        self.has_begun |= offset >= self.rows.start;
+        self.is_over |= self.has_begun && offset >= self.rows.end;
+        if !self.has_begun || self.is_over {
+            return false;
+        }
+        self.taken += 1;
+        self.taken > self.skip
+    }
+
+    /// Whether something at this place is before the end of the unit's rows.
+    pub(super) fn may_hold(&self, offset: StreamOffset) -> bool {
+        !self.is_over && offset < self.rows.end
+    }
+
+    /// Whether the first of the rows has come.
+    pub(super) const fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// Whether all rows have come.
+    pub(super) const fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// How many rows were taken.
+    pub(super) const fn taken(&self) -> usize {
+        self.taken
+    }
+}
+
 /// The time at places of a stream that come one after the other, as each part tells it.
 pub(super) struct PartClock<'s> {
     parts: &'s StreamParts,
@@ -222,9 +318,15 @@ pub(super) struct PartClock<'s> {
 }
 
 impl<'s> PartClock<'s> {
-    pub(super) fn new(unit: &'s Unit, stream: &'s Stream<'_>, parts: &'s StreamParts) -> Self {
+    /// From the place on where decoding begins.
+    pub(super) fn new(
+        unit: &'s Unit,
+        stream: &'s Stream<'_>,
+        parts: &'s StreamParts,
+        start: StreamOffset,
+    ) -> Self {
         let config = unit.recording.session().flow_config();
-        let part = parts.part_at(unit.range.start);
+        let part = parts.part_at(start);
         let bytes = stream.bytes();
         Self {
             clock: StreamClock::new(bytes, parts.start(part), &config),

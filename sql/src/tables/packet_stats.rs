@@ -52,7 +52,7 @@ impl Table for PacketStats {
     fn fill(&self, unit: &Unit, out: &mut Outlet) {
         let Some(stream) = unit.stream() else { return };
         let mut sums = Sums::default();
-        packets_of(unit, &mut sums);
+        packets_of(unit, unit.range.start, &mut sums);
         let key = stream.key();
         for (packet, sum) in sums.0 {
             out.put(|row| {

@@ -5,8 +5,6 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use cofi_sql::table::Table;
-use cofi_sql::{Engine, Form, OutputError, functions, parse, tables, write};
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -14,6 +12,9 @@ use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Context, Editor, Helper};
+
+use crate::table::Table;
+use crate::{Engine, Form, OutputError, functions, parse, tables, write};
 
 /// So many statements are remembered.
 const REMEMBERED: usize = 10_000;
@@ -69,7 +70,7 @@ Statements end with a semicolon. Tab completes; up and down go through what was 
   \\q, exit, quit      ends (as Ctrl-D does)";
 
 /// Reads statements until there are no more, and answers each.
-pub(crate) async fn run(engine: &Engine, form: Form, out: &mut (dyn Write + Send)) -> Result<()> {
+pub(super) async fn run(engine: &Engine, form: Form, out: &mut (dyn Write + Send)) -> Result<()> {
     let config = Config::builder().max_history_size(REMEMBERED)?.build();
     let mut editor: Editor<Words, FileHistory> = Editor::with_config(config)?;
     editor.set_helper(Some(Words::new()));

@@ -1,0 +1,96 @@
+//! A stream that is decoded in pieces has the rows that it has in one, also where it is damaged.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cofi_session::{Session, SessionOptions};
+use cofi_sql::scan::Pieces;
+use cofi_sql::{Engine, Form, OpenOptions, Recording, write};
+use datafusion::prelude::{SessionConfig, SessionContext};
+
+use common::{Recorded, Row, assert_same, rows};
+
+/// In so many pieces, at most.
+const PIECES: usize = 11;
+
+/// The rows of a statement, decoded in one piece or in several.
+fn asked(recordings: &[Arc<Recording>], statement: &str, pieces: Pieces) -> Vec<Row> {
+    let config = SessionConfig::new().with_target_partitions(PIECES);
+    let context = SessionContext::new_with_config(config);
+    let engine = Engine::within(context, recordings, pieces).expect("an engine");
+    let runtime = tokio::runtime::Builder::new_multi_thread().build();
+    let mut out = Vec::new();
+    runtime.expect("threads").block_on(async {
+        let query = engine.query(statement).await.expect("a statement");
+        let stream = query.execute_stream().await.expect("rows");
+        write(stream, Form::Json, &mut out).await.expect("written");
+    });
+    rows(&out)
+}
+
+fn compare(file: &Path) {
+    let options = OpenOptions::default();
+    let recordings = Recording::open_all(&[file.to_path_buf()], &options).expect("recordings");
+    for statement in [
+        // There are millions of rows: they are compared in sums over few packets each.
+        "SELECT tid, stream_offset / 64 AS place, function, class, gap, reason, count(*) AS n, sum(seq) AS seq, sum(ip) AS ip, sum(tsc) AS tsc,
+           sum(stream_offset) AS bytes FROM instructions() GROUP BY 1, 2, 3, 4, 5, 6",
+        "SELECT tid, stream_offset / 64 AS place, function, class, gap, reason, count(*) AS n, sum(seq) AS seq, sum(ip) AS ip, sum(last_ip) AS last,
+           sum(instructions) AS instructions, sum(tsc) AS tsc, sum(stream_offset) AS bytes FROM blocks() GROUP BY 1, 2, 3, 4, 5, 6",
+        "SELECT tid, stream_offset / 8 AS place, packet, error, count(*) AS n, sum(size) AS size, min(text) AS first, max(text) AS last,
+           sum(tsc) AS tsc, sum(stream_offset) AS bytes FROM packets() GROUP BY 1, 2, 3, 4",
+    ] {
+        let wanted = asked(&recordings, statement, Pieces::One);
+        let told = asked(&recordings, statement, Pieces::Several);
+        assert_same(&told, &wanted);
+    }
+}
+
+/// A copy of a recording in which bytes are spoilt at a place of its longest stream, in thousandths of it.
+fn damaged(file: &Path, place: usize, spoilt: &[u8]) -> PathBuf {
+    let mut bytes = std::fs::read(file).expect("a recording");
+    let at = {
+        let session = Session::new(&bytes, &SessionOptions::default()).expect("a recording");
+        let streams = session.streams().iter().map(cofi_session::Stream::bytes);
+        let stream = streams.max_by_key(|stream| stream.len()).expect("a stream");
+        let start = stream.len() * place / 1000;
+        let piece = &stream[start..start + 64];
+        let mut windows = bytes.windows(piece.len());
+        windows
+            .position(|window| window == piece)
+            .expect("its bytes")
+    };
+    bytes[at..at + spoilt.len()].copy_from_slice(spoilt);
+    std::fs::write(file, bytes).expect("written");
+    file.to_path_buf()
+}
+
+#[test]
+fn pieces_have_the_rows_of_the_whole() {
+    let recorded = Recorded::new();
+    let whole = recorded.of("pieces.data", "26");
+    let options = OpenOptions::default();
+    let recordings =
+        Recording::open_all(std::slice::from_ref(&whole), &options).expect("recordings");
+    let slices = asked(
+        &recordings,
+        "SELECT count(*) AS n FROM slices GROUP BY tid ORDER BY n DESC",
+        Pieces::One,
+    );
+    // A piece has eight at least.
+    assert!(slices[0]["n"].as_u64() >= Some(8 * 3), "{slices:?}");
+    compare(&whole);
+    // No packet; a packet that takes what follows for its payload; an overflow; another branch.
+    let spoilt: [&[u8]; 4] = [&[0xff; 24], &[2, 0x62], &[2, 0xf3], &[6]];
+    let bytes = std::fs::read(&whole).expect("a recording");
+    for (number, place) in [333, 500, 640, 901].into_iter().enumerate() {
+        std::fs::write(&whole, &bytes).expect("written");
+        compare(&damaged(&whole, place, spoilt[number % spoilt.len()]));
+    }
+    // In several places at once.
+    for place in [112, 480] {
+        compare(&damaged(&whole, place, spoilt[place % spoilt.len()]));
+    }
+}
