@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use cofi_analysis::{CheckOptions, StreamCheck, Summary, Tally};
+use cofi_archive::{Archive, ArchiveError};
 use cofi_image::Kallsyms;
 use cofi_packet::Tsc;
 use cofi_session::{FileFormat, OwnedSession, Session, SessionError, SessionOptions, Stream};
@@ -33,7 +35,15 @@ pub enum OpenError {
         /// Why.
         error: SessionError,
     },
-    /// It is of a kind that only the command `cofi` reads.
+    /// It is an archive, and damaged.
+    #[error("{}: {error}", .path.display())]
+    Archive {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: ArchiveError,
+    },
+    /// It is of a kind that is not read.
     #[error("{}: {what}", .path.display())]
     Unsupported {
         /// The file.
@@ -79,6 +89,19 @@ pub struct Recording {
     parts: Vec<OnceLock<StreamParts>>,
 }
 
+/// The trace in a file that may hold more.
+#[derive(Debug)]
+struct Within {
+    bytes: cofi_file::Bytes,
+    trace: Range<usize>,
+}
+
+impl AsRef<[u8]> for Within {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.get(self.trace.clone()).unwrap_or_default()
+    }
+}
+
 /// The names of the kernel's functions beside a trace. A list that is of no use is no reason not to read the trace.
 fn kernel_names(folders: &[PathBuf]) -> Option<Arc<Kallsyms>> {
     let texts = folders
@@ -113,28 +136,40 @@ impl Recording {
             path: file.clone(),
             error,
         })?;
-        // (An archive of `cofi archive` is a tar file whose first member is its manifest.)
-        if bytes.get(257..262) == Some(b"ustar".as_slice()) {
-            return Err(OpenError::Unsupported {
-                path: path.into(),
-                what: "archives are not read here; unpack it (`tar -xf`), or give the recording itself",
-            });
-        }
+        let size = bytes.len() as u64;
         let mut options = SessionOptions::beside(path);
-        options.path = Some(file);
+        options.path = Some(file.clone());
         options.format = how.format;
-        options.elf.clone_from(&how.elf);
-        options.raw.clone_from(&how.raw);
+        let wrong = |error| OpenError::Archive {
+            path: path.into(),
+            error,
+        };
+        let mut trace = 0..bytes.len();
+        let archive = match how.format {
+            None => Archive::open(&bytes, Some(&file)).map_err(wrong)?,
+            Some(_) => None,
+        };
+        if let Some(archive) = &archive {
+            archive.configure(&mut options).map_err(wrong)?;
+            let names = archive.kernel_names().map_err(wrong)?;
+            options.kernel_names = names.map(Arc::new);
+            trace = archive.trace_range().map_err(wrong)?;
+        }
+        let is_archive = archive.is_some();
+        drop(archive);
+        options.elf.extend(how.elf.iter().cloned());
+        options.raw.extend(how.raw.iter().cloned());
         options.folders.extend(how.folders.iter().cloned());
-        options.kernel_names = kernel_names(&options.folders);
+        if !is_archive {
+            options.kernel_names = kernel_names(&options.folders);
+        }
         options.open = Some(|path| Ok(Arc::new(cofi_file::file(path)?)));
         options.join = Some(cofi_file::join);
-        let size = bytes.len() as u64;
-        let session =
-            OwnedSession::of(Arc::new(bytes), &options).map_err(|error| OpenError::Session {
-                path: path.into(),
-                error,
-            })?;
+        let bytes = Arc::new(Within { bytes, trace });
+        let session = OwnedSession::of(bytes, &options).map_err(|error| OpenError::Session {
+            path: path.into(),
+            error,
+        })?;
         if session.streams().iter().all(Stream::is_empty) {
             return Err(OpenError::Empty { path: path.into() });
         }

@@ -6,6 +6,7 @@ use common::{Recorded, Row, asked, assert_same, cofi_sql, only, said};
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
+use std::process::Command;
 
 fn with(rows: &[Row], key: &str) -> Vec<Row> {
     rows.iter()
@@ -47,6 +48,68 @@ fn tables_hold_what_the_commands_say() {
     several(&recorded);
     forms(&recorded);
     refusals(&recorded);
+}
+
+/// An archive, and a recording of a catalogue, are read as the commands read them, with the code that is packed alone.
+#[test]
+fn archives_hold_what_they_were_made_of() {
+    let recorded = Recorded::new();
+    let folder = recorded.folder.path();
+    let (archive, catalogue) = (folder.join("whole.cofi"), folder.join("catalogue"));
+    let pack = |words: [&Path; 2], file: &Path| {
+        let mut command = Command::new(common::cofi());
+        let output = command.arg("archive").args(words).arg(file).output();
+        let output = output.expect("it runs");
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
+    };
+    pack([Path::new("-o"), &archive], &recorded.whole);
+    pack([Path::new("--into"), &catalogue], &recorded.damaged);
+    let kept = catalogue.join("recordings/damaged.cofi");
+    let all = |file: &Path| {
+        let tables = [
+            "threads",
+            "functions",
+            "lines",
+            "calls",
+            "mappings",
+            "processes",
+            "gaps",
+            "block_counts",
+            "instructions()",
+            "blocks()",
+            "packets()",
+        ];
+        tables.map(|table| {
+            let rows = asked(&[file], &format!("SELECT * FROM {table}"));
+            let mut rows: Vec<String> = rows
+                .into_iter()
+                .map(|mut row| {
+                    row.remove("recording");
+                    format!("{row:?}")
+                })
+                .collect();
+            rows.sort_unstable();
+            assert!(!rows.is_empty() || table == "gaps", "{table}");
+            rows
+        })
+    };
+    let pairs = [(&archive, &recorded.whole), (&kept, &recorded.damaged)];
+    let before = pairs.map(|(_, recording)| all(recording));
+    // Whatever stands at the program's path by now.
+    std::fs::write(folder.join("program"), "#!/bin/sh\n").expect("written");
+    for ((packed, _), before) in pairs.into_iter().zip(before) {
+        report(packed);
+        calls(packed);
+        events(packed);
+        check(packed);
+        assert!(all(packed) == before, "{}", packed.display());
+    }
+    // Without the code that it shares, one of a catalogue is refused.
+    std::fs::remove_dir_all(catalogue.join("code")).expect("removed");
+    let output = cofi_sql(&["sql"], &[&kept], "SELECT count(*) FROM calls;");
+    let said = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("its folder is not there"), "{said}");
 }
 
 fn report(file: &Path) {
@@ -174,7 +237,8 @@ fn check(file: &Path) {
         );
         assert_same(&only(&told, GAP), &only(&gaps, GAP));
     }
-    let is_damaged = file.ends_with("damaged.data");
+    let name = file.file_name().unwrap_or_default();
+    let is_damaged = name.to_string_lossy().starts_with("damaged");
     assert_eq!(gaps.is_empty(), !is_damaged);
     let seals = "SELECT count(*) FROM seals WHERE is_verified";
     assert_eq!(one(&[file], seals), summary["seals"]);
