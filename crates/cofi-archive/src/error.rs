@@ -75,6 +75,18 @@ pub enum CatalogueError {
         /// Its file that tells the version.
         path: PathBuf,
     },
+    /// Who made it was interrupted.
+    #[error("{path} is empty: who made the catalogue was interrupted; it is one again when something is added", path = path.display())]
+    Unfinished {
+        /// Its file that would tell the version.
+        path: PathBuf,
+    },
+    /// What stands in the place of one of its folders, or of its file that tells the version, is something else.
+    #[error("{path} is a link, or something else that a catalogue does not have there", path = path.display())]
+    Foreign {
+        /// Where.
+        path: PathBuf,
+    },
     /// A recording cannot be read, so that nobody knows which code it needs.
     #[error("no code is removed: {path} cannot be read, so that it is not known which it needs: {error}", path = path.display())]
     Unknown {

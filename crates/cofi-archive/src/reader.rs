@@ -16,6 +16,7 @@ use cofi_image::{CodeFile, ElfSpec, Kallsyms, RawSpec};
 use cofi_session::{FileFormat, PackedCode, SessionOptions, TraceFile};
 
 use crate::bare::{BareArgs, parse_cpu};
+use crate::catalogue::{Catalogue, RECORDINGS};
 use crate::error::ArchiveError;
 use crate::manifest::{MANIFEST, Manifest};
 
@@ -328,7 +329,9 @@ fn path_of(bytes: &[u8]) -> PathBuf {
 /// The catalogue in which a recording lies, if it is one of a catalogue: `DIR/recordings/NAME`.
 fn catalogue_of(recording: &Path) -> Option<PathBuf> {
     let place = recording.canonicalize().ok()?;
-    Some(place.parent()?.parent()?.to_owned())
+    let folder = place.parent()?;
+    let root = folder.parent()?;
+    (folder.file_name()? == RECORDINGS && Catalogue::is_one(root)).then(|| root.to_owned())
 }
 
 #[cfg(test)]

@@ -272,10 +272,10 @@ pub(crate) struct ArchiveArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "output")]
     pub(crate) into: Option<PathBuf>,
     /// The name in the catalogue. Without it, that of FILE; another number stands behind a name that another recording has.
-    #[arg(long, requires = "into", conflicts_with_all = ["list", "prune"])]
+    #[arg(long, requires = "into", conflicts_with_all = ["output", "list", "prune"])]
     pub(crate) name: Option<String>,
     /// List what is in the catalogue, and add nothing.
-    #[arg(long, requires = "into", conflicts_with_all = ["prune", "file"])]
+    #[arg(long, requires = "into", conflicts_with_all = ["output", "prune", "file"])]
     pub(crate) list: bool,
     /// Remove from the catalogue what was added so long ago or longer, as 30d (s, m, h, d, w), and then the code that no recording needs any more;
     /// add nothing.
@@ -283,11 +283,11 @@ pub(crate) struct ArchiveArgs {
         long,
         value_name = "OLDER-THAN",
         requires = "into",
-        conflicts_with = "file"
+        conflicts_with_all = ["output", "file"]
     )]
     pub(crate) prune: Option<Age>,
     /// With --into: one JSON object a line.
-    #[arg(long, requires = "into")]
+    #[arg(long, requires = "into", conflicts_with = "output")]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) flow: FlowInput,

@@ -7,9 +7,10 @@ use crate::digits::counted;
 use crate::json::Line;
 use crate::output::{stdout, tell};
 use crate::table::{lines, table};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use cofi_archive::{Catalogue, Entry, Listed};
 use indicatif::{HumanBytes, HumanDuration};
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::str::FromStr;
@@ -63,12 +64,40 @@ fn name_of(trace: &Path) -> String {
     }
 }
 
+/// The name that somebody chose, if it can be one.
+fn chosen(name: &str) -> Result<String> {
+    let would_be = name_of(Path::new(&format!("{name}.cofi")));
+    if would_be != name {
+        bail!(
+            "--name {name:?}: a name has up to 60 letters and digits of ASCII, `.`, `_`, `+` and `-`; {would_be:?} would be one"
+        );
+    }
+    Ok(would_be)
+}
+
+/// A text as it may be shown at a terminal: names in a catalogue from elsewhere may be anything.
+fn shown(text: &str) -> String {
+    let shown = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
 fn add(args: &ArchiveArgs, folder: &Path) -> Result<Ended> {
-    let catalogue = Catalogue::open_or_create(folder)?;
-    let packed = pack(&args.flow)?;
     let name = match &args.name {
-        Some(name) => name_of(Path::new(&format!("{name}.cofi"))),
+        Some(name) => chosen(name)?,
         None => name_of(&args.flow.input.file),
+    };
+    // A folder that is none is refused before all is decoded; and none is made for a trace that cannot be read.
+    let is_taken = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+    let known = is_taken
+        .then(|| Catalogue::open_or_create(folder))
+        .transpose()?;
+    let packed = pack(&args.flow)?;
+    let catalogue = match known {
+        Some(known) => known,
+        None => Catalogue::open_or_create(folder)?,
     };
     let added = catalogue.add(
         &name,
@@ -86,7 +115,9 @@ fn add(args: &ArchiveArgs, folder: &Path) -> Result<Ended> {
             .number("code_files", added.code_files as u64)
             .number("new_code_files", added.new_files as u64)
             .number("new_code_bytes", added.new_bytes);
-        stdout().write_all(line.end())?;
+        let mut out = stdout();
+        out.write_all(line.end())?;
+        out.flush()?;
     }
     let path = added.path.display();
     if added.was_there {
@@ -126,13 +157,13 @@ fn list(args: &ArchiveArgs, catalogue: &Catalogue) -> Result<Ended> {
     out.flush()?;
     let mut has_errors = !listed.problems.is_empty();
     for problem in &listed.problems {
-        tell(format_args!("{problem}"));
+        tell(format_args!("{}", shown(&problem.to_string())));
     }
     for entry in listed.entries.iter().filter(|it| it.missing_files > 0) {
         let missing = counted(entry.missing_files as u64, "file");
         tell(format_args!(
             "{}: {missing} of its code is missing",
-            entry.path.display()
+            shown(&entry.path.to_string_lossy())
         ));
         has_errors = true;
     }
@@ -178,7 +209,7 @@ fn text_of(listed: &Listed) -> String {
         // Whole ones say enough: the first is what tells builds of a program apart.
         let ids = entry.build_ids.iter().map(|id| id.get(..8).unwrap_or(id));
         table.add_row([
-            entry.name.clone(),
+            shown(&entry.name),
             format!("{} ago", HumanDuration(age)),
             HumanBytes(entry.size).to_string(),
             entry
@@ -221,7 +252,7 @@ fn prune(args: &ArchiveArgs, catalogue: &Catalogue, age: Age) -> Result<Ended> {
             line.begin().text("removed", name).number("size", *size);
             out.write_all(line.end())?;
         } else {
-            writeln!(out, "{name}: removed, {}", HumanBytes(*size))?;
+            writeln!(out, "{}: removed, {}", shown(name), HumanBytes(*size))?;
         }
     }
     let recordings = pruned.recordings.len() as u64;
@@ -238,15 +269,28 @@ fn prune(args: &ArchiveArgs, catalogue: &Catalogue, age: Age) -> Result<Ended> {
     } else {
         writeln!(
             out,
-            "{} removed, {} left; {} of code removed, {}.",
+            "{} removed, {} left; {} of code removed, {}{}.",
             counted(recordings, "recording"),
             pruned.left,
             counted(pruned.code_files as u64, "file"),
             HumanBytes(pruned.code_bytes),
+            match pruned.unfinished {
+                0 => String::new(),
+                some => format!(
+                    "; {} that nobody had finished",
+                    counted(some as u64, "file")
+                ),
+            }
         )?;
     }
     out.flush()?;
-    Ok(Ended::Well)
+    for problem in &pruned.problems {
+        tell(format_args!("{}", shown(&problem.to_string())));
+    }
+    Ok(match pruned.problems.is_empty() {
+        true => Ended::Well,
+        false => Ended::WithErrors,
+    })
 }
 
 #[cfg(test)]

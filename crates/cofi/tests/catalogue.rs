@@ -33,9 +33,10 @@ fn list(into: &Path) -> (Vec<Value>, Value) {
     (objects, summary)
 }
 
-/// All regular files below a folder.
+/// All regular files below a folder; none of one that is not there (any more).
 fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    let entries = entries.filter_map(|it| Some(it.ok()?.path()));
     let (folders, mut all): (Vec<PathBuf>, Vec<PathBuf>) = entries.partition(|it| it.is_dir());
     all.extend(folders.iter().flat_map(|folder| files(folder)));
     all.sort();
@@ -274,8 +275,8 @@ fn names_are_given_once_and_the_same_recording_is_added_once() {
         &into,
         &["--raw", &raw, "--name", "../../out/of it", packets],
     );
-    assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    assert_eq!(names(&into), ["of_it", "run", "run-2"]);
+    assert_eq!(ran.code(), 2, "{}", ran.stderr);
+    assert_eq!(names(&into), ["run", "run-2"]);
     assert!(!scratch.path("out").exists());
 }
 
@@ -326,13 +327,20 @@ fn killed_at_any_time_it_is_whole_or_not_there() {
     let data = recorded(&scratch, &program, "20");
     let into = scratch.path("catalogue");
     let whole = told(&data);
-    for micros in [0, 300, 1000, 3000, 6000, 10_000, 20_000, 40_000, 80_000] {
+    // Each is killed as soon as so many files are there, whatever they are: the version, the code, what is being written.
+    let mut between = 0;
+    for wanted in 0..12 {
+        let _ = fs::remove_dir_all(&into);
         let mut command = cofi();
         command.arg("archive").arg("--into").arg(&into).arg(&data);
         let mut child = command.stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(std::time::Duration::from_micros(micros));
-        child.kill().unwrap();
+        while files(&into).len() < wanted && child.try_wait().unwrap().is_none() {
+            std::hint::spin_loop();
+        }
+        let _ = child.kill();
         child.wait().unwrap();
+        between +=
+            usize::from(!files(&into).is_empty() && files(&into.join("recordings")).is_empty());
         if !into.join("cofi-catalogue").exists() {
             continue;
         }
@@ -342,11 +350,12 @@ fn killed_at_any_time_it_is_whole_or_not_there() {
             assert_eq!(fs::read(into.join("cofi-catalogue")).unwrap(), b"");
             continue;
         }
-        assert_eq!((ran.code(), &*ran.stderr), (0, ""), "{micros}");
+        assert_eq!((ran.code(), &*ran.stderr), (0, ""), "{wanted}");
         for recording in objects(&ran).iter().filter_map(|it| it["path"].as_str()) {
-            assert!(told(Path::new(recording)) == whole, "{micros}");
+            assert!(told(Path::new(recording)) == whole, "{wanted}");
         }
     }
+    assert!(between > 0, "none was killed before it had ended");
     assert_eq!(add(&into, &data).code(), 0);
     assert_eq!(archive(&into, &["--prune", "1d"]).code(), 0);
     let (recordings, summary) = list(&into);
@@ -432,6 +441,132 @@ fn folders_that_are_no_catalogues_stay_as_they_are() {
         assert_eq!(archive(&other, wrong).code(), 2, "{wrong:?}");
     }
     assert_eq!(run(cofi().args(["archive", "--list"])).code(), 2);
+    for wrong in [
+        &["--list"][..],
+        &["--prune", "1d"],
+        &["--name", "x"],
+        &["--json"],
+    ] {
+        let ran = run(cofi().args(["archive", "-o"]).arg(&other).args(wrong));
+        assert_eq!(ran.code(), 2, "{wrong:?}");
+        assert!(ran.stderr.contains("cannot be used with"), "{}", ran.stderr);
+    }
+    // Nothing is made for a trace that is not there.
+    let none = scratch.path("none");
+    assert_eq!(add(&none, &scratch.path("missing.data")).code(), 2);
+    assert!(!none.exists());
+}
+
+/// A name that somebody chose is taken as it is, or refused.
+#[test]
+fn a_name_that_cannot_be_one_is_refused() {
+    let scratch = Scratch::new();
+    let into = scratch.path("catalogue");
+    let (packets, code) = bare(&scratch, "run", 3);
+    let named = |name: &str| {
+        let mut command = cofi();
+        command.arg("archive").arg("--into").arg(&into);
+        run(command.args(["--name", name, "--raw", &code]).arg(&packets))
+    };
+    for wrong in ["", ".", "a/b", "ü", &"x".repeat(61)] {
+        let ran = named(wrong);
+        assert_eq!(ran.code(), 2, "{wrong}");
+        assert!(ran.stderr.contains("would be one"), "{}", ran.stderr);
+    }
+    assert!(!into.exists());
+    assert_eq!(named("a.b-c_d+1").code(), 0);
+    assert!(into.join("recordings/a.b-c_d+1.cofi").exists());
+}
+
+/// What a writer or a disk has damaged does not spoil what is added later.
+#[test]
+fn damaged_code_is_written_anew() {
+    let scratch = Scratch::new();
+    let into = scratch.path("catalogue");
+    add_bare(&scratch, &into, "run", 3);
+    let recording = into.join("recordings/run.cofi");
+    let whole = told(&recording);
+    for file in files(&into.join("code")) {
+        let len = fs::metadata(&file).unwrap().len() as usize;
+        fs::write(&file, vec![0xcc; len]).unwrap();
+    }
+    assert!(told(&recording) != whole);
+    add_bare(&scratch, &into, "run", 3);
+    assert!(told(&recording) == whole);
+}
+
+/// Links in the place of a catalogue's own folders and files lead nowhere: nothing there is listed, written or removed.
+#[test]
+fn links_do_not_lead_out_of_a_catalogue() {
+    let scratch = Scratch::new();
+    let into = scratch.path("catalogue");
+    let outside = scratch.path("outside");
+    add_bare(&scratch, &into, "run", 3);
+    fs::create_dir(&outside).unwrap();
+    for name in ["incoming", "code", "recordings", "cofi-catalogue"] {
+        let (place, kept) = (into.join(name), scratch.path("kept"));
+        fs::rename(&place, &kept).unwrap();
+        let precious = outside.join(".tmpthesis.cofi");
+        fs::write(&precious, "").unwrap();
+        let target = match name {
+            "cofi-catalogue" => precious.clone(),
+            _ => outside.clone(),
+        };
+        std::os::unix::fs::symlink(target, &place).unwrap();
+        let ran = archive(&into, &["--prune", "0s"]);
+        assert_eq!(ran.code(), 2, "{name}: {}", ran.stderr);
+        assert!(ran.stderr.contains("is a link"), "{}", ran.stderr);
+        assert_eq!(archive(&into, &["--list"]).code(), 2);
+        let (packets, raw) = bare(&scratch, "other", 4);
+        let ran = archive(&into, &["--raw", &raw, packets.to_str().unwrap()]);
+        assert_eq!(ran.code(), 2, "{name}: {}", ran.stderr);
+        assert_eq!(fs::read(&precious).unwrap(), b"");
+        assert_eq!(files(&outside).len(), 1);
+        fs::remove_file(&place).unwrap();
+        fs::rename(&kept, &place).unwrap();
+    }
+    // Of what is being written, only what has such a name goes.
+    fs::write(into.join("incoming/notes"), "").unwrap();
+    fs::write(into.join("incoming/.tmpabc"), "").unwrap();
+    let ran = archive(&into, &["--prune", "1d"]);
+    assert_eq!(ran.code(), 0);
+    assert!(
+        ran.text().contains("1 file that nobody had finished"),
+        "{}",
+        ran.text()
+    );
+    assert_eq!(files(&into.join("incoming")), [into.join("incoming/notes")]);
+}
+
+/// A recording that was renamed by hand still needs its code, whatever it is called.
+#[test]
+fn a_renamed_recording_keeps_its_code() {
+    use std::os::unix::ffi::OsStrExt;
+    let scratch = Scratch::new();
+    let into = scratch.path("catalogue");
+    let names = [
+        &b"kept.data"[..],
+        b"\xff.cofi",
+        b"\xfe.cofi",
+        b"a\x1b[31m.cofi",
+    ];
+    let folder = into.join("recordings");
+    let mut all = Vec::new();
+    for (number, name) in names.into_iter().enumerate() {
+        add_bare(&scratch, &into, "run", 3 + number);
+        let path = folder.join(std::ffi::OsStr::from_bytes(name));
+        fs::rename(folder.join("run.cofi"), &path).unwrap();
+        all.push((told(&path), path));
+    }
+    let ran = archive(&into, &["--prune", "1d"]);
+    assert_eq!((ran.code(), &*ran.stderr), (0, ""));
+    let ran = archive(&into, &["--list"]);
+    assert_eq!((ran.code(), &*ran.stderr), (0, ""));
+    assert!(ran.text().contains("4 recordings"), "{}", ran.text());
+    assert!(!ran.text().contains('\x1b'), "{}", ran.text());
+    for (before, path) in all {
+        assert!(told(&path) == before, "{}", path.display());
+    }
 }
 
 /// A recording with this manifest and these packets.
@@ -549,26 +684,36 @@ fn a_recording_that_is_cut_off_or_damaged_is_told() {
     add_bare(&scratch, &into, "run", 3);
     let path = into.join("recordings/run.cofi");
     let whole = fs::read(&path).unwrap();
-    let said = |bytes: &[u8], at: usize| {
+    let all = run(cofi().arg("insn").arg(&path)).text();
+    // Whether reading it tells that something is wrong, or tells all.
+    let is_told = |bytes: &[u8], at: usize| {
         fs::write(&path, bytes).unwrap();
-        for ran in [
-            archive(&into, &["--list", "--json"]),
-            run(cofi().arg("insn").arg(&path)),
-            archive(&into, &["--prune", "30000d"]),
-        ] {
+        let insn = run(cofi().arg("insn").arg(&path));
+        let listed = archive(&into, &["--list", "--json"]);
+        let is_told = insn.code() != 0 || listed.code() != 0 || insn.text() == all;
+        for ran in [listed, insn, archive(&into, &["--prune", "30000d"])] {
             assert!(
                 (0..=2).contains(&ran.code()) && !ran.stderr.contains("panicked"),
                 "{at}: {}",
                 ran.stderr
             );
         }
+        is_told
     };
     for at in [0, 1, 511, 512, 700, 1024, 1536, whole.len() / 2] {
-        said(&whole[..at], at);
+        assert!(is_told(&whole[..at], at), "cut at {at}");
     }
-    for at in (0..2500).step_by(61) {
+    let damages = (0..2500).step_by(61).map(|at| {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x55;
-        said(&damaged, at);
-    }
+        is_told(&damaged, at)
+    });
+    // Addresses and bytes of packets may be others without being wrong.
+    let (told, silent): (Vec<bool>, Vec<bool>) = damages.partition(|told| *told);
+    assert!(
+        told.len() > 4 * silent.len(),
+        "{} {}",
+        told.len(),
+        silent.len()
+    );
 }

@@ -121,7 +121,7 @@ impl Catalogue {
         shared
     }
 
-    /// Has a file of code in its place; whether it was not there before.
+    /// Has a file of code in its place; whether it was not there before, or damaged.
     fn put(&self, name: &str, bytes: &[u8], mode: u32) -> Result<bool, CatalogueError> {
         let path = self.root.join(name);
         if let Ok(about) = path.symlink_metadata()
@@ -136,8 +136,10 @@ impl Catalogue {
             if wider != now {
                 let _ = fs::set_permissions(&path, fs::Permissions::from_mode(wider));
             }
-            File::open(&path).map_err(io_error(&path))?;
-            return Ok(false);
+            let file = File::open(&path).map_err(io_error(&path))?;
+            if holds_same(BufReader::new(bytes), BufReader::new(file)).map_err(io_error(&path))? {
+                return Ok(false);
+            }
         }
         for folder in [
             Path::new(CODE),
@@ -233,7 +235,7 @@ fn is_same(path: PathBuf, file: &NamedTempFile, manifest: &Manifest) -> bool {
             .unwrap_or(false)
 }
 
-fn holds_same(mut first: BufReader<File>, mut second: BufReader<File>) -> io::Result<bool> {
+fn holds_same(mut first: impl Read, mut second: impl Read) -> io::Result<bool> {
     loop {
         let (mut a, mut b) = ([0; 4096], [0; 4096]);
         let count = first.read(&mut a)?;

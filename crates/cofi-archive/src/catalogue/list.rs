@@ -69,7 +69,7 @@ impl Catalogue {
                 continue;
             };
             let mut entry = Entry {
-                name: name.clone(),
+                name: name.to_string_lossy().into_owned(),
                 path: found.path.clone(),
                 added: found.added,
                 size: found.size,

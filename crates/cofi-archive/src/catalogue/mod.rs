@@ -16,9 +16,10 @@ mod list;
 mod prune;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -31,9 +32,12 @@ use crate::manifest::{Manifest, is_shared_name};
 
 const MARKER: &str = "cofi-catalogue";
 const VERSION: &[u8] = b"cofi catalogue 1\n";
-const RECORDINGS: &str = "recordings";
+pub(crate) const RECORDINGS: &str = "recordings";
 const CODE: &str = "code";
 const INCOMING: &str = "incoming";
+const FOLDERS: [&str; 3] = [RECORDINGS, CODE, INCOMING];
+/// What the names of files that are being written begin with: those of tempfile.
+const UNFINISHED: &str = ".tmp";
 
 /// The manifest of a recording has no more bytes.
 const MOST_MANIFEST: u64 = 64 << 20;
@@ -57,13 +61,21 @@ impl Catalogue {
     /// When it cannot be read, or the folder is something else.
     pub fn open(root: &Path) -> Result<Self, CatalogueError> {
         let path = root.join(MARKER);
-        match File::open(&path) {
-            Ok(marker) => Self::checked(root, marker),
-            Err(error) if error.kind() == ErrorKind::NotFound && root.is_dir() => {
-                Err(not_one(root))
-            }
-            Err(error) => Err(io_error(path)(error)),
+        if !is_marker(&path)? && root.is_dir() {
+            return Err(not_one(root));
         }
+        let marker = File::open(&path).map_err(io_error(path))?;
+        let this = Self::checked(root, marker)?;
+        for folder in FOLDERS {
+            check_folder(&root.join(folder))?;
+        }
+        Ok(this)
+    }
+
+    /// Whether a folder is a catalogue, be it of another version.
+    #[must_use]
+    pub fn is_one(root: &Path) -> bool {
+        is_marker(&root.join(MARKER)).unwrap_or(false)
     }
 
     /// Opens a catalogue, or makes one where nothing is, or an empty folder.
@@ -75,7 +87,7 @@ impl Catalogue {
         fs::create_dir_all(root).map_err(io_error(root))?;
         // It is the first file of a catalogue: where it is not, nothing else is.
         let mut entries = fs::read_dir(root).map_err(io_error(root))?;
-        if entries.next().is_some() && !path.exists() {
+        if !is_marker(&path)? && entries.next().is_some() {
             return Err(not_one(root));
         }
         let mut options = OpenOptions::new();
@@ -93,7 +105,7 @@ impl Catalogue {
         }
         marker.unlock().map_err(io_error(&path))?;
         let this = Self::checked(root, marker)?;
-        for folder in [RECORDINGS, CODE, INCOMING] {
+        for folder in FOLDERS {
             create_folder(&root.join(folder))?;
         }
         Ok(this)
@@ -104,6 +116,9 @@ impl Catalogue {
         // Wherever it was written last.
         let mut text = [0; VERSION.len() + 1];
         let len = marker.read_at(&mut text, 0).map_err(io_error(&path))?;
+        if len == 0 {
+            return Err(CatalogueError::Unfinished { path });
+        }
         if &text[..len] != VERSION {
             return Err(CatalogueError::Version { path });
         }
@@ -124,19 +139,28 @@ impl Catalogue {
         Ok(Lock(&self.marker))
     }
 
-    /// All recordings by their names, with what they say of themselves or why they cannot be read.
-    fn read_all(&self) -> Result<BTreeMap<String, Found>, CatalogueError> {
+    /// All recordings by their names, with what they say of themselves or why they cannot be read. What has another name than it was given when it was
+    /// added is one, too, if it is an archive: it needs its code.
+    fn read_all(&self) -> Result<BTreeMap<OsString, Found>, CatalogueError> {
         let folder = self.recordings();
         let mut all = BTreeMap::new();
         for entry in entries_of(&folder)? {
             let path = entry.map_err(io_error(&folder))?.path();
-            let name = path.file_stem().unwrap_or_default().to_string_lossy();
-            if path.extension().is_none_or(|it| it != EXTENSION) {
-                continue;
-            }
+            let is_named = path.extension().is_some_and(|it| it == EXTENSION);
             // It may have been removed meanwhile.
-            if let Some(found) = Found::of(path.clone()) {
-                all.insert(name.into_owned(), found);
+            let Some(mut found) = Found::of(path.clone()) else {
+                continue;
+            };
+            // Nobody asks for these, and there are many.
+            if let Ok(manifest) = &mut found.manifest {
+                manifest.files = Vec::new();
+            }
+            let name = match is_named {
+                true => path.file_stem(),
+                false => path.file_name(),
+            };
+            if is_named || found.manifest.is_ok() {
+                all.insert(name.unwrap_or_default().to_owned(), found);
             }
         }
         Ok(all)
@@ -184,8 +208,27 @@ fn entries_of(
 
 fn create_folder(path: &Path) -> Result<(), CatalogueError> {
     match fs::create_dir(path) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(io_error(path)(error)),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => check_folder(path),
+        made => made.map_err(io_error(path)),
+    }
+}
+
+/// Refuses what stands in the place of a folder and is none: a link would lead out of the catalogue.
+fn check_folder(path: &Path) -> Result<(), CatalogueError> {
+    match path.symlink_metadata() {
+        Ok(about) if !about.is_dir() => Err(CatalogueError::Foreign { path: path.into() }),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error(path)(error)),
         _ => Ok(()),
+    }
+}
+
+/// Whether the file that a catalogue has is there. A link, or what is no file, is refused.
+fn is_marker(path: &Path) -> Result<bool, CatalogueError> {
+    match path.symlink_metadata() {
+        Ok(about) if about.is_file() => Ok(true),
+        Ok(_) => Err(CatalogueError::Foreign { path: path.into() }),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(io_error(path)(error)),
     }
 }
 
@@ -221,7 +264,8 @@ impl Found {
     /// `None` if it is not there, or no regular file.
     fn of(path: PathBuf) -> Option<Self> {
         let about = path.symlink_metadata().ok().filter(fs::Metadata::is_file)?;
-        let changed = about.modified().ok().map_or(0, seconds);
+        // Who copies a file may keep the time when it was changed, and not that when it came here.
+        let changed = u64::try_from(about.mtime().max(about.ctime())).unwrap_or(0);
         let (manifest, rest) = match manifest_of(&path) {
             Ok((manifest, rest)) => (Ok(manifest), rest),
             Err(CatalogueError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => {

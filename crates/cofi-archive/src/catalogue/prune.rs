@@ -6,11 +6,11 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use super::{Catalogue, INCOMING, entries_of, io_error, seconds};
+use super::{Catalogue, INCOMING, UNFINISHED, entries_of, io_error, seconds};
 use crate::error::CatalogueError;
 
 /// What was removed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Pruned {
     /// The recordings, with their bytes.
@@ -23,6 +23,8 @@ pub struct Pruned {
     pub code_bytes: u64,
     /// How many files that were being written when their writer was killed.
     pub unfinished: usize,
+    /// What could not be removed, and why. The code of such a recording is left.
+    pub problems: Vec<CatalogueError>,
 }
 
 impl Catalogue {
@@ -30,7 +32,7 @@ impl Catalogue {
     /// `waits` is called if that is so.
     ///
     /// # Errors
-    /// When a recording cannot be read, so that it is not known which code it needs: then nothing is removed. When something cannot be removed.
+    /// When a recording cannot be read, so that it is not known which code it needs: then nothing is removed. What cannot be removed is one of the problems.
     pub fn prune(&self, age: Duration, waits: impl FnOnce()) -> Result<Pruned, CatalogueError> {
         let _lock = self.lock(|marker| match marker.try_lock() {
             Ok(()) => Ok(()),
@@ -56,12 +58,10 @@ impl Catalogue {
         let mut used = HashSet::new();
         for (name, found) in &recordings {
             // One that was added later than now, by another clock, is new.
-            if now
-                .checked_sub(found.added)
-                .is_some_and(|old| old >= age.as_secs())
-            {
-                remove(&found.path)?;
-                pruned.recordings.push((name.clone(), found.size));
+            let age_of = now.checked_sub(found.added);
+            if age_of.is_some_and(|old| old >= age.as_secs()) && pruned.remove(&found.path) {
+                let name = name.to_string_lossy().into_owned();
+                pruned.recordings.push((name, found.size));
             } else {
                 used.extend(found.shared().iter().map(|(name, _)| name.as_str()));
                 pruned.left += 1;
@@ -72,7 +72,9 @@ impl Catalogue {
                 continue;
             }
             let path = self.root.join(name);
-            remove(&path)?;
+            if !pruned.remove(&path) {
+                continue;
+            }
             pruned.code_files += 1;
             pruned.code_bytes += size;
             // It goes with its last file.
@@ -81,18 +83,27 @@ impl Catalogue {
         let incoming = self.root.join(INCOMING);
         for entry in entries_of(&incoming)? {
             let entry = entry.map_err(io_error(&incoming))?;
-            if entry.file_type().is_ok_and(|kind| kind.is_file()) {
-                remove(&entry.path())?;
-                pruned.unfinished += 1;
+            let is_ours = entry
+                .file_name()
+                .as_encoded_bytes()
+                .starts_with(UNFINISHED.as_bytes());
+            if is_ours && entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                pruned.unfinished += usize::from(pruned.remove(&entry.path()));
             }
         }
         Ok(pruned)
     }
 }
 
-fn remove(path: &Path) -> Result<(), CatalogueError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(path)(error)),
-        _ => Ok(()),
+impl Pruned {
+    /// Removes a file; whether it is gone.
+    fn remove(&mut self, path: &Path) -> bool {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                self.problems.push(io_error(path)(error));
+                false
+            }
+            _ => true,
+        }
     }
 }
