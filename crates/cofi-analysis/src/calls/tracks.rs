@@ -347,7 +347,7 @@ impl Tracks {
         track.after = self.steps.len() as u32;
         track.after_brief = self.brief.len() as u32;
         let number = self.list.len();
-        // It says in which inlined functions it begins: none where nobody wants to know.
+        // Where inlined functions are wanted, a path's first step says which run there; where they are not, none do (0).
         let chain = match self.steps.get(self.begin..).unwrap_or_default() {
             [] => Some(0),
             [only] if only.insns == 0 => match only.kind {
