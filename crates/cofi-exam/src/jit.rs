@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use crate::Examined;
+use crate::{Boot, Examined};
 use clap::builder::PossibleValuesParser;
 
 use super::{build, machine};
@@ -142,12 +142,8 @@ const SAID: [&str; 4] = [
 pub(super) struct Options {
     #[command(flatten)]
     cofi: Examined,
-    /// A Linux kernel, which is booted
-    #[arg(long, value_name = "FILE", requires = "busybox")]
-    kernel: Option<PathBuf>,
-    /// A static busybox, for its shell
-    #[arg(long, value_name = "FILE", requires = "kernel")]
-    busybox: Option<PathBuf>,
+    #[command(flatten)]
+    boot: Boot,
     /// A program, or `guest`, that is recorded, if not all; again for each further one
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(PROGRAMS.iter().map(|program| program.name).chain(["guest"])))]
     only: Vec<String>,
@@ -218,7 +214,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
         }
     }
     if is_chosen("guest") {
-        match (&options.kernel, &options.busybox) {
+        match (&options.boot.kernel, &options.boot.busybox) {
             (Some(kernel), Some(busybox)) => {
                 let initrd = exam.initrd(root, busybox)?;
                 for processors in [1, 2] {

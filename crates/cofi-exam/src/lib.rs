@@ -103,6 +103,17 @@ impl Examined {
     }
 }
 
+/// What is booted, if anything is.
+#[derive(Debug, Args)]
+struct Boot {
+    /// A Linux kernel, which is booted
+    #[arg(long, value_name = "FILE", requires = "busybox")]
+    kernel: Option<PathBuf>,
+    /// A static busybox, for its shell
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    busybox: Option<PathBuf>,
+}
+
 #[derive(Debug, Args)]
 struct Options {
     /// A program that is examined, if not all; again for each further one

@@ -21,7 +21,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser};
 
-use crate::Examined;
+use crate::{Boot, Examined};
 
 /// What the part is asked to do.
 #[derive(Debug, Args)]
@@ -29,12 +29,8 @@ pub(super) struct Options {
     /// The folder of a QEMU that takes the plugin of `cofi machine`
     #[arg(long, value_name = "PATH")]
     qemu: Option<PathBuf>,
-    /// A Linux kernel, which is booted
-    #[arg(long, value_name = "FILE", requires = "busybox")]
-    kernel: Option<PathBuf>,
-    /// A static busybox, for its shell
-    #[arg(long, value_name = "FILE", requires = "kernel")]
-    busybox: Option<PathBuf>,
+    #[command(flatten)]
+    boot: Boot,
     /// A newer kernel, for the machine of that name
     #[arg(long, value_name = "FILE")]
     newer_kernel: Option<PathBuf>,
@@ -66,7 +62,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
             println!("{name:<34} FAILED: {error:#}");
         }
     };
-    match (options.load, &options.kernel, &options.busybox) {
+    match (options.load, &options.boot.kernel, &options.boot.busybox) {
         _ if options.judge.is_some() => judge("load", exam.judge_all()),
         (Some(seconds), Some(kernel), Some(busybox)) => {
             judge("load", exam.load(seconds, kernel, busybox));
@@ -102,7 +98,7 @@ pub fn speed(
 ) -> Result<String> {
     let words = std::iter::once("guest").chain(arguments.iter().map(String::as_str));
     let Speed { options } = Speed::try_parse_from(words)?;
-    let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) else {
+    let (Some(kernel), Some(busybox)) = (&options.boot.kernel, &options.boot.busybox) else {
         bail!("that takes --kernel and --busybox");
     };
     let exam = Exam::new(root, &options)?;
@@ -156,7 +152,7 @@ impl Exam {
         judge("RTIT, from bare metal", self.rtit());
         judge("all modes, from bare metal", self.modes());
         judge("time by instructions", self.clock());
-        if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
+        if let (Some(kernel), Some(busybox)) = (&options.boot.kernel, &options.boot.busybox) {
             judge("a machine that was saved", self.saved(kernel, busybox));
             let initrd = self.initrd(busybox)?;
             let asked = options.boots.as_deref().map(Path::to_string_lossy);

@@ -17,7 +17,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use crate::Examined;
+use crate::{Boot, Examined};
 use serde_json::Value;
 
 use self::calls::Calls;
@@ -25,12 +25,8 @@ use self::calls::Calls;
 /// What the part is asked to do.
 #[derive(Debug, Args)]
 pub(super) struct Options {
-    /// A Linux kernel, which is booted
-    #[arg(long, value_name = "FILE", requires = "busybox")]
-    kernel: Option<PathBuf>,
-    /// A static busybox, for its shell
-    #[arg(long, value_name = "FILE", requires = "kernel")]
-    busybox: Option<PathBuf>,
+    #[command(flatten)]
+    boot: Boot,
     #[command(flatten)]
     cofi: Examined,
     /// Where everything written stays
@@ -66,7 +62,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
         let name = format!("boot as RTIT, {privilege}");
         judge(&name, exam.boot_verified(&image, privilege, "rtit"));
     }
-    if let (Some(kernel), Some(busybox)) = (&options.kernel, &options.busybox) {
+    if let (Some(kernel), Some(busybox)) = (&options.boot.kernel, &options.boot.busybox) {
         let initrd = exam.initrd(busybox)?;
         for processors in [1, 2] {
             let name = format!("Linux, {processors} processor(s)");
