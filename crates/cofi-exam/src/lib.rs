@@ -194,17 +194,9 @@ fn of_programs(root: &Path, options: Options) -> Result<bool> {
         return Ok(true);
     }
     let started = Instant::now();
-    let folder = options
-        .keep
-        .clone()
-        .unwrap_or_else(|| std::env::temp_dir().join(format!("cofi-exam-{}", std::process::id())));
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let outcome = sit(root, &folder, &options, &chosen, &configs);
-    if options.keep.is_none() {
-        // What cannot be removed lies in the folder for temporary files anyway.
-        let _ = fs::remove_dir_all(&folder);
-    }
-    let rows = outcome?;
+    let rows = within(options.keep.as_deref(), "exam", |folder| {
+        sit(root, folder, &options, &chosen, &configs)
+    })?;
     let bad = report(&rows);
     println!(
         "exam: {} recordings of {} programs, {} instructions, {bad} failed, {:.0} s",
@@ -224,6 +216,19 @@ fn of_programs(root: &Path, options: Options) -> Result<bool> {
         ..packets::Options::default()
     };
     Ok(packets::run(root, &part)? && bad == 0)
+}
+
+/// Holds a part in the folder `keep`, or in one for temporary files, which goes with it.
+fn within<T>(keep: Option<&Path>, part: &str, hold: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    let temporary = || std::env::temp_dir().join(format!("cofi-{part}-{}", std::process::id()));
+    let folder = keep.map_or_else(temporary, Path::to_owned);
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    let outcome = hold(&folder);
+    if keep.is_none() {
+        // What cannot be removed lies in the folder for temporary files anyway.
+        let _ = fs::remove_dir_all(&folder);
+    }
+    outcome
 }
 
 fn sit(

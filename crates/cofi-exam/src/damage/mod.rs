@@ -15,7 +15,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use crate::Examined;
+use crate::{Examined, within};
 
 use super::build;
 use super::flows::{self, each_line, hex};
@@ -103,16 +103,9 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
         println!("exam damage: NOT COMPARED: {reason}");
         return Ok(true);
     }
-    let folder = options.keep.clone().unwrap_or_else(|| {
-        std::env::temp_dir().join(format!("cofi-damage-{}", std::process::id()))
-    });
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let outcome = hold(root, &folder, options);
-    if options.keep.is_none() {
-        // What cannot be removed lies in the folder for temporary files anyway.
-        let _ = fs::remove_dir_all(&folder);
-    }
-    outcome
+    within(options.keep.as_deref(), "damage", |folder| {
+        hold(root, folder, options)
+    })
 }
 
 /// A recording that is damaged, and what ran.

@@ -6,14 +6,13 @@ mod image;
 mod said;
 mod walks;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 
-use crate::Examined;
+use crate::{Examined, within};
 
 use super::build;
 use super::run::{listen, patient};
@@ -51,16 +50,9 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
         println!("generated: NOT COMPARED: {reason}");
         return Ok(true);
     }
-    let folder = options.keep.clone().unwrap_or_else(|| {
-        std::env::temp_dir().join(format!("cofi-generated-{}", std::process::id()))
-    });
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let outcome = hold(root, &folder, options);
-    if options.keep.is_none() {
-        // What cannot be removed lies in the folder for temporary files anyway.
-        let _ = fs::remove_dir_all(&folder);
-    }
-    outcome
+    within(options.keep.as_deref(), "generated", |folder| {
+        hold(root, folder, options)
+    })
 }
 
 fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {

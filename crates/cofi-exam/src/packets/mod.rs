@@ -36,7 +36,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::Examined;
+use crate::{Examined, within};
 
 use errors::Account;
 use generate::stream;
@@ -98,16 +98,9 @@ impl Options {
 
 /// Holds this part of the exam and returns whether everything that was compared held.
 pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
-    let folder = options.keep.clone().unwrap_or_else(|| {
-        std::env::temp_dir().join(format!("cofi-packets-{}", std::process::id()))
-    });
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let outcome = hold(root, &folder, options);
-    if options.keep.is_none() {
-        // What cannot be removed lies in the folder for temporary files anyway.
-        let _ = fs::remove_dir_all(&folder);
-    }
-    outcome
+    within(options.keep.as_deref(), "packets", |folder| {
+        hold(root, folder, options)
+    })
 }
 
 /// Random streams of packets, read by everybody; how many packets.

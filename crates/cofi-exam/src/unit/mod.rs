@@ -17,7 +17,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::Examined;
+use crate::{Examined, within};
 
 use super::build;
 use super::packets::given::Panel;
@@ -53,17 +53,9 @@ pub(super) struct Options {
 
 /// Holds this part of the exam and returns whether everything that was compared held.
 pub(super) fn run(root: &Path, options: &Options) -> Result<bool> {
-    let folder = options
-        .keep
-        .clone()
-        .unwrap_or_else(|| std::env::temp_dir().join(format!("cofi-unit-{}", std::process::id())));
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let outcome = hold(root, &folder, options);
-    if options.keep.is_none() {
-        // What cannot be removed lies in the folder for temporary files anyway.
-        let _ = fs::remove_dir_all(&folder);
-    }
-    outcome
+    within(options.keep.as_deref(), "unit", |folder| {
+        hold(root, folder, options)
+    })
 }
 
 fn hold(root: &Path, folder: &Path, options: &Options) -> Result<bool> {
