@@ -187,7 +187,7 @@ extern "C" fn on_block_unheard(_: c_uint, _: *mut c_void) {}
 
 /// Puts a block's number into a slot's ring, if that is not at its limit; whether it did.
 #[inline(always)]
-pub(crate) fn put_number_quickly(base: usize, number: u32) -> bool {
+fn put_number_quickly(base: usize, number: u32) -> bool {
     // SAFETY: a slot of ours begins there.
     unsafe { rings::put_quickly(rings::slot_memory(base), number) }
 }

@@ -144,6 +144,12 @@ impl Variant {
         self.kind
     }
 
+    /// Whether 64-bit code of it is what runs at an address in this kind of state.
+    #[inline]
+    pub(super) fn is_at(&self, kind: u32, address: u64) -> bool {
+        self.kind == kind && self.start == address
+    }
+
     /// Whether it is what runs in this state, if its code does.
     #[inline]
     fn is_in(&self, state: State) -> bool {
@@ -230,16 +236,16 @@ impl Code {
         state: State,
         recent: &mut Recent,
     ) -> (&'static Variant, bool) {
-        match self.first_in(state) {
-            Some(first) => (first, false),
-            None => self.other(state, recent),
+        match self.first() {
+            Some(first) if first.is_in(state) => (first, false),
+            _ => self.other(state, recent),
         }
     }
 
-    /// The first variant, if it is what runs in this state.
+    /// The first variant, if there is one yet.
     #[inline]
-    pub(super) fn first_in(&'static self, state: State) -> Option<&'static Variant> {
-        self.first.get().filter(|first| first.is_in(state))
+    pub(super) fn first(&'static self) -> Option<&'static Variant> {
+        self.first.get()
     }
 
     /// As [`Self::variant`], if it is not the first one.

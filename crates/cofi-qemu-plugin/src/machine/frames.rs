@@ -14,15 +14,16 @@ const FLAGS_CLEAR: u64 = 1 << 3 | 1 << 5 | 1 << 15;
 
 /// The addresses to which a processor's interrupt table leads, as far as they were looked at.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Handlers {
+    /// The first and the last of `known`; all places, where none is known.
+    range: (u64, u64),
     table: Segment,
     mode: Option<Mode>,
     /// The table's bytes, as far as they could be read.
     bytes: Vec<u8>,
     /// Sorted: offsets in their segments; in real mode linear addresses.
     known: Vec<u64>,
-    /// The first and the last of these; all places, where none is known.
-    range: (u64, u64),
 }
 
 impl Handlers {
@@ -92,11 +93,10 @@ impl Handlers {
         self.set_known(bytes.chunks_exact(size).filter_map(handler));
     }
 
-    /// Whether no handler can begin where the processor stands, as far as is known. Handlers stand close together.
-    #[inline]
-    pub(super) fn is_elsewhere(&self, state: State) -> bool {
+    /// Whether no handler can begin where a processor in this mode stands, as far as is known. Handlers stand close together.
+    #[inline(always)]
+    pub(super) fn is_elsewhere(&self, mode: Mode, state: State) -> bool {
         let (first, last) = self.range;
-        let mode = state.mode();
         let is_outside = state.ip() < first || state.ip() > last;
         is_outside && mode != Mode::Real && self.mode == Some(mode) && self.table == state.idt()
     }

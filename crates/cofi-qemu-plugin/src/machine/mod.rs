@@ -19,7 +19,7 @@ use code::{Code, End, Recent, Variant};
 use core::cell::UnsafeCell;
 use core::ffi::{c_uint, c_void};
 use frames::{Before, Handlers, Look, Place};
-use state::State;
+use state::{Mode, State};
 use std::sync::OnceLock;
 
 /// Processors that can be traced.
@@ -27,23 +27,29 @@ const PROCESSORS: usize = 256;
 
 static MACHINE: OnceLock<Machine> = OnceLock::new();
 
-/// What a processor did last.
+/// What a processor did last. What is read for every block comes first, in one line of the cache. Each is written and read by itself:
+/// what was written singly the processor cannot read as one at once.
+#[repr(C)]
 struct Processor {
-    /// What it ran last, and how its code segment was. Each is written and read by itself, as they are for every block: what was written
-    /// singly the processor cannot read as one at once.
+    /// What it ran last.
     variant: Option<&'static Variant>,
+    /// Its slot, null if there is none: then it runs no variant.
+    slot: *mut u8,
+    cr3: u64,
+    /// The kind of state of 64-bit code that ran last; of other code, [`NOT_WIDE`].
+    kind: u32,
+    /// How its code segment was; the base is that of the last code that was not 64-bit code, of which alone it counts.
     cs: u16,
     cs_base: u64,
-    cr3: u64,
-    /// Where its slot is, if there is one: else it runs no variant.
-    slot: usize,
-    has_slot: bool,
     handlers: Handlers,
     has_begun: bool,
     recent: Recent,
     /// How code ran when CS had these selectors.
     modes: Vec<(u16, u32)>,
 }
+
+/// No kind of state.
+const NOT_WIDE: u32 = u32::MAX;
 
 /// A processor's own: only its thread uses it. Its size is a power of two, as it is looked for whenever a block runs.
 #[repr(align(256))]
@@ -102,6 +108,20 @@ unsafe extern "C" fn on_block(vcpu: c_uint, code: *mut c_void) {
 }
 
 extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8) {
+    // SAFETY: as there.
+    let is_told = ALL.get(vcpu as usize).is_some_and(|own| unsafe {
+        let code: &'static Code = &*core::ptr::with_exposed_provenance::<Code>(code.addr());
+        (*own.0.get()).runs_plainly(vcpu, code, State::new(at))
+    });
+    if !is_told {
+        on_block_otherwise(vcpu, code, at);
+    }
+}
+
+/// As [`on_block_with_state`], of any block. It is handed the same, so that what is called for every block need keep nothing for it.
+#[cold]
+#[inline(never)]
+extern "C" fn on_block_otherwise(vcpu: c_uint, code: *mut c_void, at: *const u8) {
     let Some(own) = ALL.get(vcpu as usize) else {
         return plugin::refuse(vcpu);
     };
@@ -111,20 +131,18 @@ extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8
     let code: &'static Code = unsafe { &*core::ptr::with_exposed_provenance::<Code>(code.addr()) };
     // SAFETY: QEMU's generated code, which calls this, has the state's address there.
     let state = unsafe { State::new(at) };
-    if !own.runs_plainly(vcpu, code, state) {
-        own.runs(vcpu, code, state);
-    }
+    own.runs(vcpu, code, state);
 }
 
 impl Processor {
     /// One that has not run.
     const NEW: Self = Self {
         variant: None,
+        slot: core::ptr::null_mut(),
+        cr3: 0,
+        kind: NOT_WIDE,
         cs: 0,
         cs_base: 0,
-        cr3: 0,
-        slot: 0,
-        has_slot: false,
         handlers: Handlers::new(),
         has_begun: false,
         recent: Recent::new(),
@@ -147,34 +165,49 @@ impl Processor {
         // What a processor of this number has left.
         Machine::take_mark(vcpu);
         if let Some(slot) = plugin::begin_slot(vcpu, vcpu + 1) {
-            (self.slot, self.has_slot) = (slot, true);
+            self.slot = rings::slot_memory(slot);
         }
     }
 
-    /// Tells that a block runs, if there is nothing else to tell; whether it did. So it is with nearly every block, and the time that a
-    /// recording takes is these few instructions: all that takes more is [`Self::runs`]'s, which tells the same of these, too.
+    /// Tells that a block of 64-bit code runs, if there is nothing else to tell; whether it did. So it is with nearly every block, and the
+    /// time that a recording takes is these few instructions: all that takes more is [`Self::runs`]'s, which tells the same of these, too.
     #[inline(always)]
     fn runs_plainly(&mut self, vcpu: c_uint, code: &'static Code, state: State) -> bool {
-        let (Some(before), Some(here)) = (self.variant, code.first_in(state)) else {
+        let (Some(before), Some(here)) = (self.variant, code.first()) else {
             return false;
         };
-        let is_same = self.cs == state.cs_selector()
-            && self.cr3 == state.cr3()
-            && before.kind() == here.kind();
-        // A mark stays until it is known that this is all.
-        let told = is_same
-            && self.is_plain(before, here, state)
-            && (!before.is_marked || Machine::is_marked(vcpu))
-            && plugin::put_number_quickly(self.slot, here.number);
-        if !told {
+        let kind = state.kind();
+        let is_same = here.is_at(kind, state.ip()) && kind == self.kind && self.cr3 == state.cr3();
+        if !is_same {
             return false;
         }
-        if before.is_marked {
+        if !before.is_marked {
+            // No end that can lead anywhere is without a mark. What changes CS leads somewhere else.
+            return before.leads_by_itself_to(here) && self.put_quickly(here);
+        }
+        let comes_by_itself = if before.end.is_anywhere() {
+            // Most come by a branch to where no interrupt leads.
+            self.cs == state.cs_selector() && self.handlers.is_elsewhere(Mode::Long, state)
+        } else {
+            before.leads_by_itself_to(here)
+        };
+        // The mark stays until it is known that this is all.
+        let is_told = comes_by_itself && Machine::is_marked(vcpu) && self.put_quickly(here);
+        if is_told {
             Machine::take_mark(vcpu);
         }
-        self.variant = Some(here);
-        self.cs_base = state.cs_base();
-        true
+        is_told
+    }
+
+    /// Puts a block's number into the ring, if that is not at its limit; whether it did.
+    #[inline(always)]
+    fn put_quickly(&mut self, here: &'static Variant) -> bool {
+        // SAFETY: a variant runs, so there is a slot.
+        let is_put = unsafe { rings::put_quickly(self.slot, here.number) };
+        if is_put {
+            self.variant = Some(here);
+        }
+        is_put
     }
 
     /// Tells that a block runs, and all that is to be told before.
@@ -184,10 +217,10 @@ impl Processor {
             self.begin(vcpu, state);
         }
         // Without a slot there may be no shared memory at all.
-        if !self.has_slot {
+        if self.slot.is_null() {
             return;
         }
-        let slot = self.slot;
+        let slot = rings::slot_base(self.slot);
         let (variant, is_new) = code.variant(state, &mut self.recent);
         if let Some(before) = self.variant {
             self.arrive(state, vcpu, before, variant, is_new);
@@ -209,6 +242,8 @@ impl Processor {
         }
         self.variant = Some(variant);
         (self.cs, self.cs_base) = (cs, state.cs_base());
+        let is_wide = variant.bits & bits::BITS_64 != 0;
+        self.kind = if is_wide { variant.kind() } else { NOT_WIDE };
         plugin::put_number(slot, variant.number);
     }
 
@@ -230,7 +265,7 @@ impl Processor {
         match before.end {
             End::Plain | End::Direct(..) | End::Repeat => before.leads_by_itself_to(here),
             // Most come by a branch to where no interrupt leads.
-            End::Near | End::Far | End::FarCall => self.handlers.is_elsewhere(state),
+            End::Near | End::Far | End::FarCall => self.handlers.is_elsewhere(state.mode(), state),
         }
     }
 
@@ -244,7 +279,7 @@ impl Processor {
         is_new: bool,
     ) {
         if before.is_marked && !Machine::take_mark(vcpu) {
-            rings::put(self.slot, &[record::UNFINISHED]);
+            rings::put(rings::slot_base(self.slot), &[record::UNFINISHED]);
         }
         let is_anywhere = before.end.is_anywhere();
         let in_smm = here.bits & !before.bits & bits::SMM != 0;
@@ -269,7 +304,7 @@ impl Processor {
         is_new: bool,
         natural: bool,
     ) {
-        let slot = self.slot;
+        let slot = rings::slot_base(self.slot);
         let modes = &self.modes;
         let bits_of = |cs: u16| {
             let known = modes.iter().find(|(selector, _)| *selector == cs);
@@ -290,7 +325,7 @@ impl Processor {
             return;
         }
         let is_anywhere = before.variant.end.is_anywhere();
-        let is_real = state.mode() == state::Mode::Real;
+        let is_real = state.mode() == Mode::Real;
         let changed = is_new || is_real || !(is_anywhere || natural);
         self.handlers.refresh(machine, state, changed);
         let look = Look {
@@ -335,7 +370,7 @@ fn on_idle(vcpu: c_uint) {
     // SAFETY: QEMU calls this in the processor's own thread, while it runs nothing.
     let own = unsafe { &*own.0.get() };
     if own.variant.is_some() {
-        rings::put(own.slot, &[record::IDLE]);
+        rings::put(rings::slot_base(own.slot), &[record::IDLE]);
     }
 }
 }

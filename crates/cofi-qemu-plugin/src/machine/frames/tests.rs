@@ -27,24 +27,31 @@ fn no_handler_is_outside_of_where_they_are() {
     ];
     for (ip, is_elsewhere) in cases {
         let made = MadeState::new(ip, false, TABLE);
-        assert_eq!(handlers.is_elsewhere(made.state()), is_elsewhere, "{ip:x}");
+        assert_eq!(
+            handlers.is_elsewhere(made.state().mode(), made.state()),
+            is_elsewhere,
+            "{ip:x}"
+        );
     }
 }
 
 #[test]
 fn another_table_is_looked_at() {
     let known = handlers(&[0x1000]);
-    assert!(known.is_elsewhere(MadeState::new(0x3000, false, TABLE).state()));
+    assert!(known.is_elsewhere(Mode::Long, MadeState::new(0x3000, false, TABLE).state()));
     for (is_real, table) in [
         (true, TABLE),
         (false, (TABLE.0 + 0x1000, TABLE.1)),
         (false, (TABLE.0, 0x1ff)),
     ] {
         let made = MadeState::new(0x3000, is_real, table);
-        assert!(!known.is_elsewhere(made.state()), "{is_real} {table:x?}");
+        assert!(
+            !known.is_elsewhere(made.state().mode(), made.state()),
+            "{is_real} {table:x?}"
+        );
     }
     // Nobody has looked yet, or found none.
     let made = MadeState::new(0x3000, false, TABLE);
-    assert!(!handlers(&[]).is_elsewhere(made.state()));
-    assert!(!Handlers::new().is_elsewhere(made.state()));
+    assert!(!handlers(&[]).is_elsewhere(made.state().mode(), made.state()));
+    assert!(!Handlers::new().is_elsewhere(made.state().mode(), made.state()));
 }
