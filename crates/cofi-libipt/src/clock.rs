@@ -33,31 +33,37 @@ impl Calibration {
     }
 }
 
+/// What callers are told of the time at some place of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moment {
+    /// The estimate.
+    now: u64,
+    lost_mtc: u32,
+    lost_cyc: u32,
+    have_tsc: bool,
+    cbr: u8,
+}
+
 /// The clock of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
+    moment: Moment,
     /// CPUID.15H: crystal ticks (EAX) and TSC ticks (EBX) of the same time.
     crystal: u32,
     tsc_of_crystal: u32,
     /// How many bits of the crystal clock an MTC leaves out.
     mtc_freq: u8,
     nom_freq: u8,
-    /// The estimate.
-    now: u64,
     /// The last TSC, or edge of the crystal clock.
     base: u64,
     /// What cycles have added to it.
     from_cycles: u64,
-    have_tsc: bool,
     /// There was a TMA since.
     have_tma: bool,
     /// The crystal clock and the TSC ticks since its edge, of a TMA behind which no MTC came yet.
     tma: Option<(u16, u16)>,
     /// The crystal clock of the last MTC.
     mtc: Option<u8>,
-    cbr: u8,
-    lost_mtc: u32,
-    lost_cyc: u32,
     calibration: Calibration,
     /// PSBs may have swallowed cycles (SKL168).
     psb_swallows: bool,
@@ -66,20 +72,16 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
+            moment: Moment::default(),
             crystal: config.cpuid_15_eax,
             tsc_of_crystal: config.cpuid_15_ebx,
             mtc_freq: config.mtc_freq.min(15),
             nom_freq: config.nom_freq,
-            now: 0,
             base: 0,
             from_cycles: 0,
-            have_tsc: false,
             have_tma: false,
             tma: None,
             mtc: None,
-            cbr: 0,
-            lost_mtc: 0,
-            lost_cyc: 0,
             calibration: Calibration::default(),
             psb_swallows: config.errata.has(Errata::SKL168),
         }
@@ -101,11 +103,11 @@ impl Clock {
     }
 
     fn set(&mut self, tsc: u64) {
-        (self.now, self.base, self.from_cycles) = (tsc, tsc, 0);
-        self.have_tsc = true;
+        (self.moment.now, self.base, self.from_cycles) = (tsc, tsc, 0);
+        self.moment.have_tsc = true;
         self.have_tma = false;
         (self.tma, self.mtc) = (None, None);
-        (self.lost_mtc, self.lost_cyc) = (0, 0);
+        (self.moment.lost_mtc, self.moment.lost_cyc) = (0, 0);
     }
 
     /// A TSC packet of a PSB+: two of them tell what cycles between them were.
@@ -130,7 +132,7 @@ impl Clock {
 
     /// A CBR packet.
     pub(crate) fn cbr(&mut self, ratio: u8) {
-        self.cbr = ratio;
+        self.moment.cbr = ratio;
         if self.nom_freq != 0 {
             self.calibration.set(self.nom_freq.into(), ratio.into());
         }
@@ -138,7 +140,7 @@ impl Clock {
 
     /// A TMA packet, which belongs to the TSC before it.
     pub(crate) fn tma(&mut self, ctc: u16, fast: u16) -> Result<(), Error> {
-        if !self.have_tsc || self.have_tma {
+        if !self.moment.have_tsc || self.have_tma {
             return Err(Error::BadContext);
         }
         self.have_tma = true;
@@ -196,7 +198,7 @@ impl Clock {
                 self.base = self.base.wrapping_sub(fast.into());
                 ticks - into
             }
-            (None, None) if self.have_tsc => return,
+            (None, None) if self.moment.have_tsc => return,
             (None, None) => {
                 self.mtc = Some(mtc);
                 return;
@@ -204,11 +206,11 @@ impl Clock {
         };
         self.mtc = Some(mtc);
         self.tma = None;
-        self.lost_cyc = 0;
+        self.moment.lost_cyc = 0;
         self.from_cycles = 0;
         if let Some(ticks) = self.ticks(crystal) {
             self.base = self.base.wrapping_add(ticks);
-            self.now = self.base;
+            self.moment.now = self.base;
         }
     }
 
@@ -218,14 +220,27 @@ impl Clock {
         calibration.cycles_since_mtc = calibration.cycles_since_mtc.saturating_add(cycles);
         calibration.cycles_since_tsc = calibration.cycles_since_tsc.saturating_add(cycles);
         if calibration.ratio == 0 {
-            self.lost_cyc = self.lost_cyc.saturating_add(1);
+            self.moment.lost_cyc = self.moment.lost_cyc.saturating_add(1);
             return;
         }
         let ticks = cycles.wrapping_mul(calibration.ratio) >> FRACTION;
         self.from_cycles = self.from_cycles.wrapping_add(ticks);
-        self.now = self.base.wrapping_add(self.from_cycles);
+        self.moment.now = self.base.wrapping_add(self.from_cycles);
     }
 
+    /// What is told of the time here.
+    #[inline(always)]
+    pub(crate) fn moment(&self) -> Moment {
+        self.moment
+    }
+
+    /// The event with this time.
+    pub(crate) fn stamp(&self, event: Event) -> Event {
+        self.moment.stamp(event)
+    }
+}
+
+impl Moment {
     /// The event with this time.
     pub(crate) fn stamp(&self, event: Event) -> Event {
         Event {

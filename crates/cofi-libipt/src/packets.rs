@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use cofi_packet::intel::{self, IpPayload, ItemSize, Kind, PSB, decode};
+use cofi_packet::intel::{self, IpPayload, ItemSize, Kind, PSB, decode, decode_short};
 use cofi_packet::{DecodeError, Raw};
 
 use crate::boundary::Context;
@@ -65,9 +65,8 @@ const SPOILT_TMA: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
     pub(crate) kind: Kind,
-    raw: Raw<Kind>,
-    /// The lower two bits of a MODE packet, which may be such as the table refuses.
-    mode: u8,
+    len: u8,
+    payload: [u64; 2],
 }
 
 /// What stands at some place.
@@ -115,11 +114,24 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Packet, Error> {
     if refused {
         return Err(Error::BadPacket);
     }
-    Ok(Packet {
-        kind: raw.kind(),
-        raw,
-        mode: 0,
-    })
+    Ok(Packet::new(&raw, 0))
+}
+
+/// As [`read`], of most packets with an address or the time, sooner; none of others, and where the stream ends soon.
+#[inline(always)]
+pub(crate) fn read_short(bytes: &[u8]) -> Option<Packet> {
+    let raw = decode_short(bytes)?;
+    // (In an arm of its own the kind is known when this is compiled.)
+    match raw.kind() {
+        Kind::Tip => Some(Packet::new(&raw, 0)),
+        Kind::TipPge => Some(Packet::new(&raw, 0)),
+        Kind::TipPgd => Some(Packet::new(&raw, 0)),
+        Kind::Fup => Some(Packet::new(&raw, 0)),
+        Kind::Mtc => Some(Packet::new(&raw, 0)),
+        Kind::Tsc => Some(Packet::new(&raw, 0)),
+        Kind::Cyc if raw.len() <= LONGEST_CYC => Some(Packet::new(&raw, 0)),
+        _ => None,
+    }
 }
 
 /// A MODE packet, of which bits that say nothing sensible are left to who reads them.
@@ -127,17 +139,22 @@ fn mode(bits: u8) -> Result<Packet, Error> {
     // With none of them set it is one of the table's.
     let raw = decode(&[0x99, bits & !3]).map_err(|_| Error::BadPacket)?;
     match raw.kind() {
-        kind @ (Kind::ModeExec | Kind::ModeTsx) => Ok(Packet {
-            kind,
-            raw,
-            mode: bits & 3,
-        }),
+        Kind::ModeExec | Kind::ModeTsx => Ok(Packet::new(&raw, bits & 3)),
         _ => Err(Error::BadPacket),
     }
 }
 
 /// As [`read`] at an offset; what is unknown is shown to the caller's function, if there is one.
+#[inline]
 pub(crate) fn read_at(config: &Config, at: usize) -> Result<Found, Error> {
+    match read_short(config.bytes().get(at..).unwrap_or_default()) {
+        Some(packet) => Ok(Found::Packet(packet)),
+        None => read_any(config, at),
+    }
+}
+
+#[inline(never)]
+fn read_any(config: &Config, at: usize) -> Result<Found, Error> {
     let bytes = config.bytes().get(at..).unwrap_or_default();
     match (read(bytes), config.callback) {
         (Ok(packet), _) => Ok(Found::Packet(packet)),
@@ -170,27 +187,53 @@ pub(crate) fn read_at(config: &Config, at: usize) -> Result<Found, Error> {
     }
 }
 
+impl Default for Packet {
+    /// Padding.
+    fn default() -> Self {
+        Self {
+            kind: Kind::Pad,
+            len: 1,
+            payload: [0; 2],
+        }
+    }
+}
+
 impl Packet {
+    /// The packet, as the table reads it; and of a MODE packet the lower two bits, which may be such as the table refuses.
+    #[inline(always)]
+    fn new(raw: &Raw<Kind>, mode: u8) -> Self {
+        Self {
+            kind: raw.kind(),
+            len: raw.len() as u8,
+            payload: Self::payload_of(raw, mode),
+        }
+    }
+
     /// How many bytes it has.
     #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.raw.len()
+        self.len.into()
     }
 
     /// The fields of `struct pt_packet`'s payload: two words, of one packet the one, of another both.
     #[inline]
     pub(crate) fn payload(&self) -> [u64; 2] {
+        self.payload
+    }
+
+    #[inline(always)]
+    fn payload_of(raw: &Raw<Kind>, mode: u8) -> [u64; 2] {
         use intel::Packet as Typed;
         let address = |ip: IpPayload| [ip.ip_bytes() as u64, ip.payload()];
-        match self.raw.packet() {
+        match raw.packet() {
             Typed::Tnt8 { bits } => [bits.len() as u64, bits.bits()],
             Typed::Tnt64 { bits } => [bits.len() as u64, bits.bits()],
             Typed::Tip { ip } | Typed::TipPge { ip } | Typed::TipPgd { ip } | Typed::Fup { ip } => {
                 address(ip)
             }
             Typed::Pip { cr3, nr } => [cr3.get(), nr.into()],
-            Typed::ModeExec { .. } => [u64::from(self.mode) << 32, 0],
-            Typed::ModeTsx { .. } => [0x20 | u64::from(self.mode) << 32, 0],
+            Typed::ModeExec { .. } => [u64::from(mode) << 32, 0],
+            Typed::ModeTsx { .. } => [0x20 | u64::from(mode) << 32, 0],
             Typed::Cbr { ratio } => [ratio.into(), 0],
             Typed::Tsc { tsc } => [tsc.get(), 0],
             Typed::Mtc { ctc } => [ctc.into(), 0],
@@ -204,12 +247,12 @@ impl Packet {
             }
             Typed::ExStop { ip } => [ip.into(), 0],
             // Hints and extensions are of 32 bits each to libipt, whatever the table says of them.
-            Typed::Mwait { .. } => [(self.raw.word() >> 16) as u64, 0],
+            Typed::Mwait { .. } => [(raw.word() >> 16) as u64, 0],
             Typed::Pwre {
                 state, sub_state, ..
             } => {
                 // The flag is bit 3 of byte 2 to libipt, and bit 7 in Table 33-43; programs see what libipt shows them.
-                let hardware = (self.raw.word() >> 19) as u64 & 1;
+                let hardware = (raw.word() >> 19) as u64 & 1;
                 [
                     u64::from(state.get()) | sub_state.get() << 8 | hardware << 16,
                     0,

@@ -15,13 +15,14 @@ impl Query {
             return Err(Error::BadQuery);
         }
         loop {
-            if matches!(self.next, Next::Status | Next::Tip(_) | Next::Event(_)) {
-                self.asked_at = self.clock;
+            if matches!(self.next, Next::Status | Next::Tip | Next::Event) {
+                self.asked_at = self.clock.moment();
             }
+            let packet = self.packet;
             let (event, behind) = match self.next {
                 Next::Status => self.status_update(),
-                Next::Tip(packet) if !self.at_tip.is_empty() => self.at_tip(&packet),
-                Next::Event(packet) => match self.of_packet(&packet)? {
+                Next::Tip if !self.at_tip.is_empty() => self.at_tip(&packet),
+                Next::Event => match self.of_packet(&packet)? {
                     Some(found) => found,
                     None => continue,
                 },
@@ -33,7 +34,7 @@ impl Query {
 
     /// Reads ahead; the time of the event is that before.
     pub(super) fn ahead(&mut self) -> Result<(), Error> {
-        self.asked_at = self.clock;
+        self.asked_at = self.clock.moment();
         self.read_ahead()
     }
 
@@ -72,7 +73,7 @@ impl Query {
     /// An event that the packet makes at once; none if it binds to a later packet.
     fn of_packet(&mut self, packet: &Packet) -> Result<Option<Told>, Error> {
         let [first, second] = packet.payload();
-        let clock = self.clock;
+        let clock = self.clock.moment();
         // (Power events and PTW have no time in libipt.)
         let update = |kind, variant| clock.stamp(Event::new(kind, variant));
         let alone = match packet.kind {

@@ -2,7 +2,7 @@
 
 use cofi_packet::intel::{Kind, PSB};
 
-use super::{Next, Query};
+use super::{Next, Query, pads};
 use crate::config::Errata;
 use crate::error::Error;
 use crate::event::{Event, flag, ptev};
@@ -38,7 +38,10 @@ impl Query {
                     self.timing(&packet, at)?;
                     continue;
                 }
-                Kind::Pad => {}
+                Kind::Pad => {
+                    self.go(at + pads(&self.config.bytes()[at..]));
+                    continue;
+                }
                 Kind::Fup => {
                     // (Behind a FUP that told an address, each counts.)
                     let first = self.last_ip.get() == Err(Error::NoIp);

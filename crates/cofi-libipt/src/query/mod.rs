@@ -14,13 +14,13 @@ use std::ffi::c_int;
 
 use cofi_packet::intel::Kind;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::config::{Config, Errata};
 use crate::decoder::Decoder;
 use crate::error::Error;
 use crate::event::{Event, status};
 use crate::last_ip::LastIp;
-use crate::packets::{Found, Packet, read_at};
+use crate::packets::{Found, Packet, read_at, read_short};
 use crate::sync::Place;
 use queue::Queue;
 
@@ -29,10 +29,10 @@ use queue::Queue;
 pub(crate) enum Next {
     /// A TNT.
     Tnt,
-    /// A TIP.
-    Tip(Packet),
-    /// A packet that makes or ends an event.
-    Event(Packet),
+    /// A TIP, which was read.
+    Tip,
+    /// A packet that makes or ends an event, which was read.
+    Event,
     /// The end of a PSB+, with events that it told of.
     Status,
     /// The end of the stream.
@@ -61,6 +61,8 @@ pub struct Query {
     config: Config,
     place: Place,
     next: Next,
+    /// The packet there, if it was read.
+    packet: Packet,
     /// TNT results; the next is the highest of `tnt_left` bits.
     tnt: u64,
     tnt_left: u8,
@@ -72,8 +74,8 @@ pub struct Query {
     enabled: bool,
     last_ip: LastIp,
     clock: Clock,
-    /// The clock when the last question was asked.
-    asked_at: Clock,
+    /// The time when the last question was asked.
+    asked_at: Moment,
     /// Events that wait for the end of the PSB+, for a FUP, for a TIP.
     at_psbend: Queue,
     at_fup: Queue,
@@ -96,10 +98,11 @@ impl Query {
     pub(crate) fn new(config: Config) -> Self {
         Self {
             clock: Clock::new(&config),
-            asked_at: Clock::new(&config),
+            asked_at: Moment::default(),
             config,
             place: Place::default(),
             next: Next::End,
+            packet: Packet::default(),
             tnt: 0,
             tnt_left: 0,
             begun: false,
@@ -113,8 +116,8 @@ impl Query {
         }
     }
 
-    /// The clock at the last question.
-    pub(crate) fn time(&self) -> &Clock {
+    /// The time at the last question.
+    pub(crate) fn time(&self) -> &Moment {
         &self.asked_at
     }
 
@@ -212,76 +215,81 @@ impl Query {
     pub(crate) fn read_ahead(&mut self) -> Result<(), Error> {
         loop {
             let at = self.at();
-            let bytes = self.config.bytes();
-            match bytes.get(at) {
-                None => {
-                    self.next = Next::End;
-                    return Ok(());
-                }
+            let rest = self.config.bytes().get(at..).unwrap_or_default();
+            let next = match rest.first() {
+                None => Next::End,
                 Some(0) => {
-                    let rest = &bytes[at..];
-                    let pads = rest.iter().position(|byte| *byte != 0);
-                    self.go(at + pads.unwrap_or(rest.len()));
+                    self.go(at + pads(rest));
                     continue;
                 }
-                // A short TNT: even, and no other packet's first byte.
-                Some(byte) if byte & 1 == 0 && *byte != 2 => {
-                    self.next = Next::Tnt;
-                    return Ok(());
+                Some(byte) if is_short_tnt(*byte) => Next::Tnt,
+                Some(_) => {
+                    let found = match read_short(rest) {
+                        Some(packet) => self.meet(packet, at),
+                        None => self.step(at),
+                    };
+                    match found {
+                        Ok(None) => continue,
+                        Ok(Some(next)) => next,
+                        Err(error) => {
+                            self.next = Next::Bad(error, Reader::Anybody, 0);
+                            return Err(error);
+                        }
+                    }
                 }
-                Some(_) => {}
+            };
+            self.next = next;
+            return Ok(());
+        }
+    }
+
+    /// Goes over what stands at an offset; or says what the decoder must stop for.
+    fn step(&mut self, at: usize) -> Result<Option<Next>, Error> {
+        match read_at(&self.config, at) {
+            Ok(Found::Packet(packet)) => self.meet(packet, at),
+            Ok(Found::Unknown(_, len) | Found::Spoilt(len)) => {
+                self.go(at + len);
+                Ok(None)
             }
-            match self.step(at) {
-                Ok(None) => {}
-                Ok(Some(next)) => {
-                    self.next = next;
-                    return Ok(());
-                }
-                Err(error) => {
-                    self.next = Next::Bad(error, Reader::Anybody, 0);
-                    return Err(error);
-                }
+            Err(error) => match self.postponed(at) {
+                Some((reader, flags)) => Ok(Some(Next::Bad(error, reader, flags))),
+                None => Err(error),
+            },
+        }
+    }
+
+    /// Goes over one packet; or says that the decoder must stop for it.
+    #[inline(always)]
+    fn meet(&mut self, packet: Packet, at: usize) -> Result<Option<Next>, Error> {
+        match packet.kind {
+            Kind::Tnt8 | Kind::Tnt64 => Ok(Some(Next::Tnt)),
+            Kind::Tip => {
+                self.packet = packet;
+                Ok(Some(Next::Tip))
+            }
+            Kind::Pad | Kind::PsbEnd => {
+                self.go(at + packet.len());
+                Ok(None)
+            }
+            Kind::Tsc | Kind::Tma | Kind::Mtc | Kind::Cyc => self.timing(&packet, at),
+            Kind::Psb => self.psb_on_the_way(at),
+            Kind::Fup if self.at_fup.is_empty() => self.asynchronous(&packet, at),
+            _ => {
+                self.packet = packet;
+                Ok(Some(Next::Event))
             }
         }
     }
 
-    /// Goes over one packet; or says what the decoder must stop for.
-    fn step(&mut self, at: usize) -> Result<Option<Next>, Error> {
-        let packet = match read_at(&self.config, at) {
-            Ok(Found::Packet(packet)) => packet,
-            Ok(Found::Unknown(_, len) | Found::Spoilt(len)) => {
-                self.go(at + len);
-                return Ok(None);
-            }
-            Err(error) => {
-                return match self.postponed(at) {
-                    Some((reader, flags)) => Ok(Some(Next::Bad(error, reader, flags))),
-                    None => Err(error),
-                };
-            }
-        };
-        let behind = at + packet.len();
-        match packet.kind {
-            Kind::Tnt8 | Kind::Tnt64 => return Ok(Some(Next::Tnt)),
-            Kind::Tip => return Ok(Some(Next::Tip(packet))),
-            Kind::Pad | Kind::PsbEnd => self.go(behind),
-            Kind::Tsc | Kind::Tma | Kind::Mtc | Kind::Cyc => return self.timing(&packet, at),
-            Kind::Psb => return self.psb_on_the_way(at),
-            Kind::Fup => {
-                if !self.at_fup.is_empty() {
-                    return Ok(Some(Next::Event(packet)));
-                }
-                let mut last_ip = self.last_ip;
-                last_ip.update(&packet);
-                let from = last_ip.get()?;
-                self.last_ip = last_ip;
-                let event = Event::new(crate::event::ptev::ASYNC_BRANCH, [from, 0, 0]);
-                let event = self.clock.stamp(event);
-                self.at_tip.push(event)?;
-                self.go(behind);
-            }
-            _ => return Ok(Some(Next::Event(packet))),
-        }
+    /// A FUP for which nothing waits: where an asynchronous branch comes from.
+    fn asynchronous(&mut self, packet: &Packet, at: usize) -> Result<Option<Next>, Error> {
+        let mut last_ip = self.last_ip;
+        last_ip.update(packet);
+        let from = last_ip.get()?;
+        self.last_ip = last_ip;
+        let event = Event::new(crate::event::ptev::ASYNC_BRANCH, [from, 0, 0]);
+        self.at_tip.push(self.clock.stamp(event))?;
+        self.go(at + packet.len());
         Ok(None)
     }
 
@@ -355,8 +363,8 @@ impl Query {
         }
         match self.next {
             Next::Tnt => 0,
-            Next::Tip(_) if self.at_tip.is_empty() => 0,
-            Next::Tip(_) | Next::Event(_) | Next::Status => status::EVENT_PENDING,
+            Next::Tip if self.at_tip.is_empty() => 0,
+            Next::Tip | Next::Event | Next::Status => status::EVENT_PENDING,
             Next::End => status::END,
             Next::Bad(_, _, flags) => flags,
         }
@@ -387,10 +395,20 @@ impl Query {
         Ok(self.tnt >> self.tnt_left & 1 == 1)
     }
 
-    /// The next TNT result, if it is known that another one follows.
+    /// Whether the packet at which the decoder stands answers a question and makes no event.
+    #[inline(always)]
+    fn stands_at_answer(&self) -> bool {
+        match self.next {
+            Next::Tnt => true,
+            Next::Tip => self.at_tip.is_empty(),
+            _ => false,
+        }
+    }
+
+    /// The next TNT result, if it is known that another answer follows.
     #[inline(always)]
     pub(crate) fn result_in_hand(&self) -> Option<bool> {
-        let follows = self.tnt_left > 1 || self.tnt_left == 1 && matches!(self.next, Next::Tnt);
+        let follows = self.tnt_left > 1 || self.tnt_left == 1 && self.stands_at_answer();
         follows.then(|| self.tnt >> (self.tnt_left - 1) & 1 == 1)
     }
 
@@ -400,11 +418,37 @@ impl Query {
         self.tnt_left -= 1;
     }
 
-    fn take_tnt(&mut self) -> Result<(), Error> {
+    /// Whether the next question reads a TNT packet.
+    #[inline(always)]
+    pub(crate) fn wants_tnt(&self) -> bool {
+        self.tnt_left == 0 && matches!(self.next, Next::Tnt)
+    }
+
+    /// Reads a short TNT behind which another one stands; `false` if it is something else.
+    #[inline(always)]
+    pub(crate) fn take_tnt_of_two(&mut self) -> bool {
+        let at = self.at();
+        let Some(&[first, second]) = self.config.bytes().get(at..at + 2) else {
+            return false;
+        };
+        if !self.wants_tnt() || !is_short_tnt(first) || !is_short_tnt(second) {
+            return false;
+        }
+        self.asked_at = self.clock.moment();
+        (self.tnt_left, self.tnt) = short_tnt(first);
+        self.go(at + 1);
+        true
+    }
+
+    /// Reads the TNT packet at which the decoder stands.
+    pub(crate) fn take_tnt(&mut self) -> Result<(), Error> {
+        if self.take_tnt_of_two() {
+            return Ok(());
+        }
         if !matches!(self.next, Next::Tnt) {
             return Err(self.no_answer(Reader::CondBranch));
         }
-        self.asked_at = self.clock;
+        self.asked_at = self.clock.moment();
         let at = self.at();
         let bytes = self.config.bytes();
         let first = bytes.get(at).copied().unwrap_or(0);
@@ -415,8 +459,7 @@ impl Query {
             (self.tnt_left, self.tnt) = packet.tnt();
             self.go(at + packet.len());
         } else {
-            let len = 6 - (first.leading_zeros() as u8).min(6);
-            (self.tnt_left, self.tnt) = (len, u64::from(first >> 1));
+            (self.tnt_left, self.tnt) = short_tnt(first);
             self.go(at + 1);
         }
         self.read_ahead()
@@ -428,17 +471,46 @@ impl Query {
         if self.tnt_left == 0 && matches!(self.next, Next::Tnt) {
             self.take_tnt()?;
         }
-        let Next::Tip(packet) = self.next else {
+        if !matches!(self.next, Next::Tip) {
             return Err(self.no_answer(Reader::IndirectBranch));
-        };
+        }
         if !self.at_tip.is_empty() {
             return Err(Error::BadQuery);
         }
-        self.asked_at = self.clock;
-        let to = self.last_ip.told(&packet);
-        self.go(self.at() + packet.len());
+        self.asked_at = self.clock.moment();
+        let to = self.last_ip.told(&self.packet);
+        self.go(self.at() + self.packet.len());
         Ok((to, self.read_ahead()))
     }
+}
+
+/// A short TNT is even, and no other packet's first byte.
+#[inline(always)]
+fn is_short_tnt(first: u8) -> bool {
+    first & 1 == 0 && first > 2
+}
+
+/// How many results a short TNT has, and these.
+#[inline(always)]
+fn short_tnt(byte: u8) -> (u8, u64) {
+    let len = 6 - (byte.leading_zeros() as u8).min(6);
+    (len, u64::from(byte >> 1))
+}
+
+/// How many bytes of padding there are, of which the first is one.
+#[inline]
+fn pads(bytes: &[u8]) -> usize {
+    let mut words = bytes.chunks_exact(8);
+    let mut before = 0;
+    for word in &mut words {
+        let word = word.try_into().map_or(0, u64::from_le_bytes);
+        if word != 0 {
+            return before + word.trailing_zeros() as usize / 8;
+        }
+        before += 8;
+    }
+    let rest = words.remainder();
+    before + rest.iter().take_while(|byte| **byte == 0).count()
 }
 
 #[cfg(test)]
