@@ -27,8 +27,13 @@ pub struct CBlock {
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     pub(crate) block: CBlock,
-    /// The entry of the last instruction.
+    /// The entries of the first and the last instruction.
+    pub(crate) first: u32,
     pub(crate) last: u32,
+    /// How its last instruction ends it.
+    pub(crate) flow: Flow,
+    /// Of a conditional branch, the blocks behind it, not taken and taken, if they are known.
+    pub(crate) links: [u32; 2],
     /// Where calls in it, but for the last instruction, return to.
     pub(crate) returns: Box<[u64]>,
 }
@@ -52,6 +57,19 @@ impl CBlock {
         true
     }
 
+    /// Appends so many instructions that are run through, from the first to the last; `false` if they cannot be of this block.
+    pub(crate) fn append_run(&mut self, first: &CInsn, last: &CInsn, count: u32) -> bool {
+        let number = u32::from(self.ninsn) + count;
+        let Ok(number) = u16::try_from(number) else {
+            return false;
+        };
+        if !self.append(first) {
+            return false;
+        }
+        (self.ninsn, self.end_ip, self.class) = (number, last.ip, last.class);
+        true
+    }
+
     /// Whether its last instruction goes beyond its section.
     pub(crate) fn is_truncated(&self) -> bool {
         self.flags & 2 != 0
@@ -60,11 +78,7 @@ impl CBlock {
 
 impl Image {
     /// The number of the block that begins where control is; none if its first instruction cannot be kept.
-    pub(crate) fn block(
-        &mut self,
-        cursor: &mut Cursor,
-        asid: &Asid,
-    ) -> Result<Option<usize>, Error> {
+    pub(crate) fn block(&mut self, cursor: &mut Cursor, asid: &Asid) -> Result<Option<u32>, Error> {
         if self.known(cursor).is_none() {
             self.look_up(cursor, asid)?;
         }
@@ -72,7 +86,7 @@ impl Image {
             return Ok(None);
         };
         if entry.block != NONE {
-            return Ok(Some(entry.block as usize));
+            return Ok(Some(entry.block));
         }
         let first = cursor.entry;
         let epoch = self.code.epoch;
@@ -83,10 +97,10 @@ impl Image {
         if epoch != self.code.epoch {
             return Ok(None);
         }
-        let number = self.code.blocks.len();
+        let number = self.code.blocks.len() as u32;
         self.code.blocks.push(block);
         if let Some(entry) = self.code.get_mut(first) {
-            entry.block = number as u32;
+            entry.block = number;
         }
         Ok(Some(number))
     }
@@ -94,14 +108,14 @@ impl Image {
     /// Puts a block together.
     fn build(&mut self, first: u32, asid: &Asid) -> Option<Block> {
         let mut block = CBlock::default();
-        let (mut at, mut last) = (first, first);
+        let (mut at, mut last, mut flow) = (first, first, Flow::Next);
         let mut returns = Vec::new();
         loop {
             let entry = *self.code.get(at)?;
             if !block.append(&entry.insn) {
                 break;
             }
-            last = at;
+            (last, flow) = (at, entry.flow);
             let step = entry.step();
             let to = match step.flow {
                 Flow::Next if !block.is_truncated() => step.next_ip,
@@ -129,7 +143,10 @@ impl Image {
         }
         Some(Block {
             block,
+            first,
             last,
+            flow,
+            links: [NONE; 2],
             returns: returns.into_boxed_slice(),
         })
     }

@@ -95,6 +95,8 @@ pub(crate) struct Entry {
     pub(crate) block: u32,
     pub(crate) flow: Flow,
     pub(crate) binds: Binds,
+    /// How many entries are run through in their order from here on, each going to the one that is kept behind it; `NO_RUN` if nobody counted yet.
+    run: u8,
 }
 
 const _: () = assert!(size_of::<Entry>() == 64);
@@ -105,11 +107,21 @@ pub(crate) const NONE: u32 = u32::MAX;
 /// So many instructions are kept: 80 MiB.
 const ROOM: usize = 1 << 20;
 
+/// A run that was not counted.
+const NO_RUN: u8 = u8::MAX;
+/// The longest run. Those of longer code are counted anew where they end.
+const LONGEST_RUN: usize = 128;
+
+/// How many places of the table that is asked first there are.
+const NEAR: usize = 1 << 11;
+
 /// What was decoded of an image, in one address space.
 #[derive(Debug)]
 pub(crate) struct Code {
     entries: Vec<Entry>,
     by_ip: HashMap<(u64, u32), u32, FxBuildHasher>,
+    /// The entry that was found last of all addresses with the same lower bits; none of them says anything that the entry does not confirm.
+    near: Vec<u32>,
     asid: Asid,
     pub(crate) blocks: Vec<crate::block::Block>,
     /// Counts how often all was forgotten: numbers of entries from before mean nothing.
@@ -121,6 +133,7 @@ impl Default for Code {
         Self {
             entries: Vec::new(),
             by_ip: HashMap::default(),
+            near: Vec::new(),
             asid: Asid::ANY,
             blocks: Vec::new(),
             epoch: 0,
@@ -135,6 +148,68 @@ impl Code {
         self.by_ip.clear();
         self.blocks.clear();
         self.epoch += 1;
+    }
+
+    /// The entry of the instruction at an address, if it is there.
+    #[inline]
+    fn find(&mut self, ip: u64, mode: u32) -> Option<u32> {
+        let slot = (ip ^ ip >> 11) as usize % NEAR;
+        if let Some(&near) = self.near.get(slot)
+            && let Some(entry) = self.get(near)
+            && (entry.insn.ip, entry.insn.mode) == (ip, mode)
+        {
+            return Some(near);
+        }
+        let found = *self.by_ip.get(&(ip, mode))?;
+        if self.near.is_empty() {
+            self.near.resize(NEAR, 0);
+        }
+        self.near[slot] = found;
+        Some(found)
+    }
+
+    /// How many entries are run through in their order from this one on: none of them is a branch, and no event binds to one.
+    #[inline]
+    pub(crate) fn run(&mut self, index: u32) -> u8 {
+        match self.get(index) {
+            Some(entry) if entry.run != NO_RUN => entry.run,
+            Some(_) => self.count_run(index as usize),
+            None => 0,
+        }
+    }
+
+    #[cold]
+    fn count_run(&mut self, first: usize) -> u8 {
+        let mut at = first;
+        let is_whole = loop {
+            let Some([entry, behind]) = self.entries.get(at..at + 2) else {
+                break false;
+            };
+            let goes_on = entry.flow == Flow::Next
+                && entry.binds == Binds::Nothing
+                && entry.insn.flags == 0
+                && entry.insn.isid == behind.insn.isid;
+            if !goes_on || entry.next != at as u32 + 1 {
+                // (Where the next is not known yet, it may become longer.)
+                break !goes_on || entry.next != NONE;
+            }
+            at += 1;
+            if at - first == LONGEST_RUN {
+                break true;
+            }
+            if behind.run != NO_RUN {
+                at = (at + usize::from(behind.run)).min(first + LONGEST_RUN);
+                break true;
+            }
+        };
+        let len = (at - first) as u8;
+        if is_whole {
+            self.entries[first].run = len;
+            for (entry, left) in self.entries[first..at].iter_mut().zip((1..=len).rev()) {
+                entry.run = left;
+            }
+        }
+        len
     }
 
     #[inline]
@@ -195,17 +270,14 @@ impl Entry {
             flow,
             binds,
             block: NONE,
+            run: NO_RUN,
         }
     }
 
-    /// The entry that comes next without a packet or a return address; none if that is not known.
+    /// How many entries are run through from here on, if somebody counted.
     #[inline(always)]
-    pub(crate) fn follower(&self) -> u32 {
-        match self.flow {
-            Flow::Next => self.next,
-            Flow::Direct => self.taken,
-            _ => NONE,
-        }
+    pub(crate) fn known_run(&self) -> Option<u32> {
+        (self.run != NO_RUN).then(|| self.run.into())
     }
 
     /// The entries of the next and of the target, if they are there.
@@ -226,8 +298,9 @@ impl Entry {
         }
     }
 
+    /// The address behind it.
     #[inline(always)]
-    fn next_ip(&self) -> u64 {
+    pub(crate) fn next_ip(&self) -> u64 {
         let CInsn { ip, mode, size, .. } = self.insn;
         match mode {
             3 => ip.wrapping_add(size.into()),
@@ -276,8 +349,8 @@ impl Image {
     /// The number of the instruction at an address; none if it is nothing to be kept.
     pub(crate) fn entry(&mut self, ip: u64, mode: u32, asid: &Asid) -> Result<Option<u32>, Error> {
         self.in_space(asid);
-        if let Some(index) = self.code.by_ip.get(&(ip, mode)) {
-            return Ok(Some(*index));
+        if let Some(index) = self.code.find(ip, mode) {
+            return Ok(Some(index));
         }
         let (entry, lasting) = self.read_insn(ip, mode, asid)?;
         if !lasting {
@@ -324,6 +397,16 @@ impl Image {
         self.code.get(cursor.entry)
     }
 
+    /// The entry at a cursor and the one that is kept behind it, if both are known.
+    #[inline(always)]
+    pub(crate) fn known_pair(&self, cursor: &Cursor) -> Option<&[Entry; 2]> {
+        if cursor.epoch != self.code.epoch {
+            return None;
+        }
+        let first = cursor.entry as usize;
+        self.code.entries.get(first..first + 2)?.first_chunk()
+    }
+
     /// The entry at a cursor, which is looked up if it is not known.
     #[inline]
     pub(crate) fn look_up(&mut self, cursor: &mut Cursor, asid: &Asid) -> Result<Entry, Error> {
@@ -353,7 +436,7 @@ impl Image {
     pub(crate) fn follow(&mut self, cursor: &mut Cursor, to: u64, taken: bool, asid: &Asid) {
         cursor.ip = to;
         let from = cursor.entry;
-        let Some(entry) = self.code.get(from) else {
+        let Some(entry) = self.known(cursor) else {
             cursor.entry = NONE;
             return;
         };
@@ -383,12 +466,7 @@ impl Image {
             self.in_space(asid);
         }
         cursor.ip = to;
-        cursor.entry = self
-            .code
-            .by_ip
-            .get(&(to, cursor.mode))
-            .copied()
-            .unwrap_or(NONE);
+        cursor.entry = self.code.find(to, cursor.mode).unwrap_or(NONE);
         cursor.epoch = self.code.epoch;
     }
 }

@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::event::{Event, flag, ptev};
 
 impl Walker {
-    /// Applies an event that is due, and gives it as it is reported.
-    pub(super) fn apply(&mut self, mut event: Event) -> Result<Event, Error> {
+    /// Applies an event that is due, and makes it what is reported.
+    pub(super) fn apply(&mut self, event: &mut Event) -> Result<(), Error> {
         let suppressed = event.has(flag::IP_SUPPRESSED);
         match event.kind {
             ptev::ENABLED => {
@@ -75,7 +75,7 @@ impl Walker {
             ptev::TSX => self.speculative = event.variant[1] & 1 != 0,
             _ => {}
         }
-        Ok(event)
+        Ok(())
     }
 
     /// Where tracing that goes on behind an instruction that ended it counts as resumed, if anywhere. (The block decoder has not gone on from where no address is

@@ -18,7 +18,7 @@ use crate::sync::Place;
 macro_rules! decoder {
     (
         $(#[$doc:meta])*
-        $Decoder:ident, by_blocks $by_blocks:literal, $Next:ident by $take:ident;
+        $Decoder:ident, by_blocks $by_blocks:literal, $Next:ident by $take:ident or $at_hand:ident;
         $alloc_decoder:ident
         $free_decoder:ident
         $sync_forward:ident
@@ -237,10 +237,8 @@ macro_rules! decoder {
                 if event.is_null() || size < Event::LEAST {
                     return Err(Error::Invalid);
                 }
-                let (found, behind) = decoder.0.event()?;
                 // SAFETY: there is room, as the caller says.
-                unsafe { put_sized(event, size, &found) };
-                behind
+                decoder.0.event(|found| unsafe { put_sized(event, size, found) })
             })
         }
 
@@ -254,31 +252,38 @@ macro_rules! decoder {
             next: *mut $Next,
             size: usize,
         ) -> c_int {
-            returned(|| {
+            // SAFETY: as the caller says.
+            let (Some(decoder), false) = (unsafe { decoder.as_mut() }, next.is_null()) else {
+                return Error::Invalid.code();
+            };
+            if size != size_of::<$Next>() {
                 // SAFETY: as the caller says.
-                let decoder = unsafe { given_mut(decoder)? };
-                if next.is_null() {
-                    return Err(Error::Invalid);
-                }
-                if size == size_of::<$Next>() {
-                    // SAFETY: there is room, as the caller says.
-                    return decoder.0.$take(unsafe { &mut *next });
-                }
-                // SAFETY: as the caller says.
-                unsafe { decoder.partly(next, size) }
-            })
+                return unsafe { decoder.partly(next, size) };
+            }
+            // SAFETY: there is room, as the caller says.
+            let next = unsafe { &mut *next };
+            match decoder.0.$at_hand(next) {
+                Some(status) => status,
+                None => decoder.wholly(next),
+            }
         }
 
         impl $Decoder {
+            /// As the function above, for what is not at hand.
+            #[inline(never)]
+            fn wholly(&mut self, next: &mut $Next) -> c_int {
+                returned(|| self.0.$take(next))
+            }
+
             /// As the function above, for who has another structure, apart from what most callers need.
             ///
             /// # Safety
             /// There is room for `size` bytes.
             #[cold]
             #[inline(never)]
-            unsafe fn partly(&mut self, next: *mut $Next, size: usize) -> Result<c_int, Error> {
+            unsafe fn partly(&mut self, next: *mut $Next, size: usize) -> c_int {
                 let mut found = $Next::default();
-                let status = self.0.$take(&mut found);
+                let status = returned(|| self.0.$take(&mut found));
                 // SAFETY: as the caller says.
                 unsafe { put_sized(next, size, &found) };
                 status
@@ -289,7 +294,7 @@ macro_rules! decoder {
 
 decoder! {
     /// `struct pt_insn_decoder`.
-    InsnDecoder, by_blocks false, CInsn by next_insn;
+    InsnDecoder, by_blocks false, CInsn by next_insn or insn_at_hand;
     pt_insn_alloc_decoder
     pt_insn_free_decoder
     pt_insn_sync_forward
@@ -309,7 +314,7 @@ decoder! {
 
 decoder! {
     /// `struct pt_block_decoder`.
-    BlockDecoder, by_blocks true, CBlock by next_block;
+    BlockDecoder, by_blocks true, CBlock by next_block or block_at_hand;
     pt_blk_alloc_decoder
     pt_blk_free_decoder
     pt_blk_sync_forward

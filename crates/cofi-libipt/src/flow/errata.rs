@@ -1,7 +1,7 @@
 //! Errata that show where control is compared with the packets: BDM64, SKD022, SKL014.
 
 use super::Walker;
-use crate::code::{Binds, Cursor, Entry, Flow, Step};
+use crate::code::{Binds, Cursor, Entry, Flow};
 use crate::config::{AddressFilter, Errata};
 use crate::decoder::Decoder;
 use crate::event::{Event, ptev};
@@ -10,17 +10,16 @@ use crate::event::{Event, ptev};
 const MOST_STEPS: usize = 256;
 
 impl Walker {
-    fn has(&self, erratum: u32) -> bool {
+    pub(super) fn has(&self, erratum: u32) -> bool {
         self.query.config().errata.has(erratum)
     }
 
     /// SKD022: whether the next event, which is due, is the end of tracing by the VM entry at which it is due. Its FUP should not be there: the VM entry has
     /// executed, and the event becomes one that binds to it.
     pub(super) fn is_of_vm_entry(&mut self) -> bool {
-        let Some(event) = self
-            .event
-            .filter(|event| event.kind == ptev::ASYNC_DISABLED && self.has(Errata::SKD022))
-        else {
+        let may_be = self.has(Errata::SKD022)
+            && matches!(&self.event, Some(event) if event.kind == ptev::ASYNC_DISABLED);
+        let Some(event) = self.event.filter(|_| may_be) else {
             return false;
         };
         let (image, cursor, asid) = self.parts();
@@ -40,14 +39,15 @@ impl Walker {
 
     /// BDM64: the target of a branch right before an abort may be wrong. Where the place of the abort cannot be reached behind the branch, control is taken to be
     /// there.
-    pub(super) fn mend_abort(&mut self, branch: &Step) {
-        let Some(event) = self.event.filter(|event| {
+    #[inline]
+    pub(super) fn mend_abort(&mut self, branch: Flow) {
+        let Some(event) = self.event.as_ref().filter(|event| {
             event.kind == ptev::TSX && event.variant[1] & 2 != 0 && self.has(Errata::BDM64)
         }) else {
             return;
         };
         // (Within a block libipt looks behind no branch that needs no packet.)
-        let looked_at = match branch.flow {
+        let looked_at = match branch {
             Flow::Next => false,
             Flow::Direct | Flow::DirectCall => !self.by_blocks,
             _ => true,

@@ -1,16 +1,18 @@
 //! What the instruction decoder and the block decoder share: where control is, and which event comes next.
 
 mod apply;
+mod blocks;
 pub mod capi;
 mod errata;
+mod insns;
 mod ret_stack;
 mod tick;
 mod when;
 
 use std::ffi::c_int;
 
-use crate::block::CBlock;
-use crate::code::{CInsn, Cursor, Entry, Flow, NONE, Step};
+use crate::boundary::{hand_out, take_back};
+use crate::code::{Cursor, Entry, Flow, NONE, Step};
 use crate::config::Config;
 use crate::error::Error;
 use crate::event::{Event, status};
@@ -22,9 +24,10 @@ use tick::Ticks;
 /// Follows control.
 pub struct Walker {
     query: Query,
-    /// The caller's image, or null: then its own.
+    /// The caller's image, or its own.
     image: *mut Image,
-    own_image: Box<Image>,
+    /// From a box, which it is again when the walker is dropped.
+    own_image: *mut Image,
     cursor: Cursor,
     /// Whether tracing is on.
     enabled: bool,
@@ -40,10 +43,20 @@ pub struct Walker {
     bound: u32,
     /// The flags behind any instruction that needs no packet, as long as tracing is on and no event is known to come; negative else.
     calm: c_int,
+    /// So many instructions follow each other from where control is, each leading to the entry that is kept behind it and to no event, with the flags
+    /// `at_hand` behind each.
+    left: u32,
+    at_hand: c_int,
+    /// The block that begins where control is, if it is known, nothing is known to come before it, and no ticks are wanted.
+    block: u32,
     /// Where tracing was disabled last.
     disabled_at: Option<u64>,
     end_on_call: bool,
     end_on_jump: bool,
+    /// Neither of them: a block is as long as can be.
+    whole_blocks: bool,
+    /// Blocks may follow each other as they were linked: they are whole, and there are no ticks.
+    links_blocks: bool,
     ticks: Ticks,
     /// Blocks are asked for, not instructions.
     by_blocks: bool,
@@ -54,10 +67,13 @@ pub(crate) type Status = Result<c_int, Error>;
 
 impl Walker {
     pub(crate) fn new(config: Config, by_blocks: bool) -> Self {
+        let own_image = hand_out(Image::new(None));
+        let ticks = Ticks::new(&config, by_blocks);
+        let whole_blocks = config.flags[0] & 5 == 0;
         Self {
             query: Query::new(config),
-            image: std::ptr::null_mut(),
-            own_image: Box::new(Image::new(None)),
+            image: own_image,
+            own_image,
             cursor: Cursor {
                 ip: 0,
                 mode: 0,
@@ -73,10 +89,15 @@ impl Walker {
             held: None,
             bound: 0,
             calm: -1,
+            left: 0,
+            at_hand: 0,
+            block: NONE,
             disabled_at: None,
             end_on_call: config.flags[0] & 1 != 0,
             end_on_jump: config.flags[0] & 4 != 0,
-            ticks: Ticks::new(&config, by_blocks),
+            whole_blocks,
+            links_blocks: by_blocks && whole_blocks && !ticks.are_wanted(),
+            ticks,
             by_blocks,
         }
     }
@@ -90,7 +111,11 @@ impl Walker {
     }
 
     pub(crate) fn set_image(&mut self, image: *mut Image) {
-        self.image = image;
+        self.image = match image.is_null() {
+            true => self.own_image,
+            false => image,
+        };
+        (self.left, self.block) = (0, NONE);
         self.cursor.entry = NONE;
         // (Behind an instruction to which events bind, control goes on in the new image, where the numbers of entries mean something else.)
         if let Some(entry) = &mut self.held {
@@ -99,21 +124,21 @@ impl Walker {
     }
 
     pub(crate) fn image_pointer(&mut self) -> *mut Image {
-        match self.image.is_null() {
-            true => &raw mut *self.own_image,
-            false => self.image,
-        }
+        self.image
     }
 
     /// The image, with what must be changed beside it.
-    #[inline]
+    #[inline(always)]
     fn parts(&mut self) -> (&mut Image, &mut Cursor, &Asid) {
-        let image = match self.image.is_null() {
-            true => &mut *self.own_image,
-            // SAFETY: the caller of `pt_insn_set_image` or `pt_blk_set_image` keeps the image as long as it is set, and nobody else uses it meanwhile.
-            false => unsafe { &mut *self.image },
-        };
-        (image, &mut self.cursor, &self.asid)
+        // SAFETY: its own image stays as long as the walker. The caller of `pt_insn_set_image` or `pt_blk_set_image` keeps another one as long as it is
+        // set, and nobody else uses it meanwhile.
+        (unsafe { &mut *self.image }, &mut self.cursor, &self.asid)
+    }
+
+    /// Nothing is known any more of what comes.
+    #[inline(always)]
+    fn stir(&mut self) {
+        (self.calm, self.left, self.block) = (-1, 0, NONE);
     }
 
     /// Begins where the query decoder has been put.
@@ -124,7 +149,7 @@ impl Walker {
         self.event = None;
         self.due = false;
         self.held = None;
-        self.calm = -1;
+        self.stir();
         self.disabled_at = None;
         self.asid = Asid::ANY;
         self.cursor.mode = 0;
@@ -133,7 +158,7 @@ impl Walker {
         self.enabled = ip.is_some();
         behind?;
         self.look_for_event()?;
-        Ok(self.status())
+        Ok(self.settle())
     }
 
     /// Control is at an address.
@@ -240,38 +265,182 @@ impl Walker {
         Ok(())
     }
 
+    /// The flags of where it is, when it was seen whether an event is due there; and what is known of the instructions that come.
+    #[inline]
+    fn settle(&mut self) -> c_int {
+        let status = self.status();
+        if self.enabled && !self.due {
+            match &self.event {
+                None => {
+                    self.calm = status;
+                    self.find_at_hand();
+                }
+                Some(event) if !self.by_blocks => {
+                    let (kind, place) = (event.kind, event.variant[0]);
+                    self.find_run_before(kind, place);
+                }
+                Some(_) => {}
+            }
+        }
+        status
+    }
+
     /// What comes behind an instruction when no event was known to come: the next address, events there.
     #[inline]
     fn behind_step(&mut self, step: &Step) -> Status {
-        self.calm = -1;
+        self.stir();
         self.proceed(step)?;
-        if self.event_ahead() {
-            self.fetch_event()?;
-            self.mend_abort(step);
-            self.look_for_event()?;
-            return Ok(self.status());
-        }
-        // (Nothing is due, and tracing is on.)
-        let status = self.query.status() & status::END;
-        self.calm = status;
-        Ok(status)
+        self.behind_branch(step.flow)
     }
 
-    /// Goes along an edge that needs no packet and is known; `false` if there is none.
+    /// What comes where control has gone by an instruction of such a flow, from code that is traced.
     #[inline(always)]
-    fn glide(&mut self, step: &Step) -> bool {
-        let (to, known) = match step.flow {
-            Flow::Next => (step.next_ip, step.next),
-            Flow::Direct | Flow::DirectCall => (step.target, step.taken),
-            _ => return false,
+    fn behind_branch(&mut self, flow: Flow) -> Status {
+        if self.event_ahead() {
+            return self.before_event(flow);
+        }
+        self.calm = self.query.status() & status::END;
+        self.find_at_hand();
+        Ok(self.calm)
+    }
+
+    #[inline(never)]
+    fn before_event(&mut self, flow: Flow) -> Status {
+        self.fetch_event()?;
+        self.mend_abort(flow);
+        self.look_for_event()?;
+        Ok(self.settle())
+    }
+
+    /// Goes behind the known instruction where control is, no event being known to come: most steps need little of what `behind_step` does.
+    #[inline(always)]
+    fn leave(&mut self) -> Status {
+        let (image, cursor, _) = self.parts();
+        let Some(entry) = image.code.get(cursor.entry) else {
+            return Err(Error::Internal);
         };
-        if known == NONE {
+        let (flow, edges) = (entry.flow, entry.edges());
+        let is_known = match flow {
+            Flow::Next => self.arrive(edges[0]),
+            Flow::Direct => self.arrive(edges[1]),
+            Flow::Conditional if !self.ticks.are_wanted() => {
+                self.read_results()?;
+                match self.query.result_in_hand() {
+                    Some(result) if self.arrive(edges[usize::from(result)]) => {
+                        self.query.take_result_in_hand();
+                        (self.calm, self.at_hand) = (0, 0);
+                        true
+                    }
+                    _ => false,
+                }
+            }
+            Flow::Return if !self.ticks.are_wanted() => return self.leave_by_return(),
+            _ => false,
+        };
+        if is_known {
+            return Ok(self.calm);
+        }
+        self.leave_slowly()
+    }
+
+    /// As `leave`, behind a return.
+    #[inline(never)]
+    fn leave_by_return(&mut self) -> Status {
+        self.read_results()?;
+        if self.query.result_in_hand() == Some(true) && self.return_in_hand() {
+            return Ok(self.calm);
+        }
+        if self.query.stands_at_tip() {
+            return self.leave_by_tip(Flow::Return);
+        }
+        self.leave_slowly()
+    }
+
+    /// As `leave`, where the stream stands at a TIP that tells where control goes, and no ticks are wanted.
+    #[inline]
+    fn leave_by_tip(&mut self, flow: Flow) -> Status {
+        self.stir();
+        let (to, behind) = self.query.indirect_branch()?;
+        behind?;
+        self.go(to.ok_or(Error::IpSuppressed)?);
+        self.behind_branch(flow)
+    }
+
+    /// Reads the next TNT packet if all results have been taken.
+    #[inline(always)]
+    fn read_results(&mut self) -> Result<(), Error> {
+        if self.query.wants_tnt()
+            && let Err(error) = self.query.take_tnt()
+        {
+            self.stir();
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Returns to where the last call came from, as a result says behind which another one is in hand; `false` if there was no call.
+    #[inline]
+    fn return_in_hand(&mut self) -> bool {
+        let Some(to) = self.ret_stack.pop() else {
             return false;
+        };
+        self.query.take_result_in_hand();
+        self.go(to);
+        self.calm = 0;
+        self.find_at_hand();
+        true
+    }
+
+    /// Finds out what is at hand where control is, no event being known to come.
+    #[inline]
+    fn find_at_hand(&mut self) {
+        match self.by_blocks {
+            true => self.find_block(),
+            false => self.find_run(),
         }
-        if step.flow == Flow::DirectCall && step.target != step.next_ip {
-            self.ret_stack.push(step.next_ip);
+    }
+
+    #[inline(never)]
+    fn leave_slowly(&mut self) -> Status {
+        let (image, cursor, _) = self.parts();
+        let Some(entry) = image.code.get(cursor.entry) else {
+            return Err(Error::Internal);
+        };
+        let step = entry.step();
+        match step.flow {
+            Flow::DirectCall if self.calm >= 0 && self.arrive(step.taken) => {
+                if step.target != step.next_ip {
+                    self.ret_stack.push(step.next_ip);
+                }
+                return Ok(self.calm);
+            }
+            Flow::Indirect | Flow::IndirectCall
+                if self.query.stands_at_tip() && !self.ticks.are_wanted() =>
+            {
+                if step.flow == Flow::IndirectCall {
+                    self.ret_stack.push(step.next_ip);
+                }
+                return self.leave_by_tip(step.flow);
+            }
+            _ => {}
         }
-        (self.cursor.ip, self.cursor.entry) = (to, known);
+        self.behind_step(&step)
+    }
+
+    /// Control comes to an entry; `false` if it is none.
+    #[inline(always)]
+    fn arrive(&mut self, index: u32) -> bool {
+        let (image, cursor, _) = self.parts();
+        let Some(entry) = image.code.get(index) else {
+            return false;
+        };
+        (cursor.ip, cursor.entry) = (entry.insn.ip, index);
+        let block = entry.block;
+        if self.links_blocks {
+            self.block = block;
+        } else if !self.by_blocks && !self.speculative {
+            self.left = self.parts().0.code.run(index).into();
+        }
         true
     }
 
@@ -298,86 +467,19 @@ impl Walker {
         Ok(())
     }
 
-    /// Goes along one of these edges as the next TNT result says, if another one is in hand behind it: then no event comes, and no time has passed.
-    #[inline(always)]
-    fn turn(&mut self, [next, taken]: [u32; 2]) -> bool {
-        let Some(result) = self.query.result_in_hand() else {
-            return false;
-        };
-        let follower = if result { taken } else { next };
-        let (image, cursor, _) = self.parts();
-        let Some(entry) = image.code.get(follower) else {
-            return false;
-        };
-        (cursor.ip, cursor.entry) = (entry.insn.ip, follower);
-        self.query.take_result_in_hand();
-        self.calm = 0;
-        true
-    }
-
-    /// What comes behind the known instruction where control is, apart, so that what most instructions need stays short.
-    #[inline(never)]
-    fn behind_known(&mut self) -> Status {
-        let (image, cursor, _) = self.parts();
-        let entry = image.known(cursor).ok_or(Error::Internal)?;
-        let (flow, edges) = (entry.flow, entry.edges());
-        if flow == Flow::Conditional && !self.ticks.are_wanted() && self.turn(edges) {
-            return Ok(self.calm);
-        }
-        let (image, cursor, _) = self.parts();
-        let step = image.known(cursor).ok_or(Error::Internal)?.step();
-        match self.glide(&step) {
-            true => Ok(self.calm),
-            false => self.behind_step(&step),
-        }
-    }
-
-    /// The next instruction, if there is one; and the flags behind it.
-    #[inline(always)]
-    pub(crate) fn next_insn(&mut self, out: &mut CInsn) -> Status {
-        if self.calm >= 0 {
-            let speculative = u32::from(self.speculative);
-            let (image, cursor, _) = self.parts();
-            if let Some(entry) = image.known(cursor) {
-                *out = entry.insn;
-                out.flags |= speculative;
-                let follower = entry.follower();
-                let Some(next) = image.code.get(follower) else {
-                    return self.behind_known();
-                };
-                (cursor.ip, cursor.entry) = (next.insn.ip, follower);
-                return Ok(self.calm);
-            }
-        }
-        self.next_insn_slowly(out)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn next_insn_slowly(&mut self, out: &mut CInsn) -> Status {
-        // (Its class tells the caller that there is none.)
-        *out = CInsn::default();
-        self.calm = -1;
-        self.hindrance()?;
-        let (image, cursor, asid) = self.parts();
-        let entry = image.look_up(cursor, asid)?;
-        *out = entry.insn;
-        out.flags |= u32::from(self.speculative);
-        self.behind(&entry)
-    }
-
-    /// The event that is due, and the flags behind it.
-    pub(crate) fn event(&mut self) -> Result<(Event, Status), Error> {
-        let Some(event) = self.event.filter(|_| self.due) else {
+    /// Gives the event that is due; and the flags behind it.
+    #[inline]
+    pub(crate) fn event(&mut self, give: impl FnOnce(&Event)) -> Status {
+        let Some(mut event) = self.event.filter(|_| self.due) else {
             return Err(Error::BadQuery);
         };
-        self.calm = -1;
-        let event = self.apply(event)?;
+        self.stir();
+        self.apply(&mut event)?;
         self.due = false;
         self.event = None;
         self.bound |= 1 << event.kind;
-        let status = self.behind_event();
-        Ok((event, status))
+        give(&event);
+        self.behind_event()
     }
 
     fn behind_event(&mut self) -> Status {
@@ -389,112 +491,16 @@ impl Walker {
             let step = entry.step();
             self.proceed(&step)?;
             self.fetch_event()?;
-            self.mend_abort(&step);
+            self.mend_abort(step.flow);
         }
         self.look_for_event()?;
-        Ok(self.status())
+        Ok(self.settle())
     }
+}
 
-    /// The next block, whose number of instructions is 0 if there is none; and the flags behind it.
-    #[inline(always)]
-    pub(crate) fn next_block(&mut self, out: &mut CBlock) -> Status {
-        let is_free = self.calm >= 0 || self.hindrance().is_ok() && !self.event_ahead();
-        if is_free && !self.end_on_call && !self.end_on_jump {
-            let speculative = u8::from(self.speculative);
-            let (image, cursor, asid) = self.parts();
-            if let Some(entry) = image.known(cursor).filter(|entry| entry.block != NONE) {
-                let index = entry.block as usize;
-                return self.whole_block(index, speculative, out);
-            }
-            let index = match image.block(cursor, asid) {
-                Ok(index) => index,
-                Err(error) => {
-                    *out = CBlock::default();
-                    return Err(error);
-                }
-            };
-            if let Some(index) = index {
-                return self.whole_block(index, speculative, out);
-            }
-        }
-        self.next_block_slowly(out)
-    }
-
-    #[inline]
-    fn whole_block(&mut self, index: usize, speculative: u8, out: &mut CBlock) -> Status {
-        // (Not `parts`: return addresses go to another field.)
-        let image = match self.image.is_null() {
-            true => &*self.own_image,
-            // SAFETY: as in `parts`.
-            false => unsafe { &*self.image },
-        };
-        let block = image.code.blocks.get(index).ok_or(Error::Internal)?;
-        *out = block.block;
-        out.flags |= speculative;
-        for ip in &block.returns {
-            self.ret_stack.push(*ip);
-        }
-        let last = image.code.get(block.last).ok_or(Error::Internal)?;
-        let edges = last.edges();
-        (self.cursor.entry, self.cursor.ip) = (block.last, last.insn.ip);
-        if last.flow == Flow::Conditional && !self.ticks.are_wanted() && self.turn(edges) {
-            return Ok(0);
-        }
-        let image = match self.image.is_null() {
-            true => &*self.own_image,
-            // SAFETY: as in `parts`.
-            false => unsafe { &*self.image },
-        };
-        let step = image
-            .code
-            .get(self.cursor.entry)
-            .ok_or(Error::Internal)?
-            .step();
-        self.behind_step(&step)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn next_block_slowly(&mut self, out: &mut CBlock) -> Status {
-        self.calm = -1;
-        *out = CBlock {
-            flags: u8::from(self.speculative),
-            ..CBlock::default()
-        };
-        if let Err(error) = self.hindrance() {
-            // (libipt looks for code at once if an event waits for control to come to its place.)
-            let waits = error == Error::NoEnable && self.event_ahead();
-            return Err(if waits { Error::NoMap } else { error });
-        }
-        self.walk_block(out)
-    }
-
-    /// A block instruction by instruction.
-    fn walk_block(&mut self, block: &mut CBlock) -> Status {
-        loop {
-            if self
-                .event
-                .as_ref()
-                .is_some_and(|event| self.left_ranges(event))
-            {
-                self.due = true;
-                return Ok(self.status());
-            }
-            let (image, cursor, asid) = self.parts();
-            let entry = image.look_up(cursor, asid)?;
-            if !block.append(&entry.insn) {
-                return Ok(self.status());
-            }
-            let status = self.behind(&entry)?;
-            let ends = match entry.flow {
-                Flow::Next => block.is_truncated(),
-                Flow::Direct => self.end_on_jump,
-                Flow::DirectCall => self.end_on_call,
-                _ => true,
-            };
-            if ends || self.due || !self.enabled {
-                return Ok(status);
-            }
-        }
+impl Drop for Walker {
+    fn drop(&mut self) {
+        // SAFETY: it was handed out in `new`, and to nobody who keeps it longer than the walker.
+        unsafe { take_back(self.own_image) };
     }
 }

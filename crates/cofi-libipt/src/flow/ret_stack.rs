@@ -29,6 +29,17 @@ impl RetStack {
         self.len = (self.len + 1).min(ROOM);
     }
 
+    #[inline(always)]
+    pub(super) fn push_all(&mut self, ips: &[u64]) {
+        let mut top = self.top;
+        for ip in ips {
+            self.stack[top % ROOM] = *ip;
+            top += 1;
+        }
+        self.top = top % ROOM;
+        self.len = (self.len + ips.len()).min(ROOM);
+    }
+
     #[inline]
     pub(super) fn pop(&mut self) -> Option<u64> {
         self.len = self.len.checked_sub(1)?;

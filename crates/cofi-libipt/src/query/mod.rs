@@ -405,6 +405,12 @@ impl Query {
         }
     }
 
+    /// Whether the next question must be one for an address.
+    #[inline(always)]
+    pub(crate) fn stands_at_tip(&self) -> bool {
+        self.tnt_left == 0 && matches!(self.next, Next::Tip) && self.at_tip.is_empty()
+    }
+
     /// The next TNT result, if it is known that another answer follows.
     #[inline(always)]
     pub(crate) fn result_in_hand(&self) -> Option<bool> {
