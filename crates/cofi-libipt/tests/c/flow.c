@@ -9,6 +9,7 @@
  *   --ends         of blocks, prints only where each ends, and the class of its last instruction
  *   --callback     the code is read by a callback, not from sections
  *   --plain        sections are added by pt_image_add_file, without a cache
+ *   --change N     behind every N-th instruction or block the image is changed for another of the same code, or filled anew and used by another decoder
  *   --unknown      unknown packets are skipped by a callback, a byte each
  *   --backward     synchronises backward from the end, after each error and after LIMIT items, fifty times
  *   --damage SEED,COUNT   changes COUNT bytes of the stream first
@@ -55,7 +56,7 @@ static struct section sections[512];
 static size_t section_count;
 static struct pt_image_section_cache *cache;
 static bool plain, by_callback, backward, ends_alone;
-static uint64_t limit = UINT64_MAX;
+static uint64_t limit = UINT64_MAX, change_every;
 static int syncs;
 
 /* Whether to synchronise once more: backward, a decoder may come to the same PSB again and again. */
@@ -124,6 +125,46 @@ static bool fill(struct pt_image *image)
             say("section %s: %s", s->file, pt_errstr(pt_errcode(status)));
     }
     return status >= 0;
+}
+
+/* Has another decoder of the stream look in an image for the first `count` instructions or blocks. */
+#define SEARCH(name, type, item_type, prefix)                                                                                  \
+    static void name(const struct pt_config *config, struct pt_image *image, uint64_t count)                                  \
+    {                                                                                                                         \
+        type *decoder = prefix##alloc_decoder(config);                                                                        \
+        int status = decoder ? prefix##set_image(decoder, image) : -pte_nomem;                                                \
+        if (status >= 0)                                                                                                      \
+            status = prefix##sync_forward(decoder);                                                                           \
+        for (uint64_t n = 0; n < count && status >= 0; n++) {                                                                 \
+            struct pt_event event;                                                                                            \
+            item_type item;                                                                                                   \
+            while (status >= 0 && status & pts_event_pending)                                                                 \
+                status = prefix##event(decoder, &event, sizeof event);                                                        \
+            if (status >= 0)                                                                                                  \
+                status = prefix##next(decoder, &item, sizeof item);                                                           \
+        }                                                                                                                     \
+        prefix##free_decoder(decoder);                                                                                        \
+    }
+
+SEARCH(search_insns, struct pt_insn_decoder, struct pt_insn, pt_insn_)
+SEARCH(search_blocks, struct pt_block_decoder, struct pt_block, pt_blk_)
+
+/* The image that a decoder is to have next, having handed out `item` instructions or blocks: NULL is its own. `false` if nothing changes. */
+static bool change(const struct pt_config *config, uint64_t item, struct pt_image *own, struct pt_image *other, struct pt_image **next)
+{
+    if (!change_every || item % change_every)
+        return false;
+    uint64_t turn = item / change_every % 4;
+    *next = turn < 2 ? other : NULL;
+    /* (Another number of them each time: a decoder that takes what it knew of the image before for what is there now goes astray.) */
+    if (turn % 2) {
+        struct pt_image *image = turn == 1 ? other : own;
+        if (!fill(image))
+            say("not filled");
+        search_insns(config, image, item * 37 % 1500);
+        search_blocks(config, image, item * 41 % 500);
+    }
+    return turn % 2 == 0;
 }
 
 static const char *status_name(int status)
@@ -291,7 +332,9 @@ static void queries(const struct pt_config *config)
 static void insns(const struct pt_config *config)
 {
     struct pt_insn_decoder *decoder = pt_insn_alloc_decoder(config);
-    if (!decoder || !fill(pt_insn_get_image(decoder)))
+    struct pt_image *own = decoder ? pt_insn_get_image(decoder) : NULL, *other = pt_image_alloc("other"), *image;
+    uint64_t item = 0;
+    if (!decoder || !fill(own) || !fill(other))
         say("no decoder");
     while (decoder && once_more()) {
         int status = backward ? pt_insn_sync_backward(decoder) : pt_insn_sync_forward(decoder);
@@ -299,6 +342,8 @@ static void insns(const struct pt_config *config)
         if (status == -pte_eos)
             break;
         for (uint64_t n = 0; n < limit && status >= 0; n++) {
+            if (change(config, item++, own, other, &image))
+                pt_insn_set_image(decoder, image);
             while (status >= 0 && status & pts_event_pending) {
                 struct pt_event event;
                 memset(&event, 0, sizeof event);
@@ -331,6 +376,7 @@ static void insns(const struct pt_config *config)
         }
     }
     pt_insn_free_decoder(decoder);
+    pt_image_free(other);
 }
 
 /* Instructions in a row, of one block or more, up to where the decoder goes on to the next packet: where a library ends a block that needs no packet
@@ -371,7 +417,9 @@ static void blocks(const struct pt_config *config)
     struct pt_block_decoder *decoder = pt_blk_alloc_decoder(config);
     struct run run = {0};
     bool each = config->flags.variant.block.end_on_call || config->flags.variant.block.end_on_jump;
-    if (!decoder || !fill(pt_blk_get_image(decoder)))
+    struct pt_image *own = decoder ? pt_blk_get_image(decoder) : NULL, *other = pt_image_alloc("other"), *image;
+    uint64_t item = 0;
+    if (!decoder || !fill(own) || !fill(other))
         say("no decoder");
     while (decoder && once_more()) {
         int status = backward ? pt_blk_sync_backward(decoder) : pt_blk_sync_forward(decoder);
@@ -379,6 +427,8 @@ static void blocks(const struct pt_config *config)
         if (status == -pte_eos)
             break;
         for (uint64_t n = 0; n < limit && status >= 0; n++) {
+            if (change(config, item++, own, other, &image))
+                pt_blk_set_image(decoder, image);
             uint64_t offset = 0;
             while (status >= 0 && status & pts_event_pending) {
                 struct pt_event event;
@@ -416,6 +466,7 @@ static void blocks(const struct pt_config *config)
         run.count = 0;
     }
     pt_blk_free_decoder(decoder);
+    pt_image_free(other);
 }
 
 static bool set_erratum(struct pt_errata *errata, const char *name)
@@ -525,6 +576,8 @@ int main(int argc, char **argv)
             digest = true;
         } else if (!strcmp(word, "--limit") && i + 1 < argc) {
             limit = strtoull(argv[++i], NULL, 0);
+        } else if (!strcmp(word, "--change") && i + 1 < argc) {
+            change_every = strtoull(argv[++i], NULL, 0);
         } else if (!strcmp(word, "--range") && i + 1 < argc && set_range(&config.addr_filter, argv[i + 1])) {
             i++;
         } else if (!strcmp(word, "--damage") && i + 1 < argc && sscanf(argv[++i], "%" SCNu64 ",%" SCNu64, &seed, &count) == 2) {

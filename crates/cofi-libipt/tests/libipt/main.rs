@@ -276,6 +276,24 @@ fn ticks_are_the_same() {
     }
 }
 
+/// Wherever control is: within what is at hand, before an event, behind an instruction to which one binds.
+#[test]
+fn images_that_change_meanwhile_give_the_same() {
+    let (Some(program), Some(traces)) = (Program::new("tests/c/flow.c", &[]), cofi_test::traces())
+    else {
+        return;
+    };
+    for name in ["xdc-foo", "xdc-unzip", "arcus-int-01-poc"] {
+        let trace = real(&traces.join(name)).expect("a trace that is there");
+        for level in ["insns", "blocks"] {
+            for every in [7, 101] {
+                let options = format!("--cpu 6/79 --change {every}");
+                program.same(&words(&format!("{level} --digest {options} {trace}")));
+            }
+        }
+    }
+}
+
 /// Where blocks end, and the class of what stands there, as flow.c prints them.
 fn block_ends(text: &str) -> Vec<(&str, u32)> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("end "));
