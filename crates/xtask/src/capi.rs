@@ -40,10 +40,15 @@ pub(crate) fn install(root: &Path, into: &Path, prefix: &str) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     }
     let version = version(root)?;
-    build(root, "cofi-c", &["--crate-type", "staticlib"])?;
+    build(root, "cofi-c", "release", &["--crate-type", "staticlib"])?;
     let shared = lib.join(format!("libcofi.so.{version}"));
     link(root, &shared)?;
-    strip(root, "libcofi_c.a", "--strip-debug", &lib.join("libcofi.a"))?;
+    strip(
+        root,
+        "release/libcofi_c.a",
+        "--strip-debug",
+        &lib.join("libcofi.a"),
+    )?;
     for name in [SONAME, "libcofi.so"] {
         let link = lib.join(name);
         let _ = fs::remove_file(&link);
@@ -87,16 +92,17 @@ fn link(root: &Path, shared: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds a package's library, with these options of `cargo rustc`.
-pub(crate) fn build(root: &Path, package: &str, options: &[&str]) -> Result<()> {
+/// Builds a package's library in a profile, with these options of `cargo rustc`.
+pub(crate) fn build(root: &Path, package: &str, profile: &str, options: &[&str]) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     tool(
         Command::new(cargo)
             .args([
                 "rustc",
                 "--quiet",
-                "--release",
                 "--lib",
+                "--profile",
+                profile,
                 "--package",
                 package,
             ])
@@ -106,13 +112,13 @@ pub(crate) fn build(root: &Path, package: &str, options: &[&str]) -> Result<()> 
     Ok(())
 }
 
-/// Puts what was built to its place, without what `option` of strip takes away.
+/// Puts what was built, named from the folder where cargo builds on, to its place, without what `option` of strip takes away.
 pub(crate) fn strip(root: &Path, built: &str, option: &str, to: &Path) -> Result<()> {
     tool(
         Command::new("strip")
             .args([option, "-o"])
             .arg(to)
-            .arg(target(root).join("release").join(built)),
+            .arg(target(root).join(built)),
     )?;
     Ok(())
 }

@@ -31,6 +31,9 @@ impl RetStack {
 
     #[inline(always)]
     pub(super) fn push_all(&mut self, ips: &[u64]) {
+        if ips.is_empty() {
+            return;
+        }
         let mut top = self.top;
         for ip in ips {
             self.stack[top % ROOM] = *ip;
