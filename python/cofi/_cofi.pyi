@@ -111,10 +111,20 @@ class Thread:
 class Instructions:
     def __iter__(self) -> Iterator[InstructionBatch]: ...
     def __next__(self) -> InstructionBatch: ...
+    def __arrow_c_schema__(self) -> object:
+        """Arrow's description of the columns, as a capsule. What is NO_TIME or NO_CALL in arrays is null there."""
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The batches that are still to come as Arrow's stream, without copies. `pyarrow.table` and `polars.DataFrame` take the iterator itself. It does not say
+        what is missing between rows: see Recording.check."""
 
 class Blocks:
     def __iter__(self) -> Iterator[BlockBatch]: ...
     def __next__(self) -> BlockBatch: ...
+    def __arrow_c_schema__(self) -> object:
+        """Arrow's description of the columns, as a capsule. What is NO_TIME or NO_CALL in arrays is null there."""
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The batches that are still to come as Arrow's stream, without copies. `pyarrow.table` and `polars.DataFrame` take the iterator itself. It does not say
+        what is missing between rows: see Recording.check."""
 
 class Events:
     def __iter__(self) -> Iterator[Event | Gap]: ...
@@ -123,6 +133,11 @@ class Events:
 class Calls:
     def __iter__(self) -> Iterator[CallBatch]: ...
     def __next__(self) -> CallBatch: ...
+    def __arrow_c_schema__(self) -> object:
+        """Arrow's description of the columns, as a capsule. What is NO_TIME or NO_CALL in arrays is null there."""
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The batches that are still to come as Arrow's stream, without copies. `pyarrow.table` and `polars.DataFrame` take the iterator itself. It does not say
+        what is missing between rows: see Recording.check."""
     @property
     def gaps(self) -> int:
         """How many gaps have been found so far; all of them once the iterator has ended. At each all open calls are left, as nobody knows what ran."""
@@ -145,6 +160,10 @@ class InstructionBatch:
     @property
     def gap_before(self) -> Gap | None:
         """What is missing right before (the first thing, if there are several); none if nothing is."""
+    def __arrow_c_schema__(self) -> object:
+        """Arrow's description of the columns, as a capsule. What is NO_TIME or NO_CALL in arrays is null there."""
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
+        """The columns as Arrow has them, as two capsules: copies. `pyarrow.record_batch` and `polars.DataFrame` take the batch itself."""
     def __len__(self) -> int: ...
 
 class BlockBatch:
@@ -175,6 +194,10 @@ class BlockBatch:
     @property
     def gap_before(self) -> Gap | None:
         """What is missing right before (the first thing, if there are several); none if nothing is."""
+    def __arrow_c_schema__(self) -> object:
+        """Arrow's description of the columns, as a capsule. What is NO_TIME or NO_CALL in arrays is null there."""
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
+        """The columns as Arrow has them, as two capsules: copies. `pyarrow.record_batch` and `polars.DataFrame` take the batch itself."""
     def __len__(self) -> int: ...
 
 class CallBatch:
@@ -225,6 +248,10 @@ class CallBatch:
     @property
     def self_instructions(self) -> NDArray[np.uint64]:
         """Those of itself alone."""
+    def __arrow_c_schema__(self) -> object:
+        """Arrow's description of the columns, as a capsule. What is NO_TIME or NO_CALL in arrays is null there."""
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
+        """The columns as Arrow has them, as two capsules: copies. `pyarrow.record_batch` and `polars.DataFrame` take the batch itself."""
     def __len__(self) -> int: ...
 
 class Event:

@@ -16,10 +16,13 @@ impl<T: Send> Turn<T> {
 
     /// Works on it, and lets other threads of Python run meanwhile.
     pub(crate) fn take<R: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut T) -> R + Send) -> R {
-        py.detach(|| {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            work(&mut state)
-        })
+        py.detach(|| self.take_alone(work))
+    }
+
+    /// Works on it, whoever waits for that.
+    fn take_alone<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&mut state)
     }
 }
 
@@ -67,7 +70,13 @@ impl<T: Send + 'static> Batches<T> {
 
     /// The next one; none at the end.
     pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<T>> {
-        let received = self.from.take(py, |from| {
+        py.detach(|| self.receive())
+            .map_err(|failed| PyRuntimeError::new_err(failed.to_string()))
+    }
+
+    /// The next one, for who has nothing to do with Python; none at the end.
+    pub(crate) fn receive(&self) -> Result<Option<T>, Failed> {
+        self.from.take_alone(|from| {
             let received = match from {
                 Some(from) => from.recv(),
                 None => Ok(None),
@@ -75,10 +84,19 @@ impl<T: Send + 'static> Batches<T> {
             if let Ok(None) = received {
                 *from = None;
             }
-            received
-        });
-        received.map_err(|_| {
-            PyRuntimeError::new_err("the thread that decodes has failed: this is not all")
+            received.map_err(|_| Failed)
         })
     }
 }
+
+/// The thread that decodes is gone before it was done.
+#[derive(Debug)]
+pub(crate) struct Failed;
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str("the thread that decodes has failed: this is not all")
+    }
+}
+
+impl std::error::Error for Failed {}

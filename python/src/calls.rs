@@ -1,5 +1,6 @@
 //! The calls of a stream, in batches.
 
+use crate::arrow::{schema_capsule, stream_capsule};
 use crate::batches::{Batches, Outlet};
 use crate::columns::batch;
 use crate::flow::NO_TIME;
@@ -9,6 +10,7 @@ use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallTracer, CallVisito
 use cofi_packet::StreamOffset;
 use cofi_session::Task;
 use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,7 +31,7 @@ batch! {
         tid: u32,
         era: u32,
         number: i64,
-        parent: i64,
+        parent: i64 = NO_CALL,
         depth: i32,
         function: u32,
         ip: u64,
@@ -37,8 +39,8 @@ batch! {
         left: u8,
         begin: u64,
         end: u64,
-        begin_tsc: i64,
-        end_tsc: i64,
+        begin_tsc: i64 = NO_TIME,
+        end_tsc: i64 = NO_TIME,
         instructions: u64,
         self_instructions: u64,
     }
@@ -135,7 +137,7 @@ fn make(part: &Part, size: usize, gaps: &AtomicU64, to: &Outlet<Columns>) {
 /// Iterates over batches of calls.
 #[pyclass(module = "cofi", frozen)]
 pub(crate) struct Calls {
-    batches: Batches<Columns>,
+    batches: Arc<Batches<Columns>>,
     gaps: Arc<AtomicU64>,
 }
 
@@ -144,6 +146,7 @@ impl Calls {
         let gaps = Arc::new(AtomicU64::new(0));
         let (part, counted) = (part.clone(), gaps.clone());
         let batches = Batches::begin(move |to| make(&part, size, &counted, to))?;
+        let batches = Arc::new(batches);
         Ok(Self { batches, gaps })
     }
 }
@@ -159,6 +162,23 @@ impl Calls {
         columns
             .map(|columns| CallBatch::new(py, columns))
             .transpose()
+    }
+
+    /// Arrow's description of the batches (the PyCapsule interface).
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        schema_capsule::<Columns>(py)
+    }
+
+    /// The batches that are still to come, as Arrow's stream.
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        // (Another schema is a wish, which one need not follow.)
+        drop(requested_schema);
+        stream_capsule(py, &self.batches)
     }
 
     /// How many gaps have been found so far; all of them once the iterator has ended. At each all open calls are left, as nobody knows what ran.

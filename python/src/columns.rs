@@ -41,12 +41,12 @@ impl Beside for Option<PyGap> {
     }
 }
 
-/// `batch! { CLASS of COLUMNS { NAME: TYPE, … } beside { NAME: TYPE, … } }`: the structure COLUMNS with a vector of each TYPE, and the class that
-/// has an array of each. What is beside them implements [`Beside`].
+/// `batch! { CLASS of COLUMNS { NAME: TYPE = NONE, … } beside { NAME: TYPE, … } }`: the structure COLUMNS with a vector of each TYPE, and the class that
+/// has an array of each, and all of them as Arrow has them. NONE, if it is there, is the number that stands for nothing. What is beside them implements [`Beside`].
 macro_rules! batch {
     (
         $(#[$doc:meta])*
-        $class:ident of $columns:ident { $($name:ident: $type:ty),* $(,)? }
+        $class:ident of $columns:ident { $($name:ident: $type:ty $(= $none:expr)?),* $(,)? }
         beside { $($beside:ident: $kept:ty),* $(,)? }
     ) => {
         #[derive(Default)]
@@ -77,6 +77,25 @@ macro_rules! batch {
             }
         }
 
+        impl crate::arrow::Columns for $columns {
+            fn fields() -> Vec<arrow_schema::Field> {
+                vec![$(arrow_schema::Field::new(
+                    stringify!($name),
+                    <$type as crate::arrow::Number>::TYPE,
+                    crate::columns::none!($type $(, $none)?).is_some(),
+                )),*]
+            }
+
+            fn arrays(self) -> Vec<arrow_array::ArrayRef> {
+                let lens = [$(self.$name.len()),*];
+                vec![$(<$type as crate::arrow::Number>::column(
+                    self.$name,
+                    crate::columns::none!($type $(, $none)?),
+                    lens[0],
+                )),*]
+            }
+        }
+
         #[pymethods]
         impl $class {
             $(
@@ -85,6 +104,38 @@ macro_rules! batch {
                     self.$name.bind(py).clone()
                 }
             )*
+
+            /// Arrow's description of the columns (the PyCapsule interface).
+            fn __arrow_c_schema__<'py>(
+                &self,
+                py: Python<'py>,
+            ) -> PyResult<Bound<'py, pyo3::types::PyCapsule>> {
+                crate::arrow::schema_capsule::<$columns>(py)
+            }
+
+            /// The columns as Arrow has them: copies, as what others write into the arrays must not change these.
+            #[pyo3(signature = (requested_schema = None))]
+            fn __arrow_c_array__<'py>(
+                &self,
+                py: Python<'py>,
+                requested_schema: Option<Bound<'py, PyAny>>,
+            ) -> PyResult<(
+                Bound<'py, pyo3::types::PyCapsule>,
+                Bound<'py, pyo3::types::PyCapsule>,
+            )> {
+                // (Another schema is a wish, which one need not follow.)
+                drop(requested_schema);
+                let arrays = vec![$({
+                    let array = numpy::PyArrayMethods::try_readonly(self.$name.bind(py))?;
+                    let values = array.as_slice()?.to_vec();
+                    <$type as crate::arrow::Number>::column(
+                        values,
+                        crate::columns::none!($type $(, $none)?),
+                        self.len,
+                    )
+                }),*];
+                crate::arrow::array_capsules::<$columns>(py, arrays)
+            }
 
             fn __len__(&self) -> usize {
                 self.len
@@ -99,4 +150,14 @@ macro_rules! batch {
     };
 }
 
-pub(crate) use batch;
+/// The number that stands for nothing, if there is one.
+macro_rules! none {
+    ($type:ty) => {
+        None::<$type>
+    };
+    ($type:ty, $none:expr) => {
+        Some::<$type>($none)
+    };
+}
+
+pub(crate) use {batch, none};

@@ -1,5 +1,6 @@
 //! The flow of a stream, in batches of instructions or blocks, or as its events and gaps.
 
+use crate::arrow::{schema_capsule, stream_capsule};
 use crate::batches::{Batches, Outlet, Turn};
 use crate::columns::batch;
 use crate::events::{PyEvent, PyGap};
@@ -9,6 +10,8 @@ use cofi_flow::{Event, Executed, Item, Part as Piece};
 use cofi_packet::Ip;
 use cofi_session::{OwnedFlow, ThreadFlow};
 use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+use std::sync::Arc;
 
 /// A time that no packet tells.
 pub(crate) const NO_TIME: i64 = -1;
@@ -37,12 +40,13 @@ batch! {
 
 /// Iterates over batches of instructions.
 #[pyclass(module = "cofi", frozen)]
-pub(crate) struct Instructions(Batches<Insns>);
+pub(crate) struct Instructions(Arc<Batches<Insns>>);
 
 impl Instructions {
     pub(crate) fn new(part: &Part, size: usize) -> std::io::Result<Self> {
         let part = part.clone();
-        Batches::begin(move |to| instructions(&part, size, to)).map(Self)
+        Batches::begin(move |to| instructions(&part, size, to))
+            .map(|batches| Self(Arc::new(batches)))
     }
 }
 
@@ -94,6 +98,23 @@ impl Instructions {
         let made = self.0.next(py)?;
         made.map(|made| InstructionBatch::new(py, made)).transpose()
     }
+
+    /// Arrow's description of the batches (the PyCapsule interface).
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        schema_capsule::<Insns>(py)
+    }
+
+    /// The batches that are still to come, as Arrow's stream.
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        // (Another schema is a wish, which one need not follow.)
+        drop(requested_schema);
+        stream_capsule(py, &self.0)
+    }
 }
 
 batch! {
@@ -105,7 +126,7 @@ batch! {
         class_: u8,
         function: u32,
         offset: u64,
-        tsc: i64,
+        tsc: i64 = NO_TIME,
     }
     beside { gap_before: Option<PyGap> }
 }
@@ -253,12 +274,13 @@ fn blocks(part: &Part, size: usize, is_timed: bool, to: &Outlet<Made>) {
 
 /// Iterates over batches of blocks.
 #[pyclass(module = "cofi", frozen)]
-pub(crate) struct Blocks(Batches<Made>);
+pub(crate) struct Blocks(Arc<Batches<Made>>);
 
 impl Blocks {
     pub(crate) fn new(part: &Part, size: usize, is_timed: bool) -> std::io::Result<Self> {
         let part = part.clone();
-        Batches::begin(move |to| blocks(&part, size, is_timed, to)).map(Self)
+        Batches::begin(move |to| blocks(&part, size, is_timed, to))
+            .map(|batches| Self(Arc::new(batches)))
     }
 }
 
@@ -271,6 +293,23 @@ impl Blocks {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<BlockBatch>> {
         let made = self.0.next(py)?;
         made.map(|made| BlockBatch::new(py, made)).transpose()
+    }
+
+    /// Arrow's description of the batches (the PyCapsule interface).
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        schema_capsule::<Made>(py)
+    }
+
+    /// The batches that are still to come, as Arrow's stream.
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        // (Another schema is a wish, which one need not follow.)
+        drop(requested_schema);
+        stream_capsule(py, &self.0)
     }
 }
 

@@ -3,6 +3,7 @@
 //! A recording is opened, and its streams are iterated over in batches: arrays of NumPy's, no object for each instruction. While a batch is decoded, other
 //! threads of Python run.
 
+mod arrow;
 mod batches;
 mod calls;
 mod columns;

@@ -15,6 +15,8 @@ import unittest
 from pathlib import Path
 
 import numpy as np
+import polars
+import pyarrow as pa
 
 import cofi
 
@@ -180,6 +182,64 @@ class Recorded(unittest.TestCase):
         self.assertGreater(left["gap"], 0)
         self.assertGreater(len(eras), 1)
 
+    def iterators(self, thread):
+        yield lambda: thread.instructions(batch=1000)
+        yield lambda: thread.blocks(batch=777)
+        yield lambda: thread.blocks(batch=777, time=True)
+        yield lambda: thread.calls(batch=100)
+
+    def columns(self, batch, names):
+        """The arrays of a batch as Arrow has them: what stands for nothing is nothing, and so is what was not wanted."""
+        for name in names:
+            values = getattr(batch, name).tolist()
+            nothing = {"parent": cofi.NO_CALL, "tsc": cofi.NO_TIME, "begin_tsc": cofi.NO_TIME, "end_tsc": cofi.NO_TIME}.get(name)
+            yield name, [None if value == nothing else value for value in values] or [None] * len(batch)
+
+    def test_arrow_has_what_the_arrays_have(self):
+        nothing = set()
+        for path, recording in self.both():
+            for make in self.iterators(recording.threads[0]):
+                table = pa.table(make())
+                schema = pa.schema(make())
+                self.assertEqual(table.schema, schema)
+                read = {name: [] for name in schema.names}
+                for batch in make():
+                    record = pa.record_batch(batch)
+                    record.validate(full=True)
+                    self.assertEqual(record.schema, schema)
+                    self.assertEqual(pa.schema(batch), schema)
+                    wanted = dict(self.columns(batch, schema.names))
+                    self.assertEqual(record.to_pydict(), wanted)
+                    for name, values in wanted.items():
+                        self.assertEqual(str(schema.field(name).type), str(getattr(batch, name).dtype))
+                        read[name].extend(values)
+                        if None in values:
+                            nothing.add(name)
+                table.validate(full=True)
+                self.assertEqual(table.to_pydict(), read)
+                self.assertGreater(len(table), 0)
+                frame = polars.DataFrame(make())
+                self.assertEqual(frame.to_dict(as_series=False), read)
+        self.assertLessEqual({"tsc", "parent"}, nothing)
+
+    def test_arrow_keeps_what_it_was_given(self):
+        thread = cofi.open(self.path).threads[0]
+        batch = next(thread.blocks())
+        frame, first = polars.DataFrame(batch), int(batch.ip[0])
+        batch.ip[0] = 0
+        self.assertEqual(frame["ip"][0], first)
+        del batch
+        gc.collect()
+        self.assertEqual(frame["ip"][0], first)
+        # A capsule that nobody takes frees what it has, and a stream goes on where the iterator stands.
+        next(thread.blocks()).__arrow_c_array__()
+        blocks = thread.blocks(batch=10)
+        blocks.__arrow_c_stream__()
+        begun = next(blocks)
+        rest = pa.table(blocks)
+        self.assertEqual(len(begun) + len(rest), len(pa.table(thread.blocks())))
+        self.assertEqual(list(blocks), [])
+
     def test_summary_and_check(self):
         recording = cofi.open(self.path)
         summary = recording.summary()
@@ -234,7 +294,7 @@ class Recorded(unittest.TestCase):
                     finally:
                         os.chdir(here)
                     self.assertGreater(len(said.getvalue().splitlines()), 0)
-        self.assertEqual(count, 2)
+        self.assertEqual(count, 3)
 
     def test_what_is_shown_in_a_notebook_is_text(self):
         html = cofi.open(self.path)._repr_html_() + cofi.open(self.path).summary()._repr_html_()
