@@ -51,11 +51,11 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
 }
 
 /// Whether crates.io is to have it: `publish = false` is an empty list of registries.
-fn is_published(package: &Value) -> bool {
+pub(crate) fn is_published(package: &Value) -> bool {
     package["publish"].is_null()
 }
 
-fn name(package: &Value) -> &str {
+pub(crate) fn name(package: &Value) -> &str {
     package["name"].as_str().unwrap_or_default()
 }
 
@@ -77,6 +77,18 @@ fn judge(packages: &[Value]) -> Vec<String> {
             if !(1..=MOST).contains(&len) {
                 wrong.push(format!("{name} has {len} {list}; 1 to {MOST} are right"));
             }
+        }
+        // What docs.rs builds otherwise: the page of a crate without its features, and that once for each system it knows.
+        let docs = &package["metadata"]["docs"]["rs"];
+        let features = package["features"].as_object();
+        let has_features = features.is_some_and(|all| !all.is_empty());
+        if has_features && docs["all-features"] != true {
+            wrong.push(format!(
+                "{name} has features, and docs.rs is not told of them"
+            ));
+        }
+        if docs["targets"].as_array().is_none_or(Vec::is_empty) {
+            wrong.push(format!("{name} does not tell docs.rs its targets"));
         }
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let to = dependency["name"].as_str().unwrap_or_default();
@@ -178,7 +190,8 @@ mod tests {
     fn good(name: &str) -> Value {
         json!({
             "name": name, "publish": null, "description": "what", "license": "MIT", "documentation": "where",
-            "keywords": ["one"], "categories": ["two"], "dependencies": [],
+            "keywords": ["one"], "categories": ["two"], "dependencies": [], "features": {},
+            "metadata": {"docs": {"rs": {"targets": ["x86_64-unknown-linux-gnu"]}}},
         })
     }
 
@@ -196,6 +209,20 @@ mod tests {
             judge(&[one]),
             ["a has no license", "a has 6 keywords; 1 to 5 are right"]
         );
+    }
+
+    #[test]
+    fn docs_rs_is_told_of_features_and_targets() {
+        let mut one = good("a");
+        one["features"] = json!({"more": []});
+        assert_eq!(
+            judge(&[one.clone()]),
+            ["a has features, and docs.rs is not told of them"]
+        );
+        one["metadata"]["docs"]["rs"]["all-features"] = json!(true);
+        assert_eq!(judge(&[one.clone()]), Vec::<String>::new());
+        one["metadata"] = Value::Null;
+        assert_eq!(judge(&[one]).len(), 2);
     }
 
     #[test]
