@@ -1,5 +1,7 @@
-//! Builds the QEMU plugin, once for each version of QEMU's plugin interface, for the engine to carry with it.
+//! Builds the QEMU plugin, once for each version of QEMU's plugin interface, for the engine to carry with it, packed.
 
+use lzma_rust2::{LzipOptions, LzipWriter};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
@@ -8,7 +10,17 @@ fn variable(name: &str) -> PathBuf {
     PathBuf::from(env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}")))
 }
 
+/// What the plugin is built for: a program that is linked with musl starts the system's QEMU all the same, which is linked with glibc.
+fn plugin_target(target: &str) -> &str {
+    match target {
+        "x86_64-unknown-linux-musl" => "x86_64-unknown-linux-gnu",
+        other => other,
+    }
+}
+
 fn build(source: &Path, out: &Path, cfg: Option<&str>) {
+    let target = env::var("TARGET").expect("cargo sets TARGET");
+    let plugin_target = plugin_target(&target);
     let mut command = Command::new(variable("RUSTC"));
     command
         .args(["--crate-name", "cofi_qemu_plugin", "--crate-type", "cdylib"])
@@ -21,12 +33,13 @@ fn build(source: &Path, out: &Path, cfg: Option<&str>) {
             "-C",
             "strip=symbols",
         ])
-        .arg("--target")
-        .arg(variable("TARGET"))
+        .args(["--target", plugin_target])
         .arg("-o")
         .arg(out)
         .arg(source);
-    if let Some(linker) = env::var_os("RUSTC_LINKER") {
+    // The linker is that of cargo's target.
+    let linker = env::var_os("RUSTC_LINKER").filter(|_| plugin_target == target);
+    if let Some(linker) = linker {
         command
             .arg("-C")
             .arg(format!("linker={}", linker.display()));
@@ -51,18 +64,25 @@ fn main() {
     let source = folder.join("lib.rs");
     let out = variable("OUT_DIR");
     let versions = [
-        (1, None),
-        (4, Some("cofi_plugin_api_4")),
         (7, Some("cofi_plugin_api_7")),
+        (4, Some("cofi_plugin_api_4")),
+        (1, None),
     ];
     for (version, cfg) in versions {
         build(&source, &out.join(format!("plugin_{version}.so")), cfg);
     }
-    let size = |version: u32| {
-        fs::metadata(out.join(format!("plugin_{version}.so")))
-            .map(|data| data.len())
-            .unwrap_or(0)
-    };
-    let is_there = versions.iter().all(|(version, _)| size(*version) > 0);
-    assert!(is_there, "the QEMU plugin is empty");
+    // All in one: they are nearly the same.
+    let mut packed = LzipWriter::new(Vec::new(), LzipOptions::with_preset(9));
+    let mut lengths = String::new();
+    for (version, _) in versions {
+        let path = out.join(format!("plugin_{version}.so"));
+        let plugin =
+            fs::read(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()));
+        assert!(!plugin.is_empty(), "the QEMU plugin is empty");
+        packed.write_all(&plugin).expect("memory takes it");
+        lengths += &format!("({version}, {}), ", plugin.len());
+    }
+    let packed = packed.finish().expect("memory takes it");
+    fs::write(out.join("plugins.lz"), packed).expect("OUT_DIR can be written");
+    fs::write(out.join("plugins.rs"), format!("[{lengths}]")).expect("OUT_DIR can be written");
 }

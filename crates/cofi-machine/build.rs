@@ -1,7 +1,9 @@
-//! Builds the plugin that QEMU loads, to be carried within the program.
+//! Builds the plugin that QEMU loads, to be carried within the program, packed.
 //!
 //! The plugin is a library of its own with the trace unit in it, always built for speed: so it has a cargo of its own, and a folder of its own.
 
+use lzma_rust2::{LzipOptions, LzipWriter};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
@@ -50,6 +52,14 @@ fn unpacked(source: &Path, manifest: &str, out: &Path) -> std::io::Result<(PathB
     Ok((folder, patches.collect()))
 }
 
+/// What the plugin is built for: a program that is linked with musl starts the system's QEMU all the same, which is linked with glibc.
+fn plugin_target(target: &str) -> &str {
+    match target {
+        "x86_64-unknown-linux-musl" => "x86_64-unknown-linux-gnu",
+        other => other,
+    }
+}
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let source = variable("DEP_COFI_MACHINE_PLUGIN_FOLDER");
@@ -61,7 +71,8 @@ fn main() {
             }
         }
     }
-    let (target, out) = (variable("TARGET"), variable("OUT_DIR"));
+    let target = env::var("TARGET").expect("cargo sets TARGET");
+    let (target, out) = (plugin_target(&target), variable("OUT_DIR"));
     let folder = out.join("target");
     let manifest = fs::read_to_string(source.join("Cargo.toml")).expect("a crate has a manifest");
     // A package's says everything itself.
@@ -86,7 +97,7 @@ fn main() {
         .arg("--manifest-path")
         .arg(source.join("Cargo.toml"))
         .arg("--target")
-        .arg(&target)
+        .arg(target)
         .arg("--target-dir")
         .arg(&folder)
         .args(["--config", "profile.release.strip=true"])
@@ -119,6 +130,10 @@ fn main() {
     let built = folder
         .join(target)
         .join("release/libcofi_machine_plugin.so");
-    let to = out.join("plugin.so");
-    fs::copy(&built, &to).unwrap_or_else(|error| panic!("copying {}: {error}", built.display()));
+    let plugin =
+        fs::read(&built).unwrap_or_else(|error| panic!("reading {}: {error}", built.display()));
+    let mut packed = LzipWriter::new(Vec::new(), LzipOptions::with_preset(9));
+    packed.write_all(&plugin).expect("memory takes it");
+    let packed = packed.finish().expect("memory takes it");
+    fs::write(out.join("plugin.so.lz"), packed).expect("OUT_DIR can be written");
 }

@@ -8,17 +8,18 @@ mod find;
 
 pub use find::{Ask, Qemu, QemuError};
 
+use lzma_rust2::LzipReader;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The plugin.
-const PLUGIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/plugin.so"));
+/// The plugin, packed.
+const PLUGIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/plugin.so.lz"));
 
 /// Why a machine cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -134,9 +135,9 @@ impl Machine {
     }
 }
 
-/// A file that is in memory only, and open in programs that are executed.
-fn in_memory(bytes: &[u8]) -> io::Result<File> {
+/// A file that is in memory only, and open in programs that are executed, with what was packed.
+fn in_memory(packed: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create(c"cofi-machine-plugin", MFdFlags::empty())?);
-    file.write_all(bytes)?;
+    io::copy(&mut LzipReader::new(packed), &mut file)?;
     Ok(file)
 }

@@ -61,11 +61,12 @@ const RESUME: u32 = 1 << 2;
 /// PERF_FLAG_FD_CLOEXEC.
 const CLOSE_ON_EXEC: libc::c_ulong = 8;
 /// PERF_EVENT_IOC_ENABLE, _DISABLE, _SET_OUTPUT, _SET_FILTER and _ID.
-const ENABLE: libc::c_ulong = 0x2400;
-const DISABLE: libc::c_ulong = 0x2401;
-const SET_OUTPUT: libc::c_ulong = 0x2405;
-const SET_FILTER: libc::c_ulong = 0x4008_2406;
-const ID: libc::c_ulong = 0x8008_2407;
+const ENABLE: libc::Ioctl = 0x2400;
+const DISABLE: libc::Ioctl = 0x2401;
+const SET_OUTPUT: libc::Ioctl = 0x2405;
+const SET_FILTER: libc::Ioctl = 0x4008_2406;
+// (A signed number of 32 bits in musl, an unsigned one of 64 in glibc; the kernel looks at 32 bits.)
+const ID: libc::Ioctl = 0x8008_2407_u32 as libc::Ioctl;
 
 /// Whose an event is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -321,7 +322,7 @@ impl Event {
         self.owner
     }
 
-    fn control(&self, request: libc::c_ulong, argument: libc::c_ulong) -> io::Result<()> {
+    fn control(&self, request: libc::Ioctl, argument: libc::c_ulong) -> io::Result<()> {
         // SAFETY: requests of this event with an argument as each takes it: none, a descriptor, a text that ends with NUL, or where eight bytes
         // can be written.
         let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), request, argument) };

@@ -12,7 +12,22 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use libc::{c_int, c_long, c_uint, c_void, pid_t};
+use libc::{c_int, c_long, c_void, pid_t};
+
+/// What the C library takes as a request of ptrace.
+#[cfg(not(target_env = "musl"))]
+pub(crate) type Request = libc::c_uint;
+/// What the C library takes as a request of ptrace.
+#[cfg(target_env = "musl")]
+pub(crate) type Request = c_int;
+
+/// What PTRACE_PEEKSIGINFO reads (`struct ptrace_peeksiginfo_args` of linux/ptrace.h, which `libc` has for glibc only).
+#[repr(C)]
+struct PeekSiginfo {
+    off: u64,
+    flags: u32,
+    nr: i32,
+}
 
 /// The general registers of a stopped thread, as the kernel hands them out.
 pub(crate) type Regs = libc::user_regs_struct;
@@ -27,7 +42,10 @@ pub(crate) const EVENT_STOP: c_int = 128;
 pub(crate) const CALL_STOP: c_int = libc::SIGTRAP | 0x80;
 
 /// `PTRACE_SINGLEBLOCK`, which the C library's header has and the crate has not.
-const PTRACE_SINGLEBLOCK: c_uint = 33;
+const PTRACE_SINGLEBLOCK: Request = 33;
+/// Read and set the signals that a thread blocks. (`libc` gives them another type for musl than the other requests.)
+const PTRACE_GETSIGMASK: Request = 0x420a;
+const PTRACE_SETSIGMASK: Request = 0x420b;
 
 /// How a stopped thread goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +114,7 @@ fn check(result: c_long) -> io::Result<c_long> {
 }
 
 /// A ptrace request that takes two integers and touches no memory of this process.
-fn request(request: c_uint, tid: pid_t, addr: usize, data: usize) -> io::Result<()> {
+fn request(request: Request, tid: pid_t, addr: usize, data: usize) -> io::Result<()> {
     // SAFETY: callers pass requests for which the kernel treats `addr` and `data` as plain numbers, so that nothing
     // of this process's memory is read or written.
     let result = unsafe { libc::ptrace(request, tid, addr as *mut c_void, data as *mut c_void) };
@@ -104,7 +122,7 @@ fn request(request: c_uint, tid: pid_t, addr: usize, data: usize) -> io::Result<
 }
 
 /// A ptrace request that makes the kernel fill a `T` through its data argument.
-fn fetch<T: Copy>(request: c_uint, tid: pid_t, addr: usize, into: &mut T) -> io::Result<()> {
+fn fetch<T: Copy>(request: Request, tid: pid_t, addr: usize, into: &mut T) -> io::Result<()> {
     // SAFETY: callers pass requests of which the kernel writes exactly one `T` (a plain C structure or integer, valid
     // for every bit pattern) to the data pointer, which is exclusively borrowed here.
     let result = unsafe { libc::ptrace(request, tid, addr as *mut c_void, ptr::from_mut(into)) };
@@ -221,14 +239,14 @@ pub(crate) fn trap_is_pending(tid: pid_t) -> io::Result<bool> {
     const BATCH: usize = 8;
     let mut offset = 0u64;
     loop {
-        let args = libc::ptrace_peeksiginfo_args {
+        let args = PeekSiginfo {
             off: offset,
             flags: 0,
             nr: BATCH as i32,
         };
         // SAFETY: an array of `siginfo_t`, for which zero is a value (see `signal_info`).
         let mut infos: [libc::siginfo_t; BATCH] = unsafe { MaybeUninit::zeroed().assume_init() };
-        // SAFETY: the request reads one `ptrace_peeksiginfo_args` and writes at most `nr` elements of `siginfo_t`,
+        // SAFETY: the request reads one `PeekSiginfo` and writes at most `nr` elements of `siginfo_t`,
         // which is the length of the array.
         let result = unsafe {
             libc::ptrace(
@@ -255,14 +273,14 @@ pub(crate) fn trap_is_pending(tid: pid_t) -> io::Result<bool> {
 /// The signals that a stopped thread blocks, bit N − 1 for signal N.
 pub(crate) fn signal_mask(tid: pid_t) -> io::Result<u64> {
     let mut mask = 0u64;
-    fetch(libc::PTRACE_GETSIGMASK, tid, size_of::<u64>(), &mut mask)?;
+    fetch(PTRACE_GETSIGMASK, tid, size_of::<u64>(), &mut mask)?;
     Ok(mask)
 }
 
 /// Sets the signals that a stopped thread blocks.
 pub(crate) fn set_signal_mask(tid: pid_t, mut mask: u64) -> io::Result<()> {
     // The kernel only reads through the pointer here; `fetch` serves as well.
-    fetch(libc::PTRACE_SETSIGMASK, tid, size_of::<u64>(), &mut mask)
+    fetch(PTRACE_SETSIGMASK, tid, size_of::<u64>(), &mut mask)
 }
 
 /// Reads the memory of a stopped process; returns how many bytes could be read.

@@ -1,7 +1,7 @@
 //! What the engine must know of Linux's system calls: the few after which something has changed that it keeps.
 
 use super::code::CodeSpace;
-use super::sys::{self, Regs};
+use super::sys::{self, Regs, Request};
 use crate::Pid;
 
 /// The table by which a system call was made.
@@ -91,7 +91,7 @@ pub(super) fn was_refused_to_trace(regs: &Regs, table: Table) -> bool {
         Table::Native => regs.orig_rax == 101,
         Table::Compat => regs.orig_rax == 26,
     };
-    let request = arguments(regs, table)[0] as libc::c_uint;
+    let request = arguments(regs, table)[0] as Request;
     is_ptrace
         && regs.rax as i32 == EPERM
         && [

@@ -1,5 +1,6 @@
 //! Finding QEMU, and what it takes to run a program under it.
 
+use super::plugins::plugins;
 use super::program::{self, Unfit};
 use super::runtime_dir::{self, RuntimeDir};
 use super::shared;
@@ -19,13 +20,6 @@ const QEMU: &str = "qemu-x86_64";
 const PATIENCE: Duration = Duration::from_secs(5);
 /// QEMU takes about 270 MB of address space for itself, and then there is the program's.
 const LEAST_SPACE: u64 = 384 << 20;
-
-/// The plugin, built for each version of QEMU's interface.
-pub(super) const PLUGINS: [(u32, &[u8]); 3] = [
-    (7, include_bytes!(concat!(env!("OUT_DIR"), "/plugin_7.so"))),
-    (4, include_bytes!(concat!(env!("OUT_DIR"), "/plugin_4.so"))),
-    (1, include_bytes!(concat!(env!("OUT_DIR"), "/plugin_1.so"))),
-];
 
 /// Why the QEMU engine cannot run here.
 #[derive(Debug, thiserror::Error)]
@@ -123,7 +117,7 @@ impl Qemu {
             library,
         };
         let mut says = String::new();
-        for (version, bytes) in PLUGINS {
+        for (version, bytes) in plugins() {
             qemu.version = version;
             let file = qemu.plugin();
             fs::write(&file, bytes).map_err(|source| QemuError::File { path: file, source })?;

@@ -12,6 +12,7 @@ mod follow;
 mod isa;
 mod launch;
 pub mod machine;
+mod plugins;
 mod program;
 mod runtime_dir;
 mod shared;

@@ -1,6 +1,7 @@
 //! Finding QEMU's system emulation, and what it takes to run a machine.
 
-use super::super::launch::{PLUGINS, put_escaped};
+use super::super::launch::put_escaped;
+use super::super::plugins::plugins;
 use super::super::runtime_dir::{self, RuntimeDir};
 use crate::child;
 use std::ffi::{OsStr, OsString};
@@ -111,7 +112,7 @@ impl MachineQemu {
         })?;
         let folder = library.as_ref().unwrap_or(&memory).path().to_owned();
         let mut says = String::new();
-        for (version, bytes) in PLUGINS {
+        for (version, bytes) in plugins() {
             if version < LEAST_VERSION {
                 continue;
             }
