@@ -64,9 +64,9 @@ fn main() {
     let source = folder.join("lib.rs");
     let out = variable("OUT_DIR");
     let versions = [
+        (1, None),
         (7, Some("cofi_plugin_api_7")),
         (4, Some("cofi_plugin_api_4")),
-        (1, None),
     ];
     for (version, cfg) in versions {
         build(&source, &out.join(format!("plugin_{version}.so")), cfg);
