@@ -4,6 +4,7 @@ mod bench;
 mod capi;
 mod deps;
 mod dist;
+mod features;
 mod fuzz;
 mod libipt;
 mod package;
@@ -18,6 +19,8 @@ usage: cargo xtask CHORE
 
   deps    check that the crates depend on each other only as ARCHITECTURE.md says
   tidy    check module docs, file lengths, the names in ARCHITECTURE.md, and docs/unit.md
+  features
+          check that each published crate compiles with every set of its features, by itself
   exam    compare every decoder with the truth; `cargo xtask exam --help` lists its parts, each with `--help`, too
   fuzz    run the fuzz targets one after the other, with libFuzzer
           [TARGET]... [--seconds N]
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         ("deps", true) => deps::run(&root),
         ("tidy", true) => tidy::run(&root),
         ("exam", _) => cofi_exam::run(&root, &rest),
+        ("features", true) => features::run(&root),
         ("capi", _) => capi::run(&root, &rest),
         ("libipt", _) => libipt::run(&root, &rest),
         ("package", _) => package::run(&root, &rest),
