@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use cofi_index::{Axis, Explorer, Fingerprint, Index, IndexOptions};
-use cofi_session::{Session, SessionOptions};
+use cofi_index::{Axis, Explorer, Index, IndexOptions};
+use cofi_session::{Fingerprint, Session, SessionOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);

@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 //! # Parts
 //!
-//! An [`Index`] is kept in a file beside the recording ([`Index::save`]), and belongs to this recording and this code alone ([`Fingerprint`]).
+//! An [`Index`] is kept in a file beside the recording ([`Index::save`]), and belongs to this recording and this code alone ([`Fingerprint`](cofi_session::Fingerprint)).
 //!
 //! An [`Explorer`] answers questions: it decodes the few parts that the index cannot answer for.
 
@@ -26,5 +26,5 @@ pub use explore::{
 };
 pub use index::{FunctionInfo, Index};
 pub use row::{Axis, FunctionNumber, GapSpan, Row, StripBin, StripSum};
-pub use store::{Fingerprint, IndexError, Origin};
+pub use store::{IndexError, Origin};
 pub use sums::FunctionSum;

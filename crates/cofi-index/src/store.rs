@@ -4,54 +4,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use cofi_session::Session;
+use cofi_session::{Fingerprint, Session};
 
 use crate::build::{IndexOptions, Partial};
 use crate::index::Index;
 
 /// The first bytes of such a file. The number is that of what follows: any change of it is another format.
 const MAGIC: &[u8; 16] = b"cofi index v\0\0\0\x03";
-
-/// What an index belongs to: that of another trace is not taken for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fingerprint([u8; 32]);
-
-impl Fingerprint {
-    /// Of a trace, whose file has these bytes. Its beginning and its end are looked at, its packets at many places, and which code it is decoded
-    /// with: files that were built anew are other code.
-    #[must_use]
-    pub fn of(session: &Session<'_>, bytes: &[u8]) -> Self {
-        let mut crcs = [(); 6].map(|()| crc32fast::Hasher::new());
-        let [ends, middle, streams, code, config, version] = &mut crcs;
-        let edge = bytes.len().min(1 << 16);
-        ends.update(&bytes[..edge]);
-        ends.update(&bytes[bytes.len() - edge..]);
-        for piece in bytes.chunks(1 << 16) {
-            middle.update(&piece[..piece.len().min(64)]);
-        }
-        for stream in session.streams() {
-            streams.update(format!("{:?} {}", stream.key(), stream.len()).as_bytes());
-            for piece in stream.bytes().chunks(1 << 14) {
-                streams.update(&piece[..piece.len().min(64)]);
-            }
-        }
-        for file in session.code_files() {
-            code.update(format!("{:?}", file.path()).as_bytes());
-            let known = std::fs::metadata(file.path());
-            let known = known.map(|known| (known.len(), known.modified().ok()));
-            code.update(format!("{:?}", known.ok()).as_bytes());
-        }
-        config.update(format!("{:?}", session.flow_config()).as_bytes());
-        version.update(env!("CARGO_PKG_VERSION").as_bytes());
-        let mut print = [0; 32];
-        print[..8].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
-        let crcs = crcs.map(crc32fast::Hasher::finalize);
-        for (to, crc) in print[8..].chunks_exact_mut(4).zip(crcs) {
-            to.copy_from_slice(&crc.to_le_bytes());
-        }
-        Self(print)
-    }
-}
 
 /// Why an index could not be read or kept.
 #[derive(Debug, thiserror::Error)]
@@ -145,7 +104,7 @@ impl Index {
         let Some(rest) = bytes.strip_prefix(MAGIC) else {
             return Err(IndexError::Version { path });
         };
-        let Some(rest) = rest.strip_prefix(&print.0) else {
+        let Some(rest) = rest.strip_prefix(print.as_bytes()) else {
             return Err(IndexError::Other { path });
         };
         let Some((crc, body)) = rest.split_first_chunk::<4>() else {
@@ -180,7 +139,7 @@ impl Index {
         let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
         let mut write = || {
             file.write_all(MAGIC)?;
-            file.write_all(&print.0)?;
+            file.write_all(print.as_bytes())?;
             file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
             file.write_all(&body)
         };

@@ -13,11 +13,11 @@ use std::sync::atomic::AtomicBool;
 
 use cofi_analysis::{Call, CallEnd, CallKind, CallNames, CallTracer, CallVisitor, RanBlock};
 use cofi_index::{
-    Axis, EventInfo, EventKind, Explorer, Fingerprint, FunctionInfo, FunctionSum, FunctionTable,
-    Hit, Index, IndexError, IndexOptions, Step, StripSum, Target,
+    Axis, EventInfo, EventKind, Explorer, FunctionInfo, FunctionSum, FunctionTable, Hit, Index,
+    IndexError, IndexOptions, Step, StripSum, Target,
 };
 use cofi_packet::Ip;
-use cofi_session::Session;
+use cofi_session::{Fingerprint, Session};
 
 /// A call, by the name of its function.
 type Shown = (u64, i32, u64, String, CallKind);
