@@ -2,7 +2,7 @@
 
 use cofi_flow::Block;
 use cofi_image::ImageView;
-use cofi_insn::advance;
+use cofi_insn::{Class, advance};
 use cofi_packet::{ExecMode, Ip};
 
 /// Instructions that ran one after the other.
@@ -76,6 +76,15 @@ impl RanBlock<'_> {
         match &self.content {
             Content::Block(block) => block.len(),
             Content::Run(_, _, lens) => lens.len(),
+        }
+    }
+
+    /// What its last instruction does to the flow, if that is known and not [`Class::Other`].
+    #[must_use]
+    pub fn last_class(&self) -> Option<Class> {
+        match &self.content {
+            Content::Block(block) => block.last().map(|last| last.class),
+            Content::Run(..) => None,
         }
     }
 

@@ -47,6 +47,11 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// Whether a packet tells what comes behind it.
+    pub(super) fn is_decided(&self) -> bool {
+        self.end.is_some_and(|end| end.class.needs_packet())
+    }
+
     /// Whether control stays where it is if this runs behind an instruction: a conditional branch within a function.
     #[inline]
     pub(crate) fn goes_on_from(&self, by: &Transfer) -> bool {

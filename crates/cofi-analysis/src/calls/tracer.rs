@@ -20,6 +20,7 @@ use super::thread::{Around, Coming, Thread};
 use super::tracks::{Slot, Stays, Tracks};
 use super::{CallMoment, CallVisitor, Left, OpenCall};
 use crate::block_index::BlockIndex;
+use crate::flow_state::Beginning;
 use crate::gap::GapCause;
 use crate::tally::TallyGate;
 
@@ -69,6 +70,8 @@ pub struct CallTracer<'s> {
     pub(super) instructions: u64,
     /// The flow begins at a PSB, and what stands before was taken: what the PSB+ tells of tracing is nothing new.
     is_continued: bool,
+    /// What that PSB+ tells.
+    beginning: Option<Beginning>,
     /// The first error in the flow, and how many there were.
     errors: Option<(FlowError, u64)>,
     /// Room for the lengths of a run's instructions.
@@ -207,6 +210,7 @@ impl<'s> CallTracer<'s> {
             offset: start,
             instructions: 0,
             is_continued: false,
+            beginning: None,
             errors: None,
             lens: Vec::new(),
             brief: BriefFrames::default(),
@@ -254,7 +258,12 @@ impl<'s> CallTracer<'s> {
     /// The next flow is of the part of the stream that comes next, and begins at a PSB behind which tracing is on, as it is now.
     pub fn go_on(&mut self) {
         self.code.now = None;
-        self.is_continued = true;
+        self.continue_from(true);
+    }
+
+    fn continue_from(&mut self, is_continued: bool) {
+        self.is_continued = is_continued;
+        self.beginning = is_continued.then(Beginning::default);
     }
 
     /// What comes next stands behind the packet at `offset`, and so many instructions ran before it.
@@ -263,7 +272,7 @@ impl<'s> CallTracer<'s> {
         self.code.go_on_from(version);
         self.errors = None;
         self.code.now = None;
-        self.is_continued = false;
+        self.continue_from(false);
     }
 
     /// The next flow begins here: with the stream, or at a PSB behind which tracing is on.
@@ -271,7 +280,24 @@ impl<'s> CallTracer<'s> {
         self.clock = StreamClock::new(self.stream.bytes(), start, &self.config);
         self.signals = self.stream.signals_from(start);
         self.code.now = None;
-        self.is_continued = start != StreamOffset(0);
+        self.continue_from(start != StreamOffset(0));
+    }
+
+    /// The same, for a tracer that was made for the whole stream and goes on from [states](super::CallStates) in the order of their places: times
+    /// and cycles are those that the packets of the whole stream tell. The packets in between are read, and no code.
+    pub fn go_on_at(&mut self, start: StreamOffset) {
+        self.signals = self.stream.signals_from(StreamOffset(0));
+        let all = self.threads.values().chain([&self.thread]);
+        let mut taken: u64 = all.map(|thread| thread.signals).sum();
+        while taken > 0
+            && let Some(signal) = self.signals.at_end()
+        {
+            taken -= u64::from(!signal.is_fatal);
+        }
+        self.code.now = None;
+        self.continue_from(start != StreamOffset(0));
+        // Up to here the time was asked for by whoever has read what stands before.
+        self.clock.at(self.offset);
     }
 
     /// Whether there were errors in the flow.
@@ -452,7 +478,10 @@ impl<'s> CallTracer<'s> {
                 };
                 let spans = with_inlined.then(|| (shapes.spans(shape), &*inlines));
                 thread.block(shape, hops, spans, &mut around);
-                *offset = block.offset();
+                // A piece that ends before anything is decided, or with a direct branch, may be told by a packet that leads on from behind it.
+                if path_number.is_some() || shape.is_decided() {
+                    *offset = block.offset();
+                }
                 if !is_known {
                     tracks.note(shape, hops, shapes.spans(shape), *offset, names);
                 }
@@ -480,7 +509,9 @@ impl<'s> CallTracer<'s> {
         let ran = self.thread.total - before;
         self.instructions += ran;
         // Behind the PSB+ it is another event that says so.
-        self.is_continued &= ran == 0;
+        if ran > 0 {
+            self.continue_from(false);
+        }
         if item.is_some() && self.code.index.len() >= Code::MOST {
             self.code.now = None;
         }
@@ -620,13 +651,21 @@ impl<'s> CallTracer<'s> {
         let before = self.thread.total;
         self.thread.block(shape, hops, spans, &mut around);
         self.instructions += self.thread.total - before;
-        self.is_continued = false;
+        self.continue_from(false);
         self.offset = offset;
     }
 
     /// Takes an event or error, behind which the flow stands there.
     fn item(&mut self, item: &Item, stand: Stand, visitor: &mut impl CallVisitor) {
-        self.offset = self.offset.max(stand.offset);
+        // What a PSB+ tells is nothing new, and leads nowhere.
+        let is_of_psb = match (item, &mut self.beginning) {
+            (Item::Event(event), Some(beginning)) => beginning.holds(event, stand.offset),
+            _ => false,
+        };
+        if !is_of_psb {
+            self.beginning = None;
+            self.offset = self.offset.max(stand.offset);
+        }
         self.code.now = None;
         if let Some(task) = stand.task {
             self.follow_task(task);
