@@ -61,6 +61,8 @@ impl Split {
             range: range(self.range),
             rows: range(self.rows),
             parts: self.parts as usize,
+            // Each executor would have to have what is kept beside the recording.
+            picks: None,
         }
     }
 }

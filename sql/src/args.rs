@@ -40,6 +40,11 @@ pub(crate) struct LimitArgs {
 }
 
 impl LimitArgs {
+    pub(crate) fn threads(&self) -> std::num::NonZeroUsize {
+        let all = || std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
+        self.threads.unwrap_or_else(all)
+    }
+
     pub(crate) fn options(&self) -> EngineOptions {
         EngineOptions {
             memory: self.memory.saturating_mul(1 << 20),
@@ -52,6 +57,9 @@ impl LimitArgs {
 /// Arguments of `cofi-sql sql`.
 #[derive(Args, Debug)]
 pub(crate) struct SqlArgs {
+    /// Keep beside each recording (FILE.parts) which code ran in which parts of it, and use it: conditions on functions and addresses then leave out the others. Without this, what is kept is used, and nothing is written.
+    #[arg(long)]
+    pub(crate) keep_parts: bool,
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
     #[command(flatten)]

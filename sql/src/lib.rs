@@ -22,6 +22,7 @@ pub mod columns;
 mod engine;
 mod export;
 pub mod functions;
+mod kept;
 pub mod limits;
 mod output;
 mod packets_of;
@@ -34,6 +35,7 @@ pub mod tables;
 
 pub use engine::{Engine, EngineOptions, parse, scalar_functions};
 pub use export::{ExportError, export, tables_named};
+pub use kept::KeptError;
 pub use output::{Form, OutputError, write};
 pub use recording::{OpenError, OpenOptions, Recording};
 pub use scan::Provider;

@@ -159,6 +159,12 @@ impl Limits {
             .is_none_or(|range| number.is_some_and(|number| range.contains(&number.into())))
     }
 
+    /// Whether anything is said of a column.
+    #[must_use]
+    pub fn is_about(&self, column: &str) -> bool {
+        self.numbers.contains_key(column) || self.texts.contains_key(column)
+    }
+
     /// From which number to which a column may be; none if nothing says.
     #[must_use]
     pub fn range(&self, column: &str) -> Option<RangeInclusive<i128>> {

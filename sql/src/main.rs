@@ -3,11 +3,13 @@
 mod args;
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Result;
 use cofi_sql::cli::{self, report, status};
-use cofi_sql::{Engine, Recording, export, tables_named};
+use cofi_sql::{Engine, OpenOptions, Recording, export, tables_named};
 
 use crate::args::{Cli, Command, ExportArgs, SqlArgs};
 
@@ -21,10 +23,27 @@ fn main() -> ExitCode {
 
 async fn sql(args: &SqlArgs) -> Result<u8> {
     let (files, input) = (cli::files(&args.statement)?, &args.statement.input);
-    let recordings = Recording::open_all(files, &input.options()?)?;
+    let recordings = open(files, &input.options()?, args)?;
     let engine = Engine::new(&recordings, &args.limits.options())?;
     cli::answer(&args.statement, &engine).await?;
     Ok(report(&recordings))
+}
+
+/// Opens recordings, with what is kept beside them.
+fn open(files: &[PathBuf], how: &OpenOptions, args: &SqlArgs) -> Result<Vec<Arc<Recording>>> {
+    let mut all = Vec::new();
+    for file in files {
+        let mut recording = Recording::open(file, how)?;
+        if !args.keep_parts {
+            // What is of no use is as good as nothing.
+            let _ = recording.take_kept();
+        } else if let Err(error) = recording.keep(args.limits.threads()) {
+            cli::tell(&format!("--keep-parts: {error}"));
+        }
+        all.push(Arc::new(recording));
+    }
+    Recording::check_distinct(&all)?;
+    Ok(all)
 }
 
 fn list_tables() -> Result<u8> {

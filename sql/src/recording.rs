@@ -14,6 +14,7 @@ use cofi_session::{FileFormat, OwnedSession, Session, SessionError, SessionOptio
 use thiserror::Error;
 
 use crate::functions::StreamParts;
+use crate::kept::{self, KeptError};
 
 /// Why a recording cannot be opened.
 #[derive(Debug, Error)]
@@ -86,6 +87,13 @@ pub struct Recording {
     session: OwnedSession,
     summary: OnceLock<Summary>,
     checks: OnceLock<Vec<StreamCheck>>,
+    /// The file with the packets, and all of it.
+    file: PathBuf,
+    bytes: Arc<Within>,
+    /// How it was opened, as far as that decides what is decoded.
+    how: String,
+    kernel_names: Option<Arc<Kallsyms>>,
+    kept: Option<kept::Kept>,
     parts: Vec<OnceLock<StreamParts>>,
 }
 
@@ -166,10 +174,11 @@ impl Recording {
         options.open = Some(|path| Ok(Arc::new(cofi_file::file(path)?)));
         options.join = Some(cofi_file::join);
         let bytes = Arc::new(Within { bytes, trace });
-        let session = OwnedSession::of(bytes, &options).map_err(|error| OpenError::Session {
-            path: path.into(),
-            error,
-        })?;
+        let session =
+            OwnedSession::of(bytes.clone(), &options).map_err(|error| OpenError::Session {
+                path: path.into(),
+                error,
+            })?;
         if session.streams().iter().all(Stream::is_empty) {
             return Err(OpenError::Empty { path: path.into() });
         }
@@ -180,6 +189,11 @@ impl Recording {
             session,
             summary: OnceLock::new(),
             checks: OnceLock::new(),
+            file,
+            bytes,
+            how: format!("{:?} {:?} {:?}", how.format, how.elf, how.raw),
+            kernel_names: options.kernel_names,
+            kept: None,
         })
     }
 
@@ -253,6 +267,50 @@ impl Recording {
             (Some(parts), Some(stream)) => parts.get_or_init(|| StreamParts::of(session, stream)),
             _ => &NONE,
         }
+    }
+
+    fn belonging(&self) -> kept::Belonging {
+        let bytes = &self.bytes.bytes;
+        kept::Belonging::of(
+            self.session(),
+            bytes,
+            &self.how,
+            self.kernel_names.as_deref(),
+        )
+    }
+
+    /// Takes what is kept beside the recording (`FILE.parts`), if it belongs to it and to the code that is there: conditions on functions and addresses
+    /// then leave out parts of streams. Only who opens it alone may.
+    ///
+    /// # Errors
+    /// When there is none, or it is of no use.
+    pub fn take_kept(&mut self) -> Result<(), KeptError> {
+        let path = kept::path_beside(&self.file);
+        // Most often there is none, and then there is nothing to compare.
+        if let Err(error) = std::fs::metadata(&path) {
+            return Err(KeptError::Io { path, error });
+        }
+        self.kept = Some(kept::Kept::load(&path, &self.belonging(), self.session())?);
+        Ok(())
+    }
+
+    /// The same, and if there is none, decodes the recording by so many threads and keeps what is found beside it.
+    ///
+    /// # Errors
+    /// When it cannot be kept; what was found is used all the same.
+    pub fn keep(&mut self, threads: NonZeroUsize) -> Result<(), KeptError> {
+        if self.take_kept().is_ok() {
+            return Ok(());
+        }
+        let kept = kept::Kept::build(self.session(), threads);
+        let saved = kept.save(&kept::path_beside(&self.file), &self.belonging());
+        self.kept = Some(kept);
+        saved
+    }
+
+    /// What is kept beside it, if that was taken.
+    pub(crate) fn kept(&self) -> Option<&kept::Kept> {
+        self.kept.as_ref()
     }
 
     /// What `cofi report` counts: all is decoded when it is asked for first, by so many threads.

@@ -51,6 +51,17 @@ pub struct Unit {
     pub rows: Range<StreamOffset>,
     /// How many parts that can be decoded apart it has.
     pub parts: usize,
+    /// If not all of its range is decoded, what of it is. (Units that go to other machines have none.)
+    pub picks: Option<Arc<[Pick]>>,
+}
+
+/// A part of a stream that is decoded by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pick {
+    /// What is decoded.
+    pub range: Range<StreamOffset>,
+    /// From where to where its rows are: what stands before is decoded for what is to be known there.
+    pub rows: Range<StreamOffset>,
 }
 
 /// The parts that have to be gone through.
@@ -75,6 +86,7 @@ impl Units {
             range: WHOLE,
             rows: WHOLE,
             parts: 1,
+            picks: None,
         };
         Self {
             list: vec![unit],
@@ -102,6 +114,7 @@ impl Units {
                 range: WHOLE,
                 rows: WHOLE,
                 parts: 1,
+                picks: None,
             });
         }
         units

@@ -122,6 +122,21 @@ impl Table for Ran {
         let (Some(index), Some(stream)) = (unit.stream, unit.stream()) else {
             return;
         };
+        for pick in unit.picks.iter().flat_map(|picks| picks.iter()) {
+            // Where it ends is known from what comes behind.
+            let part = Unit {
+                range: pick.range.start..StreamOffset(u64::MAX),
+                rows: pick.rows.clone(),
+                picks: None,
+                ..unit.clone()
+            };
+            if !out.is_closed() {
+                decode(&part, (index, stream), (pick.range.start, 0), out, self);
+            }
+        }
+        if unit.picks.is_some() {
+            return;
+        }
         let start = lead(unit, unit.recording.parts(index));
         let decoded = decode(unit, (index, stream), (start, 0), out, self);
         if let Decoded::Lost { taken } = decoded {

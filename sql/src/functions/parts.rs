@@ -13,9 +13,10 @@ use cofi_session::{Session, Stream};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
+use crate::kept::is_about_code;
 use crate::limits::Limits;
 use crate::recording::Recording;
-use crate::table::{Unit, Units};
+use crate::table::{Pick, Unit, Units};
 
 /// Parts have about so many bytes at least, and there are no more than so many of a stream.
 const LEAST: usize = 4 << 10;
@@ -30,6 +31,12 @@ enum Times {
     Known(u64, u64),
     /// That is not known before it is decoded.
     Any,
+}
+
+/// How many bytes of a stream's packets a part has at least.
+pub(crate) fn part_size(stream: &Stream<'_>) -> NonZeroUsize {
+    let size = (stream.len() / MOST_PARTS).max(LEAST);
+    NonZeroUsize::new(size).unwrap_or(NonZeroUsize::MIN)
 }
 
 /// The parts of a stream.
@@ -50,14 +57,13 @@ impl StreamParts {
     }
 
     pub(crate) fn of(session: &Session<'_>, stream: &Stream<'_>) -> Self {
-        let size = (stream.len() / MOST_PARTS).max(LEAST);
         // What a processor's stream is about follows from what stands before.
-        let starts = match (stream.key().cpu(), NonZeroUsize::new(size)) {
-            (None, Some(size)) => {
-                let parts = segments(session, stream, size, SegmentStart::Traced);
+        let starts = match stream.key().cpu() {
+            None => {
+                let parts = segments(session, stream, part_size(stream), SegmentStart::Traced);
                 parts.into_iter().map(|part| part.start).collect()
             }
-            _ => vec![StreamOffset(0)],
+            Some(_) => vec![StreamOffset(0)],
         };
         Self {
             starts,
@@ -73,6 +79,12 @@ impl StreamParts {
     fn range(&self, part: usize) -> Range<StreamOffset> {
         let at = |part: usize| self.starts.get(part).copied();
         at(part).unwrap_or_default()..at(part + 1).unwrap_or(StreamOffset(u64::MAX))
+    }
+
+    /// How many parts a range has that begins with one.
+    pub(crate) fn count_in(&self, range: &Range<StreamOffset>) -> usize {
+        let before = |offset: StreamOffset| self.starts.partition_point(|start| *start < offset);
+        before(range.end).saturating_sub(before(range.start))
     }
 
     /// The part that holds a byte of the stream.
@@ -200,11 +212,33 @@ pub(super) fn units(recording: &Arc<Recording>, limits: &Limits) -> Units {
         };
         // What runs at the end of a part may be told by the PSB+ with which the next begins.
         let first = within.start.saturating_sub(1);
+        let range = parts.start(first)..parts.range(within.end - 1).end;
+        let kept = recording.kept().and_then(|kept| kept.stream(index));
+        if let Some(kept) = kept.filter(|_| is_about_code(limits)) {
+            let picks = kept.code(limits, &range);
+            units.add(picked(&unit, picks, parts));
+            continue;
+        }
         units.skipped += parts.count() - (within.end - first);
-        let end = parts.range(within.end - 1).end;
         units.list.push(Unit {
-            range: parts.start(first)..end,
+            range,
             parts: within.end - first,
+            ..unit.clone()
+        });
+    }
+    units
+}
+
+/// Of all of a stream what is picked.
+pub(crate) fn picked(unit: &Unit, picks: Vec<Pick>, parts: &StreamParts) -> Units {
+    let mut units = Units::default();
+    let count: usize = picks.iter().map(|pick| parts.count_in(&pick.range)).sum();
+    units.skipped = parts.count().saturating_sub(count);
+    if let (Some(first), Some(last)) = (picks.first(), picks.last()) {
+        units.list.push(Unit {
+            range: first.range.start..last.range.end,
+            parts: count,
+            picks: Some(picks.into()),
             ..unit.clone()
         });
     }
@@ -219,7 +253,7 @@ const LEAD: usize = 2;
 
 /// Cuts what is decoded of a stream into pieces, each of which begins with a part.
 pub(super) fn cut(unit: Unit, pieces: usize) -> Vec<Unit> {
-    let Some(index) = unit.stream else {
+    let Some(index) = unit.stream.filter(|_| unit.picks.is_none()) else {
         return vec![unit];
     };
     let parts = unit.recording.parts(index);

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use cofi_analysis::{
     ByTask, Call, CallEnd, CallNames, CallTracer, CallVisitor, CallsInOrder, Left,
 };
-use cofi_session::{StreamKey, Task};
+use cofi_session::{Stream, StreamKey, Task};
 
 use super::{CPU, RECORDING, TID, head};
 use crate::columns::{Column, address, number, text};
+use crate::functions::picked;
+use crate::kept::{KeptStream, is_about_code};
 use crate::limits::Limits;
 use crate::recording::Recording;
-use crate::table::{Outlet, Table, Unit, Units};
+use crate::table::{Outlet, Pick, Table, Unit, Units};
 
 /// A row for each call.
 #[derive(Debug)]
@@ -102,7 +104,24 @@ impl Table for Calls {
     }
 
     fn units(&self, recording: &Arc<Recording>, limits: &Limits) -> Units {
-        Units::streams(recording, limits)
+        let streams = Units::streams(recording, limits);
+        let Some(kept) = recording.kept().filter(|_| is_about_code(limits)) else {
+            return streams;
+        };
+        let mut units = Units {
+            list: Vec::new(),
+            skipped: streams.skipped,
+        };
+        for unit in streams.list {
+            let index = unit.stream.unwrap_or_default();
+            match kept.stream(index) {
+                Some(kept) => {
+                    units.add(picked(&unit, kept.calls(limits), recording.parts(index)));
+                }
+                None => units.list.push(unit),
+            }
+        }
+        units
     }
 
     fn fill(&self, unit: &Unit, out: &mut Outlet) {
@@ -110,15 +129,65 @@ impl Table for Calls {
         let session = unit.recording.session();
         let mut flow = session.decode(stream);
         let mut tracer = CallTracer::new(session, stream);
+        let kept = unit.recording.kept();
+        let kept = kept.and_then(|kept| kept.stream(unit.stream?));
+        if let Some((picks, kept)) = unit.picks.as_deref().zip(kept)
+            && picks.iter().all(|pick| kept.state(pick).is_some())
+        {
+            return fill_picked(unit, stream, picks, kept, out);
+        }
         let mut puts = Puts {
             unit,
             key: stream.key(),
             era: 0,
             waiting: out.wants(DEPTH).then(ByTask::default),
+            kept: None,
+            is_wanted: true,
             out,
         };
         while !puts.out.is_closed() && tracer.follow(&mut flow, &mut puts) {}
         tracer.finish(&mut puts);
+    }
+}
+
+/// Follows the calls of parts of a stream, each from the calls on that are open where it begins.
+fn fill_picked(
+    unit: &Unit,
+    stream: &Stream<'_>,
+    picks: &[Pick],
+    kept: &KeptStream,
+    out: &mut Outlet,
+) {
+    let session = unit.recording.session();
+    let mut tracer = CallTracer::new(session, stream).with_dictionary(kept.dictionary());
+    let mut puts = Puts {
+        unit,
+        key: stream.key(),
+        era: 0,
+        waiting: None,
+        kept: Some(kept),
+        is_wanted: false,
+        out,
+    };
+    for pick in picks {
+        let state = kept.state(pick);
+        let is_known = state.is_some_and(|state| kept.states().restore(state, &mut tracer));
+        if puts.out.is_closed() || !is_known {
+            return;
+        }
+        tracer.go_on_at(pick.range.start);
+        for (range, era) in kept.chunks(pick) {
+            if range.start != pick.range.start {
+                tracer.go_on();
+            }
+            puts.era = era.into();
+            puts.is_wanted = pick.rows.contains(&range.start);
+            let mut flow = session.decode_within(stream, range.clone());
+            while !puts.out.is_closed() && tracer.follow(&mut flow, &mut puts) {}
+            if range.end.0 == u64::MAX {
+                tracer.finish(&mut puts);
+            }
+        }
     }
 }
 
@@ -129,6 +198,10 @@ struct Puts<'a> {
     key: StreamKey,
     era: u64,
     waiting: Option<ByTask<CallsInOrder>>,
+    /// What is kept of the stream tells how deep calls are, without waiting.
+    kept: Option<&'a KeptStream>,
+    /// Calls that are left now are put out.
+    is_wanted: bool,
     out: &'a mut Outlet,
 }
 
@@ -165,7 +238,14 @@ impl CallVisitor for Puts<'_> {
 
 impl Puts<'_> {
     fn put(&mut self, call: &Call, end: &CallEnd, names: &CallNames) {
+        if !self.is_wanted {
+            return;
+        }
         let Self { unit, key, era, .. } = *self;
+        let depth = match self.kept {
+            Some(kept) => call.depth.saturating_add(kept.deeper(era)),
+            None => call.depth,
+        };
         let recording = &unit.recording;
         // Of what was still open nobody knows the end.
         let is_open = matches!(end.left, Left::End | Left::Gap);
@@ -177,7 +257,7 @@ impl Puts<'_> {
                 .number(era)
                 .signed(call.number)
                 .signed(call.parent)
-                .number(u64::try_from(call.depth).unwrap_or(0))
+                .number(u64::try_from(depth).unwrap_or(0))
                 .text(names.name(call.function));
             match names.file(call.function).filter(|_| row.wants_next()) {
                 Some(file) => row.text(&*file.to_string_lossy()),

@@ -52,13 +52,13 @@ pub(crate) struct Recorded {
     pub(crate) damaged: PathBuf,
 }
 
-fn well(command: &mut Command) -> Output {
+pub(crate) fn well(command: &mut Command) -> Output {
     let output = command.stdin(Stdio::null()).output().expect("it runs");
     assert!(output.status.success(), "{command:?}: {output:?}");
     output
 }
 
-fn record(data: &Path, program: &Path, words: &[&str]) {
+pub(crate) fn record(data: &Path, program: &Path, words: &[&str]) {
     let mut record = Command::new(cofi());
     record.args([
         "record",

@@ -1,0 +1,304 @@
+//! With what is kept beside a recording, conditions on functions and addresses decode only the parts that hold them, and the rows are those that are found
+//! when all is decoded: also where the recording is damaged.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cofi_session::{Session, SessionOptions};
+
+use common::{Row, asked, assert_same, cofi_sql, record, rows, well};
+
+/// Much work, in which some functions run seldom: one of them with calls of its own, one deep, one that is left by a jump, one in a handler.
+const PROGRAM: &str = r"
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdlib.h>
+static volatile unsigned seed = 1, sum;
+static jmp_buf back;
+__attribute__((noinline)) static unsigned next(void) { seed = seed * 1103515245 + 12345; return seed >> 16; }
+__attribute__((noinline)) static void work(int rounds) {
+    for (int i = 0; i < rounds; i++) {
+        unsigned random = next();
+        if (random & 1) sum += random;
+        if (random & 2) sum ^= random;
+        if (random & 4) sum -= 3;
+    }
+}
+__attribute__((noinline)) static unsigned leaf(unsigned n) { return n * 3 + sum; }
+__attribute__((noinline)) static unsigned rare(unsigned n) { unsigned one = leaf(n); work(40); return one + leaf(n + 1); }
+__attribute__((noinline)) static unsigned around(unsigned n) { unsigned one = leaf(n); work(6000); return one + rare(n); }
+__attribute__((noinline)) static unsigned deep(unsigned n) { return n ? deep(n - 1) + 1 : rare(7); }
+__attribute__((noinline)) static void away(void) { work(30); longjmp(back, 1); }
+__attribute__((noinline)) static void handler(int number) { sum += leaf(number); }
+static void *other(void *unused) { work(3000); sum += rare(1); return unused; }
+int main(void) {
+    pthread_t thread;
+    signal(SIGUSR1, handler);
+    for (int i = 0; i < 60; i++) {
+        work(2000);
+        if (i % 20 == 4) sum += rare(i);
+        if (i == 12) sum += around(i);
+        if (i == 17) raise(SIGUSR1);
+        if (i == 20) sum += deep(70);
+        if (i == 24 && !setjmp(back)) away();
+        if (i == 26) { pthread_create(&thread, 0, other, 0); pthread_join(thread, 0); }
+    }
+    return 0;
+}
+";
+
+/// A recording, with nothing kept beside it.
+fn recorded(folder: &Path) -> PathBuf {
+    let [source, program, data] = ["program.c", "program", "a.data"].map(|name| folder.join(name));
+    std::fs::write(&source, PROGRAM).expect("written");
+    let mut compiler = Command::new("gcc");
+    let compiler = compiler.args(["-O1", "-g", "-pthread", "-o"]);
+    well(compiler.arg(&program).arg(&source));
+    record(&data, &program, &[]);
+    data
+}
+
+fn kept(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".parts");
+    name.into()
+}
+
+/// The rows of a statement, with what is kept beside the recording; made if it is not there.
+fn asked_keeping(file: &Path, statement: &str) -> Vec<Row> {
+    let output = cofi_sql(&["sql", "--json", "--keep-parts"], &[file], statement);
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
+    let said = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(!said.contains("--keep-parts"), "{said}");
+    rows(&output.stdout)
+}
+
+/// How many parts a statement decoded, and how many it left out.
+fn counted(file: &Path, statement: &str) -> (u64, u64) {
+    let explained = format!("EXPLAIN ANALYZE {statement}");
+    let output = cofi_sql(&["sql", "--csv"], &[file], &explained);
+    let plan = String::from_utf8(output.stdout).expect("UTF-8");
+    let number = |key: &str| {
+        let (_, rest) = plan.split_once(key)?;
+        let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+        digits.parse().ok()
+    };
+    let counts = (number("parts_decoded="), number("parts_skipped="));
+    (counts.0.unwrap_or(0), counts.1.unwrap_or(0))
+}
+
+const INSTRUCTIONS: &str = "SELECT tid, stream_offset / 64 AS place, function, class, count(*) AS n, sum(seq) AS seq, sum(ip) AS ip, sum(tsc) AS tsc,
+    sum(stream_offset) AS bytes, sum(length) AS length FROM instructions() WHERE";
+const BLOCKS: &str = "SELECT tid, stream_offset / 64 AS place, function, class, count(*) AS n, sum(seq) AS seq, sum(ip) AS ip, sum(last_ip) AS last,
+    sum(instructions) AS instructions, sum(tsc) AS tsc, sum(stream_offset) AS bytes FROM blocks() WHERE";
+const BY: &str = "GROUP BY 1, 2, 3, 4";
+
+/// Conditions that leave out parts, each with one that says the same of a value that is worked out, which leaves out nothing.
+fn conditions(file: &Path) -> Vec<[String; 2]> {
+    let mut all = Vec::new();
+    for function in ["rare", "leaf", "deep", "away", "none"] {
+        all.push([
+            format!("function = '{function}'"),
+            format!("concat(function, '') = '{function}'"),
+        ]);
+    }
+    all.push([
+        "function IN ('deep', 'away') AND file IS NOT NULL".into(),
+        "concat(function, '') IN ('deep', 'away')".into(),
+    ]);
+    let places =
+        "SELECT function, min(ip) AS ip FROM calls WHERE function = 'rare' GROUP BY function";
+    let places = asked(&[file], places);
+    assert_eq!(places.len(), 1, "{places:?}");
+    for place in places {
+        let ip = place["ip"].as_str().expect("an address");
+        all.push([format!("ip = address('{ip}')"), format!("hex(ip) = '{ip}'")]);
+        let number = u64::from_str_radix(ip.trim_start_matches("0x"), 16).expect("an address");
+        // The bytes behind it: no instruction begins at each, and blocks may end there.
+        let (from, to) = (number + 1, number + 24);
+        all.push([
+            format!("ip BETWEEN {from} AND {to}"),
+            format!("address(hex(ip)) + 0 BETWEEN {from} AND {to}"),
+        ]);
+    }
+    all
+}
+
+/// That all statements have the same rows whether parts are left out or not. Nothing is kept beside the recording before.
+fn compare(file: &Path) {
+    assert!(!kept(file).exists());
+    let conditions = conditions(file);
+    let mut wanted = Vec::new();
+    let statements = |number: usize| {
+        let of = |[some, all]: &[String; 2]| {
+            let condition = [some, all][number];
+            [
+                format!("{INSTRUCTIONS} {condition} {BY}"),
+                format!("{BLOCKS} {condition} {BY}"),
+                format!("SELECT * FROM calls WHERE {condition}"),
+            ]
+        };
+        conditions.iter().flat_map(of).collect::<Vec<_>>()
+    };
+    for statement in statements(1) {
+        wanted.push(asked(&[file], &statement));
+    }
+    let mut compared = 0;
+    for (statement, wanted) in statements(0).iter().zip(&wanted) {
+        let told = asked_keeping(file, statement);
+        if wanted.is_empty() {
+            assert_eq!(told.len(), 0, "{statement}");
+        } else {
+            assert_same(&told, wanted);
+            compared += 1;
+        }
+    }
+    assert!(compared >= 18, "{compared}");
+    assert!(kept(file).exists());
+    std::fs::remove_file(kept(file)).expect("removed");
+}
+
+#[test]
+fn what_is_left_out_has_no_rows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = recorded(folder.path());
+    compare(&file);
+    // No packet; a packet that takes what follows for its payload; an overflow; another branch: in the places of the longest stream, in thousandths.
+    let whole = std::fs::read(&file).expect("a recording");
+    let places: [(usize, &[u8]); 4] = [
+        (150, &[0xff; 24]),
+        (437, &[2, 0x62]),
+        (668, &[2, 0xf3]),
+        (905, &[6]),
+    ];
+    for (place, spoilt) in [places[0], places[2]] {
+        std::fs::write(&file, &whole).expect("written");
+        damage(&file, &[(place, spoilt)]);
+        compare(&file);
+    }
+    std::fs::write(&file, &whole).expect("written");
+    damage(&file, &places);
+    compare(&file);
+}
+
+/// Spoils bytes of the longest stream of a recording.
+fn damage(file: &Path, places: &[(usize, &[u8])]) {
+    let mut bytes = std::fs::read(file).expect("a recording");
+    for (place, spoilt) in places {
+        let at = {
+            let session = Session::new(&bytes, &SessionOptions::default()).expect("a recording");
+            let streams = session.streams().iter().map(cofi_session::Stream::bytes);
+            let stream = streams.max_by_key(|stream| stream.len()).expect("a stream");
+            let start = stream.len() * place / 1000;
+            let piece = &stream[start..start + 64];
+            let mut windows = bytes.windows(piece.len());
+            windows
+                .position(|window| window == piece)
+                .expect("its bytes")
+        };
+        bytes[at..at + spoilt.len()].copy_from_slice(spoilt);
+    }
+    std::fs::write(file, bytes).expect("written");
+}
+
+/// Few parts are decoded for what runs seldom, and it is said how many.
+#[test]
+fn few_parts_are_decoded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = recorded(folder.path());
+    let all = [
+        "SELECT count(*) FROM calls WHERE function = 'rare'",
+        "SELECT * FROM calls WHERE function = 'away'",
+        "SELECT count(*), sum(instructions) FROM blocks() WHERE function = 'deep'",
+        "SELECT count(*) FROM instructions() WHERE function = 'handler'",
+    ];
+    let parts = "SELECT count(*) AS n FROM slices";
+    let parts = asked(&[&file], parts)[0]["n"].as_u64().expect("a number");
+    assert!(parts >= 20, "{parts}");
+    for statement in all {
+        let (_, skipped) = counted(&file, statement);
+        assert_eq!(skipped, 0, "{statement}");
+    }
+    let wanted: Vec<_> = all
+        .iter()
+        .map(|statement| asked(&[&file], statement))
+        .collect();
+    assert_eq!(asked_keeping(&file, all[0]), wanted[0]);
+    for (statement, wanted) in all.iter().zip(&wanted) {
+        // What is kept is used without being asked for.
+        let (decoded, skipped) = counted(&file, statement);
+        assert!(
+            decoded > 0 && decoded * 2 <= parts && decoded + skipped == parts,
+            "{statement}: {decoded} of {parts}, {skipped} left out"
+        );
+        assert_eq!(&asked(&[&file], statement), wanted, "{statement}");
+    }
+    let none = "SELECT count(*) FROM blocks() WHERE function = 'none'";
+    assert_eq!(counted(&file, none), (0, parts));
+    // With a condition on time, what both leave out is left out.
+    let bounds = "SELECT min(begin_ns) AS a, max(begin_ns) AS b FROM slices";
+    let bounds = &asked(&[&file], bounds)[0];
+    let [begin, end] = ["a", "b"].map(|key| bounds[key].as_i64().expect("a number"));
+    let middle = (begin + end) / 2;
+    for (from, to) in [(begin, middle), (middle, end)] {
+        let some =
+            format!("SELECT * FROM blocks(NULL, NULL, {from}, {to}) WHERE function = 'leaf'");
+        let all = format!(
+            "SELECT * FROM blocks() WHERE time_ns + 0 >= {from} AND time_ns + 0 < {to} AND concat(function, '') = 'leaf'"
+        );
+        assert_same(&asked(&[&file], &some), &asked(&[&file], &all));
+        let (decoded, skipped) = counted(&file, &some);
+        assert!(decoded < parts / 2 && decoded + skipped == parts, "{some}");
+    }
+}
+
+/// What is damaged, of another recording or of other code is not used, and made anew if that is asked for.
+#[test]
+fn what_does_not_belong_is_not_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = recorded(folder.path());
+    let statement = "SELECT * FROM calls WHERE function = 'rare'";
+    let wanted = asked(&[&file], statement);
+    assert_same(&asked_keeping(&file, statement), &wanted);
+    let path = kept(&file);
+    let good = std::fs::read(&path).expect("what is kept");
+    let is_used = || counted(&file, statement).1 > 0;
+    assert!(is_used());
+    for at in [0, 15, 20, 50, 53, 60, good.len() / 2, good.len() - 1] {
+        let mut bad = good.clone();
+        bad[at] ^= 0x40;
+        std::fs::write(&path, bad).expect("written");
+        assert!(!is_used(), "byte {at} is spoilt");
+        assert_same(&asked(&[&file], statement), &wanted);
+    }
+    for len in [0, 16, 48, 52, 56, good.len() / 2, good.len() - 1] {
+        std::fs::write(&path, &good[..len]).expect("written");
+        assert!(!is_used(), "{len} bytes");
+    }
+    assert_same(&asked_keeping(&file, statement), &wanted);
+    assert!(is_used());
+    assert_eq!(std::fs::read(&path).expect("what is kept"), good);
+    // Another recording of the same program.
+    let other = folder.path().join("b.data");
+    record(&other, &folder.path().join("program"), &[]);
+    std::fs::copy(&path, kept(&other)).expect("copied");
+    assert_eq!(counted(&other, statement).1, 0);
+    // Where nothing can be written, that is said, and the rows are there.
+    let nowhere = folder.path().join("gone.data");
+    std::fs::copy(&file, &nowhere).expect("copied");
+    std::fs::create_dir(kept(&nowhere)).expect("a folder");
+    let output = cofi_sql(&["sql", "--json", "--keep-parts"], &[&nowhere], statement);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--keep-parts"));
+    assert_eq!(rows(&output.stdout).len(), wanted.len());
+    // Other code: the program was built anew.
+    well(
+        Command::new("touch")
+            .args(["-d", "2001-01-01"])
+            .arg(folder.path().join("program")),
+    );
+    assert!(!is_used());
+}
