@@ -49,7 +49,7 @@ impl CBlock {
         self.ninsn += 1;
         self.end_ip = insn.ip;
         self.class = insn.class;
-        if insn.flags & 2 != 0 {
+        if insn.is_truncated() {
             self.flags |= 2;
             self.raw = insn.raw;
             self.size = insn.size;
@@ -118,7 +118,8 @@ impl Image {
             (last, flow) = (at, entry.flow);
             let step = entry.step();
             let to = match step.flow {
-                Flow::Next if !block.is_truncated() => step.next_ip,
+                _ if block.is_truncated() => break,
+                Flow::Next => step.next_ip,
                 Flow::Direct | Flow::DirectCall => step.target,
                 _ => break,
             };
@@ -133,7 +134,7 @@ impl Image {
                 break;
             }
             if step.flow == Flow::DirectCall && step.target != step.next_ip {
-                // (More are not remembered. So blocks take no more memory than there is code.)
+                // (More are not remembered: what blocks take is bounded by how much code is kept.)
                 if returns.len() == MOST_RETURNS {
                     break;
                 }

@@ -22,6 +22,14 @@ pub struct CInsn {
     pub(crate) flags: u32,
 }
 
+impl CInsn {
+    /// Whether it goes beyond its section.
+    #[inline(always)]
+    pub(crate) const fn is_truncated(&self) -> bool {
+        self.flags & 2 != 0
+    }
+}
+
 /// `enum pt_insn_class`.
 pub(crate) mod ptic {
     pub(crate) const OTHER: u32 = 1;
@@ -104,7 +112,7 @@ const _: () = assert!(size_of::<Entry>() == 64);
 /// No entry.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// So many instructions are kept: 80 MiB.
+/// So many instructions are kept: 64 MiB of entries, and with tables, and blocks if these are asked for, up to half a gigabyte.
 const ROOM: usize = 1 << 20;
 
 /// A run that was not counted.

@@ -106,6 +106,8 @@ impl Walker {
             let number = match image.block(cursor, asid) {
                 Ok(number) => number,
                 Err(error) => {
+                    // What was at hand may have been forgotten meanwhile.
+                    self.stir();
                     *out = CBlock::default();
                     return Err(error);
                 }
@@ -178,7 +180,10 @@ impl Walker {
             return false;
         }
         let (image, cursor, _) = self.parts();
-        let Some(entry) = image.known(cursor) else {
+        let Some(entry) = image
+            .known(cursor)
+            .filter(|entry| !entry.insn.is_truncated())
+        else {
             return false;
         };
         let (flow, index, behind) = (entry.flow, entry.edges()[1], entry.next_ip());
@@ -216,12 +221,12 @@ impl Walker {
             }
             let status = self.behind(&entry)?;
             let ends = match entry.flow {
-                Flow::Next => block.is_truncated(),
+                Flow::Next => false,
                 Flow::Direct => self.end_on_jump,
                 Flow::DirectCall => self.end_on_call,
                 _ => true,
             };
-            if ends || self.due || !self.enabled {
+            if ends || block.is_truncated() || self.due || !self.enabled {
                 return Ok(status);
             }
         }

@@ -294,6 +294,21 @@ fn images_that_change_meanwhile_give_the_same() {
     }
 }
 
+/// A branch across a section's end ends its block; what is kept of a section that went away is not handed out.
+#[test]
+fn sections_end_and_go_away_alike() {
+    let Some(program) = Program::new("tests/c/sections.c", &[]) else {
+        return;
+    };
+    let file = program.path("code");
+    let split = program.same(&words(&format!("split {file}")));
+    assert!(split.contains("split 1000..1000 1 class"), "{split}");
+    assert!(split.contains("truncated 5 bytes e9"), "{split}");
+    let goes = program.same(&words(&format!("goes {file}")));
+    assert!(goes.contains("refused -> -13"), "{goes}");
+    assert!(goes.contains("then 1001 class 5 -> 0"), "{goes}");
+}
+
 /// Where blocks end, and the class of what stands there, as flow.c prints them.
 fn block_ends(text: &str) -> Vec<(&str, u32)> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("end "));
