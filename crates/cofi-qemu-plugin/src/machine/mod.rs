@@ -27,7 +27,7 @@ const PROCESSORS: usize = 256;
 
 static MACHINE: OnceLock<Machine> = OnceLock::new();
 
-/// What a processor did last. What is read for every block comes first, in one line of the cache. Each is written and read by itself:
+/// What a processor did last. What is read for every block comes first, most of it in one line of the cache. Each is written and read by itself:
 /// what was written singly the processor cannot read as one at once.
 #[repr(C)]
 struct Processor {
@@ -38,7 +38,7 @@ struct Processor {
     cr3: u64,
     /// The kind of state of 64-bit code that ran last; of other code, [`NOT_WIDE`].
     kind: u32,
-    /// How its code segment was; the base is that of the last code that was not 64-bit code, of which alone it counts.
+    /// How its code segment was. The base counts of code that is not 64-bit code alone, and may be older of other code.
     cs: u16,
     cs_base: u64,
     handlers: Handlers,
@@ -108,7 +108,8 @@ unsafe extern "C" fn on_block(vcpu: c_uint, code: *mut c_void) {
 }
 
 extern "C" fn on_block_with_state(vcpu: c_uint, code: *mut c_void, at: *const u8) {
-    // SAFETY: as there.
+    // SAFETY: only this processor's callbacks use what is its own, one at a time; the code's address is what the block was registered with, and
+    // lives for ever; QEMU's generated code, which calls this, has the state's address there.
     let is_told = ALL.get(vcpu as usize).is_some_and(|own| unsafe {
         let code: &'static Code = &*core::ptr::with_exposed_provenance::<Code>(code.addr());
         (*own.0.get()).runs_plainly(vcpu, code, State::new(at))
