@@ -114,9 +114,9 @@ fn conditions(file: &Path) -> Vec<[String; 2]> {
     let places = asked(&[file], places);
     assert_eq!(places.len(), 1, "{places:?}");
     for place in places {
-        let ip = place["ip"].as_str().expect("an address");
+        let number = place["ip"].as_u64().expect("an address");
+        let ip = format!("{number:#x}");
         all.push([format!("ip = address('{ip}')"), format!("hex(ip) = '{ip}'")]);
-        let number = u64::from_str_radix(ip.trim_start_matches("0x"), 16).expect("an address");
         // The bytes behind it: no instruction begins at each, and blocks may end there.
         let (from, to) = (number + 1, number + 24);
         all.push([
@@ -245,9 +245,9 @@ fn few_parts_are_decoded() {
     let middle = (begin + end) / 2;
     for (from, to) in [(begin, middle), (middle, end)] {
         let some =
-            format!("SELECT * FROM blocks(NULL, NULL, {from}, {to}) WHERE function = 'leaf'");
+            format!("SELECT * FROM instructions(NULL, NULL, {from}, {to}) WHERE function = 'leaf'");
         let all = format!(
-            "SELECT * FROM blocks() WHERE time_ns + 0 >= {from} AND time_ns + 0 < {to} AND concat(function, '') = 'leaf'"
+            "SELECT * FROM instructions() WHERE time_ns + 0 >= {from} AND time_ns + 0 < {to} AND concat(function, '') = 'leaf'"
         );
         assert_same(&asked(&[&file], &some), &asked(&[&file], &all));
         let (decoded, skipped) = counted(&file, &some);
