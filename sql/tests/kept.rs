@@ -6,9 +6,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cofi_session::{Session, SessionOptions};
-
-use common::{Row, asked, assert_same, cofi_sql, record, rows, well};
+use common::{Row, asked, assert_same, cofi_sql, damage, record, rows, well};
 
 /// Much work, in which some functions run seldom: one of them with calls of its own, one deep, one that is left by a jump, one in a handler.
 const PROGRAM: &str = r"
@@ -176,32 +174,14 @@ fn what_is_left_out_has_no_rows() {
     ];
     for (place, spoilt) in [places[0], places[2]] {
         std::fs::write(&file, &whole).expect("written");
-        damage(&file, &[(place, spoilt)]);
+        damage(&file, place, spoilt);
         compare(&file);
     }
     std::fs::write(&file, &whole).expect("written");
-    damage(&file, &places);
-    compare(&file);
-}
-
-/// Spoils bytes of the longest stream of a recording.
-fn damage(file: &Path, places: &[(usize, &[u8])]) {
-    let mut bytes = std::fs::read(file).expect("a recording");
     for (place, spoilt) in places {
-        let at = {
-            let session = Session::new(&bytes, &SessionOptions::default()).expect("a recording");
-            let streams = session.streams().iter().map(cofi_session::Stream::bytes);
-            let stream = streams.max_by_key(|stream| stream.len()).expect("a stream");
-            let start = stream.len() * place / 1000;
-            let piece = &stream[start..start + 64];
-            let mut windows = bytes.windows(piece.len());
-            windows
-                .position(|window| window == piece)
-                .expect("its bytes")
-        };
-        bytes[at..at + spoilt.len()].copy_from_slice(spoilt);
+        damage(&file, place, spoilt);
     }
-    std::fs::write(file, bytes).expect("written");
+    compare(&file);
 }
 
 /// Few parts are decoded for what runs seldom, and it is said how many.

@@ -2,15 +2,14 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use cofi_session::{Session, SessionOptions};
 use cofi_sql::scan::Pieces;
 use cofi_sql::{Engine, Form, OpenOptions, Recording, write};
 use datafusion::prelude::{SessionConfig, SessionContext};
 
-use common::{Recorded, Row, assert_same, rows};
+use common::{Recorded, Row, assert_same, damage, rows};
 
 /// In so many pieces, at most.
 const PIECES: usize = 11;
@@ -48,25 +47,6 @@ fn compare(file: &Path) {
     }
 }
 
-/// A copy of a recording in which bytes are spoilt at a place of its longest stream, in thousandths of it.
-fn damaged(file: &Path, place: usize, spoilt: &[u8]) -> PathBuf {
-    let mut bytes = std::fs::read(file).expect("a recording");
-    let at = {
-        let session = Session::new(&bytes, &SessionOptions::default()).expect("a recording");
-        let streams = session.streams().iter().map(cofi_session::Stream::bytes);
-        let stream = streams.max_by_key(|stream| stream.len()).expect("a stream");
-        let start = stream.len() * place / 1000;
-        let piece = &stream[start..start + 64];
-        let mut windows = bytes.windows(piece.len());
-        windows
-            .position(|window| window == piece)
-            .expect("its bytes")
-    };
-    bytes[at..at + spoilt.len()].copy_from_slice(spoilt);
-    std::fs::write(file, bytes).expect("written");
-    file.to_path_buf()
-}
-
 #[test]
 fn pieces_have_the_rows_of_the_whole() {
     let recorded = Recorded::new();
@@ -87,10 +67,12 @@ fn pieces_have_the_rows_of_the_whole() {
     let bytes = std::fs::read(&whole).expect("a recording");
     for (number, place) in [333, 500, 640, 901].into_iter().enumerate() {
         std::fs::write(&whole, &bytes).expect("written");
-        compare(&damaged(&whole, place, spoilt[number % spoilt.len()]));
+        damage(&whole, place, spoilt[number % spoilt.len()]);
+        compare(&whole);
     }
     // In several places at once.
     for place in [112, 480] {
-        compare(&damaged(&whole, place, spoilt[place % spoilt.len()]));
+        damage(&whole, place, spoilt[place % spoilt.len()]);
+        compare(&whole);
     }
 }

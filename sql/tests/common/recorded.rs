@@ -204,3 +204,21 @@ pub(crate) fn assert_same(told: &[Row], wanted: &[Row]) {
         only(&wanted, &told)
     );
 }
+
+/// Spoils bytes of a recording, at a place of its longest stream, in thousandths of that.
+pub(crate) fn damage(file: &Path, place: usize, spoilt: &[u8]) {
+    let mut bytes = std::fs::read(file).expect("a recording");
+    let at = {
+        let session = Session::new(&bytes, &SessionOptions::default()).expect("a recording");
+        let streams = session.streams().iter().map(cofi_session::Stream::bytes);
+        let stream = streams.max_by_key(|stream| stream.len()).expect("a stream");
+        let start = stream.len() * place / 1000;
+        let piece = &stream[start..start + 64];
+        let mut windows = bytes.windows(piece.len());
+        windows
+            .position(|window| window == piece)
+            .expect("its bytes")
+    };
+    bytes[at..at + spoilt.len()].copy_from_slice(spoilt);
+    std::fs::write(file, bytes).expect("written");
+}
