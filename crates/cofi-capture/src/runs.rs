@@ -249,6 +249,14 @@ pub(crate) struct BlockList {
 }
 
 impl BlockList {
+    /// Whose instructions are at hand, and take three times the memory.
+    pub(crate) fn with_steps_at_hand() -> Self {
+        Self {
+            steps: StepList::AtHand(Vec::new()),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.blocks.len()
     }
@@ -302,6 +310,20 @@ impl BlockList {
             (Some(block), Some(place)) => self.steps.get(block.start, *place),
             _ => Steps::default(),
         }
+    }
+
+    /// The same, if they are at hand; else none.
+    #[inline]
+    pub(crate) fn steps_at_hand(&self, number: u32) -> &[Step] {
+        let place = self.places.get(number as usize);
+        place.map_or(&[], |place| self.steps.at_hand(*place))
+    }
+
+    /// The checksum of a block, if only its last instruction may be a branch.
+    #[inline]
+    pub(crate) fn checksum(&self, number: u32) -> Option<Checksum> {
+        let block = self.get(number)?;
+        (block.count > 0).then(|| block.checksum())
     }
 
     /// The runs of `before` and of the blocks of these numbers, of which each was entered behind the one before it.

@@ -1,7 +1,7 @@
 //! A machine's translated blocks, decoded once.
 
 use super::super::blocks as user;
-use crate::runs::{BlockList, checksum_of};
+use crate::runs::BlockList;
 use crate::{Pid, ProcessorState, Runs, Step};
 use cofi_insn::{Checksum, Class, decode};
 use cofi_packet::{ExecMode, Ip};
@@ -16,32 +16,40 @@ pub(super) struct Block {
     pub(super) cpl: u8,
     /// A record says if it was left before its last instruction began.
     pub(super) is_marked: bool,
-    /// Its instructions, of [`Blocks::steps`].
-    steps: Range<usize>,
+    number: u32,
     /// It runs at level 0, in 64-bit mode and in the upper half of addresses: an operating system's code, which all processors see alike.
     is_kernel: bool,
-    /// Of all of them.
-    pub(super) checksum: Checksum,
     /// Its bytes, of [`Blocks::code`].
-    code: Range<usize>,
-    /// Where control goes from it in the simplest way: the next instruction, and the target of a direct branch.
-    ways: Option<(Ip, Ip)>,
+    code: Range<u32>,
+    /// Whether control can go from it in the simplest way, and where: to the next instruction, and to the target of a direct branch.
+    is_simple: bool,
+    ways: (Ip, Ip),
     /// In which address space, and which epoch of its pages, its code was found to be in place.
     pub(super) placed: (u32, u32),
 }
 
 /// All blocks, by number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Blocks {
     blocks: Vec<Block>,
-    /// The same blocks, as runs have them.
+    /// The same blocks, as runs have them. Much of a machine's code is told one instruction at a time, so these are at hand.
     list: BlockList,
-    /// The instructions of all, as they are told one by one: much of a machine's code is, so they are at hand.
-    steps: Vec<Step>,
     /// The numbers of those that may be part of runs: of an operating system, and found to be in place in this epoch of the pages.
     in_place: Vec<u32>,
     epoch: u32,
     code: Vec<u8>,
+}
+
+impl Default for Blocks {
+    fn default() -> Self {
+        Self {
+            blocks: Vec::new(),
+            list: BlockList::with_steps_at_hand(),
+            in_place: Vec::new(),
+            epoch: 0,
+            code: Vec::new(),
+        }
+    }
 }
 
 impl Blocks {
@@ -56,7 +64,13 @@ impl Blocks {
 
     #[inline]
     pub(super) fn steps(&self, block: &Block) -> &[Step] {
-        self.steps.get(block.steps.clone()).unwrap_or_default()
+        self.list.steps_at_hand(block.number)
+    }
+
+    /// The checksum of a block's instructions, if only the last may be a branch.
+    #[inline]
+    pub(super) fn checksum(&self, block: &Block) -> Option<Checksum> {
+        self.list.checksum(block.number)
     }
 
     /// The blocks of these numbers, which were entered one after the other behind the one of the number `before`, if that may be part of a run.
@@ -84,7 +98,10 @@ impl Blocks {
     }
 
     pub(super) fn code(&self, block: &Block) -> &[u8] {
-        self.code.get(block.code.clone()).unwrap_or_default()
+        let Range { start, end } = block.code;
+        self.code
+            .get(start as usize..end as usize)
+            .unwrap_or_default()
     }
 
     /// Takes a block. `bits` are those of [`state`].
@@ -103,25 +120,24 @@ impl Blocks {
             steps.push(Step { ip, insn });
             at += usize::from(insn.len);
         }
-        let place = self.code.len()..self.code.len() + at;
+        let first = self.code.len() as u32;
         self.code.extend_from_slice(&code[..at]);
         self.list.push(Ip(start), &steps, false);
-        let first = self.steps.len();
-        self.steps.extend_from_slice(&steps);
         self.list.set_fresh(number, false);
         let cpl = cpl_of(bits);
         let is_kernel = mode == ExecMode::Bits64 && cpl == 0 && start >> 63 != 0;
         self.list.set_state(number, is_kernel.into());
+        let ways = simple_ways(&steps, mode);
         self.blocks.push(Block {
+            number,
             start: Ip(start),
             mode,
             cpl,
             is_marked: bits & state::MARKED != 0,
-            ways: simple_ways(&steps, mode),
-            checksum: checksum_of(&steps),
-            steps: first..self.steps.len(),
+            is_simple: ways.is_some(),
+            ways: ways.unwrap_or_default(),
             is_kernel,
-            code: place,
+            code: first..self.code.len() as u32,
             placed: (0, u32::MAX),
         });
     }
@@ -154,8 +170,8 @@ impl Block {
     /// Whether it leads to `next` in the simplest way: all of it ran, and it has no branch but perhaps a direct one at its end.
     #[inline]
     pub(super) fn simply_leads_to(&self, next: &Self) -> bool {
-        self.ways
-            .is_some_and(|(after, target)| next.start == after || next.start == target)
+        self.is_simple
+            && (next.start == self.ways.0 || next.start == self.ways.1)
             && self.cpl == next.cpl
             && self.mode == next.mode
     }

@@ -157,8 +157,9 @@ impl Processor {
             && let Some((before, _)) = self.entered
             && let (Some(before), Some(next)) = (blocks.get(before), blocks.get(number))
             && before.simply_leads_to(next)
+            && let Some(checksum) = blocks.checksum(before)
         {
-            observer.ran_block(self.cpu, blocks.steps(before), before.checksum, next.start);
+            observer.ran_block(self.cpu, blocks.steps(before), checksum, next.start);
         } else {
             self.arrive(observer, blocks, number);
         }
