@@ -117,12 +117,13 @@ impl<'d> Block<'d> {
     /// Calls `visit` for each instruction: the fastest way to them.
     #[inline(always)]
     pub fn for_each(&self, mut visit: impl FnMut(Executed)) {
-        if let Content::Node { cache, node, id } = &self.content
-            && let Some(insns) = cache.graph.flat.of(*id, node.insns)
-        {
-            insns.iter().copied().for_each(visit);
-        } else {
-            self.for_each_part(&mut visit);
+        let flat = match &self.content {
+            Content::Node { cache, node, id } => cache.graph.flat.of(*id, node.insns),
+            _ => None,
+        };
+        match flat {
+            Some(insns) => insns.iter().copied().for_each(visit),
+            None => self.for_each_part(&mut visit),
         }
     }
 

@@ -124,13 +124,11 @@ impl<'t, F: ReadFamily> Reader<'t, F> {
     /// Where no more ticks may be kept, notes from where on they are to be read again.
     #[inline]
     pub(crate) fn mark_ticks(&mut self) {
-        if let Some(Ticks {
-            queue,
-            room,
-            rest: None,
-        }) = &self.ticks
-            && queue.len() >= *room
-        {
+        let is_full = match &self.ticks {
+            Some(ticks) => ticks.rest.is_none() && ticks.queue.len() >= ticks.room,
+            None => false,
+        };
+        if is_full {
             let rest = Replay::new(self);
             if let Some(ticks) = &mut self.ticks {
                 ticks.rest = Some(rest);

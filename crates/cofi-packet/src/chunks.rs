@@ -207,14 +207,17 @@ impl<F: Format> Iterator for Feed<'_, F> {
         loop {
             let step = if self.chunks.len > 0 {
                 self.step_over_kept()
-            } else if self.chunks.lost.is_none()
-                && let Some(raw) = F::decode_short(self.chunks.context, self.chunk)
-            {
-                let offset = self.chunks.offset;
-                self.chunks.offset.0 += raw.len() as u64;
-                self.chunk = &self.chunk[raw.len()..];
-                return Some(Ok(Located { offset, raw }));
             } else {
+                let short = match self.chunks.lost {
+                    None => F::decode_short(self.chunks.context, self.chunk),
+                    Some(_) => None,
+                };
+                if let Some(raw) = short {
+                    let offset = self.chunks.offset;
+                    self.chunks.offset.0 += raw.len() as u64;
+                    self.chunk = &self.chunk[raw.len()..];
+                    return Some(Ok(Located { offset, raw }));
+                }
                 let step = self.chunks.step(self.chunk, self.last);
                 if let Step::Past(_, past) = step {
                     self.chunk = &self.chunk[past..];

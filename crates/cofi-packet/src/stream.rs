@@ -218,9 +218,8 @@ impl<F: Format> Iterator for Packets<'_, F> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<StreamItem<F>> {
-        if let Some(rest) = self.bytes.get(self.at..)
-            && let Some(raw) = F::decode_short(self.context, rest)
-        {
+        let rest = self.bytes.get(self.at..);
+        if let Some(raw) = rest.and_then(|rest| F::decode_short(self.context, rest)) {
             let offset = self.offset();
             self.at += raw.len();
             return Some(Ok(Located { offset, raw }));

@@ -187,9 +187,10 @@ impl<'t> Operands<'t> {
 
     fn take_where(&mut self, matches: impl Fn(&'t str) -> Option<&'t str>) -> Option<&'t str> {
         for (i, word) in self.words[..self.len].iter().enumerate() {
-            if self.used >> i & 1 == 0
-                && let Some(value) = matches(word)
-            {
+            if self.used >> i & 1 == 1 {
+                continue;
+            }
+            if let Some(value) = matches(word) {
                 self.used |= 1 << i;
                 return Some(value);
             }

@@ -302,7 +302,7 @@ fn is_canonical(caps: &Capabilities, address: u64) -> bool {
         ..=32 => address >> 32 == 0,
         width => {
             let above = 64 - u32::from(width.min(64));
-            (address << above).cast_signed() >> above == address.cast_signed()
+            (address << above) as i64 >> above == address as i64
         }
     }
 }

@@ -275,10 +275,13 @@ impl BindFamily for IntelPt {
             AtIp::Disable { ip: to } => {
                 bind.release_held(Some(ip));
                 bind.apply(before, Some(ip));
-                if bind.config.errata.skd022
-                    && let Ok(insn) = decode_at(ip, bind.mode, walk.code())
-                    && insn.class == Class::VmEntry
-                {
+                let entry = if bind.config.errata.skd022 {
+                    let insn = decode_at(ip, bind.mode, walk.code()).ok();
+                    insn.filter(|insn| insn.class == Class::VmEntry)
+                } else {
+                    None
+                };
+                if let Some(insn) = entry {
                     let (len, class, mode) = (insn.len, insn.class, bind.mode);
                     let digest = insn.digest;
                     bind.emit.items.push_back(Item::Insn(Executed {
@@ -302,12 +305,12 @@ impl BindFamily for IntelPt {
             }
             AtIp::Ptwrite => {
                 // Each packet is one execution of the instruction here: it is due next.
-                if let Some((payload, size)) = bind.own.awaiting.ptwrite
-                    && let Ok(insn) = decode_at(ip, bind.mode, walk.code())
-                    && insn.class == Class::Ptwrite
-                {
-                    bind.own.awaiting.ptwrite = None;
-                    bind.pending = Pending::Own(Own::Ptwrite { payload, size });
+                if let Some((payload, size)) = bind.own.awaiting.ptwrite {
+                    let insn = decode_at(ip, bind.mode, walk.code());
+                    if insn.is_ok_and(|insn| insn.class == Class::Ptwrite) {
+                        bind.own.awaiting.ptwrite = None;
+                        bind.pending = Pending::Own(Own::Ptwrite { payload, size });
+                    }
                 }
                 bind.release_held(Some(ip));
                 bind.apply(bound, Some(ip));

@@ -263,10 +263,8 @@ impl Cache {
     ) -> u32 {
         if let Some(previous) = self.blocks.get(from as usize) {
             let link = previous.links[way];
-            if let Some(block) = self.blocks.get(link as usize)
-                && block.ip == ip
-                && block.mode == mode
-            {
+            let block = self.blocks.get(link as usize);
+            if block.is_some_and(|block| block.ip == ip && block.mode == mode) {
                 return link;
             }
         }

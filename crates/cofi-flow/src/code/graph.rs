@@ -296,11 +296,9 @@ impl Graph {
 
     /// Notes the node to which the call at a site returns.
     pub(crate) fn link_site(&mut self, number: u32, ip: Ip, mode: ExecMode, node: u32) {
-        if let Some(site) = self.sites.get_mut(number as usize)
-            && site.ip == ip
-            && site.mode == mode
-        {
-            site.node = node;
+        match self.sites.get_mut(number as usize) {
+            Some(site) if site.ip == ip && site.mode == mode => site.node = node,
+            _ => {}
         }
     }
 

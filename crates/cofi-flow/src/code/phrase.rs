@@ -292,9 +292,8 @@ impl Graph {
         let phrases = &mut self.phrases;
         if let Some(before) = phrases.phrases.get(before as usize) {
             let next = before.next;
-            if let Some(phrase) = phrases.phrases.get(next as usize)
-                && phrase.is(key)
-            {
+            let phrase = phrases.phrases.get(next as usize);
+            if phrase.is_some_and(|phrase| phrase.is(key)) {
                 return Some(next);
             }
         }
@@ -511,9 +510,10 @@ impl Writer<'_> {
             return whole;
         }
         let bytes = key.bytes.to_le_bytes();
-        while let Some(rest) = bytes.get(usize::from(whole.size)..)
-            && let Ok(raw) = decode(rest)
-        {
+        while let Some(rest) = bytes.get(usize::from(whole.size)..) {
+            let Ok(raw) = decode(rest) else {
+                break;
+            };
             let len = raw.len();
             // Whether a PSB begins within it, bytes behind the window may tell.
             let last = rest[len - 1];

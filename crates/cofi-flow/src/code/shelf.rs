@@ -49,10 +49,9 @@ impl Shelf {
 
     /// Keeps a cache, if it is known what it is of.
     fn put(&mut self, key: Option<CodeKey>, cache: Cache) {
-        if let Some(key) = key
-            && !cache.is_empty()
-        {
-            self.kept.push((key, cache));
+        match key {
+            Some(key) if !cache.is_empty() => self.kept.push((key, cache)),
+            _ => {}
         }
     }
 

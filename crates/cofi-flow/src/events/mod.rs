@@ -171,14 +171,15 @@ impl<F: ResyncFamily> Binder<'_, F> {
     fn next_told(&mut self, with_branches: bool) -> Option<LocatedEvent> {
         loop {
             let emit = &mut self.emit;
-            if let Some(replay) = emit.replays.front_mut()
-                && replay.before == emit.returned
-            {
-                match replay.next(&self.reader) {
-                    Some(told) => return Some(told),
-                    None => _ = emit.replays.pop_front(),
+            match emit.replays.front_mut() {
+                Some(replay) if replay.before == emit.returned => {
+                    match replay.next(&self.reader) {
+                        Some(told) => return Some(told),
+                        None => _ = emit.replays.pop_front(),
+                    }
+                    continue;
                 }
-                continue;
+                _ => {}
             }
             if let Some(item) = self.emit.items.pop_front() {
                 self.emit.returned += 1;

@@ -110,17 +110,19 @@ impl Run<'_> {
     fn read(&mut self, is_on: bool) -> Decision {
         let bytes = self.bytes;
         while let Some(&first) = bytes.get(self.at) {
-            if is_on && let Some(Flow::Tnt { bits, len }) = short_tnt(first) {
-                self.use_tnt(bits, len, 1);
-                return Decision::Tnt;
+            match short_tnt(first) {
+                Some(Flow::Tnt { bits, len }) if is_on => {
+                    self.use_tnt(bits, len, 1);
+                    return Decision::Tnt;
+                }
+                _ => {}
             }
             if first == 0 {
                 self.pass_padding();
                 continue;
             }
-            if let Some(bytes) = bytes.get(self.at..self.at + 3)
-                && let Some(size) = short_cyc([first, bytes[1], bytes[2]])
-            {
+            let three = bytes.get(self.at..self.at + 3);
+            if let Some(size) = three.and_then(|three| short_cyc([first, three[1], three[2]])) {
                 self.at += size;
                 self.time.timing += 1;
                 continue;

@@ -80,14 +80,14 @@ impl ReadFamily for IntelPt {
             reader.at += padding;
             reader.offset = reader.at;
             // Most packets are short TNTs: spare them the general decoder.
-            if reader.own.block == Block::Outside
-                && let Some(flow) = short_tnt(rest[0])
-            {
-                reader.at += 1;
-                if shows {
-                    reader.clock_is_here();
+            if reader.own.block == Block::Outside {
+                if let Some(flow) = short_tnt(rest[0]) {
+                    reader.at += 1;
+                    if shows {
+                        reader.clock_is_here();
+                    }
+                    return Some(Ok(flow));
                 }
-                return Some(Ok(flow));
             }
             let decoded = match decode_in(reader.own.block, rest) {
                 Ok(decoded) => decoded,
@@ -462,11 +462,9 @@ impl Reader<'_, IntelPt> {
                 }
                 _ => false,
             };
-            if is_timing
-                && bounds
-                && let Some(latest) = time.latest()
-            {
-                return (at, Some(latest));
+            let latest = time.latest().filter(|_| is_timing && bounds);
+            if latest.is_some() {
+                return (at, latest);
             }
         }
         // Nothing more is known, however far is read.

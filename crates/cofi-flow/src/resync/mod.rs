@@ -119,10 +119,10 @@ impl<F: ResyncFamily> Binder<'_, F> {
         self.state = State::Lost;
         walk.stop();
         self.tnt_len = 0;
-        if self.is_doubtful(kind)
-            && let Some(callers) = walk.callers()
-        {
-            F::keep_callers(self, callers);
+        if self.is_doubtful(kind) {
+            if let Some(callers) = walk.callers() {
+                F::keep_callers(self, callers);
+            }
         }
         walk.forget_callers();
         self.resume_at = None;

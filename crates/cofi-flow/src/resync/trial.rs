@@ -288,9 +288,8 @@ impl<'t> Trial<'t> {
     /// Tracing has ended with the far transfer before `next`.
     fn resumes(&mut self, next: Ip) -> Outcome {
         self.agree(FAR);
-        if let Some(Ok(Flow::Pge(_))) = self.reader.next()
-            && self.reader.own.likely == Some(next)
-        {
+        let is_on_again = matches!(self.reader.next(), Some(Ok(Flow::Pge(_))));
+        if is_on_again && self.reader.own.likely == Some(next) {
             self.agree(RESUMED);
             self.ip = next;
             self.ahead = Ahead::Nothing;
@@ -301,21 +300,22 @@ impl<'t> Trial<'t> {
 
     /// One block of it.
     fn step(&mut self, cache: &mut Cache, code: &mut impl CodeSource) -> Option<Outcome> {
-        if self.tnt_len == 0
-            && matches!(self.ahead, Ahead::Nothing)
-            && let Read::Is(outcome) = self.read()
-        {
-            return Some(outcome);
+        if self.tnt_len == 0 && matches!(self.ahead, Ahead::Nothing) {
+            if let Read::Is(outcome) = self.read() {
+                return Some(outcome);
+            }
         }
         let id = cache.straight(self.ip, self.mode, code, &IntelPt);
         let block = *cache.block(id);
         self.blocks += 1 + u32::from(block.body) / 16;
         let has_bits = self.tnt_len != 0;
-        if !has_bits
-            && let Ahead::Async(stop, _) | Ahead::Status(stop, _) = self.ahead
-            && cache.position(id, stop).is_some()
-        {
-            return self.arrive(stop);
+        match self.ahead {
+            Ahead::Async(stop, _) | Ahead::Status(stop, _)
+                if !has_bits && cache.position(id, stop).is_some() =>
+            {
+                return self.arrive(stop);
+            }
+            _ => {}
         }
         match block.end {
             End::Split => {

@@ -278,10 +278,14 @@ impl ReadFamily for Rtit {
                 Some(Flow::Psb) => reader.damaged = false,
                 // Erratum E5: a branch during the overflow, which led where tracing goes on.
                 Some(Flow::Ovf(Some(ip))) if reading.e5 => {
-                    if let Ok(raw) = decode(reading.mode, behind)
-                        && let Packet::Tip { ip: payload, .. } = raw.packet()
-                        && reading.last_lip.clone().apply(payload) == Some(ip)
-                    {
+                    let leads_there = |packet: &Packet| match *packet {
+                        Packet::Tip { ip: payload, .. } => {
+                            reading.last_lip.clone().apply(payload) == Some(ip)
+                        }
+                        _ => false,
+                    };
+                    let branch = decode(reading.mode, behind).ok();
+                    if let Some(raw) = branch.filter(|raw| leads_there(&raw.packet())) {
                         reader.at += raw.len();
                         if reading.time.take(&raw.packet(), &behind[raw.len()..]) {
                             reader.timing += 1;
@@ -423,8 +427,9 @@ impl Reader<'_, Rtit> {
                 self.settled = at;
                 return (at, None);
             }
-            if tells && let Some(latest) = time.latest() {
-                return (at, Some(latest));
+            let latest = time.latest().filter(|_| tells);
+            if latest.is_some() {
+                return (at, latest);
             }
         }
         // Nothing more is known, however far is read.

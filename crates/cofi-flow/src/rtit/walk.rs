@@ -201,22 +201,26 @@ impl<C: CodeSource> Walker<C> {
         block: &BasicBlock,
         insn: Executed,
     ) -> Option<Executed> {
-        if let (Pending::At { ip, what }, 0) = (bind.pending, bind.tnt_len)
-            && (ip == block.next || self.is_erratum_e1(bind, insn, ip, what))
-        {
-            match what {
-                AtIp::Far { to: Some(to) } => {
-                    bind.use_pending();
-                    return self.go(insn, to, 1);
-                }
-                AtIp::Far { to: None } => {
-                    // What is told next is an overflow, or nothing.
-                    bind.use_pending();
-                    return self.go(insn, block.next, 1);
-                }
-                AtIp::Pgd { to, .. } => return self.disable(bind, insn, block.next, to),
-                _ => {}
+        let here = match (bind.pending, bind.tnt_len) {
+            (Pending::At { ip, what }, 0)
+                if ip == block.next || self.is_erratum_e1(bind, insn, ip, what) =>
+            {
+                Some(what)
             }
+            _ => None,
+        };
+        match here {
+            Some(AtIp::Far { to: Some(to) }) => {
+                bind.use_pending();
+                return self.go(insn, to, 1);
+            }
+            Some(AtIp::Far { to: None }) => {
+                // What is told next is an overflow, or nothing.
+                bind.use_pending();
+                return self.go(insn, block.next, 1);
+            }
+            Some(AtIp::Pgd { to, .. }) => return self.disable(bind, insn, block.next, to),
+            _ => {}
         }
         // It has failed.
         if block.class == Class::VmEntry {

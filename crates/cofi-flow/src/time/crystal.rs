@@ -30,7 +30,7 @@ pub(super) struct Crystal {
 
 impl Clock {
     pub(super) fn new((numerator, denominator): (u32, u32), mtc_freq: u8) -> Self {
-        let slop = denominator == 0 || !numerator.is_multiple_of(denominator);
+        let slop = denominator == 0 || numerator % denominator != 0;
         let mut this = Self {
             numerator: numerator.into(),
             denominator: denominator.into(),

@@ -358,9 +358,8 @@ impl TimeTracker {
         if clock.tsc(1).is_none() {
             return self.unknown();
         }
-        if let Some(crystal) = &self.crystal
-            && crystal.is_late(clock, payload)
-        {
+        let crystal = self.crystal.as_ref();
+        if crystal.is_some_and(|crystal| crystal.is_late(clock, payload)) {
             // Its edge was before the TSC, so it tells nothing.
             self.before = u64::MAX;
             return;

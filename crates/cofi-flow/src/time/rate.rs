@@ -141,14 +141,14 @@ impl Rate {
 
     /// The rate while CBR is `cbr`.
     fn bounds(&mut self, cbr: u8) -> Option<Bounds> {
-        if let Some((of, bounds)) = self.worked_out
-            && of == cbr
-        {
-            return bounds;
+        match self.worked_out {
+            Some((of, bounds)) if of == cbr => bounds,
+            _ => {
+                let bounds = self.work_out(cbr);
+                self.worked_out = Some((cbr, bounds));
+                bounds
+            }
         }
-        let bounds = self.work_out(cbr);
-        self.worked_out = Some((cbr, bounds));
-        bounds
     }
 
     fn work_out(&self, cbr: u8) -> Option<Bounds> {

@@ -190,12 +190,14 @@ impl WalkFamily for IntelPt {
         if !bind.config.errata.bdm64 || bind.own.bound.tsx != Some(TsxState::Aborted) {
             return;
         }
-        if let Pending::At {
+        let Pending::At {
             ip,
             what: AtIp::Branch { .. } | AtIp::Disable { .. },
         } = bind.pending
-            && walk.comes_to(ip, bind.mode, bind.rules(), |_| None) != Coming::Surely
-        {
+        else {
+            return;
+        };
+        if walk.comes_to(ip, bind.mode, bind.rules(), |_| None) != Coming::Surely {
             walk.ip = ip;
         }
     }

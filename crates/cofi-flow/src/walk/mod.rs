@@ -270,9 +270,7 @@ impl<C: CodeSource> Walker<C> {
         let mut count = block.body;
         self.mode = bind.mode;
         self.phase = Phase::End(id);
-        if let Some(stop) = stop
-            && let Some(position) = self.cache.position(id, stop)
-        {
+        if let Some(position) = stop.and_then(|stop| self.cache.position(id, stop)) {
             count = position;
             self.phase = Phase::Enter;
             self.last_edge = (NONE, 0);

@@ -155,11 +155,11 @@ impl<C: CodeSource> Walker<C> {
             if bind.state != State::On || !bind.emit.items.is_empty() || !self.has_decision(bind) {
                 break;
             }
-            if id == NONE
-                && bind.tnt_len == 0
-                && let Pending::Pgd(end) = bind.pending
-                && !self.may_look_ahead(bind, end)
-            {
+            let pgd = match bind.pending {
+                Pending::Pgd(end) if id == NONE && bind.tnt_len == 0 => Some(end),
+                _ => None,
+            };
+            if pgd.is_some_and(|end| !self.may_look_ahead(bind, end)) {
                 break;
             }
             if id == NONE {
@@ -235,7 +235,8 @@ impl<C: CodeSource> Walker<C> {
                         let resume_at = told.unwrap_or(after);
                         let disabled = Event::Disabled { ip: told };
                         let is_taken = shown.event(&disabled, run.offset);
-                        if is_taken && let Next::Pge(tip) = run.next_while_off() {
+                        let next = is_taken.then(|| run.next_while_off());
+                        if let Some(Next::Pge(tip)) = next {
                             let ip = tip.ip();
                             run.use_tip(&tip);
                             let resumed = resume_at == ip;
@@ -309,19 +310,18 @@ impl<C: CodeSource> Walker<C> {
             if tnt_len == 0 {
                 break Stop::Used;
             }
-            if has_paths
-                && tnt_len >= LEAST_BITS
-                && let Some(number) = self.cache.graph.path(id, tnt, tnt_len)
-            {
-                let path = self.cache.graph.memo.path(number);
-                if self.returns.has_room(path.deepest) {
-                    shown.path(&Path::of_path(&self.cache, number, run.offset));
-                    for (ip, site) in self.cache.graph.memo.open_calls(path) {
-                        self.returns.push_site(*ip, *site);
+            if has_paths && tnt_len >= LEAST_BITS {
+                if let Some(number) = self.cache.graph.path(id, tnt, tnt_len) {
+                    let path = self.cache.graph.memo.path(number);
+                    if self.returns.has_room(path.deepest) {
+                        shown.path(&Path::of_path(&self.cache, number, run.offset));
+                        for (ip, site) in self.cache.graph.memo.open_calls(path) {
+                            self.returns.push_site(*ip, *site);
+                        }
+                        (tnt, tnt_len) = (tnt << path.bits, tnt_len - path.bits);
+                        id = path.end;
+                        continue;
                     }
-                    (tnt, tnt_len) = (tnt << path.bits, tnt_len - path.bits);
-                    id = path.end;
-                    continue;
                 }
             }
             let bit = (tnt >> 63) as usize;
@@ -375,10 +375,13 @@ impl<C: CodeSource> Walker<C> {
     /// It does what [`Self::walk_bits`] does with such bits, without taking them apart.
     #[inline(never)]
     fn walk_tnts(&mut self, run: &mut Packets<'_>, mut id: u32, shown: &mut impl Shown) -> u32 {
-        while run.tnt_len == 0
-            && let Some(bits) = run.short_tnt()
-            && let Some(number) = self.cache.graph.memo.known(id, bits)
-        {
+        while run.tnt_len == 0 {
+            let Some(bits) = run.short_tnt() else {
+                break;
+            };
+            let Some(number) = self.cache.graph.memo.known(id, bits) else {
+                break;
+            };
             let path = self.cache.graph.memo.path(number);
             if !self.returns.has_room(path.deepest) {
                 break;

@@ -204,21 +204,23 @@ impl Format for IntelPt {
         last_ip: &mut LastIp,
     ) -> Result<Packet, TextError> {
         let kind = kind(operands)?;
-        if Packet::with_ip(kind, IpPayload::SUPPRESSED).is_some()
-            && let Some(payload) = parse_address(operands, last_ip)?
-            && let Some(packet) = Packet::with_ip(kind, payload)
-        {
-            operands.finish()?;
-            return Ok(packet);
+        if Packet::with_ip(kind, IpPayload::SUPPRESSED).is_some() {
+            let payload = parse_address(operands, last_ip)?;
+            if let Some(packet) = payload.and_then(|payload| Packet::with_ip(kind, payload)) {
+                operands.finish()?;
+                return Ok(packet);
+            }
         }
         operands.item_size = block.item_size().map(|size| size.bytes());
         let packet = Packet::parse(kind, operands)?;
-        if block == Block::Outside
-            && let Packet::Bip {
+        let is_item = matches!(
+            packet,
+            Packet::Bip {
                 payload: Payload::Four(_) | Payload::Eight(_),
                 ..
-            } = packet
-        {
+            }
+        );
+        if block == Block::Outside && is_item {
             let kind = TextErrorKind::Place("a bip stands only between bbp and bep");
             return Err(TextError::new(kind, operands.name()));
         }

@@ -33,10 +33,11 @@ fn places(at: usize) -> core::ops::RangeInclusive<usize> {
 fn first_match(bytes: &[u8]) -> Option<usize> {
     let mut at = 0;
     while at + WORD <= bytes.len() {
-        if may_be_psb(bytes, at)
-            && let Some(psb) = places(at).find(|&psb| bytes[psb..].starts_with(&PSB))
-        {
-            return Some(psb);
+        if may_be_psb(bytes, at) {
+            let psb = places(at).find(|&psb| bytes[psb..].starts_with(&PSB));
+            if psb.is_some() {
+                return psb;
+            }
         }
         at += STRIDE;
     }
@@ -47,10 +48,11 @@ fn first_match(bytes: &[u8]) -> Option<usize> {
 fn last_match(bytes: &[u8]) -> Option<usize> {
     let mut end = bytes.len();
     while let Some(at) = end.checked_sub(WORD) {
-        if may_be_psb(bytes, at)
-            && let Some(psb) = places(at).rev().find(|&psb| bytes[psb..].starts_with(&PSB))
-        {
-            return Some(psb);
+        if may_be_psb(bytes, at) {
+            let psb = places(at).rfind(|&psb| bytes[psb..].starts_with(&PSB));
+            if psb.is_some() {
+                return psb;
+            }
         }
         end = end.saturating_sub(STRIDE);
     }

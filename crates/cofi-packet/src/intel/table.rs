@@ -392,10 +392,10 @@ pub fn decode_in(block: Block, bytes: &[u8]) -> Result<Raw<Kind>, DecodeError> {
         _ => KINDS[usize::from(row)],
     };
     let size = Packet::measure(kind, word, bytes.len(), block)?;
-    if may_be_cut(kind, size, bytes[size - 1])
-        && let Some(have) = psb_inside(bytes, size)
-    {
-        return Err(DecodeError::cut(kind.name(), have, size));
+    if may_be_cut(kind, size, bytes[size - 1]) {
+        if let Some(have) = psb_inside(bytes, size) {
+            return Err(DecodeError::cut(kind.name(), have, size));
+        }
     }
     Ok(Raw::new(kind, word, size))
 }
@@ -427,14 +427,13 @@ static SHORT: [Short; 256] = {
             let (kind, size) = (KINDS[row as usize], &SIZES[row as usize]);
             // Whatever follows the first byte.
             let (least, most) = (size.of(byte as u128), size.of(byte as u128 | !0xff));
-            if let (Ok(len), Ok(same)) = (least, most)
-                && len == same
-            {
-                table[byte] = Short {
+            table[byte] = match (least, most) {
+                (Ok(len), Ok(same)) if len == same => Short {
                     kind,
                     len: len as u8,
-                };
-            }
+                },
+                _ => table[byte],
+            };
             let (one, long) = (table[byte].len != 0, table[byte].len == 0);
             assert!(
                 is_pad_or_tnt(byte as u8) == (one && matches!(kind, Kind::Pad | Kind::Tnt8))

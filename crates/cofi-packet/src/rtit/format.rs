@@ -199,9 +199,12 @@ impl Format for Rtit {
         last_ip: &mut LastLip,
     ) -> Result<Packet, TextError> {
         let kind = kind(operands)?;
-        let packet = if is_lip_kind(kind)
-            && let Some(word) = operands.bare()
-        {
+        let address = if is_lip_kind(kind) {
+            operands.bare()
+        } else {
+            None
+        };
+        let packet = if let Some(word) = address {
             let ip = Ip(parse_number(word)?);
             *last_ip = before(*last_ip, kind);
             let payload = match parse_lip_bytes(operands)? {

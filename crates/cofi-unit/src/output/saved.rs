@@ -112,12 +112,12 @@ fn topa_region(
     let restricted = reader.bool("restricted memory")?;
     let base = reader.u64(FIELD)?;
     let last_address = u64::MAX >> (64 - u32::from(caps.max_phys_addr.clamp(8, 64)));
-    if base > last_address || !base.is_multiple_of(PAGE) {
+    if base > last_address || base % PAGE != 0 {
         return Err(reader.illegal(8, FIELD, base, "no address of a region (33.2.7.2)"));
     }
     let size = reader.u64(FIELD)?;
     let is_size = size.is_power_of_two() && (PAGE..=LARGEST).contains(&size);
-    if !is_size || !base.is_multiple_of(size) {
+    if !is_size || base % size != 0 {
         return Err(reader.illegal(8, FIELD, size, "no size of a region there (Table 33-3)"));
     }
     let watch = reader.u64(FIELD)?;

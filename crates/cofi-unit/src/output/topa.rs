@@ -88,7 +88,7 @@ fn read(
 ) -> Result<Entry, Malformed> {
     let (table, index) = (regs.base.0, regs.mask_ptrs.mask());
     let last_address = u64::MAX >> (64 - u32::from(caps.max_phys_addr.clamp(8, 64)));
-    if !table.is_multiple_of(PAGE) {
+    if table % PAGE != 0 {
         return Err(Malformed::TableAlignment);
     }
     let address = table
@@ -119,7 +119,7 @@ fn read(
             return Err(Malformed::SingleNotCircular);
         }
     } else {
-        if !entry.base().is_multiple_of(entry.size()) {
+        if entry.base() % entry.size() != 0 {
             return Err(Malformed::RegionAlignment);
         }
         if !caps.topa_multiple && index != 0 {

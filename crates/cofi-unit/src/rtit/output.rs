@@ -155,7 +155,7 @@ impl Output {
         let at = usize::from(line.len);
         line.bytes[at..at + part.len()].copy_from_slice(part);
         line.len += part.len() as u8;
-        if !line.end().is_multiple_of(LINE) {
+        if line.end() % LINE != 0 {
             self.open = Some(line);
             return;
         }
@@ -236,7 +236,7 @@ impl Output {
         }
         output.full.sort_by_key(|line| line.number);
         let open = reader.option("an open line", Line::restore)?;
-        let is_open = |line: &Line| !line.end().is_multiple_of(LINE) && lines != Lines::Immediate;
+        let is_open = |line: &Line| line.end() % LINE != 0 && lines != Lines::Immediate;
         output.open = open.filter(is_open);
         Ok(output)
     }

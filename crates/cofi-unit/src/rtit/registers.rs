@@ -28,7 +28,7 @@ pub(super) struct Registers {
 
 /// Bits 63:48 made copies of bit 47.
 pub(super) const fn sign_extended(lip: u64) -> u64 {
-    (lip << 16).cast_signed().wrapping_shr(16).cast_unsigned()
+    ((lip << 16) as i64 >> 16) as u64
 }
 
 impl Registers {

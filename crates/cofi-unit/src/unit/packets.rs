@@ -9,7 +9,7 @@ use cofi_packet::intel::{IpPayload, Kind, Packet, U48};
 /// An IP whole: in 48 bits if the rest of it is their sign, and in 32 where linear addresses have no more.
 fn uncompressed(ip: Ip, width: u8) -> IpPayload {
     let low = U48::truncate(ip.0);
-    let is_canonical = (ip.0 << 16).cast_signed() >> 16 == ip.0.cast_signed();
+    let is_canonical = (ip.0 << 16) as i64 >> 16 == ip.0 as i64;
     if width <= 32 {
         IpPayload::update32(ip.0 as u32)
     } else if is_canonical {
@@ -248,11 +248,11 @@ impl Unit {
         if self.regs.ctl.cyc_en() && !self.is_overflowing() {
             let clock = client.packet_time(kind);
             let before = self.timing;
-            if let Some(cycles) = self.timing.cyc(clock, self.regs.ctl)
-                && !self.emit_cyc(client, cycles)
-            {
-                // The counter goes on counting through an overflow (33.3.8.2).
-                self.timing = before;
+            if let Some(cycles) = self.timing.cyc(clock, self.regs.ctl) {
+                if !self.emit_cyc(client, cycles) {
+                    // The counter goes on counting through an overflow (33.3.8.2).
+                    self.timing = before;
+                }
             }
         }
     }

@@ -77,7 +77,7 @@ impl Dice<'_> {
             1 => 1 << shift,
             2 => (1 << shift) - 1,
             3 => self.word() >> shift,
-            4 => (self.word().cast_signed() >> shift).cast_unsigned(),
+            4 => (self.word() as i64 >> shift) as u64,
             _ => self.byte().into(),
         }
     }
