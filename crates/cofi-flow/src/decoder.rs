@@ -217,7 +217,12 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
     }
 
     /// The same, by as many blocks at a time as are known to belong together: for those who count, this is faster still.
-    pub fn paths(&mut self, visit: impl FnMut(&Path<'_>)) -> Option<Item> {
+    pub fn paths(&mut self, mut visit: impl FnMut(&Path<'_>)) -> Option<Item> {
+        self.paths_by(&mut visit)
+    }
+
+    /// The walk is large, and not compiled anew for each function.
+    fn paths_by(&mut self, visit: &mut dyn FnMut(&Path<'_>)) -> Option<Item> {
         let mut shown = Called(visit);
         on!(&mut self.bind, bind => self.walk.paths(bind, &mut shown))
     }

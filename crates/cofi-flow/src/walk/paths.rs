@@ -18,7 +18,7 @@ use crate::{Event, Item, Run};
 /// Fewer bits are not worth looking a path up.
 const LEAST_BITS: u8 = 3;
 
-/// Who is shown what ran. (A closure may not be inlined; what is done at each block by a visitor has to be.)
+/// Who is shown what ran. (A function is called, so that one walk serves all; what is done at each block by a visitor has to be inlined.)
 pub(crate) trait Shown {
     fn path(&mut self, path: &Path<'_>);
 
@@ -27,9 +27,9 @@ pub(crate) trait Shown {
 }
 
 /// By a function.
-pub(crate) struct Called<F>(pub(crate) F);
+pub(crate) struct Called<'f>(pub(crate) &'f mut dyn FnMut(&Path<'_>));
 
-impl<F: FnMut(&Path<'_>)> Shown for Called<F> {
+impl Shown for Called<'_> {
     #[inline]
     fn path(&mut self, path: &Path<'_>) {
         (self.0)(path);
