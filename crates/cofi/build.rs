@@ -14,11 +14,12 @@ fn git(words: &[&str]) -> Option<String> {
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // What runs programs of x86-64 is for such machines; what reads traces of them is for all. Cargo.toml says the same of the dependencies.
+    // What runs programs of x86-64 Linux is for such machines; what reads traces of them is for all. Cargo.toml says the same of the dependencies.
     println!("cargo::rustc-check-cfg=cfg(can_record)");
     // RUSTFLAGS="--cfg cofi_reads_only" asks on x86-64 for what others have.
-    let is_x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
-    if is_x86 && env::var_os("CARGO_CFG_COFI_READS_ONLY").is_none() {
+    let is = |what, wanted| env::var(what).is_ok_and(|found| found == wanted);
+    let is_x86_linux = is("CARGO_CFG_TARGET_ARCH", "x86_64") && is("CARGO_CFG_TARGET_OS", "linux");
+    if is_x86_linux && env::var_os("CARGO_CFG_COFI_READS_ONLY").is_none() {
         println!("cargo::rustc-cfg=can_record");
     }
     println!("cargo::rerun-if-env-changed=COFI_COMMIT");

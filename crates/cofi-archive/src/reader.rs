@@ -5,10 +5,8 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsString;
 use std::fmt::Display;
 use std::ops::Range;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -302,16 +300,16 @@ impl<'a> Archive<'a> {
 
     /// A file that the archive names must be in it: nothing else is opened on its word.
     fn check(&self, path: &Path) -> Result<(), ArchiveError> {
-        let path = path.as_os_str().as_encoded_bytes();
+        let path = cofi_host::bytes_of(path);
         let is_there = |name: &str| {
             self.members.contains_key(name.as_bytes()) || self.shared.contains_key(name)
         };
         let mut files = self.manifest.files.iter();
-        if files.any(|file| file.path == path && is_there(&file.member)) {
+        if files.any(|file| file.path == *path && is_there(&file.member)) {
             return Ok(());
         }
         Err(ArchiveError::NotInIt {
-            path: String::from_utf8_lossy(path).into_owned(),
+            path: String::from_utf8_lossy(&path).into_owned(),
         })
     }
 }
@@ -323,7 +321,7 @@ fn said(error: &dyn Display) -> ArchiveError {
 }
 
 fn path_of(bytes: &[u8]) -> PathBuf {
-    OsString::from_vec(bytes.to_vec()).into()
+    cofi_host::path_of(bytes).into_owned()
 }
 
 /// The catalogue in which a recording lies, if it is one of a catalogue: `DIR/recordings/NAME`.

@@ -42,9 +42,7 @@ impl Contents {
 
 /// A file of a temporary name is for its owner only; others may read what they may read of the trace.
 pub(crate) fn readers(file: &NamedTempFile, mode: u32) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let permissions = std::fs::Permissions::from_mode(0o600 | mode & 0o044);
-    std::fs::set_permissions(file.path(), permissions)
+    cofi_host::set_mode(file.path(), 0o600 | mode & 0o044)
 }
 
 fn append(tar: &mut tar::Builder<impl Write>, name: &str, bytes: &[u8]) -> io::Result<()> {

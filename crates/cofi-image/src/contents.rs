@@ -9,10 +9,10 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::SystemTime;
 
+use cofi_host::{read_at, read_exact_at};
 use object::{ReadCache, ReadRef};
 
 use crate::tables::Tables;
@@ -52,7 +52,7 @@ pub(crate) struct Opened {
 impl Opened {
     /// Reads bytes, if all of them are there and the file is still the one that was opened.
     pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file.read_exact_at(bytes, offset)?;
+        read_exact_at(&self.file, bytes, offset)?;
         if self.is_stale() {
             return Err(io::Error::other("it changed while it was read"));
         }
@@ -208,7 +208,7 @@ impl Pieces {
             let from = usize::try_from(*start).ok()?;
             let to = from.checked_add(usize::try_from(*len).ok()?)?;
             let part = bytes.get_mut(from..to)?;
-            self.opened.file.read_exact_at(part, *start).ok()?;
+            read_exact_at(&self.opened.file, part, *start).ok()?;
         }
         Some(bytes)
     }
@@ -277,11 +277,7 @@ impl Pieces {
         let mut bytes = vec![0; len as usize];
         let mut done = 0;
         while done < bytes.len() {
-            match self
-                .opened
-                .file
-                .read_at(&mut bytes[done..], start + done as u64)
-            {
+            match read_at(&self.opened.file, &mut bytes[done..], start + done as u64) {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -323,7 +319,7 @@ impl<'f> At<'f> {
 
 impl Read for At<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read_at(buf, self.place)?;
+        let count = read_at(self.file, buf, self.place)?;
         self.place += count as u64;
         Ok(count)
     }
@@ -392,7 +388,7 @@ mod tests {
         if disk.as_file().set_len(len).is_err() {
             panic!("the file system of the test has no sparse files");
         }
-        disk.as_file().write_all_at(&[1, 2], len - 2).unwrap();
+        cofi_host::write_all_at(disk.as_file(), &[1, 2], len - 2).unwrap();
         let contents = Contents::of(disk.reopen().unwrap()).unwrap();
         let mut buf = [0xff; 4];
         assert_eq!(contents.read_at(len - 3, &mut buf), 3);

@@ -1,7 +1,6 @@
 //! Where files of code and their symbols are looked for.
 
 use std::env;
-use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
 use crate::build_id::BuildId;
@@ -173,15 +172,15 @@ fn split(id: &BuildId) -> (String, String) {
 
 /// Whether the name a kernel gave a mapping can be a file's path. `//anon` and its like begin with two slashes.
 pub(crate) fn is_real_path(path: &Path) -> bool {
-    let bytes = path.as_os_str().as_encoded_bytes();
-    path.is_absolute() && !bytes.starts_with(b"//")
+    let bytes = cofi_host::bytes_of(path);
+    cofi_host::is_absolute(path) && !bytes.starts_with(b"//")
 }
 
 /// The path that a file had which was deleted before it was mapped, or while it was.
 pub(crate) fn without_deleted(path: &Path) -> Option<PathBuf> {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    let bytes = path.as_os_str().as_bytes().strip_suffix(b" (deleted)")?;
-    Some(OsString::from_vec(bytes.to_vec()).into())
+    let bytes = cofi_host::bytes_of(path);
+    let before = bytes.strip_suffix(b" (deleted)")?;
+    Some(cofi_host::path_of(before).into_owned())
 }
 
 #[cfg(test)]

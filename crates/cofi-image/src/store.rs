@@ -114,8 +114,8 @@ impl FileStore {
     ///
     /// In a folder where everybody may write, a file of another's may say anything, and a link may lead anywhere.
     pub fn existing(&mut self, path: &Path) -> Option<Arc<CodeFile>> {
-        let is_there =
-            self.files.contains_key(path) || !self.is_sealed && is_trusted(&self.places.here(path));
+        let is_there = self.files.contains_key(path)
+            || !self.is_sealed && cofi_host::is_trusted(&self.places.here(path));
         is_there.then(|| self.file(path))
     }
 
@@ -190,22 +190,6 @@ impl FileStore {
 fn is_saved_code(path: &Path) -> bool {
     let folder = path.parent().and_then(Path::extension);
     is_real_path(path) && folder.is_some_and(|extension| extension == "code")
-}
-
-/// Whether a regular file is there, no link, of this user or of root.
-#[cfg(unix)]
-fn is_trusted(path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let Ok(there) = std::fs::symlink_metadata(path) else {
-        return false;
-    };
-    let ours = std::fs::metadata("/proc/self").map(|this| this.uid());
-    there.is_file() && (there.uid() == 0 || ours.is_ok_and(|uid| uid == there.uid()))
-}
-
-#[cfg(not(unix))]
-fn is_trusted(path: &Path) -> bool {
-    path.is_file()
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The code that the running kernel maps into every process.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 use crate::build_id::BuildId;
 use crate::contents::FromFile;
@@ -19,7 +18,7 @@ pub(crate) fn own(wanted: &BuildId) -> Option<Vec<u8>> {
     let len = u64::from_str_radix(end, 16).ok()?.checked_sub(start)?;
     let mut bytes = vec![0; usize::try_from(len.min(LIMIT)).ok()?];
     let memory = File::open("/proc/self/mem").ok()?;
-    memory.read_exact_at(&mut bytes, start).ok()?;
+    cofi_host::read_exact_at(&memory, &mut bytes, start).ok()?;
     (Option::<BuildId>::parse(bytes.as_slice()).as_ref() == Some(wanted)).then_some(bytes)
 }
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use cofi_host::path_of;
 use cofi_image::{AddressSpace, CodeFile, FileStore, Version};
 use cofi_perf::PerfTime;
 
 use crate::code::{Before, is_kernel_only};
-use crate::timeline::{Change, Entry, KERNEL, Mark, SidebandChange, Sources, Timeline, path_of};
+use crate::timeline::{Change, Entry, KERNEL, Mark, SidebandChange, Sources, Timeline};
 
 /// Longer code for probes than this is not looked at.
 const OUT_OF_LINE_LIMIT: u32 = 1 << 20;
@@ -54,7 +55,7 @@ impl Applier<'_, '_> {
                 build_id,
             } => {
                 let id = self.sources.known.build_id(path, build_id);
-                let file = self.files.file_of(path_of(path), id);
+                let file = self.files.file_of(&path_of(path), id);
                 self.map(pid, (start, len, offset), &file, when);
             }
             SidebandChange::Generated { pid, dump, code } => {
@@ -176,9 +177,9 @@ impl Applier<'_, '_> {
             _ => {
                 let id = sources.known.build_id(path, told);
                 let file = if is_kernel_only(path) {
-                    self.files.kernel_file(path_of(path))
+                    self.files.kernel_file(&path_of(path))
                 } else {
-                    self.files.file_of(path_of(path), id)
+                    self.files.file_of(&path_of(path), id)
                 };
                 self.map_shared((start, len, offset), &file, when);
             }

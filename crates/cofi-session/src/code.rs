@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cofi_host::path_of;
 use cofi_image::{
     BuildId, CodeFile, FileStore, ImageError, JitDump, Kallsyms, KernelCode, KernelHints, Places,
     is_jitdump,
@@ -12,7 +13,7 @@ use cofi_packet::Tsc;
 use cofi_perf::{Feature, File, PerfTime, TimeConv};
 
 use crate::bpf;
-use crate::timeline::{Entry, KERNEL, SidebandChange, path_of};
+use crate::timeline::{Entry, KERNEL, SidebandChange};
 
 /// Where code comes from that the paths of a trace do not lead to.
 #[derive(Clone, Debug, Default)]
@@ -169,9 +170,9 @@ impl<'t> Known<'t> {
         for entry in entries.iter() {
             if let SidebandChange::Map { pid, path, .. } = entry.what
                 && pid != KERNEL
-                && is_jitdump(path_of(path))
+                && is_jitdump(&path_of(path))
             {
-                let file = files.file(path_of(path));
+                let file = files.file(&path_of(path));
                 if known.insert(Arc::as_ptr(&file)) {
                     found.push((Some(pid), file));
                 }

@@ -479,14 +479,3 @@ impl<'s> Cursor<'s> {
             .is_none_or(|now| now().is_some_and(|now| now >= time))
     }
 }
-
-#[cfg(unix)]
-pub(crate) fn path_of(path: &[u8]) -> &Path {
-    use std::os::unix::ffi::OsStrExt;
-    Path::new(std::ffi::OsStr::from_bytes(path))
-}
-
-#[cfg(not(unix))]
-pub(crate) fn path_of(path: &[u8]) -> &Path {
-    Path::new(std::str::from_utf8(path).unwrap_or_default())
-}

@@ -81,10 +81,10 @@ pub(crate) fn pack(flow: &FlowInput) -> Result<Packed> {
     manifest.rtit = opened.rtit;
     if manifest.path.is_empty() {
         let inside = cofi_file::inside(input);
-        manifest.path = inside.as_os_str().as_encoded_bytes().to_vec();
+        manifest.path = cofi_host::bytes_of(&inside).into_owned();
     }
     let jitdumps = flow.code.jitdump.iter();
-    let jitdumps = jitdumps.map(|path| path.as_os_str().as_encoded_bytes().to_vec());
+    let jitdumps = jitdumps.map(|path| cofi_host::bytes_of(path).into_owned());
     manifest.jitdumps.extend(jitdumps);
     for (number, path) in session.parts().iter().enumerate() {
         let packed = opened.parts.iter().find(|(known, _)| known == path);
@@ -93,7 +93,7 @@ pub(crate) fn pack(flow: &FlowInput) -> Result<Packed> {
             None => input::read(path)?.into(),
         };
         let name = format!("trace-{number}-{}", member_name(path));
-        let path = path.as_os_str().as_encoded_bytes().to_vec();
+        let path = cofi_host::bytes_of(path).into_owned();
         manifest.parts.push((path, contents.add(name, bytes)));
     }
     manifest.trace = contents.add("trace".into(), opened.trace.into());
@@ -111,7 +111,7 @@ pub(crate) fn pack(flow: &FlowInput) -> Result<Packed> {
         let debug = debug.map(|debug| contents.add(format!("debug/{number}-{name}"), debug));
         manifest.files.push(PackedFile {
             member: contents.add(format!("code/{number}-{name}"), bytes),
-            path: file.path().as_os_str().as_encoded_bytes().to_vec(),
+            path: cofi_host::bytes_of(file.path()).into_owned(),
             build_id: file.build_id(),
             debug,
         });
@@ -132,8 +132,7 @@ pub(crate) fn pack(flow: &FlowInput) -> Result<Packed> {
 
 /// Who may read a trace.
 fn mode_of(trace: &Path) -> u32 {
-    use std::os::unix::fs::PermissionsExt;
-    fs::metadata(trace).map_or(0o600, |trace| trace.permissions().mode())
+    fs::metadata(trace).map_or(0o600, |trace| cofi_host::mode_of(&trace))
 }
 
 fn format_name(flow: &FlowInput) -> Option<String> {

@@ -34,6 +34,8 @@ mod function_names;
 mod hardware;
 mod input;
 mod insn;
+#[cfg(unix)]
+mod interrupt;
 mod item;
 mod json;
 mod last;
@@ -56,6 +58,7 @@ mod report;
 mod select;
 mod serve;
 mod shell;
+#[cfg(can_record)]
 mod signals;
 mod size;
 mod source_text;
@@ -99,8 +102,10 @@ fn main() -> ExitCode {
             return ExitCode::from(u8::from(error.use_stderr()) * 2);
         }
     };
+    // (Elsewhere Ctrl-C ends the command at once.)
+    #[cfg(unix)]
     if cli.command.only_reads()
-        && let Err(error) = signals::end_between_lines()
+        && let Err(error) = interrupt::end_between_lines()
     {
         output::tell(format_args!("{}", with_causes(&error)));
         return ExitCode::from(2);

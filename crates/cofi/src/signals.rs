@@ -1,16 +1,14 @@
-//! Signals that ask `cofi record` to end: the program decides, as it does at a Ctrl-C, and the recording ends well. And Ctrl-C while a trace is
-//! read, which ends the command between two lines.
+//! Signals that ask `cofi record` to end: the program decides, as it does at a Ctrl-C, and the recording ends well.
 
-use crate::{output, progress};
+use crate::interrupt::is_ignored;
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use signal_hook::iterator::Signals;
-use signal_hook::low_level::{emulate_default_handler, exit};
+use signal_hook::low_level::emulate_default_handler;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
 
 /// What is known of the recording where a signal arrives.
 #[derive(Debug, Default)]
@@ -118,40 +116,6 @@ impl Drop for Watch {
     }
 }
 
-/// The status of a command that Ctrl-C has ended, as shells count it.
-const INTERRUPTED: i32 = 128 + SIGINT;
-
-/// Has Ctrl-C end the command with status 130, and not in the middle of a line: what has been printed can be used. A line that is being
-/// written ends first; where nobody reads it, another Ctrl-C ends the command at once.
-pub(crate) fn end_between_lines() -> Result<()> {
-    /// The time between two tries to get between two lines.
-    const PAUSE: Duration = Duration::from_millis(10);
-    // A shell that runs the command in the background has it ignored.
-    if is_ignored(SIGINT) {
-        return Ok(());
-    }
-    let mut signals = Signals::new([SIGINT]).context("cannot wait for signals")?;
-    let wait = move || {
-        if signals.forever().next().is_none() {
-            return;
-        }
-        let between = loop {
-            let between = output::end_between_lines();
-            if between.is_some() || signals.pending().next().is_some() {
-                break between;
-            }
-            std::thread::sleep(PAUSE);
-        };
-        if between.is_some() {
-            progress::clear();
-        }
-        exit(INTERRUPTED);
-    };
-    let thread = std::thread::Builder::new().name("signals".into());
-    thread.spawn(wait).context("cannot start a thread")?;
-    Ok(())
-}
-
 /// Does what a signal does to who does not wait for it.
 pub(crate) fn last_words(signal: i32) {
     let _ = emulate_default_handler(signal);
@@ -160,12 +124,4 @@ pub(crate) fn last_words(signal: i32) {
 fn hand_on(leader: u32, signal: i32) -> bool {
     let signal = Signal::try_from(signal);
     signal.is_ok_and(|signal| kill(Pid::from_raw(leader as i32), signal).is_ok())
-}
-
-/// Whether this process ignores a signal.
-pub(crate) fn is_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & 1 << (signal - 1) != 0)
 }

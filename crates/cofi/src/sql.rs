@@ -1,10 +1,9 @@
 //! `cofi sql` and `cofi export --to parquet`: what `cofi-sql` does, a program of its own, since the database in it is many times as large as all of Cofi.
 
 use crate::Ended;
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -58,20 +57,34 @@ fn replace_by(command: &str, words: &[OsString]) -> Result<Ended> {
              folder sql of Cofi's source, and put it beside cofi"
         );
     };
-    let error = Command::new(&program).arg(command).args(words).exec();
-    Err(anyhow!("cannot run {}: {error}", program.display()))
+    go_on_as(Command::new(&program).arg(command).args(words))
+        .with_context(|| format!("cannot run {}", program.display()))
+}
+
+#[cfg(unix)]
+fn go_on_as(program: &mut Command) -> Result<Ended> {
+    use std::os::unix::process::CommandExt;
+    Err(program.exec().into())
+}
+
+/// Where no process can become another program, it waits for one.
+#[cfg(not(unix))]
+fn go_on_as(program: &mut Command) -> Result<Ended> {
+    let code = program.status()?.code();
+    let code = code.and_then(|code| u8::try_from(code).ok());
+    Ok(Ended::Program(code.unwrap_or(1)))
 }
 
 /// Where the program is.
 fn find() -> Option<PathBuf> {
-    const NAME: &str = "cofi-sql";
+    let name = format!("cofi-sql{}", std::env::consts::EXE_SUFFIX);
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(std::path::Path::parent);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = beside.map(PathBuf::from).into_iter();
     let folders = folders.chain(std::env::split_paths(OsStr::new(&path)));
     folders
-        .map(|folder| folder.join(NAME))
+        .map(|folder| folder.join(&name))
         .find(|program| program.is_file())
 }
 

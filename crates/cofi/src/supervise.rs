@@ -5,8 +5,9 @@
 //! completes the file. If it is the tracer that is killed, the command takes the breakpoints away, for which it may be too late.
 
 use crate::Ended;
+use crate::interrupt::is_ignored;
 use crate::output::tell;
-use crate::signals::{is_ignored, last_words};
+use crate::signals::last_words;
 use anyhow::{Context, Result, bail};
 use cofi_capture::ptrace;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

@@ -11,15 +11,17 @@ use crate::source;
 
 /// The whole of the allowed direct edges between the workspace's crates; ARCHITECTURE.md draws them.
 const ALLOWED: &[(&str, &[&str])] = &[
+    ("cofi-host", &[]),
     ("cofi-packet", &[]),
     ("cofi-unit", &["cofi-packet"]),
     ("cofi-insn", &["cofi-packet"]),
     ("cofi-flow", &["cofi-packet", "cofi-insn"]),
-    ("cofi-image", &["cofi-packet", "cofi-insn"]),
+    ("cofi-image", &["cofi-host", "cofi-packet", "cofi-insn"]),
     ("cofi-perf", &["cofi-packet"]),
     (
         "cofi-session",
         &[
+            "cofi-host",
             "cofi-packet",
             "cofi-insn",
             "cofi-flow",
@@ -42,7 +44,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("cofi-file", &["cofi-session"]),
     (
         "cofi-archive",
-        &["cofi-packet", "cofi-flow", "cofi-image", "cofi-session"],
+        &[
+            "cofi-host",
+            "cofi-packet",
+            "cofi-flow",
+            "cofi-image",
+            "cofi-session",
+        ],
     ),
     ("cofi-qemu-plugin", &[]),
     (
@@ -63,6 +71,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "cofi-analysis",
         &[
+            "cofi-host",
             "cofi-packet",
             "cofi-insn",
             "cofi-flow",
@@ -97,6 +106,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "cofi",
         &[
+            "cofi-host",
             "cofi-packet",
             "cofi-unit",
             "cofi-insn",

@@ -5,7 +5,6 @@ use std::collections::BinaryHeap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 use cofi_packet::Tsc;
 
@@ -68,7 +67,7 @@ impl Ends {
             None => self.file.insert(super::temporary_file()?),
         };
         let start = self.runs.last().map_or(0, |run| run.end);
-        file.write_all_at(&bytes, start)?;
+        cofi_host::write_all_at(file, &bytes, start)?;
         self.runs.push(start..start + bytes.len() as u64);
         Ok(())
     }
@@ -149,7 +148,7 @@ impl Sorted {
         {
             let len = run.left.end.saturating_sub(run.left.start).min(READ as u64);
             run.bytes.resize(len as usize, 0);
-            file.read_exact_at(&mut run.bytes, run.left.start)?;
+            cofi_host::read_exact_at(file, &mut run.bytes, run.left.start)?;
             run.left.start += len;
             run.at = 0;
         }

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 use cofi_packet::{Ip, Tsc};
 use cofi_session::Task;
@@ -331,7 +330,7 @@ impl Packed {
         let mut end = in_file.max().unwrap_or(0);
         for part in &mut self.parts {
             if let PartAt::Memory(bytes) = &part.at {
-                file.write_all_at(bytes, end)?;
+                cofi_host::write_all_at(file, bytes, end)?;
                 let start = end;
                 end += bytes.len() as u64;
                 part.at = PartAt::File(start..end);
@@ -443,7 +442,7 @@ impl Part {
                 let len = usize::try_from(range.end - range.start).map_err(|_| wrong())?;
                 let mut bytes = vec![0; len];
                 let file = shared.file.as_ref().ok_or_else(wrong)?;
-                file.read_exact_at(&mut bytes, range.start)?;
+                cofi_host::read_exact_at(file, &mut bytes, range.start)?;
                 bytes
             }
         };

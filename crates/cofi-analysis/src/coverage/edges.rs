@@ -70,8 +70,7 @@ fn number(place: &Place) -> u16 {
     let address = address.unwrap_or(place.offset);
     let name = place.file.path().file_name().unwrap_or_default();
     // FNV-1a
-    let salt = name
-        .as_encoded_bytes()
+    let salt = cofi_host::bytes_of(name.as_ref())
         .iter()
         .fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)

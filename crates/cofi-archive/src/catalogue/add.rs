@@ -1,9 +1,8 @@
 //! Adding a recording to a catalogue.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -129,12 +128,10 @@ impl Catalogue {
             && about.len() == bytes.len() as u64
         {
             // Somebody else's stays as it is, as long as it can be read.
-            let (now, wider) = (
-                about.permissions().mode(),
-                about.permissions().mode() | mode & 0o044,
-            );
+            let now = cofi_host::mode_of(&about);
+            let wider = now | mode & 0o044;
             if wider != now {
-                let _ = fs::set_permissions(&path, fs::Permissions::from_mode(wider));
+                let _ = cofi_host::set_mode(&path, wider);
             }
             let file = File::open(&path).map_err(io_error(&path))?;
             if holds_same(BufReader::new(bytes), BufReader::new(file)).map_err(io_error(&path))? {

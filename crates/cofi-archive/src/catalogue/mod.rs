@@ -19,7 +19,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -115,7 +114,7 @@ impl Catalogue {
         let path = root.join(MARKER);
         // Wherever it was written last.
         let mut text = [0; VERSION.len() + 1];
-        let len = marker.read_at(&mut text, 0).map_err(io_error(&path))?;
+        let len = cofi_host::read_at(&marker, &mut text, 0).map_err(io_error(&path))?;
         if len == 0 {
             return Err(CatalogueError::Unfinished { path });
         }
@@ -264,8 +263,7 @@ impl Found {
     /// `None` if it is not there, or no regular file.
     fn of(path: PathBuf) -> Option<Self> {
         let about = path.symlink_metadata().ok().filter(fs::Metadata::is_file)?;
-        // Who copies a file may keep the time when it was changed, and not that when it came here.
-        let changed = u64::try_from(about.mtime().max(about.ctime())).unwrap_or(0);
+        let changed = cofi_host::changed(&about);
         let (manifest, rest) = match manifest_of(&path) {
             Ok((manifest, rest)) => (Ok(manifest), rest),
             Err(CatalogueError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => {
