@@ -148,7 +148,8 @@ impl Functions {
         self.list.get(number).map(|(_, function)| function)
     }
 
-    fn number(&mut self, key: FunctionKey, name: impl FnOnce() -> String) -> usize {
+    /// The number of a function, which is the next free one if it is new.
+    pub(crate) fn number(&mut self, key: FunctionKey, name: impl FnOnce() -> String) -> usize {
         let next = self.list.len();
         let number = *self.numbers.entry(key.clone()).or_insert(next);
         if number == next {

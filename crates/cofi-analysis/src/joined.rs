@@ -108,7 +108,7 @@ pub(crate) fn decode<'s, 't: 's, F, W>(
     mut take: impl FnMut(usize, F),
 ) where
     F: Found,
-    W: FnMut(&Segment<'s, 't>) -> F + Send,
+    W: FnMut(&Segment<'s, 't>) -> F,
 {
     let mut pending: Option<Pending<F>> = None;
     let (mut number, mut again) = (0, None);

@@ -32,8 +32,9 @@ mod tests;
 pub use block_index::BlockIndex;
 pub use calls::{
     BriefCall, ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment, CallNames, CallPart,
-    CallParts, CallSource, CallStates, CallTracer, CallVisitor, CallsInOrder, DecodedPart,
-    FinishedCall, FlowAhead, FunctionId, Left, OpenCall, RanBlock, RanPath, StreamClock,
+    CallParts, CallStates, CallTracer, CallVisitor, CallsInOrder, FinishedCall, FunctionId, Left,
+    LocalCall, LocalSum, LocalVisitor, OpenCall, PartMark, PartVisitor, RanBlock, RanPath,
+    StreamClock, StretchPlace, TracedPart, Unfit,
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};
@@ -46,5 +47,5 @@ pub use gap::{Gap, GapCause, Resumed};
 pub use proof::Proof;
 pub use segments::{SegmentStart, ended_with_segment, segments};
 pub use summary::{FileCount, FunctionCount, SpaceCount, Summary, ThreadSummary};
-pub use survey::{Chunk, survey, survey_keeping};
+pub use survey::{Chunk, survey, survey_calls};
 pub use tally::{Tally, TallyGate};

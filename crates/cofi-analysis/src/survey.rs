@@ -4,13 +4,13 @@
 //! So what is decoded of a chunk alone is what is decoded of it within the whole stream. Where that does not hold (a gap reaches across the cut,
 //! or damage hides the PSB), two chunks are one.
 
-use cofi_flow::Item;
+use cofi_flow::{Item, Path};
 use cofi_packet::{StreamOffset, Tsc};
-use cofi_session::{Session, Stream};
+use cofi_session::{Session, Stream, ThreadFlow};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::calls::{AheadRecorder, DecodedPart, KEPT};
+use crate::calls::{LocalVisitor, PartRun, PartTracer, TracedPart};
 use crate::check::CheckOptions;
 use crate::flow_state::{Beginning, FlowState};
 use crate::gap::{Gap, GapFinder, Step};
@@ -20,7 +20,7 @@ use crate::segments::{SegmentStart, ended_with_segment};
 /// A part of a stream that can be decoded apart.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Chunk<'s> {
+pub struct Chunk<P = ()> {
     /// The part; the last one of a stream reaches to `u64::MAX`.
     pub range: Range<StreamOffset>,
     /// The instructions that ran in it.
@@ -33,21 +33,36 @@ pub struct Chunk<'s> {
     pub begin: Option<Tsc>,
     /// The time at its end, as far as packets tell.
     pub end: Option<Tsc>,
-    /// What was decoded, for [`FlowAhead`](crate::FlowAhead).
-    pub decoded: DecodedPart<'s>,
+    /// Its calls, if they were followed.
+    pub calls: P,
     start_state: FlowState,
     end_state: FlowState,
     is_clean: bool,
 }
 
-impl Chunk<'_> {
+impl Chunk {
     /// How many gaps of a chunk are listed one by one.
     pub const LISTED: usize = 10_000;
 }
 
-impl Found for Chunk<'_> {
+/// What is found of the calls of a part.
+trait Calls: Send {
+    fn replace(&mut self, other: Self);
+}
+
+impl Calls for () {
+    fn replace(&mut self, (): Self) {}
+}
+
+impl<S: Send> Calls for TracedPart<'_, S> {
     fn replace(&mut self, other: Self) {
-        self.decoded.replace(other.decoded);
+        TracedPart::replace(self, other);
+    }
+}
+
+impl<P: Calls> Found for Chunk<P> {
+    fn replace(&mut self, other: Self) {
+        self.calls.replace(other.calls);
     }
 
     fn leads_to(&self, next: &Self) -> bool {
@@ -63,54 +78,100 @@ pub fn survey<'s>(
     options: CheckOptions,
     cancel: &AtomicBool,
     progress: &(dyn Fn(u64) + Sync),
-    take: impl FnMut(usize, Chunk<'s>),
+    take: impl FnMut(usize, Chunk),
 ) {
-    survey_keeping(session, streams, options, KEPT, cancel, progress, take);
+    let all = segments_of(session, streams, options);
+    let worker = || |segment: &Segment<'s, 's>| decode(session, segment, NoCalls, cancel);
+    joined::decode(&all, options.threads, worker, progress, take);
 }
 
-/// The same, where so many instructions and runs of paths are kept: paths that come again are then passed on again.
-pub fn survey_keeping<'s>(
+/// The same, with the calls of each chunk, as far as they can be followed without knowing which are open where it begins: for
+/// [`CallTracer::follow_part`](crate::CallTracer::follow_part). They are followed on several threads; `visitor` makes what is told of them on each.
+/// No more than `most` is kept of a chunk that is not followed so, if that is given.
+pub fn survey_calls<'s, V: LocalVisitor>(
     session: &'s Session<'_>,
     streams: &[&'s Stream<'s>],
-    options: CheckOptions,
-    kept: usize,
+    (options, with_inlined, most): (CheckOptions, bool, Option<usize>),
     cancel: &AtomicBool,
     progress: &(dyn Fn(u64) + Sync),
-    take: impl FnMut(usize, Chunk<'s>),
+    visitor: impl Fn() -> V + Sync,
+    take: impl FnMut(usize, Chunk<TracedPart<'s, V::Stretch>>),
 ) {
-    let numbered = streams.iter().enumerate();
-    let all: Vec<Segment<'s, 's>> = numbered
-        .flat_map(|(number, stream)| {
-            Segment::of(
-                session,
-                number,
-                stream,
-                options.segment,
-                SegmentStart::Traced,
-            )
-        })
-        .collect();
+    let all = segments_of(session, streams, options);
     let workers = AtomicUsize::new(0);
-    let most = kept / options.threads.get();
+    let most = most.unwrap_or(usize::MAX);
     let worker = || {
         let number = workers.fetch_add(1, Ordering::Relaxed);
-        let mut recorder = AheadRecorder::new(number, most);
-        move |segment: &Segment<'s, 's>| decode(session, segment, &mut recorder, cancel)
+        let mut tracer = PartTracer::new(number, with_inlined, most, visitor());
+        move |segment: &Segment<'s, 's>| decode(session, segment, tracer.begin(), cancel)
     };
     joined::decode(&all, options.threads, worker, progress, take);
 }
 
-fn decode<'s>(
+fn segments_of<'s>(
+    session: &'s Session<'_>,
+    streams: &[&'s Stream<'s>],
+    options: CheckOptions,
+) -> Vec<Segment<'s, 's>> {
+    let numbered = streams.iter().enumerate();
+    let all = numbered.flat_map(|(number, stream)| {
+        Segment::of(
+            session,
+            number,
+            stream,
+            options.segment,
+            SegmentStart::Traced,
+        )
+    });
+    all.collect()
+}
+
+/// What takes the paths of a chunk as they are decoded.
+trait Recorder<'s> {
+    type Calls;
+    fn begin_piece(&mut self, flow: &mut ThreadFlow<'s>);
+    fn path(&mut self, path: &Path<'_>);
+    fn end_piece(&mut self, item: Option<Item>, flow: &mut ThreadFlow<'s>, wants_task: bool);
+    fn finish(self) -> Self::Calls;
+}
+
+struct NoCalls;
+
+impl<'s> Recorder<'s> for NoCalls {
+    type Calls = ();
+    fn begin_piece(&mut self, _: &mut ThreadFlow<'s>) {}
+    fn path(&mut self, _: &Path<'_>) {}
+    fn end_piece(&mut self, _: Option<Item>, _: &mut ThreadFlow<'s>, _: bool) {}
+    fn finish(self) {}
+}
+
+impl<'s, V: LocalVisitor> Recorder<'s> for PartRun<'_, 's, V> {
+    type Calls = TracedPart<'s, V::Stretch>;
+    fn begin_piece(&mut self, flow: &mut ThreadFlow<'s>) {
+        PartRun::begin_piece(self, flow);
+    }
+    #[inline]
+    fn path(&mut self, path: &Path<'_>) {
+        PartRun::path(self, path);
+    }
+    fn end_piece(&mut self, item: Option<Item>, flow: &mut ThreadFlow<'s>, wants_task: bool) {
+        PartRun::end_piece(self, item, flow, wants_task);
+    }
+    fn finish(self) -> Self::Calls {
+        PartRun::finish(self)
+    }
+}
+
+fn decode<'s, R: Recorder<'s>>(
     session: &'s Session<'_>,
     segment: &Segment<'s, 's>,
-    recorder: &mut AheadRecorder,
+    mut recorder: R,
     cancel: &AtomicBool,
-) -> Chunk<'s> {
+) -> Chunk<R::Calls> {
     let (stream, range) = (segment.stream, segment.range.clone());
     let wants_task = stream.key().cpu().is_some();
     let mut flow = session.decode_within(stream, range.clone());
     let mut finder = GapFinder::new(session, stream);
-    let mut recorder = recorder.begin(range.start);
     let mut found = Counted {
         range,
         instructions: 0,
@@ -198,7 +259,7 @@ fn decode<'s>(
         gap_count,
         begin,
         end,
-        decoded: recorder.finish(),
+        calls: recorder.finish(),
         start_state,
         end_state: state,
         is_clean,

@@ -8,16 +8,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cofi_analysis::{
-    CallDictionary, CallNames, CallSource, CallStates, CallTracer, CheckOptions,
-    Chunk as FoundChunk, FlowAhead, Gap, survey,
+    CallDictionary, CallNames, CallStates, CallTracer, CheckOptions, Chunk as FoundChunk, Gap,
+    TracedPart, Unfit, survey_calls,
 };
-use cofi_packet::Tsc;
-use cofi_session::{Session, Stream};
+use cofi_packet::{StreamOffset, Tsc};
+use cofi_session::{Session, Stream, ThreadFlow};
 
 use crate::clock::Timeline;
 use crate::collect::Collector;
 use crate::explore::EventKind;
 use crate::index::{FunctionInfo, Index};
+use crate::journal::Journal;
+use crate::local::{LocalCounter, Stretch};
 use crate::row::{Axis, Chunk, FunctionNumber, GapSpan, Knot, NO_FUNCTION, Row};
 use crate::sums::ChunkSums;
 
@@ -61,6 +63,10 @@ pub struct Partial {
 const CHUNKS: usize = 1 << 14;
 /// A chunk has about so many bytes.
 const CHUNK: usize = 1 << 16;
+/// What ran most is known of so many instructions of a short stream, and of one of more bytes.
+const FEW_INSNS: u64 = 1 << 8;
+const MANY_INSNS: u64 = 1 << 10;
+const MANY: usize = 1 << 23;
 /// What is known so far is told no more often.
 const OFTEN: Duration = Duration::from_millis(250);
 
@@ -171,12 +177,17 @@ impl<'b, 's> Builder<'b, 's> {
             self.done.fetch_add(bytes, Ordering::Relaxed);
         };
         let known = self.surveys.get(number)?;
-        survey(
+        let piece = match stream.len() {
+            ..MANY => FEW_INSNS,
+            _ => MANY_INSNS,
+        };
+        survey_calls(
             self.session,
             &[stream],
-            check,
+            (check, self.options.inlined, None),
             self.cancel,
             &progress,
+            || LocalCounter::new(piece),
             |_, chunk| {
                 if is_cancelled() {
                     return;
@@ -241,7 +252,7 @@ impl Survey {
         Self { row, timeline }
     }
 
-    fn take(&mut self, chunk: &FoundChunk<'_>) {
+    fn take<P>(&mut self, chunk: &FoundChunk<P>) {
         let at = self.row.insns;
         self.row.chunks.push(Chunk {
             offset: chunk.range.start.0,
@@ -288,7 +299,7 @@ fn span(timeline: &Timeline, at: u64, gap: &Gap) -> GapSpan {
 struct Follower<'s> {
     timeline: Timeline,
     collector: Collector,
-    flow: FlowAhead<'s>,
+    journal: Journal,
     tracer: CallTracer<'s>,
     states: CallStates,
     /// Which state holds where each chunk begins.
@@ -306,7 +317,7 @@ impl<'s> Follower<'s> {
         Self {
             timeline,
             collector: Collector::new(stream.task(), timeline),
-            flow: FlowAhead::new(),
+            journal: Journal::default(),
             tracer,
             states: CallStates::default(),
             begins: Vec::new(),
@@ -315,26 +326,63 @@ impl<'s> Follower<'s> {
     }
 
     /// Takes the next chunk.
-    fn chunk(&mut self, session: &'s Session<'_>, stream: &'s Stream<'s>, chunk: FoundChunk<'s>) {
+    fn chunk(
+        &mut self,
+        session: &'s Session<'_>,
+        stream: &'s Stream<'s>,
+        chunk: FoundChunk<TracedPart<'s, Stretch>>,
+    ) {
+        let FoundChunk {
+            range, mut calls, ..
+        } = chunk;
         if !self.begins.is_empty() {
             self.tracer.go_on();
         }
         let state = self.states.push(&self.tracer);
         self.begins.push(state.map(|state| state as u32));
-        let is_last = chunk.range.end.0 == u64::MAX;
-        let mut flow = std::mem::take(&mut self.flow);
-        let time = match flow.take(chunk.decoded) {
-            true => self.follow(&mut flow, is_last),
-            false => self.follow(&mut session.decode_within(stream, chunk.range), is_last),
+        self.tracer.adopt(&mut calls);
+        let start = range.start;
+        let is_last = range.end.0 == u64::MAX;
+        let time = match self.part(calls, state, start) {
+            Some(time) => time,
+            None => self.follow(&mut session.decode_within(stream, range)),
         };
-        self.flow = flow;
+        if is_last {
+            self.tracer.finish(&mut self.collector);
+        }
         let time = time.and_then(|tsc| self.timeline.of(tsc));
         let sums = self.collector.end_chunk(self.tracer.instructions(), time);
         self.sums.push(sums);
     }
 
+    /// Takes account of the calls of a chunk that were followed as far as possible. The time at its end, as far as packets tell; none if the chunk has to
+    /// be decoded.
+    fn part(
+        &mut self,
+        part: TracedPart<'s, Stretch>,
+        state: Option<usize>,
+        start: StreamOffset,
+    ) -> Option<Option<Tsc>> {
+        // Where it is not known on which of several stacks control is, a part is of no use.
+        let state = state?;
+        let time = part.end_time().map(|time| time.tsc);
+        let mark = self.tracer.mark();
+        match self.tracer.follow_part(part, &mut self.journal) {
+            Ok(()) => {
+                let names = self.tracer.names();
+                self.journal.apply(&mut self.collector, names);
+                Some(time)
+            }
+            Err(Unfit) => {
+                self.journal.clear();
+                self.tracer.go_back(mark, &self.states, state, start);
+                None
+            }
+        }
+    }
+
     /// Follows the calls of a chunk. The time at its end, as far as packets tell.
-    fn follow(&mut self, flow: &mut impl CallSource<'s>, is_last: bool) -> Option<Tsc> {
+    fn follow(&mut self, flow: &mut ThreadFlow<'s>) -> Option<Tsc> {
         let Self {
             collector, tracer, ..
         } = self;
@@ -342,10 +390,7 @@ impl<'s> Follower<'s> {
         while tracer.follow(flow, collector) {
             collector.follow(tracer);
         }
-        if is_last {
-            tracer.finish(collector);
-        }
-        flow.end_time().map(|time| time.tsc)
+        flow.time().map(|time| time.tsc)
     }
 
     /// All chunks were taken, of which this row was made.

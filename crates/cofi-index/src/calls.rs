@@ -117,7 +117,7 @@ impl KeptCalls {
     /// So many are kept.
     const MOST: usize = 1 << 19;
     /// Shorter ones never are.
-    const SHORTEST: u64 = 1 << 10;
+    pub(crate) const SHORTEST: u64 = 1 << 10;
     const BLOCK: usize = 1 << 10;
 
     pub(crate) fn new() -> Self {

@@ -13,6 +13,7 @@ use cofi_session::Task;
 use crate::calls::{KeptCall, KeptCalls, NO_TIME, kind_number, left_number};
 use crate::clock::Timeline;
 use crate::explore::{EventKind, kind_of};
+use crate::local::Stretch;
 use crate::row::{Bins, FunctionNumber, Knot, NO_FUNCTION};
 use crate::stacks::Stacks;
 use crate::sums::{ChunkSums, FunctionSum};
@@ -71,6 +72,19 @@ pub(crate) struct Collector {
     quiet: Quiet,
 }
 
+/// Where a stretch of a part stands.
+#[derive(Clone, Debug)]
+pub(crate) struct StretchAt {
+    /// How many instructions of the thread ran before it.
+    pub(crate) insns: u64,
+    /// Of its calls around which there are no others of it.
+    pub(crate) depth: i32,
+    pub(crate) stack: u32,
+    pub(crate) tid: u32,
+    /// Of its pieces, and then of the beginnings and ends of its calls.
+    pub(crate) times: Vec<Option<Tsc>>,
+}
+
 /// As long as no time passes, there is nothing to note up to a place.
 #[derive(Clone, Copy, Debug, Default)]
 struct Quiet {
@@ -112,12 +126,16 @@ impl Collector {
 
     /// Before each piece of the flow: which thread runs, and how its instructions and those of the stream go together.
     pub(crate) fn follow(&mut self, tracer: &CallTracer<'_>) {
-        let (task, insns) = tracer.running();
-        self.ahead = insns.wrapping_sub(tracer.instructions());
+        self.follow_at(tracer.running(), tracer.instructions());
+    }
+
+    /// The same, where so many instructions of the stream ran before.
+    pub(crate) fn follow_at(&mut self, (task, insns): (Task, u64), instructions: u64) {
+        self.ahead = insns.wrapping_sub(instructions);
         if task == self.open.task() {
             return;
         }
-        self.count_to(tracer.instructions());
+        self.count_to(instructions);
         for open in self.open.iter() {
             close(&mut self.functions, open.function, self.at);
         }
@@ -186,10 +204,17 @@ impl Collector {
 
     #[inline]
     fn fill(&mut self, function: FunctionNumber, ran: u64) {
+        if function != NO_FUNCTION {
+            self.counted(function).own += ran;
+        }
+        self.fill_bin(function, ran);
+    }
+
+    #[inline]
+    fn fill_bin(&mut self, function: FunctionNumber, ran: u64) {
         self.in_bin += ran;
         if function != NO_FUNCTION {
             let counted = self.counted(function);
-            counted.own += ran;
             let is_first = counted.in_bin == 0;
             counted.in_bin += ran;
             if is_first {
@@ -296,6 +321,98 @@ impl Collector {
                 });
             }
         }
+    }
+
+    /// Takes what was counted of a stretch of a part.
+    pub(crate) fn stretch(&mut self, stretch: &Stretch, place: &StretchAt) {
+        let begin = place.insns.wrapping_sub(self.ahead);
+        self.count_to(begin);
+        let at = |at: u64| begin + (at - stretch.begin);
+        if self.innermost != NO_FUNCTION && stretch.around > 0 {
+            self.counted(self.innermost).own += stretch.around;
+        }
+        for sum in &stretch.sums {
+            let counted = self.counted(sum.function);
+            counted.own += sum.own;
+            counted.calls += sum.calls;
+            counted.is_inlined |= sum.is_inlined;
+            // What ran while it was open around the stretch is counted there.
+            if counted.open == 0 {
+                counted.total += sum.total;
+            }
+        }
+        self.calls += stretch.calls;
+        let (of_pieces, of_calls) = place.times.split_at(
+            stretch
+                .pieces
+                .iter()
+                .filter(|piece| piece.offset.is_some())
+                .count()
+                .min(place.times.len()),
+        );
+        let time = |tsc: &Option<Tsc>| self.timeline.not_before(*tsc).unwrap_or(NO_TIME);
+        for ((call, end, _), times) in stretch.kept.iter().zip(of_calls.chunks(2)) {
+            let [begin_time, end_time] = times else {
+                break;
+            };
+            if end - call.begin < self.kept.shortest {
+                continue;
+            }
+            self.kept.push(KeptCall {
+                begin: at(call.begin),
+                end: at(*end),
+                begin_time: time(begin_time),
+                end_time: time(end_time),
+                insns: end - call.begin,
+                function: call.function.index() as FunctionNumber,
+                depth: place.depth.saturating_add_unsigned(call.depth),
+                tid: place.tid,
+                stack: place.stack,
+                kind: kind_number(call.kind),
+                left: left_number(Some(call.left)),
+            });
+        }
+        let mut times = of_pieces.iter();
+        for piece in &stretch.pieces {
+            let function = match piece.function {
+                NO_FUNCTION => self.innermost,
+                function => function,
+            };
+            let end = at(piece.at);
+            while end >= self.bin_end {
+                self.fill_bin(function, self.bin_end - self.at);
+                self.at = self.bin_end;
+                self.end_bin();
+            }
+            self.fill_bin(function, end - self.at);
+            self.at = end;
+            if piece.offset.is_some()
+                && let Some(tsc) = times.next()
+            {
+                self.note(end, *tsc);
+            }
+        }
+    }
+
+    /// A call is open that began in the stretch that was told of last.
+    pub(crate) fn opened(&mut self, call: &Call) {
+        let begin = self.place(&call.begin);
+        let time = self.timeline.not_before(call.begin.tsc);
+        let function = call.function.index() as FunctionNumber;
+        self.counted(function).reopen(begin);
+        let open = Open {
+            function,
+            begin,
+            begin_time: time.unwrap_or(NO_TIME),
+        };
+        self.open.push(call, open);
+        self.innermost = function;
+    }
+
+    /// Something of these kinds happened.
+    pub(crate) fn note_event(&mut self, at: &CallMoment, bits: u16) {
+        let place = self.place(at);
+        self.bins.note_event(place, bits);
     }
 
     /// The chunk ends here, of which this is the time: what is counted of it by function.
@@ -480,12 +597,11 @@ impl CallVisitor for Collector {
 
     fn event(&mut self, event: &Event, at: &CallMoment, _: StreamOffset, by: Option<Class>) {
         if let Some(kind) = kind_of(event, by) {
-            self.bins.note_event(self.place(at), kind.bit());
+            self.note_event(at, kind.bit());
         }
     }
 
     fn code_changed(&mut self, _: &CodeChange, at: &CallMoment, _: StreamOffset) {
-        let place = self.place(at);
-        self.bins.note_event(place, EventKind::Code.bit());
+        self.note_event(at, EventKind::Code.bit());
     }
 }

@@ -11,6 +11,8 @@ mod clock;
 mod collect;
 mod explore;
 mod index;
+mod journal;
+mod local;
 mod row;
 mod stacks;
 mod store;

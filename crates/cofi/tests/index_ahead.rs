@@ -1,4 +1,4 @@
-//! Who follows calls that were decoded ahead, or is told of them in brief, is told the same.
+//! Who is told of calls that were followed in parts, or is told of them in brief, is told the same.
 
 mod common;
 
@@ -10,18 +10,18 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
 
 use cofi_analysis::{
-    BriefCall, Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor,
-    CheckOptions, FlowAhead, FunctionId, SegmentStart, segments, survey_keeping,
+    BriefCall, Call, CallEnd, CallKind, CallMoment, CallNames, CallStates, CallTracer, CallVisitor,
+    CheckOptions, FunctionId, Left, LocalCall, LocalSum, LocalVisitor, PartVisitor, SegmentStart,
+    StretchPlace, segments, survey_calls,
 };
 use cofi_flow::Event;
 use cofi_insn::Class;
 use cofi_packet::StreamOffset;
 use cofi_session::{Session, Stream};
 
-/// All that a visitor is told who wants no blocks.
+/// What a visitor is told who is not told in brief.
 #[derive(Default)]
 struct Told {
-    all: Vec<String>,
     /// The functions of the open calls.
     functions: Vec<FunctionId>,
     /// The calls in the order in which they were left: function, begin, end and depth.
@@ -29,102 +29,276 @@ struct Told {
 }
 
 impl CallVisitor for Told {
-    fn enter(&mut self, call: &Call, names: &CallNames) {
-        let name = names.describe(call.function);
-        self.all.push(format!("{call:?} {name}"));
+    fn enter(&mut self, call: &Call, _: &CallNames) {
         self.functions.push(call.function);
     }
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
-        self.all.push(format!("{call:?} {end:?}"));
         self.functions.pop();
         let (begin, end) = (call.begin.insns, end.end.insns);
         self.left.push((call.function, begin, end, call.depth));
     }
-    fn event(&mut self, event: &Event, at: &CallMoment, offset: StreamOffset, by: Option<Class>) {
-        self.all.push(format!("{event:?} {at:?} {offset:?} {by:?}"));
+}
+
+/// A call that was left: function, begin, end, depth, kind, and how it was left.
+type LeftCall = (String, u64, u64, i32, CallKind, Left);
+
+/// What a worker is told of parts.
+#[derive(Default)]
+struct Locally {
+    left: Vec<(LocalCall, u64)>,
+    open: Vec<FunctionId>,
+    begin: u64,
+}
+
+/// What is noted of a stretch: where it begins and ends, and the calls that were left in it, each with where that was.
+struct Noted(u64, u64, Vec<(LocalCall, u64)>);
+
+impl LocalVisitor for Locally {
+    type Stretch = Noted;
+
+    fn begin(&mut self) -> u64 {
+        assert!(self.left.is_empty() && self.open.is_empty());
+        self.begin = 0;
+        u64::MAX
+    }
+    fn enter(&mut self, function: FunctionId, _: CallKind, _: u64) {
+        self.open.push(function);
+    }
+    fn leave(
+        &mut self,
+        call: &LocalCall,
+        (end, _): (u64, StreamOffset),
+        outer: Option<FunctionId>,
+    ) {
+        assert_eq!(self.open.pop(), Some(call.function));
+        // One that might be a stub is not told of yet.
+        assert!(self.open.is_empty() || outer.is_some());
+        self.left.push((*call, end));
+    }
+    /// All calls are told of one by one.
+    const LONG: u64 = 0;
+
+    fn sum(&mut self, _: &LocalSum) {
+        unreachable!("no call is short enough")
+    }
+    fn ran(&mut self, _: u64, _: StreamOffset) -> u64 {
+        u64::MAX
+    }
+    fn take(&mut self, at: u64, open: &mut dyn Iterator<Item = FunctionId>) -> Noted {
+        assert!(open.eq(self.open.drain(..)), "the open calls are those");
+        let begin = std::mem::replace(&mut self.begin, at);
+        Noted(begin, at, std::mem::take(&mut self.left))
+    }
+    fn skip(&mut self, at: u64) {
+        assert!(self.left.is_empty());
+        self.begin = at;
     }
 }
 
-/// However little is kept of paths, who follows a flow that was decoded ahead, or the flow itself where too much ran to be kept, is told what the flow itself
-/// tells.
+/// What is told of parts, by whatever way.
+#[derive(Default)]
+struct OfParts {
+    left: Vec<LeftCall>,
+    others: Vec<String>,
+    /// The functions, for those calls of which only the numbers are told.
+    local: Vec<(usize, u64, u64, i32, CallKind, Left)>,
+    briefly: usize,
+}
+
+impl OfParts {
+    /// It does not count.
+    fn take_back(&mut self, before: (usize, usize, usize)) {
+        self.left.truncate(before.0);
+        self.others.truncate(before.1);
+        self.local.truncate(before.2);
+    }
+
+    fn len(&self) -> (usize, usize, usize) {
+        (self.left.len(), self.others.len(), self.local.len())
+    }
+
+    /// All calls that were left, in the order of their ends, the inner ones first.
+    fn finish(mut self, names: &CallNames) -> Vec<LeftCall> {
+        for (function, begin, end, depth, kind, left) in self.local {
+            let id = names.id(function).expect("a function");
+            let name = names.describe(id).to_owned();
+            self.left.push((name, begin, end, depth, kind, left));
+        }
+        sorted(self.left)
+    }
+}
+
+fn sorted(mut calls: Vec<LeftCall>) -> Vec<LeftCall> {
+    calls.sort_by(|a, b| (a.2, -a.3, a.1, &a.0).cmp(&(b.2, -b.3, b.1, &b.0)));
+    calls
+}
+
+impl CallVisitor for OfParts {
+    fn enter(&mut self, _: &Call, _: &CallNames) {}
+    fn leave(&mut self, call: &Call, end: &CallEnd, names: &CallNames) {
+        let name = names.describe(call.function).to_owned();
+        let (begin, kind) = (call.begin.insns, call.kind);
+        self.left
+            .push((name, begin, end.end.insns, call.depth, kind, end.left));
+    }
+    fn event(&mut self, event: &Event, at: &CallMoment, offset: StreamOffset, by: Option<Class>) {
+        self.others
+            .push(format!("{event:?} {at:?} {offset:?} {by:?}"));
+    }
+}
+
+impl PartVisitor<Noted> for OfParts {
+    fn times(&self, _: &Noted, _: &mut dyn FnMut(StreamOffset)) {}
+    fn stretch(&mut self, stretch: Noted, place: &StretchPlace<'_>) {
+        let Noted(begin, end, calls) = stretch;
+        assert!(begin <= end);
+        let at = |at: u64| place.insns + (at - begin);
+        for (call, end) in calls {
+            let function = place.functions[call.function.index()].index();
+            let depth = place.depth.saturating_add_unsigned(call.depth);
+            let (from, to) = (at(call.begin), at(end));
+            self.local
+                .push((function, from, to, depth, call.kind, call.left));
+        }
+    }
+    fn opened(&mut self, _: &Call) {
+        self.briefly += 1;
+    }
+}
+
+/// Who follows parts of which the calls were followed before it was known which are open where they begin, or the flow itself where too much was to be
+/// written down, is told the same calls as who follows the flow, and the same ones are open wherever a part ends.
 #[test]
-fn a_flow_decoded_ahead_tells_the_same_calls() {
+fn calls_of_parts_are_those_of_the_flow() {
     let scratch = Scratch::new();
     let Some(data) = recording(&scratch) else {
         return;
     };
     with_session(&data, |session, _| {
         let (mut most_parts, mut in_brief, mut inlined) = (0, 0, 0);
+        let (mut kept, mut of) = (0, 0);
         for stream in session.streams() {
-            let size = NonZeroUsize::MIN;
-            let parts = segments(session, stream, size, SegmentStart::Traced);
-            most_parts = most_parts.max(parts.len());
-            let mut wanted = Told::default();
-            let mut tracer = CallTracer::new(session, stream).with_inlined();
-            for (number, part) in parts.iter().enumerate() {
-                if number > 0 {
-                    tracer.go_on();
-                }
-                let mut flow = session.decode_within(stream, part.clone());
-                while tracer.follow(&mut flow, &mut wanted) {}
+            for with_inlined in [false, true] {
+                let (parts, some) = parts_are_the_flow(session, stream, with_inlined);
+                most_parts = most_parts.max(parts);
+                (kept, of) = (kept + some.0, of + some.1);
             }
-            tracer.finish(&mut wanted);
-            assert!(wanted.all.len() > 1000);
-            // About as many as there are paths in a part: all of some parts are kept, and nothing of others.
-            let some = (1..16).map(|times| (200 * times, 1));
-            for (most, threads) in [(1, 1), (500, 3), (usize::MAX, 2)].into_iter().chain(some) {
-                let mut found = Told::default();
-                let mut tracer = CallTracer::new(session, stream).with_inlined();
-                let mut flow = FlowAhead::new();
-                let mut options = CheckOptions::default();
-                options.segment = size;
-                options.threads = NonZeroUsize::new(threads).expect("some");
-                let (mut count, mut whole, mut insns) = (0, 0, 0);
-                let never = AtomicBool::new(false);
-                let (streams, progress) = ([stream], |_| {});
-                survey_keeping(
-                    session,
-                    &streams,
-                    options,
-                    most,
-                    &never,
-                    &progress,
-                    |_, chunk| {
-                        if count > 0 {
-                            tracer.go_on();
-                        }
-                        count += 1;
-                        insns += chunk.instructions;
-                        if flow.take(chunk.decoded) {
-                            whole += 1;
-                            while tracer.follow(&mut flow, &mut found) {}
-                        } else {
-                            let mut flow = session.decode_within(stream, chunk.range);
-                            while tracer.follow(&mut flow, &mut found) {}
-                        }
-                        assert_eq!(tracer.instructions(), insns);
-                    },
-                );
-                assert_eq!(count, parts.len());
-                match most {
-                    1 => assert_eq!(whole, 0),
-                    usize::MAX => assert_eq!(whole, count),
-                    _ => {}
-                }
-                tracer.finish(&mut found);
-                assert!(
-                    found.all == wanted.all,
-                    "{most}: {:?}",
-                    found.all.iter().zip(&wanted.all).find(|(a, b)| a != b)
-                );
-            }
+            let parts = segments(session, stream, NonZeroUsize::MIN, SegmentStart::Traced);
             in_brief += told_in_brief(session, stream, &parts, false).0;
             inlined += told_in_brief(session, stream, &parts, true).1;
         }
         assert!(most_parts > 2);
+        assert!(0 < kept && kept < of, "{kept} of {of}");
         assert!(in_brief > 100, "{in_brief}");
         assert!(inlined > 100, "{inlined}");
     });
+}
+
+fn tracer<'s>(
+    session: &'s Session<'_>,
+    stream: &'s Stream<'s>,
+    with_inlined: bool,
+) -> CallTracer<'s> {
+    let tracer = CallTracer::new(session, stream);
+    match with_inlined {
+        true => tracer.with_inlined(),
+        false => tracer,
+    }
+}
+
+/// A tracer, and of its calls all that later ones depend on and who shows them is shown.
+fn open(tracer: &CallTracer<'_>) -> Vec<String> {
+    let names = tracer.names();
+    let shown = tracer.all_open_calls().map(|open| {
+        let (call, name) = (open.call, names.describe(open.call.function));
+        let function = FunctionId::default();
+        let call = Call { function, ..call };
+        format!("{call:?} {name} {:?} {}", open.returns_to, open.at)
+    });
+    shown.collect()
+}
+
+/// How many parts there are; and, where some of them were kept, how many those were, and of how many.
+fn parts_are_the_flow<'s>(
+    session: &'s Session<'_>,
+    stream: &'s Stream<'s>,
+    with_inlined: bool,
+) -> (usize, (usize, usize)) {
+    let parts = segments(session, stream, NonZeroUsize::MIN, SegmentStart::Traced);
+    let mut wanted = OfParts::default();
+    let mut in_full = tracer(session, stream, with_inlined);
+    let mut open_then = Vec::new();
+    for (number, part) in parts.iter().enumerate() {
+        if number > 0 {
+            in_full.go_on();
+        }
+        let mut flow = session.decode_within(stream, part.clone());
+        while in_full.follow(&mut flow, &mut wanted) {}
+        open_then.push(open(&in_full));
+    }
+    in_full.finish(&mut wanted);
+    assert!(wanted.left.len() > 500, "{}", wanted.left.len());
+    let others = std::mem::take(&mut wanted.others);
+    let wanted = sorted(wanted.left);
+    // Parts of which nothing is kept, some, and all; each size with another number of threads.
+    let some_kept = [24, 48, 96, 192].map(|most| (most, 3, 1));
+    let all_kept = [(usize::MAX, 2, 1), (usize::MAX, 2, 4096)];
+    let mut some = (0, 0);
+    for (most, threads, size) in [(1, 1, 1)].into_iter().chain(some_kept).chain(all_kept) {
+        let mut options = CheckOptions::default();
+        options.segment = NonZeroUsize::new(size).expect("some");
+        options.threads = NonZeroUsize::new(threads).expect("some");
+        let mut found = OfParts::default();
+        let mut tracer = tracer(session, stream, with_inlined);
+        let mut states = CallStates::default();
+        let (mut count, mut fit, mut insns) = (0, 0, 0);
+        let never = AtomicBool::new(false);
+        survey_calls(
+            session,
+            &[stream],
+            (options, with_inlined, Some(most)),
+            &never,
+            &|_| {},
+            Locally::default,
+            |_, mut chunk| {
+                if count > 0 {
+                    tracer.go_on();
+                }
+                count += 1;
+                insns += chunk.instructions;
+                tracer.adopt(&mut chunk.calls);
+                let state = states.push(&tracer).expect("a state");
+                let (mark, before) = (tracer.mark(), found.len());
+                match tracer.follow_part(chunk.calls, &mut found) {
+                    Ok(()) => fit += 1,
+                    Err(_) => {
+                        found.take_back(before);
+                        assert!(tracer.go_back(mark, &states, state, chunk.range.start));
+                        let mut flow = session.decode_within(stream, chunk.range.clone());
+                        while tracer.follow(&mut flow, &mut found) {}
+                    }
+                }
+                assert_eq!(tracer.instructions(), insns);
+                let part = parts.iter().position(|part| part.end == chunk.range.end);
+                assert_eq!(open(&tracer), open_then[part.expect("it is one")]);
+            },
+        );
+        match most {
+            1 => assert_eq!(fit, 0),
+            usize::MAX => assert!(fit * 2 > count, "{fit} of {count}"),
+            _ => some = (some.0 + fit, some.1 + count),
+        }
+        tracer.finish(&mut found);
+        assert_eq!(fit > 0, !found.local.is_empty());
+        assert!(found.others == others, "{most}");
+        let found = found.finish(tracer.names());
+        let first = found.iter().zip(&wanted).find(|(a, b)| a != b);
+        assert!(
+            first.is_none() && found.len() == wanted.len(),
+            "{most}: {first:?}"
+        );
+    }
+    (parts.len(), some)
 }
 
 /// What is told of calls in brief is what is told of them otherwise.
@@ -193,13 +367,7 @@ fn told_in_brief<'s>(
     parts: &[std::ops::Range<StreamOffset>],
     with_inlined: bool,
 ) -> (u64, u64) {
-    let tracer = || {
-        let tracer = CallTracer::new(session, stream);
-        match with_inlined {
-            true => tracer.with_inlined(),
-            false => tracer,
-        }
-    };
+    let tracer = || tracer(session, stream, with_inlined);
     let (mut briefly, mut in_brief) = (Briefly::default(), tracer());
     let (mut told, mut in_full) = (Told::default(), tracer());
     for (number, part) in parts.iter().enumerate() {

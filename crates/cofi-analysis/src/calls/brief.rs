@@ -69,29 +69,65 @@ pub(crate) struct BriefFrames {
 /// What a step along a path is to whoever is told of calls in brief, worked out once for each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BriefStep {
-    kind: BriefKind,
+    pub(super) kind: BriefKind,
     /// How many of the path's instructions have run by then, and how far before the path's last packet the one begins that led there.
-    insns: u32,
-    behind: Option<u32>,
+    pub(super) insns: u32,
+    pub(super) behind: Option<u32>,
     /// Of a leaf, the same for its return.
-    return_insns: u32,
-    return_behind: Option<u32>,
+    pub(super) return_insns: u32,
+    pub(super) return_behind: Option<u32>,
     /// Which of the path's steps it begins with, and how many these are.
-    step: u32,
-    steps: u32,
+    pub(super) step: u32,
+    pub(super) steps: u32,
     /// Of a change of inlined functions, those that run then.
-    chain: Chain,
-    /// Of a call, the function, its first instruction, and the instruction that calls it.
-    function: FunctionId,
-    to: Ip,
-    from: Ip,
-    /// Of a call, where it returns to; of a return and a jump, where it leads to.
-    ret: Ip,
+    pub(super) chain: Chain,
+    /// Where control goes.
+    pub(super) way: Way,
+}
+
+/// How control comes to an instruction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    /// The function there, the instruction, and the one that leads to it.
+    pub(super) function: FunctionId,
+    pub(super) to: Ip,
+    pub(super) from: Ip,
+    /// Of a call, where it returns to; else where control goes.
+    pub(super) ret: Ip,
+    /// The function in which the instruction stands that leads there.
+    pub(super) source: FunctionId,
+    /// It is the function's first instruction.
+    pub(super) is_first: bool,
+    /// A symbol names the function.
+    pub(super) is_named: bool,
+}
+
+impl Way {
+    pub(super) const fn of(kind: BriefKind, by: &Transfer, to: Ip, at: &Location) -> Self {
+        Self {
+            function: at.function,
+            to,
+            from: by.from,
+            ret: match kind {
+                BriefKind::Call | BriefKind::StubCall => by.after,
+                _ => to,
+            },
+            source: by.source,
+            is_first: at.is_first,
+            is_named: at.is_named,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BriefKind {
+pub(super) enum BriefKind {
     Call,
+    /// A call of what no symbol names.
+    StubCall,
+    /// A jump to another function.
+    Leap {
+        is_indirect: bool,
+    },
     /// A call and its return, with nothing in between.
     Leaf,
     Return,
@@ -107,17 +143,19 @@ enum BriefKind {
 
 impl BriefKind {
     #[inline(always)]
-    fn of(by: &Transfer, to: Ip, at: &Location, is_plain: bool) -> Self {
+    /// How control comes to a place in a function of whose name nothing is to be known, or of which that is not so.
+    pub(super) fn of(by: &Transfer, to: Ip, at: &Location, is_plain: bool) -> Self {
+        let is_within = at.function == by.source;
         match by.class {
             Class::Return => Self::Return,
             _ if !is_plain => Self::Other,
-            Class::DirectCall | Class::IndirectCall
-                if (at.is_first || at.function != by.source) && to != by.after =>
-            {
-                Self::Call
-            }
-            Class::DirectJump | Class::Conditional if at.function == by.source => Self::Stay,
-            Class::IndirectJump | Class::FarJump if at.function == by.source => Self::Jump,
+            Class::DirectCall | Class::IndirectCall if to == by.after => Self::Other,
+            Class::DirectCall | Class::IndirectCall if !at.is_named => Self::StubCall,
+            Class::DirectCall | Class::IndirectCall if at.is_first || !is_within => Self::Call,
+            Class::DirectJump | Class::Conditional if is_within => Self::Stay,
+            Class::IndirectJump | Class::FarJump if is_within => Self::Jump,
+            Class::DirectJump | Class::Conditional => Self::Leap { is_indirect: false },
+            Class::IndirectJump | Class::FarJump => Self::Leap { is_indirect: true },
             _ => Self::Other,
         }
     }
@@ -146,26 +184,29 @@ impl BriefStep {
             step: number,
             steps: 1,
             chain: 0,
-            function: FunctionId(0),
-            to: Ip(0),
-            from: Ip(0),
-            ret: Ip(0),
+            way: Way {
+                function: FunctionId(0),
+                to: Ip(0),
+                from: Ip(0),
+                ret: Ip(0),
+                source: FunctionId(0),
+                is_first: false,
+                is_named: false,
+            },
         };
         if let Some((by, to, at)) = arrival {
             this.kind = BriefKind::of(by, to, at, at.is_plain(names));
-            let is_call = this.kind == BriefKind::Call;
-            (this.function, this.to, this.from) = (at.function, to, by.from);
-            this.ret = if is_call { by.after } else { to };
+            this.way = Way::of(this.kind, by, to, at);
         }
         if let StepKind::Inline(ip, chain) = step.kind {
-            (this.kind, this.chain, this.to) = (BriefKind::Inline, chain, ip);
+            (this.kind, this.chain, this.way.to) = (BriefKind::Inline, chain, ip);
         }
         if let Some(call) = list.get_mut(first..).and_then(<[Self]>::last_mut)
             && call.kind == BriefKind::Call
         {
             // A function that was just called has begun with none of its inlined ones.
             let is_nothing = this.kind == BriefKind::Inline && this.chain == 0;
-            let returns = this.kind == BriefKind::Return && call.ret == this.ret;
+            let returns = this.kind == BriefKind::Return && call.way.ret == this.way.ret;
             if is_nothing || returns {
                 call.steps += 1;
             }
@@ -199,12 +240,8 @@ impl Thread {
                 let is_told = match &coming {
                     Coming::By(by) => {
                         let kind = BriefKind::of(by, track.ip, &track.at, track.is_plain);
-                        let ret = match kind {
-                            BriefKind::Call => by.after,
-                            _ => track.ip,
-                        };
-                        let call = (track.at.function, track.ip, by.from, ret);
-                        self.is_told_briefly(kind, call, brief, around)
+                        let way = Way::of(kind, by, track.ip, &track.at);
+                        self.is_told_briefly(kind, &way, brief, around)
                     }
                     _ => false,
                 };
@@ -218,21 +255,20 @@ impl Thread {
         for step in known.brief {
             around.offset = step.behind.map_or(before, |behind| back(offset, behind));
             self.total = total + u64::from(step.insns);
-            let call = (step.function, step.to, step.from, step.ret);
             if step.kind == BriefKind::Leaf {
                 if self.may_tell_briefly(brief) {
-                    self.enter_leaf(brief, step.function, around);
+                    self.enter_leaf(brief, step.way.function, around);
                     let behind = step.return_behind;
                     around.offset = behind.map_or(before, |behind| back(offset, behind));
                     self.total = total + u64::from(step.return_insns);
-                    self.leave_leaf(brief, step.function, around);
+                    self.leave_leaf(brief, step.way.function, around);
                     continue;
                 }
             } else if step.kind == BriefKind::Inline {
-                if self.is_inlined_briefly((step.to, step.chain), inlines, brief, around) {
+                if self.is_inlined_briefly((step.way.to, step.chain), inlines, brief, around) {
                     continue;
                 }
-            } else if self.is_told_briefly(step.kind, call, brief, around) {
+            } else if self.is_told_briefly(step.kind, &step.way, brief, around) {
                 continue;
             }
             self.settle(brief, around);
@@ -251,21 +287,21 @@ impl Thread {
     fn is_told_briefly<V: CallVisitor>(
         &mut self,
         kind: BriefKind,
-        (function, to, from, ret): (FunctionId, Ip, Ip, Ip),
+        way: &Way,
         brief: &mut BriefFrames,
         around: &mut Around<'_, '_, V>,
     ) -> bool {
         match kind {
             BriefKind::Call if self.may_tell_briefly(brief) => {
-                self.call_briefly((function, to, from, ret), brief, around);
+                self.call_briefly(way, brief, around);
                 true
             }
-            BriefKind::Return if brief.last_returns_to(ret) => {
+            BriefKind::Return if brief.last_returns_to(way.ret) => {
                 self.return_briefly(brief, around);
                 true
             }
             BriefKind::Stay => brief.call().is_some(),
-            BriefKind::Jump => brief.call().is_some_and(|call| call.ret != ret),
+            BriefKind::Jump => brief.call().is_some_and(|call| call.ret != way.ret),
             _ => false,
         }
     }
@@ -419,7 +455,7 @@ impl Thread {
     #[inline(always)]
     fn call_briefly<V: CallVisitor>(
         &mut self,
-        (function, to, from, ret): (FunctionId, Ip, Ip, Ip),
+        way: &Way,
         brief: &mut BriefFrames,
         around: &mut Around<'_, '_, V>,
     ) {
@@ -428,10 +464,10 @@ impl Thread {
         let moment = around.moment(self.total);
         let noted = around
             .visitor
-            .enter_briefly(function, CallKind::Call, &moment);
+            .enter_briefly(way.function, CallKind::Call, &moment);
         let number = self.number();
-        let site = (to, from, ret);
-        let frame = BriefFrame::new((function, 0), site, (number, noted), &moment);
+        let site = (way.to, way.from, way.ret);
+        let frame = BriefFrame::new((way.function, 0), site, (number, noted), &moment);
         brief.list.push(frame);
     }
 

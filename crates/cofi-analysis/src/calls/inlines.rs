@@ -30,14 +30,19 @@ pub(crate) struct Span {
 pub(crate) struct Inlines {
     lines: LineFinder,
     list: Vec<Link>,
-    numbers: FxHashMap<(Chain, FunctionId, u64), Chain>,
+    numbers: FxHashMap<ChainKey, Chain>,
+    /// What the chains are numbered by that were found here.
+    keys: Vec<ChainKey>,
 }
+
+/// The chain around one, its innermost function, and where that was inlined.
+pub(super) type ChainKey = (Chain, FunctionId, u64);
 
 /// [`Inlines`], as they are kept.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(super) struct SavedChains {
     list: Vec<Link>,
-    numbers: Vec<((Chain, FunctionId, u64), Chain)>,
+    numbers: Vec<(ChainKey, Chain)>,
 }
 
 impl SavedChains {
@@ -82,21 +87,33 @@ impl Inlines {
             return 0;
         };
         let mut chain = 0;
-        for (depth, inlined) in (1..).zip(self.lines.inlined(&place)) {
+        for inlined in self.lines.inlined(&place) {
             let function = names.inlined(&place, &inlined.name);
-            let next = self.list.len() as Chain + 1;
-            let key = (chain, function, inlined.instance);
-            let link = Link {
-                outer: chain,
-                depth,
-                function,
-            };
-            chain = *self.numbers.entry(key).or_insert(next);
-            if chain == next {
-                self.list.push(link);
-            }
+            chain = self.number((chain, function, inlined.instance));
         }
         chain
+    }
+
+    /// The number of a chain.
+    pub(super) fn number(&mut self, key: ChainKey) -> Chain {
+        let (outer, function, _) = key;
+        let next = self.list.len() as Chain + 1;
+        let chain = *self.numbers.entry(key).or_insert(next);
+        if chain == next {
+            let depth = self.depth(outer) + 1;
+            self.list.push(Link {
+                outer,
+                depth,
+                function,
+            });
+            self.keys.push(key);
+        }
+        chain
+    }
+
+    /// What the chains from the one of this index on are numbered by, if all were found here.
+    pub(super) fn since(&self, first: usize) -> &[ChainKey] {
+        self.keys.get(first..).unwrap_or_default()
     }
 
     /// The chains, as they are kept.
@@ -117,6 +134,7 @@ impl Inlines {
             lines: LineFinder::new(),
             list: saved.list,
             numbers: saved.numbers.into_iter().collect(),
+            keys: Vec::new(),
         }
     }
 

@@ -15,7 +15,6 @@
 //!
 //! [`CallsInOrder`] puts finished calls back in the order in which they began.
 
-mod ahead;
 mod brief;
 mod by_task;
 mod clock;
@@ -23,8 +22,12 @@ mod ends;
 mod goroutines;
 mod in_order;
 mod inlines;
+mod local;
+mod local_calls;
 mod names;
+mod net;
 mod packed;
+mod parts;
 mod ran;
 mod rules;
 mod saved;
@@ -45,16 +48,16 @@ use cofi_session::Task;
 
 use crate::gap::GapCause;
 
-pub(crate) use ahead::{AheadRecorder, KEPT};
-pub use ahead::{DecodedPart, FlowAhead};
 pub use brief::BriefCall;
 pub use by_task::ByTask;
 pub use clock::StreamClock;
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
+pub use local::{LocalCall, LocalSum, LocalVisitor, TracedPart};
+pub(crate) use local::{PartRun, PartTracer};
 pub use names::CallNames;
+pub use parts::{PartMark, PartVisitor, StretchPlace, Unfit};
 pub use ran::{RanBlock, RanPath};
 pub use saved::{CallDictionary, CallStates};
-pub use source::CallSource;
 pub use tracer::CallTracer;
 
 /// A file without a name, for what waits in such numbers that memory is not to hold it.

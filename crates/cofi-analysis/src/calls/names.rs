@@ -32,6 +32,10 @@ pub(super) struct SavedNames {
     moved: Vec<(FunctionId, u64)>,
 }
 
+/// Functions, each with what is known of it: see [`CallNames::adopt`].
+#[derive(Debug, Default)]
+pub(super) struct NewNames(Vec<((FunctionKey, FunctionCount), Traits, Option<u64>)>);
+
 impl SavedNames {
     /// Whether all numbers in it are of functions, as many as there are traits.
     pub(super) fn is_sound(&self) -> bool {
@@ -106,9 +110,9 @@ pub(crate) struct Location {
 }
 
 impl Location {
-    /// Whether it is in a function that a symbol names, of which nothing else is to be known.
+    /// Whether it is in a function of which nothing is to be known but where it is.
     pub(super) fn is_plain(&self, names: &CallNames) -> bool {
-        self.is_named && names.traits(self.function).is_plain()
+        names.traits(self.function).is_plain()
     }
 }
 
@@ -153,6 +157,31 @@ impl CallNames {
             cold: saved.cold.into_iter().collect(),
             moved: saved.moved.into_iter().collect(),
         }
+    }
+
+    /// The functions from this number on, for another list of functions to [adopt](Self::adopt).
+    pub(super) fn since(&self, first: usize) -> NewNames {
+        let new = self.functions.list().iter().zip(&self.traits).zip(0..);
+        let new = new.skip(first).map(|((function, traits), number)| {
+            let moved = self.moved.get(&FunctionId(number)).copied();
+            (function.clone(), *traits, moved)
+        });
+        NewNames(new.collect())
+    }
+
+    /// The functions of another list, which have the numbers that are returned here.
+    pub(super) fn adopt(&mut self, new: NewNames) -> impl Iterator<Item = FunctionId> {
+        new.0.into_iter().map(|((key, function), traits, moved)| {
+            let number = self.functions.number(key, || function.name);
+            if number == self.traits.len() {
+                self.traits.push(traits);
+            }
+            let number = FunctionId(number as u32);
+            if let Some(moved) = moved {
+                self.moved.insert(number, moved);
+            }
+            number
+        })
     }
 
     /// The function's name, demangled; none if nothing names it.

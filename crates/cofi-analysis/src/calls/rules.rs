@@ -13,7 +13,7 @@ use super::{CallKind, CallVisitor, FunctionId, Left};
 const LEAST_SEARCH: usize = 64;
 
 /// A stub jumps within so many instructions.
-const STUB: u64 = 8;
+pub(super) const STUB: u64 = 8;
 
 /// The instruction of one byte.
 const INT3: u8 = 0xcc;

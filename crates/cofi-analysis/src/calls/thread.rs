@@ -449,7 +449,16 @@ impl Thread {
     /// A call pays for what searches by mismatched returns cost.
     #[inline]
     pub(super) fn earn(&mut self) {
-        self.credit = (self.credit + 8).min(1 << 24);
+        self.earn_of(1);
+    }
+
+    /// The same of several calls.
+    #[inline]
+    pub(super) fn earn_of(&mut self, calls: usize) {
+        self.credit = self
+            .credit
+            .saturating_add(calls.saturating_mul(8))
+            .min(1 << 24);
     }
 
     #[inline]

@@ -12,10 +12,11 @@ use super::brief::BriefFrames;
 use super::clock::StreamClock;
 use super::inlines::Inlines;
 use super::names::CallNames;
+use super::parts::Numbers;
 use super::ran::{Content, RanBlock, RanPath};
 use super::saved::CallDictionary;
 use super::shapes::Shapes;
-use super::source::{CallSource, SourceBlock, SourcePath, Stand};
+use super::source::Stand;
 use super::thread::{Around, Coming, Thread};
 use super::tracks::{Slot, Stays, Tracks};
 use super::{CallMoment, CallVisitor, Left, OpenCall};
@@ -51,12 +52,12 @@ use crate::tally::TallyGate;
 /// ```
 #[derive(Debug)]
 pub struct CallTracer<'s> {
-    names: CallNames,
-    code: Code<'s>,
+    pub(super) names: CallNames,
+    pub(super) code: Code<'s>,
     stream: &'s Stream<'s>,
     config: FlowConfig,
-    clock: StreamClock<'s>,
-    pads: LandingPads,
+    pub(super) clock: StreamClock<'s>,
+    pub(super) pads: LandingPads,
     signals: Signals<'s>,
     /// The recorder tells of signals.
     tells_signals: bool,
@@ -73,7 +74,9 @@ pub struct CallTracer<'s> {
     /// What that PSB+ tells.
     beginning: Option<Beginning>,
     /// The first error in the flow, and how many there were.
-    errors: Option<(FlowError, u64)>,
+    pub(super) errors: Option<(FlowError, u64)>,
+    /// What the numbers of those mean that have followed parts.
+    pub(super) workers: Vec<Numbers>,
     /// Room for the lengths of a run's instructions.
     lens: Vec<u8>,
     /// Room for the calls that were told of in brief: none is there between items.
@@ -82,18 +85,18 @@ pub struct CallTracer<'s> {
 
 /// The code in place, and what was worked out of its blocks.
 #[derive(Debug, Default)]
-struct Code<'s> {
+pub(super) struct Code<'s> {
     eras: HashMap<(usize, Version), u32>,
     /// The code in place, with its number; none if it may have changed.
-    now: Option<(u32, ImageView<'s>)>,
-    index: BlockIndex,
+    pub(super) now: Option<(u32, ImageView<'s>)>,
+    pub(super) index: BlockIndex,
     /// How often the index was emptied.
     generation: u64,
-    shapes: Shapes,
-    tracks: Tracks,
-    inlines: Inlines,
+    pub(super) shapes: Shapes,
+    pub(super) tracks: Tracks,
+    pub(super) inlines: Inlines,
     /// Inlined functions are wanted.
-    with_inlined: bool,
+    pub(super) with_inlined: bool,
     /// Up to which version it was told of each address space, where code changed; of others, where one goes on from.
     told: FxHashMap<usize, Version>,
     since: Option<Version>,
@@ -105,10 +108,14 @@ impl<'s> Code<'s> {
     /// So many distinct blocks are remembered.
     const MOST: usize = 1 << 18;
 
-    fn settle(&mut self, flow: &mut impl CallSource<'s>) {
-        if self.now.is_some() {
-            return;
+    pub(super) fn settle(&mut self, flow: &mut ThreadFlow<'s>) {
+        if self.now.is_none() {
+            self.settle_in(flow.view());
         }
+    }
+
+    /// This code is in place.
+    pub(super) fn settle_in(&mut self, view: &ImageView<'s>) {
         if self.index.len() >= Self::MOST || self.eras.len() >= Self::MOST {
             self.index.clear();
             self.generation += 1;
@@ -116,9 +123,6 @@ impl<'s> Code<'s> {
             self.tracks.clear();
             self.eras.clear();
         }
-        let Some(view) = flow.view() else {
-            return;
-        };
         let era = (address_of(view.space()), view.version());
         let next = self.eras.len() as u32;
         let number = *self.eras.entry(era).or_insert(next);
@@ -175,7 +179,7 @@ fn pass(
 }
 
 /// Numbers code of a mode.
-const fn era_of(era: u32, mode: ExecMode) -> u32 {
+pub(super) const fn era_of(era: u32, mode: ExecMode) -> u32 {
     era << 2 | mode.bits() >> 5
 }
 
@@ -212,6 +216,7 @@ impl<'s> CallTracer<'s> {
             is_continued: false,
             beginning: None,
             errors: None,
+            workers: Vec::new(),
             lens: Vec::new(),
             brief: BriefFrames::default(),
         }
@@ -261,7 +266,7 @@ impl<'s> CallTracer<'s> {
         self.continue_from(true);
     }
 
-    fn continue_from(&mut self, is_continued: bool) {
+    pub(super) fn continue_from(&mut self, is_continued: bool) {
         self.is_continued = is_continued;
         self.beginning = is_continued.then(Beginning::default);
     }
@@ -356,11 +361,7 @@ impl<'s> CallTracer<'s> {
     }
 
     /// Takes all blocks up to the next event or error, and that; `false` at the end of the flow.
-    pub fn follow(
-        &mut self,
-        flow: &mut impl CallSource<'s>,
-        visitor: &mut impl CallVisitor,
-    ) -> bool {
+    pub fn follow(&mut self, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) -> bool {
         self.code.settle(flow);
         self.tell_changes(visitor);
         self.arrive(visitor);
@@ -455,12 +456,12 @@ impl<'s> CallTracer<'s> {
                 let (ip, len) = (block.ip(), block.len());
                 let number = index.number(code, ip, len as u32, || {
                     let inlines = with_inlined.then_some(&mut *inlines);
-                    block.push_shape(shapes, names, view, inlines)
+                    shapes.push_block(block, names, view, inlines)
                 });
                 let Some((shape, hops)) = shapes.get(number) else {
                     return;
                 };
-                if wants_blocks && let SourceBlock::Decoded(block) = block {
+                if wants_blocks {
                     visitor.ran(&RanBlock {
                         number,
                         generation: *generation,
@@ -517,7 +518,7 @@ impl<'s> CallTracer<'s> {
         }
         match item {
             Some(item) => {
-                let stand = flow.stand(self.is_processor);
+                let stand = Stand::of(flow, self.is_processor);
                 self.item(&item, stand, visitor);
                 true
             }
@@ -529,7 +530,7 @@ impl<'s> CallTracer<'s> {
     }
 
     /// Tells where code changed since something ran last.
-    fn tell_changes(&mut self, visitor: &mut impl CallVisitor) {
+    pub(super) fn tell_changes(&mut self, visitor: &mut impl CallVisitor) {
         let changes = self.code.changes();
         // What happens before anything ran changes nothing that did.
         if changes.is_empty() || self.instructions == 0 {
@@ -549,7 +550,7 @@ impl<'s> CallTracer<'s> {
     }
 
     /// Takes account of how control came to where tracing went off for the last time.
-    fn arrive_at_end(&mut self, visitor: &mut impl CallVisitor) {
+    pub(super) fn arrive_at_end(&mut self, visitor: &mut impl CallVisitor) {
         self.thread.struck_at = self.thread.off_at.take();
         self.arrive(visitor);
     }
@@ -593,7 +594,7 @@ impl<'s> CallTracer<'s> {
             (Err(_), TallyGate::Outside | TallyGate::End) => self.code.now = None,
             (Ok(run), TallyGate::Inside | TallyGate::Last) => self.run(*run, &lens, ips, visitor),
             (Err(item), TallyGate::Inside | TallyGate::Last) => {
-                let stand = flow.stand(self.is_processor);
+                let stand = Stand::of(flow, self.is_processor);
                 self.item(item, stand, visitor);
             }
         }
@@ -656,7 +657,7 @@ impl<'s> CallTracer<'s> {
     }
 
     /// Takes an event or error, behind which the flow stands there.
-    fn item(&mut self, item: &Item, stand: Stand, visitor: &mut impl CallVisitor) {
+    pub(super) fn item(&mut self, item: &Item, stand: Stand, visitor: &mut impl CallVisitor) {
         // What a PSB+ tells is nothing new, and leads nowhere.
         let is_of_psb = match (item, &mut self.beginning) {
             (Item::Event(event), Some(beginning)) => beginning.holds(event, stand.offset),
@@ -688,7 +689,7 @@ impl<'s> CallTracer<'s> {
 
     /// Before a block: takes account of how control came to an instruction before which something else happened, now that the code which is
     /// in place then is known.
-    fn arrive(&mut self, visitor: &mut impl CallVisitor) {
+    pub(super) fn arrive(&mut self, visitor: &mut impl CallVisitor) {
         let Some((coming, ip)) = self.thread.struck_at.take() else {
             return;
         };

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::brief::BriefStep;
 use super::inlines::{Chain, Span};
 use super::names::{CallNames, Location};
+use super::net::NetStep;
 use super::shapes::{Hop, Shape, Transfer};
 use super::thread::Coming;
 
@@ -34,6 +35,9 @@ pub(crate) struct Track {
     after: u32,
     first_brief: u32,
     after_brief: u32,
+    /// What they come to, if that was asked for.
+    first_net: u32,
+    after_net: u32,
 }
 
 /// A path that is known, and its steps.
@@ -42,6 +46,7 @@ pub(crate) struct Known<'t> {
     pub(crate) track: &'t Track,
     pub(crate) steps: &'t [Step],
     pub(crate) brief: &'t [BriefStep],
+    pub(super) net: &'t [NetStep],
 }
 
 /// What happens along a path.
@@ -70,6 +75,7 @@ pub(crate) struct Tracks {
     list: Vec<Track>,
     steps: Vec<Step>,
     brief: Vec<BriefStep>,
+    net: Vec<NetStep>,
     /// The generation and the code of `slots`.
     owner: (usize, u32),
     slots: Slots,
@@ -79,6 +85,7 @@ pub(crate) struct Tracks {
     /// The path that is being added: where its steps begin, what is known of its blocks so far, and where its last packet is.
     begin: usize,
     begin_brief: usize,
+    begin_net: usize,
     open: Option<Track>,
     last: StreamOffset,
     /// The inlined functions that run there, if nothing happened since they were noted.
@@ -148,6 +155,15 @@ impl Slot {
 }
 
 impl Step {
+    /// One of which all but its place is known.
+    pub(super) const fn of(kind: StepKind) -> Self {
+        Self {
+            kind,
+            insns: 0,
+            behind: None,
+        }
+    }
+
     /// The packet that led to the block.
     pub(crate) fn offset(&self, path: StreamOffset, before: StreamOffset) -> StreamOffset {
         self.behind.map_or(before, |behind| back(path, behind))
@@ -219,10 +235,13 @@ impl Tracks {
         let steps = self.steps.get(track.first as usize..track.after as usize)?;
         let brief = track.first_brief as usize..track.after_brief as usize;
         let brief = self.brief.get(brief)?;
+        let net = track.first_net as usize..track.after_net as usize;
+        let net = self.net.get(net)?;
         let known = Known {
             track,
             steps,
             brief,
+            net,
         };
         Some((number as usize, known))
     }
@@ -237,12 +256,14 @@ impl Tracks {
 
     /// A path begins that is not known. Its last packet is at `offset`. Its blocks are to be [noted](Self::note) and it is to be [added](Self::end).
     pub(crate) fn begin(&mut self, offset: StreamOffset) {
-        let is_full = self.steps.len().max(self.list.len()) >= Self::STEPS;
+        let steps = self.steps.len().max(self.net.len());
+        let is_full = steps.max(self.list.len()) >= Self::STEPS;
         if is_full || self.len >= Self::SLOTS {
             self.clear();
         }
         self.begin = self.steps.len();
         self.begin_brief = self.brief.len();
+        self.begin_net = self.net.len();
         self.open = None;
         self.last = offset;
         self.chain = None;
@@ -279,6 +300,8 @@ impl Tracks {
             after: 0,
             first_brief: first_brief as u32,
             after_brief: 0,
+            first_net: 0,
+            after_net: 0,
         });
         let begin = track.insns;
         let behind = (begin > 0).then_some(track.behind);
@@ -322,6 +345,25 @@ impl Tracks {
     fn forget_open(&mut self) {
         self.steps.truncate(self.begin);
         self.brief.truncate(self.begin_brief);
+        self.net.truncate(self.begin_net);
+    }
+
+    /// The path whose blocks were noted so far, and what it comes to.
+    pub(super) fn noted(
+        &mut self,
+        net: impl FnOnce(&[BriefStep], &mut Vec<NetStep>),
+    ) -> Option<Known<'_>> {
+        let steps = self.steps.get(self.begin..)?;
+        let brief = self.brief.get(self.begin_brief..)?;
+        net(brief, &mut self.net);
+        let net = self.net.get(self.begin_net..)?;
+        let track = self.open.as_ref()?;
+        Some(Known {
+            track,
+            steps,
+            brief,
+            net,
+        })
     }
 
     /// All blocks of the path were noted. If it has a number, it is known from now on: by the number that is returned.
@@ -346,6 +388,8 @@ impl Tracks {
         }
         track.after = self.steps.len() as u32;
         track.after_brief = self.brief.len() as u32;
+        track.first_net = self.begin_net as u32;
+        track.after_net = self.net.len() as u32;
         let number = self.list.len();
         // Where inlined functions are wanted, a path's first step says which run there; where they are not, none do (0).
         let chain = match self.steps.get(self.begin..).unwrap_or_default() {
