@@ -224,7 +224,7 @@ impl BriefStep {
 
 impl Thread {
     /// [`path`](Self::path) for whoever is told of calls in brief.
-    pub(crate) fn path_briefly<V: CallVisitor>(
+    pub(crate) fn path_briefly<V: CallVisitor + ?Sized>(
         &mut self,
         known: Known<'_>,
         offset: StreamOffset,
@@ -284,7 +284,7 @@ impl Thread {
 
     /// Takes account of a step, if it is one of which the rules need not know. Whether it is.
     #[inline(always)]
-    fn is_told_briefly<V: CallVisitor>(
+    fn is_told_briefly<V: CallVisitor + ?Sized>(
         &mut self,
         kind: BriefKind,
         way: &Way,
@@ -308,7 +308,7 @@ impl Thread {
 
     /// Takes account of other inlined functions that run of the innermost call, if that is one of which the rules need not know. Whether it is.
     #[inline(always)]
-    fn is_inlined_briefly<V: CallVisitor>(
+    fn is_inlined_briefly<V: CallVisitor + ?Sized>(
         &mut self,
         (ip, chain): (Ip, Chain),
         inlines: &Inlines,
@@ -338,7 +338,7 @@ impl Thread {
     }
 
     /// Instead of the inlined functions `now`, those of `chain` run.
-    fn inline_briefly<V: CallVisitor>(
+    fn inline_briefly<V: CallVisitor + ?Sized>(
         &mut self,
         (now, chain): (Chain, Chain),
         ip: Ip,
@@ -399,7 +399,7 @@ impl Thread {
 
     /// A call begins that calls nothing.
     #[inline(always)]
-    fn enter_leaf<V: CallVisitor>(
+    fn enter_leaf<V: CallVisitor + ?Sized>(
         &mut self,
         brief: &mut BriefFrames,
         function: FunctionId,
@@ -417,7 +417,7 @@ impl Thread {
 
     /// It returns.
     #[inline(always)]
-    fn leave_leaf<V: CallVisitor>(
+    fn leave_leaf<V: CallVisitor + ?Sized>(
         &mut self,
         brief: &mut BriefFrames,
         function: FunctionId,
@@ -431,7 +431,7 @@ impl Thread {
     }
 
     #[inline(always)]
-    fn tell_left_briefly<V: CallVisitor>(
+    fn tell_left_briefly<V: CallVisitor + ?Sized>(
         &self,
         (function, kind, begin, noted): (FunctionId, CallKind, u64, u64),
         end: &CallMoment,
@@ -453,7 +453,7 @@ impl Thread {
 
     /// A function is called.
     #[inline(always)]
-    fn call_briefly<V: CallVisitor>(
+    fn call_briefly<V: CallVisitor + ?Sized>(
         &mut self,
         way: &Way,
         brief: &mut BriefFrames,
@@ -473,7 +473,7 @@ impl Thread {
 
     /// The innermost call, which was told of in brief, returns.
     #[inline(always)]
-    fn return_briefly<V: CallVisitor>(
+    fn return_briefly<V: CallVisitor + ?Sized>(
         &mut self,
         brief: &mut BriefFrames,
         around: &mut Around<'_, '_, V>,
@@ -491,7 +491,7 @@ impl Thread {
 
     /// Makes frames of the calls that were told of in brief.
     #[inline]
-    pub(crate) fn settle<V: CallVisitor>(
+    pub(crate) fn settle<V: CallVisitor + ?Sized>(
         &mut self,
         brief: &mut BriefFrames,
         around: &mut Around<'_, '_, V>,
@@ -502,7 +502,7 @@ impl Thread {
     }
 
     #[inline(never)]
-    fn settle_all<V: CallVisitor>(
+    fn settle_all<V: CallVisitor + ?Sized>(
         &mut self,
         brief: &mut BriefFrames,
         around: &mut Around<'_, '_, V>,

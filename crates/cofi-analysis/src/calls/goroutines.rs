@@ -14,7 +14,7 @@ use super::{CallKind, CallVisitor, Left};
 impl Thread {
     /// The scheduler goes on with a goroutine.
     #[inline(never)]
-    pub(super) fn resume_goroutine<V: CallVisitor>(
+    pub(super) fn resume_goroutine<V: CallVisitor + ?Sized>(
         &mut self,
         to: Ip,
         at: Location,

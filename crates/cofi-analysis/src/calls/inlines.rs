@@ -188,7 +188,7 @@ pub(crate) struct InlineFrame {
 impl Thread {
     /// A block has run, of whose instructions these are parts of inlined functions. Gives how many of the block's instructions are counted.
     #[inline(never)]
-    pub(super) fn inlined_and_hops<V: CallVisitor>(
+    pub(super) fn inlined_and_hops<V: CallVisitor + ?Sized>(
         &mut self,
         spans: &[Span],
         hops: &[Hop],
@@ -216,7 +216,7 @@ impl Thread {
     }
 
     /// These inlined functions are what runs of the innermost call.
-    pub(super) fn inline<V: CallVisitor>(
+    pub(super) fn inline<V: CallVisitor + ?Sized>(
         &mut self,
         ip: Ip,
         chain: Chain,
@@ -268,7 +268,7 @@ impl Thread {
     }
 
     /// Leaves the inlined functions of the innermost call, but for those of a chain.
-    pub(super) fn leave_inlines_down_to<V: CallVisitor>(
+    pub(super) fn leave_inlines_down_to<V: CallVisitor + ?Sized>(
         &mut self,
         chain: Chain,
         around: &mut Around<'_, '_, V>,
@@ -280,14 +280,18 @@ impl Thread {
     }
 
     /// Leaves the innermost inlined function.
-    fn leave_inline<V: CallVisitor>(&mut self, left: Left, around: &mut Around<'_, '_, V>) {
+    fn leave_inline<V: CallVisitor + ?Sized>(
+        &mut self,
+        left: Left,
+        around: &mut Around<'_, '_, V>,
+    ) {
         if let Some(inline) = self.stack.inlines.pop() {
             self.tell_inline_left(&inline, left, around);
         }
     }
 
     /// Leaves the inlined functions that lie in the frame at `owner`, or further in.
-    pub(super) fn leave_inlines<V: CallVisitor>(
+    pub(super) fn leave_inlines<V: CallVisitor + ?Sized>(
         &mut self,
         owner: usize,
         left: Left,
@@ -303,7 +307,7 @@ impl Thread {
         }
     }
 
-    pub(super) fn tell_inline_left<V: CallVisitor>(
+    pub(super) fn tell_inline_left<V: CallVisitor + ?Sized>(
         &self,
         inline: &InlineFrame,
         left: Left,

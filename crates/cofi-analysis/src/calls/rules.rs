@@ -25,7 +25,7 @@ const REPLACES: u64 = 4;
 const NEVER_RAN: u8 = 0;
 
 impl Thread {
-    pub(super) fn follow<V: CallVisitor>(
+    pub(super) fn follow<V: CallVisitor + ?Sized>(
         &mut self,
         by: Transfer,
         to: Ip,
@@ -49,7 +49,7 @@ impl Thread {
     }
 
     /// A call instruction.
-    pub(super) fn call<V: CallVisitor>(
+    pub(super) fn call<V: CallVisitor + ?Sized>(
         &mut self,
         by: Transfer,
         to: Ip,
@@ -88,7 +88,7 @@ impl Thread {
     }
 
     /// What interrupts: a signal's handler, or the kernel.
-    pub(super) fn interrupt<V: CallVisitor>(
+    pub(super) fn interrupt<V: CallVisitor + ?Sized>(
         &mut self,
         kind: CallKind,
         resume: Ip,
@@ -105,7 +105,7 @@ impl Thread {
     }
 
     /// A jump.
-    pub(super) fn jump<V: CallVisitor>(
+    pub(super) fn jump<V: CallVisitor + ?Sized>(
         &mut self,
         by: Transfer,
         to: Ip,
@@ -156,7 +156,7 @@ impl Thread {
     }
 
     /// A stub jumps on: what it jumps to is what was called. Stubs jump to stubs.
-    pub(super) fn leave_stub<V: CallVisitor>(
+    pub(super) fn leave_stub<V: CallVisitor + ?Sized>(
         &mut self,
         to: Ip,
         at: Location,
@@ -175,7 +175,7 @@ impl Thread {
     }
 
     /// A function takes the place of the innermost call.
-    pub(super) fn tail<V: CallVisitor>(
+    pub(super) fn tail<V: CallVisitor + ?Sized>(
         &mut self,
         by: Transfer,
         to: Ip,
@@ -202,12 +202,12 @@ impl Thread {
     }
 
     /// Whether a call of this may be one of what it jumps to.
-    fn is_stub<V>(at: Location, around: &Around<'_, '_, V>) -> bool {
+    fn is_stub<V: ?Sized>(at: Location, around: &Around<'_, '_, V>) -> bool {
         !at.is_named || around.names.thunk(at.function) == Some(Thunk::Indirect)
     }
 
     /// An indirect jump into the midst of another function.
-    pub(super) fn jump_into<V: CallVisitor>(
+    pub(super) fn jump_into<V: CallVisitor + ?Sized>(
         &mut self,
         by: Transfer,
         to: Ip,
@@ -243,7 +243,7 @@ impl Thread {
     }
 
     /// A return.
-    pub(super) fn ret<V: CallVisitor>(
+    pub(super) fn ret<V: CallVisitor + ?Sized>(
         &mut self,
         by: Transfer,
         to: Ip,
@@ -268,7 +268,7 @@ impl Thread {
     }
 
     /// The innermost call returns to where it came from.
-    pub(super) fn leave_returning<V: CallVisitor>(
+    pub(super) fn leave_returning<V: CallVisitor + ?Sized>(
         &mut self,
         to: Ip,
         around: &mut Around<'_, '_, V>,
@@ -282,7 +282,7 @@ impl Thread {
 
     /// A return that does not lead to where the innermost call came from.
     #[inline(never)]
-    pub(super) fn ret_elsewhere<V: CallVisitor>(
+    pub(super) fn ret_elsewhere<V: CallVisitor + ?Sized>(
         &mut self,
         by: Transfer,
         to: Ip,
@@ -383,7 +383,7 @@ impl Thread {
     }
 
     /// A far return: to what was interrupted.
-    pub(super) fn ret_far<V: CallVisitor>(
+    pub(super) fn ret_far<V: CallVisitor + ?Sized>(
         &mut self,
         to: Ip,
         at: Location,
@@ -398,7 +398,7 @@ impl Thread {
     }
 
     /// Tracing was off, and goes on here.
-    pub(super) fn back<V: CallVisitor>(
+    pub(super) fn back<V: CallVisitor + ?Sized>(
         &mut self,
         (by, expected, signals): (Option<Transfer>, Option<Ip>, Option<u64>),
         to: Ip,
@@ -481,7 +481,7 @@ impl Thread {
     }
 
     /// Control is in a function, and nothing is known of how it came there.
-    pub(super) fn relocate<V: CallVisitor>(
+    pub(super) fn relocate<V: CallVisitor + ?Sized>(
         &mut self,
         to: Ip,
         at: Location,
@@ -498,7 +498,7 @@ impl Thread {
     }
 
     /// The innermost call out of which an exception lands at `to`, as compilers' tables have it.
-    pub(super) fn catcher<V>(
+    pub(super) fn catcher<V: ?Sized>(
         &mut self,
         to: Ip,
         at: Location,

@@ -13,7 +13,7 @@ const STACKS: usize = 1 << 10;
 
 impl Thread {
     /// Control is on a stack of which nothing is known.
-    pub(super) fn unknown<V: CallVisitor>(
+    pub(super) fn unknown<V: CallVisitor + ?Sized>(
         &mut self,
         to: Ip,
         at: Location,
@@ -26,7 +26,7 @@ impl Thread {
     }
 
     /// A function begins on a stack of its own, by a return.
-    pub(super) fn coroutine<V: CallVisitor>(
+    pub(super) fn coroutine<V: CallVisitor + ?Sized>(
         &mut self,
         by: Transfer,
         to: Ip,
@@ -45,7 +45,7 @@ impl Thread {
     }
 
     /// Switches away from the stack in use, to an empty one.
-    pub(super) fn suspend<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
+    pub(super) fn suspend<V: CallVisitor + ?Sized>(&mut self, around: &mut Around<'_, '_, V>) {
         self.tell_stub(around);
         self.count();
         self.make_room(around);
@@ -62,7 +62,7 @@ impl Thread {
     }
 
     /// Forgets the stack that waits for longest, if there are as many as may be.
-    pub(super) fn make_room<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
+    pub(super) fn make_room<V: CallVisitor + ?Sized>(&mut self, around: &mut Around<'_, '_, V>) {
         if self.others.len() < STACKS {
             return;
         }
@@ -88,7 +88,7 @@ impl Thread {
     }
 
     /// Goes back to the stack whose innermost call returns to `to`, and leaves that.
-    pub(super) fn switch_to<V: CallVisitor>(
+    pub(super) fn switch_to<V: CallVisitor + ?Sized>(
         &mut self,
         to: Ip,
         around: &mut Around<'_, '_, V>,
@@ -107,7 +107,11 @@ impl Thread {
     }
 
     /// What began at `index` by a jump was a coroutine: it goes on a stack of its own, and what the jump seemed to end goes on here.
-    pub(super) fn split<V: CallVisitor>(&mut self, index: usize, around: &mut Around<'_, '_, V>) {
+    pub(super) fn split<V: CallVisitor + ?Sized>(
+        &mut self,
+        index: usize,
+        around: &mut Around<'_, '_, V>,
+    ) {
         self.tell_stub(around);
         self.count();
         let mut frames = self.stack.frames.split_off(index);

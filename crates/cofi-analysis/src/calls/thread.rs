@@ -44,7 +44,7 @@ pub(crate) enum Coming {
 }
 
 /// What is needed beside the stacks.
-pub(crate) struct Around<'a, 's, V> {
+pub(crate) struct Around<'a, 's, V: ?Sized> {
     pub(crate) visitor: &'a mut V,
     pub(crate) clock: &'a mut StreamClock<'s>,
     pub(crate) names: &'a CallNames,
@@ -55,13 +55,13 @@ pub(crate) struct Around<'a, 's, V> {
     pub(crate) offset: StreamOffset,
 }
 
-impl<V: CallVisitor> Around<'_, '_, V> {
+impl<V: CallVisitor + ?Sized> Around<'_, '_, V> {
     fn enter(&mut self, call: &Call) {
         self.visitor.enter_with_code(call, self.names, self.view);
     }
 }
 
-impl<V> Around<'_, '_, V> {
+impl<V: ?Sized> Around<'_, '_, V> {
     /// The byte of code there, if it is known.
     pub(super) fn byte_at(&self, ip: Ip) -> Option<u8> {
         let place = self.view?.place(ip)?;
@@ -139,7 +139,7 @@ impl Thread {
 
     /// A block has run.
     #[inline]
-    pub(crate) fn block<V: CallVisitor>(
+    pub(crate) fn block<V: CallVisitor + ?Sized>(
         &mut self,
         shape: &Shape,
         hops: &[Hop],
@@ -180,7 +180,7 @@ impl Thread {
     }
 
     /// The blocks of a path have run, of which the last packet is at `offset`. `around` has the packet before.
-    pub(crate) fn path<V: CallVisitor>(
+    pub(crate) fn path<V: CallVisitor + ?Sized>(
         &mut self,
         Known { track, steps, .. }: Known<'_>,
         offset: StreamOffset,
@@ -204,7 +204,7 @@ impl Thread {
 
     /// What happens along a path.
     #[inline]
-    pub(super) fn step<V: CallVisitor>(
+    pub(super) fn step<V: CallVisitor + ?Sized>(
         &mut self,
         step: &Step,
         inlines: &Inlines,
@@ -219,7 +219,11 @@ impl Thread {
 
     /// Control follows a direct branch within a block.
     #[inline]
-    pub(super) fn hop<V: CallVisitor>(&mut self, hop: &Hop, around: &mut Around<'_, '_, V>) {
+    pub(super) fn hop<V: CallVisitor + ?Sized>(
+        &mut self,
+        hop: &Hop,
+        around: &mut Around<'_, '_, V>,
+    ) {
         if self.undecided.is_some() {
             if self.narrow_by_hop(hop, around) {
                 return;
@@ -280,7 +284,7 @@ impl Thread {
     }
 
     /// Control comes to an instruction.
-    pub(crate) fn arrive<V: CallVisitor>(
+    pub(crate) fn arrive<V: CallVisitor + ?Sized>(
         &mut self,
         coming: Coming,
         to: Ip,
@@ -319,7 +323,7 @@ impl Thread {
 
     /// When it is, or was, if what happens now is told later than it was.
     #[inline]
-    pub(super) fn now<V>(&self, around: &mut Around<'_, '_, V>) -> CallMoment {
+    pub(super) fn now<V: ?Sized>(&self, around: &mut Around<'_, '_, V>) -> CallMoment {
         self.moment.unwrap_or_else(|| around.moment(self.total))
     }
 
@@ -343,7 +347,7 @@ impl Thread {
     }
 
     /// The first call of the thread, or behind a gap.
-    pub(super) fn begin<V: CallVisitor>(
+    pub(super) fn begin<V: CallVisitor + ?Sized>(
         &mut self,
         to: Ip,
         at: Location,
@@ -356,7 +360,7 @@ impl Thread {
     }
 
     /// Control is in a function that nothing is known to have called. One that stands at its beginning has begun.
-    pub(super) fn assume<V: CallVisitor>(
+    pub(super) fn assume<V: CallVisitor + ?Sized>(
         &mut self,
         to: Ip,
         at: Location,
@@ -428,7 +432,7 @@ impl Thread {
 
     /// Opens a call. (Inlined, as frames are large, and calls are many.)
     #[inline(always)]
-    pub(super) fn enter<V: CallVisitor>(
+    pub(super) fn enter<V: CallVisitor + ?Sized>(
         &mut self,
         mut frame: Frame,
         around: &mut Around<'_, '_, V>,
@@ -468,7 +472,7 @@ impl Thread {
     }
 
     /// Tells of the innermost call, if nobody was told because it might be a stub.
-    pub(super) fn tell_stub<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
+    pub(super) fn tell_stub<V: CallVisitor + ?Sized>(&mut self, around: &mut Around<'_, '_, V>) {
         if self.stack.top().is_some_and(|top| top.is_stub) {
             let number = self.number();
             if let Some(top) = self.stack.frames.last_mut() {
@@ -480,7 +484,11 @@ impl Thread {
     }
 
     /// Leaves the innermost call, if there is one. (It is not given: frames are large, and calls are many.)
-    pub(super) fn leave<V: CallVisitor>(&mut self, left: Left, around: &mut Around<'_, '_, V>) {
+    pub(super) fn leave<V: CallVisitor + ?Sized>(
+        &mut self,
+        left: Left,
+        around: &mut Around<'_, '_, V>,
+    ) {
         self.tell_stub(around);
         self.count();
         let Some(last) = self.stack.frames.len().checked_sub(1) else {
@@ -493,7 +501,7 @@ impl Thread {
         self.stack.frames.truncate(last);
     }
 
-    pub(super) fn tell_left<V: CallVisitor>(
+    pub(super) fn tell_left<V: CallVisitor + ?Sized>(
         &self,
         frame: &Frame,
         left: Left,
@@ -509,7 +517,7 @@ impl Thread {
     }
 
     /// Leaves calls until there are so many.
-    pub(super) fn leave_down_to<V: CallVisitor>(
+    pub(super) fn leave_down_to<V: CallVisitor + ?Sized>(
         &mut self,
         len: usize,
         left: Left,
@@ -521,7 +529,7 @@ impl Thread {
     }
 
     /// The outer half of the calls was never left: that is not to be expected any more.
-    pub(super) fn forget_outer<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
+    pub(super) fn forget_outer<V: CallVisitor + ?Sized>(&mut self, around: &mut Around<'_, '_, V>) {
         const HALF: usize = DEEPEST / 2;
         let outer: Vec<Frame> = self.stack.frames.drain(..HALF).collect();
         self.stack.forgotten += HALF as u64;
@@ -540,7 +548,11 @@ impl Thread {
     }
 
     /// Leaves all calls: there is a gap, or the end.
-    pub(crate) fn leave_all<V: CallVisitor>(&mut self, left: Left, around: &mut Around<'_, '_, V>) {
+    pub(crate) fn leave_all<V: CallVisitor + ?Sized>(
+        &mut self,
+        left: Left,
+        around: &mut Around<'_, '_, V>,
+    ) {
         self.decide(around);
         self.leave_down_to(0, left, around);
         while let Some(last) = self.others.pop() {
@@ -571,7 +583,7 @@ impl Thread {
     }
 
     /// Control goes back to a function that was open before the trace, or the last gap.
-    pub(super) fn assume_outer<V: CallVisitor>(
+    pub(super) fn assume_outer<V: CallVisitor + ?Sized>(
         &mut self,
         to: Ip,
         at: Location,

@@ -330,7 +330,7 @@ impl<'s> CallTracer<'s> {
 
     /// Nothing more will come that could tell on which of several stacks control is: it is taken to be on the one that waited for longest, so that
     /// [`open_calls`](Self::open_calls) has its calls.
-    pub fn decide(&mut self, visitor: &mut impl CallVisitor) {
+    pub fn decide(&mut self, visitor: &mut (impl CallVisitor + ?Sized)) {
         let mut around = Around {
             visitor,
             clock: &mut self.clock,
@@ -361,7 +361,11 @@ impl<'s> CallTracer<'s> {
     }
 
     /// Takes all blocks up to the next event or error, and that; `false` at the end of the flow.
-    pub fn follow(&mut self, flow: &mut ThreadFlow<'s>, visitor: &mut impl CallVisitor) -> bool {
+    pub fn follow(
+        &mut self,
+        flow: &mut ThreadFlow<'s>,
+        visitor: &mut (impl CallVisitor + ?Sized),
+    ) -> bool {
         self.code.settle(flow);
         self.tell_changes(visitor);
         self.arrive(visitor);
@@ -530,7 +534,7 @@ impl<'s> CallTracer<'s> {
     }
 
     /// Tells where code changed since something ran last.
-    pub(super) fn tell_changes(&mut self, visitor: &mut impl CallVisitor) {
+    pub(super) fn tell_changes(&mut self, visitor: &mut (impl CallVisitor + ?Sized)) {
         let changes = self.code.changes();
         // What happens before anything ran changes nothing that did.
         if changes.is_empty() || self.instructions == 0 {
@@ -550,7 +554,7 @@ impl<'s> CallTracer<'s> {
     }
 
     /// Takes account of how control came to where tracing went off for the last time.
-    pub(super) fn arrive_at_end(&mut self, visitor: &mut impl CallVisitor) {
+    pub(super) fn arrive_at_end(&mut self, visitor: &mut (impl CallVisitor + ?Sized)) {
         self.thread.struck_at = self.thread.off_at.take();
         self.arrive(visitor);
     }
@@ -562,7 +566,7 @@ impl<'s> CallTracer<'s> {
         flow: &mut ThreadFlow<'s>,
         wanted: &[Ip],
         gate: impl FnOnce(&mut ThreadFlow<'s>, &[Ip]) -> TallyGate,
-        visitor: &mut impl CallVisitor,
+        visitor: &mut (impl CallVisitor + ?Sized),
     ) -> Option<TallyGate> {
         self.code.settle(flow);
         self.tell_changes(visitor);
@@ -609,7 +613,7 @@ impl<'s> CallTracer<'s> {
         (ip, mode, len, last, offset): (Ip, ExecMode, usize, Option<Executed>, StreamOffset),
         lens: &[u8],
         ips: Vec<Ip>,
-        visitor: &mut impl CallVisitor,
+        visitor: &mut (impl CallVisitor + ?Sized),
     ) {
         let Code {
             now,
@@ -657,7 +661,12 @@ impl<'s> CallTracer<'s> {
     }
 
     /// Takes an event or error, behind which the flow stands there.
-    pub(super) fn item(&mut self, item: &Item, stand: Stand, visitor: &mut impl CallVisitor) {
+    pub(super) fn item(
+        &mut self,
+        item: &Item,
+        stand: Stand,
+        visitor: &mut (impl CallVisitor + ?Sized),
+    ) {
         // What a PSB+ tells is nothing new, and leads nowhere.
         let is_of_psb = match (item, &mut self.beginning) {
             (Item::Event(event), Some(beginning)) => beginning.holds(event, stand.offset),
@@ -689,7 +698,7 @@ impl<'s> CallTracer<'s> {
 
     /// Before a block: takes account of how control came to an instruction before which something else happened, now that the code which is
     /// in place then is known.
-    pub(super) fn arrive(&mut self, visitor: &mut impl CallVisitor) {
+    pub(super) fn arrive(&mut self, visitor: &mut (impl CallVisitor + ?Sized)) {
         let Some((coming, ip)) = self.thread.struck_at.take() else {
             return;
         };
@@ -708,7 +717,7 @@ impl<'s> CallTracer<'s> {
         self.thread.arrive(coming, ip, at, &mut around);
     }
 
-    fn error(&mut self, error: &FlowError, visitor: &mut impl CallVisitor) {
+    fn error(&mut self, error: &FlowError, visitor: &mut (impl CallVisitor + ?Sized)) {
         self.errors.get_or_insert((*error, 0)).1 += 1;
         visitor.lost(GapCause::Error(error.kind), self.offset);
         match error.kind {
@@ -719,7 +728,12 @@ impl<'s> CallTracer<'s> {
         }
     }
 
-    fn event(&mut self, event: &Event, offset: StreamOffset, visitor: &mut impl CallVisitor) {
+    fn event(
+        &mut self,
+        event: &Event,
+        offset: StreamOffset,
+        visitor: &mut (impl CallVisitor + ?Sized),
+    ) {
         let last = self.thread.last();
         match *event {
             Event::Enabled { .. } if self.is_continued => self.is_continued = false,
@@ -805,7 +819,7 @@ impl<'s> CallTracer<'s> {
         self.task = task;
     }
 
-    fn leave_all(&mut self, left: Left, visitor: &mut impl CallVisitor) {
+    fn leave_all(&mut self, left: Left, visitor: &mut (impl CallVisitor + ?Sized)) {
         let mut around = Around {
             visitor,
             clock: &mut self.clock,
@@ -818,7 +832,7 @@ impl<'s> CallTracer<'s> {
     }
 
     /// The flow has ended.
-    pub fn finish(&mut self, visitor: &mut impl CallVisitor) {
+    pub fn finish(&mut self, visitor: &mut (impl CallVisitor + ?Sized)) {
         self.leave_all(Left::End, visitor);
         let mut threads: Vec<(Task, Thread)> = self.threads.drain().collect();
         threads.sort_by_key(|(task, _)| *task);

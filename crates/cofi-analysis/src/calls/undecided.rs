@@ -62,7 +62,7 @@ impl Undecided {
 
 impl Thread {
     /// One of these stacks was switched to, which wait for a return to `to`.
-    pub(super) fn choose<V: CallVisitor>(
+    pub(super) fn choose<V: CallVisitor + ?Sized>(
         &mut self,
         candidates: Vec<usize>,
         to: Ip,
@@ -81,7 +81,7 @@ impl Thread {
     }
 
     /// Whether it will be known later what this does to the stack.
-    pub(super) fn narrow<V: CallVisitor>(
+    pub(super) fn narrow<V: CallVisitor + ?Sized>(
         &mut self,
         coming: Coming,
         to: Ip,
@@ -115,7 +115,7 @@ impl Thread {
     }
 
     /// The same within a block.
-    pub(super) fn narrow_by_hop<V: CallVisitor>(
+    pub(super) fn narrow_by_hop<V: CallVisitor + ?Sized>(
         &mut self,
         hop: &Hop,
         around: &mut Around<'_, '_, V>,
@@ -133,7 +133,11 @@ impl Thread {
     }
 
     /// A return out of a call that was open before the switch.
-    fn narrow_by_return<V: CallVisitor>(&mut self, to: Ip, around: &mut Around<'_, '_, V>) -> bool {
+    fn narrow_by_return<V: CallVisitor + ?Sized>(
+        &mut self,
+        to: Ip,
+        around: &mut Around<'_, '_, V>,
+    ) -> bool {
         let moment = self.now(around);
         let Some(undecided) = &mut self.undecided else {
             return false;
@@ -161,7 +165,7 @@ impl Thread {
     }
 
     /// Goes on with one of the stacks that may have been switched to: the one that waits for longest.
-    pub(super) fn decide<V: CallVisitor>(&mut self, around: &mut Around<'_, '_, V>) {
+    pub(super) fn decide<V: CallVisitor + ?Sized>(&mut self, around: &mut Around<'_, '_, V>) {
         let Some(undecided) = self.undecided.take() else {
             return;
         };

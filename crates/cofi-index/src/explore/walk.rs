@@ -22,7 +22,7 @@ impl<'s> Explorer<'s> {
         &mut self,
         row: usize,
         range: &PlaceRange,
-        walker: &mut impl Walker,
+        walker: &mut dyn Walker,
     ) -> Option<u64> {
         let stream = self.stream(row)?;
         let mut tracer = self.tracer(row)?;
@@ -57,14 +57,16 @@ impl<'s> Explorer<'s> {
                 if !walker.piece(ahead, &tracer, &mut flow) {
                     break false;
                 }
-                if !tracer.follow(&mut flow, walker) {
+                let visitor: &mut dyn CallVisitor = walker;
+                if !tracer.follow(&mut flow, visitor) {
                     break true;
                 }
             };
             number += 1;
             let is_over = number >= known.chunks.len();
             if is_over && goes_on {
-                tracer.finish(walker);
+                let visitor: &mut dyn CallVisitor = walker;
+                tracer.finish(visitor);
             }
             if is_over || !goes_on || tracer.instructions() >= range.end {
                 break tracer.instructions();

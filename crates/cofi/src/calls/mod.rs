@@ -239,7 +239,7 @@ impl Traced {
         mut tracer: CallTracer<'_>,
         stream: &Stream<'_>,
         found: Found,
-        visitor: &mut impl CallVisitor,
+        visitor: &mut (impl CallVisitor + ?Sized),
     ) -> Self {
         tracer.decide(visitor);
         let open = tracer.open_calls().collect();
@@ -271,7 +271,7 @@ pub(crate) fn trace<'s>(
     stream: &'s Stream<'_>,
     window: &Window,
     inlined: bool,
-    visitor: &mut impl CallVisitor,
+    visitor: &mut dyn CallVisitor,
     reached: impl Fn(StreamOffset),
 ) -> Result<Traced> {
     let traced = follow(session, stream, window, inlined, visitor, reached)?;
@@ -287,7 +287,7 @@ pub(crate) fn follow<'s>(
     stream: &'s Stream<'_>,
     window: &Window,
     inlined: bool,
-    visitor: &mut impl CallVisitor,
+    visitor: &mut (impl CallVisitor + ?Sized),
     reached: impl Fn(StreamOffset),
 ) -> Result<Traced> {
     let tracer = |start: usize| {
