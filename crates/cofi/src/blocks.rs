@@ -453,9 +453,17 @@ impl<'s> Blocks<'s> {
             return;
         };
         digits::hex_padded(&mut self.text, first.0, 16);
-        let (count, class) = (open.count, last.class.name());
-        // Writing to memory does not fail.
-        let _ = write!(self.text, "  to {:<16x} {count:>6}  {class:<18} ", last.ip);
+        self.text.extend_from_slice(b"  to ");
+        let place = self.text.len() + 16;
+        digits::hex(&mut self.text, last.ip.0);
+        digits::fill(&mut self.text, place);
+        self.text.push(b' ');
+        digits::decimal_padded(&mut self.text, open.count, 6);
+        self.text.extend_from_slice(b"  ");
+        let place = self.text.len() + 18;
+        self.text.extend_from_slice(last.class.name().as_bytes());
+        digits::fill(&mut self.text, place);
+        self.text.push(b' ');
         self.text.extend_from_slice(&self.name);
         self.text.push(b'\n');
     }

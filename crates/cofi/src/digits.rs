@@ -59,6 +59,28 @@ pub(crate) fn decimal(out: &mut Vec<u8>, number: u64) {
     }
 }
 
+/// Appends `number` in decimal, with spaces before it up to `width`.
+#[inline]
+pub(crate) fn decimal_padded(out: &mut Vec<u8>, number: u64, width: usize) {
+    let from = out.len();
+    decimal(out, number);
+    let digits = out.len() - from;
+    if digits < width {
+        let spaces = width - digits;
+        out.resize(from + width, b' ');
+        out.copy_within(from..from + digits, from + spaces);
+        out[from..from + spaces].fill(b' ');
+    }
+}
+
+/// Appends spaces until there are `len` bytes.
+#[inline]
+pub(crate) fn fill(out: &mut Vec<u8>, len: usize) {
+    if out.len() < len {
+        out.resize(len, b' ');
+    }
+}
+
 /// Appends the results of a TNT: `len` low bits of `bits`, the highest of them first.
 #[inline]
 pub(crate) fn tnt(out: &mut Vec<u8>, bits: u64, len: u32) {
@@ -111,8 +133,19 @@ mod tests {
                 written(|out| hex_padded(out, number, 8)),
                 format!("{number:8x}")
             );
+            assert_eq!(
+                written(|out| decimal_padded(out, number, 6)),
+                format!("{number:>6}")
+            );
         }
         assert_eq!(written(|out| tnt(out, 0b0110, 4)), "NTTN");
+        let filled = |len| {
+            written(|out| {
+                hex(out, 0xabc);
+                fill(out, len);
+            })
+        };
+        assert_eq!([filled(2), filled(5)], ["abc", "abc  "]);
     }
 
     #[test]
