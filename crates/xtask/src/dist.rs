@@ -1,17 +1,26 @@
-//! `cargo xtask dist DIR`: what is handed to others: an archive and Debian packages of the program, its manual and completions, and of the library for C.
+//! `cargo xtask dist DIR`: what is handed to others: an archive and Debian packages of the program, its manual and completions, and of the library for C. What was built
+//! is then tried in systems that have next to nothing.
 
+pub(crate) mod link;
+mod trial;
+
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::capi;
 use cofi_exam::build::tool;
 
 /// Who answers for the packages. (dpkg wants a name; there is no address.)
 const MAINTAINER: &str = "The founders of Cofi";
+/// What is built is for this.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// So long a program may not be, its symbols left out: a little more than the static one was last. 8 MB are wished (docs/packages.md), so this only goes down.
+const TOO_LONG: u64 = 10_500_000;
 /// Completion scripts: the shell, and where Debian has them.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "usr/share/bash-completion/completions/cofi"),
@@ -19,11 +28,27 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "usr/share/fish/vendor_completions.d/cofi.fish"),
 ];
 
-/// Builds everything into a folder.
+/// Builds everything into a folder, and tries it.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let [into] = arguments else {
-        bail!("dist wants one folder, into which it builds");
-    };
+    let (mut into, mut trial, mut system) = (None, true, None);
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--untried" => trial = false,
+            "--system" => {
+                let folder = words.next().context("--system wants a folder")?;
+                system = Some(Path::new(folder).canonicalize()?);
+            }
+            folder if into.is_none() && !folder.starts_with('-') => into = Some(folder),
+            _ => {
+                bail!("dist takes one folder, into which it builds, --untried and --system FOLDER")
+            }
+        }
+    }
+    let into = into.context("dist wants a folder, into which it builds")?;
+    if trial {
+        trial::is_possible()?;
+    }
     fs::create_dir_all(into).with_context(|| format!("making {into}"))?;
     let into = Path::new(into).canonicalize()?;
     let dist = Dist {
@@ -35,11 +60,30 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     let _ = fs::remove_dir_all(&dist.work);
     let made = dist.all();
     let _ = fs::remove_dir_all(&dist.work);
-    for path in made? {
+    let made = made?;
+    for path in [&made.archive, &made.package]
+        .into_iter()
+        .chain(&made.others)
+    {
         let name = path.file_name().unwrap_or_default().display().to_string();
-        println!("{name:<44} {:>10} bytes", fs::metadata(&path)?.len());
+        println!("{name:<44} {:>10} bytes", fs::metadata(path)?.len());
+    }
+    if trial {
+        fs::create_dir_all(&dist.work)?;
+        let tried = trial::run(&dist.work, &made, system.as_deref());
+        let _ = fs::remove_dir_all(&dist.work);
+        tried?;
     }
     Ok(true)
+}
+
+/// What was made.
+struct Made {
+    /// The program that needs no library, with its manual and completions.
+    archive: PathBuf,
+    /// The command as a Debian package.
+    package: PathBuf,
+    others: Vec<PathBuf>,
 }
 
 struct Dist {
@@ -60,12 +104,16 @@ struct Package<'p> {
 }
 
 impl Dist {
-    fn all(&self) -> Result<Vec<PathBuf>> {
-        let tree = self.work.join("cofi");
-        let debug = self.program(&tree)?;
-        let archive = self.archive(&tree)?;
+    fn all(&self) -> Result<Made> {
+        let [system, alone] = self.build()?;
+        let (tree, other) = (self.work.join("cofi"), self.work.join("alone"));
+        let mut others = vec![
+            self.program(&system, &tree, "")?,
+            self.program(&alone, &other, "-static")?,
+        ];
+        let archive = self.archive(&other)?;
         let needs = needed_libc(&tree.join("usr/bin/cofi"))?;
-        let cofi = self.package(
+        let package = self.package(
             &tree,
             &Package {
                 name: "cofi",
@@ -75,35 +123,59 @@ impl Dist {
                 words: "Processor Trace in software: record any program, know what it did",
             },
         )?;
-        let mut made = vec![archive, debug, cofi];
-        made.extend(self.library()?);
-        Ok(made)
+        others.extend(self.library()?);
+        Ok(Made {
+            archive,
+            package,
+            others,
+        })
+    }
+
+    /// Compiles the program, and links it as a system's and as one that needs no library.
+    fn build(&self) -> Result<[PathBuf; 2]> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let folder = capi::target(&self.root).join(TARGET).join("dist");
+        let alone = folder.join("cofi-static");
+        let mut cargo = Command::new(cargo);
+        cargo
+            .args(["build", "--quiet", "--profile", "dist", "--package", "cofi"])
+            // So that what is said here of the program is not said of build scripts.
+            .args(["--target", TARGET])
+            .env("CARGO_ENCODED_RUSTFLAGS", remap()?)
+            .current_dir(&self.root);
+        tool(link::by_us(&mut cargo, &alone)?)?;
+        ensure!(
+            alone.exists(),
+            "nothing was linked, and there is no {}: without {} it will be",
+            alone.display(),
+            folder.display()
+        );
+        Ok([folder.join("cofi"), alone])
     }
 
     /// The program, its manual pages and completions, as they lie in a system; its debugging information goes into a file apart.
-    fn program(&self, tree: &Path) -> Result<PathBuf> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        tool(
-            Command::new(cargo)
-                .args(["build", "--quiet", "--profile", "dist", "--package", "cofi"])
-                .current_dir(&self.root),
-        )?;
-        let built = capi::target(&self.root).join("dist/cofi");
+    fn program(&self, built: &Path, tree: &Path, kind: &str) -> Result<PathBuf> {
         let program = tree.join("usr/bin/cofi");
         folder_of(&program)?;
-        let debug = self.into.join(format!("cofi-{}.debug", self.version));
+        let debug = self.into.join(format!("cofi-{}{kind}.debug", self.version));
         tool(
             Command::new("objcopy")
                 .arg("--only-keep-debug")
-                .arg(&built)
+                .arg(built)
                 .arg(&debug),
         )?;
-        tool(Command::new("strip").arg("-o").arg(&program).arg(&built))?;
+        tool(Command::new("strip").arg("-o").arg(&program).arg(built))?;
         tool(
             Command::new("objcopy")
                 .arg(format!("--add-gnu-debuglink={}", debug.display()))
                 .arg(&program),
         )?;
+        let len = fs::metadata(&program)?.len();
+        println!("{:<44} {len:>10} bytes", format!("usr/bin/cofi{kind}"));
+        ensure!(
+            len < TOO_LONG,
+            "the program has {len} bytes without its symbols, and may have {TOO_LONG} at most"
+        );
         for (shell, place) in COMPLETIONS {
             let script = tool(Command::new(&program).args(["completions", shell]))?;
             let place = tree.join(place);
@@ -134,10 +206,10 @@ impl Dist {
         Ok(())
     }
 
-    /// For systems that have no packages of Debian's: to be unpacked in /, or elsewhere.
+    /// For all systems: to be unpacked in /, or elsewhere.
     fn archive(&self, tree: &Path) -> Result<PathBuf> {
         readable(tree)?;
-        let name = format!("cofi-{}-x86_64-linux-gnu.tar.gz", self.version);
+        let name = format!("cofi-{}-x86_64-linux-static.tar.gz", self.version);
         let archive = self.into.join(name);
         tool(
             Command::new("tar")
@@ -256,6 +328,25 @@ impl Dist {
         )?;
         Ok(file)
     }
+}
+
+/// Sources of others are named in the program as if they lay where it was built, not in somebody's home.
+fn remap() -> Result<OsString> {
+    let home = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(std::env::home_dir()?.join(".cargo")))
+        .context("there is no CARGO_HOME, and no home")?;
+    let mut flags = Vec::new();
+    for registry in fs::read_dir(home.join("registry/src"))
+        .into_iter()
+        .flatten()
+    {
+        let mut flag = OsString::from("--remap-path-prefix=");
+        flag.push(registry?.path());
+        flag.push("=");
+        flags.push(flag);
+    }
+    Ok(flags.join(OsStr::new("\x1f")))
 }
 
 /// Makes the folder of a file.

@@ -33,8 +33,9 @@ usage: cargo xtask CHORE
   package [--verify]
           check what crates.io would be given: what each published crate says of itself, and that it can be packed; with --verify, that
           it builds from its package alone
-  dist DIR
-          build what is handed to others: an archive and Debian packages of the program, its manual and completions, and of the library for C
+  dist DIR [--untried] [--system FOLDER]
+          build what is handed to others: an archive and Debian packages of the program, its manual and completions, and of the library for C;
+          then try them in a folder that has nothing else, and in a bare Debian 12, which FOLDER is if it is named
   bench   race Cofi, libipt, iptr and ptcov on the same traces, cold and warm; --write puts the results into bench/RESULTS.md
           [--size MB] [--rounds N] [--level NAME]... [--only TRACE]... [--write] [--traces FOLDER] [--cofi PATH]
   bench libipt
@@ -63,6 +64,10 @@ usage: cargo xtask CHORE
           [--rounds N] [FILE]...";
 
 fn main() -> ExitCode {
+    // As the linker of what `dist` builds.
+    if let Some(linked) = dist::link::run() {
+        return done("link", linked);
+    }
     let mut arguments = std::env::args().skip(1);
     let chore = arguments.next().unwrap_or_default();
     let rest: Vec<String> = arguments.collect();
@@ -83,6 +88,11 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    done(&chore, outcome)
+}
+
+/// Says what went wrong, if anything did.
+fn done(chore: &str, outcome: anyhow::Result<bool>) -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
