@@ -2,6 +2,7 @@
 
 mod bench;
 mod capi;
+mod compilers;
 mod deps;
 mod dist;
 mod features;
@@ -21,6 +22,9 @@ usage: cargo xtask CHORE
   tidy    check module docs, file lengths, the names in ARCHITECTURE.md, and docs/unit.md
   features
           check that each published crate compiles with every set of its features, by itself
+  compilers [PART]...
+          compile with Debian 13's packages, as root: `oldest` what says that its release's compiler suffices, `hosts` what only reads, for
+          AArch64 and for Windows; both if none is named
   exam    compare every decoder with the truth; `cargo xtask exam --help` lists its parts, each with `--help`, too
   fuzz    run the fuzz targets one after the other, with libFuzzer
           [TARGET]... [--seconds N]
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
         ("tidy", true) => tidy::run(&root),
         ("exam", _) => cofi_exam::run(&root, &rest),
         ("features", true) => features::run(&root),
+        ("compilers", _) => compilers::run(&root, &rest),
         ("capi", _) => capi::run(&root, &rest),
         ("libipt", _) => libipt::run(&root, &rest),
         ("package", _) => package::run(&root, &rest),
