@@ -9,6 +9,7 @@ mod planner;
 mod recordings;
 mod scheduler;
 mod splits;
+mod store;
 mod tls;
 mod trial;
 
@@ -39,6 +40,8 @@ enum Command {
     Sql(client::ClientArgs),
     /// Start a cluster on this machine, answer statements, and end it.
     Try(trial::TrialArgs),
+    /// Keep a catalogue in an object store, as `cofi archive --into s3://…` asks for it on standard input.
+    Store(store::StoreArgs),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +56,10 @@ fn main() -> ExitCode {
         }
         Command::Sql(args) => client::run(args).await,
         Command::Try(args) => trial::run(args).await,
+        Command::Store(args) => {
+            store::run(args).await?;
+            Ok(status::WELL)
+        }
     })
 }
 

@@ -3,10 +3,12 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
+use cofi_archive::{Archive, MARKER, RECORDINGS};
 use futures::{StreamExt, TryStreamExt};
-use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3CopyIfNotExists};
 use object_store::path::Path as Key;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
+use object_store::{ClientConfigKey, ObjectMeta, ObjectStore, ObjectStoreExt};
+use tempfile::NamedTempFile;
 use thiserror::Error;
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::Handle;
@@ -39,7 +41,7 @@ pub(crate) enum ObjectError {
     },
 }
 
-const SCHEME: &str = "s3://";
+pub(crate) const SCHEME: &str = "s3://";
 
 /// Whether a recording is an object, and no file.
 pub(crate) fn is_object(place: &str) -> bool {
@@ -66,7 +68,7 @@ impl Objects {
     }
 
     /// The file of an object, which is fetched if it has changed since or never was, together with what the recorder puts beside a recording: the
-    /// objects below its key with `.code/` behind. To be called within a runtime, by a thread that may wait.
+    /// objects below its key with `.code/` behind. One of a catalogue is fetched with the code that it needs. To be called within a runtime, by a thread that may wait.
     ///
     /// # Errors
     /// When it cannot be fetched.
@@ -88,11 +90,10 @@ impl Objects {
             address: address.to_owned(),
             error,
         };
-        let builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
-        let store = builder.build().map_err(failed)?;
+        let store = bucket_of(bucket).map_err(failed)?;
         let key = Key::parse(key).map_err(|error| failed(error.into()))?;
         let object = store.head(&key).await.map_err(failed)?;
-        let beside = Key::from(format!("{key}.code"));
+        let beside = Key::parse(format!("{key}.code")).map_err(|error| failed(error.into()))?;
         let mut beside: Vec<ObjectMeta> = store
             .list(Some(&beside))
             .try_collect()
@@ -104,52 +105,159 @@ impl Objects {
         for object in [&object].into_iter().chain(&beside) {
             (&object.location, object.size, &object.e_tag).hash(&mut state);
         }
-        let name = format!("{bucket}-{:016x}", state.finish());
-        let folder = self.folder.join(name);
-        let file = folder.join(key.filename().unwrap_or("recording"));
+        let state = state.finish();
+        let name = key.filename().unwrap_or("recording");
+        let of = Bucket {
+            store: &store,
+            bucket,
+        };
+        if let Some(root) = of.catalogue_of(&key).await.map_err(failed)? {
+            return self
+                .fetch_kept(&of, &root, &object, &format!("{state:016x}-{name}"))
+                .await;
+        }
+        let folder = self.folder.join(format!("{bucket}-{state:016x}"));
+        let file = folder.join(name);
         if file.exists() {
             return Ok(file);
         }
         for object in &beside {
             let tail = object.location.as_ref().get(key.as_ref().len()..);
             let name = format!("{}{}", file.display(), tail.unwrap_or_default());
-            fetch_one(&store, object, Path::new(&name), address).await?;
+            of.fetch(&object.location, Path::new(&name)).await?;
         }
         // It comes last: where it is, all are.
-        fetch_one(&store, &object, &file, address).await?;
+        of.fetch(&object.location, &file).await?;
+        Ok(file)
+    }
+
+    /// Fetches a recording of a catalogue, with the code that it needs, into a folder that is a catalogue of what was fetched of that one.
+    async fn fetch_kept(
+        &self,
+        of: &Bucket<'_>,
+        root: &Key,
+        object: &ObjectMeta,
+        name: &str,
+    ) -> Result<PathBuf, ObjectError> {
+        let mut which = DefaultHasher::new();
+        (of.bucket, root.as_ref()).hash(&mut which);
+        let folder = format!("{}-catalogue-{:016x}", of.bucket, which.finish());
+        let folder = self.folder.join(folder);
+        let file = folder.join(RECORDINGS).join(name);
+        if file.exists() {
+            return Ok(file);
+        }
+        of.fetch_of(root, MARKER, &folder.join(MARKER)).await?;
+        let part = of.fetch_part(&object.location, &file).await?;
+        let bytes = cofi_file::file(part.path()).map_err(unwritten(&file))?;
+        // What is damaged is said by who opens it.
+        let archive = Archive::open(&bytes, None).ok().flatten();
+        let kept = archive.as_ref().and_then(|it| it.manifest().kept.as_ref());
+        for (member, size) in kept.map_or(&[][..], |kept| &kept.shared[..]) {
+            let path = folder.join(member);
+            let is_there = tokio::fs::metadata(&path).await;
+            if !is_there.is_ok_and(|about| about.len() == *size) {
+                of.fetch_of(root, member, &path).await?;
+            }
+        }
+        let persisted = part.persist(&file).map_err(|error| error.error);
+        persisted.map_err(unwritten(&file))?;
         Ok(file)
     }
 }
 
-/// Fetches an object into a file, which appears when it is whole.
-async fn fetch_one(
-    store: &AmazonS3,
-    object: &ObjectMeta,
-    path: &Path,
-    address: &str,
-) -> Result<(), ObjectError> {
-    let failed = |error| ObjectError::Store {
-        address: address.to_owned(),
-        error,
+/// The name of an object within a catalogue.
+///
+/// # Errors
+/// When there can be none of that name: a part of it is empty, or leads elsewhere.
+pub(crate) fn within(root: &Key, name: &str) -> object_store::Result<Key> {
+    let whole = match root.as_ref() {
+        "" => Key::parse(name),
+        root => Key::parse(format!("{root}/{name}")),
     };
-    let unwritten = |error| ObjectError::Write {
-        path: path.to_path_buf(),
-        error,
-    };
-    let folder = path.parent().unwrap_or(Path::new("."));
-    tokio::fs::create_dir_all(folder).await.map_err(unwritten)?;
-    let part = tempfile::NamedTempFile::new_in(folder).map_err(unwritten)?;
-    let copy = part.reopen().map_err(unwritten)?;
-    let mut out = tokio::fs::File::from_std(copy);
-    let got = store.get(&object.location).await.map_err(failed)?;
-    let mut pieces = got.into_stream();
-    while let Some(piece) = pieces.next().await {
-        let piece = piece.map_err(failed)?;
-        out.write_all(&piece).await.map_err(unwritten)?;
+    Ok(whole?)
+}
+
+/// What became of a file that cannot be written.
+fn unwritten(path: &Path) -> impl FnOnce(std::io::Error) -> ObjectError + use<> {
+    let path = path.to_path_buf();
+    |error| ObjectError::Write { path, error }
+}
+
+/// A bucket, by what the environment says of stores.
+pub(crate) fn bucket_of(bucket: &str) -> object_store::Result<AmazonS3> {
+    AmazonS3Builder::from_env()
+        .with_bucket_name(bucket)
+        // A large object may take long.
+        .with_config(
+            AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
+            "1 hour",
+        )
+        .with_copy_if_not_exists(S3CopyIfNotExists::Multipart)
+        .build()
+}
+
+/// A bucket that is being read.
+struct Bucket<'b> {
+    store: &'b AmazonS3,
+    bucket: &'b str,
+}
+
+impl Bucket<'_> {
+    fn failed(&self, key: &Key, error: object_store::Error) -> ObjectError {
+        ObjectError::Store {
+            address: format!("{SCHEME}{}/{key}", self.bucket),
+            error,
+        }
     }
-    out.flush().await.map_err(unwritten)?;
-    part.persist(path).map_err(|error| unwritten(error.error))?;
-    Ok(())
+
+    /// The catalogue in which a recording lies, if it is one of a catalogue: `ROOT/recordings/NAME`.
+    async fn catalogue_of(&self, key: &Key) -> object_store::Result<Option<Key>> {
+        let names: Vec<_> = key.parts().collect();
+        let [root @ .., folder, _] = &names[..] else {
+            return Ok(None);
+        };
+        if folder.as_ref() != RECORDINGS {
+            return Ok(None);
+        }
+        let root: Key = root.iter().cloned().collect();
+        match self.store.head(&within(&root, MARKER)?).await {
+            Ok(_) => Ok(Some(root)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Fetches an object into a file beside its place, without a name of its own yet.
+    async fn fetch_part(&self, key: &Key, path: &Path) -> Result<NamedTempFile, ObjectError> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let made = tokio::fs::create_dir_all(folder).await;
+        made.map_err(unwritten(path))?;
+        let part = NamedTempFile::new_in(folder).map_err(unwritten(path))?;
+        let copy = part.reopen().map_err(unwritten(path))?;
+        let mut out = tokio::fs::File::from_std(copy);
+        let got = self.store.get(key).await;
+        let mut pieces = got.map_err(|error| self.failed(key, error))?.into_stream();
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.map_err(|error| self.failed(key, error))?;
+            out.write_all(&piece).await.map_err(unwritten(path))?;
+        }
+        out.flush().await.map_err(unwritten(path))?;
+        Ok(part)
+    }
+
+    /// Fetches an object into a file, which appears when it is whole.
+    async fn fetch(&self, key: &Key, path: &Path) -> Result<(), ObjectError> {
+        let part = self.fetch_part(key, path).await?;
+        let persisted = part.persist(path).map_err(|error| error.error);
+        persisted.map(drop).map_err(unwritten(path))
+    }
+
+    /// The same of one of a catalogue.
+    async fn fetch_of(&self, root: &Key, name: &str, path: &Path) -> Result<(), ObjectError> {
+        let key = within(root, name).map_err(|error| self.failed(root, error))?;
+        self.fetch(&key, path).await
+    }
 }
 
 #[cfg(test)]

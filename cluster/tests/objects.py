@@ -4,14 +4,12 @@ Starts a server with the interface of S3 on 127.0.0.1, and clusters that read fr
 """
 
 import collections
-import logging
 import os
 import pathlib
 import subprocess
 import tempfile
 
-import boto3
-from moto.server import ThreadedMotoServer
+from server import Server
 
 COFI, COFI_SQL, COFI_CLUSTER = (os.environ[name] for name in ("COFI", "COFI_SQL", "COFI_CLUSTER"))
 
@@ -30,26 +28,8 @@ def rows(command, **more):
 
 
 def main():
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    address = "http://%s:%d" % server.get_host_and_port()
-    environment = dict(
-        os.environ,
-        AWS_ACCESS_KEY_ID="name",
-        AWS_SECRET_ACCESS_KEY="secret",
-        AWS_REGION="us-east-1",
-        AWS_ENDPOINT=address,
-        AWS_ALLOW_HTTP="true",
-    )
-    client = boto3.client(
-        "s3",
-        endpoint_url=address,
-        region_name="us-east-1",
-        aws_access_key_id="name",
-        aws_secret_access_key="secret",
-    )
-    client.create_bucket(Bucket="runs")
+    server = Server()
+    client, environment = server.client, server.environment
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         data = folder / "gzip.data"

@@ -109,4 +109,10 @@ pub enum CatalogueError {
         /// The first of them.
         path: PathBuf,
     },
+    /// Somebody who prunes, or added meanwhile, took this one for dead.
+    #[error("{path}: others have taken this process for dead, since it stood still for long; do it again", path = path.display())]
+    Disturbed {
+        /// Where.
+        path: PathBuf,
+    },
 }

@@ -268,7 +268,8 @@ pub(crate) struct ArchiveArgs {
     #[arg(short, long, value_name = "OUT", required_unless_present = "into")]
     pub(crate) output: Option<PathBuf>,
     /// Add the trace to a catalogue instead: a folder (made if it is not there) of many recordings that share their code. Its recordings,
-    /// DIR/recordings/NAME.cofi, are read in their place like any trace.
+    /// DIR/recordings/NAME.cofi, are read in their place like any trace. With s3://BUCKET/PREFIX it lies in an object store: this needs the program
+    /// cofi-cluster, which reads recordings there, too.
     #[arg(long, value_name = "DIR", conflicts_with = "output")]
     pub(crate) into: Option<PathBuf>,
     /// The name in the catalogue. Without it, that of FILE; another number stands behind a name that another recording has.

@@ -1,17 +1,18 @@
-//! `cofi archive --into DIR`: a catalogue, in which many recordings share their code.
+//! `cofi archive --into DIR`: a catalogue, in which many recordings share their code. `--into s3://…`: the same in an object store, by `cofi-cluster`.
 
-use crate::Ended;
 use crate::archive::{member_name, pack};
 use crate::args::ArchiveArgs;
 use crate::digits::counted;
 use crate::json::Line;
 use crate::output::{stdout, tell};
 use crate::table::{lines, table};
+use crate::{Ended, companion};
 use anyhow::{Context, Result, bail};
-use cofi_archive::{Catalogue, Entry, Listed};
+use cofi_archive::{Catalogue, CatalogueError, Entry, Listed};
 use indicatif::{HumanBytes, HumanDuration};
+use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
@@ -43,15 +44,80 @@ impl FromStr for Age {
     }
 }
 
+/// Where a catalogue lies.
+enum Place<'a> {
+    Folder(&'a Path),
+    /// In an object store: the address.
+    Store(&'a str),
+}
+
+impl<'a> Place<'a> {
+    fn of(into: &'a Path) -> Self {
+        match into.to_str().filter(|text| text.starts_with("s3://")) {
+            Some(address) => Self::Store(address),
+            None => Self::Folder(into),
+        }
+    }
+
+    fn open(&self) -> Result<Catalogue> {
+        match self {
+            Self::Folder(folder) => Ok(Catalogue::open(folder)?),
+            Self::Store(address) => {
+                let (to, from) = start(address)?;
+                Ok(Catalogue::remote(address, to, from, false)?)
+            }
+        }
+    }
+
+    fn open_or_create(&self) -> Result<Catalogue> {
+        match self {
+            Self::Folder(folder) => Ok(Catalogue::open_or_create(folder)?),
+            Self::Store(address) => {
+                let (to, from) = start(address)?;
+                Ok(Catalogue::remote(address, to, from, true)?)
+            }
+        }
+    }
+
+    /// The catalogue, if there is one already. What is none is refused before all is decoded; and none is made for a trace that cannot be read.
+    fn known(&self) -> Result<Option<Catalogue>> {
+        match self {
+            Self::Folder(folder) => {
+                let is_taken =
+                    fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+                is_taken.then(|| self.open_or_create()).transpose()
+            }
+            Self::Store(address) => {
+                let (to, from) = start(address)?;
+                match Catalogue::remote(address, to, from, false) {
+                    Ok(catalogue) => Ok(Some(catalogue)),
+                    Err(CatalogueError::Io { error, .. })
+                        if error.kind() == ErrorKind::NotFound =>
+                    {
+                        Ok(None)
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            }
+        }
+    }
+}
+
+/// Starts the program that knows object stores.
+fn start(address: &str) -> Result<companion::Pipes> {
+    let program = companion::find("archive --into s3://…", "cofi-cluster", "cluster")?;
+    companion::start(&program, &[OsStr::new("store"), OsStr::new(address)])
+}
+
 /// Runs what is asked of a catalogue.
 pub(crate) fn run(args: &ArchiveArgs) -> Result<Ended> {
-    let folder = args.into.as_deref().context("neither -o nor --into")?;
+    let place = Place::of(args.into.as_deref().context("neither -o nor --into")?);
     if args.list {
-        return list(args, &Catalogue::open(folder)?);
+        return list(args, &place.open()?);
     }
     match args.prune {
-        Some(age) => prune(args, &Catalogue::open(folder)?, age),
-        None => add(args, folder),
+        Some(age) => prune(args, &place.open()?, age),
+        None => add(args, &place),
     }
 }
 
@@ -84,26 +150,23 @@ fn shown(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-fn add(args: &ArchiveArgs, folder: &Path) -> Result<Ended> {
+fn add(args: &ArchiveArgs, place: &Place<'_>) -> Result<Ended> {
     let name = match &args.name {
         Some(name) => chosen(name)?,
         None => name_of(&args.flow.input.file),
     };
-    // A folder that is none is refused before all is decoded; and none is made for a trace that cannot be read.
-    let is_taken = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
-    let known = is_taken
-        .then(|| Catalogue::open_or_create(folder))
-        .transpose()?;
+    let known = place.known()?;
     let packed = pack(&args.flow)?;
     let catalogue = match known {
         Some(known) => known,
-        None => Catalogue::open_or_create(folder)?,
+        None => place.open_or_create()?,
     };
     let added = catalogue.add(
         &name,
         packed.mode,
         packed.contents,
         Some(packed.instructions),
+        || tell(format_args!("waiting until nobody prunes")),
     )?;
     if args.json {
         let mut line = Line::default();

@@ -16,6 +16,7 @@ mod calls;
 mod catalogue;
 mod check;
 mod code;
+mod companion;
 mod coverage;
 mod dap;
 mod diff;

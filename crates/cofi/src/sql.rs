@@ -1,10 +1,9 @@
 //! `cofi sql` and `cofi export --to parquet`: what `cofi-sql` does, a program of its own, since the database in it is many times as large as all of Cofi.
 
-use crate::Ended;
-use anyhow::{Context, Result, bail};
+use crate::{Ended, companion};
+use anyhow::{Context, Result};
 use clap::Args;
-use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::process::Command;
 
 /// Arguments of `cofi sql`, which `cofi-sql` reads.
@@ -51,12 +50,7 @@ pub(crate) fn export(words: &[OsString]) -> Result<Ended> {
 
 /// Goes on as `cofi-sql`: only returns if that cannot be.
 fn replace_by(command: &str, words: &[OsString]) -> Result<Ended> {
-    let Some(program) = find() else {
-        bail!(
-            "{command}: this needs the program cofi-sql, which is not beside cofi nor on PATH: build it with `cargo build --release` in the \
-             folder sql of Cofi's source, and put it beside cofi"
-        );
-    };
+    let program = companion::find(command, "cofi-sql", "sql")?;
     go_on_as(Command::new(&program).arg(command).args(words))
         .with_context(|| format!("cannot run {}", program.display()))
 }
@@ -73,19 +67,6 @@ fn go_on_as(program: &mut Command) -> Result<Ended> {
     let code = program.status()?.code();
     let code = code.and_then(|code| u8::try_from(code).ok());
     Ok(Ended::Program(code.unwrap_or(1)))
-}
-
-/// Where the program is.
-fn find() -> Option<PathBuf> {
-    let name = format!("cofi-sql{}", std::env::consts::EXE_SUFFIX);
-    let own = std::env::current_exe().ok();
-    let beside = own.as_deref().and_then(std::path::Path::parent);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = beside.map(PathBuf::from).into_iter();
-    let folders = folders.chain(std::env::split_paths(OsStr::new(&path)));
-    folders
-        .map(|folder| folder.join(&name))
-        .find(|program| program.is_file())
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Adding a recording to a catalogue.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ffi::OsString;
+use std::io::{self, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -11,13 +11,17 @@ use cofi_image::CodeFile;
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
-use super::{CODE, Catalogue, EXTENSION, Found, INCOMING, create_folder, io_error, seconds};
+use super::store::Work;
+use super::{CODE, Catalogue, EXTENSION, Found, RECORDINGS, holds_same, io_error, seconds};
 use crate::error::CatalogueError;
 use crate::manifest::{Kept, Manifest, NO_BUILD_ID};
-use crate::writer::{Contents, readers};
+use crate::writer::Contents;
 
 /// So many recordings may have one name, with numbers behind it.
 const MOST_OF_A_NAME: u32 = 100_000;
+
+/// So often is adding tried while others take the writer for dead.
+const TRIES: u32 = 3;
 
 /// What was added.
 #[derive(Clone, Debug)]
@@ -41,7 +45,7 @@ pub struct Added {
 
 impl Catalogue {
     /// Adds a recording, as NAME or, if that is another one's, NAME-2 and so on. `instructions` is how many ran in it. Others may read what `mode`
-    /// lets them read.
+    /// lets them read. Waits until nobody prunes; `waits` is called if somebody does.
     ///
     /// # Errors
     /// When something cannot be written.
@@ -51,110 +55,50 @@ impl Catalogue {
         mode: u32,
         mut contents: Contents,
         instructions: Option<u64>,
+        mut waits: impl FnMut(),
     ) -> Result<Added, CatalogueError> {
-        let _lock = self.lock(File::lock_shared)?;
-        let mut kept = Kept {
-            added: seconds(SystemTime::now()),
-            instructions,
-            shared: Vec::new(),
-        };
-        let (mut new_files, mut new_bytes) = (0, 0);
-        for (member, bytes) in self.share(&mut contents) {
-            let size = bytes.len() as u64;
-            if self.put(&member, &bytes, mode)? {
-                new_files += 1;
-                new_bytes += size;
-            }
-            kept.shared.push((member, size));
-        }
-        let code_files = kept.shared.len();
-        contents.manifest.kept = Some(kept);
-        let incoming = self.root.join(INCOMING);
-        let file = contents
-            .write(&incoming, mode)
-            .map_err(io_error(&incoming))?;
-        let size = synced(&file).map_err(io_error(file.path()))?;
-        let (name, was_there) = self.place(name, file, &contents.manifest)?;
-        Ok(Added {
-            path: self.path_of(&name),
-            name,
-            size,
-            was_there,
-            code_files,
-            new_files,
-            new_bytes,
-        })
-    }
-
-    fn path_of(&self, name: &str) -> PathBuf {
-        self.recordings().join(format!("{name}.{EXTENSION}"))
-    }
-
-    /// Takes out what is shared, and gives it the names that it has in the catalogue. Each is there once.
-    fn share(&self, contents: &mut Contents) -> Vec<(String, Arc<[u8]>)> {
-        let Contents { manifest, members } = contents;
-        let files = manifest.files.iter_mut();
-        let names = files.flat_map(|file| [Some(&mut file.member), file.debug.as_mut()]);
-        let names = names.flatten();
-        let names: Vec<&mut String> = names
-            .chain(&mut manifest.kallsyms)
-            .chain(&mut manifest.kernel)
-            .collect();
-        let mut renamed: HashMap<String, String> = HashMap::new();
-        let mut shared: Vec<(String, Arc<[u8]>)> = Vec::new();
-        for name in names {
-            if !renamed.contains_key(name.as_str())
-                && let Some((_, bytes)) = members.iter().find(|(member, _)| member == name)
-            {
-                let member = shared_name(bytes);
-                if shared.iter().all(|(known, _)| *known != member) {
-                    shared.push((member.clone(), bytes.clone()));
+        let shared = share(&mut contents);
+        let sizes = shared.iter();
+        let sizes = sizes.map(|(member, bytes)| (member.clone(), bytes.len() as u64));
+        let sizes: Vec<_> = sizes.collect();
+        let mut first: Option<Added> = None;
+        for _ in 0..TRIES {
+            let hold = self.store.hold(Work::Adding, &mut waits)?;
+            contents.manifest.kept = Some(Kept {
+                added: seconds(SystemTime::now()),
+                instructions,
+                shared: sizes.clone(),
+            });
+            let (mut new_files, mut new_bytes) = (0, 0);
+            for (member, bytes) in &shared {
+                if self.store.put_code(member, bytes, mode)? {
+                    new_files += 1;
+                    new_bytes += bytes.len() as u64;
                 }
-                renamed.insert(name.clone(), member);
             }
-            if let Some(member) = renamed.get(name.as_str()) {
-                name.clone_from(member);
+            let incoming = self.store.incoming();
+            let file = contents
+                .write(&incoming, mode)
+                .map_err(io_error(&incoming))?;
+            let about = file.as_file().metadata().map_err(io_error(file.path()))?;
+            let (name, was_there) = self.place(name, file, &contents.manifest)?;
+            let added = first.get_or_insert(Added {
+                path: self.store.path_of(&file_of(&name)),
+                name,
+                size: about.len(),
+                was_there,
+                code_files: shared.len(),
+                new_files,
+                new_bytes,
+            });
+            if hold.is_held()? {
+                return Ok(added.clone());
             }
+            // Who prunes has not waited for this one, and may have removed code of it. It is looked for once more.
         }
-        members.retain(|(member, _)| !renamed.contains_key(member));
-        shared
-    }
-
-    /// Has a file of code in its place; whether it was not there before, or damaged.
-    fn put(&self, name: &str, bytes: &[u8], mode: u32) -> Result<bool, CatalogueError> {
-        let path = self.root.join(name);
-        if let Ok(about) = path.symlink_metadata()
-            && about.is_file()
-            && about.len() == bytes.len() as u64
-        {
-            // Somebody else's stays as it is, as long as it can be read.
-            let now = cofi_host::mode_of(&about);
-            let wider = now | mode & 0o044;
-            if wider != now {
-                let _ = cofi_host::set_mode(&path, wider);
-            }
-            let file = File::open(&path).map_err(io_error(&path))?;
-            if holds_same(BufReader::new(bytes), BufReader::new(file)).map_err(io_error(&path))? {
-                return Ok(false);
-            }
-        }
-        for folder in [
-            Path::new(CODE),
-            Path::new(name).parent().unwrap_or(Path::new(CODE)),
-        ] {
-            create_folder(&self.root.join(folder))?;
-        }
-        let incoming = self.root.join(INCOMING);
-        let write = || -> io::Result<()> {
-            let mut file = NamedTempFile::new_in(&incoming)?;
-            file.write_all(bytes)?;
-            readers(&file, mode)?;
-            synced(&file)?;
-            file.persist(&path)?;
-            Ok(())
-        };
-        write().map_err(io_error(&path))?;
-        Ok(true)
+        Err(CatalogueError::Disturbed {
+            path: self.store.path_of(RECORDINGS.as_ref()),
+        })
     }
 
     /// Puts a recording into its place; under which name, and whether it was there before.
@@ -169,22 +113,97 @@ impl Catalogue {
                 1 => wanted.to_owned(),
                 _ => format!("{wanted}-{number}"),
             };
-            let path = self.path_of(&name);
-            match file.persist_noclobber(&path) {
-                Ok(_) => return Ok((name, false)),
-                Err(failed) if failed.error.kind() == ErrorKind::AlreadyExists => {
-                    file = failed.file;
+            let of = OsString::from(format!("{name}.{EXTENSION}"));
+            let path = || self.store.path_of(&file_of(&name));
+            // Most often it is known without writing anything that the name is taken.
+            if self
+                .store
+                .recording(&of)
+                .map_err(io_error(path()))?
+                .is_none()
+            {
+                match self.store.put_recording(&of, file)? {
+                    None => return Ok((name, false)),
+                    Some(back) => file = back,
                 }
-                Err(failed) => return Err(io_error(path)(failed.error)),
             }
-            if is_same(path, &file, manifest) {
+            if self.is_same(&of, &file, manifest) {
                 return Ok((name, true));
             }
         }
         Err(CatalogueError::Names {
-            path: self.path_of(wanted),
+            path: self.store.path_of(&file_of(wanted)),
         })
     }
+
+    /// Whether a recording is the one in `file`, but for the time when it was added.
+    fn is_same(&self, name: &OsString, file: &NamedTempFile, manifest: &Manifest) -> bool {
+        let there = self.store.recording(name).ok().flatten();
+        let Some(there) = there.and_then(|item| Found::of(&*self.store, &item)) else {
+            return false;
+        };
+        let without_time = |manifest: &Manifest| {
+            let mut manifest = manifest.clone();
+            if let Some(kept) = &mut manifest.kept {
+                kept.added = 0;
+            }
+            manifest.text()
+        };
+        let is_same_manifest =
+            { there.manifest }.is_ok_and(|it| without_time(&it) == without_time(manifest));
+        let rest_of_this = || -> io::Result<(u64, BufReader<_>)> {
+            let mut this = file.reopen()?;
+            // (Its manifest may have more digits.)
+            let (_, rest) = super::manifest_of(file.path(), &this).map_err(io::Error::other)?;
+            this.seek(SeekFrom::Start(rest))?;
+            let left = this.metadata()?.len().saturating_sub(rest);
+            Ok((left, BufReader::with_capacity(1 << 16, this)))
+        };
+        let compare = || -> io::Result<bool> {
+            let (left, this) = rest_of_this()?;
+            if left != there.size.saturating_sub(there.rest) {
+                return Ok(false);
+            }
+            let other = self.store.open(&there.file, there.rest)?;
+            holds_same(BufReader::with_capacity(1 << 16, other), this)
+        };
+        is_same_manifest && compare().unwrap_or(false)
+    }
+}
+
+/// The name of a recording's file in a catalogue.
+fn file_of(name: &str) -> PathBuf {
+    Path::new(RECORDINGS).join(format!("{name}.{EXTENSION}"))
+}
+
+/// Takes out what is shared, and gives it the names that it has in the catalogue. Each is there once.
+fn share(contents: &mut Contents) -> Vec<(String, Arc<[u8]>)> {
+    let Contents { manifest, members } = contents;
+    let files = manifest.files.iter_mut();
+    let names = files.flat_map(|file| [Some(&mut file.member), file.debug.as_mut()]);
+    let names = names.flatten();
+    let names: Vec<&mut String> = names
+        .chain(&mut manifest.kallsyms)
+        .chain(&mut manifest.kernel)
+        .collect();
+    let mut renamed: HashMap<String, String> = HashMap::new();
+    let mut shared: Vec<(String, Arc<[u8]>)> = Vec::new();
+    for name in names {
+        if !renamed.contains_key(name.as_str())
+            && let Some((_, bytes)) = members.iter().find(|(member, _)| member == name)
+        {
+            let member = shared_name(bytes);
+            if shared.iter().all(|(known, _)| *known != member) {
+                shared.push((member.clone(), bytes.clone()));
+            }
+            renamed.insert(name.clone(), member);
+        }
+        if let Some(member) = renamed.get(name.as_str()) {
+            name.clone_from(member);
+        }
+    }
+    members.retain(|(member, _)| !renamed.contains_key(member));
+    shared
 }
 
 /// The name in a catalogue of a file that holds these bytes.
@@ -199,51 +218,4 @@ fn shared_name(bytes: &Arc<[u8]>) -> String {
     let own = CodeFile::packed("", None, bytes.clone(), None).own_build_id();
     let id = own.map_or_else(|| NO_BUILD_ID.to_owned(), |id| id.to_string());
     format!("{CODE}/{id}/{hash}")
-}
-
-/// Has the disk keep a file before it is put into its place; its size.
-fn synced(file: &NamedTempFile) -> io::Result<u64> {
-    file.as_file().sync_all()?;
-    Ok(file.as_file().metadata()?.len())
-}
-
-/// Whether the recording at `path` is the one in `file`, but for the time when it was added.
-fn is_same(path: PathBuf, file: &NamedTempFile, manifest: &Manifest) -> bool {
-    let Some(there) = Found::of(path) else {
-        return false;
-    };
-    let without_time = |manifest: &Manifest| {
-        let mut manifest = manifest.clone();
-        if let Some(kept) = &mut manifest.kept {
-            kept.added = 0;
-        }
-        manifest.text()
-    };
-    let is_same_manifest =
-        { there.manifest }.is_ok_and(|it| without_time(&it) == without_time(manifest));
-    let rest_of = |path: &Path| -> io::Result<BufReader<File>> {
-        let mut file = File::open(path)?;
-        file.seek(SeekFrom::Start(there.rest))?;
-        Ok(BufReader::with_capacity(1 << 16, file))
-    };
-    is_same_manifest
-        && rest_of(&there.path)
-            .and_then(|first| holds_same(first, rest_of(file.path())?))
-            .unwrap_or(false)
-}
-
-fn holds_same(mut first: impl Read, mut second: impl Read) -> io::Result<bool> {
-    loop {
-        let (mut a, mut b) = ([0; 4096], [0; 4096]);
-        let count = first.read(&mut a)?;
-        if count == 0 {
-            return Ok(second.read(&mut b)? == 0);
-        }
-        match second.read_exact(&mut b[..count]) {
-            Ok(()) if a[..count] == b[..count] => {}
-            Ok(()) => return Ok(false),
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
-            Err(error) => return Err(error),
-        }
-    }
 }

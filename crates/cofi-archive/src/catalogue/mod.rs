@@ -1,51 +1,61 @@
-//! A catalogue: a folder of recordings, whose code lies beside them, each file once.
+//! A catalogue: recordings, whose code lies beside them, each file once.
 //!
-//! | path | what it is |
+//! | name | what it is |
 //! |---|---|
-//! | `cofi-catalogue` | the version; who changes something locks it |
+//! | `cofi-catalogue` | the version |
 //! | `recordings/NAME.cofi` | an archive without what it shares with others |
 //! | `code/BUILDID/SHA256` | a file that recordings share, by its own build id (`none` if it has none) and what it holds |
-//! | `incoming/` | what is being written |
+//! | `incoming/` | what is being written, or said of who writes |
 //!
-//! What is added is written to `incoming`, and put into its place whole: files of code first, and the recording that needs them last. So who is killed
-//! meanwhile leaves files that nobody names, which the next pruning removes. Those who add share the lock; who prunes has it alone, since it must know
-//! what is needed. Who reads takes none.
+//! What is added is put into its place whole: files of code first, and the recording that needs them last. So who is killed meanwhile leaves files that
+//! nobody names, which the next pruning removes. Several may add at a time; who prunes is alone, since it must know what is needed. Who reads waits for
+//! nobody. Where all this lies is a `Store`: a folder, or what another program keeps for us.
 
 mod add;
+mod folder;
 mod list;
 mod prune;
+mod remote;
+mod store;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::ffi::{OsStr, OsString};
+use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 pub use add::Added;
 pub use list::{Entry, Listed};
 pub use prune::Pruned;
+pub use store::Work;
 
 use crate::error::{ArchiveError, CatalogueError};
 use crate::manifest::{Manifest, is_shared_name};
+use folder::Folder;
+use remote::Remote;
+use store::{Item, Store};
 
-const MARKER: &str = "cofi-catalogue";
+/// The file that a catalogue has, and nothing else.
+pub const MARKER: &str = "cofi-catalogue";
 const VERSION: &[u8] = b"cofi catalogue 1\n";
-pub(crate) const RECORDINGS: &str = "recordings";
+/// The folder of a catalogue in which its recordings are.
+pub const RECORDINGS: &str = "recordings";
 const CODE: &str = "code";
 const INCOMING: &str = "incoming";
-const FOLDERS: [&str; 3] = [RECORDINGS, CODE, INCOMING];
-/// What the names of files that are being written begin with: those of tempfile.
-const UNFINISHED: &str = ".tmp";
+
+/// What the names of recordings end with.
+const EXTENSION: &str = "cofi";
 
 /// The manifest of a recording has no more bytes.
 const MOST_MANIFEST: u64 = 64 << 20;
 
-/// A folder of recordings that share their code.
+/// So many recordings are announced to the store before they are opened.
+const AHEAD: usize = 128;
+
+/// Recordings that share their code.
 #[derive(Debug)]
 pub struct Catalogue {
-    root: PathBuf,
-    marker: File,
+    store: Box<dyn Store>,
 }
 
 fn io_error(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> CatalogueError {
@@ -53,113 +63,85 @@ fn io_error(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> CatalogueErro
     |error| CatalogueError::Io { path, error }
 }
 
+/// Refuses a catalogue whose file at `path` tells another version.
+fn check_version(text: &[u8], path: PathBuf) -> Result<(), CatalogueError> {
+    match text {
+        [] => Err(CatalogueError::Unfinished { path }),
+        VERSION => Ok(()),
+        _ => Err(CatalogueError::Version { path }),
+    }
+}
+
 impl Catalogue {
-    /// Opens a catalogue.
+    /// Opens a catalogue in a folder.
     ///
     /// # Errors
     /// When it cannot be read, or the folder is something else.
     pub fn open(root: &Path) -> Result<Self, CatalogueError> {
-        let path = root.join(MARKER);
-        if !is_marker(&path)? && root.is_dir() {
-            return Err(not_one(root));
-        }
-        let marker = File::open(&path).map_err(io_error(path))?;
-        let this = Self::checked(root, marker)?;
-        for folder in FOLDERS {
-            check_folder(&root.join(folder))?;
-        }
-        Ok(this)
+        Ok(Self {
+            store: Box::new(Folder::open(root)?),
+        })
     }
 
     /// Whether a folder is a catalogue, be it of another version.
     #[must_use]
     pub fn is_one(root: &Path) -> bool {
-        is_marker(&root.join(MARKER)).unwrap_or(false)
+        folder::is_marker(&root.join(MARKER)).unwrap_or(false)
     }
 
-    /// Opens a catalogue, or makes one where nothing is, or an empty folder.
+    /// Opens a catalogue in a folder, or makes one where nothing is, or an empty folder.
     ///
     /// # Errors
     /// When it cannot be read or made, or the folder is something else.
     pub fn open_or_create(root: &Path) -> Result<Self, CatalogueError> {
-        let path = root.join(MARKER);
-        fs::create_dir_all(root).map_err(io_error(root))?;
-        // It is the first file of a catalogue: where it is not, nothing else is.
-        let mut entries = fs::read_dir(root).map_err(io_error(root))?;
-        if !is_marker(&path)? && entries.next().is_some() {
-            return Err(not_one(root));
-        }
-        let mut options = OpenOptions::new();
-        options.read(true).append(true).create(true);
-        let marker = match options.open(&path) {
-            // Another user's can be locked all the same.
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => File::open(&path),
-            opened => opened,
-        }
-        .map_err(io_error(&path))?;
-        // Several may make it at the same time, and who made it may have been killed before it was written.
-        marker.lock().map_err(io_error(&path))?;
-        if marker.metadata().map_err(io_error(&path))?.len() == 0 {
-            (&marker).write_all(VERSION).map_err(io_error(&path))?;
-        }
-        marker.unlock().map_err(io_error(&path))?;
-        let this = Self::checked(root, marker)?;
-        for folder in FOLDERS {
-            create_folder(&root.join(folder))?;
-        }
-        Ok(this)
-    }
-
-    fn checked(root: &Path, marker: File) -> Result<Self, CatalogueError> {
-        let path = root.join(MARKER);
-        // Wherever it was written last.
-        let mut text = [0; VERSION.len() + 1];
-        let len = cofi_host::read_at(&marker, &mut text, 0).map_err(io_error(&path))?;
-        if len == 0 {
-            return Err(CatalogueError::Unfinished { path });
-        }
-        if &text[..len] != VERSION {
-            return Err(CatalogueError::Version { path });
-        }
         Ok(Self {
-            root: root.to_owned(),
-            marker,
+            store: Box::new(Folder::open_or_create(root)?),
         })
     }
 
-    /// Where recordings lie.
-    fn recordings(&self) -> PathBuf {
-        self.root.join(RECORDINGS)
-    }
-
-    /// Holds the lock as long as what it gives is there.
-    fn lock(&self, how: impl FnOnce(&File) -> io::Result<()>) -> Result<Lock<'_>, CatalogueError> {
-        how(&self.marker).map_err(io_error(self.root.join(MARKER)))?;
-        Ok(Lock(&self.marker))
+    /// Opens a catalogue that another program keeps, as [`wire`](crate::wire) says: `place` is where, `to` its standard input, `from` its standard output.
+    /// With `create`, it is made where nothing is.
+    ///
+    /// # Errors
+    /// When the program does not reply as it should, or something else lies there.
+    pub fn remote(
+        place: &str,
+        to: Box<dyn Write + Send>,
+        from: Box<dyn BufRead + Send>,
+        create: bool,
+    ) -> Result<Self, CatalogueError> {
+        Ok(Self {
+            store: Box::new(Remote::open(place, to, from, create)?),
+        })
     }
 
     /// All recordings by their names, with what they say of themselves or why they cannot be read. What has another name than it was given when it was
     /// added is one, too, if it is an archive: it needs its code.
     fn read_all(&self) -> Result<BTreeMap<OsString, Found>, CatalogueError> {
-        let folder = self.recordings();
+        let items = self.store.recordings()?;
         let mut all = BTreeMap::new();
-        for entry in entries_of(&folder)? {
-            let path = entry.map_err(io_error(&folder))?.path();
-            let is_named = path.extension().is_some_and(|it| it == EXTENSION);
-            // It may have been removed meanwhile.
-            let Some(mut found) = Found::of(path.clone()) else {
-                continue;
-            };
-            // Nobody asks for these, and there are many.
-            if let Ok(manifest) = &mut found.manifest {
-                manifest.files = Vec::new();
-            }
-            let name = match is_named {
-                true => path.file_stem(),
-                false => path.file_name(),
-            };
-            if is_named || found.manifest.is_ok() {
-                all.insert(name.unwrap_or_default().to_owned(), found);
+        for items in items.chunks(AHEAD) {
+            let names: Vec<&OsStr> = items.iter().map(|item| &*item.name).collect();
+            let announced = self.store.look_ahead(&names);
+            announced.map_err(io_error(self.store.path_of(RECORDINGS.as_ref())))?;
+            for item in items {
+                let file = Path::new(&item.name);
+                let is_named = file.extension().is_some_and(|it| it == EXTENSION);
+                // It may have been removed meanwhile.
+                let Some(mut found) = Found::of(&*self.store, item) else {
+                    continue;
+                };
+                // Nobody asks for these, and there are many.
+                if let Ok(manifest) = &mut found.manifest {
+                    manifest.files = Vec::new();
+                }
+                let name = match is_named {
+                    true => file.file_stem().unwrap_or_default(),
+                    false => &item.name,
+                };
+                if is_named || found.manifest.is_ok() {
+                    all.insert(name.to_owned(), found);
+                }
             }
         }
         Ok(all)
@@ -167,89 +149,19 @@ impl Catalogue {
 
     /// The files of code that are there, with their sizes.
     fn code(&self) -> Result<BTreeMap<String, u64>, CatalogueError> {
-        let root = self.root.join(CODE);
-        let mut all = BTreeMap::new();
-        for folder in entries_of(&root)? {
-            let folder = folder.map_err(io_error(&root))?;
-            if !folder.file_type().is_ok_and(|kind| kind.is_dir()) {
-                continue;
-            }
-            for file in entries_of(&folder.path())? {
-                let file = file.map_err(io_error(folder.path()))?;
-                let names = [folder.file_name(), file.file_name()];
-                let [id, hash] = names.map(|name| name.to_string_lossy().into_owned());
-                let name = format!("{CODE}/{id}/{hash}");
-                if let Ok(about) = file.metadata()
-                    && about.is_file()
-                    && is_shared_name(&name)
-                {
-                    all.insert(name, about.len());
-                }
-            }
-        }
-        Ok(all)
-    }
-}
-
-/// What the names of recordings end with.
-const EXTENSION: &str = "cofi";
-
-/// What is in a folder; nothing of one that is not there.
-fn entries_of(
-    folder: &Path,
-) -> Result<impl Iterator<Item = io::Result<fs::DirEntry>>, CatalogueError> {
-    match fs::read_dir(folder) {
-        Ok(entries) => Ok(Some(entries).into_iter().flatten()),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None.into_iter().flatten()),
-        Err(error) => Err(io_error(folder)(error)),
-    }
-}
-
-fn create_folder(path: &Path) -> Result<(), CatalogueError> {
-    match fs::create_dir(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => check_folder(path),
-        made => made.map_err(io_error(path)),
-    }
-}
-
-/// Refuses what stands in the place of a folder and is none: a link would lead out of the catalogue.
-fn check_folder(path: &Path) -> Result<(), CatalogueError> {
-    match path.symlink_metadata() {
-        Ok(about) if !about.is_dir() => Err(CatalogueError::Foreign { path: path.into() }),
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error(path)(error)),
-        _ => Ok(()),
-    }
-}
-
-/// Whether the file that a catalogue has is there. A link, or what is no file, is refused.
-fn is_marker(path: &Path) -> Result<bool, CatalogueError> {
-    match path.symlink_metadata() {
-        Ok(about) if about.is_file() => Ok(true),
-        Ok(_) => Err(CatalogueError::Foreign { path: path.into() }),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(io_error(path)(error)),
-    }
-}
-
-fn not_one(root: &Path) -> CatalogueError {
-    CatalogueError::NotOne {
-        path: root.to_owned(),
-        marker: MARKER,
-    }
-}
-
-/// The lock of a catalogue, as long as this is there.
-struct Lock<'c>(&'c File);
-
-impl Drop for Lock<'_> {
-    fn drop(&mut self) {
-        // It ends with the file at the latest.
-        let _ = self.0.unlock();
+        let files = self.store.code()?.into_iter();
+        let named = files.map(|(id, hash, size)| {
+            let [id, hash] = [&id, &hash].map(|name| name.to_string_lossy());
+            (format!("{CODE}/{id}/{hash}"), size)
+        });
+        Ok(named.filter(|(name, _)| is_shared_name(name)).collect())
     }
 }
 
 /// A recording, as far as its manifest tells.
 struct Found {
+    /// Its name in `recordings`.
+    file: OsString,
     path: PathBuf,
     size: u64,
     /// When it was added, in seconds since 1970.
@@ -260,11 +172,11 @@ struct Found {
 }
 
 impl Found {
-    /// `None` if it is not there, or no regular file.
-    fn of(path: PathBuf) -> Option<Self> {
-        let about = path.symlink_metadata().ok().filter(fs::Metadata::is_file)?;
-        let changed = cofi_host::changed(&about);
-        let (manifest, rest) = match manifest_of(&path) {
+    /// `None` if it is not there any more.
+    fn of(store: &dyn Store, item: &Item) -> Option<Self> {
+        let path = store.path_of(&Path::new(RECORDINGS).join(&item.name));
+        let read = store.open(&item.name, 0).map_err(io_error(&path));
+        let (manifest, rest) = match read.and_then(|bytes| manifest_of(&path, bytes)) {
             Ok((manifest, rest)) => (Ok(manifest), rest),
             Err(CatalogueError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => {
                 return None;
@@ -273,9 +185,10 @@ impl Found {
         };
         let kept = manifest.as_ref().ok().and_then(|it| it.kept.as_ref());
         Some(Self {
-            size: about.len(),
+            file: item.name.clone(),
+            size: item.size,
             // What was put there by other means is as old as the file.
-            added: kept.map_or(changed, |kept| kept.added),
+            added: kept.map_or(item.changed, |kept| kept.added),
             manifest,
             rest,
             path,
@@ -290,13 +203,13 @@ impl Found {
 }
 
 /// What a recording says of itself, and where the rest of the file begins.
-fn manifest_of(path: &Path) -> Result<(Manifest, u64), CatalogueError> {
+fn manifest_of(path: &Path, bytes: impl Read) -> Result<(Manifest, u64), CatalogueError> {
     let io = |error| io_error(path)(error);
     let damaged = |error| CatalogueError::Recording {
         path: path.to_owned(),
         error,
     };
-    let mut archive = tar::Archive::new(File::open(path).map_err(io)?);
+    let mut archive = tar::Archive::new(bytes);
     let first = archive.entries().map_err(io)?.next();
     let mut first = match first {
         Some(Ok(first)) => first,
@@ -312,6 +225,22 @@ fn manifest_of(path: &Path) -> Result<(Manifest, u64), CatalogueError> {
     }
     let rest = first.raw_file_position() + first.size().next_multiple_of(512);
     Ok((Manifest::parse(&text).map_err(damaged)?, rest))
+}
+
+fn holds_same(mut first: impl Read, mut second: impl Read) -> io::Result<bool> {
+    loop {
+        let (mut a, mut b) = ([0; 4096], [0; 4096]);
+        let count = first.read(&mut a)?;
+        if count == 0 {
+            return Ok(second.read(&mut b)? == 0);
+        }
+        match second.read_exact(&mut b[..count]) {
+            Ok(()) if a[..count] == b[..count] => {}
+            Ok(()) => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Seconds since 1970.

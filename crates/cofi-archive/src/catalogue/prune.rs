@@ -1,12 +1,11 @@
 //! Removing old recordings from a catalogue, and the code that nobody needs any more.
 
 use std::collections::HashSet;
-use std::fs::{self, TryLockError};
-use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use super::{Catalogue, INCOMING, UNFINISHED, entries_of, io_error, seconds};
+use super::store::{Store, Work};
+use super::{Catalogue, RECORDINGS, io_error, seconds};
 use crate::error::CatalogueError;
 
 /// What was removed.
@@ -33,15 +32,15 @@ impl Catalogue {
     ///
     /// # Errors
     /// When a recording cannot be read, so that it is not known which code it needs: then nothing is removed. What cannot be removed is one of the problems.
-    pub fn prune(&self, age: Duration, waits: impl FnOnce()) -> Result<Pruned, CatalogueError> {
-        let _lock = self.lock(|marker| match marker.try_lock() {
-            Ok(()) => Ok(()),
-            Err(TryLockError::WouldBlock) => {
-                waits();
-                marker.lock()
-            }
-            Err(TryLockError::Error(error)) => Err(error),
-        })?;
+    pub fn prune(&self, age: Duration, mut waits: impl FnMut()) -> Result<Pruned, CatalogueError> {
+        let hold = self.store.hold(Work::Pruning, &mut waits)?;
+        // Once others take this one for dead, they add what it knows nothing of.
+        let go_on = || match hold.is_held()? {
+            true => Ok(()),
+            false => Err(CatalogueError::Disturbed {
+                path: self.store.path_of("".as_ref()),
+            }),
+        };
         let mut recordings = self.read_all()?;
         let bad = recordings.iter().find(|(_, it)| it.manifest.is_err());
         if let Some(name) = bad.map(|(name, _)| name.clone())
@@ -59,7 +58,9 @@ impl Catalogue {
         for (name, found) in &recordings {
             // One that was added later than now, by another clock, is new.
             let age_of = now.checked_sub(found.added);
-            if age_of.is_some_and(|old| old >= age.as_secs()) && pruned.remove(&found.path) {
+            let file = Path::new(RECORDINGS).join(&found.file);
+            if age_of.is_some_and(|old| old >= age.as_secs()) && pruned.remove(&*self.store, &file)
+            {
                 let name = name.to_string_lossy().into_owned();
                 pruned.recordings.push((name, found.size));
             } else {
@@ -71,39 +72,26 @@ impl Catalogue {
             if used.contains(&**name) {
                 continue;
             }
-            let path = self.root.join(name);
-            if !pruned.remove(&path) {
-                continue;
-            }
-            pruned.code_files += 1;
-            pruned.code_bytes += size;
-            // It goes with its last file.
-            let _ = path.parent().map(fs::remove_dir);
-        }
-        let incoming = self.root.join(INCOMING);
-        for entry in entries_of(&incoming)? {
-            let entry = entry.map_err(io_error(&incoming))?;
-            let is_ours = entry
-                .file_name()
-                .as_encoded_bytes()
-                .starts_with(UNFINISHED.as_bytes());
-            if is_ours && entry.file_type().is_ok_and(|kind| kind.is_file()) {
-                pruned.unfinished += usize::from(pruned.remove(&entry.path()));
+            go_on()?;
+            if pruned.remove(&*self.store, name.as_ref()) {
+                pruned.code_files += 1;
+                pruned.code_bytes += size;
             }
         }
+        let (unfinished, problems) = self.store.remove_unfinished()?;
+        pruned.unfinished = unfinished;
+        pruned.problems.extend(problems);
         Ok(pruned)
     }
 }
 
 impl Pruned {
-    /// Removes a file; whether it is gone.
-    fn remove(&mut self, path: &Path) -> bool {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                self.problems.push(io_error(path)(error));
-                false
-            }
-            _ => true,
-        }
+    /// Removes something; whether it is gone.
+    fn remove(&mut self, store: &dyn Store, name: &Path) -> bool {
+        let removed = store.remove(name);
+        let problem = removed.err().map(io_error(store.path_of(name)));
+        let is_gone = problem.is_none();
+        self.problems.extend(problem);
+        is_gone
     }
 }
