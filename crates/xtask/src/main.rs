@@ -63,6 +63,10 @@ usage: cargo xtask CHORE
   bench costs
           measure processor time and memory of each command beside `cofi blocks`; --write puts the tables into docs/costs.md
           [--rounds N] [--millions N] [--of RECORDING]... [--only WORDS]... [--write] [--cofi PATH]
+  bench sql --cofi-sql PROGRAM
+          record many ordinary runs, write their tables as Parquet, and measure what teams ask of them, by `cofi sql` and by perf with SQLite;
+          needs gzip, mawk, sqlite3, python3 and perf
+          [--recordings N] [--millions N] [--folder DIR] [--keep] [--python PYTHON-WITH-DUCKDB] [--cofi PATH]
   bench insn
           measure what an instruction costs to decode, by tables and by the disassembler
           [--rounds N] [FILE]...";

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: how fast Cofi is, and how fast the others are, in the same run; `libipt`, `packets`, `insn`, `unit`, `record`, `machine` and `costs` measure one thing each, and
+//! `cargo xtask bench`: how fast Cofi is, and how fast the others are, in the same run; `libipt`, `packets`, `insn`, `unit`, `record`, `machine`, `sql` and `costs` measure one thing each, and
 //! `guard` counts instructions.
 
 mod costs;
@@ -12,6 +12,7 @@ mod race;
 mod racers;
 mod record;
 mod recordings;
+mod sql;
 mod unit;
 
 use std::fs;
@@ -63,6 +64,7 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         Some((word, rest)) if word == "machine" => machine::run(root, rest),
         Some((word, rest)) if word == "insn" => insn::run(root, rest),
         Some((word, rest)) if word == "costs" => costs::run(root, rest),
+        Some((word, rest)) if word == "sql" => sql::run(root, rest),
         Some((word, rest)) if word == "guard" => guard::run(root, rest),
         _ => race::run(root, arguments),
     }

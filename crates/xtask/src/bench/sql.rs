@@ -1,0 +1,387 @@
+//! `cargo xtask bench sql`: many recordings of ordinary programs, their tables as Parquet, and what teams ask of them, answered by `cofi sql`.
+//!
+//! Half of the recordings stand for an old release and half for a new one, in which gzip compresses harder. Beside that, one recording is asked in the way in which it goes
+//! without Cofi: the text of `perf script` goes into a table of SQLite.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::load;
+use cofi_exam::build;
+
+/// What is asked: what for, and the statement. `calls.c` is the only program with debugging information.
+const QUESTIONS: [(&str, &str); 10] = [
+    (
+        "whose time changed between the releases",
+        "SELECT file, function, sum(CASE WHEN recording LIKE '%/new/%' THEN end_ns - begin_ns END) - sum(CASE WHEN recording LIKE '%/old/%' THEN end_ns - begin_ns END) AS more_ns \
+         FROM calls GROUP BY file, function ORDER BY abs(more_ns) DESC NULLS LAST LIMIT 10",
+    ),
+    (
+        "whose instructions changed",
+        "SELECT file, function, sum(CASE WHEN recording LIKE '%/new/%' THEN instructions ELSE -instructions END) AS more FROM functions GROUP BY file, function ORDER BY abs(more) DESC LIMIT 10",
+    ),
+    (
+        "which branches went one way in some runs and never in others",
+        "SELECT file, function, last_ip, sum(CASE WHEN taken > 0 THEN 1 ELSE 0 END) AS runs_taken, count(*) AS runs FROM \
+         (SELECT recording, file, function, last_ip, sum(taken) AS taken FROM block_counts WHERE taken IS NOT NULL GROUP BY recording, file, function, last_ip) AS b \
+         GROUP BY file, function, last_ip HAVING sum(CASE WHEN taken > 0 THEN 1 ELSE 0 END) BETWEEN 1 AND count(*) - 1 ORDER BY runs DESC, runs_taken LIMIT 10",
+    ),
+    (
+        "which runs cover a line",
+        "SELECT recording, count FROM lines WHERE source LIKE '%/calls.c' AND line = 10 AND count > 0 ORDER BY recording",
+    ),
+    (
+        "where are gaps",
+        "SELECT recording, kind, sum(count) AS n, sum(lost_bytes) AS bytes FROM gaps GROUP BY recording, kind ORDER BY bytes DESC",
+    ),
+    (
+        "in which functions most ran",
+        "SELECT file, function, sum(instructions) AS n, sum(entries) AS entries FROM functions GROUP BY file, function ORDER BY n DESC LIMIT 10",
+    ),
+    (
+        "the slowest calls, with their callers",
+        "SELECT c.recording, c.function, c.ns, p.function AS caller FROM \
+         (SELECT recording, tid, era, parent, function, end_ns - begin_ns AS ns FROM calls WHERE end_ns IS NOT NULL AND parent IS NOT NULL ORDER BY ns DESC LIMIT 10) AS c \
+         JOIN calls AS p ON p.recording = c.recording AND p.tid = c.tid AND p.era = c.era AND p.call = c.parent ORDER BY c.ns DESC",
+    ),
+    (
+        "what ran how well: instructions for a byte of trace",
+        "SELECT recording, name, instructions, conditional, taken, instructions * 1.0 / trace_bytes AS per_byte FROM threads ORDER BY per_byte",
+    ),
+    (
+        "in which moments most ran",
+        "SELECT recording, slice, instructions * 1000.0 / (end_ns - begin_ns) AS per_us FROM slices WHERE end_ns > begin_ns ORDER BY per_us DESC LIMIT 10",
+    ),
+    (
+        "which packets there are",
+        "SELECT packet, sum(count) AS n, sum(bytes) AS bytes FROM packet_stats GROUP BY packet ORDER BY bytes DESC",
+    ),
+];
+
+/// The programs by turns; the last one, with many calls and debugging information, once in twenty.
+const TURNS: [&str; 20] = [
+    "gzip", "awk", "sqlite", "python", "gzip", "awk", "sqlite", "python", "gzip", "awk", "sqlite",
+    "python", "gzip", "awk", "sqlite", "python", "gzip", "awk", "sqlite", "calls",
+];
+
+/// What Python runs.
+const PYTHON: &str = "import sys\nd = {}\nfor i in range(int(sys.argv[1])):\n    k = 'k%d' % (i % 997)\n    d[k] = d.get(k, 0) + i % 7\nprint(sum(sorted(d.values())[:10]))\n";
+
+struct Options {
+    recordings: u64,
+    millions: u64,
+    folder: PathBuf,
+    cofi: PathBuf,
+    cofi_sql: PathBuf,
+    /// A Python that has DuckDB, which then answers the same from the Parquet files.
+    python: Option<PathBuf>,
+    is_kept: bool,
+}
+
+fn options(root: &Path, arguments: &[String]) -> Result<Options> {
+    let (mut recordings, mut millions) = (100, 100);
+    let mut folder = std::env::temp_dir().join("cofi-bench-sql");
+    let (mut cofi, mut cofi_sql, mut python, mut is_kept) = (None, None, None, false);
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        if word == "--keep" {
+            is_kept = true;
+            continue;
+        }
+        let value = words
+            .next()
+            .with_context(|| format!("{word} wants a value"))?;
+        let path = || {
+            Path::new(value)
+                .canonicalize()
+                .with_context(|| value.clone())
+        };
+        match word.as_str() {
+            "--recordings" => recordings = value.parse()?,
+            "--millions" => millions = value.parse()?,
+            "--folder" => folder = PathBuf::from(value),
+            "--cofi" => cofi = Some(path()?),
+            "--cofi-sql" => cofi_sql = Some(path()?),
+            // (Not canonical: an environment of Python's is known by the link.)
+            "--python" => python = Some(std::path::absolute(value)?),
+            _ => bail!("{word}: there is no such option"),
+        }
+    }
+    ensure!(
+        recordings > 0 && millions > 0,
+        "at least one recording of a million"
+    );
+    Ok(Options {
+        recordings,
+        millions,
+        folder,
+        cofi: match cofi {
+            Some(cofi) => cofi,
+            None => build::cofi(root)?,
+        },
+        cofi_sql: cofi_sql
+            .context("--cofi-sql PROGRAM: its build takes long, so it is not done here")?,
+        python,
+        is_kept,
+    })
+}
+
+/// Runs a command to its end; how long it took, and what it wrote.
+fn timed(command: &mut Command) -> Result<(Duration, Vec<u8>)> {
+    let begin = Instant::now();
+    let output = command.stdin(Stdio::null()).output()?;
+    let took = begin.elapsed();
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok((took, output.stdout))
+}
+
+impl Options {
+    /// Records run number `number`, if it is not there.
+    fn record(&self, root: &Path, number: u64) -> Result<PathBuf> {
+        let what = TURNS[usize::try_from(number)? % TURNS.len()];
+        let is_new = number >= self.recordings / 2;
+        let release = self.folder.join(if is_new { "new" } else { "old" });
+        let file = release.join(format!("{what}-{number:03}.data"));
+        if file.is_file() {
+            return Ok(file);
+        }
+        let inputs = self.folder.join("inputs");
+        fs::create_dir_all(&inputs)?;
+        fs::create_dir_all(&release)?;
+        let input = inputs.join(format!("{number:03}"));
+        // No two inputs are the same.
+        let length = self.millions * (1000 + number % 13 * 10) / 1000;
+        let unfinished = release.join("unfinished.data");
+        let mut command = Command::new(&self.cofi);
+        command
+            .args(["record", "--engine", "qemu", "-o"])
+            .arg(&unfinished)
+            .arg("--");
+        let mut stdin = Stdio::null();
+        match what {
+            "gzip" => {
+                let mut text = build::text(usize::try_from((length + number) * 7000)?);
+                let text = text.split_off(usize::try_from(number * 7000)?);
+                fs::write(&input, text)?;
+                let level = if is_new { "-7" } else { "-6" };
+                command.args(["/usr/bin/gzip", level, "-c"]).arg(&input);
+            }
+            "awk" => {
+                command.args(["/usr/bin/mawk", "-v", &format!("n={}", length * 345), "-f"]);
+                command.arg(root.join("bench/programs/work.awk"));
+            }
+            "python" => {
+                fs::write(&input, PYTHON)?;
+                command
+                    .arg("/usr/bin/python3")
+                    .arg(&input)
+                    .arg((length * 240).to_string());
+            }
+            "sqlite" => {
+                let (rows, step) = (length * 86, 7919 + 2 * number);
+                let text = format!(
+                    "CREATE TABLE t(a INTEGER PRIMARY KEY, b INT, c TEXT);\nWITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows}) \
+                     INSERT INTO t SELECT i, (i * {step}) % 10007, 'row ' || i FROM n;\nCREATE INDEX ib ON t(b);\n\
+                     SELECT b % 97, count(*), sum(a), max(c) FROM t GROUP BY 1 ORDER BY 2 DESC LIMIT 5;\nSELECT count(*) FROM t x JOIN t y ON x.b = y.a;\n"
+                );
+                fs::write(&input, text)?;
+                stdin = fs::File::open(&input)?.into();
+                command.args(["/usr/bin/sqlite3", ":memory:"]);
+            }
+            _ => {
+                let program = inputs.join("calls");
+                if !program.is_file() {
+                    let source = root.join("bench/programs/calls.c");
+                    build::tool(
+                        Command::new("gcc")
+                            .args(["-O1", "-g", "-o"])
+                            .arg(&program)
+                            .arg(source),
+                    )?;
+                }
+                command
+                    .arg(program)
+                    .args([&(length * 1000).to_string(), "30"]);
+            }
+        }
+        let output = command
+            .env("LC_ALL", "C")
+            .stdin(stdin)
+            .stdout(Stdio::null())
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "recording {what}: {}", said.trim());
+        fs::rename(&unfinished, &file)?;
+        Ok(file)
+    }
+
+    fn sql(&self, files: &[PathBuf], statement: &str) -> Result<(Duration, Vec<u8>)> {
+        let mut command = Command::new(&self.cofi_sql);
+        timed(command.args(["sql", "--csv"]).args(files).arg(statement))
+    }
+
+    /// The same from the Parquet files, by DuckDB.
+    fn duckdb(&self, python: &Path, tables: &Path, statement: &str) -> Result<Duration> {
+        const PROGRAM: &str = "import duckdb, os, sys\nfor name in os.listdir(sys.argv[1]):\n    duckdb.sql(f\"CREATE VIEW {name} AS SELECT * FROM '{sys.argv[1]}/{name}/*.parquet'\")\n\
+                               print(len(duckdb.sql(sys.argv[2]).fetchall()))\n";
+        let mut command = Command::new(python);
+        Ok(timed(command.args(["-c", PROGRAM]).arg(tables).arg(statement))?.0)
+    }
+}
+
+/// The bytes of all files below a folder.
+fn bytes_below(folder: &Path) -> Result<u64> {
+    let mut sum = 0;
+    for entry in fs::read_dir(folder)? {
+        let (entry, path) = entry.map(|entry| (entry.metadata(), entry.path()))?;
+        let about = entry?;
+        sum += if about.is_dir() {
+            bytes_below(&path)?
+        } else {
+            about.len()
+        };
+    }
+    Ok(sum)
+}
+
+/// Measures, and prints the tables.
+pub(super) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
+    let options = options(root, arguments)?;
+    let begin = Instant::now();
+    let files: Vec<PathBuf> = (0..options.recordings)
+        .map(|number| options.record(root, number))
+        .collect::<Result<_>>()?;
+    let recorded = begin.elapsed();
+    let trace: u64 = files
+        .iter()
+        .map(|file| Ok(fs::metadata(file)?.len()))
+        .sum::<Result<u64>>()?;
+    let (_, counted) = options.sql(
+        &files,
+        "SELECT sum(instructions) AS n, count(*) AS m FROM threads",
+    )?;
+    let counted = String::from_utf8(counted)?;
+    let instructions = counted
+        .lines()
+        .nth(1)
+        .and_then(|line| line.split(',').next()?.parse::<u64>().ok());
+    let instructions = instructions.with_context(|| counted.clone())?;
+    println!(
+        "{} recordings, {:.1} thousand million instructions, {:.0} MB, recorded in {:.0} s; load {}",
+        files.len(),
+        instructions as f64 / 1e9,
+        trace as f64 / 1e6,
+        recorded.as_secs_f64(),
+        load()
+    );
+    let tables = options.folder.join("tables");
+    let _ = fs::remove_dir_all(&tables);
+    let (took, _) = timed(
+        Command::new(&options.cofi_sql)
+            .args(["export", "-o"])
+            .arg(&tables)
+            .args(&files),
+    )?;
+    let all = bytes_below(&tables)?;
+    println!(
+        "\nexported in {:.0} s: {:.1} MB, {:.4} bytes an instruction\n",
+        took.as_secs_f64(),
+        all as f64 / 1e6,
+        all as f64 / instructions as f64
+    );
+    println!("| table | bytes | bytes an instruction |\n|---|--:|--:|");
+    let mut by_table = Vec::new();
+    for entry in fs::read_dir(&tables)? {
+        let entry = entry?;
+        by_table.push((bytes_below(&entry.path())?, entry.file_name()));
+    }
+    by_table.sort_by(|one, other| other.cmp(one));
+    for (bytes, name) in by_table {
+        println!(
+            "| `{}` | {bytes} | {:.5} |",
+            name.to_string_lossy(),
+            bytes as f64 / instructions as f64
+        );
+    }
+    println!(
+        "\n| question | seconds, from {} recordings | from one | from the Parquet files, by DuckDB |\n|---|--:|--:|--:|",
+        files.len()
+    );
+    for (question, statement) in QUESTIONS {
+        let (took, _) = options.sql(&files, statement)?;
+        let (of_one, _) = options.sql(&files[..1], statement)?;
+        let python = options
+            .python
+            .as_ref()
+            .map(|python| options.duckdb(python, &tables, statement));
+        let of_tables = python
+            .transpose()?
+            .map_or_else(|| "–".into(), |took| format!("{:.2}", took.as_secs_f64()));
+        println!(
+            "| {question} | {:.1} | {:.2} | {of_tables} |",
+            took.as_secs_f64(),
+            of_one.as_secs_f64()
+        );
+    }
+    by_perf(&options, &files[0])?;
+    if !options.is_kept {
+        fs::remove_dir_all(&options.folder)?;
+    }
+    Ok(true)
+}
+
+/// A recording asked without Cofi: every branch is a line of text, and a row.
+fn by_perf(options: &Options, file: &Path) -> Result<()> {
+    const BRANCHES: &str = r#"perf script -i "$1" --itrace=b -F tid,time,ip,sym,addr,flags 2>/dev/null | sed -E 's/^ *([0-9]+) +([0-9.]+): +([a-z ]*[a-z]) +([0-9a-f]+) (.*) => +([0-9a-f]+) (.*)$/\1|\2|\3|\4|\5|\6|\7/' > "$2/rows"
+sqlite3 "$2/branches.db" 'CREATE TABLE branches(tid INT, time REAL, flags TEXT, ip TEXT, sym TEXT, addr TEXT, addr_sym TEXT)' ".import $2/rows branches""#;
+    /// What rows of branches can answer: functions by calls, callers, and where a branch led.
+    const ASKED: [(&str, &str); 3] = [
+        (
+            "functions by how often they were called",
+            "SELECT addr_sym, count(*) FROM branches WHERE flags LIKE 'call%' GROUP BY 1 ORDER BY 2 DESC LIMIT 10",
+        ),
+        (
+            "who calls whom",
+            "SELECT sym, addr_sym, count(*) FROM branches WHERE flags LIKE 'call%' GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 10",
+        ),
+        (
+            "which branches were taken how often",
+            "SELECT ip, count(*) FROM branches WHERE flags LIKE 'jcc%' GROUP BY 1 ORDER BY 2 DESC LIMIT 10",
+        ),
+    ];
+    let place = options.folder.join("perf");
+    let _ = fs::remove_dir_all(&place);
+    fs::create_dir_all(&place)?;
+    let (took, _) = timed(
+        Command::new("sh")
+            .args(["-c", BRANCHES, "sh"])
+            .arg(file)
+            .arg(&place),
+    )?;
+    let database = place.join("branches.db");
+    let (_, rows) = timed(
+        Command::new("sqlite3")
+            .arg(&database)
+            .arg("SELECT count(*) FROM branches"),
+    )?;
+    println!(
+        "\n`perf script --itrace=b` of {} into SQLite: {:.0} s, {} rows, a database of {:.0} MB\n\n| question | seconds, from that database |\n|---|--:|",
+        file.file_name().unwrap_or_default().to_string_lossy(),
+        took.as_secs_f64(),
+        String::from_utf8_lossy(&rows).trim(),
+        fs::metadata(&database)?.len() as f64 / 1e6
+    );
+    for (question, statement) in ASKED {
+        let (took, _) = timed(Command::new("sqlite3").arg(&database).arg(statement))?;
+        println!("| {question} | {:.1} |", took.as_secs_f64());
+    }
+    Ok(())
+}
