@@ -85,19 +85,20 @@ pub fn survey<'s>(
     joined::decode(&all, options.threads, worker, progress, take);
 }
 
-/// The same, with the calls of each chunk, as far as they can be followed without knowing which are open where it begins: for
+/// The same of one stream, with the calls of each chunk, as far as they can be followed without knowing which are open where it begins: for
 /// [`CallTracer::follow_part`](crate::CallTracer::follow_part). They are followed on several threads; `visitor` makes what is told of them on each.
 /// No more than `most` is kept of a chunk that is not followed so, if that is given.
 pub fn survey_calls<'s, V: LocalVisitor>(
     session: &'s Session<'_>,
-    streams: &[&'s Stream<'s>],
+    stream: &'s Stream<'s>,
     (options, with_inlined, most): (CheckOptions, bool, Option<usize>),
     cancel: &AtomicBool,
     progress: &(dyn Fn(u64) + Sync),
     visitor: impl Fn() -> V + Sync,
-    take: impl FnMut(usize, Chunk<TracedPart<'s, V::Stretch>>),
+    mut take: impl FnMut(Chunk<TracedPart<'s, V::Stretch>>),
 ) {
-    let all = segments_of(session, streams, options);
+    // (What a worker's numbers mean is told once, to one tracer.)
+    let all = segments_of(session, &[stream], options);
     let workers = AtomicUsize::new(0);
     let most = most.unwrap_or(usize::MAX);
     let worker = || {
@@ -105,7 +106,9 @@ pub fn survey_calls<'s, V: LocalVisitor>(
         let mut tracer = PartTracer::new(number, with_inlined, most, visitor());
         move |segment: &Segment<'s, 's>| decode(session, segment, tracer.begin(), cancel)
     };
-    joined::decode(&all, options.threads, worker, progress, take);
+    joined::decode(&all, options.threads, worker, progress, |_, chunk| {
+        take(chunk)
+    });
 }
 
 fn segments_of<'s>(

@@ -183,12 +183,12 @@ impl<'b, 's> Builder<'b, 's> {
         };
         survey_calls(
             self.session,
-            &[stream],
+            stream,
             (check, self.options.inlined, None),
             self.cancel,
             &progress,
             || LocalCounter::new(piece),
-            |_, chunk| {
+            |chunk| {
                 if is_cancelled() {
                     return;
                 }

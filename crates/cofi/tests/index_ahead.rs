@@ -255,12 +255,12 @@ fn parts_are_the_flow<'s>(
         let never = AtomicBool::new(false);
         survey_calls(
             session,
-            &[stream],
+            stream,
             (options, with_inlined, Some(most)),
             &never,
             &|_| {},
             Locally::default,
-            |_, mut chunk| {
+            |mut chunk| {
                 if count > 0 {
                     tracer.go_on();
                 }

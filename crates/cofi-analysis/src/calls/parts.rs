@@ -38,6 +38,9 @@ pub struct StretchPlace<'a> {
 }
 
 /// Is told of what is left of parts, and of what [was noted](super::LocalVisitor) of their stretches.
+///
+/// What ran in a function itself, the stretches tell. The calls that this visitor is told of have less in [`CallEnd::self_insns`](super::CallEnd::self_insns): what ran in stretches
+/// is not in it, here and of calls that are open in a [state](super::CallStates) of this tracer.
 pub trait PartVisitor<S>: CallVisitor {
     /// Before what ran between two events: the thread that runs, how many instructions of it ran so far, and how many of the stream.
     fn piece(&mut self, running: (Task, u64), instructions: u64) {
