@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(unlike_the_page(&page).len(), 1);
         assert_eq!(
             unlike_the_page(&rows[1..].join("\n")),
-            ["ARCHITECTURE.md has no row for cofi-packet"]
+            [format!("ARCHITECTURE.md has no row for {}", ALLOWED[0].0)]
         );
     }
 
