@@ -225,7 +225,7 @@ impl TraceFile {
         clock: VirtualClock,
         flags: u64,
     ) -> Result<(), RecordError> {
-        let Some((offset, size)) = thread.announce() else {
+        let Some((offset, size)) = thread.unannounced() else {
             return Ok(());
         };
         let mode = AuxFlags::of_mode(thread.told_mode());
@@ -239,9 +239,11 @@ impl TraceFile {
                 flags,
                 time,
             });
-            return Ok(());
+        } else {
+            self.write(|writer| writer.aux(task, offset, size, flags, time))?;
         }
-        self.write(|writer| writer.aux(task, offset, size, flags, time))
+        thread.announced();
+        Ok(())
     }
 
     /// Writes what has gathered of a stream: up to its last PSB, or all.
@@ -354,5 +356,51 @@ impl TraceFile {
             .and_then(|sink| sink.complete().map_err(WriteError::from));
         completed.map_err(|source| RecordError::of(&self.path, source))?;
         Ok(self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofi_perf::TraceConfig;
+
+    #[test]
+    fn what_found_no_room_for_its_aux_record_is_told_of_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            file: folder.path().join("cofi.data"),
+            raw_output: None,
+            config: TraceConfig::of_lists(["tsc,branch"]).unwrap(),
+            command_line: Vec::new(),
+            subject: cofi_perf::Subject::Processes,
+            engine: "ptrace".into(),
+            patience: Settings::PATIENCE,
+            last: None,
+            window: None,
+        };
+        let mut file = TraceFile::create(&settings).unwrap();
+        let clock = VirtualClock::new();
+        let mut thread = Thread::start((7, 7, 0, 0), settings.setup(), clock).unwrap();
+        thread.resume_user(
+            clock,
+            cofi_packet::Ip(0x1000),
+            cofi_packet::ExecMode::Bits64,
+        );
+        let waiting = thread.waiting();
+        assert_ne!(waiting, 0);
+        file.writer
+            .as_mut()
+            .unwrap()
+            .get_mut()
+            .limit_to_what_is_kept();
+        file.announce(&mut thread, clock).unwrap_err();
+        assert_eq!(
+            thread.unannounced(),
+            Some((StreamOffset(0), waiting as u64))
+        );
+        // The last words have room.
+        let room = file.begin_last_words();
+        assert_eq!(file.write_last(&mut thread, clock, room).unwrap(), 0);
+        assert_eq!(thread.unannounced(), None);
     }
 }

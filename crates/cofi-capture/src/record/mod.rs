@@ -324,17 +324,19 @@ impl Recorder {
     }
 
     fn end_thread(&mut self, tid: Pid) {
-        let Some(mut thread) = self.threads.remove(tid) else {
+        let Some(thread) = self.threads.get_mut(tid) else {
             return;
         };
         thread.stop(self.clock);
-        let result = self.file.announce(&mut thread, self.clock);
-        self.keep(result);
+        let mut result = self.file.announce(thread, self.clock);
         if self.settings.last.is_none() {
-            let result = self.file.write_stream(&mut thread, true);
-            self.keep(result);
+            result = result.and_then(|()| self.file.write_stream(thread, true));
         }
-        self.hold(thread);
+        // If that failed, what there is room for is written with the last words of the others, and none of them is left.
+        self.keep(result);
+        if let Some(thread) = self.threads.remove(tid) {
+            self.hold(thread);
+        }
     }
 
     /// A thread is gone, whose stream another one with the same number may go on with.

@@ -75,6 +75,12 @@ impl Sink {
         self.make_room(end).is_ok()
     }
 
+    /// From now on there is no room for more than the last words.
+    #[cfg(test)]
+    pub(super) fn limit_to_what_is_kept(&mut self) {
+        self.limit = self.position() + self.kept;
+    }
+
     fn position(&self) -> u64 {
         self.at + self.gathered.len() as u64
     }

@@ -444,12 +444,18 @@ impl Thread {
     }
 
     /// What no AUX record has told of yet: offset and size.
-    pub(crate) fn announce(&mut self) -> Option<(StreamOffset, u64)> {
+    pub(crate) fn unannounced(&self) -> Option<(StreamOffset, u64)> {
         let end = self.buffer.start + self.buffer.bytes.len() as u64;
         // What found no room may have been told of.
         let size = end.checked_sub(self.announced).filter(|size| *size > 0)?;
-        let from = core::mem::replace(&mut self.announced, end);
-        Some((StreamOffset(from), size))
+        Some((StreamOffset(self.announced), size))
+    }
+
+    /// An AUX record has told of all that there is.
+    pub(crate) fn announced(&mut self) {
+        if let Some((from, size)) = self.unannounced() {
+            self.announced = from.0 + size;
+        }
     }
 
     /// Keeps only the last packets, in this ring.
