@@ -136,21 +136,30 @@ impl Dist {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let folder = capi::target(&self.root).join(TARGET).join("dist");
         let alone = folder.join("cofi-static");
-        let mut cargo = Command::new(cargo);
-        cargo
-            .args(["build", "--quiet", "--profile", "dist", "--package", "cofi"])
-            // So that what is said here of the program is not said of build scripts.
-            .args(["--target", TARGET])
-            .env("CARGO_ENCODED_RUSTFLAGS", remap()?)
-            .current_dir(&self.root);
-        tool(link::by_us(&mut cargo, &alone)?)?;
+        let system = folder.join("cofi");
+        let build = || {
+            let mut cargo = Command::new(&cargo);
+            cargo
+                .args(["build", "--quiet", "--profile", "dist", "--package", "cofi"])
+                // So that what is said here of the program is not said of build scripts.
+                .args(["--target", TARGET])
+                .env("CARGO_ENCODED_RUSTFLAGS", remap()?)
+                .current_dir(&self.root);
+            tool(link::by_us(&mut cargo, &alone)?)
+        };
+        build()?;
+        // Cargo may have had nothing to link, and what lies there be of another build.
+        if !link::are_one(&system, &alone) {
+            link::forget(&folder.join("deps"))?;
+            build()?;
+        }
         ensure!(
-            alone.exists(),
-            "nothing was linked, and there is no {}: without {} it will be",
+            link::are_one(&system, &alone),
+            "{} was not linked with {}",
             alone.display(),
-            folder.display()
+            system.display()
         );
-        Ok([folder.join("cofi"), alone])
+        Ok([system, alone])
     }
 
     /// The program, its manual pages and completions, as they lie in a system; its debugging information goes into a file apart.

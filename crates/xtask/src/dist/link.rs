@@ -5,6 +5,8 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -39,7 +41,42 @@ fn link(arguments: &[OsString], to: &Path) -> Result<bool> {
     }
     let both = [arguments, &[BOTH.into()]].concat();
     let alone = alone(arguments, to).context("linking the program without libraries")?;
-    Ok(cc(&both)? && cc(&alone)?)
+    let _ = fs::remove_file(beside(to));
+    let linked = cc(&both)? && cc(&alone)?;
+    if let (true, Some(out)) = (linked, output(arguments)) {
+        fs::write(beside(to), mark(out)?).context("noting what was linked")?;
+    }
+    Ok(linked)
+}
+
+/// Whether these two programs were linked at once: the second one's note has the mark of the first one.
+pub(super) fn are_one(system: &Path, alone: &Path) -> bool {
+    let noted = fs::read_to_string(beside(alone)).ok();
+    alone.exists() && noted.is_some() && noted == mark(system).ok()
+}
+
+/// Removes the programs of a folder of cargo's, so that it links them again.
+pub(super) fn forget(deps: &Path) -> Result<()> {
+    for entry in fs::read_dir(deps).with_context(|| format!("reading {}", deps.display()))? {
+        let path = entry?.path();
+        if is_name(&path) {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Where it is noted with which program this one was linked.
+fn beside(program: &Path) -> PathBuf {
+    program.with_extension("of")
+}
+
+/// What tells a program from others: its length, and a hash of its bytes.
+fn mark(program: &Path) -> Result<String> {
+    let bytes = fs::read(program).with_context(|| format!("reading {}", program.display()))?;
+    let mut hasher = DefaultHasher::new();
+    hasher.write(&bytes);
+    Ok(format!("{} {:016x}\n", bytes.len(), hasher.finish()))
 }
 
 fn cc(arguments: &[OsString]) -> Result<bool> {
@@ -49,17 +86,25 @@ fn cc(arguments: &[OsString]) -> Result<bool> {
 
 /// Whether it is the command that is linked, and not a build script or what others are made of.
 fn is_program(arguments: &[OsString]) -> bool {
-    let out = arguments
-        .iter()
-        .skip_while(|word| *word != "-o")
-        .nth(1)
-        .map(Path::new);
-    let Some((name, folder)) = out.and_then(|out| Some((out.file_name()?, out.parent()?))) else {
-        return false;
-    };
-    let name = name.to_string_lossy();
+    output(arguments).is_some_and(|out| {
+        let is_there = out
+            .parent()
+            .is_some_and(|folder| folder.ends_with("dist/deps"));
+        is_there && is_name(out)
+    })
+}
+
+/// Where the linker is to write.
+fn output(arguments: &[OsString]) -> Option<&Path> {
+    let mut words = arguments.iter().skip_while(|word| *word != "-o");
+    words.nth(1).map(Path::new)
+}
+
+/// Whether cargo calls the command so, by a hash.
+fn is_name(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
     let hash = name.strip_prefix("cofi-").unwrap_or_default();
-    folder.ends_with("dist/deps") && !hash.is_empty() && hash.bytes().all(|c| c.is_ascii_hexdigit())
+    !hash.is_empty() && hash.bytes().all(|c| c.is_ascii_hexdigit())
 }
 
 /// The arguments with which the same is linked with nothing but itself.
@@ -125,6 +170,48 @@ mod tests {
         let expected = "-m64 a.o -Wl,-Bstatic b.rlib -lgcc_eh -lgcc -lc -o there -static-pie -nodefaultlibs \
                         -Wl,--icf=all -Wl,-z,pack-relative-relocs";
         assert_eq!(alone, words(expected));
+        Ok(())
+    }
+
+    #[test]
+    fn a_program_of_another_build_is_known() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let [system, alone] = ["cofi", "cofi-static"].map(|name| folder.path().join(name));
+        fs::write(&system, "first")?;
+        fs::write(&alone, "of the first")?;
+        assert!(!are_one(&system, &alone), "nothing is noted");
+        fs::write(beside(&alone), mark(&system)?)?;
+        assert!(are_one(&system, &alone));
+        fs::write(&system, "other")?;
+        assert!(!are_one(&system, &alone), "of the same length, and another");
+        fs::write(&system, "first")?;
+        fs::remove_file(&alone)?;
+        assert!(!are_one(&system, &alone), "there is no program");
+        Ok(())
+    }
+
+    #[test]
+    fn programs_are_forgotten_and_nothing_else() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let names = [
+            "cofi-0123abcd",
+            "cofi-0123abcd.d",
+            "libcofi_flow-0123.rlib",
+            "cofi-dap",
+        ];
+        for name in names {
+            fs::write(folder.path().join(name), "")?;
+        }
+        forget(folder.path())?;
+        let is_left = |name: &&str| folder.path().join(name).exists();
+        assert_eq!(
+            names
+                .iter()
+                .copied()
+                .filter(|name| is_left(name))
+                .collect::<Vec<_>>(),
+            &names[1..]
+        );
         Ok(())
     }
 
